@@ -74,7 +74,14 @@ fn weights_that_stay_in_the_model_s_files_train_the_same_adapter() {
     assert_eq!(losses("some"), losses("files"));
     let read = |run: &str| scene.events(run, "plan")[0]["step_read_bytes"].as_u64().expect("bytes");
     assert!(read("memory") == 0 && read("some") > 0 && read("some") < read("files"));
-    for run in ["files", "some"] {
+
+    // A matrix at a time: each micro-batch reads the blocks again, and no bit is another.
+    let matrix = ["--set", "memory.weight_offload=disk", "--set", "memory.weights_at_a_time=matrix"];
+    let words = ["weights on disk, a matrix at a time", "one matrix at a time in memory"];
+    scene.run(&tune("matrix", &[&layers[..], &matrix].concat())).expect_code(0).expect_words(&words);
+    assert_eq!(losses("matrix"), losses("files"));
+    assert!(read("matrix") > read("files"));
+    for run in ["files", "some", "matrix"] {
         let peaks = ["peak_rss_bytes", "predicted_peak_bytes"].map(|name| scene.events(run, "step")[5][name].as_u64());
         assert!(peaks[0] <= peaks[1].map(|predicted| predicted + (4 << 20)), "{run}: {peaks:?}");
         assert!(scene.events(run, "step").iter().all(|step| step["file_wait_ms"].as_f64() > Some(0.0)));

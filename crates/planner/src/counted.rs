@@ -369,7 +369,7 @@ impl<'a> StepCounter<'a> {
             if layers.weights_on_disk { of(&passes.weights_on_disk(&levers), passes.trained()) } else { 0 }
         };
         let (weights, frozen) = (of_weights(WeightsOnDisk::written), of_weights(WeightsOnDisk::frozen));
-        let WeightsRead { trained, frozen: read } = passes.weights_read(&levers);
+        let WeightsRead { trained, frozen: read, by_micro_batch } = passes.weights_read(self.batch(), &levers);
         let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.written);
         let once = passes.written(self.batch(), &levers) + moments;
         // What is written is copied from the device, and read back to it.
@@ -377,7 +377,7 @@ impl<'a> StepCounter<'a> {
         let behind = if layers.copies_overlap { self.copied_behind(&levers) } else { 0 };
         match layers.in_host_memory {
             true => Written { over_the_bus, behind, ..Written::default() },
-            false => Written { once, weights, frozen, read, over_the_bus, behind },
+            false => Written { once, weights, frozen, read, read_by_micro_batch: by_micro_batch, over_the_bus, behind },
         }
     }
 
@@ -403,10 +403,10 @@ impl<'a> StepCounter<'a> {
         Resident { loading: self.parameters, saving: self.parameters, at_a_time: self.parameters }
     }
 
-    /// Bytes of weights that a step with these levers reads from the files that they lie in.
-    pub fn weights_read(&self, levers: &Levers) -> u64 {
-        let WeightsRead { trained, frozen } = self.of_model.passes.weights_read(levers);
-        trained + frozen
+    /// Bytes of weights that a step with these levers, in so many micro-batches, reads from the files that they lie in.
+    pub fn weights_read(&self, levers: &Levers, micro_batches: usize) -> u64 {
+        let WeightsRead { trained, frozen, by_micro_batch } = self.of_model.passes.weights_read(self.batch(), levers);
+        trained + frozen + by_micro_batch * micro_batches as u64
     }
 
     /// Multiply-adds of a micro-batch.

@@ -19,6 +19,8 @@ pub struct Written {
     pub frozen: u64,
     /// The same as often as a step reads them.
     pub read: u64,
+    /// Of frozen weights that come one by one, what each micro-batch reads.
+    pub read_by_micro_batch: u64,
     /// All that is copied between the host and a device.
     pub over_the_bus: u64,
     /// Of these, what is copied while a block is computed.
@@ -26,6 +28,12 @@ pub struct Written {
 }
 
 impl Written {
+    /// In so many micro-batches.
+    #[must_use]
+    pub fn in_micro_batches(self, count: usize) -> Self {
+        Self { read: self.read + self.read_by_micro_batch * count as u64, read_by_micro_batch: 0, ..self }
+    }
+
     /// Of all kinds that are written.
     pub fn total(self) -> u64 {
         self.once + self.weights
@@ -41,8 +49,15 @@ pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
     let weight_blocks_in_memory = plan.step.levers.weight_blocks_in_memory();
     let read_ahead_bytes = now.ceiling().saturating_sub(plan.predicted_peak).0;
     let (unwritten_bytes, in_host_memory) = (memory.0, plan.step.levers.has_host_memory());
-    let directory = directory.to_owned();
-    t5::Files { directory, unwritten_bytes, weight_blocks_in_memory, read_ahead_bytes, in_host_memory }
+    let (directory, weights_by_matrix) = (directory.to_owned(), plan.step.levers.has_weights_by_matrix());
+    t5::Files {
+        directory,
+        unwritten_bytes,
+        weight_blocks_in_memory,
+        weights_by_matrix,
+        read_ahead_bytes,
+        in_host_memory,
+    }
 }
 
 /// The share of the memory for files that activations take; gradients, weights and moments take as much each.

@@ -13,6 +13,7 @@ use crate::job::Inference;
 use crate::lever::{FrozenBlocks, Pins, Space, Value};
 use crate::levers::{
     LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, MOST_COUNTS, OFFLOAD_TO, Step, WEIGHT_BLOCKS_IN_MEMORY, WEIGHT_OFFLOAD,
+    WEIGHTS_AT_A_TIME,
 };
 use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, READING, ROWS};
 use crate::prices::{READ, READ_FROM_DISK};
@@ -48,7 +49,7 @@ impl Offer<'_> {
     fn levers(&self) -> Vec<Levers> {
         // A pinned micro-batch is a step's: how many samples inference takes, it was told itself.
         let mut pins = Pins::default();
-        let pinned = [&LOSS_CHUNK_ROWS, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY, &OFFLOAD_TO];
+        let pinned = [&LOSS_CHUNK_ROWS, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY, &WEIGHTS_AT_A_TIME, &OFFLOAD_TO];
         for lever in pinned.map(|lever| lever.name) {
             if let Some(value) = self.job.pins.of(lever) {
                 pins = pins.with(lever, value);
@@ -69,7 +70,8 @@ impl Offer<'_> {
             casts_weights: false,
         };
         let layer_major = Some(LayerMajor::default());
-        let mut levers = vec![&MICRO_BATCH_SAMPLES, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY, &OFFLOAD_TO];
+        let mut levers =
+            vec![&MICRO_BATCH_SAMPLES, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY, &WEIGHTS_AT_A_TIME, &OFFLOAD_TO];
         if self.inference.has_targets {
             levers.insert(1, &LOSS_CHUNK_ROWS);
         }
@@ -260,7 +262,7 @@ mod tests {
         assert!(!on_disk(&plans[0]) && on_disk(&plans[3]), "{plans:#?}");
         assert_eq!(plans[0].step.evaluation_samples, 8);
         assert!(plans[3].step.evaluation_samples < 8);
-        assert!(words(&plans[3]).contains("in the model's own files; one block at a time in memory"));
+        assert!(words(&plans[3]).contains("in the model's own files; one matrix at a time in memory"));
         // Where weights have to be in memory, they are billed whole.
         let refused = planned(&inference(DType::F32, None), 200, &Pins::default());
         let Err(crate::Error::DoesNotFit(refusal)) = refused else { panic!("60 M parameters do not fit 200 MiB") };
@@ -318,7 +320,11 @@ mod tests {
         }
         let pinned = planned(230, &on_disk.with(WEIGHT_BLOCKS_IN_MEMORY.name, Value::Count(3)));
         assert_eq!(kept(&pinned), 3);
-        assert!(words(&pinned).contains("; 3 blocks in memory, and one at a time of the others"), "{}", pinned.bill);
+        assert!(
+            words(&pinned).contains("; 3 blocks in memory, and one matrix at a time of the others"),
+            "{}",
+            pinned.bill
+        );
     }
 
     #[test]

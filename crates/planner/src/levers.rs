@@ -8,7 +8,7 @@ use memory_policy::{Place, Setting};
 use serde::{Deserialize, Serialize};
 use t5::{LayerMajor, Levers};
 
-use crate::lever::{Flag, FrozenBlocks, Lever, Pins, Space, Takes, Value, Values};
+use crate::lever::{Flag, Lever, Pins, Space, Takes, Value, Values};
 
 /// Rows of logits at a time. The last: logits are computed again.
 const CHUNKS: [usize; 4] = [1024, 256, 64, 1];
@@ -288,35 +288,6 @@ fn weight_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     words_or(space, &WEIGHT_OFFLOAD, if is_offered { &["none", "disk"] } else { &["none"] })
 }
 
-/// Blocks whose weights stay in memory although those of others lie in files, where none of them is trained.
-pub static WEIGHT_BLOCKS_IN_MEMORY: Lever = Lever {
-    name: "weight_blocks_in_memory",
-    values: Values::Blocks(MOST_BLOCKS),
-    meaning: "evaluation, answers and adapters with weights on disk: blocks whose weights stay in memory, those of the decoder first",
-    flag: None,
-    layer_major: None,
-    device_only: None,
-    get: |levers| of_layers(levers, |layers| Value::Count(layers.weight_blocks_in_memory)),
-    set: |levers, value| layer_major(levers, |layers| layers.weight_blocks_in_memory = value.count().unwrap_or(0)),
-    offered: weight_blocks_in_memory,
-    words: |levers| {
-        let blocks =
-            |layers: &LayerMajor| (layers.weight_blocks_in_memory > 0).then_some(layers.weight_blocks_in_memory);
-        with_words(levers, |layers| blocks(layers).map(|blocks| format!("weights of {} in memory", in_blocks(blocks))))
-    },
-    moves_the_next: false,
-};
-
-fn weight_blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
-    let Some(FrozenBlocks { blocks, most_counts }) = space.frozen.filter(|_| levers.has_weights_on_disk()) else {
-        return Vec::new();
-    };
-    let pin = space.pins.count(WEIGHT_BLOCKS_IN_MEMORY.name).map(|pin| pin.min(blocks));
-    // An adapter's gradients are a small part of a block's weights, and a file costs each byte of theirs more: they stay first.
-    let has_room = levers.layer_major.is_some_and(|layers| keeps_every_gradient(space, &layers));
-    counts_or(pin, if has_room { counts(blocks, most_counts) } else { vec![0] })
-}
-
 /// The optimizer's moments in a file.
 pub static OPTIMIZER_OFFLOAD: Lever = Lever {
     name: "optimizer_offload",
@@ -461,7 +432,7 @@ fn blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 }
 
 /// Every lever of a step, in the order in which the search sets them: what a lever offers depends on those before it.
-pub static LEVERS: [&Lever; 16] = [
+pub static LEVERS: [&Lever; 17] = [
     &MICRO_BATCH_SAMPLES,
     &LOSS_CHUNK_ROWS,
     &ACCUMULATION,
@@ -470,6 +441,7 @@ pub static LEVERS: [&Lever; 16] = [
     &GRADIENT_OFFLOAD,
     &WEIGHT_OFFLOAD,
     &WEIGHT_BLOCKS_IN_MEMORY,
+    &WEIGHTS_AT_A_TIME,
     &OPTIMIZER_OFFLOAD,
     &ATTENTION_HEADS,
     &RECOMPUTE_BLOCKS,
@@ -532,7 +504,7 @@ pub struct Step {
     pub is_inference: bool,
 }
 
-/// Levers that inference has.
+/// Levers that inference has. Of frozen weights it has one matrix at a time, unless a pin says otherwise: not worth a word.
 static OF_INFERENCE: [&Lever; 5] =
     [&MICRO_BATCH_SAMPLES, &LOSS_CHUNK_ROWS, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY, &OFFLOAD_TO];
 
@@ -588,9 +560,11 @@ fn in_words_from(lever: &Lever, levers: &Levers, value: Value) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
+mod frozen_weights;
 mod off_the_card;
 mod overlap;
 mod weight_copies;
+pub use frozen_weights::{WEIGHT_BLOCKS_IN_MEMORY, WEIGHTS_AT_A_TIME};
 use off_the_card::off;
 pub use off_the_card::{COPY_OVERLAP, OFFLOAD_TO};
 pub use overlap::COMMUNICATION_OVERLAP;

@@ -60,14 +60,15 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
         (mean(|l| l.0), mean(|l| l.1)),
         &training.processes,
     )?;
-    let written = of_mean.at(job.place, training.options).written(&levers);
+    let micro_batches = job.samples.div_ceil(levers.micro_batch_samples.max(1));
+    let written = of_mean.at(job.place, training.options).written(&levers).in_micro_batches(micro_batches);
     let reads_files = !levers.has_host_memory() || training.base.is_some();
     let step = StepOf { job, counter: &counter, levers, written, memory: memory_beside(now, plan) };
     let of_step = Pace {
         step_seconds: step.seconds(&job.prices, lengths),
         step_copy_wait_seconds: step.copy_wait_seconds(lengths),
         step_written_bytes: written.total(),
-        step_read_bytes: if reads_files { counter.weights_read(&levers) } else { 0 },
+        step_read_bytes: if reads_files { counter.weights_read(&levers, micro_batches) } else { 0 },
         step_bus_bytes: written.over_the_bus,
         step_bus_bytes_behind: written.behind,
         ..Pace::default()

@@ -59,10 +59,12 @@ pub fn in_memory(place: Place) -> &'static str {
 /// Words about weights that are `kept` in files, and how many of them are `here`.
 pub(crate) fn note_of_weights(kept: &str, place: Place, levers: &Levers) -> String {
     let here = in_memory(place);
+    let (one, of_others) =
+        if levers.has_weights_by_matrix() { ("one matrix", "one matrix") } else { ("one block", "one") };
     match levers.weight_blocks_in_memory() {
         0 if levers.copies_overlap() => format!("{kept}; one block at a time {here}, and the next one"),
-        0 => format!("{kept}; one block at a time {here}"),
-        blocks => format!("{kept}; {} {here}, and one at a time of the others", in_blocks(blocks)),
+        0 => format!("{kept}; {one} at a time {here}"),
+        blocks => format!("{kept}; {} {here}, and {of_others} at a time of the others", in_blocks(blocks)),
     }
 }
 

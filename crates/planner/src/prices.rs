@@ -215,7 +215,7 @@ pub fn moving_time(prices: &Prices, written: Written, memory: Bytes) -> Moved {
 /// What is `written` to files as so many bytes that stay in memory, where there is `memory` for them; weights come last.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
 fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
-    let Written { once, weights, frozen, read, over_the_bus: _, behind: _ } = written;
+    let Written { once, weights, frozen, read, .. } = written;
     let beyond = |bytes: u64, memory: u64| bytes.saturating_sub(memory) as f64;
     let to_the_disk = (prices.disk - 1.0) * beyond(once, memory.0);
     let weights_to_disk = (prices.weights_to_disk - prices.weights) * beyond(weights, memory.0.saturating_sub(once));

@@ -154,6 +154,8 @@ pub struct WeightsOnDisk {
     /// Of each part, by its index: bytes in the file, and of the largest parameter.
     in_file: Vec<(u64, u64)>,
     always: u64,
+    /// Whether the weights of a block come one by one ([`LayerMajor::weights_by_matrix`]).
+    by_matrix: bool,
     /// What loading holds beside that: while the largest parameter is read and copied, and while tables are compared.
     copying: u64,
     comparing: u64,
@@ -175,8 +177,9 @@ impl WeightsOnDisk {
         let most = specs.iter().map(|spec| spec.part.index() + 1).max().unwrap_or(0);
         let (parts, in_file) = (Vec::new(), vec![(0, 0); most]);
         let lora = config.lora.clone();
-        let (always, copying, comparing) = (0, 0, 0);
-        let mut weights = WeightsOnDisk { specs, dtype, lora, elsewhere, parts, in_file, always, copying, comparing };
+        let (always, by_matrix, copying, comparing) = (0, false, 0, 0);
+        let mut weights =
+            WeightsOnDisk { specs, dtype, lora, elsewhere, parts, in_file, always, by_matrix, copying, comparing };
         for spec in &weights.specs {
             let bytes = spec.bytes(dtype);
             if !weights.is_in_file(spec) {
@@ -208,6 +211,12 @@ impl WeightsOnDisk {
         self
     }
 
+    /// This count, with the weights of a block that come one by one, or together ([`LayerMajor::weights_by_matrix`]).
+    #[must_use]
+    pub fn coming(self, by_matrix: bool) -> WeightsOnDisk {
+        WeightsOnDisk { by_matrix, ..self }
+    }
+
     fn is_in_file(&self, spec: &ParameterSpec) -> bool {
         if let Some(elsewhere) = &self.elsewhere {
             return elsewhere.contains(&spec.name);
@@ -222,7 +231,13 @@ impl WeightsOnDisk {
         self.always
     }
 
-    /// While a part of the model is worked on, beside that.
+    /// Of a part of the model, what is in memory at a time while it is worked on.
+    pub(crate) fn at_once(&self, part: Part) -> u64 {
+        let (bytes, largest) = self.in_file.get(part.index()).copied().unwrap_or_default();
+        if self.by_matrix && part.is_block() { largest } else { bytes }
+    }
+
+    /// All of a part of the model, beside that.
     pub(crate) fn of(&self, part: Part) -> u64 {
         self.in_file.get(part.index()).map_or(0, |(bytes, _)| *bytes)
     }
@@ -239,7 +254,7 @@ impl WeightsOnDisk {
 
     /// In an evaluation or a generation: a part at a time.
     pub fn at_a_time(&self) -> u64 {
-        self.always + self.in_file.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0)
+        self.always + self.parts().map(|part| self.at_once(part)).max().unwrap_or(0)
     }
 
     /// While a checkpoint is saved: a parameter at a time.

@@ -52,6 +52,10 @@ pub struct LayerMajor {
     /// How many blocks keep their weights in memory although those of the others lie in a file. Only where these are not trained.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub weight_blocks_in_memory: usize,
+    /// Whether weights of blocks that lie in a file are in memory for one product at a time, and not those of a block together. Only where
+    /// they are not trained.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub weights_by_matrix: bool,
     /// Whether the optimizer's moments lie in a file, some rows at a time in memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optimizer_on_disk: bool,
@@ -82,6 +86,7 @@ impl LayerMajor {
         gradients_on_disk: false,
         weights_on_disk: false,
         weight_blocks_in_memory: 0,
+        weights_by_matrix: false,
         optimizer_on_disk: false,
         in_host_memory: false,
         overlaps: false,
@@ -138,6 +143,11 @@ impl Levers {
     /// How many blocks keep their weights in memory although those of the others lie in a file.
     pub fn weight_blocks_in_memory(&self) -> usize {
         self.layer_major.map_or(0, |layers| layers.weight_blocks_in_memory)
+    }
+
+    /// Whether weights in a file come one by one.
+    pub fn has_weights_by_matrix(&self) -> bool {
+        self.layer_major.is_some_and(|layers| layers.weights_on_disk && layers.weights_by_matrix)
     }
 
     /// Whether the weights lie in a file.

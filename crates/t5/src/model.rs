@@ -389,7 +389,8 @@ impl T5 {
         (file, homes): (Option<Arc<WeightFile>>, Option<Rc<Homes>>),
     ) -> Result<T5> {
         let copies = Vec::new();
-        let mut network = Network::new(&config, &parameters, &copies)?;
+        let by_matrix = file.as_ref().is_some_and(|file| file.is_by_matrix());
+        let mut network = Network::new(&config, &parameters, &copies, by_matrix)?;
         network.read_ahead_bytes = file.as_ref().map_or(u64::MAX, |file| file.read_ahead_bytes());
         network.pager = homes.clone().map(|homes| homes as Rc<dyn Pager<Tensor>>);
         Ok(T5 { config, dtype, parameters, copies, network, file, homes, directory: None, base_name: None })

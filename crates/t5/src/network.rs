@@ -31,11 +31,12 @@ pub(crate) struct Network<T> {
 
 impl<T: Ops> Network<T> {
     /// The network of these parameters, in the order of [`crate::ParameterSpec::all`]. Products take the copies that there are of some.
+    /// `by_matrix`: [`crate::LayerMajor::weights_by_matrix`].
     ///
     /// # Errors
     /// An activation that is not known.
-    pub fn new(config: &Config, parameters: &[Parameter<T>], copies: &[Option<T>]) -> Result<Self> {
-        let weights = Weights { parameters, copies, lora: config.lora.as_ref() };
+    pub fn new(config: &Config, parameters: &[Parameter<T>], copies: &[Option<T>], by_matrix: bool) -> Result<Self> {
+        let weights = Weights { parameters, copies, lora: config.lora.as_ref(), by_matrix };
         let shared = weights.get("shared.weight".into());
         let table = if config.tie_word_embeddings { shared.clone() } else { weights.get("lm_head.weight".into()) };
         let head = weights.linear_with(table, "lm_head", adapter_site(true, None, 0));
@@ -93,12 +94,14 @@ impl<T: Ops> Network<T> {
         self.weights_of(part).try_for_each(|weight| pager.copy(weight.index, &weight.tensor))
     }
 
-    /// Makes a weight resident that lies in a file, or has it brought from where it is.
+    /// Makes a weight resident that lies in a file, unless each product does, or has it brought from where it is.
     ///
     /// # Errors
     /// Those of [`Pager::page_in`].
     pub fn page_in(&self, weight: &Weight<T>) -> Result<()> {
-        weight.tensor.page_in();
+        if !weight.comes_alone {
+            weight.tensor.page_in();
+        }
         self.bring(weight)
     }
 

@@ -9,7 +9,8 @@ use t5_ops::Quantisation;
 
 use crate::adapter::{LoraInit, is_of_adapter};
 use crate::config::Config;
-use crate::ops::Matrix;
+use crate::error::Result;
+use crate::ops::{Matrix, Ops};
 
 /// Where in the model a parameter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,6 +39,11 @@ impl Part {
     /// Whether the part belongs to the decoder stack.
     pub fn is_decoder(&self) -> bool {
         matches!(self, Part::Decoder { .. } | Part::DecoderNorm)
+    }
+
+    /// Whether it is a block of a stack.
+    pub fn is_block(self) -> bool {
+        matches!(self, Part::Encoder { .. } | Part::Decoder { .. })
     }
 
     /// Whether it is a table of the vocabulary.
@@ -305,6 +311,8 @@ pub(crate) struct Weight<T> {
     /// Its values in the dtype of products, where they are held in that one, too.
     pub copy: Option<T>,
     pub quantisation: Option<Quantisation>,
+    /// Whether, of a file, it is in memory for one product at a time ([`crate::LayerMajor::weights_by_matrix`]).
+    pub comes_alone: bool,
 }
 
 impl<T> Weight<T> {
@@ -316,6 +324,19 @@ impl<T> Weight<T> {
     /// The weight itself, where it is looked at in its own dtype.
     pub fn whole(&self) -> Matrix<'_, T> {
         Matrix { tensor: &self.tensor, quantisation: self.quantisation }
+    }
+}
+
+impl<T: Ops> Weight<T> {
+    /// Calls `f`, which needs the values.
+    pub fn here<R>(&self, f: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
+        if !self.comes_alone {
+            return f(self);
+        }
+        self.tensor.page_in();
+        let result = f(self);
+        self.tensor.page_out();
+        result
     }
 }
 

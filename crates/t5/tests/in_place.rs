@@ -66,6 +66,9 @@ fn loss_and_answers_are_those_of_a_model_in_memory_whatever_is_stored_and_kept()
             assert!(in_file > 0 && large(&in_memory) == 0, "{case}");
             assert_eq!(weights.copied(kept), if kept == stored { 0 } else { in_file as u64 }, "{case}");
             assert_eq!(all_of_it(&in_place, activations), all_of_it(&in_memory, activations), "{case}");
+            let by_matrix = Files { weights_by_matrix: true, ..files.clone() };
+            let by_matrix = T5::load_in_place(directory.path(), kept, &Device::Cpu, &by_matrix).unwrap();
+            assert_eq!(all_of_it(&by_matrix, activations), all_of_it(&in_memory, activations), "{case}");
             // Four of five blocks: the first of the encoder stays in its file.
             let files = Files { weight_blocks_in_memory: 4, ..Files::in_directory(directory.path()) };
             let in_part = T5::load_in_place(directory.path(), kept, &Device::Cpu, &files).unwrap();
@@ -177,14 +180,26 @@ fn blocks_of_a_base_move_between_its_files_and_memory() {
             let lies_there = model.parameters().iter().filter(|parameter| t5_ops::is_in_file(&parameter.tensor));
             lies_there.map(|parameter| parameter.name.clone()).collect()
         };
-        for blocks in [Some(0), Some(3), Some(5), Some(2), Some(0), None, Some(4), None] {
-            model.move_weights(blocks.map(files).as_ref()).unwrap();
+        for (blocks, weights_by_matrix) in [
+            (Some(0), false),
+            (Some(3), false),
+            (Some(5), false),
+            (Some(2), true),
+            (Some(0), true),
+            (Some(0), false),
+            (None, false),
+            (Some(4), false),
+            (None, false),
+        ] {
+            let files = blocks.map(|blocks| Files { weights_by_matrix, ..files(blocks) });
+            model.move_weights(files.as_ref()).unwrap();
             let mut expected = if blocks.is_some() { in_files(&of_files) } else { Vec::new() };
             let order = ["decoder.block.2", "decoder.block.1", "decoder.block.0", "encoder.block.1", "encoder.block.0"];
             let in_memory = &order[..blocks.unwrap_or(0)];
             expected.retain(|name| !in_memory.iter().any(|block| name.starts_with(block)));
-            assert_eq!(in_files(&model), expected, "{kept:?}, {blocks:?}");
-            assert_eq!(all_of_it(&model, DType::F32), bits, "{kept:?}, {blocks:?}");
+            let case = format!("{kept:?}, {blocks:?}, by matrix: {weights_by_matrix}");
+            assert_eq!(in_files(&model), expected, "{case}");
+            assert_eq!(all_of_it(&model, DType::F32), bits, "{case}");
         }
         drop(model);
         assert_eq!(std::fs::read(directory.path().join("model.safetensors")).unwrap(), before);

@@ -243,7 +243,8 @@ impl Trainer {
             return Ok(StepOutcome::Empty(stats));
         }
         let weight_blocks_in_memory = plan.levers.weight_blocks_in_memory();
-        let weights = Files { weight_blocks_in_memory, ..self.offload.clone() };
+        let weights_by_matrix = plan.levers.has_weights_by_matrix();
+        let weights = Files { weight_blocks_in_memory, weights_by_matrix, ..self.offload.clone() };
         self.model.move_weights(plan.levers.has_weights_on_disk().then_some(&weights))?;
         self.optimizer.move_moments(plan.levers.has_optimizer_on_disk().then_some(&self.offload))?;
         let holds_copies = self.model.hold_copies(plan.levers.weight_copies);

@@ -20,7 +20,7 @@ fn a_deep_model_has_no_more_values_of_a_lever_and_still_all_and_none() {
 #[test]
 fn every_lever_reads_what_it_sets_and_names_are_unique() {
     let layers = Levers {
-        layer_major: Some(LayerMajor { boundaries_on_disk: true, ..LayerMajor::default() }),
+        layer_major: Some(LayerMajor { boundaries_on_disk: true, weights_on_disk: true, ..LayerMajor::default() }),
         ..Levers::default()
     };
     for (index, lever) in LEVERS.iter().enumerate() {

@@ -37,15 +37,15 @@ pub(crate) struct Adapter<T> {
 impl<T: Ops> Linear<T> {
     /// x (.., in) to (.., out).
     pub fn forward(&self, x: &T, noise: &Noise) -> Result<T> {
-        let Some(adapter) = &self.adapter else { return T::linear(x, &self.weight) };
+        let Some(adapter) = &self.adapter else { return self.weight.here(|weight| T::linear(x, weight)) };
         let input = adapter.input(x, noise)?;
         let Some(gain) = adapter.gain(&self.weight)? else { return adapter.beside(x, &input, &self.weight) };
         if noise.adapter_dropout(adapter.site).is_none() {
             return adapter.beside(x, &input, &self.weight)?.scale_columns(&gain.factors);
         }
         // `y + g (dropout(x) Wᵀ + scale · dropout(x) Aᵀ Bᵀ) - dropout(x) Wᵀ`
-        let y = T::linear(x, &self.weight)?;
-        let dropped = T::linear(&input, &self.weight)?;
+        let y = self.weight.here(|weight| T::linear(x, weight))?;
+        let dropped = self.weight.here(|weight| T::linear(&input, weight))?;
         let narrow = T::linear(&adapter.down(&input)?, &adapter.b.tensor)?;
         let adapted = T::dropout_add(&dropped, &narrow, None)?.scale_columns(&gain.factors)?;
         T::dropout_add(&y, &adapted.minus(&dropped)?, None)
@@ -61,18 +61,23 @@ impl<T: Ops> Linear<T> {
     pub fn backward_input(&self, of: &OutputGradient<T>, sum: Option<T>, noise: &Noise) -> Result<T> {
         let dy = &of.dy;
         let (Some(adapter), Some(through)) = (&self.adapter, &of.through) else {
-            return T::linear_backward_input(dy, &self.weight, sum);
+            return self.weight.here(|weight| T::linear_backward_input(dy, weight, sum));
         };
         let (du, a) = (&through.du, &adapter.a.tensor);
         let Some(dropout) = noise.adapter_dropout(adapter.site) else {
-            return T::linear_backward_input_beside(&through.dz(dy)?, &self.weight, Some((du, a)), sum);
+            return self.with_adapter(&through.dz(dy)?, (du, a), sum);
         };
-        let dx = T::linear_backward_input(dy, &self.weight, sum)?;
+        let dx = self.weight.here(|weight| T::linear_backward_input(dy, weight, sum))?;
         let dropped = match through.gain {
-            Some(_) => T::linear_backward_input_beside(&through.dz(dy)?.minus(dy)?, &self.weight, Some((du, a)), None)?,
+            Some(_) => self.with_adapter(&through.dz(dy)?.minus(dy)?, (du, a), None)?,
             None => T::linear_backward_input(du, a, None)?,
         };
         T::dropout_add(&dx, &dropped, Some(&dropout))
+    }
+
+    /// `dz W + du A + sum`.
+    fn with_adapter(&self, dz: &T, beside: (&T, &T), sum: Option<T>) -> Result<T> {
+        self.weight.here(|weight| T::linear_backward_input_beside(dz, weight, Some(beside), sum))
     }
 
     /// Adds `dyᵀ x` to the weight's gradient, and the adapter's to its own, where they are trained.
@@ -156,13 +161,15 @@ impl<T: Ops> Adapter<T> {
 
     /// `x Wᵀ + scale · input Aᵀ Bᵀ`.
     fn beside(&self, x: &T, input: &T, weight: &Weight<T>) -> Result<T> {
-        T::linear_beside(x, weight, Some((&self.down(input)?, &self.b.tensor)))
+        let down = self.down(input)?;
+        weight.here(|weight| T::linear_beside(x, weight, Some((&down, &self.b.tensor))))
     }
 
     /// What the output is multiplied with, where there is a magnitude.
     fn gain(&self, weight: &Weight<T>) -> Result<Option<Gain<T>>> {
         let Some(magnitude) = &self.magnitude else { return Ok(None) };
-        let lengths = T::adapted_lengths(weight.whole(), &self.a.tensor, &self.b.tensor, self.lora.scale)?;
+        let (a, b) = (&self.a.tensor, &self.b.tensor);
+        let lengths = weight.here(|weight| T::adapted_lengths(weight.whole(), a, b, self.lora.scale))?;
         let factors = T::ratio(&magnitude.tensor, &lengths)?;
         Ok(Some(Gain { lengths, factors }))
     }

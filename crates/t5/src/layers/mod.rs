@@ -27,6 +27,8 @@ pub(crate) struct Weights<'a, T> {
     /// Of some parameters, by their places, a copy for products; empty where there are none.
     pub copies: &'a [Option<T>],
     pub lora: Option<&'a Lora>,
+    /// Whether those of blocks come from their file one by one ([`crate::LayerMajor::weights_by_matrix`]).
+    pub by_matrix: bool,
 }
 
 impl<T: Clone> Weights<'_, T> {
@@ -35,9 +37,11 @@ impl<T: Clone> Weights<'_, T> {
     pub fn get(&self, name: String) -> Weight<T> {
         let index = self.parameters.iter().position(|p| p.name == name);
         let index = index.unwrap_or_else(|| panic!("`{name}` is not a parameter of this model"));
-        let Parameter { tensor, quantisation, .. } = &self.parameters[index];
+        let Parameter { tensor, quantisation, part, name } = &self.parameters[index];
+        let trains = self.lora.is_some_and(|lora| lora.trains(name));
+        let comes_alone = self.by_matrix && part.is_block() && !trains;
         let copy = self.copies.get(index).cloned().flatten();
-        Weight { index, tensor: tensor.clone(), copy, quantisation: *quantisation }
+        Weight { index, tensor: tensor.clone(), copy, quantisation: *quantisation, comes_alone }
     }
 
     /// The linear layer of this name, without `.weight`. `site` is the place of its adapter's dropout.

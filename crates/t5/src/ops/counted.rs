@@ -16,7 +16,7 @@ use crate::error::Result;
 use files::{CountedFiles, CountedStretch};
 pub(crate) use ledger::Ledger;
 pub use ledger::Work;
-use ledger::{Memory, Sums};
+use ledger::{Home, Memory, Sums};
 
 /// A tensor of at most three dimensions without elements.
 #[derive(Clone, Debug)]
@@ -61,7 +61,9 @@ impl Counted {
 
     /// A weight in a file comes into memory when it is used.
     fn used(&self) {
-        if self.memory.is_resident.as_ref().is_some_and(|is_resident| !is_resident.replace(true)) {
+        if let Home::File { is_resident } = &self.memory.home
+            && !is_resident.replace(true)
+        {
             self.sums().add(Ops::bytes(self));
         }
     }
@@ -69,7 +71,7 @@ impl Counted {
     /// Whether it lies in a file.
     #[cfg(test)]
     pub fn is_in_file(&self) -> bool {
-        self.memory.is_resident.is_some()
+        matches!(self.memory.home, Home::File { .. })
     }
 
     /// Statistics are F32, or F64 of F64.
@@ -214,8 +216,12 @@ impl Ops for Counted {
     fn read_ahead(&self) {}
 
     fn page_in(&self) {
-        #[cfg(test)]
-        if self.memory.is_resident.as_ref().is_some_and(|is_resident| !is_resident.get()) {
+        let is_read = match &self.memory.home {
+            Home::Memory => false,
+            Home::File { is_resident } => !is_resident.get(),
+            Home::FileCountedElsewhere => true,
+        };
+        if is_read {
             let paged_in = &self.sums().paged_in;
             paged_in.set(paged_in.get() + Ops::bytes(self));
         }
@@ -223,7 +229,9 @@ impl Ops for Counted {
     }
 
     fn page_out(&self) {
-        if self.memory.is_resident.as_ref().is_some_and(|is_resident| is_resident.replace(false)) {
+        if let Home::File { is_resident } = &self.memory.home
+            && is_resident.replace(false)
+        {
             self.sums().take(Ops::bytes(self));
         }
     }

@@ -34,6 +34,8 @@ pub struct Files {
     pub unwritten_bytes: u64,
     /// [`crate::LayerMajor::weight_blocks_in_memory`].
     pub weight_blocks_in_memory: usize,
+    /// [`crate::LayerMajor::weights_by_matrix`].
+    pub weights_by_matrix: bool,
     /// Bytes of weights that the system has room for before they are used. What is read ahead beyond them is dropped, and read again.
     pub read_ahead_bytes: u64,
     /// [`crate::LayerMajor::in_host_memory`].
@@ -43,9 +45,14 @@ pub struct Files {
 impl Files {
     /// In `directory`, on a machine whose memory has room for them.
     pub fn in_directory(directory: &Path) -> Files {
-        let (unwritten_bytes, read_ahead_bytes) = (u64::MAX, u64::MAX);
-        let (directory, weight_blocks_in_memory) = (directory.to_owned(), 0);
-        Files { directory, unwritten_bytes, weight_blocks_in_memory, read_ahead_bytes, in_host_memory: false }
+        Files {
+            directory: directory.to_owned(),
+            unwritten_bytes: u64::MAX,
+            weight_blocks_in_memory: 0,
+            weights_by_matrix: false,
+            read_ahead_bytes: u64::MAX,
+            in_host_memory: false,
+        }
     }
 
     /// The tensor after it was written to files and read back, as a step does: for whoever measures how long that takes.

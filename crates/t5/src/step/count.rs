@@ -185,8 +185,8 @@ pub struct Counter {
     precisions: Precisions,
     trained: Trained,
     weights: Rc<WeightsOnDisk>,
-    /// `weights` with some blocks in memory, by the number of these blocks.
-    weights_beside: RefCell<HashMap<usize, Rc<WeightsOnDisk>>>,
+    /// `weights` with some blocks in memory, by the number of these blocks and whether others come matrix by matrix.
+    weights_beside: RefCell<HashMap<(usize, bool), Rc<WeightsOnDisk>>>,
     /// Whether other processes hold weights, so that they are here while they are worked on.
     has_weights_elsewhere: bool,
     /// Whether gradients are summed over several processes.
@@ -317,11 +317,12 @@ impl Counter {
 
     /// The parameters of a model whose weights lie in a file, but for those of the blocks that keep them in memory.
     pub fn weights_on_disk(&self, levers: &Levers) -> Rc<WeightsOnDisk> {
-        match levers.weight_blocks_in_memory() {
-            0 => Rc::clone(&self.weights),
-            blocks => {
-                let beside = || Rc::new(WeightsOnDisk::clone(&self.weights).keeping(blocks, &self.config));
-                Rc::clone(self.weights_beside.borrow_mut().entry(blocks).or_insert_with(beside))
+        match (levers.weight_blocks_in_memory(), levers.has_weights_by_matrix()) {
+            (0, false) => Rc::clone(&self.weights),
+            (blocks, by_matrix) => {
+                let weights = || WeightsOnDisk::clone(&self.weights).keeping(blocks, &self.config);
+                let beside = || Rc::new(weights().coming(by_matrix));
+                Rc::clone(self.weights_beside.borrow_mut().entry((blocks, by_matrix)).or_insert_with(beside))
             }
         }
     }

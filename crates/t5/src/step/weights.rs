@@ -29,6 +29,8 @@ pub(crate) struct WeightFile {
     memory: Option<FileMemory>,
     /// [`crate::LayerMajor::weight_blocks_in_memory`].
     blocks_in_memory: usize,
+    /// [`Files::weights_by_matrix`].
+    by_matrix: bool,
     /// [`Files::read_ahead_bytes`].
     read_ahead_bytes: u64,
     /// Whether the system has room for changed weights.
@@ -73,14 +75,20 @@ impl WeightFile {
     }
 
     fn of(stored: Vec<FileMemory>, memory: Option<FileMemory>, files: &Files, writes: Writes) -> WeightFile {
-        let &Files { weight_blocks_in_memory: blocks_in_memory, read_ahead_bytes, in_host_memory, .. } = files;
+        let &Files { weight_blocks_in_memory: blocks_in_memory, weights_by_matrix: by_matrix, .. } = files;
+        let &Files { read_ahead_bytes, in_host_memory, .. } = files;
         let path = heap::shown_path(&files.directory);
-        WeightFile { stored, memory, blocks_in_memory, read_ahead_bytes, writes, in_host_memory, path }
+        WeightFile { stored, memory, blocks_in_memory, by_matrix, read_ahead_bytes, writes, in_host_memory, path }
     }
 
     /// Bytes of weights that the system has room for before they are used.
     pub fn read_ahead_bytes(&self) -> u64 {
         self.read_ahead_bytes
+    }
+
+    /// [`Files::weights_by_matrix`].
+    pub fn is_by_matrix(&self) -> bool {
+        self.by_matrix
     }
 
     /// This file, beside a number of blocks whose weights are in memory.
@@ -90,7 +98,9 @@ impl WeightFile {
 
     /// Whether the weights are where a plan has them.
     pub fn is_as_in(&self, files: &Files) -> bool {
-        (self.blocks_in_memory, self.in_host_memory) == (files.weight_blocks_in_memory, files.in_host_memory)
+        let &Files { weight_blocks_in_memory, weights_by_matrix, in_host_memory, .. } = files;
+        (self.blocks_in_memory, self.by_matrix, self.in_host_memory)
+            == (weight_blocks_in_memory, weights_by_matrix, in_host_memory)
     }
 
     /// Whether a parameter on the CPU stays there while others are on a device.

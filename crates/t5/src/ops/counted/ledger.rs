@@ -43,7 +43,6 @@ pub(super) struct Sums {
     /// Whether tensors lie on a device.
     pub(super) is_on_device: Cell<bool>,
     /// Weights that were asked for where they lie in a file.
-    #[cfg(test)]
     pub(super) paged_in: Cell<u64>,
 }
 
@@ -74,24 +73,29 @@ impl Ledger {
     pub fn tensor(&self, dims: &[usize], dtype: DType) -> Counted {
         let bytes = dims.iter().map(|&size| size as u64).product::<u64>() * dtype.size_in_bytes() as u64;
         self.sums.add(bytes);
-        self.of(bytes, None, dims, dtype)
+        self.of(bytes, Home::Memory, dims, dtype)
     }
 
     /// A tensor whose memory is counted elsewhere: a parameter, token ids.
     pub fn beside(&self, dims: &[usize], dtype: DType) -> Counted {
-        self.of(0, None, dims, dtype)
+        self.of(0, Home::Memory, dims, dtype)
+    }
+
+    /// A weight in a file whose memory is counted elsewhere.
+    pub fn in_file_beside(&self, dims: &[usize], dtype: DType) -> Counted {
+        self.of(0, Home::FileCountedElsewhere, dims, dtype)
     }
 
     /// A weight that lies in a file, and in memory from its first use until it is paged out.
     #[cfg(test)]
     pub fn in_file(&self, dims: &[usize], dtype: DType) -> Counted {
-        self.of(0, Some(Cell::new(false)), dims, dtype)
+        self.of(0, Home::File { is_resident: Cell::new(false) }, dims, dtype)
     }
 
-    fn of(&self, bytes: u64, is_resident: Option<Cell<bool>>, dims: &[usize], dtype: DType) -> Counted {
+    fn of(&self, bytes: u64, home: Home, dims: &[usize], dtype: DType) -> Counted {
         let mut all = [1; 3];
         all[..dims.len()].copy_from_slice(dims);
-        let memory = Rc::new(Memory { sums: Rc::clone(&self.sums), bytes, is_resident });
+        let memory = Rc::new(Memory { sums: Rc::clone(&self.sums), bytes, home });
         Counted { memory, dims: all, rank: dims.len(), dtype }
     }
 
@@ -135,8 +139,7 @@ impl Ledger {
         self.sums.is_on_device.get()
     }
 
-    /// Bytes of weights that were asked for, each time that they were not in memory.
-    #[cfg(test)]
+    /// Bytes of weights that were asked for since the last [`Ledger::begin`], each time that they were not in memory.
     pub fn paged_in(&self) -> u64 {
         self.sums.paged_in.get()
     }
@@ -148,7 +151,7 @@ impl Ledger {
 
     /// Begins a new count. Tensors that are alive stay so.
     pub fn begin(&self) {
-        let Sums { live, peak, loss, work, kept, on_host, calls, lists, .. } = &*self.sums;
+        let Sums { live, peak, loss, work, kept, on_host, calls, lists, paged_in, .. } = &*self.sums;
         peak.set(live.get());
         loss.set(0);
         work.set(Work::default());
@@ -156,6 +159,7 @@ impl Ledger {
         on_host.set(0);
         calls.set(Calls::default());
         lists.borrow_mut().clear();
+        paged_in.set(0);
     }
 }
 
@@ -165,8 +169,20 @@ pub(super) struct Memory {
     pub(super) sums: Rc<Sums>,
     /// While it exists.
     pub(super) bytes: u64,
-    /// Of a weight in a file.
-    pub(super) is_resident: Option<Cell<bool>>,
+    pub(super) home: Home,
+}
+
+/// Where a tensor lies while nobody asks for it.
+#[derive(Debug)]
+pub(super) enum Home {
+    Memory,
+    /// In a file, and from its first use until it is paged out in memory.
+    #[cfg_attr(not(test), expect(dead_code, reason = "whole steps are rehearsed by tests"))]
+    File {
+        is_resident: Cell<bool>,
+    },
+    /// In a file. It is read each time that it is asked for, and its memory is counted elsewhere.
+    FileCountedElsewhere,
 }
 
 impl Drop for Memory {

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::Counter;
+use super::{Counter, Shape};
 use crate::levers::Levers;
 use crate::parameters::Part;
 use crate::step::schedule::{Backward, Event, Stage, Unit};
@@ -41,19 +41,25 @@ impl Moves {
 pub struct WeightsRead {
     /// Of those that it changes.
     pub trained: u64,
-    /// Of the others.
+    /// Of the others, however many micro-batches there are.
     pub frozen: u64,
+    /// Of others, where they come one by one, what each micro-batch reads again.
+    pub by_micro_batch: u64,
 }
 
 impl Counter {
-    /// The weights that a layer-major step reads from files, however many micro-batches it has.
-    pub fn weights_read(&self, levers: &Levers) -> WeightsRead {
+    /// The weights that a layer-major step over a batch of this shape reads from files.
+    pub fn weights_read(&self, batch: Shape, levers: &Levers) -> WeightsRead {
         let mut read = WeightsRead::default();
         if !levers.has_weights_on_disk() {
             return read;
         }
         let (weights, moves) = (self.weights_on_disk(levers), self.moves(1, levers));
-        for part in weights.parts() {
+        let by_matrix = levers.has_weights_by_matrix();
+        if by_matrix {
+            read.by_micro_batch = self.tally(batch, levers).paged_in;
+        }
+        for part in weights.parts().filter(|part| !by_matrix || !part.is_block()) {
             let trained = weights.written_of(part, &self.trained);
             // To a device a table is copied whole, whatever is looked up in it.
             let is_copied = self.rehearsal.ledger().is_on_device();

@@ -35,6 +35,8 @@ pub(super) struct Cost {
     pub packed: Kept,
     /// In the host's memory, for a device.
     pub on_host: u64,
+    /// Of weights in a file, what is read where they come one by one.
+    pub paged_in: u64,
 }
 
 /// The gradient of the encoder's output when a decoder block begins its backward.
@@ -116,7 +118,7 @@ impl Rehearsal {
         let parameters = parameters(&specs, precisions.parameters, &ledger);
         let copies: Vec<Option<Counted>> =
             if has_copies { copies(config, &specs, &precisions, &ledger) } else { Vec::new() };
-        let network = Network::new(config, &parameters, &copies)?;
+        let network = Network::new(config, &parameters, &copies, true)?;
         let trains: Vec<bool> = specs.iter().map(is_trained).collect();
         let names: HashSet<&str> =
             specs.iter().zip(&trains).filter(|(_, trains)| **trains).map(|(spec, _)| spec.name.as_str()).collect();
@@ -128,6 +130,7 @@ impl Rehearsal {
                 tensor: parameter.tensor.clone(),
                 copy: None,
                 quantisation: None,
+                comes_alone: false,
             })?;
         }
         let cx = StepContext {
@@ -296,6 +299,7 @@ impl Rehearsal {
             work: ledger.work(),
             packed: ledger.kept(),
             on_host: ledger.on_host(),
+            paged_in: ledger.paged_in(),
         }
     }
 
@@ -327,10 +331,12 @@ impl Rehearsal {
     }
 }
 
-/// The parameters of a model, counted elsewhere.
+/// The parameters of a model, counted elsewhere. Blocks say what they would read.
 fn parameters(specs: &[ParameterSpec], dtype: DType, ledger: &Ledger) -> Vec<Parameter<Counted>> {
     let parameter = |spec: &ParameterSpec| {
-        let tensor = ledger.beside(&spec.tensor_shape(), spec.dtype(dtype));
+        let (shape, dtype) = (spec.tensor_shape(), spec.dtype(dtype));
+        let tensor =
+            if spec.part.is_block() { ledger.in_file_beside(&shape, dtype) } else { ledger.beside(&shape, dtype) };
         Parameter { name: spec.name.clone(), tensor, part: spec.part, quantisation: spec.quantisation }
     };
     specs.iter().map(parameter).collect()

@@ -29,6 +29,8 @@ pub(super) struct Tallied {
     pub waiting: u64,
     pub packed: Kept,
     pub on_host: u64,
+    /// Of weights in a file, what each micro-batch reads where they come one by one.
+    pub paged_in: u64,
 }
 
 impl Tallied {
@@ -91,6 +93,7 @@ pub(super) struct Tally<'a> {
     most_in_files: u64,
     packed: Kept,
     on_host: u64,
+    paged_in: u64,
     spare: Vec<Kind<'a>>,
     /// What each unit saves: in memory or in a file.
     places: Vec<(Unit, Keep, bool)>,
@@ -117,7 +120,8 @@ impl<'a> Tally<'a> {
         let tally = Tally::through(counter, outline, batch, levers, None);
         let Tally { peak, head, saved, written, gradients_written, most_in_files: waiting, packed, on_host, .. } =
             tally;
-        Tallied { peak, head, saved, written, gradients_written, waiting, packed, on_host }
+        let paged_in = tally.paged_in;
+        Tallied { peak, head, saved, written, gradients_written, waiting, packed, on_host, paged_in }
     }
 
     /// The same from moment to moment, the head with its chunk of logits.
@@ -155,6 +159,7 @@ impl<'a> Tally<'a> {
             most_in_files: 0,
             packed: Kept::default(),
             on_host: 0,
+            paged_in: 0,
             spare: Vec::new(),
             places: Vec::new(),
             keeps_dz: false,
@@ -215,6 +220,7 @@ impl<'a> Tally<'a> {
             Event::PageOut(_) => self.live.weights = self.fetched,
             &Event::Forward { unit, keep, in_memory, .. } => {
                 let scene = Scene::Forward { unit: self.counter.rehearsal_of(self.levers).like(unit), keep };
+                self.reads(unit, scene);
                 let to_file = |_, cost: &Cost| if in_memory { 0 } else { -cost.saved.cast_signed() };
                 let before = self.leaving;
                 self.leaving = if in_memory || !self.levers.copies_overlap() { 0 } else { self.saved_by(scene) };
@@ -307,6 +313,13 @@ impl<'a> Tally<'a> {
         result
     }
 
+    /// Adds what a micro-batch reads of a unit's weights.
+    fn reads(&mut self, unit: Unit, scene: Scene) {
+        if self.levers.has_weights_by_matrix() && self.weights.of(unit.part()) > 0 {
+            self.paged_in += self.counter.rehearsal_of(self.levers).cost(self.micro, scene).paged_in;
+        }
+    }
+
     /// Bytes that a forward scene of a micro-batch saves.
     fn saved_by(&self, scene: Scene) -> u64 {
         self.counter.rehearsal_of(self.levers).cost(self.micro, scene).saved
@@ -378,6 +391,7 @@ impl<'a> Tally<'a> {
             source,
             into_embedding: to_embedding == ToEmbedding::Now,
         };
+        self.reads(unit, Scene::Backward(scene));
         self.is_first = !is_block;
         let saved = |shape| match in_memory {
             true => 0,
@@ -569,6 +583,6 @@ impl<'a> Tally<'a> {
 
     /// Of a part's weights, those that are resident while it is worked on, where they lie in a file.
     fn weights_of(&self, part: Part) -> u64 {
-        if self.counter.pages_weights(self.levers) { self.weights.of(part) } else { 0 }
+        if self.counter.pages_weights(self.levers) { self.weights.at_once(part) } else { 0 }
     }
 }

@@ -146,7 +146,13 @@ fn rehearse_among(
             Parameter { tensor, name: spec.name, part: spec.part, quantisation: spec.quantisation }
         })
         .collect();
-    let network = crate::network::Network::new(config, &parameters, &[]).unwrap();
+    let network = crate::network::Network::new(
+        config,
+        &parameters,
+        &[],
+        levers.layer_major.is_some_and(|layers| layers.weights_by_matrix),
+    )
+    .unwrap();
     // Of a model with an adapter whose base stays in its files, nothing else trains.
     let base = config.lora.as_ref().filter(|_| levers.has_weights_on_disk());
     let is_trained = |name: &str, part| trains(part) && base.is_none_or(|lora| lora.trains(name));
@@ -156,7 +162,13 @@ fn rehearse_among(
         // Micro-batch-major they are there from the step before.
         for (index, parameter) in parameters.iter().enumerate() {
             grads
-                .accumulator(&Weight { index, tensor: parameter.tensor.clone(), copy: None, quantisation: None })
+                .accumulator(&Weight {
+                    index,
+                    tensor: parameter.tensor.clone(),
+                    copy: None,
+                    quantisation: None,
+                    comes_alone: false,
+                })
                 .unwrap();
         }
     }
@@ -332,9 +344,7 @@ fn weights_in_a_file_are_counted_while_they_are_worked_on() {
 #[test]
 fn weights_of_a_base_are_counted_where_they_are_and_as_often_as_they_are_read() {
     for tied in [true, false] {
-        let small = Config::preset("t5-small").unwrap();
-        let mut config = Config { tie_word_embeddings: tied, lora: Some(Lora::default()), ..small };
-        (config.num_layers, config.num_decoder_layers) = (3, 2);
+        let config = with_adapter(tied, Lora::default());
         let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
         let counter = Counter::new(&config, precisions, 0.1, &|spec| spec.is_of_adapter()).unwrap();
         let shape = Shape { samples: 4, source_tokens: 64, target_tokens: 64 };
@@ -355,7 +365,8 @@ fn weights_of_a_base_are_counted_where_they_are_and_as_often_as_they_are_read() 
                 let of_step: (Trains, Held, usize) = (&|_| true, &|_| true, 1);
                 let Rehearsed { peak, paged_in, .. } =
                     rehearse_among(&config, precisions, 0.1, of_step, shape, &levers);
-                assert_eq!(counter.weights_read(&levers), WeightsRead { trained: 0, frozen: paged_in }, "{levers:?}");
+                let expected = WeightsRead { frozen: paged_in, ..WeightsRead::default() };
+                assert_eq!(counter.weights_read(shape, &levers), expected, "{levers:?}");
                 let count = counter.step(shape, &levers);
                 let counted = count.total() - count.packed - counter.weights_on_disk(&levers).always();
                 assert!(counted.abs_diff(peak) as f64 <= 0.12 * peak as f64, "{peak}, {counted} counted: {levers:?}");
@@ -368,6 +379,49 @@ fn weights_of_a_base_are_counted_where_they_are_and_as_often_as_they_are_read() 
         // The head alone.
         let table = 32_128 * 512 * 4;
         assert!(before >= table && before < table + of_all, "{before}");
+    }
+}
+
+/// Three and two blocks as wide as t5-small's, with an adapter.
+fn with_adapter(tied: bool, lora: Lora) -> Config {
+    let small = Config::preset("t5-small").unwrap();
+    let (num_layers, num_decoder_layers) = (3, 2);
+    Config { tie_word_embeddings: tied, lora: Some(lora), num_layers, num_decoder_layers, ..small }
+}
+
+#[test]
+fn weights_of_a_base_that_come_one_by_one_are_read_for_each_micro_batch_and_hold_a_matrix() {
+    for (dora, dropout) in [(false, 0.0), (false, 0.1), (true, 0.0), (true, 0.1)] {
+        let config = with_adapter(true, Lora { dora, dropout, ..Lora::default() });
+        let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
+        let counter = Counter::new(&config, precisions, 0.1, &|spec| spec.is_of_adapter()).unwrap();
+        let shape = Shape { samples: 4, source_tokens: 64, target_tokens: 64 };
+        for (kept_gradient_blocks, gradients_on_disk) in [(0, true), (99, false), (0, false), (3, false)] {
+            for (micro_batch_samples, weight_blocks_in_memory) in [(1, 0), (2, 0), (4, 0), (2, 2)] {
+                let layers = LayerMajor { kept_gradient_blocks, gradients_on_disk, ..LayerMajor::PLAIN };
+                let layers = LayerMajor { weights_on_disk: true, weight_blocks_in_memory, ..layers };
+                let [block, matrix] = [false, true].map(|weights_by_matrix| {
+                    let layer_major = Some(LayerMajor { weights_by_matrix, ..layers });
+                    let levers = Levers { micro_batch_samples, loss_chunk_rows: 64, layer_major, ..Levers::default() };
+                    Levers { recompute_blocks: 9, ..levers }
+                });
+                let of_step: (Trains, Held, usize) = (&|_| true, &|_| true, 1);
+                let Rehearsed { peak, paged_in, .. } =
+                    rehearse_among(&config, precisions, 0.1, of_step, shape, &matrix);
+                let WeightsRead { trained, frozen, by_micro_batch } = counter.weights_read(shape, &matrix);
+                let micro_batches = (4 / micro_batch_samples) as u64;
+                assert_eq!((trained, frozen + by_micro_batch * micro_batches), (0, paged_in), "{matrix:?}");
+                let count = counter.step(shape, &matrix);
+                let counted = count.total() - count.packed - counter.weights_on_disk(&matrix).always();
+                assert!(peak <= counted, "{peak} rehearsed, {counted} counted: {matrix:?}");
+                assert!((counted - peak) as f64 <= 0.12 * peak as f64, "{peak}, {counted} counted: {matrix:?}");
+                let (of_matrix, of_block) = [&matrix, &block]
+                    .map(|levers| counter.weights_on_disk(levers).at_once(Part::Decoder { block: 0 }))
+                    .into();
+                let expected = if weight_blocks_in_memory == 0 { (4 << 20, 16 << 20) } else { (0, 0) };
+                assert_eq!((of_matrix, of_block), expected);
+            }
+        }
     }
 }
 
