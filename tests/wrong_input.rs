@@ -108,6 +108,23 @@ fn an_unusable_model_or_tokenizer_names_the_file() {
 }
 
 #[test]
+fn a_directory_for_the_files_of_bench_that_is_none_is_said_with_its_flag() {
+    let scene = Scene::new();
+    scene.write("file", "in the way");
+    let bench = ["bench", "--model", "tiny", "--accumulation", "layer-major", "--batch", "1", "--steps", "1"];
+    for flag in ["--offload", "--offload-gradients", "--offload-weights"] {
+        let got = [("absent", "No such file or directory"), ("file", "Not a directory")];
+        for (directory, got) in got {
+            let words = [flag, directory, "expected a directory", got];
+            check(&scene, &[&bench[..], &[flag, directory]].concat(), 2, &words);
+        }
+    }
+    // Wherever it stands among others.
+    let both = ["--offload", ".", "--offload-weights", "absent"];
+    check(&scene, &[&bench[..], &both].concat(), 2, &["--offload-weights", "absent"]);
+}
+
+#[test]
 fn an_output_directory_that_cannot_be_written_is_said() {
     let scene = Scene::new();
     scene.write("file", "in the way");

@@ -6,13 +6,15 @@ use clap::builder::{PossibleValuesParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use planner::{Flag, LEVERS, Lever, Pins, Takes, Value, Values};
 
+use crate::failure::{Failure, Outcome};
+
 /// Levers that were named on the command line, and where the files lie that some of them write.
 #[derive(Clone, Debug, Default)]
 pub struct LeverFlags {
     /// The named values.
     pins: Pins,
-    /// The directory that was named first.
-    directory: Option<PathBuf>,
+    /// The directories that were named, with the flags that named them.
+    directories: Vec<(&'static str, PathBuf)>,
 }
 
 impl LeverFlags {
@@ -26,9 +28,23 @@ impl LeverFlags {
         })
     }
 
-    /// Where files lie. The system's own directory for such files lies in memory on many machines.
+    /// Where files lie: in the directory that was named first. The system's own directory for such files lies in memory on many machines.
     pub fn directory(&self) -> &Path {
-        self.directory.as_deref().unwrap_or(Path::new("."))
+        self.directories.first().map_or(Path::new("."), |(_, directory)| directory)
+    }
+
+    /// Refuses a directory that was named and in which no file can be made.
+    ///
+    /// # Errors
+    /// Exit 2.
+    pub fn check_directories(&self) -> Outcome<()> {
+        self.directories.iter().try_for_each(|(flag, directory)| {
+            heap::file_without_name(directory).map(drop).map_err(|error| {
+                let (shown, flag) = (directory.display(), format!("`--{flag}`"));
+                Failure::usage(format!("{flag}: `{shown}`: expected a directory to make files in, got: {error}"))
+                    .hint(format!("make that directory, or give {flag} another one that can be written to"))
+            })
+        })
     }
 
     fn read(&mut self, matches: &ArgMatches) {
@@ -37,7 +53,7 @@ impl LeverFlags {
                 Takes::Value(_) => matches.get_one::<Value>(lever.name).copied(),
                 Takes::Nothing => matches.get_flag(lever.name).then(|| lever.values.last()).flatten(),
                 Takes::Directory => matches.get_one::<PathBuf>(lever.name).and_then(|directory| {
-                    self.directory.get_or_insert_with(|| directory.clone());
+                    self.directories.push((flag.long, directory.clone()));
                     lever.values.last()
                 }),
             };

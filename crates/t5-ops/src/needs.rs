@@ -148,10 +148,10 @@ pub struct Kept {
     pub weights: u64,
     /// Blocks of logits.
     pub loss: u64,
-    /// The left operand of the gradient of a weight.
-    pub left: u64,
-    /// Its right operand.
-    pub right: u64,
+    /// The larger operand of the gradient of a weight.
+    pub larger: u64,
+    /// The smaller one.
+    pub smaller: u64,
 }
 
 impl Kept {
@@ -162,7 +162,7 @@ impl Kept {
 
     /// What depends on the tokens of a pass: the operands of the gradients of weights.
     pub fn along_tokens(self) -> u64 {
-        self.left + self.right
+        self.larger + self.smaller
     }
 
     /// The larger of each kind.
@@ -170,8 +170,8 @@ impl Kept {
         Self {
             weights: self.weights.max(other.weights),
             loss: self.loss.max(other.loss),
-            left: self.left.max(other.left),
-            right: self.right.max(other.right),
+            larger: self.larger.max(other.larger),
+            smaller: self.smaller.max(other.smaller),
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::adapter::Lora;
 use crate::config::Config;
 use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes};
 use crate::hf::{StoredWeights, copying_bytes};
+use crate::init::making_bytes;
 use crate::levers::LayerMajor;
 use crate::parameters::{ParameterSpec, Part};
 use crate::step::reach::Reach;
@@ -156,7 +157,7 @@ pub struct WeightsOnDisk {
     always: u64,
     /// Whether the weights of a block come one by one ([`LayerMajor::weights_by_matrix`]).
     by_matrix: bool,
-    /// What loading holds beside that: while the largest parameter is read and copied, and while tables are compared.
+    /// What loading holds beside that: while the largest parameter is made or read, and copied, and while tables are compared.
     copying: u64,
     comparing: u64,
 }
@@ -192,7 +193,8 @@ impl WeightsOnDisk {
             }
             *of_part = (of_part.0 + bytes, of_part.1.max(bytes));
         }
-        weights.copying = weights.specs.iter().map(|spec| copying_bytes(spec, dtype)).max().unwrap_or(0);
+        let copying = |spec: &ParameterSpec| copying_bytes(spec, dtype).max(making_bytes(spec, dtype));
+        weights.copying = weights.specs.iter().map(copying).max().unwrap_or(0);
         weights.comparing = weights.largest_of(weights.parts()) + comparing_table(config, dtype);
         if weights.elsewhere.is_some() {
             // A table is released when it was compared, at the end.
@@ -262,7 +264,8 @@ impl WeightsOnDisk {
         self.always + self.largest()
     }
 
-    /// While a model is loaded or made: a parameter in memory, in f32 where it is converted, and in the file.
+    /// While a model is loaded or made: a parameter in memory, and in f32 where it is made and rounded. It is copied to the file without
+    /// touching the file's pages.
     pub fn loading(&self) -> u64 {
         self.always + self.in_transit()
     }

@@ -41,6 +41,12 @@ pub(crate) fn initial_tensor(spec: &ParameterSpec, seed: u64, dtype: DType, devi
     Ok(tensor)
 }
 
+/// Bytes in memory while [`initial_tensor`] makes a parameter: itself, and its values in f32 where they are rounded.
+pub(crate) fn making_bytes(spec: &ParameterSpec, dtype: DType) -> u64 {
+    let rounded = if spec.dtype(dtype) == DType::BF16 { spec.elements() * size_of::<f32>() as u64 } else { 0 };
+    spec.bytes(dtype) + rounded
+}
+
 /// The key of the name, mixed with the seed.
 fn key(seed: u64, name: &str) -> u64 {
     mix(mix(seed).wrapping_add(keys::of_name(name)))

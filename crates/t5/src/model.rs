@@ -405,6 +405,10 @@ impl T5 {
         file: Option<WeightFile>,
     ) -> Result<T5> {
         let file = file.map(Arc::new);
+        if file.is_some() {
+            // The memory of weights on their way to it. Pages of the file that are only touched make no room for themselves.
+            heap::release_unused();
+        }
         let homes = file.clone().filter(|_| !device.is_cpu()).map(Homes::new);
         let parameters = match &homes {
             Some(homes) => homes.leave(parameters, &config, device)?,

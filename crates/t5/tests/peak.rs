@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use heap::Allocator;
-use t5::costs::load;
+use t5::costs::{WeightsOnDisk, load};
 use t5::step::count::{Counter, Precisions, Shape};
 use t5::{
     Beams, Config, Files, GenerateOptions, Gradients, LayerMajor, Levers, Lora, MicroBatch, Observer, Parameter,
@@ -197,5 +197,46 @@ fn loading_holds_no_more_than_was_predicted_and_at_most_two_pieces_less() {
             assert!(beside <= predicted && predicted <= beside + (2 << 20), "{what}");
             drop(model);
         }
+    }
+}
+
+/// Bytes that are resident beyond those before, at the most while `f` makes a model.
+#[cfg(target_os = "linux")]
+fn resident_at_the_peak(f: impl FnOnce() -> T5) -> u64 {
+    let bytes = |name: &str| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
+    };
+    heap::release_unused();
+    // From here on the peak is counted anew.
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = bytes("VmRSS:");
+    let model = f();
+    let peak = bytes("VmHWM:") - before;
+    // What was on its way has been given back.
+    assert!(bytes("VmRSS:") - before < peak / 4, "{} of {peak} bytes are still resident", bytes("VmRSS:") - before);
+    drop(model);
+    peak
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn weights_on_their_way_to_a_file_are_resident_once_and_as_predicted() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !std::path::Path::new("/proc/self/clear_refs").exists() {
+        return;
+    }
+    let config =
+        Config { vocab_size: 20_000, num_layers: 1, num_decoder_layers: 1, ..Config::preset("t5-small").unwrap() };
+    let directory = tempfile::tempdir().unwrap();
+    let files = Files::in_directory(directory.path());
+    T5::init(&config, 1, DType::F32, &Device::Cpu).unwrap().save(directory.path()).unwrap();
+    for dtype in [DType::F32, DType::BF16] {
+        let made = resident_at_the_peak(|| T5::init_in(&config, 1, dtype, &Device::Cpu, Some(&files)).unwrap());
+        let read = resident_at_the_peak(|| T5::load_in(directory.path(), dtype, &Device::Cpu, Some(&files)).unwrap());
+        let predicted = WeightsOnDisk::new(&config, dtype).loading();
+        let ratio = predicted as f64 / made.max(read) as f64;
+        assert!((0.97..1.1).contains(&ratio), "{made} bytes made, {read} read, {predicted} predicted, {dtype:?}");
     }
 }

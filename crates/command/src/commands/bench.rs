@@ -39,6 +39,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         return Err(Failure::usage("`bench` needs at least 1 sample, 2 source and 2 target tokens and 1 step")
             .hint("for example `--batch 8 --source-tokens 256 --target-tokens 256 --steps 5`"));
     }
+    flags.levers.check_directories()?;
     let options = TrainerOptions {
         dropout: model.dropout_rate,
         precision: flags.precision.into(),
@@ -64,7 +65,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let mut profiler = if flags.profile { Some(Profiler::new(options.precision.activations())?) } else { None };
     let files = planner::files(flags.levers.directory(), &now, &planned);
     let weights = plan.levers.has_weights_on_disk().then_some(&files);
-    let new = T5::init_in(&base, 0, options.parameter_dtype(), &device, weights)?;
+    let new = T5::init_in(&base, 0, options.parameter_dtype(), &device, weights).map_err(of_a_step)?;
     let new = if let Some(lora) = lora { new.with_adapter(lora, 0)? } else { new };
     let mut trainer = Trainer::new(new, options)?;
     trainer.offload_to(files);
@@ -75,9 +76,10 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         let began = Instant::now();
         let mut one_step = || trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false);
         let outcome = match profiler.as_mut().filter(|_| step > 0) {
-            Some(profiler) => profiler.watch(one_step)?,
-            None => one_step()?,
+            Some(profiler) => profiler.watch(one_step),
+            None => one_step(),
         };
+        let outcome = outcome.map_err(of_a_step)?;
         let StepOutcome::Done(_) = outcome else {
             return Err(Failure::internal(format!("a step failed: {outcome:?}")));
         };
@@ -171,6 +173,16 @@ fn plan(
     let plan = planner::plan(&job, now)?.plan;
     let pace = planner::pace(&job, now, &plan, &[])?;
     Ok((plan, pace))
+}
+
+/// A failure of the model or of a step. A bench keeps nothing that could be gone on from.
+fn of_a_step(error: impl Into<trainer::Error>) -> Failure {
+    match error.into() {
+        trainer::Error::Model(error @ t5::Error::Offload { .. }) => {
+            Failure::internal(error.to_string()).hint("name a directory with more room: `--offload DIR` and its like")
+        }
+        error => error.into(),
+    }
 }
 
 /// The name in `--json` of the order of micro-batches and blocks.

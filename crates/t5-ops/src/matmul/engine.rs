@@ -16,7 +16,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::few_rows::put;
-use super::geometry;
+use super::geometry::{self, PACKED_BYTES};
 use super::kernel::{Block, Copied, Kernel, MOST_COPIED, Rows, Side, packed_rows};
 use super::matrix::{Factor, MatrixMut, Threads};
 use super::panels::{Buffer, Layout, Panels};
@@ -25,8 +25,6 @@ use crate::cache;
 use crate::parallel::{Shared, for_each_part};
 use crate::storage::Target;
 
-/// At most this much of A, and as much of B, is packed at a time where A lies across K: for the gradient of a weight.
-pub(super) const PACKED_BYTES: usize = 8 << 20;
 /// The bytes of a run of panels on this machine.
 fn run_bytes() -> usize {
     geometry::run_bytes(cache::second_level())
@@ -285,8 +283,9 @@ impl<K: Kernel> Product<'_, K> {
         let left = self.a.layout;
         let columns_fitting = if fresh.is_some() { right.even_group(PACKED_BYTES) } else { right.count };
         let row_group = if self.ahead { left.even_group(PACKED_BYTES) } else { left.count };
-        let mut packed_a = Buffer::new::<K::Cell>(if self.ahead { row_group * left.cells } else { 0 });
-        let mut packed_b = Buffer::new::<K::Cell>(if fresh.is_some() { columns_fitting * right.cells } else { 0 });
+        let of_a = if self.ahead { row_group * left.cells } else { 0 };
+        let of_b = if fresh.is_some() { columns_fitting * right.cells } else { 0 };
+        let [mut packed_a, mut packed_b] = Buffer::two::<K::Cell>(of_a, of_b);
 
         for first_col in (0..right.count).step_by(columns_fitting) {
             let cols = first_col..right.count.min(first_col + columns_fitting);

@@ -98,12 +98,12 @@ impl Geometry {
         (n.div_ceil(width), k.next_multiple_of(self.step) * width + 64 / self.cell_bytes)
     }
 
-    /// Bytes of the panels of A and of B, where both lie across K: a slice of K at a time.
+    /// Bytes of the panels of A and of B, where both lie across K: a slice of K at a time, and of either a group of panels.
     pub(super) fn across(&self, (m, k, n): (usize, usize, usize)) -> [u64; 2] {
         let slice = self.slice_of(k).min(k);
         [(self.rows, m), (self.cols, n)].map(|(width, of)| {
             let (count, cells) = self.panels_of(width, slice, of);
-            elements([count, cells, self.cell_bytes])
+            elements([even_group(count, cells * self.cell_bytes, PACKED_BYTES), cells, self.cell_bytes])
         })
     }
 
@@ -139,8 +139,7 @@ impl Geometry {
 
     /// The fewest runs of so many panels, each of so many cells.
     fn runs(&self, (count, cells): (usize, usize), processor: &Processor) -> usize {
-        let fitting = run_bytes(processor.second_level_bytes) / (cells * self.cell_bytes);
-        count.div_ceil(fitting.clamp(1, count.max(1)))
+        count.div_ceil(fitting(count, cells * self.cell_bytes, run_bytes(processor.second_level_bytes)))
     }
 
     /// The depth of the panels of a product, and of one beside it.
@@ -154,6 +153,20 @@ impl Geometry {
         let rows = self.slice.min(self.slice_of(k).min(k).next_multiple_of(self.step)) + self.between_rows;
         2 * rows * self.rows * self.cell_bytes
     }
+}
+
+/// At most this much of A, and as much of B, is packed at a time where A lies across K: for the gradient of a weight.
+pub(super) const PACKED_BYTES: usize = 8 << 20;
+
+/// How many of `count` panels fit `bytes`, at least one.
+pub(super) fn fitting(count: usize, panel_bytes: usize, bytes: usize) -> usize {
+    (bytes / panel_bytes).clamp(1, count.max(1))
+}
+
+/// How many panels there are in a group that fits `bytes`, all groups being as large as can be alike.
+pub(super) fn even_group(count: usize, panel_bytes: usize, bytes: usize) -> usize {
+    let groups = count.div_ceil(fitting(count, panel_bytes, bytes));
+    count.div_ceil(groups.max(1)).max(1)
 }
 
 /// The panels of B that a task goes through for one row panel after the other: they stay in the second-level cache, beside

@@ -46,13 +46,13 @@ pub(crate) mod tiles;
 mod turned;
 
 use candle_core::DType;
-use engine::{Beside, PACKED_BYTES, Right};
+use engine::{Beside, Right};
 use geometry::Geometry;
 pub(crate) use matrix::{Factor, Matrix, MatrixMut, Stored, Threads};
 pub(crate) use panels::Buffer;
 
 use crate::isa::{Isa, isa};
-use crate::needs::elements;
+use crate::needs::{Kept, elements};
 use crate::processor::processor;
 use crate::storage::Target;
 
@@ -142,13 +142,15 @@ pub(crate) fn product_bytes(rows: usize, (k, beside, n): (usize, usize, usize), 
     }
 }
 
-/// Bytes that all threads hold of either operand of a product (M, K) times (K, N), where both lie across K, as those of a weight's
-/// gradient do: of as much of K as this machine sums in one piece. They keep it for the next product.
+/// Bytes that all threads hold of the larger and of the smaller operand of a product (M, K) times (K, N), where both lie across K, as those
+/// of a weight's gradient do: of as much of K as this machine sums in one piece. They keep it for the next product.
 ///
 /// `operands`: F32 or BF16.
-pub(crate) fn across_bytes((m, k, n): (usize, usize, usize), operands: DType) -> [u64; 2] {
-    let geometry = Geometry::of_product(processor().instruction_set, operands == DType::BF16, n);
-    geometry.across((m, k, n)).map(|bytes| bytes.min(PACKED_BYTES as u64))
+pub(crate) fn across_bytes(size: (usize, usize, usize), operands: DType) -> Kept {
+    // Blocks are wide only where rows of A lie along K.
+    let geometry = Geometry::chosen(processor().instruction_set, operands == DType::BF16, false);
+    let [left, right] = geometry.across(size);
+    Kept { larger: left.max(right), smaller: left.min(right), ..Kept::default() }
 }
 
 /// Bytes that a thread holds of an operand of a product (M, K) times (K, N) of operands that lie across K, and keeps for the next

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::geometry;
 use super::kernel::{Kernel, Side};
 use super::matrix::{Factor, Matrix, Stored};
 use crate::narrow::Narrow;
@@ -53,7 +54,7 @@ impl Layout {
 
     /// How many panels fit `bytes`, at least one.
     pub(super) fn fitting(&self, bytes: usize) -> usize {
-        (bytes / (self.cells * self.cell_bytes)).clamp(1, self.count.max(1))
+        geometry::fitting(self.count, self.cells * self.cell_bytes, bytes)
     }
 
     /// In how few groups panels fit `bytes` each.
@@ -63,7 +64,7 @@ impl Layout {
 
     /// How many panels there are in a group that fits `bytes`, all groups being as large as can be alike.
     pub(super) fn even_group(&self, bytes: usize) -> usize {
-        self.count.div_ceil(self.groups(bytes).max(1)).max(1)
+        geometry::even_group(self.count, self.cells * self.cell_bytes, bytes)
     }
 }
 
@@ -279,6 +280,16 @@ impl Buffer {
     pub(crate) fn new<T>(len: usize) -> Self {
         let spare = if len == 0 { Vec::new() } else { SPARE.with_borrow_mut(|spare| best::<T>(spare, len)) };
         Self::of::<T>(spare, len, true)
+    }
+
+    /// Buffers for the two operands of a product. The larger one is taken first: a thread then keeps no more than the largest of these and
+    /// the largest of the others, whichever operand was the larger one.
+    pub(super) fn two<T>(one: usize, other: usize) -> [Self; 2] {
+        if one < other {
+            let [other, one] = Self::two::<T>(other, one);
+            return [one, other];
+        }
+        [Self::new::<T>(one), Self::new::<T>(other)]
     }
 
     /// A buffer that lives longer than a product, or is too large to be kept after it.

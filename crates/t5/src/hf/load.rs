@@ -176,11 +176,12 @@ impl StoredWeights {
     }
 }
 
-/// Bytes in memory while one parameter is read and put into a file: in memory, in f32 where it is converted, and in the file.
+/// Bytes in memory while one parameter is read and copied into a file. Pages of the copy are written without being touched, but for
+/// those of a dtype that has no kernels.
 pub(crate) fn copying_bytes(spec: &ParameterSpec, dtype: DType) -> u64 {
     let (bytes, kept) = (spec.bytes(dtype), spec.dtype(dtype));
-    let converted = if kept == DType::BF16 { bytes * 2 } else { 0 };
-    2 * bytes + converted.max(reading_bytes(spec.elements(), kept))
+    let touched = if t5_ops::Path::on_cpu(kept) == t5_ops::Path::Cpu { 0 } else { bytes };
+    bytes + touched.max(reading_bytes(spec.elements(), kept))
 }
 
 impl StoredDtypes {

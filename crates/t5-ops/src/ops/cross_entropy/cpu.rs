@@ -150,8 +150,8 @@ pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DT
 pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
     let cut = Cut::new(Logits::of(x, chunk_rows), rows, vocabulary, chunk_rows);
     // The product for dX sums over the entries of a tile, across which the gradients of its logits lie, and rows of W beside them.
-    let [left, right] = across_bytes((cut.lanes(), cut.tile.min(vocabulary), width), x);
-    let kept = Kept { left, right, loss: cut.bytes_of_workers(), ..Kept::default() };
+    let operands = across_bytes((cut.lanes(), cut.tile.min(vocabulary), width), x);
+    let kept = Kept { loss: cut.bytes_of_workers(), ..operands };
     let transient = cut.bytes(vocabulary, width, x, true);
     Needs { transient, kept, ..Needs::default() }.with_products(3, (rows, width, vocabulary))
 }

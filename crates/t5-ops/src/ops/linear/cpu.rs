@@ -93,12 +93,10 @@ pub(super) fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accum
 pub(super) fn backward_weight_needs(rows: usize, (n, k): (usize, usize), [operands, dw]: [DType; 2]) -> Needs {
     let needs = Needs::default().with_products(1, (rows, n, k));
     if let Some(left) = thin_bytes((n, rows, k)) {
-        return Needs { kept: Kept { left, ..Kept::default() }, ..needs };
+        return Needs { kept: Kept { larger: left, ..Kept::default() }, ..needs };
     }
     let transient = bytes_of_sums((n, rows, k), operands, dw);
-    let [left, right] = across_bytes((n, rows, k), operands);
-    let kept = Kept { left, right, ..Kept::default() };
-    Needs { transient, kept, ..needs }
+    Needs { transient, kept: across_bytes((n, rows, k), operands), ..needs }
 }
 
 /// The shape of `x` with another last dimension.
