@@ -2,7 +2,7 @@
 //! fills half of a block of the kernels for AVX-512.
 //!
 //! B is packed once, and read for several rows of A at a time, whose sums stay in registers. Each element is one sum along K in one
-//! order, whatever the number of threads. Kernels for bf16 are faster than this one.
+//! order, whatever the number of threads. Tile registers are faster than this; for AVX512-BF16 there is `few_columns_bf16`.
 
 use std::ops::Range;
 

@@ -8,7 +8,7 @@
 //! | module | |
 //! | --- | --- |
 //! | `engine` | what is packed, in which order blocks are computed, on which thread; the same for all kernels |
-//! | `few_columns` | products with a result of a few columns, whose many rows of A are read where they lie |
+//! | `few_columns`, `few_columns_bf16` | products with a result of a few columns, whose many rows of A are read where they lie |
 //! | `few_rows` | products of a few rows with a weight, which is read where it lies |
 //! | `thin` | products with a result of a few rows or columns, of operands that lie across K and are read where they lie |
 //! | `geometry` | the sizes of kernels, and the bytes that follow from them |
@@ -30,6 +30,8 @@ pub(crate) mod amx;
 mod avx512;
 mod engine;
 mod few_columns;
+#[cfg(target_arch = "x86_64")]
+mod few_columns_bf16;
 mod few_rows;
 mod fma;
 mod geometry;
@@ -197,6 +199,11 @@ pub(crate) fn multiply_beside(
     let operands = few_columns::operands(&a, &b).filter(|_| beside.is_none());
     if let Some(operands) = operands.filter(|_| few_columns::is_better(a.rows, b.cols, kernel())) {
         return few_columns::multiply(&c, operands, accumulate, threads);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(operands) = few_columns_bf16::operands(isa(), &a, &b).filter(|_| beside.is_none()) {
+        // SAFETY: `isa` names only what this machine was found to have.
+        return unsafe { few_columns_bf16::multiply(&c, operands, accumulate, threads) };
     }
     let Some(rows) = a.wide().filter(|rows| few_rows::takes(rows, &b)) else {
         return multiply_rounding(isa(), a.is_bf16(), c, (a, b), beside, accumulate, threads);

@@ -1,13 +1,14 @@
 //! Products whose result has few rows or few columns, of operands that both lie across K, as the gradients of an adapter are:
 //! packing the wide operand would take longer than multiplying it.
 //!
-//! The thin operand is widened to f32 once. The wide one is read where it lies, a block of columns for all of K, whose sums stay in
-//! registers. Each element is one sum along K in one order, whatever the number of threads.
+//! The thin operand is widened to f32 once. The wide one is read where it lies, some rows of a few blocks of columns at a time: those
+//! of the next rows are asked for meanwhile, and what two passes need is in the first-level cache. Each element is one sum along K in one
+//! order, whatever the number of threads.
 
 use std::ops::Range;
 
 use super::few_rows::put_in_row;
-use super::matrix::{Matrix, MatrixMut, Threads};
+use super::matrix::{Matrix, MatrixMut, Strides, Threads};
 use super::panels::Buffer;
 use crate::cache::to_read;
 use crate::needs::elements;
@@ -19,8 +20,12 @@ use crate::storage::{Element, Operand};
 pub(super) const MOST: usize = WIDTH;
 /// Columns of the wide operand in a block, the sums of which a thread has at a time.
 const BLOCK: usize = 2 * WIDTH;
-/// Rows of the wide operand that are asked for ahead of their use.
-const AHEAD: usize = 12;
+/// The most blocks that a thread has at a time.
+const BLOCKS: usize = 16;
+/// Rows of the wide operand that are multiplied with all of these before the next ones are.
+const DEPTH: usize = 64;
+/// Bytes of a line of the cache.
+const LINE: usize = 64;
 
 /// Whether `A B` is a product for this module.
 pub(super) fn takes(a: &Matrix, b: &Matrix) -> bool {
@@ -51,15 +56,16 @@ pub(super) fn multiply(c: &MatrixMut, a: &Matrix, b: &Matrix, accumulate: bool, 
     }
     let values = values.read::<f32>().as_chunks::<MOST>().0;
     let blocks = wide.cols.div_ceil(BLOCK);
-    let together = if threads.count() == 1 { blocks } else { rows_per_part(blocks, BLOCK * thin.rows) };
+    let together = if threads.count() == 1 { blocks } else { rows_per_part(blocks, BLOCK * wide.rows) }.min(BLOCKS);
     for_each_part(blocks.div_ceil(together), |part| {
-        for block in part * together..blocks.min((part + 1) * together) {
-            let columns = block * BLOCK..wide.cols.min((block + 1) * BLOCK);
-            let mut sums = [[0.0; BLOCK]; MOST];
-            match wide.data {
-                Operand::F32(data) => add_up(values, thin.cols, data, wide.row_stride, columns.clone(), &mut sums),
-                Operand::Bf16(data) => add_up(values, thin.cols, data, wide.row_stride, columns.clone(), &mut sums),
-            }
+        let first = part * together * BLOCK;
+        let columns = first..wide.cols.min(first + together * BLOCK);
+        let mut sums = [[[0.0; BLOCK]; MOST]; BLOCKS];
+        match wide.data {
+            Operand::F32(data) => add_up(values, thin.cols, wide.with(data), columns.clone(), &mut sums),
+            Operand::Bf16(data) => add_up(values, thin.cols, wide.with(data), columns.clone(), &mut sums),
+        }
+        for (columns, sums) in blocks_of(columns).zip(&sums) {
             let (rows, cols) = if is_turned { (columns, 0..c.cols) } else { (0..c.rows, columns) };
             for (number, row) in rows.enumerate() {
                 let sums = (0..cols.len()).map(|col| if is_turned { sums[col][number] } else { sums[number][col] });
@@ -68,6 +74,11 @@ pub(super) fn multiply(c: &MatrixMut, a: &Matrix, b: &Matrix, accumulate: bool, 
             }
         }
     });
+}
+
+/// Columns in blocks.
+fn blocks_of(columns: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    columns.clone().step_by(BLOCK).map(move |first| first..columns.end.min(first + BLOCK))
 }
 
 /// Rows of `cols` elements, `stride` apart, one after the other and filled up with zeros.
@@ -82,36 +93,52 @@ pub(super) fn widen<T: Element>(from: &[T], (stride, cols): (usize, usize), to: 
 }
 
 simd! {
-    /// Sums over K of each of `count` thin columns times each of the `columns` of the wide operand, whose rows begin `stride`
-    /// elements after one another.
+    /// Sums over K of each of `count` thin columns times each of some columns of the wide operand, in blocks.
     fn add_up<S, T: Lanes>(
         s,
         thin: &[[f32; MOST]],
         count: usize,
-        wide: &[T],
-        stride: usize,
+        wide: Strides<&[T]>,
         columns: Range<usize>,
-        sums: &mut [[f32; BLOCK]; MOST],
+        sums: &mut [[[f32; BLOCK]; MOST]; BLOCKS],
     ) {
-        // As many sums as there are registers for.
-        let is_roomy = S::SUMS >= 8 * BLOCK / WIDTH;
-        let mut first = 0;
-        while first < count {
-            if is_roomy {
-                tile::<S, T, 8, 2>(s, (thin, first), (wide, stride), columns.clone(), 0, sums);
-                first += 8;
-            } else {
-                for from in columns.clone().step_by(WIDTH) {
-                    let half = from..columns.end.min(from + WIDTH);
-                    tile::<S, T, 4, 1>(s, (thin, first), (wide, stride), half, from - columns.start, sums);
-                }
-                first += 4;
+        for (number, thin) in thin.chunks(DEPTH).enumerate() {
+            let rows = (&wide.data[number * DEPTH * wide.row_stride..], wide.row_stride);
+            for (columns, sums) in blocks_of(columns.clone()).zip(&mut *sums) {
+                block::<S, T>(s, thin, count, rows, columns, sums);
             }
         }
     }
 }
 
-/// `R` thin columns from `first` on with up to `J` vectors of wide ones, whose sums are put from `at` on.
+/// The part of these rows in the sums of a block.
+#[inline(always)]
+fn block<S: Simd, T: Lanes>(
+    s: S,
+    thin: &[[f32; MOST]],
+    count: usize,
+    wide: (&[T], usize),
+    columns: Range<usize>,
+    sums: &mut [[f32; BLOCK]; MOST],
+) {
+    // As many sums as there are registers for.
+    let is_roomy = S::SUMS >= 8 * BLOCK / WIDTH;
+    let mut first = 0;
+    while first < count {
+        if is_roomy {
+            tile::<S, T, 8, 2>(s, (thin, first), wide, columns.clone(), 0, sums);
+            first += 8;
+        } else {
+            for from in columns.clone().step_by(WIDTH) {
+                let half = from..columns.end.min(from + WIDTH);
+                tile::<S, T, 4, 1>(s, (thin, first), wide, half, from - columns.start, sums);
+            }
+            first += 4;
+        }
+    }
+}
+
+/// The same for `R` thin columns from `first` on and up to `J` vectors of wide ones, whose sums are from `at` on.
 #[inline(always)]
 fn tile<S: Simd, T: Lanes, const R: usize, const J: usize>(
     s: S,
@@ -122,9 +149,16 @@ fn tile<S: Simd, T: Lanes, const R: usize, const J: usize>(
     sums: &mut [[f32; BLOCK]; MOST],
 ) {
     let mut lanes = [[s.splat(0.0); J]; R];
+    for i in 0..R {
+        for j in 0..J {
+            lanes[i][j] = s.load(sums_of(&mut sums[first + i], at + j * WIDTH));
+        }
+    }
     for (k, thin) in thin.iter().enumerate() {
         let row = &wide[k * stride + columns.start..][..columns.len()];
-        to_read(row.as_ptr().wrapping_add(AHEAD * stride));
+        if first == 0 {
+            ask_ahead(row, DEPTH * stride);
+        }
         let row: [S::F; J] = if row.len() == J * WIDTH {
             let row = row.as_chunks::<WIDTH>().0;
             std::array::from_fn(|j| T::load(s, &row[j]))
@@ -141,8 +175,21 @@ fn tile<S: Simd, T: Lanes, const R: usize, const J: usize>(
     }
     for i in 0..R {
         for j in 0..J {
-            let to = &mut sums[first + i][at + j * WIDTH..][..WIDTH];
-            s.store(lanes[i][j], to.try_into().expect("as many as lanes"));
+            s.store(lanes[i][j], sums_of(&mut sums[first + i], at + j * WIDTH));
         }
+    }
+}
+
+/// A vector of sums.
+#[inline(always)]
+fn sums_of(row: &mut [f32; BLOCK], at: usize) -> &mut [f32; WIDTH] {
+    row[at..].first_chunk_mut().expect("as many as lanes")
+}
+
+/// Asks for what lies `ahead` elements after a part of a row.
+#[inline(always)]
+fn ask_ahead<T>(row: &[T], ahead: usize) {
+    for line in (0..row.len()).step_by(LINE / size_of::<T>()) {
+        to_read(row.as_ptr().wrapping_add(ahead + line));
     }
 }

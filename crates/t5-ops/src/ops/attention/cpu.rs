@@ -150,9 +150,9 @@ pub(super) fn backward<T: Element, B: Backward<T> + Send>(
             let dk = Shared::new(dk);
             dv = Some(filled::<T>(v.shape(), |dv| {
                 let to = Output { dq, dk, dv: Shared::new(dv) };
-                // Buffers for no more parts than there are threads, where a head has as few.
+                // Each thread has a head, whose parts follow one another. One that has none left takes parts of the others' heads.
                 let worker = |_| (0..parts).map(|_| B::new(a, s)).collect::<Vec<_>>();
-                let mut workers: Vec<_> = (0..threads().div_ceil(parts.max(1)).min(heads)).map(worker).collect();
+                let mut workers: Vec<_> = (0..threads().min(heads)).map(worker).collect();
                 for_each_part_by(&mut workers, heads, |scratch, task| {
                     let head = Head { sequence: task / s.heads, head: task % s.heads, sizes: *s };
                     let workers = Shared::new(scratch);
