@@ -12,6 +12,7 @@ use super::beams::BeamSearch;
 use super::cache::{Cache, Decoding};
 use super::options::{GenerateOptions, Search};
 use super::rows::Rows;
+use super::tokens::Tokens;
 use super::{Answer, NextScores, advance, best};
 use crate::error::Result;
 use crate::micro_batch::{MicroBatch, pad};
@@ -24,6 +25,7 @@ pub struct AnswersTogether {
     model: Rc<T5>,
     activations: DType,
     members: Vec<Member>,
+    next: Tokens,
 }
 
 /// A source.
@@ -57,7 +59,7 @@ pub struct Grown {
 impl AnswersTogether {
     /// Nobody yet.
     pub fn new(model: Rc<T5>, activations: DType) -> Self {
-        AnswersTogether { model, activations, members: Vec::new() }
+        AnswersTogether { model, activations, members: Vec::new(), next: Tokens::default() }
     }
 
     /// The model.
@@ -120,13 +122,12 @@ impl AnswersTogether {
             return Ok(Vec::new());
         }
         let tokens: Vec<u32> = self.members.iter().flat_map(Member::last_tokens).collect();
-        let ids = Tensor::from_slice(&tokens, (tokens.len(), 1), self.model.device())?;
         let model = Rc::clone(&self.model);
         let logits = {
             let options = GenerateOptions { activations: self.activations, ..GenerateOptions::default() };
             let decoding = Decoding { network: &model.network, options, has_paged_weights: model.has_paged_weights() };
             let mut caches: Vec<&mut Cache<Tensor>> = self.members.iter_mut().map(|member| &mut member.cache).collect();
-            decoding.step(&ids, &mut caches)?
+            self.next.logits(&decoding, &tokens, &mut caches)?
         };
         let mut from = 0;
         let mut grown = Vec::new();
