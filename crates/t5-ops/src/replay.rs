@@ -43,8 +43,8 @@ impl Replay {
     ///
     /// On a card, with the same tensors as the last times, it is recorded, or its recording launched. Work has to do the same for the same
     /// tensors, whatever the numbers are that kernels read; to keep none of the tensors that it makes, but for the one that it returns;
-    /// and to use no other memory that may move, but for what lives longer than this. The next run writes over the tensor that this one
-    /// returns.
+    /// and to use no other memory that may move, but for what lives longer than this. No other thread may have the card compute meanwhile:
+    /// its launches would be recorded, too. The next run writes over the tensor that this one returns.
     ///
     /// # Errors
     /// Those of the work.

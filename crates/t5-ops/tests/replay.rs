@@ -157,12 +157,14 @@ fn sums(replay: &mut Replay, x: &Tensor, work: impl Fn(&Tensor, &Tensor) -> Resu
 fn work_that_cannot_be_recorded_is_done_all_the_same() {
     let card = card();
     let x = Tensor::new(&[1f32, 2., 3.], &card).unwrap();
-    // Memory of candle's, which would be the graph's.
+    // Memory of candle's, which would be the graph's, and here also a layout that is uploaded.
     let takes_memory = |x: &Tensor, step: &Tensor| x.broadcast_add(&step.to_dtype(DType::F32)?);
     // A copy to the host, which waits.
     let waits = |x: &Tensor, step: &Tensor| t5_ops::scaled(x, f64::from(step.to_vec1::<u32>()?[0]));
     // A copy from memory of the host that is no longer there when the graph runs.
     let uploads = |x: &Tensor, _: &Tensor| t5_ops::scaled(&(x + Tensor::new(&[2f32; 3], x.device())?)?, 2.0);
+    let (got, is_recorded) = sums(&mut Replay::default(), &x, |x, _| x * 3.0);
+    assert_eq!((got, is_recorded), (vec![vec![3., 6., 9.]; 5], false));
     let (got, is_recorded) = sums(&mut Replay::default(), &x, takes_memory);
     assert_eq!(
         (got, is_recorded),

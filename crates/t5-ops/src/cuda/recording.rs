@@ -16,7 +16,7 @@ type Result<T, E = Error> = std::result::Result<T, E>;
 /// Dtypes of an arena's memory.
 const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 /// Elements that a tensor in it begins at: the alignment that any kernel or product may want.
-const ALIGNMENT: usize = 128;
+const ALIGNMENT: usize = 64;
 /// So often the same work is done before it is recorded. To record costs the host about as much again, and work that soon changes is not
 /// worth it.
 const RUNS_BEFORE: usize = 2;
@@ -206,7 +206,12 @@ impl Recording {
         // Of tensors that were dropped: such an error is told to whoever calls next, and here that would not end what was begun.
         let dropped = stream.context().check_err();
         let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
-        Self::checked(result, dropped.and(graph).w(), scope)
+        let recording = Self::checked(result, dropped.and(graph).w(), scope);
+        if recording.is_err() {
+            // Nor is it an error of whoever comes next that memory of a graph cannot be given back to a pool.
+            let _ = stream.context().check_err();
+        }
+        recording
     }
 
     fn checked(result: Result<Tensor>, graph: Result<Option<CudaGraph>>, scope: Scope) -> Result<Self> {

@@ -108,7 +108,11 @@ impl AnswersTogether {
 
     /// Forgets the sources of which `leaves` says so.
     pub fn retain(&mut self, mut stays: impl FnMut(u64) -> bool) {
+        let before = self.members.len();
         self.members.retain(|member| stays(member.key));
+        if self.members.len() < before {
+            self.next.forget();
+        }
     }
 
     /// A token more for everybody. `told` is given a source, which of its answers, and its tokens so far, and says whether the
@@ -139,6 +143,10 @@ impl AnswersTogether {
             if member.is_done() {
                 grown.push(member.key);
             }
+        }
+        if !grown.is_empty() {
+            // Who leaves takes all memory along that was for it.
+            self.next.forget();
         }
         let whole = |key| {
             let place = self.members.iter().position(|member| member.key == key).expect("it was there");
