@@ -25,7 +25,7 @@ OPERATIONS = "crates/t5-ops/src"
 SUITES = {
     # The C++ compiler takes most of the time.
     KERNELS: (["-p", "cuda-kernels", "--test", "kernels"], {"CXXFLAGS": "-O1"}),
-    OPERATIONS: (["-p", "t5-ops", "--features", "cuda", "--test", "copies"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
+    OPERATIONS: (["-p", "t5-ops", "--features", "cuda", "--test", "copies", "--test", "replay"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
 }
 
 # Kind, file, text that occurs once, text in its place.
@@ -49,11 +49,19 @@ BUGS = [
     ("dropped rounding", "device.h", "(bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16", "bits >> 16"),
     ("wrong stride", "dropout.cu", "size_t(blockIdx.y) * gridDim.x + blockIdx.x", "size_t(blockIdx.x) * gridDim.y + blockIdx.y"),
     ("wrong stride", "optimizer.cu", "of.partial[of.parts + part] = parameters", "of.partial[of.parts + part + 1] = parameters"),
+    ("position of a graph not looked at", "decoding.cu", "    position += moved(at);\n", ""),
+    ("bias of another position of a graph", "decoding.cu", "- query - position;", "- query;"),
     ("copy into memory that is in use", "lane.rs", "self.copying.wait(is_free)?;", "let _ = is_free;"),
     ("copy not waited for", "copies.rs", "self.lane.borrow().have_computing_wait(&done)", "Ok(drop(done))"),
     ("copy of values that are not there", "lane.rs", "self.copying.wait(is_ready)?;", "let _ = is_ready;"),
     ("pinned memory filled before it was copied", "lane.rs", "copy(piece.wait()?, bytes)", "copy(piece.of(piece.bytes), bytes)"),
     ("pinned memory read before it was filled", "lane.rs", "&oldest.wait()?[..part.len()]", "oldest.of(part.len())"),
+    ("stale position of a graph", "cuda/recording.rs", "unsafe { result::memcpy_htod_async(address(there)?, numbers, stream.cu_stream()) }.w()?;", ""),
+    ("stale addresses of a graph", "cuda/recording.rs", "if of != self.of {", "if of.len() != self.of.len() {"),
+    ("two tensors of a graph in one place", "cuda/recording.rs", "scope.taken[kind] += count.next_multiple_of(ALIGNMENT);", "scope.taken[kind] += ALIGNMENT;"),
+    ("memory of a graph that no pool knows", "device.rs", "        give_workspace(device)?;\n", ""),
+    ("work of a graph with a number of the host", "replay.rs", "    crate::cuda::recording::refuse(operation);\n", "    let _ = operation;\n"),
+    ("a graph that is not ended", "cuda/recording.rs", "let dropped = stream.context().check_err();", "let dropped = Ok(());"),
 ]
 
 

@@ -362,14 +362,21 @@ fn an_evaluation_on_a_card_stays_in_its_budget_there() {
 
 /// Answers to two prompts on a device, as text and with the counts of an emulated card.
 fn answers(scene: &Scene, model: &str, device: &str, longest: usize, way: &[&str]) -> (String, Value) {
-    let file = format!("{model}-{device}-{longest}-{}.json", way.concat().replace(' ', ""));
     let longest = longest.to_string();
-    let usual = ["generate", "--model", model, "--device", device, "--max-new-tokens", &longest];
-    let all = [&usual[..], &["--prompt", "after 75", "--prompt", "before 12"], way].concat();
+    let usual = ["--model", model, "--device", device, "--max-new-tokens", &longest];
+    let (ran, counts) = answered(scene, &[], &[&usual[..], way].concat());
+    (ran.out, if device == "cpu" { Value::Null } else { counts.expect("a report") })
+}
+
+/// Answers to two prompts. Variables are those of the emulated card, without their prefix.
+fn answered(scene: &Scene, variables: &[(&str, &str)], flags: &[&str]) -> (Ran, Option<Value>) {
+    let all = [&["generate", "--prompt", "after 75", "--prompt", "before 12"], flags].concat();
     let all: Vec<String> = all.into_iter().map(str::to_owned).collect();
-    let file = file.replace('/', "-");
-    let ran = scene.run_under(&format!("env LOW_MEM_T5_EMULATED_REPORT={file}"), &all).expect_code(0);
-    (ran.out.clone(), if device == "cpu" { Value::Null } else { report(scene, &file) })
+    let set = |(name, value): &(&str, &str)| format!("LOW_MEM_T5_EMULATED_{name}={value}");
+    let variables: Vec<String> = variables.iter().chain(&[("REPORT", "counts.json")]).map(set).collect();
+    let ran = scene.run_under(&format!("env {}", variables.join(" ")), &all).expect_code(0);
+    let counts = scene.path("counts.json").exists().then(|| report(scene, "counts.json"));
+    (ran, counts)
 }
 
 #[test]
@@ -393,9 +400,13 @@ fn answers_on_a_card_are_those_of_the_cpu_and_little_is_copied_for_a_token() {
             let count = |counts: &Value, key: &str| counts[key].as_u64().expect("a count");
             let more = |key: &str| (count(&long, key) - count(&short, key)) as f64 / 16.0;
             let (uploads, bytes) = (more("uploads"), more("downloaded_bytes"));
+            // One of the graph, and those that choose tokens or copy rows of both caches of a block.
+            let (of_graphs, launches) = (more("graph_launches"), more("launches"));
+            assert!(of_graphs == 1.0 && launches <= 3.0, "{model} {name}: {of_graphs} of graphs, {launches} others");
+            assert_eq!(long["graph_allocations"], 0, "{model} {name}: memory of graphs");
             println!(
-                "a token of {model}, {name}: {} launches, {} allocations, {uploads} uploads, {} downloads of {bytes} bytes",
-                more("launches"),
+                "a token of {model}, {name}: {launches} launches beside one of {} nodes, {} allocations, {uploads} uploads, {} downloads of {bytes} bytes",
+                more("graph_nodes"),
                 more("allocations"),
                 more("downloads")
             );
@@ -403,6 +414,34 @@ fn answers_on_a_card_are_those_of_the_cpu_and_little_is_copied_for_a_token() {
             assert!(uploads <= 3.0 && bytes <= most_bytes as f64, "{model} {name}: {uploads} uploads, {bytes} bytes");
             assert_eq!(long["left_bytes"], 0, "memory of the card is left");
         }
+    }
+}
+
+#[test]
+fn tokens_that_are_one_launch_have_the_bits_of_those_launched_kernel_by_kernel() {
+    let scene = Scene::new();
+    scene.run(&arguments(&["--output", "run", "--max-steps", "4"])).expect_code(0);
+    let shorter = ["--prompt", "1", "--prompt", "before 120", "--prompt", "after 3", "--prompt", "7 8 9 10"];
+    // Past three capacities of a cache, and with rows that end before the others.
+    let ways: [(&str, &[&str]); 4] = [
+        ("greedy", &["--max-new-tokens", "70"]),
+        ("beams", &["--num-beams", "3", "--num-return-sequences", "2", "--max-new-tokens", "40"]),
+        ("sampled", &["--sample", "--seed", "3", "--temperature", "2", "--max-new-tokens", "70"]),
+        ("bf16", &["--precision", "bf16", "--num-beams", "2", "--max-new-tokens", "20"]),
+    ];
+    for (name, way) in ways {
+        let usual = ["--model", "run/model", "--device", "cuda", "--scores", "--json"];
+        let flags = [&usual[..], way, &shorter].concat();
+        let [(one, counts), (each, of_each), (late, _)] = [&[][..], &[("GRAPHS", "none")], &[("STREAMS", "early")]]
+            .map(|variables| answered(&scene, variables, &flags));
+        assert_eq!(one.out, each.out, "{name}: kernel by kernel");
+        assert_eq!(one.out, late.out, "{name}: as late as the order of streams allows");
+        let (counts, of_each) = (counts.expect("a report"), of_each.expect("a report"));
+        println!("{name}: {} graphs, {} launches of them: {}", counts["graphs"], counts["graph_launches"], one.out);
+        assert!(counts["graphs"].as_u64() > Some(0) && of_each["graphs"] == 0, "{name}: {counts} and {of_each}");
+        assert!(each.err.contains("kernel by kernel"), "{name}: {}", each.err);
+        assert!(!one.err.contains("kernel by kernel"), "{name}: {}", one.err);
+        assert_eq!((&counts["left_bytes"], &counts["graph_allocations"]), (&0.into(), &0.into()), "{name}");
     }
 }
 

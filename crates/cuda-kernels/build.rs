@@ -62,7 +62,7 @@ fn emulated_card() -> Result<(), Box<dyn Error>> {
         std::fs::write(out.join(format!("lib{library}.a")), "!<arch>\n")?;
     }
     println!("cargo::rustc-link-search=native={}", out.display());
-    emulation(&["blas.cc", "driver.cc", "execution.cc", "kernels.cc", "nccl.cc"])
+    emulation(&["blas.cc", "driver.cc", "execution.cc", "graphs.cc", "kernels.cc", "nccl.cc"])
 }
 
 /// `$OUT_DIR/SOURCE.ptx` for each source.

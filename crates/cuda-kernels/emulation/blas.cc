@@ -11,10 +11,21 @@
 // Products so far, which the driver reports.
 size_t products = 0;
 
+extern "C" {
+int cuMemAllocAsync(unsigned long long* to, size_t bytes, void* stream);
+int cuMemFreeAsync(unsigned long long at, void* stream);
+}
+
 namespace {
 
 enum : int { F32 = 0, F64 = 1, BF16 = 14 }; // cudaDataType
-constexpr int NOT_SUPPORTED = 15;
+constexpr int NOT_SUPPORTED = 15, FAILED = 13;
+constexpr size_t WORKSPACE = 4 << 20;
+
+struct Handle {
+    void* stream = nullptr;
+    bool has_workspace = false; // of the caller
+};
 
 template <class T>
 struct Sum {
@@ -60,34 +71,41 @@ void multiply(bool a_is_transposed, bool b_is_transposed, int m, int n, int k, d
 
 extern "C" {
 
-// A handle is the stream that it has.
 int cublasCreate_v2(void** handle) {
-    *handle = new void*(nullptr);
+    *handle = new Handle;
     return 0;
 }
 int cublasDestroy_v2(void* handle) {
-    delete static_cast<void**>(handle);
+    delete static_cast<Handle*>(handle);
     return 0;
 }
+// Another stream has the workspace of the library.
 int cublasSetStream_v2(void* handle, void* stream) {
-    *static_cast<void**>(handle) = stream;
+    *static_cast<Handle*>(handle) = {stream, false};
     return 0;
 }
-int cublasSetWorkspace_v2(void*, void*, size_t) { return 0; }
+int cublasSetWorkspace_v2(void* handle, void* workspace, size_t bytes) {
+    static_cast<Handle*>(handle)->has_workspace = workspace && bytes > 0;
+    return 0;
+}
 int cublasSetMathMode(void*, int) { return 0; }
 
 int cublasGemmStridedBatchedEx(void* handle, int transa, int transb, int m, int n, int k, const void* alpha, const void* a, int type_a, int lda,
                                long long stride_a, const void* b, int type_b, int ldb, long long stride_b, const void* beta, void* c,
                                int type_c, int ldc, long long stride_c, int batch, int, int) {
     if (type_a != type_b) return NOT_SUPPORTED;
-    products++;
+    const Handle& h = *static_cast<Handle*>(handle);
+    unsigned long long workspace = 0;
+    // A capture that has no workspace of the caller's gets memory of its own for one.
+    if (!emulation::capture_of(h.stream)) products++;
+    else if (!h.has_workspace && (cuMemAllocAsync(&workspace, WORKSPACE, h.stream) || cuMemFreeAsync(workspace, h.stream))) return FAILED;
     auto run = [&](auto* of, auto* to, auto scalar) {
         using T = std::remove_pointer_t<decltype(of)>;
         using R = std::remove_pointer_t<decltype(to)>;
         using A = decltype(scalar);
         // The host's scalars are read before the call returns.
         const double by = *static_cast<const A*>(alpha), with = *static_cast<const A*>(beta);
-        emulation::give(*static_cast<void**>(handle), [=] {
+        emulation::give(h.stream, [=] {
             for (int i = 0; i < batch; i++)
                 multiply(transa != 0, transb != 0, m, n, k, by, static_cast<const T*>(a) + i * stride_a, lda,
                          static_cast<const T*>(b) + i * stride_b, ldb, with, static_cast<R*>(c) + i * stride_c, ldc);

@@ -7,29 +7,18 @@
 // allocation finds no memory; REPORT, a file that gets the counts as JSON in the end, with the card's number behind its name but for the first.
 #include <stdio.h>
 
-#include <mutex>
 #include <new>
 
+#include "driver.h"
 #include "execution.h"
-#include "streams.h"
 
 // Of cuBLAS.
 extern size_t products;
 
 namespace {
 
-using Result = int;
+using namespace emulation;
 using Address = unsigned long long;
-
-enum : Result {
-    SUCCESS = 0,
-    INVALID_VALUE = 1,
-    OUT_OF_MEMORY = 2,
-    INVALID_DEVICE = 101,
-    NOT_FOUND = 500,
-    NOT_READY = 600,
-    LAUNCH_FAILED = 719,
-};
 
 constexpr size_t PAGE = 2 << 20;   // what a pool takes from the card
 constexpr size_t ALIGNMENT = 512;  // of what it gives
@@ -51,9 +40,11 @@ struct Card {
         Pool* pool;
     };
     std::map<Address, Block> blocks;
-    emulation::Streams streams;
+    Streams streams;
     std::map<const char*, size_t> pinned; // of the host, by their ends
     size_t pinned_bytes = 0, most_pinned = 0;
+    std::map<Address, size_t> beside; // memory of no pool
+    size_t beside_bytes = 0;
     bool has_failed = false;
     size_t allocations = 0, uploads = 0, uploaded = 0, downloads = 0, downloaded = 0, copies = 0, waits = 0;
     std::map<std::string, size_t> launches;
@@ -70,7 +61,7 @@ struct Card {
         if (order && !strcmp(order, "last")) schedule.order = emulation::Order::LastFirst;
         if (order && !strcmp(order, "random")) schedule.order = emulation::Order::Random;
         const char* late = getenv("LOW_MEM_T5_EMULATED_STREAMS");
-        using Late = emulation::Streams::Late;
+        using Late = Streams::Late;
         if (late) streams.late = !strcmp(late, "early") ? Late::First : !strcmp(late, "late") ? Late::Others : Late::None;
     }
     // Whether the driver knows these bytes of the host, so that copies do not wait for them.
@@ -79,7 +70,7 @@ struct Card {
         return found != pinned.end() && static_cast<const char*>(at) >= found->first - found->second;
     }
     Result state() const { return has_failed ? LAUNCH_FAILED : SUCCESS; }
-    size_t held() const { return (is_open ? CONTEXT : 0) + own.reserved + (now == &own ? 0 : now->reserved); }
+    size_t held() const { return (is_open ? CONTEXT : 0) + own.reserved + (now == &own ? 0 : now->reserved) + beside_bytes + graph_counts().bytes; }
 };
 
 Card& card() {
@@ -98,9 +89,10 @@ void report() {
     if (!file) return;
     size_t launches = 0;
     for (auto& [name, count] : c.launches) launches += count;
+    const GraphCounts& graphs = graph_counts();
     fprintf(file, "{\"launches\":%zu,\"products\":%zu,\"allocations\":%zu,\"uploads\":%zu,\"uploaded_bytes\":%zu,\"downloads\":%zu,\"downloaded_bytes\":%zu,"
-            "\"copies\":%zu,\"waits\":%zu,\"most_pinned_bytes\":%zu,\"most_used_bytes\":%zu,\"most_reserved_bytes\":%zu,\"left_bytes\":%zu,\"kernels\":{",
-            launches, products, c.allocations, c.uploads, c.uploaded, c.downloads, c.downloaded, c.copies, c.waits, c.most_pinned, c.now->most_used,
+            "\"copies\":%zu,\"waits\":%zu,\"graphs\":%zu,\"graph_launches\":%zu,\"graph_nodes\":%zu,\"graph_allocations\":%zu,\"most_pinned_bytes\":%zu,\"most_used_bytes\":%zu,\"most_reserved_bytes\":%zu,\"left_bytes\":%zu,\"kernels\":{",
+            launches, products, c.allocations, c.uploads, c.uploaded, c.downloads, c.downloaded, c.copies, c.waits, graphs.graphs, graphs.launches, graphs.nodes_launched, graphs.allocations, c.most_pinned, c.now->most_used,
             c.now->most_reserved, c.now->used);
     const char* comma = "";
     for (auto& [name, count] : c.launches) {
@@ -123,19 +115,21 @@ struct Function {
 
 namespace emulation {
 Streams& streams() { return card().streams; }
-void give(void* stream, std::function<void()> work) {
+std::recursive_mutex& lock() { return card().lock; }
+Result card_state() { return card().state(); }
+void give(void* stream, std::function<void()> work, NodeKind kind) {
     std::lock_guard guard(card().lock);
-    streams().give(streams().of(stream), std::move(work));
+    streams().give(streams().of(stream), std::move(work), kind);
+}
+Capture* capture_of(void* stream) {
+    std::lock_guard guard(card().lock);
+    return streams().of(stream).capture.get();
 }
 bool is_late(void* stream) {
     std::lock_guard guard(card().lock);
     return streams().of(stream).is_late;
 }
 } // namespace emulation
-using emulation::Event;
-using emulation::give;
-using emulation::Stream;
-using emulation::streams;
 
 extern "C" {
 
@@ -203,6 +197,7 @@ Result cuCtxGetDevice(int* device) {
 }
 Result cuCtxSynchronize() {
     std::lock_guard guard(card().lock);
+    if (Result result = unless_anything_is_captured()) return result;
     card().waits++;
     streams().finish_all();
     return card().state();
@@ -215,6 +210,7 @@ Result cuStreamCreate(void** stream, unsigned) {
 }
 Result cuStreamSynchronize(void* stream) {
     std::lock_guard guard(card().lock);
+    if (Result result = unless_captured(streams().of(stream))) return result;
     card().waits++;
     streams().finish(streams().of(stream));
     return card().state();
@@ -226,11 +222,12 @@ Result cuStreamDestroy_v2(void* stream) {
 }
 Result cuStreamWaitEvent(void* stream, void* event, unsigned) {
     std::lock_guard guard(card().lock);
-    streams().wait(streams().of(stream), *static_cast<Event*>(event));
-    return SUCCESS;
-}
-Result cuStreamIsCapturing(void*, int* is_capturing) {
-    *is_capturing = 0;
+    Stream& of = streams().of(stream);
+    const Event& e = *static_cast<Event*>(event);
+    // A capture knows nothing of what was recorded outside of it, and nothing outside waits for what is only captured.
+    if (of.capture && !e.is_captured) return invalidate(of, CAPTURE_ISOLATION);
+    if (e.is_captured) return of.capture ? state_of(of) : CAPTURED_EVENT;
+    streams().wait(of, e);
     return SUCCESS;
 }
 Result cuEventCreate(void** event, unsigned) {
@@ -240,6 +237,10 @@ Result cuEventCreate(void** event, unsigned) {
 Result cuEventRecord(void* event, void* stream) {
     std::lock_guard guard(card().lock);
     Stream& of = streams().of(stream);
+    if (of.capture) {
+        *static_cast<Event*>(event) = {&of, 0, nullptr, true};
+        return state_of(of);
+    }
     auto reached = std::make_shared<std::chrono::steady_clock::time_point>();
     streams().give(of, [reached] { *reached = std::chrono::steady_clock::now(); });
     *static_cast<Event*>(event) = {&of, of.given, reached};
@@ -248,12 +249,14 @@ Result cuEventRecord(void* event, void* stream) {
 Result cuEventSynchronize(void* event) {
     std::lock_guard guard(card().lock);
     const Event& e = *static_cast<Event*>(event);
+    if (e.is_captured) return e.stream->capture ? invalidate(*e.stream, CAPTURED_EVENT) : CAPTURED_EVENT;
     if (e.stream) streams().finish(*e.stream, e.place);
     return card().state();
 }
 Result cuEventQuery(void* event) {
     std::lock_guard guard(card().lock);
     const Event& e = *static_cast<Event*>(event);
+    if (e.is_captured) return e.stream->capture ? invalidate(*e.stream, CAPTURED_EVENT) : CAPTURED_EVENT;
     return e.stream && e.stream->done < e.place ? NOT_READY : SUCCESS;
 }
 Result cuEventElapsedTime_v2(float* ms, void* from, void* to) {
@@ -330,11 +333,17 @@ Result cuMemAllocAsync(Address* to, size_t bytes, void* stream) {
     Card& c = card();
     Pool& pool = *c.now;
     const size_t size = rounded(std::max<size_t>(bytes, 1), ALIGNMENT);
+    Stream& of = c.streams.of(stream);
+    if (of.capture) {
+        if (Result result = state_of(of)) return result;
+        *to = reinterpret_cast<Address>(allocate_in(*of.capture, size));
+        return *to ? SUCCESS : OUT_OF_MEMORY;
+    }
     const size_t reserved = std::max(pool.reserved, rounded(pool.used + size, PAGE));
     const size_t more = reserved - pool.reserved;
     if (++c.allocations == c.failure) return OUT_OF_MEMORY;
     if (c.held() + more > c.total || (pool.most > 0 && reserved > pool.most)) return OUT_OF_MEMORY;
-    void* block = c.streams.again(c.streams.of(stream), size);
+    void* block = c.streams.again(of, size);
     if (!block) block = aligned_alloc(ALIGNMENT, size);
     if (!block) return OUT_OF_MEMORY;
     // NaN, so that a value that nobody wrote shows.
@@ -349,6 +358,10 @@ Result cuMemAllocAsync(Address* to, size_t bytes, void* stream) {
 }
 Result cuMemFreeAsync(Address at, void* stream) {
     std::lock_guard guard(card().lock);
+    Stream& of = streams().of(stream);
+    // A graph frees what it allocates, and nothing else.
+    if (of.capture && of.capture->is_valid) return free_in(*of.capture, reinterpret_cast<void*>(at)) ? SUCCESS : invalidate(of, INVALID_VALUE);
+    if (Result result = state_of(of)) return result;
     auto found = card().blocks.find(at);
     if (found == card().blocks.end()) return INVALID_VALUE;
     const size_t size = found->second.bytes;
@@ -356,17 +369,38 @@ Result cuMemFreeAsync(Address at, void* stream) {
     void* block = reinterpret_cast<void*>(at);
     give(stream, [=] { memset(block, 0xFF, size); });
     card().blocks.erase(found);
-    streams().release(streams().of(stream), block, size);
+    streams().release(of, block, size);
     return SUCCESS;
 }
-Result cuMemAlloc_v2(Address* to, size_t bytes) { return cuMemAllocAsync(to, bytes, nullptr); }
+// Memory of no pool: whoever asks for it waits.
+Result cuMemAlloc_v2(Address* to, size_t bytes) {
+    std::lock_guard guard(card().lock);
+    Card& c = card();
+    if (Result result = unless_anything_is_captured()) return result;
+    const size_t size = rounded(std::max<size_t>(bytes, 1), ALIGNMENT);
+    void* block = c.held() + size > c.total ? nullptr : aligned_alloc(ALIGNMENT, size);
+    if (!block) return OUT_OF_MEMORY;
+    memset(block, 0xFF, size);
+    *to = reinterpret_cast<Address>(block);
+    c.beside[*to] = size;
+    c.beside_bytes += size;
+    return SUCCESS;
+}
 Result cuMemFree_v2(Address at) {
-    cuCtxSynchronize();
-    return cuMemFreeAsync(at, nullptr);
+    std::lock_guard guard(card().lock);
+    Card& c = card();
+    if (Result result = cuCtxSynchronize()) return result;
+    auto found = c.beside.find(at);
+    if (found == c.beside.end()) return cuMemFreeAsync(at, nullptr);
+    c.beside_bytes -= found->second;
+    c.beside.erase(found);
+    free(reinterpret_cast<void*>(at));
+    return SUCCESS;
 }
 Result cuMemHostAlloc(void** to, size_t bytes, unsigned) {
     std::lock_guard guard(card().lock);
     Card& c = card();
+    if (Result result = unless_anything_is_captured()) return result;
     *to = malloc(bytes);
     if (!*to) return OUT_OF_MEMORY;
     c.pinned[static_cast<char*>(*to) + bytes] = bytes;
@@ -376,6 +410,7 @@ Result cuMemHostAlloc(void** to, size_t bytes, unsigned) {
 }
 Result cuMemFreeHost(void* at) {
     std::lock_guard guard(card().lock);
+    if (Result result = unless_anything_is_captured()) return result;
     auto found = card().pinned.upper_bound(static_cast<char*>(at));
     if (found == card().pinned.end() || found->first - found->second != at) return INVALID_VALUE;
     card().pinned_bytes -= found->second;
@@ -385,15 +420,24 @@ Result cuMemFreeHost(void* at) {
 }
 
 Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, void* stream) {
-    give(stream, [=] { memset(reinterpret_cast<void*>(to), value, bytes); });
+    std::lock_guard guard(card().lock);
+    if (Result result = state_of(streams().of(stream))) return result;
+    give(stream, [=] { memset(reinterpret_cast<void*>(to), value, bytes); }, NodeKind::Set);
     return SUCCESS;
+}
+// Whether a copy between host and card may be captured: that of memory which the driver knows. Each launch reads or writes it anew.
+static Result captured(const void* host, size_t bytes, Stream& stream) {
+    if (!stream.capture) return SUCCESS;
+    return card().is_pinned(host, bytes) ? state_of(stream) : unless_captured(stream);
 }
 Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* stream) {
     std::lock_guard guard(card().lock);
+    Stream& of = streams().of(stream);
+    if (Result result = captured(from, bytes, of)) return result;
     card().uploads++;
     card().uploaded += bytes;
-    if (card().is_pinned(from, bytes) || !streams().of(stream).is_late) {
-        give(stream, [=] { memcpy(reinterpret_cast<void*>(to), from, bytes); });
+    if (card().is_pinned(from, bytes) || !of.is_late) {
+        give(stream, [=] { memcpy(reinterpret_cast<void*>(to), from, bytes); }, NodeKind::Copy);
         return SUCCESS;
     }
     // Of memory that the driver does not know it makes a copy before it returns.
@@ -403,17 +447,20 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* st
 }
 Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) {
     std::lock_guard guard(card().lock);
+    Stream& of = streams().of(stream);
+    if (Result result = captured(to, bytes, of)) return result;
     card().downloads++;
     card().downloaded += bytes;
-    give(stream, [=] { memcpy(to, reinterpret_cast<const void*>(from), bytes); });
+    give(stream, [=] { memcpy(to, reinterpret_cast<const void*>(from), bytes); }, NodeKind::Copy);
     // Memory that the driver does not know has the bytes when it returns.
-    if (!card().is_pinned(to, bytes)) streams().finish(streams().of(stream));
+    if (!card().is_pinned(to, bytes)) streams().finish(of);
     return card().state();
 }
 Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void* stream) {
     std::lock_guard guard(card().lock);
+    if (Result result = state_of(streams().of(stream))) return result;
     card().copies++;
-    give(stream, [=] { memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+    give(stream, [=] { memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); }, NodeKind::Copy);
     return SUCCESS;
 }
 Result cuMemcpyPeerAsync(Address to, void*, Address from, void*, size_t bytes, void* stream) {
@@ -421,6 +468,8 @@ Result cuMemcpyPeerAsync(Address to, void*, Address from, void*, size_t bytes, v
 }
 
 Result cuModuleLoadData(void** module, const void*) {
+    std::lock_guard guard(card().lock);
+    if (Result result = unless_anything_is_captured()) return result;
     *module = reinterpret_cast<void*>(2);
     return SUCCESS;
 }
@@ -440,7 +489,10 @@ Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsign
                       unsigned shared_bytes, void* stream, void** arguments, void**) {
     std::lock_guard guard(card().lock);
     const Function& f = *static_cast<Function*>(function);
-    card().launches[f.name]++;
+    Stream& of = streams().of(stream);
+    if (Result result = state_of(of)) return result;
+    // Those of a graph are counted when it is launched.
+    if (!of.capture) card().launches[f.name]++;
     // Arguments are taken when the kernel is launched, not when it runs.
     auto values = std::make_shared<std::vector<std::vector<uint64_t>>>();
     for (size_t i = 0; i < f.kernel->sizes.size(); i++) {

@@ -11,6 +11,8 @@
 #include <memory>
 #include <vector>
 
+#include "graphs.h"
+
 namespace emulation {
 
 struct Stream {
@@ -18,6 +20,7 @@ struct Stream {
     size_t given = 0, done = 0; // pieces of work
     std::deque<std::function<void()>> waiting;
     std::map<size_t, std::vector<void*>> freed; // memory by its bytes, which serves this stream again
+    std::unique_ptr<Capture> capture;
 };
 
 // A place in a stream's work, and when the stream came there.
@@ -25,6 +28,7 @@ struct Event {
     Stream* stream = nullptr;
     size_t place = 0;
     std::shared_ptr<std::chrono::steady_clock::time_point> reached;
+    bool is_captured = false;
 };
 
 class Streams {
@@ -40,7 +44,12 @@ class Streams {
         return all.back().get();
     }
     Stream& of(void* stream) { return stream ? *static_cast<Stream*>(stream) : null; }
-    void give(Stream& stream, std::function<void()> work) {
+    // A stream that is captured does nothing.
+    void give(Stream& stream, std::function<void()> work, NodeKind kind = NodeKind::Kernel) {
+        if (stream.capture) {
+            stream.capture->graph->nodes.push_back({kind, std::move(work)});
+            return;
+        }
         stream.given++;
         stream.waiting.push_back(std::move(work));
         if (!stream.is_late) finish(stream, stream.given);
@@ -55,8 +64,12 @@ class Streams {
         }
     }
     void finish(Stream& stream) { finish(stream, stream.given); }
+    template <class F>
+    void each(F f) {
+        for (auto& stream : all) f(*stream);
+    }
     void finish_all() {
-        for (auto& stream : all) finish(*stream);
+        each([this](Stream& stream) { finish(stream); });
     }
     void wait(Stream& stream, const Event& event) {
         if (event.stream) give(stream, [this, event] { finish(*event.stream, event.place); });
@@ -89,7 +102,9 @@ class Streams {
 // The streams of the card.
 Streams& streams();
 // Work of a stream, for the libraries beside the driver.
-void give(void* stream, std::function<void()> work);
+void give(void* stream, std::function<void()> work, NodeKind kind = NodeKind::Kernel);
+// The capture of a stream: none where its work is done.
+Capture* capture_of(void* stream);
 // Whether that work is done later: otherwise all that was given is done.
 bool is_late(void* stream);
 

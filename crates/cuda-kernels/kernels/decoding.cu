@@ -85,9 +85,13 @@ DEVICE void candidates(const T* logits, const float* offsets, uint32_t* tokens, 
 
 // The cache, (rows, capacity, width).
 
+// Whoever records launches has a position in memory, where it changes between them: it is added to the one that was launched with.
+DEVICE int moved(const uint32_t* position) { return position ? int(*position) : 0; }
+
 // Writes keys and values (rows, width) at a position of both caches: a block has a row, of keys or of values.
 template <class T>
-DEVICE void append(const T* keys, const T* values, T* key_cache, T* value_cache, int capacity, int width, int position) {
+DEVICE void append(const T* keys, const T* values, T* key_cache, T* value_cache, int capacity, int width, int position, const uint32_t* at) {
+    position += moved(at);
     const T* from = (blockIdx.y == 0 ? keys : values) + size_t(blockIdx.x) * width;
     T* to = (blockIdx.y == 0 ? key_cache : value_cache) + (size_t(blockIdx.x) * capacity + position) * width;
     for (int i = threadIdx.x; i < width; i += blockDim.x) to[i] = from[i];
@@ -103,21 +107,22 @@ DEVICE void copy_rows(const uint32_t* pairs, T* cache, int64_t row, int64_t coun
 }
 
 // Attention of few queries, without dropout: a block has one query of one head, and its warps have keys in turn, four at a time.
-// Without `lengths` each sequence has `length` keys. Rows of the bias are `bias_row` apart.
+// Without `lengths` each sequence has `length` keys, and as many more as the position `at`, by which the bias moves to the left. Rows of the
+// bias are `bias_row` apart.
 // Shared memory, f32, for each warp: the head size and two.
 constexpr int FEW_THREADS = 256, FEW_WARPS = FEW_THREADS / WARP, KEYS_AT_ONCE = 4, MOST_PARTS = 128 / WARP;
 
 template <class T>
-DEVICE void attention_few(const T* q, const T* k, const T* v, const float* bias, int bias_row, const uint32_t* lengths, int length, T* out,
-                          float* lse, const AttentionShape& s) {
+DEVICE void attention_few(const T* q, const T* k, const T* v, const float* bias, int bias_row, const uint32_t* lengths, int length,
+                          const uint32_t* at, T* out, float* lse, const AttentionShape& s) {
     SHARED(float, shared);
     const int batch = blockIdx.x / s.queries, query = blockIdx.x % s.queries, head = blockIdx.y;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, size = s.head_size;
-    const int seen = visible(s, lengths ? int(lengths[batch]) : length, query);
+    const int position = moved(at), seen = visible(s, lengths ? int(lengths[batch]) : length + position, query);
     q += batch * s.q_batch + int64_t(query) * s.q_row + head * size;
     k += batch * s.k_batch + head * size;
     v += batch * s.v_batch + head * size;
-    if (bias) bias += size_t(head) * bias_row + s.queries - 1 - query;
+    if (bias) bias += int64_t(head) * bias_row + s.queries - 1 - query - position;
     float own[MOST_PARTS], sums[MOST_PARTS], most = HIDDEN, total = 0;
 #pragma unroll
     for (int c = 0; c < MOST_PARTS; c++) {
@@ -181,13 +186,14 @@ DEVICE void attention_few(const T* q, const T* k, const T* v, const float* bias,
     KERNEL(1024, candidates_##suffix, const T* logits, const float* offsets, uint32_t* tokens, float* scores, int width, int count) { \
         candidates(logits, offsets, tokens, scores, width, count); \
     } \
-    KERNEL(256, append_##suffix, const T* keys, const T* values, T* key_cache, T* value_cache, int capacity, int width, int position) { \
-        append(keys, values, key_cache, value_cache, capacity, width, position); \
+    KERNEL(256, append_##suffix, const T* keys, const T* values, T* key_cache, T* value_cache, int capacity, int width, int position, \
+           const uint32_t* at) { \
+        append(keys, values, key_cache, value_cache, capacity, width, position, at); \
     } \
     KERNEL(256, copy_rows_##suffix, const uint32_t* pairs, T* cache, int64_t row, int64_t count) { copy_rows(pairs, cache, row, count); } \
     KERNEL(FEW_THREADS, attention_few_##suffix, const T* q, const T* k, const T* v, const float* bias, int bias_row, \
-           const uint32_t* lengths, int length, T* out, float* lse, AttentionShape s) { \
-        attention_few(q, k, v, bias, bias_row, lengths, length, out, lse, s); \
+           const uint32_t* lengths, int length, const uint32_t* at, T* out, float* lse, AttentionShape s) { \
+        attention_few(q, k, v, bias, bias_row, lengths, length, at, out, lse, s); \
     }
 DECODING(f32, float)
 DECODING(bf16, bf16)

@@ -335,3 +335,12 @@ DEVICE void add(T* sum, const T* x, size_t count) {
 }
 KERNEL(256, add_f32, float* sum, const float* x, size_t count) { add(sum, x, count); }
 KERNEL(256, add_bf16, bf16* sum, const bf16* x, size_t count) { add(sum, x, count); }
+
+// y = x * factor, rounded once. Every zero is positive, as candle's product and sum give it.
+template <class T>
+DEVICE void scaled(const T* x, T* y, float factor, size_t count) {
+    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += size_t(gridDim.x) * blockDim.x)
+        from_float(y[i], to_float(x[i]) * factor + 0.0f);
+}
+KERNEL(256, scaled_f32, const float* x, float* y, float factor, size_t count) { scaled(x, y, factor, count); }
+KERNEL(256, scaled_bf16, const bf16* x, bf16* y, float factor, size_t count) { scaled(x, y, factor, count); }

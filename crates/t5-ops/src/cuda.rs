@@ -9,11 +9,13 @@ use std::ffi::c_void;
 use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::cublas::{result as cublas, sys};
 use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute;
-use candle_core::cuda_backend::cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
+use candle_core::cuda_backend::cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg, result as driver};
 use candle_core::{CudaDevice, DType, Device, DeviceLocation, Result, Shape, Storage, Tensor, bail};
 
 use crate::ops::together::of_piece;
 use crate::quantised::Weight;
+
+pub(crate) mod recording;
 
 /// A source of `cuda-kernels`.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +27,7 @@ pub(crate) enum Module {
     Decoding,
     Dequantise,
     Dropout,
+    Elementwise,
     FewRows,
     Norm,
     Optimizer,
@@ -42,6 +45,7 @@ impl Module {
             Module::Decoding => ("decoding", ptx::DECODING),
             Module::Dequantise => ("dequantise", ptx::DEQUANTISE),
             Module::Dropout => ("dropout", ptx::DROPOUT),
+            Module::Elementwise => ("elementwise", ptx::ELEMENTWISE),
             Module::FewRows => ("few_rows", ptx::FEW_ROWS),
             Module::Norm => ("norm", ptx::NORM),
             Module::Optimizer => ("optimizer", ptx::OPTIMIZER),
@@ -147,8 +151,38 @@ fn first_address(t: &Tensor) -> Result<u64> {
 pub(crate) fn unwritten(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
     let shape = shape.into();
     crate::storage::elements(&shape)?;
+    if let Some(piece) = recording::piece(&shape, dtype)? {
+        return Ok(piece);
+    }
     // SAFETY: on a card no Rust code reads it, and every pattern of bytes is a number.
     unsafe { Tensor::empty(shape, dtype, device) }
+}
+
+/// A tensor in another dtype, in memory of its own; itself where it has that one.
+pub(crate) fn cast(t: &Tensor, dtype: DType) -> Result<Tensor> {
+    if t.dtype() == dtype {
+        return Ok(t.clone());
+    }
+    let (t, count) = (t.contiguous()?, t.elem_count());
+    let other = unwritten(t.shape(), dtype, t.device())?;
+    let name = format!("cast_{}_{}", t.dtype().as_str(), dtype.as_str());
+    let kernel = Kernel::new(t.device(), Module::Elementwise, name)?;
+    // Without a layout elements follow each other.
+    let kernel = kernel.value(count).value(1usize).value(0u64).tensor(&t)?.tensor(&other)?;
+    // SAFETY: two tensors of as many elements.
+    unsafe { kernel.launch([count.div_ceil(1024), 1, 1], 1024, 0)? };
+    Ok(other)
+}
+
+/// Copies the bytes of a contiguous tensor to an address on the card.
+///
+/// # Safety
+/// There is memory for them.
+pub(crate) unsafe fn copy_to(from: &Tensor, to: u64) -> Result<()> {
+    let bytes = from.elem_count() * from.dtype().size_in_bytes();
+    let stream = card(from.device())?.cuda_stream();
+    // SAFETY: the tensor has these bytes; the caller's.
+    unsafe { driver::memcpy_dtod_async(to, address(from)?, bytes, stream.cu_stream()) }.w()
 }
 
 /// A number of elements as kernels count them.
@@ -374,6 +408,12 @@ const KEPT_LIST: usize = 8192;
 
 /// Numbers on the card. Short lists are kept, and uploaded once.
 pub(crate) fn uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
+    let list = kept_or_uploaded(list, device)?;
+    recording::hold(&list);
+    Ok(list)
+}
+
+fn kept_or_uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
     type Kept = (usize, Vec<u32>, Tensor);
     thread_local! {
         static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };

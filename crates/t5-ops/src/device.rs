@@ -131,10 +131,12 @@ fn check_capability((major, minor): (i32, i32), dtype: DType) -> Result<()> {
 
 #[cfg(feature = "cuda")]
 mod cuda {
+    use std::ffi::c_void;
     use std::mem::zeroed;
 
     use candle_core::CudaDevice;
     use candle_core::cuda_backend::WrapErr;
+    use candle_core::cuda_backend::cudarc::cublas::sys::cublasSetWorkspace_v2;
     use candle_core::cuda_backend::cudarc::driver::sys::{
         CUmemAllocationType, CUmemLocationType, CUmemPool_attribute as Attribute, CUmemPoolProps, CUmemoryPool,
         cuDriverGetVersion,
@@ -187,8 +189,32 @@ mod cuda {
         // SAFETY: there is one stream in whose order memory is taken, used and given back. Copies on another one keep a tensor's memory until
         // they are done, or until this stream waits for them (`crate::copies`).
         unsafe { device.disable_event_tracking() };
+        give_workspace(device)?;
         // A pool gives everything back whenever somebody waits for the device, unless it is told to keep it.
         pool(device).and_then(|pool| set(pool, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)).w()
+    }
+
+    /// Bytes of cuBLAS's workspace, as its documentation recommends: Hopper's and the data centre's Blackwell, the other Blackwell's, others'.
+    fn workspace_bytes(major: i32) -> usize {
+        let mib = match major {
+            9..12 => 32,
+            12.. => 12,
+            _ => 4,
+        };
+        mib << 20
+    }
+
+    /// Gives cuBLAS a workspace of ours, for as long as the process lives. While launches are recorded cuBLAS would ask the driver for one
+    /// of its own, which would be memory of the graph. All products have the same one, so that recorded ones have the same bits.
+    fn give_workspace(device: &CudaDevice) -> candle_core::Result<()> {
+        let bytes = workspace_bytes(capability(device)?.0);
+        let blas = device.cublas_handle();
+        device.cuda_stream().context().bind_to_thread().w()?;
+        // SAFETY: memory of as many bytes, which nobody else uses and nobody gives back. It is in no pool: the context's row has it.
+        unsafe {
+            let workspace = result::malloc_sync(bytes).w()?;
+            cublasSetWorkspace_v2(*blas.handle(), workspace as *mut c_void, bytes).result().w()
+        }
     }
 
     pub fn limit(device: &CudaDevice, most: u64) -> candle_core::Result<()> {

@@ -62,6 +62,7 @@ mod peak;
 mod processor;
 mod quantised;
 mod random_mask;
+mod replay;
 mod simd;
 mod staging;
 mod storage;
@@ -87,14 +88,14 @@ pub use ops::adafactor::{
 };
 pub use ops::adamw::{AdamwHyper, AdamwUpdate, adamw, adamw_needs, adamw_of_each};
 pub use ops::attention::{
-    Attended, Attention, Sizes as AttentionSizes, attention, attention_backward, attention_backward_needs,
-    attention_needs,
+    Attended, Attention, Sizes as AttentionSizes, attention, attention_at, attention_backward,
+    attention_backward_needs, attention_needs,
 };
 pub use ops::cross_entropy::{
     CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward,
     linear_cross_entropy_backward_needs, linear_cross_entropy_needs,
 };
-pub use ops::decoding::{append, candidates, copy_rows, largest, largest_needs, scores, scores_needs};
+pub use ops::decoding::{Position, append, candidates, copy_rows, join, largest, largest_needs, scores, scores_needs};
 pub use ops::dora::{adapted_lengths, adapted_lengths_needs, magnitude_backward, scale_columns};
 pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout_needs};
 pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_needs};
@@ -116,6 +117,7 @@ pub use parallel::{Joined, for_each_part, join_threads, on_threads_apart, thread
 pub use peak::peak_gflops;
 pub use processor::{InstructionSet, Processor, count_for, processor};
 pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser, Weight};
+pub use replay::Replay;
 pub use staging::{STAGING_BYTES, Staged, Staging};
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.

@@ -418,7 +418,14 @@ fn what_generation_reads_and_copies_is_that_of_the_cpu() {
         check(&format!("decoding {dtype:?}"), tolerance(dtype), |make| {
             let (logits, cache) = (make.tensor(&[3, 50], dtype), make.tensor(&[4, 6, 8], dtype));
             let [keys, values, other] = [[4, 1, 8], [4, 1, 8], [4, 6, 8]].map(|shape| make.tensor(&shape, dtype));
-            t5_ops::append([&cache, &other], [&keys, &values], 3)?;
+            let third = make.ids(&[3]);
+            let [at, on_card] = [None, Some(&third)].map(|on_card| t5_ops::Position { number: 3, on_card });
+            t5_ops::append([&cache, &other], [&keys, &values], at)?;
+            let moved = other.copy()?;
+            t5_ops::append([&moved, &moved.copy()?], [&values, &keys], on_card)?;
+            // One position of the bias of all, by its number and by where it lies.
+            let bias = make.tensor(&[2, 11], F32);
+            let attended = |position| t5_ops::attention_at(&keys, [&cache, &other], &bias, 2, position);
             let scores = t5_ops::scores(&logits, true)?;
             let largest = t5_ops::largest(&logits)?;
             t5_ops::copy_rows(&cache, &[(0, 3), (2, 1)], 4)?;
@@ -427,6 +434,11 @@ fn what_generation_reads_and_copies_is_that_of_the_cpu() {
                 ("scores", Tensor::new(scores, logits.device())?),
                 ("largest", Tensor::new(largest, logits.device())?),
                 ("cache", cache.narrow(1, 0, 4)?.contiguous()?),
+                ("moved", moved),
+                ("attention", attended(at)?),
+                ("attention by a position on the card", attended(on_card)?),
+                ("joined", t5_ops::join(&[cache.narrow(0, 1, 2)?, other.clone(), cache.narrow(0, 3, 1)?])?),
+                ("scaled", t5_ops::scaled(&other, 0.3)?),
                 ("other cache", other),
             ])
         });

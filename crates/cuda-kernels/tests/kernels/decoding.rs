@@ -104,19 +104,27 @@ fn a_cache_gets_keys_and_values_and_copies_rows() {
     for dtype in DTYPES {
         let [keys, values] = [1, 2].map(|seed| numbers(seed, &[rows, 1, width], dtype));
         let caches = [3, 4].map(|seed| numbers(seed, &[rows, capacity, width], dtype));
-        let got = in_every_schedule("append", |schedule| {
+        // With a position in memory, too, that is added to the other one.
+        let moved = Tensor::new(&[9u32, 2], &Device::Cpu).unwrap();
+        let appended = |schedule, is_moved: bool| {
+            let mut moved = Buffer::of(&moved);
             let (mut keys, mut values) = (Buffer::of(&keys), Buffer::of(&values));
             let [mut of_keys, mut of_values] = caches.each_ref().map(Buffer::of);
             let pointers = [&mut keys, &mut values, &mut of_keys, &mut of_values].map(Buffer::pointer);
+            let position = if is_moved { position - 2 } else { position };
             let sizes = [capacity, width, position].map(|size| Argument::of(size as i32));
-            let arguments: Vec<Argument> = pointers.into_iter().chain(sizes).collect();
+            let moved = if is_moved { moved.pointer_at(4) } else { null() };
+            let arguments: Vec<Argument> = pointers.into_iter().chain(sizes).chain([moved]).collect();
             launch(&format!("append_{}", suffix(dtype)), [rows, 2, 1], 32, 0, &arguments, schedule);
             vec![of_keys, of_values]
-        });
-        for ((got, cache), new) in got.iter().zip(&caches).zip([&keys, &values]) {
-            let expected = cache.copy().unwrap();
-            expected.slice_set(new, 1, position).unwrap();
-            assert_close("append", got, &expected, 0.0);
+        };
+        for is_moved in [false, true] {
+            let got = in_every_schedule("append", |schedule| appended(schedule, is_moved));
+            for ((got, cache), new) in got.iter().zip(&caches).zip([&keys, &values]) {
+                let expected = cache.copy().unwrap();
+                expected.slice_set(new, 1, position).unwrap();
+                assert_close("append", got, &expected, 0.0);
+            }
         }
         let pairs = Tensor::new(&[[0u32, 3], [0, 1]], &Device::Cpu).unwrap();
         let got = in_every_schedule("copies", |schedule| {
@@ -163,7 +171,11 @@ fn attention_of_few_queries_is_that_of_the_cpu() {
                 is_causal: i32::from(causal),
             };
             let are_alike = lengths.iter().all(|length| *length == lengths[0]);
+            // Keys and bias may be those of a position in memory.
+            let position = if are_alike { lengths[0] - 1 } else { 0 };
+            let at = Tensor::new(&[position as u32], &Device::Cpu).unwrap();
             let got = in_every_schedule(&what, |schedule| {
+                let mut at = Buffer::of(&at);
                 let counts: Vec<u32> = lengths.iter().map(|&n| n as u32).collect();
                 let mut counts = Buffer::of(&Tensor::new(counts.as_slice(), &Device::Cpu).unwrap());
                 let (mut q, mut k, mut v, mut all) = (Buffer::of(&q), Buffer::of(&k), Buffer::of(&v), Buffer::of(&all));
@@ -172,10 +184,11 @@ fn attention_of_few_queries_is_that_of_the_cpu() {
                     q.pointer(),
                     k.pointer(),
                     v.pointer(),
-                    if has_bias { all.pointer_at(3 * 4) } else { null() },
+                    if has_bias { all.pointer_at((3 + position) * 4) } else { null() },
                     Argument::of((t + s + 4) as i32),
                     if are_alike { null() } else { counts.pointer() },
-                    Argument::of(lengths[0] as i32),
+                    Argument::of((lengths[0] - position) as i32),
+                    if are_alike { at.pointer() } else { null() },
                     out.pointer(),
                     lse.pointer(),
                     Argument::of(shape),

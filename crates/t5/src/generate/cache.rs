@@ -11,7 +11,7 @@ use crate::layers::attention::Attention;
 use crate::layers::stack::Stack;
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
-use crate::ops::Ops;
+use crate::ops::{Ops, Position};
 use crate::step::run::{infer, without_dropout};
 use crate::step::schedule::Outline;
 
@@ -65,12 +65,24 @@ impl<T: Ops> Decoding<'_, T> {
         }))
     }
 
-    /// One step of all rows of these caches: the logits (R, V) after `ids` (R, 1), those of the first cache first.
+    /// Whether any weights come and go.
+    pub fn has_weights_elsewhere(&self) -> bool {
+        self.has_paged_weights || self.network.pager.is_some()
+    }
+
+    /// Makes space for a token more in these caches.
+    pub fn make_space(&self, caches: &mut [&mut Cache<T>]) -> Result<()> {
+        caches.iter_mut().try_for_each(|cache| cache.make_space(&self.network.decoder))
+    }
+
+    /// The logits (R, V) after a token `ids` (R, 1) of each row of these caches, which have space for it, those of the first cache first.
+    /// `positions` has those of the caches on a card.
     ///
     /// Each product with weights is one for all rows, and attention is apart for each cache, which has its own position.
-    pub fn step(&self, ids: &T, caches: &mut [&mut Cache<T>]) -> Result<T> {
+    pub fn logits(&self, ids: &T, positions: Option<&T>, caches: &[&Cache<T>]) -> Result<T> {
         let Network { shared, decoder, head, .. } = self.network;
-        caches.iter_mut().try_for_each(|cache| cache.make_space(decoder))?;
+        let positions = (0..caches.len()).map(|number| positions.map(|all| all.part(number, 1)).transpose());
+        let positions: Vec<Option<T>> = positions.collect::<Result<_>>()?;
         self.network.bring(shared)?;
         let mut x = decoder.embed(ids, shared, self.options.activations, &Noise::NONE)?; // (R, 1, D)
         self.network.page_out(shared)?;
@@ -85,9 +97,9 @@ impl<T: Ops> Decoding<'_, T> {
             let q = own.q.forward(&n, &Noise::NONE)?;
             let heads = in_parts(caches, |rows, cache| {
                 let KeysValues { k: keys, v: values } = &cache.blocks[number].own;
-                T::append([keys, values], [&rows.of(&k)?, &rows.of(&v)?], cache.position)?;
-                let lengths = vec![cache.position + 1; rows.count];
-                own.attend(&rows.of(&q)?, keys, values, Some(&cache.bias(number)?), &lengths)
+                let position = Position { number: cache.position, on_card: positions[rows.cache].as_ref() };
+                T::append([keys, values], [&rows.of(&k)?, &rows.of(&v)?], position)?;
+                own.attend_at(&rows.of(&q)?, [keys, values], cache.bias(number), position)
             })?;
             x = own.add_to(&x, &heads)?;
             drop((n, k, v, q, heads));
@@ -100,7 +112,7 @@ impl<T: Ops> Decoding<'_, T> {
                     let (sources, width) = (rows.count / cache.rows_of_source, q.dims()[2]);
                     let q = q.shaped(&[sources, cache.rows_of_source, width])?;
                     let KeysValues { k, v } = &cache.blocks[number].source;
-                    cross.attend(&q, k, v, None, &cache.source_lengths)?.shaped(&[rows.count, 1, width])
+                    cross.attend(&q, k, v, &cache.source_lengths)?.shaped(&[rows.count, 1, width])
                 })?;
                 x = cross.add_to(&x, &heads)?;
             }
@@ -111,13 +123,14 @@ impl<T: Ops> Decoding<'_, T> {
         self.network.page_in(&head.weight)?;
         let logits = self.network.logits(&z)?;
         self.network.page_out(&head.weight)?;
-        caches.iter_mut().for_each(|cache| cache.position += 1);
         Ok(logits)
     }
 }
 
 /// The rows of one cache among those of all.
 struct PartRows {
+    /// The number of the cache.
+    cache: usize,
     from: usize,
     count: usize,
     is_all: bool,
@@ -130,11 +143,11 @@ impl PartRows {
 }
 
 /// What `f` makes of the rows of each cache, one after the other.
-fn in_parts<T: Ops>(caches: &[&mut Cache<T>], f: impl Fn(&PartRows, &Cache<T>) -> Result<T>) -> Result<T> {
+fn in_parts<T: Ops>(caches: &[&Cache<T>], f: impl Fn(&PartRows, &Cache<T>) -> Result<T>) -> Result<T> {
     let (mut from, is_all) = (0, caches.len() == 1);
-    let parts = caches.iter().map(|cache| {
+    let parts = caches.iter().enumerate().map(|(number, cache)| {
         let count = cache.rows();
-        let rows = PartRows { from, count, is_all };
+        let rows = PartRows { cache: number, from, count, is_all };
         from += count;
         f(&rows, cache)
     });
@@ -182,9 +195,9 @@ impl<T: Ops> Cache<T> {
         self.blocks.iter().map(tensors).chain(self.biases.iter().map(T::bytes)).sum()
     }
 
-    /// The bias of a block at the position of the next token, (H, capacity): a part of each row of that of all positions.
-    fn bias(&self, block: usize) -> Result<T> {
-        self.biases[block.min(self.biases.len() - 1)].columns(self.capacity - 1 - self.position, self.capacity)
+    /// The bias of a block, of all positions.
+    fn bias(&self, block: usize) -> &T {
+        &self.biases[block.min(self.biases.len() - 1)]
     }
 
     /// Rows of all sources.
@@ -197,6 +210,22 @@ impl<T: Ops> Cache<T> {
         self.position
     }
 
+    /// Whether the next token makes it have other tensors.
+    pub fn is_full(&self) -> bool {
+        self.position >= self.capacity || self.biases.is_empty()
+    }
+
+    /// Goes on by one token.
+    pub fn advance(&mut self) {
+        self.position += 1;
+    }
+
+    /// Tensors of which one at least is another when its others are: its own keys, those of its sources, the bias.
+    pub fn landmarks(&self) -> impl Iterator<Item = &T> {
+        let of_block = self.blocks.first().into_iter().flat_map(|block| [&block.own.k, &block.source.k]);
+        of_block.chain(self.biases.first())
+    }
+
     /// Goes on at a later position, whose tokens before it are anything: to count a step there.
     pub fn skip_to(&mut self, position: usize) {
         self.position = position;
@@ -204,11 +233,10 @@ impl<T: Ops> Cache<T> {
 
     /// Doubles the space when the next token is outside of it.
     fn make_space(&mut self, decoder: &Stack<T>) -> Result<()> {
-        let has_space = self.position < self.capacity;
-        if has_space && !self.biases.is_empty() {
+        if !self.is_full() {
             return Ok(());
         }
-        if !has_space {
+        if self.position >= self.capacity {
             self.grow()?;
         }
         self.biases.clear();

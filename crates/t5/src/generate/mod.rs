@@ -12,6 +12,7 @@ pub(crate) mod processors;
 mod rows;
 pub(crate) mod sampling;
 mod together;
+mod tokens;
 
 use candle_core::Tensor;
 
@@ -20,6 +21,7 @@ use self::cache::{Cache, Decoding};
 pub use self::options::{AnswerShape, GenerateOptions, Search};
 use self::rows::Rows;
 pub use self::together::{AnswersTogether, Grown};
+use self::tokens::Tokens;
 use crate::config::Config;
 use crate::error::Result;
 use crate::micro_batch::{MicroBatch, pad};
@@ -94,7 +96,7 @@ impl T5 {
             Decoding { network: &self.network, options: *options, has_paged_weights: self.has_paged_weights() };
         let batch = MicroBatch::of_sources(ids, lengths);
         let Some(cache) = decoding.begin(batch, self.config(), watch.interrupted)? else { return Ok(None) };
-        let mut answering = Answering { model: self, decoding, cache, options, watch };
+        let mut answering = Answering { model: self, decoding, cache, tokens: Tokens::default(), options, watch };
         match options.search {
             Search::Beams(beams) => answering.search(beams, sources.len()),
             _ => answering.choose(sources.len()),
@@ -107,6 +109,7 @@ struct Answering<'a> {
     model: &'a T5,
     decoding: Decoding<'a, Tensor>,
     cache: Cache<Tensor>,
+    tokens: Tokens,
     options: &'a GenerateOptions,
     watch: &'a Watch<'a>,
 }
@@ -117,14 +120,14 @@ impl Answering<'_> {
         if (self.watch.interrupted)() {
             return Ok(None);
         }
-        let ids = Tensor::from_slice(tokens, (tokens.len(), 1), self.model.device())?;
-        Ok(Some(self.decoding.step(&ids, &mut [&mut self.cache])?))
+        Ok(Some(self.tokens.logits(&self.decoding, tokens, &mut [&mut self.cache])?))
     }
 
     /// Drops the sources that are done from the batch, once they are half of it. `active` are those that the cache has.
     fn drop_done(&mut self, active: &mut Vec<usize>, is_done: impl Fn(usize) -> bool) -> Result<()> {
         let left: Vec<usize> = (0..active.len()).filter(|&place| !is_done(active[place])).collect();
         if !left.is_empty() && left.len() * 2 <= active.len() {
+            self.tokens.forget();
             self.cache.keep_sources(&left)?;
             *active = left.iter().map(|&place| active[place]).collect();
         }

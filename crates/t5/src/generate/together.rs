@@ -12,6 +12,7 @@ use super::beams::BeamSearch;
 use super::cache::{Cache, Decoding};
 use super::options::{GenerateOptions, Search};
 use super::rows::Rows;
+use super::tokens::Tokens;
 use super::{Answer, NextScores, advance, best};
 use crate::error::Result;
 use crate::micro_batch::{MicroBatch, pad};
@@ -24,6 +25,7 @@ pub struct AnswersTogether {
     model: Rc<T5>,
     activations: DType,
     members: Vec<Member>,
+    next: Tokens,
 }
 
 /// A source.
@@ -57,7 +59,7 @@ pub struct Grown {
 impl AnswersTogether {
     /// Nobody yet.
     pub fn new(model: Rc<T5>, activations: DType) -> Self {
-        AnswersTogether { model, activations, members: Vec::new() }
+        AnswersTogether { model, activations, members: Vec::new(), next: Tokens::default() }
     }
 
     /// The model.
@@ -106,7 +108,11 @@ impl AnswersTogether {
 
     /// Forgets the sources of which `leaves` says so.
     pub fn retain(&mut self, mut stays: impl FnMut(u64) -> bool) {
+        let before = self.members.len();
         self.members.retain(|member| stays(member.key));
+        if self.members.len() < before {
+            self.next.forget();
+        }
     }
 
     /// A token more for everybody. `told` is given a source, which of its answers, and its tokens so far, and says whether the
@@ -120,13 +126,12 @@ impl AnswersTogether {
             return Ok(Vec::new());
         }
         let tokens: Vec<u32> = self.members.iter().flat_map(Member::last_tokens).collect();
-        let ids = Tensor::from_slice(&tokens, (tokens.len(), 1), self.model.device())?;
         let model = Rc::clone(&self.model);
         let logits = {
             let options = GenerateOptions { activations: self.activations, ..GenerateOptions::default() };
             let decoding = Decoding { network: &model.network, options, has_paged_weights: model.has_paged_weights() };
             let mut caches: Vec<&mut Cache<Tensor>> = self.members.iter_mut().map(|member| &mut member.cache).collect();
-            decoding.step(&ids, &mut caches)?
+            self.next.logits(&decoding, &tokens, &mut caches)?
         };
         let mut from = 0;
         let mut grown = Vec::new();
@@ -138,6 +143,10 @@ impl AnswersTogether {
             if member.is_done() {
                 grown.push(member.key);
             }
+        }
+        if !grown.is_empty() {
+            // Who leaves takes all memory along that was for it.
+            self.next.forget();
         }
         let whole = |key| {
             let place = self.members.iter().position(|member| member.key == key).expect("it was there");

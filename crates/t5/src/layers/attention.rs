@@ -10,7 +10,7 @@ use super::norm::Norm;
 use crate::config::Config;
 use crate::context::{LayerContext, Noise, Place, adapter_site, site};
 use crate::error::Result;
-use crate::ops::{Attended, AttentionSettings, Ops};
+use crate::ops::{Attended, AttentionSettings, Ops, Position};
 use crate::step::gradients::Gradients;
 use crate::step::reach::Keep;
 
@@ -248,11 +248,16 @@ impl<T: Ops> Attention<T> {
         }
     }
 
-    /// One position of generation: the heads of queries `q` (B, 1, HK) over given keys and values (B, S, HK).
-    pub fn attend(&self, q: &T, k: &T, v: &T, bias: Option<&T>, lengths: &[usize]) -> Result<T> {
-        let settings =
-            AttentionSettings { heads: self.heads, bias, key_lengths: lengths, causal: false, dropout: None };
+    /// One position of generation: the heads of queries `q` (B, T, HK) over the keys and values of a source (B, S, HK).
+    pub fn attend(&self, q: &T, k: &T, v: &T, lengths: &[usize]) -> Result<T> {
+        let heads = self.heads;
+        let settings = AttentionSettings { heads, bias: None, key_lengths: lengths, causal: false, dropout: None };
         Ok(T::attention(q, k, v, &settings)?.0)
+    }
+
+    /// The same of queries (B, 1, HK) over the keys and values of the tokens so far (B, C, HK), by the bias of all positions (H, 2C-1).
+    pub fn attend_at(&self, q: &T, caches: [&T; 2], bias: &T, position: Position<T>) -> Result<T> {
+        T::attention_at(q, caches, bias, self.heads, position)
     }
 
     /// What [`Attention::attend`] gave, projected and added to `x`.

@@ -5,7 +5,7 @@ use t5_ops::{Activation, Beside, CrossEntropy, Dropout, Quantised, RelativePosit
 
 use super::files::Files;
 use super::spill::{Stretch, TensorSpill};
-use super::{Attended, AttentionSettings, Matrix, Ops};
+use super::{Attended, AttentionSettings, Matrix, Ops, Position};
 use crate::error::Result;
 
 impl Matrix<'_, Tensor> {
@@ -258,12 +258,12 @@ impl Ops for Tensor {
         Ok(self.slice_set(rows, 1, position)?)
     }
 
-    fn append(caches: [&Self; 2], new: [&Self; 2], position: usize) -> Result<()> {
+    fn append(caches: [&Self; 2], new: [&Self; 2], position: Position<Self>) -> Result<()> {
         Ok(t5_ops::append(caches, new, position)?)
     }
 
-    fn columns(&self, from: usize, count: usize) -> Result<Self> {
-        Ok(self.narrow(1, from, count)?)
+    fn attention_at(q: &Self, caches: [&Self; 2], bias: &Self, heads: usize, position: Position<Self>) -> Result<Self> {
+        Ok(t5_ops::attention_at(q, caches, bias, heads, position)?)
     }
 
     fn part(&self, from: usize, count: usize) -> Result<Self> {
@@ -273,7 +273,7 @@ impl Ops for Tensor {
     fn joined(mut parts: Vec<Self>) -> Result<Self> {
         match parts.len() {
             1 => Ok(parts.swap_remove(0)),
-            _ => Ok(Tensor::cat(&parts, 0)?),
+            _ => Ok(t5_ops::join(&parts)?),
         }
     }
 

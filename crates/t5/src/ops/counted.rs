@@ -11,7 +11,7 @@ use std::rc::Rc;
 use candle_core::DType;
 use t5_ops::{Activation, AttentionSizes, Calls, CrossEntropy, Dropout, Needs, Path, RelativePosition};
 
-use super::{Attended, AttentionSettings, Files, Matrix, Ops};
+use super::{Attended, AttentionSettings, Files, Matrix, Ops, Position};
 use crate::error::Result;
 use files::{CountedFiles, CountedStretch};
 pub(crate) use ledger::Ledger;
@@ -205,7 +205,7 @@ impl Ops for Counted {
         if scale == 1.0 {
             return Ok(self.clone());
         }
-        self.calls(t5_ops::scaled_needs(self.path(), self.dtype));
+        self.calls(t5_ops::scaled_needs(self.path()));
         Ok(self.like())
     }
 
@@ -437,12 +437,13 @@ impl Ops for Counted {
         Ok(())
     }
 
-    fn append(_: [&Self; 2], _: [&Self; 2], _: usize) -> Result<()> {
+    fn append(_: [&Self; 2], _: [&Self; 2], _: Position<Self>) -> Result<()> {
         Ok(())
     }
 
-    fn columns(&self, _: usize, count: usize) -> Result<Self> {
-        self.shaped(&[self.dims[0], count])
+    fn attention_at(q: &Self, [k, v]: [&Self; 2], bias: &Self, heads: usize, _: Position<Self>) -> Result<Self> {
+        let settings = AttentionSettings { heads, bias: Some(bias), key_lengths: &[], causal: false, dropout: None };
+        Ok(Self::attention(q, k, v, &settings)?.0)
     }
 
     fn part(&self, _: usize, count: usize) -> Result<Self> {

@@ -20,6 +20,7 @@ use candle_core::Tensor;
 pub(crate) use counted::{Counted, Ledger, Work};
 pub use files::Files;
 pub(crate) use t5_ops::Kept;
+pub(crate) use t5_ops::Position;
 use t5_ops::{Activation, CrossEntropy, Dropout, Quantisation, RelativePosition};
 
 use crate::error::Result;
@@ -227,9 +228,9 @@ pub trait Ops: Clone + Debug + Sized {
     /// Writes `rows` (B, n, D) over the positions of `self` (B, T, D) from `position` on.
     fn set_positions(&self, rows: &Self, position: usize) -> Result<()>;
     /// Writes keys and values (B, 1, D) over a position of two caches (B, T, D).
-    fn append(caches: [&Self; 2], new: [&Self; 2], position: usize) -> Result<()>;
-    /// Columns `from` to `from + count` of `self` (R, D), in the same memory.
-    fn columns(&self, from: usize, count: usize) -> Result<Self>;
+    fn append(caches: [&Self; 2], new: [&Self; 2], position: Position<Self>) -> Result<()>;
+    /// Attention of one query of each row (B, 1, D) over the two caches, up to a position; see [`t5_ops::attention_at`].
+    fn attention_at(q: &Self, caches: [&Self; 2], bias: &Self, heads: usize, position: Position<Self>) -> Result<Self>;
     /// Samples `from` to `from + count` of `self` (B, ..), in the same memory.
     fn part(&self, from: usize, count: usize) -> Result<Self>;
     /// The samples of all parts, one part after the other.

@@ -458,14 +458,17 @@ impl Counter {
         loop {
             let before = ledger.work().all;
             cache.skip_to(position);
-            let logits = decoding.step(&ids, &mut [&mut cache]).expect("counting cannot fail");
+            decoding.make_space(&mut [&mut cache]).expect("counting cannot fail");
+            // A recording of the token's launches keeps the memory of all of its tensors.
+            let token = ledger.hold();
+            let logits = decoding.logits(&ids, None, &[&cache]).expect("counting cannot fail");
             match answer.looks_at_scores {
                 // Those of beams hold more than those that are drawn from.
                 true => logits.scores(true).map(drop),
                 false => logits.largest().map(drop),
             }
             .expect("counting cannot fail");
-            drop(logits);
+            drop((logits, token));
             let end = cache.capacity().min(max_new_tokens);
             multiply_adds += (ledger.work().all - before) * (end - position) as f64;
             if end == max_new_tokens {

@@ -286,3 +286,29 @@ fn sources_that_join_and_leave_between_tokens_are_answered_as_alone() {
     let alone = model.generate(&[&sources[2]], &greedy).unwrap();
     assert_eq!((last.len(), ids(last[0].answers.as_ref().unwrap())), (1, alone));
 }
+
+#[test]
+fn sources_that_go_on_together_at_their_own_positions_are_answered_as_alone() {
+    let sources = lists(&golden("answers.json")["sources"]);
+    let model = std::rc::Rc::new(model(&Value::Null));
+    // None ends early, so that the three go on together for many tokens, past the first space of their caches.
+    let never_ends = Processors { min_new_tokens: 44, ..Processors::default() };
+    let options = GenerateOptions { max_new_tokens: 44, processors: never_ends, ..Default::default() };
+    let beams = GenerateOptions { search: Search::Beams(Beams { count: 2, ..Beams::default() }), ..options };
+    let all = [options, beams, options];
+    let mut together = t5::AnswersTogether::new(std::rc::Rc::clone(&model), DType::F32);
+    let mut answered = vec![Vec::new(); 3];
+    for step in 0..60 {
+        if let Some(joins) = [0, 3, 7].iter().position(|joins| *joins == step) {
+            assert!(together.join(joins as u64, &sources[joins], &all[joins], &|| false).unwrap());
+        }
+        for grown in together.step(&mut |_, _, _| false).unwrap() {
+            answered[grown.key as usize] = grown.answers.unwrap();
+        }
+    }
+    for (number, (answers, options)) in answered.iter().zip(&all).enumerate() {
+        let alone = model.answers(&[&sources[number]], options, &Watch::default()).unwrap().unwrap();
+        assert_eq!(ids(answers), ids(&alone[0]), "source {number}");
+        assert_eq!(answers[0].ids.len(), 44, "source {number}");
+    }
+}

@@ -1,7 +1,7 @@
 //! The golden files and a few comparisons, shared by the integration tests.
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
@@ -10,12 +10,15 @@ use t5::{Config, Gradients, MicroBatch, StepContext, T5};
 
 /// The device of these tests: the CPU, or, with `LOW_MEM_T5_TEST_DEVICE=cuda`, a card or the emulated one.
 pub fn device() -> Device {
-    static DEVICE: OnceLock<Device> = OnceLock::new();
+    // A thread has a stream of its own there: whoever records launches records all of its stream.
+    thread_local! {
+        static DEVICE: OnceCell<Device> = const { OnceCell::new() };
+    }
     let open = || match std::env::var("LOW_MEM_T5_TEST_DEVICE").as_deref() {
         Ok("cuda") => t5_ops::open_card(0).expect("a card"),
         _ => Device::Cpu,
     };
-    DEVICE.get_or_init(open).clone()
+    DEVICE.with(|device| device.get_or_init(open).clone())
 }
 
 /// The results of transformers for a directory and a batch (see scripts/README.md).

@@ -1,15 +1,18 @@
 //! The device of these tests.
 
-use std::sync::OnceLock;
+use std::cell::OnceCell;
 
 use candle_core::Device;
 
 /// The CPU, or, with `LOW_MEM_T5_TEST_DEVICE=cuda`, a card or the emulated one.
 pub fn device() -> Device {
-    static DEVICE: OnceLock<Device> = OnceLock::new();
+    // A thread has a stream of its own there: whoever records launches records all of its stream.
+    thread_local! {
+        static DEVICE: OnceCell<Device> = const { OnceCell::new() };
+    }
     let open = || match std::env::var("LOW_MEM_T5_TEST_DEVICE").as_deref() {
         Ok("cuda") => t5_ops::open_card(0).expect("a card"),
         _ => Device::Cpu,
     };
-    DEVICE.get_or_init(open).clone()
+    DEVICE.with(|device| device.get_or_init(open).clone())
 }

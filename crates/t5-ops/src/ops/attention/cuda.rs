@@ -6,6 +6,7 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use super::{Attended, Attention, MOST_HEAD_ON_DEVICE, Sizes};
 use crate::cuda::{Kernel, Module, count, rows_address, suffix, takes_alike, unwritten, uploaded};
+use crate::ops::decoding::Position;
 use crate::ops::dropout::cuda::{Mask, samples};
 use crate::ops::dropout::{Dropout, active};
 
@@ -87,24 +88,39 @@ const FEW_QUERIES: usize = 8;
 /// Threads of such a block.
 const FEW_THREADS: u32 = 256;
 
-/// Attention of few queries without dropout.
-fn attention_of_few(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {
+/// Attention of few queries without dropout. At a position that lies on the card, to which lengths and bias are those of its number, the
+/// kernel looks there.
+pub(super) fn attention_of_few(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    a: &Attention,
+    s: &Sizes,
+    at: Option<Position>,
+) -> Result<(Tensor, Tensor)> {
     let (device, dtype) = (q.device(), q.dtype());
     let (q, k, v) = (q.contiguous()?, k.contiguous()?, v.contiguous()?);
     let bias = match a.bias {
         Some(bias) if rows_address(bias)?.is_none() => Some(bias.contiguous()?),
         bias => bias.cloned(),
     };
-    let (of_bias, bias_row) = bias.as_ref().map(rows_address).transpose()?.flatten().unwrap_or_default();
+    let (mut of_bias, bias_row) = bias.as_ref().map(rows_address).transpose()?.flatten().unwrap_or_default();
     let out = unwritten(q.shape(), dtype, device)?;
     let lse = unwritten((s.batch, s.heads, s.queries), DType::F32, device)?;
     // The rows of a cache have one length, which changes with each token.
-    let length = a.key_lengths.first().map_or(0, |&length| length.min(s.keys));
+    let mut length = a.key_lengths.first().map_or(0, |&length| length.min(s.keys));
     let are_alike = a.key_lengths.iter().all(|other| (*other).min(s.keys) == length);
     let lengths = if are_alike { None } else { Some(lengths(a, s, device)?) };
+    let on_card = at.and_then(|at| at.on_card);
+    if let Some(at) = at.filter(|at| at.on_card.is_some()) {
+        // As of position 0, from where the kernel moves them.
+        length -= at.number;
+        of_bias += (at.number * size_of::<f32>()) as u64;
+    }
     let kernel = Kernel::new(device, Module::Decoding, format!("attention_few_{}", suffix(dtype)))?;
     let kernel = kernel.tensor(&q)?.tensor(&k)?.tensor(&v)?.value(of_bias).size(bias_row)?;
-    let kernel = kernel.tensor_or_null(lengths.as_ref())?.size(length)?.tensor(&out)?.tensor(&lse)?;
+    let kernel = kernel.tensor_or_null(lengths.as_ref())?.size(length)?.tensor_or_null(on_card)?;
+    let kernel = kernel.tensor(&out)?.tensor(&lse)?;
     let shared = FEW_THREADS as usize / 32 * (s.head_size + 2) * size_of::<f32>();
     // SAFETY: as in `attention`; each warp has room for a row and two numbers.
     unsafe { kernel.value(Shape::of(s, a)?).launch([s.batch * s.queries, s.heads, 1], FEW_THREADS, shared)? };
@@ -177,7 +193,7 @@ fn grid(s: &Sizes, rows: usize, tile: usize) -> [usize; 3] {
 
 pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {
     if s.queries <= FEW_QUERIES && a.dropout.is_none() {
-        return attention_of_few(q, k, v, a, s);
+        return attention_of_few(q, k, v, a, s, None);
     }
     let (device, dtype) = (q.device(), q.dtype());
     let (q, k, v) = (q.contiguous()?, k.contiguous()?, v.contiguous()?);

@@ -23,6 +23,7 @@ use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::{self, Needs};
+use crate::ops::decoding::Position;
 use crate::ops::dropout::{Dropout, active};
 use crate::storage::elements;
 
@@ -138,6 +139,37 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
         Path::Device if cuda::takes(&[q, k, v], a, &s) => cuda::attention(q, k, v, a, &s),
         Path::Reference | Path::Device => reference::attention(q, k, v, a),
     }
+}
+
+/// [`attention`] of the token at a position, as in generation: one query (R, 1, H*K) of each row over the first keys and values of a cache
+/// (R, T, H*K), itself the last. The bias is that of all positions, (H, 2T-1). Returns the result alone.
+///
+/// # Errors
+/// Other shapes; a position that is not there.
+pub fn attention_at(
+    q: &Tensor,
+    [k, v]: [&Tensor; 2],
+    bias: &Tensor,
+    heads: usize,
+    position: Position,
+) -> Result<Tensor> {
+    let (rows, capacity, _) = k.dims3()?;
+    check_shape("attention_at", "q", q, &[rows, 1, k.dim(2)?])?;
+    check_shape("attention_at", "bias", bias, &[heads, 2 * capacity - 1])?;
+    if position.number >= capacity {
+        bail!("attention_at: expected a position below {capacity}, got {}", position.number)
+    }
+    let bias = bias.narrow(1, capacity - 1 - position.number, capacity)?;
+    let key_lengths = &vec![position.number + 1; rows][..];
+    let a = Attention { heads, bias: Some(&bias), key_lengths, causal: false, dropout: None };
+    #[cfg(feature = "cuda")]
+    if position.on_card.is_some() && cuda::takes(&[q, k, v], &a, &a.sizes("attention_at", q, k, v)?) {
+        let s = a.sizes("attention_at", q, k, v)?;
+        let _span = tracing::debug_span!("attention", flops = a.product_flops(&s) * 2).entered();
+        return Ok(cuda::attention_of_few(q, k, v, &a, &s, Some(position))?.0);
+    }
+    crate::replay::uses_number("attention");
+    Ok(attention(q, k, v, &a)?.0)
 }
 
 /// What [`attention`] of activations in `dtype` needs, with dropout or without.

@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use crate::cuda::{Kernel, Module, suffix, unwritten, uploaded};
+use super::Position;
+use crate::cuda::{Kernel, Module, address, copy_to, suffix, unwritten, uploaded};
 
 /// Threads of a block that looks at a row of logits, and its shared memory: two numbers for each warp.
 const THREADS: u32 = 1024;
@@ -45,11 +46,17 @@ pub(super) fn candidates(logits: &Tensor, offsets: &[f32], count: usize) -> Resu
     Ok((tokens.to_vec1()?, scores.to_vec1()?))
 }
 
-pub(super) fn append([of_keys, of_values]: [&Tensor; 2], [keys, values]: [&Tensor; 2], position: usize) -> Result<()> {
+pub(super) fn append(
+    [of_keys, of_values]: [&Tensor; 2],
+    [keys, values]: [&Tensor; 2],
+    position: Position,
+) -> Result<()> {
     let (rows, capacity, width) = of_keys.dims3()?;
     let (keys, values) = (keys.contiguous()?, values.contiguous()?);
     let kernel = kernel(&keys, "append")?.tensor(&values)?.tensor(of_keys)?.tensor(of_values)?;
-    let kernel = kernel.size(capacity)?.size(width)?.size(position)?;
+    // Kernels add the position on the card to the number.
+    let number = if position.on_card.is_some() { 0 } else { position.number };
+    let kernel = kernel.size(capacity)?.size(width)?.size(number)?.tensor_or_null(position.on_card)?;
     // SAFETY: both caches have a place at this position for each row of keys and of values.
     unsafe { kernel.launch([rows, 2, 1], 256, 0) }
 }
@@ -72,4 +79,18 @@ pub(super) fn copy_rows(cache: &Tensor, pairs: &[(usize, usize)], positions: usi
     let kernel = kernel.tensor(&on_card)?.tensor(cache)?.value(row as i64).value(count as i64);
     // SAFETY: rows are among those of the cache, and no more of their positions are copied than there are.
     unsafe { kernel.launch([pairs.len(), count.div_ceil(COPIED), 1], 256, 0) }
+}
+
+/// Joins contiguous tensors of one card and dtype.
+pub(super) fn join(parts: &[Tensor]) -> Result<Tensor> {
+    let mut dims = parts[0].dims().to_vec();
+    dims[0] = parts.iter().map(|part| part.dims()[0]).sum();
+    let all = unwritten(dims, parts[0].dtype(), parts[0].device())?;
+    let mut to = address(&all)?;
+    for part in parts {
+        // SAFETY: there is room for all parts, one after the other.
+        unsafe { copy_to(part, to)? };
+        to += (part.elem_count() * part.dtype().size_in_bytes()) as u64;
+    }
+    Ok(all)
 }

@@ -84,18 +84,37 @@ pub fn candidates(logits: &Tensor, offsets: &[f32], count: usize) -> Result<Opti
     }
 }
 
+/// The place of a token in a cache.
+#[derive(Debug)]
+pub struct Position<'a, T = Tensor> {
+    /// As a number, which is checked.
+    pub number: usize,
+    /// The same as one `U32` on a card, where kernels look whenever they run: it may change between launches that are recorded
+    /// ([`crate::Replay`]).
+    pub on_card: Option<&'a T>,
+}
+
+impl<T> Clone for Position<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Position<'_, T> {}
+
 /// Writes keys and values (R, 1, D) over a position of two caches (R, T, D) of their dtype.
 ///
 /// # Errors
 /// Other shapes or dtypes; a position that is not there.
-pub fn append(caches: [&Tensor; 2], new: [&Tensor; 2], position: usize) -> Result<()> {
+pub fn append(caches: [&Tensor; 2], new: [&Tensor; 2], position: Position) -> Result<()> {
     let (rows, length, width) = caches[0].dims3()?;
     for (cache, new) in caches.into_iter().zip(new) {
         check_shape("append", "cache", cache, &[rows, length, width])?;
         check_shape("append", "keys or values", new, &[rows, 1, width])?;
-        if position >= length || cache.dtype() != new.dtype() {
+        let number = position.number;
+        if number >= length || cache.dtype() != new.dtype() {
             let (expected, got) = (cache.dtype(), new.dtype());
-            bail!("append: expected {expected:?} at a position below {length}, got {got:?} at {position}");
+            bail!("append: expected {expected:?} at a position below {length}, got {got:?} at {number}");
         }
     }
     match Path::of(&caches) {
@@ -103,8 +122,26 @@ pub fn append(caches: [&Tensor; 2], new: [&Tensor; 2], position: usize) -> Resul
         Path::Device if caches.iter().all(|cache| cache.is_contiguous()) && crate::cuda::takes_alike(caches) => {
             cuda::append(caches, new, position)
         }
-        _ => caches.into_iter().zip(new).try_for_each(|(cache, new)| cache.slice_set(new, 1, position)),
+        _ => {
+            crate::replay::uses_number("append");
+            caches.into_iter().zip(new).try_for_each(|(cache, new)| cache.slice_set(new, 1, position.number))
+        }
     }
+}
+
+/// The rows of all tensors (.., D), which are of one dtype and alike but for the first dimension: those of one tensor after the other's.
+///
+/// # Errors
+/// None of them; other shapes or dtypes.
+pub fn join(parts: &[Tensor]) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if parts.len() > 1 && crate::cuda::takes_alike(parts) && parts.iter().all(Tensor::is_contiguous) {
+        let rest = parts[0].dims().get(1..);
+        if rest.is_some() && parts.iter().all(|part| part.dims().get(1..) == rest) {
+            return cuda::join(parts);
+        }
+    }
+    Tensor::cat(parts, 0)
 }
 
 /// Copies the first `positions` of rows of `cache` (R, T, D) over those of other rows, in place: of each pair the first to the

@@ -6,7 +6,8 @@
 use candle_core::{Result, Tensor};
 
 use super::Beside;
-use crate::cuda::{Factor, multiplies, multiply, multiply_into_columns, takes_weight, unwritten};
+use crate::cuda::recording::Temporaries;
+use crate::cuda::{Factor, cast, multiplies, multiply, multiply_into_columns, takes_weight, unwritten};
 use crate::dispatch::rows_and_width;
 use crate::quantised::{FEW_ROWS, Weight, in_panels};
 
@@ -49,14 +50,16 @@ fn output(x: &Tensor, w: Weight, sum: Option<Tensor>) -> Result<Tensor> {
     let (n, _) = w.dims2()?;
     let x = x.contiguous()?;
     let (y, beta) = target(sum, n, &x)?;
+    let _numbers = Temporaries::begin();
     match w {
         Weight::Dense(w) => {
-            let w = w.to_dtype(x.dtype())?.contiguous()?;
+            let w = cast(w, x.dtype())?.contiguous()?;
             multiply(Factor::plain(&x), Factor::transposed(&w), &y, (rows, k, n), 1.0, beta)?;
         }
         Weight::Quantised(w) if rows <= FEW_ROWS && beta == 0.0 => w.multiply_few(&x, &y, rows)?,
         Weight::Quantised(w) => {
             for panel in in_panels(n, k, x.dtype().size_in_bytes()) {
+                let _numbers = Temporaries::begin();
                 let (first, size) = (panel.start, (rows, k, panel.len()));
                 let part = w.part_on_card(panel, 0..k, x.dtype())?;
                 let into = (&y, first, n);
@@ -74,7 +77,7 @@ fn gradient_of_input(dy: &Tensor, w: Weight, sum: Option<Tensor>) -> Result<Tens
     let (dx, beta) = target(sum, k, &dy)?;
     match w {
         Weight::Dense(w) => {
-            let w = w.to_dtype(dy.dtype())?.contiguous()?;
+            let w = cast(w, dy.dtype())?.contiguous()?;
             multiply(Factor::plain(&dy), Factor::plain(&w), &dx, (rows, n, k), 1.0, beta)?;
         }
         Weight::Quantised(w) => {

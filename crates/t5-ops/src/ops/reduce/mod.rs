@@ -7,7 +7,7 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{Result, Tensor, bail};
 
 use crate::dispatch::Path;
 use crate::needs::Needs;
@@ -51,6 +51,8 @@ pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
 pub fn scaled(x: &Tensor, scale: f64) -> Result<Tensor> {
     match Path::of(&[x]) {
         Path::Cpu => cpu::scaled(x, scale),
+        #[cfg(feature = "cuda")]
+        Path::Device if crate::cuda::takes([x]) => cuda::scaled(x, scale),
         Path::Reference | Path::Device => reference::scaled(x, scale),
     }
 }
@@ -60,8 +62,7 @@ pub fn in_place_needs(path: Path) -> Needs {
     if path == Path::Device { Needs::launches(1) } else { Needs::default() }
 }
 
-/// What [`scaled`] needs, beside the copies of a composition: on a card a cast before and after the product where values are not f32.
-pub fn scaled_needs(path: Path, dtype: DType) -> Needs {
-    let launches = if dtype == DType::F32 { 1 } else { 3 };
-    if path == Path::Device { Needs::launches(launches) } else { Needs::default() }
+/// What [`scaled`] needs, beside the copies of a composition.
+pub fn scaled_needs(path: Path) -> Needs {
+    if path == Path::Device { Needs::launches(1) } else { Needs::default() }
 }

@@ -31,6 +31,8 @@ impl std::ops::Sub for Work {
 pub(super) struct Sums {
     pub(super) live: Cell<u64>,
     pub(super) peak: Cell<u64>,
+    /// Of `live`, memory of tensors that are gone, where it is held.
+    pub(super) held: Cell<Option<u64>>,
     /// The most that a loss held beside its operands and results. It is a part of `peak`.
     pub(super) loss: Cell<u64>,
     pub(super) work: Cell<Work>,
@@ -53,7 +55,10 @@ impl Sums {
     }
 
     pub(super) fn take(&self, bytes: u64) {
-        self.live.set(self.live.get() - bytes);
+        match self.held.get() {
+            Some(held) => self.held.set(Some(held + bytes)),
+            None => self.live.set(self.live.get() - bytes),
+        }
     }
 
     /// Bytes that are held for the time of a call.
@@ -149,6 +154,12 @@ impl Ledger {
         self.sums.is_on_device.set(true);
     }
 
+    /// On a device: until the result goes, memory of tensors that go stays taken.
+    pub fn hold(&self) -> Held {
+        self.sums.held.set(self.is_on_device().then_some(0));
+        Held(Rc::clone(&self.sums))
+    }
+
     /// Begins a new count. Tensors that are alive stay so.
     pub fn begin(&self) {
         let Sums { live, peak, loss, work, kept, on_host, calls, lists, paged_in, .. } = &*self.sums;
@@ -188,5 +199,17 @@ pub(super) enum Home {
 impl Drop for Memory {
     fn drop(&mut self) {
         self.sums.take(self.bytes);
+    }
+}
+
+/// Memory of tensors that are gone, which is free when this goes.
+#[derive(Debug)]
+pub(crate) struct Held(Rc<Sums>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(held) = self.0.held.take() {
+            self.0.take(held);
+        }
     }
 }

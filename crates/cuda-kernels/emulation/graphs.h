@@ -1,0 +1,42 @@
+// Graphs of the emulated card: the work that a stream was given while it was captured.
+//
+// Nothing is done while a stream is captured. A call that cannot be captured gives the driver's error and makes the capture invalid; from
+// then on each call on the stream fails, until the capture is ended. Other streams cannot join a capture here.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace emulation {
+
+// With the numbers of CUgraphNodeType.
+enum class NodeKind : int { Kernel = 0, Copy = 1, Set = 2, Nothing = 5, Allocation = 10, Free = 11 };
+
+struct Node {
+    NodeKind kind;
+    std::function<void()> work;
+};
+
+// Nodes in their order, and the memory that belongs to them: it has the same addresses as long as the graph is there.
+struct Graph {
+    std::vector<Node> nodes;
+    std::map<void*, size_t> memory;
+    size_t not_freed = 0; // allocations that no node frees
+    ~Graph();
+};
+
+struct Capture {
+    std::shared_ptr<Graph> graph = std::make_shared<Graph>();
+    std::thread::id thread = std::this_thread::get_id();
+    bool is_valid = true;
+};
+
+// What graphs did, for the report.
+struct GraphCounts {
+    size_t graphs = 0, launches = 0, nodes_launched = 0, allocations = 0, bytes = 0;
+};
+GraphCounts& graph_counts();
+
+} // namespace emulation

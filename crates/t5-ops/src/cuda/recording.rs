@@ -1,0 +1,253 @@
+//! How work is recorded on a card: the arena that its tensors come from, and the graph of its launches.
+//!
+//! Work is done launch by launch first. So kernels are loaded, lists are on the card, and it is known how much the arena has to hold.
+
+use std::cell::RefCell;
+use std::fmt::Display;
+
+use candle_core::cuda_backend::WrapErr;
+use candle_core::cuda_backend::cudarc::driver::{CudaGraph, DriverError, result, sys};
+use candle_core::{CudaDevice, DType, Device, Error, Shape, Tensor, TensorId, bail};
+
+use super::address;
+
+type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Dtypes of an arena's memory.
+const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
+/// Elements that a tensor in it begins at: the alignment that any kernel or product may want.
+const ALIGNMENT: usize = 64;
+/// So often the same work is done before it is recorded. To record costs the host about as much again, and work that soon changes is not
+/// worth it.
+const RUNS_BEFORE: usize = 2;
+
+/// Elements of each dtype.
+type Sizes = [usize; DTYPES.len()];
+
+/// Where the tensors of work come from, as long as it is recorded or measured.
+#[derive(Default)]
+struct Scope {
+    /// While it is recorded.
+    arena: Option<[Tensor; DTYPES.len()]>,
+    taken: Sizes,
+    most: Sizes,
+    /// Tensors that others may forget.
+    held: Vec<Tensor>,
+    refused_by: Option<&'static str>,
+}
+
+thread_local! {
+    static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
+}
+
+fn in_scope<R>(f: impl FnOnce(&mut Scope) -> R) -> Option<R> {
+    SCOPE.with_borrow_mut(|scope| scope.as_mut().map(f))
+}
+
+/// Memory of the arena for a tensor, if there is one.
+pub(super) fn piece(shape: &Shape, dtype: DType) -> Result<Option<Tensor>> {
+    let Some(kind) = DTYPES.iter().position(|other| *other == dtype) else { return Ok(None) };
+    let piece = in_scope(|scope| {
+        let (from, count) = (scope.taken[kind], shape.elem_count());
+        scope.taken[kind] += count.next_multiple_of(ALIGNMENT);
+        scope.most[kind] = scope.most[kind].max(scope.taken[kind]);
+        let arena = scope.arena.as_ref().map(|arena| &arena[kind]);
+        // What the arena has no room for would be memory of the graph, which is refused in the end.
+        let arena = arena.filter(|arena| from + count <= arena.elem_count());
+        arena.map(|arena| arena.narrow(0, from, count)?.reshape(shape)).transpose()
+    });
+    piece.transpose().map(Option::flatten)
+}
+
+/// Tensors that are taken while this exists are gone when it goes, and their memory serves again.
+pub(crate) struct Temporaries(Option<Sizes>);
+
+impl Temporaries {
+    pub(crate) fn begin() -> Self {
+        Self(in_scope(|scope| scope.taken))
+    }
+}
+
+impl Drop for Temporaries {
+    fn drop(&mut self) {
+        if let Some(before) = self.0 {
+            in_scope(|scope| scope.taken = before);
+        }
+    }
+}
+
+/// Has a recording keep a tensor that its kernels read.
+pub(super) fn hold(t: &Tensor) {
+    in_scope(|scope| scope.held.push(t.clone()));
+}
+
+/// Has the work not be recorded: because of this operation.
+pub(crate) fn refuse(operation: &'static str) {
+    in_scope(|scope| scope.refused_by = Some(operation));
+}
+
+/// What a card knows of work that repeats.
+#[derive(Default)]
+pub(crate) struct OnCard {
+    of: Vec<TensorId>,
+    numbers: Option<Tensor>,
+    state: State,
+    /// Nothing is recorded any more.
+    is_refused: bool,
+}
+
+enum State {
+    /// The work was done so often, and its arena has to hold so much.
+    Measured(usize, Sizes),
+    Recorded(Recording),
+}
+
+impl Default for State {
+    fn default() -> Self {
+        State::Measured(0, Sizes::default())
+    }
+}
+
+impl OnCard {
+    pub(crate) fn run<E: From<Error> + Display>(
+        &mut self,
+        card: &CudaDevice,
+        tensors: &[&Tensor],
+        numbers: &[u32],
+        work: &dyn Fn(&Tensor) -> Result<Tensor, E>,
+    ) -> Result<Tensor, E> {
+        let of: Vec<TensorId> = tensors.iter().map(|tensor| tensor.id()).collect();
+        if of != self.of {
+            self.forget();
+            self.of = of;
+        }
+        let numbers = self.upload(card, numbers)?;
+        if self.is_refused {
+            return work(&numbers);
+        }
+        match &mut self.state {
+            State::Recorded(recording) => Ok(recording.launch()?),
+            State::Measured(runs, sizes) if *runs == RUNS_BEFORE => {
+                let recorded = Recording::of(card, *sizes, &numbers, work);
+                match recorded.and_then(|recording| Ok((recording.launch()?, recording))) {
+                    Ok((result, recording)) => {
+                        self.state = State::Recorded(recording);
+                        Ok(result)
+                    }
+                    Err(error) => {
+                        self.is_refused = true;
+                        tracing::warn!("the card's work is launched kernel by kernel, and not as a graph: {error}");
+                        work(&numbers)
+                    }
+                }
+            }
+            State::Measured(runs, sizes) => {
+                let (result, scope) = within(Scope::default(), || work(&numbers));
+                (*runs, *sizes) = (*runs + 1, scope.most);
+                result
+            }
+        }
+    }
+
+    pub(crate) fn is_recorded(&self) -> bool {
+        matches!(self.state, State::Recorded(_))
+    }
+
+    pub(crate) fn forget(&mut self) {
+        *self = Self { is_refused: self.is_refused, ..Self::default() };
+    }
+
+    /// The numbers on the card, where they were the last time.
+    fn upload(&mut self, card: &CudaDevice, numbers: &[u32]) -> Result<Tensor> {
+        let there = self.numbers.as_ref().filter(|there| there.elem_count() == numbers.len());
+        if let Some(there) = there {
+            let stream = card.cuda_stream();
+            stream.context().bind_to_thread().w()?;
+            // SAFETY: as many numbers. The driver has read them when it returns: the host's memory is not pinned.
+            unsafe { result::memcpy_htod_async(address(there)?, numbers, stream.cu_stream()) }.w()?;
+            return Ok(there.clone());
+        }
+        self.state = State::default();
+        Ok(self.numbers.insert(Tensor::new(numbers, &Device::Cuda(card.clone()))?).clone())
+    }
+}
+
+/// Does work whose tensors come from a scope.
+fn within<R>(scope: Scope, work: impl FnOnce() -> R) -> (R, Scope) {
+    let outer = SCOPE.with_borrow_mut(|now| now.replace(scope));
+    let result = work();
+    let scope = SCOPE.with_borrow_mut(|now| std::mem::replace(now, outer));
+    (result, scope.expect("it was there"))
+}
+
+/// A graph, and the memory that its kernels were recorded with.
+struct Recording {
+    graph: CudaGraph,
+    result: Tensor,
+    _arena: Option<[Tensor; DTYPES.len()]>,
+    _held: Vec<Tensor>,
+}
+
+impl Recording {
+    /// Records work, without doing it.
+    fn of<E: Display>(
+        card: &CudaDevice,
+        sizes: Sizes,
+        numbers: &Tensor,
+        work: &dyn Fn(&Tensor) -> Result<Tensor, E>,
+    ) -> Result<Self> {
+        let (stream, device) = (card.cuda_stream(), Device::Cuda(card.clone()));
+        // SAFETY: on a card no Rust code reads it, and every pattern of bytes is a number.
+        let arena = |kind: usize| unsafe { Tensor::empty(sizes[kind].max(1), DTYPES[kind], &device) };
+        let scope = Scope { arena: Some([arena(0)?, arena(1)?]), ..Scope::default() };
+        // Other threads may go on asking for memory.
+        stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
+        let (result, scope) = within(scope, || work(numbers).map_err(|error| Error::Msg(error.to_string())));
+        // Of tensors that were dropped: such an error is told to whoever calls next, and here that would not end what was begun.
+        let dropped = stream.context().check_err();
+        let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        let recording = Self::checked(result, dropped.and(graph).w(), scope);
+        if recording.is_err() {
+            // Nor is it an error of whoever comes next that memory of a graph cannot be given back to a pool.
+            let _ = stream.context().check_err();
+        }
+        recording
+    }
+
+    fn checked(result: Result<Tensor>, graph: Result<Option<CudaGraph>>, scope: Scope) -> Result<Self> {
+        let (result, graph) = (result?, graph?);
+        let Some(graph) = graph else { bail!("the driver has recorded nothing") };
+        if let Some(operation) = scope.refused_by {
+            bail!("there is no kernel for {operation} of these sizes")
+        }
+        if has_memory(&graph).w()? {
+            bail!("some operation takes memory that is not the arena's")
+        }
+        Ok(Self { graph, result, _arena: scope.arena, _held: scope.held })
+    }
+
+    fn launch(&self) -> Result<Tensor> {
+        self.graph.launch().w()?;
+        Ok(self.result.clone())
+    }
+}
+
+/// Whether a graph takes memory of its own, which no pool and no bill would know of.
+fn has_memory(graph: &CudaGraph) -> Result<bool, DriverError> {
+    use sys::CUgraphNodeType_enum::{CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE};
+    let mut count = 0;
+    // SAFETY: a graph that exists; without a place for nodes their number is asked for.
+    unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &raw mut count) }.result()?;
+    let mut nodes: Vec<sys::CUgraphNode> = vec![std::ptr::null_mut(); count];
+    // SAFETY: a place for as many nodes.
+    unsafe { sys::cuGraphGetNodes(graph.cu_graph(), nodes.as_mut_ptr(), &raw mut count) }.result()?;
+    for node in nodes {
+        let mut kind = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+        // SAFETY: a node of that graph, and a place for its kind.
+        unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }.result()?;
+        if matches!(kind, CU_GRAPH_NODE_TYPE_MEM_ALLOC | CU_GRAPH_NODE_TYPE_MEM_FREE) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

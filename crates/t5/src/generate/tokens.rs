@@ -1,0 +1,63 @@
+//! The computing of one token after the other: the logits that the next tokens are chosen by.
+//!
+//! On a card the launches of a token are recorded, as long as the same caches go on, and launched as one. Tokens and positions are the
+//! numbers that change. Weights that are somewhere else between two uses have no address to record.
+
+use candle_core::Tensor;
+use t5_ops::Replay;
+
+use super::cache::{Cache, Decoding};
+use crate::error::Result;
+use crate::ops::Ops;
+
+/// Tokens of some caches.
+#[derive(Debug, Default)]
+pub(super) struct Tokens {
+    replay: Replay,
+}
+
+impl Tokens {
+    /// The logits (R, V) after one more token of each row of these caches, those of the first cache first. They are overwritten by the next
+    /// ones.
+    ///
+    /// # Errors
+    /// A failed operation.
+    pub fn logits(
+        &mut self,
+        decoding: &Decoding<Tensor>,
+        tokens: &[u32],
+        caches: &mut [&mut Cache<Tensor>],
+    ) -> Result<Tensor> {
+        if caches.iter().any(|cache| cache.is_full()) {
+            // Caches that grow are there twice for a while.
+            self.replay.forget();
+        }
+        decoding.make_space(caches)?;
+        let of_token: Vec<&Cache<Tensor>> = caches.iter().map(|cache| &**cache).collect();
+        let logits = if decoding.has_weights_elsewhere() {
+            let ids = Tensor::from_slice(tokens, (tokens.len(), 1), decoding.network.shared.tensor.device())?;
+            decoding.logits(&ids, None, &of_token)
+        } else {
+            self.replayed(decoding, tokens, &of_token)
+        }?;
+        caches.iter_mut().for_each(|cache| cache.advance());
+        Ok(logits)
+    }
+
+    /// Gives back the memory that a recording has.
+    pub fn forget(&mut self) {
+        self.replay.forget();
+    }
+
+    fn replayed(&mut self, decoding: &Decoding<Tensor>, tokens: &[u32], caches: &[&Cache<Tensor>]) -> Result<Tensor> {
+        let landmarks: Vec<&Tensor> = caches.iter().flat_map(|cache| cache.landmarks()).collect();
+        let positions = caches.iter().map(|cache| cache.position() as u32);
+        let numbers: Vec<u32> = tokens.iter().copied().chain(positions).collect();
+        let work = |numbers: &Tensor| {
+            let ids = numbers.part(0, tokens.len())?.shaped(&[tokens.len(), 1])?;
+            let positions = numbers.part(tokens.len(), caches.len())?;
+            decoding.logits(&ids, Some(&positions).filter(|on_card| !on_card.device().is_cpu()), caches)
+        };
+        self.replay.run(&landmarks, &numbers, work)
+    }
+}
