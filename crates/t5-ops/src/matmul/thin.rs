@@ -149,9 +149,9 @@ fn tile<S: Simd, T: Lanes, const R: usize, const J: usize>(
     sums: &mut [[f32; BLOCK]; MOST],
 ) {
     let mut lanes = [[s.splat(0.0); J]; R];
-    for i in 0..R {
-        for j in 0..J {
-            lanes[i][j] = s.load(sums_of(&mut sums[first + i], at + j * WIDTH));
+    for (sums, lanes) in sums[first..first + R].iter_mut().zip(&mut lanes) {
+        for (j, lane) in lanes.iter_mut().enumerate() {
+            *lane = s.load(sums_of(sums, at + j * WIDTH));
         }
     }
     for (k, thin) in thin.iter().enumerate() {
@@ -173,9 +173,9 @@ fn tile<S: Simd, T: Lanes, const R: usize, const J: usize>(
             }
         }
     }
-    for i in 0..R {
-        for j in 0..J {
-            s.store(lanes[i][j], sums_of(&mut sums[first + i], at + j * WIDTH));
+    for (sums, lanes) in sums[first..first + R].iter_mut().zip(lanes) {
+        for (j, lane) in lanes.into_iter().enumerate() {
+            s.store(lane, sums_of(sums, at + j * WIDTH));
         }
     }
 }
