@@ -1,6 +1,7 @@
 //! The sizes of kernels, from which the bytes of a product follow: also of kernels that this machine cannot run.
 
 use super::kernel::Kernel;
+use super::panels::{even_group, fitting};
 use super::{fma, tiles, turned};
 use crate::needs::elements;
 use crate::processor::{InstructionSet, Processor};
@@ -157,17 +158,6 @@ impl Geometry {
 
 /// At most this much of A, and as much of B, is packed at a time where A lies across K: for the gradient of a weight.
 pub(super) const PACKED_BYTES: usize = 8 << 20;
-
-/// How many of `count` panels fit `bytes`, at least one.
-pub(super) fn fitting(count: usize, panel_bytes: usize, bytes: usize) -> usize {
-    (bytes / panel_bytes).clamp(1, count.max(1))
-}
-
-/// How many panels there are in a group that fits `bytes`, all groups being as large as can be alike.
-pub(super) fn even_group(count: usize, panel_bytes: usize, bytes: usize) -> usize {
-    let groups = count.div_ceil(fitting(count, panel_bytes, bytes));
-    count.div_ceil(groups.max(1)).max(1)
-}
 
 /// The panels of B that a task goes through for one row panel after the other: they stay in the second-level cache, beside
 /// a panel of A and blocks of C. The more there are, the fewer times A is read; f32 products went from 170 to 230 GFLOP/s

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use super::geometry;
 use super::kernel::{Kernel, Side};
 use super::matrix::{Factor, Matrix, Stored};
 use crate::narrow::Narrow;
@@ -54,7 +53,7 @@ impl Layout {
 
     /// How many panels fit `bytes`, at least one.
     pub(super) fn fitting(&self, bytes: usize) -> usize {
-        geometry::fitting(self.count, self.cells * self.cell_bytes, bytes)
+        fitting(self.count, self.cells * self.cell_bytes, bytes)
     }
 
     /// In how few groups panels fit `bytes` each.
@@ -64,8 +63,19 @@ impl Layout {
 
     /// How many panels there are in a group that fits `bytes`, all groups being as large as can be alike.
     pub(super) fn even_group(&self, bytes: usize) -> usize {
-        geometry::even_group(self.count, self.cells * self.cell_bytes, bytes)
+        even_group(self.count, self.cells * self.cell_bytes, bytes)
     }
+}
+
+/// How many of `count` panels fit `bytes`, at least one.
+pub(super) fn fitting(count: usize, panel_bytes: usize, bytes: usize) -> usize {
+    (bytes / panel_bytes).clamp(1, count.max(1))
+}
+
+/// How many panels there are in a group that fits `bytes`, all groups being as large as can be alike.
+pub(super) fn even_group(count: usize, panel_bytes: usize, bytes: usize) -> usize {
+    let groups = count.div_ceil(fitting(count, panel_bytes, bytes));
+    count.div_ceil(groups.max(1)).max(1)
 }
 
 /// One operand cut into panels.
