@@ -205,8 +205,14 @@ mod tests {
         let build = build.to_string();
         let circumstances = Circumstances { build, processor, instruction_set, threads, card: None, sizes };
         let few = planner::FewRows { one_row_ps: 1.0, eight_rows_ps: 1.0, most_rows_ps: 1.0 };
-        let answers =
-            planner::AnswerSpeed { f32_weights: few, bf16_weights: few, query_ps: 1.0, block_ps: 1.0, token_ps: 1.0 };
+        let answers = planner::AnswerSpeed {
+            f32_weights: few,
+            bf16_weights: few,
+            query_ps: 1.0,
+            block_ps: 1.0,
+            source_ps: 1.0,
+            token_ps: 1.0,
+        };
         let speed = planner::Speed {
             product_ps: 1.0,
             product_overhead_rows: 1.0,
