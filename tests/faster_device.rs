@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::on_a_card::{arguments, assert_within, of_steps};
-use crate::run::{Ran, Scene};
+use crate::run::{Ran, Scene, repository};
 
 /// Prices are measured, and kept in the scene.
 const MEASURED: &str = "unset LOW_MEM_T5_PRICES; export XDG_CACHE_HOME=\"$PWD/cache\"";
@@ -97,4 +97,59 @@ fn a_card_that_is_full_or_absent_or_not_measured_leaves_the_run_on_the_cpu() {
     let planned = scene.run(&["plan", "--json", "--set", "model.config=tiny"]).expect_code(0);
     let reason = planned.json()["device_reason"].as_str().unwrap_or_default().to_owned();
     assert!(reason.contains("planned for the CPU") && planned.err.contains(&reason), "{}", planned.err);
+}
+
+/// A command that names no device, with measured prices and these variables.
+fn command(scene: &Scene, variables: &str, arguments: &[&str]) -> Ran {
+    scene.run_after(&format!("{MEASURED}; export {variables}"), arguments)
+}
+
+#[test]
+fn answers_are_made_on_the_faster_device_and_are_the_same() {
+    let scene = Scene::new();
+    scene.run(&arguments(&["--device", "cpu", "--max-steps", "2", "--output", "run"])).expect_code(0);
+    let rows = repository().join("data/sample-validation.parquet").display().to_string();
+    let (any, full, gone) = ("ANY=1", "LOW_MEM_T5_EMULATED_MEMORY=70000000", "LOW_MEM_T5_EMULATED_CARDS=0");
+    let prompts = ["--prompt", "after 75", "--prompt", "before 12", "--max-new-tokens", "4"];
+    let usual = ["generate", "--model", "run/model", "--max-source-tokens", "32"];
+    let generate = |variables| command(&scene, variables, &[&usual[..], &prompts].concat()).expect_code(0);
+    let evaluated = ["eval", "--json", "--model", "run/model", "--data", &rows, "--samples", "4"];
+    let eval = || command(&scene, any, &[&evaluated[..], &["--max-new-tokens", "4"]].concat()).expect_code(0).json();
+    let sizes = ["--batch", "1", "--source-tokens", "8", "--target-tokens", "8", "--steps", "1"];
+    let bench = ["bench", "--json", "--model", "run/model/config.json"];
+    let bench = || command(&scene, any, &[&bench[..], &sizes].concat()).expect_code(0).json();
+
+    // Nothing is measured for a card that is not there, or that nothing says how fast it is.
+    let [absent, built_in] = [generate(gone), scene.run(&[&usual[..], &prompts].concat()).expect_code(0)];
+    assert_eq!((absent.err.as_str(), scene.path("cache").exists()), ("", false));
+    assert!(built_in.err.contains("on the CPU: `auto` takes a card by measured prices alone"), "{}", built_in.err);
+
+    let slow = generate(any);
+    let words = ["measuring the speed of this machine", "measuring the speed of this card"];
+    assert!(words.iter().all(|words| slow.err.contains(words)), "{}", slow.err);
+    assert!(slow.err.contains("on the CPU: an answer of 4 tokens is predicted to take "), "{}", slow.err);
+    let on_cpu = eval();
+    assert_eq!((&on_cpu["device"], on_cpu.get("device_peak_bytes")), (&"cpu".into(), None), "{on_cpu:#}");
+    let reason = on_cpu["device_reason"].as_str().unwrap_or_default();
+    assert!(reason.starts_with("a row is predicted to take ") && reason.contains(" on the card and "), "{reason}");
+    assert_eq!(bench()["device"], "cpu");
+    let full = generate(full);
+    assert!(full.err.contains("on the CPU: the card is left alone: "), "{}", full.err);
+
+    speed_up(&scene, 1e6);
+    let fast = generate(any);
+    assert!(fast.err.contains("on the card: an answer of 4 tokens is predicted to take "), "{}", fast.err);
+    assert!(!fast.err.contains("measur"), "{}", fast.err);
+    for other in [&slow, &full, &absent, &built_in] {
+        assert_eq!(fast.out, other.out);
+    }
+    let on_card = eval();
+    assert_eq!((&on_card["device"], on_card["device_peak_bytes"].is_u64()), (&"cuda".into(), true), "{on_card:#}");
+    let loss = |evaluated: &Value| [evaluated["loss"].as_f64().expect("a loss")];
+    assert_within("loss", &loss(&on_card), &loss(&on_cpu), 1e-5);
+    assert_eq!((&on_card["bleu"], &on_card["exact_match"]), (&on_cpu["bleu"], &on_cpu["exact_match"]));
+    let benched = bench();
+    assert_eq!((&benched["device"], benched["device_peak_bytes"].is_u64()), (&"cuda".into(), true), "{benched:#}");
+    let reason = benched["device_reason"].as_str().unwrap_or_default();
+    assert!(reason.starts_with("a step is predicted to take "), "{reason}");
 }

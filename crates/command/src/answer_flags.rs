@@ -162,7 +162,7 @@ pub struct EvalArgs {
     /// Where weights lie
     #[command(flatten)]
     pub weights: WeightFlags,
-    /// Device: cpu, cuda, cuda:N or metal; auto is the CPU
+    /// Device: cpu, cuda, cuda:N or metal; auto is the faster one of the CPU and a card
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print JSON
@@ -215,7 +215,7 @@ pub struct GenerateArgs {
     /// Where weights lie
     #[command(flatten)]
     pub weights: WeightFlags,
-    /// Device: cpu, cuda, cuda:N or metal; auto is the CPU
+    /// Device: cpu, cuda, cuda:N or metal; auto is the faster one of the CPU and a card
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print one JSON object per line: {"prompt":..,"response":..}, with scores and further answers where there are any

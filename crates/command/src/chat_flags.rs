@@ -47,7 +47,7 @@ pub struct ChatArgs {
     /// Precision of activations. Weights keep the precision in which they are stored
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub precision: Precision,
-    /// Device: cpu, cuda, cuda:N or metal; auto is the CPU
+    /// Device: cpu, cuda, cuda:N or metal; auto is the faster one of the CPU and a card
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// How answers are made until `/set` changes it

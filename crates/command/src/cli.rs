@@ -146,7 +146,7 @@ pub struct TrainArgs {
     /// GPU memory limit
     #[arg(long, value_name = "SIZE")]
     pub device_memory_budget: Option<String>,
-    /// Device: cpu, cuda, cuda:N or metal; auto is the CPU
+    /// Device: cpu, cuda, cuda:N or metal; auto is the faster one of the CPU and a card
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Passes over the data
@@ -321,7 +321,7 @@ pub struct BenchArgs {
     /// Show time, arithmetic and allocations of each operation, and this machine's peak rate
     #[arg(long)]
     pub profile: bool,
-    /// Device: cpu, cuda, cuda:N or metal; auto is the CPU
+    /// Device: cpu, cuda, cuda:N or metal; auto is the faster one of the CPU and a card
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print JSON

@@ -12,6 +12,9 @@ use t5_ops::DeviceBytes;
 use crate::failure::{Failure, Outcome};
 use crate::processes;
 
+/// The name that leaves the choice to the program.
+pub const AUTO: &str = "auto";
+
 /// Opens the device of this name. `auto` is the CPU: a run that names none may go to a card later ([`crate::faster_device`]).
 pub fn open(name: &str) -> Outcome<Device> {
     let failed = |error: candle_core::Error| {
@@ -27,12 +30,17 @@ pub fn open(name: &str) -> Outcome<Device> {
         }
     };
     match name {
-        "cpu" | "auto" => Ok(Device::Cpu),
+        "cpu" | AUTO => Ok(Device::Cpu),
         "metal" => Device::new_metal(0).map_err(failed),
         cuda => t5_ops::cards()
             .and_then(|cards| t5_ops::open_card(index_of_process(cuda, processes::number_on_host(), cards)))
             .map_err(failed),
     }
+}
+
+/// Opens the device that a flag names; none where it names none: that is chosen when it is known what is computed.
+pub fn named(flag: Option<&str>) -> Outcome<Option<Device>> {
+    flag.filter(|name| *name != AUTO).map(open).transpose()
 }
 
 /// The index of the card that a process opens: that of its name, or without one the next for each process of a host.

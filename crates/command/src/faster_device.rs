@@ -1,29 +1,78 @@
-//! The device of a run that names none (`--device auto`): the card where it is the faster path, and the CPU everywhere else.
+//! The device of a command that names none (`--device auto`): the card where it is the faster path, and the CPU everywhere else.
 //!
-//! Both runs are planned as they would start, each within its own budgets and by the measured prices of its device. The one whose step is
-//! predicted to take less time is taken, and the config has its name from then on. A run that goes on stays where it was.
+//! What a command does is planned for both as it would start, within the budgets of each and by the measured prices of each. The one
+//! whose step, or whose answer, is predicted to take less time is taken. The config of a run has its name from then on, and a run that
+//! goes on stays where it was.
 
 use candle_core::{DType, Device};
 use planner::Wanted;
 use run_plan::pace::in_words;
+use serde_json::{Value as Json, json};
 use toml::Value;
 use trainer::checkpoint::Found;
 
 use crate::bits::Kernels;
 use crate::cli::TrainArgs;
 use crate::config::{Config, Origin, PricesFrom};
+use crate::device::AUTO;
 use crate::failure::{Failure, Outcome};
 use crate::open::Opened;
 use crate::planned_run::PlannedRun;
 use crate::saved::saved_state;
 use crate::{device, machine, report};
 
-const AUTO: &str = "auto";
 const CPU: &str = "cpu";
 const CARD: &str = "cuda";
+/// Why the CPU is taken where prices are given, or built in.
+const NOT_MEASURED: &str = "`auto` takes a card by measured prices alone, and `memory.prices` has others";
 
-/// The seconds of a step on a device, or why it cannot make one.
+/// The seconds of a step or of an answer on a device, or why it cannot make one.
 type Offer = Result<f64, String>;
+
+/// A device, and why it is this one, where nobody named it and there are others.
+pub struct Chosen {
+    /// The device.
+    pub device: Device,
+    /// Why it is this one.
+    pub why: Option<String>,
+}
+
+impl Chosen {
+    /// Says in a line on standard error which device it is, where nobody named it and there are others.
+    pub fn note(&self) {
+        if let Some(why) = &self.why {
+            report::note(&format!("on the {}: {why}", if self.device.is_cpu() { "CPU" } else { "card" }));
+        }
+    }
+
+    /// Adds the same to a result.
+    pub fn add_to(&self, result: &mut Json) {
+        if let Some(why) = &self.why {
+            result["device"] = json!(name(&self.device));
+            result["device_reason"] = json!(why);
+        }
+    }
+}
+
+/// Chooses the device of a command that is no run: the one that was `named` and opened, or else the faster one. `offer` says the seconds
+/// of `what`, such as "a step", on a device, as far as they are known.
+pub fn of_command(
+    named: Option<&Device>,
+    prices: PricesFrom,
+    what: &str,
+    offer: impl FnMut(&Device) -> Outcome<Option<f64>>,
+) -> Chosen {
+    if let Some(device) = named {
+        return Chosen { device: device.clone(), why: None };
+    }
+    if !has_card() || !is_measured(prices) {
+        return Chosen { device: Device::Cpu, why: has_card().then(|| NOT_MEASURED.to_owned()) };
+    }
+    let (device, why) = compared(what, offer);
+    // What was measured and planned for the other one.
+    heap::release_unused();
+    Chosen { device, why: Some(why) }
+}
 
 /// Chooses the device of a run that names none: that of the checkpoint that it goes on from, or else the faster one. Several processes stay on
 /// the CPU.
@@ -46,7 +95,7 @@ pub fn choose(
         _ if processes > 1 => "several processes compute on cards where `--device` names them",
         Some(saved) => return go_on(config, opened, saved.kernels.as_ref()),
         None if !has_card() => return Ok(()),
-        None if !is_measured(config) => "`auto` takes a card by measured prices alone, and `memory.prices` has others",
+        None if !is_measured(config.memory.prices) => NOT_MEASURED,
         None => return compare(config, opened, flags),
     };
     opened.why_device = has_card().then(|| stays.to_owned());
@@ -66,8 +115,9 @@ fn has_card() -> bool {
     t5_ops::cards().is_ok_and(|cards| cards > 0)
 }
 
-fn is_measured(config: &Config) -> bool {
-    matches!(config.memory.prices, PricesFrom::Measured | PricesFrom::MeasuredAgain)
+/// Whether prices are measured on the device that they are of.
+pub fn is_measured(prices: PricesFrom) -> bool {
+    matches!(prices, PricesFrom::Measured | PricesFrom::MeasuredAgain)
 }
 
 /// Takes the device that the checkpoint was made on.
@@ -87,59 +137,66 @@ fn go_on(config: &mut Config, opened: &mut Opened, before: Option<&Kernels>) -> 
 
 /// Plans the run for both devices and takes the faster one.
 fn compare(config: &mut Config, opened: &mut Opened, flags: &TrainArgs) -> Outcome<()> {
-    let on_cpu = offer(&with_device(config, CPU)?, opened, flags);
+    let (device, why) = compared("a step", |device| step_seconds(config, opened, flags, device));
+    take(config, opened, device, why)
+}
+
+/// The faster device, and why. It is planned for the CPU before the card is opened.
+fn compared(what: &str, mut offer: impl FnMut(&Device) -> Outcome<Option<f64>>) -> (Device, String) {
+    let mut on = |device: &Device| -> Offer {
+        let seconds = offer(device).map_err(|failure| first_line(&failure));
+        seconds?.ok_or_else(|| format!("the time of {what} is unknown"))
+    };
+    let on_cpu = on(&Device::Cpu);
     let (card, on_card) = match device::open(CARD) {
         Ok(card) => {
-            opened.compute_on(card.clone())?;
-            let on_card = offer(&with_device(config, CARD)?, opened, flags);
+            let on_card = on(&card);
             (Some(card), on_card)
         }
         Err(failure) => (None, Err(first_line(&failure))),
     };
-    let (takes_card, why) = faster(&on_cpu, &on_card);
-    let device = card.filter(|_| takes_card).unwrap_or(Device::Cpu);
-    take(config, opened, device, why)
+    let (takes_card, why) = faster(what, &on_cpu, &on_card);
+    (card.filter(|_| takes_card).unwrap_or(Device::Cpu), why)
 }
 
 /// Whether the card is taken, and why.
-fn faster(on_cpu: &Offer, on_card: &Offer) -> (bool, String) {
+fn faster(what: &str, on_cpu: &Offer, on_card: &Offer) -> (bool, String) {
     match (on_cpu, on_card) {
         (Ok(cpu), Ok(card)) => {
-            let words = format!(
-                "a step is predicted to take {} on the card and {} on the CPU",
-                in_words(*card),
-                in_words(*cpu)
-            );
-            (card < cpu, words)
+            let [cpu_time, card_time] = [*cpu, *card].map(in_words);
+            (card < cpu, format!("{what} is predicted to take {card_time} on the card and {cpu_time} on the CPU"))
         }
         (Err(why), Ok(card)) => {
-            (true, format!("a step is predicted to take {} on the card; on the CPU: {why}", in_words(*card)))
+            (true, format!("{what} is predicted to take {} on the card; on the CPU: {why}", in_words(*card)))
         }
         (_, Err(why)) => (false, format!("the card is left alone: {why}")),
     }
 }
 
-/// The seconds of a step of the run on the device that is open.
-fn offer(config: &Config, opened: &Opened, flags: &TrainArgs) -> Offer {
-    let planned = || -> Outcome<Option<f64>> {
-        let activations = if config.train.bf16 { DType::BF16 } else { DType::F32 };
-        device::check_dtype(&opened.device, activations)?;
-        let machine = machine::machine(flags, config, Some(opened))?;
-        let run = PlannedRun::new(config, Some(opened), machine.as_ref(), Wanted::Undominated(None), 1)?;
-        Ok(run.pace.step_time().map(|time| time.as_secs_f64()))
-    };
-    let seconds = planned().map_err(|failure| first_line(&failure));
-    seconds?.ok_or_else(|| "the time of a step is unknown".to_owned())
+/// The seconds of a step of the run on a device, which is open from then on.
+fn step_seconds(config: &Config, opened: &mut Opened, flags: &TrainArgs, device: &Device) -> Outcome<Option<f64>> {
+    let config = with_device(config, name(device))?;
+    opened.compute_on(device.clone())?;
+    let activations = if config.train.bf16 { DType::BF16 } else { DType::F32 };
+    device::check_dtype(device, activations)?;
+    let machine = machine::machine(flags, &config, Some(opened))?;
+    let run = PlannedRun::new(&config, Some(opened), machine.as_ref(), Wanted::Undominated(None), 1)?;
+    Ok(run.pace.step_time().map(|time| time.as_secs_f64()))
 }
 
 /// Has the run compute on a device, and its config name it.
 fn take(config: &mut Config, opened: &mut Opened, device: Device, why: String) -> Outcome<()> {
-    *config = with_device(config, if device.is_cpu() { CPU } else { CARD })?;
+    *config = with_device(config, name(&device))?;
     opened.compute_on(device)?;
     opened.why_device = Some(why);
     // What was measured and planned for the other one.
     heap::release_unused();
     Ok(())
+}
+
+/// The device's name for a config.
+fn name(device: &Device) -> &'static str {
+    if device.is_cpu() { CPU } else { CARD }
 }
 
 fn with_device(config: &Config, name: &str) -> Outcome<Config> {
@@ -169,7 +226,7 @@ mod tests {
             (Ok(2.0), refused(), false, "the card is left alone: no room"),
             (refused(), refused(), false, "the card is left alone: no room"),
         ] {
-            let (takes, why) = faster(&on_cpu, &on_card);
+            let (takes, why) = faster("a step", &on_cpu, &on_card);
             assert!(takes == takes_card && why.contains(words), "{on_cpu:?}, {on_card:?}: {why}");
         }
     }

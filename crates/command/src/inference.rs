@@ -4,13 +4,18 @@ use std::path::Path;
 
 use candle_core::{DType, Device};
 use memory_policy::{Budgets, Bytes, CostRow, MemorySnapshot, Probe, SystemProbe};
-use planner::{Inference, Job, Pins, Plan, Prices};
+use planner::{AnsweredBatch, Inference, InferencePace, Job, Pins, Plan, Prices};
 use serde_json::{Value, json};
 use t5::{AnswerShape, StoredWeights, T5};
 
 use crate::answer_flags::WeightFlags;
+use crate::config::PricesFrom;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::{device, report};
+use crate::faster_device::{self, Chosen};
+use crate::{device, report, speed};
+
+/// The longest source and answer, in tokens, by which devices are compared: few are as long as they may be.
+const TYPICAL: (usize, usize) = (128, 64);
 
 /// A model that nobody trains, before it is loaded.
 pub struct Asked<'a> {
@@ -20,8 +25,10 @@ pub struct Asked<'a> {
     pub adapter: Option<&'a Path>,
     /// Its shape.
     pub config: &'a t5::Config,
-    /// Where it computes.
-    pub device: &'a Device,
+    /// Where it computes, where somebody said so; otherwise on the faster device.
+    pub device: Option<&'a Device>,
+    /// The prices by which that is found.
+    pub prices: PricesFrom,
     /// Dtype of activations.
     pub activations: DType,
     /// Dtype of the weights, where another than the stored one was asked for.
@@ -38,58 +45,122 @@ pub struct Shape {
     pub longest: (usize, usize),
     /// The answers.
     pub answer: AnswerShape,
+    /// Answers for each sample: fewer than one where some are only evaluated.
+    pub answered: f64,
+    /// Whether each sample has a cache of its own, and comes and leaves when it likes.
+    pub is_served: bool,
     /// What the program holds beside.
     pub beside: Vec<CostRow>,
+}
+
+impl Shape {
+    /// A batch of so many samples of usual lengths.
+    fn typical(&self, samples: usize) -> AnsweredBatch {
+        let (source_tokens, target_tokens) = self.longest;
+        AnsweredBatch {
+            samples,
+            caches: if self.is_served { samples } else { 1 },
+            source_tokens: source_tokens.min(TYPICAL.0),
+            target_tokens: target_tokens.max(self.answer.max_new_tokens).min(TYPICAL.1),
+        }
+    }
 }
 
 /// A plan for a model, and what is needed to load it.
 pub struct Planned<'a> {
     asked: Asked<'a>,
-    parameters: DType,
-    stored: Option<StoredWeights>,
-    now: MemorySnapshot,
-    probe: SystemProbe,
+    on: OnDevice,
+    /// Where it computes.
+    pub chosen: Chosen,
     /// The plan.
     pub plan: Plan,
 }
 
+/// The facts about a device that a plan follows from.
+struct OnDevice {
+    device: Device,
+    model: t5::Config,
+    parameters: DType,
+    stored: StoredWeights,
+    now: MemorySnapshot,
+    probe: SystemProbe,
+}
+
+/// The rows that are evaluated.
+type Rows<'a> = Option<planner::EvaluatedRows<'a>>;
+/// What bounds a plan.
+type Within<'a> = (Budgets, &'a Pins);
+
 impl<'a> Asked<'a> {
-    /// The fastest plan that fits.
+    /// The fastest plan that fits, on the device that was named or on the faster one. A line says which one that is.
     ///
     /// Weights keep the precision in which they are stored: whether in f32 or in bf16, the same values give the same bits.
-    pub fn plan(
-        self,
-        shape: &Shape,
-        rows: Option<planner::EvaluatedRows<'_>>,
-        (budgets, pins): (Budgets, &Pins),
-    ) -> Outcome<Planned<'a>> {
+    pub fn plan(self, shape: &Shape, rows: Rows<'_>, within: Within<'_>) -> Outcome<Planned<'a>> {
+        let what = if rows.is_some() {
+            "a row".to_owned()
+        } else {
+            format!("an answer of {} tokens", shape.typical(1).target_tokens)
+        };
+        let chosen = faster_device::of_command(self.device, self.prices, &what, |device| {
+            let on = self.on(device)?;
+            let job = self.job(&on, shape, rows.clone(), within);
+            let plan = self.plan_on(&on, &job)?;
+            let batch = shape.typical(plan.step.evaluation_samples);
+            let pace = self.pace(&on, &job, &plan, batch)?;
+            #[expect(clippy::cast_precision_loss, reason = "samples of a batch")]
+            Ok(pace.map(|pace| (pace.loss_seconds + shape.answered * pace.answers_seconds()) / batch.samples as f64))
+        });
+        chosen.note();
+        let on = self.on(&chosen.device)?;
+        let plan = self.plan_on(&on, &self.job(&on, shape, rows, within))?;
+        Ok(Planned { asked: self, on, chosen, plan })
+    }
+
+    /// The device before it is planned for, after a rehearsal.
+    fn on(&self, device: &Device) -> Outcome<OnDevice> {
         let stored = StoredWeights::of(self.directory, self.config)?;
         let parameters = self.parameters.unwrap_or(if stored.is_bf16 { DType::BF16 } else { DType::F32 });
+        device::check_dtype(device, self.activations)?;
+        // A card has no kernels for every dtype that a frozen base may keep.
+        let kept = self.config.stored.clone().filter(|_| device.is_cpu());
+        let model = t5::Config { stored: kept, ..self.config.clone() };
+        let probe = device::probe(device, t5_ops::device_bytes(device));
+        let now = planner::rehearse_inference(&model, (parameters, self.activations), device, &probe)?;
+        Ok(OnDevice { device: device.clone(), model, parameters, stored, now, probe })
+    }
+
+    /// The job there.
+    fn job<'b>(&self, on: &'b OnDevice, shape: &Shape, rows: Rows<'b>, (budgets, pins): Within<'b>) -> Job<'b> {
+        let activations = self.activations;
         let inference = Inference {
-            activations: self.activations,
-            parameters,
-            stored: Some(stored),
+            activations,
+            parameters: on.parameters,
+            stored: Some(on.stored),
             answer: shape.answer,
             has_targets: rows.is_some(),
             rows,
             beside: shape.beside.clone(),
         };
-        let precisions = (parameters, self.activations);
-        device::check_dtype(self.device, self.activations)?;
-        let probe = device::probe(self.device, t5_ops::device_bytes(self.device));
-        let now = planner::rehearse_inference(self.config, precisions, self.device, &probe)?;
-        let job = Job::of_inference(self.config, inference, shape.samples, shape.longest, (budgets, pins));
-        let place = device::place(self.device);
-        let job = Job { place, prices: Prices::at(place, self.activations), ..job };
-        let activations = self.activations;
-        let plan = planner::plan(&job, &now).map_err(|error| match Failure::from(error) {
-            failure if failure.exit == Exit::DoesNotFit && activations == DType::F32 => {
+        let job = Job::of_inference(&on.model, inference, shape.samples, shape.longest, (budgets, pins));
+        let place = device::place(&on.device);
+        Job { place, prices: Prices::at(place, activations), ..job }
+    }
+
+    /// The fastest plan that fits there.
+    fn plan_on(&self, on: &OnDevice, job: &Job<'_>) -> Outcome<Plan> {
+        let plan = planner::plan(job, &on.now).map_err(|error| match Failure::from(error) {
+            failure if failure.exit == Exit::DoesNotFit && self.activations == DType::F32 => {
                 failure.hint("`--precision bf16` needs less: activations and the key/value cache take half")
             }
             failure => failure,
         })?;
-        let plan = plan.plan;
-        Ok(Planned { asked: self, parameters, stored: Some(stored), now, probe, plan })
+        Ok(plan.plan)
+    }
+
+    /// The pace of a plan over such batches, as far as the device was measured.
+    fn pace(&self, on: &OnDevice, job: &Job<'_>, plan: &Plan, batch: AnsweredBatch) -> Outcome<Option<InferencePace>> {
+        let speed = speed::measured(self.prices, &on.model, &on.device, &self.flags.offload_dir)?;
+        Ok(planner::inference_pace(job, &on.now, plan, &speed, batch))
     }
 }
 
@@ -101,13 +172,21 @@ impl Planned<'_> {
 
     /// What answers hold beside the parameters.
     pub fn answer_bytes(&self) -> Outcome<planner::AnswerBytes> {
-        let precisions = (self.parameters, self.asked.activations);
-        Ok(planner::AnswerBytes::new(self.asked.config, precisions, device::place(self.asked.device))?)
+        let precisions = (self.on.parameters, self.asked.activations);
+        Ok(planner::AnswerBytes::new(&self.on.model, precisions, device::place(&self.on.device))?)
+    }
+
+    /// The pace of the plan over such batches, where devices are measured.
+    pub fn pace(&self, shape: &Shape, within: Within<'_>, batch: AnsweredBatch) -> Outcome<Option<InferencePace>> {
+        let job = self.asked.job(&self.on, shape, None, within);
+        let is_measured = faster_device::is_measured(self.asked.prices);
+        let pace = is_measured.then(|| self.asked.pace(&self.on, &job, &self.plan, batch)).transpose()?;
+        Ok(pace.flatten())
     }
 
     /// The peak so far beside the predicted one, for people.
     pub fn peaks_in_words(&self) -> Outcome<String> {
-        let (now, plan) = (self.probe.snapshot()?, &self.plan);
+        let (now, plan) = (self.on.probe.snapshot()?, &self.plan);
         let device = now.device.as_ref().map(|device| {
             format!("; on the device {} bytes, {} predicted", device.peak.0, plan.predicted_device_peak.0)
         });
@@ -115,9 +194,10 @@ impl Planned<'_> {
         Ok(format!("peak {} bytes, {} predicted{device}", now.peak_rss.0, plan.predicted_peak.0))
     }
 
-    /// Adds the same to a result.
+    /// Adds the same to a result, and why the device is the one that it is.
     pub fn add_peaks(&self, result: &mut Value) -> Outcome<()> {
-        let (now, plan) = (self.probe.snapshot()?, &self.plan);
+        self.chosen.add_to(result);
+        let (now, plan) = (self.on.probe.snapshot()?, &self.plan);
         result["peak_rss_bytes"] = json!(now.peak_rss.0);
         result["predicted_peak_bytes"] = json!(plan.predicted_peak.0);
         device::add_peaks(&now, plan.predicted_device_peak, result);
@@ -126,8 +206,9 @@ impl Planned<'_> {
 
     /// Loads the model to where the plan has its weights. From here on a device gives no more than its budget.
     pub fn load(&self) -> Outcome<T5> {
-        let Asked { directory, device, flags, .. } = &self.asked;
-        if let Some(text) = device::limit(device, &self.plan, &self.now) {
+        let Asked { directory, flags, .. } = &self.asked;
+        let OnDevice { device, parameters, now, .. } = &self.on;
+        if let Some(text) = device::limit(device, &self.plan, now) {
             report::warn(&text);
         }
         let model = if self.plan.step.levers.has_weights_on_disk() {
@@ -135,14 +216,14 @@ impl Planned<'_> {
             if copied > Bytes::ZERO && !self.plan.step.levers.has_host_memory() {
                 report::note(&format!("{copied} of weights are copied to a file in {}", flags.offload_dir.display()));
             }
-            let files = planner::files(&flags.offload_dir, &self.now, &self.plan);
-            T5::load_in_place(directory, self.parameters, device, &files).map_err(|error| match error {
+            let files = planner::files(&flags.offload_dir, now, &self.plan);
+            T5::load_in_place(directory, *parameters, device, &files).map_err(|error| match error {
                 t5::Error::Offload { .. } => Failure::internal(error.to_string())
                     .hint("name a directory with room for a copy of the weights: `--offload-dir DIR`"),
                 error => error.into(),
             })?
         } else {
-            T5::load(directory, self.parameters, device)?
+            T5::load(directory, *parameters, device)?
         };
         let model = match (self.asked.adapter, &self.asked.config.lora) {
             (Some(adapter), Some(lora)) => {
@@ -160,6 +241,6 @@ impl Planned<'_> {
     /// Bytes of weights that are copied to a file.
     pub fn copied(&self) -> Bytes {
         let is_on_disk = self.plan.step.levers.has_weights_on_disk();
-        Bytes(self.stored.filter(|_| is_on_disk).map_or(0, |stored| stored.copied(self.parameters)))
+        Bytes(if is_on_disk { self.on.stored.copied(self.on.parameters) } else { 0 })
     }
 }

@@ -82,7 +82,7 @@ pub struct ServeArgs {
     /// Precision of activations. Weights keep the precision in which they are stored
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub precision: Precision,
-    /// Device: cpu, cuda, cuda:N or metal; auto is the CPU
+    /// Device: cpu, cuda, cuda:N or metal; auto is the faster one of the CPU and a card
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// How answers are made where a request does not say it
@@ -117,6 +117,9 @@ pub struct BenchServeArgs {
     /// Precision of activations. Weights keep the precision in which they are stored
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub precision: Precision,
+    /// Device: cpu, cuda, cuda:N or metal; auto is the faster one of the CPU and a card
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -53,13 +53,20 @@ pub fn priced(
     if !is_there || matches!(from, PricesFrom::Given(_) | PricesFrom::BuiltIn) {
         return Ok(Priced::without_measuring(from, place, options.precision.activations()));
     }
-    let again = from == PricesFrom::MeasuredAgain;
-    let speed = kept_speed(MeasuredSizes::of(model), device, directory, again)?;
+    let speed = measured(from, model, device, directory)?;
     let (prices, bf16_over_f32) = speed.prices(model, options, tokens)?;
     Ok(match place {
         Place::Host => Priced { prices, bf16_over_f32: Some(bf16_over_f32), origin: "measured on this machine" },
         Place::Device => Priced { prices, bf16_over_f32: None, origin: "measured on this card" },
     })
+}
+
+/// The speed of a device at the sizes of a model, measured where that has not been done. Files are measured in `directory`.
+///
+/// # Errors
+/// An operation fails.
+pub fn measured(from: PricesFrom, model: &t5::Config, device: &Device, directory: &Path) -> Outcome<MachineSpeed> {
+    kept_speed(MeasuredSizes::of(model), device, directory, from == PricesFrom::MeasuredAgain)
 }
 
 /// Kept measurements.
@@ -147,12 +154,13 @@ fn kept_speed(sizes: MeasuredSizes, device: &Device, directory: &Path, again: bo
         return Ok(speed);
     }
     drop(cache);
+    report::note(&format!("measuring the speed of {what}, which takes a moment"));
     let began = Instant::now();
-    let measured = match device {
+    let speed = match device {
         Device::Cpu => planner::measure(sizes, directory),
         card => planner::measure_card(sizes, card, directory),
     };
-    let speed = measured.map_err(|error| Failure::internal(format!("measuring the speed of {what}: {error}")))?;
+    let speed = speed.map_err(|error| Failure::internal(format!("measuring the speed of {what}: {error}")))?;
     heap::release_unused();
     let seconds = began.elapsed().as_secs_f64();
     let kept = match &path {
@@ -196,6 +204,15 @@ mod tests {
         let (processor, instruction_set) = ("a processor".to_string(), "avx2".to_string());
         let build = build.to_string();
         let circumstances = Circumstances { build, processor, instruction_set, threads, card: None, sizes };
+        let few = planner::FewRows { one_row_ps: 1.0, eight_rows_ps: 1.0, most_rows_ps: 1.0 };
+        let answers = planner::AnswerSpeed {
+            f32_weights: few,
+            bf16_weights: few,
+            query_ps: 1.0,
+            block_ps: 1.0,
+            source_ps: 1.0,
+            token_ps: 1.0,
+        };
         let speed = planner::Speed {
             product_ps: 1.0,
             product_overhead_rows: 1.0,
@@ -209,6 +226,7 @@ mod tests {
             between_backward_ps: 1.0,
             update_ps: 1.0,
             file_byte_ps: None,
+            answers,
             card: None,
         };
         Kept { circumstances, speed: MachineSpeed { f32: speed, bf16: speed } }

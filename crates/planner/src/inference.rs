@@ -155,23 +155,6 @@ impl Offer<'_> {
         place::note_of_weights(&format!("{kept_in}, {file}"), self.job.place, levers)
     }
 
-    /// Whether a part's weights stay in memory although those of others lie in files.
-    fn stays(&self, levers: &Levers, part: Part) -> bool {
-        LayerMajor::keeps_weights(levers.weight_blocks_in_memory(), part, self.job.model)
-    }
-
-    /// Bytes of the weights of such parts, and the bytes whose time their way to a device takes: those that a pass of the encoder reads, and
-    /// those that each token of an answer needs.
-    fn weights(&self, is_one: impl Fn(Part) -> bool) -> [(u64, u64); 2] {
-        let bytes = |is_of_encoder: bool| {
-            let is_of = |part: Part| matches!(part, Part::Encoder { .. } | Part::EncoderNorm) == is_of_encoder;
-            let specs = self.specs.iter().filter(|spec| is_of(spec.part) && is_one(spec.part));
-            let bytes = specs.map(|spec| spec.bytes(self.inference.parameters));
-            bytes.fold((0, 0), |(bytes, copied), of_one| (bytes + of_one, copied + of_one + COPY_BYTES))
-        };
-        [bytes(true), bytes(false)]
-    }
-
     /// The share of an answer's arithmetic that is the encoder's, by weights and tokens. A card's fixed costs are large: the encoder has all
     /// tokens of a source at once, and they are its own. Of the processor's, which are small, the decoder's few rows stand for all.
     #[expect(clippy::cast_precision_loss, reason = "bytes and tokens are far below 2^53")]
@@ -179,7 +162,7 @@ impl Offer<'_> {
         if self.job.place == Place::Host {
             return 0.0;
         }
-        let [encoder, decoder] = self.weights(|_| true).map(|(bytes, _)| bytes as f64);
+        let [encoder, decoder] = weights(&self.specs, self.inference.parameters, |_| true).map(|w| w.bytes as f64);
         let (encoder, decoder) = (encoder * source_tokens, decoder * new_rows);
         encoder / (encoder + decoder).max(1.0)
     }
@@ -190,11 +173,9 @@ impl Offer<'_> {
         let (prices, (source_tokens, target_tokens)) = (&self.job.prices, self.job.longest);
         let new_tokens = self.inference.answer.max_new_tokens.max(1) as f64;
         let samples = levers.micro_batch_samples as f64;
-        let read = self.weights(|part| levers.has_weights_on_disk() && !self.stays(levers, part));
-        let price = if read[0].0 + read[1].0 <= self.memory_for_reading.0 { READ } else { READ_FROM_DISK };
+        let elsewhere = weights_elsewhere(self.job.model, &self.specs, self.inference.parameters, levers);
         let bus = if self.job.place == Place::Device { prices.bus_byte } else { 0.0 };
-        let time = |(bytes, copied): (u64, u64)| price * prices.file_byte * bytes as f64 + bus * copied as f64;
-        let [encoder, decoder] = read.map(time);
+        let [encoder, decoder] = bringing(elsewhere, self.memory_for_reading, prices.file_byte, bus);
         // As in a step, a product takes the time of so many tokens beside its arithmetic.
         let pass = |multiply_adds: f64, tokens: f64| multiply_adds * (1.0 + prices.overhead_tokens / tokens);
         let loss = if self.inference.has_targets {
@@ -213,6 +194,47 @@ impl Offer<'_> {
         let answers = encoding + decoding + encoder + decoder * new_tokens;
         (loss + answers) / samples
     }
+}
+
+/// Weights of one of the stacks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StackWeights {
+    /// Their bytes.
+    bytes: u64,
+    /// The bytes whose time their way to a device takes.
+    copied: u64,
+}
+
+/// The weights of such parts: those that a pass of the encoder reads, and those that each token of an answer needs.
+fn weights(specs: &[ParameterSpec], dtype: DType, is_one: impl Fn(Part) -> bool) -> [StackWeights; 2] {
+    let mut of = [StackWeights::default(); 2];
+    for spec in specs.iter().filter(|spec| is_one(spec.part)) {
+        let is_of_encoder = matches!(spec.part, Part::Encoder { .. } | Part::EncoderNorm);
+        let weights = &mut of[usize::from(!is_of_encoder)];
+        weights.bytes += spec.bytes(dtype);
+        weights.copied += spec.bytes(dtype) + COPY_BYTES;
+    }
+    of
+}
+
+/// The weights that are brought to where they are computed with each time that they are needed.
+pub(crate) fn weights_elsewhere(
+    model: &t5::Config,
+    specs: &[ParameterSpec],
+    dtype: DType,
+    levers: &Levers,
+) -> [StackWeights; 2] {
+    let stays = |part| LayerMajor::keeps_weights(levers.weight_blocks_in_memory(), part, model);
+    weights(specs, dtype, |part| levers.has_weights_on_disk() && !stays(part))
+}
+
+/// The time of bringing them, where the system may keep so much in memory of files. `file_byte` is the time of a byte that is written to a
+/// file and read back, and `bus_byte` that of one that is copied to a device.
+#[expect(clippy::cast_precision_loss, reason = "bytes are far below 2^53")]
+pub(crate) fn bringing(elsewhere: [StackWeights; 2], memory: Bytes, file_byte: f64, bus_byte: f64) -> [f64; 2] {
+    let bytes = elsewhere.iter().map(|weights| weights.bytes).sum::<u64>();
+    let price = if bytes <= memory.0 { READ } else { READ_FROM_DISK };
+    elsewhere.map(|weights| price * file_byte * weights.bytes as f64 + bus_byte * weights.copied as f64)
 }
 
 #[cfg(test)]

@@ -16,6 +16,8 @@
 //! * A pinned lever is offered with that value alone.
 
 mod answer_bytes;
+mod answer_pace;
+mod answer_speed;
 mod counted;
 mod error;
 mod feed;
@@ -52,6 +54,8 @@ mod training;
 mod without_datasets;
 
 pub use answer_bytes::AnswerBytes;
+pub use answer_pace::{AnsweredBatch, InferencePace, inference_pace};
+pub use answer_speed::{AnswerSpeed, FewRows};
 pub use error::{Error, Result};
 pub use feed::Feed;
 pub use feeding::{DatasetResidency, Feeding};

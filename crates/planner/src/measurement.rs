@@ -4,6 +4,8 @@
 //! and no plan's peak is lower. What else runs on the machine only ever takes away: the shortest time of several counts, less the
 //! time in which threads waited for a processor.
 
+mod answers;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -121,8 +123,6 @@ pub fn measure(sizes: MeasuredSizes, directory: &Path) -> candle_core::Result<Ma
 /// # Errors
 /// An operation that fails.
 pub fn measure_card(sizes: MeasuredSizes, device: &Device, directory: &Path) -> candle_core::Result<MachineSpeed> {
-    // Weights are read from a card's memory, as in a step.
-    let sizes = MeasuredSizes { from_memory: false, ..sizes };
     let speed = t5_ops::on_threads_apart(|| {
         let file_byte_ps = file_byte(directory)?.map(significant);
         let times = [bus_byte(device)?, launch(device)?, weight_cast(device)?];
@@ -174,6 +174,7 @@ impl Measured<'_> {
             between_backward_ps: ps(between_backward),
             update_ps: ps(self.update()?),
             file_byte_ps,
+            answers: self.answers()?,
             card,
         })
     }
@@ -213,7 +214,13 @@ impl Measured<'_> {
         if !self.device.is_cpu() {
             return shortest_on(self.device, limit, work);
         }
-        shortest_without(if self.sizes.from_memory { weights } else { &[] }, limit, work)
+        shortest_without(if self.evicts() { weights } else { &[] }, limit, work)
+    }
+
+    /// Whether weights and gradients are taken out of the caches before each use. Those of a card are read from its memory anyway, as in
+    /// a step.
+    fn evicts(&self) -> bool {
+        self.sizes.from_memory && self.device.is_cpu()
     }
 
     /// The products that are timed, (output, input) of each and how often a block has it.
@@ -250,7 +257,7 @@ impl Measured<'_> {
             let backward_input = || linear_backward_input(&dy, &weight, None).map(drop);
             let backward_weight = || linear_backward_weight(&dy, &x, &gradient, true);
             seconds += times
-                * if self.sizes.from_memory {
+                * if self.evicts() {
                     // Between two uses of a weight or of its gradient a step works on all the others.
                     let limit = OF_A_KIND / 6;
                     shortest_without(&[&weight], limit, forward)?
@@ -337,7 +344,7 @@ impl Measured<'_> {
         let update = self.shortest(&[&parameter, &gradient], OF_A_KIND / 4, || {
             adafactor_with_sums(&parameter, &gradient, &sums, &second, None, &hyper)
         })?;
-        let written_back = if self.sizes.from_memory { WRITTEN_BACK } else { 1.0 };
+        let written_back = if self.evicts() { WRITTEN_BACK } else { 1.0 };
         Ok((norm + update) * written_back / (d_ff * d_model) as f64)
     }
 }
@@ -515,12 +522,18 @@ mod tests {
     fn a_measurement_gives_a_speed_for_every_kind_of_work() {
         let sizes = MeasuredSizes::of(&t5::Config::preset("tiny").unwrap());
         let speed = measure(sizes, &std::env::temp_dir()).unwrap();
-        for Speed { product_ps, attention_ps, attention_backward_ps, head_ps, between_ps, update_ps, .. } in
-            [speed.f32, speed.bf16]
+        for Speed {
+            product_ps, attention_ps, attention_backward_ps, head_ps, between_ps, update_ps, answers, ..
+        } in [speed.f32, speed.bf16]
         {
             for value in [product_ps, attention_ps, attention_backward_ps, head_ps, between_ps, update_ps] {
                 assert!(value.is_finite() && value > 0.0, "{speed:?}");
             }
+            for few in [answers.f32_weights, answers.bf16_weights] {
+                let times = [0.0, few.one_row_ps, few.eight_rows_ps, few.most_rows_ps, f64::MAX];
+                assert!(few.one_row_ps > 0.0 && times.is_sorted(), "{speed:?}");
+            }
+            assert!(answers.query_ps > 0.0 && answers.block_ps + answers.token_ps > 0.0, "{speed:?}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! From a job to its plan: the costs of everything that could be chosen, and the fastest that fits.
 
-use memory_policy::{CostRow, MemorySnapshot, Place};
+use memory_policy::{Bytes, CostRow, MemorySnapshot, Place};
 
 use crate::error::Result;
 use crate::files::memory_for_files;
@@ -33,8 +33,7 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
             training::offer(job, training, memory_for_files)?
         }
         Work::Inference(inference) => {
-            let memory_for_reading = now.ceiling().saturating_sub(job.budgets.process.resolve(now));
-            (inference.beside.clone(), inference::offer(job, inference, memory_for_reading)?)
+            (inference.beside.clone(), inference::offer(job, inference, memory_for_reading(job, now))?)
         }
     };
     let mut fixed = vec![CostRow::new(PROCESS, now.rss.0, job.process_note)];
@@ -52,6 +51,11 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
         Work::Inference(_) => "generation".to_owned(),
     };
     Ok(Costs { task, fixed, steps, loaders })
+}
+
+/// What the system may keep in memory of files that are read.
+pub(crate) fn memory_for_reading(job: &Job<'_>, now: &MemorySnapshot) -> Bytes {
+    now.ceiling().saturating_sub(job.budgets.process.resolve(now))
 }
 
 /// The fastest plan that fits, and what it was chosen from.

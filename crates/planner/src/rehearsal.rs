@@ -76,7 +76,7 @@ fn infer(model: &T5, samples: &[Vec<u32>], activations: DType) -> Result<()> {
 }
 
 /// The smallest model of this kind.
-fn smallest(model: &t5::Config) -> t5::Config {
+pub(crate) fn smallest(model: &t5::Config) -> t5::Config {
     t5::Config {
         vocab_size: 256,
         d_model: 64,

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use t5::Levers;
 use trainer::TrainerOptions;
 
+use crate::answer_speed::AnswerSpeed;
 use crate::counted::{Arithmetic, BlockArithmetic, StepCounter};
 use crate::error::Result;
 use crate::prices::Prices;
@@ -45,6 +46,8 @@ pub struct Speed {
     /// A byte that is written to a file and read back, where it stays in memory; none where no file could be made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_byte_ps: Option<f64>,
+    /// Of answers.
+    pub answers: AnswerSpeed,
     /// Of a card, the times that a processor does not have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub card: Option<CardTimes>,
@@ -75,7 +78,7 @@ pub struct MachineSpeed {
 /// Products of attention backward over those forward.
 const ATTENTION_BACKWARD: f64 = 2.5;
 /// The operations between the products of a decoder block, over those of an encoder block: it has three parts, not two.
-const DECODER_BLOCK: f64 = 1.5;
+pub(crate) const DECODER_BLOCK: f64 = 1.5;
 
 /// The times of a training pass, in picoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +103,11 @@ const FROM_NO_CACHE: f64 = 2.0;
 const WEIGHTS: f64 = 3.0;
 
 impl Speed {
+    /// A byte that is written to a file and read back among many, in picoseconds. Where no file could be made, that of the built-in prices.
+    pub(crate) fn byte_in_files_ps(&self) -> f64 {
+        self.file_byte_ps.map_or(Prices::vectors().file_byte * self.product_ps, |time| FROM_NO_CACHE * time)
+    }
+
     fn times(&self, model: &t5::Config, tokens: (usize, usize), arithmetic: &Arithmetic) -> Times {
         let [again, heads, backward] = sums(arithmetic);
         let attention_backward = ATTENTION_BACKWARD * heads;
@@ -167,7 +175,7 @@ impl Speed {
             again: relative(times.again, again - heads),
             heads: relative(times.heads, heads),
             second: relative(times.again + times.heads + times.backward, again + backward),
-            file_byte: self.file_byte_ps.map_or(built_in.file_byte, |time| relative(FROM_NO_CACHE * time, 1.0)),
+            file_byte: self.file_byte_ps.map_or(built_in.file_byte, |_| relative(self.byte_in_files_ps(), 1.0)),
             weights: if self.file_byte_ps.is_some() { WEIGHTS } else { built_in.weights },
             overhead_rows: coarse(self.head_overhead_rows),
             multiply_add_ps: Some(significant(average)),
@@ -228,25 +236,7 @@ fn coarse(value: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Every kind of work as fast as every other, without fixed costs.
-    fn even() -> Speed {
-        Speed {
-            product_ps: 10.0,
-            product_overhead_rows: 0.0,
-            attention_ps: 10.0,
-            attention_overhead_keys: 0.0,
-            attention_backward_ps: 10.0,
-            attention_backward_overhead_keys: 0.0,
-            head_ps: 10.0,
-            head_overhead_rows: 0.0,
-            between_ps: 0.0,
-            between_backward_ps: 0.0,
-            update_ps: 100.0,
-            file_byte_ps: Some(550.0),
-            card: None,
-        }
-    }
+    use crate::testing::speed as even;
 
     fn prices(speed: &Speed) -> Prices {
         let model = t5::Config::preset("t5-small").unwrap();

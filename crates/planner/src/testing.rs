@@ -3,11 +3,13 @@
 use memory_policy::{Budget, Bytes, MemorySnapshot, Place};
 use trainer::TrainerOptions;
 
+use crate::answer_speed::{AnswerSpeed, FewRows};
 use crate::feed::Feed;
 use crate::job::{Job, Training, Wanted, Work};
 use crate::lever::Pins;
 use crate::prices::Prices;
 use crate::processes::Processes;
+use crate::speed::Speed;
 
 /// Training that writes no files unless asked, without evaluation, by one process alone.
 pub(crate) fn training(options: &TrainerOptions) -> Training<'_> {
@@ -40,4 +42,32 @@ pub(crate) fn job<'a>(model: &'a t5::Config, training: Training<'a>, pins: &'a P
 /// A machine with 64 GiB, all of them free.
 pub(crate) fn machine() -> MemorySnapshot {
     MemorySnapshot { available: Bytes::gib(64), total: Bytes::gib(64), ..MemorySnapshot::default() }
+}
+
+/// A machine whose products of few rows take ten picoseconds for each byte of their weight, and nothing else any time.
+pub(crate) fn answer_speed() -> AnswerSpeed {
+    let of_bytes =
+        |bytes: f64| FewRows { one_row_ps: 10.0 * bytes, eight_rows_ps: 10.0 * bytes, most_rows_ps: 10.0 * bytes };
+    let (f32_weights, bf16_weights) = (of_bytes(4.0), of_bytes(2.0));
+    AnswerSpeed { f32_weights, bf16_weights, query_ps: 0.0, block_ps: 0.0, source_ps: 0.0, token_ps: 0.0 }
+}
+
+/// The same machine, whose other work takes ten picoseconds a multiply-add.
+pub(crate) fn speed() -> Speed {
+    Speed {
+        product_ps: 10.0,
+        product_overhead_rows: 0.0,
+        attention_ps: 10.0,
+        attention_overhead_keys: 0.0,
+        attention_backward_ps: 10.0,
+        attention_backward_overhead_keys: 0.0,
+        head_ps: 10.0,
+        head_overhead_rows: 0.0,
+        between_ps: 0.0,
+        between_backward_ps: 0.0,
+        update_ps: 100.0,
+        file_byte_ps: Some(550.0),
+        answers: answer_speed(),
+        card: None,
+    }
 }

@@ -5,8 +5,10 @@
 
 use std::time::Instant;
 
-use memory_policy::{Budgets, Bytes, MemorySnapshot, Place, Probe};
+use candle_core::Device;
+use memory_policy::{Budgets, Bytes, MemorySnapshot, Place, Probe, SystemProbe};
 use planner::{Feed, Job, Pace, Plan, Prices, Training, Wanted, Work};
+use run_plan::priced::Priced;
 use serde_json::json;
 use t5::{Lora, ParameterSpec, T5};
 use trainer::adafactor::AdafactorOptions;
@@ -20,7 +22,7 @@ use crate::flag_values::Precision;
 use crate::options::master_weights;
 use crate::profile::Profiler;
 use crate::speed::priced;
-use crate::{device, open, report};
+use crate::{device, faster_device, open, report};
 
 /// Bytes that a bench may write where no flag asks for a file: what `memory.disk_writes` is by default.
 const MOST_WRITTEN: u64 = 1 << 40;
@@ -30,9 +32,8 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     if let Some(OtherBench::Serve(flags)) = &flags.other {
         return super::bench_serve::bench_serve(flags);
     }
-    let named = flags.model.as_deref().ok_or_else(|| Failure::usage("`bench` needs `--model`"))?;
-    let device = device::open(flags.device.as_deref().unwrap_or("auto"))?;
-    let base = open::named_config(named)?;
+    let model = flags.model.as_deref().ok_or_else(|| Failure::usage("`bench` needs `--model`"))?;
+    let base = open::named_config(model)?;
     let lora = flags.lora.map(|rank| Lora { rank: rank as usize, alpha: 2.0 * f64::from(rank), ..Lora::default() });
     let model = if let Some(lora) = &lora { base.with_adapter(lora.clone())? } else { base.clone() };
     if flags.batch == 0 || flags.source_tokens < 2 || flags.target_tokens < 2 || flags.steps == 0 {
@@ -49,14 +50,15 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         total_steps: flags.steps as u64 + 1,
         ..TrainerOptions::default()
     };
-    device::check_dtype(&device, options.precision.activations())?;
-    let probe = device::probe(&device, t5_ops::device_bytes(&device));
-    let (tokens, directory) = ((flags.source_tokens, flags.target_tokens), flags.levers.directory());
-    let on = (device::place(&device), &device);
-    let priced = priced(PricesFrom::of_environment(), &model, &options, tokens, on, directory)?;
-    let now = planner::rehearse(&model, &options, &device, &probe)?;
-    let (planned, pace) = plan(flags, &model, &options, (device::place(&device), &now), priced.prices)?;
-    if let Some(warning) = device::limit(&device, &planned, &now) {
+    let named = device::named(flags.device.as_deref())?;
+    let prices = PricesFrom::of_environment();
+    let chosen = faster_device::of_command(named.as_ref(), prices, "a step", |device| {
+        Ok(Benched::new(flags, &model, &options, device)?.pace.step_seconds)
+    });
+    chosen.note();
+    let device = &chosen.device;
+    let Benched { probe, now, priced, plan: planned, pace } = Benched::new(flags, &model, &options, device)?;
+    if let Some(warning) = device::limit(device, &planned, &now) {
         report::warn(&warning);
     }
     let plan = StepPlan { levers: planned.step.levers, longest: None };
@@ -65,7 +67,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let mut profiler = if flags.profile { Some(Profiler::new(options.precision.activations())?) } else { None };
     let files = planner::files(flags.levers.directory(), &now, &planned);
     let weights = plan.levers.has_weights_on_disk().then_some(&files);
-    let new = T5::init_in(&base, 0, options.parameter_dtype(), &device, weights).map_err(of_a_step)?;
+    let new = T5::init_in(&base, 0, options.parameter_dtype(), device, weights).map_err(of_a_step)?;
     let new = if let Some(lora) = lora { new.with_adapter(lora, 0)? } else { new };
     let mut trainer = Trainer::new(new, options)?;
     trainer.offload_to(files);
@@ -107,6 +109,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             "plan": planned.bill.conclusion, "tensor_bytes": heap::held().most_live,
             "accumulation": accumulation(plan.levers.layer_major.as_ref()), "step_ms_each": step_ms,
         });
+        chosen.add_to(&mut json);
         if let Some(on_device) = &on_device {
             json["device_peak_bytes"] = json!(on_device.peak.0);
             json["predicted_device_peak_bytes"] = json!(planned.predicted_device_peak.0);
@@ -135,6 +138,29 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         report::result(&profile.to_text())?;
     }
     Ok(())
+}
+
+/// A plan for a device, and the facts that it follows from.
+struct Benched {
+    probe: SystemProbe,
+    now: MemorySnapshot,
+    priced: Priced,
+    plan: Plan,
+    pace: Pace,
+}
+
+impl Benched {
+    /// That of the flags. The device is measured where that has not been done.
+    fn new(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, device: &Device) -> Outcome<Self> {
+        device::check_dtype(device, options.precision.activations())?;
+        let probe = device::probe(device, t5_ops::device_bytes(device));
+        let (tokens, place) = ((flags.source_tokens, flags.target_tokens), device::place(device));
+        let (from, on) = (PricesFrom::of_environment(), (place, device));
+        let priced = priced(from, model, options, tokens, on, flags.levers.directory())?;
+        let now = planner::rehearse(model, options, device, &probe)?;
+        let (plan, pace) = plan(flags, model, options, (place, &now), priced.prices)?;
+        Ok(Self { probe, now, priced, plan, pace })
+    }
 }
 
 /// The plan that the flags ask for, free where they say nothing and a budget is given; and its pace.

@@ -7,10 +7,12 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use candle_core::DType;
+use planner::{AnsweredBatch, Pins};
 use serde_json::{Value, json};
 use t5::{AnswersTogether, Beams, GenerateOptions, Processors, Search, T5};
 
 use crate::answer_flags::WeightFlags;
+use crate::config::PricesFrom;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::inference::{Asked, Shape};
 use crate::serve_flags::BenchServeArgs;
@@ -22,7 +24,7 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
     if sizes.contains(&0) || flags.source_tokens < 2 || flags.new_tokens < 2 || flags.num_beams == 0 {
         return Err(Failure::usage("`bench serve` needs at least 1 source, 2 tokens of it and 2 new ones, and 1 beam"));
     }
-    let device = device::open("auto")?;
+    let device = device::named(flags.device.as_deref())?;
     let activations: DType = trainer::Precision::from(flags.precision).activations();
     let directory = model_directory::find(&flags.model)?;
     let config = t5::Config::from_file(&directory.join("config.json"))?;
@@ -48,19 +50,29 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
         directory: &directory,
         adapter: None,
         config: &config,
-        device: &device,
+        device: device.as_ref(),
+        prices: PricesFrom::of_environment(),
         activations,
         parameters: None,
         flags: &weights,
     };
     let samples = sizes.iter().copied().max().unwrap_or(1);
-    let shape = Shape { samples, longest: (flags.source_tokens, 1), answer: answers.shape(), beside: Vec::new() };
-    let budgets = weights.budgets()?;
-    let planned = asked.plan(&shape, None, (budgets, &planner::Pins::default()))?;
+    let longest = (flags.source_tokens, 1);
+    let shape = Shape { samples, longest, answer: answers.shape(), answered: 1.0, is_served: true, beside: Vec::new() };
+    let pins = Pins::default();
+    let within = (weights.budgets()?, &pins);
+    let planned = asked.plan(&shape, None, within)?;
     let most = planned.plan.step.evaluation_samples;
+    let fitting: Vec<usize> = sizes.iter().copied().filter(|&size| size <= most).collect();
+    let predicted = |&size: &usize| {
+        let (source_tokens, target_tokens) = (flags.source_tokens, flags.new_tokens);
+        planned.pace(&shape, within, AnsweredBatch { samples: size, caches: size, source_tokens, target_tokens })
+    };
+    // Before the model is there, because what is measured for it takes memory.
+    let predicted: Vec<_> = fitting.iter().map(predicted).collect::<Outcome<_>>()?;
     let model = Rc::new(planned.load()?);
     let mut lines = Vec::new();
-    for &size in sizes.iter().filter(|&&size| size <= most) {
+    for (&size, predicted) in fitting.iter().zip(predicted) {
         // The first time is not counted: it pages in and packs.
         let times: Vec<(f64, f64)> =
             (0..=flags.rounds).map(|_| timed(&model, size, flags.source_tokens, &answers)).collect::<Outcome<_>>()?;
@@ -77,6 +89,7 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
             "tokens_per_second": tokens / whole,
             "first_token_ms": first * 1e3,
             "answer_ms": whole * 1e3,
+            "predicted_answer_ms": predicted.map(|pace| pace.answers_seconds() * 1e3),
         }));
     }
     let mut result = json!({
@@ -123,7 +136,7 @@ fn timed(model: &Rc<T5>, size: usize, source_tokens: usize, answers: &GenerateOp
 fn table(result: &Value) -> String {
     let number = |value: &Value| value.as_f64().unwrap_or_default();
     let mut text = format!(
-        "{} new tokens after {} of the source, {} beams, {}\n{:>6} {:>14} {:>16} {:>12}\n",
+        "{} new tokens after {} of the source, {} beams, {}\n{:>6} {:>14} {:>16} {:>12} {:>12}\n",
         result["new_tokens"],
         result["source_tokens"],
         result["num_beams"],
@@ -131,15 +144,17 @@ fn table(result: &Value) -> String {
         "batch",
         "tokens/s",
         "first token ms",
-        "answer ms"
+        "answer ms",
+        "predicted"
     );
     for line in result["batches"].as_array().into_iter().flatten() {
         text += &format!(
-            "{:>6} {:>14.1} {:>16.1} {:>12.1}\n",
+            "{:>6} {:>14.1} {:>16.1} {:>12.1} {:>12}\n",
             line["batch"],
             number(&line["tokens_per_second"]),
             number(&line["first_token_ms"]),
-            number(&line["answer_ms"])
+            number(&line["answer_ms"]),
+            line["predicted_answer_ms"].as_f64().map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1}"))
         );
     }
     text + &format!("peak {} bytes, {} predicted\n", result["peak_rss_bytes"], result["predicted_peak_bytes"])

@@ -12,6 +12,7 @@ use toml::Value;
 use crate::answer_flags::EvalArgs;
 use crate::config::keys::KEYS;
 use crate::config::{Config, Origin, Values, paths};
+use crate::device::AUTO;
 use crate::evaluation::{Settings, Watcher, evaluate};
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::Precision;
@@ -45,7 +46,8 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         directory: &directory,
         adapter: adapter.as_deref(),
         config: &opened.model,
-        device: &opened.device,
+        device: (config.run.device != AUTO).then_some(&opened.device),
+        prices: config.memory.prices,
         activations: options.precision.activations(),
         parameters: Some(options.parameter_dtype()).filter(|dtype| *dtype == DType::BF16),
         flags: &flags.weights,
@@ -54,6 +56,8 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         samples: flags.batch_samples,
         longest: (config.data.max_source_tokens, config.data.max_target_tokens),
         answer: options::answers(&config).shape(),
+        answered: share(flags.generate_samples, rows_of(flags, &opened)),
+        is_served: false,
         beside: Vec::new(),
     };
     let planned = asked.plan(&shape, Some(rows), (job::budgets(&config), &config.memory.pins))?;
@@ -70,9 +74,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     };
     let begin = |path: &Path| stop.remove_at_end(|| Predictions::create(path), Predictions::temporary);
     let mut predictions = flags.predictions.as_deref().map(begin).transpose()?;
-    let all = opened.train.rows();
-    let rows = if flags.samples == 0 { all } else { flags.samples.min(all) };
-    report::note(&format!("evaluating {}", plural(rows, "row")));
+    report::note(&format!("evaluating {}", plural(rows_of(flags, &opened), "row")));
     let mut progress = RowProgress::new();
     let mut watcher = Watcher {
         group: None,
@@ -100,6 +102,18 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         report::result(&format!("{}\n", figures.examples_text()))?;
     }
     Ok(())
+}
+
+/// The rows that are evaluated.
+fn rows_of(flags: &EvalArgs, opened: &Opened) -> u64 {
+    let all = opened.train.rows();
+    if flags.samples == 0 { all } else { flags.samples.min(all) }
+}
+
+/// The share of so many rows of which `wanted` are answered, or all where that is 0.
+#[expect(clippy::cast_precision_loss, reason = "counts of rows are far below 2^53")]
+fn share(wanted: u64, rows: u64) -> f64 {
+    if wanted == 0 { 1.0 } else { wanted.min(rows) as f64 / rows.max(1) as f64 }
 }
 
 /// The flags as a config: the model's own tokenizer, the data as training rows, in the order of the files.

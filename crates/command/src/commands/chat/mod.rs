@@ -26,6 +26,7 @@ use super::generate::MAX_NEW_TOKENS;
 use super::serve::models::{Loaded, Served, name_of, named};
 use crate::answer_flags::WeightFlags;
 use crate::chat_flags::ChatArgs;
+use crate::config::PricesFrom;
 use crate::config::generation::Generation;
 use crate::config::{Origin, Values};
 use crate::failure::{Failure, Outcome};
@@ -41,7 +42,7 @@ const MOST_LINES: usize = 1000;
 
 /// Talks until the end of input.
 pub fn chat(flags: &ChatArgs) -> Outcome<()> {
-    let device = device::open(flags.device.as_deref().unwrap_or("auto"))?;
+    let device = device::named(flags.device.as_deref())?;
     let named_model =
         flags.named.as_ref().or(flags.model.as_ref()).ok_or_else(|| Failure::usage("no model is named"))?;
     let Adapted { directory, adapter } = model_directory::find_as_trained(named_model, None)?;
@@ -74,13 +75,21 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
         directory: &directory,
         adapter: None,
         config: &largest,
-        device: &device,
+        device: device.as_ref(),
+        prices: PricesFrom::of_environment(),
         activations,
         parameters: None,
         flags: &weights,
     };
     let budgets = weights.budgets()?;
-    let shape = Shape { samples: 1, longest: (flags.max_source_tokens, 1), answer: longest, beside };
+    let shape = Shape {
+        samples: 1,
+        longest: (flags.max_source_tokens, 1),
+        answer: longest,
+        answered: 1.0,
+        is_served: true,
+        beside,
+    };
     let planned = asked.plan(&shape, None, (budgets, &Pins::default()))?;
     if flags.dry_run {
         return report::result(&planned.bill());

@@ -13,6 +13,7 @@ use t5::peft::AdapterDirectory;
 use t5::{Answer, GenerateOptions, T5, Watch};
 
 use crate::answer_flags::GenerateArgs;
+use crate::config::PricesFrom;
 use crate::config::generation::Generation;
 use crate::failure::{Failure, Outcome};
 use crate::inference::{Asked, Shape};
@@ -25,7 +26,7 @@ pub const MAX_NEW_TOKENS: usize = 256;
 
 /// Answers prompts.
 pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
-    let device = device::open(flags.device.as_deref().unwrap_or("auto"))?;
+    let device = device::named(flags.device.as_deref())?;
     let Adapted { directory, adapter } =
         model_directory::find_as_trained(&flags.model, flags.weights.adapter.as_deref())?;
     let mut config = t5::Config::from_file(&directory.join("config.json"))?;
@@ -43,7 +44,8 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         directory: &directory,
         adapter: adapter.as_deref(),
         config: &config,
-        device: &device,
+        device: device.as_ref(),
+        prices: PricesFrom::of_environment(),
         activations: decoding.activations,
         parameters: None,
         flags: &flags.weights,
@@ -52,7 +54,14 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let prompts = flags.input.is_none().then_some(flags.prompts.len() + flags.prompt.len());
     let most = if flags.stream { 1 } else { flags.batch_samples };
     let samples = prompts.map_or(most, |prompts| most.min(prompts.max(1)));
-    let shape = Shape { samples, longest: (flags.max_source_tokens, 1), answer: decoding.shape(), beside: Vec::new() };
+    let shape = Shape {
+        samples,
+        longest: (flags.max_source_tokens, 1),
+        answer: decoding.shape(),
+        answered: 1.0,
+        is_served: false,
+        beside: Vec::new(),
+    };
     let planned = asked.plan(&shape, None, (budgets, &Pins::default()))?;
     if flags.weights.dry_run {
         return report::result(&planned.bill());

@@ -29,6 +29,7 @@ use self::models::{Loaded, Served};
 use self::wish::Defaults;
 use crate::answer_flags::WeightFlags;
 use crate::commands::generate::MAX_NEW_TOKENS;
+use crate::config::PricesFrom;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::inference::{Asked, Planned, Shape};
 use crate::model_directory::Adapted;
@@ -45,7 +46,7 @@ const BYTES_OF_A_TOKEN: usize = 256;
 /// Serves a model until SIGTERM or SIGINT.
 pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     let keys = keys(flags)?;
-    let device = device::open(flags.device.as_deref().unwrap_or("auto"))?;
+    let device = device::named(flags.device.as_deref())?;
     let named = flags.named.as_ref().or(flags.model.as_ref()).ok_or_else(|| Failure::usage("no model is named"))?;
     let Adapted { directory, adapter } = model_directory::find_as_trained(named, None)?;
     let base = t5::Config::from_file(&directory.join("config.json"))?;
@@ -77,7 +78,8 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
         directory: &directory,
         adapter: None,
         config: largest,
-        device: &device,
+        device: device.as_ref(),
+        prices: PricesFrom::of_environment(),
         activations,
         parameters: None,
         flags: &weights,
@@ -212,8 +214,14 @@ fn planned<'a>(
             beside.push(CostRow::new(names::ADAPTERS, others, format!("{} of {} in memory", adapters, sizes.len())));
         }
         let answer = longest(flags, max_new_tokens);
-        let shape =
-            Shape { samples: flags.batch_samples.max(1), longest: (flags.max_source_tokens, 1), answer, beside };
+        let shape = Shape {
+            samples: flags.batch_samples.max(1),
+            longest: (flags.max_source_tokens, 1),
+            answer,
+            answered: 1.0,
+            is_served: true,
+            beside,
+        };
         match asked().plan(&shape, None, (budgets, &Pins::default())) {
             Err(failure) if failure.exit == Exit::DoesNotFit && adapters > 1 => adapters -= 1,
             Err(failure) if failure.exit == Exit::DoesNotFit => {
