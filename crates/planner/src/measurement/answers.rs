@@ -34,8 +34,8 @@ impl Measured<'_> {
         let source = (self.token(BLOCKS[1], SOURCES)? - more) / ((SOURCES - 1) * BLOCKS[1]) as f64;
         let ps = |seconds: f64| significant(seconds * 1e12);
         Ok(AnswerSpeed {
-            f32_weights: self.few_rows(DType::F32)?,
-            bf16_weights: self.few_rows(DType::BF16)?,
+            f32_weights: self.of_few_rows(DType::F32)?,
+            bf16_weights: self.of_few_rows(DType::BF16)?,
             query_ps: ps(self.query()?),
             block_ps: ps(block),
             source_ps: ps(source.max(0.0)),
@@ -44,7 +44,7 @@ impl Measured<'_> {
     }
 
     /// The products of a block with weights of this dtype.
-    fn few_rows(&self, dtype: DType) -> candle_core::Result<FewRows> {
+    fn of_few_rows(&self, dtype: DType) -> candle_core::Result<FewRows> {
         let [one_row_ps, eight_rows_ps, most_rows_ps] =
             [0, 1, 2].map(|which| self.forward(MEASURED_ROWS[which], dtype));
         let ps = |seconds: candle_core::Result<f64>| seconds.map(|seconds| significant(seconds * 1e12));
