@@ -557,8 +557,9 @@ mod tests {
         let mut calls = 0;
         let work = || {
             calls += 1;
-            if calls == 1 {
-                std::thread::sleep(Duration::from_millis(250));
+            let began = Instant::now();
+            while calls == 1 && began.elapsed() < Duration::from_millis(250) {
+                std::hint::spin_loop();
             }
             Ok(())
         };
