@@ -6,8 +6,6 @@
 use candle_core::DType;
 use serde::{Deserialize, Serialize};
 
-use crate::speed::Speed;
-
 /// The time of a token's work on a machine, with activations of one dtype. Times are picoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -45,7 +43,7 @@ impl FewRows {
     /// The time of an element of the weight in a product of so many rows: between two measured ones in proportion, and beyond the last
     /// `a_row` for each.
     #[expect(clippy::cast_precision_loss, reason = "a few rows")]
-    fn element_ps(&self, rows: f64, a_row: f64) -> f64 {
+    pub(crate) fn element_ps(&self, rows: f64, a_row: f64) -> f64 {
         let [one, eight, most] = MEASURED_ROWS.map(|rows| rows as f64);
         let between = |(from, at_from): (f64, f64), (to, at_to): (f64, f64)| {
             at_from + (at_to - at_from) * (rows - from) / (to - from)
@@ -81,15 +79,6 @@ impl Elements {
             DType::F32 | DType::F64 => Self { f32: self.f32 + elements as f64, ..self },
             _ => Self { narrow: self.narrow + elements as f64, ..self },
         }
-    }
-}
-
-impl Speed {
-    /// Picoseconds of products of so many rows with weights of so many elements.
-    pub fn products_ps(&self, elements: Elements, rows: f64) -> f64 {
-        let AnswerSpeed { f32_weights, bf16_weights, .. } = &self.answers;
-        elements.f32 * f32_weights.element_ps(rows, self.product_ps)
-            + elements.narrow * bf16_weights.element_ps(rows, self.product_ps)
     }
 }
 

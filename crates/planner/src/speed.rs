@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use t5::Levers;
 use trainer::TrainerOptions;
 
-use crate::answer_speed::AnswerSpeed;
+use crate::answer_speed::{AnswerSpeed, Elements};
 use crate::counted::{Arithmetic, BlockArithmetic, StepCounter};
 use crate::error::Result;
 use crate::prices::Prices;
@@ -103,6 +103,13 @@ const FROM_NO_CACHE: f64 = 2.0;
 const WEIGHTS: f64 = 3.0;
 
 impl Speed {
+    /// Picoseconds of products of so many rows with weights of so many elements.
+    pub fn products_ps(&self, elements: Elements, rows: f64) -> f64 {
+        let AnswerSpeed { f32_weights, bf16_weights, .. } = &self.answers;
+        elements.f32 * f32_weights.element_ps(rows, self.product_ps)
+            + elements.narrow * bf16_weights.element_ps(rows, self.product_ps)
+    }
+
     /// A byte that is written to a file and read back among many, in picoseconds. Where no file could be made, that of the built-in prices.
     pub(crate) fn byte_in_files_ps(&self) -> f64 {
         self.file_byte_ps.map_or(Prices::vectors().file_byte * self.product_ps, |time| FROM_NO_CACHE * time)
