@@ -235,7 +235,10 @@ impl T5 {
                 let [.., a, b] = parameters.as_slice() else { unreachable!("a magnitude follows its adapter") };
                 let values = here(&weight.tensor)?;
                 let weight = Matrix { tensor: &values, quantisation: weight.quantisation };
-                Tensor::adapted_lengths(weight, &a.tensor, &b.tensor, 1.0)?
+                let lengths = Tensor::adapted_lengths(weight, &a.tensor, &b.tensor, 1.0)?;
+                // All weights of a base in files would stay in memory otherwise, one after the other.
+                t5_ops::page_out(&values);
+                lengths
             } else {
                 initial_tensor(&spec, seed, spec.dtype(dtype), &device)?
             };

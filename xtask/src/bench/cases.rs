@@ -204,7 +204,12 @@ pub fn all() -> Vec<Case> {
     cases
 }
 
-/// LoRA and DoRA beside a base in each precision.
+const IN_FILES_BY_BLOCK: &str =
+    "train.precision=bf16 memory.weight_offload=disk memory.gradient_offload=disk memory.weights_at_a_time=block";
+const IN_FILES_BY_MATRIX: &str =
+    "train.precision=bf16 memory.weight_offload=disk memory.gradient_offload=disk memory.weights_at_a_time=matrix";
+
+/// LoRA and DoRA beside a base in each precision, and beside one that stays in its files.
 fn adapters(model: &'static str) -> Vec<Case> {
     let mut cases = Vec::new();
     let bases = [
@@ -212,6 +217,8 @@ fn adapters(model: &'static str) -> Vec<Case> {
         ("bf16", "train.precision=bf16"),
         ("int8", "train.precision=bf16 model.base_precision=int8"),
         ("nf4", "train.precision=bf16 model.base_precision=nf4"),
+        ("bf16 in files, by block", IN_FILES_BY_BLOCK),
+        ("bf16 in files, by matrix", IN_FILES_BY_MATRIX),
     ];
     for (kind, of_kind) in [("LoRA", ""), ("DoRA", "lora.dora=true")] {
         for (base, of_base) in bases {
