@@ -54,7 +54,13 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// A batch of so many samples of usual lengths.
+    /// Answers alone, of at most `samples` sources at a time, each with at most `source_tokens` tokens.
+    pub fn of_answers(samples: usize, source_tokens: usize, answer: AnswerShape) -> Self {
+        let (longest, beside) = ((source_tokens, 1), Vec::new());
+        Self { samples, longest, answer, answered: 1.0, is_served: false, beside }
+    }
+
+    /// A batch of `samples` samples with the lengths by which devices are compared.
     fn typical(&self, samples: usize) -> AnsweredBatch {
         let (source_tokens, target_tokens) = self.longest;
         AnsweredBatch {

@@ -107,7 +107,7 @@ DEVICE void copy_rows(const uint32_t* pairs, T* cache, int64_t row, int64_t coun
 }
 
 // Attention of few queries, without dropout: a block has one query of one head, and its warps have keys in turn, four at a time.
-// Without `lengths` each sequence has `length` keys, and as many more as the position `at`, by which the bias moves to the left. Rows of the
+// Without `lengths` each sequence has `length` keys and, beyond them, the position `at`. The bias moves to the left by that. Rows of the
 // bias are `bias_row` apart.
 // Shared memory, f32, for each warp: the head size and two.
 constexpr int FEW_THREADS = 256, FEW_WARPS = FEW_THREADS / WARP, KEYS_AT_ONCE = 4, MOST_PARTS = 128 / WARP;

@@ -12,7 +12,7 @@ use crate::job::{Inference, Job, Work};
 use crate::planning::memory_for_reading;
 use crate::speed::{DECODER_BLOCK, MachineSpeed, Speed};
 
-/// The samples of a batch, each with so many tokens.
+/// The samples of a batch, and their lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnsweredBatch {
     /// Samples that are computed together.
@@ -199,7 +199,7 @@ impl Pass<'_> {
         2.0 * self.inner() * self.rows() * keys
     }
 
-    /// Attention of so many blocks, forward, over samples of so many queries and keys.
+    /// Attention of `blocks` blocks, forward: `queries` and `keys` are those of each sample.
     fn attention_ps(&self, blocks: usize, queries: usize, keys: usize) -> f64 {
         let multiply_adds = 2.0 * self.inner() * (self.batch.samples * queries * keys * blocks) as f64;
         self.speed.attention_ps * (1.0 + self.speed.attention_overhead_keys / keys.max(1) as f64) * multiply_adds
@@ -219,7 +219,7 @@ impl Pass<'_> {
 mod tests {
     use candle_core::DType;
     use memory_policy::{Budget, Bytes};
-    use t5::{AnswerShape, Lora, StoredWeights};
+    use t5::{AnswerShape, Lora};
 
     use super::*;
     use crate::answer_speed::AnswerSpeed;
@@ -231,10 +231,8 @@ mod tests {
     const BATCH: AnsweredBatch = AnsweredBatch { samples: 4, caches: 1, source_tokens: 48, target_tokens: 32 };
 
     fn inference(parameters: DType, answer: AnswerShape) -> Inference<'static> {
-        let stored =
-            StoredWeights { is_bf16: false, has_duplicates: false, copied_bytes: [0; 2], copying_bytes: [0; 2] };
-        let (activations, beside) = (DType::F32, Vec::new());
-        Inference { activations, parameters, stored: Some(stored), answer, has_targets: true, rows: None, beside }
+        let (activations, stored, beside) = (DType::F32, Some(testing::STORED), Vec::new());
+        Inference { activations, parameters, stored, answer, has_targets: true, rows: None, beside }
     }
 
     fn job<'a>(model: &'a t5::Config, inference: Inference<'a>, pins: &'a Pins) -> Job<'a> {

@@ -40,7 +40,7 @@ pub struct FewRows {
 pub const MEASURED_ROWS: [usize; 3] = [1, 8, 32];
 
 impl FewRows {
-    /// The time of an element of the weight in a product of so many rows: between two measured ones in proportion, and beyond the last
+    /// The time of an element of the weight in a product of `rows` rows: between two measured ones in proportion, and beyond the last
     /// `a_row` for each.
     #[expect(clippy::cast_precision_loss, reason = "a few rows")]
     pub(crate) fn element_ps(&self, rows: f64, a_row: f64) -> f64 {
@@ -72,7 +72,7 @@ impl Elements {
         self.f32 + self.narrow
     }
 
-    /// With so many more of this dtype.
+    /// These, and `elements` more of `dtype`.
     #[expect(clippy::cast_precision_loss, reason = "elements of a model")]
     pub fn with(self, elements: u64, dtype: DType) -> Self {
         match dtype {

@@ -403,7 +403,7 @@ impl<'a> StepCounter<'a> {
         Resident { loading: self.parameters, saving: self.parameters, at_a_time: self.parameters }
     }
 
-    /// Bytes of weights that a step with these levers, in so many micro-batches, reads from the files that they lie in.
+    /// Bytes of weights that a step of `micro_batches` micro-batches reads, with these levers, from the files that they lie in.
     pub fn weights_read(&self, levers: &Levers, micro_batches: usize) -> u64 {
         let WeightsRead { trained, frozen, by_micro_batch } = self.of_model.passes.weights_read(self.batch(), levers);
         trained + frozen + by_micro_batch * micro_batches as u64

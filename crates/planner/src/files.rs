@@ -28,7 +28,7 @@ pub struct Written {
 }
 
 impl Written {
-    /// In so many micro-batches.
+    /// In `count` micro-batches.
     #[must_use]
     pub fn in_micro_batches(self, count: usize) -> Self {
         Self { read: self.read + self.read_by_micro_batch * count as u64, read_by_micro_batch: 0, ..self }

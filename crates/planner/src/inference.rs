@@ -228,7 +228,7 @@ pub(crate) fn weights_elsewhere(
     weights(specs, dtype, |part| levers.has_weights_on_disk() && !stays(part))
 }
 
-/// The time of bringing them, where the system may keep so much in memory of files. `file_byte` is the time of a byte that is written to a
+/// The time of bringing them, where the system may keep `memory` bytes of files in memory. `file_byte` is the time of a byte that is written to a
 /// file and read back, and `bus_byte` that of one that is copied to a device.
 #[expect(clippy::cast_precision_loss, reason = "bytes are far below 2^53")]
 pub(crate) fn bringing(elsewhere: [StackWeights; 2], memory: Bytes, file_byte: f64, bus_byte: f64) -> [f64; 2] {
@@ -243,12 +243,9 @@ mod tests {
     use t5::{AnswerShape, StoredWeights};
 
     use super::*;
-    use crate::{Plan, Prices, plan};
+    use crate::{Plan, Prices, plan, testing};
 
-    const STORED: StoredWeights =
-        StoredWeights { is_bf16: false, has_duplicates: false, copied_bytes: [0; 2], copying_bytes: [0; 2] };
-
-    /// The plan for t5-small over at most 8 samples of 128 tokens on either side, within so many MiB.
+    /// The plan for t5-small over at most 8 samples of 128 tokens on either side, within `mib` MiB.
     fn planned(inference: &Inference<'_>, mib: u64, pins: &Pins) -> Result<Plan> {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let now = MemorySnapshot { rss: Bytes::mib(20), available: Bytes::gib(8), ..MemorySnapshot::default() };
@@ -274,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_smaller_budget_leaves_weights_in_their_files_and_takes_fewer_samples_at_a_time() {
-        let in_place = inference(DType::F32, Some(STORED));
+        let in_place = inference(DType::F32, Some(testing::STORED));
         let plans: Vec<Plan> =
             [2000, 300, 130, 102].map(|mib| planned(&in_place, mib, &Pins::default()).expect("it fits")).into();
         for (before, after) in plans.iter().zip(&plans[1..]) {
@@ -303,10 +300,10 @@ mod tests {
             Err(crate::Error::DoesNotFit(refusal)) => refusal.smallest_budget,
             _ => panic!("30 MiB are too few"),
         };
-        let [whole, half] = [DType::F32, DType::BF16].map(|dtype| smallest(&inference(dtype, Some(STORED))));
+        let [whole, half] = [DType::F32, DType::BF16].map(|dtype| smallest(&inference(dtype, Some(testing::STORED))));
         // The table of the vocabulary is what lies in memory at a time, beside the two tables of positions.
         assert_eq!(whole.saturating_sub(half), Bytes((32_128 * 512 + 2 * 32 * 8) * 2));
-        let copied = StoredWeights { copied_bytes: [0, 120 << 20], copying_bytes: [0, 240 << 20], ..STORED };
+        let copied = StoredWeights { copied_bytes: [0, 120 << 20], copying_bytes: [0, 240 << 20], ..testing::STORED };
         let pins = Pins::default().with(WEIGHT_OFFLOAD.name, Value::Word("disk"));
         let plan = planned(&inference(DType::BF16, Some(copied)), 2000, &pins).expect("it fits");
         let note = format!("in files, {} of them copied", Bytes::mib(120));
@@ -323,7 +320,7 @@ mod tests {
             let model = t5::Config::preset("t5-small").expect("a preset");
             let now = MemorySnapshot { rss: Bytes::mib(20), available: Bytes::mib(mib), ..MemorySnapshot::default() };
             let budget = (Budget::Explicit(Bytes::mib(mib)).into(), pins);
-            let inference = Inference { has_targets: false, ..inference(DType::F32, Some(STORED)) };
+            let inference = Inference { has_targets: false, ..inference(DType::F32, Some(testing::STORED)) };
             plan(&Job::of_inference(&model, inference, 1, (128, 128), budget), &now).expect("it fits").plan
         };
         let budgets = [110, 140, 170, 200, 230];
@@ -353,7 +350,7 @@ mod tests {
     fn pins_of_weights_and_of_the_loss_are_kept_and_those_of_a_step_mean_nothing() {
         let pins = Pins::default().with(WEIGHT_OFFLOAD.name, Value::Word("disk"));
         let pins = pins.with(LOSS_CHUNK_ROWS.name, Value::Count(64)).with(MICRO_BATCH_SAMPLES.name, Value::Count(1));
-        let plan = planned(&inference(DType::F32, Some(STORED)), 2000, &pins).expect("it fits");
+        let plan = planned(&inference(DType::F32, Some(testing::STORED)), 2000, &pins).expect("it fits");
         let levers = plan.step.levers;
         assert!(levers.has_weights_on_disk() && levers.loss_chunk_rows == 64 && levers.micro_batch_samples == 8);
         assert_eq!(

@@ -60,7 +60,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
         (mean(|l| l.0), mean(|l| l.1)),
         &training.processes,
     )?;
-    let micro_batches = job.samples.div_ceil(levers.micro_batch_samples.max(1));
+    let micro_batches = levers.micro_batches(job.samples);
     let written = of_mean.at(job.place, training.options).written(&levers).in_micro_batches(micro_batches);
     let reads_files = !levers.has_host_memory() || training.base.is_some();
     let step = StepOf { job, counter: &counter, levers, written, memory: memory_beside(now, plan) };

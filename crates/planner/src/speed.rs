@@ -103,7 +103,7 @@ const FROM_NO_CACHE: f64 = 2.0;
 const WEIGHTS: f64 = 3.0;
 
 impl Speed {
-    /// Picoseconds of products of so many rows with weights of so many elements.
+    /// Picoseconds of products of `rows` rows with these weights.
     pub fn products_ps(&self, elements: Elements, rows: f64) -> f64 {
         let AnswerSpeed { f32_weights, bf16_weights, .. } = &self.answers;
         elements.f32 * f32_weights.element_ps(rows, self.product_ps)

@@ -126,7 +126,7 @@ impl Traffic {
 
     /// Micro-batches of a process, a shard of whose batch has so many samples.
     pub fn micro_batches(&self, samples: usize, levers: &Levers) -> usize {
-        self.processes.shards_of_a_process() * samples.div_ceil(levers.micro_batch_samples.max(1))
+        self.processes.shards_of_a_process() * levers.micro_batches(samples)
     }
 
     /// What is sent in a step. A shard of a process's batch has at most `samples` samples.

@@ -187,7 +187,7 @@ impl<'a> Offer<'a> {
     fn relative_time(&self, levers: &Levers, arithmetic: &Arithmetic, written: Written) -> f64 {
         let prices: &Prices = &self.job.prices;
         let of_a_micro_batch = levers.micro_batch_samples as f64 / self.job.samples as f64;
-        let written = written.in_micro_batches(self.job.samples.div_ceil(levers.micro_batch_samples));
+        let written = written.in_micro_batches(levers.micro_batches(self.job.samples));
         let moved = moving_time(prices, written, self.memory_for_files).times(of_a_micro_batch);
         let moved = moved.without_casts(prices, self.counter.spared_casts(levers, of_a_micro_batch));
         let tokens = levers.micro_batch_samples * (self.job.longest.0 + self.job.longest.1);

@@ -111,6 +111,11 @@ impl LayerMajor {
 }
 
 impl Levers {
+    /// Micro-batches of a batch of `samples` samples.
+    pub fn micro_batches(&self, samples: usize) -> usize {
+        samples.div_ceil(self.micro_batch_samples.max(1))
+    }
+
     /// Whether anything lies in a file instead of memory.
     pub fn uses_files(&self) -> bool {
         self.keeps_anything_elsewhere() && !self.has_host_memory()

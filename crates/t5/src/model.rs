@@ -200,9 +200,15 @@ impl T5 {
         let T5 { config, dtype, parameters, network, file, homes, directory, base_name, copies: _ } = self;
         let device = network.shared.tensor.device().clone();
         drop(network);
-        // What is converted, copied or measured has to be here.
-        let here =
-            |tensor: &Tensor| homes.as_ref().map_or_else(|| Ok(tensor.clone()), |homes| homes.with_values(tensor));
+        // What is converted, copied or measured has to be here. Of a base in files, all weights would stay in memory otherwise.
+        let here = |tensor: &Tensor, f: &dyn Fn(&Tensor) -> Result<Tensor>| -> Result<Tensor> {
+            let values = homes.as_ref().map_or_else(|| Ok(tensor.clone()), |homes| homes.with_values(tensor))?;
+            let result = f(&values)?;
+            t5_ops::page_out(&values);
+            Ok(result)
+        };
+        let cast = |to: DType| move |values: &Tensor| Ok(values.to_dtype(to)?);
+        let copied = |values: &Tensor| Ok(values.copy()?);
         // A head that is saved with the adapter starts as the table that it was tied to.
         let head = config.tie_word_embeddings.then(|| parameters[0].tensor.clone());
         let config = adapted;
@@ -213,19 +219,19 @@ impl T5 {
                 let is_trained = config.lora.as_ref().is_some_and(|lora| lora.trains(&spec.name));
                 match (base.next(), &head) {
                     (Some(Parameter { tensor, quantisation: Some(codes), .. }), _) if spec.quantisation.is_none() => {
-                        Quantised::new(codes, here(&tensor)?)?.rows(0..codes.shape().0)?.to_dtype(spec.dtype(dtype))?
+                        let all = 0..codes.shape().0;
+                        let rows = |values: &Tensor| Quantised::new(codes, values.clone())?.rows(all.clone());
+                        here(&tensor, &|values| Ok(rows(values)?.to_dtype(spec.dtype(dtype))?))?
                     }
                     (Some(parameter), _) if parameter.tensor.dtype() != spec.dtype(dtype) => {
-                        here(&parameter.tensor)?.to_dtype(spec.dtype(dtype))?
+                        here(&parameter.tensor, &cast(spec.dtype(dtype)))?
                     }
                     (Some(parameter), _) if is_trained && (is_shared || file.is_some()) => {
-                        here(&parameter.tensor)?.copy()?
+                        here(&parameter.tensor, &copied)?
                     }
                     (Some(parameter), _) => parameter.tensor,
-                    (None, Some(head)) if head.dtype() != spec.dtype(dtype) => {
-                        here(head)?.to_dtype(spec.dtype(dtype))?
-                    }
-                    (None, Some(head)) => here(head)?.copy()?,
+                    (None, Some(head)) if head.dtype() != spec.dtype(dtype) => here(head, &cast(spec.dtype(dtype)))?,
+                    (None, Some(head)) => here(head, &copied)?,
                     (None, None) => unreachable!("an adapter takes no parameter away"),
                 }
             } else if spec.name.ends_with(MAGNITUDE) {
@@ -233,12 +239,10 @@ impl T5 {
                 let name = format!("{}.weight", spec.name.trim_end_matches(MAGNITUDE));
                 let weight = parameters.iter().rev().find(|parameter| parameter.name == name).unwrap_or(&parameters[0]);
                 let [.., a, b] = parameters.as_slice() else { unreachable!("a magnitude follows its adapter") };
-                let values = here(&weight.tensor)?;
-                let weight = Matrix { tensor: &values, quantisation: weight.quantisation };
-                let lengths = Tensor::adapted_lengths(weight, &a.tensor, &b.tensor, 1.0)?;
-                // All weights of a base in files would stay in memory otherwise, one after the other.
-                t5_ops::page_out(&values);
-                lengths
+                here(&weight.tensor, &|tensor| {
+                    let weight = Matrix { tensor, quantisation: weight.quantisation };
+                    Tensor::adapted_lengths(weight, &a.tensor, &b.tensor, 1.0)
+                })?
             } else {
                 initial_tensor(&spec, seed, spec.dtype(dtype), &device)?
             };

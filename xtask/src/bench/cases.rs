@@ -204,10 +204,7 @@ pub fn all() -> Vec<Case> {
     cases
 }
 
-const IN_FILES_BY_BLOCK: &str =
-    "train.precision=bf16 memory.weight_offload=disk memory.gradient_offload=disk memory.weights_at_a_time=block";
-const IN_FILES_BY_MATRIX: &str =
-    "train.precision=bf16 memory.weight_offload=disk memory.gradient_offload=disk memory.weights_at_a_time=matrix";
+const IN_FILES: &str = "train.precision=bf16 memory.weight_offload=disk memory.gradient_offload=disk";
 
 /// LoRA and DoRA beside a base in each precision, and beside one that stays in its files.
 fn adapters(model: &'static str) -> Vec<Case> {
@@ -217,8 +214,8 @@ fn adapters(model: &'static str) -> Vec<Case> {
         ("bf16", "train.precision=bf16"),
         ("int8", "train.precision=bf16 model.base_precision=int8"),
         ("nf4", "train.precision=bf16 model.base_precision=nf4"),
-        ("bf16 in files, by block", IN_FILES_BY_BLOCK),
-        ("bf16 in files, by matrix", IN_FILES_BY_MATRIX),
+        ("bf16 in files, by block", &format!("{IN_FILES} memory.weights_at_a_time=block")),
+        ("bf16 in files, by matrix", &format!("{IN_FILES} memory.weights_at_a_time=matrix")),
     ];
     for (kind, of_kind) in [("LoRA", ""), ("DoRA", "lora.dora=true")] {
         for (base, of_base) in bases {

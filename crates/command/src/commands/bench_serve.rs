@@ -57,8 +57,7 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
         flags: &weights,
     };
     let samples = sizes.iter().copied().max().unwrap_or(1);
-    let longest = (flags.source_tokens, 1);
-    let shape = Shape { samples, longest, answer: answers.shape(), answered: 1.0, is_served: true, beside: Vec::new() };
+    let shape = Shape { is_served: true, ..Shape::of_answers(samples, flags.source_tokens, answers.shape()) };
     let pins = Pins::default();
     let within = (weights.budgets()?, &pins);
     let planned = asked.plan(&shape, None, within)?;

@@ -110,7 +110,7 @@ fn rows_of(flags: &EvalArgs, opened: &Opened) -> u64 {
     if flags.samples == 0 { all } else { flags.samples.min(all) }
 }
 
-/// The share of so many rows of which `wanted` are answered, or all where that is 0.
+/// The share of `rows` rows that are answered: `wanted` of them, or all where that is 0.
 #[expect(clippy::cast_precision_loss, reason = "counts of rows are far below 2^53")]
 fn share(wanted: u64, rows: u64) -> f64 {
     if wanted == 0 { 1.0 } else { wanted.min(rows) as f64 / rows.max(1) as f64 }

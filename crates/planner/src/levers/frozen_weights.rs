@@ -54,10 +54,7 @@ pub static WEIGHTS_AT_A_TIME: Lever = Lever {
     },
     set: |levers, value| layer_major(levers, |layers| layers.weights_by_matrix = value.is(MATRIX)),
     offered: weights_at_a_time,
-    words: |levers| {
-        let words = || "a matrix at a time".to_owned();
-        with_words(levers, |layers| (layers.weights_on_disk && layers.weights_by_matrix).then(words))
-    },
+    words: |levers| levers.has_weights_by_matrix().then(|| "a matrix at a time".to_owned()),
     moves_the_next: false,
 };
 
@@ -78,7 +75,7 @@ fn weights_at_a_time(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use memory_policy::{Budget, Bytes, Name};
-    use t5::{Config, Lora, StoredWeights};
+    use t5::{Config, Lora};
     use trainer::TrainerOptions;
 
     use super::*;
@@ -86,15 +83,11 @@ mod tests {
     use crate::lever::Pins;
     use crate::{Plan, testing};
 
-    /// The base as it was published.
-    const STORED: StoredWeights =
-        StoredWeights { is_bf16: false, has_duplicates: false, copied_bytes: [0; 2], copying_bytes: [0; 2] };
-
     /// A plan for an adapter beside t5-3b within this budget.
     fn plan(budget: Bytes, pins: &Pins) -> crate::error::Result<Plan> {
         let model = Config { lora: Some(Lora::default()), ..Config::preset("t5-3b").expect("a preset") };
         let options = TrainerOptions { total_steps: 10, ..TrainerOptions::default() };
-        let training = Training { disk_writes: 1 << 42, base: Some(STORED), ..testing::training(&options) };
+        let training = Training { disk_writes: 1 << 42, base: Some(testing::STORED), ..testing::training(&options) };
         let job = Job { budgets: Budget::Explicit(budget).into(), ..testing::job(&model, training, pins) };
         Ok(crate::plan(&job, &testing::machine())?.plan)
     }

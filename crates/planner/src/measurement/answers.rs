@@ -54,7 +54,7 @@ impl Measured<'_> {
         Ok(FewRows { one_row_ps, eight_rows_ps, most_rows_ps: ps(most_rows_ps)?.max(eight_rows_ps) })
     }
 
-    /// Seconds for each element of a block's weights of the products of so many rows.
+    /// Seconds for each element of a block's weights, in products of `rows` rows.
     fn forward(&self, rows: usize, dtype: DType) -> candle_core::Result<f64> {
         let operands = |n: usize, k: usize| -> candle_core::Result<(Tensor, Tensor)> {
             Ok((self.tensor(&[rows, k])?, self.parameter(&[n, k])?.to_dtype(dtype)?))
@@ -80,7 +80,7 @@ impl Measured<'_> {
         Ok(seconds / (TOGETHER as f64 * elements))
     }
 
-    /// As many weights of these bytes as are more than a card keeps in its caches, where it does not keep the model's.
+    /// How many weights of `bytes` bytes exceed the caches of a card. One, where the caches keep the model's.
     fn beside_each_other(&self, bytes: usize) -> usize {
         let is_large = self.sizes.from_memory && !self.device.is_cpu();
         if is_large { UNCACHED_BYTES.div_ceil(bytes) } else { 1 }
@@ -97,7 +97,7 @@ impl Measured<'_> {
         Ok(seconds / (2 * QUERIES * TOKENS * inner) as f64)
     }
 
-    /// Seconds of a token of so many sources by the smallest model with so many decoder blocks, whose products take next to nothing.
+    /// Seconds of a token of `sources` sources, by the smallest model with `blocks` decoder blocks. Its products take next to nothing.
     fn token(&self, blocks: usize, sources: usize) -> candle_core::Result<f64> {
         let config = t5::Config {
             num_decoder_layers: blocks,

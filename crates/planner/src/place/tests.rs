@@ -63,8 +63,7 @@ fn on_a_machine(
 }
 
 /// A base in bf16 as it was published.
-const STORED: StoredWeights =
-    StoredWeights { is_bf16: true, has_duplicates: false, copied_bytes: [0; 2], copying_bytes: [0; 2] };
+const STORED: StoredWeights = StoredWeights { is_bf16: true, ..testing::STORED };
 
 #[test]
 fn weights_are_held_in_bf16_too_where_casts_are_a_part_of_a_step() {

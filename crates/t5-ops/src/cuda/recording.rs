@@ -17,8 +17,8 @@ type Result<T, E = Error> = std::result::Result<T, E>;
 const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 /// Elements that a tensor in it begins at: the alignment that any kernel or product may want.
 const ALIGNMENT: usize = 64;
-/// So often the same work is done before it is recorded. To record costs the host about as much again, and work that soon changes is not
-/// worth it.
+/// How often the same work is done before it is recorded. A recording costs the host about as much as they do, and work that soon changes
+/// is not worth it.
 const RUNS_BEFORE: usize = 2;
 
 /// Elements of each dtype.
@@ -97,7 +97,7 @@ pub(crate) struct OnCard {
 }
 
 enum State {
-    /// The work was done so often, and its arena has to hold so much.
+    /// How often the work was done, and the elements that its arena has to hold.
     Measured(usize, Sizes),
     Recorded(Recording),
 }

@@ -39,13 +39,24 @@ pub(super) fn multiply(c: &MatrixMut, [a, b]: [Strides<&[f32]>; 2], accumulate: 
     let mut packed = Buffer::new::<f32>(a.cols * MOST);
     pack(b, packed.cells());
     let packed = packed.read::<f32>().as_chunks::<MOST>().0;
-    let rows = if threads.count() == 1 { c.rows } else { rows_per_part(c.rows, a.cols).next_multiple_of(TOGETHER) };
+    in_rows::<TOGETHER>(c, a.cols, accumulate, threads, |rows, sums| add_up(a, rows, packed, sums));
+}
+
+/// Writes or adds the sums over `k` values of all rows of C, which `add_up` makes of up to `R` rows at a time.
+pub(super) fn in_rows<const R: usize>(
+    c: &MatrixMut,
+    k: usize,
+    accumulate: bool,
+    threads: Threads,
+    add_up: impl Fn(Range<usize>, &mut [[f32; MOST]; R]) + Sync,
+) {
+    let rows = if threads.count() == 1 { c.rows } else { rows_per_part(c.rows, k).next_multiple_of(R) };
     for_each_part(c.rows.div_ceil(rows), |part| {
         let end = c.rows.min((part + 1) * rows);
-        for first in (part * rows..end).step_by(TOGETHER) {
-            let rows = first..end.min(first + TOGETHER);
-            let mut sums = [[0.0; MOST]; TOGETHER];
-            add_up(a, rows.clone(), packed, &mut sums);
+        for first in (part * rows..end).step_by(R) {
+            let rows = first..end.min(first + R);
+            let mut sums = [[0.0; MOST]; R];
+            add_up(rows.clone(), &mut sums);
             for (row, sums) in rows.zip(sums) {
                 // SAFETY: rows of a part are that part's alone.
                 unsafe { put_in_row(c, row, 0..c.cols, sums, accumulate) };

@@ -1,15 +1,17 @@
-//! [`super::few_columns`] in bf16 on AVX512-BF16: rows of A are read in pairs along K where they lie, and only as many columns are
-//! computed as there are, half of a block of the kernel.
+//! [`super::few_columns`] in bf16 on AVX512-BF16: rows of A are read in pairs along K where they lie. Only the columns that there are
+//! are computed, half of a block of the kernel.
 //!
 //! Each element is one sum along K in the order of the kernel, and has the bits that it has there.
 
 use std::arch::x86_64::{
     __m512bh, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps,
 };
+use std::ops::Range;
 
 use half::bf16;
 
-use super::few_rows::{MOST_ROWS, put_in_row};
+use super::few_columns::in_rows;
+use super::few_rows::MOST_ROWS;
 use super::kernel::Side;
 use super::matrix::{Factor, Matrix, MatrixMut, Stored, Strides, Threads};
 use super::pairs;
@@ -18,10 +20,9 @@ use super::thin::MOST;
 use super::tiles::{BLOCK, DEPTH, LINE, SLICE, TILE};
 use crate::cache::to_read;
 use crate::isa::Isa;
-use crate::parallel::{for_each_part, rows_per_part};
 use crate::storage::Operand;
 
-/// Rows of A at a time: as many sums as hide how long one takes.
+/// Rows of A at a time: enough sums to hide how long one takes.
 const TOGETHER: usize = 16;
 
 /// The operands of `A B`, if they are multiplied here.
@@ -43,19 +44,9 @@ pub(super) unsafe fn multiply(c: &MatrixMut, (a, b): (Strides<&[bf16]>, Matrix),
     // SAFETY: by the caller's promise.
     unsafe { pairs::pack(Side::B, &b, 0..b.cols, 0..b.rows, packed.cells()) };
     let packed = packed.read::<u16>();
-    let rows = if threads.count() == 1 { c.rows } else { rows_per_part(c.rows, a.cols).next_multiple_of(TOGETHER) };
-    for_each_part(c.rows.div_ceil(rows), |part| {
-        let end = c.rows.min((part + 1) * rows);
-        for first in (part * rows..end).step_by(TOGETHER) {
-            let mut sums = [[0.0; MOST]; TOGETHER];
-            // SAFETY: by the caller's promise.
-            unsafe { add_up(a, first, packed, &mut sums) };
-            for (row, sums) in (first..end.min(first + TOGETHER)).zip(sums) {
-                // SAFETY: rows of a part are that part's alone.
-                unsafe { put_in_row(c, row, 0..c.cols, sums, accumulate) };
-            }
-        }
-    });
+    // SAFETY: by the caller's promise.
+    let add_up = |rows: Range<usize>, sums: &mut _| unsafe { add_up(a, rows.start, packed, sums) };
+    in_rows::<TOGETHER>(c, a.cols, accumulate, threads, add_up);
 }
 
 /// Sums over K of [`TOGETHER`] rows of A from `first` on times every column. Where there are fewer rows the last one is multiplied again.

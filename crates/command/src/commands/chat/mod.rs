@@ -82,14 +82,7 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
         flags: &weights,
     };
     let budgets = weights.budgets()?;
-    let shape = Shape {
-        samples: 1,
-        longest: (flags.max_source_tokens, 1),
-        answer: longest,
-        answered: 1.0,
-        is_served: true,
-        beside,
-    };
+    let shape = Shape { is_served: true, beside, ..Shape::of_answers(1, flags.max_source_tokens, longest) };
     let planned = asked.plan(&shape, None, (budgets, &Pins::default()))?;
     if flags.dry_run {
         return report::result(&planned.bill());

@@ -54,14 +54,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let prompts = flags.input.is_none().then_some(flags.prompts.len() + flags.prompt.len());
     let most = if flags.stream { 1 } else { flags.batch_samples };
     let samples = prompts.map_or(most, |prompts| most.min(prompts.max(1)));
-    let shape = Shape {
-        samples,
-        longest: (flags.max_source_tokens, 1),
-        answer: decoding.shape(),
-        answered: 1.0,
-        is_served: false,
-        beside: Vec::new(),
-    };
+    let shape = Shape::of_answers(samples, flags.max_source_tokens, decoding.shape());
     let planned = asked.plan(&shape, None, (budgets, &Pins::default()))?;
     if flags.weights.dry_run {
         return report::result(&planned.bill());

@@ -214,14 +214,8 @@ fn planned<'a>(
             beside.push(CostRow::new(names::ADAPTERS, others, format!("{} of {} in memory", adapters, sizes.len())));
         }
         let answer = longest(flags, max_new_tokens);
-        let shape = Shape {
-            samples: flags.batch_samples.max(1),
-            longest: (flags.max_source_tokens, 1),
-            answer,
-            answered: 1.0,
-            is_served: true,
-            beside,
-        };
+        let shape = Shape::of_answers(flags.batch_samples.max(1), flags.max_source_tokens, answer);
+        let shape = Shape { is_served: true, beside, ..shape };
         match asked().plan(&shape, None, (budgets, &Pins::default())) {
             Err(failure) if failure.exit == Exit::DoesNotFit && adapters > 1 => adapters -= 1,
             Err(failure) if failure.exit == Exit::DoesNotFit => {

@@ -111,15 +111,15 @@ pub(super) fn attention_of_few(
     let mut length = a.key_lengths.first().map_or(0, |&length| length.min(s.keys));
     let are_alike = a.key_lengths.iter().all(|other| (*other).min(s.keys) == length);
     let lengths = if are_alike { None } else { Some(lengths(a, s, device)?) };
-    let on_card = at.and_then(|at| at.on_card);
-    if let Some(at) = at.filter(|at| at.on_card.is_some()) {
+    let on_card = at.and_then(|at| Some((at.number, at.on_card?)));
+    if let Some((number, _)) = on_card {
         // As of position 0, from where the kernel moves them.
-        length -= at.number;
-        of_bias += (at.number * size_of::<f32>()) as u64;
+        length -= number;
+        of_bias += (number * size_of::<f32>()) as u64;
     }
     let kernel = Kernel::new(device, Module::Decoding, format!("attention_few_{}", suffix(dtype)))?;
     let kernel = kernel.tensor(&q)?.tensor(&k)?.tensor(&v)?.value(of_bias).size(bias_row)?;
-    let kernel = kernel.tensor_or_null(lengths.as_ref())?.size(length)?.tensor_or_null(on_card)?;
+    let kernel = kernel.tensor_or_null(lengths.as_ref())?.size(length)?.tensor_or_null(on_card.map(|(_, at)| at))?;
     let kernel = kernel.tensor(&out)?.tensor(&lse)?;
     let shared = FEW_THREADS as usize / 32 * (s.head_size + 2) * size_of::<f32>();
     // SAFETY: as in `attention`; each warp has room for a row and two numbers.

@@ -163,10 +163,12 @@ pub fn attention_at(
     let key_lengths = &vec![position.number + 1; rows][..];
     let a = Attention { heads, bias: Some(&bias), key_lengths, causal: false, dropout: None };
     #[cfg(feature = "cuda")]
-    if position.on_card.is_some() && cuda::takes(&[q, k, v], &a, &a.sizes("attention_at", q, k, v)?) {
+    if position.on_card.is_some() {
         let s = a.sizes("attention_at", q, k, v)?;
-        let _span = tracing::debug_span!("attention", flops = a.product_flops(&s) * 2).entered();
-        return Ok(cuda::attention_of_few(q, k, v, &a, &s, Some(position))?.0);
+        if cuda::takes(&[q, k, v], &a, &s) {
+            let _span = tracing::debug_span!("attention", flops = a.product_flops(&s) * 2).entered();
+            return Ok(cuda::attention_of_few(q, k, v, &a, &s, Some(position))?.0);
+        }
     }
     crate::replay::uses_number("attention");
     Ok(attention(q, k, v, &a)?.0)

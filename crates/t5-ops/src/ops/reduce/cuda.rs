@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 
 use crate::cuda::{Kernel, Module, suffix, unwritten};
 
-/// Blocks of 256 threads for so many elements.
+/// Blocks of 256 threads for `count` elements.
 fn grid(count: usize) -> [usize; 3] {
     [count.div_ceil(1024).min(4096), 1, 1]
 }
