@@ -37,6 +37,15 @@ fn every_lever_reads_what_it_sets_and_names_are_unique() {
 }
 
 #[test]
+fn the_documents_have_every_lever() {
+    for document in [include_str!("../../../../docs/memory.md"), include_str!("../../../../docs/memory.zh.md")] {
+        for (name, _, _) in lever_of_a_pin() {
+            assert!(document.contains(&format!("| `memory.{name}")), "{name} is in no table of `docs/memory*.md`");
+        }
+    }
+}
+
+#[test]
 fn a_plan_says_its_levers_in_words() {
     let plain = Levers { micro_batch_samples: 4, loss_chunk_rows: 256, ..Levers::default() };
     let step = |levers| Step { levers, evaluation_samples: 1, ..Step::default() };
