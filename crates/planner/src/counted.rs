@@ -154,10 +154,10 @@ impl<'a> Counter<'a> {
         self.passes.weights_on_disk(levers)
     }
 
-    /// The same of a model that stays where it is stored.
-    pub fn resident_in_place(&self, stored: &StoredWeights, levers: &Levers) -> Resident {
+    /// The same of a model that stays where it is stored. Bytes of `later` are made when it is there.
+    pub fn resident_in_place(&self, stored: &StoredWeights, levers: &Levers, later: u64) -> Resident {
         let weights = self.passes.weights_on_disk(levers);
-        self.resident_paged(&weights, weights.loading_in_place(stored))
+        self.resident_paged(&weights, weights.loading_in_place(stored, later))
     }
 
     /// Of weights that are there a part at a time. Those of a device are loaded on the host, where `loading` is billed.
@@ -390,15 +390,16 @@ impl<'a> StepCounter<'a> {
         passes.weights_copied_behind(levers) + 2 * (written - gradients) + gradients
     }
 
-    /// Bytes of the parameters in memory in other phases. A frozen `base` stays where it is stored.
-    pub fn resident(&self, levers: &Levers, base: Option<&StoredWeights>) -> Resident {
+    /// Bytes of the parameters in memory in other phases. A frozen `base` stays where it is stored. An optimizer's `state` is made when
+    /// the model is there.
+    pub fn resident(&self, levers: &Levers, base: Option<&StoredWeights>, state: u64) -> Resident {
         if self.pages_weights(levers) {
             let weights = self.of_model.passes.weights_on_disk(levers);
             if let Some(base) = base {
                 // What is saved is the adapter.
-                return Resident { saving: weights.always(), ..self.of_model.resident_in_place(base, levers) };
+                return Resident { saving: weights.always(), ..self.of_model.resident_in_place(base, levers, state) };
             }
-            return self.of_model.resident_paged(&weights, weights.loading());
+            return self.of_model.resident_paged(&weights, weights.loading(state));
         }
         Resident { loading: self.parameters, saving: self.parameters, at_a_time: self.parameters }
     }

@@ -135,7 +135,7 @@ impl Offer<'_> {
     /// Bytes of the parameters in memory.
     fn resident(&self, levers: &Levers) -> Resident {
         match &self.inference.stored {
-            Some(stored) if levers.has_weights_on_disk() => self.counter.resident_in_place(stored, levers),
+            Some(stored) if levers.has_weights_on_disk() => self.counter.resident_in_place(stored, levers, 0),
             _ => self.counter.resident(self.inference.parameters),
         }
     }

@@ -54,6 +54,8 @@ pub struct Training<'a> {
     pub disk_writes: u64,
     /// The evaluation between steps, if any.
     pub evaluation: Option<Evaluation<'a>>,
+    /// Whether checkpoints are saved.
+    pub saves: bool,
     /// Which of the ways to carry out a step are wanted.
     pub wanted: Wanted<'a>,
     /// The files of a base that is frozen beside an adapter and can be read where it is stored.

@@ -22,6 +22,7 @@ pub(crate) fn training(options: &TrainerOptions) -> Training<'_> {
         options,
         disk_writes: 0,
         evaluation: None,
+        saves: true,
         wanted: Wanted::Undominated(None),
         base: None,
         processes: Processes::default(),

@@ -43,7 +43,7 @@ pub(crate) fn offer(
     )?;
     let state = CostRow::new(OPTIMIZER_STATE, optimizer.bytes, training.options.optimizer.in_words()).at(job.place);
     let offer = Offer {
-        state: counter.state_on_disk().map(|_| state.clone()),
+        state: Some(state.clone()),
         // With virtual shards bits are those of any number of processes, and so is the plan.
         traffic: Traffic::of(job.model, training, job.place)?.filter(|_| !training.processes.closes_shards),
         ..Offer::new(job, training, &counter, memory_for_files)
@@ -71,7 +71,7 @@ struct Offer<'a> {
     parameters_note: String,
     gradients_note: String,
     loading: Vec<CostRow>,
-    /// The optimizer's state in memory, where it may lie in a file.
+    /// The optimizer's state in memory.
     state: Option<CostRow>,
     /// What is sent to other processes, where there are any.
     traffic: Option<Traffic>,
@@ -112,7 +112,7 @@ impl<'a> Offer<'a> {
             blocks: self.counter.blocks(),
             batch_samples: self.job.samples,
             target_tokens: self.job.longest.1,
-            has_large_moments: self.state.is_some(),
+            has_large_moments: self.counter.state_on_disk().is_some(),
             frozen: self.training.base.map(|_| FrozenBlocks { blocks: self.job.model.blocks(), most_counts: PARTS }),
             has_others: self.traffic.is_some(),
             casts_weights: self.casts_weights(),
@@ -152,7 +152,8 @@ impl<'a> Offer<'a> {
     fn choice(&self, levers: &Levers, arithmetic: &Arithmetic, written: Written) -> StepChoice {
         let place = self.job.place;
         let counted::Step { tensors, on_host, waiting } = self.counter.training(levers);
-        let resident = self.counter.resident(levers, self.training.base.as_ref());
+        let state = self.state(levers, true).map_or(0, |row| row.bytes.0);
+        let resident = self.counter.resident(levers, self.training.base.as_ref(), state);
         // Layer by layer, the rows say how much of the gradients exists at a time, and none is left after a step.
         let sums = self.training.processes.gradient_sums as u64;
         let gradients = if levers.layer_major.is_some() { 0 } else { sums * self.counter.gradient_bytes() };
@@ -172,7 +173,7 @@ impl<'a> Offer<'a> {
         }
         let packed = tensors.iter().filter(|held| held.name == PACKED).map(|held| held.bytes).sum();
         let of_step = rows.iter().filter(|row| row.name != PARAMETERS).map(|row| row.bytes.0).sum();
-        rows.extend(self.state(levers, false));
+        rows.extend(self.state_of_choice(levers, false));
         rows.extend(self.weight_copies(levers));
         let evaluation_samples = self.evaluation_samples(levers, (of_step, packed));
         StepChoice {
@@ -252,7 +253,7 @@ impl<'a> Offer<'a> {
         let place = self.job.place;
         let phase = |name: Name, parameters: u64, rows: Vec<CostRow>| {
             let rows = std::iter::once(self.parameters(parameters))
-                .chain(self.state(levers, name == LOADING))
+                .chain(self.state_of_choice(levers, name == LOADING))
                 .chain(self.weight_copies(levers).filter(|_| name != LOADING))
                 .chain(place::off_the_card(self.off_the_card(levers)))
                 .chain(rows)
@@ -279,11 +280,8 @@ impl<'a> Offer<'a> {
             (true, Place::Host) if levers.weight_blocks_in_memory() == 0 => Vec::new(),
             _ => self.loading.clone(),
         };
-        let mut phases = vec![
-            phase(LOADING, resident.loading, loading),
-            phase(SAVING, resident.saving, saving),
-            phase(FEEDING, resident.saving, resting),
-        ];
+        let mut phases = vec![phase(LOADING, resident.loading, loading), phase(FEEDING, resident.saving, resting)];
+        phases.extend(self.training.saves.then(|| phase(SAVING, resident.saving, saving)));
         if let Some(evaluated) = &self.training.evaluation {
             let counted = self.evaluation(evaluation_samples, levers, evaluated);
             let [evaluation, generation] = &counted.rows;
@@ -315,7 +313,13 @@ impl<'a> Offer<'a> {
         self.counter.off_the_card(levers, self.training.base.as_ref(), parameters)
     }
 
-    /// The optimizer's state, where it may lie in a file.
+    /// The row of the optimizer's state, where moments may lie in a file. Otherwise all choices have the same.
+    fn state_of_choice(&self, levers: &Levers, is_loading: bool) -> Option<CostRow> {
+        self.counter.state_on_disk()?;
+        self.state(levers, is_loading)
+    }
+
+    /// The optimizer's state with these levers.
     fn state(&self, levers: &Levers, is_loading: bool) -> Option<CostRow> {
         let in_memory = self.state.clone()?;
         let Some(state) = self.counter.state_on_disk().filter(|_| levers.has_optimizer_on_disk()) else {

@@ -56,6 +56,7 @@ impl<'a> RunJob<'a> {
                 options,
                 disk_writes: config.memory.disk_writes,
                 evaluation: data.has_validation().then_some(evaluation),
+                saves: true,
                 wanted: self.wanted,
                 base: self.data.and_then(|data| data.stored),
                 processes: self.processes(),

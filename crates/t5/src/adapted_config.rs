@@ -43,8 +43,9 @@ impl Lora {
         if let Some(module) = self.modules_to_save.iter().find(|module| !is_module(module) && *module != HEAD) {
             return bad("modules_to_save", "names of layers of this model, and not `shared`", module.clone());
         }
-        if names.filter_map(|name| self.of(name)).count() == 0 && self.modules_to_save.is_empty() {
-            return bad("targets", "at least one linear layer", "none".into());
+        // PEFT and this crate refuse to read such an adapter.
+        if names.filter_map(|name| self.of(name)).count() == 0 {
+            return bad("targets", "at least one linear layer that is not in `lora.modules_to_save`", "none".into());
         }
         Ok(())
     }
@@ -96,6 +97,8 @@ mod tests {
         assert!(error.contains("query"), "{error}");
         assert_eq!(validate(Lora { modules_to_save: vec!["lm_head".into()], ..Lora::default() }), Ok(()));
         assert!(validate(Lora { modules_to_save: vec!["head".into()], ..Lora::default() }).is_err());
+        let saved_alone = Lora { targets: names(&["wo"]), modules_to_save: vec!["wo".into()], ..Lora::default() };
+        assert!(validate(saved_alone).unwrap_err().contains("lora.modules_to_save"));
         assert!(validate(Lora { rank: 0, ..Lora::default() }).is_err());
         assert!(validate(Lora { dropout: 1.0, ..Lora::default() }).is_err());
         assert!(validate(Lora { targets: names(&["wi_0"]), ..Lora::default() }).is_err(), "this model has no gate");

@@ -14,7 +14,7 @@ use std::ops::Range;
 use candle_core::DType;
 use heap::LARGE_BYTES;
 
-use crate::adapter::Lora;
+use crate::adapter::{Lora, is_of_adapter};
 use crate::config::Config;
 use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes};
 use crate::hf::{StoredWeights, copying_bytes};
@@ -155,6 +155,8 @@ pub struct WeightsOnDisk {
     /// Of each part, by its index: bytes in the file, and of the largest parameter.
     in_file: Vec<(u64, u64)>,
     always: u64,
+    /// Of these, what an adapter adds.
+    adapter: u64,
     /// Whether the weights of a block come one by one ([`LayerMajor::weights_by_matrix`]).
     by_matrix: bool,
     /// What loading holds beside that: while the largest parameter is made or read, and copied, and while tables are compared.
@@ -178,9 +180,21 @@ impl WeightsOnDisk {
         let most = specs.iter().map(|spec| spec.part.index() + 1).max().unwrap_or(0);
         let (parts, in_file) = (Vec::new(), vec![(0, 0); most]);
         let lora = config.lora.clone();
+        let adapter = specs.iter().filter(|spec| is_of_adapter(&spec.name)).map(|spec| spec.bytes(dtype)).sum();
         let (always, by_matrix, copying, comparing) = (0, false, 0, 0);
-        let mut weights =
-            WeightsOnDisk { specs, dtype, lora, elsewhere, parts, in_file, always, by_matrix, copying, comparing };
+        let mut weights = WeightsOnDisk {
+            specs,
+            dtype,
+            lora,
+            elsewhere,
+            parts,
+            in_file,
+            always,
+            adapter,
+            by_matrix,
+            copying,
+            comparing,
+        };
         for spec in &weights.specs {
             let bytes = spec.bytes(dtype);
             if !weights.is_in_file(spec) {
@@ -265,14 +279,19 @@ impl WeightsOnDisk {
     }
 
     /// While a model is loaded or made: a parameter in memory, and in f32 where it is made and rounded. It is copied to the file without
-    /// touching the file's pages.
-    pub fn loading(&self) -> u64 {
-        self.always + self.in_transit()
+    /// touching the file's pages. `later` are bytes of what is made when the model is there, and counted apart.
+    pub fn loading(&self, later: u64) -> u64 {
+        self.always + self.beyond_what_follows(self.in_transit(), later)
     }
 
-    /// While a model is loaded that stays where it is stored ([`crate::T5::load_in_place`]).
-    pub fn loading_in_place(&self, stored: &StoredWeights) -> u64 {
-        self.always + self.in_transit_in_place(stored)
+    /// The same of a model that stays where it is stored ([`crate::T5::load_in_place`]).
+    pub fn loading_in_place(&self, stored: &StoredWeights, later: u64) -> u64 {
+        self.always + self.beyond_what_follows(self.in_transit_in_place(stored), later)
+    }
+
+    /// An adapter is made when the model is there, and so is what comes `later`: they take the memory of what was on its way.
+    fn beyond_what_follows(&self, in_transit: u64, later: u64) -> u64 {
+        in_transit.saturating_sub(self.adapter + later)
     }
 
     /// Bytes beside [`WeightsOnDisk::always`] while such a model is loaded.

@@ -235,7 +235,7 @@ fn weights_on_their_way_to_a_file_are_resident_once_and_as_predicted() {
     for dtype in [DType::F32, DType::BF16] {
         let made = resident_at_the_peak(|| T5::init_in(&config, 1, dtype, &Device::Cpu, Some(&files)).unwrap());
         let read = resident_at_the_peak(|| T5::load_in(directory.path(), dtype, &Device::Cpu, Some(&files)).unwrap());
-        let predicted = WeightsOnDisk::new(&config, dtype).loading();
+        let predicted = WeightsOnDisk::new(&config, dtype).loading(0);
         let ratio = predicted as f64 / made.max(read) as f64;
         assert!((0.97..1.1).contains(&ratio), "{made} bytes made, {read} read, {predicted} predicted, {dtype:?}");
     }

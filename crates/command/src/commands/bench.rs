@@ -177,6 +177,7 @@ fn plan(
         options,
         disk_writes: MOST_WRITTEN,
         evaluation: None,
+        saves: false,
         wanted: Wanted::Undominated(None),
         base: None,
         processes: planner::Processes::default(),

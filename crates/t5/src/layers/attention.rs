@@ -190,9 +190,15 @@ impl<T: Ops> Attention<T> {
         let AttentionSaved { x, q, k, v, heads: Heads { out, lse } } = saved;
         let dprojected = self.o.backward(T::dropout(&dy, cx.dropout(self.residual).as_ref())?)?;
         self.o.backward_weight(&dprojected, &out, &cx.noise, grads)?;
+        let dbias = side.bias.filter(|_| self.kind != Kind::Cross);
+        let through_input = wanted || self.norm.is_trained(grads);
+        let to_source = self.kind == Kind::Cross && matches!(side.source, SourceGradient::Wanted(_));
+        let has_trained = [&self.q, &self.k, &self.v].into_iter().any(|linear| linear.is_trained(grads));
+        if !(through_input || to_source || has_trained || dbias.is_some()) {
+            return Ok(None);
+        }
         let dout = self.o.backward_input(&dprojected, None, &cx.noise)?;
         drop(dprojected);
-        let dbias = side.bias.filter(|_| self.kind != Kind::Cross);
         let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
         let (dq, dk, dv) = T::attention_backward(&of, &dout, &self.settings(cx), dbias)?;
         drop((q, k, v, out, lse, dout));
@@ -204,7 +210,6 @@ impl<T: Ops> Attention<T> {
         self.k.backward_weight(&dk, m, &cx.noise, grads)?;
         self.v.backward_weight(&dv, m, &cx.noise, grads)?;
         drop(n);
-        let through_input = wanted || self.norm.is_trained(grads);
         let dn = match self.kind {
             Kind::Own { .. } if through_input => {
                 let dn = self.q.backward_input(&dq, None, &cx.noise)?;

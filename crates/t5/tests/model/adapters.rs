@@ -141,6 +141,8 @@ fn settings_that_change_nothing_are_passed_over_and_others_are_refused_by_name()
         json!({"init_lora_weights": false, "peft_version": "0.3.0", "revision": "main", "task_type": null}),
         json!({"init_lora_weights": "gaussian", "qalora_group_size": 32, "inference_mode": false, "auto_mapping": {"a": 1}}),
         json!({"target_modules": null, "exclude_modules": []}),
+        json!({"bias": "all"}),
+        json!({"bias": "lora_only"}),
         json!({"target_modules": ".*\\.(q|v)"}),
         json!({"target_modules": "(?!lm_head).*\\.[qv]$", "ensure_weight_tying": true}),
     ] {
@@ -152,7 +154,7 @@ fn settings_that_change_nothing_are_passed_over_and_others_are_refused_by_name()
         ("peft_type", json!("LOHA"), "\"LOHA\""),
         ("peft_type", json!(null), "null"),
         ("task_type", json!("SEQ_CLS"), "\"SEQ_CLS\""),
-        ("bias", json!("all"), "\"all\""),
+        ("bias", json!("some"), "\"some\""),
         ("fan_in_fan_out", json!(true), "true"),
         ("lora_bias", json!(true), "true"),
         ("r", json!(0), "0"),

@@ -104,10 +104,11 @@ impl Entries<'_> {
     }
 
     pub(super) fn check_refused(&self) -> Result<()> {
+        // They all mean the same: no layer of T5 has a bias.
         if let Some(value) = self.get("bias")
-            && value != "none"
+            && !["none", "all", "lora_only"].iter().any(|known| value == known)
         {
-            return Err(self.error("bias", "\"none\": T5's linear layers have no bias"));
+            return Err(self.error("bias", "\"none\", \"all\" or \"lora_only\""));
         }
         for (key, value) in self.raw {
             let is_known = WITHOUT_EFFECT.contains(&key.as_str()) || READ.contains(&key.as_str());

@@ -308,6 +308,8 @@ impl Rehearsal {
         let unit = self.like(Unit::Block { decoder, block });
         let stack = if decoder { reach.decoder } else { reach.encoder };
         let forward = self.cost(shape, Scene::Forward { unit, keep: Keep::Nothing }).work.all;
+        let passes_on = block.checked_sub(1).map_or(stack.enters_embedding(), |below| stack.enters_block(below));
+        let source = if decoder && reach.encoder.enters_norm() { Source::Later } else { Source::NotWanted };
         let entered = stack.enters_block(block).then(|| {
             let backward = |keep| {
                 let scene = BackwardScene {
@@ -315,10 +317,10 @@ impl Rehearsal {
                     keep,
                     is_last_use: true,
                     keeps_dz: false,
-                    passes_on: true,
+                    passes_on,
                     trains_table: false,
                     is_first: false,
-                    source: if decoder { Source::Later } else { Source::NotWanted },
+                    source,
                     into_embedding: false,
                 };
                 self.cost(shape, Scene::Backward(scene)).work

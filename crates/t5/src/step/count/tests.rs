@@ -466,9 +466,37 @@ fn a_pass_takes_about_three_multiply_adds_a_token_for_each_weight_it_goes_throug
     assert!((all.training / expected - 1.0).abs() < 0.02, "{} and {expected}", all.training);
     assert!(all.blocks[0].again < all.blocks[11].again, "a block of the decoder has cross-attention as well");
     let decoder = Counter::new(&config, precisions, 0.1, &|spec| spec.part.is_decoder()).unwrap().arithmetic(shape);
-    assert_eq!(decoder.blocks, all.blocks[6..]);
-    let spared: f64 = all.blocks[..6].iter().map(|block| block.backward).sum();
-    assert!((all.training - spared - decoder.training).abs() < 1.0);
+    let of = |blocks: &[BlockArithmetic]| blocks.iter().map(|block| block.backward).sum::<f64>();
+    assert!((all.training - of(&all.blocks) + of(&decoder.blocks) - decoder.training).abs() < 1.0);
+    // No gradient goes to the source. The first norm is trained, and needs that of the first products.
+    let to_source = of(&all.blocks[6..]) - of(&decoder.blocks);
+    assert!((to_source - 6.0 * 2.0 * 32.0 * 512.0 * 512.0).abs() < 1.0, "{to_source}");
+}
+
+#[test]
+fn below_the_lowest_adapter_backward_computes_nothing() {
+    let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
+    let shape = Shape { samples: 2, source_tokens: 16, target_tokens: 16 };
+    let backward = |names: &[&str]| -> Vec<f64> {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let targets = if names.is_empty() { Targets::AllLinear } else { Targets::Names(names) };
+        let config = with_adapter(false, Lora { targets, ..Lora::default() });
+        let counter = Counter::new(&config, precisions, 0.1, &|spec| spec.is_of_adapter()).unwrap();
+        counter.arithmetic(shape).blocks.iter().map(|block| block.backward).collect()
+    };
+    // No gradient of the first block's input: that of q, k and v by the weight and by A.
+    let all = backward(&[]);
+    let input = 32.0 * 512.0 * (512.0 + 16.0);
+    for first in [0, 3] {
+        assert!((all[first + 1] - all[first] - 3.0 * input).abs() < 1.0, "{all:?}");
+    }
+    // Nothing of the encoder, and no self attention below the lowest adapter.
+    let of_decoder = backward(&["EncDecAttention.q"]);
+    assert_eq!(of_decoder.len(), 2);
+    assert!(of_decoder[1] - of_decoder[0] > 4.0 * 32.0 * 512.0 * 512.0, "{of_decoder:?}");
+    // Neither scores nor their products below an adapter of the output projection.
+    let [output, query] = ["SelfAttention.o", "SelfAttention.q"].map(|name| backward(&[name]));
+    assert!(query[0] - output[0] > 32.0 * 512.0 * 512.0, "{output:?} {query:?}");
 }
 
 /// Saved activations of a real forward pass, beside those that are counted.
