@@ -2,6 +2,7 @@
 
 mod faster_device;
 mod on_a_card;
+mod recorded_steps;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;
 
@@ -9,7 +10,6 @@ use on_a_card::{arguments, assert_within, of_steps};
 use run::{Ran, Scene};
 use serde_json::Value;
 
-/// Runs the command on the card. `variables` are those of the emulated one, without their prefix.
 /// What sets variables for a command: those of the program by their names, those of the emulated card without their prefix.
 fn with(variables: &[(&str, &str)]) -> String {
     let set = |&(name, value): &(&str, &str)| match name.starts_with("LOW_MEM_T5_") {
@@ -19,6 +19,7 @@ fn with(variables: &[(&str, &str)]) -> String {
     ["env".to_owned()].into_iter().chain(variables.iter().map(set)).collect::<Vec<_>>().join(" ")
 }
 
+/// Runs the command on the card, under variables that are spelled as above.
 fn on_card(scene: &Scene, variables: &[(&str, &str)], more: &[&str]) -> Ran {
     scene.run_under(&with(variables), &arguments(&[&["--device", "cuda"], more].concat()))
 }

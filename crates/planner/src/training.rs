@@ -12,8 +12,8 @@ use crate::job::{Evaluation, Training, Wanted};
 use crate::lever::{FrozenBlocks, Space};
 use crate::levers::{PARTS, Step};
 use crate::names::{
-    ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PACKED, PARAMETERS, READING,
-    SAVING, SQUARE_SUMS, VALIDATION_ROWS, WEIGHT_COPIES, WORKSPACE,
+    ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, GRAPHS, LOADING, LOSS, OPTIMIZER_STATE, PACKED, PARAMETERS,
+    READING, SAVING, SQUARE_SUMS, VALIDATION_ROWS, WEIGHT_COPIES, WORKSPACE,
 };
 use crate::prices::{Prices, moving_time, relative_time};
 use crate::processes::Processes;
@@ -60,6 +60,9 @@ pub(crate) fn offer(
     fixed.extend(place::communication(job.place, &training.processes));
     Ok((fixed, steps))
 }
+
+/// How much less time a choice takes that is better by nothing that is measured.
+const LITTLE: f64 = 1e-3;
 
 /// The part that all choices share.
 struct Offer<'a> {
@@ -138,8 +141,24 @@ impl<'a> Offer<'a> {
                 let Levers { micro_batch_samples, loss_chunk_rows, .. } = cut;
                 self.choice(&Levers { micro_batch_samples, loss_chunk_rows, ..way }, &arithmetic, written)
             };
-            ways.iter().map(choice).collect::<Vec<_>>()
+            ways.iter().map(choice).flat_map(|choice| self.repeating(choice)).collect::<Vec<_>>()
         })
+    }
+
+    /// A choice, and the same one where a card launches micro-batches that repeat as few launches. Nothing else depends on that, and no
+    /// card has measured how much it spares: it is taken wherever there is room.
+    fn repeating(&self, choice: StepChoice) -> Vec<StepChoice> {
+        let levers = choice.what.levers;
+        let is_possible = levers.layer_major.is_none() && !self.counter.pages_weights(&levers);
+        if self.job.place == Place::Host || !is_possible || !t5_ops::records_launches() {
+            return vec![choice];
+        }
+        let mut repeating = choice.clone();
+        repeating.what.levers.repeats = true;
+        let row = CostRow::new(GRAPHS, self.counter.recorded_beside(&levers), "kept between launches");
+        repeating.rows.push(row.at(Place::Device));
+        repeating.relative_time *= 1.0 - LITTLE;
+        vec![repeating, choice]
     }
 
     /// Whether the allowance for the whole run covers what is written; what is pinned was asked for.

@@ -18,6 +18,9 @@ use crate::step::schedule::{Backward, Event, Outline, Stage, Then, ToEmbedding, 
 pub(super) struct Tallied {
     /// The moment of the peak, the loss apart.
     peak: Live,
+    /// The same of passes alone, and what is held at the most beside gradients while those are handed over.
+    passes: Live,
+    handed_over: u64,
     /// The moment of the loss.
     head: Live,
     /// Alive between forward and backward.
@@ -34,6 +37,13 @@ pub(super) struct Tallied {
 }
 
 impl Tallied {
+    /// Bytes that a step, micro-batch-major, holds at its peak above [`Tallied::peak_with`] where recorded passes have memory of their own
+    /// all along: beside them lie the gradient of the output and the loss, or what is handed over.
+    pub fn recorded_beside(&self, head: &Cost) -> u64 {
+        let recorded = self.passes.total() + head.extra.max(self.handed_over);
+        recorded.saturating_sub(self.peak_with(head).total())
+    }
+
     /// The moment of the peak, where the head costs so much.
     pub fn peak_with(&self, head: &Cost) -> Peak {
         let workspace = self.head.workspace + head.extra - head.loss;
@@ -84,6 +94,8 @@ pub(super) struct Tally<'a> {
     weights: Rc<WeightsOnDisk>,
     live: Live,
     peak: Live,
+    passes: Live,
+    handed_over: u64,
     head: Live,
     saved: u64,
     written: u64,
@@ -120,8 +132,20 @@ impl<'a> Tally<'a> {
         let tally = Tally::through(counter, outline, batch, levers, None);
         let Tally { peak, head, saved, written, gradients_written, most_in_files: waiting, packed, on_host, .. } =
             tally;
-        let paged_in = tally.paged_in;
-        Tallied { peak, head, saved, written, gradients_written, waiting, packed, on_host, paged_in }
+        let Tally { paged_in, passes, handed_over, .. } = tally;
+        Tallied {
+            peak,
+            passes,
+            handed_over,
+            head,
+            saved,
+            written,
+            gradients_written,
+            waiting,
+            packed,
+            on_host,
+            paged_in,
+        }
     }
 
     /// The same from moment to moment, the head with its chunk of logits.
@@ -151,6 +175,8 @@ impl<'a> Tally<'a> {
             weights: counter.weights_on_disk(levers),
             live: Live::default(),
             peak: Live::default(),
+            passes: Live::default(),
+            handed_over: 0,
             head: Live::default(),
             saved: 0,
             written: 0,
@@ -182,9 +208,14 @@ impl<'a> Tally<'a> {
             tally.add_and_note(event);
         }
         if levers.layer_major.is_none() {
+            tally.passes = std::mem::take(&mut tally.peak);
             // When the last micro-batch is through, gradients are measured and applied.
             for stage in [Stage::Measure, Stage::Apply] {
                 tally.hands_over(None, stage);
+            }
+            tally.handed_over = tally.peak.total().saturating_sub(tally.peak.gradients);
+            if tally.passes.total() >= tally.peak.total() {
+                tally.peak = tally.passes;
             }
         }
         tally
