@@ -61,9 +61,6 @@ pub(crate) fn offer(
     Ok((fixed, steps))
 }
 
-/// How much less time a choice takes that is better by nothing that is measured.
-const LITTLE: f64 = 1e-3;
-
 /// The part that all choices share.
 struct Offer<'a> {
     job: &'a Job<'a>,
@@ -139,26 +136,18 @@ impl<'a> Offer<'a> {
             let arithmetic = self.counter.arithmetic(cut.micro_batch_samples);
             let choice = |&(way, written): &(Levers, Written)| {
                 let Levers { micro_batch_samples, loss_chunk_rows, .. } = cut;
-                self.choice(&Levers { micro_batch_samples, loss_chunk_rows, ..way }, &arithmetic, written)
+                let levers = self.repeating(Levers { micro_batch_samples, loss_chunk_rows, ..way });
+                levers.map(|levers| self.choice(&levers, &arithmetic, written)).collect::<Vec<_>>()
             };
-            ways.iter().map(choice).flat_map(|choice| self.repeating(choice)).collect::<Vec<_>>()
+            ways.iter().flat_map(choice).collect::<Vec<_>>()
         })
     }
 
-    /// A choice, and the same one where a card launches micro-batches that repeat as few launches. Nothing else depends on that, and no
-    /// card has measured how much it spares: it is taken wherever there is room.
-    fn repeating(&self, choice: StepChoice) -> Vec<StepChoice> {
-        let levers = choice.what.levers;
+    /// Levers, and the same ones where a card launches micro-batches that repeat as few launches.
+    fn repeating(&self, levers: Levers) -> impl Iterator<Item = Levers> {
         let is_possible = levers.layer_major.is_none() && !self.counter.pages_weights(&levers);
-        if self.job.place == Place::Host || !is_possible || !t5_ops::records_launches() {
-            return vec![choice];
-        }
-        let mut repeating = choice.clone();
-        repeating.what.levers.repeats = true;
-        let row = CostRow::new(GRAPHS, self.counter.recorded_beside(&levers), "kept between launches");
-        repeating.rows.push(row.at(Place::Device));
-        repeating.relative_time *= 1.0 - LITTLE;
-        vec![repeating, choice]
+        let repeats = self.job.place == Place::Device && is_possible && t5_ops::records_launches();
+        std::iter::once(levers).chain(repeats.then_some(Levers { repeats, ..levers }))
     }
 
     /// Whether the allowance for the whole run covers what is written; what is pinned was asked for.
@@ -193,6 +182,10 @@ impl<'a> Offer<'a> {
         let of_step = rows.iter().filter(|row| row.name != PARAMETERS).map(|row| row.bytes.0).sum();
         rows.extend(self.state(levers, false));
         rows.extend(self.weight_copies(levers));
+        if levers.repeats {
+            let bytes = self.counter.recorded_beside(levers);
+            rows.push(CostRow::new(GRAPHS, bytes, "kept between launches").at(place));
+        }
         let evaluation_samples = self.evaluation_samples(levers, (of_step, packed));
         StepChoice {
             what: Step { levers: *levers, evaluation_samples, is_inference: false },

@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 
 #[cfg(feature = "cuda")]
 use candle_core::Device;
-use candle_core::{Error, Result, Tensor};
+use candle_core::{Error, Result, Tensor, TensorId};
 
 use crate::ops::dropout::key_of_step;
 
@@ -91,17 +91,18 @@ impl<K, V> std::fmt::Debug for Rounds<K, V> {
 
 #[cfg_attr(not(feature = "cuda"), allow(clippy::unused_self))]
 impl<K: PartialEq, V> Rounds<K, V> {
-    /// A round begins. False: it is done as it stands, and its phases may as well be done without telling. Rounds of one kind have the same phases, launches and sizes. Memory that they use beside tensors of their own, such
-    /// as weights, stays where it is as long as the kind is the same. No other thread may have the card compute during a phase.
+    /// A round begins. False: it is done as it stands, and need not be done in phases. Rounds of one kind have the same phases, launches and
+    /// sizes. `lies` are tensors that they use beside their own, such as weights: where one is another, they are recorded again. No other
+    /// thread may have the card compute during a phase.
     ///
     /// # Errors
     /// The device's.
-    pub fn begin(&mut self, kind: K, changing: &Changing) -> Result<bool> {
+    pub fn begin(&mut self, kind: K, lies: Vec<TensorId>, changing: &Changing) -> Result<bool> {
         #[cfg(feature = "cuda")]
         if let Some(Device::Cuda(card)) = changing.tensors.first().map(|first| first.device()) {
-            return self.on_card.begin(kind, changing, card);
+            return self.on_card.begin(kind, lies, changing, card);
         }
-        let _ = (kind, changing);
+        let _ = (kind, lies, changing);
         Ok(false)
     }
 
@@ -127,12 +128,16 @@ impl<K: PartialEq, V> Rounds<K, V> {
         work()
     }
 
-    /// A tensor that a phase leaves for what is aside: the same one, or after a launch the one that was recorded.
-    pub fn leave(&mut self, x: Option<Tensor>) -> Option<Tensor> {
+    /// A tensor that a phase leaves for what is aside: the same one, or after a launch the one that was recorded. No other one of a phase is
+    /// looked at there.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn leave(&mut self, x: Option<Tensor>) -> Result<Option<Tensor>> {
         #[cfg(feature = "cuda")]
         return self.on_card.leave(x);
         #[cfg(not(feature = "cuda"))]
-        x
+        Ok(x)
     }
 
     /// A tensor that the next phase is given: the same one, or a copy of it where recorded launches look for it.
@@ -168,6 +173,12 @@ impl<K: PartialEq, V> Rounds<K, V> {
         self.on_card.end(leaves);
         #[cfg(not(feature = "cuda"))]
         let _ = leaves;
+    }
+
+    /// Gives all memory back. Kinds are recorded again, and need not be measured again.
+    pub fn release(&mut self) {
+        #[cfg(feature = "cuda")]
+        self.on_card.release();
     }
 
     /// Gives all memory back. The next round of each kind is as the first one.

@@ -148,7 +148,8 @@ type Kinds = Rounds<(usize, usize), usize>;
 
 /// A round, its loss, and whether its phases were launched.
 fn round(rounds: &mut Kinds, layer: &Layer, batch: &Batch, dtype: DType) -> Result<(f64, bool)> {
-    rounds.begin(batch.ids.dims2()?, &batch.changing(&[&batch.ids]))?;
+    let lies = layer.gradients.iter().map(Tensor::id).collect();
+    rounds.begin(batch.ids.dims2()?, lies, &batch.changing(&[&batch.ids]))?;
     let (mut z, mut saved) = (None, None);
     let was_done = rounds.phase(&mut |turn| {
         (z, saved) = (None, None);
@@ -158,7 +159,7 @@ fn round(rounds: &mut Kinds, layer: &Layer, batch: &Batch, dtype: DType) -> Resu
         }
         Ok::<_, candle_core::Error>(())
     })?;
-    let z = rounds.leave(z).expect("the phase leaves it");
+    let z = rounds.leave(z)?.expect("the phase leaves it");
     let (loss, dz) = rounds.aside(|| layer.head(&z, &batch.labels))?;
     let dz = rounds.enter(dz)?;
     rounds.phase(&mut |turn| match turn {
@@ -245,19 +246,40 @@ fn rounds_that_cannot_be_recorded_are_done_all_the_same() {
         let expected = bits(&work().unwrap());
         for number in 0..6 {
             let changing = Changing { tensors: &[&x], lengths: [&[], &[]], samples: &samples, seed: 1, step: number };
-            rounds.begin((), &changing).unwrap();
+            rounds.begin((), Vec::new(), &changing).unwrap();
             let mut y = None;
             let was_done = rounds.phase(&mut |turn| {
                 y = if turn == Turn::Work { Some(work()?) } else { None };
                 Ok::<_, candle_core::Error>(())
             });
             let is_launched = !was_done.unwrap();
-            let y = rounds.leave(y).unwrap();
+            let y = rounds.leave(y).unwrap().unwrap();
             assert_eq!(bits(&y), expected, "{name}, round {number}");
             rounds.end(Some(()));
             assert_eq!(is_launched, name == "recorded" && number > 3 && is_recording(), "{name}, round {number}");
         }
     }
+}
+
+#[test]
+fn rounds_with_other_memory_beside_their_own_are_recorded_again() {
+    let card = card();
+    let (mut rounds, mut launched) = (Kinds::default(), Vec::new());
+    let [got, expected] = [true, false].map(|is_recorded| {
+        let layers = [0, 1].map(|_| Layer::new(12, 0.25, &card));
+        for number in 0..ROUNDS {
+            // Weights are the same ones, and gradients are added to others.
+            let (layer, batch) = (&layers[usize::from(number > 5)], Batch::new(number, 3, 12, &card));
+            let fresh = &mut Kinds::default();
+            let (_, is_launched) =
+                round(if is_recorded { &mut rounds } else { fresh }, layer, &batch, DType::F32).unwrap();
+            launched.extend(is_recorded.then_some(is_launched));
+        }
+        layers.map(|layer| layer.gradients.each_ref().map(bits))
+    });
+    assert!(got == expected, "other gradients");
+    let expected = [false, false, false, false, true, true, false, true, true].map(|is| is && is_recording());
+    assert_eq!(launched, expected);
 }
 
 #[test]

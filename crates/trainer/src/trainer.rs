@@ -381,7 +381,7 @@ impl Trainer {
     /// Frees the gradients' memory until the next step, for evaluation and saving under a tight budget.
     pub fn release_gradients(&mut self) {
         self.gradients.release();
-        self.model.forget_micro_batches();
+        self.model.release_micro_batches();
     }
 
     /// How many batches have been stepped, skipped and empty ones included.

@@ -64,13 +64,28 @@ impl Lives {
         self.all.len() <= measured.all.len() && self.all.iter().zip(&measured.all).all(same)
     }
 
-    /// The first element of each tensor in the arena of its kind, and the elements that these arenas have. Large ones choose first.
+    /// The first element of each tensor in the arena of its kind, and the elements that these arenas have.
     pub(super) fn places(&self) -> (Vec<usize>, Sizes) {
-        let mut order: Vec<usize> = (0..self.all.len()).collect();
-        order.sort_by_key(|&number| std::cmp::Reverse((self.all[number].elements, number)));
+        // Large ones choose first, or those that take much for long: no order is the best for all work.
+        let area = |life: &Life| life.elements as u64 * (life.last - life.first + 1);
+        let by = |key: &dyn Fn(&Life) -> u64| {
+            let mut order: Vec<usize> = (0..self.all.len()).collect();
+            order.sort_by_key(|&number| std::cmp::Reverse((key(&self.all[number]), number)));
+            self.placed(&order)
+        };
+        let ways = [by(&|life| life.elements as u64), by(&area), by(&|life| life.last - life.first)];
+        let least = |kind: usize| (0..ways.len()).min_by_key(|&way| ways[way].1[kind]).unwrap_or(0);
+        let least: [usize; KINDS] = std::array::from_fn(least);
+        let place = |(number, life): (usize, &Life)| ways[least[life.kind]].0[number];
+        let places = self.all.iter().enumerate().map(place).collect();
+        (places, std::array::from_fn(|kind| ways[least[kind]].1[kind]))
+    }
+
+    /// The same where tensors choose in this order: each the first place that is free for as long as it lives.
+    fn placed(&self, order: &[usize]) -> (Vec<usize>, Sizes) {
         let (mut places, mut sizes) = (vec![0; self.all.len()], Sizes::default());
         let mut placed: [Vec<usize>; KINDS] = Default::default(); // by place
-        for number in order {
+        for &number in order {
             let life = self.all[number];
             let mut from = 0;
             let beside = |other: &Life| other.first <= life.last && life.first <= other.last;

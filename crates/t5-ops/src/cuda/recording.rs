@@ -49,6 +49,13 @@ impl Scope {
         self.round.as_ref().is_none_or(Round::follows_measured)
     }
 
+    /// A tensor is looked at aside, before what follows.
+    pub(super) fn leave(&mut self, address: u64) {
+        self.round.iter_mut().for_each(|round| {
+            round.seen(address);
+        });
+    }
+
     /// A tensor that was made elsewhere is one of the round's.
     pub(super) fn enter(&mut self, x: &Tensor, address: u64) {
         if let (Some(round), Some(kind)) = (&mut self.round, kind_of(x.dtype())) {

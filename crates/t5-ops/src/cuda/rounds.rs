@@ -7,7 +7,7 @@ use std::mem::take;
 
 use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::CudaGraph;
-use candle_core::{CudaDevice, DType, Device, Error, Tensor, bail};
+use candle_core::{CudaDevice, DType, Device, Error, Tensor, TensorId, bail};
 
 use super::lives::{KINDS, Lives, Sizes};
 use super::recording::{DTYPES, Scope, capture, overwrite, within};
@@ -45,8 +45,12 @@ impl Arena {
         Ok(Self { tensors, addresses })
     }
 
+    fn sizes(&self) -> Sizes {
+        self.tensors.each_ref().map(Tensor::elem_count)
+    }
+
     fn holds(&self, sizes: Sizes) -> bool {
-        self.tensors.iter().zip(sizes).all(|(tensor, size)| size <= tensor.elem_count())
+        self.sizes().iter().zip(sizes).all(|(has, wants)| wants <= *has)
     }
 }
 
@@ -98,7 +102,11 @@ impl Round {
 
     /// The address that a kernel is given for this one.
     pub(super) fn seen(&mut self, address: u64) -> u64 {
-        let places = self.places.as_ref().filter(|_| !self.is_aside);
+        if self.is_aside {
+            // Memory of tensors that are gone may be that of others now.
+            return address;
+        }
+        let places = self.places.as_ref();
         let moved =
             places.and_then(|places| places.moved.iter().find(|(from, end, _)| (*from..*end).contains(&address)));
         let address = moved.map_or(address, |(from, _, to)| to + (address - from));
@@ -108,8 +116,8 @@ impl Round {
 
     /// Something is launched that was given these numbers, addresses among them.
     pub(super) fn launched(&mut self, numbers: impl IntoIterator<Item = u64>) {
-        numbers.into_iter().for_each(|number| self.lives.use_at(number));
         if !self.is_aside {
+            numbers.into_iter().for_each(|number| self.lives.use_at(number));
             self.lives.launch();
         }
     }
@@ -189,7 +197,14 @@ struct Known<K, V> {
     of: K,
     runs: usize,
     measured: Option<Lives>,
-    recorded: Option<(Recording, V)>,
+    recorded: Option<Recorded<V>>,
+}
+
+/// A recorded round, where the memory was that it uses beside its own, and what it leaves.
+struct Recorded<V> {
+    recording: Recording,
+    lies: Vec<TensorId>,
+    leaves: V,
 }
 
 /// A round that goes on.
@@ -212,17 +227,27 @@ pub(crate) struct OnCard<K, V> {
     card: Option<CudaDevice>,
     /// Rounds in a row, until now, whose kinds are measured.
     calm: usize,
+    /// Memory that the round uses beside its own.
+    lies: Vec<TensorId>,
     is_refused: bool,
 }
 
 impl<K, V> Default for OnCard<K, V> {
     fn default() -> Self {
-        Self { known: Vec::new(), arena: None, now: Now::Plain, card: None, calm: 0, is_refused: false }
+        Self {
+            known: Vec::new(),
+            arena: None,
+            now: Now::Plain,
+            card: None,
+            calm: 0,
+            lies: Vec::new(),
+            is_refused: false,
+        }
     }
 }
 
 impl<K: PartialEq, V> OnCard<K, V> {
-    pub(crate) fn begin(&mut self, of: K, changing: &Changing, card: &CudaDevice) -> Result<bool> {
+    pub(crate) fn begin(&mut self, of: K, lies: Vec<TensorId>, changing: &Changing, card: &CudaDevice) -> Result<bool> {
         self.now = Now::Plain;
         if self.is_refused || !records_launches() {
             return Ok(false);
@@ -231,6 +256,9 @@ impl<K: PartialEq, V> OnCard<K, V> {
         let known = self.known.iter().position(|known| known.of == of).map(|at| self.known.remove(at));
         let mut known = known.unwrap_or(Known { of, runs: 0, measured: None, recorded: None });
         known.runs += 1;
+        // Its launches have other addresses.
+        known.recorded = known.recorded.filter(|recorded| recorded.lies == lies);
+        self.lies = lies;
         self.known.truncate(MOST_KNOWN - 1);
         self.calm = if known.measured.is_some() { self.calm + 1 } else { 0 };
         if self.calm == 0 {
@@ -238,7 +266,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
             self.release();
         }
         self.now = match &known {
-            Known { recorded: Some((recording, _)), .. } => {
+            Known { recorded: Some(Recorded { recording, .. }), .. } => {
                 recording.inputs.write(changing, card)?;
                 Now::Launched([0; 3])
             }
@@ -263,15 +291,12 @@ impl<K: PartialEq, V> OnCard<K, V> {
 
     fn places(&mut self, measured: Lives, changing: &Changing, card: &CudaDevice) -> Result<(Places, Recording)> {
         let (of, sizes) = measured.places();
-        let arena = match self.arena.take() {
-            Some(arena) => Some(Arena::of(arena)?).filter(|arena| arena.holds(sizes)),
-            None => None,
-        };
-        let arena = match arena {
-            Some(arena) => arena,
-            None => {
+        let arena = match self.arena.take().map(Arena::of).transpose()? {
+            Some(arena) if arena.holds(sizes) => arena,
+            smaller => {
+                let before = smaller.map_or_else(Sizes::default, |arena| arena.sizes());
                 self.release();
-                Arena::new(sizes, card)?
+                Arena::new(std::array::from_fn(|kind| before[kind].max(sizes[kind])), card)?
             }
         };
         self.arena = Some(arena.tensors.clone());
@@ -333,7 +358,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
 
     fn recording(&self) -> &Recording {
         let recorded = self.known.first().and_then(|known| known.recorded.as_ref());
-        &recorded.expect("a round that is launched was recorded").0
+        &recorded.expect("a round that is launched was recorded").recording
     }
 
     pub(crate) fn aside<R>(&mut self, work: impl FnOnce() -> R) -> R {
@@ -346,15 +371,18 @@ impl<K: PartialEq, V> OnCard<K, V> {
         result
     }
 
-    pub(crate) fn leave(&mut self, x: Option<Tensor>) -> Option<Tensor> {
+    pub(crate) fn leave(&mut self, x: Option<Tensor>) -> Result<Option<Tensor>> {
+        if let (Now::Measured(scope) | Now::Recorded(scope, _), Some(x)) = (&mut self.now, &x) {
+            scope.leave(address(x)?);
+        }
         if let (Now::Recorded(_, recording), Some(x)) = (&mut self.now, &x) {
             recording.left.push(x.clone());
         }
         if let Now::Launched([phase, left, entered]) = self.now {
             self.now = Now::Launched([phase, left + 1, entered]);
-            return self.recording().left.get(left).cloned();
+            return Ok(self.recording().left.get(left).cloned());
         }
-        x
+        Ok(x)
     }
 
     pub(crate) fn enter(&mut self, x: Tensor) -> Result<Tensor> {
@@ -392,7 +420,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
             Now::Measured(scope) => known.measured = scope.lives(),
             Now::Recorded(scope, recording) => {
                 let recording = Recording { _held: scope.into_held(), ..recording };
-                known.recorded = Some((recording, leaves));
+                known.recorded = Some(Recorded { recording, lies: take(&mut self.lies), leaves });
             }
             Now::Plain | Now::Launched(_) => {}
         }
@@ -400,11 +428,11 @@ impl<K: PartialEq, V> OnCard<K, V> {
 
     pub(crate) fn left_behind(&self) -> Option<&V> {
         let is_launched = matches!(self.now, Now::Launched(_));
-        self.known.first().filter(|_| is_launched)?.recorded.as_ref().map(|(_, left)| left)
+        self.known.first().filter(|_| is_launched)?.recorded.as_ref().map(|recorded| &recorded.leaves)
     }
 
     /// Gives the memory of all recordings back.
-    fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.known.iter_mut().for_each(|known| known.recorded = None);
         self.arena = None;
     }

@@ -80,16 +80,21 @@ impl T5 {
     pub fn repeat_micro_batches(&mut self, repeats: bool) {
         self.repeats = repeats;
         if !repeats {
-            self.forget_micro_batches();
+            self.release_micro_batches();
         }
     }
 
     /// Gives back the memory that steps on a card keep so that micro-batches which repeat are few launches. Later steps take it again.
-    pub fn forget_micro_batches(&self) {
-        self.micro_batches.borrow_mut().forget();
+    pub fn release_micro_batches(&self) {
+        self.micro_batches.borrow_mut().release();
     }
 
-    /// Gives it back for good. False: there was none.
+    /// Bytes of that memory.
+    pub fn recorded_bytes(&self) -> u64 {
+        self.micro_batches.borrow().bytes()
+    }
+
+    /// Gives it back for good, and records nothing any more. False: there was none.
     pub fn stop_repeating(&self) -> bool {
         self.micro_batches.borrow_mut().stop()
     }

@@ -25,6 +25,7 @@ mod handed_over;
 mod live;
 mod moves;
 mod rehearsal;
+mod tallied;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -51,7 +52,8 @@ use crate::step::run::infer;
 use handed_over::HandedOver;
 pub use moves::{Moves, WeightsRead};
 use rehearsal::Rehearsal;
-use tally::{Tallied, Tally};
+use tallied::Tallied;
+use tally::Tally;
 pub use timeline::Moment;
 
 /// A rectangle of tokens: samples, and the longest source and target among them.

@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::fmt::Debug;
 
-use candle_core::{DType, Tensor, TensorId};
+use candle_core::{DType, Tensor};
 use t5_ops::{Changing, Rounds, Turn};
 
 use super::{Slot, Step};
@@ -18,7 +18,7 @@ use crate::step::gradients::Gradients;
 use crate::step::observer::Observer;
 use crate::step::schedule::Event;
 
-/// Which micro-batches are alike: they have the same launches, with the same addresses but for what changes.
+/// Which micro-batches are alike: they have the same launches.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Kind {
     /// Samples, and the longest source and target among them.
@@ -28,9 +28,8 @@ pub(crate) struct Kind {
     dropouts: [u64; 2],
     recompute_blocks: usize,
     events: usize,
-    weights: Vec<TensorId>,
-    /// Accumulators, and whether something has been added to each.
-    gradients: Vec<(Option<TensorId>, bool)>,
+    /// Whether each parameter has an accumulator, and whether nothing has been added to it.
+    gradients: Vec<[bool; 2]>,
 }
 
 /// Recorded micro-batches. What they leave beside tensors: which gradients are empty.
@@ -52,7 +51,7 @@ pub(crate) trait Repeats<T>: Debug {
     fn begin(&self, round: &Round<T>) -> Result<bool>;
     fn phase(&self, work: &mut dyn FnMut(Turn) -> Result<()>) -> Result<bool>;
     fn aside(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()>;
-    fn leave(&self, x: Option<T>) -> Option<T>;
+    fn leave(&self, x: Option<T>) -> Result<Option<T>>;
     fn enter(&self, x: T) -> Result<T>;
     fn is_recorded_now(&self) -> bool;
     fn left_behind(&self) -> Option<Vec<bool>>;
@@ -61,7 +60,7 @@ pub(crate) trait Repeats<T>: Debug {
 
 impl Kind {
     fn of(round: &Round<Tensor>) -> Self {
-        let Round { batch, cx, parameters, gradients, events } = *round;
+        let Round { batch, cx, gradients, events, .. } = *round;
         let [samples, source_tokens] = [0, 1].map(|side| batch.ids(false).dims()[side]);
         Self {
             sizes: [samples, source_tokens, batch.ids(true).dims()[1]],
@@ -69,8 +68,7 @@ impl Kind {
             dropouts: [cx.dropout.to_bits(), cx.adapter_dropout.to_bits()],
             recompute_blocks: cx.recompute_blocks,
             events,
-            weights: parameters.iter().map(|parameter| parameter.tensor.id()).collect(),
-            gradients: gradients.accumulators().map(|(sum, is_empty)| (sum.map(Tensor::id), is_empty)).collect(),
+            gradients: gradients.accumulators().map(|(sum, is_empty)| [sum.is_some(), is_empty]).collect(),
         }
     }
 }
@@ -81,7 +79,10 @@ impl Repeats<Tensor> for MicroBatches {
         let lengths = [batch.lengths(false), batch.lengths(true)];
         let (tensors, samples) = ([batch.ids(false), batch.ids(true)], batch.samples.as_slice());
         let changing = Changing { tensors: &tensors, lengths, samples, seed: cx.seed, step: cx.step };
-        Ok(self.borrow_mut().begin(Kind::of(round), &changing)?)
+        let weights = round.parameters.iter().map(|parameter| &parameter.tensor);
+        let gradients = round.gradients.accumulators().filter_map(|(sum, _)| sum);
+        let lies = weights.chain(gradients).map(Tensor::id).collect();
+        Ok(self.borrow_mut().begin(Kind::of(round), lies, &changing)?)
     }
 
     fn phase(&self, work: &mut dyn FnMut(Turn) -> Result<()>) -> Result<bool> {
@@ -92,8 +93,8 @@ impl Repeats<Tensor> for MicroBatches {
         self.borrow_mut().aside(work)
     }
 
-    fn leave(&self, x: Option<Tensor>) -> Option<Tensor> {
-        self.borrow_mut().leave(x)
+    fn leave(&self, x: Option<Tensor>) -> Result<Option<Tensor>> {
+        Ok(self.borrow_mut().leave(x)?)
     }
 
     fn enter(&self, x: Tensor) -> Result<Tensor> {
@@ -176,7 +177,7 @@ impl<T: Ops> Step<'_, T> {
             self.slots[i] = Slot::new(self.network);
             self.compute(if turn == Turn::Work { up } else { &[] }, gradients)
         })?;
-        self.slots[i].x = repeats.leave(self.slots[i].x.take());
+        self.slots[i].x = repeats.leave(self.slots[i].x.take())?;
         if observer.interrupted() {
             return Ok(false);
         }
