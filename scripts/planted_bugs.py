@@ -25,7 +25,7 @@ OPERATIONS = "crates/t5-ops/src"
 SUITES = {
     # The C++ compiler takes most of the time.
     KERNELS: (["-p", "cuda-kernels", "--test", "kernels"], {"CXXFLAGS": "-O1"}),
-    OPERATIONS: (["-p", "t5-ops", "--features", "cuda", "--test", "copies", "--test", "replay"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
+    OPERATIONS: (["-p", "t5-ops", "--features", "cuda", "--test", "copies", "--test", "replay", "--test", "rounds"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
 }
 
 # Kind, file, text that occurs once, text in its place.
@@ -61,6 +61,13 @@ BUGS = [
     ("two tensors of a graph in one place", "cuda/recording.rs", "scope.taken[kind] += count.next_multiple_of(ALIGNMENT);", "scope.taken[kind] += ALIGNMENT;"),
     ("memory of a graph that no pool knows", "device.rs", "        give_workspace(device)?;\n", ""),
     ("work of a graph with a number of the host", "replay.rs", "    crate::cuda::recording::refuse(operation);\n", "    let _ = operation;\n"),
+    ("stale lists and step of a graph", "cuda/rounds.rs", "overwrite(card, &self.numbers, &changing.numbers())?;", "let _ = card;"),
+    ("stale step of a graph", "ops/dropout/cuda.rs", "recording::key().unwrap_or(0)", "0 * recording::key().unwrap_or(0)"),
+    ("stale ids of a graph", "cuda/rounds.rs", "unsafe { copy_to(tensor, address(place)?)? };", "let _ = (tensor, place);"),
+    ("stale gradient that a graph is given", "cuda/rounds.rs", "unsafe { copy_to(&x, address(&place)?)? };", ""),
+    ("stale addresses of a graph", "cuda/rounds.rs", "recorded.lies == lies", "recorded.lies.len() == lies.len()"),
+    ("memory of a graph used again too early", "cuda/lives.rs", "self.all[number].last = self.launches;", "let _ = number;"),
+    ("two tensors of a graph in one place", "cuda/lives.rs", "if places[other] >= from + life.elements {", "if places[other] + 64 >= from + life.elements {"),
     ("a graph that is not ended", "cuda/recording.rs", "let dropped = stream.context().check_err();", "let dropped = Ok(());"),
 ]
 

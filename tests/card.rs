@@ -2,6 +2,7 @@
 
 mod faster_device;
 mod on_a_card;
+mod recorded_steps;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;
 
@@ -9,12 +10,18 @@ use on_a_card::{arguments, assert_within, of_steps};
 use run::{Ran, Scene};
 use serde_json::Value;
 
-/// Runs the command on the card. `variables` are those of the emulated one, without their prefix.
+/// What sets variables for a command: those of the program by their names, those of the emulated card without their prefix.
+fn with(variables: &[(&str, &str)]) -> String {
+    let set = |&(name, value): &(&str, &str)| match name.starts_with("LOW_MEM_T5_") {
+        true => format!("{name}={value}"),
+        false => format!("LOW_MEM_T5_EMULATED_{name}={value}"),
+    };
+    ["env".to_owned()].into_iter().chain(variables.iter().map(set)).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs the command on the card, under variables that are spelled as above.
 fn on_card(scene: &Scene, variables: &[(&str, &str)], more: &[&str]) -> Ran {
-    let set = |(name, value): &(&str, &str)| format!("LOW_MEM_T5_EMULATED_{name}={value}");
-    let variables: Vec<String> = variables.iter().map(set).collect();
-    let launcher = ["env".to_string()].into_iter().chain(variables).collect::<Vec<_>>().join(" ");
-    scene.run_under(&launcher, &arguments(&[&["--device", "cuda"], more].concat()))
+    scene.run_under(&with(variables), &arguments(&[&["--device", "cuda"], more].concat()))
 }
 
 #[test]
@@ -372,9 +379,7 @@ fn answers(scene: &Scene, model: &str, device: &str, longest: usize, way: &[&str
 fn answered(scene: &Scene, variables: &[(&str, &str)], flags: &[&str]) -> (Ran, Option<Value>) {
     let all = [&["generate", "--prompt", "after 75", "--prompt", "before 12"], flags].concat();
     let all: Vec<String> = all.into_iter().map(str::to_owned).collect();
-    let set = |(name, value): &(&str, &str)| format!("LOW_MEM_T5_EMULATED_{name}={value}");
-    let variables: Vec<String> = variables.iter().chain(&[("REPORT", "counts.json")]).map(set).collect();
-    let ran = scene.run_under(&format!("env {}", variables.join(" ")), &all).expect_code(0);
+    let ran = scene.run_under(&with(&[variables, &[("REPORT", "counts.json")]].concat()), &all).expect_code(0);
     let counts = scene.path("counts.json").exists().then(|| report(scene, "counts.json"));
     (ran, counts)
 }
@@ -436,6 +441,9 @@ fn tokens_that_are_one_launch_have_the_bits_of_those_launched_kernel_by_kernel()
             .map(|variables| answered(&scene, variables, &flags));
         assert_eq!(one.out, each.out, "{name}: kernel by kernel");
         assert_eq!(one.out, late.out, "{name}: as late as the order of streams allows");
+        let (switched_off, of_none) = answered(&scene, &[("LOW_MEM_T5_GRAPHS", "none")], &flags);
+        assert_eq!((&switched_off.out, &of_none.expect("a report")["graphs"]), (&one.out, &0.into()), "{name}");
+        assert!(!switched_off.err.contains("kernel by kernel"), "{name}: asked for: {}", switched_off.err);
         let (counts, of_each) = (counts.expect("a report"), of_each.expect("a report"));
         println!("{name}: {} graphs, {} launches of them: {}", counts["graphs"], counts["graph_launches"], one.out);
         assert!(counts["graphs"].as_u64() > Some(0) && of_each["graphs"] == 0, "{name}: {counts} and {of_each}");
@@ -527,7 +535,9 @@ fn a_step_asks_the_card_for_what_its_plan_says() {
         let way = way.concat();
         let counts = |steps: &str, run: &str| {
             let one = ["--max-steps", steps, "--output", run, "--set", "memory.micro_batch_samples=4"];
-            on_card(&scene, &[("REPORT", "counts.json")], &[&one[..], &whole, &quiet, &way].concat()).expect_code(0);
+            // Those of steps that are recorded are compared elsewhere.
+            let variables = [("REPORT", "counts.json"), ("LOW_MEM_T5_GRAPHS", "none")];
+            on_card(&scene, &variables, &[&one[..], &whole, &quiet, &way].concat()).expect_code(0);
             report(&scene, "counts.json")
         };
         let (two, three) = (counts("2", &format!("{name}-two")), counts("3", name));

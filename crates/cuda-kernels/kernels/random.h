@@ -23,11 +23,14 @@ struct Dropout {
     uint32_t site;
     uint32_t threshold; // an element is kept when its hash is at least this
     float scale;        // of kept elements
+    // Where `step` lies instead, or null: launches of a graph have another one each time.
+    const uint64_t* step_on_card;
 };
 
 // The key of a row of a sample: a position, or (head + 1) << 32 | query.
 DEVICE uint64_t row_key(const Dropout& dropout, uint32_t sample, uint64_t row) {
-    return mix(mix(dropout.step ^ (uint64_t(dropout.site) << 32 | sample)) ^ row);
+    const uint64_t step = dropout.step_on_card ? *dropout.step_on_card : dropout.step;
+    return mix(mix(step ^ (uint64_t(dropout.site) << 32 | sample)) ^ row);
 }
 
 // Factor of an element: the scale, or zero.

@@ -354,6 +354,11 @@ impl<'a> StepCounter<'a> {
         self.of_model.passes.calls(self.batch(), levers, &|specs| trainer::costs::update_on_device(options, specs))
     }
 
+    /// Bytes that recorded micro-batches hold at the peak of a step beside those of [`StepCounter::training`].
+    pub fn recorded_beside(&self, levers: &Levers) -> u64 {
+        self.of_model.passes.recorded_beside(self.batch(), levers)
+    }
+
     /// How often a step moves gradients and weights between processes.
     pub fn moves(&self, micro_batches: usize, levers: &Levers) -> t5::step::count::Moves {
         self.of_model.passes.moves(micro_batches, levers)

@@ -12,8 +12,8 @@ use crate::job::{Evaluation, Training, Wanted};
 use crate::lever::{FrozenBlocks, Space};
 use crate::levers::{PARTS, Step};
 use crate::names::{
-    ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, LOADING, LOSS, OPTIMIZER_STATE, PACKED, PARAMETERS, READING,
-    SAVING, SQUARE_SUMS, VALIDATION_ROWS, WEIGHT_COPIES, WORKSPACE,
+    ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, GRAPHS, LOADING, LOSS, OPTIMIZER_STATE, PACKED, PARAMETERS,
+    READING, SAVING, SQUARE_SUMS, VALIDATION_ROWS, WEIGHT_COPIES, WORKSPACE,
 };
 use crate::prices::{Prices, moving_time, relative_time};
 use crate::processes::Processes;
@@ -136,10 +136,18 @@ impl<'a> Offer<'a> {
             let arithmetic = self.counter.arithmetic(cut.micro_batch_samples);
             let choice = |&(way, written): &(Levers, Written)| {
                 let Levers { micro_batch_samples, loss_chunk_rows, .. } = cut;
-                self.choice(&Levers { micro_batch_samples, loss_chunk_rows, ..way }, &arithmetic, written)
+                let levers = self.repeating(Levers { micro_batch_samples, loss_chunk_rows, ..way });
+                levers.map(|levers| self.choice(&levers, &arithmetic, written)).collect::<Vec<_>>()
             };
-            ways.iter().map(choice).collect::<Vec<_>>()
+            ways.iter().flat_map(choice).collect::<Vec<_>>()
         })
+    }
+
+    /// Levers, and the same ones where a card launches micro-batches that repeat as few launches.
+    fn repeating(&self, levers: Levers) -> impl Iterator<Item = Levers> {
+        let is_possible = levers.layer_major.is_none() && !self.counter.pages_weights(&levers);
+        let repeats = self.job.place == Place::Device && is_possible && t5_ops::records_launches();
+        std::iter::once(levers).chain(repeats.then_some(Levers { repeats, ..levers }))
     }
 
     /// Whether the allowance for the whole run covers what is written; what is pinned was asked for.
@@ -175,6 +183,10 @@ impl<'a> Offer<'a> {
         let of_step = rows.iter().filter(|row| row.name != PARAMETERS).map(|row| row.bytes.0).sum();
         rows.extend(self.state_of_choice(levers, false));
         rows.extend(self.weight_copies(levers));
+        if levers.repeats {
+            let bytes = self.counter.recorded_beside(levers);
+            rows.push(CostRow::new(GRAPHS, bytes, "kept between launches").at(place));
+        }
         let evaluation_samples = self.evaluation_samples(levers, (of_step, packed));
         StepChoice {
             what: Step { levers: *levers, evaluation_samples, is_inference: false },

@@ -205,10 +205,11 @@ impl RunPace {
 
     /// How often a step asks a card for something.
     fn requests(&self) -> Option<String> {
-        let Calls { launches, products, uploads, downloads } = self.calls?;
+        let Calls { graphs, launches, products, uploads, downloads } = self.calls?;
         let counts = [(launches, "kernel"), (products, "matrix product"), (uploads, "upload"), (downloads, "download")];
         let [launches, products, uploads, downloads] = counts.map(|(count, of)| plural(count, of));
-        Some(format!("a step has {launches} and {products}, at most {uploads}, and {downloads}"))
+        let beside = if graphs > 0 { format!(" beside {}", plural(graphs, "graph")) } else { String::new() };
+        Some(format!("a step has {launches} and {products}{beside}, at most {uploads}, and {downloads}"))
     }
 
     /// How many texts are longer than the model will see them.
@@ -285,9 +286,9 @@ impl RunPace {
         json["prices"] = json!(self.prices);
         json["bf16_over_f32"] = json!(self.bf16_over_f32);
         json["timeline"] = json!(self.timeline);
-        if let Some(Calls { launches, products, uploads, downloads }) = self.calls {
-            json["device_step"] =
-                json!({"launches": launches, "products": products, "uploads": uploads, "downloads": downloads});
+        if let Some(Calls { graphs, launches, products, uploads, downloads }) = self.calls {
+            json["device_step"] = json!({"graphs": graphs, "launches": launches, "products": products,
+                "uploads": uploads, "downloads": downloads});
         }
         json
     }

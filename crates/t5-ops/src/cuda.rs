@@ -15,7 +15,9 @@ use candle_core::{CudaDevice, DType, Device, DeviceLocation, Result, Shape, Stor
 use crate::ops::together::of_piece;
 use crate::quantised::Weight;
 
+mod lives;
 pub(crate) mod recording;
+pub(crate) mod rounds;
 
 /// A source of `cuda-kernels`.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +106,16 @@ pub(crate) fn suffix(dtype: DType) -> &'static str {
     if dtype == DType::BF16 { "bf16" } else { "f32" }
 }
 
+/// Whether two contiguous tensors have bytes in common.
+pub(crate) fn overlap(a: &Tensor, b: &Tensor) -> Result<bool> {
+    let bytes = |t: &Tensor| {
+        let from = address(t)?;
+        Ok::<_, candle_core::Error>(from..from + (t.elem_count() * t.dtype().size_in_bytes()) as u64)
+    };
+    let (a, b) = (bytes(a)?, bytes(b)?);
+    Ok(a.start < b.end && b.start < a.end)
+}
+
 /// Where the elements of a contiguous tensor begin.
 pub(crate) fn address(t: &Tensor) -> Result<u64> {
     if !t.is_contiguous() {
@@ -144,7 +156,7 @@ fn first_address(t: &Tensor) -> Result<u64> {
         DType::U8 => address!(u8),
         other => bail!("expected F32, BF16, F16, F64, U32 or U8 on a card, got {other:?}"),
     };
-    Ok(base + (layout.start_offset() * t.dtype().size_in_bytes()) as u64)
+    Ok(recording::seen(base + (layout.start_offset() * t.dtype().size_in_bytes()) as u64))
 }
 
 /// A tensor on the same device whose elements nobody has written.
@@ -155,7 +167,24 @@ pub(crate) fn unwritten(shape: impl Into<Shape>, dtype: DType, device: &Device) 
         return Ok(piece);
     }
     // SAFETY: on a card no Rust code reads it, and every pattern of bytes is a number.
-    unsafe { Tensor::empty(shape, dtype, device) }
+    let tensor = unsafe { Tensor::empty(shape, dtype, device) }?;
+    recording::taken(&tensor)?;
+    Ok(tensor)
+}
+
+/// A tensor of zeros on a card.
+pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+    let zeros = unwritten(shape, dtype, device)?;
+    set_to_zero(&zeros)?;
+    Ok(zeros)
+}
+
+/// Writes zeros into a contiguous tensor.
+pub(crate) fn set_to_zero(t: &Tensor) -> Result<()> {
+    let at = address(t)?;
+    t.zero_set()?;
+    recording::launched([at]);
+    Ok(())
 }
 
 /// A tensor in another dtype, in memory of its own; itself where it has that one.
@@ -181,8 +210,11 @@ pub(crate) fn cast(t: &Tensor, dtype: DType) -> Result<Tensor> {
 pub(crate) unsafe fn copy_to(from: &Tensor, to: u64) -> Result<()> {
     let bytes = from.elem_count() * from.dtype().size_in_bytes();
     let stream = card(from.device())?.cuda_stream();
+    let from = address(from)?;
     // SAFETY: the tensor has these bytes; the caller's.
-    unsafe { driver::memcpy_dtod_async(to, address(from)?, bytes, stream.cu_stream()) }.w()
+    unsafe { driver::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) }.w()?;
+    recording::launched([from, to]);
+    Ok(())
 }
 
 /// A number of elements as kernels count them.
@@ -297,6 +329,7 @@ impl<'a> Kernel<'a> {
         // SAFETY: the caller's.
         unsafe { launch.launch(LaunchConfig { grid_dim, block_dim: (threads, 1, 1), shared_mem_bytes: shared_bytes }) }
             .w()?;
+        recording::launched(self.arguments.into_iter().flatten());
         Ok(())
     }
 }
@@ -397,7 +430,9 @@ pub(crate) fn multiply_into_columns(
             sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP,
         )
     }
-    .w()
+    .w()?;
+    recording::launched([]);
+    Ok(())
 }
 
 /// Lists that were uploaded last: those of a micro-batch are asked for by every layer. Layer by layer a step goes through the lists of
@@ -405,6 +440,14 @@ pub(crate) fn multiply_into_columns(
 const KEPT_LISTS: usize = 256;
 /// Longer lists are not kept.
 const KEPT_LIST: usize = 8192;
+
+/// A list of the host on the card: its values, or their place where they change.
+pub(crate) fn changing(list: &[u32], device: &Device) -> Result<Tensor> {
+    match recording::place_of(list) {
+        Some(place) => Ok(place),
+        None => uploaded(list, device),
+    }
+}
 
 /// Numbers on the card. Short lists are kept, and uploaded once.
 pub(crate) fn uploaded(list: &[u32], device: &Device) -> Result<Tensor> {

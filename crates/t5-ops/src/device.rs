@@ -130,6 +130,9 @@ fn check_capability((major, minor): (i32, i32), dtype: DType) -> Result<()> {
 }
 
 #[cfg(feature = "cuda")]
+pub(crate) use cuda::trim;
+
+#[cfg(feature = "cuda")]
 mod cuda {
     use std::ffi::c_void;
     use std::mem::zeroed;
@@ -239,11 +242,16 @@ mod cuda {
         unsafe { result::mem_pool::trim_to(before, 0) }.w()
     }
 
-    pub fn release_unused(device: &CudaDevice) -> candle_core::Result<()> {
+    /// Gives the device back what its pool holds beside tensors.
+    pub fn trim(device: &CudaDevice) -> candle_core::Result<()> {
         device.cuda_stream().synchronize().w()?;
-        let pool = pool(device).w()?;
         // SAFETY: a pool of an open device.
-        unsafe { result::mem_pool::trim_to(pool, 0) }.w()?;
+        unsafe { result::mem_pool::trim_to(pool(device).w()?, 0) }.w()
+    }
+
+    pub fn release_unused(device: &CudaDevice) -> candle_core::Result<()> {
+        trim(device)?;
+        let pool = pool(device).w()?;
         // Zero begins anew from what is held.
         set(pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0).w()?;
         set(pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0).w()

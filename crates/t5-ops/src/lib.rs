@@ -63,6 +63,7 @@ mod processor;
 mod quantised;
 mod random_mask;
 mod replay;
+mod rounds;
 mod simd;
 mod staging;
 mod storage;
@@ -106,7 +107,7 @@ pub use ops::linear::{
 pub use ops::logit_cross_entropy::{logit_cross_entropy, logit_cross_entropy_backward, logit_cross_entropy_needs};
 pub use ops::narrow_copies::{narrow_each, narrow_each_needs};
 pub use ops::norm::{rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs};
-pub use ops::reduce::{add_in_place, in_place_needs, scaled, scaled_needs, zero};
+pub use ops::reduce::{add_in_place, in_place_needs, scaled, scaled_needs, zero, zeros};
 pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_backward, relative_bias_needs};
 pub use ops::rounding::Rounding;
 pub use paging::{
@@ -117,7 +118,8 @@ pub use parallel::{Joined, for_each_part, join_threads, on_threads_apart, thread
 pub use peak::peak_gflops;
 pub use processor::{InstructionSet, Processor, count_for, processor};
 pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser, Weight};
-pub use replay::Replay;
+pub use replay::{Replay, records_launches};
+pub use rounds::{Changing, Rounds, Turn};
 pub use staging::{STAGING_BYTES, Staged, Staging};
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.

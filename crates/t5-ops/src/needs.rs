@@ -15,6 +15,8 @@ use crate::{Path, linear, linear_needs};
 /// Elements that are set to zero when their memory is taken, and copies on the card, are left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
+    /// Graphs that are launched. What is in them is not among the kernels, products and uploads.
+    pub graphs: u64,
     /// Kernels that are launched, but for those of matrix products.
     pub launches: u64,
     /// Matrix products.
@@ -29,11 +31,26 @@ impl std::ops::Add for Calls {
     type Output = Calls;
 
     fn add(self, other: Calls) -> Calls {
+        self.with(other, |a, b| a + b)
+    }
+}
+
+impl std::ops::Sub for Calls {
+    type Output = Calls;
+
+    fn sub(self, other: Calls) -> Calls {
+        self.with(other, |a, b| a - b)
+    }
+}
+
+impl Calls {
+    fn with(self, other: Calls, f: fn(u64, u64) -> u64) -> Calls {
         Calls {
-            launches: self.launches + other.launches,
-            products: self.products + other.products,
-            uploads: self.uploads + other.uploads,
-            downloads: self.downloads + other.downloads,
+            graphs: f(self.graphs, other.graphs),
+            launches: f(self.launches, other.launches),
+            products: f(self.products, other.products),
+            uploads: f(self.uploads, other.uploads),
+            downloads: f(self.downloads, other.downloads),
         }
     }
 }
@@ -42,9 +59,8 @@ impl std::ops::Mul<u64> for Calls {
     type Output = Calls;
 
     fn mul(self, times: u64) -> Calls {
-        let Calls { launches, products, uploads, downloads } = self;
-        let [launches, products, uploads, downloads] = [launches, products, uploads, downloads].map(|n| n * times);
-        Calls { launches, products, uploads, downloads }
+        let n = times;
+        self.with(Calls { graphs: n, launches: n, products: n, uploads: n, downloads: n }, |a, b| a * b)
     }
 }
 

@@ -26,6 +26,9 @@ pub struct Levers {
     /// ([`T5::hold_copies`](crate::T5::hold_copies)).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub weight_copies: bool,
+    /// Whether a device launches micro-batches that repeat as few launches ([`T5::repeat_micro_batches`](crate::T5::repeat_micro_batches)).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub repeats: bool,
 }
 
 /// Accumulation of all micro-batches of one layer before the next, with the optimizer inside backward: how it spends memory.

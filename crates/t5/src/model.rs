@@ -26,6 +26,7 @@ use crate::network::Network;
 use crate::ops::{Files, Matrix, Ops};
 use crate::pager::Pager;
 use crate::parameters::{Parameter, ParameterSpec};
+use crate::step::run::rounds::MicroBatches;
 use crate::step::run::{infer, without_dropout};
 use crate::step::schedule::Outline;
 use crate::step::weights::WeightFile;
@@ -52,6 +53,9 @@ pub struct T5 {
     directory: Option<PathBuf>,
     /// What an adapter calls its base.
     base_name: Option<String>,
+    /// Micro-batches of steps on a card that repeat.
+    micro_batches: MicroBatches,
+    repeats: bool,
 }
 
 impl std::fmt::Debug for T5 {
@@ -197,7 +201,7 @@ impl T5 {
 
     fn adapted(self, lora: Lora, seed: u64, is_shared: bool) -> Result<T5> {
         let adapted = self.config.with_adapter(lora)?;
-        let T5 { config, dtype, parameters, network, file, homes, directory, base_name, copies: _ } = self;
+        let T5 { config, dtype, parameters, network, file, homes, directory, base_name, copies: _, .. } = self;
         let device = network.shared.tensor.device().clone();
         drop(network);
         // What is converted, copied or measured has to be here. Of a base in files, all weights would stay in memory otherwise.
@@ -400,7 +404,8 @@ impl T5 {
         let mut network = Network::new(&config, &parameters, &copies, by_matrix)?;
         network.read_ahead_bytes = file.as_ref().map_or(u64::MAX, |file| file.read_ahead_bytes());
         network.pager = homes.clone().map(|homes| homes as Rc<dyn Pager<Tensor>>);
-        Ok(T5 { config, dtype, parameters, copies, network, file, homes, directory: None, base_name: None })
+        let (directory, base_name, micro_batches, repeats) = (None, None, MicroBatches::default(), false);
+        Ok(T5 { config, dtype, parameters, copies, network, file, homes, directory, base_name, micro_batches, repeats })
     }
 
     /// A model on a device, of parameters that are there, or on the CPU where they lie in a file.

@@ -248,6 +248,7 @@ impl Trainer {
         self.model.move_weights(plan.levers.has_weights_on_disk().then_some(&weights))?;
         self.optimizer.move_moments(plan.levers.has_optimizer_on_disk().then_some(&self.offload))?;
         let holds_copies = self.model.hold_copies(plan.levers.weight_copies);
+        self.model.repeat_micro_batches(plan.levers.repeats);
         match plan.levers.layer_major {
             // An interrupted step may have left a part of a gradient behind.
             None => self.gradients.clear(),
@@ -294,6 +295,10 @@ impl Trainer {
         if layers.is_some() {
             // Layer by layer no gradient outlasts its step, however that ends.
             self.gradients.release();
+        }
+        if result.as_ref().is_err_and(Error::is_of_device_memory) && !has_others && self.model.stop_repeating() {
+            tracing::warn!("the device had no memory left; from here on micro-batches are launched kernel by kernel");
+            return self.step_of_shards(batch, shards, plan, interrupted);
         }
         match (result?, verdict) {
             (true, _) => {
@@ -376,6 +381,7 @@ impl Trainer {
     /// Frees the gradients' memory until the next step, for evaluation and saving under a tight budget.
     pub fn release_gradients(&mut self) {
         self.gradients.release();
+        self.model.release_micro_batches();
     }
 
     /// How many batches have been stepped, skipped and empty ones included.

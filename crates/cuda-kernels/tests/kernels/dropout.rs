@@ -15,15 +15,46 @@ pub struct Mask {
     site: u32,
     threshold: u32,
     scale: f32,
+    step_on_card: u64,
 }
 
 impl Mask {
     pub fn of(d: Option<&Dropout>) -> Self {
-        let Some(d) = d else { return Self { step: 0, site: 0, threshold: 0, scale: 1.0 } };
+        let Some(d) = d else { return Self { step: 0, site: 0, threshold: 0, scale: 1.0, step_on_card: 0 } };
         let threshold = (f64::from(d.probability) * 4_294_967_296.0) as u32;
         let scale = (1.0 / (1.0 - f64::from(d.probability))) as f32;
-        Self { step: mix(d.seed ^ mix(d.step + 1)), site: d.site, threshold, scale }
+        Self { step: mix(d.seed ^ mix(d.step + 1)), site: d.site, threshold, scale, step_on_card: 0 }
     }
+
+    /// The same, whose step lies on the card.
+    fn on_card(self, step: &mut Buffer) -> Self {
+        Self { step: 77, step_on_card: step.address(), ..self }
+    }
+}
+
+#[test]
+fn a_step_that_lies_on_the_card_has_the_mask_of_one_that_is_an_argument() {
+    let shape = [2, 3, 68];
+    let x = numbers(1, &shape, DType::F32);
+    let [by_value, on_card] = [false, true].map(|is_on_card| {
+        in_every_schedule("a step on the card", |schedule| {
+            let (mut x, mut y, mut samples) = (Buffer::of(&x), Buffer::new(&shape, DType::F32), samples());
+            let mask = Mask::of(Some(&dropped()));
+            let mut step = Buffer::of_entries(&[mask.step]);
+            let mask = if is_on_card { mask.on_card(&mut step) } else { mask };
+            let arguments = [
+                Argument::of(mask),
+                samples.pointer(),
+                null(),
+                x.pointer(),
+                y.pointer(),
+                Argument::of(shape[2] as i32),
+            ];
+            run("dropout_f32", shape, &arguments, schedule);
+            vec![y]
+        })
+    });
+    assert_eq!(by_value[0].bits(), on_card[0].bits());
 }
 
 const SAMPLES: [u32; 2] = [5, 40];

@@ -10,30 +10,72 @@ use candle_core::cuda_backend::cudarc::driver::{CudaGraph, DriverError, result, 
 use candle_core::{CudaDevice, DType, Device, Error, Shape, Tensor, TensorId, bail};
 
 use super::address;
+use super::lives::{ALIGNMENT, KINDS, Lives, Sizes};
+use super::rounds::{Round, kind_of};
+use crate::replay::records_launches;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Dtypes of an arena's memory.
-const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
-/// Elements that a tensor in it begins at: the alignment that any kernel or product may want.
-const ALIGNMENT: usize = 64;
+pub(super) const DTYPES: [DType; KINDS] = [DType::F32, DType::BF16];
 /// How often the same work is done before it is recorded. A recording costs the host about as much as they do, and work that soon changes
 /// is not worth it.
 const RUNS_BEFORE: usize = 2;
 
-/// Elements of each dtype.
-type Sizes = [usize; DTYPES.len()];
-
 /// Where the tensors of work come from, as long as it is recorded or measured.
 #[derive(Default)]
-struct Scope {
+pub(super) struct Scope {
     /// While it is recorded.
-    arena: Option<[Tensor; DTYPES.len()]>,
+    arena: Option<[Tensor; KINDS]>,
     taken: Sizes,
     most: Sizes,
     /// Tensors that others may forget.
     held: Vec<Tensor>,
     refused_by: Option<&'static str>,
+    /// Of rounds, whose tensors have other places.
+    round: Option<Round>,
+}
+
+impl Scope {
+    pub(super) fn of_round(round: Round) -> Self {
+        Self { round: Some(round), ..Self::default() }
+    }
+
+    pub(super) fn set_aside(&mut self, is_aside: bool) {
+        self.round.iter_mut().for_each(|round| round.set_aside(is_aside));
+    }
+
+    pub(super) fn follows_measured(&self) -> bool {
+        self.round.as_ref().is_none_or(Round::follows_measured)
+    }
+
+    /// A tensor is looked at aside, before what follows.
+    pub(super) fn leave(&mut self, address: u64) {
+        self.round.iter_mut().for_each(|round| {
+            round.seen(address);
+        });
+    }
+
+    /// A tensor that was made elsewhere is one of the round's.
+    pub(super) fn enter(&mut self, x: &Tensor, address: u64) {
+        if let (Some(round), Some(kind)) = (&mut self.round, kind_of(x.dtype())) {
+            round.taken(kind, x.elem_count(), address);
+        }
+    }
+
+    /// The place of such a tensor in the arena.
+    pub(super) fn piece_for(&mut self, x: &Tensor) -> Result<Option<Tensor>> {
+        let (Some(round), Some(kind)) = (&mut self.round, kind_of(x.dtype())) else { return Ok(None) };
+        round.piece(kind, x.elem_count())?.map(|piece| piece.reshape(x.shape())).transpose()
+    }
+
+    pub(super) fn lives(self) -> Option<Lives> {
+        self.round.map(Round::into_lives)
+    }
+
+    pub(super) fn into_held(self) -> Vec<Tensor> {
+        self.held
+    }
 }
 
 thread_local! {
@@ -46,9 +88,12 @@ fn in_scope<R>(f: impl FnOnce(&mut Scope) -> R) -> Option<R> {
 
 /// Memory of the arena for a tensor, if there is one.
 pub(super) fn piece(shape: &Shape, dtype: DType) -> Result<Option<Tensor>> {
-    let Some(kind) = DTYPES.iter().position(|other| *other == dtype) else { return Ok(None) };
+    let Some(kind) = kind_of(dtype) else { return Ok(None) };
     let piece = in_scope(|scope| {
         let (from, count) = (scope.taken[kind], shape.elem_count());
+        if let Some(round) = &mut scope.round {
+            return round.piece(kind, count)?.map(|piece| piece.reshape(shape)).transpose();
+        }
         scope.taken[kind] += count.next_multiple_of(ALIGNMENT);
         scope.most[kind] = scope.most[kind].max(scope.taken[kind]);
         let arena = scope.arena.as_ref().map(|arena| &arena[kind]);
@@ -57,6 +102,46 @@ pub(super) fn piece(shape: &Shape, dtype: DType) -> Result<Option<Tensor>> {
         arena.map(|arena| arena.narrow(0, from, count)?.reshape(shape)).transpose()
     });
     piece.transpose().map(Option::flatten)
+}
+
+/// A tensor was taken that is no piece of an arena.
+pub(super) fn taken(t: &Tensor) -> Result<()> {
+    if in_round(|_| ()).is_some()
+        && let Some(kind) = kind_of(t.dtype())
+    {
+        let at = address(t)?;
+        in_round(|round| round.taken(kind, t.elem_count(), at));
+    }
+    Ok(())
+}
+
+fn in_round<R>(f: impl FnOnce(&mut Round) -> R) -> Option<R> {
+    in_scope(|scope| scope.round.as_mut().map(f)).flatten()
+}
+
+/// The address that a kernel is given for that of a tensor.
+pub(super) fn seen(address: u64) -> u64 {
+    in_round(|round| round.seen(address)).unwrap_or(address)
+}
+
+/// Something is launched with these numbers, addresses among them.
+pub(super) fn launched(numbers: impl IntoIterator<Item = u64>) {
+    in_round(|round| round.launched(numbers));
+}
+
+/// Where kernels that are recorded find the key of dropout.
+pub(crate) fn key() -> Option<u64> {
+    in_round(|round| round.key()).flatten()
+}
+
+/// Whether lists of the host have other values when what is launched now is launched again.
+pub(crate) fn changes_lists() -> bool {
+    in_round(|round| round.is_recorded()).unwrap_or(false)
+}
+
+/// The place on the card of a list of the host that changes.
+pub(crate) fn place_of<T>(list: &[T]) -> Option<Tensor> {
+    in_round(|round| round.list(list.as_ptr().addr(), list.len())).flatten()
 }
 
 /// Tensors that are taken while this exists are gone when it goes, and their memory serves again.
@@ -122,7 +207,7 @@ impl OnCard {
             self.of = of;
         }
         let numbers = self.upload(card, numbers)?;
-        if self.is_refused {
+        if self.is_refused || !records_launches() {
             return work(&numbers);
         }
         match &mut self.state {
@@ -161,10 +246,7 @@ impl OnCard {
     fn upload(&mut self, card: &CudaDevice, numbers: &[u32]) -> Result<Tensor> {
         let there = self.numbers.as_ref().filter(|there| there.elem_count() == numbers.len());
         if let Some(there) = there {
-            let stream = card.cuda_stream();
-            stream.context().bind_to_thread().w()?;
-            // SAFETY: as many numbers. The driver has read them when it returns: the host's memory is not pinned.
-            unsafe { result::memcpy_htod_async(address(there)?, numbers, stream.cu_stream()) }.w()?;
+            overwrite(card, there, numbers)?;
             return Ok(there.clone());
         }
         self.state = State::default();
@@ -172,8 +254,19 @@ impl OnCard {
     }
 }
 
+/// Writes numbers over those of a tensor of as many.
+pub(super) fn overwrite(card: &CudaDevice, there: &Tensor, numbers: &[u32]) -> Result<()> {
+    if there.elem_count() != numbers.len() {
+        bail!("expected {} numbers, got {}", there.elem_count(), numbers.len())
+    }
+    let stream = card.cuda_stream();
+    stream.context().bind_to_thread().w()?;
+    // SAFETY: as many numbers. The driver has read them when it returns: the host's memory is not pinned.
+    unsafe { result::memcpy_htod_async(address(there)?, numbers, stream.cu_stream()) }.w()
+}
+
 /// Does work whose tensors come from a scope.
-fn within<R>(scope: Scope, work: impl FnOnce() -> R) -> (R, Scope) {
+pub(super) fn within<R>(scope: Scope, work: impl FnOnce() -> R) -> (R, Scope) {
     let outer = SCOPE.with_borrow_mut(|now| now.replace(scope));
     let result = work();
     let scope = SCOPE.with_borrow_mut(|now| std::mem::replace(now, outer));
@@ -184,7 +277,7 @@ fn within<R>(scope: Scope, work: impl FnOnce() -> R) -> (R, Scope) {
 struct Recording {
     graph: CudaGraph,
     result: Tensor,
-    _arena: Option<[Tensor; DTYPES.len()]>,
+    _arena: Option<[Tensor; KINDS]>,
     _held: Vec<Tensor>,
 }
 
@@ -196,33 +289,12 @@ impl Recording {
         numbers: &Tensor,
         work: &dyn Fn(&Tensor) -> Result<Tensor, E>,
     ) -> Result<Self> {
-        let (stream, device) = (card.cuda_stream(), Device::Cuda(card.clone()));
+        let device = Device::Cuda(card.clone());
         // SAFETY: on a card no Rust code reads it, and every pattern of bytes is a number.
         let arena = |kind: usize| unsafe { Tensor::empty(sizes[kind].max(1), DTYPES[kind], &device) };
         let scope = Scope { arena: Some([arena(0)?, arena(1)?]), ..Scope::default() };
-        // Other threads may go on asking for memory.
-        stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
-        let (result, scope) = within(scope, || work(numbers).map_err(|error| Error::Msg(error.to_string())));
-        // Of tensors that were dropped: such an error is told to whoever calls next, and here that would not end what was begun.
-        let dropped = stream.context().check_err();
-        let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
-        let recording = Self::checked(result, dropped.and(graph).w(), scope);
-        if recording.is_err() {
-            // Nor is it an error of whoever comes next that memory of a graph cannot be given back to a pool.
-            let _ = stream.context().check_err();
-        }
-        recording
-    }
-
-    fn checked(result: Result<Tensor>, graph: Result<Option<CudaGraph>>, scope: Scope) -> Result<Self> {
-        let (result, graph) = (result?, graph?);
-        let Some(graph) = graph else { bail!("the driver has recorded nothing") };
-        if let Some(operation) = scope.refused_by {
-            bail!("there is no kernel for {operation} of these sizes")
-        }
-        if has_memory(&graph).w()? {
-            bail!("some operation takes memory that is not the arena's")
-        }
+        let of_card = || work(numbers).map_err(|error| Error::Msg(error.to_string()));
+        let (result, graph, scope) = capture(card, scope, of_card)?;
         Ok(Self { graph, result, _arena: scope.arena, _held: scope.held })
     }
 
@@ -230,6 +302,40 @@ impl Recording {
         self.graph.launch().w()?;
         Ok(self.result.clone())
     }
+}
+
+/// Records work whose tensors come from a scope, without doing it.
+pub(super) fn capture<R>(
+    card: &CudaDevice,
+    scope: Scope,
+    work: impl FnOnce() -> Result<R>,
+) -> Result<(R, CudaGraph, Scope)> {
+    let stream = card.cuda_stream();
+    // Other threads may go on asking for memory.
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
+    let (result, scope) = within(scope, work);
+    // Of tensors that were dropped: such an error is told to whoever calls next, and here that would not end what was begun.
+    let dropped = stream.context().check_err();
+    let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
+    let recorded = checked(result, dropped.and(graph).w(), scope);
+    if recorded.is_err() {
+        // Nor is it an error of whoever comes next that memory of a graph cannot be given back to a pool.
+        let _ = stream.context().check_err();
+    }
+    recorded
+}
+
+fn checked<R>(result: Result<R>, graph: Result<Option<CudaGraph>>, scope: Scope) -> Result<(R, CudaGraph, Scope)> {
+    let (result, graph) = (result?, graph?);
+    let Some(graph) = graph else { bail!("the driver has recorded nothing") };
+    let refused_by = scope.refused_by.or(scope.round.as_ref().and_then(|round| round.refused_by));
+    if let Some(operation) = refused_by {
+        bail!("there is no kernel for {operation} of these sizes")
+    }
+    if has_memory(&graph).w()? {
+        bail!("some operation takes memory that is not the arena's")
+    }
+    Ok((result, graph, scope))
 }
 
 /// Whether a graph takes memory of its own, which no pool and no bill would know of.

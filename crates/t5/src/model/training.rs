@@ -70,7 +70,33 @@ impl T5 {
             copies_overlap,
         });
         let mut step = Step::new(&self.network, &self.parameters, cx, batches, offload)?;
+        if self.repeats && layer_major.is_none() && !self.has_paged_weights() && !self.device().is_cpu() {
+            step = step.repeating(&self.micro_batches);
+        }
         step.run(&events, grads, observer)
+    }
+
+    /// Whether steps on a card record the launches of micro-batches that repeat. What was recorded is forgotten where they do not.
+    pub fn repeat_micro_batches(&mut self, repeats: bool) {
+        self.repeats = repeats;
+        if !repeats {
+            self.release_micro_batches();
+        }
+    }
+
+    /// Gives back the memory that steps on a card keep so that micro-batches which repeat are few launches. Later steps take it again.
+    pub fn release_micro_batches(&self) {
+        self.micro_batches.borrow_mut().release();
+    }
+
+    /// Bytes of that memory.
+    pub fn recorded_bytes(&self) -> u64 {
+        self.micro_batches.borrow().bytes()
+    }
+
+    /// Gives it back for good, and records nothing any more. False: there was none.
+    pub fn stop_repeating(&self) -> bool {
+        self.micro_batches.borrow_mut().stop()
     }
 
     /// What [`T5::step`] over so many micro-batches asks other processes for, in its order, until `observer` decides.

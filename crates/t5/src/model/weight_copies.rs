@@ -20,6 +20,8 @@ impl T5 {
         if holds != self.copies.is_empty() {
             return Ok(());
         }
+        // Steps have other launches from here on.
+        self.micro_batches.borrow_mut().forget();
         let copy = |(spec, parameter): (ParameterSpec, &Parameter)| {
             let takes_copy = holds && spec.takes_copy(self.dtype, &self.config);
             let zeros = || Tensor::zeros(parameter.tensor.shape(), DType::BF16, parameter.tensor.device());

@@ -58,7 +58,7 @@ impl Ops for Tensor {
     }
 
     fn zeros(&self, dims: &[usize], dtype: DType) -> Result<Self> {
-        Ok(Tensor::zeros(dims, dtype, self.device())?)
+        Ok(t5_ops::zeros(dims, dtype, self.device())?)
     }
 
     fn clear(&self) -> Result<()> {

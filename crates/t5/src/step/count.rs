@@ -25,6 +25,7 @@ mod handed_over;
 mod live;
 mod moves;
 mod rehearsal;
+mod tallied;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -51,7 +52,8 @@ use crate::step::run::infer;
 use handed_over::HandedOver;
 pub use moves::{Moves, WeightsRead};
 use rehearsal::Rehearsal;
-use tally::{Tallied, Tally};
+use tallied::Tallied;
+use tally::Tally;
 pub use timeline::Moment;
 
 /// A rectangle of tokens: samples, and the longest source and target among them.
@@ -344,6 +346,12 @@ impl Counter {
         StepCount { parameters, packed, on_host: tallied.on_host.max(head.on_host), ..live }
     }
 
+    /// Bytes that a step on a device holds at its peak above [`Counter::step`] where micro-batches are recorded ([`Levers::repeats`]).
+    pub fn recorded_beside(&self, batch: Shape, levers: &Levers) -> u64 {
+        let micro = Shape { samples: levers.micro_batch_samples.clamp(1, batch.samples.max(1)), ..batch };
+        self.tally(batch, levers).recorded_beside(&self.rehearsal_of(levers).head(micro, levers.loss_chunk_rows))
+    }
+
     /// Bytes that a step writes to files, and reads once or twice; weights that are changed in a file are not in it.
     pub fn written(&self, batch: Shape, levers: &Levers) -> u64 {
         self.tally(batch, levers).written
@@ -360,7 +368,7 @@ impl Counter {
     }
 
     fn tally(&self, batch: Shape, levers: &Levers) -> Tallied {
-        let alike = Levers { loss_chunk_rows: 0, ..*levers };
+        let alike = Levers { loss_chunk_rows: 0, repeats: false, ..*levers };
         if let Some(tallied) = self.tallies.borrow_mut().of(batch, &alike) {
             return tallied;
         }

@@ -90,6 +90,21 @@ impl<T: Ops> Gradients<T> {
         self.slots.iter().enumerate().filter_map(|(index, slot)| Some((index, slot.gradient()?)))
     }
 
+    /// Each parameter's accumulator, if there is one, and whether nothing has been added to it.
+    pub(crate) fn accumulators(&self) -> impl Iterator<Item = (Option<&T>, bool)> {
+        self.slots.iter().map(|slot| (slot.accumulator.as_ref(), slot.empty))
+    }
+
+    /// Which accumulators are empty, in the model's order.
+    pub(crate) fn are_empty(&self) -> Vec<bool> {
+        self.slots.iter().map(|slot| slot.empty).collect()
+    }
+
+    /// Says which accumulators are empty.
+    pub(crate) fn set_empty(&mut self, empty: &[bool]) {
+        self.slots.iter_mut().zip(empty).for_each(|(slot, empty)| slot.empty = *empty);
+    }
+
     /// Empties every accumulator and keeps its memory for the next optimizer batch.
     pub fn clear(&mut self) {
         for slot in &mut self.slots {

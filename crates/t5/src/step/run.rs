@@ -3,6 +3,7 @@
 //! It is written over [`Ops`]: on tensors it is the step, on counted tensors its rehearsal. Whoever trains sees the step
 //! through an [`Observer`]: gradients to be measured, the decision, gradients to be applied.
 
+pub(crate) mod rounds;
 mod sums;
 
 use std::collections::HashSet;
@@ -23,6 +24,7 @@ use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Files, Ops};
 use crate::parameters::{Parameter, Part};
+use rounds::Repeats;
 
 /// The memory of a micro-batch between events.
 #[derive(Debug)]
@@ -43,6 +45,28 @@ struct Slot<T: Ops> {
     source: SourceGradient<T>,
     /// Gradient of the position bias.
     dbias: Option<T>,
+}
+
+impl<T: Ops> Slot<T> {
+    fn new(network: &Network<T>) -> Self {
+        Slot {
+            bias: [None, None],
+            x: None,
+            encoded: None,
+            saved: [false, true].map(|decoder| (0..=network.stack(decoder).blocks.len()).map(|_| None).collect()),
+            dz: None,
+            dx: None,
+            source: SourceGradient::NotWanted,
+            dbias: None,
+        }
+    }
+
+    /// The same memory of what forward keeps for backward, and nothing else.
+    fn kept(&self) -> Self {
+        let Slot { bias, encoded, saved, .. } = self;
+        let (bias, encoded, saved) = (bias.clone(), encoded.clone(), saved.clone());
+        Slot { bias, x: None, encoded, saved, dz: None, dx: None, source: SourceGradient::NotWanted, dbias: None }
+    }
 }
 
 /// The gradient of a stack's first activations, which waits for the table's gradient.
@@ -73,6 +97,8 @@ pub(crate) struct Step<'a, T: Ops> {
     /// Parameters whose gradients are summed meanwhile.
     on_their_way: HashSet<usize>,
     loss_sum: f64,
+    /// Whoever has micro-batches launched that repeat.
+    repeats: Option<&'a dyn Repeats<T>>,
 }
 
 /// Where the files of a step lie, and for which tensors there are any.
@@ -97,16 +123,6 @@ impl<'a, T: Ops> Step<'a, T> {
         batches: &'a [MicroBatch<T>],
         offload: Option<Offload>,
     ) -> Result<Self> {
-        let slot = |_: &MicroBatch<T>| Slot {
-            bias: [None, None],
-            x: None,
-            encoded: None,
-            saved: [false, true].map(|decoder| (0..=network.stack(decoder).blocks.len()).map(|_| None).collect()),
-            dz: None,
-            dx: None,
-            source: SourceGradient::NotWanted,
-            dbias: None,
-        };
         let files = |is_wanted: fn(&Offload) -> bool| {
             let offload = offload.as_ref().filter(|offload| is_wanted(offload));
             let spill = |offload: &Offload| network.shared.tensor.spill(offload.files, offload.copies_overlap);
@@ -117,7 +133,7 @@ impl<'a, T: Ops> Step<'a, T> {
             parameters,
             cx: *cx,
             batches,
-            slots: batches.iter().map(slot).collect(),
+            slots: batches.iter().map(|_| Slot::new(network)).collect(),
             activations: files(|offload| offload.activations)?.unwrap_or_else(Store::in_memory),
             gradients: files(|offload| offload.gradients)?,
             copies_overlap: offload.is_some_and(|offload| offload.copies_overlap),
@@ -127,7 +143,13 @@ impl<'a, T: Ops> Step<'a, T> {
             received: HashSet::new(),
             on_their_way: HashSet::new(),
             loss_sum: 0.0,
+            repeats: None,
         })
+    }
+
+    /// Has micro-batches launched that repeat. Everything is in memory all along.
+    pub fn repeating(self, repeats: &'a dyn Repeats<T>) -> Self {
+        Step { repeats: Some(repeats), ..self }
     }
 
     /// The sum of all token losses so far.
@@ -188,6 +210,28 @@ impl<'a, T: Ops> Step<'a, T> {
     /// # Errors
     /// A failed operation, a file that cannot be written or read, and those of the observer.
     pub fn run<E: From<Error>>(
+        &mut self,
+        events: &[Event],
+        grads: &mut Gradients<T>,
+        observer: &mut dyn Observer<T, E>,
+    ) -> Result<bool, E> {
+        let mut rest = events;
+        while !rest.is_empty() {
+            let round = self.repeats.and_then(|repeats| Some((repeats, rounds::span(rest)?)));
+            let (now, later) = rest.split_at(round.map_or(1, |(_, span)| span.events));
+            let goes_on = match round {
+                Some((repeats, span)) => self.go_round(repeats, (span, now), grads, observer)?,
+                None => self.carry_out_each(now, grads, observer)?,
+            };
+            if !goes_on {
+                return Ok(false);
+            }
+            rest = later;
+        }
+        Ok(true)
+    }
+
+    fn carry_out_each<E: From<Error>>(
         &mut self,
         events: &[Event],
         grads: &mut Gradients<T>,
@@ -294,12 +338,7 @@ impl<'a, T: Ops> Step<'a, T> {
                     self.copy()?;
                 }
             }
-            Event::Finish { of } => {
-                for slot in &mut self.slots[of.clone()] {
-                    slot.bias = [None, None];
-                    (slot.encoded, slot.dx, slot.source) = (None, None, SourceGradient::NotWanted);
-                }
-            }
+            Event::Finish { of } => self.finish(of.clone()),
             Event::HandOver { part, stage, then } => self.hand_over(*part, *stage, *then, grads, observer)?,
             Event::ReleaseSpare => grads.release_spare(),
             Event::EnterEmbedding => {
@@ -404,6 +443,13 @@ impl<'a, T: Ops> Step<'a, T> {
             slot.dbias = None;
         }
         Ok(())
+    }
+
+    fn finish(&mut self, of: Range<usize>) {
+        for slot in &mut self.slots[of] {
+            slot.bias = [None, None];
+            (slot.encoded, slot.dx, slot.source) = (None, None, SourceGradient::NotWanted);
+        }
     }
 
     fn backward(&mut self, i: usize, way: &Backward, grads: &mut Gradients<T>) -> Result<()> {

@@ -5,7 +5,8 @@ use serde_json::Value;
 use super::finding::Finding;
 
 /// The program's own variables, and those of its libraries and of the hub, that change what a run does.
-const VARIABLES: [&str; 10] = [
+const VARIABLES: [&str; 11] = [
+    "LOW_MEM_T5_GRAPHS",
     "LOW_MEM_T5_ISA",
     "LOW_MEM_T5_PRICES",
     "RAYON_NUM_THREADS",

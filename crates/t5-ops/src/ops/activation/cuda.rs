@@ -1,12 +1,11 @@
 //! The activation on a card.
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Error, Result, Tensor, bail};
 
 use super::Activation;
-use crate::cuda::{Kernel, Module, suffix, threads_along, unwritten};
+use crate::cuda::{Kernel, Module, overlap, suffix, threads_along, unwritten};
 use crate::ops::dropout::Dropout;
 use crate::ops::dropout::cuda::{Mask, grid, samples};
-use crate::storage::share_storage;
 
 /// Its number among the kernels.
 fn number(a: Activation) -> i32 {
@@ -47,8 +46,10 @@ pub(super) fn feed_forward_activation_backward(
 ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
     const OP: &str = "feed_forward_activation_backward";
     let (gate, up, dh) = (gate.contiguous()?, up.map(|up| up.contiguous()).transpose()?, dh.contiguous()?);
-    if share_storage(&gate, &dh) || up.as_ref().is_some_and(|up| share_storage(up, &dh) || share_storage(up, &gate)) {
-        bail!("{OP}: expected gate, up and dh in separate storage")
+    let of_up = |up: &Tensor| Ok::<_, Error>(overlap(up, &dh)? || overlap(up, &gate)?);
+    let others_overlap = up.as_ref().map_or(Ok(false), of_up)?;
+    if overlap(&gate, &dh)? || others_overlap {
+        bail!("{OP}: expected gate, up and dh in separate memory")
     }
     let (grid, width) = grid(&gate)?;
     let samples = samples(d, gate.device())?;

@@ -5,7 +5,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::{Attended, Attention, MOST_HEAD_ON_DEVICE, Sizes};
-use crate::cuda::{Kernel, Module, count, rows_address, suffix, takes_alike, unwritten, uploaded};
+use crate::cuda::{Kernel, Module, count, recording, rows_address, suffix, takes_alike, unwritten, uploaded};
 use crate::ops::decoding::Position;
 use crate::ops::dropout::cuda::{Mask, samples};
 use crate::ops::dropout::{Dropout, active};
@@ -109,7 +109,7 @@ pub(super) fn attention_of_few(
     let lse = unwritten((s.batch, s.heads, s.queries), DType::F32, device)?;
     // The rows of a cache have one length, which changes with each token.
     let mut length = a.key_lengths.first().map_or(0, |&length| length.min(s.keys));
-    let are_alike = a.key_lengths.iter().all(|other| (*other).min(s.keys) == length);
+    let are_alike = !recording::changes_lists() && a.key_lengths.iter().all(|other| (*other).min(s.keys) == length);
     let lengths = if are_alike { None } else { Some(lengths(a, s, device)?) };
     let on_card = at.and_then(|at| Some((at.number, at.on_card?)));
     if let Some((number, _)) = on_card {
@@ -166,6 +166,9 @@ struct Lists<'a> {
 
 /// The keys of each sequence, on the card.
 fn lengths(a: &Attention, s: &Sizes, device: &Device) -> Result<Tensor> {
+    if let Some(place) = recording::place_of(a.key_lengths) {
+        return Ok(place);
+    }
     // More keys than there are count as all of them.
     let lengths: Vec<u32> = a.key_lengths.iter().map(|&length| length.min(s.keys) as u32).collect();
     uploaded(&lengths, device)

@@ -126,7 +126,7 @@ fn needs_on_device(
     let logits = cells * size_of::<f32>() as u64;
     // Of a chunk: its rows, losses and their sum; and the rows of its gradient. Two lists say which rows these are, and their labels.
     let of_chunk =
-        Calls { launches: 3 + u64::from(with_gradients), products: products as u64, uploads: 2, downloads: 0 };
+        Calls { launches: 3 + u64::from(with_gradients), products: products as u64, uploads: 2, ..Calls::default() };
     let once = Calls { downloads: 1, ..linear::casts(w, x) };
     let calls = of_chunk * rows.div_ceil(chunk_rows.max(1)) as u64 + once;
     Needs::bytes(needs::cast(needs::elements([vocabulary, width]), w, x) + of_rows + logits + gradients)

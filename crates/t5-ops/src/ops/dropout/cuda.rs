@@ -2,10 +2,9 @@
 
 use candle_core::{Device, Result, Tensor};
 
-use super::Dropout;
-use crate::cuda::{Kernel, Module, suffix, threads_along, unwritten, uploaded};
+use super::{Dropout, key_of_step};
+use crate::cuda::{Kernel, Module, changing, recording, suffix, threads_along, unwritten};
 use crate::dispatch::rows_and_width;
-use crate::keys::mix;
 
 /// What kernels know of a dropout.
 #[repr(C)]
@@ -15,18 +14,21 @@ pub(crate) struct Mask {
     site: u32,
     threshold: u32,
     scale: f32,
+    /// Where the card has the step of launches that are recorded.
+    step_on_card: u64,
 }
 
 impl Mask {
     /// One that drops nothing where there is no dropout.
     pub(crate) fn of(d: Option<&Dropout>) -> Self {
         match d {
-            None => Self { step: 0, site: 0, threshold: 0, scale: 1.0 },
+            None => Self { step: 0, site: 0, threshold: 0, scale: 1.0, step_on_card: 0 },
             Some(d) => Self {
-                step: mix(d.seed ^ mix(d.step.wrapping_add(1))),
+                step: key_of_step(d.seed, d.step),
                 site: d.site,
                 threshold: d.threshold(),
                 scale: d.scale() as f32,
+                step_on_card: recording::key().unwrap_or(0),
             },
         }
     }
@@ -34,7 +36,7 @@ impl Mask {
 
 /// The samples of a dropout, if there is one.
 pub(crate) fn samples(d: Option<&Dropout>, device: &Device) -> Result<Option<Tensor>> {
-    d.map(|d| uploaded(d.samples, device)).transpose()
+    d.map(|d| changing(d.samples, device)).transpose()
 }
 
 /// Blocks for the rows of `x`: its positions by its sequences; without dropout they are alike.

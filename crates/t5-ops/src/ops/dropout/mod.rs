@@ -24,6 +24,11 @@ use crate::needs::Needs;
 use crate::random_mask::{RowKey, RowMask, hash};
 use crate::storage::elements;
 
+/// The key of all masks of an optimizer step.
+pub(crate) fn key_of_step(seed: u64, step: u64) -> u64 {
+    mix(seed ^ mix(step.wrapping_add(1)))
+}
+
 /// One place of the model at which dropout is applied, at one optimizer step.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout<'a> {
@@ -75,7 +80,7 @@ impl Dropout<'_> {
     }
 
     fn key(&self, index: usize, coordinate: u64) -> RowKey {
-        let key = mix(self.seed ^ mix(self.step.wrapping_add(1)));
+        let key = key_of_step(self.seed, self.step);
         let key = mix(key ^ ((u64::from(self.site) << 32) | u64::from(self.samples[index])));
         RowKey::of(mix(key ^ coordinate))
     }

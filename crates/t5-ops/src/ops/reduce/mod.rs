@@ -7,7 +7,7 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{DType, Device, Result, Tensor, bail};
 
 use crate::dispatch::Path;
 use crate::needs::Needs;
@@ -24,8 +24,22 @@ pub(crate) fn square_sum(x: &Tensor) -> Result<f64> {
 pub fn zero(x: &Tensor) -> Result<()> {
     match Path::of(&[x]).provided(x.is_contiguous()) {
         Path::Cpu => cpu::zero(x),
+        #[cfg(feature = "cuda")]
+        Path::Device if crate::cuda::takes([x]) && x.is_contiguous() => crate::cuda::set_to_zero(x),
         Path::Reference | Path::Device => x.zero_set(),
     }
+}
+
+/// A tensor of zeros.
+///
+/// # Errors
+/// No memory.
+pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if device.is_cuda() {
+        return crate::cuda::zeros(shape, dtype, device);
+    }
+    Tensor::zeros(shape, dtype, device)
 }
 
 /// Adds `x` to `sum`, element by element, in place. Values of bf16 are added in f32 and rounded to nearest.

@@ -1,8 +1,9 @@
 //! The requests of a step to a card: its events are carried out once on counted tensors, micro-batch by micro-batch.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 
-use t5_ops::{Calls, Needs, Path, SquareSums};
+use t5_ops::{Calls, Needs, Path, SquareSums, Turn};
 
 use super::{Counter, Shape};
 use crate::error::{Error, Result};
@@ -13,6 +14,7 @@ use crate::parameters::ParameterSpec;
 use crate::step::gradients::Gradients;
 use crate::step::observer::Observer;
 use crate::step::run::Step;
+use crate::step::run::rounds::{Repeats, Round};
 
 /// What whoever trains needs for gradients that are handed over together: to be measured, and to be applied.
 type Needed<'a> = &'a dyn Fn(&[&ParameterSpec]) -> [Needs; 2];
@@ -43,7 +45,9 @@ impl Counter {
         let mut update =
             Update { specs: &specs, needed, is_decided: false, waiting: Vec::new(), calls: Calls::default() };
         ledger.begin();
+        let recorded = Recorded { ledger, inside: Cell::default(), graphs: Cell::default() };
         let step = Step::new(rehearsal.network(), rehearsal.parameters(), &cx, &batches, None);
+        let step = step.map(|step| if levers.repeats { step.repeating(&recorded) } else { step });
         let events = outline.training(batches.len());
         let run = step.and_then(|mut step| step.run(&events, &mut gradients, &mut update));
         run.expect("counting cannot fail");
@@ -52,8 +56,61 @@ impl Counter {
         let totals = SquareSums::totals_needs(Path::Device, self.trained.specs().len()).calls;
         let copies = if levers.weight_copies { self.copied_weights().tensors } else { 0 };
         let copies = t5_ops::narrow_each_needs(Path::Device, copies).calls;
-        ledger.calls() + of_batches + update.calls + totals + copies
+        ledger.calls() - recorded.inside.get() + of_batches + recorded.beside() + update.calls + totals + copies
     }
+}
+
+/// Counts the requests of micro-batches that are recorded: those of each phase are one graph.
+#[derive(Debug)]
+struct Recorded<'a> {
+    ledger: &'a Ledger,
+    /// Requests within graphs.
+    inside: Cell<Calls>,
+    graphs: Cell<u64>,
+}
+
+impl Recorded<'_> {
+    /// What takes their place: of each micro-batch two graphs, and an upload of its numbers.
+    fn beside(&self) -> Calls {
+        let graphs = self.graphs.get();
+        Calls { graphs, uploads: graphs / 2, ..Calls::default() }
+    }
+}
+
+impl Repeats<Counted> for Recorded<'_> {
+    fn begin(&self, _: &Round<Counted>) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn phase(&self, work: &mut dyn FnMut(Turn) -> Result<()>) -> Result<bool> {
+        let before = self.ledger.calls();
+        work(Turn::Work)?;
+        self.inside.set(self.inside.get() + (self.ledger.calls() - before));
+        self.graphs.set(self.graphs.get() + 1);
+        Ok(true)
+    }
+
+    fn aside(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        work()
+    }
+
+    fn leave(&self, x: Option<Counted>) -> Result<Option<Counted>> {
+        Ok(x)
+    }
+
+    fn enter(&self, x: Counted) -> Result<Counted> {
+        Ok(x)
+    }
+
+    fn is_recorded_now(&self) -> bool {
+        false
+    }
+
+    fn left_behind(&self) -> Option<Vec<bool>> {
+        None
+    }
+
+    fn end(&self, _: Option<Vec<bool>>) {}
 }
 
 /// A micro-batch whose lists are like no other's.

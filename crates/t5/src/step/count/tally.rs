@@ -4,70 +4,15 @@ use std::rc::Rc;
 
 use super::live::Live;
 use super::rehearsal::{BackwardScene, Cost, Scene, Source};
+use super::tallied::Tallied;
 use super::timeline::Noted;
-use super::{Counter, Shape, StepCount};
+use super::{Counter, Shape};
 use crate::costs::WeightsOnDisk;
 use crate::levers::Levers;
 use crate::ops::Kept;
 use crate::parameters::{ParameterSpec, Part};
 use crate::step::reach::Keep;
 use crate::step::schedule::{Backward, Event, Outline, Stage, Then, ToEmbedding, Unit};
-
-/// What a tally found, but for the chunk of logits.
-#[derive(Clone, Debug)]
-pub(super) struct Tallied {
-    /// The moment of the peak, the loss apart.
-    peak: Live,
-    /// The moment of the loss.
-    head: Live,
-    /// Alive between forward and backward.
-    pub saved: u64,
-    pub written: u64,
-    /// Gradients among what is written.
-    pub gradients_written: u64,
-    /// The most of activations and gradients that wait in files at a time.
-    pub waiting: u64,
-    pub packed: Kept,
-    pub on_host: u64,
-    /// Of weights in a file, what each micro-batch reads where they come one by one.
-    pub paged_in: u64,
-}
-
-impl Tallied {
-    /// The moment of the peak, where the head costs so much.
-    pub fn peak_with(&self, head: &Cost) -> Peak {
-        let workspace = self.head.workspace + head.extra - head.loss;
-        let head = Live { loss: head.loss, workspace, ..self.head };
-        let live = if head.total() > self.peak.total() { head } else { self.peak };
-        Peak { live, saved: self.saved, loss: head.loss, weights: live.weights }
-    }
-}
-
-/// A step at its peak.
-pub(super) struct Peak {
-    live: Live,
-    saved: u64,
-    loss: u64,
-    pub weights: u64,
-}
-
-impl Peak {
-    pub fn total(&self) -> u64 {
-        self.live.total()
-    }
-
-    /// As rows. Micro-batch-major they say what is alive between forward and backward, what the loss takes, and what the peak
-    /// has beyond these.
-    pub fn rows(&self, is_micro_batch_major: bool) -> StepCount {
-        let Live { activations, gradients, loss, workspace, .. } = self.live;
-        let row = StepCount { activations, gradients, loss, workspace, ..StepCount::default() };
-        if !is_micro_batch_major {
-            return row;
-        }
-        let workspace = (activations + loss + workspace).saturating_sub(self.saved + self.loss);
-        StepCount { activations: self.saved, loss: self.loss, workspace, ..row }
-    }
-}
 
 /// Shape and bytes of an accumulator: one that was put aside serves another of its kind.
 type Kind<'a> = (&'a [usize], u64);
@@ -84,6 +29,8 @@ pub(super) struct Tally<'a> {
     weights: Rc<WeightsOnDisk>,
     live: Live,
     peak: Live,
+    passes: Live,
+    handed_over: u64,
     head: Live,
     saved: u64,
     written: u64,
@@ -120,8 +67,20 @@ impl<'a> Tally<'a> {
         let tally = Tally::through(counter, outline, batch, levers, None);
         let Tally { peak, head, saved, written, gradients_written, most_in_files: waiting, packed, on_host, .. } =
             tally;
-        let paged_in = tally.paged_in;
-        Tallied { peak, head, saved, written, gradients_written, waiting, packed, on_host, paged_in }
+        let Tally { paged_in, passes, handed_over, .. } = tally;
+        Tallied {
+            peak,
+            passes,
+            handed_over,
+            head,
+            saved,
+            written,
+            gradients_written,
+            waiting,
+            packed,
+            on_host,
+            paged_in,
+        }
     }
 
     /// The same from moment to moment, the head with its chunk of logits.
@@ -151,6 +110,8 @@ impl<'a> Tally<'a> {
             weights: counter.weights_on_disk(levers),
             live: Live::default(),
             peak: Live::default(),
+            passes: Live::default(),
+            handed_over: 0,
             head: Live::default(),
             saved: 0,
             written: 0,
@@ -182,9 +143,14 @@ impl<'a> Tally<'a> {
             tally.add_and_note(event);
         }
         if levers.layer_major.is_none() {
+            tally.passes = std::mem::take(&mut tally.peak);
             // When the last micro-batch is through, gradients are measured and applied.
             for stage in [Stage::Measure, Stage::Apply] {
                 tally.hands_over(None, stage);
+            }
+            tally.handed_over = tally.peak.total().saturating_sub(tally.peak.gradients);
+            if tally.passes.total() >= tally.peak.total() {
+                tally.peak = tally.passes;
             }
         }
         tally

@@ -1,0 +1,176 @@
+//! How long tensors of recorded work live, and where in one arena they have room: two that live at the same time lie apart.
+//!
+//! Work is measured launch by launch. A tensor lives from the launch before which it is taken to the last launch that is given an address
+//! in it. Nobody has to say when it is dropped.
+
+use std::collections::BTreeMap;
+
+/// Elements that a tensor in an arena begins at: the alignment that any kernel or product may want.
+pub(super) const ALIGNMENT: usize = 64;
+/// Kinds of elements, each with an arena of its own.
+pub(super) const KINDS: usize = 2;
+/// Elements of each kind.
+pub(super) type Sizes = [usize; KINDS];
+
+/// A tensor of the work: its elements, and the launches from its first to its last.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Life {
+    pub kind: usize,
+    pub elements: usize,
+    pub first: u64,
+    pub last: u64,
+}
+
+/// The tensors of the work in the order in which they are taken.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lives {
+    all: Vec<Life>,
+    /// Where each one lies that was taken last there: from its first byte, its end and its number.
+    at: BTreeMap<u64, (u64, usize)>,
+    launches: u64,
+}
+
+impl Lives {
+    /// A tensor is taken, with memory of `bytes` from `address`.
+    pub(super) fn take(&mut self, kind: usize, elements: usize, address: u64, bytes: u64) {
+        let end = address + bytes;
+        // Others whose memory this was are gone.
+        while let Some((&from, _)) = self.at.range(..end).next_back().filter(|(_, (until, _))| *until > address) {
+            self.at.remove(&from);
+        }
+        self.at.insert(address, (end, self.all.len()));
+        self.all.push(Life { kind, elements, first: self.launches, last: self.launches });
+    }
+
+    /// The next launch is given an address.
+    pub(super) fn use_at(&mut self, address: u64) {
+        let found = self.at.range(..=address).next_back().filter(|(_, (end, _))| address < *end);
+        if let Some((_, &(_, number))) = found {
+            self.all[number].last = self.launches;
+        }
+    }
+
+    pub(super) fn launch(&mut self) {
+        self.launches += 1;
+    }
+
+    pub(super) fn all(&self) -> &[Life] {
+        &self.all
+    }
+
+    /// Whether this is the same work as the one that was measured, as far as it has come.
+    pub(super) fn follows(&self, measured: &Lives) -> bool {
+        let same = |(now, then): (&Life, &Life)| Life { last: then.last, ..*now } == *then && now.last <= then.last;
+        self.all.len() <= measured.all.len() && self.all.iter().zip(&measured.all).all(same)
+    }
+
+    /// The first element of each tensor in the arena of its kind, and the elements that these arenas have.
+    pub(super) fn places(&self) -> (Vec<usize>, Sizes) {
+        // Large ones choose first, or those that take much for long: no order is the best for all work.
+        let area = |life: &Life| life.elements as u64 * (life.last - life.first + 1);
+        let by = |key: &dyn Fn(&Life) -> u64| {
+            let mut order: Vec<usize> = (0..self.all.len()).collect();
+            order.sort_by_key(|&number| std::cmp::Reverse((key(&self.all[number]), number)));
+            self.placed(&order)
+        };
+        let ways = [by(&|life| life.elements as u64), by(&area), by(&|life| life.last - life.first)];
+        let least = |kind: usize| (0..ways.len()).min_by_key(|&way| ways[way].1[kind]).unwrap_or(0);
+        let least: [usize; KINDS] = std::array::from_fn(least);
+        let place = |(number, life): (usize, &Life)| ways[least[life.kind]].0[number];
+        let places = self.all.iter().enumerate().map(place).collect();
+        (places, std::array::from_fn(|kind| ways[least[kind]].1[kind]))
+    }
+
+    /// The same where tensors choose in this order: each the first place that is free for as long as it lives.
+    fn placed(&self, order: &[usize]) -> (Vec<usize>, Sizes) {
+        let (mut places, mut sizes) = (vec![0; self.all.len()], Sizes::default());
+        let mut placed: [Vec<usize>; KINDS] = Default::default(); // by place
+        for &number in order {
+            let life = self.all[number];
+            let mut from = 0;
+            let beside = |other: &Life| other.first <= life.last && life.first <= other.last;
+            for &other in placed[life.kind].iter().filter(|&&other| beside(&self.all[other])) {
+                if places[other] >= from + life.elements {
+                    break;
+                }
+                from = from.max((places[other] + self.all[other].elements).next_multiple_of(ALIGNMENT));
+            }
+            places[number] = from;
+            sizes[life.kind] = sizes[life.kind].max(from + life.elements);
+            let position = placed[life.kind].partition_point(|&other| places[other] <= from);
+            placed[life.kind].insert(position, number);
+        }
+        (places, sizes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lives of one kind: (elements, first, last).
+    fn lives(all: &[(usize, u64, u64)]) -> Lives {
+        let life = |&(elements, first, last): &(usize, u64, u64)| Life { kind: 0, elements, first, last };
+        Lives { all: all.iter().map(life).collect(), ..Lives::default() }
+    }
+
+    #[test]
+    fn tensors_that_live_at_the_same_time_lie_apart_and_others_share() {
+        let mut bits = 7u64;
+        for count in [1, 2, 5, 40, 200] {
+            let mut next = |most: u64| {
+                bits = crate::keys::mix(bits);
+                bits % most
+            };
+            let all: Vec<_> = (0..count).map(|i| (1 + next(900) as usize, i, i + next(6))).collect();
+            let work = lives(&all);
+            let (places, sizes) = work.places();
+            for (i, a) in work.all().iter().enumerate() {
+                assert!(places[i] % ALIGNMENT == 0 && places[i] + a.elements <= sizes[0]);
+                for (j, b) in work.all().iter().enumerate().skip(i + 1) {
+                    let apart = places[i] + a.elements <= places[j] || places[j] + b.elements <= places[i];
+                    assert!(apart || a.last < b.first || b.last < a.first, "{a:?} and {b:?}");
+                }
+            }
+            // No more than a tenth above what lives at one time, and an alignment for each.
+            let held =
+                |at: u64| all.iter().filter(move |(_, first, last)| (*first..=*last).contains(&at)).map(|one| one.0);
+            let most = (0..count + 6).map(|at| held(at).map(|n| n + ALIGNMENT).sum::<usize>()).max().unwrap();
+            assert!(sizes[0] <= most + most / 10 + 900, "{} for {most} of {count}", sizes[0]);
+        }
+    }
+
+    #[test]
+    fn a_tensor_lives_until_the_last_launch_that_is_given_an_address_in_it() {
+        let mut seen = Lives::default();
+        seen.take(0, 64, 1000, 256);
+        seen.launch();
+        seen.take(0, 64, 2000, 256);
+        seen.use_at(1255);
+        seen.use_at(1256);
+        seen.launch();
+        // The first one is gone, and another one has a part of its memory.
+        seen.take(1, 16, 1100, 32);
+        seen.use_at(1000);
+        seen.use_at(1110);
+        seen.use_at(999);
+        let of = |number: usize| (seen.all()[number].first, seen.all()[number].last);
+        assert_eq!([of(0), of(1), of(2)], [(0, 1), (1, 1), (2, 2)]);
+    }
+
+    #[test]
+    fn other_work_does_not_follow_what_was_measured() {
+        let measured = lives(&[(8, 0, 3), (4, 1, 1)]);
+        for (now, follows) in [
+            (vec![], true),
+            (vec![(8, 0, 2)], true),
+            (vec![(8, 0, 3), (4, 1, 1)], true),
+            (vec![(8, 0, 4)], false),
+            (vec![(9, 0, 3)], false),
+            (vec![(8, 0, 3), (4, 2, 2)], false),
+            (vec![(8, 0, 3), (4, 1, 1), (4, 1, 1)], false),
+        ] {
+            assert_eq!(lives(&now).follows(&measured), follows, "{now:?}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Micro-batches that repeat, on a card: the launches of forward become one, and those of backward.
+//!
+//! The head lies between them. It computes rows that have a label, and there are others each time, and its loss is read.
+
+use std::cell::RefCell;
+use std::fmt::Debug;
+
+use candle_core::{DType, Tensor};
+use t5_ops::{Changing, Rounds, Turn};
+
+use super::{Slot, Step};
+use crate::context::StepContext;
+use crate::error::{Error, Result};
+use crate::micro_batch::MicroBatch;
+use crate::ops::Ops;
+use crate::parameters::Parameter;
+use crate::step::gradients::Gradients;
+use crate::step::observer::Observer;
+use crate::step::schedule::Event;
+
+/// Which micro-batches are alike: they have the same launches.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Kind {
+    /// Samples, and the longest source and target among them.
+    sizes: [usize; 3],
+    activations: DType,
+    /// Probabilities, by their bits.
+    dropouts: [u64; 2],
+    recompute_blocks: usize,
+    events: usize,
+    /// Whether each parameter has an accumulator, and whether nothing has been added to it.
+    gradients: Vec<[bool; 2]>,
+}
+
+/// Recorded micro-batches. What they leave beside tensors: which gradients are empty.
+pub(crate) type MicroBatches = RefCell<Rounds<Kind, Vec<bool>>>;
+
+/// A micro-batch that goes forward and backward.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Round<'r, T> {
+    batch: &'r MicroBatch<T>,
+    cx: &'r StepContext,
+    parameters: &'r [Parameter<T>],
+    gradients: &'r Gradients<T>,
+    events: usize,
+}
+
+/// Whoever has launches repeated: a card. See [`t5_ops::Rounds`].
+pub(crate) trait Repeats<T>: Debug {
+    /// False: this one is nothing but done.
+    fn begin(&self, round: &Round<T>) -> Result<bool>;
+    fn phase(&self, work: &mut dyn FnMut(Turn) -> Result<()>) -> Result<bool>;
+    fn aside(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+    fn leave(&self, x: Option<T>) -> Result<Option<T>>;
+    fn enter(&self, x: T) -> Result<T>;
+    fn is_recorded_now(&self) -> bool;
+    fn left_behind(&self) -> Option<Vec<bool>>;
+    fn end(&self, leaves: Option<Vec<bool>>);
+}
+
+impl Kind {
+    fn of(round: &Round<Tensor>) -> Self {
+        let Round { batch, cx, gradients, events, .. } = *round;
+        let [samples, source_tokens] = [0, 1].map(|side| batch.ids(false).dims()[side]);
+        Self {
+            sizes: [samples, source_tokens, batch.ids(true).dims()[1]],
+            activations: cx.activations,
+            dropouts: [cx.dropout.to_bits(), cx.adapter_dropout.to_bits()],
+            recompute_blocks: cx.recompute_blocks,
+            events,
+            gradients: gradients.accumulators().map(|(sum, is_empty)| [sum.is_some(), is_empty]).collect(),
+        }
+    }
+}
+
+impl Repeats<Tensor> for MicroBatches {
+    fn begin(&self, round: &Round<Tensor>) -> Result<bool> {
+        let Round { batch, cx, .. } = *round;
+        let lengths = [batch.lengths(false), batch.lengths(true)];
+        let (tensors, samples) = ([batch.ids(false), batch.ids(true)], batch.samples.as_slice());
+        let changing = Changing { tensors: &tensors, lengths, samples, seed: cx.seed, step: cx.step };
+        let weights = round.parameters.iter().map(|parameter| &parameter.tensor);
+        let gradients = round.gradients.accumulators().filter_map(|(sum, _)| sum);
+        let lies = weights.chain(gradients).map(Tensor::id).collect();
+        Ok(self.borrow_mut().begin(Kind::of(round), lies, &changing)?)
+    }
+
+    fn phase(&self, work: &mut dyn FnMut(Turn) -> Result<()>) -> Result<bool> {
+        self.borrow_mut().phase(work)
+    }
+
+    fn aside(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.borrow_mut().aside(work)
+    }
+
+    fn leave(&self, x: Option<Tensor>) -> Result<Option<Tensor>> {
+        Ok(self.borrow_mut().leave(x)?)
+    }
+
+    fn enter(&self, x: Tensor) -> Result<Tensor> {
+        Ok(self.borrow_mut().enter(x)?)
+    }
+
+    fn is_recorded_now(&self) -> bool {
+        self.borrow().is_recorded_now()
+    }
+
+    fn left_behind(&self) -> Option<Vec<bool>> {
+        self.borrow().left_behind().cloned()
+    }
+
+    fn end(&self, leaves: Option<Vec<bool>>) {
+        self.borrow_mut().end(leaves);
+    }
+}
+
+/// The events of one micro-batch from the first embedding to the end of its backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    micro_batch: usize,
+    head: usize,
+    /// How many there are.
+    pub(super) events: usize,
+}
+
+/// The micro-batch with which these events begin, where it is alone and nothing else comes between its events.
+pub(super) fn span(events: &[Event]) -> Option<Span> {
+    let Some(Event::Embed { decoder: false, of }) = events.first() else { return None };
+    let goes_up = |event: &Event| match event {
+        Event::Embed { of: other, .. } | Event::Forward { of: other, in_memory: true, .. } => other == of,
+        _ => false,
+    };
+    let goes_down = |event: &Event| match event {
+        Event::Begin { of: other, is_last_use: true, .. } => other == of,
+        Event::Backward(way) => way.of == *of,
+        _ => false,
+    };
+    let head = events.iter().position(|event| !goes_up(event))?;
+    let behind = events[head + 1..].iter().position(|event| !goes_down(event))?;
+    let is_head = matches!(&events[head], Event::Head { of: other } if other == of);
+    let is_end = matches!(&events[head + 1 + behind], Event::Finish { of: other } if other == of);
+    let is_one = of.len() == 1 && is_head && is_end;
+    is_one.then_some(Span { micro_batch: of.start, head, events: head + behind + 2 })
+}
+
+impl<T: Ops> Step<'_, T> {
+    /// Carries out the events of a micro-batch, or has them launched.
+    pub(super) fn go_round<E: From<Error>>(
+        &mut self,
+        repeats: &dyn Repeats<T>,
+        (span, events): (Span, &[Event]),
+        gradients: &mut Gradients<T>,
+        observer: &mut dyn Observer<T, E>,
+    ) -> Result<bool, E> {
+        let (batch, cx, parameters) = (&self.batches[span.micro_batch], &self.cx, self.parameters);
+        if !repeats.begin(&Round { batch, cx, parameters, gradients, events: events.len() })? {
+            return self.carry_out_each(events, gradients, observer);
+        }
+        let result = self.in_phases(repeats, (span, events), gradients, observer);
+        let leaves = matches!(result, Ok(true)).then(|| gradients.are_empty());
+        repeats.end(leaves);
+        result
+    }
+
+    fn in_phases<E: From<Error>>(
+        &mut self,
+        repeats: &dyn Repeats<T>,
+        (span, events): (Span, &[Event]),
+        gradients: &mut Gradients<T>,
+        observer: &mut dyn Observer<T, E>,
+    ) -> Result<bool, E> {
+        let (i, up, down) = (span.micro_batch, &events[..span.head], &events[span.head + 1..]);
+        if observer.interrupted() {
+            return Ok(false);
+        }
+        repeats.phase(&mut |turn| {
+            self.slots[i] = Slot::new(self.network);
+            self.compute(if turn == Turn::Work { up } else { &[] }, gradients)
+        })?;
+        self.slots[i].x = repeats.leave(self.slots[i].x.take())?;
+        if observer.interrupted() {
+            return Ok(false);
+        }
+        repeats.aside(&mut || self.head(i, gradients))?;
+        let dz = self.slots[i].dz.take().map(|dz| repeats.enter(dz)).transpose()?;
+        if observer.interrupted() {
+            return Ok(false);
+        }
+        // As it is now, where backward may have to be done once more: elsewhere it would hold what backward lets go of.
+        let before = repeats.is_recorded_now().then(|| (self.slots[i].kept(), gradients.are_empty()));
+        self.slots[i].dz = dz.clone();
+        let was_done = repeats.phase(&mut |turn| {
+            if let (Turn::Undo, Some((kept, empty))) = (turn, &before) {
+                self.slots[i] = Slot { dz: dz.clone(), ..kept.kept() };
+                gradients.set_empty(empty);
+                return Ok(());
+            }
+            self.compute(down, gradients)
+        })?;
+        if let Some(empty) = repeats.left_behind().filter(|_| !was_done) {
+            self.slots[i] = Slot::new(self.network);
+            gradients.set_empty(&empty);
+        }
+        Ok(true)
+    }
+
+    /// Carries out events that do nothing but compute.
+    fn compute(&mut self, events: &[Event], gradients: &mut Gradients<T>) -> Result<()> {
+        for event in events {
+            match event {
+                Event::Embed { decoder, of } => self.embed(*decoder, of.clone())?,
+                Event::Forward { unit, of, keep, in_memory } => {
+                    of.clone().try_for_each(|i| self.forward(i, *unit, *keep, *in_memory))?;
+                }
+                Event::Begin { of, is_last_use, wants_source } => {
+                    self.begin(of.clone(), *is_last_use, *wants_source)?
+                }
+                Event::Backward(way) => way.of.clone().try_for_each(|i| self.backward(i, way, gradients))?,
+                Event::Finish { of } => self.finish(of.clone()),
+                other => unreachable!("{other:?} is no part of a micro-batch's passes"),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::reach::Keep;
+    use crate::step::schedule::Unit;
+
+    fn micro_batch(i: usize) -> Vec<Event> {
+        let of = i..i + 1;
+        let unit = Unit::Norm { decoder: true };
+        vec![
+            Event::Embed { decoder: false, of: of.clone() },
+            Event::Embed { decoder: true, of: of.clone() },
+            Event::Forward { unit, of: of.clone(), keep: Keep::Input, in_memory: true },
+            Event::Head { of: of.clone() },
+            Event::Begin { of: of.clone(), is_last_use: true, wants_source: true },
+            Event::Finish { of },
+        ]
+    }
+
+    #[test]
+    fn a_micro_batch_is_found_where_it_is_alone_and_whole() {
+        let both = [micro_batch(2), micro_batch(3)].concat();
+        assert_eq!(span(&both), Some(Span { micro_batch: 2, head: 3, events: 6 }));
+        assert_eq!(span(&both[6..]), Some(Span { micro_batch: 3, head: 3, events: 6 }));
+        for (change, name) in [
+            (both[1..].to_vec(), "another beginning"),
+            (both[..5].to_vec(), "no end"),
+            ([&both[..2], &[Event::ReleaseSpare], &both[2..]].concat(), "something between"),
+            ([&both[..5], &both[7..8], &both[5..]].concat(), "another micro-batch between"),
+            (vec![Event::Embed { decoder: false, of: 0..2 }], "two at once"),
+            (Vec::new(), "nothing"),
+        ] {
+            assert_eq!(span(&change), None, "{name}");
+        }
+    }
+}

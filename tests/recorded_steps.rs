@@ -1,0 +1,131 @@
+//! Micro-batches that a card launches as graphs: the bits of a run, its memory, and what takes no graphs.
+
+use serde_json::Value;
+
+use crate::on_a_card::{arguments, of_steps};
+use crate::run::{Ran, Scene};
+use crate::{on_card, report};
+
+/// Many steps and micro-batches of few shapes: graphs are launched from the fifth or sixth step on.
+const LONG: [&str; 12] = [
+    "--max-steps",
+    "9",
+    "--set",
+    "train.eval_samples=1",
+    "--set",
+    "train.eval_generate_samples=0",
+    "--set",
+    "checkpoint.every_steps=100",
+    "--set",
+    "memory.accumulation=micro-batch-major",
+    "--set",
+    "memory.loss_chunk_rows=2",
+];
+
+/// The run's losses and norms, its model's bytes, and what the card has counted.
+fn trained(scene: &Scene, variables: &[(&str, &str)], run: &str, way: &[&str]) -> (Ran, Vec<Vec<f64>>, Vec<u8>, Value) {
+    let file = format!("{run}.json");
+    let all = [&[("REPORT", file.as_str())], variables].concat();
+    let ran = on_card(scene, &all, &[&LONG[..], way, &["--output", run]].concat()).expect_code(0);
+    let numbers = ["loss", "grad_norm"].map(|key| of_steps(scene, run, key)).to_vec();
+    let is_adapter = scene.path(&format!("{run}/adapter")).exists();
+    let model = if is_adapter { "adapter/adapter_model.safetensors" } else { "model/model.safetensors" };
+    (ran, numbers, scene.read(&format!("{run}/{model}")), report(scene, &file))
+}
+
+#[test]
+fn steps_of_few_launches_have_the_bits_of_steps_launched_kernel_by_kernel() {
+    let scene = Scene::new();
+    scene.run(&arguments(&["--output", "base", "--max-steps", "2"])).expect_code(0);
+    let halves = ["--set", "memory.micro_batch_samples=2"];
+    let relu = "model.overrides={num_layers=2, num_decoder_layers=1, d_model=64, d_ff=96, feed_forward_proj=\"relu\"}";
+    let adapter = ["--lora", "--set", "model.init_from=base/model", "--set", "lora.dropout=0.1"];
+    let bf16 = ["--precision", "bf16", "--set", "train.master_weights=stochastic-rounding"];
+    let casts = ["--precision", "bf16", "--set", "memory.weight_copies=none", "--set", "memory.recompute_blocks=1"];
+    let ways: [(&str, &[&str]); 7] = [
+        ("f32", &[]),
+        ("micro-batches", &halves),
+        ("without-dropout", &["--set", "train.dropout=0"]),
+        ("relu", &["--set", relu, "--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3"]),
+        ("adapter", &adapter),
+        ("bf16", &[&bf16[..], &halves].concat()),
+        ("casts", &casts),
+    ];
+    // Each sample is cut to the same lengths, or they are uneven.
+    let whole = ["--set", "data.max_source_tokens=4", "--set", "data.max_target_tokens=2"];
+    for (name, way) in ways {
+        let way = [&whole[..], way].concat();
+        let run =
+            |place: &str, variables: &[(&str, &str)]| trained(&scene, variables, &format!("{name}-{place}"), &way);
+        let (graphs, numbers, model, counts) = run("graphs", &[]);
+        assert!(!graphs.err.contains("kernel by kernel"), "{name}: {}", graphs.err);
+        // One of these is enough for some ways.
+        let others: [(&str, &[(&str, &str)]); 3] = [
+            ("none", &[("LOW_MEM_T5_GRAPHS", "none")]),
+            ("refused", &[("GRAPHS", "none")]),
+            ("late", &[("STREAMS", "early")]),
+        ];
+        for (place, variables) in &others[..if name == "bf16" { 3 } else { 1 }] {
+            let (ran, of_each, of_model, of_run) = run(place, variables);
+            assert_eq!(of_each, numbers, "{name}, {place}");
+            assert!(of_model == model, "{name}, {place}: the model has other bits");
+            assert_eq!(of_run["graph_launches"] == 0, *place != "late", "{name}, {place}: {of_run}");
+            assert_eq!(ran.err.contains("kernel by kernel"), *place == "refused", "{name}, {place}: {}", ran.err);
+        }
+        println!("{name}: {} graphs, {} launches of them", counts["graphs"], counts["graph_launches"]);
+        assert!(counts["graph_launches"].as_u64() > Some(3), "{name}: {counts}");
+        assert_eq!((&counts["left_bytes"], &counts["graph_allocations"]), (&0.into(), &0.into()), "{name}");
+        let last = &scene.events(&format!("{name}-graphs"), "end")[0];
+        let [peak, predicted] =
+            ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
+        println!("{name}: {peak} of {predicted} bytes");
+        assert!(peak <= predicted, "{name}: {peak} of {predicted} bytes");
+    }
+}
+
+#[test]
+fn steps_of_uneven_rows_that_resume_have_the_same_bits() {
+    let scene = Scene::new();
+    let way = ["--set", "memory.micro_batch_samples=2", "--set", "train.batch_size=8"];
+    let (_, numbers, model, counts) = trained(&scene, &[], "whole", &way);
+    let (_, of_each, of_model, _) = trained(&scene, &[("LOW_MEM_T5_GRAPHS", "none")], "each", &way);
+    assert!(numbers == of_each && model == of_model, "{numbers:?} and {of_each:?}");
+    println!("uneven: {} graphs, {} launches of them", counts["graphs"], counts["graph_launches"]);
+    // Saved in its sixth step, and killed. Its first steps were recorded when it ended; those after it begin anew.
+    let saves = ["--set", "checkpoint.every_steps=6", "--output", "part"];
+    let part = [&LONG[..], &way, &saves].concat();
+    let mut running = scene.start(&arguments(&[&["--device", "cuda"], &part[..]].concat()));
+    assert!(running.wait_for("step 7/9"), "it was killed too late");
+    running.signal("KILL");
+    running.end();
+    on_card(&scene, &[], &[&part[..], &["--keep-training"]].concat()).expect_code(0);
+    assert!(scene.read("part/model/model.safetensors") == model, "other bits after a resumed run");
+}
+
+#[test]
+fn a_recorded_step_asks_the_card_for_what_its_plan_says() {
+    let scene = Scene::new();
+    let whole = ["--set", "data.max_source_tokens=4", "--set", "data.max_target_tokens=2"];
+    let bf16 = ["--precision", "bf16", "--set", "train.master_weights=stochastic-rounding"];
+    for (name, way) in [("one", &[][..]), ("two", &["--set", "memory.micro_batch_samples=2"]), ("bf16", &bf16)] {
+        let counts = |steps: &str| {
+            let run = format!("{name}-{steps}");
+            let way = [&whole[..], way, &["--max-steps", steps]].concat();
+            (trained(&scene, &[], &run, &way).3, scene.events(&run, "plan")[0]["device_step"].clone())
+        };
+        let ((eight, predicted), (nine, _)) = (counts("8"), counts("9"));
+        let counted = |key: &str| nine[key].as_u64().expect("a count") - eight[key].as_u64().expect("a count");
+        let of_plan = |key: &str| predicted[key].as_u64().expect("a count");
+        println!("{name}: {predicted}; {} nodes of graphs", counted("graph_nodes"));
+        for (key, planned) in [
+            ("launches", "launches"),
+            ("products", "products"),
+            ("downloads", "downloads"),
+            ("graph_launches", "graphs"),
+        ] {
+            assert_eq!(counted(key), of_plan(planned), "{name}: {key} of {nine}");
+        }
+        assert!(counted("uploads") <= of_plan("uploads"), "{name}: uploads of {predicted}");
+        assert_eq!(counted("graphs"), 0, "{name}: nothing is recorded any more");
+    }
+}
