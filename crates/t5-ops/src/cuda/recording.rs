@@ -10,6 +10,7 @@ use candle_core::cuda_backend::cudarc::driver::{CudaGraph, DriverError, result, 
 use candle_core::{CudaDevice, DType, Device, Error, Shape, Tensor, TensorId, bail};
 
 use super::address;
+use crate::device::is_out_of_device_memory;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -20,6 +21,9 @@ const ALIGNMENT: usize = 64;
 /// How often the same work is done before it is recorded. A recording costs the host about as much as they do, and work that soon changes
 /// is not worth it.
 const RUNS_BEFORE: usize = 2;
+/// By so many times it is done longer after each attempt that found no memory, at most so often: memory may come back.
+const LONGER_WITHOUT_MEMORY: usize = 4;
+const MOST_TIMES_LONGER: u32 = 5;
 
 /// Elements of each dtype.
 type Sizes = [usize; DTYPES.len()];
@@ -94,6 +98,8 @@ pub(crate) struct OnCard {
     state: State,
     /// Nothing is recorded any more.
     is_refused: bool,
+    /// Attempts that found no memory.
+    without_memory: u32,
 }
 
 enum State {
@@ -127,7 +133,7 @@ impl OnCard {
         }
         match &mut self.state {
             State::Recorded(recording) => Ok(recording.launch()?),
-            State::Measured(runs, sizes) if *runs == RUNS_BEFORE => {
+            State::Measured(runs, sizes) if *runs >= runs_before(self.without_memory) => {
                 let recorded = Recording::of(card, *sizes, &numbers, work);
                 match recorded.and_then(|recording| Ok((recording.launch()?, recording))) {
                     Ok((result, recording)) => {
@@ -135,8 +141,14 @@ impl OnCard {
                         Ok(result)
                     }
                     Err(error) => {
-                        self.is_refused = true;
-                        tracing::warn!("the card's work is launched kernel by kernel, and not as a graph: {error}");
+                        let passes = is_out_of_device_memory(&error.to_string());
+                        let how_long = if passes { ", until there is more memory" } else { "" };
+                        tracing::warn!(
+                            "the card's work is launched kernel by kernel, and not as a graph{how_long}: {error}"
+                        );
+                        self.without_memory += u32::from(passes);
+                        self.is_refused = !passes;
+                        self.state = State::default();
                         work(&numbers)
                     }
                 }
@@ -154,7 +166,7 @@ impl OnCard {
     }
 
     pub(crate) fn forget(&mut self) {
-        *self = Self { is_refused: self.is_refused, ..Self::default() };
+        *self = Self { is_refused: self.is_refused, without_memory: self.without_memory, ..Self::default() };
     }
 
     /// The numbers on the card, where they were the last time.
@@ -170,6 +182,11 @@ impl OnCard {
         self.state = State::default();
         Ok(self.numbers.insert(Tensor::new(numbers, &Device::Cuda(card.clone()))?).clone())
     }
+}
+
+/// How often work is done before it is recorded, after so many attempts without memory.
+fn runs_before(without_memory: u32) -> usize {
+    RUNS_BEFORE * LONGER_WITHOUT_MEMORY.pow(without_memory.min(MOST_TIMES_LONGER))
 }
 
 /// Does work whose tensors come from a scope.
