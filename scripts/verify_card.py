@@ -16,6 +16,7 @@ command, numbers, verdict and seconds, and the page OUTPUT/verify_card.md, whose
 | memory | predicted peaks are within 5 % of the peaks by the binary and by nvidia-smi; 48 MiB too much are always allowed |
 | budgets | no run fails in a budget that the binary offers, and no peak is above its budget |
 | levers | each lever runs; its measured price stands beside the planner's |
+| graphs | as graphs and kernel by kernel, in turn, tokens and training steps have the same bits; times of both |
 | offload | with tensors off the card losses keep every digit, and no peak is above its prediction; their prices |
 | cards | with a build of `mpi,cuda` or `nccl`: two cards and all of them have one card's losses, memory as predicted, and bits with virtual shards |
 | speed | each contender runs; times, tokens and peaks of train_low_mem and PyTorch, in turn |
@@ -45,7 +46,7 @@ import threading
 import time
 
 MIB = 1 << 20
-PARTS = ["smoke", "parity", "memory", "budgets", "levers", "offload", "cards", "speed", "sanitizer"]
+PARTS = ["smoke", "parity", "memory", "budgets", "levers", "graphs", "offload", "cards", "speed", "sanitizer"]
 MEMORY_TOLERANCE = 0.05
 # The allocator's pool is billed with a fixed part, which is much of a small model's bill.
 ALLOWED_ABOVE_THE_PEAK_MIB = 48
@@ -184,11 +185,11 @@ class Session:
         for flag, value in zip(flags, flags[1:]):
             if flag == "--set" and value.split("=")[0] not in self.keys():
                 raise NotRun(f"this binary has no key `{value.split('=')[0]}`")
-        return self.run([*launcher, self.binary, subcommand, *flags], **how)
+        return self.run([*launcher, self.binary, *subcommand.split(), *flags], **how)
 
     @functools.lru_cache(None)
     def flags_of(self, subcommand):
-        return set(re.findall(r"--[a-z][a-z-]+", self.text_of(subcommand, "--help")))
+        return set(re.findall(r"--[a-z][a-z-]+", self.text_of(*subcommand.split(), "--help")))
 
     @functools.lru_cache(None)
     def keys(self):
@@ -540,6 +541,73 @@ def levers(session):
 
             found = session.case(f"{model} {precision}: {name}", priced)
             first = first or found or None
+
+
+# How repeating work is launched: in the binary's environment.
+LAUNCHED = {way: ["env", f"LOW_MEM_T5_GRAPHS={value}"] for way, value in {"graphs": "all", "kernels": "none"}.items()}
+
+
+def graphs(session):
+    """Tokens and training steps, recorded and kernel by kernel. A card's clock falls as it warms: each round has the other order."""
+    if session.options.device == "cpu":
+        return
+    quick, device = session.options.quick, session.options.device
+    model, sources, tokens, batch, words, steps = ("tiny", "1,2", 6, 4, 8, 4) if quick else ("t5-base", "1,8,32", 64, 16, 128, 12)
+    ways = {"f32": [], "bf16": ["--precision", "bf16"]}
+
+    def in_turn(once, rounds=2):
+        found = {way: [] for way in LAUNCHED}
+        for number in range(rounds):
+            for way in list(LAUNCHED)[:: 1 if number % 2 == 0 else -1]:
+                found[way].append(once(LAUNCHED[way]))
+        return found
+
+    def beside(of_graphs, of_kernels, unit):
+        graph, kernels = statistics.median(of_graphs), statistics.median(of_kernels)
+        return {f"graph_{unit}": graph, f"kernels_{unit}": kernels, "spared_percent": 100 * (1 - graph / kernels)}
+
+    def trained(name):
+        if not (session.scratch / name / "model").exists():
+            train(session, name, device, 1, 1, ["--set", f"model.config={model}", *material(session, words, batch * steps)])
+        return ["--model", session.scratch / name / "model", "--device", device]
+
+    def answers(more):
+        flags = [*trained("graphs-model"), "--json", "--scores", "--max-new-tokens", tokens, *more]
+        flags += [word for prompt in ("2 + 2", "75", "after 12") for word in ("--prompt", prompt)]
+        said = {way: session.ours("generate", flags, launcher=launcher).expect(0).out for way, launcher in LAUNCHED.items()}
+        if said["graphs"] != said["kernels"]:
+            raise Failed("the answers or their scores differ")
+        return {"answers": said["graphs"].count("\n")}
+
+    def paced(more):
+        flags = [*trained("graphs-model"), "--json", "--batch", sources, "--source-tokens", words, "--new-tokens", tokens, *more]
+        found = in_turn(lambda launcher: session.ours("bench serve", flags, launcher=launcher, watched=session.is_card).expect(0).last_json())
+        numbers = {}
+        for at, line in enumerate(found["graphs"][0]["batches"]):
+            token_ms = {way: [result["batches"][at]["answer_ms"] / tokens for result in results] for way, results in found.items()}
+            numbers |= {f"{key}_of_{line['batch']}": number for key, number in beside(*token_ms.values(), "token_ms").items()}
+        return numbers
+
+    def stepped(more):
+        base = [*SMOOTH[:2], "--set", f"model.config={model}", *more, *material(session, words, batch * steps)]
+        made = in_turn(lambda launcher: train(session, "graphs", device, steps, batch, base, launcher=launcher, limit=300))
+        first = made["graphs"][0]
+        for run in [run for runs in made.values() for run in runs]:
+            if run.of_steps("loss") != first.of_steps("loss") or run.digest != first.digest:
+                raise Failed("losses or models of graphs and of kernels have other bits")
+        # The first steps are recorded or measured.
+        step_ms = {way: [statistics.median(run.of_steps("step_ms")[len(run.steps) // 2 :]) for run in runs] for way, runs in made.items()}
+        peaks = {f"{way}_peak_mib": max(run.last("end")["device_peak_bytes"] for run in runs) / MIB for way, runs in made.items()}
+        return {**beside(*step_ms.values(), "step_ms"), **peaks}
+
+    for precision, more in ways.items():
+        for name, search in {"greedy": [], "4 beams": ["--num-beams", 4]}.items():
+            session.case(f"{model} {precision}, {name}: the same answers", lambda: answers(more + search))
+            session.case(f"{model} {precision}, {name}: a token", lambda: paced(more + search))
+        of_training = ["--set", f"train.precision={precision}"]
+        for samples in (batch, batch // 4):
+            way = [*of_training, "--set", f"memory.micro_batch_samples={samples}"]
+            session.case(f"{model} {precision}, micro-batches of {samples}: a step", lambda: stepped(way))
 
 
 # Of a way whose copies go beside what is computed.

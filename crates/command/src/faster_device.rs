@@ -69,8 +69,7 @@ pub fn of_command(
         return Chosen { device: Device::Cpu, why: has_card().then(|| NOT_MEASURED.to_owned()) };
     }
     let (device, why) = compared(what, offer);
-    // What was measured and planned for the other one.
-    heap::release_unused();
+    forget_other(&device);
     Chosen { device, why: Some(why) }
 }
 
@@ -189,9 +188,16 @@ fn take(config: &mut Config, opened: &mut Opened, device: Device, why: String) -
     *config = with_device(config, name(&device))?;
     opened.compute_on(device)?;
     opened.why_device = Some(why);
-    // What was measured and planned for the other one.
-    heap::release_unused();
+    forget_other(&opened.device);
     Ok(())
+}
+
+/// Gives back what was measured and planned for the device that was not taken. A card is closed: its context takes memory of the process.
+fn forget_other(taken: &Device) {
+    if taken.is_cpu() {
+        t5_ops::forget_cards();
+    }
+    heap::release_unused();
 }
 
 /// The device's name for a config.

@@ -33,7 +33,7 @@ struct Card {
     std::recursive_mutex lock;
     size_t total = 0, failure = 0;
     int cards = 1, opened = 0;
-    bool is_open = false;
+    size_t contexts = 0; // retained and not released
     Pool own, *now = &own;
     struct Block {
         size_t bytes;
@@ -70,7 +70,7 @@ struct Card {
         return found != pinned.end() && static_cast<const char*>(at) >= found->first - found->second;
     }
     Result state() const { return has_failed ? LAUNCH_FAILED : SUCCESS; }
-    size_t held() const { return (is_open ? CONTEXT : 0) + own.reserved + (now == &own ? 0 : now->reserved) + beside_bytes + graph_counts().bytes; }
+    size_t held() const { return (contexts ? CONTEXT : 0) + own.reserved + (now == &own ? 0 : now->reserved) + beside_bytes + graph_counts().bytes; }
 };
 
 Card& card() {
@@ -91,9 +91,9 @@ void report() {
     for (auto& [name, count] : c.launches) launches += count;
     const GraphCounts& graphs = graph_counts();
     fprintf(file, "{\"launches\":%zu,\"products\":%zu,\"allocations\":%zu,\"uploads\":%zu,\"uploaded_bytes\":%zu,\"downloads\":%zu,\"downloaded_bytes\":%zu,"
-            "\"copies\":%zu,\"waits\":%zu,\"graphs\":%zu,\"graph_launches\":%zu,\"graph_nodes\":%zu,\"graph_allocations\":%zu,\"most_pinned_bytes\":%zu,\"most_used_bytes\":%zu,\"most_reserved_bytes\":%zu,\"left_bytes\":%zu,\"kernels\":{",
+            "\"copies\":%zu,\"waits\":%zu,\"graphs\":%zu,\"graph_launches\":%zu,\"graph_nodes\":%zu,\"graph_allocations\":%zu,\"most_pinned_bytes\":%zu,\"most_used_bytes\":%zu,\"most_reserved_bytes\":%zu,\"left_bytes\":%zu,\"open_contexts\":%zu,\"kernels\":{",
             launches, products, c.allocations, c.uploads, c.uploaded, c.downloads, c.downloaded, c.copies, c.waits, graphs.graphs, graphs.launches, graphs.nodes_launched, graphs.allocations, c.most_pinned, c.now->most_used,
-            c.now->most_reserved, c.now->used);
+            c.now->most_reserved, c.now->used, c.contexts);
     const char* comma = "";
     for (auto& [name, count] : c.launches) {
         fprintf(file, "%s\"%s\":%zu", comma, name.c_str(), count);
@@ -180,11 +180,16 @@ Result cuMemGetInfo_v2(size_t* free, size_t* total) {
 }
 
 Result cuDevicePrimaryCtxRetain(void** context, int) {
-    card().is_open = true;
+    std::lock_guard guard(card().lock);
+    card().contexts++;
     *context = reinterpret_cast<void*>(1);
     return SUCCESS;
 }
-Result cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
+Result cuDevicePrimaryCtxRelease_v2(int) {
+    std::lock_guard guard(card().lock);
+    card().contexts--;
+    return SUCCESS;
+}
 Result cuCtxDestroy_v2(void*) { return SUCCESS; }
 Result cuCtxSetCurrent(void*) { return SUCCESS; }
 Result cuCtxGetCurrent(void** context) {

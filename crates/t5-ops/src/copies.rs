@@ -120,6 +120,9 @@ impl Leaving {
 }
 
 #[cfg(feature = "cuda")]
+pub(crate) use cuda::forget_lane;
+
+#[cfg(feature = "cuda")]
 mod cuda {
     use std::cell::RefCell;
     use std::rc::Rc;
@@ -198,11 +201,17 @@ mod cuda {
         }
     }
 
+    thread_local! {
+        static LANE: RefCell<Option<(DeviceId, Rc<RefCell<Lane>>)>> = const { RefCell::new(None) };
+    }
+
+    /// Has this thread keep no lane.
+    pub(crate) fn forget_lane() {
+        LANE.take();
+    }
+
     /// That of a card, for the thread that computes; none of other devices. It is made for the first copy, and stays.
     fn lane_of(device: &Device) -> candle_core::Result<Option<Rc<RefCell<Lane>>>> {
-        thread_local! {
-            static LANE: RefCell<Option<(DeviceId, Rc<RefCell<Lane>>)>> = const { RefCell::new(None) };
-        }
         let Device::Cuda(card) = device else { return Ok(None) };
         LANE.with_borrow_mut(|known| {
             if known.as_ref().is_none_or(|(id, _)| *id != card.id()) {
@@ -219,6 +228,7 @@ mod tests {
 
     use super::*;
 
+    // The host alone: `tests/copies` is the same on a card.
     #[test]
     fn on_the_processor_values_are_there_when_a_copy_was_carried_out() {
         let home = Tensor::arange(0f32, 24.0, &Device::Cpu).unwrap().reshape((4, 6)).unwrap();
@@ -234,6 +244,7 @@ mod tests {
         assert_eq!(left.to_vec2::<f32>().unwrap(), home.t().unwrap().to_vec2::<f32>().unwrap());
     }
 
+    // The host alone: the promise is that of any device.
     #[test]
     #[should_panic(expected = "values arrive that nobody has copied")]
     fn nothing_arrives_before_its_copy() {

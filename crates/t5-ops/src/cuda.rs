@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::ffi::c_void;
+use std::ops::Range;
 
 use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::cublas::{result as cublas, sys};
@@ -122,6 +123,32 @@ pub(crate) fn address(t: &Tensor) -> Result<u64> {
         bail!("expected a contiguous tensor, got strides {:?}", t.stride())
     }
     first_address(t)
+}
+
+/// Refuses to change a tensor where an operand has some of its memory. On the processor the storage says so.
+pub(crate) fn check_apart<'a>(op: &str, to: &Tensor, operands: impl IntoIterator<Item = &'a Tensor>) -> Result<()> {
+    let changed = extent(to)?;
+    for operand in operands {
+        let read = extent(operand)?;
+        if changed.start < read.end && read.start < changed.end {
+            bail!("{op}: the tensor to be changed in place shares its memory with an operand")
+        }
+    }
+    Ok(())
+}
+
+/// The same for tensors of which all may be changed.
+pub(crate) fn check_each_apart(op: &str, tensors: &[&Tensor]) -> Result<()> {
+    let check = |(at, to): (usize, &&Tensor)| check_apart(op, to, tensors[at + 1..].iter().copied());
+    tensors.iter().enumerate().try_for_each(check)
+}
+
+/// The addresses from a tensor's first element to its last.
+fn extent(t: &Tensor) -> Result<Range<u64>> {
+    let first = first_address(t)?;
+    let steps: usize = t.dims().iter().zip(t.stride()).map(|(size, stride)| size.saturating_sub(1) * stride).sum();
+    let elements = if t.elem_count() == 0 { 0 } else { steps + 1 };
+    Ok(first..first + (elements * t.dtype().size_in_bytes()) as u64)
 }
 
 /// Where the rows of a matrix begin, and how far they are apart. `None`: their elements do not follow each other.
@@ -400,6 +427,7 @@ pub(crate) fn multiply_into_columns(
         true => sys::cublasOperation_t::CUBLAS_OP_T,
         false => sys::cublasOperation_t::CUBLAS_OP_N,
     };
+    check_apart("a product", c, [a.matrix, b.matrix])?;
     let card = card(c.device())?;
     let (operands, result) = (kind(a.matrix.dtype()), kind(c.dtype()));
     let into = address(c)? + (first * c.dtype().size_in_bytes()) as u64;
@@ -456,11 +484,19 @@ pub(crate) fn uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
     Ok(list)
 }
 
+/// The number of a card, a list, and where it lies there.
+type KeptList = (usize, Vec<u32>, Tensor);
+
+thread_local! {
+    static KEPT: RefCell<Vec<KeptList>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Has this thread keep no list.
+pub(crate) fn forget_lists() {
+    KEPT.with_borrow_mut(Vec::clear);
+}
+
 fn kept_or_uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
-    type Kept = (usize, Vec<u32>, Tensor);
-    thread_local! {
-        static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
-    }
     let card = card_number(device).unwrap_or(usize::MAX);
     if list.len() > KEPT_LIST {
         return Tensor::new(list, device);

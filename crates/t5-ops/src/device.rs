@@ -100,6 +100,18 @@ pub fn release_unused_of_device(device: &Device) -> Result<()> {
     }
 }
 
+/// Gives back what this thread keeps of the cards that it has computed on: lists, pinned memory, streams and events. A card is closed with
+/// the last of these and of its tensors, and the memory that its context takes of the process goes with it.
+pub fn forget_cards() {
+    #[cfg(feature = "cuda")]
+    {
+        crate::cuda::forget_lists();
+        crate::copies::forget_lane();
+        crate::copy_waits::forget_pending();
+        crate::ops::adafactor::cuda::forget_totals();
+    }
+}
+
 /// Whether a device had no memory left: the driver's or cuBLAS's error, by the name that it has in the text.
 pub fn is_out_of_device_memory(error: &str) -> bool {
     ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED"].iter().any(|name| error.contains(name))
@@ -293,6 +305,7 @@ mod tests {
 
     #[test]
     fn the_cpu_has_no_memory_of_its_own_and_computes_in_every_dtype() {
+        // The host alone: it is no card.
         assert_eq!(device_bytes(&Device::Cpu), None);
         assert!(check_dtype(&Device::Cpu, DType::BF16).is_ok());
     }

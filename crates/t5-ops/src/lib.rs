@@ -68,13 +68,15 @@ mod simd;
 mod staging;
 mod storage;
 #[cfg(test)]
+extern crate self as t5_ops;
+#[cfg(test)]
 mod testing;
 mod vector;
 
 pub use bytes::{change_bytes, evict_from_caches, from_bytes, with_bytes};
 pub use device::{
-    DeviceBytes, card_and_driver, card_id, cards, check_dtype, device_bytes, is_out_of_device_memory, limit_device,
-    open_card, release_unused_of_device,
+    DeviceBytes, card_and_driver, card_id, cards, check_dtype, device_bytes, forget_cards, is_out_of_device_memory,
+    limit_device, open_card, release_unused_of_device,
 };
 pub use dispatch::Path;
 pub use isa::{has_instruction_set, has_tiles, instruction_set};

@@ -1,6 +1,11 @@
 //! Shared by the tests of the operations: reproducible tensors, comparisons, finite differences.
 
+#[path = "../tests/support/device.rs"]
+mod test_device;
+
 use candle_core::{DType, Device, Result, Tensor, Var};
+
+pub(crate) use self::test_device::device;
 
 /// A reproducible stream of numbers in [-1, 1).
 pub(crate) struct Numbers(u64);
@@ -25,7 +30,7 @@ impl Numbers {
     pub(crate) fn tensor(&mut self, shape: &[usize], dtype: DType) -> Tensor {
         let n = shape.iter().product();
         let values: Vec<f64> = (0..n).map(|_| self.next()).collect();
-        Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+        Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap().to_device(&device()).unwrap()
     }
 }
 
@@ -67,7 +72,7 @@ pub(crate) fn check_gradient(what: &str, x: &Tensor, gradient: &Tensor, f: impl 
         let value = |delta: f64| {
             let mut moved = at.clone();
             moved[i] += delta;
-            f(&Tensor::from_vec(moved, x.shape(), &Device::Cpu).unwrap()).unwrap()
+            f(&Tensor::from_vec(moved, x.shape(), &device()).unwrap()).unwrap()
         };
         let expected = (value(step) - value(-step)) / (2.0 * step);
         let error = (gradient[i] - expected).abs();

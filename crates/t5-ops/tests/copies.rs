@@ -133,6 +133,7 @@ fn whenever_streams_do_their_work_copies_wait_for_it() {
     let tests = [
         "copies_beside_what_is_computed_change_no_bit",
         "values_that_nobody_waits_for_are_there_before_their_memory_serves_others",
+        "pinned_memory_that_is_given_back_was_copied_before",
     ];
     for (order, name) in ["early", "late"].into_iter().flat_map(|order| tests.map(|name| (order, name))) {
         let mut test = Command::new(std::env::current_exe().unwrap());
@@ -164,5 +165,19 @@ fn values_of_another_shape_or_dtype_are_refused() {
     let mut coming = Coming::begin(&to).unwrap();
     for other in [weight.narrow(0, 0, 7).unwrap(), weight.to_dtype(DType::BF16).unwrap()] {
         assert!(coming.copy(&other).unwrap_err().to_string().starts_with("copy: expected F32 [48, 48]"));
+    }
+}
+
+#[test]
+fn pinned_memory_that_is_given_back_was_copied_before() {
+    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let [_, large] = home(5);
+    for _ in 0..3 {
+        let to = absent::absent_like(&large, &card).unwrap();
+        let mut coming = Coming::begin(&to).unwrap();
+        coming.copy(&large).unwrap();
+        coming.arrive().unwrap();
+        t5_ops::forget_cards();
+        assert!(bits(&to) == bits(&large));
     }
 }

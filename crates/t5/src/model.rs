@@ -225,7 +225,7 @@ impl T5 {
                     (Some(Parameter { tensor, quantisation: Some(codes), .. }), _) if spec.quantisation.is_none() => {
                         let all = 0..codes.shape().0;
                         let rows = |values: &Tensor| Quantised::new(codes, values.clone())?.rows(all.clone());
-                        here(&tensor, &|values| Ok(rows(values)?.to_dtype(spec.dtype(dtype))?))?
+                        here(&tensor, &|values| Ok(rows(values)?.to_dtype(spec.dtype(dtype))?.to_device(&device)?))?
                     }
                     (Some(parameter), _) if parameter.tensor.dtype() != spec.dtype(dtype) => {
                         here(&parameter.tensor, &cast(spec.dtype(dtype)))?

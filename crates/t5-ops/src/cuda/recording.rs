@@ -12,6 +12,7 @@ use candle_core::{CudaDevice, DType, Device, Error, Shape, Tensor, TensorId, bai
 use super::address;
 use super::lives::{ALIGNMENT, KINDS, Lives, Sizes};
 use super::rounds::{Round, kind_of};
+use crate::device::is_out_of_device_memory;
 use crate::replay::records_launches;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
@@ -21,6 +22,10 @@ pub(super) const DTYPES: [DType; KINDS] = [DType::F32, DType::BF16];
 /// How often the same work is done before it is recorded. A recording costs the host about as much as they do, and work that soon changes
 /// is not worth it.
 const RUNS_BEFORE: usize = 2;
+/// How many times longer it is done after each attempt that found no memory, which may come back.
+const LONGER_WITHOUT_MEMORY: usize = 4;
+/// The number of attempts after which that grows no more.
+const MOST_TIMES_LONGER: u32 = 5;
 
 /// Where the tensors of work come from, as long as it is recorded or measured.
 #[derive(Default)]
@@ -179,6 +184,8 @@ pub(crate) struct OnCard {
     state: State,
     /// Nothing is recorded any more.
     is_refused: bool,
+    /// Attempts that found no memory.
+    without_memory: u32,
 }
 
 enum State {
@@ -212,7 +219,7 @@ impl OnCard {
         }
         match &mut self.state {
             State::Recorded(recording) => Ok(recording.launch()?),
-            State::Measured(runs, sizes) if *runs == RUNS_BEFORE => {
+            State::Measured(runs, sizes) if *runs >= runs_before(self.without_memory) => {
                 let recorded = Recording::of(card, *sizes, &numbers, work);
                 match recorded.and_then(|recording| Ok((recording.launch()?, recording))) {
                     Ok((result, recording)) => {
@@ -220,8 +227,14 @@ impl OnCard {
                         Ok(result)
                     }
                     Err(error) => {
-                        self.is_refused = true;
-                        tracing::warn!("the card's work is launched kernel by kernel, and not as a graph: {error}");
+                        let passes = is_out_of_device_memory(&error.to_string());
+                        let how_long = if passes { ", until there is more memory" } else { "" };
+                        tracing::warn!(
+                            "the card's work is launched kernel by kernel, and not as a graph{how_long}: {error}"
+                        );
+                        self.without_memory += u32::from(passes);
+                        self.is_refused = !passes;
+                        self.state = State::default();
                         work(&numbers)
                     }
                 }
@@ -239,7 +252,7 @@ impl OnCard {
     }
 
     pub(crate) fn forget(&mut self) {
-        *self = Self { is_refused: self.is_refused, ..Self::default() };
+        *self = Self { is_refused: self.is_refused, without_memory: self.without_memory, ..Self::default() };
     }
 
     /// The numbers on the card, where they were the last time.
@@ -263,6 +276,11 @@ pub(super) fn overwrite(card: &CudaDevice, there: &Tensor, numbers: &[u32]) -> R
     stream.context().bind_to_thread().w()?;
     // SAFETY: as many numbers. The driver has read them when it returns: the host's memory is not pinned.
     unsafe { result::memcpy_htod_async(address(there)?, numbers, stream.cu_stream()) }.w()
+}
+
+/// How often work is done before it is recorded, after so many attempts without memory.
+fn runs_before(without_memory: u32) -> usize {
+    RUNS_BEFORE * LONGER_WITHOUT_MEMORY.pow(without_memory.min(MOST_TIMES_LONGER))
 }
 
 /// Does work whose tensors come from a scope.

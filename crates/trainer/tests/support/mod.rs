@@ -1,6 +1,7 @@
 //! A small model in any precision, steps over batches that are functions of the step, and every bit of what comes of them.
 
-mod device;
+#[path = "../../../t5-ops/tests/support/device.rs"]
+pub mod device;
 
 use candle_core::{DType, Tensor};
 use t5::{Config, T5};

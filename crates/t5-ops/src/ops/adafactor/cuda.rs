@@ -9,7 +9,7 @@ use super::{
     AdafactorHyper, AdafactorUpdate, COLUMNS, GRADIENT_BYTES, PARAMETER_BYTES, SecondMoment, TOTALS, parts_of_columns,
     rows_of_part, scratch_of_gradient, scratch_of_parameter,
 };
-use crate::cuda::{Kernel, Module, Scratch, address, count, table, unwritten};
+use crate::cuda::{Kernel, Module, Scratch, address, check_each_apart, count, table, unwritten};
 use crate::ops::together::cuda::{OF_SUM, Parameter, THREADS, contiguous};
 use crate::ops::together::{groups, of_piece, rows_of_block};
 
@@ -34,6 +34,11 @@ struct Place {
 thread_local! {
     /// The next number of this thread's list.
     static NEXT: RefCell<Option<Place>> = const { RefCell::new(None) };
+}
+
+/// Has this thread keep no list.
+pub(crate) fn forget_totals() {
+    NEXT.take();
 }
 
 impl Place {
@@ -202,6 +207,9 @@ struct Factored {
 
 /// Updates parameters of one card.
 pub(super) fn adafactor(updates: &[AdafactorUpdate]) -> Result<()> {
+    for update in updates {
+        check_each_apart("adafactor", &[&[update.param, update.grad], &update.moments()[..]].concat())?;
+    }
     let bytes = |update: &AdafactorUpdate| scratch_of_parameter(rows_and_width(update.param)) + PARAMETER_BYTES;
     let groups = groups(&updates.iter().map(bytes).collect::<Vec<_>>());
     groups.into_iter().try_for_each(|group| adafactor_of_group(&updates[group]))

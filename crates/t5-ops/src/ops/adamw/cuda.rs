@@ -3,7 +3,7 @@
 use candle_core::Result;
 
 use super::{AdamwUpdate, Factors, TABLE_BYTES};
-use crate::cuda::{Kernel, Module, address, table};
+use crate::cuda::{Kernel, Module, address, check_each_apart, table};
 use crate::ops::together::cuda::{Parameter, THREADS, contiguous};
 
 /// `Decayed` of `optimizer.cu`, which has no padding.
@@ -19,6 +19,9 @@ struct Decayed {
 /// Updates parameters of one card. There is one at least.
 pub(super) fn adamw(updates: &[AdamwUpdate]) -> Result<()> {
     const { assert!(size_of::<Decayed>() as u64 == TABLE_BYTES) };
+    for update in updates {
+        check_each_apart("adamw", &[update.param, update.grad, update.first, update.second])?;
+    }
     let gradients = contiguous(updates.iter().map(|update| update.grad))?;
     let mut blocks = 0;
     let entry = |(update, gradient)| {

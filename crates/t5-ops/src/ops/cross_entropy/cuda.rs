@@ -4,7 +4,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::CrossEntropy;
-use crate::cuda::{Factor, Kernel, Module, multiplies, multiply, suffix, unwritten};
+use crate::cuda::{Factor, Kernel, Module, check_apart, multiplies, multiply, suffix, unwritten};
 use crate::ops::embedding::cuda::{gathered, scatter};
 
 /// Threads of the block of a row of logits.
@@ -27,6 +27,9 @@ pub(super) fn chunks(
 ) -> Result<f64> {
     let (device, dtype) = (x.device(), x.dtype());
     let (vocabulary, width) = w.dims2()?;
+    if let Some((dw, _)) = dw {
+        check_apart("linear_cross_entropy_backward", dw, [x, w])?;
+    }
     let (x, w) = (x.contiguous()?, w.to_dtype(dtype)?.contiguous()?);
     let total = Tensor::zeros(1, DType::F64, device)?;
     let mut accumulates = dw.is_some_and(|(_, accumulates)| accumulates);

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::cuda::{Kernel, Module, suffix, threads_along, unwritten};
+use crate::cuda::{Kernel, Module, check_apart, suffix, threads_along, unwritten};
 
 pub(super) fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut shape = ids.dims().to_vec();
@@ -33,6 +33,7 @@ pub(crate) fn scatter(ids: &Tensor, rows: &Tensor, table: &Tensor) -> Result<()>
 }
 
 pub(super) fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<()> {
+    check_apart("embedding_backward", dtable, [dy])?;
     let (ids, dy) = (ids.contiguous()?, dy.contiguous()?);
     let (count, width) = (ids.elem_count(), dtable.dim(1)?);
     let threads = threads_along(width);

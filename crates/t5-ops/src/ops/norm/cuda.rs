@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::cuda::{Kernel, Module, suffix, threads_along, unwritten};
+use crate::cuda::{Kernel, Module, check_apart, suffix, threads_along, unwritten};
 use crate::dispatch::rows_and_width;
 
 pub(super) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
@@ -29,6 +29,11 @@ pub(super) fn rms_norm_backward(
     dweight: Option<&Tensor>,
 ) -> Result<Tensor> {
     let (rows, width) = rows_and_width("rms_norm_backward", "x", x)?;
+    let operands = [x, weight, inv_rms].into_iter().chain(residual);
+    check_apart("rms_norm_backward", &dy, operands.clone().chain(dweight))?;
+    if let Some(dweight) = dweight {
+        check_apart("rms_norm_backward", dweight, operands)?;
+    }
     let (x, weight, inv_rms, dy) = (x.contiguous()?, weight.contiguous()?, inv_rms.contiguous()?, dy.contiguous()?);
     let residual = residual.map(Tensor::contiguous).transpose()?;
     let rows_each = rows.div_ceil(super::PARTS_ON_DEVICE as usize).max(1);

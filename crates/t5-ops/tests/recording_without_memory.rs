@@ -1,0 +1,34 @@
+//! Work that finds no memory to be recorded in is recorded when there is memory again. Runs on a card, or on the emulated one; a process of its
+//! own, because the memory of the card is limited for all of it.
+#![cfg(feature = "cuda")]
+
+use candle_core::{DType, Tensor};
+use t5_ops::Replay;
+
+const MIB: usize = 1 << 20;
+/// A tensor of the work has 4 MiB. Launch by launch two of them are there at a time, in a recording all.
+const ELEMENTS: usize = MIB;
+const TENSORS: i32 = 8;
+/// Less than the recording takes, and more than the launches.
+const LEFT: usize = 16 * MIB;
+const MOST: usize = 64 * MIB;
+
+#[test]
+fn work_without_memory_is_recorded_when_there_is_memory_again() {
+    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    t5_ops::limit_device(&card, MOST as u64).unwrap();
+    let x = Tensor::ones(ELEMENTS, DType::F32, &card).unwrap();
+    let of_others = Tensor::zeros(MOST - 4 * ELEMENTS - LEFT, DType::U8, &card).unwrap();
+    let mut replay = Replay::default();
+    let mut run = || {
+        let halves = replay
+            .run(&[&x], &[0], |_| (1..TENSORS).try_fold(t5_ops::scaled(&x, 0.5)?, |y, _| t5_ops::scaled(&y, 0.5)));
+        let half = halves.unwrap().narrow(0, ELEMENTS - 1, 1).unwrap().to_vec1::<f32>().unwrap()[0];
+        assert!((half - 0.5f32.powi(TENSORS)).abs() < 1e-9, "{half}");
+        replay.is_recorded()
+    };
+    assert!((0..12).all(|_| !run()), "there is no memory for it");
+    drop(of_others);
+    assert!((0..100).any(|_| run()), "there is memory again");
+    assert!(run(), "it stays recorded");
+}
