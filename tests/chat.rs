@@ -43,6 +43,9 @@ fn adapters_answer_side_by_side_within_the_budget() {
     let [base, tuned] = ["run", "tuned"].map(|model| generated(&scene, model, &[]));
     let ran = chat(&scene, "--adapter tuned", "after 75\n/use tuned\nafter 75\n").expect_code(0);
     assert_eq!(ran.out, format!("[run] {base}[tuned] {tuned}{tuned}"), "{}", ran.err);
+    chat(&scene, "--adapter a=tuned --adapter a=tuned", "")
+        .expect_code(2)
+        .expect_words(&["model `a` already", "NAME=DIR"]);
     chat(&scene, "--memory-budget 10MiB", "after 75\n").expect_code(3);
     let held = chat(&scene, "--memory-budget 100MiB", "after 75\n").expect_code(0);
     let numbers: Vec<u64> =

@@ -12,7 +12,7 @@ use crate::failure::Outcome;
 use crate::flag_values::{Precision, assignment_text, typed_path};
 use crate::options;
 
-/// Flags of `eval` and `generate` that say where weights lie.
+/// Flags that say where weights lie.
 #[derive(Args, Debug)]
 pub struct WeightFlags {
     /// Memory limit of the whole process. With a small one weights stay in the model's files, and as many
@@ -22,9 +22,6 @@ pub struct WeightFlags {
     /// GPU memory limit, where a GPU computes
     #[arg(long, value_name = "SIZE")]
     pub device_memory_budget: Option<String>,
-    /// Adapter beside the model: a directory that PEFT or a run wrote. Without it, `--model` may name an adapter or its run
-    #[arg(long, value_name = "DIR")]
-    pub adapter: Option<PathBuf>,
     /// Directory for a file of weights that cannot be used as they are stored. It has no name and is gone at the end
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub offload_dir: PathBuf,
@@ -38,6 +35,35 @@ impl WeightFlags {
     pub fn budgets(&self) -> Outcome<Budgets> {
         options::budgets(self.memory_budget.as_deref(), self.device_memory_budget.as_deref())
     }
+}
+
+/// Flags of `chat` and `serve`: the models that answer, and where they compute.
+#[derive(Args, Debug)]
+pub struct ModelsFlags {
+    /// Model: a Hugging Face directory, a run, an adapter, or a hub id in the local cache
+    #[arg(value_name = "MODEL", required_unless_present = "model")]
+    pub named: Option<PathBuf>,
+    /// The model by a flag
+    #[arg(long, value_name = "DIR", conflicts_with = "named")]
+    pub model: Option<PathBuf>,
+    /// Adapter beside the model, which answers by this name (repeatable)
+    #[arg(long, value_name = "NAME=DIR")]
+    pub adapter: Vec<String>,
+    /// Where weights lie
+    #[command(flatten)]
+    pub weights: WeightFlags,
+    /// Refuse prompts of more than N tokens
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub max_source_tokens: usize,
+    /// Precision of activations. Weights keep the precision in which they are stored
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    pub precision: Precision,
+    /// Device: cpu, cuda, cuda:N or metal; auto is the faster one of the CPU and a card
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// How answers are made where nothing else is asked for
+    #[command(flatten)]
+    pub decoding: DecodingFlags,
 }
 
 /// How answers are made: the likeliest token each time, unless a flag says otherwise. Each is a key `generation.*`.
@@ -159,6 +185,9 @@ pub struct EvalArgs {
     /// Override a config key of `data`, `train`, `generation` or `memory` (repeatable)
     #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text())]
     pub set: Vec<String>,
+    /// Adapter beside the model: a directory that PEFT or a run wrote. Without it, `--model` may name an adapter or its run
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// Where weights lie
     #[command(flatten)]
     pub weights: WeightFlags,
@@ -212,6 +241,9 @@ pub struct GenerateArgs {
     /// Precision of activations. Weights keep the precision in which they are stored
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub precision: Precision,
+    /// Adapter beside the model: a directory that PEFT or a run wrote. Without it, `--model` may name an adapter or its run
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// Where weights lie
     #[command(flatten)]
     pub weights: WeightFlags,

@@ -5,25 +5,20 @@ use std::path::PathBuf;
 
 use clap::Args;
 use memory_policy::Bytes;
+use openai_server::{Limits, RequestLimits};
 
-use crate::answer_flags::DecodingFlags;
+use crate::answer_flags::ModelsFlags;
 use crate::flag_values::Precision;
 
 /// Flags of `serve`.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
-    /// Model: a Hugging Face directory, a run, an adapter, or a hub id in the local cache
-    #[arg(value_name = "MODEL", required_unless_present = "model")]
-    pub named: Option<PathBuf>,
-    /// The model by a flag
-    #[arg(long, value_name = "DIR", conflicts_with = "named")]
-    pub model: Option<PathBuf>,
+    /// The models
+    #[command(flatten)]
+    pub models: ModelsFlags,
     /// Name of the model for clients [default: that of its directory]
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
-    /// Adapter beside the model, served as a model of this name (repeatable). It is loaded when it is asked for
-    #[arg(long, value_name = "NAME=DIR")]
-    pub adapter: Vec<String>,
     /// Address and port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
@@ -36,22 +31,6 @@ pub struct ServeArgs {
     /// Accept requests whose Host header has this name (repeatable). Needed on a loopback address without keys alone
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
-    /// Memory limit of the whole process. With a small one weights stay in the model's files, and as many
-    /// blocks as fit are in memory
-    #[arg(long, value_name = "SIZE")]
-    pub memory_budget: Option<String>,
-    /// GPU memory limit, where a GPU computes
-    #[arg(long, value_name = "SIZE")]
-    pub device_memory_budget: Option<String>,
-    /// Directory for a file of weights that cannot be used as they are stored. It has no name and is gone at the end
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    pub offload_dir: PathBuf,
-    /// Print the memory bill and stop
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Refuse prompts of more than N tokens
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    pub max_source_tokens: usize,
     /// Longest answer in tokens, and that of requests that say none [default: that of generation_config.json, or 256]
     #[arg(long, value_name = "N")]
     pub max_new_tokens: Option<usize>,
@@ -59,35 +38,26 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub batch_samples: usize,
     /// Most beams, and most answers to a prompt
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = RequestLimits::default().rows)]
     pub max_rows: usize,
     /// Prompts that wait; others are refused with 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub queue: usize,
     /// Connections at a time; others wait
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().connections)]
     pub connections: usize,
     /// Largest body of a request
-    #[arg(long, value_name = "SIZE", default_value = "128KiB")]
+    #[arg(long, value_name = "SIZE", default_value_t = Bytes(Limits::default().body_bytes as u64))]
     pub max_body: Bytes,
     /// Seconds for an answer, waiting included
-    #[arg(long, value_name = "S", default_value_t = 300)]
+    #[arg(long, value_name = "S", default_value_t = Limits::default().request_timeout.as_secs())]
     pub request_timeout: u64,
     /// Seconds for requests to end after SIGTERM
-    #[arg(long, value_name = "S", default_value_t = 30)]
+    #[arg(long, value_name = "S", default_value_t = Limits::default().drain_timeout.as_secs())]
     pub drain_timeout: u64,
     /// File for the access log, one JSON object a line [default: standard output]
     #[arg(long, value_name = "FILE")]
     pub access_log: Option<PathBuf>,
-    /// Precision of activations. Weights keep the precision in which they are stored
-    #[arg(long, value_enum, default_value_t = Precision::F32)]
-    pub precision: Precision,
-    /// Device: cpu, cuda, cuda:N or metal; auto is the faster one of the CPU and a card
-    #[arg(long, value_name = "DEVICE")]
-    pub device: Option<String>,
-    /// How answers are made where a request does not say it
-    #[command(flatten)]
-    pub decoding: DecodingFlags,
 }
 
 /// Flags of `bench serve`.

@@ -1,5 +1,13 @@
 //! Numbers for reading, with their units.
 
+/// The median; of an even number of values the mean of the middle two. None where there are no values.
+pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let (last, middle) = (values.len().checked_sub(1)?, values.len() / 2);
+    Some(f64::midpoint(values[last / 2], values[middle]))
+}
+
 /// Bytes in the unit that fits: `74.8 MiB`, `1.66 GiB`.
 #[expect(clippy::cast_precision_loss, reason = "for reading")]
 pub fn bytes(bytes: u64) -> String {
@@ -86,6 +94,13 @@ pub fn clipped(text: &str, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0]), Some(2.5));
+        assert_eq!(median([]), None);
+    }
 
     #[test]
     fn numbers_are_for_reading() {

@@ -3,6 +3,8 @@
 //! When a value lies beyond the last bucket, neighbours are joined and the width doubles. Least, largest, sum and count
 //! of a bucket are then exactly those of its values: a spike survives any down-sampling.
 
+use crate::figures::median;
+
 /// The most buckets of a series: about the columns of pixels that a chart has.
 pub const MOST_BUCKETS: usize = 512;
 
@@ -106,9 +108,7 @@ impl Series {
 
     /// The middle one of the buckets' means: no outlier moves it.
     pub fn median(&self) -> Option<f64> {
-        let mut means: Vec<f64> = self.points().map(|(_, bucket)| bucket.mean()).collect();
-        means.sort_by(f64::total_cmp);
-        means.get(means.len() / 2).copied()
+        median(self.points().map(|(_, bucket)| bucket.mean()))
     }
 
     /// How many values were not finite.

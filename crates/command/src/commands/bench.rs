@@ -9,6 +9,7 @@ use candle_core::Device;
 use memory_policy::{Budgets, Bytes, MemorySnapshot, Place, Probe, SystemProbe};
 use planner::{Feed, Job, Pace, Plan, Prices, Training, Wanted, Work};
 use run_plan::priced::Priced;
+use run_report::figures::median;
 use serde_json::json;
 use t5::{Lora, ParameterSpec, T5};
 use trainer::adafactor::AdafactorOptions;
@@ -89,7 +90,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             step_ms.push(began.elapsed().as_secs_f64() * 1e3);
         }
     }
-    let median_ms = median(&mut step_ms);
+    let median_ms = median(step_ms.iter().copied()).unwrap_or(f64::NAN);
     let tokens = flags.batch * (flags.source_tokens + flags.target_tokens);
     #[expect(clippy::cast_precision_loss, reason = "tokens of a batch are far below 2^53")]
     let tokens_per_second = tokens as f64 * 1e3 / median_ms;
@@ -231,13 +232,6 @@ fn samples(model: &t5::Config, count: usize, tokens: usize, step: u64) -> Vec<Ve
     (0..count).map(|sample| (0..tokens - 1).map(|place| token(sample, place)).chain([eos]).collect()).collect()
 }
 
-/// The median; of an even number the mean of the middle two.
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,12 +271,6 @@ mod tests {
         }
         let failure = on_a_device(&["--device-memory-budget", "100MiB"]).expect_err("too little").to_string();
         assert!(failure.contains("device memory budget"), "{failure}");
-    }
-
-    #[test]
-    fn the_median_is_the_middle() {
-        assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&mut [4.0, 1.0, 2.0, 3.0]), 2.5);
     }
 
     #[test]

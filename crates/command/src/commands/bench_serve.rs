@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use candle_core::DType;
 use planner::{AnsweredBatch, Pins};
+use run_report::figures::median;
 use serde_json::{Value, json};
 use t5::{AnswersTogether, Beams, GenerateOptions, Processors, Search, T5};
 
@@ -42,7 +43,6 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
     let weights = WeightFlags {
         memory_budget: flags.memory_budget.clone(),
         device_memory_budget: None,
-        adapter: None,
         offload_dir: ".".into(),
         dry_run: false,
     };
@@ -75,11 +75,7 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
         // The first time is not counted: it pages in and packs.
         let times: Vec<(f64, f64)> =
             (0..=flags.rounds).map(|_| timed(&model, size, flags.source_tokens, &answers)).collect::<Outcome<_>>()?;
-        let median = |of: fn(&(f64, f64)) -> f64| {
-            let mut all: Vec<f64> = times[1..].iter().map(of).collect();
-            all.sort_by(f64::total_cmp);
-            all[all.len() / 2]
-        };
+        let median = |of: fn(&(f64, f64)) -> f64| median(times[1..].iter().map(of)).unwrap_or(f64::NAN);
         let (first, whole) = (median(|times| times.0), median(|times| times.1));
         #[expect(clippy::cast_precision_loss, reason = "tokens are far below 2^53")]
         let tokens = (size * flags.new_tokens) as f64;

@@ -29,7 +29,7 @@ use crate::{job, model_directory, options, report, row_data, setup, stop};
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let stop = Stop::on_signals()?;
     stop.ends_with(stop::without_result);
-    let adapted = model_directory::find_as_trained(&flags.model, flags.weights.adapter.as_deref())?;
+    let adapted = model_directory::find_as_trained(&flags.model, flags.adapter.as_deref())?;
     let mut config = config(flags, &adapted)?;
     let Adapted { directory, adapter } = adapted;
     let scratch = stop.remove_at_end(row_data::scratch, trainer::Scratch::path)?;

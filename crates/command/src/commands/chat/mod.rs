@@ -23,16 +23,13 @@ use toml::Value;
 
 use self::line::{HELP, Line};
 use super::generate::MAX_NEW_TOKENS;
-use super::serve::models::{Loaded, Served, name_of, named};
-use crate::answer_flags::WeightFlags;
+use super::serve::models::{Loaded, Named, Served};
 use crate::chat_flags::ChatArgs;
-use crate::config::PricesFrom;
 use crate::config::generation::Generation;
 use crate::config::{Origin, Values};
 use crate::failure::{Failure, Outcome};
-use crate::inference::{Asked, Shape};
-use crate::model_directory::Adapted;
-use crate::{device, model_directory, report};
+use crate::inference::Shape;
+use crate::{device, report};
 
 /// Turns that are remembered.
 const MOST_TURNS: usize = 64;
@@ -42,67 +39,39 @@ const MOST_LINES: usize = 1000;
 
 /// Talks until the end of input.
 pub fn chat(flags: &ChatArgs) -> Outcome<()> {
-    let device = device::named(flags.device.as_deref())?;
-    let named_model =
-        flags.named.as_ref().or(flags.model.as_ref()).ok_or_else(|| Failure::usage("no model is named"))?;
-    let Adapted { directory, adapter } = model_directory::find_as_trained(named_model, None)?;
-    let base = t5::Config::from_file(&directory.join("config.json"))?;
-    let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
-    let tokenizer = Tokenizer::load(&path)?;
-    let activations: DType = trainer::Precision::from(flags.precision).activations();
-    let first = name_of(adapter.as_deref().unwrap_or(&directory));
-    let mut served = vec![Served::open(first, &base, adapter.as_deref(), activations)?];
-    for text in &flags.adapter {
-        let (name, directory) = named(text)?;
-        served.push(Served::open(name, &base, Some(&directory), activations)?);
-    }
-    let (values, most) = flags.decoding.over(&base)?;
+    let device = device::named(flags.models.device.as_deref())?;
+    let named = Named::find(&flags.models, None)?;
+    let (values, most) = flags.models.decoding.over(&named.base)?;
     let max_new_tokens = flags.max_new_tokens.or(most).unwrap_or(MAX_NEW_TOKENS).max(1);
     let longest = AnswerShape { max_new_tokens, rows: flags.max_beams.max(1), looks_at_scores: true, sorts: true };
-    let mut sizes: Vec<u64> = served.iter().map(|served| served.bytes).collect();
+    let mut sizes: Vec<u64> = named.served.iter().map(|served| served.bytes).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     let others: u64 = sizes.iter().skip(1).sum();
     let beside = if others > 0 { vec![CostRow::new(names::ADAPTERS, others, "all in memory")] } else { Vec::new() };
-    let weights = WeightFlags {
-        memory_budget: flags.memory_budget.clone(),
-        device_memory_budget: flags.device_memory_budget.clone(),
-        adapter: None,
-        offload_dir: flags.offload_dir.clone(),
-        dry_run: flags.dry_run,
-    };
-    let largest = served.iter().max_by_key(|served| served.bytes).map_or(&base, |served| &served.config).clone();
-    let asked = Asked {
-        directory: &directory,
-        adapter: None,
-        config: &largest,
-        device: device.as_ref(),
-        prices: PricesFrom::of_environment(),
-        activations,
-        parameters: None,
-        flags: &weights,
-    };
-    let budgets = weights.budgets()?;
-    let shape = Shape { is_served: true, beside, ..Shape::of_answers(1, flags.max_source_tokens, longest) };
-    let planned = asked.plan(&shape, None, (budgets, &Pins::default()))?;
-    if flags.dry_run {
+    let source_tokens = flags.models.max_source_tokens;
+    let shape = Shape { is_served: true, beside, ..Shape::of_answers(1, source_tokens, longest) };
+    let asked = named.asked(&flags.models, device.as_ref());
+    let planned = asked.plan(&shape, None, (flags.models.weights.budgets()?, &Pins::default()))?;
+    if flags.models.weights.dry_run {
         return report::result(&planned.bill());
     }
+    let Named { tokenizer, activations, served, .. } = &named;
     let mut talk = Talk {
-        loaded: Loaded::new(planned.load()?, activations, served.len()),
+        loaded: Loaded::new(planned.load()?, *activations, served.len()),
         asked: (0..served.len()).collect(),
         served,
-        tokenizer: &tokenizer,
+        tokenizer,
         values,
-        limits: (flags.max_source_tokens, longest),
+        limits: (source_tokens, longest),
         max_new_tokens,
-        activations,
+        activations: *activations,
         turns: Vec::new(),
         has_turns: false,
         number: 0,
         is_interrupted: Arc::default(),
     };
     talk.until_the_end(flags)?;
-    if flags.memory_budget.is_some() {
+    if flags.models.weights.memory_budget.is_some() {
         report::note(&planned.peaks_in_words()?);
     }
     Ok(())
@@ -111,7 +80,7 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
 /// A conversation.
 struct Talk<'a> {
     loaded: Loaded,
-    served: Vec<Served>,
+    served: &'a [Served],
     /// Those that answer, by number.
     asked: Vec<usize>,
     tokenizer: &'a Tokenizer,

@@ -27,8 +27,7 @@ pub const MAX_NEW_TOKENS: usize = 256;
 /// Answers prompts.
 pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let device = device::named(flags.device.as_deref())?;
-    let Adapted { directory, adapter } =
-        model_directory::find_as_trained(&flags.model, flags.weights.adapter.as_deref())?;
+    let Adapted { directory, adapter } = model_directory::find_as_trained(&flags.model, flags.adapter.as_deref())?;
     let mut config = t5::Config::from_file(&directory.join("config.json"))?;
     if let Some(adapter) = &adapter {
         config = config.with_adapter(AdapterDirectory::open(adapter, &config)?.lora(&config))?;

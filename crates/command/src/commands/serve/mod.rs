@@ -15,7 +15,6 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use candle_core::DType;
-use dataloader::Tokenizer;
 use memory_policy::{Bytes, CostRow, Probe, SystemProbe};
 use openai_server::{Access, Drainer, Gauge, Hooks, Keys, Limits, Queue, RequestLimits, Server, Settings};
 use planner::{Pins, Plan, names};
@@ -25,17 +24,14 @@ use signal_hook::low_level;
 use t5::AnswerShape;
 
 use self::engine::Engine;
-use self::models::{Loaded, Served};
+use self::models::{Loaded, Named, Served};
 use self::wish::Defaults;
-use crate::answer_flags::WeightFlags;
 use crate::commands::generate::MAX_NEW_TOKENS;
-use crate::config::PricesFrom;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::inference::{Asked, Planned, Shape};
-use crate::model_directory::Adapted;
 use crate::output::{self, Kind, Stream};
 use crate::serve_flags::ServeArgs;
-use crate::{device, model_directory, options, report};
+use crate::{device, report};
 
 /// A key file is no longer.
 const LARGEST_KEY_FILE_BYTES: u64 = 64 << 10;
@@ -46,51 +42,19 @@ const BYTES_OF_A_TOKEN: usize = 256;
 /// Serves a model until SIGTERM or SIGINT.
 pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     let keys = keys(flags)?;
-    let device = device::named(flags.device.as_deref())?;
-    let named = flags.named.as_ref().or(flags.model.as_ref()).ok_or_else(|| Failure::usage("no model is named"))?;
-    let Adapted { directory, adapter } = model_directory::find_as_trained(named, None)?;
-    let base = t5::Config::from_file(&directory.join("config.json"))?;
-    let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
-    let tokenizer = Tokenizer::load(&path)?;
-    let activations: DType = trainer::Precision::from(flags.precision).activations();
-    let first = flags.model_name.clone().unwrap_or_else(|| models::name_of(adapter.as_deref().unwrap_or(&directory)));
-    let mut served = vec![Served::open(first, &base, adapter.as_deref(), activations)?];
-    for text in &flags.adapter {
-        let (name, directory) = models::named(text)?;
-        if served.iter().any(|other| other.name == name) {
-            return Err(Failure::usage(format!("--adapter {text}: there is a model `{name}` already"))
-                .hint("give it another name: `--adapter NAME=DIR`"));
-        }
-        served.push(Served::open(name, &base, Some(&directory), activations)?);
-    }
-    let defaults = defaults(flags, &base, activations)?;
+    let device = device::named(flags.models.device.as_deref())?;
+    let named = Named::find(&flags.models, flags.model_name.clone())?;
+    let Named { base, tokenizer, activations, served, .. } = &named;
+    let defaults = defaults(flags, base, *activations)?;
     let limits = limits(flags);
-    let weights = WeightFlags {
-        memory_budget: flags.memory_budget.clone(),
-        device_memory_budget: flags.device_memory_budget.clone(),
-        adapter: None,
-        offload_dir: flags.offload_dir.clone(),
-        dry_run: flags.dry_run,
-    };
-    // The bill is that of the largest adapter, whose products take memory, too.
-    let largest = served.iter().max_by_key(|served| served.bytes).map_or(&base, |served| &served.config);
-    let asked = || Asked {
-        directory: &directory,
-        adapter: None,
-        config: largest,
-        device: device.as_ref(),
-        prices: PricesFrom::of_environment(),
-        activations,
-        parameters: None,
-        flags: &weights,
-    };
-    let (planned, adapters) = planned(flags, asked, &served, &limits, defaults.max_new_tokens)?;
-    if flags.dry_run {
+    let asked = || named.asked(&flags.models, device.as_ref());
+    let (planned, adapters) = planned(flags, asked, served, &limits, defaults.max_new_tokens)?;
+    if flags.models.weights.dry_run {
         return report::result(&planned.bill());
     }
     let shape = longest(flags, defaults.max_new_tokens);
     let bytes = planned.answer_bytes()?;
-    let budget = bytes.of(planned.plan.step.evaluation_samples, flags.max_source_tokens, shape);
+    let budget = bytes.of(planned.plan.step.evaluation_samples, flags.models.max_source_tokens, shape);
     // A signal while the model is loaded ends the process as signals do.
     let model = planned.load()?;
     let queue = Queue::new(flags.queue);
@@ -113,14 +77,14 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
         planned.plan.predicted_peak,
         planned.plan.budget,
     ));
-    let loaded = Loaded::new(model, activations, adapters);
+    let loaded = Loaded::new(model, *activations, adapters);
     let mut engine = Engine {
         queue,
-        served: &served,
+        served,
         loaded,
-        tokenizer: &tokenizer,
+        tokenizer,
         defaults,
-        max_source_tokens: flags.max_source_tokens,
+        max_source_tokens: flags.models.max_source_tokens,
         bytes,
         budget,
         running: BTreeMap::new(),
@@ -166,7 +130,7 @@ fn warn_of_readers(path: &Path) {
 
 /// The settings of answers: the model's own, and the flags.
 fn defaults(flags: &ServeArgs, base: &t5::Config, activations: DType) -> Outcome<Defaults> {
-    let (values, most) = flags.decoding.over(base)?;
+    let (values, most) = flags.models.decoding.over(base)?;
     let max_new_tokens = flags.max_new_tokens.or(most).unwrap_or(MAX_NEW_TOKENS).max(1);
     Ok(Defaults { values, max_new_tokens, activations, vocab_size: base.vocab_size })
 }
@@ -195,7 +159,7 @@ fn planned<'a>(
     limits: &Limits,
     max_new_tokens: usize,
 ) -> Outcome<(Planned<'a>, usize)> {
-    let budgets = options::budgets(flags.memory_budget.as_deref(), flags.device_memory_budget.as_deref())?;
+    let budgets = flags.models.weights.budgets()?;
     let mut sizes: Vec<u64> =
         served.iter().filter(|served| served.adapter.is_some()).map(|served| served.bytes).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
@@ -214,7 +178,7 @@ fn planned<'a>(
             beside.push(CostRow::new(names::ADAPTERS, others, format!("{} of {} in memory", adapters, sizes.len())));
         }
         let answer = longest(flags, max_new_tokens);
-        let shape = Shape::of_answers(flags.batch_samples.max(1), flags.max_source_tokens, answer);
+        let shape = Shape::of_answers(flags.batch_samples.max(1), flags.models.max_source_tokens, answer);
         let shape = Shape { is_served: true, beside, ..shape };
         match asked().plan(&shape, None, (budgets, &Pins::default())) {
             Err(failure) if failure.exit == Exit::DoesNotFit && adapters > 1 => adapters -= 1,

@@ -3,11 +3,68 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use candle_core::DType;
+use candle_core::{DType, Device};
+use dataloader::Tokenizer;
 use t5::peft::AdapterDirectory;
 use t5::{AnswersTogether, Lora, T5};
 
+use crate::answer_flags::ModelsFlags;
+use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
+use crate::inference::Asked;
+use crate::model_directory::{self, Adapted};
+
+/// The models that flags name. Nothing of their weights is loaded.
+#[derive(Debug)]
+pub struct Named {
+    /// The directory of the base.
+    pub directory: PathBuf,
+    /// Its shape.
+    pub base: t5::Config,
+    pub tokenizer: Tokenizer,
+    pub activations: DType,
+    /// Each by its name: what was named first, and the adapters.
+    pub served: Vec<Served>,
+}
+
+impl Named {
+    /// Finds them. The first is called `name`, or as its directory is.
+    pub fn find(flags: &ModelsFlags, name: Option<String>) -> Outcome<Self> {
+        let named = flags.named.as_ref().or(flags.model.as_ref());
+        let named = named.ok_or_else(|| Failure::usage("no model is named"))?;
+        let Adapted { directory, adapter } = model_directory::find_as_trained(named, None)?;
+        let base = t5::Config::from_file(&directory.join("config.json"))?;
+        let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
+        let tokenizer = Tokenizer::load(&path)?;
+        let activations = trainer::Precision::from(flags.precision).activations();
+        let name = name.unwrap_or_else(|| name_of(adapter.as_deref().unwrap_or(&directory)));
+        let mut served = vec![Served::open(name, &base, adapter.as_deref(), activations)?];
+        for text in &flags.adapter {
+            let (name, directory) = named_adapter(text)?;
+            if served.iter().any(|other| other.name == name) {
+                return Err(Failure::usage(format!("--adapter {text}: there is a model `{name}` already"))
+                    .hint("give it another name: `--adapter NAME=DIR`"));
+            }
+            served.push(Served::open(name, &base, Some(&directory), activations)?);
+        }
+        Ok(Self { directory, base, tokenizer, activations, served })
+    }
+
+    /// The base and the largest adapter, whose products take memory, too, as they are planned for.
+    pub fn asked<'a>(&'a self, flags: &'a ModelsFlags, device: Option<&'a Device>) -> Asked<'a> {
+        let largest = self.served.iter().max_by_key(|served| served.bytes);
+        Asked {
+            directory: &self.directory,
+            adapter: None,
+            config: largest.map_or(&self.base, |served| &served.config),
+            device,
+            prices: PricesFrom::of_environment(),
+            activations: self.activations,
+            parameters: None,
+            flags: &flags.weights,
+        }
+    }
+}
 
 /// A model by its name.
 #[derive(Debug)]
@@ -39,7 +96,7 @@ impl Served {
 }
 
 /// `NAME=DIR`, or a directory whose name it has.
-pub fn named(text: &str) -> Outcome<(String, PathBuf)> {
+fn named_adapter(text: &str) -> Outcome<(String, PathBuf)> {
     let (name, directory) = match text.split_once('=') {
         Some((name, directory)) => (name.to_owned(), directory),
         None => (name_of(Path::new(text)), text),
@@ -53,7 +110,7 @@ pub fn named(text: &str) -> Outcome<(String, PathBuf)> {
 }
 
 /// What a directory is called: for `model` and `adapter` of a run, the run.
-pub fn name_of(directory: &Path) -> String {
+fn name_of(directory: &Path) -> String {
     let directory = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
     let is_part = directory.file_name().is_some_and(|name| name == "model" || name == "adapter");
     let named = if is_part { directory.parent().unwrap_or(&directory) } else { &directory };
