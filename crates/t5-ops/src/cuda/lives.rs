@@ -66,14 +66,20 @@ impl Lives {
 
     /// The first element of each tensor in the arena of its kind, and the elements that these arenas have.
     pub(super) fn places(&self) -> (Vec<usize>, Sizes) {
-        // Large ones choose first, or those that take much for long: no order is the best for all work.
+        // Large ones choose first, or those that take much for long, or as they come: no order is the best for all work.
         let area = |life: &Life| life.elements as u64 * (life.last - life.first + 1);
         let by = |key: &dyn Fn(&Life) -> u64| {
             let mut order: Vec<usize> = (0..self.all.len()).collect();
             order.sort_by_key(|&number| std::cmp::Reverse((key(&self.all[number]), number)));
             self.placed(&order)
         };
-        let ways = [by(&|life| life.elements as u64), by(&area), by(&|life| life.last - life.first)];
+        let ways = [
+            by(&|life| life.elements as u64),
+            by(&area),
+            by(&|life| life.last - life.first),
+            by(&|life| life.last),
+            by(&|life| u64::MAX - life.first),
+        ];
         let least = |kind: usize| (0..ways.len()).min_by_key(|&way| ways[way].1[kind]).unwrap_or(0);
         let least: [usize; KINDS] = std::array::from_fn(least);
         let place = |(number, life): (usize, &Life)| ways[least[life.kind]].0[number];
