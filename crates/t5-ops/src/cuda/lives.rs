@@ -5,12 +5,21 @@
 
 use std::collections::BTreeMap;
 
+use candle_core::DType;
+
 /// Elements that a tensor in an arena begins at: the alignment that any kernel or product may want.
 pub(super) const ALIGNMENT: usize = 64;
 /// Kinds of elements, each with an arena of its own.
 pub(super) const KINDS: usize = 2;
+/// Dtypes of an arena's memory.
+pub(super) const DTYPES: [DType; KINDS] = [DType::F32, DType::BF16];
 /// Elements of each kind.
 pub(super) type Sizes = [usize; KINDS];
+
+/// The kind of element that an arena has for a dtype.
+pub(super) fn kind_of(dtype: DType) -> Option<usize> {
+    DTYPES.iter().position(|other| *other == dtype)
+}
 
 /// A tensor of the work: its elements, and the launches from its first to its last.
 #[derive(Clone, Copy, Debug, PartialEq)]
