@@ -18,6 +18,7 @@ use crate::quantised::Weight;
 
 mod lives;
 pub(crate) mod recording;
+mod round;
 pub(crate) mod rounds;
 
 /// A source of `cuda-kernels`.
@@ -242,6 +243,17 @@ pub(crate) unsafe fn copy_to(from: &Tensor, to: u64) -> Result<()> {
     unsafe { driver::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) }.w()?;
     recording::launched([from, to]);
     Ok(())
+}
+
+/// Writes numbers over those of a tensor of as many.
+pub(crate) fn overwrite(card: &CudaDevice, there: &Tensor, numbers: &[u32]) -> Result<()> {
+    if there.elem_count() != numbers.len() {
+        bail!("expected {} numbers, got {}", there.elem_count(), numbers.len())
+    }
+    let stream = card.cuda_stream();
+    stream.context().bind_to_thread().w()?;
+    // SAFETY: as many numbers. The driver has read them when it returns: the host's memory is not pinned.
+    unsafe { driver::memcpy_htod_async(address(there)?, numbers, stream.cu_stream()) }.w()
 }
 
 /// A number of elements as kernels count them.

@@ -47,6 +47,7 @@ pub mod copy_waits;
 mod cuda;
 mod device;
 mod dispatch;
+mod graphs;
 mod isa;
 pub mod keys;
 #[cfg(feature = "cuda")]
@@ -79,6 +80,7 @@ pub use device::{
     limit_device, open_card, release_unused_of_device,
 };
 pub use dispatch::Path;
+pub use graphs::{Changing, Turn, records_launches};
 pub use isa::{has_instruction_set, has_tiles, instruction_set};
 pub use needs::{Calls, Kept, Needs};
 pub use ops::activation::{
@@ -120,8 +122,8 @@ pub use parallel::{Joined, for_each_part, join_threads, on_threads_apart, thread
 pub use peak::peak_gflops;
 pub use processor::{InstructionSet, Processor, count_for, processor};
 pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser, Weight};
-pub use replay::{Replay, records_launches};
-pub use rounds::{Changing, Rounds, Turn};
+pub use replay::Replay;
+pub use rounds::Rounds;
 pub use staging::{STAGING_BYTES, Staged, Staging};
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.

@@ -22,7 +22,6 @@
 //! ```
 
 use std::fmt::Display;
-use std::sync::OnceLock;
 
 use candle_core::{Device, Error, Tensor};
 
@@ -76,22 +75,6 @@ impl Replay {
         #[cfg(feature = "cuda")]
         self.on_card.forget();
     }
-}
-
-/// The variable that has work launched kernel by kernel.
-const VARIABLE: &str = "LOW_MEM_T5_GRAPHS";
-
-/// Whether work that repeats on a card is recorded at all: not where `LOW_MEM_T5_GRAPHS` is `none`. Fixed for the process.
-pub fn records_launches() -> bool {
-    static WANTED: OnceLock<bool> = OnceLock::new();
-    *WANTED.get_or_init(|| {
-        let value = std::env::var(VARIABLE).ok();
-        let is_known = matches!(value.as_deref(), None | Some("all" | "none"));
-        if !is_known {
-            tracing::warn!("{VARIABLE}: expected \"all\" or \"none\", got {value:?}; taken as \"all\"");
-        }
-        value.as_deref() != Some("none")
-    })
 }
 
 /// Work that takes a number of the host, which other launches of a recording would have another one of, is not recorded.

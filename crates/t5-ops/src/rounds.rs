@@ -17,52 +17,7 @@ use std::marker::PhantomData;
 use candle_core::Device;
 use candle_core::{Error, Result, Tensor, TensorId};
 
-use crate::ops::dropout::key_of_step;
-
-/// What is different in each round of a kind.
-#[derive(Clone, Copy, Debug)]
-pub struct Changing<'a> {
-    /// Tensors that kernels read: contiguous, each with memory of its own.
-    pub tensors: &'a [&'a Tensor],
-    /// Valid positions of sequences. Operations have to be given these very slices.
-    pub lengths: [&'a [usize]; 2],
-    /// The samples of dropout. As above.
-    pub samples: &'a [u32],
-    /// The seed of dropout.
-    pub seed: u64,
-    /// The optimizer step.
-    pub step: u64,
-}
-
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-impl Changing<'_> {
-    /// The key of dropout, and then the lists.
-    pub(crate) fn numbers(&self) -> Vec<u32> {
-        let key = key_of_step(self.seed, self.step);
-        let lengths = self.lengths.iter().flat_map(|list| list.iter().map(|&length| length as u32));
-        [key as u32, (key >> 32) as u32].into_iter().chain(lengths).chain(self.samples.iter().copied()).collect()
-    }
-
-    /// The number with which lists begin.
-    pub(crate) fn first_list(&self) -> usize {
-        2
-    }
-
-    /// Where each list is in the host's memory, and its elements.
-    pub(crate) fn lists(&self) -> impl Iterator<Item = (usize, usize)> {
-        let lengths = self.lengths.map(|list| (list.as_ptr().addr(), list.len()));
-        lengths.into_iter().chain([(self.samples.as_ptr().addr(), self.samples.len())])
-    }
-}
-
-/// What a phase is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// To be done.
-    Work,
-    /// To let go of everything that it has made, and to be ready to do it once more.
-    Undo,
-}
+use crate::graphs::{Changing, Turn};
 
 /// Rounds of work by their kinds `K`. A round leaves a `V` beside tensors, which its later launches leave, too.
 pub struct Rounds<K, V> {

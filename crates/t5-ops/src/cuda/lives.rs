@@ -5,12 +5,21 @@
 
 use std::collections::BTreeMap;
 
+use candle_core::DType;
+
 /// Elements that a tensor in an arena begins at: the alignment that any kernel or product may want.
 pub(super) const ALIGNMENT: usize = 64;
 /// Kinds of elements, each with an arena of its own.
 pub(super) const KINDS: usize = 2;
+/// Dtypes of an arena's memory.
+pub(super) const DTYPES: [DType; KINDS] = [DType::F32, DType::BF16];
 /// Elements of each kind.
 pub(super) type Sizes = [usize; KINDS];
+
+/// The kind of element that an arena has for a dtype.
+pub(super) fn kind_of(dtype: DType) -> Option<usize> {
+    DTYPES.iter().position(|other| *other == dtype)
+}
 
 /// A tensor of the work: its elements, and the launches from its first to its last.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,14 +75,20 @@ impl Lives {
 
     /// The first element of each tensor in the arena of its kind, and the elements that these arenas have.
     pub(super) fn places(&self) -> (Vec<usize>, Sizes) {
-        // Large ones choose first, or those that take much for long: no order is the best for all work.
+        // Large ones choose first, or those that take much for long, or as they come: no order is the best for all work.
         let area = |life: &Life| life.elements as u64 * (life.last - life.first + 1);
         let by = |key: &dyn Fn(&Life) -> u64| {
             let mut order: Vec<usize> = (0..self.all.len()).collect();
             order.sort_by_key(|&number| std::cmp::Reverse((key(&self.all[number]), number)));
             self.placed(&order)
         };
-        let ways = [by(&|life| life.elements as u64), by(&area), by(&|life| life.last - life.first)];
+        let ways = [
+            by(&|life| life.elements as u64),
+            by(&area),
+            by(&|life| life.last - life.first),
+            by(&|life| life.last),
+            by(&|life| u64::MAX - life.first),
+        ];
         let least = |kind: usize| (0..ways.len()).min_by_key(|&way| ways[way].1[kind]).unwrap_or(0);
         let least: [usize; KINDS] = std::array::from_fn(least);
         let place = |(number, life): (usize, &Life)| ways[least[life.kind]].0[number];

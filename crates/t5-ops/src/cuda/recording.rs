@@ -6,19 +6,17 @@ use std::cell::RefCell;
 use std::fmt::Display;
 
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::driver::{CudaGraph, DriverError, result, sys};
+use candle_core::cuda_backend::cudarc::driver::{CudaGraph, DriverError, sys};
 use candle_core::{CudaDevice, DType, Device, Error, Shape, Tensor, TensorId, bail};
 
-use super::address;
-use super::lives::{ALIGNMENT, KINDS, Lives, Sizes};
-use super::rounds::{Round, kind_of};
+use super::lives::{ALIGNMENT, DTYPES, KINDS, Lives, Sizes, kind_of};
+use super::round::Round;
+use super::{address, overwrite};
 use crate::device::is_out_of_device_memory;
-use crate::replay::records_launches;
+use crate::graphs::records_launches;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Dtypes of an arena's memory.
-pub(super) const DTYPES: [DType; KINDS] = [DType::F32, DType::BF16];
 /// How often the same work is done before it is recorded. A recording costs the host about as much as they do, and work that soon changes
 /// is not worth it.
 const RUNS_BEFORE: usize = 2;
@@ -265,17 +263,6 @@ impl OnCard {
         self.state = State::default();
         Ok(self.numbers.insert(Tensor::new(numbers, &Device::Cuda(card.clone()))?).clone())
     }
-}
-
-/// Writes numbers over those of a tensor of as many.
-pub(super) fn overwrite(card: &CudaDevice, there: &Tensor, numbers: &[u32]) -> Result<()> {
-    if there.elem_count() != numbers.len() {
-        bail!("expected {} numbers, got {}", there.elem_count(), numbers.len())
-    }
-    let stream = card.cuda_stream();
-    stream.context().bind_to_thread().w()?;
-    // SAFETY: as many numbers. The driver has read them when it returns: the host's memory is not pinned.
-    unsafe { result::memcpy_htod_async(address(there)?, numbers, stream.cu_stream()) }.w()
 }
 
 /// How often work is done before it is recorded, after so many attempts without memory.

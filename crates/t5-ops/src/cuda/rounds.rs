@@ -7,13 +7,13 @@ use std::mem::take;
 
 use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::CudaGraph;
-use candle_core::{CudaDevice, DType, Device, Error, Tensor, TensorId, bail};
+use candle_core::{CudaDevice, Error, Tensor, TensorId, bail};
 
 use super::lives::{KINDS, Lives, Sizes};
-use super::recording::{DTYPES, Scope, capture, overwrite, within};
+use super::recording::{Scope, capture, within};
+use super::round::{Arena, Inputs, Places, Round};
 use super::{address, copy_to};
-use crate::replay::records_launches;
-use crate::rounds::{Changing, Turn};
+use crate::graphs::{Changing, Turn, records_launches};
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -23,164 +23,6 @@ const MOST_KNOWN: usize = 16;
 const MEASURED: usize = 2;
 /// One is recorded when so many rounds in a row were of kinds that are measured: a recording costs the host about as much as a round.
 const CALM: usize = 2;
-
-/// Where tensors lie while a round is recorded.
-pub(super) struct Arena {
-    tensors: [Tensor; KINDS],
-    addresses: [u64; KINDS],
-}
-
-impl Arena {
-    fn new(sizes: Sizes, card: &CudaDevice) -> Result<Self> {
-        let device = Device::Cuda(card.clone());
-        // Memory that is free in pieces may be of use in one.
-        crate::device::trim(card)?;
-        // SAFETY: on a card no Rust code reads it, and every pattern of bytes is a number.
-        let part = |kind: usize| unsafe { Tensor::empty(sizes[kind].max(1), DTYPES[kind], &device) };
-        Self::of([part(0)?, part(1)?])
-    }
-
-    fn of(tensors: [Tensor; KINDS]) -> Result<Self> {
-        let addresses = [address(&tensors[0])?, address(&tensors[1])?];
-        Ok(Self { tensors, addresses })
-    }
-
-    fn sizes(&self) -> Sizes {
-        self.tensors.each_ref().map(Tensor::elem_count)
-    }
-
-    fn holds(&self, sizes: Sizes) -> bool {
-        self.sizes().iter().zip(sizes).all(|(has, wants)| wants <= *has)
-    }
-}
-
-/// Places in an arena for the tensors of a round, and what changes from round to round.
-pub(super) struct Places {
-    arena: Arena,
-    of: Vec<usize>,
-    measured: Lives,
-    inputs: Inputs,
-    /// Memory of the tensors that change, and where recorded kernels find their values.
-    moved: Vec<(u64, u64, u64)>,
-    /// Lists of the host's memory, by where they lie, and their places on the card.
-    lists: Vec<(usize, usize, Tensor)>,
-}
-
-/// What a scope knows of a round that goes on.
-#[derive(Default)]
-pub(super) struct Round {
-    lives: Lives,
-    /// None while it is measured.
-    places: Option<Places>,
-    /// Something is computed that is not recorded.
-    is_aside: bool,
-    pub(super) refused_by: Option<&'static str>,
-}
-
-impl Round {
-    /// Memory of the arena for a tensor of so many elements. None while it is measured.
-    pub(super) fn piece(&mut self, kind: usize, elements: usize) -> Result<Option<Tensor>> {
-        let Some(places) = self.places.as_ref().filter(|_| !self.is_aside) else { return Ok(None) };
-        let (number, bytes) = (self.lives.all().len(), DTYPES[kind].size_in_bytes());
-        let planned = places.measured.all().get(number);
-        if planned.is_none_or(|life| (life.kind, life.elements) != (kind, elements)) {
-            // It becomes memory of the graph, which is refused.
-            return Ok(None);
-        }
-        let from = places.of[number];
-        let at = places.arena.addresses[kind] + (from * bytes) as u64;
-        self.lives.take(kind, elements, at, (elements * bytes) as u64);
-        places.arena.tensors[kind].narrow(0, from, elements).map(Some)
-    }
-
-    /// While it is measured: such a tensor was taken.
-    pub(super) fn taken(&mut self, kind: usize, elements: usize, address: u64) {
-        if self.places.is_none() && !self.is_aside {
-            self.lives.take(kind, elements, address, (elements * DTYPES[kind].size_in_bytes()) as u64);
-        }
-    }
-
-    /// The address that a kernel is given for this one.
-    pub(super) fn seen(&mut self, address: u64) -> u64 {
-        if self.is_aside {
-            // Memory of tensors that are gone may be that of others now.
-            return address;
-        }
-        let places = self.places.as_ref();
-        let moved =
-            places.and_then(|places| places.moved.iter().find(|(from, end, _)| (*from..*end).contains(&address)));
-        let address = moved.map_or(address, |(from, _, to)| to + (address - from));
-        self.lives.use_at(address);
-        address
-    }
-
-    /// Something is launched that was given these numbers, addresses among them.
-    pub(super) fn launched(&mut self, numbers: impl IntoIterator<Item = u64>) {
-        if !self.is_aside {
-            numbers.into_iter().for_each(|number| self.lives.use_at(number));
-            self.lives.launch();
-        }
-    }
-
-    /// Where the key of dropout lies while work is recorded.
-    pub(super) fn key(&self) -> Option<u64> {
-        let places = self.places.as_ref().filter(|_| !self.is_aside)?;
-        Some(places.inputs.key)
-    }
-
-    /// Whether lists of the host have other values in other rounds.
-    pub(super) fn is_recorded(&self) -> bool {
-        self.places.is_some() && !self.is_aside
-    }
-
-    /// The place of a list while work is recorded.
-    pub(super) fn list(&mut self, at: usize, count: usize) -> Option<Tensor> {
-        let places = self.places.as_ref().filter(|_| !self.is_aside)?;
-        let found = places.lists.iter().find(|(from, length, _)| (*from, *length) == (at, count));
-        if found.is_none() {
-            self.refused_by = Some("a list that is no part of what changes");
-        }
-        found.map(|(_, _, list)| list.clone())
-    }
-}
-
-/// Memory on the card for what changes from round to round.
-#[derive(Clone)]
-struct Inputs {
-    /// The key of dropout, and the lists.
-    numbers: Tensor,
-    key: u64,
-    tensors: Vec<Tensor>,
-}
-
-impl Inputs {
-    fn new(changing: &Changing, card: &CudaDevice) -> Result<Self> {
-        let device = Device::Cuda(card.clone());
-        let numbers = Tensor::new(changing.numbers(), &device)?;
-        let tensors = changing.tensors.iter().map(|tensor| Tensor::zeros(tensor.shape(), tensor.dtype(), &device));
-        Ok(Self { key: address(&numbers)?, numbers, tensors: tensors.collect::<Result<_>>()? })
-    }
-
-    fn write(&self, changing: &Changing, card: &CudaDevice) -> Result<()> {
-        overwrite(card, &self.numbers, &changing.numbers())?;
-        for (tensor, place) in changing.tensors.iter().zip(&self.tensors) {
-            // SAFETY: a tensor of this shape and dtype.
-            unsafe { copy_to(tensor, address(place)?)? };
-        }
-        Ok(())
-    }
-
-    /// The places of lists, in their order.
-    fn lists(&self, changing: &Changing) -> Result<Vec<(usize, usize, Tensor)>> {
-        let mut from = changing.first_list();
-        let place = |(at, count): (usize, usize)| {
-            let list = self.numbers.narrow(0, from, count)?;
-            from += count;
-            Ok((at, count, list))
-        };
-        changing.lists().map(place).collect()
-    }
-}
 
 /// A recorded round.
 struct Recording {
@@ -273,7 +115,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
             Known { measured: Some(measured), .. } if self.calm >= CALM => {
                 match self.places(measured.clone(), changing, card) {
                     Ok((places, recording)) => {
-                        let round = Round { places: Some(places), ..Round::default() };
+                        let round = Round::recorded(places);
                         Now::Recorded(Scope::of_round(round), recording)
                     }
                     Err(error) => {
@@ -468,28 +310,4 @@ fn captured<E: Display>(
         bail!("the work is not the one that was measured")
     }
     Ok((graph, scope))
-}
-
-impl Round {
-    /// Whether it is the work that was measured, as far as it has come.
-    pub(super) fn follows_measured(&self) -> bool {
-        self.places.as_ref().is_none_or(|places| self.lives.follows(&places.measured))
-    }
-
-    pub(super) fn set_aside(&mut self, is_aside: bool) {
-        if self.is_aside && !is_aside {
-            // However many launches that took.
-            self.lives.launch();
-        }
-        self.is_aside = is_aside;
-    }
-
-    pub(super) fn into_lives(self) -> Lives {
-        self.lives
-    }
-}
-
-/// The kind of element that an arena has for a dtype.
-pub(super) fn kind_of(dtype: DType) -> Option<usize> {
-    DTYPES.iter().position(|other| *other == dtype)
 }
