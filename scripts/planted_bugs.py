@@ -25,7 +25,7 @@ OPERATIONS = "crates/t5-ops/src"
 SUITES = {
     # The C++ compiler takes most of the time.
     KERNELS: (["-p", "cuda-kernels", "--test", "kernels"], {"CXXFLAGS": "-O1"}),
-    OPERATIONS: (["-p", "t5-ops", "--features", "cuda", "--test", "copies", "--test", "replay"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
+    OPERATIONS: (["-p", "t5-ops", "--features", "cuda", "--test", "copies", "--test", "replay", "--test", "device"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
 }
 
 # Kind, file, text that occurs once, text in its place.
@@ -61,6 +61,12 @@ BUGS = [
     ("two tensors of a graph in one place", "cuda/recording.rs", "scope.taken[kind] += count.next_multiple_of(ALIGNMENT);", "scope.taken[kind] += ALIGNMENT;"),
     ("memory of a graph that no pool knows", "device.rs", "        give_workspace(device)?;\n", ""),
     ("work of a graph with a number of the host", "replay.rs", "    crate::cuda::recording::refuse(operation);\n", "    let _ = operation;\n"),
+    ("wrong scale", "attention.cu", "SCORES_ROW + lane] = p * kept;", "SCORES_ROW + lane] = kept > 0.0f ? p : 0.0f;"),
+    ("wrong bound", "decoding.cu", "i < count; i += gridDim.y", "i < count - 1; i += gridDim.y"),
+    ("wrong stride of a part", "cuda.rs", "            count(width)?,\n", "            count(n)?,\n"),
+    ("wrong stride of pieces", "lane.rs", "let at = from + (number * self.piece_bytes) as u64;", "let at = from + (number * length) as u64;"),
+    ("event of the other stream", "lane.rs", "self.computing.record_event(None)", "self.copying.record_event(None)"),
+    ("memory that serves others while it is copied to", "copies.rs", "let _ = self.wait();", "let _ = &self.is_done;"),
     ("a graph that is not ended", "cuda/recording.rs", "let dropped = stream.context().check_err();", "let dropped = Ok(());"),
 ]
 
