@@ -1,6 +1,6 @@
 //! The rule by which tests run on the CPU and on a card.
 
-use super::sources::{before_tests, is_test_file};
+use super::sources::is_test_file;
 use super::{Finding, Tree};
 
 /// The crates that compute and whose tests CI runs once more on an emulated card.
@@ -18,7 +18,8 @@ pub fn tests_name_the_cpu_with_a_reason(tree: &Tree) -> Vec<Finding> {
         if source.contains("#![cfg(feature = \"cuda\")]") || has_reason(source.lines().take_while(is_head)) {
             continue;
         }
-        let first = if is_test_file(path) { 0 } else { before_tests(source).lines().count() };
+        let sources = source.find("\n#[cfg(test)]\nmod tests {").map_or(source, |end| &source[..end]);
+        let first = if is_test_file(path) { 0 } else { sources.lines().count() };
         let lines: Vec<&str> = source.lines().collect();
         for (at, line) in lines.iter().enumerate().skip(first) {
             let names = line.contains("Device::Cpu") && !line.trim_start().starts_with("//");
@@ -73,7 +74,7 @@ mod tests {
         let reason = "// The host alone: files.\n";
         let test = "fn f() {\n    g(&Device::Cpu);\n}\n";
         check("crates/t5/tests/a.rs", &format!("{reason}{test}"), &[]);
-        check("crates/t5/tests/a.rs", &format!("{reason}{test}\n{test}"), &[6]);
+        check("crates/t5/tests/a.rs", &format!("{reason}{test}\n{test}"), &[7]);
         check("crates/t5/tests/a.rs", &format!("//! {}\n{test}\n{test}", &reason[3..]), &[]);
     }
 }
