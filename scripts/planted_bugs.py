@@ -66,7 +66,6 @@ BUGS = [
     ("wrong stride of a part", "cuda.rs", "            count(width)?,\n", "            count(n)?,\n"),
     ("wrong stride of pieces", "lane.rs", "let at = from + (number * self.piece_bytes) as u64;", "let at = from + (number * length) as u64;"),
     ("event of the other stream", "lane.rs", "self.computing.record_event(None)", "self.copying.record_event(None)"),
-    ("memory that serves others while it is copied to", "copies.rs", "let _ = self.wait();", "let _ = &self.is_done;"),
     ("a graph that is not ended", "cuda/recording.rs", "let dropped = stream.context().check_err();", "let dropped = Ok(());"),
 ]
 
