@@ -25,7 +25,7 @@ OPERATIONS = "crates/t5-ops/src"
 SUITES = {
     # The C++ compiler takes most of the time.
     KERNELS: (["-p", "cuda-kernels", "--test", "kernels"], {"CXXFLAGS": "-O1"}),
-    OPERATIONS: (["-p", "t5-ops", "--features", "cuda", "--test", "copies", "--test", "replay", "--test", "rounds"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
+    OPERATIONS: (["-p", "t5-ops", "--features", "cuda", "--test", "copies", "--test", "replay", "--test", "rounds", "--test", "device"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
 }
 
 # Kind, file, text that occurs once, text in its place.
@@ -68,6 +68,11 @@ BUGS = [
     ("stale addresses of a graph", "cuda/rounds.rs", "recorded.lies == lies", "recorded.lies.len() == lies.len()"),
     ("memory of a graph used again too early", "cuda/lives.rs", "self.all[number].last = self.launches;", "let _ = number;"),
     ("two tensors of a graph in one place", "cuda/lives.rs", "if places[other] >= from + life.elements {", "if places[other] + 64 >= from + life.elements {"),
+    ("wrong scale", "attention.cu", "SCORES_ROW + lane] = p * kept;", "SCORES_ROW + lane] = kept > 0.0f ? p : 0.0f;"),
+    ("wrong bound", "decoding.cu", "i < count; i += gridDim.y", "i < count - 1; i += gridDim.y"),
+    ("wrong stride of a part", "cuda.rs", "            count(width)?,\n", "            count(n)?,\n"),
+    ("wrong stride of pieces", "lane.rs", "let at = from + (number * self.piece_bytes) as u64;", "let at = from + (number * length) as u64;"),
+    ("event of the other stream", "lane.rs", "self.computing.record_event(None)", "self.copying.record_event(None)"),
     ("a graph that is not ended", "cuda/recording.rs", "let dropped = stream.context().check_err();", "let dropped = Ok(());"),
 ]
 

@@ -569,10 +569,10 @@ def graphs(session):
     def trained(name):
         if not (session.scratch / name / "model").exists():
             train(session, name, device, 1, 1, ["--set", f"model.config={model}", *material(session, words, batch * steps)])
-        return ["--model", session.scratch / name / "model", "--device", device]
+        return session.scratch / name / "model"
 
     def answers(more):
-        flags = [*trained("graphs-model"), "--json", "--scores", "--max-new-tokens", tokens, *more]
+        flags = ["--model", trained("graphs-model"), "--device", device, "--json", "--scores", "--max-new-tokens", tokens, *more]
         flags += [word for prompt in ("2 + 2", "75", "after 12") for word in ("--prompt", prompt)]
         said = {way: session.ours("generate", flags, launcher=launcher).expect(0).out for way, launcher in LAUNCHED.items()}
         if said["graphs"] != said["kernels"]:
@@ -580,7 +580,7 @@ def graphs(session):
         return {"answers": said["graphs"].count("\n")}
 
     def paced(more):
-        flags = [*trained("graphs-model"), "--json", "--batch", sources, "--source-tokens", words, "--new-tokens", tokens, *more]
+        flags = [trained("graphs-model"), "--device", device, "--json", "--batch", sources, "--source-tokens", words, "--new-tokens", tokens, *more]
         found = in_turn(lambda launcher: session.ours("bench serve", flags, launcher=launcher, watched=session.is_card).expect(0).last_json())
         numbers = {}
         for at, line in enumerate(found["graphs"][0]["batches"]):

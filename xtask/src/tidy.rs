@@ -5,6 +5,7 @@
 //! is the same check, so `cargo test` fails on an untidy tree.
 
 mod architecture;
+mod devices;
 mod modules;
 mod prose;
 mod sources;
@@ -54,6 +55,7 @@ const RULES: &[Rule] = &[
     architecture::every_crate_is_drawn_above_those_that_it_uses,
     architecture::dependencies_are_named_by_their_owners_only,
     architecture::versions_and_lints_come_from_the_workspace,
+    devices::tests_name_the_cpu_with_a_reason,
     modules::modules_import_each_other_in_no_circle,
     sources::unsafe_is_allowed_in_its_crates_only,
     sources::every_module_opens_with_its_documentation,

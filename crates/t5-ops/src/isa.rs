@@ -202,7 +202,8 @@ mod tests {
     /// The instruction set is fixed for a process, so each gets one of its own. Products are tested with all of them anyway.
     #[test]
     fn lesser_instruction_sets_pass_these_tests() {
-        if std::env::var_os(VARIABLE).is_some() {
+        // A card has one set of kernels.
+        if std::env::var_os(VARIABLE).is_some() || !crate::testing::device().is_cpu() {
             return;
         }
         for isa in ALL.into_iter().filter(|&isa| isa < detect()) {

@@ -1,5 +1,7 @@
 //! Views of tensors in files, and borrows of them: safe code neither reads nor writes what is not the view's own, and nothing
 //! changes behind a borrow.
+//!
+//! The host alone: a card maps no file.
 
 #![cfg(all(target_os = "linux", target_pointer_width = "64"))]
 

@@ -1,4 +1,6 @@
 //! The same inputs give the same bits, on any number of threads and however they are scheduled.
+//!
+//! The host alone: its threads. `device` makes each operation twice on a card.
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{

@@ -1,4 +1,6 @@
 //! What an operation states that threads keep is what they keep: counted by the allocator after calls with more and more rows.
+//!
+//! The host alone: threads of a card keep nothing.
 
 use candle_core::{DType, Device, Result, Tensor};
 use heap::Allocator;

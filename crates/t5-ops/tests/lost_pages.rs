@@ -1,6 +1,8 @@
 //! A file that is shortened under its mapping ends the process with an exit code and its name, and not with a signal.
 //!
 //! Each test starts this test binary again, as a child that does what the test is about.
+//!
+//! The host alone: a card maps no file.
 
 #![cfg(target_os = "linux")]
 

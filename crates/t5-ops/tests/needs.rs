@@ -1,4 +1,6 @@
 //! What an operation states that it needs is what it holds: counted by the allocator, on every path.
+//!
+//! The host alone: its allocator counts. `needs_of_a_device` is the same on a card.
 
 use candle_core::{DType, Device, Result, Tensor};
 use heap::Allocator;

@@ -1,4 +1,6 @@
 //! A tensor in a file has the values that it would have in memory, and its pages are resident only while they are used.
+//!
+//! The host alone: a card has no pages of files.
 
 use candle_core::{DType, Device, Result, Tensor};
 use heap::{Allocator, FileMemory, LARGE_BYTES};

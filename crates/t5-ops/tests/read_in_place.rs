@@ -1,4 +1,6 @@
 //! Tensors that are read where they lie in a file that others know.
+//!
+//! The host alone: a card reads no file.
 
 #![cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
 

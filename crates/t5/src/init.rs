@@ -88,13 +88,14 @@ fn fill<T: Send>(values: &mut [T], of: Pair, convert: impl Fn(f64) -> T + Sync +
 mod tests {
     use super::*;
     use crate::Config;
+    use crate::test_device::device;
 
     #[test]
     fn moments_are_those_that_transformers_asks_for() {
         let config = Config { d_model: 96, d_kv: 24, num_heads: 5, d_ff: 160, vocab_size: 700, ..Config::default() };
         for spec in ParameterSpec::all(&config).iter().filter(|spec| spec.elements() > 1000) {
             let Initial::Normal { std } = spec.initial else { continue };
-            let values = initial_tensor(spec, 7, DType::F32, &Device::Cpu).unwrap().flatten_all().unwrap();
+            let values = initial_tensor(spec, 7, DType::F32, &device()).unwrap().flatten_all().unwrap();
             let values = values.to_vec1::<f32>().unwrap();
             let n = values.len() as f64;
             let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
@@ -115,7 +116,7 @@ mod tests {
             initial: Initial::Normal { std: 1.0 },
         };
         let values = |spec: &ParameterSpec, seed| {
-            initial_tensor(spec, seed, DType::F32, &Device::Cpu).unwrap().to_vec1::<f32>().unwrap()
+            initial_tensor(spec, seed, DType::F32, &device()).unwrap().to_vec1::<f32>().unwrap()
         };
         let long = values(&spec("a", 3 * CHUNK_VALUES + 5), 1);
         assert_eq!(long[..CHUNK_VALUES - 1], values(&spec("a", CHUNK_VALUES - 1), 1));

@@ -55,6 +55,9 @@ mod parameters;
 mod presets;
 pub mod step;
 mod stored_dtypes;
+#[cfg(test)]
+#[path = "../../t5-ops/tests/support/device.rs"]
+mod test_device;
 
 pub use adapter::{LinearLora, Lora, LoraInit, Targets, is_of_adapter};
 pub use config::{Config, Rest};

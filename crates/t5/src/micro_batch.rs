@@ -150,6 +150,7 @@ fn check(lists: &[&[u32]], what: &str, samples: &[u32], config: &Config) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_device::device;
 
     fn config() -> Config {
         Config { vocab_size: 20, decoder_start_token_id: 3, pad_token_id: 2, ..Config::default() }
@@ -158,7 +159,7 @@ mod tests {
     #[test]
     fn targets_are_shifted_right_and_padding_has_no_label() {
         let batch =
-            MicroBatch::new(&[&[5, 1], &[6, 7, 1]], &[&[8, 9, 1], &[1]], &[0, 1], &config(), &Device::Cpu).unwrap();
+            MicroBatch::new(&[&[5, 1], &[6, 7, 1]], &[&[8, 9, 1], &[1]], &[0, 1], &config(), &device()).unwrap();
         assert_eq!(batch.sources.to_vec2::<u32>().unwrap(), [[5, 1, 2], [6, 7, 1]]);
         assert_eq!(batch.decoder_inputs.to_vec2::<u32>().unwrap(), [[3, 8, 9], [3, 2, 2]]);
         assert_eq!(batch.labels, [8, 9, 1, 1, IGNORED_LABEL, IGNORED_LABEL]);
@@ -168,7 +169,7 @@ mod tests {
     #[test]
     fn what_no_model_can_run_on_is_refused_by_name() {
         let check = |sources: &[&[u32]], targets: &[&[u32]], samples: &[u32], expected: &str| {
-            let error = MicroBatch::new(sources, targets, samples, &config(), &Device::Cpu).unwrap_err();
+            let error = MicroBatch::new(sources, targets, samples, &config(), &device()).unwrap_err();
             assert_eq!(error.to_string(), expected);
         };
         check(&[], &[], &[], "micro-batch: expected at least one sample, got none");

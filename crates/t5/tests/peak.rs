@@ -1,4 +1,6 @@
 //! The most that a real pass holds, counted by the allocator, beside the count.
+//!
+//! The host alone: its allocator counts. `peak_on_a_card` is the same on a card.
 
 use std::sync::{Mutex, PoisonError};
 

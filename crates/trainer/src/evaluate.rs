@@ -335,10 +335,11 @@ impl Computed {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Device};
+    use candle_core::DType;
     use t5::Config;
 
     use super::*;
+    use crate::test_device::device;
 
     fn model() -> T5 {
         let config = Config {
@@ -351,7 +352,7 @@ mod tests {
             num_heads: 2,
             ..Config::default()
         };
-        T5::init(&config, 2, DType::F32, &Device::Cpu).unwrap()
+        T5::init(&config, 2, DType::F32, &device()).unwrap()
     }
 
     fn samples() -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {

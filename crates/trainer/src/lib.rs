@@ -34,6 +34,9 @@ mod state;
 mod state_file;
 mod stats;
 mod temporary;
+#[cfg(test)]
+#[path = "../../t5-ops/tests/support/device.rs"]
+mod test_device;
 mod trainer;
 mod transport;
 mod update;

@@ -371,16 +371,15 @@ pub(crate) fn state_dtype(parameter: DType) -> DType {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
-
     use super::*;
+    use crate::test_device::device;
 
     #[test]
     fn the_stated_number_of_state_values_is_what_is_allocated() {
         let adafactor = [None, Some(0.9)].map(|beta1| AdafactorOptions { beta1, ..AdafactorOptions::default() }.into());
         for options in adafactor.into_iter().chain([AdamwOptions::default().into()]) {
             for shape in [&[7][..], &[3, 5], &[2, 3, 5], &[]] {
-                let tensor = Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+                let tensor = Tensor::zeros(shape, DType::F32, &device()).unwrap();
                 let parameter = Parameter { name: "p".into(), tensor, part: t5::Part::Shared, quantisation: None };
                 let moments = Moments::zeros(&options, &parameter).unwrap();
                 let elements: usize = moments.named().iter().map(|(_, tensor)| tensor.elem_count()).sum();

@@ -140,10 +140,11 @@ impl StateFile {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Device};
+    use candle_core::DType;
     use t5_ops::Rounding;
 
     use super::*;
+    use crate::test_device::device;
 
     #[test]
     fn a_parameter_that_is_updated_some_rows_at_a_time_has_the_bits_of_one_that_is_updated_whole() {
@@ -151,7 +152,7 @@ mod tests {
         let shape = [2 * UPDATED_BYTES / 4 / 512 + 7, 512];
         let of = |offset: f32, dtype| {
             let values: Vec<f32> = (0..shape[0] * shape[1]).map(|i| (i as f32 * 0.37 + offset).sin()).collect();
-            Tensor::from_vec(values, shape.as_slice(), &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+            Tensor::from_vec(values, shape.as_slice(), &device()).unwrap().to_dtype(dtype).unwrap()
         };
         assert_eq!(resident_bytes(&shape, 4), UPDATED_BYTES as u64);
         assert_eq!(resident_bytes(&[70_000], 4), 280_000);

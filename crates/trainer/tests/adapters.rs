@@ -1,7 +1,7 @@
 //! Adapters trained here beside the same adapters trained by PEFT: fifty steps of AdamW from what PEFT saved, for each case of
 //! `scripts/golden_cases/adapters.py`.
 
-#[path = "support/device.rs"]
+#[path = "../../t5-ops/tests/support/device.rs"]
 mod device;
 
 use std::fs::{self, File};

@@ -1,7 +1,7 @@
 //! The trainer beside what it must equal: torch's and transformers' schedules, transformers' Adafactor, and
 //! whole training steps. The goldens come from `scripts/make_goldens.py`.
 
-#[path = "support/device.rs"]
+#[path = "../../t5-ops/tests/support/device.rs"]
 mod device;
 
 use std::fs;

@@ -2,7 +2,7 @@
 
 #![cfg(unix)]
 
-#[path = "support/device.rs"]
+#[path = "../../t5-ops/tests/support/device.rs"]
 mod device;
 
 use std::fs;

@@ -1,6 +1,6 @@
 //! Layer-major steps against ordinary ones: the same training, to rounding; the same bits again; nothing half done.
 
-#[path = "support/device.rs"]
+#[path = "../../t5-ops/tests/support/device.rs"]
 mod device;
 
 use std::cell::Cell;

@@ -3,7 +3,6 @@
 #[allow(dead_code, reason = "moments of the model there are too small for a file")]
 mod support;
 
-use candle_core::Device;
 use support::bits;
 use t5::{Config, Files, T5};
 use trainer::adamw::AdamwOptions;
@@ -45,7 +44,7 @@ fn step(trainer: &mut Trainer, seed: u32, plan: &StepPlan) -> f64 {
 }
 
 fn trainer(options: &TrainerOptions, files: &Files) -> Trainer {
-    let model = T5::init(&config(), 7, options.parameter_dtype(), &Device::Cpu).unwrap();
+    let model = T5::init(&config(), 7, options.parameter_dtype(), &support::device()).unwrap();
     let mut trainer = Trainer::new(model, options.clone()).unwrap();
     trainer.offload_to(files.clone());
     trainer
@@ -90,7 +89,7 @@ fn steps_and_checkpoints_are_the_same_to_the_bit_and_the_bill_says_what_stays_in
             checkpoints.save(&disk, &serde_json::Value::Null, None, &|| false).unwrap();
             let found = Checkpoints::newest_valid(saved.path()).unwrap().unwrap();
             let mut resumed =
-                Trainer::resume_from_files(&found, options, dtype, &Device::Cpu, [None, Some(&files)]).unwrap();
+                Trainer::resume_from_files(&found, options, dtype, &support::device(), [None, Some(&files)]).unwrap();
             assert_eq!(in_files(&resumed), (large, bytes));
             resumed.offload_to(files);
             assert_eq!(step(&mut resumed, 5, &plan(true)), step(&mut memory, 5, &plan(false)));

@@ -1,6 +1,6 @@
 //! The step, on a tiny T5: what may not change the mathematics does not, and what must not reach the parameters does not.
 
-#[path = "support/device.rs"]
+#[path = "../../t5-ops/tests/support/device.rs"]
 mod device;
 
 use std::cell::Cell;

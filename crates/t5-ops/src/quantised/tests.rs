@@ -1,9 +1,9 @@
 use std::collections::HashMap;
 
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, DType, Tensor};
 
 use super::*;
-use crate::testing::{Numbers, assert_close, tolerance};
+use crate::testing::{Numbers, assert_close, device, tolerance};
 use crate::{embedding, linear, linear_backward_input, reference};
 
 const PRECISIONS: [Precision; 2] = [Precision::Int8, Precision::Nf4];
@@ -34,7 +34,7 @@ fn parts(w: &Quantised) -> HashMap<&'static str, Vec<u8>> {
 
 fn goldens() -> HashMap<String, Tensor> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/goldens/quantised/quantised.safetensors");
-    candle_core::safetensors::load(path, &Device::Cpu).unwrap()
+    candle_core::safetensors::load(path, &device()).unwrap()
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn nf4_is_that_of_bitsandbytes() {
         let theirs_in_order = [bytes(golden("codes")), bytes(golden("absmax")), numbers("scales"), numbers("offset")];
         let all = theirs_in_order.concat();
         let count = all.len();
-        let read = Quantised::new(quantised.quantisation(), Tensor::from_vec(all, count, &Device::Cpu).unwrap());
+        let read = Quantised::new(quantised.quantisation(), Tensor::from_vec(all, count, &device()).unwrap());
         assert_eq!(bits(&read.unwrap().dequantised().unwrap()), bits(theirs), "{case}");
     }
 }
@@ -85,6 +85,10 @@ fn int8_is_that_of_bitsandbytes() {
 
 #[test]
 fn quantising_loses_at_most_half_a_step() {
+    // The host alone: codes and f16 are made there. `tests/device` has codes on a card.
+    if !device().is_cpu() {
+        return;
+    }
     let w = Numbers::new(1).tensor(&[40, 130], DType::F32);
     let largest = w.abs().unwrap().max_keepdim(D::Minus1).unwrap();
     let error = |precision| {
@@ -116,6 +120,10 @@ fn the_pieces_that_a_weight_comes_in_show_in_no_byte() {
 
 #[test]
 fn products_have_the_bits_of_those_with_the_dequantised_weight() {
+    // The host alone: codes and f16 are made there. `tests/device` has codes on a card.
+    if !device().is_cpu() {
+        return;
+    }
     // K beyond what a panel has, columns that no panel divides, few rows and many.
     for (rows, n, k) in [(1, 300, 257), (5, 64, 128), (70, 33, 600), (3, 97, 2050), (130, 160, 64), (2, 1, 1)] {
         let mut numbers = Numbers::new(9);
@@ -145,6 +153,10 @@ fn products_have_the_bits_of_those_with_the_dequantised_weight() {
 
 #[test]
 fn an_f16_table_gives_the_bits_of_the_same_values_in_f32() {
+    // The host alone: codes and f16 are made there. `tests/device` has codes on a card.
+    if !device().is_cpu() {
+        return;
+    }
     let mut numbers = Numbers::new(4);
     let (rows, d, v) = (40, 72, 300);
     let f16 = numbers.tensor(&[v, d], DType::F16);
@@ -152,7 +164,7 @@ fn an_f16_table_gives_the_bits_of_the_same_values_in_f32() {
     let ids: Vec<u32> = (0..rows as u32).map(|i| i * 7 % 300).collect();
     let settings = crate::CrossEntropy { logit_scale: 0.3, gradient_scale: 0.1, chunk_rows: 33 };
     for dtype in [DType::F32, DType::BF16] {
-        let indices = Tensor::new(&ids[..], &Device::Cpu).unwrap().reshape((5, 8)).unwrap();
+        let indices = Tensor::new(&ids[..], &device()).unwrap().reshape((5, 8)).unwrap();
         let rows_of = |table| bits(&embedding(&indices, table, dtype).unwrap());
         assert_eq!(rows_of(&f16), rows_of(&f32), "{dtype:?}");
         let x = numbers.tensor(&[rows, d], dtype);
@@ -179,22 +191,22 @@ fn rows_are_those_of_the_whole() {
 
 #[test]
 fn what_cannot_be_quantised_is_an_error() {
-    let w = Tensor::new(&[[1f32, f32::NAN], [0.0, f32::INFINITY]], &Device::Cpu).unwrap();
+    let w = Tensor::new(&[[1f32, f32::NAN], [0.0, f32::INFINITY]], &device()).unwrap();
     for precision in PRECISIONS {
         let message = Quantised::of(&w, precision).unwrap_err().to_string();
         assert!(message.contains("element (0, 1): expected a finite number, got NaN"), "{message}");
         let form = Quantisation::new(precision, (2, 2)).unwrap();
         assert!(Quantiser::new(form).values(&[0.0; 5], &mut Vec::new()).is_err());
-        let short = Tensor::zeros(form.bytes() - 1, DType::U8, &Device::Cpu).unwrap();
+        let short = Tensor::zeros(form.bytes() - 1, DType::U8, &device()).unwrap();
         assert!(Quantised::new(form, short).is_err());
-        assert!(Quantised::new(form, Tensor::zeros(form.bytes(), DType::F32, &Device::Cpu).unwrap()).is_err());
+        assert!(Quantised::new(form, Tensor::zeros(form.bytes(), DType::F32, &device()).unwrap()).is_err());
         assert!(Quantisation::new(precision, (1 << 33, 1 << 33)).is_err());
-        let tiny = Tensor::new(&[[1e-45f32, -1e-40]], &Device::Cpu).unwrap();
+        let tiny = Tensor::new(&[[1e-45f32, -1e-40]], &device()).unwrap();
         let back = Quantised::of(&tiny, precision).unwrap().dequantised().unwrap();
         assert!(floats(&back).iter().all(|x| x.abs() < 1e-37));
     }
-    let w = Quantised::of(&Tensor::zeros((3, 4), DType::F32, &Device::Cpu).unwrap(), Precision::Int8).unwrap();
-    let x = Tensor::zeros((2, 5), DType::F32, &Device::Cpu).unwrap();
+    let w = Quantised::of(&Tensor::zeros((3, 4), DType::F32, &device()).unwrap(), Precision::Int8).unwrap();
+    let x = Tensor::zeros((2, 5), DType::F32, &device()).unwrap();
     let message = linear(&x, &w).unwrap_err().to_string();
     assert!(message.contains("expected shape [3, 5], got [3, 4]"), "{message}");
     assert!(linear_backward_input(&x, &w, None).is_err());

@@ -312,6 +312,7 @@ mod tests {
 
     use super::*;
 
+    // The host alone: values come to files from there.
     #[test]
     fn a_file_that_was_shortened_is_an_error_and_never_zeros() {
         let directory = tempfile::tempdir().unwrap();
@@ -339,6 +340,7 @@ mod tests {
         }
     }
 
+    // The host alone: as above.
     fn check(unwritten_bytes: u64) {
         let directory = tempfile::tempdir().unwrap();
         let files = Files { unwritten_bytes, ..Files::in_directory(directory.path()) };

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::support::*;
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use t5::{Config, Family, Lora, StepContext, T5, Targets};
 use t5_ops::{Attention, Dropout, RelativePosition, reference};
 
@@ -254,7 +254,8 @@ fn the_explicit_backward_is_that_of_autograd_under_dropout() {
 fn adapted(config: &Config, lora: Lora) -> T5 {
     let model = T5::init(config, 11, DType::F64, &device()).unwrap().with_adapter(lora, 7).unwrap();
     for parameter in model.parameters().iter().filter(|parameter| t5::is_of_adapter(&parameter.name)) {
-        let noise = Tensor::randn(0f64, 0.3, parameter.tensor.shape(), &device()).unwrap();
+        let noise =
+            Tensor::randn(0f64, 0.3, parameter.tensor.shape(), &Device::Cpu).unwrap().to_device(&device()).unwrap();
         parameter.tensor.slice_set(&(&parameter.tensor + noise).unwrap(), 0, 0).unwrap();
     }
     model

@@ -2,6 +2,8 @@
 //!
 //! Its decoder uses the encoder's buckets of relative positions, which are the same for distances below 8: so the first 8 tokens of
 //! an answer are compared.
+//!
+//! The host alone: it is about a file, and the model is candle's.
 
 use std::path::Path;
 

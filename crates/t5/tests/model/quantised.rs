@@ -22,6 +22,7 @@ fn quantise(source: &Path, precision: Precision, target: &Path) -> Result<t5::Qu
 }
 
 /// A directory with the values that the codes of another stand for, as f32.
+// The host alone: a file is made.
 fn dequantised(source: &Path, target: &Path) {
     let model = T5::load(source, DType::F32, &Device::Cpu).unwrap();
     let values = |parameter: &t5::Parameter| match parameter.quantisation {
@@ -36,6 +37,11 @@ fn dequantised(source: &Path, target: &Path) {
     std::fs::write(target.join("config.json"), config.to_string()).unwrap();
 }
 
+/// The difference that codes may make: none on the CPU. Products of few rows on a card read the codes themselves, and sum in another order.
+fn of_few_rows(most: f64) -> f64 {
+    if device().is_cpu() { 0.0 } else { most }
+}
+
 #[test]
 fn a_quantised_model_has_the_losses_answers_and_gradients_of_the_values_of_its_codes() {
     for (name, precision) in CASES.into_iter().flat_map(|name| PRECISIONS.map(|precision| (name, precision))) {
@@ -44,9 +50,9 @@ fn a_quantised_model_has_the_losses_answers_and_gradients_of_the_values_of_its_c
         let weights = quantise(&source, precision, codes.path()).unwrap();
         dequantised(codes.path(), values.path());
         let files = Files::in_directory(codes.path());
-        let load = |path: &Path| T5::load(path, DType::F32, &Device::Cpu).unwrap();
+        let load = |path: &Path| T5::load(path, DType::F32, &device()).unwrap();
         let (narrow, wide) = (load(codes.path()), load(values.path()));
-        let in_place = T5::load_in_place(codes.path(), DType::F32, &Device::Cpu, &files).unwrap();
+        let in_place = T5::load_in_place(codes.path(), DType::F32, &device(), &files).unwrap();
         let quantised = narrow.parameters().iter().filter(|p| p.quantisation.is_some()).count();
         assert_eq!((weights.quantised, weights.quantised + weights.kept), (quantised, narrow.parameters().len()));
         assert_eq!(StoredWeights::of(codes.path(), narrow.config()).unwrap().copied(DType::F32), 0, "{name}");
@@ -54,8 +60,11 @@ fn a_quantised_model_has_the_losses_answers_and_gradients_of_the_values_of_its_c
         let batch = micro_batch(&golden.sources, &golden.targets, wide.config());
         let cx = EvalContext { activations: DType::F32, loss_chunk_rows: 5 };
         let expected = wide.loss(&batch, &cx).unwrap();
-        assert_eq!(narrow.loss(&batch, &cx).unwrap(), expected, "{name} {precision:?}");
-        assert_eq!(in_place.loss(&batch, &cx).unwrap(), expected, "{name} {precision:?}");
+        let same_loss = |got: f64, expected: f64| {
+            assert!((got / expected - 1.0).abs() <= of_few_rows(1e-6), "{name} {precision:?}: {got} and {expected}");
+        };
+        same_loss(narrow.loss(&batch, &cx).unwrap(), expected);
+        same_loss(in_place.loss(&batch, &cx).unwrap(), expected);
         // The codes are near the model that they were made from.
         let far = if precision == Precision::Int8 { 0.01 } else { 0.2 };
         assert!((expected / golden.loss_sum - 1.0).abs() < far, "{name} {precision:?}: {expected}");
@@ -74,9 +83,10 @@ fn a_quantised_model_has_the_losses_answers_and_gradients_of_the_values_of_its_c
                 (loss, grads)
             };
             let (got, expected) = (trained(load(codes.path())), trained(load(values.path())));
-            assert_eq!(got.0, expected.0, "{name} {precision:?}");
+            same_loss(got.0, expected.0);
             assert_eq!(got.1.len(), expected.1.len());
-            assert!(got.1.iter().zip(&expected.1).all(|(got, expected)| distance(got, expected) == 0.0));
+            let most = of_few_rows(1e-5);
+            assert!(got.1.iter().zip(&expected.1).all(|(got, expected)| distance(got, expected) <= most));
         }
     }
 }
@@ -105,6 +115,7 @@ fn codes_on_the_device_of_these_tests_have_the_losses_answers_and_gradients_of_t
             }
             (answers, losses, all)
         };
+        // The host alone: it is what a card is compared with.
         let (got, expected) = (of(&device()), of(&Device::Cpu));
         assert_eq!(got.0, expected.0, "{name} {precision:?}");
         for (got, expected) in got.1.iter().zip(&expected.1) {
@@ -123,14 +134,14 @@ fn what_needs_values_refuses_a_quantised_model() {
     let (source, ..) = case("v1_1_gated_gelu_untied");
     let [codes, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     quantise(&source, Precision::Nf4, codes.path()).unwrap();
-    let model = T5::load(codes.path(), DType::F32, &Device::Cpu).unwrap();
+    let model = T5::load(codes.path(), DType::F32, &device()).unwrap();
     let refused = |error: Error| {
         let text = error.to_string();
         assert!(text.contains("quantization_config") && text.contains("nf4"), "{text}");
     };
     refused(model.save(other.path()).unwrap_err());
     refused(quantise(codes.path(), Precision::Int8, other.path()).unwrap_err());
-    refused(T5::init(model.config(), 1, DType::F32, &Device::Cpu).unwrap_err());
+    refused(T5::init(model.config(), 1, DType::F32, &device()).unwrap_err());
 }
 
 #[test]
@@ -146,7 +157,7 @@ fn quantised_files_that_are_damaged_are_errors_that_name_the_part() {
         .map(|name| {
             let dtype = if name.ends_with("codes") || name.ends_with("absmax") { DType::U8 } else { DType::F32 };
             let shape = reader.shape(&name).unwrap().to_vec();
-            (name, Tensor::zeros(shape, dtype, &Device::Cpu).unwrap())
+            (name, Tensor::zeros(shape, dtype, &device()).unwrap())
         })
         .collect();
     type Change<'a> = &'a dyn Fn(&mut Vec<(String, Tensor)>);
@@ -155,7 +166,7 @@ fn quantised_files_that_are_damaged_are_errors_that_name_the_part() {
         change(&mut tensors);
         let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         write(&path, &tensors, &[]).unwrap();
-        let error = T5::load(codes.path(), DType::F32, &Device::Cpu).unwrap_err().to_string();
+        let error = T5::load(codes.path(), DType::F32, &device()).unwrap_err().to_string();
         assert!(error.contains(words), "{words}: {error}");
     };
     let first = "encoder.block.0.layer.0.SelfAttention.q.weight";
@@ -168,14 +179,14 @@ fn quantised_files_that_are_damaged_are_errors_that_name_the_part() {
     check(&|all| drop(all.remove(named(all, "absmax"))), "q.weight.absmax");
     let longer = |all: &mut Vec<(String, Tensor)>| {
         let at = named(all, "codes");
-        all[at].1 = Tensor::zeros(7, DType::U8, &Device::Cpu).unwrap();
+        all[at].1 = Tensor::zeros(7, DType::U8, &device()).unwrap();
     };
     check(&longer, "got u8 [7]");
     let config = codes.path().join("config.json");
     let text = std::fs::read_to_string(&config).unwrap();
     for (from, to) in [("train_low_mem", "bitsandbytes"), ("nf4", "nf5")] {
         std::fs::write(&config, text.replace(from, to)).unwrap();
-        let error = T5::load(codes.path(), DType::F32, &Device::Cpu).unwrap_err().to_string();
+        let error = T5::load(codes.path(), DType::F32, &device()).unwrap_err().to_string();
         assert!(error.contains("quantization_config") && error.contains("convert-base"), "{error}");
     }
 }

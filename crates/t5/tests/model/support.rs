@@ -1,25 +1,16 @@
 //! The golden files and a few comparisons, shared by the integration tests.
 
-use std::cell::OnceCell;
+#[path = "../../../t5-ops/tests/support/device.rs"]
+mod device;
+
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use serde::Deserialize;
 use t5::safetensors::Reader;
 use t5::{Config, Gradients, MicroBatch, StepContext, T5};
 
-/// The device of these tests: the CPU, or, with `LOW_MEM_T5_TEST_DEVICE=cuda`, a card or the emulated one.
-pub fn device() -> Device {
-    // A thread has a stream of its own there: whoever records launches records all of its stream.
-    thread_local! {
-        static DEVICE: OnceCell<Device> = const { OnceCell::new() };
-    }
-    let open = || match std::env::var("LOW_MEM_T5_TEST_DEVICE").as_deref() {
-        Ok("cuda") => t5_ops::open_card(0).expect("a card"),
-        _ => Device::Cpu,
-    };
-    DEVICE.with(|device| device.get_or_init(open).clone())
-}
+pub use self::device::{device, every};
 
 /// The results of transformers for a directory and a batch (see scripts/README.md).
 #[derive(Deserialize)]

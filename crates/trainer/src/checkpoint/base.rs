@@ -75,9 +75,10 @@ fn add(hash: &mut Sha256, path: &Path, file: &mut File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Device};
+    use candle_core::DType;
 
     use super::*;
+    use crate::test_device::device;
 
     #[test]
     fn a_base_is_made_once_and_again_where_its_model_or_its_precision_changed() {
@@ -91,7 +92,7 @@ mod tests {
             num_decoder_layers: 1,
             ..t5::Config::default()
         };
-        let write = |seed| t5::T5::init(&config, seed, DType::F32, &Device::Cpu).unwrap().save(&source).unwrap();
+        let write = |seed| t5::T5::init(&config, seed, DType::F32, &device()).unwrap().save(&source).unwrap();
         let made = |precision| keep_quantised(&source, precision, &target).unwrap().is_some();
         write(1);
         assert!(made(t5::Precision::Nf4));

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use serde_json::json;
 use t5::{Config, T5};
 
@@ -12,6 +12,7 @@ use crate::adafactor::AdafactorOptions;
 use crate::options::TrainerOptions;
 use crate::schedule::{Schedule, ScheduleKind};
 use crate::temporary;
+use crate::test_device::device;
 use t5::Levers;
 
 use crate::stats::StepOutcome;
@@ -48,7 +49,7 @@ fn options() -> TrainerOptions {
 }
 
 fn trainer() -> Trainer {
-    Trainer::new(T5::init(&config(), 5, DType::F32, &Device::Cpu).unwrap(), options()).unwrap()
+    Trainer::new(T5::init(&config(), 5, DType::F32, &device()).unwrap(), options()).unwrap()
 }
 
 /// One step on a batch that is a function of the step's number.
@@ -88,7 +89,7 @@ fn everything(trainer: &Trainer) -> Vec<(String, Vec<u32>)> {
 }
 
 fn resume(found: &Found) -> Trainer {
-    Trainer::resume(found, found.state.options.clone(), DType::F32, &Device::Cpu).unwrap()
+    Trainer::resume(found, found.state.options.clone(), DType::F32, &device()).unwrap()
 }
 
 fn tokenizer_files(json: &Path) -> TokenizerFiles<'_> {
@@ -181,7 +182,7 @@ fn a_checkpoint_has_the_documented_files_and_is_a_model_that_loads() {
         "trainer_state.json",
     ];
     assert_eq!(names(&path), expected);
-    let model = T5::load(&path, DType::F32, &Device::Cpu).unwrap();
+    let model = T5::load(&path, DType::F32, &device()).unwrap();
     for (loaded, saved) in model.parameters().iter().zip(trainer.model().parameters()) {
         assert_eq!(loaded.name, saved.name);
         assert_eq!(loaded.tensor.to_string(), saved.tensor.to_string());
@@ -444,7 +445,7 @@ fn a_state_of_other_moments_is_refused() {
     let check = |change: &dyn Fn(&mut TrainerOptions), expected: &str| {
         let mut options = found.state.options.clone();
         change(&mut options);
-        let error = Trainer::resume(&found, options, DType::F32, &Device::Cpu).err().unwrap();
+        let error = Trainer::resume(&found, options, DType::F32, &device()).err().unwrap();
         assert!(error.to_string().contains(expected), "{error}");
     };
     check(&|options| options.freeze = vec!["encoder".to_owned()], "train.freeze");

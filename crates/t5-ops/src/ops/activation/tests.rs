@@ -1,7 +1,7 @@
-use candle_core::{DType, Device};
+use candle_core::DType;
 
 use super::*;
-use crate::testing::{Numbers, assert_close, autograd, check_gradient, tolerance, values, weighted};
+use crate::testing::{Numbers, assert_close, autograd, check_gradient, device, tolerance, values, weighted};
 
 const ALL: [Activation; 4] = [Activation::Relu, Activation::GeluNew, Activation::Gelu, Activation::Silu];
 
@@ -12,7 +12,7 @@ fn place(samples: &[u32]) -> Dropout<'_> {
 #[test]
 fn values_are_those_of_pytorch() {
     // torch.nn.functional of [-3, -0.5, 0, 0.5, 3].
-    let x = Tensor::new(&[-3f64, -0.5, 0.0, 0.5, 3.0], &Device::Cpu).unwrap();
+    let x = Tensor::new(&[-3f64, -0.5, 0.0, 0.5, 3.0], &device()).unwrap();
     let expected = [
         (Activation::Relu, [0.0, 0.0, 0.0, 0.5, 3.0]),
         (Activation::GeluNew, [-0.00363739, -0.15428599, 0.0, 0.34571401, 2.99636261]),

@@ -1,10 +1,8 @@
-use candle_core::Device;
-
 use super::*;
-use crate::testing::{Numbers, assert_close};
+use crate::testing::{Numbers, assert_close, device};
 
 fn zeros(shape: &[usize], dtype: DType) -> Tensor {
-    Tensor::zeros(shape, dtype, &Device::Cpu).unwrap()
+    Tensor::zeros(shape, dtype, &device()).unwrap()
 }
 
 type Update = fn(&Tensor, &Tensor, &Tensor, &Tensor, &AdamwHyper) -> Result<()>;

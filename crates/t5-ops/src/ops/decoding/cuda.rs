@@ -62,7 +62,7 @@ pub(super) fn append(
 }
 
 /// Whether no row is copied from that is copied to: then the order does not matter.
-pub(super) fn are_apart(pairs: &[(usize, usize)]) -> bool {
+fn are_apart(pairs: &[(usize, usize)]) -> bool {
     let is_target = |row: usize| pairs.iter().any(|&(_, to)| to == row);
     let mut targets: Vec<usize> = pairs.iter().map(|&(_, to)| to).collect();
     targets.sort_unstable();
@@ -70,6 +70,9 @@ pub(super) fn are_apart(pairs: &[(usize, usize)]) -> bool {
 }
 
 pub(super) fn copy_rows(cache: &Tensor, pairs: &[(usize, usize)], positions: usize) -> Result<()> {
+    if pairs.len() > 1 && !are_apart(pairs) {
+        return pairs.chunks(1).try_for_each(|pair| copy_rows(cache, pair, positions));
+    }
     let (_, capacity, width) = cache.dims3()?;
     let numbers: Vec<u32> = pairs.iter().flat_map(|&(from, to)| [from as u32, to as u32]).collect();
     let on_card = uploaded(&numbers, cache.device())?;

@@ -157,7 +157,7 @@ pub fn copy_rows(cache: &Tensor, pairs: &[(usize, usize)], positions: usize) -> 
     match Path::of(&[cache]).provided(cache.is_contiguous()) {
         Path::Cpu => cpu::copy_rows(cache, pairs, positions),
         #[cfg(feature = "cuda")]
-        Path::Device if cache.is_contiguous() && crate::cuda::takes([cache]) && cuda::are_apart(pairs) => {
+        Path::Device if cache.is_contiguous() && crate::cuda::takes([cache]) => {
             cuda::copy_rows(cache, pairs, positions)
         }
         Path::Reference | Path::Device => reference::copy_rows(cache, pairs),

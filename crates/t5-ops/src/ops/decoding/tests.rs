@@ -1,7 +1,7 @@
-use candle_core::{DType, Device};
+use candle_core::DType;
 
 use super::*;
-use crate::testing::Numbers;
+use crate::testing::{Numbers, device};
 
 #[test]
 fn scores_are_those_of_the_reference() {
@@ -18,7 +18,7 @@ fn scores_are_those_of_the_reference() {
 
 #[test]
 fn copies_go_one_after_the_other_and_leave_later_positions() {
-    let cache = || Tensor::arange(0f32, 24., &Device::Cpu).unwrap().reshape((4, 3, 2)).unwrap();
+    let cache = || Tensor::arange(0f32, 24., &device()).unwrap().reshape((4, 3, 2)).unwrap();
     let (got, whole) = (cache(), cache());
     copy_rows(&got, &[(0, 2), (2, 3)], 2).unwrap();
     reference::copy_rows(&whole, &[(0, 2), (2, 3)]).unwrap();

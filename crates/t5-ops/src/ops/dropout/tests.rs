@@ -1,14 +1,14 @@
-use candle_core::{DType, Device, IndexOp};
+use candle_core::{DType, IndexOp};
 
 use super::*;
-use crate::testing::{Numbers, assert_close, check_gradient, tolerance, values, weighted};
+use crate::testing::{Numbers, assert_close, check_gradient, device, tolerance, values, weighted};
 
 fn place(samples: &[u32], step: u64, site: u32) -> Dropout<'_> {
     Dropout { probability: 0.1, seed: 42, step, site, samples }
 }
 
 fn mask(d: &Dropout, positions: usize, width: usize) -> Tensor {
-    dropout(&Tensor::ones((d.samples.len(), positions, width), DType::F32, &Device::Cpu).unwrap(), Some(d)).unwrap()
+    dropout(&Tensor::ones((d.samples.len(), positions, width), DType::F32, &device()).unwrap(), Some(d)).unwrap()
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn kernels_agree_with_the_reference_and_backward_is_the_same_call() {
 
 #[test]
 fn what_cannot_be_applied_is_an_error() {
-    let x = Tensor::ones((2, 3, 4), DType::F32, &Device::Cpu).unwrap();
+    let x = Tensor::ones((2, 3, 4), DType::F32, &device()).unwrap();
     assert!(dropout(&x, Some(&place(&[1], 0, 0))).is_err(), "one sample for two sequences");
     assert!(dropout(&x, Some(&Dropout { probability: 1.0, ..place(&[1, 2], 0, 0) })).is_err());
     assert!(dropout(&x, Some(&Dropout { probability: f32::NAN, ..place(&[1, 2], 0, 0) })).is_err());

@@ -1,7 +1,7 @@
-use candle_core::{DType, Device};
+use candle_core::DType;
 
 use super::*;
-use crate::testing::{Numbers, assert_close, check_gradient, tolerance};
+use crate::testing::{Numbers, assert_close, check_gradient, device, tolerance};
 
 #[test]
 fn the_reference_agrees_with_finite_differences_and_with_the_head_s_loss() {
@@ -10,7 +10,7 @@ fn the_reference_agrees_with_finite_differences_and_with_the_head_s_loss() {
     let (loss, gradient) = logit_cross_entropy_backward(logits.copy().unwrap(), &labels, 1.0).unwrap();
     assert!((loss - logit_cross_entropy(&logits, &labels).unwrap()).abs() < 1e-12);
     check_gradient("dlogits", &logits, &gradient, |x| logit_cross_entropy(x, &labels));
-    let eye = Tensor::eye(7, DType::F64, &Device::Cpu).unwrap();
+    let eye = Tensor::eye(7, DType::F64, &device()).unwrap();
     let c = crate::CrossEntropy { logit_scale: 1.0, gradient_scale: 1.0, chunk_rows: 2 };
     assert!((loss - crate::linear_cross_entropy(&logits, &eye, &labels, &c).unwrap()).abs() < 1e-12);
 }
@@ -35,7 +35,7 @@ fn kernels_agree_with_the_reference() {
 
 #[test]
 fn labels_that_do_not_fit_are_errors() {
-    let logits = Tensor::zeros((2, 3), DType::F32, &Device::Cpu).unwrap();
+    let logits = Tensor::zeros((2, 3), DType::F32, &device()).unwrap();
     assert!(logit_cross_entropy(&logits, &[0]).is_err());
     assert!(logit_cross_entropy(&logits, &[0, 3]).is_err());
 }

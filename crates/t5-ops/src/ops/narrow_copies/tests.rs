@@ -1,11 +1,12 @@
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 
 use super::*;
+use crate::testing::device;
 
 #[test]
 fn copies_are_casts_and_other_tensors_are_refused() {
-    let wide = Tensor::arange(0f32, 12.0, &Device::Cpu).unwrap().affine(0.37, 0.001).unwrap().reshape((3, 4)).unwrap();
-    let narrow = Tensor::zeros((3, 4), DType::BF16, &Device::Cpu).unwrap();
+    let wide = Tensor::arange(0f32, 12.0, &device()).unwrap().affine(0.37, 0.001).unwrap().reshape((3, 4)).unwrap();
+    let narrow = Tensor::zeros((3, 4), DType::BF16, &device()).unwrap();
     narrow_each(&[(&wide, &narrow)]).unwrap();
     let values = |x: &Tensor| x.to_dtype(DType::F32).unwrap().to_vec2::<f32>().unwrap();
     assert_eq!(values(&narrow), values(&wide.to_dtype(DType::BF16).unwrap()));

@@ -1,9 +1,10 @@
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use half::bf16;
 
 use super::*;
 use crate::random_mask::hash;
 use crate::storage::Element;
+use crate::testing::device;
 
 fn rounded(x: f32, n: usize, key: u64) -> Vec<f32> {
     let row = Rounding::Stochastic { key }.row(3).unwrap();
@@ -49,7 +50,7 @@ fn another_key_or_row_is_other_noise_and_the_same_is_the_same() {
 #[test]
 fn the_reference_rounds_to_the_same_bits_as_the_kernels() {
     let values: Vec<f32> = (0..7 * 33).map(|i| (i as f32 - 100.0) * 0.0173).collect();
-    let x = Tensor::from_vec(values.clone(), (7, 33), &Device::Cpu).unwrap();
+    let x = Tensor::from_vec(values.clone(), (7, 33), &device()).unwrap();
     let rounding = Rounding::Stochastic { key: 99 };
     let got = reference::rounded(&x, DType::BF16, rounding).unwrap().flatten_all().unwrap();
     for (i, (got, x)) in got.to_vec1::<bf16>().unwrap().into_iter().zip(values).enumerate() {

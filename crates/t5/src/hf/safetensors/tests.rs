@@ -1,4 +1,5 @@
 use super::*;
+use crate::test_device::device;
 
 fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
@@ -47,8 +48,8 @@ fn damaged_and_hostile_headers_are_errors_that_name_the_file() {
 #[test]
 fn bytes_are_deterministic_and_wider_dtypes_come_first() {
     let directory = tempfile::tempdir().unwrap();
-    let narrow = Tensor::new(&[[1.5f32, -2.0, 3.25]], &Device::Cpu).unwrap().to_dtype(DType::BF16).unwrap();
-    let wide = Tensor::new(&[0.1f64], &Device::Cpu).unwrap();
+    let narrow = Tensor::new(&[[1.5f32, -2.0, 3.25]], &device()).unwrap().to_dtype(DType::BF16).unwrap();
+    let wide = Tensor::new(&[0.1f64], &device()).unwrap();
     let tensors = [("narrow", &narrow), ("wide", &wide)];
     let bytes = |name: &str| {
         let path = directory.path().join(name);
@@ -60,7 +61,7 @@ fn bytes_are_deterministic_and_wider_dtypes_come_first() {
     assert_eq!(&first[first.len() - 6..], [0xc0, 0x3f, 0x00, 0xc0, 0x50, 0x40]);
     let reader = Reader::open(&directory.path().join("one")).unwrap();
     assert_eq!(reader.names(), ["wide", "narrow"]);
-    assert_eq!(reader.read("wide", DType::F64, &Device::Cpu).unwrap().to_vec1::<f64>().unwrap(), [0.1]);
+    assert_eq!(reader.read("wide", DType::F64, &device()).unwrap().to_vec1::<f64>().unwrap(), [0.1]);
     assert!(reader.equals("narrow", &narrow).unwrap());
     assert!(!reader.equals("narrow", &narrow.affine(2.0, 0.0).unwrap()).unwrap());
 }
@@ -69,8 +70,8 @@ fn bytes_are_deterministic_and_wider_dtypes_come_first() {
 fn a_tensor_larger_than_a_piece_comes_back_bit_by_bit() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("large.safetensors");
-    let large = Tensor::arange(0f32, (PIECE_BYTES as f32) * 0.6, &Device::Cpu).unwrap();
+    let large = Tensor::arange(0f32, (PIECE_BYTES as f32) * 0.6, &device()).unwrap();
     write(&path, &[("large", &large)], &[]).unwrap();
-    let back = Reader::open(&path).unwrap().read("large", DType::F32, &Device::Cpu).unwrap();
+    let back = Reader::open(&path).unwrap().read("large", DType::F32, &device()).unwrap();
     assert_eq!(large.to_vec1::<f32>().unwrap(), back.to_vec1::<f32>().unwrap());
 }

@@ -1,6 +1,6 @@
 //! A tally beside the whole step: carried out on counted tensors, and on real ones.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 
 use super::rehearsal::batch;
 use super::*;
@@ -9,6 +9,7 @@ use crate::parameters::{Parameter, Part, Weight};
 use crate::step::gradients::Gradients;
 use crate::step::observer::{Interrupts, Observer, OwnShards};
 use crate::step::run::{Offload, Step};
+use crate::test_device::device;
 use crate::{Error, Family, Lora, StepContext, T5, Targets};
 
 type Trains<'a> = &'a dyn Fn(Part) -> bool;
@@ -505,7 +506,7 @@ fn real_activations_take_the_bytes_that_were_counted() {
     let shapes = [(1, 6, 4), (2, 7, 5), (3, 4, 9)];
     for (config, activations) in [(relu(), DType::F32), (relu(), DType::F64), (gated_untied(), DType::BF16)] {
         let dtype = if activations == DType::F64 { DType::F64 } else { DType::F32 };
-        let model = T5::init(&config, 1, dtype, &Device::Cpu).unwrap();
+        let model = T5::init(&config, 1, dtype, &device()).unwrap();
         let precisions = Precisions { parameters: dtype, activations, gradients: DType::F32 };
         for trains in TRAINED {
             let counter = Counter::new(&config, precisions, 0.1, &|spec| trains(spec.part)).unwrap();
@@ -525,7 +526,7 @@ fn saved_by(model: &T5, counter: &Counter, shape: Shape, recompute_blocks: usize
     let (source, target) = (vec![5; shape.source_tokens], vec![6; shape.target_tokens]);
     let (sources, targets) = (vec![source.as_slice(); shape.samples], vec![target.as_slice(); shape.samples]);
     let samples: Vec<u32> = (0..shape.samples as u32).collect();
-    let batch = MicroBatch::new(&sources, &targets, &samples, model.config(), &Device::Cpu).unwrap();
+    let batch = MicroBatch::new(&sources, &targets, &samples, model.config(), &device()).unwrap();
     let cx = StepContext {
         seed: 1,
         step: 1,

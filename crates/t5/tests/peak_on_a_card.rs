@@ -1,0 +1,111 @@
+//! The most that tensors of answers and of steps take on a card, counted by its driver, beside the count. Runs on a card, or on the emulated
+//! one; a process of its own, because a card counts for all of it.
+#![cfg(feature = "cuda")]
+
+use std::sync::{Mutex, PoisonError};
+
+use candle_core::{DType, Device};
+use t5::step::count::{Counter, Precisions, Shape};
+use t5::{Beams, Config, GenerateOptions, Gradients, Levers, MicroBatch, Search, StepContext, T5, Watch};
+
+/// One test at a time takes memory of the card.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn card() -> Device {
+    t5_ops::open_card(0).expect("a card, or the emulated one")
+}
+
+/// Bytes of tensors at the peak of some work, beside those that are there before.
+fn peak(card: &Device, mut work: impl FnMut()) -> u64 {
+    let tensors = || t5_ops::device_bytes(card).expect("a card counts");
+    // Lists that are kept are there.
+    work();
+    t5_ops::release_unused_of_device(card).unwrap();
+    let before = tensors().tensors;
+    work();
+    tensors().tensors_most - before
+}
+
+/// A card gives memory in pieces of 512 bytes.
+#[track_caller]
+fn assert_close(counted: u64, predicted: u64, what: &str) {
+    let share = counted as f64 / predicted as f64;
+    println!("{what}: {counted} bytes of {predicted}");
+    assert!((0.95..=1.05).contains(&share), "{what}: {counted} bytes of {predicted}");
+}
+
+#[test]
+fn answers_hold_at_their_peak_what_was_predicted() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let card = card();
+    let config = Config {
+        vocab_size: 700,
+        d_model: 64,
+        d_ff: 128,
+        d_kv: 16,
+        num_heads: 4,
+        num_layers: 2,
+        num_decoder_layers: 3,
+        ..Config::default()
+    };
+    let beams = Search::Beams(Beams { count: 3, ..Beams::default() });
+    for (search, dtype, samples) in
+        [(Search::Greedy, DType::F32, 20), (beams, DType::F32, 6), (Search::Greedy, DType::BF16, 18)]
+    {
+        let model = T5::init(&config, 1, dtype, &card).unwrap();
+        let options = GenerateOptions { search, max_new_tokens: 37, activations: dtype, ..GenerateOptions::default() };
+        let sources = vec![&[5u32, 9, 7, 11, 1][..]; samples];
+        let counted = peak(&card, || drop(model.answers(&sources, &options, &Watch::default()).unwrap().unwrap()));
+        let precisions = Precisions { parameters: dtype, activations: dtype, gradients: DType::F32 };
+        let counter = Counter::new(&config, precisions, 0.0, &|_| true).unwrap().on_device(&|_| [0, 0]);
+        let predicted = counter.generation(samples, 5, &options.shape()).total();
+        assert_close(counted, predicted, &format!("{samples} samples, {search:?}, {dtype:?}"));
+    }
+}
+
+#[test]
+fn a_pass_holds_at_its_peak_what_was_predicted() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let card = card();
+    let config = Config {
+        vocab_size: 900,
+        d_model: 64,
+        d_ff: 128,
+        d_kv: 16,
+        num_heads: 4,
+        num_layers: 2,
+        num_decoder_layers: 2,
+        ..Config::default()
+    };
+    let model = T5::init(&config, 1, DType::F32, &card).unwrap();
+    for activations in [DType::F32, DType::BF16] {
+        let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };
+        let counter = Counter::new(&config, precisions, 0.1, &|_| true).unwrap().on_device(&|_| [0, 0]);
+        for (samples, source_tokens, target_tokens) in [(1, 64, 64), (4, 8, 32), (6, 32, 8)] {
+            for recompute_blocks in [0, 2, 4] {
+                let levers =
+                    Levers { micro_batch_samples: samples, recompute_blocks, loss_chunk_rows: 16, ..Levers::default() };
+                let cx = StepContext {
+                    seed: 1,
+                    step: 1,
+                    dropout: 0.1,
+                    adapter_dropout: 0.0,
+                    activations,
+                    recompute_blocks,
+                    loss_chunk_rows: levers.loss_chunk_rows,
+                    target_tokens: 1,
+                };
+                let (source, target) = (vec![5; source_tokens], vec![6; target_tokens]);
+                let (sources, targets) = (vec![source.as_slice(); samples], vec![target.as_slice(); samples]);
+                let numbers: Vec<u32> = (0..samples as u32).collect();
+                let batch = MicroBatch::new(&sources, &targets, &numbers, &config, &card).unwrap();
+                let mut gradients = Gradients::new(model.parameters(), precisions.gradients, &|_| true);
+                let counted = peak(&card, || {
+                    model.forward_backward(&batch, &cx, &mut gradients).unwrap();
+                });
+                let predicted = counter.step(Shape { samples, source_tokens, target_tokens }, &levers).total();
+                assert_close(counted, predicted, &format!("{samples} x {source_tokens}+{target_tokens}, {levers:?}"));
+            }
+        }
+    }
+}
