@@ -24,6 +24,7 @@ mod calls;
 mod handed_over;
 mod live;
 mod moves;
+mod peak;
 mod rehearsal;
 mod tally;
 #[cfg(test)]
@@ -50,8 +51,9 @@ use crate::parameters::ParameterSpec;
 use crate::step::run::infer;
 use handed_over::HandedOver;
 pub use moves::{Moves, WeightsRead};
-use rehearsal::Rehearsal;
-use tally::{Tallied, Tally};
+use peak::Tallied;
+use rehearsal::{Cost, Rehearsal};
+use tally::Tally;
 pub use timeline::Moment;
 
 /// A rectangle of tokens: samples, and the longest source and target among them.
@@ -334,14 +336,18 @@ impl Counter {
 
     /// The peak of a step over a batch of this shape, all samples as long as the longest.
     pub fn step(&self, batch: Shape, levers: &Levers) -> StepCount {
-        let tallied = self.tally(batch, levers);
-        let micro = Shape { samples: levers.micro_batch_samples.clamp(1, batch.samples.max(1)), ..batch };
-        let head = self.rehearsal_of(levers).head(micro, levers.loss_chunk_rows);
+        let (tallied, head) = (self.tally(batch, levers), self.head(batch, levers));
         let peak = tallied.peak_with(&head);
         let parameters = self.pages_weights(levers).then(|| self.weights_on_disk(levers).always() + peak.weights);
         let packed = tallied.packed.max(head.packed).total();
         let live = peak.rows(levers.layer_major.is_none());
         StepCount { parameters, packed, on_host: tallied.on_host.max(head.on_host), ..live }
+    }
+
+    /// The head of a micro-batch of a batch of this shape.
+    fn head(&self, batch: Shape, levers: &Levers) -> Cost {
+        let micro = Shape { samples: levers.micro_batch_samples.clamp(1, batch.samples.max(1)), ..batch };
+        self.rehearsal_of(levers).head(micro, levers.loss_chunk_rows)
     }
 
     /// Bytes that a step writes to files, and reads once or twice; weights that are changed in a file are not in it.

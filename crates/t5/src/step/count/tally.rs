@@ -3,71 +3,16 @@
 use std::rc::Rc;
 
 use super::live::Live;
+use super::peak::{Tallied, at_head};
 use super::rehearsal::{BackwardScene, Cost, Scene, Source};
 use super::timeline::Noted;
-use super::{Counter, Shape, StepCount};
+use super::{Counter, Shape};
 use crate::costs::WeightsOnDisk;
 use crate::levers::Levers;
 use crate::ops::Kept;
 use crate::parameters::{ParameterSpec, Part};
 use crate::step::reach::Keep;
 use crate::step::schedule::{Backward, Event, Outline, Stage, Then, ToEmbedding, Unit};
-
-/// What a tally found, but for the chunk of logits.
-#[derive(Clone, Debug)]
-pub(super) struct Tallied {
-    /// The moment of the peak, the loss apart.
-    peak: Live,
-    /// The moment of the loss.
-    head: Live,
-    /// Alive between forward and backward.
-    pub saved: u64,
-    pub written: u64,
-    /// Gradients among what is written.
-    pub gradients_written: u64,
-    /// The most of activations and gradients that wait in files at a time.
-    pub waiting: u64,
-    pub packed: Kept,
-    pub on_host: u64,
-    /// Of weights in a file, what each micro-batch reads where they come one by one.
-    pub paged_in: u64,
-}
-
-impl Tallied {
-    /// The moment of the peak, where the head costs so much.
-    pub fn peak_with(&self, head: &Cost) -> Peak {
-        let workspace = self.head.workspace + head.extra - head.loss;
-        let head = Live { loss: head.loss, workspace, ..self.head };
-        let live = if head.total() > self.peak.total() { head } else { self.peak };
-        Peak { live, saved: self.saved, loss: head.loss, weights: live.weights }
-    }
-}
-
-/// A step at its peak.
-pub(super) struct Peak {
-    live: Live,
-    saved: u64,
-    loss: u64,
-    pub weights: u64,
-}
-
-impl Peak {
-    pub fn total(&self) -> u64 {
-        self.live.total()
-    }
-
-    /// As rows. Micro-batch-major they say what is alive between forward and backward, what the loss takes, and what the peak
-    /// has beyond these.
-    pub fn rows(&self, is_micro_batch_major: bool) -> StepCount {
-        let Live { activations, gradients, loss, workspace, .. } = self.live;
-        let row = StepCount { activations, gradients, loss, workspace, ..StepCount::default() };
-        if !is_micro_batch_major {
-            return row;
-        }
-        let workspace = (activations + loss + workspace).saturating_sub(self.saved + self.loss);
-        StepCount { activations: self.saved, loss: self.loss, workspace, ..row }
-    }
-}
 
 /// Shape and bytes of an accumulator: one that was put aside serves another of its kind.
 type Kind<'a> = (&'a [usize], u64);
@@ -105,6 +50,9 @@ pub(super) struct Tally<'a> {
     /// Gradients of first activations that wait in memory, and parts whose gradients wait in a file.
     entering: u64,
     waiting: Vec<Part>,
+    /// Whether the weights of the part that is worked on come one by one, or by rows: scenes say which are in memory.
+    come_apart: bool,
+    head_comes_apart: bool,
     /// Weights of the next part, on their way from other processes or to a device.
     fetched: u64,
     /// Saved activations of the micro-batch before, and gradients, that are on their way from a device.
@@ -120,8 +68,8 @@ impl<'a> Tally<'a> {
         let tally = Tally::through(counter, outline, batch, levers, None);
         let Tally { peak, head, saved, written, gradients_written, most_in_files: waiting, packed, on_host, .. } =
             tally;
-        let paged_in = tally.paged_in;
-        Tallied { peak, head, saved, written, gradients_written, waiting, packed, on_host, paged_in }
+        let (paged_in, head_comes_apart) = (tally.paged_in, tally.head_comes_apart);
+        Tallied { peak, head, head_comes_apart, saved, written, gradients_written, waiting, packed, on_host, paged_in }
     }
 
     /// The same from moment to moment, the head with its chunk of logits.
@@ -168,6 +116,8 @@ impl<'a> Tally<'a> {
             has_embedding: false,
             entering: 0,
             waiting: Vec::new(),
+            come_apart: false,
+            head_comes_apart: false,
             fetched: 0,
             leaving: 0,
             leaving_gradients: 0,
@@ -195,13 +145,12 @@ impl<'a> Tally<'a> {
             noted.begin(self.live);
         }
         self.add(event);
-        let (live, at_head, micro, chunk) = (self.live, self.head, self.micro, self.levers.loss_chunk_rows);
+        let (live, before, micro, chunk) = (self.live, self.head, self.micro, self.levers.loss_chunk_rows);
         if let Some(noted) = &mut self.noted {
             noted.moment(live);
             if matches!(event, Event::Head { .. }) {
                 let head = self.counter.rehearsal_of(self.levers).head(micro, chunk);
-                let workspace = at_head.workspace + head.extra - head.loss;
-                noted.moment(Live { loss: head.loss, workspace, ..at_head });
+                noted.moment(at_head(before, self.head_comes_apart, &head));
             }
             noted.end(event);
         }
@@ -210,14 +159,16 @@ impl<'a> Tally<'a> {
     fn add(&mut self, event: &Event) {
         match event {
             &Event::Embed { decoder, .. } => {
-                self.live.weights = self.weights_of(Part::Shared) + self.fetched;
+                let of_table = if self.weights.comes_apart(Part::Shared) { 0 } else { self.weights_of(Part::Shared) };
+                self.live.weights = of_table + self.fetched;
                 self.beside(self.leaving, |tally| tally.all_through(Scene::Embed { decoder }, |_, _| 0));
             }
             &Event::PageIn(part) => {
                 self.fetched = 0;
-                self.live.weights = self.weights_of(self.table(part));
+                self.come_apart = self.weights.comes_apart(self.table(part));
+                self.live.weights = if self.come_apart { 0 } else { self.weights_of(self.table(part)) };
             }
-            Event::PageOut(_) => self.live.weights = self.fetched,
+            Event::PageOut(_) => (self.live.weights, self.come_apart) = (self.fetched, false),
             &Event::Forward { unit, keep, in_memory, .. } => {
                 let scene = Scene::Forward { unit: self.counter.rehearsal_of(self.levers).like(unit), keep };
                 self.reads(unit, scene);
@@ -239,6 +190,7 @@ impl<'a> Tally<'a> {
                 // The gradient takes the place of the output; the loss is added where the chunk is known.
                 let leaving = std::mem::take(&mut self.leaving);
                 self.head = Live { workspace: self.live.workspace + leaving, ..self.live };
+                self.head_comes_apart = self.come_apart;
             }
             Event::WriteTables => {
                 let bytes = self.gradients_of(self.table(Part::LmHead));
@@ -258,7 +210,7 @@ impl<'a> Tally<'a> {
             &Event::HandOver { part: Some(part), stage, then } => {
                 if stage == Stage::Apply && self.levers.has_weights_on_disk() && self.live.weights == 0 {
                     // Those of the part were let go of while its gradients were summed.
-                    self.live.weights = self.weights.largest_of(std::iter::once(part));
+                    self.live.weights = self.largest_changed(std::iter::once(part));
                     self.moment(0);
                     self.live.weights = 0;
                 }
@@ -357,7 +309,10 @@ impl<'a> Tally<'a> {
         // The most is held by the last where each leaves something behind, and by the first where each frees something.
         let before = self.live.activations;
         self.live.activations = before.checked_add_signed((total - one).max(0)).expect("bytes of a step");
+        let weights = self.live.weights;
+        self.live.weights += if self.come_apart { cost.weights } else { 0 };
         self.moment(cost.extra);
+        self.live.weights = weights;
         self.live.activations = before.checked_add_signed(total).expect("no more is freed than is alive");
         one_from_files * full + rest_from_files
     }
@@ -543,7 +498,7 @@ impl<'a> Tally<'a> {
         let specs = || self.waiting.iter().flat_map(|part| self.counter.trained.of(*part));
         let largest = specs().map(|spec| self.bytes_of(spec)).max().unwrap_or(0);
         if self.counter.pages_weights(self.levers) {
-            self.live.weights = self.weights.largest_of(self.waiting.iter().copied());
+            self.live.weights = self.largest_changed(self.waiting.iter().copied());
         }
         self.live.gradients += largest;
         self.moment(self.read_ahead(largest));
@@ -557,9 +512,15 @@ impl<'a> Tally<'a> {
             return;
         }
         let rest = self.weights.parts().filter(|part| !self.waiting.contains(part));
-        self.live.weights = self.weights.largest_of(rest);
+        self.live.weights = self.largest_changed(rest);
         self.moment(0);
         self.live.weights = 0;
+    }
+
+    /// The largest weight of these parts that is in memory while it is changed.
+    fn largest_changed(&self, parts: impl Iterator<Item = Part>) -> u64 {
+        let is_changed = |part: &Part| self.weights.written_of(*part, &self.counter.trained) > 0;
+        self.weights.largest_of(parts.filter(is_changed))
     }
 
     /// Sums of a gradient that exist at a time.
@@ -569,7 +530,7 @@ impl<'a> Tally<'a> {
 
     /// The part that a table's gradient belongs to.
     fn table(&self, part: Part) -> Part {
-        if part == Part::LmHead && self.counter.config.tie_word_embeddings { Part::Shared } else { part }
+        if part == Part::LmHead { self.counter.head_part() } else { part }
     }
 
     /// Bytes of the gradients of the trained parameters of a part.
