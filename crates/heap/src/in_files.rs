@@ -282,6 +282,13 @@ impl<'a> Stretch<'a> {
         place.part(block, elements)
     }
 
+    /// Some of the bytes. `None` where they are not among these.
+    pub fn part(&self, start: usize, bytes: usize) -> Option<Stretch<'a>> {
+        let is_inside = start.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        let mapping = Arc::clone(&self.mapping);
+        is_inside.then_some(Stretch { mapping, offset: self.offset + start, bytes, elements: PhantomData })
+    }
+
     /// Has the system read what is not in its page cache, without waiting for it.
     pub fn read_ahead(&self) {
         let (pages, mapping) = (self.pages(), Arc::clone(&self.mapping));
@@ -308,7 +315,7 @@ impl<'a> Stretch<'a> {
 
     /// Has all pages leave the resident set. What they hold stays in the system's page cache, or comes back from the disk.
     pub fn page_out(&self) {
-        system::page_out(self.pages());
+        system::page_out(self.pages_around());
         if let Some(bytes) = self.count(false) {
             pages::leave(bytes);
         }
@@ -329,9 +336,20 @@ impl<'a> Stretch<'a> {
     /// # Errors
     /// The file was shortened, or its disk failed.
     pub fn read(&self, bytes: &mut [u8]) -> io::Result<()> {
+        counting_wait(|| self.read_beside(bytes))
+    }
+
+    /// The same by one of several threads, around which somebody counts the time.
+    ///
+    /// # Panics
+    /// As [`Stretch::read`].
+    ///
+    /// # Errors
+    /// As [`Stretch::read`].
+    pub fn read_beside(&self, bytes: &mut [u8]) -> io::Result<()> {
         assert_eq!(bytes.len(), self.bytes, "bytes to read into");
         self.mapping.check_length()?;
-        counting_wait(|| system::read(&self.mapping.file, self.offset as u64, bytes))
+        system::read(&self.mapping.file, self.offset as u64, bytes)
     }
 
     /// The pages that the elements lie on: their address and bytes. Advice about a neighbour's pages harms nobody.
@@ -339,6 +357,15 @@ impl<'a> Stretch<'a> {
         let first = self.offset / PAGE_BYTES * PAGE_BYTES;
         let end = (self.offset + self.bytes).next_multiple_of(PAGE_BYTES);
         (self.mapping.start + first, end - first)
+    }
+
+    /// These pages with neighbours that may have come to memory beside them: the system maps what its page cache has as one piece.
+    fn pages_around(&self) -> (usize, usize) {
+        const PIECE: usize = 2 << 20;
+        let ((start, bytes), mapping) = (self.pages(), &self.mapping);
+        let end = mapping.start + mapping.bytes.next_multiple_of(PAGE_BYTES);
+        let first = (start / PIECE * PIECE).max(mapping.start);
+        (first, (start + bytes).next_multiple_of(PIECE).min(end) - first)
     }
 
     fn touch(&self) {

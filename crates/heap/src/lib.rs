@@ -43,4 +43,4 @@ pub use nameless_file::{file_without_name, shown_path};
 pub use page::LARGE_BYTES;
 pub use pages::Held;
 pub use temporary_name::{TEMPORARY_PREFIX, create_new, with_temporary_name};
-pub use waiting::{counting_wait, waited};
+pub use waiting::{count_waits, counting_wait, waited};

@@ -14,6 +14,12 @@ pub fn counting_wait<T>(f: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Counts time that several threads have spent beside each other: what each has, on average.
+pub fn count_waits(all: Duration, threads: u32) {
+    let nanoseconds = u64::try_from((all / threads.max(1)).as_nanos()).unwrap_or(u64::MAX);
+    NANOSECONDS.fetch_add(nanoseconds, Ordering::Relaxed);
+}
+
 /// The time that was counted since the process began.
 pub fn waited() -> Duration {
     Duration::from_nanos(NANOSECONDS.load(Ordering::Relaxed))

@@ -374,7 +374,7 @@ impl<'a> StepCounter<'a> {
             if layers.weights_on_disk { of(&passes.weights_on_disk(&levers), passes.trained()) } else { 0 }
         };
         let (weights, frozen) = (of_weights(WeightsOnDisk::written), of_weights(WeightsOnDisk::frozen));
-        let WeightsRead { trained, frozen: read, by_micro_batch } = passes.weights_read(self.batch(), &levers);
+        let WeightsRead { trained, frozen: read, by_micro_batch, .. } = passes.weights_read(self.batch(), &levers);
         let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.written);
         let once = passes.written(self.batch(), &levers) + moments;
         // What is written is copied from the device, and read back to it.
@@ -411,8 +411,12 @@ impl<'a> StepCounter<'a> {
 
     /// Bytes of weights that a step of `micro_batches` micro-batches reads, with these levers, from the files that they lie in.
     pub fn weights_read(&self, levers: &Levers, micro_batches: usize) -> u64 {
-        let WeightsRead { trained, frozen, by_micro_batch } = self.of_model.passes.weights_read(self.batch(), levers);
-        trained + frozen + by_micro_batch * micro_batches as u64
+        self.of_model.passes.weights_read(self.batch(), levers).in_micro_batches(micro_batches)
+    }
+
+    /// Of these, those of a table that comes by rows: for each micro-batch.
+    pub fn table_read(&self, levers: &Levers) -> u64 {
+        self.of_model.passes.table_read(self.batch(), levers)
     }
 
     /// Multiply-adds of a micro-batch.

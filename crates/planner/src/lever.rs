@@ -1,7 +1,9 @@
 //! A lever: a name, the values that a pin may have, and how it is read from and written to [`t5::Levers`].
 
+use std::collections::HashSet;
+
 use memory_policy::Place;
-use t5::Levers;
+use t5::{Config, Levers, ParameterSpec, Part};
 
 /// A value of a lever, as a pin names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,6 +175,19 @@ pub struct FrozenBlocks {
     pub blocks: usize,
     /// The most counts of them that are offered.
     pub most_counts: usize,
+    /// Whether a table of the vocabulary is larger than each of them. Blocks may then stay in memory while it comes by rows.
+    pub has_larger_table: bool,
+}
+
+impl FrozenBlocks {
+    /// Of this model.
+    pub fn of(model: &Config, most_counts: usize) -> Self {
+        let specs = ParameterSpec::all(model);
+        let elements = |part: Part| specs.iter().filter(|spec| spec.part == part).map(ParameterSpec::elements).sum();
+        let blocks = specs.iter().map(|spec| spec.part).filter(|part| part.is_block());
+        let largest: u64 = blocks.collect::<HashSet<Part>>().into_iter().map(elements).max().unwrap_or(0);
+        Self { blocks: model.blocks(), most_counts, has_larger_table: elements(Part::Shared) > largest }
+    }
 }
 
 /// Values that are not the planner's to choose, by the names of their levers. The default pins nothing.

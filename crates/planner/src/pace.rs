@@ -61,7 +61,8 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
         &training.processes,
     )?;
     let micro_batches = levers.micro_batches(job.samples);
-    let written = of_mean.at(job.place, training.options).written(&levers).in_micro_batches(micro_batches);
+    let of_mean = of_mean.at(job.place, training.options);
+    let written = of_mean.written(&levers).in_micro_batches(micro_batches, of_mean.table_read(&levers));
     let reads_files = !levers.has_host_memory() || training.base.is_some();
     let step = StepOf { job, counter: &counter, levers, written, memory: memory_beside(now, plan) };
     let of_step = Pace {

@@ -113,7 +113,7 @@ impl<'a> Offer<'a> {
             batch_samples: self.job.samples,
             target_tokens: self.job.longest.1,
             has_large_moments: self.counter.state_on_disk().is_some(),
-            frozen: self.training.base.map(|_| FrozenBlocks { blocks: self.job.model.blocks(), most_counts: PARTS }),
+            frozen: self.training.base.map(|_| FrozenBlocks::of(self.job.model, PARTS)),
             has_others: self.traffic.is_some(),
             casts_weights: self.casts_weights(),
         };
@@ -200,7 +200,8 @@ impl<'a> Offer<'a> {
     fn relative_time(&self, levers: &Levers, arithmetic: &Arithmetic, written: Written) -> f64 {
         let prices: &Prices = &self.job.prices;
         let of_a_micro_batch = levers.micro_batch_samples as f64 / self.job.samples as f64;
-        let written = written.in_micro_batches(levers.micro_batches(self.job.samples));
+        let of_table = self.counter.table_read(levers);
+        let written = written.in_micro_batches(levers.micro_batches(self.job.samples), of_table);
         let moved = moving_time(prices, written, self.memory_for_files).times(of_a_micro_batch);
         let moved = moved.without_casts(prices, self.counter.spared_casts(levers, of_a_micro_batch));
         let tokens = levers.micro_batch_samples * (self.job.longest.0 + self.job.longest.1);

@@ -71,7 +71,7 @@ pub(crate) fn takes<'a>(operands: impl IntoIterator<Item = &'a Tensor>) -> bool 
 /// Whether there are kernels for this operand and a weight: numbers, or codes.
 pub(crate) fn takes_weight(operand: &Tensor, weight: Weight) -> bool {
     match weight {
-        Weight::Dense(weight) => takes([operand, weight]),
+        Weight::Dense(weight) | Weight::ByRows(weight) => takes([operand, weight]),
         Weight::Quantised(weight) => takes([operand]) && are_on_one_card(operand, weight.bytes()),
     }
 }

@@ -39,6 +39,7 @@
 #![allow(unsafe_code)]
 
 pub mod absent;
+mod by_rows;
 mod bytes;
 mod cache;
 pub mod copies;
@@ -74,6 +75,7 @@ extern crate self as t5_ops;
 mod testing;
 mod vector;
 
+pub use by_rows::window_bytes;
 pub use bytes::{change_bytes, evict_from_caches, from_bytes, with_bytes};
 pub use device::{
     DeviceBytes, card_and_driver, card_id, cards, check_dtype, device_bytes, forget_cards, is_out_of_device_memory,
@@ -98,12 +100,12 @@ pub use ops::attention::{
 };
 pub use ops::cross_entropy::{
     CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward,
-    linear_cross_entropy_backward_needs, linear_cross_entropy_needs,
+    linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_cross_entropy_passes,
 };
 pub use ops::decoding::{Position, append, candidates, copy_rows, join, largest, largest_needs, scores, scores_needs};
 pub use ops::dora::{adapted_lengths, adapted_lengths_needs, magnitude_backward, scale_columns};
 pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout_needs};
-pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_needs};
+pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_by_rows, embedding_needs};
 pub use ops::linear::{
     Beside, linear, linear_backward_input, linear_backward_input_beside, linear_backward_input_needs,
     linear_backward_weight, linear_backward_weight_needs, linear_beside, linear_needs,

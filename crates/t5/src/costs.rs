@@ -20,7 +20,7 @@ use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes};
 use crate::hf::{StoredWeights, copying_bytes};
 use crate::init::making_bytes;
 use crate::levers::LayerMajor;
-use crate::parameters::{ParameterSpec, Part};
+use crate::parameters::{Comes, ParameterSpec, Part};
 use crate::step::reach::Reach;
 
 /// One line of the bill.
@@ -121,8 +121,7 @@ pub fn parameters(config: &Config, dtype: DType) -> u64 {
 }
 
 /// What [`crate::T5::load`] needs beside the parameters: pieces of the one that is being read, as far as they exceed what
-/// has yet to come. A separate head is compared with the shared table before anything else is there, duplicates of the
-/// table when everything is.
+/// has yet to come. Tables that are stored twice are compared, in pieces, when everything is there.
 pub fn load(config: &Config, dtype: DType) -> Vec<CostRow> {
     let (mut held, mut most) = (0, 0);
     for spec in ParameterSpec::all(config) {
@@ -152,16 +151,43 @@ pub struct WeightsOnDisk {
     elsewhere: Option<HashSet<String>>,
     /// Parts that have any there.
     parts: Vec<Part>,
-    /// Of each part, by its index: bytes in the file, and of the largest parameter.
-    in_file: Vec<(u64, u64)>,
+    /// Of each part, by its index.
+    in_file: Vec<InFile>,
     always: u64,
     /// Of these, what an adapter adds.
     adapter: u64,
-    /// Whether the weights of a block come one by one ([`LayerMajor::weights_by_matrix`]).
+    /// [`LayerMajor::weights_by_matrix`].
     by_matrix: bool,
     /// What loading holds beside that: while the largest parameter is made or read, and copied, and while tables are compared.
     copying: u64,
     comparing: u64,
+}
+
+/// The parameters of a part that lie in the file, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct InFile {
+    all: u64,
+    /// The largest.
+    largest: u64,
+    /// In memory at a time, where weights come one by one and tables by rows.
+    apart: u64,
+    /// Whether it is a table that then comes by rows.
+    by_rows: bool,
+}
+
+impl InFile {
+    fn add(&mut self, spec: &ParameterSpec, dtype: DType, config: &Config) {
+        let bytes = spec.bytes(dtype);
+        let comes = Comes::apart(spec.part, config);
+        let at_a_time = match (comes, &*spec.shape) {
+            (Comes::ByRows, &[rows, width]) => t5_ops::window_bytes((rows, width), spec.dtype(dtype)),
+            _ => bytes,
+        };
+        self.all += bytes;
+        self.largest = self.largest.max(bytes);
+        self.apart = self.apart.max(at_a_time);
+        self.by_rows = comes == Comes::ByRows;
+    }
 }
 
 impl WeightsOnDisk {
@@ -178,7 +204,7 @@ impl WeightsOnDisk {
     fn counted(config: &Config, dtype: DType, elsewhere: Option<HashSet<String>>) -> WeightsOnDisk {
         let specs = ParameterSpec::all(config);
         let most = specs.iter().map(|spec| spec.part.index() + 1).max().unwrap_or(0);
-        let (parts, in_file) = (Vec::new(), vec![(0, 0); most]);
+        let (parts, in_file) = (Vec::new(), vec![InFile::default(); most]);
         let lora = config.lora.clone();
         let adapter = specs.iter().filter(|spec| is_of_adapter(&spec.name)).map(|spec| spec.bytes(dtype)).sum();
         let (always, by_matrix, copying, comparing) = (0, false, 0, 0);
@@ -196,20 +222,19 @@ impl WeightsOnDisk {
             comparing,
         };
         for spec in &weights.specs {
-            let bytes = spec.bytes(dtype);
             if !weights.is_in_file(spec) {
-                weights.always += bytes;
+                weights.always += spec.bytes(dtype);
                 continue;
             }
             let of_part = &mut weights.in_file[spec.part.index()];
-            if of_part.0 == 0 {
+            if of_part.all == 0 {
                 weights.parts.push(spec.part);
             }
-            *of_part = (of_part.0 + bytes, of_part.1.max(bytes));
+            of_part.add(spec, dtype, config);
         }
         let copying = |spec: &ParameterSpec| copying_bytes(spec, dtype).max(making_bytes(spec, dtype));
         weights.copying = weights.specs.iter().map(copying).max().unwrap_or(0);
-        weights.comparing = weights.largest_of(weights.parts()) + comparing_table(config, dtype);
+        weights.comparing = comparing_table(config, dtype);
         if weights.elsewhere.is_some() {
             // A table is released when it was compared, at the end.
             weights.copying += weights.of(Part::Shared) + weights.of(Part::LmHead);
@@ -222,12 +247,12 @@ impl WeightsOnDisk {
     pub fn keeping(mut self, blocks: usize, config: &Config) -> WeightsOnDisk {
         let is_kept = |part: &Part| LayerMajor::keeps_weights(blocks, *part, config);
         for part in self.parts.extract_if(.., |part| is_kept(part)) {
-            self.always += std::mem::take(&mut self.in_file[part.index()]).0;
+            self.always += std::mem::take(&mut self.in_file[part.index()]).all;
         }
         self
     }
 
-    /// This count, with the weights of a block that come one by one, or together ([`LayerMajor::weights_by_matrix`]).
+    /// This count, with the weights of a block that come one by one and tables by rows, or each together ([`LayerMajor::weights_by_matrix`]).
     #[must_use]
     pub fn coming(self, by_matrix: bool) -> WeightsOnDisk {
         WeightsOnDisk { by_matrix, ..self }
@@ -249,13 +274,23 @@ impl WeightsOnDisk {
 
     /// Of a part of the model, what is in memory at a time while it is worked on.
     pub(crate) fn at_once(&self, part: Part) -> u64 {
-        let (bytes, largest) = self.in_file.get(part.index()).copied().unwrap_or_default();
-        if self.by_matrix && part.is_block() { largest } else { bytes }
+        let InFile { all, apart, .. } = self.of_index(part);
+        if self.by_matrix { apart } else { all }
+    }
+
+    /// Whether who works on a part reads as much of it as an operation needs, each time that it does.
+    pub(crate) fn comes_apart(&self, part: Part) -> bool {
+        let InFile { all, by_rows, .. } = self.of_index(part);
+        self.by_matrix && all > 0 && (part.is_block() || by_rows)
+    }
+
+    fn of_index(&self, part: Part) -> InFile {
+        self.in_file.get(part.index()).copied().unwrap_or_default()
     }
 
     /// All of a part of the model, beside that.
     pub(crate) fn of(&self, part: Part) -> u64 {
-        self.in_file.get(part.index()).map_or(0, |(bytes, _)| *bytes)
+        self.of_index(part).all
     }
 
     /// Parts that have parameters in the file.
@@ -265,7 +300,7 @@ impl WeightsOnDisk {
 
     /// The largest parameter of some parts.
     pub(crate) fn largest_of(&self, parts: impl Iterator<Item = Part>) -> u64 {
-        parts.filter_map(|part| self.in_file.get(part.index())).map(|(_, largest)| *largest).max().unwrap_or(0)
+        parts.map(|part| self.of_index(part).largest).max().unwrap_or(0)
     }
 
     /// In an evaluation or a generation: a part at a time.
@@ -296,14 +331,13 @@ impl WeightsOnDisk {
 
     /// Bytes beside [`WeightsOnDisk::always`] while such a model is loaded.
     pub fn in_transit_in_place(&self, stored: &StoredWeights) -> u64 {
-        // A table is read for the comparison, in pieces.
-        let comparing = if stored.has_duplicates { self.comparing + 3 * PIECE_BYTES as u64 } else { 0 };
+        let comparing = if stored.has_duplicates { self.comparing } else { 0 };
         stored.copying(self.dtype).max(comparing)
     }
 
     /// Bytes of what lies in the file.
     pub fn in_files(&self) -> u64 {
-        self.in_file.iter().map(|(bytes, _)| bytes).sum()
+        self.in_file.iter().map(|of_part| of_part.all).sum()
     }
 
     /// The largest parameter in the file.

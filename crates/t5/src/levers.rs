@@ -55,8 +55,8 @@ pub struct LayerMajor {
     /// How many blocks keep their weights in memory although those of the others lie in a file. Only where these are not trained.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub weight_blocks_in_memory: usize,
-    /// Whether weights of blocks that lie in a file are in memory for one product at a time, and not those of a block together. Only where
-    /// they are not trained.
+    /// Whether weights of blocks that lie in a file are in memory for one product at a time, and not those of a block together; of a table
+    /// of the vocabulary some rows at a time. Only where they are not trained.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub weights_by_matrix: bool,
     /// Whether the optimizer's moments lie in a file, some rows at a time in memory.

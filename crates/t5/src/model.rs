@@ -171,10 +171,7 @@ impl T5 {
     fn load_at(directory: &Path, dtype: DType, device: &Device, place: (Place, Keeps), is_frozen: bool) -> Result<T5> {
         let first = if matches!(place.0, Place::Memory) { device } else { &Device::Cpu };
         let (config, parameters, file) = hf::load(directory, dtype, first, place, is_frozen)?;
-        let model = T5 { directory: Some(directory.into()), ..T5::on(device, config, dtype, parameters, file)? };
-        // Duplicates in the files were compared with it.
-        t5_ops::page_out(&model.network.shared.tensor);
-        Ok(model)
+        Ok(T5 { directory: Some(directory.into()), ..T5::on(device, config, dtype, parameters, file)? })
     }
 
     /// The model with a new adapter beside its weights, which computes as it did before: B is zero, and with DoRA magnitudes are the
@@ -244,7 +241,7 @@ impl T5 {
                 let weight = parameters.iter().rev().find(|parameter| parameter.name == name).unwrap_or(&parameters[0]);
                 let [.., a, b] = parameters.as_slice() else { unreachable!("a magnitude follows its adapter") };
                 here(&weight.tensor, &|tensor| {
-                    let weight = Matrix { tensor, quantisation: weight.quantisation };
+                    let weight = Matrix { tensor, quantisation: weight.quantisation, comes_by_rows: false };
                     Tensor::adapted_lengths(weight, &a.tensor, &b.tensor, 1.0)
                 })?
             } else {

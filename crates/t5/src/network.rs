@@ -12,7 +12,7 @@ use crate::layers::stack::Stack;
 use crate::micro_batch::MicroBatch;
 use crate::ops::Ops;
 use crate::pager::Pager;
-use crate::parameters::{Parameter, Part, Weight};
+use crate::parameters::{Comes, Parameter, Part, Weight};
 use crate::step::gradients::Gradients;
 
 /// Every layer of a model, over tensors or counted tensors.
@@ -36,7 +36,7 @@ impl<T: Ops> Network<T> {
     /// # Errors
     /// An activation that is not known.
     pub fn new(config: &Config, parameters: &[Parameter<T>], copies: &[Option<T>], by_matrix: bool) -> Result<Self> {
-        let weights = Weights { parameters, copies, lora: config.lora.as_ref(), by_matrix };
+        let weights = Weights { parameters, copies, config, by_matrix };
         let shared = weights.get("shared.weight".into());
         let table = if config.tie_word_embeddings { shared.clone() } else { weights.get("lm_head.weight".into()) };
         let head = weights.linear_with(table, "lm_head", adapter_site(true, None, 0));
@@ -58,10 +58,10 @@ impl<T: Ops> Network<T> {
         linears.chain(table)
     }
 
-    /// Begins to read the first weights of a part, as many as there is room for.
+    /// Begins to read the first weights of a part, as many as there is room for. What comes by rows is read ahead by who works on it.
     pub fn read_ahead(&self, part: Part) {
         let mut room = self.read_ahead_bytes;
-        for weight in self.weights_of(part) {
+        for weight in self.weights_of(part).filter(|weight| weight.comes != Comes::ByRows) {
             let Some(rest) = room.checked_sub(weight.tensor.bytes()) else { break };
             self.read_ahead_of(weight);
             room = rest;
@@ -94,12 +94,12 @@ impl<T: Ops> Network<T> {
         self.weights_of(part).try_for_each(|weight| pager.copy(weight.index, &weight.tensor))
     }
 
-    /// Makes a weight resident that lies in a file, unless each product does, or has it brought from where it is.
+    /// Makes a weight resident that lies in a file, unless each operation does, or has it brought from where it is.
     ///
     /// # Errors
     /// Those of [`Pager::page_in`].
     pub fn page_in(&self, weight: &Weight<T>) -> Result<()> {
-        if !weight.comes_alone {
+        if weight.comes == Comes::Together {
             weight.tensor.page_in();
         }
         self.bring(weight)
@@ -144,7 +144,7 @@ impl<T: Ops> Network<T> {
             return Ok(loss);
         }
         let settings = self.cross_entropy(1.0, chunk_rows);
-        T::linear_cross_entropy(&z.as_rows()?, self.head.weight.of_products(), labels, &settings)
+        T::linear_cross_entropy(&z.as_rows()?, &self.head.weight, labels, &settings)
     }
 
     /// Loss sum and gradient of the decoder's output (B, T, D); logits exist a chunk of rows at a time, or those of a sample where
@@ -165,8 +165,7 @@ impl<T: Ops> Network<T> {
         let dw = grads.accumulator_or_empty(&self.head.weight)?;
         let dw = dw.as_ref().map(|(dw, accumulate)| (dw, *accumulate));
         let rows = z.as_rows()?; // (B T, D)
-        let (loss, drows) =
-            T::linear_cross_entropy_backward(&rows, self.head.weight.of_products(), labels, &settings, dw)?;
+        let (loss, drows) = T::linear_cross_entropy_backward(&rows, &self.head.weight, labels, &settings, dw)?;
         Ok((loss, drows.shaped(z.dims())?))
     }
 

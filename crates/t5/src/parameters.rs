@@ -311,8 +311,33 @@ pub(crate) struct Weight<T> {
     /// Its values in the dtype of products, where they are held in that one, too.
     pub copy: Option<T>,
     pub quantisation: Option<Quantisation>,
-    /// Whether, of a file, it is in memory for one product at a time ([`crate::LayerMajor::weights_by_matrix`]).
-    pub comes_alone: bool,
+    /// Of a file, what is in memory at a time.
+    pub comes: Comes,
+}
+
+/// How a weight in a file comes to memory while it is worked on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Comes {
+    /// With the others of its part.
+    Together,
+    /// For one product at a time ([`crate::LayerMajor::weights_by_matrix`]).
+    Alone,
+    /// The same of a table of the vocabulary: as few of its rows at a time as an operation needs.
+    ByRows,
+}
+
+impl Comes {
+    /// How a frozen weight of this part comes, where weights do not come together. A head that has an adapter is a factor of several
+    /// products, one of which sums over the vocabulary: its table comes whole.
+    pub fn apart(part: Part, config: &Config) -> Comes {
+        let has_adapter = || config.lora.as_ref().is_some_and(|lora| lora.of("lm_head").is_some());
+        let is_head = part == Part::LmHead || part == Part::Shared && config.tie_word_embeddings;
+        match part {
+            _ if part.is_block() => Comes::Alone,
+            _ if part.is_table() && !(is_head && has_adapter()) => Comes::ByRows,
+            _ => Comes::Together,
+        }
+    }
 }
 
 impl<T> Weight<T> {
@@ -323,14 +348,14 @@ impl<T> Weight<T> {
 
     /// The weight itself, where it is looked at in its own dtype.
     pub fn whole(&self) -> Matrix<'_, T> {
-        Matrix { tensor: &self.tensor, quantisation: self.quantisation }
+        Matrix { tensor: &self.tensor, quantisation: self.quantisation, comes_by_rows: self.comes == Comes::ByRows }
     }
 }
 
 impl<T: Ops> Weight<T> {
-    /// Calls `f`, which needs the values.
+    /// Calls `f`, which needs the values. Of a table that comes by rows its operations bring what they need.
     pub fn here<R>(&self, f: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
-        if !self.comes_alone {
+        if self.comes != Comes::Alone {
             return f(self);
         }
         self.tensor.page_in();
@@ -342,6 +367,6 @@ impl<T: Ops> Weight<T> {
 
 impl<'a, T> From<&'a Weight<T>> for Matrix<'a, T> {
     fn from(weight: &'a Weight<T>) -> Self {
-        Matrix { tensor: weight.of_products(), quantisation: weight.quantisation }
+        Matrix { tensor: weight.of_products(), ..weight.whole() }
     }
 }

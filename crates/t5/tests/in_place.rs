@@ -5,8 +5,11 @@ mod device;
 
 use std::path::Path;
 
-use candle_core::{DType, Device};
-use t5::{Config, EvalContext, Files, GenerateOptions, Lora, MicroBatch, Part, StoredWeights, T5};
+use candle_core::{DType, Device, Tensor};
+use t5::{
+    Config, EvalContext, Files, GenerateOptions, Gradients, LayerMajor, Lora, MicroBatch, Observer, Part, StepContext,
+    StoredWeights, T5, Targets,
+};
 
 use self::device::{device, every};
 
@@ -133,9 +136,9 @@ fn a_frozen_model_stays_as_it_is_stored_and_gives_the_bits_of_one_in_f32() {
         // One matrix is f32, as in files of several dtypes.
         let is_wide = |name: &str| name.ends_with("layer.1.DenseReluDense.wo.weight");
         let dtype = |name: &str| if is_wide(name) { DType::F32 } else { stored };
-        let tensors: Vec<(String, candle_core::Tensor)> =
+        let tensors: Vec<(String, Tensor)> =
             wide.parameters().iter().map(|p| (p.name.clone(), p.tensor.to_dtype(dtype(&p.name)).unwrap())).collect();
-        let tensors: Vec<(&str, &candle_core::Tensor)> = tensors.iter().map(|(name, x)| (name.as_str(), x)).collect();
+        let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, x)| (name.as_str(), x)).collect();
         t5::safetensors::write(&path, &tensors, &[("format", "pt")]).unwrap();
         let mut config = config(tied);
         config.stored = Some(t5::StoredDtypes::of(directory.path(), &config).unwrap());
@@ -217,5 +220,75 @@ fn blocks_of_a_base_move_between_its_files_and_memory() {
         }
         drop(model);
         assert_eq!(std::fs::read(directory.path().join("model.safetensors")).unwrap(), before);
+    }
+}
+
+/// Bits of the gradients that a step hands over, by their parameters.
+#[derive(Default)]
+struct Bits(Vec<(usize, Vec<u32>)>);
+
+impl Observer<Tensor, t5::Error> for Bits {
+    fn apply(&mut self, index: usize, gradient: &Tensor) -> t5::Result<()> {
+        let values = gradient.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        self.0.push((index, values.into_iter().map(f32::to_bits).collect()));
+        Ok(())
+    }
+}
+
+/// The loss and the gradients of a step of two micro-batches.
+fn step(model: &T5, lora: &Lora, files: &Files, activations: DType) -> (Vec<(usize, Vec<u32>)>, u64) {
+    let (one, two) = ([7u32, 8, 9, 3120, 1], [2033u32, 34, 1]);
+    let batch = |number, source: &[u32], target: &[u32]| {
+        MicroBatch::new(&[source], &[target], &[number], model.config(), model.device()).unwrap()
+    };
+    let batches = [batch(0, &one, &two), batch(1, &two, &one)];
+    let cx = StepContext {
+        seed: 1,
+        step: 1,
+        dropout: 0.1,
+        adapter_dropout: 0.0,
+        activations,
+        recompute_blocks: 5,
+        loss_chunk_rows: 2,
+        target_tokens: 8,
+    };
+    let layers = LayerMajor { kept_gradient_blocks: 5, weights_on_disk: model.is_in_file(), ..LayerMajor::PLAIN };
+    let mut gradients = Gradients::new(model.parameters(), DType::F32, &|parameter| lora.trains(&parameter.name));
+    let mut bits = Bits::default();
+    model.step(&batches, &cx, Some(&layers), files, &mut gradients, &mut bits).unwrap();
+    let evaluated = EvalContext { activations, loss_chunk_rows: 2 };
+    (bits.0, model.loss(&batches[0], &evaluated).unwrap().to_bits())
+}
+
+#[test]
+#[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn a_table_that_comes_by_rows_trains_and_answers_with_the_bits_of_one_in_memory() {
+    let head_too = Lora { targets: Targets::Names(vec!["q".into(), "lm_head".into()]), ..Lora::default() };
+    let head_saved = Lora { modules_to_save: vec!["lm_head".into()], ..Lora::default() };
+    let cases = [
+        (true, DType::F32, DType::F32, Lora::default()),
+        (false, DType::F32, DType::BF16, Lora::default()),
+        (true, DType::BF16, DType::F32, Lora::default()),
+        (false, DType::BF16, DType::BF16, Lora::default()),
+        // Tables that come whole: the head's that has an adapter, and one that is trained.
+        (true, DType::F32, DType::F32, head_too.clone()),
+        (false, DType::F32, DType::F32, head_too),
+        (true, DType::F32, DType::F32, head_saved),
+    ];
+    for (tied, kept, activations, lora) in cases {
+        let directory = tempfile::tempdir().unwrap();
+        // Two windows of rows and a few more.
+        let config = Config { vocab_size: 4011, ..config(tied) };
+        T5::init(&config, 5, kept, &Device::Cpu).unwrap().save(directory.path()).unwrap();
+        let files = Files { weights_by_matrix: true, ..Files::in_directory(directory.path()) };
+        let of = |files: Option<&Files>| {
+            T5::load_frozen(directory.path(), kept, files).unwrap().with_adapter(lora.clone(), 7).unwrap()
+        };
+        let (in_memory, by_rows) = (of(None), of(Some(&files)));
+        let case = format!("tied {tied}, {kept:?}, {activations:?}, {:?}", lora.targets);
+        let expected = step(&in_memory, &lora, &files, activations);
+        assert!(expected.0.len() > 10, "{case}: {} gradients", expected.0.len());
+        assert!(step(&by_rows, &lora, &files, activations) == expected, "{case}");
+        assert_eq!(all_of_it(&by_rows, activations), all_of_it(&in_memory, activations), "{case}");
     }
 }

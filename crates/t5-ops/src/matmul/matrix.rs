@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use crate::bytes::bytes;
 use crate::narrow::Narrow;
 use crate::parallel::Shared;
 use crate::storage::{Element, Operand, Target};
@@ -100,6 +101,14 @@ impl<D: Elements> Strides<D> {
         self.rows
     }
 
+    pub(crate) fn width(&self) -> usize {
+        self.cols
+    }
+
+    pub(crate) fn data(&self) -> D {
+        self.data
+    }
+
     /// Some of the columns.
     pub(super) fn columns(self, columns: Range<usize>) -> Self {
         assert!(columns.start <= columns.end && columns.end <= self.cols, "{columns:?} of {} columns", self.cols);
@@ -125,6 +134,19 @@ impl<'a> Factor<'a> {
                 }
             }
             Stored::Narrow(narrow) => narrow.widen(first, to),
+        }
+    }
+
+    /// The bytes of its elements, of a matrix of numbers whose rows lie one after the other.
+    pub(crate) fn bytes(&self) -> Option<&'a [u8]> {
+        let count = self.rows * self.cols;
+        if self.col_stride != 1 || self.row_stride != self.cols {
+            return None;
+        }
+        match self.data {
+            Stored::Wide(Operand::F32(data)) => Some(bytes(&data[..count])),
+            Stored::Wide(Operand::Bf16(data)) => Some(bytes(&data[..count])),
+            Stored::Narrow(narrow) => narrow.f16().map(|data| bytes(&data[..count])),
         }
     }
 

@@ -87,6 +87,14 @@ impl<'a> Narrow<'a> {
         Self { first: self.first + first, count: self.count - first, ..self }
     }
 
+    /// The elements where they are numbers, and not codes.
+    pub(crate) fn f16(&self) -> Option<&'a [f16]> {
+        match self.form {
+            Form::F16(data) => Some(&data[self.first..][..self.count]),
+            Form::Int8(_) | Form::Nf4(_) => None,
+        }
+    }
+
     /// Elements from `first` on, as many as there is place for, in f32.
     pub(crate) fn widen(&self, first: usize, to: &mut [f32]) {
         assert!(first <= self.count && to.len() <= self.count - first, "{first} and {} of {}", to.len(), self.count);

@@ -3,6 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::Quantised;
+use crate::by_rows::Rows;
 use crate::dispatch::Path;
 use crate::matmul::{Factor, Stored};
 use crate::narrow::{Form, Narrow};
@@ -15,6 +16,9 @@ pub enum Weight<'a> {
     Dense(&'a Tensor),
     /// Codes.
     Quantised(&'a Quantised),
+    /// Numbers in a file. The loss and a product with all rows have some of them in memory at a time ([`crate::window_bytes`]); others
+    /// take them as any numbers.
+    ByRows(&'a Tensor),
 }
 
 impl<'a> From<&'a Tensor> for Weight<'a> {
@@ -36,7 +40,7 @@ impl<'a> Weight<'a> {
     /// A tensor that is no matrix.
     pub fn dims2(&self) -> Result<(usize, usize)> {
         match self {
-            Weight::Dense(w) => w.dims2(),
+            Weight::Dense(w) | Weight::ByRows(w) => w.dims2(),
             Weight::Quantised(w) => Ok(w.quantisation().shape()),
         }
     }
@@ -44,7 +48,7 @@ impl<'a> Weight<'a> {
     /// The tensor of its numbers or bytes.
     pub fn tensor(&self) -> &'a Tensor {
         match self {
-            Weight::Dense(w) => w,
+            Weight::Dense(w) | Weight::ByRows(w) => w,
             Weight::Quantised(w) => w.bytes(),
         }
     }
@@ -52,7 +56,7 @@ impl<'a> Weight<'a> {
     /// The path of an operation on it and on `operand`.
     pub(crate) fn path_beside(&self, operand: &Tensor) -> Path {
         let takes = match self {
-            Weight::Dense(w) => w.dtype() == DType::F16 || Path::on_cpu(w.dtype()) == Path::Cpu,
+            Weight::Dense(w) | Weight::ByRows(w) => w.dtype() == DType::F16 || Path::on_cpu(w.dtype()) == Path::Cpu,
             Weight::Quantised(_) => true,
         };
         Path::of(&[operand]).provided(takes && self.tensor().device().is_cpu())
@@ -61,16 +65,22 @@ impl<'a> Weight<'a> {
     /// All of it as numbers of `dtype`, where it lies.
     pub(crate) fn dense(&self, dtype: DType) -> Result<Tensor> {
         match self {
-            Weight::Dense(w) => w.to_dtype(dtype),
+            Weight::Dense(w) | Weight::ByRows(w) => w.to_dtype(dtype),
             Weight::Quantised(w) => w.dequantised()?.to_dtype(dtype),
         }
+    }
+
+    /// [`Weight::with_factor`] for who has rows come to memory that are not there.
+    pub(crate) fn with_rows<R>(&self, f: impl FnOnce(Rows) -> Result<R>) -> Result<R> {
+        let come = matches!(self, Weight::ByRows(_));
+        self.with_factor(|weight| f(Rows::new(weight, come)))
     }
 
     /// Calls `f` with its elements (out, in), under its read lock.
     pub(crate) fn with_factor<R>(&self, f: impl FnOnce(Factor) -> Result<R>) -> Result<R> {
         let (rows, cols) = self.dims2()?;
         match self {
-            Weight::Dense(w) => {
+            Weight::Dense(w) | Weight::ByRows(w) => {
                 let w = w.contiguous()?;
                 let view = View::new(&w)?;
                 if w.dtype() == DType::F16 {

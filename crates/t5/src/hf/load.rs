@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
 use super::pytorch;
-use super::safetensors::{Reader, part_name, reading_bytes};
+use super::safetensors::{Reader, are_equal, part_name, reading_bytes};
 use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
 use crate::levers::LayerMajor;
@@ -82,7 +82,7 @@ pub(crate) fn load(
     let mut config = Config::from_file(&directory.join("config.json"))?;
     let stored = Files::open(directory)?;
     config.stored = is_frozen.then(|| stored.dtypes(&config));
-    config.tie_word_embeddings = stored.is_tied(&config, dtype, device)?;
+    config.tie_word_embeddings = stored.is_tied(&config, dtype)?;
     let file = match place {
         Place::Memory => None,
         Place::File(files) => Some(WeightFile::create(files, &config, dtype)?),
@@ -339,20 +339,17 @@ impl Files {
 
     /// transformers 5's rule: a head of its own in the file is a head of its own, unless it is equal to
     /// the shared table.
-    fn is_tied(&self, config: &Config, dtype: DType, device: &Device) -> Result<bool> {
+    fn is_tied(&self, config: &Config, dtype: DType) -> Result<bool> {
         let embedding = self.name_of(SHARED);
         let (Some(head), Some(shared)) = (self.reader(LM_HEAD), self.reader(embedding)) else { return Ok(true) };
-        if embedding == LM_HEAD {
-            return Ok(true);
-        }
-        if self.are_one(LM_HEAD, embedding) {
+        if embedding == LM_HEAD || self.are_one(LM_HEAD, embedding) {
             return Ok(true);
         }
         let table = [config.vocab_size, config.d_model];
         if head.shape(LM_HEAD) != Some(&table) || shared.shape(embedding) != Some(&table) {
             return Ok(false); // loading will say which one is mis-shaped
         }
-        head.equals(LM_HEAD, &shared.read(embedding, dtype, device)?)
+        are_equal([(head, LM_HEAD), (shared, embedding)], dtype)
     }
 
     /// Whether two names are names of the same bytes of the same file.
@@ -373,7 +370,10 @@ impl Files {
             let reader = &self.readers[shard];
             let is_duplicate = EMBEDDINGS.contains(&name.as_str()) || (name == LM_HEAD && config.tie_word_embeddings);
             if is_duplicate {
-                if !self.are_one(name, self.name_of(SHARED)) && !reader.equals(name, known[SHARED])? {
+                let shared = self.name_of(SHARED);
+                let both = |holder| [(reader, name.as_str()), (holder, shared)];
+                let is_other = |holder| Ok::<_, Error>(!are_equal(both(holder), known[SHARED].dtype())?);
+                if !self.are_one(name, shared) && self.reader(shared).map_or(Ok(true), is_other)? {
                     return Err(Error::TensorMismatch {
                         path: reader.path().into(),
                         tensor: name.clone(),
@@ -412,27 +412,9 @@ impl StoredFiles {
         Files::open(directory).map(StoredFiles)
     }
 
-    /// [`Files::is_tied`] without a whole table in memory.
-    pub(super) fn is_tied_by_rows(&self, config: &Config) -> Result<bool> {
-        let files = &self.0;
-        let embedding = files.name_of(SHARED);
-        let (Some(head), Some(shared)) = (files.reader(LM_HEAD), files.reader(embedding)) else { return Ok(true) };
-        if embedding == LM_HEAD || files.are_one(LM_HEAD, embedding) {
-            return Ok(true);
-        }
-        let table = [config.vocab_size, config.d_model];
-        if head.shape(LM_HEAD) != Some(&table) || shared.shape(embedding) != Some(&table) {
-            return Ok(false);
-        }
-        let rows = (super::safetensors::PIECE_BYTES / size_of::<f32>() / config.d_model).max(1);
-        for first in (0..config.vocab_size).step_by(rows) {
-            let count = rows.min(config.vocab_size - first);
-            let [one, other] = [self.rows(LM_HEAD, first, count)?, self.rows(embedding, first, count)?];
-            if one.ne(&other)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? != 0.0 {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+    /// [`Files::is_tied`], of the values in f32.
+    pub(super) fn is_tied(&self, config: &Config) -> Result<bool> {
+        self.0.is_tied(config, DType::F32)
     }
 
     /// Refuses files that lack a parameter of the model, have one of another shape, or more than the model.

@@ -50,7 +50,7 @@ pub fn quantise_with<E: From<Error>>(
     let mut config = Config::from_file(&source.join("config.json"))?;
     config.refuse_quantised("a model whose weights are not quantised yet")?;
     let stored = StoredFiles::open(source)?;
-    config.tie_word_embeddings = stored.is_tied_by_rows(&config)?;
+    config.tie_word_embeddings = stored.is_tied(&config)?;
     stored.check_names(source, &config)?;
     config.base_precision = Some(precision);
     let (quantised, mut kept): (Vec<_>, Vec<_>) =

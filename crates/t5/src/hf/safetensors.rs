@@ -36,8 +36,8 @@ use crate::error::{Error, Result};
 /// Bytes of a tensor in flight between file and memory.
 pub const PIECE_BYTES: usize = 1 << 20;
 
-/// Bytes of a stored tensor that are compared with another at a time. Comparing makes several copies of them.
-const COMPARED_BYTES: usize = PIECE_BYTES / 8;
+/// Elements of a stored tensor that are compared with another's at a time. Comparing makes several copies of them.
+const COMPARED_ELEMENTS: usize = PIECE_BYTES / 64;
 
 /// What [`Reader::read`] holds at most beside the tensor of `elements` values that it returns, whatever it is stored in: a
 /// piece as bytes and as values, and once more where they are converted.
@@ -47,12 +47,21 @@ pub(crate) fn reading_bytes(elements: u64, dtype: DType) -> u64 {
     STORED_SIZES.into_iter().map(bytes).max().unwrap_or(0)
 }
 
-/// What [`Reader::equals`] holds at most: pieces as [`Reader::read`] does, or their values, and where they differ as bytes
-/// and as numbers.
+/// What [`are_equal`] holds at most of two tensors of so many elements, whatever they are stored in: pieces as bytes, as values and as
+/// those of `dtype`, and where they differ as bytes and as numbers.
 pub(crate) fn comparing_bytes(elements: u64, dtype: DType) -> u64 {
     let width = dtype.size_in_bytes() as u64;
-    let bytes = |stored: u64| elements.min(COMPARED_BYTES as u64 / stored) * (stored + width + 5.max(stored));
+    let bytes = |stored: u64| elements.min(COMPARED_ELEMENTS as u64) * (4 * stored + 2 * width + 5);
     STORED_SIZES.into_iter().map(bytes).max().unwrap_or(0)
+}
+
+/// Whether two tensors that are stored have the same shape and, in `dtype`, the same values. Of both some rows are read at a time.
+///
+/// # Errors
+/// Those of [`Reader::read`].
+pub(crate) fn are_equal([one, (reader, name)]: [(&Reader, &str); 2], dtype: DType) -> Result<bool> {
+    let rows = |first, count| reader.read_rows(name, first, count, dtype);
+    one.0.has_values(one.1, (&reader.stretch(name)?.shape, dtype), rows)
 }
 
 /// Bytes of a value in the dtypes that parameters are stored in.
@@ -211,27 +220,33 @@ impl Reader {
         Ok(Tensor::cat(&pieces, 0)?.reshape(shape)?)
     }
 
-    /// Whether the stored tensor has exactly the values of `tensor` (compared in f32, or f64 for f64).
+    /// Whether the stored tensor has exactly the values of `tensor`, in its dtype.
     pub(crate) fn equals(&self, name: &str, tensor: &Tensor) -> Result<bool> {
-        let stretch = self.stretch(name)?;
-        if stretch.shape != tensor.dims() {
+        self.has_values(name, (tensor.dims(), tensor.dtype()), |first, count| {
+            Ok(tensor.narrow(0, first, count)?.to_device(&Device::Cpu)?)
+        })
+    }
+
+    /// The same of a tensor of this shape and dtype that `rows` gives, from a first row on a number of them.
+    fn has_values(
+        &self,
+        name: &str,
+        (shape, dtype): (&[usize], DType),
+        rows: impl Fn(usize, usize) -> Result<Tensor>,
+    ) -> Result<bool> {
+        if self.stretch(name)?.shape != shape {
             return Ok(false);
         }
-        let stored = self.stored_dtype(name, &stretch)?;
-        let flat = tensor.flatten_all()?;
-        let (mut first, mut equal) = (0, true);
-        self.pieces(&stretch, COMPARED_BYTES, |bytes| {
-            if equal {
-                let count = bytes.len() / stored.size_in_bytes();
-                let piece =
-                    Tensor::from_raw_buffer(bytes, stored, &[count], tensor.device())?.to_dtype(tensor.dtype())?;
-                let different = flat.narrow(0, first, count)?.ne(&piece)?.to_dtype(DType::F32)?.sum_all()?;
-                equal = different.to_scalar::<f32>()? == 0.0;
-                first += count;
+        let count = shape.first().copied().unwrap_or(0);
+        let most = (COMPARED_ELEMENTS / shape.iter().skip(1).product::<usize>().max(1)).max(1);
+        for first in (0..count).step_by(most) {
+            let count = most.min(count - first);
+            let differ = self.read_rows(name, first, count, dtype)?.ne(&rows(first, count)?)?;
+            if differ.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? != 0.0 {
+                return Ok(false);
             }
-            Ok(())
-        })?;
-        Ok(equal)
+        }
+        Ok(true)
     }
 
     /// The dtype that a tensor is stored in; none of those that are read, or no such tensor: nothing.

@@ -51,7 +51,7 @@ impl StoredModel {
             None => "the model that these weights were made from",
         })?;
         let files = StoredFiles::open(directory)?;
-        config.tie_word_embeddings = files.is_tied_by_rows(&config)?;
+        config.tie_word_embeddings = files.is_tied(&config)?;
         let is_tied = config.tie_word_embeddings;
         let adapter = adapter.map(|adapter| AdapterDirectory::open(adapter, &config)).transpose()?;
         files.check_names(directory, &config)?;

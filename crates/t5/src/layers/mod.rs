@@ -17,8 +17,8 @@ pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod stack;
 
-use crate::adapter::Lora;
-use crate::parameters::{Parameter, Weight};
+use crate::config::Config;
+use crate::parameters::{Comes, Parameter, Weight};
 use linear::{Adapter, Linear};
 
 /// Hands parameters to layers by name while a model is put together.
@@ -26,8 +26,8 @@ pub(crate) struct Weights<'a, T> {
     pub parameters: &'a [Parameter<T>],
     /// Of some parameters, by their places, a copy for products; empty where there are none.
     pub copies: &'a [Option<T>],
-    pub lora: Option<&'a Lora>,
-    /// Whether those of blocks come from their file one by one ([`crate::LayerMajor::weights_by_matrix`]).
+    pub config: &'a Config,
+    /// [`crate::LayerMajor::weights_by_matrix`].
     pub by_matrix: bool,
 }
 
@@ -38,10 +38,10 @@ impl<T: Clone> Weights<'_, T> {
         let index = self.parameters.iter().position(|p| p.name == name);
         let index = index.unwrap_or_else(|| panic!("`{name}` is not a parameter of this model"));
         let Parameter { tensor, quantisation, part, name } = &self.parameters[index];
-        let trains = self.lora.is_some_and(|lora| lora.trains(name));
-        let comes_alone = self.by_matrix && part.is_block() && !trains;
+        let trains = self.config.lora.as_ref().is_some_and(|lora| lora.trains(name));
+        let comes = if self.by_matrix && !trains { Comes::apart(*part, self.config) } else { Comes::Together };
         let copy = self.copies.get(index).cloned().flatten();
-        Weight { index, tensor: tensor.clone(), copy, quantisation: *quantisation, comes_alone }
+        Weight { index, tensor: tensor.clone(), copy, quantisation: *quantisation, comes }
     }
 
     /// The linear layer of this name, without `.weight`. `site` is the place of its adapter's dropout.
@@ -54,7 +54,8 @@ impl<T: Clone> Weights<'_, T> {
 
     /// A linear layer of this name with a weight that may have another.
     pub fn linear_with(&self, weight: Weight<T>, name: &str, site: u32) -> Linear<T> {
-        let adapter = self.lora.and_then(|lora| Some((lora, lora.of(name)?))).map(|(lora, linear)| Adapter {
+        let lora = self.config.lora.as_ref();
+        let adapter = lora.and_then(|lora| Some((lora, lora.of(name)?))).map(|(lora, linear)| Adapter {
             a: self.get(format!("{name}.lora_A.weight")),
             b: self.get(format!("{name}.lora_B.weight")),
             magnitude: lora.dora.then(|| self.get(format!("{name}.lora_magnitude_vector"))),

@@ -79,7 +79,7 @@ impl<T: Ops> Stack<T> {
 
     /// The stack's first activations (B, T, D).
     pub fn embed(&self, ids: &T, embedding: &Weight<T>, dtype: DType, noise: &Noise) -> Result<T> {
-        let x = T::embedding(ids, &embedding.tensor, dtype)?;
+        let x = T::embedding(ids, embedding.whole(), dtype)?;
         T::dropout(&x, noise.dropout(self.embedding_site).as_ref())
     }
 

@@ -13,6 +13,7 @@ impl Matrix<'_, Tensor> {
     fn with<R>(self, f: impl FnOnce(Weight) -> candle_core::Result<R>) -> Result<R> {
         match self.quantisation {
             Some(quantisation) => Ok(f((&Quantised::new(quantisation, self.tensor.clone())?).into())?),
+            None if self.comes_by_rows => Ok(f(Weight::ByRows(self.tensor))?),
             None => Ok(f(self.tensor.into())?),
         }
     }
@@ -25,25 +26,8 @@ impl AttentionSettings<'_, Tensor> {
     }
 }
 
-/// As many rows are read from a table in a file one by one.
+/// As many rows are read from a table in a file one by one, also where its pages may be in memory.
 const FEW_ROWS: usize = 256;
-
-/// A row of the table for each id, in memory, where the table lies in a file and the ids are few: on a page that is not in
-/// memory the system reads megabytes around it. `None` where the table itself is to be looked at.
-fn rows_from_file(ids: &Tensor, table: &Tensor) -> Result<Option<Tensor>> {
-    if ids.elem_count() > FEW_ROWS || !t5_ops::is_in_file(table) {
-        return Ok(None);
-    }
-    let ids = ids.flatten_all()?.to_vec1::<u32>()?;
-    let count = table.dim(0)?;
-    if ids.is_empty() || ids.iter().any(|&id| id as usize >= count) {
-        return Ok(None);
-    }
-    let row = |&id: &u32| t5_ops::copy_from_file(&table.narrow(0, id as usize, 1)?);
-    // Of a file that has lost its pages, who touches them says which file it is.
-    let rows = ids.iter().map(row).collect::<candle_core::Result<Option<Vec<Tensor>>>>().ok().flatten();
-    Ok(rows.map(|rows| Tensor::cat(&rows, 0)).transpose()?)
-}
 
 impl Ops for Tensor {
     type Spill = TensorSpill;
@@ -105,12 +89,10 @@ impl Ops for Tensor {
         heap::release_unused();
     }
 
-    fn embedding(ids: &Self, table: &Self, dtype: DType) -> Result<Self> {
-        if let Some(rows) = rows_from_file(ids, table)? {
-            let places = Tensor::arange(0u32, ids.elem_count() as u32, ids.device())?.reshape(ids.shape())?;
-            return Ok(t5_ops::embedding(&places, &rows, dtype)?);
-        }
-        Ok(t5_ops::embedding(ids, table, dtype)?)
+    fn embedding<'a>(ids: &Self, table: impl Into<Matrix<'a, Self>>, dtype: DType) -> Result<Self> {
+        let Matrix { tensor: table, comes_by_rows, .. } = table.into();
+        let by_rows = comes_by_rows || ids.elem_count() <= FEW_ROWS;
+        Ok(if by_rows { t5_ops::embedding_by_rows } else { t5_ops::embedding }(ids, table, dtype)?)
     }
 
     fn embedding_backward(ids: &Self, dy: &Self, dtable: &Self) -> Result<()> {
@@ -212,18 +194,23 @@ impl Ops for Tensor {
         Ok(t5_ops::relative_bias_backward(dbias, position, queries, keys, 0, dtable)?)
     }
 
-    fn linear_cross_entropy(x: &Self, weight: &Self, labels: &[u32], settings: &CrossEntropy) -> Result<f64> {
-        Ok(t5_ops::linear_cross_entropy(x, weight, labels, settings)?)
+    fn linear_cross_entropy<'a>(
+        x: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        labels: &[u32],
+        settings: &CrossEntropy,
+    ) -> Result<f64> {
+        weight.into().with(|weight| t5_ops::linear_cross_entropy(x, weight, labels, settings))
     }
 
-    fn linear_cross_entropy_backward(
+    fn linear_cross_entropy_backward<'a>(
         x: &Self,
-        weight: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
         labels: &[u32],
         settings: &CrossEntropy,
         dweight: Option<(&Self, bool)>,
     ) -> Result<(f64, Self)> {
-        Ok(t5_ops::linear_cross_entropy_backward(x, weight, labels, settings, dweight)?)
+        weight.into().with(|weight| t5_ops::linear_cross_entropy_backward(x, weight, labels, settings, dweight))
     }
 
     fn logit_cross_entropy(logits: &Self, labels: &[u32]) -> Result<f64> {

@@ -68,6 +68,27 @@ impl Counted {
         }
     }
 
+    /// Calls `f`, which goes so many times through this weight, whose rows come from a file. Some of them are in memory meanwhile.
+    fn by_rows(&self, times: u64, f: impl FnOnce()) {
+        let (window, sums) = (t5_ops::window_bytes(self.of_weight(), self.dtype), self.sums());
+        if !matches!(self.memory.home, Home::Memory) {
+            sums.paged_in.set(sums.paged_in.get() + times * Ops::bytes(self));
+        }
+        match &self.memory.home {
+            Home::Memory => f(),
+            Home::File { .. } => {
+                sums.add(window);
+                f();
+                sums.take(window);
+            }
+            Home::FileCountedElsewhere { .. } => {
+                sums.come(window);
+                f();
+                sums.leave(window);
+            }
+        }
+    }
+
     /// Whether it lies in a file.
     #[cfg(test)]
     pub fn is_in_file(&self) -> bool {
@@ -150,6 +171,15 @@ impl Counted {
 }
 
 impl Matrix<'_, Counted> {
+    /// Calls `f`, which uses the weight and goes through its rows so many times.
+    fn while_used(&self, times: u64, f: impl FnOnce()) {
+        if self.comes_by_rows {
+            return self.tensor.by_rows(times, f);
+        }
+        self.tensor.used();
+        f();
+    }
+
     /// The weight's (N, K).
     fn size(&self) -> (usize, usize) {
         self.quantisation.map_or_else(|| self.tensor.of_weight(), |quantisation| quantisation.shape())
@@ -219,7 +249,12 @@ impl Ops for Counted {
         let is_read = match &self.memory.home {
             Home::Memory => false,
             Home::File { is_resident } => !is_resident.get(),
-            Home::FileCountedElsewhere => true,
+            Home::FileCountedElsewhere { is_here } => {
+                if !is_here.replace(true) {
+                    self.sums().come(Ops::bytes(self));
+                }
+                true
+            }
         };
         if is_read {
             let paged_in = &self.sums().paged_in;
@@ -229,17 +264,20 @@ impl Ops for Counted {
     }
 
     fn page_out(&self) {
-        if let Home::File { is_resident } = &self.memory.home
-            && is_resident.replace(false)
-        {
-            self.sums().take(Ops::bytes(self));
+        match &self.memory.home {
+            Home::File { is_resident } if is_resident.replace(false) => self.sums().take(Ops::bytes(self)),
+            Home::FileCountedElsewhere { is_here } if is_here.replace(false) => self.sums().leave(Ops::bytes(self)),
+            _ => {}
         }
     }
 
     fn release_unused(&self) {}
 
-    fn embedding(ids: &Self, table: &Self, dtype: DType) -> Result<Self> {
-        table.used();
+    fn embedding<'a>(ids: &Self, table: impl Into<Matrix<'a, Self>>, dtype: DType) -> Result<Self> {
+        let Matrix { tensor: table, comes_by_rows, .. } = table.into();
+        if !comes_by_rows {
+            table.used();
+        }
         let (rows, width) = (ids.count(), table.width());
         let x = table.ledger().tensor(&[ids.dims[0], ids.dims[1], width], dtype);
         x.calls(t5_ops::embedding_needs(x.path(), rows, width, [table.dtype, dtype]));
@@ -258,10 +296,10 @@ impl Ops for Counted {
         beside: Option<(&Self, &Self)>,
     ) -> Result<Self> {
         let weight = weight.into();
-        weight.tensor.used();
         let (dtypes, beside) = ([x.dtype, weight.tensor.dtype], width_beside(beside));
         let y = x.with_width(weight.size().0);
-        x.calls(t5_ops::linear_needs(x.path(), x.rows(), weight.size(), dtypes, beside));
+        let needs = t5_ops::linear_needs(x.path(), x.rows(), weight.size(), dtypes, beside);
+        weight.while_used(1, || x.calls(needs));
         Ok(y)
     }
 
@@ -377,25 +415,33 @@ impl Ops for Counted {
         Ok(())
     }
 
-    fn linear_cross_entropy(x: &Self, weight: &Self, _: &[u32], settings: &CrossEntropy) -> Result<f64> {
-        weight.used();
-        let (rows, chunk, dtypes) = (x.rows(), settings.chunk_rows, [x.dtype, weight.dtype]);
-        x.loses(t5_ops::linear_cross_entropy_needs(x.path(), rows, weight.of_weight(), dtypes, chunk));
+    fn linear_cross_entropy<'a>(
+        x: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        _: &[u32],
+        settings: &CrossEntropy,
+    ) -> Result<f64> {
+        let weight = weight.into();
+        let (rows, chunk, dtypes) = (x.rows(), settings.chunk_rows, [x.dtype, weight.tensor.dtype]);
+        let needs = t5_ops::linear_cross_entropy_needs(x.path(), rows, weight.size(), dtypes, chunk);
+        let passes = t5_ops::linear_cross_entropy_passes(dtypes[0], rows, chunk, false);
+        weight.while_used(passes, || x.loses(needs));
         Ok(0.0)
     }
 
-    fn linear_cross_entropy_backward(
+    fn linear_cross_entropy_backward<'a>(
         x: &Self,
-        weight: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
         _: &[u32],
         settings: &CrossEntropy,
         dweight: Option<(&Self, bool)>,
     ) -> Result<(f64, Self)> {
-        let dx = x.like();
-        weight.used();
-        let (rows, chunk, dtypes) = (x.rows(), settings.chunk_rows, [x.dtype, weight.dtype]);
-        let (size, trains) = (weight.of_weight(), dweight.is_some());
-        x.loses(t5_ops::linear_cross_entropy_backward_needs(x.path(), rows, size, dtypes, chunk, trains));
+        let (dx, weight) = (x.like(), weight.into());
+        let (rows, chunk, dtypes) = (x.rows(), settings.chunk_rows, [x.dtype, weight.tensor.dtype]);
+        let (size, trains) = (weight.size(), dweight.is_some());
+        let needs = t5_ops::linear_cross_entropy_backward_needs(x.path(), rows, size, dtypes, chunk, trains);
+        let passes = t5_ops::linear_cross_entropy_passes(dtypes[0], rows, chunk, true);
+        weight.while_used(passes, || x.loses(needs));
         Ok((0.0, dx))
     }
 

@@ -32,11 +32,13 @@ pub struct Matrix<'a, T> {
     pub tensor: &'a T,
     /// How those are to be read.
     pub quantisation: Option<Quantisation>,
+    /// Whether it lies in a file, and operations have some of its rows in memory at a time: [`t5_ops::Weight::ByRows`].
+    pub comes_by_rows: bool,
 }
 
 impl<'a, T> From<&'a T> for Matrix<'a, T> {
     fn from(tensor: &'a T) -> Self {
-        Matrix { tensor, quantisation: None }
+        Matrix { tensor, quantisation: None, comes_by_rows: false }
     }
 }
 
@@ -133,7 +135,9 @@ pub trait Ops: Clone + Debug + Sized {
     /// Gives free memory back to the system.
     fn release_unused(&self);
 
-    fn embedding(ids: &Self, table: &Self, dtype: DType) -> Result<Self>;
+    fn embedding<'a>(ids: &Self, table: impl Into<Matrix<'a, Self>>, dtype: DType) -> Result<Self>
+    where
+        Self: 'a;
     fn embedding_backward(ids: &Self, dy: &Self, dtable: &Self) -> Result<()>;
     fn linear<'a>(x: &Self, weight: impl Into<Matrix<'a, Self>>) -> Result<Self>
     where
@@ -201,14 +205,23 @@ pub trait Ops: Clone + Debug + Sized {
         keys: usize,
         dtable: &Self,
     ) -> Result<()>;
-    fn linear_cross_entropy(x: &Self, weight: &Self, labels: &[u32], settings: &CrossEntropy) -> Result<f64>;
-    fn linear_cross_entropy_backward(
+    fn linear_cross_entropy<'a>(
         x: &Self,
-        weight: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        labels: &[u32],
+        settings: &CrossEntropy,
+    ) -> Result<f64>
+    where
+        Self: 'a;
+    fn linear_cross_entropy_backward<'a>(
+        x: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
         labels: &[u32],
         settings: &CrossEntropy,
         dweight: Option<(&Self, bool)>,
-    ) -> Result<(f64, Self)>;
+    ) -> Result<(f64, Self)>
+    where
+        Self: 'a;
 
     /// The cross-entropy of logits (.., V) that exist whole.
     fn logit_cross_entropy(logits: &Self, labels: &[u32]) -> Result<f64>;

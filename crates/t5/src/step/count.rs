@@ -51,7 +51,7 @@ use crate::parameters::ParameterSpec;
 use crate::step::run::infer;
 use handed_over::HandedOver;
 pub use moves::{Moves, WeightsRead};
-use rehearsal::Rehearsal;
+use rehearsal::{Cost, Rehearsal};
 use tallied::Tallied;
 use tally::Tally;
 pub use timeline::Moment;
@@ -336,9 +336,7 @@ impl Counter {
 
     /// The peak of a step over a batch of this shape, all samples as long as the longest.
     pub fn step(&self, batch: Shape, levers: &Levers) -> StepCount {
-        let tallied = self.tally(batch, levers);
-        let micro = Shape { samples: levers.micro_batch_samples.clamp(1, batch.samples.max(1)), ..batch };
-        let head = self.rehearsal_of(levers).head(micro, levers.loss_chunk_rows);
+        let (tallied, head) = (self.tally(batch, levers), self.head(batch, levers));
         let peak = tallied.peak_with(&head);
         let parameters = self.pages_weights(levers).then(|| self.weights_on_disk(levers).always() + peak.weights);
         let packed = tallied.packed.max(head.packed).total();
@@ -348,8 +346,13 @@ impl Counter {
 
     /// Bytes that a step on a device holds at its peak above [`Counter::step`] where micro-batches are recorded ([`Levers::repeats`]).
     pub fn recorded_beside(&self, batch: Shape, levers: &Levers) -> u64 {
+        self.tally(batch, levers).recorded_beside(&self.head(batch, levers))
+    }
+
+    /// The head of a micro-batch of a batch of this shape.
+    fn head(&self, batch: Shape, levers: &Levers) -> Cost {
         let micro = Shape { samples: levers.micro_batch_samples.clamp(1, batch.samples.max(1)), ..batch };
-        self.tally(batch, levers).recorded_beside(&self.rehearsal_of(levers).head(micro, levers.loss_chunk_rows))
+        self.rehearsal_of(levers).head(micro, levers.loss_chunk_rows)
     }
 
     /// Bytes that a step writes to files, and reads once or twice; weights that are changed in a file are not in it.

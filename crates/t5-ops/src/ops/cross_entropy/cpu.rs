@@ -15,12 +15,20 @@
 //! in order at the end. The second pass goes through the vocabulary tile by tile, and all threads work on one tile: on its
 //! blocks of logits, then on its products. Stretches and tiles depend on sizes only, and so does every sum.
 //!
+//! Of a table that comes by rows ([`crate::by_rows`]) threads have those in memory that they work on: in the first pass each has a block,
+//! in the second all have a tile.
+//!
 //! Shapes: C rows of a chunk, filled up with rows of zeros to whole vectors; S from one entry's logits to the next's;
 //! L stretches; E entries of a tile.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use candle_core::{DType, Result, Tensor};
 
 use super::CrossEntropy;
+use crate::by_rows::{OF_THREAD, Rows, WINDOW};
 use crate::matmul::{
     Buffer, Factor, Matrix, MatrixMut, Packed, Threads, across_bytes, multiply_as_a, multiply_packed, product_bytes,
 };
@@ -41,6 +49,8 @@ const TILE_CELLS: usize = 480 << 10;
 /// Blocks of a tile, at least and at most: a product as deep as the least is fast, and at the most what all threads do
 /// together takes long enough to be worth waiting for each other.
 const TILE_BLOCKS: (usize, usize) = (10, 20);
+/// What comes by rows has a tile in memory at a time, and a block for each thread.
+const _: () = assert!(TILE_BLOCKS.1 * BLOCK <= WINDOW && BLOCK <= OF_THREAD);
 /// Stretches of the vocabulary, at most: a few for each of many threads.
 const STRETCHES: usize = 64;
 /// Rows at a time where logits are computed again: reading W, and adding to dW, cost once for each chunk, sums of dX cost
@@ -138,6 +148,12 @@ fn stride(rows: usize) -> usize {
     if rows.is_multiple_of(1024) { rows + WIDTH } else { rows }
 }
 
+/// Chunks that so many rows are cut into.
+pub(super) fn chunks(x: DType, rows: usize, chunk_rows: usize, with_gradients: bool) -> usize {
+    let logits = if with_gradients { Logits::of(x, chunk_rows) } else { Logits::ComputedAgain };
+    rows.div_ceil(Cut::new(logits, rows, 1, chunk_rows).chunk.max(1))
+}
+
 /// Without a second pass there is nothing to keep logits for.
 pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
     let cut = Cut::new(Logits::ComputedAgain, rows, vocabulary, chunk_rows);
@@ -156,11 +172,11 @@ pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), 
     Needs { transient, kept, ..Needs::default() }.with_products(3, (rows, width, vocabulary))
 }
 
-pub(super) fn loss(x: &Tensor, w: &Tensor, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<f64> {
+pub(super) fn loss(x: &Tensor, w: Weight, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<f64> {
     let x = x.contiguous()?;
     let x_view = View::new(&x)?;
     let (v, d) = w.dims2()?;
-    Weight::from(w).with_factor(|w| {
+    w.with_rows(|w| {
         with_element!(x.dtype(), T, {
             // Without a second pass there is nothing to keep logits for.
             let cut = Cut::new(Logits::ComputedAgain, rows.len(), v, c.chunk_rows);
@@ -172,7 +188,7 @@ pub(super) fn loss(x: &Tensor, w: &Tensor, labels: &[u32], rows: &[u32], c: &Cro
 
 pub(super) fn gradients(
     x: &Tensor,
-    w: &Tensor,
+    w: Weight,
     labels: &[u32],
     rows: &[u32],
     c: &CrossEntropy,
@@ -187,9 +203,9 @@ pub(super) fn gradients(
         crate::zero(dw)?;
     }
     let mut loss = 0.0;
-    let dx = Weight::from(w).with_factor(|factor| {
+    let dx = w.with_rows(|table| {
         with_element!(x.dtype(), T, {
-            let mut pass = Pass::<T>::new(x_view.slice::<T>()?, factor, (v, d), labels, c, cut);
+            let mut pass = Pass::<T>::new(x_view.slice::<T>()?, table, (v, d), labels, c, cut);
             pass.prepare_gradients();
             filled::<T>(x.shape(), |dx| {
                 clear_ignored(dx, rows, d);
@@ -199,7 +215,7 @@ pub(super) fn gradients(
                     match dw {
                         None => pass.gradients::<f32>(rows, None),
                         Some((dw, accumulate)) => with_element!(dw.dtype(), G, {
-                            update::<G, _>("linear_cross_entropy_backward", dw, &[&x, w], |dw| {
+                            update::<G, _>("linear_cross_entropy_backward", dw, &[&x, w.tensor()], |dw| {
                                 pass.gradients::<G>(rows, Some((Shared::new(dw), accumulate || chunk > 0)));
                                 Ok(())
                             })?
@@ -228,7 +244,7 @@ fn clear_ignored<T: Element>(dx: &mut [T], rows: &[u32], width: usize) {
 /// The operands and the buffers of a call.
 struct Pass<'a, T> {
     x: &'a [T],
-    w: Factor<'a>, // (V, D)
+    w: Rows<'a>, // (V, D)
     vocabulary: usize,
     width: usize,
     labels: &'a [u32],
@@ -249,7 +265,7 @@ struct Pass<'a, T> {
 impl<'a, T: Lanes> Pass<'a, T> {
     fn new(
         x: &'a [T],
-        w: Factor<'a>,
+        w: Rows<'a>,
         (vocabulary, width): (usize, usize),
         labels: &'a [u32],
         c: &CrossEntropy,
@@ -283,14 +299,9 @@ impl<'a, T: Lanes> Pass<'a, T> {
     }
 
     /// The entries of a stretch.
-    fn stretch(&self, stretch: usize) -> std::ops::Range<usize> {
+    fn stretch(&self, stretch: usize) -> Range<usize> {
         let size = self.cut.stretch;
         stretch * size..self.vocabulary.min((stretch + 1) * size)
-    }
-
-    /// Rows `first` to `first + count` of W.
-    fn entries(&self, first: usize, count: usize) -> Factor<'a> {
-        self.w.some_rows(first..first + count)
     }
 
     /// Where the logits of the `count` entries at `entry` lie, for `rows` rows: among all that are kept, or at the
@@ -314,12 +325,12 @@ impl<'a, T: Lanes> Pass<'a, T> {
         }
     }
 
-    /// Computes the logits of the `count` entries at `entry` for `rows` rows.
-    fn compute(&self, entry: usize, count: usize, rows: usize, logits: &mut [f32]) {
+    /// Computes the logits of entries, which are these rows of W, for `rows` rows.
+    fn compute(&self, entries: Factor, rows: usize, logits: &mut [f32]) {
         let columns = self.columns.as_ref().expect("packed by the first pass");
         // SAFETY: `logits` lives longer than the product.
-        let target = unsafe { MatrixMut::part(Shared::new(logits), 0, count, rows, stride(rows)) };
-        multiply_packed(target, self.entries(entry, count), columns, false, Threads::One);
+        let target = unsafe { MatrixMut::part(Shared::new(logits), 0, entries.rows(), rows, stride(rows)) };
+        multiply_packed(target, entries, columns, false, Threads::One);
     }
 
     /// The first pass: statistics of the softmax of each row. Returns the sum of the losses.
@@ -338,7 +349,9 @@ impl<'a, T: Lanes> Pass<'a, T> {
         let logits = Shared::new(&mut self.logits);
         let (largest, total) = (Shared::new(&mut self.largest), Shared::new(&mut self.total));
         let this = &*self;
-        for_each_part_by(&mut this.cut.workers(), this.cut.stretches, |worker, stretch| {
+        let mut workers: Vec<_> = this.cut.workers().into_iter().map(|worker| (worker, this.w.room(BLOCK))).collect();
+        let (count_of_workers, waited) = (workers.len() as u32, AtomicU64::new(0));
+        for_each_part_by(&mut workers, this.cut.stretches, |(worker, room), stretch| {
             // SAFETY: each stretch has its own statistics.
             let (largest, total) =
                 unsafe { (largest.slice(stretch * lanes, lanes), total.slice(stretch * lanes, lanes)) };
@@ -349,7 +362,10 @@ impl<'a, T: Lanes> Pass<'a, T> {
                 let count = BLOCK.min(entries.end - entry);
                 // SAFETY: each stretch has its own entries.
                 let logits = unsafe { this.place(logits, worker, (entry, count), lanes) };
-                this.compute(entry, count, lanes, logits);
+                let began = this.w.come().then(Instant::now);
+                let of_entries = this.w.here(entry..entry + count, room);
+                waited.fetch_add(began.map_or(0, |began| began.elapsed().as_nanos() as u64), Ordering::Relaxed);
+                this.compute(of_entries, lanes, logits);
                 absorb(logits, stride(lanes), this.logit_scale, largest, total);
                 for (i, &row) in rows.iter().enumerate() {
                     let label = (this.labels[row as usize] as usize).wrapping_sub(entry);
@@ -360,7 +376,14 @@ impl<'a, T: Lanes> Pass<'a, T> {
                     }
                 }
             }
+            // Threads that are as fast go on with as many stretches behind this one.
+            let next = stretch + 1 + threads();
+            if next < this.cut.stretches {
+                this.w.read_ahead(this.stretch(next));
+            }
         });
+        drop(workers);
+        heap::count_waits(Duration::from_nanos(waited.into_inner()), count_of_workers);
         self.combine(lanes);
         let losses =
             (0..n).map(|i| f64::from(self.largest[i]) + f64::from(self.total[i]).ln() - f64::from(of_label[i]));
@@ -386,12 +409,15 @@ impl<'a, T: Lanes> Pass<'a, T> {
         let x_rows = Matrix::new(T::operand(&self.x_rows), lanes, d);
         let x_rows = dw.map(|_| Packed::new(x_rows, matches!(T::operand(&[]), Operand::Bf16(_)), Threads::All));
         let (mut dlogits, mut dx) = (std::mem::take(&mut self.dlogits), std::mem::take(&mut self.dx));
+        let (table, mut room) = (self.w, self.w.room(self.cut.tile));
+        table.read_ahead(self.tile(0));
         for first in (0..self.vocabulary).step_by(self.cut.tile) {
-            let tile = first..self.vocabulary.min(first + self.cut.tile);
+            let tile = self.tile(first);
+            table.read_ahead(self.tile(tile.end));
+            let w = table.all_here(tile.clone(), &mut room);
             let dlogits = &mut dlogits[..tile.len() * lanes];
-            self.of_tile(rows, tile.clone(), &factors, dlogits);
+            self.of_tile(rows, (tile.clone(), w), &factors, dlogits);
             let dlogits = Matrix::new(T::operand(dlogits), tile.len(), lanes);
-            let w = self.entries(first, tile.len());
             multiply_as_a(MatrixMut::new(&mut dx, lanes, d), dlogits.t(), w, first > 0, Threads::All);
             let (Some((dw, accumulate)), Some(x_rows)) = (dw, &x_rows) else { continue };
             // SAFETY: dW is this call's alone.
@@ -401,8 +427,13 @@ impl<'a, T: Lanes> Pass<'a, T> {
         (self.dlogits, self.dx) = (dlogits, dx);
     }
 
-    /// Writes the gradients of a tile of logits.
-    fn of_tile(&mut self, rows: &[u32], tile: std::ops::Range<usize>, factors: &[f32], dlogits: &mut [T]) {
+    /// The entries of the tile at `first`.
+    fn tile(&self, first: usize) -> Range<usize> {
+        first..self.vocabulary.min(first + self.cut.tile)
+    }
+
+    /// Writes the gradients of a tile of logits, of entries that are these rows of W.
+    fn of_tile(&mut self, rows: &[u32], (tile, w): (Range<usize>, Factor), factors: &[f32], dlogits: &mut [T]) {
         let (lanes, block, scale) = (factors.len(), self.cut.block(), self.gradient_scale);
         let (logits, dlogits) = (Shared::new(&mut self.logits), Shared::new(dlogits));
         let this = &*self;
@@ -414,7 +445,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
             // SAFETY: as above.
             let dlogits = unsafe { dlogits.slice(number * block * lanes, count * lanes) };
             if this.cut.logits == Logits::ComputedAgain {
-                this.compute(entry, count, lanes, logits);
+                this.compute(w.some_rows(number * block..number * block + count), lanes, logits);
             }
             softmax(logits, stride(lanes), this.logit_scale, &this.largest[..lanes], factors, dlogits);
             for (i, &row) in rows.iter().enumerate() {

@@ -3,7 +3,7 @@
 //!
 //! `logits = logit_scale * x Wᵀ`, `loss = sum over rows of (log-sum-exp(logits) - logits[label])`.
 //!
-//! A frozen weight may be in f16.
+//! A frozen weight may be in f16, or come from its file by rows.
 //!
 //! Shapes: x, dx (R, D); w, dw (V, D); labels R.
 
@@ -37,13 +37,16 @@ pub struct CrossEntropy {
 }
 
 /// The sum of the token losses, without gradients.
-pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
-    let _span = tracing::debug_span!("linear_cross_entropy", flops = product_flops(w, labels)).entered();
-    let rows = valid_rows("linear_cross_entropy", x, w, labels, c)?;
-    match Weight::from(w).path_beside(x) {
+pub fn linear_cross_entropy<'a>(x: &Tensor, w: impl Into<Weight<'a>>, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
+    let (w, op) = (w.into(), "linear_cross_entropy");
+    let _span = tracing::debug_span!("linear_cross_entropy", flops = product_flops(w, labels)?).entered();
+    let rows = valid_rows(op, x, w, labels, c)?;
+    match w.path_beside(x) {
         Path::Cpu => cpu::loss(x, w, labels, &rows, c),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([x, w]) => cuda::chunks(x, w, labels, &rows, c, None, None),
+        Path::Device if crate::cuda::takes([x, w.tensor()]) => {
+            cuda::chunks(x, w.tensor(), labels, &rows, c, None, None)
+        }
         Path::Reference | Path::Device => reference::loss(x, w, labels, &rows, c),
     }
 }
@@ -51,26 +54,27 @@ pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEnt
 /// The sum of the token losses and the gradient with respect to `x` (in its dtype, zero in ignored rows);
 /// with `dw` adds that of `w` to the tensor, or, where the flag is false, writes it there whatever was there. Both
 /// gradients are multiplied by `gradient_scale`.
-pub fn linear_cross_entropy_backward(
+pub fn linear_cross_entropy_backward<'a>(
     x: &Tensor,
-    w: &Tensor,
+    w: impl Into<Weight<'a>>,
     labels: &[u32],
     c: &CrossEntropy,
     dw: Option<(&Tensor, bool)>,
 ) -> Result<(f64, Tensor)> {
+    let w = w.into();
     let products = if dw.is_some() { 3 } else { 2 };
     let _span =
-        tracing::debug_span!("linear_cross_entropy_backward", flops = products * product_flops(w, labels)).entered();
+        tracing::debug_span!("linear_cross_entropy_backward", flops = products * product_flops(w, labels)?).entered();
     let rows = valid_rows("linear_cross_entropy_backward", x, w, labels, c)?;
     if let Some((dw, _)) = dw {
-        check_accumulator("linear_cross_entropy_backward", "dw", dw, w.dims())?;
+        check_accumulator("linear_cross_entropy_backward", "dw", dw, &<[usize; 2]>::from(w.dims2()?))?;
     }
-    let path = Weight::from(w).path_beside(x).provided(dw.is_none_or(|(dw, _)| Path::of(&[dw]) == Path::Cpu));
+    let path = w.path_beside(x).provided(dw.is_none_or(|(dw, _)| Path::of(&[dw]) == Path::Cpu));
     match path {
         Path::Cpu => cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::of(x.dtype(), c.chunk_rows)),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([x, w]) && dw.is_none_or(|(dw, _)| cuda::takes_gradient(x, dw)) => {
-            cuda::gradients(x, w, labels, &rows, c, dw)
+        Path::Device if crate::cuda::takes([x, w.tensor()]) && dw.is_none_or(|(dw, _)| cuda::takes_gradient(x, dw)) => {
+            cuda::gradients(x, w.tensor(), labels, &rows, c, dw)
         }
         Path::Reference | Path::Device => reference::gradients(x, w, labels, &rows, c, dw),
     }
@@ -109,6 +113,16 @@ pub fn linear_cross_entropy_backward_needs(
     }
 }
 
+/// How often [`linear_cross_entropy`], or [`linear_cross_entropy_backward`] for the gradients, goes through a weight that comes by rows,
+/// for `rows` rows that count of x in this dtype.
+pub fn linear_cross_entropy_passes(x: DType, rows: usize, chunk_rows: usize, with_gradients: bool) -> u64 {
+    let of_chunk = 1 + u64::from(with_gradients);
+    match Path::on_cpu(x) {
+        Path::Cpu => of_chunk * cpu::chunks(x, rows, chunk_rows, with_gradients) as u64,
+        Path::Reference | Path::Device => 1,
+    }
+}
+
 /// On a card: the weight in the dtype of x; of a chunk its rows and logits in f32, and where gradients are wanted these, unless they take
 /// the place of logits, and those of its rows.
 fn needs_on_device(
@@ -144,15 +158,16 @@ pub fn keeps_logits(activations: DType, chunk_rows: usize) -> bool {
 }
 
 /// The floating-point operations of one product of the rows that count with `w`.
-fn product_flops(w: &Tensor, labels: &[u32]) -> usize {
-    2 * labels.iter().filter(|&&label| label != IGNORED_LABEL).count() * w.elem_count()
+fn product_flops(w: Weight, labels: &[u32]) -> Result<usize> {
+    let (v, d) = w.dims2()?;
+    Ok(2 * labels.iter().filter(|&&label| label != IGNORED_LABEL).count() * v * d)
 }
 
 /// The rows that count, in order.
-fn valid_rows(op: &str, x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<Vec<u32>> {
+fn valid_rows(op: &str, x: &Tensor, w: Weight, labels: &[u32], c: &CrossEntropy) -> Result<Vec<u32>> {
     let (v, d) = w.dims2()?;
     check_shape(op, "x", x, &[labels.len(), d])?;
-    elements(x.shape()).and_then(|_| elements(w.shape()))?;
+    elements(x.shape()).and_then(|_| elements(&(v, d).into()))?;
     if c.chunk_rows == 0 {
         bail!("{op}: chunk_rows: expected at least 1, got 0")
     }

@@ -5,11 +5,12 @@ use candle_core::{D, DType, Result, Tensor};
 use super::{CrossEntropy, valid_rows};
 use crate::dispatch::{add_into, matmul_dtype, wide_dtype};
 use crate::needs::{Needs, converted, copies, elements, wide_size};
+use crate::quantised::Weight;
 
 /// See [`crate::linear_cross_entropy`].
 pub fn linear_cross_entropy(x: &Tensor, w: &Tensor, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
-    let rows = valid_rows("linear_cross_entropy", x, w, labels, c)?;
-    loss(x, w, labels, &rows, c)
+    let rows = valid_rows("linear_cross_entropy", x, w.into(), labels, c)?;
+    loss(x, w.into(), labels, &rows, c)
 }
 
 /// See [`crate::linear_cross_entropy_backward`].
@@ -20,12 +21,12 @@ pub fn linear_cross_entropy_backward(
     c: &CrossEntropy,
     dw: Option<(&Tensor, bool)>,
 ) -> Result<(f64, Tensor)> {
-    let rows = valid_rows("linear_cross_entropy_backward", x, w, labels, c)?;
-    gradients(x, w, labels, &rows, c, dw)
+    let rows = valid_rows("linear_cross_entropy_backward", x, w.into(), labels, c)?;
+    gradients(x, w.into(), labels, &rows, c, dw)
 }
 
-pub(super) fn loss(x: &Tensor, w: &Tensor, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<f64> {
-    let w = w.to_dtype(matmul_dtype(x))?;
+pub(super) fn loss(x: &Tensor, w: Weight, labels: &[u32], rows: &[u32], c: &CrossEntropy) -> Result<f64> {
+    let w = w.dense(matmul_dtype(x))?;
     let mut loss = 0.0;
     for rows in rows.chunks(c.chunk_rows) {
         loss += Chunk::new(x, &w, labels, rows, c)?.loss()?;
@@ -55,14 +56,14 @@ pub(super) fn gradients_needs(rows: usize, weight: (usize, usize), dtypes: [DTyp
 
 pub(super) fn gradients(
     x: &Tensor,
-    w: &Tensor,
+    w: Weight,
     labels: &[u32],
     rows: &[u32],
     c: &CrossEntropy,
     dw: Option<(&Tensor, bool)>,
 ) -> Result<(f64, Tensor)> {
     let dtype = matmul_dtype(x);
-    let w = w.to_dtype(dtype)?;
+    let w = w.dense(dtype)?;
     if let Some((dw, false)) = dw {
         crate::zero(dw)?;
     }

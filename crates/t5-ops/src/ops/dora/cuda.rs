@@ -23,8 +23,10 @@ pub(super) fn adapted_lengths(weight: Weight, a: &Tensor, b: &Tensor, scale: f64
         let (first, count) = (panel.start, panel.len());
         let rows = match weight {
             // A copy, because the product is added to it.
-            Weight::Dense(w) if w.dtype() == DType::F32 => w.narrow(0, first, count)?.force_contiguous()?,
-            Weight::Dense(w) => w.narrow(0, first, count)?.to_dtype(DType::F32)?.contiguous()?,
+            Weight::Dense(w) | Weight::ByRows(w) if w.dtype() == DType::F32 => {
+                w.narrow(0, first, count)?.force_contiguous()?
+            }
+            Weight::Dense(w) | Weight::ByRows(w) => w.narrow(0, first, count)?.to_dtype(DType::F32)?.contiguous()?,
             Weight::Quantised(w) => w.part_on_card(panel, 0..k, DType::F32)?,
         };
         let of_b = b.narrow(0, first, count)?;

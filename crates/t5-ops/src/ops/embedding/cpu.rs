@@ -1,13 +1,24 @@
 //! The look-up on the CPU, and the sum of gradients by row of the table.
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, WithDType, bail};
+use half::f16;
+use heap::Stretch;
 
+use crate::bytes::{bytes, bytes_mut};
 use crate::narrow::{Form, Narrow};
 use crate::parallel::{Shared, for_each_part, for_each_rows};
 use crate::storage::{Element, View, filled, update, with_element};
 use crate::vector::vectorized;
 
-pub(super) fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
+/// Where the elements of a table are taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum From {
+    Memory,
+    /// A table that lies in one, a row at a time.
+    File,
+}
+
+pub(super) fn embedding(ids: &Tensor, table: &Tensor, dtype: DType, from: From) -> Result<Tensor> {
     let (entries, width) = table.dims2()?;
     let (ids, table) = (ids.contiguous()?, table.contiguous()?);
     let (ids_view, table_view) = (View::new(&ids)?, View::new(&table)?);
@@ -29,29 +40,45 @@ pub(super) fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Te
                 });
             };
             if table.dtype() == DType::F16 {
-                let data = table_view.slice()?;
-                let table = Narrow::new(Form::F16(data), data.len());
-                look_up(&|entry, out| {
-                    let mut wide = [0f32; WIDENED];
-                    for (piece, out) in out.chunks_mut(WIDENED).enumerate() {
-                        let wide = &mut wide[..out.len()];
-                        table.widen(entry + piece * WIDENED, wide);
-                        convert::<f32, T>(wide, out);
-                    }
-                });
+                let table = table_view.slice::<f16>()?;
+                look_up(&|entry, out| with_row(&table[entry..][..width], from, |row| widen(row, out)));
                 return Ok(());
             }
             with_element!(table.dtype(), S, {
                 let table = table_view.slice::<S>()?;
-                look_up(&|entry, out| convert::<S, T>(&table[entry..][..width], out));
+                look_up(&|entry, out| with_row(&table[entry..][..width], from, |row| convert::<S, T>(row, out)));
             });
             Ok(())
         })
     })
 }
 
+/// Calls `f` with a row of a table, or with a copy of it from the file.
+fn with_row<S: WithDType>(row: &[S], from: From, f: impl FnOnce(&[S])) {
+    if from == From::File
+        && let Some(stretch) = Stretch::of(bytes(row))
+    {
+        let mut copy = vec![S::zero(); row.len()];
+        if stretch.read_beside(bytes_mut(&mut copy)).is_ok() {
+            return f(&copy);
+        }
+        // Of a file that has lost its pages, who touches them says which file it is.
+    }
+    f(row);
+}
+
 /// Elements of f16 that are widened at a time.
 const WIDENED: usize = 512;
+
+fn widen<T: Element>(row: &[f16], out: &mut [T]) {
+    let row = Narrow::new(Form::F16(row), row.len());
+    let mut wide = [0f32; WIDENED];
+    for (piece, out) in out.chunks_mut(WIDENED).enumerate() {
+        let wide = &mut wide[..out.len()];
+        row.widen(piece * WIDENED, wide);
+        convert::<f32, T>(wide, out);
+    }
+}
 
 pub(super) fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<()> {
     let (entries, width) = dtable.dims2()?;

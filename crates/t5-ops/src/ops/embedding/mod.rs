@@ -13,6 +13,7 @@ use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::Needs;
+use crate::paging::{can_read_in_place, is_in_file};
 use crate::storage::elements;
 
 /// Looks `ids` up in `table`, which may be in f16, giving rows in `dtype`. An id outside the table is an error. A device does not look
@@ -29,13 +30,25 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
         _ => Path::Cpu.provided(takes && takes_table),
     };
     match path {
-        Path::Cpu => cpu::embedding(ids, table, dtype),
+        Path::Cpu => cpu::embedding(ids, table, dtype, cpu::From::Memory),
         #[cfg(feature = "cuda")]
         Path::Device if crate::cuda::takes([table]) && crate::cuda::computes_in(dtype) => {
             cuda::embedding(ids, table, dtype)
         }
         Path::Reference | Path::Device => reference::embedding(ids, table, dtype),
     }
+}
+
+/// [`embedding`] of a table that lies in a file: the rows are read one by one, and no page of the table comes to memory. On a page that
+/// is not there the system would read megabytes around it. Any other table is looked at where it lies.
+pub fn embedding_by_rows(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
+    let is_taken = can_read_in_place(table.dtype()) && ids.device().is_cpu() && Path::on_cpu(dtype) == Path::Cpu;
+    if !is_taken || !is_in_file(table) {
+        return embedding(ids, table, dtype);
+    }
+    let _span = tracing::debug_span!("embedding").entered();
+    check_ids("embedding", ids)?;
+    cpu::embedding(ids, table, dtype, cpu::From::File)
 }
 
 /// What [`embedding`] of `rows` ids needs: the width of the table, its dtype and that of the result.

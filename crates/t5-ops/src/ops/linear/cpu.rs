@@ -3,18 +3,20 @@
 use candle_core::{DType, Error, Result, Tensor};
 
 use super::Beside;
+use crate::by_rows::{Room, WINDOW};
 use crate::dispatch::rows_and_width;
 use crate::matmul::{
     Factor, Matrix, MatrixMut, Threads, across_bytes, bytes_of_sums, multiply, multiply_beside, product_bytes,
     thin_bytes,
 };
 use crate::needs::{Kept, Needs};
+use crate::parallel::Shared;
 use crate::quantised::Weight;
 use crate::storage::{View, filled, update, with_element};
 
 pub(super) fn linear(x: &Tensor, w: Weight, beside: Option<Beside>) -> Result<Tensor> {
     let (n, _) = w.dims2()?;
-    product(x, w, n, None, beside, |weight| weight.t())
+    product(x, w, n, None, beside, true)
 }
 
 pub(super) fn linear_backward_input(
@@ -24,19 +26,21 @@ pub(super) fn linear_backward_input(
     accumulate: Option<Tensor>,
 ) -> Result<Tensor> {
     let (_, k) = w.dims2()?;
-    product(dy, w, k, accumulate, beside, |weight| weight)
+    product(dy, w, k, accumulate, beside, false)
 }
 
-/// The product of `x` and a weight, turned as `turn` says, with `width` columns; added to it a product beside it, and to `sum`, in
-/// its memory.
+/// The product of `x` and a weight, or its transpose, with `width` columns; added to it a product beside it, and to `sum`, in its memory.
 fn product(
     x: &Tensor,
     w: Weight,
     width: usize,
     sum: Option<Tensor>,
     beside: Option<Beside>,
-    turn: fn(Factor) -> Factor,
+    is_turned: bool,
 ) -> Result<Tensor> {
+    fn turned(weight: Factor<'_>, is_turned: bool) -> Factor<'_> {
+        if is_turned { weight.t() } else { weight }
+    }
     let (rows, k) = rows_and_width("linear", "x", x)?;
     let x = x.contiguous()?;
     let x_view = View::new(&x)?;
@@ -46,17 +50,32 @@ fn product(
     let beside = match (beside, &views) {
         (Some(Beside { w, .. }), Some([x_view, w_view])) => {
             let (height, across) = w.dims2()?;
-            let b = turn(Matrix::new(w_view.operand()?, height, across).into());
-            Some((Matrix::new(x_view.operand()?, rows, b.rows()).into(), b))
+            let b: Factor = Matrix::new(w_view.operand()?, height, across).into();
+            let inner = if is_turned { across } else { height };
+            Some((Matrix::new(x_view.operand()?, rows, inner).into(), b))
         }
         _ => None,
     };
     let weight = w.tensor();
-    w.with_factor(|w| {
+    w.with_rows(|w| {
         with_element!(x.dtype(), T, {
             let multiply = |y: &mut [T], accumulate| {
-                let c = MatrixMut::new(y, rows, width);
-                multiply_beside(c, (a.into(), turn(w)), beside, accumulate, Threads::All);
+                // The other product sums over the rows.
+                let windows = if is_turned { w.windows() } else { w.whole() };
+                let mut room = if is_turned { w.room(WINDOW) } else { Room::None };
+                let y = Shared::new(y);
+                for (number, window) in windows.iter().enumerate() {
+                    windows.get(number + 1).into_iter().for_each(|next| w.read_ahead(next.clone()));
+                    let columns = if is_turned { window.clone() } else { 0..width };
+                    // SAFETY: `y` lives longer than the product, and each window has its own columns.
+                    let c = unsafe { MatrixMut::part(y, columns.start, rows, columns.len(), width) };
+                    let beside = beside.map(|(x, w)| {
+                        let w = if is_turned { w.some_rows(window.clone()) } else { w };
+                        (x, turned(w, is_turned))
+                    });
+                    let w = turned(w.all_here(window.clone(), &mut room), is_turned);
+                    multiply_beside(c, (a.into(), w), beside, accumulate, Threads::All);
+                }
                 Ok(())
             };
             let Some(sum) = sum else { return filled::<T>(with_width(&x, width), |y| multiply(y, false)) };

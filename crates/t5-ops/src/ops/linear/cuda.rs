@@ -52,7 +52,7 @@ fn output(x: &Tensor, w: Weight, sum: Option<Tensor>) -> Result<Tensor> {
     let (y, beta) = target(sum, n, &x)?;
     let _numbers = Temporaries::begin();
     match w {
-        Weight::Dense(w) => {
+        Weight::Dense(w) | Weight::ByRows(w) => {
             let w = cast(w, x.dtype())?.contiguous()?;
             multiply(Factor::plain(&x), Factor::transposed(&w), &y, (rows, k, n), 1.0, beta)?;
         }
@@ -76,7 +76,7 @@ fn gradient_of_input(dy: &Tensor, w: Weight, sum: Option<Tensor>) -> Result<Tens
     let dy = dy.contiguous()?;
     let (dx, beta) = target(sum, k, &dy)?;
     match w {
-        Weight::Dense(w) => {
+        Weight::Dense(w) | Weight::ByRows(w) => {
             let w = cast(w, dy.dtype())?.contiguous()?;
             multiply(Factor::plain(&dy), Factor::plain(&w), &dx, (rows, n, k), 1.0, beta)?;
         }

@@ -67,6 +67,23 @@ fn bytes_are_deterministic_and_wider_dtypes_come_first() {
 }
 
 #[test]
+fn stored_tensors_are_equal_that_have_the_same_values_in_the_dtype_that_they_are_read_in() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("both");
+    // More rows than are compared at a time.
+    let one = Tensor::randn(0f32, 1.0, (3000, 16), &device()).unwrap();
+    let other = (one.to_dtype(DType::BF16).unwrap(), (&one + 1.0).unwrap());
+    let last = Tensor::cat(&[&one.narrow(0, 0, 2999).unwrap(), &other.1.narrow(0, 2999, 1).unwrap()], 0).unwrap();
+    let long = Tensor::cat(&[&one, &one], 0).unwrap();
+    write(&path, &[("one", &one), ("same", &one), ("last", &last), ("long", &long), ("narrow", &other.0)], &[])
+        .unwrap();
+    let reader = Reader::open(&path).unwrap();
+    let equal = |name, dtype| are_equal([(&reader, "one"), (&reader, name)], dtype).unwrap();
+    assert!(equal("same", DType::F32) && equal("narrow", DType::BF16));
+    assert!(!equal("narrow", DType::F32) && !equal("last", DType::F32) && !equal("long", DType::F32));
+}
+
+#[test]
 fn a_tensor_larger_than_a_piece_comes_back_bit_by_bit() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("large.safetensors");

@@ -31,6 +31,9 @@ impl std::ops::Sub for Work {
 pub(super) struct Sums {
     pub(super) live: Cell<u64>,
     pub(super) peak: Cell<u64>,
+    /// Weights in files that are here and counted elsewhere, and the most that was alive with them.
+    pub(super) weights: Cell<u64>,
+    pub(super) peak_with_weights: Cell<u64>,
     /// Of `live`, memory of tensors that are gone, where it is held.
     pub(super) held: Cell<Option<u64>>,
     /// The most that a loss held beside its operands and results. It is a part of `peak`.
@@ -51,7 +54,7 @@ pub(super) struct Sums {
 impl Sums {
     pub(super) fn add(&self, bytes: u64) {
         self.live.set(self.live.get() + bytes);
-        self.peak.set(self.peak.get().max(self.live.get()));
+        self.momentary(0);
     }
 
     pub(super) fn take(&self, bytes: u64) {
@@ -63,7 +66,20 @@ impl Sums {
 
     /// Bytes that are held for the time of a call.
     pub(super) fn momentary(&self, bytes: u64) {
-        self.peak.set(self.peak.get().max(self.live.get() + bytes));
+        let now = self.live.get() + bytes;
+        self.peak.set(self.peak.get().max(now));
+        self.peak_with_weights.set(self.peak_with_weights.get().max(now + self.weights.get()));
+    }
+
+    /// So many bytes of weights that are counted elsewhere come to memory.
+    pub(super) fn come(&self, bytes: u64) {
+        self.weights.set(self.weights.get() + bytes);
+        self.momentary(0);
+    }
+
+    /// And leave it.
+    pub(super) fn leave(&self, bytes: u64) {
+        self.weights.set(self.weights.get() - bytes);
     }
 }
 
@@ -88,7 +104,7 @@ impl Ledger {
 
     /// A weight in a file whose memory is counted elsewhere.
     pub fn in_file_beside(&self, dims: &[usize], dtype: DType) -> Counted {
-        self.of(0, Home::FileCountedElsewhere, dims, dtype)
+        self.of(0, Home::FileCountedElsewhere { is_here: Cell::new(false) }, dims, dtype)
     }
 
     /// A weight that lies in a file, and in memory from its first use until it is paged out.
@@ -112,6 +128,11 @@ impl Ledger {
     /// The most that were alive at a time since the last [`Ledger::begin`].
     pub fn peak(&self) -> u64 {
         self.sums.peak.get()
+    }
+
+    /// The same with weights in files that were there.
+    pub fn peak_with_weights(&self) -> u64 {
+        self.sums.peak_with_weights.get()
     }
 
     /// What a loss held at its peak beside its operands and results.
@@ -162,8 +183,9 @@ impl Ledger {
 
     /// Begins a new count. Tensors that are alive stay so.
     pub fn begin(&self) {
-        let Sums { live, peak, loss, work, kept, on_host, calls, lists, paged_in, .. } = &*self.sums;
+        let Sums { live, peak, peak_with_weights, loss, work, kept, on_host, calls, lists, paged_in, .. } = &*self.sums;
         peak.set(live.get());
+        peak_with_weights.set(live.get());
         loss.set(0);
         work.set(Work::default());
         kept.set(Kept::default());
@@ -193,7 +215,9 @@ pub(super) enum Home {
         is_resident: Cell<bool>,
     },
     /// In a file. It is read each time that it is asked for, and its memory is counted elsewhere.
-    FileCountedElsewhere,
+    FileCountedElsewhere {
+        is_here: Cell<bool>,
+    },
 }
 
 impl Drop for Memory {

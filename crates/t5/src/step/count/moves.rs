@@ -43,8 +43,17 @@ pub struct WeightsRead {
     pub trained: u64,
     /// Of the others, however many micro-batches there are.
     pub frozen: u64,
-    /// Of others, where they come one by one, what each micro-batch reads again.
+    /// Of others, where they come one by one, what each micro-batch reads again, of however many samples.
     pub by_micro_batch: u64,
+    /// Of a table that comes by rows, what a micro-batch of these levers reads: all of it twice for each chunk of the loss.
+    pub of_table: u64,
+}
+
+impl WeightsRead {
+    /// In so many micro-batches.
+    pub fn in_micro_batches(&self, count: usize) -> u64 {
+        self.trained + self.frozen + (self.by_micro_batch + self.of_table) * count as u64
+    }
 }
 
 impl Counter {
@@ -55,11 +64,11 @@ impl Counter {
             return read;
         }
         let (weights, moves) = (self.weights_on_disk(levers), self.moves(1, levers));
-        let by_matrix = levers.has_weights_by_matrix();
-        if by_matrix {
+        if levers.has_weights_by_matrix() {
             read.by_micro_batch = self.tally(batch, levers).paged_in;
+            read.of_table = self.table_read(batch, levers);
         }
-        for part in weights.parts().filter(|part| !by_matrix || !part.is_block()) {
+        for part in weights.parts().filter(|part| !weights.comes_apart(*part)) {
             let trained = weights.written_of(part, &self.trained);
             // To a device a table is copied whole, whatever is looked up in it.
             let is_copied = self.rehearsal.ledger().is_on_device();
@@ -69,6 +78,17 @@ impl Counter {
             read.frozen += times * (weights.of(part) - trained);
         }
         read
+    }
+
+    /// [`WeightsRead::of_table`].
+    pub fn table_read(&self, batch: Shape, levers: &Levers) -> u64 {
+        let is_by_rows = levers.has_weights_by_matrix() && self.weights_on_disk(levers).comes_apart(self.head_part());
+        if is_by_rows { self.head(batch, levers).paged_in } else { 0 }
+    }
+
+    /// The part that the head's table is of.
+    pub(super) fn head_part(&self) -> Part {
+        if self.config.tie_word_embeddings { Part::Shared } else { Part::LmHead }
     }
 
     /// Bytes of weights that a step copies to a device while it computes a block. However many micro-batches it has.
@@ -84,8 +104,7 @@ impl Counter {
     pub fn moves(&self, micro_batches: usize, levers: &Levers) -> Moves {
         let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
         let (mut moves, mut here, mut is_block) = (Moves::default(), HashSet::new(), false);
-        // A tied head is the shared table.
-        let held = |part| if part == Part::LmHead && self.config.tie_word_embeddings { Part::Shared } else { part };
+        let held = |part| if part == Part::LmHead { self.head_part() } else { part };
         for event in outline.training(micro_batches) {
             match event {
                 Event::HandOver { part: Some(part), .. } => *moves.sums.entry(part).or_default() += 1,

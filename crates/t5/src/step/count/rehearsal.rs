@@ -13,7 +13,7 @@ use crate::layers::attention::SourceGradient;
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Counted, Kept, Ledger, Ops, Work};
-use crate::parameters::{Parameter, ParameterSpec, Weight};
+use crate::parameters::{Comes, Parameter, ParameterSpec, Part, Weight};
 use crate::step::gradients::Gradients;
 use crate::step::observer::Interrupts;
 use crate::step::reach::{Keep, Reach};
@@ -25,6 +25,8 @@ use crate::step::schedule::{Backward, Event, ToEmbedding, Unit};
 pub(super) struct Cost {
     /// The most that was alive beyond what was alive before, in bytes.
     pub extra: u64,
+    /// Of weights in files that come one by one, or by rows, what is in memory then: bytes by which they add to the most.
+    pub weights: u64,
     /// Bytes alive after it beyond those before it; less than 0 where it frees.
     pub after: i64,
     /// Of these, saved activations.
@@ -130,7 +132,7 @@ impl Rehearsal {
                 tensor: parameter.tensor.clone(),
                 copy: None,
                 quantisation: None,
-                comes_alone: false,
+                comes: Comes::Together,
             })?;
         }
         let cx = StepContext {
@@ -293,6 +295,7 @@ impl Rehearsal {
         let ledger = &self.ledger;
         Cost {
             extra: ledger.peak() - live,
+            weights: ledger.peak_with_weights() - ledger.peak(),
             after: ledger.live().cast_signed() - live.cast_signed(),
             saved,
             loss: ledger.loss(),
@@ -333,12 +336,14 @@ impl Rehearsal {
     }
 }
 
-/// The parameters of a model, counted elsewhere. Blocks say what they would read.
+/// The parameters of a model, counted elsewhere. Blocks and tables say what they would read.
 fn parameters(specs: &[ParameterSpec], dtype: DType, ledger: &Ledger) -> Vec<Parameter<Counted>> {
     let parameter = |spec: &ParameterSpec| {
         let (shape, dtype) = (spec.tensor_shape(), spec.dtype(dtype));
-        let tensor =
-            if spec.part.is_block() { ledger.in_file_beside(&shape, dtype) } else { ledger.beside(&shape, dtype) };
+        let tensor = match spec.part {
+            Part::EncoderNorm | Part::DecoderNorm => ledger.beside(&shape, dtype),
+            _ => ledger.in_file_beside(&shape, dtype),
+        };
         Parameter { name: spec.name.clone(), tensor, part: spec.part, quantisation: spec.quantisation }
     };
     specs.iter().map(parameter).collect()
@@ -373,8 +378,8 @@ fn alike(specs: &[ParameterSpec], trains: &[bool], blocks: usize, decoder: bool)
         (0..blocks).map(|block| vec![(block == 0, "", &[][..])]).collect();
     for (spec, trains) in specs.iter().zip(trains) {
         let block = match spec.part {
-            crate::Part::Encoder { block } if !decoder => block,
-            crate::Part::Decoder { block } if decoder => block,
+            Part::Encoder { block } if !decoder => block,
+            Part::Decoder { block } if decoder => block,
             _ => continue,
         };
         // Adapters may be in some blocks only, and of other ranks.

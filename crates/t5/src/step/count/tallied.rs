@@ -15,6 +15,8 @@ pub(super) struct Tallied {
     pub(super) handed_over: u64,
     /// The moment of the loss.
     pub(super) head: Live,
+    /// Whether the head's weight comes by rows.
+    pub head_comes_apart: bool,
     /// Alive between forward and backward.
     pub saved: u64,
     pub written: u64,
@@ -38,11 +40,16 @@ impl Tallied {
 
     /// The moment of the peak, where the head costs so much.
     pub fn peak_with(&self, head: &Cost) -> Peak {
-        let workspace = self.head.workspace + head.extra - head.loss;
-        let head = Live { loss: head.loss, workspace, ..self.head };
+        let head = at_head(self.head, self.head_comes_apart, head);
         let live = if head.total() > self.peak.total() { head } else { self.peak };
         Peak { live, saved: self.saved, loss: head.loss, weights: live.weights }
     }
+}
+
+/// The moment of the loss, where the head costs so much, with its weight in memory or some rows of it.
+pub(super) fn at_head(head: Live, comes_apart: bool, cost: &Cost) -> Live {
+    let weights = if comes_apart { cost.weights } else { head.weights };
+    Live { loss: cost.loss, workspace: head.workspace + cost.extra - cost.loss, weights, ..head }
 }
 
 /// A step at its peak.

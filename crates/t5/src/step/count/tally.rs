@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::live::Live;
 use super::rehearsal::{BackwardScene, Cost, Scene, Source};
-use super::tallied::Tallied;
+use super::tallied::{Tallied, at_head};
 use super::timeline::Noted;
 use super::{Counter, Shape};
 use crate::costs::WeightsOnDisk;
@@ -52,6 +52,9 @@ pub(super) struct Tally<'a> {
     /// Gradients of first activations that wait in memory, and parts whose gradients wait in a file.
     entering: u64,
     waiting: Vec<Part>,
+    /// Whether the weights of the part that is worked on come one by one, or by rows: scenes say which are in memory.
+    come_apart: bool,
+    head_comes_apart: bool,
     /// Weights of the next part, on their way from other processes or to a device.
     fetched: u64,
     /// Saved activations of the micro-batch before, and gradients, that are on their way from a device.
@@ -67,12 +70,13 @@ impl<'a> Tally<'a> {
         let tally = Tally::through(counter, outline, batch, levers, None);
         let Tally { peak, head, saved, written, gradients_written, most_in_files: waiting, packed, on_host, .. } =
             tally;
-        let Tally { paged_in, passes, handed_over, .. } = tally;
+        let Tally { paged_in, passes, handed_over, head_comes_apart, .. } = tally;
         Tallied {
             peak,
             passes,
             handed_over,
             head,
+            head_comes_apart,
             saved,
             written,
             gradients_written,
@@ -129,6 +133,8 @@ impl<'a> Tally<'a> {
             has_embedding: false,
             entering: 0,
             waiting: Vec::new(),
+            come_apart: false,
+            head_comes_apart: false,
             fetched: 0,
             leaving: 0,
             leaving_gradients: 0,
@@ -161,13 +167,12 @@ impl<'a> Tally<'a> {
             noted.begin(self.live);
         }
         self.add(event);
-        let (live, at_head, micro, chunk) = (self.live, self.head, self.micro, self.levers.loss_chunk_rows);
+        let (live, before, micro, chunk) = (self.live, self.head, self.micro, self.levers.loss_chunk_rows);
         if let Some(noted) = &mut self.noted {
             noted.moment(live);
             if matches!(event, Event::Head { .. }) {
                 let head = self.counter.rehearsal_of(self.levers).head(micro, chunk);
-                let workspace = at_head.workspace + head.extra - head.loss;
-                noted.moment(Live { loss: head.loss, workspace, ..at_head });
+                noted.moment(at_head(before, self.head_comes_apart, &head));
             }
             noted.end(event);
         }
@@ -176,14 +181,16 @@ impl<'a> Tally<'a> {
     fn add(&mut self, event: &Event) {
         match event {
             &Event::Embed { decoder, .. } => {
-                self.live.weights = self.weights_of(Part::Shared) + self.fetched;
+                let of_table = if self.weights.comes_apart(Part::Shared) { 0 } else { self.weights_of(Part::Shared) };
+                self.live.weights = of_table + self.fetched;
                 self.beside(self.leaving, |tally| tally.all_through(Scene::Embed { decoder }, |_, _| 0));
             }
             &Event::PageIn(part) => {
                 self.fetched = 0;
-                self.live.weights = self.weights_of(self.table(part));
+                self.come_apart = self.weights.comes_apart(self.table(part));
+                self.live.weights = if self.come_apart { 0 } else { self.weights_of(self.table(part)) };
             }
-            Event::PageOut(_) => self.live.weights = self.fetched,
+            Event::PageOut(_) => (self.live.weights, self.come_apart) = (self.fetched, false),
             &Event::Forward { unit, keep, in_memory, .. } => {
                 let scene = Scene::Forward { unit: self.counter.rehearsal_of(self.levers).like(unit), keep };
                 self.reads(unit, scene);
@@ -205,6 +212,7 @@ impl<'a> Tally<'a> {
                 // The gradient takes the place of the output; the loss is added where the chunk is known.
                 let leaving = std::mem::take(&mut self.leaving);
                 self.head = Live { workspace: self.live.workspace + leaving, ..self.live };
+                self.head_comes_apart = self.come_apart;
             }
             Event::WriteTables => {
                 let bytes = self.gradients_of(self.table(Part::LmHead));
@@ -224,7 +232,7 @@ impl<'a> Tally<'a> {
             &Event::HandOver { part: Some(part), stage, then } => {
                 if stage == Stage::Apply && self.levers.has_weights_on_disk() && self.live.weights == 0 {
                     // Those of the part were let go of while its gradients were summed.
-                    self.live.weights = self.weights.largest_of(std::iter::once(part));
+                    self.live.weights = self.largest_changed(std::iter::once(part));
                     self.moment(0);
                     self.live.weights = 0;
                 }
@@ -323,7 +331,10 @@ impl<'a> Tally<'a> {
         // The most is held by the last where each leaves something behind, and by the first where each frees something.
         let before = self.live.activations;
         self.live.activations = before.checked_add_signed((total - one).max(0)).expect("bytes of a step");
+        let weights = self.live.weights;
+        self.live.weights += if self.come_apart { cost.weights } else { 0 };
         self.moment(cost.extra);
+        self.live.weights = weights;
         self.live.activations = before.checked_add_signed(total).expect("no more is freed than is alive");
         one_from_files * full + rest_from_files
     }
@@ -509,7 +520,7 @@ impl<'a> Tally<'a> {
         let specs = || self.waiting.iter().flat_map(|part| self.counter.trained.of(*part));
         let largest = specs().map(|spec| self.bytes_of(spec)).max().unwrap_or(0);
         if self.counter.pages_weights(self.levers) {
-            self.live.weights = self.weights.largest_of(self.waiting.iter().copied());
+            self.live.weights = self.largest_changed(self.waiting.iter().copied());
         }
         self.live.gradients += largest;
         self.moment(self.read_ahead(largest));
@@ -523,9 +534,15 @@ impl<'a> Tally<'a> {
             return;
         }
         let rest = self.weights.parts().filter(|part| !self.waiting.contains(part));
-        self.live.weights = self.weights.largest_of(rest);
+        self.live.weights = self.largest_changed(rest);
         self.moment(0);
         self.live.weights = 0;
+    }
+
+    /// The largest weight of these parts that is in memory while it is changed.
+    fn largest_changed(&self, parts: impl Iterator<Item = Part>) -> u64 {
+        let is_changed = |part: &Part| self.weights.written_of(*part, &self.counter.trained) > 0;
+        self.weights.largest_of(parts.filter(is_changed))
     }
 
     /// Sums of a gradient that exist at a time.
@@ -535,7 +552,7 @@ impl<'a> Tally<'a> {
 
     /// The part that a table's gradient belongs to.
     fn table(&self, part: Part) -> Part {
-        if part == Part::LmHead && self.counter.config.tie_word_embeddings { Part::Shared } else { part }
+        if part == Part::LmHead { self.counter.head_part() } else { part }
     }
 
     /// Bytes of the gradients of the trained parameters of a part.
