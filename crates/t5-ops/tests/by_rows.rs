@@ -1,4 +1,6 @@
 //! A table that comes from its file by rows gives the bits of one in memory, and never lies there whole.
+//!
+//! The host alone: a card gets a table whole.
 
 #![cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
 

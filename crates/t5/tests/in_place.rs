@@ -260,6 +260,7 @@ fn step(model: &T5, lora: &Lora, files: &Files, activations: DType) -> (Vec<(usi
     (bits.0, model.loss(&batches[0], &evaluated).unwrap().to_bits())
 }
 
+// The host alone: weights on a card come whole.
 #[test]
 #[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn a_table_that_comes_by_rows_trains_and_answers_with_the_bits_of_one_in_memory() {
