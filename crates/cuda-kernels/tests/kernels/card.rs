@@ -157,6 +157,12 @@ pub fn numbers(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
 }
 
+/// Fails unless two tensors have the same bits.
+#[track_caller]
+pub fn assert_same_bits(a: &Tensor, b: &Tensor) {
+    assert!(Buffer::of(a).bits() == Buffer::of(b).bits(), "other bits: {a} {b}");
+}
+
 /// Fails unless every element differs by at most `tolerance` of the largest magnitude expected.
 #[track_caller]
 pub fn assert_close(what: &str, got: &Tensor, expected: &Tensor, tolerance: f64) {

@@ -5,7 +5,9 @@ use cuda_kernels::emulation::{Argument, Schedule};
 use t5_ops::keys::mix;
 use t5_ops::{Activation, Dropout};
 
-use crate::card::{Buffer, assert_close, in_every_schedule, launch, null, numbers, suffix, tolerance};
+use crate::card::{
+    Buffer, assert_close, assert_same_bits, in_every_schedule, launch, null, numbers, suffix, tolerance,
+};
 
 /// A kernel's dropout.
 #[repr(C)]
@@ -54,7 +56,7 @@ fn a_step_that_lies_on_the_card_has_the_mask_of_one_that_is_an_argument() {
             vec![y]
         })
     });
-    assert_eq!(by_value[0].bits(), on_card[0].bits());
+    assert_same_bits(&by_value[0], &on_card[0]);
 }
 
 const SAMPLES: [u32; 2] = [5, 40];

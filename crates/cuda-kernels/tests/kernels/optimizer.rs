@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 use cuda_kernels::emulation::{Argument, Schedule};
 use t5_ops::{AdafactorHyper, AdamwHyper, Rounding, SecondMoment};
 
-use crate::card::{Buffer, assert_close, in_every_schedule, launch, numbers, suffix, tolerance};
+use crate::card::{Buffer, assert_close, assert_same_bits, in_every_schedule, launch, numbers, suffix, tolerance};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -149,11 +149,6 @@ fn squares_are_added_by_row_by_column_and_in_all() {
             assert_same_bits(alone, got);
         }
     }
-}
-
-#[track_caller]
-fn assert_same_bits(a: &Tensor, b: &Tensor) {
-    assert!(Buffer::of(a).bits() == Buffer::of(b).bits(), "other bits: {a} {b}");
 }
 
 #[repr(C)]
