@@ -17,6 +17,7 @@ const PLAN: StepPlan = StepPlan {
         loss_chunk_rows: 8,
         layer_major: None,
         weight_copies: false,
+        repeats: false,
     },
     longest: None,
 };
