@@ -25,7 +25,7 @@ const LONG: [&str; 12] = [
 /// The run's losses and norms, its model's bytes, and what the card has counted.
 fn trained(scene: &Scene, variables: &[(&str, &str)], run: &str, way: &[&str]) -> (Ran, Vec<Vec<f64>>, Vec<u8>, Value) {
     let file = format!("{run}.json");
-    let all = [&[("REPORT", file.as_str())], variables].concat();
+    let all = [&[("REPORT", file.as_str()), ("LOW_MEM_T5_GRAPHS", "all")], variables].concat();
     let ran = on_card(scene, &all, &[&LONG[..], way, &["--output", run]].concat()).expect_code(0);
     let numbers = ["loss", "grad_norm"].map(|key| of_steps(scene, run, key)).to_vec();
     let is_adapter = scene.path(&format!("{run}/adapter")).exists();
@@ -98,7 +98,7 @@ fn steps_of_uneven_rows_that_resume_have_the_same_bits() {
     assert!(running.wait_for("step 7/9"), "it was killed too late");
     running.signal("KILL");
     running.end();
-    on_card(&scene, &[], &[&part[..], &["--keep-training"]].concat()).expect_code(0);
+    on_card(&scene, &[("LOW_MEM_T5_GRAPHS", "all")], &[&part[..], &["--keep-training"]].concat()).expect_code(0);
     assert!(scene.read("part/model/model.safetensors") == model, "other bits after a resumed run");
 }
 

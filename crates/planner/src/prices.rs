@@ -225,9 +225,6 @@ fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
     once as f64 + to_the_disk + prices.weights * weights as f64 + weights_to_disk + reading
 }
 
-/// The part of a micro-batch's fixed cost that is left where a card launches its passes as graphs. Assumed: no card has measured it.
-const REPEATED_SHARE: f64 = 0.5;
-
 /// The time of a step whose micro-batches have so many tokens, over that of one that computes nothing again in
 /// micro-batches of enough tokens. For each micro-batch moving bytes takes the time of `moved` multiply-adds. Of those that move while
 /// blocks are computed, a step waits for what takes longer than these.
@@ -262,8 +259,7 @@ pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic
     let rows = rows.min((tokens as f64 / 2.0).max(1.0));
     let head = arithmetic.head / arithmetic.training;
     let chunks = head * prices.overhead_rows / rows + if keeps { 0.0 } else { prices.again * head / 3.0 };
-    let launching = if levers.repeats { REPEATED_SHARE } else { 1.0 };
-    let computed = 1.0 + launching * cut(prices, prices.overhead_tokens, tokens) + again + layer_by_layer + chunks;
+    let computed = 1.0 + cut(prices, prices.overhead_tokens, tokens) + again + layer_by_layer + chunks;
     let waited = (moved.behind / arithmetic.training - (computed - head - chunks)).max(0.0);
     computed + moved.alone / arithmetic.training + waited
 }

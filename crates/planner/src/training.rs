@@ -137,17 +137,17 @@ impl<'a> Offer<'a> {
             let choice = |&(way, written): &(Levers, Written)| {
                 let Levers { micro_batch_samples, loss_chunk_rows, .. } = cut;
                 let levers = self.repeating(Levers { micro_batch_samples, loss_chunk_rows, ..way });
-                levers.map(|levers| self.choice(&levers, &arithmetic, written)).collect::<Vec<_>>()
+                self.choice(&levers, &arithmetic, written)
             };
-            ways.iter().flat_map(choice).collect::<Vec<_>>()
+            ways.iter().map(choice).collect::<Vec<_>>()
         })
     }
 
-    /// Levers, and the same ones where a card launches micro-batches that repeat as few launches.
-    fn repeating(&self, levers: Levers) -> impl Iterator<Item = Levers> {
+    /// The same levers, with micro-batches that repeat as few launches where that was asked for and a card can do it.
+    fn repeating(&self, levers: Levers) -> Levers {
         let is_possible = levers.layer_major.is_none() && !self.counter.pages_weights(&levers);
-        let repeats = self.job.place == Place::Device && is_possible && t5_ops::records_launches();
-        std::iter::once(levers).chain(repeats.then_some(Levers { repeats, ..levers }))
+        let repeats = self.job.place == Place::Device && is_possible && t5_ops::records_micro_batches();
+        Levers { repeats, ..levers }
     }
 
     /// Whether the allowance for the whole run covers what is written; what is pinned was asked for.

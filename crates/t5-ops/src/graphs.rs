@@ -6,19 +6,40 @@ use candle_core::Tensor;
 
 use crate::ops::dropout::key_of_step;
 
-/// The variable that has work launched kernel by kernel.
+/// The variable that says what is recorded.
 const VARIABLE: &str = "LOW_MEM_T5_GRAPHS";
+
+/// Work that is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recorded {
+    Nothing,
+    /// Tokens of answers.
+    Tokens,
+    /// Micro-batches of training, too.
+    All,
+}
 
 /// Whether work that repeats on a card is recorded at all: not where `LOW_MEM_T5_GRAPHS` is `none`. Fixed for the process.
 pub fn records_launches() -> bool {
-    static WANTED: OnceLock<bool> = OnceLock::new();
-    *WANTED.get_or_init(|| {
-        let value = std::env::var(VARIABLE).ok();
-        let is_known = matches!(value.as_deref(), None | Some("all" | "none"));
-        if !is_known {
-            tracing::warn!("{VARIABLE}: expected \"all\" or \"none\", got {value:?}; taken as \"all\"");
+    recorded() != Recorded::Nothing
+}
+
+/// Whether micro-batches of training are recorded: where `LOW_MEM_T5_GRAPHS` is `all`. No card has shown the gain, and they hold more
+/// memory. Fixed for the process.
+pub fn records_micro_batches() -> bool {
+    recorded() == Recorded::All
+}
+
+fn recorded() -> Recorded {
+    static WANTED: OnceLock<Recorded> = OnceLock::new();
+    *WANTED.get_or_init(|| match std::env::var(VARIABLE).ok().as_deref() {
+        None | Some("tokens") => Recorded::Tokens,
+        Some("all") => Recorded::All,
+        Some("none") => Recorded::Nothing,
+        Some(other) => {
+            tracing::warn!("{VARIABLE}: expected \"none\", \"tokens\" or \"all\", got {other:?}; taken as \"tokens\"");
+            Recorded::Tokens
         }
-        value.as_deref() != Some("none")
     })
 }
 

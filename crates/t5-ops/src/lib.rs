@@ -82,7 +82,7 @@ pub use device::{
     limit_device, open_card, release_unused_of_device,
 };
 pub use dispatch::Path;
-pub use graphs::{Changing, Turn, records_launches};
+pub use graphs::{Changing, Turn, records_launches, records_micro_batches};
 pub use isa::{has_instruction_set, has_tiles, instruction_set};
 pub use needs::{Calls, Kept, Needs};
 pub use ops::activation::{
