@@ -4,7 +4,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::CrossEntropy;
-use crate::cuda::{Factor, Kernel, Module, check_apart, multiplies, multiply, suffix, unwritten};
+use crate::cuda::{Factor, Kernel, Module, check_apart, multiplies, multiply, set_to_zero, suffix, unwritten};
 use crate::ops::embedding::cuda::{gathered, scatter};
 
 /// Threads of the block of a row of logits.
@@ -34,7 +34,7 @@ pub(super) fn chunks(
     let total = Tensor::zeros(1, DType::F64, device)?;
     let mut accumulates = dw.is_some_and(|(_, accumulates)| accumulates);
     if let Some((dw, false)) = dw.filter(|_| rows.is_empty()) {
-        dw.zero_set()?;
+        set_to_zero(dw)?;
     }
     let most = c.chunk_rows.min(rows.len());
     let logits = unwritten((most, vocabulary), DType::F32, device)?;
