@@ -210,6 +210,7 @@ fn sizes_of_zero_are_errors_or_empty_results() -> Result<()> {
     let q = numbers(&[1, 2, 4], DType::F32);
     assert_eq!(values(&attention(&q, &q, &q, &Attention { key_lengths: &[0], ..a })?.0), [0.0; 8]);
     zero(&none(&[0, 4]))?;
+    zero(&none(&[4, 0]))?;
     Ok(())
 }
 

@@ -22,12 +22,14 @@ pub(crate) fn square_sum(x: &Tensor) -> Result<f64> {
 
 /// Sets every element to zero, in place.
 pub fn zero(x: &Tensor) -> Result<()> {
+    if x.elem_count() == 0 {
+        // candle takes rows without columns for rows that lie over each other, and launches a kernel on a card even for no elements.
+        return Ok(());
+    }
     match Path::of(&[x]).provided(x.is_contiguous()) {
         Path::Cpu => cpu::zero(x),
         #[cfg(feature = "cuda")]
         Path::Device if crate::cuda::takes([x]) && x.is_contiguous() => crate::cuda::set_to_zero(x),
-        // On a card candle launches a kernel even for no elements, which fails.
-        Path::Reference | Path::Device if x.elem_count() == 0 => Ok(()),
         Path::Reference | Path::Device => x.zero_set(),
     }
 }
