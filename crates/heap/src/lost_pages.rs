@@ -83,6 +83,7 @@ impl Slot {
         }
     }
 
+    #[cfg_attr(not(unix), allow(dead_code, reason = "no signal asks"))]
     fn holds(&self, address: usize) -> bool {
         let start = self.start.load(Ordering::Acquire);
         start != 0 && (start..self.end.load(Ordering::Relaxed)).contains(&address)
