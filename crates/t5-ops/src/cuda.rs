@@ -202,6 +202,10 @@ pub(crate) fn unwritten(shape: impl Into<Shape>, dtype: DType, device: &Device) 
 
 /// A tensor of zeros on a card.
 pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+    if !recording::is_going_on() {
+        return Tensor::zeros(shape, dtype, device);
+    }
+    // Recorded work finds its memory as other work left it, and sets it to zero with each launch.
     let zeros = unwritten(shape, dtype, device)?;
     set_to_zero(&zeros)?;
     Ok(zeros)

@@ -89,6 +89,11 @@ fn in_scope<R>(f: impl FnOnce(&mut Scope) -> R) -> Option<R> {
     SCOPE.with_borrow_mut(|scope| scope.as_mut().map(f))
 }
 
+/// Whether this thread's work is measured or recorded.
+pub(super) fn is_going_on() -> bool {
+    SCOPE.with_borrow(Option::is_some)
+}
+
 /// Memory of the arena for a tensor, if there is one.
 pub(super) fn piece(shape: &Shape, dtype: DType) -> Result<Option<Tensor>> {
     let Some(kind) = kind_of(dtype) else { return Ok(None) };
