@@ -543,12 +543,12 @@ def levers(session):
             first = first or found or None
 
 
-# How repeating work is launched: in the binary's environment.
+# The launchers that have the binary launch steps and tokens as graphs, or kernel by kernel: they set its environment.
 LAUNCHED = {way: ["env", f"LOW_MEM_T5_GRAPHS={value}"] for way, value in {"graphs": "all", "kernels": "none"}.items()}
 
 
 def graphs(session):
-    """Tokens and training steps, recorded and kernel by kernel. A card's clock falls as it warms: each round has the other order."""
+    """Tokens and training steps, recorded and kernel by kernel. A card's clock falls as it warms, so each turn has the other order."""
     if session.options.device == "cpu":
         return
     quick, device = session.options.quick, session.options.device
@@ -595,7 +595,7 @@ def graphs(session):
         for run in [run for runs in made.values() for run in runs]:
             if run.of_steps("loss") != first.of_steps("loss") or run.digest != first.digest:
                 raise Failed("losses or models of graphs and of kernels have other bits")
-        # The first steps are recorded or measured.
+        # The first half of the steps is left out: they are measured or recorded.
         step_ms = {way: [statistics.median(run.of_steps("step_ms")[len(run.steps) // 2 :]) for run in runs] for way, runs in made.items()}
         peaks = {f"{way}_peak_mib": max(run.last("end")["device_peak_bytes"] for run in runs) / MIB for way, runs in made.items()}
         return {**beside(*step_ms.values(), "step_ms"), **peaks}

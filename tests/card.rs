@@ -10,7 +10,7 @@ use on_a_card::{arguments, assert_within, of_steps};
 use run::{Ran, Scene};
 use serde_json::Value;
 
-/// What sets variables for a command: those of the program by their names, those of the emulated card without their prefix.
+/// A launcher that sets variables for a command. Those of the program have their full names, those of the emulated card lack their prefix.
 fn with(variables: &[(&str, &str)]) -> String {
     let set = |&(name, value): &(&str, &str)| match name.starts_with("LOW_MEM_T5_") {
         true => format!("{name}={value}"),
@@ -19,7 +19,7 @@ fn with(variables: &[(&str, &str)]) -> String {
     ["env".to_owned()].into_iter().chain(variables.iter().map(set)).collect::<Vec<_>>().join(" ")
 }
 
-/// Runs the command on the card, under variables that are spelled as above.
+/// Runs the command on the card, with variables as for [`with`].
 fn on_card(scene: &Scene, variables: &[(&str, &str)], more: &[&str]) -> Ran {
     scene.run_under(&with(variables), &arguments(&[&["--device", "cuda"], more].concat()))
 }
@@ -535,7 +535,7 @@ fn a_step_asks_the_card_for_what_its_plan_says() {
         let way = way.concat();
         let counts = |steps: &str, run: &str| {
             let one = ["--max-steps", steps, "--output", run, "--set", "memory.micro_batch_samples=4"];
-            // Those of steps that are recorded are compared elsewhere.
+            // Recorded steps are compared in `recorded_steps`.
             let variables = [("REPORT", "counts.json"), ("LOW_MEM_T5_GRAPHS", "none")];
             on_card(&scene, &variables, &[&one[..], &whole, &quiet, &way].concat()).expect_code(0);
             report(&scene, "counts.json")

@@ -51,7 +51,7 @@ fn a_run_that_names_no_device_takes_the_faster_one_and_stays_there() {
     assert!(screen.contains("Device CPU,") && screen.contains("on the card and "), "{}", slow.out);
     assert!(resolved(&scene, "slow").contains("device = \"cpu\""), "{}", resolved(&scene, "slow"));
     assert!(scene.events("slow", "step")[0].get("device_peak_bytes").is_none());
-    // The card was measured, and closed: its context takes memory of the process.
+    // The card was measured and then closed, because its context takes memory of the process.
     let report: Value = serde_json::from_slice(&scene.read("slow.json")).expect("JSON");
     assert!(report["launches"].as_u64().is_some_and(|launches| launches > 0), "{report}");
     assert_eq!((&report["open_contexts"], &report["left_bytes"]), (&Value::from(0), &Value::from(0)), "{report}");

@@ -1,4 +1,4 @@
-//! Micro-batches that a card launches as graphs: the bits of a run, its memory, and what takes no graphs.
+//! Micro-batches that a card launches as graphs: the bits of a run, its memory, its requests, and runs without graphs.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use crate::on_a_card::{arguments, of_steps};
 use crate::run::{Ran, Scene};
 use crate::{on_card, report};
 
-/// Many steps and micro-batches of few shapes: graphs are launched from the fifth or sixth step on.
+/// Nine steps, so that graphs are launched: that begins with the fifth or sixth step.
 const LONG: [&str; 12] = [
     "--max-steps",
     "9",
@@ -22,7 +22,7 @@ const LONG: [&str; 12] = [
     "memory.loss_chunk_rows=2",
 ];
 
-/// The run's losses and norms, its model's bytes, and what the card has counted.
+/// A run, its losses and norms, the bytes of its model's file, and the counts of the card.
 fn trained(scene: &Scene, variables: &[(&str, &str)], run: &str, way: &[&str]) -> (Ran, Vec<Vec<f64>>, Vec<u8>, Value) {
     let file = format!("{run}.json");
     let all = [&[("REPORT", file.as_str()), ("LOW_MEM_T5_GRAPHS", "all")], variables].concat();
@@ -51,7 +51,7 @@ fn steps_of_few_launches_have_the_bits_of_steps_launched_kernel_by_kernel() {
         ("bf16", &[&bf16[..], &halves].concat()),
         ("casts", &casts),
     ];
-    // Each sample is cut to the same lengths, or they are uneven.
+    // All samples are cut to the same lengths, so that micro-batches are of one kind.
     let whole = ["--set", "data.max_source_tokens=4", "--set", "data.max_target_tokens=2"];
     for (name, way) in ways {
         let way = [&whole[..], way].concat();
@@ -59,7 +59,7 @@ fn steps_of_few_launches_have_the_bits_of_steps_launched_kernel_by_kernel() {
             |place: &str, variables: &[(&str, &str)]| trained(&scene, variables, &format!("{name}-{place}"), &way);
         let (graphs, numbers, model, counts) = run("graphs", &[]);
         assert!(!graphs.err.contains("kernel by kernel"), "{name}: {}", graphs.err);
-        // One of these is enough for some ways.
+        // Without graphs, with a driver that records nothing, and with streams in another order. Ways other than bf16 try the first alone.
         let others: [(&str, &[(&str, &str)]); 3] = [
             ("none", &[("LOW_MEM_T5_GRAPHS", "none")]),
             ("refused", &[("GRAPHS", "none")]),
@@ -91,7 +91,7 @@ fn steps_of_uneven_rows_that_resume_have_the_same_bits() {
     let (_, of_each, of_model, _) = trained(&scene, &[("LOW_MEM_T5_GRAPHS", "none")], "each", &way);
     assert!(numbers == of_each && model == of_model, "{numbers:?} and {of_each:?}");
     println!("uneven: {} graphs, {} launches of them", counts["graphs"], counts["graph_launches"]);
-    // Saved in its sixth step, and killed. Its first steps were recorded when it ended; those after it begin anew.
+    // Saved in its sixth step, and then killed. Graphs existed by then; the resumed run has to record its own.
     let saves = ["--set", "checkpoint.every_steps=6", "--output", "part"];
     let part = [&LONG[..], &way, &saves].concat();
     let mut running = scene.start(&arguments(&[&["--device", "cuda"], &part[..]].concat()));

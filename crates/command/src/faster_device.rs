@@ -192,7 +192,8 @@ fn take(config: &mut Config, opened: &mut Opened, device: Device, why: String) -
     Ok(())
 }
 
-/// Gives back what was measured and planned for the device that was not taken. A card is closed: its context takes memory of the process.
+/// Gives back the memory of measuring and planning for the device that was not taken. A card is closed, because its context takes memory of
+/// the process.
 fn forget_other(taken: &Device) {
     if taken.is_cpu() {
         t5_ops::forget_cards();

@@ -282,7 +282,7 @@ impl<'a> Stretch<'a> {
         place.part(block, elements)
     }
 
-    /// Some of the bytes. `None` where they are not among these.
+    /// The part of `bytes` bytes from byte `start` on. `None` if the stretch ends before that.
     pub fn part(&self, start: usize, bytes: usize) -> Option<Stretch<'a>> {
         let is_inside = start.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         let mapping = Arc::clone(&self.mapping);
@@ -339,7 +339,7 @@ impl<'a> Stretch<'a> {
         counting_wait(|| self.read_beside(bytes))
     }
 
-    /// The same by one of several threads, around which somebody counts the time.
+    /// [`Stretch::read`] for one of several threads. It counts no time: the caller does that once for all ([`crate::count_waits`]).
     ///
     /// # Panics
     /// As [`Stretch::read`].
@@ -359,7 +359,8 @@ impl<'a> Stretch<'a> {
         (self.mapping.start + first, end - first)
     }
 
-    /// These pages with neighbours that may have come to memory beside them: the system maps what its page cache has as one piece.
+    /// The address and bytes of these pages, with neighbours that may have been mapped with them. The system maps pieces of its page cache
+    /// whole.
     fn pages_around(&self) -> (usize, usize) {
         const PIECE: usize = 2 << 20;
         let ((start, bytes), mapping) = (self.pages(), &self.mapping);

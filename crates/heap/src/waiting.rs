@@ -14,7 +14,7 @@ pub fn counting_wait<T>(f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Counts time that several threads have spent beside each other: what each has, on average.
+/// Counts the mean time that threads have waited in parallel. `all` is the sum over the threads.
 pub fn count_waits(all: Duration, threads: u32) {
     let nanoseconds = u64::try_from((all / threads.max(1)).as_nanos()).unwrap_or(u64::MAX);
     NANOSECONDS.fetch_add(nanoseconds, Ordering::Relaxed);

@@ -154,7 +154,7 @@ impl<'a> Counter<'a> {
         self.passes.weights_on_disk(levers)
     }
 
-    /// The same of a model that stays where it is stored. Bytes of `later` are made when it is there.
+    /// The same of a model that stays where it is stored. `later` are the bytes of tensors that are made once it is loaded.
     pub fn resident_in_place(&self, stored: &StoredWeights, levers: &Levers, later: u64) -> Resident {
         let weights = self.passes.weights_on_disk(levers);
         self.resident_paged(&weights, weights.loading_in_place(stored, later))
@@ -354,7 +354,7 @@ impl<'a> StepCounter<'a> {
         self.of_model.passes.calls(self.batch(), levers, &|specs| trainer::costs::update_on_device(options, specs))
     }
 
-    /// Bytes that recorded micro-batches hold at the peak of a step beside those of [`StepCounter::training`].
+    /// The bytes by which recorded micro-batches raise the peak of a step above [`StepCounter::training`].
     pub fn recorded_beside(&self, levers: &Levers) -> u64 {
         self.of_model.passes.recorded_beside(self.batch(), levers)
     }
@@ -395,8 +395,8 @@ impl<'a> StepCounter<'a> {
         passes.weights_copied_behind(levers) + 2 * (written - gradients) + gradients
     }
 
-    /// Bytes of the parameters in memory in other phases. A frozen `base` stays where it is stored. An optimizer's `state` is made when
-    /// the model is there.
+    /// Bytes of the parameters in memory in other phases of a run. A frozen `base` stays where it is stored. `state` are the bytes of the
+    /// optimizer's state, which is made once the model is loaded.
     pub fn resident(&self, levers: &Levers, base: Option<&StoredWeights>, state: u64) -> Resident {
         if self.pages_weights(levers) {
             let weights = self.of_model.passes.weights_on_disk(levers);
@@ -414,7 +414,7 @@ impl<'a> StepCounter<'a> {
         self.of_model.passes.weights_read(self.batch(), levers).in_micro_batches(micro_batches)
     }
 
-    /// Of these, those of a table that comes by rows: for each micro-batch.
+    /// Bytes of a table that comes by rows that each micro-batch reads. [`StepCounter::weights_read`] includes them.
     pub fn table_read(&self, levers: &Levers) -> u64 {
         self.of_model.passes.table_read(self.batch(), levers)
     }

@@ -19,7 +19,7 @@ pub struct Written {
     pub frozen: u64,
     /// The same as often as a step reads them.
     pub read: u64,
-    /// Of frozen weights that come one by one, what each micro-batch reads, however many samples it has.
+    /// Of frozen weights that come one by one, what each micro-batch reads. It does not depend on the micro-batch's samples.
     pub read_by_micro_batch: u64,
     /// All that is copied between the host and a device.
     pub over_the_bus: u64,
@@ -28,7 +28,7 @@ pub struct Written {
 }
 
 impl Written {
-    /// In `count` micro-batches, each of which reads so many bytes of a table that comes by rows.
+    /// The bytes of `count` micro-batches. Each also reads `of_table` bytes of a table that comes by rows.
     #[must_use]
     pub fn in_micro_batches(self, count: usize, of_table: u64) -> Self {
         let by_micro_batch = self.read_by_micro_batch + of_table;

@@ -288,7 +288,7 @@ mod tests {
         assert!(refusal.smallest_budget > Bytes(60_506_624 * 4));
     }
 
-    /// Bytes of t5-small's weights in memory at a time: its largest matrix, or some rows of its table.
+    /// The most bytes of t5-small's weights in memory at a time: its largest matrix, or a window of its table.
     fn at_a_time(dtype: DType) -> u64 {
         t5_ops::window_bytes((32_128, 512), dtype).max((2048 * 512 * dtype.size_in_bytes()) as u64)
     }
@@ -306,7 +306,7 @@ mod tests {
             _ => panic!("25 MiB are too few"),
         };
         let [whole, half] = [DType::F32, DType::BF16].map(|dtype| smallest(&inference(dtype, Some(testing::STORED))));
-        // Beside what lies in memory at a time are the two tables of positions.
+        // The two tables of relative positions stay in memory all along.
         let tables = 2 * 32 * 8 * 2;
         assert_eq!(whole.saturating_sub(half), Bytes(at_a_time(DType::F32) - at_a_time(DType::BF16) + tables));
         let copied = StoredWeights { copied_bytes: [0, 120 << 20], copying_bytes: [0, 240 << 20], ..testing::STORED };

@@ -175,12 +175,12 @@ pub struct FrozenBlocks {
     pub blocks: usize,
     /// The most counts of them that are offered.
     pub most_counts: usize,
-    /// Whether a table of the vocabulary is larger than each of them. Blocks may then stay in memory while it comes by rows.
+    /// Whether the vocabulary's table is larger than every block. Then it pays to keep blocks in memory while the table comes by rows.
     pub has_larger_table: bool,
 }
 
 impl FrozenBlocks {
-    /// Of this model.
+    /// The blocks of a model.
     pub fn of(model: &Config, most_counts: usize) -> Self {
         let specs = ParameterSpec::all(model);
         let elements = |part: Part| specs.iter().filter(|spec| spec.part == part).map(ParameterSpec::elements).sum();

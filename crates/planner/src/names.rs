@@ -10,7 +10,7 @@ pub const SMALL_BLOCKS: Name = Name::new("small blocks");
 pub const PARAMETERS: Name = Name::new("parameters");
 /// The weights of products in bf16, beside those in f32.
 pub const WEIGHT_COPIES: Name = Name::new("weight copies");
-/// What recorded micro-batches keep between their launches.
+/// The memory that recorded micro-batches keep between their launches.
 pub const GRAPHS: Name = Name::new("graphs");
 /// The optimizer's moments.
 pub const OPTIMIZER_STATE: Name = Name::new("optimizer state");

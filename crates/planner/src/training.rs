@@ -143,7 +143,7 @@ impl<'a> Offer<'a> {
         })
     }
 
-    /// The same levers, with micro-batches that repeat as few launches where that was asked for and a card can do it.
+    /// The same levers, with micro-batches recorded where that was asked for and a card can do it.
     fn repeating(&self, levers: Levers) -> Levers {
         let is_possible = levers.layer_major.is_none() && !self.counter.pages_weights(&levers);
         let repeats = self.job.place == Place::Device && is_possible && t5_ops::records_micro_batches();
@@ -326,7 +326,7 @@ impl<'a> Offer<'a> {
         self.counter.off_the_card(levers, self.training.base.as_ref(), parameters)
     }
 
-    /// The row of the optimizer's state, where moments may lie in a file. Otherwise all choices have the same.
+    /// The row of the optimizer's state, if its moments may lie in a file. Otherwise it is a row of the job, not of a choice.
     fn state_of_choice(&self, levers: &Levers, is_loading: bool) -> Option<CostRow> {
         self.counter.state_on_disk()?;
         self.state(levers, is_loading)

@@ -1,6 +1,6 @@
 //! Numbers for reading, with their units.
 
-/// The median; of an even number of values the mean of the middle two. None where there are no values.
+/// The median, which for an even number of values is the mean of the middle two. `None` if there are no values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);

@@ -1,8 +1,9 @@
-//! Rows of a table in a file, copied to memory while an operation works on them, so that the table never lies there whole.
+//! Rows of a table in a file, copied to memory while an operation uses them, so that the whole table is never in memory.
 //!
-//! They are copied and not mapped: the system maps more than is asked for, as much as its page cache has in one piece. The operation
-//! states how many rows it has at a time ([`window_bytes`]). It works on the same rows in the same order as on a table in memory: no bit
-//! depends on how many there are.
+//! A *window* is the rows that are in memory at a time; [`window_bytes`] states its bytes. A *room* is the memory that they are copied to.
+//!
+//! Rows are copied and not mapped, because the system maps more than is asked for: all that its page cache has in one piece. Sums are
+//! computed in the same order as on a table in memory, so no bit depends on the size of a window.
 
 use std::ops::Range;
 
@@ -18,32 +19,32 @@ use crate::parallel::{Shared, for_each_part, rows_per_part};
 use crate::processor::processor;
 use crate::storage::Operand;
 
-/// Rows that operations have in memory at a time, at most, where few threads share them: as many as the largest tile of the loss has.
+/// The most rows of a window that all threads share: those of the largest tile of the loss.
 pub(crate) const WINDOW: usize = 1920;
 
-/// Rows of a thread at a time, at most, where each has its own: a block of the loss.
+/// The most rows of a window where each thread has its own: those of a block of the loss.
 pub(crate) const OF_THREAD: usize = 96;
 
-/// Columns of a product, at least: with fewer of them other kernels may be better.
+/// The fewest rows of the last of several windows. They are columns of a product, and for fewer columns another kernel may be chosen.
 const LEAST: usize = 192;
 
-/// Bytes of a table (V, D) in a file that operations have in memory at a time, where it comes by rows.
+/// The most bytes of a table (V, D) that an operation has in memory at a time, where it comes from its file by rows.
 pub fn window_bytes((vocabulary, width): (usize, usize), dtype: DType) -> u64 {
     let rows = WINDOW.max(processor().threads * OF_THREAD).min(vocabulary);
     elements([rows, width, dtype.size_in_bytes()])
 }
 
-/// A weight whose rows may have to be brought to memory.
+/// A weight whose rows may have to be copied to memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
     weight: Factor<'a>,
-    /// Whether they are in a file, and have to be.
+    /// Whether they lie in a file and are copied.
     come: bool,
 }
 
-/// Room for rows that come.
+/// Memory for a window of rows.
 pub(crate) enum Room {
-    /// They are there.
+    /// None is needed: rows are used where they lie.
     None,
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
@@ -51,18 +52,18 @@ pub(crate) enum Room {
 }
 
 impl<'a> Rows<'a> {
-    /// Those of a weight, which `come` if they are in a file.
+    /// The rows of a weight, which are copied if `come` is true and they lie in a file.
     pub(crate) fn new(weight: Factor<'a>, come: bool) -> Self {
         let is_in_file = || weight.bytes().is_some_and(|bytes| Stretch::of(bytes).is_some());
         Self { weight, come: come && is_in_file() }
     }
 
-    /// Whether they are not there.
+    /// Whether rows are copied before they are used.
     pub(crate) fn come(&self) -> bool {
         self.come
     }
 
-    /// Room for so many rows, if they have to come.
+    /// Memory for at most `rows` rows, if they have to be copied.
     pub(crate) fn room(&self, rows: usize) -> Room {
         let count = rows.min(self.weight.rows()) * self.weight.width();
         match self.weight.data() {
@@ -73,7 +74,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Some rows where they are, or as the room has them, which this thread fills.
+    /// Some rows: where they lie, or a copy in the room, which this thread fills.
     pub(crate) fn here<'r>(&self, rows: Range<usize>, room: &'r mut Room) -> Factor<'r>
     where
         'a: 'r,
@@ -81,7 +82,7 @@ impl<'a> Rows<'a> {
         self.filled(rows, room, &|from, to| from.read_beside(to).is_ok())
     }
 
-    /// The same, all threads filling the room.
+    /// [`Rows::here`], with all threads filling the room.
     pub(crate) fn all_here<'r>(&self, rows: Range<usize>, room: &'r mut Room) -> Factor<'r>
     where
         'a: 'r,
@@ -110,11 +111,11 @@ impl<'a> Rows<'a> {
             }
             _ => None,
         };
-        // Of a file that has lost its pages, who touches them says which file it is.
+        // A file that cannot be read was shortened. Touching its pages then ends the process with a message that names the file.
         stored.map_or(part, |stored| Factor::new(stored, count, columns))
     }
 
-    /// Has the system read rows that will be worked on soon.
+    /// Asks the system to read rows that are used soon, and does not wait for them.
     pub(crate) fn read_ahead(&self, rows: Range<usize>) {
         if self.come
             && let Some(stretch) = self.weight.some_rows(rows).bytes().and_then(Stretch::of)
@@ -123,14 +124,14 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// All rows together.
+    /// All rows as one window.
     #[expect(clippy::single_range_in_vec_init, reason = "one window")]
     pub(crate) fn whole(&self) -> Vec<Range<usize>> {
         vec![0..self.weight.rows()]
     }
 
-    /// The rows that a product has in memory at a time: all of them, unless they have to come. The last are not so few that another
-    /// kernel would multiply them.
+    /// The windows of a product: one of all rows, unless they have to be copied. The last of several has at least [`LEAST`] rows, so that
+    /// the same kernel multiplies all of them.
     pub(crate) fn windows(&self) -> Vec<Range<usize>> {
         let rows = self.weight.rows();
         if !self.come {
@@ -149,7 +150,7 @@ impl<'a> Rows<'a> {
 
 type Read<'a> = &'a dyn Fn(&Stretch, &mut [u8]) -> bool;
 
-/// The first elements of `from`, read from the file into `to`. `None` where that fails.
+/// The first elements of `from`, read from the file until `to` is full. `None` if that fails.
 fn copy<'r, T: WithDType>(from: &[T], to: &'r mut [T], read: Read) -> Option<&'r [T]> {
     let stretch = Stretch::of(bytes(&from[..to.len()]))?;
     read(&stretch, bytes_mut(to)).then_some(to)

@@ -205,7 +205,7 @@ mod cuda {
         static LANE: RefCell<Option<(DeviceId, Rc<RefCell<Lane>>)>> = const { RefCell::new(None) };
     }
 
-    /// Has this thread keep no lane.
+    /// Drops the lane that this thread keeps.
     pub(crate) fn forget_lane() {
         LANE.take();
     }
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(left.to_vec2::<f32>().unwrap(), home.t().unwrap().to_vec2::<f32>().unwrap());
     }
 
-    // The host alone: the promise is that of any device.
+    // The host alone: the check is the same on any device.
     #[test]
     #[should_panic(expected = "values arrive that nobody has copied")]
     fn nothing_arrives_before_its_copy() {

@@ -154,7 +154,7 @@ mod cuda {
         })
     }
 
-    /// Has this thread keep no events: waits that nobody has looked at count for nothing.
+    /// Drops the events that this thread keeps. Waits that were not read yet are not counted.
     pub(crate) fn forget_pending() {
         SPANS.with_borrow_mut(|spans| spans.pending = Vec::new());
     }

@@ -126,7 +126,7 @@ pub(crate) fn address(t: &Tensor) -> Result<u64> {
     first_address(t)
 }
 
-/// Refuses to change a tensor where an operand has some of its memory. On the processor the storage says so.
+/// Refuses to change a tensor in place that shares memory with an operand. On the CPU the lock of its storage shows that.
 pub(crate) fn check_apart<'a>(op: &str, to: &Tensor, operands: impl IntoIterator<Item = &'a Tensor>) -> Result<()> {
     let changed = extent(to)?;
     for operand in operands {
@@ -138,13 +138,13 @@ pub(crate) fn check_apart<'a>(op: &str, to: &Tensor, operands: impl IntoIterator
     Ok(())
 }
 
-/// The same for tensors of which all may be changed.
+/// [`check_apart`] for each pair of tensors, where all of them may be changed.
 pub(crate) fn check_each_apart(op: &str, tensors: &[&Tensor]) -> Result<()> {
     let check = |(at, to): (usize, &&Tensor)| check_apart(op, to, tensors[at + 1..].iter().copied());
     tensors.iter().enumerate().try_for_each(check)
 }
 
-/// The addresses from a tensor's first element to its last.
+/// The addresses from a tensor's first byte to the end of its last element, in bytes.
 fn extent(t: &Tensor) -> Result<Range<u64>> {
     let first = first_address(t)?;
     let steps: usize = t.dims().iter().zip(t.stride()).map(|(size, stride)| size.saturating_sub(1) * stride).sum();
@@ -214,7 +214,7 @@ pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> R
 /// Writes zeros into a contiguous tensor.
 pub(crate) fn set_to_zero(t: &Tensor) -> Result<()> {
     if t.elem_count() == 0 {
-        // candle launches its kernel even so, and a card refuses a grid without blocks.
+        // candle would launch its kernel anyway, and a card refuses a grid without blocks.
         return Ok(());
     }
     let at = address(t)?;
@@ -253,14 +253,14 @@ pub(crate) unsafe fn copy_to(from: &Tensor, to: u64) -> Result<()> {
     Ok(())
 }
 
-/// Writes numbers over those of a tensor of as many.
+/// Writes numbers over those of a tensor that has the same count.
 pub(crate) fn overwrite(card: &CudaDevice, there: &Tensor, numbers: &[u32]) -> Result<()> {
     if there.elem_count() != numbers.len() {
         bail!("expected {} numbers, got {}", there.elem_count(), numbers.len())
     }
     let stream = card.cuda_stream();
     stream.context().bind_to_thread().w()?;
-    // SAFETY: as many numbers. The driver has read them when it returns: the host's memory is not pinned.
+    // SAFETY: the counts are equal. The driver has read the numbers when it returns, because the host's memory is not pinned.
     unsafe { driver::memcpy_htod_async(address(there)?, numbers, stream.cu_stream()) }.w()
 }
 
@@ -489,7 +489,7 @@ const KEPT_LISTS: usize = 256;
 /// Longer lists are not kept.
 const KEPT_LIST: usize = 8192;
 
-/// A list of the host on the card: its values, or their place where they change.
+/// A list of the host on the card: its values, or, while launches are recorded, the place of those that change.
 pub(crate) fn changing(list: &[u32], device: &Device) -> Result<Tensor> {
     match recording::place_of(list) {
         Some(place) => Ok(place),
@@ -504,14 +504,14 @@ pub(crate) fn uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
     Ok(list)
 }
 
-/// The number of a card, a list, and where it lies there.
+/// The number of a card, a list, and its copy there.
 type KeptList = (usize, Vec<u32>, Tensor);
 
 thread_local! {
     static KEPT: RefCell<Vec<KeptList>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Has this thread keep no list.
+/// Drops the lists that this thread keeps on cards.
 pub(crate) fn forget_lists() {
     KEPT.with_borrow_mut(Vec::clear);
 }

@@ -100,8 +100,8 @@ pub fn release_unused_of_device(device: &Device) -> Result<()> {
     }
 }
 
-/// Gives back what this thread keeps of the cards that it has computed on: lists, pinned memory, streams and events. A card is closed with
-/// the last of these and of its tensors, and the memory that its context takes of the process goes with it.
+/// Gives back what this thread keeps of the cards that it has used: lists, pinned memory, streams and events. A card is closed when the
+/// last of these and of its tensors is gone. The memory that its context takes of the process is then free.
 pub fn forget_cards() {
     #[cfg(feature = "cuda")]
     {
@@ -254,7 +254,7 @@ mod cuda {
         unsafe { result::mem_pool::trim_to(before, 0) }.w()
     }
 
-    /// Gives the device back what its pool holds beside tensors.
+    /// Gives the memory of the pool that no tensor uses back to the device.
     pub fn trim(device: &CudaDevice) -> candle_core::Result<()> {
         device.cuda_stream().synchronize().w()?;
         // SAFETY: a pool of an open device.
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn the_cpu_has_no_memory_of_its_own_and_computes_in_every_dtype() {
-        // The host alone: it is no card.
+        // The host alone: its own memory and dtypes are tested.
         assert_eq!(device_bytes(&Device::Cpu), None);
         assert!(check_dtype(&Device::Cpu, DType::BF16).is_ok());
     }

@@ -1,4 +1,4 @@
-//! What graphs of a card are told: whether there are any, and what changes from one round of recorded work to the next.
+//! What graphs of a card are told: whether to record any, and which values change from one round to the next ([`crate::Rounds`]).
 
 use std::sync::OnceLock;
 
@@ -9,23 +9,23 @@ use crate::ops::dropout::key_of_step;
 /// The variable that says what is recorded.
 const VARIABLE: &str = "LOW_MEM_T5_GRAPHS";
 
-/// Work that is recorded.
+/// Which launches are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Recorded {
     Nothing,
     /// Tokens of answers.
     Tokens,
-    /// Micro-batches of training, too.
+    /// Tokens of answers, and micro-batches of training.
     All,
 }
 
-/// Whether work that repeats on a card is recorded at all: not where `LOW_MEM_T5_GRAPHS` is `none`. Fixed for the process.
+/// Whether launches that repeat on a card are recorded at all: unless `LOW_MEM_T5_GRAPHS` is `none`. Fixed for the process.
 pub fn records_launches() -> bool {
     recorded() != Recorded::Nothing
 }
 
-/// Whether micro-batches of training are recorded: where `LOW_MEM_T5_GRAPHS` is `all`. No card has shown the gain, and they hold more
-/// memory. Fixed for the process.
+/// Whether micro-batches of training are recorded: only if `LOW_MEM_T5_GRAPHS` is `all`, because their recordings take memory and the gain
+/// has not been measured on a card. Fixed for the process.
 pub fn records_micro_batches() -> bool {
     recorded() == Recorded::All
 }
@@ -43,14 +43,14 @@ fn recorded() -> Recorded {
     })
 }
 
-/// What is different in each round of a kind.
+/// The values that differ between rounds of one kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Changing<'a> {
     /// Tensors that kernels read: contiguous, each with memory of its own.
     pub tensors: &'a [&'a Tensor],
-    /// Valid positions of sequences. Operations have to be given these very slices.
+    /// Valid positions of each sequence. Operations must be given these same slices: a recording finds them by their address.
     pub lengths: [&'a [usize]; 2],
-    /// The samples of dropout. As above.
+    /// The samples of dropout, found by address as well.
     pub samples: &'a [u32],
     /// The seed of dropout.
     pub seed: u64,
@@ -60,30 +60,30 @@ pub struct Changing<'a> {
 
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 impl Changing<'_> {
-    /// The key of dropout, and then the lists.
+    /// What is uploaded: the key of dropout in two halves of 32 bits, then the lists.
     pub(crate) fn numbers(&self) -> Vec<u32> {
         let key = key_of_step(self.seed, self.step);
         let lengths = self.lengths.iter().flat_map(|list| list.iter().map(|&length| length as u32));
         [key as u32, (key >> 32) as u32].into_iter().chain(lengths).chain(self.samples.iter().copied()).collect()
     }
 
-    /// The number with which lists begin.
+    /// The position of the first list in [`Changing::numbers`].
     pub(crate) fn first_list(&self) -> usize {
         2
     }
 
-    /// Where each list is in the host's memory, and its elements.
+    /// The address of each list in the host's memory, and the number of its elements.
     pub(crate) fn lists(&self) -> impl Iterator<Item = (usize, usize)> {
         let lengths = self.lengths.map(|list| (list.as_ptr().addr(), list.len()));
         lengths.into_iter().chain([(self.samples.as_ptr().addr(), self.samples.len())])
     }
 }
 
-/// What a phase is asked for.
+/// What a phase is asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// To be done.
+    /// Run.
     Work,
-    /// To let go of everything that it has made, and to be ready to do it once more.
+    /// Drop every tensor that it has made, and restore what it has changed, so that it can run again.
     Undo,
 }

@@ -15,7 +15,7 @@ use crate::{Path, linear, linear_needs};
 /// Elements that are set to zero when their memory is taken, and copies on the card, are left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
-    /// Graphs that are launched. What is in them is not among the kernels, products and uploads.
+    /// Graphs that are launched. Kernels, products and uploads inside a graph are not counted below.
     pub graphs: u64,
     /// Kernels that are launched, but for those of matrix products.
     pub launches: u64,

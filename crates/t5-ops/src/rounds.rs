@@ -1,13 +1,18 @@
-//! Work in rounds of some phases, on a card: where rounds repeat each phase becomes one launch (a CUDA graph).
+//! Rounds on a card: operations that repeat in phases. Once a kind of round repeats, each phase becomes one launch (a CUDA graph).
 //!
-//! A round is, for example, a micro-batch: forward, then the head, which is done *aside* because its sizes are others each time, then
-//! backward. The first round of a kind is done as it stands, and the second measured. When some rounds in a row were of measured kinds they
-//! are recorded, and from then on launched.
-//! Recorded tensors lie in an arena that all recordings share. Memory of tensors that no later launch looks at is used again.
+//! - A *round* is one pass through these operations, for example one micro-batch of training.
+//! - A *phase* is a part of a round whose launches are the same each time, for example forward or backward.
+//! - Operations whose sizes differ each time, such as the head, run between two phases and are never recorded ([`Rounds::aside`]).
+//! - Rounds of one *kind* have the same phases, launches and sizes.
+//! - The *life* of a tensor is the span from the launch before which it is taken to the last launch that uses it.
+//! - The *arena* is memory on the card that all recordings share. Tensors of recorded phases lie in it, and share memory where their lives
+//!   do not overlap.
 //!
-//! Invariants: a round has the same bits recorded and not; what changes from round to round lies on the card, and is written before the
-//! launch; graphs have no memory of their own; where anything cannot be recorded all rounds are done launch by launch, and one warning
-//! says why.
+//! The first round of a kind runs launch by launch. The second is measured: the life of each tensor is noted. When two rounds in a row are
+//! of measured kinds, the second one is recorded. Later rounds of its kind are launched.
+//!
+//! Invariants: recording changes no bit. Values that change from round to round lie on the card, and are written before the launch. Graphs
+//! have no memory of their own. If anything cannot be recorded, all rounds run launch by launch, and one warning says why.
 
 use std::fmt::Display;
 #[cfg(not(feature = "cuda"))]
@@ -19,7 +24,7 @@ use candle_core::{Error, Result, Tensor, TensorId};
 
 use crate::graphs::{Changing, Turn};
 
-/// Rounds of work by their kinds `K`. A round leaves a `V` beside tensors, which its later launches leave, too.
+/// Rounds by their kind `K`. The recorded round of a kind leaves a `V` of the host, which later rounds of this kind read back.
 pub struct Rounds<K, V> {
     #[cfg(feature = "cuda")]
     on_card: crate::cuda::rounds::OnCard<K, V>,
@@ -46,9 +51,9 @@ impl<K, V> std::fmt::Debug for Rounds<K, V> {
 
 #[cfg_attr(not(feature = "cuda"), allow(clippy::unused_self))]
 impl<K: PartialEq, V> Rounds<K, V> {
-    /// A round begins. False: it is done as it stands, and need not be done in phases. Rounds of one kind have the same phases, launches and
-    /// sizes. `lies` are tensors that they use beside their own, such as weights: where one is another, they are recorded again. No other
-    /// thread may have the card compute during a phase.
+    /// Begins a round. Returns false where it runs launch by launch and needs no phases. `lies` are tensors from outside the round that its
+    /// launches use, such as weights. If one of them has been replaced, the kind is recorded again. No other thread may use the card
+    /// during a phase.
     ///
     /// # Errors
     /// The device's.
@@ -61,10 +66,11 @@ impl<K: PartialEq, V> Rounds<K, V> {
         Ok(false)
     }
 
-    /// The next phase. False: it was launched, and `work` was not called. Tensors that `work` makes live until the round ends.
+    /// Runs the next phase. Returns false where its graph was launched and `work` was not called. Tensors that `work` makes
+    /// are valid until the round ends, for later phases.
     ///
     /// # Errors
-    /// Those of the work, and the device's.
+    /// Those of `work`, and the device's.
     pub fn phase<E: From<Error> + Display>(
         &mut self,
         work: &mut dyn FnMut(Turn) -> std::result::Result<(), E>,
@@ -75,7 +81,7 @@ impl<K: PartialEq, V> Rounds<K, V> {
         work(Turn::Work).map(|()| true)
     }
 
-    /// Does something between two phases that is never recorded.
+    /// Calls `work` between two phases. Its launches are never recorded.
     pub fn aside<R>(&mut self, work: impl FnOnce() -> R) -> R {
         #[cfg(feature = "cuda")]
         return self.on_card.aside(work);
@@ -83,8 +89,8 @@ impl<K: PartialEq, V> Rounds<K, V> {
         work()
     }
 
-    /// A tensor that a phase leaves for what is aside: the same one, or after a launch the one that was recorded. No other one of a phase is
-    /// looked at there.
+    /// Hands a tensor of the last phase to [`Rounds::aside`]: the same one, or after a launch the one that was recorded. Other tensors of a
+    /// phase may not be read there, because their memory may already serve others.
     ///
     /// # Errors
     /// The device's.
@@ -95,7 +101,7 @@ impl<K: PartialEq, V> Rounds<K, V> {
         Ok(x)
     }
 
-    /// A tensor that the next phase is given: the same one, or a copy of it where recorded launches look for it.
+    /// Hands a tensor to the next phase: the same one, or a copy of it at the address that recorded launches read.
     ///
     /// # Errors
     /// The device's.
@@ -106,7 +112,7 @@ impl<K: PartialEq, V> Rounds<K, V> {
         Ok(x)
     }
 
-    /// Whether this round is recorded, so that a phase may have to be done once more.
+    /// Whether this round is being recorded. A phase may then have to run twice, because a recording can fail.
     pub fn is_recorded_now(&self) -> bool {
         #[cfg(feature = "cuda")]
         return self.on_card.is_recorded_now();
@@ -114,7 +120,7 @@ impl<K: PartialEq, V> Rounds<K, V> {
         false
     }
 
-    /// What such a round has left, where this one is launched.
+    /// What the recorded round of this kind left ([`Rounds::end`]), where the current round is launched.
     pub fn left_behind(&self) -> Option<&V> {
         #[cfg(feature = "cuda")]
         return self.on_card.left_behind();
@@ -122,7 +128,7 @@ impl<K: PartialEq, V> Rounds<K, V> {
         None
     }
 
-    /// The round is over. None: it was not done to its end, and nothing is remembered of it.
+    /// Ends the round. `None` says that it was not completed: nothing of it is kept.
     pub fn end(&mut self, leaves: Option<V>) {
         #[cfg(feature = "cuda")]
         self.on_card.end(leaves);
@@ -130,19 +136,19 @@ impl<K: PartialEq, V> Rounds<K, V> {
         let _ = leaves;
     }
 
-    /// Gives all memory back. Kinds are recorded again, and need not be measured again.
+    /// Gives the memory of all recordings back. Kinds stay measured, and are recorded again.
     pub fn release(&mut self) {
         #[cfg(feature = "cuda")]
         self.on_card.release();
     }
 
-    /// Gives all memory back. The next round of each kind is as the first one.
+    /// Gives the memory of all recordings back, and forgets every kind: its next round counts as the first.
     pub fn forget(&mut self) {
         #[cfg(feature = "cuda")]
         self.on_card.forget();
     }
 
-    /// Gives all memory back, and records nothing any more. False: there was none.
+    /// Gives the memory of all recordings back, and never records again. Returns false where there was no such memory.
     pub fn stop(&mut self) -> bool {
         let had_any = self.bytes() > 0;
         #[cfg(feature = "cuda")]
@@ -150,7 +156,7 @@ impl<K: PartialEq, V> Rounds<K, V> {
         had_any
     }
 
-    /// Bytes on the card that recordings share.
+    /// Bytes of the arena.
     pub fn bytes(&self) -> u64 {
         #[cfg(feature = "cuda")]
         return self.on_card.bytes();

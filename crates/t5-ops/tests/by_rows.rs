@@ -1,4 +1,4 @@
-//! A table that comes from its file by rows gives the bits of one in memory, and never lies there whole.
+//! A table that comes from its file by rows gives the bits of a table in memory, and is never in memory whole.
 //!
 //! The host alone: a card gets a table whole.
 
@@ -16,7 +16,7 @@ use t5_ops::{
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 
-/// A table in a file behind some bytes, and its copy in memory.
+/// A table in a file, after 1000 other bytes, and its copy in memory.
 fn table(name: &str, (rows, width): (usize, usize), dtype: DType) -> Result<(Tensor, Tensor)> {
     let values = Tensor::randn(0f32, 1.0, (rows, width), &Device::Cpu)?.to_dtype(dtype)?;
     let path = std::env::temp_dir().join(format!("t5-ops-by-rows-{name}-{}", std::process::id()));
@@ -33,7 +33,7 @@ fn bits(x: &Tensor) -> Result<Vec<u32>> {
     Ok(x.into_iter().map(f32::to_bits).collect())
 }
 
-/// Bytes of resident pages of files, of this process.
+/// Bytes of the pages of files that this process has resident.
 fn resident_of_files() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssFile:")).unwrap();
@@ -79,7 +79,7 @@ fn a_table_by_rows_gives_the_bits_of_one_in_memory_and_never_lies_there_whole() 
 
 fn gives_the_bits_of_one_in_memory() -> Result<()> {
     let f32s = [DType::F32; 2];
-    // More windows than one, whose last is a row, a few rows, or as many as any; and one window of all.
+    // Several windows that leave 1, 160 or 253 rows for the last one, and a single window.
     for vocabulary in [96 * 20 * 2 + 1, 4000, 6013, 1500] {
         same_bits(vocabulary, f32s)?;
     }
@@ -98,7 +98,7 @@ fn never_lies_there_whole() -> Result<()> {
     let labels: Vec<u32> = (0..rows as u32).map(|row| row * 499).collect();
     let c = CrossEntropy { logit_scale: 0.3, gradient_scale: 0.1, chunk_rows: 16 };
     let run = |w: Weight| linear_cross_entropy_backward(&x, w, &labels, &c, None);
-    // What threads keep is there from here on.
+    // Buffers that threads keep are allocated before anything is counted.
     run(Weight::ByRows(&in_file))?;
     let (window, all) = (window_bytes((vocabulary, width), DType::F32), vocabulary * width * 4);
     let needs = linear_cross_entropy_backward_needs(Path::Cpu, rows, (vocabulary, width), [DType::F32; 2], 16, false);

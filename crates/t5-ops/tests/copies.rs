@@ -153,7 +153,7 @@ fn values_that_nobody_waits_for_are_there_before_their_memory_serves_others() {
         drop(coming);
         drop(to);
         let others = Tensor::zeros(LARGE, DType::F32, &card).unwrap();
-        // Whatever is under way is done before they are looked at.
+        // A late copy would otherwise arrive after the values were read.
         card.synchronize().unwrap();
         assert!(bits(&others).iter().all(|&bits| bits == 0));
     }

@@ -115,7 +115,7 @@ fn numbers_out_of_range_are_errors_and_change_nothing() -> Result<()> {
     let table = numbers(&[5, 6], DType::F32);
     for id in [5u32, 1 << 20, u32::MAX] {
         if !device().is_cpu() {
-            // Nobody looks at ids that are on a card: whoever uploads them has checked them.
+            // Ids on a card are not checked: the caller checks them before it uploads them.
             continue;
         }
         let ids = Tensor::new(&[[0, id, 4]], &device())?;
@@ -175,7 +175,7 @@ fn sizes_of_zero_are_errors_or_empty_results() -> Result<()> {
     let ids = Tensor::zeros((1, 2), DType::U32, &device())?;
     assert!(!device().is_cpu() || embedding(&ids, &none(&[0, 6]), DType::F32).is_err());
     assert_eq!(embedding(&ids, &none(&[5, 0]), DType::F32)?.dims(), [1, 2, 0]);
-    // candle takes a table without columns for one whose rows lie over each other. On a card it is not asked.
+    // On the CPU candle takes a table without columns for one whose rows overlap. On a card candle is not asked.
     let without_columns = embedding_backward(&ids, &none(&[1, 2, 0]), &none(&[5, 0]));
     assert_eq!(without_columns.is_err(), device().is_cpu());
 

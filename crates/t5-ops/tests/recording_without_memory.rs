@@ -1,15 +1,15 @@
-//! Work that finds no memory to be recorded in is recorded when there is memory again. Runs on a card, or on the emulated one; a process of its
-//! own, because the memory of the card is limited for all of it.
+//! Work that finds no memory for its recording is recorded when there is memory again. Runs on a card, or on the emulated one. The test is
+//! a process of its own, because the limit of the card's memory holds for a process.
 #![cfg(feature = "cuda")]
 
 use candle_core::{DType, Tensor};
 use t5_ops::Replay;
 
 const MIB: usize = 1 << 20;
-/// A tensor of the work has 4 MiB. Launch by launch two of them are there at a time, in a recording all.
+/// Elements of a tensor of the work, which has 4 MiB. Launch by launch two tensors exist at a time, in a recording all of them.
 const ELEMENTS: usize = MIB;
 const TENSORS: i32 = 8;
-/// Less than the recording takes, and more than the launches.
+/// Free bytes: fewer than the recording takes, and more than the launches take.
 const LEFT: usize = 16 * MIB;
 const MOST: usize = 64 * MIB;
 

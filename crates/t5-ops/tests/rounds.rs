@@ -1,6 +1,6 @@
-//! Rounds that are recorded on a card have the bits of rounds launch by launch, whatever changes from one to the next, and rounds that
-//! cannot be recorded are done all the same. Runs on a card, or on the emulated one: there also in processes whose streams do their work as
-//! late as their order allows, and whose driver records nothing.
+//! Rounds that are recorded on a card have the bits of rounds launch by launch, although values change from one to the next. Rounds that
+//! cannot be recorded run anyway. Runs on a card, or on the emulated one. There it also runs in processes whose streams work as early or
+//! as late as their order allows, and whose driver records nothing.
 #![cfg(feature = "cuda")]
 
 use std::process::Command;
@@ -8,7 +8,7 @@ use std::process::Command;
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{Attended, Attention, Changing, CrossEntropy, Dropout, Rounds, Turn};
 
-/// Of the emulated card (`cuda-kernels/emulation`), and of the program.
+/// Variables of the emulated card (`cuda-kernels/emulation`), and the last one of the program.
 const STREAMS: &str = "LOW_MEM_T5_EMULATED_STREAMS";
 const GRAPHS: &str = "LOW_MEM_T5_EMULATED_GRAPHS";
 const SWITCH: &str = "LOW_MEM_T5_GRAPHS";
@@ -25,7 +25,7 @@ fn is_recording() -> bool {
     [GRAPHS, SWITCH].iter().all(|name| std::env::var(name).is_err())
 }
 
-/// The same numbers each time.
+/// The same numbers in [-1, 1) for a seed and shape.
 fn tensor(seed: u64, shape: &[usize], dtype: DType, card: &Device) -> Tensor {
     let number = |i: usize| (t5_ops::keys::mix(seed << 32 | i as u64) >> 40) as f32 / (1 << 23) as f32 - 1.0;
     let values: Vec<f32> = (0..shape.iter().product()).map(number).collect();
@@ -37,7 +37,7 @@ fn bits(x: &Tensor) -> Vec<u32> {
     x.into_iter().map(f32::to_bits).collect()
 }
 
-/// What a round is about: ids (B, T), lengths and samples, which have other values each time.
+/// The input of a round: ids (B, T), lengths, samples, labels and step, whose values change each time.
 struct Batch {
     ids: Tensor,
     lengths: Vec<usize>,
@@ -67,7 +67,7 @@ impl Batch {
     }
 }
 
-/// A layer: its weights, and their gradients.
+/// A layer: its weights, and the gradients of the table, the weight and the bias.
 struct Layer {
     table: Tensor,
     weight: Tensor,
@@ -124,7 +124,7 @@ impl Layer {
         let Saved { n, q, out, lse } = saved;
         let [dtable, dweight, dbias] = &self.gradients;
         let dout = t5_ops::dropout(&dz, self.dropout(1, batch).as_ref())?;
-        // As the gradient of a bias that begins anew with each round.
+        // Zeroed in each round, as a model does with the gradient of its bias: the launch that does it has to be recorded, too.
         let fresh = t5_ops::zeros(dbias.dims(), DType::F32, dbias.device())?;
         let of = Attended { q: &q, k: &n, v: &n, out: &out, lse: &lse };
         let (dq, dk, dv) = t5_ops::attention_backward(&of, &dout, &self.attention(batch), Some(&fresh))?;
@@ -135,7 +135,7 @@ impl Layer {
         t5_ops::embedding_backward(&batch.ids, &dx, dtable)
     }
 
-    /// The loss and the gradient of the output: rows that have a label count, and there are others each time.
+    /// The loss and the gradient of the output. Only rows that have a label count, and these differ each time.
     fn head(&self, z: &Tensor, labels: &[u32]) -> Result<(f64, Tensor)> {
         let settings = CrossEntropy { logit_scale: 1.0, gradient_scale: 0.1, chunk_rows: 5 };
         let rows = z.flatten_to(1)?;
@@ -189,7 +189,7 @@ fn trained(rounds: &mut Kinds, probability: f32, dtype: DType, card: &Device) ->
     (losses, layer.gradients.each_ref().map(bits), launched)
 }
 
-/// Rounds of which nothing is remembered.
+/// The losses and gradients of [`trained`] without [`Rounds`].
 fn launch_by_launch(probability: f32, dtype: DType, card: &Device) -> (Vec<u64>, [Vec<u32>; 3]) {
     let layer = Layer::new(12, probability, card);
     let mut losses = Vec::new();
@@ -215,8 +215,8 @@ fn recorded_rounds_have_the_bits_of_rounds_launch_by_launch() {
         let (got, of_rounds, launched) = trained(&mut rounds, probability, dtype, &card);
         assert_eq!(got, losses, "{probability} {dtype:?}: losses");
         assert!(of_rounds == gradients, "{probability} {dtype:?}: other gradients");
-        // Those of three rows are measured in the second round, and recorded in the fifth. Then the sixth is the first one of four rows
-        // that is measured. Both are recorded from the ninth and tenth on.
+        // Batches of three rows are measured in the second round and recorded in the fifth. The sixth measures four rows, and releases the
+        // arena. The eighth records three rows again, and the ninth four rows, in a larger arena, so the tenth records three once more.
         let expected: Vec<bool> = (0..13).map(|number| number >= 10 && is_recording()).collect();
         assert_eq!(launched, expected, "{probability} {dtype:?}");
         let held = rounds.bytes();
@@ -231,7 +231,7 @@ fn rounds_that_cannot_be_recorded_are_done_all_the_same() {
     let card = card();
     let x = Tensor::new(&[1f32, 2., 3.], &card).unwrap();
     let samples = [0u32];
-    // Memory of candle's, which would be the graph's; a copy to the host, which waits; a list that nobody has said that it changes.
+    // Memory that candle takes, which would be the graph's; a copy to the host, which waits; a list that is not in `Changing`.
     let others = [4usize];
     let q = tensor(5, &[1, 4, WIDTH], DType::F32, &card);
     let of_list = Attention { heads: HEADS, bias: None, key_lengths: &others, causal: false, dropout: None };
@@ -268,7 +268,7 @@ fn rounds_with_other_memory_beside_their_own_are_recorded_again() {
     let [got, expected] = [true, false].map(|is_recorded| {
         let layers = [0, 1].map(|_| Layer::new(12, 0.25, &card));
         for number in 0..ROUNDS {
-            // Weights are the same ones, and gradients are added to others.
+            // The second layer has the same values, and gradients at other addresses.
             let (layer, batch) = (&layers[usize::from(number > 5)], Batch::new(number, 3, 12, &card));
             let fresh = &mut Kinds::default();
             let (_, is_launched) =

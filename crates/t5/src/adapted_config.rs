@@ -43,7 +43,7 @@ impl Lora {
         if let Some(module) = self.modules_to_save.iter().find(|module| !is_module(module) && *module != HEAD) {
             return bad("modules_to_save", "names of layers of this model, and not `shared`", module.clone());
         }
-        // PEFT and this crate refuse to read such an adapter.
+        // Neither PEFT nor this crate reads an adapter without a linear layer.
         if names.filter_map(|name| self.of(name)).count() == 0 {
             return bad("targets", "at least one linear layer that is not in `lora.modules_to_save`", "none".into());
         }

@@ -154,7 +154,7 @@ pub struct WeightsOnDisk {
     /// Of each part, by its index.
     in_file: Vec<InFile>,
     always: u64,
-    /// Of these, what an adapter adds.
+    /// Bytes of these that an adapter adds.
     adapter: u64,
     /// [`LayerMajor::weights_by_matrix`].
     by_matrix: bool,
@@ -169,9 +169,9 @@ struct InFile {
     all: u64,
     /// The largest.
     largest: u64,
-    /// In memory at a time, where weights come one by one and tables by rows.
+    /// The most in memory at a time, where weights come one by one and tables by rows.
     apart: u64,
-    /// Whether it is a table that then comes by rows.
+    /// Whether the part is a table that then comes by rows.
     by_rows: bool,
 }
 
@@ -252,7 +252,8 @@ impl WeightsOnDisk {
         self
     }
 
-    /// This count, with the weights of a block that come one by one and tables by rows, or each together ([`LayerMajor::weights_by_matrix`]).
+    /// This count, where weights of a block come one by one and tables by rows, or where the weights of a part come together
+    /// ([`LayerMajor::weights_by_matrix`]).
     #[must_use]
     pub fn coming(self, by_matrix: bool) -> WeightsOnDisk {
         WeightsOnDisk { by_matrix, ..self }
@@ -278,7 +279,7 @@ impl WeightsOnDisk {
         if self.by_matrix { apart } else { all }
     }
 
-    /// Whether who works on a part reads as much of it as an operation needs, each time that it does.
+    /// Whether each operation on a part reads the weights or rows that it needs from the file, every time.
     pub(crate) fn comes_apart(&self, part: Part) -> bool {
         let InFile { all, by_rows, .. } = self.of_index(part);
         self.by_matrix && all > 0 && (part.is_block() || by_rows)
@@ -314,17 +315,18 @@ impl WeightsOnDisk {
     }
 
     /// While a model is loaded or made: a parameter in memory, and in f32 where it is made and rounded. It is copied to the file without
-    /// touching the file's pages. `later` are bytes of what is made when the model is there, and counted apart.
+    /// touching the file's pages. `later` are the bytes of tensors that are made once the model is loaded, and counted elsewhere.
     pub fn loading(&self, later: u64) -> u64 {
         self.always + self.beyond_what_follows(self.in_transit(), later)
     }
 
-    /// The same of a model that stays where it is stored ([`crate::T5::load_in_place`]).
+    /// [`WeightsOnDisk::loading`] for a model that stays where it is stored ([`crate::T5::load_in_place`]).
     pub fn loading_in_place(&self, stored: &StoredWeights, later: u64) -> u64 {
         self.always + self.beyond_what_follows(self.in_transit_in_place(stored), later)
     }
 
-    /// An adapter is made when the model is there, and so is what comes `later`: they take the memory of what was on its way.
+    /// Bytes in transit beyond those made afterwards. An adapter, and the tensors of `later`, are made once the model is loaded, and take
+    /// the memory of what was in transit.
     fn beyond_what_follows(&self, in_transit: u64, later: u64) -> u64 {
         in_transit.saturating_sub(self.adapter + later)
     }

@@ -26,7 +26,8 @@ pub struct Levers {
     /// ([`T5::hold_copies`](crate::T5::hold_copies)).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub weight_copies: bool,
-    /// Whether a device launches micro-batches that repeat as few launches ([`T5::repeat_micro_batches`](crate::T5::repeat_micro_batches)).
+    /// Whether a card records micro-batches that repeat, so that each is a few launches
+    /// ([`T5::repeat_micro_batches`](crate::T5::repeat_micro_batches)).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub repeats: bool,
 }
@@ -55,8 +56,8 @@ pub struct LayerMajor {
     /// How many blocks keep their weights in memory although those of the others lie in a file. Only where these are not trained.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub weight_blocks_in_memory: usize,
-    /// Whether weights of blocks that lie in a file are in memory for one product at a time, and not those of a block together; of a table
-    /// of the vocabulary some rows at a time. Only where they are not trained.
+    /// Whether weights in a file come to memory apart: those of a block for one product at a time, and tables of the vocabulary by rows.
+    /// Only weights that are not trained do.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub weights_by_matrix: bool,
     /// Whether the optimizer's moments lie in a file, some rows at a time in memory.

@@ -53,8 +53,9 @@ pub struct T5 {
     directory: Option<PathBuf>,
     /// What an adapter calls its base.
     base_name: Option<String>,
-    /// Micro-batches of steps on a card that repeat.
+    /// The recorded micro-batches of steps on a card.
     micro_batches: MicroBatches,
+    /// [`T5::repeat_micro_batches`].
     repeats: bool,
 }
 

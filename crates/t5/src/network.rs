@@ -58,7 +58,7 @@ impl<T: Ops> Network<T> {
         linears.chain(table)
     }
 
-    /// Begins to read the first weights of a part, as many as there is room for. What comes by rows is read ahead by who works on it.
+    /// Begins to read the first weights of a part that fit in `read_ahead_bytes`. Operations read a table ahead that comes by rows.
     pub fn read_ahead(&self, part: Part) {
         let mut room = self.read_ahead_bytes;
         for weight in self.weights_of(part).filter(|weight| weight.comes != Comes::ByRows) {
@@ -94,7 +94,7 @@ impl<T: Ops> Network<T> {
         self.weights_of(part).try_for_each(|weight| pager.copy(weight.index, &weight.tensor))
     }
 
-    /// Makes a weight resident that lies in a file, unless each operation does, or has it brought from where it is.
+    /// Makes a weight in a file resident, unless its operations do that themselves. A weight that waits elsewhere is brought.
     ///
     /// # Errors
     /// Those of [`Pager::page_in`].

@@ -311,7 +311,7 @@ pub(crate) struct Weight<T> {
     /// Its values in the dtype of products, where they are held in that one, too.
     pub copy: Option<T>,
     pub quantisation: Option<Quantisation>,
-    /// Of a file, what is in memory at a time.
+    /// How it comes to memory, if it lies in a file.
     pub comes: Comes,
 }
 
@@ -320,15 +320,15 @@ pub(crate) struct Weight<T> {
 pub(crate) enum Comes {
     /// With the others of its part.
     Together,
-    /// For one product at a time ([`crate::LayerMajor::weights_by_matrix`]).
+    /// By itself, for one product ([`crate::LayerMajor::weights_by_matrix`]).
     Alone,
-    /// The same of a table of the vocabulary: as few of its rows at a time as an operation needs.
+    /// A window of rows at a time, for a table of the vocabulary ([`t5_ops::window_bytes`]).
     ByRows,
 }
 
 impl Comes {
-    /// How a frozen weight of this part comes, where weights do not come together. A head that has an adapter is a factor of several
-    /// products, one of which sums over the vocabulary: its table comes whole.
+    /// How a frozen weight of this part comes where weights come apart. The table of a head with an adapter comes whole, because one of its
+    /// products sums over the vocabulary.
     pub fn apart(part: Part, config: &Config) -> Comes {
         let has_adapter = || config.lora.as_ref().is_some_and(|lora| lora.of("lm_head").is_some());
         let is_head = part == Part::LmHead || part == Part::Shared && config.tie_word_embeddings;
@@ -353,7 +353,7 @@ impl<T> Weight<T> {
 }
 
 impl<T: Ops> Weight<T> {
-    /// Calls `f`, which needs the values. Of a table that comes by rows its operations bring what they need.
+    /// Calls `f`, which needs the values. Operations on a table that comes by rows read the rows themselves.
     pub fn here<R>(&self, f: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         if self.comes != Comes::Alone {
             return f(self);

@@ -65,7 +65,7 @@ fn loss_and_answers_are_those_of_a_model_in_memory_whatever_is_stored_and_kept()
             (DType::BF16, DType::F32),
             (DType::BF16, DType::BF16),
         ];
-        // On a card each of them once.
+        // On a card one of them for each stored model, so that each is tried once.
         for (kept, activations) in kept.into_iter().skip(number % every(kept.len())).step_by(every(kept.len())) {
             let case = format!("stored {stored:?}, kept {kept:?}, activations {activations:?}, tied {tied}");
             let files = Files::in_directory(directory.path());
@@ -77,7 +77,7 @@ fn loss_and_answers_are_those_of_a_model_in_memory_whatever_is_stored_and_kept()
                 tensors.filter(|x| t5_ops::is_in_file(x)).map(|x| x.elem_count() * x.dtype().size_in_bytes()).sum()
             };
             let in_file: usize = large(&in_place);
-            // The tensors of a card are on the card, or absent: their homes are in the file.
+            // On a card no tensor of the model is on the host, so only the CPU is checked.
             let on_host = device().is_cpu();
             assert!(in_file > 0 && large(&in_memory) == 0 || !on_host, "{case}");
             assert!(!on_host || weights.copied(kept) == if kept == stored { 0 } else { in_file as u64 }, "{case}");
@@ -124,7 +124,7 @@ fn nothing_is_written_where_every_weight_is_used_where_it_is_stored() {
     ));
 }
 
-// The host alone: a frozen model is loaded there, and a card gets it later.
+// The host alone: a frozen model is loaded there, and copied to a card later.
 #[test]
 #[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn a_frozen_model_stays_as_it_is_stored_and_gives_the_bits_of_one_in_f32() {
@@ -223,7 +223,7 @@ fn blocks_of_a_base_move_between_its_files_and_memory() {
     }
 }
 
-/// Bits of the gradients that a step hands over, by their parameters.
+/// The bits of each gradient that a step hands over, with the number of its parameter.
 #[derive(Default)]
 struct Bits(Vec<(usize, Vec<u32>)>);
 
@@ -235,7 +235,7 @@ impl Observer<Tensor, t5::Error> for Bits {
     }
 }
 
-/// The loss and the gradients of a step of two micro-batches.
+/// The gradients of a step of two micro-batches, and the loss of an evaluation, all as bits.
 fn step(model: &T5, lora: &Lora, files: &Files, activations: DType) -> (Vec<(usize, Vec<u32>)>, u64) {
     let (one, two) = ([7u32, 8, 9, 3120, 1], [2033u32, 34, 1]);
     let batch = |number, source: &[u32], target: &[u32]| {
@@ -271,7 +271,7 @@ fn a_table_that_comes_by_rows_trains_and_answers_with_the_bits_of_one_in_memory(
         (false, DType::F32, DType::BF16, Lora::default()),
         (true, DType::BF16, DType::F32, Lora::default()),
         (false, DType::BF16, DType::BF16, Lora::default()),
-        // Tables that come whole: the head's that has an adapter, and one that is trained.
+        // Tables that come whole: those of a head with an adapter, and one that is trained.
         (true, DType::F32, DType::F32, head_too.clone()),
         (false, DType::F32, DType::F32, head_too),
         (true, DType::F32, DType::F32, head_saved),

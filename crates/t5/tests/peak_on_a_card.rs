@@ -1,5 +1,5 @@
-//! The most that tensors of answers and of steps take on a card, counted by its driver, beside the count. Runs on a card, or on the emulated
-//! one; a process of its own, because a card counts for all of it.
+//! For answers and passes, the peak of tensors on a card is the predicted one. The driver counts it. Runs on a card, or on the emulated
+//! one. The test is a process of its own, because a card counts all tensors of a process.
 #![cfg(feature = "cuda")]
 
 use std::sync::{Mutex, PoisonError};
@@ -8,17 +8,17 @@ use candle_core::{DType, Device};
 use t5::step::count::{Counter, Precisions, Shape};
 use t5::{Beams, Config, GenerateOptions, Gradients, Levers, MicroBatch, Search, StepContext, T5, Watch};
 
-/// One test at a time takes memory of the card.
+/// Held by the one test that takes memory of the card.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn card() -> Device {
     t5_ops::open_card(0).expect("a card, or the emulated one")
 }
 
-/// Bytes of tensors at the peak of some work, beside those that are there before.
+/// Bytes of tensors at the peak of `work`, above those that exist before it.
 fn peak(card: &Device, mut work: impl FnMut()) -> u64 {
     let tensors = || t5_ops::device_bytes(card).expect("a card counts");
-    // Lists that are kept are there.
+    // The first call uploads the lists that are kept: they are not counted.
     work();
     t5_ops::release_unused_of_device(card).unwrap();
     let before = tensors().tensors;
@@ -26,7 +26,7 @@ fn peak(card: &Device, mut work: impl FnMut()) -> u64 {
     tensors().tensors_most - before
 }
 
-/// A card gives memory in pieces of 512 bytes.
+/// Fails unless the counted bytes are within 5 % of the predicted ones. They differ because a card gives memory in pieces of 512 bytes.
 #[track_caller]
 fn assert_close(counted: u64, predicted: u64, what: &str) {
     let share = counted as f64 / predicted as f64;

@@ -1,12 +1,12 @@
-//! The most that tensors of recorded steps take on a card, counted by its driver, beside the count. Runs on a card, or on the emulated one; a
-//! process of its own, because a card counts for all of it.
+//! For recorded steps, the peak of tensors on a card is the predicted one. The driver counts it. Runs on a card, or on the emulated one.
+//! The test is a process of its own, because a card counts all tensors of a process.
 #![cfg(feature = "cuda")]
 
 use candle_core::{DType, Tensor};
 use t5::step::count::{Counter, Precisions, Shape};
 use t5::{Config, Error, Files, Gradients, Levers, MicroBatch, Observer, StepContext, T5};
 
-/// An update that changes nothing.
+/// An observer that changes no weight.
 struct Nothing;
 
 impl Observer<Tensor, Error> for Nothing {}
@@ -52,7 +52,7 @@ fn recorded_steps_hold_at_their_peak_what_was_predicted() {
             let files = Files::in_directory(&std::env::temp_dir());
             assert!(model.step(&[batch], &cx, None, &files, gradients, &mut Nothing).unwrap());
         };
-        // Done, measured, and recorded; then nothing is as it was but the launches.
+        // The first steps run launch by launch, are measured, and are recorded. Those that are counted are launched.
         (0..6).for_each(|number| step(number, &mut gradients));
         t5_ops::release_unused_of_device(&card).unwrap();
         (6..9).for_each(|number| step(number, &mut gradients));
@@ -60,7 +60,7 @@ fn recorded_steps_hold_at_their_peak_what_was_predicted() {
         let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };
         let counter = Counter::new(&config, precisions, 0.1, &|_| true).unwrap().on_device(&|_| [0, 0]);
         let (step, beside) = (counter.step(shape, &levers).total(), counter.recorded_beside(shape, &levers));
-        // A weight has as many bytes as its gradient.
+        // Weights in f32 have the bytes of their gradients: hence twice.
         let predicted = step + beside + 2 * gradients.bytes();
         let share = counted as f64 / predicted as f64;
         println!("graphs hold {} bytes, beside {:?}", model.recorded_bytes(), counter.step(shape, &levers));

@@ -119,7 +119,7 @@ fn going_on_from_a_checkpoint_gives_the_bits_of_a_run_that_never_stopped() {
 fn half_the_gradient_learns_as_the_whole() {
     let [whole, half] = [GradientPrecision::F32, GradientPrecision::Bf16].map(|gradient_precision| {
         let mut trainer = new(options(Precision::F32, gradient_precision));
-        // On a card, where an emulated one is slow, as few micro-batches as there are.
+        // On a card one micro-batch of all samples, because an emulated card is slow.
         let losses = run(&mut trainer, &plan(every(SAMPLES as usize), None), 0, 60);
         losses[57..].iter().sum::<f64>() / 3.0
     });

@@ -1,6 +1,6 @@
 //! Weights in a file against weights in memory: the same bits, whatever is done with them.
 //!
-//! The host alone: a card has no such tensor between its uses. `tests/card.rs` compares runs whose weights wait off the card.
+//! The host alone: between uses a card holds no tensor of a weight in a file. `tests/card.rs` compares runs whose weights wait off a card.
 
 #[allow(dead_code, reason = "weights of the model there are too small for a file")]
 mod support;

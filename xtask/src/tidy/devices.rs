@@ -1,4 +1,4 @@
-//! The rule by which tests run on the CPU and on a card.
+//! The rule that tests of computing run on the CPU and on a card.
 
 use super::sources::is_test_file;
 use super::{Finding, Tree};
@@ -6,11 +6,11 @@ use super::{Finding, Tree};
 /// The crates that compute and whose tests CI runs once more on an emulated card.
 const COMPUTING: [&str; 3] = ["crates/t5-ops/", "crates/t5/", "crates/trainer/"];
 
-/// How a comment begins that says why a test, or a file of tests, is about the host alone.
+/// The beginning of a comment that says why a test, or a file of tests, runs on the host alone.
 const REASON: &str = "The host alone:";
 
-/// A test of computing takes its device from `device()`, so that it runs on both. One that names the CPU says why: in a comment between the
-/// beginning of its function and there, or at the head of the file. Files for a build with cards compare both devices by themselves.
+/// A test of computing takes its device from `device()`, so that it runs on both. A test that names the CPU says why. The comment is above
+/// that line, before or inside its function, or at the head of the file. Files for a build with cards are exempt, as they compare devices.
 pub fn tests_name_the_cpu_with_a_reason(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, source) in tree.rust_files().filter(|(path, _)| COMPUTING.iter().any(|crate_| path.starts_with(crate_)))
@@ -23,7 +23,7 @@ pub fn tests_name_the_cpu_with_a_reason(tree: &Tree) -> Vec<Finding> {
         let lines: Vec<&str> = source.lines().collect();
         for (at, line) in lines.iter().enumerate().skip(first) {
             let names = line.contains("Device::Cpu") && !line.trim_start().starts_with("//");
-            // What is made on the host and goes on to the device is no exception.
+            // A tensor that is made on the host and then moved to the device needs no reason.
             if names && !line.contains(".to_device(&device())") && !has_reason(of_function(&lines[..=at])) {
                 let what = format!("a test names the CPU: take `device()`, or say why in a comment, `// {REASON} ...`");
                 findings.push(Finding::new(path, at + 1, what));
@@ -33,7 +33,7 @@ pub fn tests_name_the_cpu_with_a_reason(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Documentation of the file, and attributes before it.
+/// Whether a line belongs to the head of a file: its documentation, attributes before it, and empty lines.
 fn is_head(line: &&str) -> bool {
     line.starts_with("//!") || line.starts_with("#!") || line.is_empty()
 }
@@ -42,7 +42,7 @@ fn has_reason<'a>(mut lines: impl Iterator<Item = &'a str>) -> bool {
     lines.any(|line| line.contains(REASON))
 }
 
-/// The lines of the function that the last one is in, with the comments and attributes before it, from the last one on.
+/// The lines of the function that the last line is in, with the comments and attributes before it, in reverse order.
 fn of_function<'a>(lines: &'a [&'a str]) -> impl Iterator<Item = &'a str> {
     lines.iter().rev().copied().take_while(|line| !["}", "    }"].contains(line))
 }

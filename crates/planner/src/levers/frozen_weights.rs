@@ -40,7 +40,7 @@ fn weight_blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     counts_or(pin, if has_room { counts(blocks, most_counts) } else { vec![0] })
 }
 
-/// A block of frozen weights at a time, or a matrix; of a table of the vocabulary all, or some rows.
+/// Whether a block of frozen weights is in memory at a time and a table whole, or a matrix and some rows of a table.
 pub static WEIGHTS_AT_A_TIME: Lever = Lever {
     name: "weights_at_a_time",
     values: Values::Words(&["block", MATRIX]),
@@ -96,7 +96,7 @@ mod tests {
         Ok(crate::plan(&job, &testing::machine())?.plan)
     }
 
-    /// The smallest budgets with a block at a time and with a matrix, in MiB.
+    /// The smallest budgets with a block at a time and with a matrix at a time, in MiB, to the next ten.
     fn smallest(model: &Config) -> [u64; 2] {
         ["block", MATRIX].map(|word| {
             let pins = Pins::default().with(WEIGHTS_AT_A_TIME.name, Value::Word(word));

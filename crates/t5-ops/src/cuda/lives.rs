@@ -1,27 +1,27 @@
-//! How long tensors of recorded work live, and where in one arena they have room: two that live at the same time lie apart.
+//! The lives of tensors of a round, and their places in the arena: two tensors whose lives overlap lie apart.
 //!
-//! Work is measured launch by launch. A tensor lives from the launch before which it is taken to the last launch that is given an address
-//! in it. Nobody has to say when it is dropped.
+//! A tensor's life is counted in launches. It begins with the launch before which the tensor is taken. It ends with the last launch that is
+//! given an address in it, and so does not depend on when the tensor is dropped.
 
 use std::collections::BTreeMap;
 
 use candle_core::DType;
 
-/// Elements that a tensor in an arena begins at: the alignment that any kernel or product may want.
+/// A tensor in an arena begins at a multiple of this many elements: the alignment that any kernel or product may want.
 pub(super) const ALIGNMENT: usize = 64;
-/// Kinds of elements, each with an arena of its own.
+/// How many kinds of elements there are. Each has its own part of the arena.
 pub(super) const KINDS: usize = 2;
-/// Dtypes of an arena's memory.
+/// The dtype of each kind.
 pub(super) const DTYPES: [DType; KINDS] = [DType::F32, DType::BF16];
-/// Elements of each kind.
+/// A number of elements for each kind.
 pub(super) type Sizes = [usize; KINDS];
 
-/// The kind of element that an arena has for a dtype.
+/// The kind of elements of a dtype, if the arena has it.
 pub(super) fn kind_of(dtype: DType) -> Option<usize> {
     DTYPES.iter().position(|other| *other == dtype)
 }
 
-/// A tensor of the work: its elements, and the launches from its first to its last.
+/// The life of a tensor: its number of elements, and the numbers of its first and last launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Life {
     pub kind: usize,
@@ -30,20 +30,20 @@ pub(super) struct Life {
     pub last: u64,
 }
 
-/// The tensors of the work in the order in which they are taken.
+/// The lives of a round's tensors, in the order in which they are taken.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lives {
     all: Vec<Life>,
-    /// Where each one lies that was taken last there: from its first byte, its end and its number.
+    /// The tensors whose memory no later tensor has taken: the address of the first byte, with the end and the tensor's number.
     at: BTreeMap<u64, (u64, usize)>,
     launches: u64,
 }
 
 impl Lives {
-    /// A tensor is taken, with memory of `bytes` from `address`.
+    /// Notes that a tensor is taken, with `bytes` bytes of memory at `address`.
     pub(super) fn take(&mut self, kind: usize, elements: usize, address: u64, bytes: u64) {
         let end = address + bytes;
-        // Others whose memory this was are gone.
+        // Tensors that had some of this memory have been dropped.
         while let Some((&from, _)) = self.at.range(..end).next_back().filter(|(_, (until, _))| *until > address) {
             self.at.remove(&from);
         }
@@ -51,7 +51,7 @@ impl Lives {
         self.all.push(Life { kind, elements, first: self.launches, last: self.launches });
     }
 
-    /// The next launch is given an address.
+    /// Notes that the next launch is given this address.
     pub(super) fn use_at(&mut self, address: u64) {
         let found = self.at.range(..=address).next_back().filter(|(_, (end, _))| address < *end);
         if let Some((_, &(_, number))) = found {
@@ -67,15 +67,15 @@ impl Lives {
         &self.all
     }
 
-    /// Whether this is the same work as the one that was measured, as far as it has come.
+    /// Whether these lives, as far as they have come, are those that were measured.
     pub(super) fn follows(&self, measured: &Lives) -> bool {
         let same = |(now, then): (&Life, &Life)| Life { last: then.last, ..*now } == *then && now.last <= then.last;
         self.all.len() <= measured.all.len() && self.all.iter().zip(&measured.all).all(same)
     }
 
-    /// The first element of each tensor in the arena of its kind, and the elements that these arenas have.
+    /// The first element of each tensor in its kind's part of the arena, and the number of elements of each part.
     pub(super) fn places(&self) -> (Vec<usize>, Sizes) {
-        // Large ones choose first, or those that take much for long, or as they come: no order is the best for all work.
+        // No order in which tensors choose their place is the best for every round, so several are tried.
         let area = |life: &Life| life.elements as u64 * (life.last - life.first + 1);
         let by = |key: &dyn Fn(&Life) -> u64| {
             let mut order: Vec<usize> = (0..self.all.len()).collect();
@@ -96,7 +96,7 @@ impl Lives {
         (places, std::array::from_fn(|kind| ways[least[kind]].1[kind]))
     }
 
-    /// The same where tensors choose in this order: each the first place that is free for as long as it lives.
+    /// The places where tensors choose in this order: each takes the first place that is free during its whole life.
     fn placed(&self, order: &[usize]) -> (Vec<usize>, Sizes) {
         let (mut places, mut sizes) = (vec![0; self.all.len()], Sizes::default());
         let mut placed: [Vec<usize>; KINDS] = Default::default(); // by place
@@ -123,7 +123,7 @@ impl Lives {
 mod tests {
     use super::*;
 
-    /// Lives of one kind: (elements, first, last).
+    /// Lives of one kind: elements, first launch, last launch.
     fn lives(all: &[(usize, u64, u64)]) -> Lives {
         let life = |&(elements, first, last): &(usize, u64, u64)| Life { kind: 0, elements, first, last };
         Lives { all: all.iter().map(life).collect(), ..Lives::default() }
@@ -147,7 +147,7 @@ mod tests {
                     assert!(apart || a.last < b.first || b.last < a.first, "{a:?} and {b:?}");
                 }
             }
-            // No more than a tenth above what lives at one time, and an alignment for each.
+            // At most a tenth more than the elements that live at one time, with an alignment for each tensor.
             let held =
                 |at: u64| all.iter().filter(move |(_, first, last)| (*first..=*last).contains(&at)).map(|one| one.0);
             let most = (0..count + 6).map(|at| held(at).map(|n| n + ALIGNMENT).sum::<usize>()).max().unwrap();
@@ -164,7 +164,7 @@ mod tests {
         seen.use_at(1255);
         seen.use_at(1256);
         seen.launch();
-        // The first one is gone, and another one has a part of its memory.
+        // The first tensor is gone, and another has a part of its memory.
         seen.take(1, 16, 1100, 32);
         seen.use_at(1000);
         seen.use_at(1110);

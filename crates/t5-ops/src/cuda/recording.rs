@@ -1,6 +1,7 @@
-//! How work is recorded on a card: the arena that its tensors come from, and the graph of its launches.
+//! How launches are recorded on a card: the arena that their tensors come from, and the graph that they become.
 //!
-//! Work is done launch by launch first. So kernels are loaded, lists are on the card, and it is known how much the arena has to hold.
+//! *Work* is the operations of one recording: a token of an answer ([`crate::Replay`]), or a phase of a round ([`crate::rounds`]).
+//! It first runs launch by launch. So kernels are loaded, lists are on the card, and the size of the arena is known.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -25,7 +26,7 @@ const LONGER_WITHOUT_MEMORY: usize = 4;
 /// The number of attempts after which that grows no more.
 const MOST_TIMES_LONGER: u32 = 5;
 
-/// Where the tensors of work come from, as long as it is recorded or measured.
+/// Where the tensors of work come from while it is measured or recorded.
 #[derive(Default)]
 pub(super) struct Scope {
     /// While it is recorded.
@@ -35,7 +36,7 @@ pub(super) struct Scope {
     /// Tensors that others may forget.
     held: Vec<Tensor>,
     refused_by: Option<&'static str>,
-    /// Of rounds, whose tensors have other places.
+    /// The current round, if there is one: it says where its tensors lie, and `arena` is not used.
     round: Option<Round>,
 }
 
@@ -52,21 +53,21 @@ impl Scope {
         self.round.as_ref().is_none_or(Round::follows_measured)
     }
 
-    /// A tensor is looked at aside, before what follows.
+    /// Notes that launches between two phases read this tensor.
     pub(super) fn leave(&mut self, address: u64) {
         self.round.iter_mut().for_each(|round| {
             round.seen(address);
         });
     }
 
-    /// A tensor that was made elsewhere is one of the round's.
+    /// Takes a tensor that was made between two phases for one of the round's.
     pub(super) fn enter(&mut self, x: &Tensor, address: u64) {
         if let (Some(round), Some(kind)) = (&mut self.round, kind_of(x.dtype())) {
             round.taken(kind, x.elem_count(), address);
         }
     }
 
-    /// The place of such a tensor in the arena.
+    /// The place in the arena of a tensor that was made between two phases.
     pub(super) fn piece_for(&mut self, x: &Tensor) -> Result<Option<Tensor>> {
         let (Some(round), Some(kind)) = (&mut self.round, kind_of(x.dtype())) else { return Ok(None) };
         round.piece(kind, x.elem_count())?.map(|piece| piece.reshape(x.shape())).transpose()
@@ -94,7 +95,7 @@ pub(super) fn is_going_on() -> bool {
     SCOPE.with_borrow(Option::is_some)
 }
 
-/// Memory of the arena for a tensor, if there is one.
+/// Memory of the arena for a tensor, if work is recorded and the arena has room.
 pub(super) fn piece(shape: &Shape, dtype: DType) -> Result<Option<Tensor>> {
     let Some(kind) = kind_of(dtype) else { return Ok(None) };
     let piece = in_scope(|scope| {
@@ -112,7 +113,7 @@ pub(super) fn piece(shape: &Shape, dtype: DType) -> Result<Option<Tensor>> {
     piece.transpose().map(Option::flatten)
 }
 
-/// A tensor was taken that is no piece of an arena.
+/// Notes a tensor that was taken from the pool and not from the arena.
 pub(super) fn taken(t: &Tensor) -> Result<()> {
     if in_round(|_| ()).is_some()
         && let Some(kind) = kind_of(t.dtype())
@@ -127,27 +128,27 @@ fn in_round<R>(f: impl FnOnce(&mut Round) -> R) -> Option<R> {
     in_scope(|scope| scope.round.as_mut().map(f)).flatten()
 }
 
-/// The address that a kernel is given for that of a tensor.
+/// The address that a kernel is given in place of a tensor's own ([`Round::seen`]).
 pub(super) fn seen(address: u64) -> u64 {
     in_round(|round| round.seen(address)).unwrap_or(address)
 }
 
-/// Something is launched with these numbers, addresses among them.
+/// Notes a launch with these arguments as numbers, some of which are addresses.
 pub(super) fn launched(numbers: impl IntoIterator<Item = u64>) {
     in_round(|round| round.launched(numbers));
 }
 
-/// Where kernels that are recorded find the key of dropout.
+/// The address from which recorded kernels read the key of dropout.
 pub(crate) fn key() -> Option<u64> {
     in_round(|round| round.key()).flatten()
 }
 
-/// Whether lists of the host have other values when what is launched now is launched again.
+/// Whether launches are recorded now, so that lists of the host will have other values when they are launched again.
 pub(crate) fn changes_lists() -> bool {
     in_round(|round| round.is_recorded()).unwrap_or(false)
 }
 
-/// The place on the card of a list of the host that changes.
+/// The place on the card of a list of the host that changes, while launches are recorded.
 pub(crate) fn place_of<T>(list: &[T]) -> Option<Tensor> {
     in_round(|round| round.list(list.as_ptr().addr(), list.len())).flatten()
 }
@@ -270,7 +271,7 @@ impl OnCard {
     }
 }
 
-/// How often work is done before it is recorded, after so many attempts without memory.
+/// How often work runs before it is recorded, after `without_memory` attempts that found no memory.
 fn runs_before(without_memory: u32) -> usize {
     RUNS_BEFORE * LONGER_WITHOUT_MEMORY.pow(without_memory.min(MOST_TIMES_LONGER))
 }
@@ -314,7 +315,7 @@ impl Recording {
     }
 }
 
-/// Records work whose tensors come from a scope, without doing it.
+/// Records work whose tensors come from a scope, without running it.
 pub(super) fn capture<R>(
     card: &CudaDevice,
     scope: Scope,

@@ -1,4 +1,4 @@
-//! A round of work that goes on: where its tensors lie, and what recorded kernels find in the place of what changes.
+//! The current round: where its tensors lie, and where recorded kernels read the values that change. [`crate::rounds`] defines the words.
 
 use candle_core::{CudaDevice, Device, Error, Tensor};
 
@@ -8,7 +8,7 @@ use crate::graphs::Changing;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Where tensors lie while a round is recorded.
+/// The memory that all recordings share: a tensor for each kind of element, and its address.
 pub(super) struct Arena {
     pub(super) tensors: [Tensor; KINDS],
     addresses: [u64; KINDS],
@@ -17,7 +17,7 @@ pub(super) struct Arena {
 impl Arena {
     pub(super) fn new(sizes: Sizes, card: &CudaDevice) -> Result<Self> {
         let device = Device::Cuda(card.clone());
-        // Memory that is free in pieces may be of use in one.
+        // The pool may hold this much in pieces that are too small. The driver can give it back as one.
         crate::device::trim(card)?;
         // SAFETY: on a card no Rust code reads it, and every pattern of bytes is a number.
         let part = |kind: usize| unsafe { Tensor::empty(sizes[kind].max(1), DTYPES[kind], &device) };
@@ -38,42 +38,43 @@ impl Arena {
     }
 }
 
-/// Places in an arena for the tensors of a round, and what changes from round to round.
+/// Where the tensors of a round lie in the arena, and where the values lie that change from round to round.
 pub(super) struct Places {
     pub(super) arena: Arena,
+    /// The first element of each tensor, in the order in which they are taken.
     pub(super) of: Vec<usize>,
     pub(super) measured: Lives,
     pub(super) inputs: Inputs,
-    /// Memory of the tensors that change, and where recorded kernels find their values.
+    /// For each tensor that changes: the address of its first byte, its end, and the address that recorded kernels read instead.
     pub(super) moved: Vec<(u64, u64, u64)>,
-    /// Lists of the host's memory, by where they lie, and their places on the card.
+    /// For each list: its address in the host's memory, the number of its elements, and its place on the card.
     pub(super) lists: Vec<(usize, usize, Tensor)>,
 }
 
-/// What a scope knows of a round that goes on.
+/// The lives of the current round's tensors, and their places where it is recorded.
 #[derive(Default)]
 pub(super) struct Round {
     lives: Lives,
-    /// None while it is measured.
+    /// `None` while the round is measured.
     pub(super) places: Option<Places>,
-    /// Something is computed that is not recorded.
+    /// Whether launches between two phases run now, which are not recorded.
     is_aside: bool,
     pub(super) refused_by: Option<&'static str>,
 }
 
 impl Round {
-    /// One that is recorded.
+    /// A round that is recorded.
     pub(super) fn recorded(places: Places) -> Self {
         Self { places: Some(places), ..Self::default() }
     }
 
-    /// Memory of the arena for a tensor of so many elements. None while it is measured.
+    /// Memory of the arena for a tensor of `elements` elements. `None` while the round is measured.
     pub(super) fn piece(&mut self, kind: usize, elements: usize) -> Result<Option<Tensor>> {
         let Some(places) = self.places.as_ref().filter(|_| !self.is_aside) else { return Ok(None) };
         let (number, bytes) = (self.lives.all().len(), DTYPES[kind].size_in_bytes());
         let planned = places.measured.all().get(number);
         if planned.is_none_or(|life| (life.kind, life.elements) != (kind, elements)) {
-            // It becomes memory of the graph, which is refused.
+            // The round is not the one that was measured. The tensor becomes memory of the graph, and the recording is refused for that.
             return Ok(None);
         }
         let from = places.of[number];
@@ -82,17 +83,17 @@ impl Round {
         places.arena.tensors[kind].narrow(0, from, elements).map(Some)
     }
 
-    /// While it is measured: such a tensor was taken.
+    /// Notes, while the round is measured, that such a tensor was taken.
     pub(super) fn taken(&mut self, kind: usize, elements: usize, address: u64) {
         if self.places.is_none() && !self.is_aside {
             self.lives.take(kind, elements, address, (elements * DTYPES[kind].size_in_bytes()) as u64);
         }
     }
 
-    /// The address that a kernel is given for this one.
+    /// The address that a kernel is given in place of `address`. The tensor there is used by the next launch.
     pub(super) fn seen(&mut self, address: u64) -> u64 {
         if self.is_aside {
-            // Memory of tensors that are gone may be that of others now.
+            // Between phases this address may be in memory that a tensor of the round had before: that is no use of it.
             return address;
         }
         let places = self.places.as_ref();
@@ -103,7 +104,7 @@ impl Round {
         address
     }
 
-    /// Something is launched that was given these numbers, addresses among them.
+    /// Notes a launch with these arguments as numbers, some of which are addresses.
     pub(super) fn launched(&mut self, numbers: impl IntoIterator<Item = u64>) {
         if !self.is_aside {
             numbers.into_iter().for_each(|number| self.lives.use_at(number));
@@ -111,18 +112,18 @@ impl Round {
         }
     }
 
-    /// Where the key of dropout lies while work is recorded.
+    /// The address of dropout's key while launches are recorded.
     pub(super) fn key(&self) -> Option<u64> {
         let places = self.places.as_ref().filter(|_| !self.is_aside)?;
         Some(places.inputs.key)
     }
 
-    /// Whether lists of the host have other values in other rounds.
+    /// Whether launches are recorded now, so that lists of the host will have other values when they are launched again.
     pub(super) fn is_recorded(&self) -> bool {
         self.places.is_some() && !self.is_aside
     }
 
-    /// The place of a list while work is recorded.
+    /// The place of a list on the card while launches are recorded, by its address and number of elements on the host.
     pub(super) fn list(&mut self, at: usize, count: usize) -> Option<Tensor> {
         let places = self.places.as_ref().filter(|_| !self.is_aside)?;
         let found = places.lists.iter().find(|(from, length, _)| (*from, *length) == (at, count));
@@ -133,10 +134,10 @@ impl Round {
     }
 }
 
-/// Memory on the card for what changes from round to round.
+/// Memory on the card for the values that change from round to round.
 #[derive(Clone)]
 pub(super) struct Inputs {
-    /// The key of dropout, and the lists.
+    /// The key of dropout, and the lists ([`Changing::numbers`]).
     numbers: Tensor,
     key: u64,
     pub(super) tensors: Vec<Tensor>,
@@ -153,13 +154,13 @@ impl Inputs {
     pub(super) fn write(&self, changing: &Changing, card: &CudaDevice) -> Result<()> {
         overwrite(card, &self.numbers, &changing.numbers())?;
         for (tensor, place) in changing.tensors.iter().zip(&self.tensors) {
-            // SAFETY: a tensor of this shape and dtype.
+            // SAFETY: `place` has the shape and dtype of `tensor`.
             unsafe { copy_to(tensor, address(place)?)? };
         }
         Ok(())
     }
 
-    /// The places of lists, in their order.
+    /// The places of the lists, in the order of [`Changing::lists`].
     pub(super) fn lists(&self, changing: &Changing) -> Result<Vec<(usize, usize, Tensor)>> {
         let mut from = changing.first_list();
         let place = |(at, count): (usize, usize)| {
@@ -172,14 +173,14 @@ impl Inputs {
 }
 
 impl Round {
-    /// Whether it is the work that was measured, as far as it has come.
+    /// Whether the round has so far taken and used the same tensors as the one that was measured.
     pub(super) fn follows_measured(&self) -> bool {
         self.places.as_ref().is_none_or(|places| self.lives.follows(&places.measured))
     }
 
     pub(super) fn set_aside(&mut self, is_aside: bool) {
         if self.is_aside && !is_aside {
-            // However many launches that took.
+            // All launches between two phases count as one: their number may differ from round to round.
             self.lives.launch();
         }
         self.is_aside = is_aside;

@@ -1,6 +1,6 @@
-//! Rounds of work on a card: measured, recorded, and from then on a launch for each phase.
+//! Rounds on a card: measured, recorded, and from then on one launch for each phase. [`crate::rounds`] defines the words.
 //!
-//! All recordings share one arena: their launches follow each other, and nothing in it outlives a round.
+//! All recordings can share one arena: their launches follow each other on one stream, and nothing in it outlives a round.
 
 use std::fmt::Display;
 use std::mem::take;
@@ -17,19 +17,21 @@ use crate::graphs::{Changing, Turn, records_launches};
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Rounds of one kind that are remembered: those that came last.
+/// The most kinds that are remembered: those whose rounds came last.
 const MOST_KNOWN: usize = 16;
-/// Which round of a kind is measured.
+/// The first round of a kind that is measured, counted from 1. The round before it loads kernels and fills the kept lists.
 const MEASURED: usize = 2;
-/// One is recorded when so many rounds in a row were of kinds that are measured: a recording costs the host about as much as a round.
+/// Rounds in a row that have to be of measured kinds before one is recorded. A recording costs the host about as much as a round, so kinds
+/// that soon change are not worth it.
 const CALM: usize = 2;
 
 /// A recorded round.
 struct Recording {
     graphs: Vec<CudaGraph>,
     inputs: Inputs,
-    /// Tensors that phases leave for what is beside them, and those that they are given.
+    /// Tensors that phases hand to launches between them, in order.
     left: Vec<Tensor>,
+    /// Tensors that launches between phases hand to the next phase, in order.
     entered: Vec<Tensor>,
     _held: Vec<Tensor>,
 }
@@ -42,34 +44,34 @@ struct Known<K, V> {
     recorded: Option<Recorded<V>>,
 }
 
-/// A recorded round, where the memory was that it uses beside its own, and what it leaves.
+/// A recording with the tensors from outside that its launches use, and what its round left for later ones.
 struct Recorded<V> {
     recording: Recording,
     lies: Vec<TensorId>,
     leaves: V,
 }
 
-/// A round that goes on.
+/// The state of the current round.
 #[derive(Default)]
 enum Now {
     #[default]
     Plain,
     Measured(Scope),
     Recorded(Scope, Recording),
-    /// Launches so far, and tensors left and entered.
+    /// How many graphs were launched so far, how many tensors were left, and how many entered.
     Launched([usize; 3]),
 }
 
-/// What a card knows of rounds.
+/// The rounds that a card has seen, and the current one.
 pub(crate) struct OnCard<K, V> {
-    /// Those that came last come first.
+    /// The kind that came last comes first.
     known: Vec<Known<K, V>>,
     arena: Option<[Tensor; KINDS]>,
     now: Now,
     card: Option<CudaDevice>,
-    /// Rounds in a row, until now, whose kinds are measured.
+    /// How many rounds in a row, the current one included, were of measured kinds.
     calm: usize,
-    /// Memory that the round uses beside its own.
+    /// Tensors from outside that the current round uses.
     lies: Vec<TensorId>,
     is_refused: bool,
 }
@@ -98,13 +100,13 @@ impl<K: PartialEq, V> OnCard<K, V> {
         let known = self.known.iter().position(|known| known.of == of).map(|at| self.known.remove(at));
         let mut known = known.unwrap_or(Known { of, runs: 0, measured: None, recorded: None });
         known.runs += 1;
-        // Its launches have other addresses.
+        // The launches of a recording have the addresses of the tensors that were there then.
         known.recorded = known.recorded.filter(|recorded| recorded.lies == lies);
         self.lies = lies;
         self.known.truncate(MOST_KNOWN - 1);
         self.calm = if known.measured.is_some() { self.calm + 1 } else { 0 };
         if self.calm == 0 {
-            // Tensors of a round launch by launch would lie beside the arena.
+            // A round that runs launch by launch takes its own memory. With the arena kept, the card would hold both.
             self.release();
         }
         self.now = match &known {
@@ -183,7 +185,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
                     Err(error) => {
                         self.refuse(&error);
                         work(Turn::Undo)?;
-                        // It is no error of whoever comes next that memory of a graph cannot be given back to a pool.
+                        // Memory of a graph cannot be given back to a pool. That error must not be reported by the next call.
                         let _ = card.cuda_stream().context().check_err();
                         work(Turn::Work)?;
                     }
@@ -245,7 +247,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
                 self.recording().entered[number].clone()
             }
         };
-        // SAFETY: a tensor of this shape and dtype.
+        // SAFETY: `place` has the shape and dtype of `x`.
         unsafe { copy_to(&x, address(&place)?)? };
         Ok(place)
     }
@@ -254,7 +256,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
         matches!(self.now, Now::Recorded(..))
     }
 
-    /// The round is over, and was done to its end where it leaves something.
+    /// Ends the round, which was completed if `leaves` is something.
     pub(crate) fn end(&mut self, leaves: Option<V>) {
         let now = take(&mut self.now);
         let (Some(known), Some(leaves)) = (self.known.first_mut(), leaves) else { return };
@@ -299,7 +301,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
     }
 }
 
-/// Records a phase, without doing it.
+/// Records a phase without running it.
 fn captured<E: Display>(
     card: &CudaDevice,
     scope: Scope,

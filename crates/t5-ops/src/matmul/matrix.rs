@@ -137,7 +137,7 @@ impl<'a> Factor<'a> {
         }
     }
 
-    /// The bytes of its elements, of a matrix of numbers whose rows lie one after the other.
+    /// The bytes of its elements. `None` for codes, and where rows do not follow each other without gaps.
     pub(crate) fn bytes(&self) -> Option<&'a [u8]> {
         let count = self.rows * self.cols;
         if self.col_stride != 1 || self.row_stride != self.cols {

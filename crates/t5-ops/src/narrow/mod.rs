@@ -87,7 +87,7 @@ impl<'a> Narrow<'a> {
         Self { first: self.first + first, count: self.count - first, ..self }
     }
 
-    /// The elements where they are numbers, and not codes.
+    /// The elements, if they are numbers and not codes.
     pub(crate) fn f16(&self) -> Option<&'a [f16]> {
         match self.form {
             Form::F16(data) => Some(&data[self.first..][..self.count]),

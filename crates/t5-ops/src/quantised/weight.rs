@@ -16,8 +16,8 @@ pub enum Weight<'a> {
     Dense(&'a Tensor),
     /// Codes.
     Quantised(&'a Quantised),
-    /// Numbers in a file. The loss and a product with all rows have some of them in memory at a time ([`crate::window_bytes`]); others
-    /// take them as any numbers.
+    /// Numbers in a file. The loss and [`crate::linear`] have some of the rows in memory at a time ([`crate::window_bytes`]). Other
+    /// operations use them as [`Weight::Dense`].
     ByRows(&'a Tensor),
 }
 
@@ -70,7 +70,7 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// [`Weight::with_factor`] for who has rows come to memory that are not there.
+    /// [`Weight::with_factor`] for callers that copy rows of [`Weight::ByRows`] to memory.
     pub(crate) fn with_rows<R>(&self, f: impl FnOnce(Rows) -> Result<R>) -> Result<R> {
         let come = matches!(self, Weight::ByRows(_));
         self.with_factor(|weight| f(Rows::new(weight, come)))

@@ -47,15 +47,15 @@ pub(crate) fn reading_bytes(elements: u64, dtype: DType) -> u64 {
     STORED_SIZES.into_iter().map(bytes).max().unwrap_or(0)
 }
 
-/// What [`are_equal`] holds at most of two tensors of so many elements, whatever they are stored in: pieces as bytes, as values and as
-/// those of `dtype`, and where they differ as bytes and as numbers.
+/// The most bytes that [`are_equal`] holds for two tensors of `elements` elements, for the largest dtype that they may be stored in: pieces
+/// as bytes, as values and as values of `dtype`, and the places where they differ as bytes and as numbers.
 pub(crate) fn comparing_bytes(elements: u64, dtype: DType) -> u64 {
     let width = dtype.size_in_bytes() as u64;
     let bytes = |stored: u64| elements.min(COMPARED_ELEMENTS as u64) * (4 * stored + 2 * width + 5);
     STORED_SIZES.into_iter().map(bytes).max().unwrap_or(0)
 }
 
-/// Whether two tensors that are stored have the same shape and, in `dtype`, the same values. Of both some rows are read at a time.
+/// Whether two stored tensors have the same shape and, in `dtype`, the same values. They are read some rows at a time.
 ///
 /// # Errors
 /// Those of [`Reader::read`].
@@ -227,7 +227,7 @@ impl Reader {
         })
     }
 
-    /// The same of a tensor of this shape and dtype that `rows` gives, from a first row on a number of them.
+    /// [`Reader::equals`] for a tensor of this shape and dtype whose rows come from `rows`: from a first row on, a number of rows.
     fn has_values(
         &self,
         name: &str,

@@ -76,7 +76,7 @@ impl T5 {
         step.run(&events, grads, observer)
     }
 
-    /// Whether steps on a card record the launches of micro-batches that repeat. What was recorded is forgotten where they do not.
+    /// Sets whether steps on a card record the launches of micro-batches that repeat. `false` also releases what was recorded.
     pub fn repeat_micro_batches(&mut self, repeats: bool) {
         self.repeats = repeats;
         if !repeats {
@@ -84,17 +84,17 @@ impl T5 {
         }
     }
 
-    /// Gives back the memory that steps on a card keep so that micro-batches which repeat are few launches. Later steps take it again.
+    /// Gives back the memory of recorded micro-batches. Later steps record them again.
     pub fn release_micro_batches(&self) {
         self.micro_batches.borrow_mut().release();
     }
 
-    /// Bytes of that memory.
+    /// Bytes of the memory of recorded micro-batches, on the card.
     pub fn recorded_bytes(&self) -> u64 {
         self.micro_batches.borrow().bytes()
     }
 
-    /// Gives it back for good, and records nothing any more. False: there was none.
+    /// Gives the memory of recorded micro-batches back, and never records again. Returns false where there was no such memory.
     pub fn stop_repeating(&self) -> bool {
         self.micro_batches.borrow_mut().stop()
     }

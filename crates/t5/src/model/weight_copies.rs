@@ -20,7 +20,7 @@ impl T5 {
         if holds != self.copies.is_empty() {
             return Ok(());
         }
-        // Steps have other launches from here on.
+        // With copies, or without, steps have other launches: no recording is of use.
         self.micro_batches.borrow_mut().forget();
         let copy = |(spec, parameter): (ParameterSpec, &Parameter)| {
             let takes_copy = holds && spec.takes_copy(self.dtype, &self.config);

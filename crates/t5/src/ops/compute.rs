@@ -26,7 +26,7 @@ impl AttentionSettings<'_, Tensor> {
     }
 }
 
-/// As many rows are read from a table in a file one by one, also where its pages may be in memory.
+/// Up to this many rows of a table in a file are read one by one, even where the whole table may be in memory.
 const FEW_ROWS: usize = 256;
 
 impl Ops for Tensor {

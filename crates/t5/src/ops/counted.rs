@@ -68,7 +68,7 @@ impl Counted {
         }
     }
 
-    /// Calls `f`, which goes so many times through this weight, whose rows come from a file. Some of them are in memory meanwhile.
+    /// Calls `f`, which reads this weight from its file by rows, `times` times. Meanwhile a window of rows is in memory.
     fn by_rows(&self, times: u64, f: impl FnOnce()) {
         let (window, sums) = (t5_ops::window_bytes(self.of_weight(), self.dtype), self.sums());
         if !matches!(self.memory.home, Home::Memory) {
@@ -171,7 +171,7 @@ impl Counted {
 }
 
 impl Matrix<'_, Counted> {
-    /// Calls `f`, which uses the weight and goes through its rows so many times.
+    /// Calls `f`, which uses the weight. If it comes by rows, all of them are read `times` times.
     fn while_used(&self, times: u64, f: impl FnOnce()) {
         if self.comes_by_rows {
             return self.tensor.by_rows(times, f);

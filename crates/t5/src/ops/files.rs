@@ -312,7 +312,7 @@ mod tests {
 
     use super::*;
 
-    // The host alone: values come to files from there.
+    // The host alone: files are written from its memory.
     #[test]
     fn a_file_that_was_shortened_is_an_error_and_never_zeros() {
         let directory = tempfile::tempdir().unwrap();

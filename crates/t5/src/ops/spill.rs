@@ -172,7 +172,7 @@ impl Spill<Tensor> for TensorSpill {
 mod tests {
     use super::*;
 
-    // The host alone: it says so.
+    // The host alone: it is about tensors of the CPU.
     #[test]
     fn tensors_of_the_cpu_wait_in_files_whatever_is_said_of_a_device() {
         let directory = tempfile::tempdir().unwrap();

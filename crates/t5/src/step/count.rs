@@ -344,12 +344,12 @@ impl Counter {
         StepCount { parameters, packed, on_host: tallied.on_host.max(head.on_host), ..live }
     }
 
-    /// Bytes that a step on a device holds at its peak above [`Counter::step`] where micro-batches are recorded ([`Levers::repeats`]).
+    /// The bytes by which the peak of a step on a device exceeds [`Counter::step`] where micro-batches are recorded ([`Levers::repeats`]).
     pub fn recorded_beside(&self, batch: Shape, levers: &Levers) -> u64 {
         self.tally(batch, levers).recorded_beside(&self.head(batch, levers))
     }
 
-    /// The head of a micro-batch of a batch of this shape.
+    /// The cost of the head for one micro-batch of a batch of this shape.
     fn head(&self, batch: Shape, levers: &Levers) -> Cost {
         let micro = Shape { samples: levers.micro_batch_samples.clamp(1, batch.samples.max(1)), ..batch };
         self.rehearsal_of(levers).head(micro, levers.loss_chunk_rows)

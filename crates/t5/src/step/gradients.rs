@@ -100,7 +100,7 @@ impl<T: Ops> Gradients<T> {
         self.slots.iter().map(|slot| slot.empty).collect()
     }
 
-    /// Says which accumulators are empty.
+    /// Sets which accumulators are empty, in the model's order.
     pub(crate) fn set_empty(&mut self, empty: &[bool]) {
         self.slots.iter_mut().zip(empty).for_each(|(slot, empty)| slot.empty = *empty);
     }

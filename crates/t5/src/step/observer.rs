@@ -10,7 +10,8 @@ pub type OwnShards = Vec<(usize, Range<usize>)>;
 /// Whoever trains, as a step sees it. `E` is the caller's error. What an observer does not say it leaves as it is: no
 /// interruption, and the update is made.
 pub trait Observer<T, E> {
-    /// Asked before every block of every micro-batch, or before a pass whose launches are one; `true` ends the step.
+    /// Asked before every block of every micro-batch; where micro-batches are recorded, only before each pass and the loss. `true` ends the
+    /// step.
     fn interrupted(&mut self) -> bool {
         false
     }

@@ -61,7 +61,7 @@ impl<T: Ops> Slot<T> {
         }
     }
 
-    /// The same memory of what forward keeps for backward, and nothing else.
+    /// A slot with the tensors that forward keeps for backward, and nothing else. They share their memory.
     fn kept(&self) -> Self {
         let Slot { bias, encoded, saved, .. } = self;
         let (bias, encoded, saved) = (bias.clone(), encoded.clone(), saved.clone());
@@ -97,7 +97,7 @@ pub(crate) struct Step<'a, T: Ops> {
     /// Parameters whose gradients are summed meanwhile.
     on_their_way: HashSet<usize>,
     loss_sum: f64,
-    /// Whoever has micro-batches launched that repeat.
+    /// How micro-batches that repeat are recorded and launched, if they are.
     repeats: Option<&'a dyn Repeats<T>>,
 }
 
@@ -147,7 +147,7 @@ impl<'a, T: Ops> Step<'a, T> {
         })
     }
 
-    /// Has micro-batches launched that repeat. Everything is in memory all along.
+    /// Has micro-batches that repeat recorded and launched. Only for steps that have all tensors in memory.
     pub fn repeating(self, repeats: &'a dyn Repeats<T>) -> Self {
         Step { repeats: Some(repeats), ..self }
     }

@@ -14,7 +14,7 @@ fn the_encoder_agrees_with_candle_transformers() {
         let (directory, golden, _) = case(name);
         let model = T5::load(&directory, DType::F32, &device()).unwrap();
         let config = serde_json::from_value(model.config().to_json()).unwrap();
-        // The host alone: no card here has all operations of candle's.
+        // The host alone: the emulated card does not have all of candle's operations.
         let on_host = |p: &t5::Parameter| (p.name.clone(), p.tensor.to_device(&Device::Cpu).unwrap());
         let weights = model.parameters().iter().map(on_host).collect();
         let weights = VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);

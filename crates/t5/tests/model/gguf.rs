@@ -3,7 +3,7 @@
 //! Its decoder uses the encoder's buckets of relative positions, which are the same for distances below 8: so the first 8 tokens of
 //! an answer are compared.
 //!
-//! The host alone: it is about a file, and the model is candle's.
+//! The host alone: a file is tested, and candle's model reads it there.
 
 use std::path::Path;
 

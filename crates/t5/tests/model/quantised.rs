@@ -22,7 +22,7 @@ fn quantise(source: &Path, precision: Precision, target: &Path) -> Result<t5::Qu
 }
 
 /// A directory with the values that the codes of another stand for, as f32.
-// The host alone: a file is made.
+// The host alone: a file is written.
 fn dequantised(source: &Path, target: &Path) {
     let model = T5::load(source, DType::F32, &Device::Cpu).unwrap();
     let values = |parameter: &t5::Parameter| match parameter.quantisation {
@@ -37,7 +37,7 @@ fn dequantised(source: &Path, target: &Path) {
     std::fs::write(target.join("config.json"), config.to_string()).unwrap();
 }
 
-/// The difference that codes may make: none on the CPU. Products of few rows on a card read the codes themselves, and sum in another order.
+/// The tolerance for codes: 0 on the CPU. On a card products of few rows read the codes themselves, and sum in another order.
 fn of_few_rows(most: f64) -> f64 {
     if device().is_cpu() { 0.0 } else { most }
 }
@@ -115,7 +115,7 @@ fn codes_on_the_device_of_these_tests_have_the_losses_answers_and_gradients_of_t
             }
             (answers, losses, all)
         };
-        // The host alone: it is what a card is compared with.
+        // The host alone: a card is compared with this model.
         let (got, expected) = (of(&device()), of(&Device::Cpu));
         assert_eq!(got.0, expected.0, "{name} {precision:?}");
         for (got, expected) in got.1.iter().zip(&expected.1) {

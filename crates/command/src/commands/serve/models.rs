@@ -14,21 +14,21 @@ use crate::failure::{Failure, Outcome};
 use crate::inference::Asked;
 use crate::model_directory::{self, Adapted};
 
-/// The models that flags name. Nothing of their weights is loaded.
+/// The models that flags name. Their weights are not loaded.
 #[derive(Debug)]
 pub struct Named {
     /// The directory of the base.
     pub directory: PathBuf,
-    /// Its shape.
+    /// The config of the base.
     pub base: t5::Config,
     pub tokenizer: Tokenizer,
     pub activations: DType,
-    /// Each by its name: what was named first, and the adapters.
+    /// The model that was named first, and then the adapters.
     pub served: Vec<Served>,
 }
 
 impl Named {
-    /// Finds them. The first is called `name`, or as its directory is.
+    /// Finds the models. The first is called `name`, or by the name of its directory.
     pub fn find(flags: &ModelsFlags, name: Option<String>) -> Outcome<Self> {
         let named = flags.named.as_ref().or(flags.model.as_ref());
         let named = named.ok_or_else(|| Failure::usage("no model is named"))?;
@@ -50,7 +50,7 @@ impl Named {
         Ok(Self { directory, base, tokenizer, activations, served })
     }
 
-    /// The base and the largest adapter, whose products take memory, too, as they are planned for.
+    /// The job that is planned: the base with the largest adapter, because an adapter's products take memory, too.
     pub fn asked<'a>(&'a self, flags: &'a ModelsFlags, device: Option<&'a Device>) -> Asked<'a> {
         let largest = self.served.iter().max_by_key(|served| served.bytes);
         Asked {

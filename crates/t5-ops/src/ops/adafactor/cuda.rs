@@ -36,7 +36,7 @@ thread_local! {
     static NEXT: RefCell<Option<Place>> = const { RefCell::new(None) };
 }
 
-/// Has this thread keep no list.
+/// Drops the list of sums that this thread keeps.
 pub(crate) fn forget_totals() {
     NEXT.take();
 }

@@ -15,8 +15,8 @@
 //! in order at the end. The second pass goes through the vocabulary tile by tile, and all threads work on one tile: on its
 //! blocks of logits, then on its products. Stretches and tiles depend on sizes only, and so does every sum.
 //!
-//! Of a table that comes by rows ([`crate::by_rows`]) threads have those in memory that they work on: in the first pass each has a block,
-//! in the second all have a tile.
+//! Of a table that comes by rows ([`crate::by_rows`]) only the rows in use are in memory: in the first pass a block for each thread, in the
+//! second one tile for all.
 //!
 //! Shapes: C rows of a chunk, filled up with rows of zeros to whole vectors; S from one entry's logits to the next's;
 //! L stretches; E entries of a tile.
@@ -49,7 +49,7 @@ const TILE_CELLS: usize = 480 << 10;
 /// Blocks of a tile, at least and at most: a product as deep as the least is fast, and at the most what all threads do
 /// together takes long enough to be worth waiting for each other.
 const TILE_BLOCKS: (usize, usize) = (10, 20);
-/// What comes by rows has a tile in memory at a time, and a block for each thread.
+/// `window_bytes` states the bytes of a tile, or of a block for each thread: neither may be larger.
 const _: () = assert!(TILE_BLOCKS.1 * BLOCK <= WINDOW && BLOCK <= OF_THREAD);
 /// Stretches of the vocabulary, at most: a few for each of many threads.
 const STRETCHES: usize = 64;
@@ -148,7 +148,7 @@ fn stride(rows: usize) -> usize {
     if rows.is_multiple_of(1024) { rows + WIDTH } else { rows }
 }
 
-/// Chunks that so many rows are cut into.
+/// The number of chunks that `rows` rows are cut into.
 pub(super) fn chunks(x: DType, rows: usize, chunk_rows: usize, with_gradients: bool) -> usize {
     let logits = if with_gradients { Logits::of(x, chunk_rows) } else { Logits::ComputedAgain };
     rows.div_ceil(Cut::new(logits, rows, 1, chunk_rows).chunk.max(1))
@@ -325,7 +325,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
         }
     }
 
-    /// Computes the logits of entries, which are these rows of W, for `rows` rows.
+    /// Computes the logits of entries for `rows` rows of x. `entries` are their rows of W.
     fn compute(&self, entries: Factor, rows: usize, logits: &mut [f32]) {
         let columns = self.columns.as_ref().expect("packed by the first pass");
         // SAFETY: `logits` lives longer than the product.
@@ -376,7 +376,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
                     }
                 }
             }
-            // Threads that are as fast go on with as many stretches behind this one.
+            // The threads take the next stretches now. The first one after those is read ahead.
             let next = stretch + 1 + threads();
             if next < this.cut.stretches {
                 this.w.read_ahead(this.stretch(next));
@@ -432,7 +432,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
         first..self.vocabulary.min(first + self.cut.tile)
     }
 
-    /// Writes the gradients of a tile of logits, of entries that are these rows of W.
+    /// Writes the gradients of the logits of a tile. `w` are the tile's rows of W.
     fn of_tile(&mut self, rows: &[u32], (tile, w): (Range<usize>, Factor), factors: &[f32], dlogits: &mut [T]) {
         let (lanes, block, scale) = (factors.len(), self.cut.block(), self.gradient_scale);
         let (logits, dlogits) = (Shared::new(&mut self.logits), Shared::new(dlogits));

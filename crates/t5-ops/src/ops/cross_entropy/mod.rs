@@ -113,8 +113,8 @@ pub fn linear_cross_entropy_backward_needs(
     }
 }
 
-/// How often [`linear_cross_entropy`], or [`linear_cross_entropy_backward`] for the gradients, goes through a weight that comes by rows,
-/// for `rows` rows that count of x in this dtype.
+/// How often [`linear_cross_entropy`], or with gradients [`linear_cross_entropy_backward`], reads a weight that comes by rows. `rows` are
+/// the rows that count of an x of this dtype.
 pub fn linear_cross_entropy_passes(x: DType, rows: usize, chunk_rows: usize, with_gradients: bool) -> u64 {
     let of_chunk = 1 + u64::from(with_gradients);
     match Path::on_cpu(x) {

@@ -14,7 +14,7 @@ pub(crate) struct Mask {
     site: u32,
     threshold: u32,
     scale: f32,
-    /// Where the card has the step of launches that are recorded.
+    /// The address on the card from which recorded launches read `step`, or 0.
     step_on_card: u64,
 }
 

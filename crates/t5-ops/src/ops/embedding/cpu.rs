@@ -10,11 +10,11 @@ use crate::parallel::{Shared, for_each_part, for_each_rows};
 use crate::storage::{Element, View, filled, update, with_element};
 use crate::vector::vectorized;
 
-/// Where the elements of a table are taken.
+/// Where the rows of a table are read from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum From {
     Memory,
-    /// A table that lies in one, a row at a time.
+    /// The file that the table lies in, one row at a time.
     File,
 }
 
@@ -62,7 +62,7 @@ fn with_row<S: WithDType>(row: &[S], from: From, f: impl FnOnce(&[S])) {
         if stretch.read_beside(bytes_mut(&mut copy)).is_ok() {
             return f(&copy);
         }
-        // Of a file that has lost its pages, who touches them says which file it is.
+        // A file that cannot be read was shortened. Touching its pages then ends the process with a message that names the file.
     }
     f(row);
 }

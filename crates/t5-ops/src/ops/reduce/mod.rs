@@ -23,7 +23,7 @@ pub(crate) fn square_sum(x: &Tensor) -> Result<f64> {
 /// Sets every element to zero, in place.
 pub fn zero(x: &Tensor) -> Result<()> {
     if x.elem_count() == 0 {
-        // candle takes rows without columns for rows that lie over each other, and launches a kernel on a card even for no elements.
+        // candle takes rows without columns for rows that overlap. On a card it launches a kernel even for no elements.
         return Ok(());
     }
     match Path::of(&[x]).provided(x.is_contiguous()) {
@@ -34,7 +34,7 @@ pub fn zero(x: &Tensor) -> Result<()> {
     }
 }
 
-/// A tensor of zeros.
+/// A tensor of zeros, whose memory and launch on a card can be recorded ([`crate::Rounds`]).
 ///
 /// # Errors
 /// No memory.

@@ -104,7 +104,7 @@ impl Entries<'_> {
     }
 
     pub(super) fn check_refused(&self) -> Result<()> {
-        // They all mean the same: no layer of T5 has a bias.
+        // All three mean the same, because no linear layer of T5 has a bias.
         if let Some(value) = self.get("bias")
             && !["none", "all", "lora_only"].iter().any(|known| value == known)
         {

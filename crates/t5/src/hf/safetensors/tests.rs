@@ -66,7 +66,7 @@ fn bytes_are_deterministic_and_wider_dtypes_come_first() {
     assert!(!reader.equals("narrow", &narrow.affine(2.0, 0.0).unwrap()).unwrap());
 }
 
-// The host alone: two files are compared.
+// The host alone: stored tensors are compared there.
 #[test]
 fn stored_tensors_are_equal_that_have_the_same_values_in_the_dtype_that_they_are_read_in() {
     let directory = tempfile::tempdir().unwrap();

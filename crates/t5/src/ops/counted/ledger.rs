@@ -31,8 +31,9 @@ impl std::ops::Sub for Work {
 pub(super) struct Sums {
     pub(super) live: Cell<u64>,
     pub(super) peak: Cell<u64>,
-    /// Weights in files that are here and counted elsewhere, and the most that was alive with them.
+    /// Bytes of weights in files that are in memory and not in `live`: their memory is counted elsewhere.
     pub(super) weights: Cell<u64>,
+    /// The most that `live` and `weights` were together.
     pub(super) peak_with_weights: Cell<u64>,
     /// Of `live`, memory of tensors that are gone, where it is held.
     pub(super) held: Cell<Option<u64>>,
@@ -71,13 +72,13 @@ impl Sums {
         self.peak_with_weights.set(self.peak_with_weights.get().max(now + self.weights.get()));
     }
 
-    /// So many bytes of weights that are counted elsewhere come to memory.
+    /// Notes that `bytes` of weights that are counted elsewhere come to memory.
     pub(super) fn come(&self, bytes: u64) {
         self.weights.set(self.weights.get() + bytes);
         self.momentary(0);
     }
 
-    /// And leave it.
+    /// Notes that they leave memory.
     pub(super) fn leave(&self, bytes: u64) {
         self.weights.set(self.weights.get() - bytes);
     }
@@ -130,7 +131,7 @@ impl Ledger {
         self.sums.peak.get()
     }
 
-    /// The same with weights in files that were there.
+    /// The peak, with weights in files that were in memory.
     pub fn peak_with_weights(&self) -> u64 {
         self.sums.peak_with_weights.get()
     }

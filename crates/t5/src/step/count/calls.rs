@@ -60,17 +60,17 @@ impl Counter {
     }
 }
 
-/// Counts the requests of micro-batches that are recorded: those of each phase are one graph.
+/// Counts the requests of recorded micro-batches: each phase is one graph.
 #[derive(Debug)]
 struct Recorded<'a> {
     ledger: &'a Ledger,
-    /// Requests within graphs.
+    /// Requests inside graphs, which are not made one by one.
     inside: Cell<Calls>,
     graphs: Cell<u64>,
 }
 
 impl Recorded<'_> {
-    /// What takes their place: of each micro-batch two graphs, and an upload of its numbers.
+    /// The requests in their place: for each micro-batch two graphs, and one upload of its numbers.
     fn beside(&self) -> Calls {
         let graphs = self.graphs.get();
         Calls { graphs, uploads: graphs / 2, ..Calls::default() }

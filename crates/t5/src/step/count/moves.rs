@@ -43,14 +43,14 @@ pub struct WeightsRead {
     pub trained: u64,
     /// Of the others, however many micro-batches there are.
     pub frozen: u64,
-    /// Of others, where they come one by one, what each micro-batch reads again, of however many samples.
+    /// Of others that come one by one, what each micro-batch reads again. It does not depend on the micro-batch's samples.
     pub by_micro_batch: u64,
-    /// Of a table that comes by rows, what a micro-batch of these levers reads: all of it twice for each chunk of the loss.
+    /// Of a table that comes by rows, what each micro-batch reads: twice the table for each chunk of the loss.
     pub of_table: u64,
 }
 
 impl WeightsRead {
-    /// In so many micro-batches.
+    /// Bytes that a step of `count` micro-batches reads.
     pub fn in_micro_batches(&self, count: usize) -> u64 {
         self.trained + self.frozen + (self.by_micro_batch + self.of_table) * count as u64
     }
@@ -80,13 +80,13 @@ impl Counter {
         read
     }
 
-    /// [`WeightsRead::of_table`].
+    /// [`WeightsRead::of_table`] without the rest, in bytes.
     pub fn table_read(&self, batch: Shape, levers: &Levers) -> u64 {
         let is_by_rows = levers.has_weights_by_matrix() && self.weights_on_disk(levers).comes_apart(self.head_part());
         if is_by_rows { self.head(batch, levers).paged_in } else { 0 }
     }
 
-    /// The part that the head's table is of.
+    /// The part that the head's table belongs to.
     pub(super) fn head_part(&self) -> Part {
         if self.config.tie_word_embeddings { Part::Shared } else { Part::LmHead }
     }

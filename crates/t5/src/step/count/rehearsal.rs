@@ -25,7 +25,7 @@ use crate::step::schedule::{Backward, Event, ToEmbedding, Unit};
 pub(super) struct Cost {
     /// The most that was alive beyond what was alive before, in bytes.
     pub extra: u64,
-    /// Of weights in files that come one by one, or by rows, what is in memory then: bytes by which they add to the most.
+    /// The bytes by which that grows where weights in files come one by one, or by rows.
     pub weights: u64,
     /// Bytes alive after it beyond those before it; less than 0 where it frees.
     pub after: i64,
@@ -336,7 +336,7 @@ impl Rehearsal {
     }
 }
 
-/// The parameters of a model, counted elsewhere. Blocks and tables say what they would read.
+/// The parameters of a model, whose memory is counted elsewhere. Those of blocks and tables count what would be read from a file.
 fn parameters(specs: &[ParameterSpec], dtype: DType, ledger: &Ledger) -> Vec<Parameter<Counted>> {
     let parameter = |spec: &ParameterSpec| {
         let (shape, dtype) = (spec.tensor_shape(), spec.dtype(dtype));

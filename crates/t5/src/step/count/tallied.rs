@@ -1,21 +1,22 @@
-//! What a tally of a step found, and the peak that follows from it and the head.
+//! The result of a tally of a step, and the peak that follows from it and the cost of the head. All sizes are in bytes.
 
 use super::StepCount;
 use super::live::Live;
 use super::rehearsal::Cost;
 use crate::ops::Kept;
 
-/// What a tally found, but for the chunk of logits.
+/// The result of a tally. The chunk of logits is not in it: the cost of the head adds it.
 #[derive(Clone, Debug)]
 pub(super) struct Tallied {
     /// The moment of the peak, the loss apart.
     pub(super) peak: Live,
-    /// The same of passes alone, and what is held at the most beside gradients while those are handed over.
+    /// The moment of the peak of forward and backward alone. Only for micro-batch-major steps, as is `handed_over`.
     pub(super) passes: Live,
+    /// The most that is held beside gradients while they are handed over.
     pub(super) handed_over: u64,
     /// The moment of the loss.
     pub(super) head: Live,
-    /// Whether the head's weight comes by rows.
+    /// Whether the head's weight comes from its file by rows.
     pub head_comes_apart: bool,
     /// Alive between forward and backward.
     pub saved: u64,
@@ -31,17 +32,17 @@ pub(super) struct Tallied {
 }
 
 impl Tallied {
-    /// Bytes that a step, micro-batch-major, holds at its peak above [`Tallied::peak_with`] where recorded passes have memory of their own
-    /// all along: beside them lie the gradient of the output and the loss, or what is handed over.
+    /// The bytes by which the peak of a micro-batch-major step grows above [`Tallied::peak_with`] where its passes are recorded. Their
+    /// arena is held during the head and the update, too.
     pub fn recorded_beside(&self, head: &Cost) -> u64 {
-        // Tensors of f32 and of bf16 lie in arenas of their own, and between those that live at one time there are gaps: measured on
-        // small models.
+        // A quarter more: f32 and bf16 have separate parts of the arena, and tensors that live at one time have gaps between them. The
+        // share was measured on small models.
         let passes = self.passes.total() + self.passes.total() / 4;
         let recorded = passes + head.extra.max(self.handed_over);
         recorded.saturating_sub(self.peak_with(head).total())
     }
 
-    /// The moment of the peak, where the head costs so much.
+    /// The moment of the peak with this cost of the head.
     pub fn peak_with(&self, head: &Cost) -> Peak {
         let head = at_head(self.head, self.head_comes_apart, head);
         let live = if head.total() > self.peak.total() { head } else { self.peak };
@@ -49,7 +50,7 @@ impl Tallied {
     }
 }
 
-/// The moment of the loss, where the head costs so much, with its weight in memory or some rows of it.
+/// The moment of the loss with this cost of the head. Its weight is in memory, or some rows of it.
 pub(super) fn at_head(head: Live, comes_apart: bool, cost: &Cost) -> Live {
     let weights = if comes_apart { cost.weights } else { head.weights };
     Live { loss: cost.loss, workspace: head.workspace + cost.extra - cost.loss, weights, ..head }
@@ -68,8 +69,8 @@ impl Peak {
         self.live.total()
     }
 
-    /// As rows. Micro-batch-major they say what is alive between forward and backward, what the loss takes, and what the peak
-    /// has beyond these.
+    /// The rows of the bill. Those of a micro-batch-major step are the bytes alive between forward and backward, the loss, and the rest of
+    /// the peak.
     pub fn rows(&self, is_micro_batch_major: bool) -> StepCount {
         let Live { activations, gradients, loss, workspace, .. } = self.live;
         let row = StepCount { activations, gradients, loss, workspace, ..StepCount::default() };

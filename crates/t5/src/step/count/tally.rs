@@ -52,7 +52,7 @@ pub(super) struct Tally<'a> {
     /// Gradients of first activations that wait in memory, and parts whose gradients wait in a file.
     entering: u64,
     waiting: Vec<Part>,
-    /// Whether the weights of the part that is worked on come one by one, or by rows: scenes say which are in memory.
+    /// Whether the weights of the current part come one by one, or by rows. The cost of each scene then has the bytes that are in memory.
     come_apart: bool,
     head_comes_apart: bool,
     /// Weights of the next part, on their way from other processes or to a device.
@@ -539,7 +539,7 @@ impl<'a> Tally<'a> {
         self.live.weights = 0;
     }
 
-    /// The largest weight of these parts that is in memory while it is changed.
+    /// The bytes of the largest weight of the parts that are trained: it is in memory while it is changed.
     fn largest_changed(&self, parts: impl Iterator<Item = Part>) -> u64 {
         let is_changed = |part: &Part| self.weights.written_of(*part, &self.counter.trained) > 0;
         self.weights.largest_of(parts.filter(is_changed))

@@ -410,7 +410,7 @@ fn weights_of_a_base_that_come_one_by_one_are_read_for_each_micro_batch_and_hold
                 let Rehearsed { peak, paged_in, .. } =
                     rehearse_among(&config, precisions, 0.1, of_step, shape, &matrix);
                 let read = counter.weights_read(shape, &matrix);
-                // The table comes by rows.
+                // The table comes by rows too, so nothing is read independently of micro-batches.
                 assert_eq!((read.trained, read.frozen), (0, 0));
                 assert_eq!(read.in_micro_batches(4 / micro_batch_samples), paged_in, "{matrix:?}");
                 let count = counter.step(shape, &matrix);
@@ -470,7 +470,7 @@ fn a_pass_takes_about_three_multiply_adds_a_token_for_each_weight_it_goes_throug
     let decoder = Counter::new(&config, precisions, 0.1, &|spec| spec.part.is_decoder()).unwrap().arithmetic(shape);
     let of = |blocks: &[BlockArithmetic]| blocks.iter().map(|block| block.backward).sum::<f64>();
     assert!((all.training - of(&all.blocks) + of(&decoder.blocks) - decoder.training).abs() < 1.0);
-    // No gradient goes to the source. The first norm is trained, and needs that of the first products.
+    // A frozen encoder needs no gradient of the source. The trained norm of the first block still needs that of its products' input.
     let to_source = of(&all.blocks[6..]) - of(&decoder.blocks);
     assert!((to_source - 6.0 * 2.0 * 32.0 * 512.0 * 512.0).abs() < 1.0, "{to_source}");
 }
@@ -486,17 +486,17 @@ fn below_the_lowest_adapter_backward_computes_nothing() {
         let counter = Counter::new(&config, precisions, 0.1, &|spec| spec.is_of_adapter()).unwrap();
         counter.arithmetic(shape).blocks.iter().map(|block| block.backward).collect()
     };
-    // No gradient of the first block's input: that of q, k and v by the weight and by A.
+    // The first block needs no gradient of its input, which q, k and v each compute by their weight and by A.
     let all = backward(&[]);
     let input = 32.0 * 512.0 * (512.0 + 16.0);
     for first in [0, 3] {
         assert!((all[first + 1] - all[first] - 3.0 * input).abs() < 1.0, "{all:?}");
     }
-    // Nothing of the encoder, and no self attention below the lowest adapter.
+    // Backward computes nothing of the encoder, and no self-attention below the lowest adapter.
     let of_decoder = backward(&["EncDecAttention.q"]);
     assert_eq!(of_decoder.len(), 2);
     assert!(of_decoder[1] - of_decoder[0] > 4.0 * 32.0 * 512.0 * 512.0, "{of_decoder:?}");
-    // Neither scores nor their products below an adapter of the output projection.
+    // Below an adapter of the output projection alone, backward computes no gradients of scores and of the products before them.
     let [output, query] = ["SelfAttention.o", "SelfAttention.q"].map(|name| backward(&[name]));
     assert!(query[0] - output[0] > 32.0 * 512.0 * 512.0, "{output:?} {query:?}");
 }

@@ -1,6 +1,7 @@
-//! Micro-batches that repeat, on a card: the launches of forward become one, and those of backward.
+//! Micro-batches that repeat on a card: the launches of forward become one, and so do those of backward.
 //!
-//! The head lies between them. It computes rows that have a label, and there are others each time, and its loss is read.
+//! A micro-batch is a *round* of two *phases*, forward and backward: [`t5_ops::Rounds`] has these words. The head runs between them and is
+//! not recorded: the rows that have a label differ each time, and its loss is read.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -18,13 +19,13 @@ use crate::step::gradients::Gradients;
 use crate::step::observer::Observer;
 use crate::step::schedule::Event;
 
-/// Which micro-batches are alike: they have the same launches.
+/// A kind of micro-batch. Micro-batches of one kind have the same launches.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Kind {
-    /// Samples, and the longest source and target among them.
+    /// The number of samples, and the tokens of the longest source and of the longest target.
     sizes: [usize; 3],
     activations: DType,
-    /// Probabilities, by their bits.
+    /// Probabilities of dropout in the model and in adapters, as their bits.
     dropouts: [u64; 2],
     recompute_blocks: usize,
     events: usize,
@@ -32,10 +33,10 @@ pub(crate) struct Kind {
     gradients: Vec<[bool; 2]>,
 }
 
-/// Recorded micro-batches. What they leave beside tensors: which gradients are empty.
+/// Recorded micro-batches. On the host, a recorded one leaves which gradients are empty after it.
 pub(crate) type MicroBatches = RefCell<Rounds<Kind, Vec<bool>>>;
 
-/// A micro-batch that goes forward and backward.
+/// A micro-batch on its way forward and backward, with all that its kind depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Round<'r, T> {
     batch: &'r MicroBatch<T>,
@@ -45,9 +46,9 @@ pub(crate) struct Round<'r, T> {
     events: usize,
 }
 
-/// Whoever has launches repeated: a card. See [`t5_ops::Rounds`].
+/// Launches that repeat: those of a card, or counted ones. The methods are those of [`t5_ops::Rounds`].
 pub(crate) trait Repeats<T>: Debug {
-    /// False: this one is nothing but done.
+    /// Returns false where the micro-batch runs event by event, without phases.
     fn begin(&self, round: &Round<T>) -> Result<bool>;
     fn phase(&self, work: &mut dyn FnMut(Turn) -> Result<()>) -> Result<bool>;
     fn aside(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()>;
@@ -119,11 +120,11 @@ impl Repeats<Tensor> for MicroBatches {
 pub(super) struct Span {
     micro_batch: usize,
     head: usize,
-    /// How many there are.
+    /// The number of events.
     pub(super) events: usize,
 }
 
-/// The micro-batch with which these events begin, where it is alone and nothing else comes between its events.
+/// The span of the micro-batch with which these events begin, if no other event comes between its own.
 pub(super) fn span(events: &[Event]) -> Option<Span> {
     let Some(Event::Embed { decoder: false, of }) = events.first() else { return None };
     let goes_up = |event: &Event| match event {
@@ -144,7 +145,7 @@ pub(super) fn span(events: &[Event]) -> Option<Span> {
 }
 
 impl<T: Ops> Step<'_, T> {
-    /// Carries out the events of a micro-batch, or has them launched.
+    /// Carries out the events of a micro-batch in phases, or event by event. Returns false where the observer has interrupted it.
     pub(super) fn go_round<E: From<Error>>(
         &mut self,
         repeats: &dyn Repeats<T>,
@@ -186,7 +187,7 @@ impl<T: Ops> Step<'_, T> {
         if observer.interrupted() {
             return Ok(false);
         }
-        // As it is now, where backward may have to be done once more: elsewhere it would hold what backward lets go of.
+        // Backward may have to run twice only while it is recorded. Otherwise this copy would hold tensors that backward drops.
         let before = repeats.is_recorded_now().then(|| (self.slots[i].kept(), gradients.are_empty()));
         self.slots[i].dz = dz.clone();
         let was_done = repeats.phase(&mut |turn| {
@@ -204,7 +205,7 @@ impl<T: Ops> Step<'_, T> {
         Ok(true)
     }
 
-    /// Carries out events that do nothing but compute.
+    /// Carries out events of forward or backward. They only compute, and do not ask the observer.
     fn compute(&mut self, events: &[Event], gradients: &mut Gradients<T>) -> Result<()> {
         for event in events {
             match event {
