@@ -22,6 +22,11 @@ const LONG: [&str; 12] = [
     "memory.loss_chunk_rows=2",
 ];
 
+/// All samples are cut to the same lengths, so that micro-batches are of one kind.
+const WHOLE: [&str; 4] = ["--set", "data.max_source_tokens=4", "--set", "data.max_target_tokens=2"];
+
+const BF16: [&str; 4] = ["--precision", "bf16", "--set", "train.master_weights=stochastic-rounding"];
+
 /// A run, its losses and norms, the bytes of its model's file, and the counts of the card.
 fn trained(scene: &Scene, variables: &[(&str, &str)], run: &str, way: &[&str]) -> (Ran, Vec<Vec<f64>>, Vec<u8>, Value) {
     let file = format!("{run}.json");
@@ -40,7 +45,6 @@ fn steps_of_few_launches_have_the_bits_of_steps_launched_kernel_by_kernel() {
     let halves = ["--set", "memory.micro_batch_samples=2"];
     let relu = "model.overrides={num_layers=2, num_decoder_layers=1, d_model=64, d_ff=96, feed_forward_proj=\"relu\"}";
     let adapter = ["--lora", "--set", "model.init_from=base/model", "--set", "lora.dropout=0.1"];
-    let bf16 = ["--precision", "bf16", "--set", "train.master_weights=stochastic-rounding"];
     let casts = ["--precision", "bf16", "--set", "memory.weight_copies=none", "--set", "memory.recompute_blocks=1"];
     let ways: [(&str, &[&str]); 7] = [
         ("f32", &[]),
@@ -48,13 +52,11 @@ fn steps_of_few_launches_have_the_bits_of_steps_launched_kernel_by_kernel() {
         ("without-dropout", &["--set", "train.dropout=0"]),
         ("relu", &["--set", relu, "--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3"]),
         ("adapter", &adapter),
-        ("bf16", &[&bf16[..], &halves].concat()),
+        ("bf16", &[&BF16[..], &halves].concat()),
         ("casts", &casts),
     ];
-    // All samples are cut to the same lengths, so that micro-batches are of one kind.
-    let whole = ["--set", "data.max_source_tokens=4", "--set", "data.max_target_tokens=2"];
     for (name, way) in ways {
-        let way = [&whole[..], way].concat();
+        let way = [&WHOLE[..], way].concat();
         let run =
             |place: &str, variables: &[(&str, &str)]| trained(&scene, variables, &format!("{name}-{place}"), &way);
         let (graphs, numbers, model, counts) = run("graphs", &[]);
@@ -94,7 +96,8 @@ fn steps_of_uneven_rows_that_resume_have_the_same_bits() {
     // Saved in its sixth step, and then killed. Graphs existed by then; the resumed run has to record its own.
     let saves = ["--set", "checkpoint.every_steps=6", "--output", "part"];
     let part = [&LONG[..], &way, &saves].concat();
-    let mut running = scene.start(&arguments(&[&["--device", "cuda"], &part[..]].concat()));
+    let all = arguments(&[&["--device", "cuda"], &part[..]].concat());
+    let mut running = scene.start_under("env LOW_MEM_T5_GRAPHS=all", &all);
     assert!(running.wait_for("step 7/9"), "it was killed too late");
     running.signal("KILL");
     running.end();
@@ -105,12 +108,10 @@ fn steps_of_uneven_rows_that_resume_have_the_same_bits() {
 #[test]
 fn a_recorded_step_asks_the_card_for_what_its_plan_says() {
     let scene = Scene::new();
-    let whole = ["--set", "data.max_source_tokens=4", "--set", "data.max_target_tokens=2"];
-    let bf16 = ["--precision", "bf16", "--set", "train.master_weights=stochastic-rounding"];
-    for (name, way) in [("one", &[][..]), ("two", &["--set", "memory.micro_batch_samples=2"]), ("bf16", &bf16)] {
+    for (name, way) in [("one", &[][..]), ("two", &["--set", "memory.micro_batch_samples=2"]), ("bf16", &BF16)] {
         let counts = |steps: &str| {
             let run = format!("{name}-{steps}");
-            let way = [&whole[..], way, &["--max-steps", steps]].concat();
+            let way = [&WHOLE[..], way, &["--max-steps", steps]].concat();
             (trained(&scene, &[], &run, &way).3, scene.events(&run, "plan")[0]["device_step"].clone())
         };
         let ((eight, predicted), (nine, _)) = (counts("8"), counts("9"));

@@ -165,11 +165,15 @@ impl Scene {
     /// Runs the command to its end below another one, such as `mpirun -n 2`.
     #[cfg_attr(feature = "mpi", allow(dead_code, reason = "a build with MPI has other tests of launchers"))]
     pub fn run_under<S: AsRef<str>>(&self, launcher: &str, arguments: &[S]) -> Ran {
+        to_the_end(self.under(launcher, arguments))
+    }
+
+    fn under<S: AsRef<str>>(&self, launcher: &str, arguments: &[S]) -> Command {
         let (command, mut words) = (self.command(arguments), launcher.split(' '));
         let mut launched = Command::new(words.next().expect("a launcher"));
         launched.args(words).arg(command.get_program()).args(command.get_args());
         launched.current_dir(self.directory.path()).envs(BUILT_IN_PRICES);
-        to_the_end(launched)
+        launched
     }
 
     /// Runs a line as typed into a shell.
@@ -182,10 +186,13 @@ impl Scene {
 
     /// Starts the command and returns while it runs.
     pub fn start<S: AsRef<str>>(&self, arguments: &[S]) -> Running {
-        let mut child =
-            self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
-        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
-        Running { child, lines }
+        started(self.command(arguments))
+    }
+
+    /// The same below another command, such as `env NAME=value`.
+    #[allow(dead_code, reason = "only tests on a card start the command so")]
+    pub fn start_under<S: AsRef<str>>(&self, launcher: &str, arguments: &[S]) -> Running {
+        started(self.under(launcher, arguments))
     }
 
     /// The events of a run's `metrics.jsonl` with this name.
@@ -197,6 +204,12 @@ impl Scene {
             .map(|line| serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {line}")));
         lines.filter(|line| line["event"] == event).collect()
     }
+}
+
+fn started(mut command: Command) -> Running {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+    Running { child, lines }
 }
 
 /// Runs a command to its end. One that hangs is named, where the test runner would wait for ever.

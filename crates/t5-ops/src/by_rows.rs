@@ -79,7 +79,7 @@ impl<'a> Rows<'a> {
     where
         'a: 'r,
     {
-        self.filled(rows, room, &|from, to| from.read_beside(to).is_ok())
+        self.filled(rows, room, &by_this_thread)
     }
 
     /// [`Rows::here`], with all threads filling the room.
@@ -154,6 +154,16 @@ type Read<'a> = &'a dyn Fn(&Stretch, &mut [u8]) -> bool;
 fn copy<'r, T: WithDType>(from: &[T], to: &'r mut [T], read: Read) -> Option<&'r [T]> {
     let stretch = Stretch::of(bytes(&from[..to.len()]))?;
     read(&stretch, bytes_mut(to)).then_some(to)
+}
+
+/// A copy of elements in a file, read into `to` by this thread. `None` where that fails: whoever then touches the file's pages says which
+/// file has lost them.
+pub(crate) fn copied<'r, T: WithDType>(from: &[T], to: &'r mut [T]) -> Option<&'r [T]> {
+    copy(from, to, &by_this_thread)
+}
+
+fn by_this_thread(from: &Stretch, to: &mut [u8]) -> bool {
+    from.read_beside(to).is_ok()
 }
 
 /// Reads a stretch on all threads.

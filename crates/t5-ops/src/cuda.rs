@@ -108,14 +108,15 @@ pub(crate) fn suffix(dtype: DType) -> &'static str {
     if dtype == DType::BF16 { "bf16" } else { "f32" }
 }
 
-/// Whether two contiguous tensors have bytes in common.
+/// Whether some byte lies between the first and the last of both tensors.
 pub(crate) fn overlap(a: &Tensor, b: &Tensor) -> Result<bool> {
-    let bytes = |t: &Tensor| {
-        let from = address(t)?;
-        Ok::<_, candle_core::Error>(from..from + (t.elem_count() * t.dtype().size_in_bytes()) as u64)
-    };
-    let (a, b) = (bytes(a)?, bytes(b)?);
+    let (a, b) = (extent(a)?, extent(b)?);
     Ok(a.start < b.end && b.start < a.end)
+}
+
+/// Bytes of a tensor's elements.
+pub(crate) fn byte_count(t: &Tensor) -> usize {
+    t.elem_count() * t.dtype().size_in_bytes()
 }
 
 /// Where the elements of a contiguous tensor begin.
@@ -128,10 +129,8 @@ pub(crate) fn address(t: &Tensor) -> Result<u64> {
 
 /// Refuses to change a tensor in place that shares memory with an operand. On the CPU the lock of its storage shows that.
 pub(crate) fn check_apart<'a>(op: &str, to: &Tensor, operands: impl IntoIterator<Item = &'a Tensor>) -> Result<()> {
-    let changed = extent(to)?;
     for operand in operands {
-        let read = extent(operand)?;
-        if changed.start < read.end && read.start < changed.end {
+        if overlap(to, operand)? {
             bail!("{op}: the tensor to be changed in place shares its memory with an operand")
         }
     }
@@ -244,7 +243,7 @@ pub(crate) fn cast(t: &Tensor, dtype: DType) -> Result<Tensor> {
 /// # Safety
 /// There is memory for them.
 pub(crate) unsafe fn copy_to(from: &Tensor, to: u64) -> Result<()> {
-    let bytes = from.elem_count() * from.dtype().size_in_bytes();
+    let bytes = byte_count(from);
     let stream = card(from.device())?.cuda_stream();
     let from = address(from)?;
     // SAFETY: the tensor has these bytes; the caller's.

@@ -70,7 +70,7 @@ fn same_bits(vocabulary: usize, dtypes: [DType; 2]) -> Result<()> {
     Ok(())
 }
 
-// One test: what is held is counted for the whole process.
+// One test, because bytes in memory are counted for the whole process.
 #[test]
 fn a_table_by_rows_gives_the_bits_of_one_in_memory_and_never_lies_there_whole() -> Result<()> {
     gives_the_bits_of_one_in_memory()?;

@@ -66,6 +66,11 @@ pub struct Parameter<T = Tensor> {
 }
 
 impl Part {
+    /// The part that the head's table belongs to: that of the embedding where they are one.
+    pub(crate) fn of_head(config: &Config) -> Part {
+        if config.tie_word_embeddings { Part::Shared } else { Part::LmHead }
+    }
+
     /// A number of its own, without gaps where both stacks have as many blocks.
     pub(crate) fn index(self) -> usize {
         match self {
@@ -311,7 +316,7 @@ pub(crate) struct Weight<T> {
     /// Its values in the dtype of products, where they are held in that one, too.
     pub copy: Option<T>,
     pub quantisation: Option<Quantisation>,
-    /// How it comes to memory, if it lies in a file.
+    /// The way it is brought to memory, if it lies in a file.
     pub comes: Comes,
 }
 
@@ -331,10 +336,9 @@ impl Comes {
     /// products sums over the vocabulary.
     pub fn apart(part: Part, config: &Config) -> Comes {
         let has_adapter = || config.lora.as_ref().is_some_and(|lora| lora.of("lm_head").is_some());
-        let is_head = part == Part::LmHead || part == Part::Shared && config.tie_word_embeddings;
         match part {
             _ if part.is_block() => Comes::Alone,
-            _ if part.is_table() && !(is_head && has_adapter()) => Comes::ByRows,
+            _ if part.is_table() && !(part == Part::of_head(config) && has_adapter()) => Comes::ByRows,
             _ => Comes::Together,
         }
     }

@@ -15,6 +15,12 @@ fn card() -> Device {
     t5_ops::open_card(0).expect("a card, or the emulated one")
 }
 
+/// A small model with two blocks in its encoder.
+fn config(vocab_size: usize, num_decoder_layers: usize) -> Config {
+    let sizes = Config { d_model: 64, d_ff: 128, d_kv: 16, num_heads: 4, num_layers: 2, ..Config::default() };
+    Config { vocab_size, num_decoder_layers, ..sizes }
+}
+
 /// Bytes of tensors at the peak of `work`, above those that exist before it.
 fn peak(card: &Device, mut work: impl FnMut()) -> u64 {
     let tensors = || t5_ops::device_bytes(card).expect("a card counts");
@@ -38,16 +44,7 @@ fn assert_close(counted: u64, predicted: u64, what: &str) {
 fn answers_hold_at_their_peak_what_was_predicted() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let card = card();
-    let config = Config {
-        vocab_size: 700,
-        d_model: 64,
-        d_ff: 128,
-        d_kv: 16,
-        num_heads: 4,
-        num_layers: 2,
-        num_decoder_layers: 3,
-        ..Config::default()
-    };
+    let config = config(700, 3);
     let beams = Search::Beams(Beams { count: 3, ..Beams::default() });
     for (search, dtype, samples) in
         [(Search::Greedy, DType::F32, 20), (beams, DType::F32, 6), (Search::Greedy, DType::BF16, 18)]
@@ -67,16 +64,7 @@ fn answers_hold_at_their_peak_what_was_predicted() {
 fn a_pass_holds_at_its_peak_what_was_predicted() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let card = card();
-    let config = Config {
-        vocab_size: 900,
-        d_model: 64,
-        d_ff: 128,
-        d_kv: 16,
-        num_heads: 4,
-        num_layers: 2,
-        num_decoder_layers: 2,
-        ..Config::default()
-    };
+    let config = config(900, 2);
     let model = T5::init(&config, 1, DType::F32, &card).unwrap();
     for activations in [DType::F32, DType::BF16] {
         let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };

@@ -10,8 +10,8 @@ use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, DriverError, sys};
 use candle_core::{CudaDevice, DType, Device, Error, Shape, Tensor, TensorId, bail};
 
-use super::lives::{ALIGNMENT, DTYPES, KINDS, Lives, Sizes, kind_of};
-use super::round::Round;
+use super::lives::{ALIGNMENT, KINDS, Lives, Sizes, kind_of};
+use super::round::{Round, parts_of_arena};
 use super::{address, overwrite};
 use crate::device::is_out_of_device_memory;
 use crate::graphs::records_launches;
@@ -300,10 +300,8 @@ impl Recording {
         numbers: &Tensor,
         work: &dyn Fn(&Tensor) -> Result<Tensor, E>,
     ) -> Result<Self> {
-        let device = Device::Cuda(card.clone());
-        // SAFETY: on a card no Rust code reads it, and every pattern of bytes is a number.
-        let arena = |kind: usize| unsafe { Tensor::empty(sizes[kind].max(1), DTYPES[kind], &device) };
-        let scope = Scope { arena: Some([arena(0)?, arena(1)?]), ..Scope::default() };
+        let arena = parts_of_arena(sizes, &Device::Cuda(card.clone()))?;
+        let scope = Scope { arena: Some(arena), ..Scope::default() };
         let of_card = || work(numbers).map_err(|error| Error::Msg(error.to_string()));
         let (result, graph, scope) = capture(card, scope, of_card)?;
         Ok(Self { graph, result, _arena: scope.arena, _held: scope.held })

@@ -3,7 +3,7 @@
 use candle_core::{CudaDevice, Device, Error, Tensor};
 
 use super::lives::{DTYPES, KINDS, Lives, Sizes};
-use super::{address, copy_to, overwrite};
+use super::{address, copy_to, overwrite, unwritten};
 use crate::graphs::Changing;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
@@ -14,14 +14,18 @@ pub(super) struct Arena {
     addresses: [u64; KINDS],
 }
 
+/// Memory for the elements of each kind.
+pub(super) fn parts_of_arena(sizes: Sizes, device: &Device) -> Result<[Tensor; KINDS]> {
+    let part = |kind: usize| unwritten(sizes[kind].max(1), DTYPES[kind], device);
+    Ok([part(0)?, part(1)?])
+}
+
 impl Arena {
     pub(super) fn new(sizes: Sizes, card: &CudaDevice) -> Result<Self> {
         let device = Device::Cuda(card.clone());
         // The pool may hold this much in pieces that are too small. The driver can give it back as one.
         crate::device::trim(card)?;
-        // SAFETY: on a card no Rust code reads it, and every pattern of bytes is a number.
-        let part = |kind: usize| unsafe { Tensor::empty(sizes[kind].max(1), DTYPES[kind], &device) };
-        Self::of([part(0)?, part(1)?])
+        Self::of(parts_of_arena(sizes, &device)?)
     }
 
     pub(super) fn of(tensors: [Tensor; KINDS]) -> Result<Self> {

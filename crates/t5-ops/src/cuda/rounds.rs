@@ -12,7 +12,7 @@ use candle_core::{CudaDevice, Error, Tensor, TensorId, bail};
 use super::lives::{KINDS, Lives, Sizes};
 use super::recording::{Scope, capture, within};
 use super::round::{Arena, Inputs, Places, Round};
-use super::{address, copy_to};
+use super::{address, byte_count, copy_to};
 use crate::graphs::{Changing, Turn, records_launches};
 
 type Result<T, E = Error> = std::result::Result<T, E>;
@@ -149,7 +149,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
         let mut moved = Vec::new();
         for (tensor, place) in changing.tensors.iter().zip(&inputs.tensors) {
             let from = address(tensor)?;
-            let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
+            let bytes = byte_count(tensor);
             moved.push((from, from + bytes as u64, address(place)?));
         }
         let lists = inputs.lists(changing)?;
@@ -296,8 +296,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        let of = |tensor: &Tensor| (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64;
-        self.arena.iter().flatten().map(of).sum()
+        self.arena.iter().flatten().map(|tensor| byte_count(tensor) as u64).sum()
     }
 }
 

@@ -32,7 +32,7 @@ pub struct Matrix<'a, T> {
     pub tensor: &'a T,
     /// How those are to be read.
     pub quantisation: Option<Quantisation>,
-    /// Whether it lies in a file, and operations copy some of its rows to memory at a time ([`t5_ops::Weight::ByRows`]).
+    /// Whether operations copy some of its rows at a time from its file to memory ([`t5_ops::Weight::ByRows`]).
     pub comes_by_rows: bool,
 }
 

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::Position;
-use crate::cuda::{Kernel, Module, address, copy_to, suffix, unwritten, uploaded};
+use crate::cuda::{Kernel, Module, address, byte_count, copy_to, suffix, unwritten, uploaded};
 
 /// Threads of a block that looks at a row of logits, and its shared memory: two numbers for each warp.
 const THREADS: u32 = 1024;
@@ -93,7 +93,7 @@ pub(super) fn join(parts: &[Tensor]) -> Result<Tensor> {
     for part in parts {
         // SAFETY: there is room for all parts, one after the other.
         unsafe { copy_to(part, to)? };
-        to += (part.elem_count() * part.dtype().size_in_bytes()) as u64;
+        to += byte_count(part) as u64;
     }
     Ok(all)
 }

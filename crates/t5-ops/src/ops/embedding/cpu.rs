@@ -2,9 +2,8 @@
 
 use candle_core::{DType, Result, Tensor, WithDType, bail};
 use half::f16;
-use heap::Stretch;
 
-use crate::bytes::{bytes, bytes_mut};
+use crate::by_rows::copied;
 use crate::narrow::{Form, Narrow};
 use crate::parallel::{Shared, for_each_part, for_each_rows};
 use crate::storage::{Element, View, filled, update, with_element};
@@ -55,16 +54,10 @@ pub(super) fn embedding(ids: &Tensor, table: &Tensor, dtype: DType, from: From) 
 
 /// Calls `f` with a row of a table, or with a copy of it from the file.
 fn with_row<S: WithDType>(row: &[S], from: From, f: impl FnOnce(&[S])) {
-    if from == From::File
-        && let Some(stretch) = Stretch::of(bytes(row))
-    {
-        let mut copy = vec![S::zero(); row.len()];
-        if stretch.read_beside(bytes_mut(&mut copy)).is_ok() {
-            return f(&copy);
-        }
-        // A file that cannot be read was shortened. Touching its pages then ends the process with a message that names the file.
+    if from == From::Memory {
+        return f(row);
     }
-    f(row);
+    f(copied(row, &mut vec![S::zero(); row.len()]).unwrap_or(row));
 }
 
 /// Elements of f16 that are widened at a time.

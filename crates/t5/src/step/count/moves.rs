@@ -82,13 +82,9 @@ impl Counter {
 
     /// [`WeightsRead::of_table`] without the rest, in bytes.
     pub fn table_read(&self, batch: Shape, levers: &Levers) -> u64 {
-        let is_by_rows = levers.has_weights_by_matrix() && self.weights_on_disk(levers).comes_apart(self.head_part());
+        let is_by_rows =
+            levers.has_weights_by_matrix() && self.weights_on_disk(levers).comes_apart(Part::of_head(&self.config));
         if is_by_rows { self.head(batch, levers).paged_in } else { 0 }
-    }
-
-    /// The part that the head's table belongs to.
-    pub(super) fn head_part(&self) -> Part {
-        if self.config.tie_word_embeddings { Part::Shared } else { Part::LmHead }
     }
 
     /// Bytes of weights that a step copies to a device while it computes a block. However many micro-batches it has.
@@ -104,7 +100,7 @@ impl Counter {
     pub fn moves(&self, micro_batches: usize, levers: &Levers) -> Moves {
         let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
         let (mut moves, mut here, mut is_block) = (Moves::default(), HashSet::new(), false);
-        let held = |part| if part == Part::LmHead { self.head_part() } else { part };
+        let held = |part| if part == Part::LmHead { Part::of_head(&self.config) } else { part };
         for event in outline.training(micro_batches) {
             match event {
                 Event::HandOver { part: Some(part), .. } => *moves.sums.entry(part).or_default() += 1,

@@ -552,7 +552,7 @@ impl<'a> Tally<'a> {
 
     /// The part that a table's gradient belongs to.
     fn table(&self, part: Part) -> Part {
-        if part == Part::LmHead { self.counter.head_part() } else { part }
+        if part == Part::LmHead { Part::of_head(&self.counter.config) } else { part }
     }
 
     /// Bytes of the gradients of the trained parameters of a part.

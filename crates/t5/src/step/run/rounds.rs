@@ -16,7 +16,7 @@ use crate::micro_batch::MicroBatch;
 use crate::ops::Ops;
 use crate::parameters::Parameter;
 use crate::step::gradients::Gradients;
-use crate::step::observer::Observer;
+use crate::step::observer::{Interrupts, Observer};
 use crate::step::schedule::Event;
 
 /// A kind of micro-batch. Micro-batches of one kind have the same launches.
@@ -205,23 +205,9 @@ impl<T: Ops> Step<'_, T> {
         Ok(true)
     }
 
-    /// Carries out events of forward or backward. They only compute, and do not ask the observer.
+    /// Carries out events of forward or backward. Nothing interrupts them: a graph has all of them.
     fn compute(&mut self, events: &[Event], gradients: &mut Gradients<T>) -> Result<()> {
-        for event in events {
-            match event {
-                Event::Embed { decoder, of } => self.embed(*decoder, of.clone())?,
-                Event::Forward { unit, of, keep, in_memory } => {
-                    of.clone().try_for_each(|i| self.forward(i, *unit, *keep, *in_memory))?;
-                }
-                Event::Begin { of, is_last_use, wants_source } => {
-                    self.begin(of.clone(), *is_last_use, *wants_source)?
-                }
-                Event::Backward(way) => way.of.clone().try_for_each(|i| self.backward(i, way, gradients))?,
-                Event::Finish { of } => self.finish(of.clone()),
-                other => unreachable!("{other:?} is no part of a micro-batch's passes"),
-            }
-        }
-        Ok(())
+        self.carry_out_each(events, gradients, &mut Interrupts(&|| false)).map(|_| ())
     }
 }
 
