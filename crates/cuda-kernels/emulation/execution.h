@@ -110,6 +110,8 @@ DEVICE float float_of(uint32_t bits) {
     memcpy(&x, &bits, sizeof x);
     return x;
 }
+#define CHECK_ALIGNED(address, bytes) \
+    if (reinterpret_cast<uintptr_t>(address) % (bytes) != 0) emulation::fail("elements that are read or written together are not aligned")
 DEVICE float times(float x, float y) { return x * y; }
 DEVICE float plus(float x, float y) { return x + y; }
 DEVICE float exp2_fast(float x) { return exp2f(x); }

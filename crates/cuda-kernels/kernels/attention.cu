@@ -34,7 +34,7 @@ DEVICE void multiply(float (&products)[OWN], const Tile& rows, int own, const Ti
         const float x[4] = {lane[c], lane[c + 1], lane[c + 2], lane[c + 3]};
 #pragma unroll
         for (int r = 0; r < OWN; r++) {
-            const Four four = *reinterpret_cast<const Four*>(rows.at + (own + r) * rows.row + c);
+            const Four four = *together_at<const Four>(rows.at + (own + r) * rows.row + c);
 #pragma unroll
             for (int i = 0; i < 4; i++) products[r] += four.x[i] * x[i];
         }

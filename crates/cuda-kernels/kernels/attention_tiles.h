@@ -75,7 +75,7 @@ DEVICE void store_rows(bf16* to, int row, int first, int rows, const float (&sum
     for (int r = 0; r < 2; r++) {
         const int at = first + lane / 4 + 8 * r;
         if (at >= rows) continue;
-        uint32_t* pairs = reinterpret_cast<uint32_t*>(to + size_t(at) * row);
+        uint32_t* pairs = together_at<uint32_t>(to + size_t(at) * row);
 #pragma unroll
         for (int n = 0; n < K / 8; n++) pairs[n * 4 + lane % 4] = pack_pair(sums[n][2 * r] * factors[r], sums[n][2 * r + 1] * factors[r]);
     }

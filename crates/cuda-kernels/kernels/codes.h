@@ -20,7 +20,7 @@ struct Int8 {
     DEVICE float scale(size_t, size_t row) const { return number_at(scales, row); }
     DEVICE float value(size_t at) const { return float(int8_t(codes[at])); }
     DEVICE void eight(size_t at, float (&low)[4], float (&high)[4]) const {
-        const EightCodes eight = *reinterpret_cast<const EightCodes*>(codes + at);
+        const EightCodes eight = *together_at<const EightCodes>(codes + at);
         for (int i = 0; i < 4; i++) {
             low[i] = float(int8_t(eight.x[0] >> (8 * i)));
             high[i] = float(int8_t(eight.x[1] >> (8 * i)));
@@ -73,7 +73,7 @@ struct Nf4 {
         return values[at % 2 == 0 ? pair >> 4 : pair & 15];
     }
     DEVICE void eight(size_t at, float (&low)[4], float (&high)[4]) const {
-        const uint32_t pairs = *reinterpret_cast<const uint32_t*>(codes + at / 2);
+        const uint32_t pairs = *together_at<const uint32_t>(codes + at / 2);
         for (int i = 0; i < 4; i++) {
             const int shift = 8 * (i / 2) + (i % 2 == 0 ? 4 : 0);
             low[i] = values[pairs >> shift & 15];

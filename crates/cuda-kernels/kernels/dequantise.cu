@@ -16,7 +16,7 @@ DEVICE void store_eight(bf16* to, size_t at, const float (&low)[4], const float 
         eight.x[i] = pack(low[2 * i], low[2 * i + 1]);
         eight.x[2 + i] = pack(high[2 * i], high[2 * i + 1]);
     }
-    *reinterpret_cast<EightNarrow*>(to + at) = eight;
+    *together_at<EightNarrow>(to + at) = eight;
 }
 
 // Rows and columns of a weight whose rows have `width` elements.

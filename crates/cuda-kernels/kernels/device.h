@@ -15,6 +15,7 @@
     extern __shared__ __align__(16) unsigned char name##_bytes[]; \
     type* name = reinterpret_cast<type*>(name##_bytes)
 #define CONSTANT static __constant__ const
+#define CHECK_ALIGNED(address, bytes)
 #define BARRIER() __syncthreads()
 #define WARP_BARRIER() __syncwarp()
 
@@ -67,7 +68,20 @@ struct alignas(8) FourNarrow {
     uint32_t x[2];
 };
 
-// Elements `at` to `at + N`. With N = 4 the address is a multiple of that of four elements.
+// Several elements at once. A card ends a program that reads or writes them elsewhere than at a multiple of their bytes.
+template <class M, class T>
+DEVICE M* together_at(T* elements) {
+    CHECK_ALIGNED(elements, sizeof(M));
+    return reinterpret_cast<M*>(elements);
+}
+
+// Whether rows of `width` elements that follow each other can be read four elements at a time: a view may begin at any element.
+template <class... T>
+DEVICE bool in_fours(int width, const T*... rows) {
+    return width % 4 == 0 && ((reinterpret_cast<size_t>(rows) % (4 * sizeof(T)) == 0) && ...);
+}
+
+// Elements `at` to `at + N`. With N = 4 see `in_fours`.
 template <int N, class T>
 DEVICE void load(const T* from, size_t at, float (&x)[N]) {
     static_assert(N == 1, "only f32 and bf16 are read four at a time");
@@ -75,12 +89,12 @@ DEVICE void load(const T* from, size_t at, float (&x)[N]) {
 }
 template <>
 DEVICE void load<4, float>(const float* from, size_t at, float (&x)[4]) {
-    Four four = *reinterpret_cast<const Four*>(from + at);
+    Four four = *together_at<const Four>(from + at);
     for (int i = 0; i < 4; i++) x[i] = four.x[i];
 }
 template <>
 DEVICE void load<4, bf16>(const bf16* from, size_t at, float (&x)[4]) {
-    FourNarrow four = *reinterpret_cast<const FourNarrow*>(from + at);
+    FourNarrow four = *together_at<const FourNarrow>(from + at);
     for (int i = 0; i < 2; i++) {
         x[2 * i] = float_of(four.x[i] << 16);
         x[2 * i + 1] = float_of(four.x[i] & 0xFFFF0000u);
@@ -96,13 +110,13 @@ template <>
 DEVICE void store<4, float>(float* to, size_t at, const float (&x)[4]) {
     Four four;
     for (int i = 0; i < 4; i++) four.x[i] = x[i];
-    *reinterpret_cast<Four*>(to + at) = four;
+    *together_at<Four>(to + at) = four;
 }
 template <>
 DEVICE void store<4, bf16>(bf16* to, size_t at, const float (&x)[4]) {
     FourNarrow four;
     for (int i = 0; i < 2; i++) four.x[i] = pack(x[2 * i], x[2 * i + 1]);
-    *reinterpret_cast<FourNarrow*>(to + at) = four;
+    *together_at<FourNarrow>(to + at) = four;
 }
 
 // The sum over a warp, in every lane of it.

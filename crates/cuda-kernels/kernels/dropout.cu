@@ -28,7 +28,7 @@ DEVICE void dropout_row(const Dropout& dropout, const uint32_t* samples, const T
 
 #define DROPOUT(suffix, T) \
     KERNEL(256, dropout_##suffix, Dropout dropout, const uint32_t* samples, const T* residual, const T* x, T* y, int width) { \
-        if (width % 4 == 0) dropout_row<4>(dropout, samples, residual, x, y, width); \
+        if (in_fours(width, residual, x, y)) dropout_row<4>(dropout, samples, residual, x, y, width); \
         else dropout_row<1>(dropout, samples, residual, x, y, width); \
     }
 DROPOUT(f32, float)
@@ -101,11 +101,11 @@ DEVICE void activation_backward_row(int kind, const Dropout& dropout, const uint
 
 #define ACTIVATION(suffix, T) \
     KERNEL(256, activation_##suffix, int kind, Dropout dropout, const uint32_t* samples, const T* gate, const T* up, T* h, int width) { \
-        if (width % 4 == 0) activation_row<4>(kind, dropout, samples, gate, up, h, width); \
+        if (in_fours(width, gate, up, h)) activation_row<4>(kind, dropout, samples, gate, up, h, width); \
         else activation_row<1>(kind, dropout, samples, gate, up, h, width); \
     } \
     KERNEL(256, activation_backward_##suffix, int kind, Dropout dropout, const uint32_t* samples, T* gate, T* up, T* dh, int width) { \
-        if (width % 4 == 0) activation_backward_row<4>(kind, dropout, samples, gate, up, dh, width); \
+        if (in_fours(width, gate, up, dh)) activation_backward_row<4>(kind, dropout, samples, gate, up, dh, width); \
         else activation_backward_row<1>(kind, dropout, samples, gate, up, dh, width); \
     }
 ACTIVATION(f32, float)

@@ -66,12 +66,12 @@ DEVICE void rms_norm_backward(const T* x, const W* weight, const float* inv_rms,
 
 #define RMS_NORM(suffix, T, W) \
     KERNEL(256, rms_norm_##suffix, const T* x, const W* weight, float eps, T* y, float* inv_rms, int rows, int width) { \
-        if (width % 4 == 0) rms_norm<4>(x, weight, eps, y, inv_rms, rows, width); \
+        if (in_fours(width, x, weight, y)) rms_norm<4>(x, weight, eps, y, inv_rms, rows, width); \
         else rms_norm<1>(x, weight, eps, y, inv_rms, rows, width); \
     } \
     KERNEL(256, rms_norm_backward_##suffix, const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial, \
            int rows, int rows_each, int width) { \
-        if (width % 4 == 0) rms_norm_backward<4>(x, weight, inv_rms, dy, residual, partial, rows, rows_each, width); \
+        if (in_fours(width, x, weight, dy, residual)) rms_norm_backward<4>(x, weight, inv_rms, dy, residual, partial, rows, rows_each, width); \
         else rms_norm_backward<1>(x, weight, inv_rms, dy, residual, partial, rows, rows_each, width); \
     }
 RMS_NORM(f32_f32, float, float)

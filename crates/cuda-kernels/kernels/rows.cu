@@ -25,7 +25,7 @@ DEVICE void scatter(const uint32_t* ids, const T* from, T* to, int width) {
 
 #define GATHER(suffix, S, T) \
     KERNEL(256, gather_##suffix, const uint32_t* ids, const S* from, T* to, int width) { \
-        if (width % 4 == 0) gather<4>(ids, from, to, width); \
+        if (in_fours(width, from, to)) gather<4>(ids, from, to, width); \
         else gather<1>(ids, from, to, width); \
     }
 GATHER(f32_f32, float, float)
@@ -35,7 +35,7 @@ GATHER(bf16_bf16, bf16, bf16)
 
 #define SCATTER(suffix, T) \
     KERNEL(256, scatter_##suffix, const uint32_t* ids, const T* from, T* to, int width) { \
-        if (width % 4 == 0) scatter<4>(ids, from, to, width); \
+        if (in_fours(width, from, to)) scatter<4>(ids, from, to, width); \
         else scatter<1>(ids, from, to, width); \
     }
 SCATTER(f32, float)
@@ -75,7 +75,7 @@ DEVICE void scatter_add(const uint32_t* ids, const T* rows, float* sums, int cou
 
 #define SCATTER_ADD(suffix, T) \
     KERNEL(256, scatter_add_##suffix, const uint32_t* ids, const T* rows, float* sums, int count, int width) { \
-        if (width % 4 == 0) scatter_add<4>(ids, rows, sums, count, width); \
+        if (in_fours(width, rows, sums)) scatter_add<4>(ids, rows, sums, count, width); \
         else scatter_add<1>(ids, rows, sums, count, width); \
     }
 SCATTER_ADD(f32, float)

@@ -5,7 +5,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::{Attended, Attention, MOST_HEAD_ON_DEVICE, Sizes};
-use crate::cuda::{Kernel, Module, count, recording, rows_address, suffix, takes_alike, unwritten, uploaded};
+use crate::cuda::{Kernel, Module, address, count, recording, rows_address, suffix, takes_alike, unwritten, uploaded};
 use crate::ops::decoding::Position;
 use crate::ops::dropout::cuda::{Mask, samples};
 use crate::ops::dropout::{Dropout, active};
@@ -50,6 +50,12 @@ impl Kind {
             Kind::Plain(dtype) => (Module::Attention, suffix(dtype).to_owned()),
         };
         Kernel::new(device, module, format!("{name}_{suffix}"))
+    }
+
+    /// An operand as the kernels read it: tensor cores take contiguous rows that begin at multiples of 16 bytes.
+    fn operand(self, x: &Tensor) -> Result<Tensor> {
+        let x = x.contiguous()?;
+        if self == Kind::TensorCores && !address(&x)?.is_multiple_of(16) { x.force_contiguous() } else { Ok(x) }
     }
 
     /// Rows of a block: queries of the forward, and those of the backward or its keys.
@@ -199,11 +205,11 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &S
         return attention_of_few(q, k, v, a, s, None);
     }
     let (device, dtype) = (q.device(), q.dtype());
-    let (q, k, v) = (q.contiguous()?, k.contiguous()?, v.contiguous()?);
+    let (kind, lists) = (Kind::of(dtype, s), Lists::of(a, s, device)?);
+    let (q, k, v) = (kind.operand(q)?, kind.operand(k)?, kind.operand(v)?);
     let bias = a.bias.map(Tensor::contiguous).transpose()?;
     let out = unwritten(q.shape(), dtype, device)?;
     let lse = unwritten((s.batch, s.heads, s.queries), DType::F32, device)?;
-    let (kind, lists) = (Kind::of(dtype, s), Lists::of(a, s, device)?);
     let kernel = kind.kernel(device, "attention_forward", s)?;
     let kernel = kernel.tensor(&q)?.tensor(&k)?.tensor(&v)?.tensor_or_null(bias.as_ref())?;
     let kernel = lists.of_kernel(kernel)?.tensor(&out)?.tensor(&lse)?.value(Shape::of(s, a)?);
@@ -225,10 +231,10 @@ pub(super) fn attention_backward(
     dbias: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (device, dtype) = (of.q.device(), of.q.dtype());
-    let [q, k, v, out, dout] = [of.q, of.k, of.v, of.out, dout].map(Tensor::contiguous);
-    let (q, k, v, out, dout, lse) = (q?, k?, v?, out?, dout?, of.lse.contiguous()?);
-    let bias = a.bias.map(Tensor::contiguous).transpose()?;
     let (kind, lists, shape) = (Kind::of(dtype, s), Lists::of(a, s, device)?, Shape::of(s, a)?);
+    let [q, k, v, dout] = [of.q, of.k, of.v, dout].map(|x| kind.operand(x));
+    let (q, k, v, dout, out, lse) = (q?, k?, v?, dout?, of.out.contiguous()?, of.lse.contiguous()?);
+    let bias = a.bias.map(Tensor::contiguous).transpose()?;
     let [of_keys, of_queries] = kind.shared_by_backward(s.head_size);
 
     let delta = unwritten(lse.shape(), DType::F32, device)?;
