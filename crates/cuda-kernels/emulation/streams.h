@@ -29,6 +29,7 @@ struct Event {
     size_t place = 0;
     std::shared_ptr<std::chrono::steady_clock::time_point> reached;
     bool is_captured = false;
+    bool is_timed = true;
 };
 
 class Streams {
