@@ -34,12 +34,12 @@ fn error<T>(result: Result<T, DriverError>) -> Option<CUresult> {
     result.err().map(|error| error.0)
 }
 
-/// `add_f32` of `optimizer.cu`, of 256 threads at most.
-fn add(card: &CudaDevice) -> CudaFunction {
-    card.get_or_load_custom_func("add_f32", "optimizer", ptx::OPTIMIZER).unwrap().into_cuda_function()
+/// A kernel of `optimizer.cu`, of 256 threads at most.
+fn kernel(card: &CudaDevice, name: &str) -> CudaFunction {
+    card.get_or_load_custom_func(name, "optimizer", ptx::OPTIMIZER).unwrap().into_cuda_function()
 }
 
-/// Launches it to add nothing.
+/// Launches `add_f32` to add nothing.
 fn launch(card: &CudaDevice, f: &CudaFunction, grid: (u32, u32, u32), threads: u32, shared: u32) -> Option<CUresult> {
     let stream = card.cuda_stream();
     let (nowhere, count) = (0u64, 0usize);
@@ -52,7 +52,7 @@ fn launch(card: &CudaDevice, f: &CudaFunction, grid: (u32, u32, u32), threads: u
 fn launches_that_no_card_has_are_refused() {
     let device = card();
     let card = device.as_cuda_device().unwrap();
-    let f = add(card);
+    let f = kernel(card, "add_f32");
     let invalid = Some(CUresult::CUDA_ERROR_INVALID_VALUE);
     assert_eq!(launch(card, &f, (1, 65_535, 1), 32, 0), None);
     assert_eq!(launch(card, &f, (1, 1, 65_535), 32, 0), None);
@@ -220,15 +220,16 @@ fn test_alone(name: &str, variables: &[(&str, &str)]) -> Output {
     test.args(["--exact", name]).envs(variables.iter().copied()).output().unwrap()
 }
 
-/// Adds six numbers into memory of five.
+/// Writes six numbers into memory of five.
 fn write_behind_an_allocation() {
     let device = card();
     let card = device.as_cuda_device().unwrap();
-    let [sum, x] = [5, 8].map(|count| Tensor::ones(count, DType::F32, &device).unwrap());
-    let (to, from, count, f) = (address(&sum), address(&x), 6usize, add(card));
+    let [y, x] = [5, 8].map(|count| Tensor::ones(count, DType::F32, &device).unwrap());
+    let (to, from, factor, count, f) = (address(&y), address(&x), 2f32, 6usize, kernel(card, "scaled_f32"));
     let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: none: it writes one element behind the sum.
-    unsafe { card.cuda_stream().launch_builder(&f).arg(&to).arg(&from).arg(&count).launch(config) }.unwrap();
+    // SAFETY: none: it writes one element behind the result.
+    unsafe { card.cuda_stream().launch_builder(&f).arg(&from).arg(&to).arg(&factor).arg(&count).launch(config) }
+        .unwrap();
 }
 
 #[test]
