@@ -47,7 +47,7 @@ BUGS = [
     ("block of another tensor", "optimizer.cu", ".*first <= block) from", ".*first < block) from"),
     ("wrong noise of rounding", "optimizer.cu", "hash(key, column) >> 16", "hash(key, column) >> 17"),
     ("dropped rounding", "device.h", "(bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16", "bits >> 16"),
-    ("wrong stride", "dropout.cu", "size_t(blockIdx.y) * gridDim.x + blockIdx.x", "size_t(blockIdx.x) * gridDim.y + blockIdx.y"),
+    ("wrong stride", "dropout.cu", "blockIdx.x / positions], blockIdx.x % positions", "blockIdx.x / positions], blockIdx.x"),
     ("wrong stride", "optimizer.cu", "of.partial[of.parts + part] = parameters", "of.partial[of.parts + part + 1] = parameters"),
     ("position of a graph not looked at", "decoding.cu", "    position += moved(at);\n", ""),
     ("bias of another position of a graph", "decoding.cu", "- query - position;", "- query;"),

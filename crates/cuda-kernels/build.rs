@@ -25,6 +25,8 @@ const SOURCES: [&str; 14] = [
 ];
 /// The least compute capability that the kernels are compiled for, where nobody names one: Ampere's, the first with bf16.
 const CAPABILITY: &str = "80";
+/// Sources with instructions that Ampere is the first to have. They are of bf16 alone, so that an older card never loads them.
+const OF_AMPERE: [&str; 2] = ["attention_backward", "attention_forward"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     for folder in ["kernels", "emulation"] {
@@ -62,24 +64,27 @@ fn emulated_card() -> Result<(), Box<dyn Error>> {
         std::fs::write(out.join(format!("lib{library}.a")), "!<arch>\n")?;
     }
     println!("cargo::rustc-link-search=native={}", out.display());
-    emulation(&["blas.cc", "driver.cc", "execution.cc", "graphs.cc", "kernels.cc", "nccl.cc"])
+    emulation(&["blas.cc", "driver.cc", "execution.cc", "graphs.cc", "kernels.cc", "launches.cc", "nccl.cc"])
 }
 
 /// `$OUT_DIR/SOURCE.ptx` for each source.
 fn ptx() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
+    let wanted = env::var("CUDA_COMPUTE_CAP").unwrap_or_else(|_| CAPABILITY.to_owned());
+    let number = |capability: &str| capability.parse::<u32>().unwrap_or(u32::MAX);
     for source in SOURCES {
-        nvcc(&Path::new("kernels").join(format!("{source}.cu")), &out.join(format!("{source}.ptx")))?;
+        let is_too_old = OF_AMPERE.contains(&source) && number(&wanted) < number(CAPABILITY);
+        let capability = if is_too_old { CAPABILITY } else { &wanted };
+        nvcc(capability, &Path::new("kernels").join(format!("{source}.cu")), &out.join(format!("{source}.ptx")))?;
     }
     Ok(())
 }
 
-fn nvcc(source: &Path, to: &Path) -> Result<(), Box<dyn Error>> {
+fn nvcc(capability: &str, source: &Path, to: &Path) -> Result<(), Box<dyn Error>> {
     let program = match env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin/nvcc")) {
         Some(program) if program.exists() => program,
         _ => PathBuf::from("nvcc"),
     };
-    let capability = env::var("CUDA_COMPUTE_CAP").unwrap_or_else(|_| CAPABILITY.to_owned());
     let status = Command::new(&program)
         .args(["-ptx", "-O3", "-std=c++17", "--expt-relaxed-constexpr", &format!("-arch=compute_{capability}")])
         .arg(source)

@@ -1,12 +1,14 @@
 // cuBLAS's products on the host, by columns as there: operands of f32, f64 or bf16, sums in f32 (f64 for f64).
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "../kernels/device.h"
-#include "streams.h"
+#include "driver.h"
 
 // Products so far, which the driver reports.
 size_t products = 0;
@@ -19,12 +21,40 @@ int cuMemFreeAsync(unsigned long long at, void* stream);
 namespace {
 
 enum : int { F32 = 0, F64 = 1, BF16 = 14 }; // cudaDataType
-constexpr int NOT_SUPPORTED = 15, FAILED = 13;
-constexpr size_t WORKSPACE = 4 << 20;
+constexpr int NOT_INITIALISED = 1, INVALID_VALUE = 7, ARCH_MISMATCH = 8, FAILED = 13, NOT_SUPPORTED = 15;
+enum : int { COMPUTE_32F = 68, COMPUTE_64F = 70 }; // cublasComputeType_t
+// Algorithms from this one on allow products of f32 in f16: on cards before Ampere they are looked at.
+constexpr int DEFAULT_TENSOR_OP = 99;
+// Math modes: products as they are asked for, and a flag of sums of parts that are not rounded to a narrower result.
+constexpr int PEDANTIC = 2, NO_REDUCED_SUMS = 16;
+constexpr size_t WORKSPACE = 4 << 20, WORKSPACE_ALIGNMENT = 256;
 
 struct Handle {
     void* stream = nullptr;
     bool has_workspace = false; // of the caller
+    int mode = 0;
+};
+
+int refused(int status, const char* why) {
+    fprintf(stderr, "emulated cuBLAS: %s\n", why);
+    return status;
+}
+
+// A matrix (rows, columns) by columns that are `lead` apart, and as many of them as a batch has.
+struct Matrix {
+    const void* at;
+    int type, rows, columns, lead;
+    long long stride;
+
+    size_t width() const { return type == F64 ? 8 : type == F32 ? 4 : 2; }
+    // Why it is none, if so.
+    const char* problem(int batch) const {
+        if (lead < std::max(1, rows)) return "columns overlap: the leading dimension is less than the rows";
+        if (reinterpret_cast<uintptr_t>(at) % width() != 0) return "a matrix that is not aligned to its elements";
+        if (!rows || !columns || !batch) return nullptr;
+        const size_t elements = size_t(batch - 1) * size_t(stride) + size_t(columns - 1) * size_t(lead) + size_t(rows);
+        return emulation::unless_memory("cuBLAS", reinterpret_cast<unsigned long long>(at), elements * width()) ? "a matrix outside of memory" : nullptr;
+    }
 };
 
 template <class T>
@@ -72,6 +102,7 @@ void multiply(bool a_is_transposed, bool b_is_transposed, int m, int n, int k, d
 extern "C" {
 
 int cublasCreate_v2(void** handle) {
+    if (emulation::unless_here(__func__)) return NOT_INITIALISED;
     *handle = new Handle;
     return 0;
 }
@@ -81,20 +112,35 @@ int cublasDestroy_v2(void* handle) {
 }
 // Another stream has the workspace of the library.
 int cublasSetStream_v2(void* handle, void* stream) {
-    *static_cast<Handle*>(handle) = {stream, false};
+    Handle& h = *static_cast<Handle*>(handle);
+    h.stream = stream;
+    h.has_workspace = false;
     return 0;
 }
 int cublasSetWorkspace_v2(void* handle, void* workspace, size_t bytes) {
+    if (reinterpret_cast<uintptr_t>(workspace) % WORKSPACE_ALIGNMENT != 0) return refused(INVALID_VALUE, "a workspace that is not aligned");
     static_cast<Handle*>(handle)->has_workspace = workspace && bytes > 0;
     return 0;
 }
-int cublasSetMathMode(void*, int) { return 0; }
+int cublasSetMathMode(void* handle, int mode) {
+    static_cast<Handle*>(handle)->mode = mode;
+    return 0;
+}
 
 int cublasGemmStridedBatchedEx(void* handle, int transa, int transb, int m, int n, int k, const void* alpha, const void* a, int type_a, int lda,
                                long long stride_a, const void* b, int type_b, int ldb, long long stride_b, const void* beta, void* c,
-                               int type_c, int ldc, long long stride_c, int batch, int, int) {
-    if (type_a != type_b) return NOT_SUPPORTED;
+                               int type_c, int ldc, long long stride_c, int batch, int compute, int algorithm) {
     const Handle& h = *static_cast<Handle*>(handle);
+    if (emulation::unless_here(__func__)) return NOT_INITIALISED;
+    if (type_a != type_b || compute != (type_a == F64 ? COMPUTE_64F : COMPUTE_32F)) return refused(NOT_SUPPORTED, "types that are not multiplied here");
+    if (type_a == BF16 && emulation::capability() < 80) return refused(ARCH_MISMATCH, "bf16 takes a compute capability of 8.0");
+    if (type_a == F32 && algorithm >= DEFAULT_TENSOR_OP && emulation::capability() < 80 && h.mode != PEDANTIC)
+        return refused(NOT_SUPPORTED, "this algorithm may multiply f32 in f16");
+    if (type_c == BF16 && !(h.mode & NO_REDUCED_SUMS)) return refused(NOT_SUPPORTED, "this math mode may add parts of a product in bf16");
+    if (m < 0 || n < 0 || k < 0 || batch < 0) return refused(INVALID_VALUE, "a size below zero");
+    const Matrix of_a = {a, type_a, transa ? k : m, transa ? m : k, lda, stride_a}, of_b = {b, type_b, transb ? n : k, transb ? k : n, ldb, stride_b};
+    for (const Matrix& matrix : {of_a, of_b, Matrix{c, type_c, m, n, ldc, stride_c}})
+        if (const char* problem = matrix.problem(batch)) return refused(INVALID_VALUE, problem);
     unsigned long long workspace = 0;
     // A capture that has no workspace of the caller's gets memory of its own for one.
     if (!emulation::capture_of(h.stream)) products++;
@@ -129,7 +175,7 @@ int cublasDgemmStridedBatched(void* handle, int transa, int transb, int m, int n
                               long long stride_a, const double* b, int ldb, long long stride_b, const double* beta, double* c, int ldc,
                               long long stride_c, int batch) {
     return cublasGemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, a, F64, lda, stride_a, b, F64, ldb, stride_b, beta, c, F64,
-                                      ldc, stride_c, batch, 0, 0);
+                                      ldc, stride_c, batch, COMPUTE_64F, 0);
 }
 
 }

@@ -7,78 +7,31 @@
 // allocation finds no memory; REPORT, a file that gets the counts as JSON in the end, with the card's number behind its name but for the first.
 #include <stdio.h>
 
-#include <new>
+#include "card.h"
 
-#include "driver.h"
-#include "execution.h"
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define __asan_poison_memory_region(address, bytes)
+#define __asan_unpoison_memory_region(address, bytes)
+#endif
 
 // Of cuBLAS.
 extern size_t products;
 
-namespace {
-
-using namespace emulation;
-using Address = unsigned long long;
-
-constexpr size_t PAGE = 2 << 20;   // what a pool takes from the card
-constexpr size_t ALIGNMENT = 512;  // of what it gives
-constexpr size_t CONTEXT = 64 << 20;
-
-// Memory that tensors are taken from. Freed blocks stay in it until it is trimmed.
-struct Pool {
-    size_t used = 0, reserved = 0, most_used = 0, most_reserved = 0, most = 0, threshold = 0;
-};
-
-struct Card {
-    std::recursive_mutex lock;
-    size_t total = 0, failure = 0;
-    int cards = 1, opened = 0;
-    size_t contexts = 0; // retained and not released
-    Pool own, *now = &own;
-    struct Block {
-        size_t bytes;
-        Pool* pool;
-    };
-    std::map<Address, Block> blocks;
-    Streams streams;
-    std::map<const char*, size_t> pinned; // of the host, by their ends
-    size_t pinned_bytes = 0, most_pinned = 0;
-    std::map<Address, size_t> beside; // memory of no pool
-    size_t beside_bytes = 0;
-    bool has_failed = false;
-    size_t allocations = 0, uploads = 0, uploaded = 0, downloads = 0, downloaded = 0, copies = 0, waits = 0;
-    std::map<std::string, size_t> launches;
-    emulation::Schedule schedule;
-
-    Card() {
-        const char* bytes = getenv("LOW_MEM_T5_EMULATED_MEMORY");
-        total = bytes ? strtoull(bytes, nullptr, 10) : size_t(4) << 30;
-        const char* several = getenv("LOW_MEM_T5_EMULATED_CARDS");
-        cards = several ? atoi(several) : 1;
-        const char* failing = getenv("LOW_MEM_T5_EMULATED_FAILURE");
-        failure = failing ? strtoull(failing, nullptr, 10) : 0;
-        const char* order = getenv("LOW_MEM_T5_EMULATED_ORDER");
-        if (order && !strcmp(order, "last")) schedule.order = emulation::Order::LastFirst;
-        if (order && !strcmp(order, "random")) schedule.order = emulation::Order::Random;
-        const char* late = getenv("LOW_MEM_T5_EMULATED_STREAMS");
-        using Late = Streams::Late;
-        if (late) streams.late = !strcmp(late, "early") ? Late::First : !strcmp(late, "late") ? Late::Others : Late::None;
-    }
-    // Whether the driver knows these bytes of the host, so that copies do not wait for them.
-    bool is_pinned(const void* at, size_t bytes) const {
-        auto found = pinned.lower_bound(static_cast<const char*>(at) + bytes);
-        return found != pinned.end() && static_cast<const char*>(at) >= found->first - found->second;
-    }
-    Result state() const { return has_failed ? LAUNCH_FAILED : SUCCESS; }
-    size_t held() const { return (contexts ? CONTEXT : 0) + own.reserved + (now == &own ? 0 : now->reserved) + beside_bytes + graph_counts().bytes; }
-};
-
+namespace emulation {
 Card& card() {
     static Card* one = new Card; // other destructors still use it
     return *one;
 }
+} // namespace emulation
 
-size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+namespace {
+
+using namespace emulation;
+
+// The context that is current on this thread.
+thread_local void* context_here = nullptr;
 
 void report() {
     const char* path = getenv("LOW_MEM_T5_EMULATED_REPORT");
@@ -106,14 +59,38 @@ struct Reporter {
     ~Reporter() { report(); }
 } reporter;
 
-struct Function {
-    std::string name;
-    const emulation::Kernel* kernel;
-};
+// Memory that nobody has written, or that nobody may read any more, and a margin behind it: NaN, so that such a value shows. Who writes into
+// a margin ends the process. A sanitizer sees each other use of what was freed, and of what was not asked for.
+void begin_life(char* block, size_t bytes, size_t size) {
+    __asan_unpoison_memory_region(block, size + MARGIN);
+    memset(block, 0xFF, size + MARGIN);
+    __asan_poison_memory_region(block + bytes, size + MARGIN - bytes);
+}
+void end_life(char* block, size_t bytes, size_t size) {
+    __asan_unpoison_memory_region(block, size + MARGIN);
+    if (std::any_of(block + bytes, block + size + MARGIN, [](char byte) { return byte != char(0xFF); })) {
+        fprintf(stderr, "emulated card: some kernel has written behind an allocation of %zu bytes\n", bytes);
+        abort();
+    }
+    memset(block, 0xFF, size);
+    __asan_poison_memory_region(block, size + MARGIN);
+}
 
 } // namespace
 
 namespace emulation {
+Result unless_here(const char* call) {
+    if (context_here) return SUCCESS;
+    fprintf(stderr, "emulated card: %s: no context is current on this thread\n", call);
+    return INVALID_CONTEXT;
+}
+Result unless_memory(const char* call, unsigned long long at, size_t bytes) {
+    std::lock_guard guard(card().lock);
+    if (!bytes || card().has(at, bytes)) return SUCCESS;
+    fprintf(stderr, "emulated card: %s: %zu bytes that are not all of one allocation\n", call, bytes);
+    return INVALID_VALUE;
+}
+int capability() { return card().capability; }
 Streams& streams() { return card().streams; }
 std::recursive_mutex& lock() { return card().lock; }
 Result card_state() { return card().state(); }
@@ -160,9 +137,9 @@ Result cuDeviceGetAttribute(int* value, int attribute, int) {
     case 8: *value = 48 << 10; break; // shared memory of a block
     case 10: *value = 32; break;     // lanes of a warp
     case 16: *value = 108; break;    // multiprocessors
-    case 75: *value = 8; break;      // compute capability
-    case 76: *value = 0; break;
-    case 97: *value = 163 << 10; break; // shared memory of a block that asks for it
+    case 75: *value = card().capability / 10; break; // compute capability
+    case 76: *value = card().capability % 10; break;
+    case 97: *value = card().most_shared_bytes(); break; // shared memory of a block that asks for it
     case 115: *value = 1; break;     // memory pools
     default: *value = 0;
     }
@@ -173,6 +150,7 @@ Result cuDeviceTotalMem_v2(size_t* bytes, int) {
     return SUCCESS;
 }
 Result cuMemGetInfo_v2(size_t* free, size_t* total) {
+    if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     *total = card().total;
     *free = card().total - std::min(card().total, card().held());
@@ -191,16 +169,21 @@ Result cuDevicePrimaryCtxRelease_v2(int) {
     return SUCCESS;
 }
 Result cuCtxDestroy_v2(void*) { return SUCCESS; }
-Result cuCtxSetCurrent(void*) { return SUCCESS; }
+Result cuCtxSetCurrent(void* context) {
+    context_here = context;
+    return SUCCESS;
+}
 Result cuCtxGetCurrent(void** context) {
-    *context = reinterpret_cast<void*>(1);
+    *context = context_here;
     return SUCCESS;
 }
 Result cuCtxGetDevice(int* device) {
+    if (Result result = unless_here(__func__)) return result;
     *device = card().opened;
     return SUCCESS;
 }
 Result cuCtxSynchronize() {
+    if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     if (Result result = unless_anything_is_captured()) return result;
     card().waits++;
@@ -209,12 +192,14 @@ Result cuCtxSynchronize() {
 }
 
 Result cuStreamCreate(void** stream, unsigned) {
+    if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     *stream = streams().make();
     return SUCCESS;
 }
 Result cuStreamSynchronize(void* stream) {
     std::lock_guard guard(card().lock);
+    if (Result result = unless_anything_is_captured()) return result;
     if (Result result = unless_captured(streams().of(stream))) return result;
     card().waits++;
     streams().finish(streams().of(stream));
@@ -235,24 +220,29 @@ Result cuStreamWaitEvent(void* stream, void* event, unsigned) {
     streams().wait(of, e);
     return SUCCESS;
 }
-Result cuEventCreate(void** event, unsigned) {
-    *event = new Event;
+Result cuEventCreate(void** event, unsigned flags) {
+    if (Result result = unless_here(__func__)) return result;
+    Event* made = new Event;
+    made->is_timed = !(flags & DISABLE_TIMING);
+    *event = made;
     return SUCCESS;
 }
 Result cuEventRecord(void* event, void* stream) {
     std::lock_guard guard(card().lock);
     Stream& of = streams().of(stream);
+    Event& e = *static_cast<Event*>(event);
     if (of.capture) {
-        *static_cast<Event*>(event) = {&of, 0, nullptr, true};
+        e = {&of, 0, nullptr, true, e.is_timed};
         return state_of(of);
     }
     auto reached = std::make_shared<std::chrono::steady_clock::time_point>();
     streams().give(of, [reached] { *reached = std::chrono::steady_clock::now(); });
-    *static_cast<Event*>(event) = {&of, of.given, reached};
+    e = {&of, of.given, reached, false, e.is_timed};
     return SUCCESS;
 }
 Result cuEventSynchronize(void* event) {
     std::lock_guard guard(card().lock);
+    if (Result result = unless_anything_is_captured()) return result;
     const Event& e = *static_cast<Event*>(event);
     if (e.is_captured) return e.stream->capture ? invalidate(*e.stream, CAPTURED_EVENT) : CAPTURED_EVENT;
     if (e.stream) streams().finish(*e.stream, e.place);
@@ -260,6 +250,7 @@ Result cuEventSynchronize(void* event) {
 }
 Result cuEventQuery(void* event) {
     std::lock_guard guard(card().lock);
+    if (Result result = unless_anything_is_captured()) return result;
     const Event& e = *static_cast<Event*>(event);
     if (e.is_captured) return e.stream->capture ? invalidate(*e.stream, CAPTURED_EVENT) : CAPTURED_EVENT;
     return e.stream && e.stream->done < e.place ? NOT_READY : SUCCESS;
@@ -267,7 +258,7 @@ Result cuEventQuery(void* event) {
 Result cuEventElapsedTime_v2(float* ms, void* from, void* to) {
     std::lock_guard guard(card().lock);
     const Event &first = *static_cast<Event*>(from), &last = *static_cast<Event*>(to);
-    if (!first.stream || !last.stream) return INVALID_VALUE;
+    if (!first.stream || !last.stream || !first.is_timed || !last.is_timed) return INVALID_HANDLE;
     if (first.stream->done < first.place || last.stream->done < last.place) return NOT_READY;
     *ms = std::chrono::duration<float, std::milli>(*last.reached - *first.reached).count();
     return SUCCESS;
@@ -291,6 +282,9 @@ Result cuDeviceSetMemPool(int, void* pool) {
 }
 // CUmemPoolProps: type, handle types, location (two ints), security attributes, maxSize.
 Result cuMemPoolCreate(void** pool, const void* properties) {
+    const int* words = static_cast<const int*>(properties);
+    // Pinned memory of this card.
+    if (words[0] != 1 || words[2] != 1 || words[3] != card().opened) return INVALID_VALUE;
     Pool* made = new Pool;
     memcpy(&made->most, static_cast<const char*>(properties) + 24, sizeof made->most);
     *pool = made;
@@ -313,9 +307,10 @@ Result cuMemPoolSetAttribute(void* pool, int attribute, void* value) {
     Pool& p = *static_cast<Pool*>(pool);
     switch (attribute) {
     case 4: memcpy(&p.threshold, value, sizeof p.threshold); break;
-    case 6: p.most_reserved = p.reserved; break;
-    case 8: p.most_used = p.used; break;
-    default: break;
+    // A peak is set to zero, which stands for now.
+    case 6: p.most_reserved = p.reserved; return *static_cast<uint64_t*>(value) ? INVALID_VALUE : SUCCESS;
+    case 8: p.most_used = p.used; return *static_cast<uint64_t*>(value) ? INVALID_VALUE : SUCCESS;
+    default: return INVALID_VALUE;
     }
     return SUCCESS;
 }
@@ -334,6 +329,9 @@ Result cuMemPoolGetAttribute(void* pool, int attribute, void* value) {
 }
 
 Result cuMemAllocAsync(Address* to, size_t bytes, void* stream) {
+    // A stream has its context.
+    if (!stream)
+        if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     Card& c = card();
     Pool& pool = *c.now;
@@ -349,12 +347,11 @@ Result cuMemAllocAsync(Address* to, size_t bytes, void* stream) {
     if (++c.allocations == c.failure) return OUT_OF_MEMORY;
     if (c.held() + more > c.total || (pool.most > 0 && reserved > pool.most)) return OUT_OF_MEMORY;
     void* block = c.streams.again(of, size);
-    if (!block) block = aligned_alloc(ALIGNMENT, size);
+    if (!block) block = aligned_alloc(ALIGNMENT, size + MARGIN);
     if (!block) return OUT_OF_MEMORY;
-    // NaN, so that a value that nobody wrote shows.
-    give(stream, [=] { memset(block, 0xFF, size); });
+    give(stream, [=] { begin_life(static_cast<char*>(block), bytes, size); });
     *to = reinterpret_cast<Address>(block);
-    c.blocks[*to] = {size, &pool};
+    c.blocks[*to] = {size, bytes, &pool};
     pool.used += size;
     pool.reserved = reserved;
     pool.most_used = std::max(pool.most_used, pool.used);
@@ -362,6 +359,9 @@ Result cuMemAllocAsync(Address* to, size_t bytes, void* stream) {
     return SUCCESS;
 }
 Result cuMemFreeAsync(Address at, void* stream) {
+    // A stream has its context.
+    if (!stream)
+        if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     Stream& of = streams().of(stream);
     // A graph frees what it allocates, and nothing else.
@@ -369,20 +369,22 @@ Result cuMemFreeAsync(Address at, void* stream) {
     if (Result result = state_of(of)) return result;
     auto found = card().blocks.find(at);
     if (found == card().blocks.end()) return INVALID_VALUE;
-    const size_t size = found->second.bytes;
+    const size_t size = found->second.size, bytes = found->second.bytes;
     found->second.pool->used -= size;
-    void* block = reinterpret_cast<void*>(at);
-    give(stream, [=] { memset(block, 0xFF, size); });
+    char* block = reinterpret_cast<char*>(at);
+    give(stream, [=] { end_life(block, bytes, size); });
     card().blocks.erase(found);
     streams().release(of, block, size);
     return SUCCESS;
 }
 // Memory of no pool: whoever asks for it waits.
 Result cuMemAlloc_v2(Address* to, size_t bytes) {
+    if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     Card& c = card();
     if (Result result = unless_anything_is_captured()) return result;
-    const size_t size = rounded(std::max<size_t>(bytes, 1), ALIGNMENT);
+    if (!bytes) return INVALID_VALUE;
+    const size_t size = rounded(bytes, ALIGNMENT);
     void* block = c.held() + size > c.total ? nullptr : aligned_alloc(ALIGNMENT, size);
     if (!block) return OUT_OF_MEMORY;
     memset(block, 0xFF, size);
@@ -392,6 +394,7 @@ Result cuMemAlloc_v2(Address* to, size_t bytes) {
     return SUCCESS;
 }
 Result cuMemFree_v2(Address at) {
+    if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     Card& c = card();
     if (Result result = cuCtxSynchronize()) return result;
@@ -403,17 +406,20 @@ Result cuMemFree_v2(Address at) {
     return SUCCESS;
 }
 Result cuMemHostAlloc(void** to, size_t bytes, unsigned) {
+    if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     Card& c = card();
     if (Result result = unless_anything_is_captured()) return result;
     *to = malloc(bytes);
     if (!*to) return OUT_OF_MEMORY;
+    memset(*to, 0xFF, bytes);
     c.pinned[static_cast<char*>(*to) + bytes] = bytes;
     c.pinned_bytes += bytes;
     c.most_pinned = std::max(c.most_pinned, c.pinned_bytes);
     return SUCCESS;
 }
 Result cuMemFreeHost(void* at) {
+    if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     if (Result result = unless_anything_is_captured()) return result;
     auto found = card().pinned.upper_bound(static_cast<char*>(at));
@@ -425,7 +431,9 @@ Result cuMemFreeHost(void* at) {
 }
 
 Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, void* stream) {
+    if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
+    if (Result result = unless_memory(__func__, to, bytes)) return result;
     if (Result result = state_of(streams().of(stream))) return result;
     give(stream, [=] { memset(reinterpret_cast<void*>(to), value, bytes); }, NodeKind::Set);
     return SUCCESS;
@@ -436,8 +444,10 @@ static Result captured(const void* host, size_t bytes, Stream& stream) {
     return card().is_pinned(host, bytes) ? state_of(stream) : unless_captured(stream);
 }
 Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* stream) {
+    if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     Stream& of = streams().of(stream);
+    if (Result result = unless_memory(__func__, to, bytes)) return result;
     if (Result result = captured(from, bytes, of)) return result;
     card().uploads++;
     card().uploaded += bytes;
@@ -451,8 +461,10 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* st
     return SUCCESS;
 }
 Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) {
+    if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     Stream& of = streams().of(stream);
+    if (Result result = unless_memory(__func__, from, bytes)) return result;
     if (Result result = captured(to, bytes, of)) return result;
     card().downloads++;
     card().downloaded += bytes;
@@ -462,7 +474,10 @@ Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) 
     return card().state();
 }
 Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void* stream) {
+    if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
+    if (Result result = unless_memory(__func__, to, bytes)) return result;
+    if (Result result = unless_memory(__func__, from, bytes)) return result;
     if (Result result = state_of(streams().of(stream))) return result;
     card().copies++;
     give(stream, [=] { memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); }, NodeKind::Copy);
@@ -470,50 +485,6 @@ Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void* stream
 }
 Result cuMemcpyPeerAsync(Address to, void*, Address from, void*, size_t bytes, void* stream) {
     return cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
-}
-
-Result cuModuleLoadData(void** module, const void*) {
-    std::lock_guard guard(card().lock);
-    if (Result result = unless_anything_is_captured()) return result;
-    *module = reinterpret_cast<void*>(2);
-    return SUCCESS;
-}
-Result cuModuleLoad(void** module, const char*) { return cuModuleLoadData(module, nullptr); }
-Result cuModuleUnload(void*) { return SUCCESS; }
-Result cuModuleGetFunction(void** function, void*, const char* name) {
-    auto found = emulation::kernels().find(name);
-    if (found == emulation::kernels().end()) {
-        fprintf(stderr, "emulated card: there is no kernel %s\n", name);
-        return NOT_FOUND;
-    }
-    *function = new Function{name, &found->second}; // one for each name and module
-    return SUCCESS;
-}
-Result cuFuncSetAttribute(void*, int, int) { return SUCCESS; }
-Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z,
-                      unsigned shared_bytes, void* stream, void** arguments, void**) {
-    std::lock_guard guard(card().lock);
-    const Function& f = *static_cast<Function*>(function);
-    Stream& of = streams().of(stream);
-    if (Result result = state_of(of)) return result;
-    // Those of a graph are counted when it is launched.
-    if (!of.capture) card().launches[f.name]++;
-    // Arguments are taken when the kernel is launched, not when it runs.
-    auto values = std::make_shared<std::vector<std::vector<uint64_t>>>();
-    for (size_t i = 0; i < f.kernel->sizes.size(); i++) {
-        values->emplace_back((f.kernel->sizes[i] + 7) / 8);
-        memcpy(values->back().data(), arguments[i], f.kernel->sizes[i]);
-    }
-    give(stream, [=, &f] {
-        std::vector<void*> taken;
-        for (auto& value : *values) taken.push_back(value.data());
-        std::string problem = threads_y != 1 || threads_z != 1 || !x || !y || !z ? "a grid that no kernel here has" : "";
-        if (problem.empty()) problem = emulation::launch(*f.kernel, {x, y, z}, threads, shared_bytes, taken.data(), card().schedule);
-        if (problem.empty()) return;
-        fprintf(stderr, "emulated card: %s: %s\n", f.name.c_str(), problem.c_str());
-        card().has_failed = true;
-    });
-    return card().state();
 }
 
 Result cuGetErrorName(Result error, const char** name) {

@@ -13,9 +13,13 @@ enum : Result {
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
     INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
+    INVALID_PTX = 218,
+    INVALID_HANDLE = 400,
     ILLEGAL_STATE = 401,
     NOT_FOUND = 500,
     NOT_READY = 600,
+    OUT_OF_RESOURCES = 701,
     LAUNCH_FAILED = 719,
     NOT_SUPPORTED = 801,
     CAPTURE_UNSUPPORTED = 900,
@@ -24,6 +28,16 @@ enum : Result {
     CAPTURED_EVENT = 907,
     CAPTURE_WRONG_THREAD = 908,
 };
+
+// CU_EVENT_DISABLE_TIMING.
+constexpr unsigned DISABLE_TIMING = 2;
+
+// Whether a context is current on this thread: few calls do without.
+Result unless_here(const char* call);
+// Whether these bytes of the card are allocated.
+Result unless_memory(const char* call, unsigned long long at, size_t bytes);
+// The card's compute capability, such as 80.
+int capability();
 
 // Held by each call.
 std::recursive_mutex& lock();
@@ -36,7 +50,8 @@ Result state_of(Stream& stream);
 Result invalidate(Stream& stream, Result error);
 // For calls that nobody may make of a stream that is captured.
 Result unless_captured(Stream& stream);
-// For calls that a thread may not make while it captures any stream.
+// For calls that a thread may not make while it captures any stream, unless the capture is a relaxed one, nor while another thread has begun
+// a global one.
 Result unless_anything_is_captured();
 // Memory of the graph: nothing where the host has none.
 void* allocate_in(Capture& capture, size_t bytes);

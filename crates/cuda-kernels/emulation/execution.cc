@@ -10,8 +10,13 @@ dim3 threadIdx, blockIdx, blockDim, gridDim;
 namespace emulation {
 namespace {
 
+#if defined(__SANITIZE_ADDRESS__)
+constexpr size_t STACK_BYTES = 512 << 10; // with room around each variable
+#else
 constexpr size_t STACK_BYTES = 64 << 10;
+#endif
 constexpr unsigned LANES = 32;
+constexpr size_t MARGIN = 128; // behind shared memory
 
 // As many as any launch had threads: stacks are made once.
 std::vector<Fibre> fibres;
@@ -162,7 +167,7 @@ void fail(const std::string& what) {
 }
 
 unsigned char* shared_memory() {
-    return reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(shared.data()) + 127) & ~uintptr_t(127));
+    return reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(shared.data()) + 127) & ~uintptr_t(127)) + 16;
 }
 Fibre& self() { return fibres[running]; }
 Fibre& peer(int lane) { return fibres[(running & ~(LANES - 1)) + lane]; }
@@ -192,8 +197,11 @@ std::string launch(const Kernel& kernel, dim3 grid, unsigned threads, size_t sha
     if (schedule.order == Order::Random) std::shuffle(order.begin(), order.end(), std::mt19937(blocks));
     for (size_t block : order) {
         blockIdx = {unsigned(block % grid.x), unsigned(block / grid.x % grid.y), unsigned(block / grid.x / grid.y)};
-        shared.assign(shared_bytes + 128, 0xFF);
+        shared.assign(shared_bytes + 128 + 16 + MARGIN, 0xFF);
         run_block(threads, unsigned(block));
+        const unsigned char* end = shared_memory() + shared_bytes;
+        if (problem.empty() && std::any_of(end, end + MARGIN, [](unsigned char byte) { return byte != 0xFF; }))
+            problem = "a block has written behind its shared memory";
         if (!problem.empty()) return problem;
     }
     return "";

@@ -26,7 +26,7 @@
 #define SHARED(type, name) type* name = reinterpret_cast<type*>(emulation::shared_memory())
 #define KERNEL(threads, name, ...) \
     static void name(__VA_ARGS__); \
-    static const emulation::Registered registered_##name(#name, threads, emulation::kernel<name>(name)); \
+    static const emulation::Registered registered_##name(#name, __FILE__, threads, emulation::kernel<name>(name)); \
     static void name(__VA_ARGS__)
 
 struct dim3 {
@@ -66,7 +66,7 @@ struct Fibre {
 void wait(At at, unsigned line);
 // Ends the launch with an error.
 [[noreturn]] void fail(const std::string& problem);
-// Aligned to 128 bytes.
+// Aligned to 16 bytes, as the kernels ask for, and to no more.
 unsigned char* shared_memory();
 Fibre& self();
 // The fibre of a lane of the same warp.
@@ -74,6 +74,7 @@ Fibre& peer(int lane);
 Schedule schedule();
 
 struct Kernel {
+    std::string source; // the name of its file, which becomes a module
     unsigned most_threads = 0;
     std::vector<size_t> sizes; // of its arguments
     void (*run)(void** arguments) = nullptr;
@@ -86,10 +87,12 @@ void call(void** arguments, std::index_sequence<I...>) {
 }
 template <auto F, class... A>
 Kernel kernel(void (*)(A...)) {
-    return {0, {sizeof(A)...}, [](void** arguments) { call<F, A...>(arguments, std::index_sequence_for<A...>{}); }};
+    return {"", 0, {sizeof(A)...}, [](void** arguments) { call<F, A...>(arguments, std::index_sequence_for<A...>{}); }};
 }
 struct Registered {
-    Registered(const char* name, unsigned most_threads, Kernel kernel) {
+    Registered(const char* name, const std::string& file, unsigned most_threads, Kernel kernel) {
+        const size_t from = file.rfind('/') + 1;
+        kernel.source = file.substr(from, file.rfind('.') - from);
         kernel.most_threads = most_threads;
         kernels()[name] = kernel;
     }

@@ -17,8 +17,25 @@ GraphCounts& graph_counts() {
     return *one;
 }
 
+namespace {
+// Memory of all graphs.
+std::map<void*, size_t>& all_memory() {
+    static auto* one = new std::map<void*, size_t>;
+    return *one;
+}
+} // namespace
+
+bool graphs_have(unsigned long long at, size_t bytes) {
+    auto has = [=](auto& block) {
+        const auto from = reinterpret_cast<unsigned long long>(block.first);
+        return from <= at && at + bytes <= from + block.second;
+    };
+    return std::any_of(all_memory().begin(), all_memory().end(), has);
+}
+
 Graph::~Graph() {
     for (auto& [block, bytes] : memory) {
+        all_memory().erase(block);
         graph_counts().bytes -= bytes;
         free(block);
     }
@@ -39,7 +56,9 @@ Result unless_captured(Stream& stream) { return stream.capture ? invalidate(stre
 Result unless_anything_is_captured() {
     Result result = SUCCESS;
     streams().each([&](Stream& stream) {
-        if (stream.capture && stream.capture->thread == std::this_thread::get_id()) result = unless_captured(stream);
+        if (!stream.capture || stream.capture->mode == CaptureMode::Relaxed) return;
+        const bool is_ours = stream.capture->thread == std::this_thread::get_id();
+        if (is_ours || stream.capture->mode == CaptureMode::Global) result = unless_captured(stream);
     });
     return result;
 }
@@ -48,7 +67,7 @@ void* allocate_in(Capture& capture, size_t bytes) {
     Graph& graph = *capture.graph;
     void* block = aligned_alloc(512, bytes);
     if (!block) return nullptr;
-    graph.memory[block] = bytes;
+    graph.memory[block] = all_memory()[block] = bytes;
     graph.not_freed++;
     graph_counts().allocations++;
     graph_counts().bytes += bytes;
@@ -87,7 +106,7 @@ bool has_graphs() {
 
 extern "C" {
 
-Result cuStreamBeginCapture_v2(void* stream, int) {
+Result cuStreamBeginCapture_v2(void* stream, int mode) {
     std::lock_guard guard(lock());
     if (!has_graphs()) return NOT_SUPPORTED;
     // The stream that nobody made cannot be captured.
@@ -95,6 +114,7 @@ Result cuStreamBeginCapture_v2(void* stream, int) {
     Stream& of = streams().of(stream);
     if (of.capture) return ILLEGAL_STATE;
     of.capture = std::make_unique<Capture>();
+    of.capture->mode = CaptureMode(mode);
     return SUCCESS;
 }
 Result cuStreamEndCapture(void* stream, void** graph) {

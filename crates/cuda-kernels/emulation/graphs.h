@@ -14,6 +14,9 @@ namespace emulation {
 // With the numbers of CUgraphNodeType.
 enum class NodeKind : int { Kernel = 0, Copy = 1, Set = 2, Nothing = 5, Allocation = 10, Free = 11 };
 
+// With the numbers of CUstreamCaptureMode.
+enum class CaptureMode : int { Global = 0, ThreadLocal = 1, Relaxed = 2 };
+
 struct Node {
     NodeKind kind;
     std::function<void()> work;
@@ -30,6 +33,7 @@ struct Graph {
 struct Capture {
     std::shared_ptr<Graph> graph = std::make_shared<Graph>();
     std::thread::id thread = std::this_thread::get_id();
+    CaptureMode mode = CaptureMode::Global;
     bool is_valid = true;
 };
 
@@ -38,5 +42,7 @@ struct GraphCounts {
     size_t graphs = 0, launches = 0, nodes_launched = 0, allocations = 0, bytes = 0;
 };
 GraphCounts& graph_counts();
+// Whether these bytes are memory of a graph.
+bool graphs_have(unsigned long long at, size_t bytes);
 
 } // namespace emulation

@@ -29,11 +29,14 @@ struct Event {
     size_t place = 0;
     std::shared_ptr<std::chrono::steady_clock::time_point> reached;
     bool is_captured = false;
+    bool is_timed = true;
 };
 
 class Streams {
+    static constexpr size_t MOST_FREED_BYTES = 64 << 20;
     std::vector<std::unique_ptr<Stream>> all;
     Stream null;
+    size_t freed_bytes = 0; // since memory went back to the host
 
   public:
     enum class Late { None, First, Others } late = Late::None;
@@ -82,13 +85,17 @@ class Streams {
         freed.pop_back();
         return block;
     }
-    // Memory goes back to the host when no work may look at it any more.
+    // Memory stays with its stream, as in a pool, until there is much of it: so which memory serves again does not depend on the host. It goes
+    // back to the host when no work may look at it any more.
     void release(Stream& stream, void* block, size_t bytes) {
         stream.freed[bytes].push_back(block);
+        freed_bytes += bytes;
+        if (freed_bytes < MOST_FREED_BYTES) return;
         for (auto& other : all)
             if (!other->waiting.empty()) return;
         for (auto& other : all) clear(*other);
         clear(null);
+        freed_bytes = 0;
     }
 
   private:

@@ -1,19 +1,19 @@
 // Dropout, alone and beside a residual; the activation of the feed-forward with its gate and dropout.
 #include "random.h"
 
-// A block a row: blockIdx.x is its position, blockIdx.y its sequence.
-DEVICE size_t row_of_block() { return size_t(blockIdx.y) * gridDim.x + blockIdx.x; }
+// A block a row. All are along x, because a grid has 65,535 blocks at most along its other sides. A sequence has `positions` rows.
 
 // The key of the row of this block. Where nothing is dropped there are no samples.
-DEVICE uint64_t key_of_block(const Dropout& dropout, const uint32_t* samples) {
-    return dropout.threshold > 0 ? row_key(dropout, samples[blockIdx.y], blockIdx.x) : 0;
+DEVICE uint64_t key_of_block(const Dropout& dropout, const uint32_t* samples, int positions) {
+    return dropout.threshold > 0 ? row_key(dropout, samples[blockIdx.x / positions], blockIdx.x % positions) : 0;
 }
 
 // y = residual + dropout(x); `residual` may be null.
 template <int N, class T>
-DEVICE void dropout_row(const Dropout& dropout, const uint32_t* samples, const T* residual, const T* x, T* y, int width) {
-    const size_t at = row_of_block() * width;
-    const uint64_t key = key_of_block(dropout, samples);
+DEVICE void dropout_row(const Dropout& dropout, const uint32_t* samples, const T* residual, const T* x, T* y, int positions,
+                        int width) {
+    const size_t at = size_t(blockIdx.x) * width;
+    const uint64_t key = key_of_block(dropout, samples, positions);
     float values[N], others[N];
     for (int i = threadIdx.x * N; i < width; i += blockDim.x * N) {
         load<N>(x, at + i, values);
@@ -27,9 +27,10 @@ DEVICE void dropout_row(const Dropout& dropout, const uint32_t* samples, const T
 }
 
 #define DROPOUT(suffix, T) \
-    KERNEL(256, dropout_##suffix, Dropout dropout, const uint32_t* samples, const T* residual, const T* x, T* y, int width) { \
-        if (in_fours(width, residual, x, y)) dropout_row<4>(dropout, samples, residual, x, y, width); \
-        else dropout_row<1>(dropout, samples, residual, x, y, width); \
+    KERNEL(256, dropout_##suffix, Dropout dropout, const uint32_t* samples, const T* residual, const T* x, T* y, int positions, \
+           int width) { \
+        if (in_fours(width, residual, x, y)) dropout_row<4>(dropout, samples, residual, x, y, positions, width); \
+        else dropout_row<1>(dropout, samples, residual, x, y, positions, width); \
     }
 DROPOUT(f32, float)
 DROPOUT(bf16, bf16)
@@ -59,9 +60,10 @@ DEVICE void activation(int kind, float x, float& value, float& slope) {
 
 // h = dropout(act(gate) * up); `up` may be null.
 template <int N, class T>
-DEVICE void activation_row(int kind, const Dropout& dropout, const uint32_t* samples, const T* gate, const T* up, T* h, int width) {
-    const size_t at = row_of_block() * width;
-    const uint64_t key = key_of_block(dropout, samples);
+DEVICE void activation_row(int kind, const Dropout& dropout, const uint32_t* samples, const T* gate, const T* up, T* h, int positions,
+                           int width) {
+    const size_t at = size_t(blockIdx.x) * width;
+    const uint64_t key = key_of_block(dropout, samples, positions);
     float values[N], others[N], value, slope;
     for (int i = threadIdx.x * N; i < width; i += blockDim.x * N) {
         load<N>(gate, at + i, values);
@@ -77,9 +79,10 @@ DEVICE void activation_row(int kind, const Dropout& dropout, const uint32_t* sam
 
 // The result of the forward in the memory of `gate`, the gradient of `gate` in that of `dh`, that of `up`, if there is one, in its own.
 template <int N, class T>
-DEVICE void activation_backward_row(int kind, const Dropout& dropout, const uint32_t* samples, T* gate, T* up, T* dh, int width) {
-    const size_t at = row_of_block() * width;
-    const uint64_t key = key_of_block(dropout, samples);
+DEVICE void activation_backward_row(int kind, const Dropout& dropout, const uint32_t* samples, T* gate, T* up, T* dh, int positions,
+                                    int width) {
+    const size_t at = size_t(blockIdx.x) * width;
+    const uint64_t key = key_of_block(dropout, samples, positions);
     float values[N], others[N], gradients[N], value, slope;
     for (int i = threadIdx.x * N; i < width; i += blockDim.x * N) {
         load<N>(gate, at + i, values);
@@ -100,13 +103,15 @@ DEVICE void activation_backward_row(int kind, const Dropout& dropout, const uint
 }
 
 #define ACTIVATION(suffix, T) \
-    KERNEL(256, activation_##suffix, int kind, Dropout dropout, const uint32_t* samples, const T* gate, const T* up, T* h, int width) { \
-        if (in_fours(width, gate, up, h)) activation_row<4>(kind, dropout, samples, gate, up, h, width); \
-        else activation_row<1>(kind, dropout, samples, gate, up, h, width); \
+    KERNEL(256, activation_##suffix, int kind, Dropout dropout, const uint32_t* samples, const T* gate, const T* up, T* h, int positions, \
+           int width) { \
+        if (in_fours(width, gate, up, h)) activation_row<4>(kind, dropout, samples, gate, up, h, positions, width); \
+        else activation_row<1>(kind, dropout, samples, gate, up, h, positions, width); \
     } \
-    KERNEL(256, activation_backward_##suffix, int kind, Dropout dropout, const uint32_t* samples, T* gate, T* up, T* dh, int width) { \
-        if (in_fours(width, gate, up, dh)) activation_backward_row<4>(kind, dropout, samples, gate, up, dh, width); \
-        else activation_backward_row<1>(kind, dropout, samples, gate, up, dh, width); \
+    KERNEL(256, activation_backward_##suffix, int kind, Dropout dropout, const uint32_t* samples, T* gate, T* up, T* dh, int positions, \
+           int width) { \
+        if (in_fours(width, gate, up, dh)) activation_backward_row<4>(kind, dropout, samples, gate, up, dh, positions, width); \
+        else activation_backward_row<1>(kind, dropout, samples, gate, up, dh, positions, width); \
     }
 ACTIVATION(f32, float)
 ACTIVATION(bf16, bf16)

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::cublas::{result as cublas, sys};
-use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute;
+use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg, result as driver};
 use candle_core::{CudaDevice, DType, Device, DeviceLocation, Result, Shape, Storage, Tensor, bail};
 
@@ -101,6 +101,13 @@ fn card_number(device: &Device) -> Option<usize> {
 
 fn card(device: &Device) -> Result<&CudaDevice> {
     device.as_cuda_device()
+}
+
+/// Bytes of shared memory that a block can have on a card, if it asks for them.
+pub(crate) fn most_shared_bytes(device: &Device) -> Result<usize> {
+    let of = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    let bytes = card(device)?.cuda_stream().context().attribute(of).w()?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
 /// The suffix of a dtype in names of kernels.
@@ -245,6 +252,7 @@ pub(crate) fn cast(t: &Tensor, dtype: DType) -> Result<Tensor> {
 pub(crate) unsafe fn copy_to(from: &Tensor, to: u64) -> Result<()> {
     let bytes = byte_count(from);
     let stream = card(from.device())?.cuda_stream();
+    stream.context().bind_to_thread().w()?;
     let from = address(from)?;
     // SAFETY: the tensor has these bytes; the caller's.
     unsafe { driver::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) }.w()?;
@@ -360,6 +368,8 @@ impl<'a> Kernel<'a> {
             return Ok(());
         }
         let (module, ptx) = self.module.name_and_ptx();
+        // To find a kernel in a module that is loaded, and to set what it may have, is left to the context of the thread.
+        self.card.cuda_stream().context().bind_to_thread().w()?;
         let function = self.card.get_or_load_custom_func(&self.name, module, ptx)?;
         let shared_bytes = u32::try_from(shared_bytes).map_err(candle_core::Error::wrap)?;
         if shared_bytes > SHARED_BYTES {
@@ -448,10 +458,12 @@ pub(crate) fn multiply_into_columns(
     };
     check_apart("a product", c, [a.matrix, b.matrix])?;
     let card = card(c.device())?;
+    card.cuda_stream().context().bind_to_thread().w()?;
     let (operands, result) = (kind(a.matrix.dtype()), kind(c.dtype()));
     let into = address(c)? + (first * c.dtype().size_in_bytes()) as u64;
     let [of_a, of_b, of_c] = [address(a.matrix)?, address(b.matrix)?, into].map(|at| at as *mut c_void);
-    let lead = |plain, other, is_transposed| count(if is_transposed { other } else { plain });
+    // Columns are at least one element apart, also where they have none.
+    let lead = |plain: usize, other: usize, is_transposed| count(if is_transposed { other } else { plain }.max(1));
     // cuBLAS goes by columns: it is given the transposed product, cᵀ = bᵀ aᵀ, whose matrices are the same bytes.
     // SAFETY: three matrices on the card of as many elements as the sizes say; candle's handle has candle's stream.
     unsafe {
@@ -474,7 +486,8 @@ pub(crate) fn multiply_into_columns(
             result,
             count(width)?,
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
-            sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP,
+            // Not the one for tensor cores: before Ampere it lets cuBLAS multiply f32 in f16. bf16 goes by tensor cores with either.
+            sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
         )
     }
     .w()?;

@@ -151,7 +151,7 @@ mod cuda {
 
     use candle_core::CudaDevice;
     use candle_core::cuda_backend::WrapErr;
-    use candle_core::cuda_backend::cudarc::cublas::sys::cublasSetWorkspace_v2;
+    use candle_core::cuda_backend::cudarc::cublas::sys::{cublasMath_t, cublasSetMathMode, cublasSetWorkspace_v2};
     use candle_core::cuda_backend::cudarc::driver::sys::{
         CUmemAllocationType, CUmemLocationType, CUmemPool_attribute as Attribute, CUmemPoolProps, CUmemoryPool,
         cuDriverGetVersion,
@@ -205,6 +205,7 @@ mod cuda {
         // they are done, or until this stream waits for them (`crate::copies`).
         unsafe { device.disable_event_tracking() };
         give_workspace(device)?;
+        have_sums_in_f32(device)?;
         // A pool gives everything back whenever somebody waits for the device, unless it is told to keep it.
         pool(device).and_then(|pool| set(pool, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)).w()
     }
@@ -230,6 +231,17 @@ mod cuda {
             let workspace = result::malloc_sync(bytes).w()?;
             cublasSetWorkspace_v2(*blas.handle(), workspace as *mut c_void, bytes).result().w()
         }
+    }
+
+    /// Has products computed in no less than their sums' f32. cuBLAS may cut one along its sums, and round the parts to the dtype of the result
+    /// before it adds them. Before Ampere it may multiply f32 in f16 as well, where a call names tensor cores: candle's does.
+    fn have_sums_in_f32(device: &CudaDevice) -> candle_core::Result<()> {
+        let mode = match capability(device)? < super::BF16_FROM {
+            true => cublasMath_t::CUBLAS_PEDANTIC_MATH,
+            false => cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION,
+        };
+        // SAFETY: the handle of an open device, whose context `give_workspace` has made this thread's.
+        unsafe { cublasSetMathMode(*device.cublas_handle().handle(), mode) }.result().w()
     }
 
     pub fn limit(device: &CudaDevice, most: u64) -> candle_core::Result<()> {

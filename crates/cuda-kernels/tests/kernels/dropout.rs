@@ -44,14 +44,7 @@ fn a_step_that_lies_on_the_card_has_the_mask_of_one_that_is_an_argument() {
             let mask = Mask::of(Some(&dropped()));
             let mut step = Buffer::of_entries(&[mask.step]);
             let mask = if is_on_card { mask.on_card(&mut step) } else { mask };
-            let arguments = [
-                Argument::of(mask),
-                samples.pointer(),
-                null(),
-                x.pointer(),
-                y.pointer(),
-                Argument::of(shape[2] as i32),
-            ];
+            let arguments = [Argument::of(mask), samples.pointer(), null(), x.pointer(), y.pointer()];
             run("dropout_f32", shape, &arguments, schedule);
             vec![y]
         })
@@ -69,8 +62,10 @@ fn samples() -> Buffer {
     Buffer::of(&Tensor::new(&SAMPLES, &candle_core::Device::Cpu).unwrap())
 }
 
+/// The last arguments of each kernel are the positions of a sequence and their width.
 fn run(name: &str, shape: [usize; 3], arguments: &[Argument], schedule: Schedule) {
-    launch(name, [shape[1], shape[0], 1], 64, 0, arguments, schedule);
+    let sizes = [shape[1], shape[2]].map(|size| Argument::of(size as i32));
+    launch(name, [shape[0] * shape[1], 1, 1], 64, 0, &[arguments, &sizes].concat(), schedule);
 }
 
 #[test]
@@ -90,7 +85,6 @@ fn dropout_drops_the_elements_that_the_cpu_drops() {
                             residual.as_mut().map_or_else(null, Buffer::pointer),
                             x.pointer(),
                             y.pointer(),
-                            Argument::of(shape[2] as i32),
                         ];
                         run(&format!("dropout_{}", suffix(dtype)), shape, &arguments, schedule);
                         vec![y]
@@ -117,12 +111,11 @@ fn activations_and_their_gradients_are_those_of_the_cpu() {
             for (up, d) in [(None, None), (Some(&up), Some(dropped())), (None, Some(dropped())), (Some(&up), None)] {
                 let what = format!("{activation:?} {shape:?} {dtype:?} {}", up.is_some());
                 let first = [Argument::of(kind as i32), Argument::of(Mask::of(d.as_ref()))];
-                let width = Argument::of(shape[2] as i32);
                 let got = in_every_schedule(&what, |schedule| {
                     let (mut gate, mut h, mut samples) = (Buffer::of(&gate), Buffer::new(&shape, dtype), samples());
                     let mut up = up.map(Buffer::of);
                     let of_up = up.as_mut().map_or_else(null, Buffer::pointer);
-                    let rest = [samples.pointer(), gate.pointer(), of_up, h.pointer(), width.clone()];
+                    let rest = [samples.pointer(), gate.pointer(), of_up, h.pointer()];
                     let arguments = [&first[..], &rest].concat();
                     run(&format!("activation_{}", suffix(dtype)), shape, &arguments, schedule);
                     vec![h]
@@ -134,7 +127,7 @@ fn activations_and_their_gradients_are_those_of_the_cpu() {
                     let (mut gate, mut dh, mut samples) = (Buffer::of(&gate), Buffer::of(&dh), samples());
                     let mut up = up.map(Buffer::of);
                     let of_up = up.as_mut().map_or_else(null, Buffer::pointer);
-                    let rest = [samples.pointer(), gate.pointer(), of_up, dh.pointer(), width.clone()];
+                    let rest = [samples.pointer(), gate.pointer(), of_up, dh.pointer()];
                     let arguments = [&first[..], &rest].concat();
                     run(&format!("activation_backward_{}", suffix(dtype)), shape, &arguments, schedule);
                     [gate, dh].into_iter().chain(up).collect()

@@ -5,7 +5,7 @@ use candle_core::{Error, Result, Tensor, bail};
 use super::Activation;
 use crate::cuda::{Kernel, Module, overlap, suffix, threads_along, unwritten};
 use crate::ops::dropout::Dropout;
-use crate::ops::dropout::cuda::{Mask, grid, samples};
+use crate::ops::dropout::cuda::{Mask, rows, samples};
 
 /// Its number among the kernels.
 fn number(a: Activation) -> i32 {
@@ -25,13 +25,14 @@ pub(super) fn feed_forward_activation(
 ) -> Result<Tensor> {
     let (gate, up) = (gate.contiguous()?, up.map(Tensor::contiguous).transpose()?);
     let h = unwritten(gate.shape(), gate.dtype(), gate.device())?;
-    let (grid, width) = grid(&gate)?;
+    let (rows, positions, width) = rows(&gate)?;
     let samples = samples(d, gate.device())?;
     let kernel = Kernel::new(gate.device(), Module::Dropout, format!("activation_{}", suffix(gate.dtype())))?;
     let kernel = kernel.value(number(a)).value(Mask::of(d)).tensor_or_null(samples.as_ref())?;
-    let kernel = kernel.tensor(&gate)?.tensor_or_null(up.as_ref())?.tensor(&h)?.size(width)?;
+    let kernel = kernel.tensor(&gate)?.tensor_or_null(up.as_ref())?.tensor(&h)?;
+    let kernel = kernel.size(positions)?.size(width)?;
     // SAFETY: tensors of one shape, and a sample for each sequence.
-    unsafe { kernel.launch(grid, threads_along(width), 0)? };
+    unsafe { kernel.launch([rows, 1, 1], threads_along(width), 0)? };
     Ok(h)
 }
 
@@ -51,12 +52,13 @@ pub(super) fn feed_forward_activation_backward(
     if overlap(&gate, &dh)? || others_overlap {
         bail!("{OP}: expected gate, up and dh in separate memory")
     }
-    let (grid, width) = grid(&gate)?;
+    let (rows, positions, width) = rows(&gate)?;
     let samples = samples(d, gate.device())?;
     let kernel = Kernel::new(gate.device(), Module::Dropout, format!("activation_backward_{}", suffix(gate.dtype())))?;
     let kernel = kernel.value(number(a)).value(Mask::of(d)).tensor_or_null(samples.as_ref())?;
-    let kernel = kernel.tensor(&gate)?.tensor_or_null(up.as_ref())?.tensor(&dh)?.size(width)?;
+    let kernel = kernel.tensor(&gate)?.tensor_or_null(up.as_ref())?.tensor(&dh)?;
+    let kernel = kernel.size(positions)?.size(width)?;
     // SAFETY: tensors of one shape, and a sample for each sequence.
-    unsafe { kernel.launch(grid, threads_along(width), 0)? };
+    unsafe { kernel.launch([rows, 1, 1], threads_along(width), 0)? };
     Ok((gate, dh, up))
 }

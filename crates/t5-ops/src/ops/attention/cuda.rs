@@ -5,7 +5,10 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::{Attended, Attention, MOST_HEAD_ON_DEVICE, Sizes};
-use crate::cuda::{Kernel, Module, address, count, recording, rows_address, suffix, takes_alike, unwritten, uploaded};
+use crate::cuda::{
+    Kernel, Module, address, count, most_shared_bytes, recording, rows_address, suffix, takes_alike, unwritten,
+    uploaded,
+};
 use crate::ops::decoding::Position;
 use crate::ops::dropout::cuda::{Mask, samples};
 use crate::ops::dropout::{Dropout, active};
@@ -18,7 +21,15 @@ const SMALL: usize = 256;
 /// Whether there are kernels for these operands.
 pub(super) fn takes(operands: &[&Tensor], a: &Attention, s: &Sizes) -> bool {
     let of_bias = a.bias.is_none_or(|bias| bias.dtype() == DType::F32 && crate::cuda::takes([operands[0], bias]));
-    s.head_size <= MOST_HEAD_ON_DEVICE && of_bias && takes_alike(operands.iter().copied())
+    s.head_size <= MOST_HEAD_ON_DEVICE && of_bias && takes_alike(operands.iter().copied()) && fits(operands[0], s)
+}
+
+/// Whether blocks of the card can have the shared memory of both directions. Before Ampere some cannot for the largest heads.
+fn fits(q: &Tensor, s: &Sizes) -> bool {
+    let kind = Kind::of(q.dtype(), s);
+    let [of_keys, of_queries] = kind.shared_by_backward(s.head_size);
+    let most = kind.shared_by_forward(s.head_size).max(of_keys).max(of_queries);
+    most_shared_bytes(q.device()).is_ok_and(|bytes| most <= bytes)
 }
 
 /// Whether the kernels of the backward read these statistics, and add to such a gradient.

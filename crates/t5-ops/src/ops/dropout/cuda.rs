@@ -39,23 +39,22 @@ pub(crate) fn samples(d: Option<&Dropout>, device: &Device) -> Result<Option<Ten
     d.map(|d| changing(d.samples, device)).transpose()
 }
 
-/// Blocks for the rows of `x`: its positions by its sequences; without dropout they are alike.
-pub(crate) fn grid(x: &Tensor) -> Result<([usize; 3], usize)> {
+/// The rows of `x`: all, those of a sequence, and their width. Without dropout they are alike.
+pub(crate) fn rows(x: &Tensor) -> Result<(usize, usize, usize)> {
     let (rows, width) = rows_and_width("dropout", "x", x)?;
-    let (positions, batch) = x.dims3().map_or((rows, 1), |(batch, positions, _)| (positions, batch));
-    // More blocks fit along the first side.
-    Ok(([positions, batch, 1], width))
+    Ok((rows, x.dims3().map_or(rows, |(_, positions, _)| positions), width))
 }
 
 /// `residual + dropout(x)`, or without a residual the dropped alone.
 pub(super) fn dropout(residual: Option<&Tensor>, x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
     let (x, residual) = (x.contiguous()?, residual.map(Tensor::contiguous).transpose()?);
     let y = unwritten(x.shape(), x.dtype(), x.device())?;
-    let (grid, width) = grid(&x)?;
+    let (rows, positions, width) = rows(&x)?;
     let samples = samples(d, x.device())?;
     let kernel = Kernel::new(x.device(), Module::Dropout, format!("dropout_{}", suffix(x.dtype())))?;
     let kernel = kernel.value(Mask::of(d)).tensor_or_null(samples.as_ref())?.tensor_or_null(residual.as_ref())?;
+    let kernel = kernel.tensor(&x)?.tensor(&y)?.size(positions)?.size(width)?;
     // SAFETY: three tensors of one shape, and a sample for each sequence.
-    unsafe { kernel.tensor(&x)?.tensor(&y)?.size(width)?.launch(grid, threads_along(width), 0)? };
+    unsafe { kernel.launch([rows, 1, 1], threads_along(width), 0)? };
     Ok(y)
 }

@@ -1,0 +1,102 @@
+// The emulated card: its memory, its streams, what it can, and what it was asked to do. Of the parts of the driver alone.
+//
+// LOW_MEM_T5_EMULATED_CAPABILITY is its compute capability, such as 75 (default 80). It decides which kernels load, how much shared memory a
+// block may ask for, and whether cuBLAS multiplies bf16.
+#pragma once
+#include <stdlib.h>
+#include <string.h>
+
+#include <new>
+
+#include "driver.h"
+#include "execution.h"
+
+namespace emulation {
+
+using Address = unsigned long long;
+
+constexpr size_t PAGE = 2 << 20;   // what a pool takes from the card
+constexpr size_t ALIGNMENT = 512;  // of what it gives
+constexpr size_t MARGIN = 512;     // behind it
+constexpr size_t CONTEXT = 64 << 20;
+
+// Memory that tensors are taken from. Freed blocks stay in it until it is trimmed.
+struct Pool {
+    size_t used = 0, reserved = 0, most_used = 0, most_reserved = 0, most = 0, threshold = 0;
+};
+
+struct Card {
+    std::recursive_mutex lock;
+    size_t total = 0, failure = 0;
+    int capability = 80;
+    int cards = 1, opened = 0;
+    size_t contexts = 0; // retained and not released
+    Pool own, *now = &own;
+    struct Block {
+        size_t size, bytes; // of which were asked for
+        Pool* pool;
+    };
+    std::map<Address, Block> blocks;
+    Streams streams;
+    std::map<const char*, size_t> pinned; // of the host, by their ends
+    size_t pinned_bytes = 0, most_pinned = 0;
+    std::map<Address, size_t> beside; // memory of no pool
+    size_t beside_bytes = 0;
+    bool has_failed = false;
+    size_t allocations = 0, uploads = 0, uploaded = 0, downloads = 0, downloaded = 0, copies = 0, waits = 0;
+    std::map<std::string, size_t> launches;
+    emulation::Schedule schedule;
+
+    Card() {
+        const char* bytes = getenv("LOW_MEM_T5_EMULATED_MEMORY");
+        total = bytes ? strtoull(bytes, nullptr, 10) : size_t(4) << 30;
+        if (const char* able = getenv("LOW_MEM_T5_EMULATED_CAPABILITY")) capability = atoi(able);
+        const char* several = getenv("LOW_MEM_T5_EMULATED_CARDS");
+        cards = several ? atoi(several) : 1;
+        const char* failing = getenv("LOW_MEM_T5_EMULATED_FAILURE");
+        failure = failing ? strtoull(failing, nullptr, 10) : 0;
+        const char* order = getenv("LOW_MEM_T5_EMULATED_ORDER");
+        if (order && !strcmp(order, "last")) schedule.order = emulation::Order::LastFirst;
+        if (order && !strcmp(order, "random")) schedule.order = emulation::Order::Random;
+        const char* late = getenv("LOW_MEM_T5_EMULATED_STREAMS");
+        using Late = Streams::Late;
+        if (late) streams.late = !strcmp(late, "early") ? Late::First : !strcmp(late, "late") ? Late::Others : Late::None;
+    }
+    // Whether the driver knows these bytes of the host, so that copies do not wait for them.
+    bool is_pinned(const void* at, size_t bytes) const {
+        auto found = pinned.lower_bound(static_cast<const char*>(at) + bytes);
+        return found != pinned.end() && static_cast<const char*>(at) >= found->first - found->second;
+    }
+    // Whether these bytes are memory that is allocated: that of a pool, of no pool, or of a graph.
+    bool has(Address at, size_t bytes) const {
+        auto block = blocks.upper_bound(at);
+        if (block != blocks.begin()) {
+            --block;
+            if (at + bytes <= block->first + block->second.bytes) return true;
+        }
+        auto other = beside.upper_bound(at);
+        if (other != beside.begin()) {
+            --other;
+            if (at + bytes <= other->first + other->second) return true;
+        }
+        return graphs_have(at, bytes);
+    }
+    // Shared memory of a block that asks for it: the programming guide's table of compute capabilities, less a reserved KiB.
+    int most_shared_bytes() const {
+        switch (capability) {
+        case 70: return 96 << 10;
+        case 72: return 96 << 10;
+        case 75: return 64 << 10;
+        case 80: case 87: return 163 << 10;
+        case 86: case 89: case 120: case 121: return 99 << 10;
+        default: return capability < 70 ? 48 << 10 : 227 << 10;
+        }
+    }
+    Result state() const { return has_failed ? LAUNCH_FAILED : SUCCESS; }
+    size_t held() const { return (contexts ? CONTEXT : 0) + own.reserved + (now == &own ? 0 : now->reserved) + beside_bytes + graph_counts().bytes; }
+};
+
+Card& card();
+inline size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+} // namespace emulation
