@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 
+use crate::on_a_card::arguments;
 use crate::run::Scene;
-use crate::{on_card, report};
+use crate::{on_card, report, with};
 
 /// A table of several parts, in one step without answers.
 const LARGE_TABLE: [&str; 8] = [
@@ -53,4 +54,23 @@ fn moments_in_the_hosts_memory_take_no_more_of_the_card_than_those_in_a_file() {
         println!("{key}: {host} in the host's memory, {disk} in a file");
         assert!(host <= disk + disk / 50, "{key}: {host} in the host's memory, {disk} in a file");
     }
+}
+
+#[test]
+fn a_saved_head_of_an_adapter_is_read_in_its_place() {
+    let scene = Scene::new();
+    let base = ["--output", "base", "--set", "model.vocab_size=12301", "--max-steps", "1"];
+    scene.run(&arguments(&base)).expect_code(0);
+    let head = ["--lora", "--set", "model.init_from=base/model", "--set", "lora.modules_to_save=[\"lm_head\"]"];
+    scene.run(&arguments(&[&head[..], &["--output", "run", "--max-steps", "1"]].concat())).expect_code(0);
+    scene.write("rows.jsonl", "{\"prompt\": \"2\", \"response\": \"3\"}\n");
+    let words =
+        "eval --model run/adapter --device cuda --data rows.jsonl --generate-samples 1 --max-new-tokens 2 --json";
+    let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+    scene.run_under(&with(&[("REPORT", "eval.json")]), &words).expect_code(0);
+    let most = number(&report(&scene, "eval.json"), "most_used_bytes");
+    // The base's table, and the head that was tied to it. A tensor in between would be a third one.
+    let table = 12301 * 64 * 4;
+    println!("{most} bytes at most, {table} in each table");
+    assert!(most < 3 * table, "{most} bytes at most, {table} in each table");
 }
