@@ -64,19 +64,6 @@ pub fn bring(x: &Tensor, home: &Tensor) -> Result<()> {
     }
 }
 
-/// The values of a tensor on the CPU, on another device.
-pub(crate) fn with_values(home: &Tensor, device: &Device) -> Result<Tensor> {
-    match device {
-        #[cfg(feature = "cuda")]
-        Device::Cuda(_) => {
-            let x = absent_like(home, device)?;
-            cuda::bring(&x, home)?;
-            Ok(x)
-        }
-        _ => home.to_device(device),
-    }
-}
-
 /// Refuses values of another shape or dtype.
 pub(crate) fn check_alike(name: &str, x: &Tensor, home: &Tensor) -> Result<()> {
     if (x.shape(), x.dtype()) != (home.shape(), home.dtype()) {
