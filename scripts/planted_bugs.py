@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plants bugs into copies of the kernels and of what copies beside them, one at a time, and runs their tests: each has to fail.
 
-    python3 scripts/planted_bugs.py [--only PART] [--target DIRECTORY]
+    python3 scripts/planted_bugs.py [--only PARTS] [--target DIRECTORY]
 
 Takes Python, a C++ compiler and cargo, and no card: the kernels run over the emulation. The copy of the repository is made in a
 temporary directory. Before the bugs the tests run as they are, and have to pass. Prints a table in Markdown; ends with 1 where a bug
@@ -53,6 +53,7 @@ BUGS = [
     ("bias of another position of a graph", "decoding.cu", "- query - position;", "- query;"),
     ("copy into memory that is in use", "lane.rs", "self.copying.wait(is_free)?;", "let _ = is_free;"),
     ("copy not waited for", "copies.rs", "self.lane.borrow().have_computing_wait(&done)", "Ok(drop(done))"),
+    ("memory that serves others while it is copied to", "copies.rs", "let _ = self.wait();", "let _ = &self.is_done;"),
     ("copy of values that are not there", "lane.rs", "self.copying.wait(is_ready)?;", "let _ = is_ready;"),
     ("pinned memory filled before it was copied", "lane.rs", "copy(piece.wait()?, bytes)", "copy(piece.of(piece.bytes), bytes)"),
     ("pinned memory read before it was filled", "lane.rs", "&oldest.wait()?[..part.len()]", "oldest.of(part.len())"),
@@ -106,10 +107,10 @@ def tested(copy, target, of):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="bugs whose kind or file contains this")
+    parser.add_argument("--only", default="", help="bugs whose kind or file contains one of these, separated by commas")
     parser.add_argument("--target", default=str(ROOT / "target"), help="where cargo builds")
     options = parser.parse_args()
-    bugs = [bug for bug in BUGS if options.only in bug[0] or options.only in bug[1]]
+    bugs = [bug for bug in BUGS if any(part in bug[0] or part in bug[1] for part in options.only.split(","))]
     missed = 0
     with tempfile.TemporaryDirectory() as directory:
         copy = pathlib.Path(directory)

@@ -130,3 +130,34 @@ fn a_recorded_step_asks_the_card_for_what_its_plan_says() {
         assert_eq!(counted("graphs"), 0, "{name}: nothing is recorded any more");
     }
 }
+
+#[test]
+fn steps_between_saves_have_the_same_bits() {
+    let scene = Scene::new();
+    // Gradients are given back before a save, and taken again in the step after it.
+    let saves = [&WHOLE[..], &["--set", "checkpoint.every_steps=2"]].concat();
+    let of_products = [&BF16[..], &["--set", "train.gradient_precision=bf16"]].concat();
+    for (name, way) in [("f32", &[][..]), ("bf16", &of_products)] {
+        let way = [&saves[..], way].concat();
+        let (ran, numbers, model, counts) = trained(&scene, &[], &format!("{name}-graphs"), &way);
+        let none = [("LOW_MEM_T5_GRAPHS", "none")];
+        let (_, of_each, of_model, _) = trained(&scene, &none, &format!("{name}-none"), &way);
+        assert_eq!(numbers, of_each, "{name}");
+        assert!(model == of_model, "{name}: the model has other bits");
+        assert!(!ran.err.contains("kernel by kernel"), "{name}: {}", ran.err);
+        assert!(counts["graph_launches"].as_u64() > Some(3), "{name}: {counts}");
+    }
+}
+
+#[test]
+fn steps_that_have_no_kernels_of_their_own_are_not_recorded() {
+    let scene = Scene::new();
+    let large_heads =
+        "model.overrides={num_layers=1, num_decoder_layers=1, d_model=64, d_ff=96, num_heads=1, d_kv=136}";
+    let way = [&WHOLE[..], &["--set", large_heads, "--max-steps", "6"]].concat();
+    let (ran, .., counts) = trained(&scene, &[], "run", &way);
+    assert!(!ran.err.contains("not as graphs"), "{}", ran.err);
+    assert_eq!(counts["graph_launches"], 0, "{counts}");
+    let rows = scene.events("run", "plan")[0]["bill"]["device"]["rows"].to_string();
+    assert!(!rows.contains("graphs"), "{rows}");
+}

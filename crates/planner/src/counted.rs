@@ -354,6 +354,11 @@ impl<'a> StepCounter<'a> {
         self.of_model.passes.calls(self.batch(), levers, &|specs| trainer::costs::update_on_device(options, specs))
     }
 
+    /// Whether a card can record micro-batches.
+    pub fn is_recordable(&self) -> bool {
+        self.of_model.passes.is_recordable()
+    }
+
     /// The bytes by which recorded micro-batches raise the peak of a step above [`StepCounter::training`].
     pub fn recorded_beside(&self, levers: &Levers) -> u64 {
         self.of_model.passes.recorded_beside(self.batch(), levers)

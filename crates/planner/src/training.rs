@@ -145,7 +145,8 @@ impl<'a> Offer<'a> {
 
     /// The same levers, with micro-batches recorded where that was asked for and a card can do it.
     fn repeating(&self, levers: Levers) -> Levers {
-        let is_possible = levers.layer_major.is_none() && !self.counter.pages_weights(&levers);
+        let is_possible =
+            levers.layer_major.is_none() && !self.counter.pages_weights(&levers) && self.counter.is_recordable();
         let repeats = self.job.place == Place::Device && is_possible && t5_ops::records_micro_batches();
         Levers { repeats, ..levers }
     }

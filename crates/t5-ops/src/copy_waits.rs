@@ -8,6 +8,8 @@
 
 use candle_core::{Device, Result, Tensor};
 
+use crate::transfer::copied_to;
+
 /// Copies of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CopyWaits {
@@ -65,7 +67,7 @@ pub fn moved(x: &Tensor, to: &Device) -> Result<Tensor> {
         return Ok(x.clone());
     }
     let card = if to.is_cpu() { x.device() } else { to };
-    let moved = waiting(card, || x.to_device(to))?;
+    let moved = waiting(card, || copied_to(x, to))?;
     if to.is_cpu() {
         note_from_card(x)
     } else {

@@ -69,6 +69,7 @@ mod rounds;
 mod simd;
 mod staging;
 mod storage;
+mod transfer;
 #[cfg(test)]
 extern crate self as t5_ops;
 #[cfg(test)]
@@ -95,7 +96,7 @@ pub use ops::adafactor::{
 };
 pub use ops::adamw::{AdamwHyper, AdamwUpdate, adamw, adamw_needs, adamw_of_each};
 pub use ops::attention::{
-    Attended, Attention, Sizes as AttentionSizes, attention, attention_at, attention_backward,
+    Attended, Attention, MOST_HEAD_ON_DEVICE, Sizes as AttentionSizes, attention, attention_at, attention_backward,
     attention_backward_needs, attention_needs,
 };
 pub use ops::cross_entropy::{
@@ -127,6 +128,7 @@ pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser
 pub use replay::Replay;
 pub use rounds::Rounds;
 pub use staging::{STAGING_BYTES, Staged, Staging};
+pub use transfer::copied_to;
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.
 pub const KERNELS_VERSION: u32 = 4;

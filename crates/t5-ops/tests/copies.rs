@@ -145,7 +145,7 @@ fn whenever_streams_do_their_work_copies_wait_for_it() {
 #[test]
 fn values_that_nobody_waits_for_are_there_before_their_memory_serves_others() {
     let card = t5_ops::open_card(0).expect("a card, or the emulated one");
-    let [_, large] = home(1);
+    let [small, large] = home(1);
     for _ in 0..3 {
         let to = absent::absent_like(&large, &card).unwrap();
         let mut coming = Coming::begin(&to).unwrap();
@@ -153,8 +153,11 @@ fn values_that_nobody_waits_for_are_there_before_their_memory_serves_others() {
         drop(coming);
         drop(to);
         let others = Tensor::zeros(LARGE, DType::F32, &card).unwrap();
-        // A late copy would otherwise arrive after the values were read.
-        card.synchronize().unwrap();
+        // A late copy would otherwise be carried out after the values were read. One more that is waited for comes behind it.
+        let last = absent::absent_like(&small, &card).unwrap();
+        let mut coming = Coming::begin(&last).unwrap();
+        coming.copy(&small).unwrap();
+        coming.arrive().unwrap();
         assert!(bits(&others).iter().all(|&bits| bits == 0));
     }
 }

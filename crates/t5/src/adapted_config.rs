@@ -96,7 +96,8 @@ mod tests {
         let error = validate(Lora { targets: names(&["query"]), ..Lora::default() }).unwrap_err();
         assert!(error.contains("query"), "{error}");
         assert_eq!(validate(Lora { modules_to_save: vec!["lm_head".into()], ..Lora::default() }), Ok(()));
-        assert!(validate(Lora { modules_to_save: vec!["head".into()], ..Lora::default() }).is_err());
+        let unknown = Lora { modules_to_save: vec!["head".into()], ..Lora::default() }.validate(&config).unwrap_err();
+        assert_eq!(unknown.hint().unwrap(), "set `lora.modules_to_save`");
         let saved_alone = Lora { targets: names(&["wo"]), modules_to_save: vec!["wo".into()], ..Lora::default() };
         assert!(validate(saved_alone).unwrap_err().contains("lora.modules_to_save"));
         assert!(validate(Lora { rank: 0, ..Lora::default() }).is_err());

@@ -166,6 +166,8 @@ impl Error {
                 "adapter_config.json and the tensors beside it must belong together, and to this model".into(),
             ),
             Error::Json { .. } => Some("the file must hold one JSON object; was it cut short?".into()),
+            // Settings of an adapter are no part of that file.
+            Error::Config { key, .. } if key.starts_with("lora.") => Some(format!("set `{key}`")),
             Error::Config { key, .. } => Some(format!("set `{key}` in the model's config.json")),
             Error::Family { .. } => Some(
                 "T5, T5 v1.1, flan-T5, mT5, mT0, UMT5, ByT5, CodeT5, MADLAD-400 and UL2 are read; docs/models.md lists them"

@@ -172,7 +172,14 @@ impl Reader {
     /// [`Error::Safetensors`] when the file has no such tensor, [`Error::TensorMismatch`] when it is not
     /// stored in f32, f16, bf16 or f64 (u32 for u32), [`Error::Io`].
     pub fn read(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        let stretch = self.stretch(name)?;
+        let tensor = Tensor::zeros(self.stretch(name)?.shape.as_slice(), dtype, device)?;
+        self.read_over(name, &tensor)?;
+        Ok(tensor)
+    }
+
+    /// As [`Reader::read`], into a tensor of the same shape.
+    pub(crate) fn read_over(&self, name: &str, tensor: &Tensor) -> Result<()> {
+        let (stretch, dtype) = (self.stretch(name)?, tensor.dtype());
         let stored = self.stored_dtype(name, &stretch)?;
         if (stored == DType::U32) != (dtype == DType::U32) {
             return Err(Error::TensorMismatch {
@@ -182,20 +189,18 @@ impl Reader {
                 got: format!("{stored:?}"),
             });
         }
-        let tensor = Tensor::zeros(stretch.shape.as_slice(), dtype, device)?;
         if tensor.elem_count() == 0 {
-            return Ok(tensor);
+            return Ok(());
         }
         let flat = tensor.flatten_all()?;
         let mut first = 0;
         self.pieces(&stretch, PIECE_BYTES, |bytes| {
             let count = bytes.len() / stored.size_in_bytes();
-            let piece = Tensor::from_raw_buffer(bytes, stored, &[count], device)?.to_dtype(dtype)?;
+            let piece = Tensor::from_raw_buffer(bytes, stored, &[count], tensor.device())?.to_dtype(dtype)?;
             flat.slice_set(&piece, 0, first)?;
             first += count;
             Ok(())
-        })?;
-        Ok(tensor)
+        })
     }
 
     /// Reads some rows of a tensor as `dtype`: shape (count, ..), or of a vector (count,).
@@ -223,7 +228,7 @@ impl Reader {
     /// Whether the stored tensor has exactly the values of `tensor`, in its dtype.
     pub(crate) fn equals(&self, name: &str, tensor: &Tensor) -> Result<bool> {
         self.has_values(name, (tensor.dims(), tensor.dtype()), |first, count| {
-            Ok(tensor.narrow(0, first, count)?.to_device(&Device::Cpu)?)
+            Ok(t5_ops::copied_to(&tensor.narrow(0, first, count)?, &Device::Cpu)?)
         })
     }
 
@@ -526,7 +531,7 @@ impl<W: Write> Writer<W> {
         let piece_values = PIECE_BYTES / 8;
         for first in (0..flat.elem_count()).step_by(piece_values) {
             let piece = flat.narrow(0, first, piece_values.min(flat.elem_count() - first))?;
-            let bytes = little_endian(&piece.to_device(&Device::Cpu)?, dtype)?;
+            let bytes = little_endian(&t5_ops::copied_to(&piece, &Device::Cpu)?, dtype)?;
             self.sink.write_all(&bytes).map_err(Error::io(&self.path))?;
         }
         Ok(())

@@ -90,9 +90,20 @@ impl<T: Ops> Gradients<T> {
         self.slots.iter().enumerate().filter_map(|(index, slot)| Some((index, slot.gradient()?)))
     }
 
-    /// Each parameter's accumulator, if there is one, and whether nothing has been added to it.
-    pub(crate) fn accumulators(&self) -> impl Iterator<Item = (Option<&T>, bool)> {
-        self.slots.iter().map(|slot| (slot.accumulator.as_ref(), slot.empty))
+    /// The accumulators that there are.
+    pub(crate) fn accumulators(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|slot| slot.accumulator.as_ref())
+    }
+
+    /// Gives each trained parameter its accumulator. Those that there were not are empty.
+    pub(crate) fn provide(&mut self, parameters: &[Parameter<T>]) -> Result<()> {
+        for (index, parameter) in parameters.iter().enumerate() {
+            if self.slots[index].trainable && self.slots[index].accumulator.is_none() {
+                self.taken(index, &parameter.tensor)?;
+                self.slots[index].empty = true;
+            }
+        }
+        Ok(())
     }
 
     /// Which accumulators are empty, in the model's order.

@@ -60,13 +60,6 @@ impl<T: Ops> Slot<T> {
             dbias: None,
         }
     }
-
-    /// A slot with the tensors that forward keeps for backward, and nothing else. They share their memory.
-    fn kept(&self) -> Self {
-        let Slot { bias, encoded, saved, .. } = self;
-        let (bias, encoded, saved) = (bias.clone(), encoded.clone(), saved.clone());
-        Slot { bias, x: None, encoded, saved, dz: None, dx: None, source: SourceGradient::NotWanted, dbias: None }
-    }
 }
 
 /// The gradient of a stack's first activations, which waits for the table's gradient.

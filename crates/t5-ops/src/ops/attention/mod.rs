@@ -44,7 +44,7 @@ pub struct Attention<'a> {
 }
 
 /// The largest head for which a card has kernels.
-const MOST_HEAD_ON_DEVICE: usize = 128;
+pub const MOST_HEAD_ON_DEVICE: usize = 128;
 /// Keys of a block of a card's backward, the fewest: each block has sums of the bias's gradient.
 const KEYS_OF_BLOCK_ON_DEVICE: usize = 32;
 

@@ -112,8 +112,8 @@ impl AdapterDirectory {
     pub fn fill(&self, parameters: &[Parameter]) -> Result<()> {
         for Parameter { name, tensor, .. } in parameters {
             if self.has(name) {
-                let values = self.read(name, tensor.dtype(), tensor.device())?;
-                tensor.flatten_all()?.slice_set(&values.flatten_all()?, 0, 0)?;
+                // Not by a tensor in between: a saved head is as large as the table.
+                self.reader.read_over(&format!("{PREFIX}{name}"), tensor)?;
             }
         }
         Ok(())

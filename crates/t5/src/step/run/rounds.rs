@@ -29,8 +29,8 @@ pub(crate) struct Kind {
     dropouts: [u64; 2],
     recompute_blocks: usize,
     events: usize,
-    /// Whether each parameter has an accumulator, and whether nothing has been added to it.
-    gradients: Vec<[bool; 2]>,
+    /// Whether nothing has been added to each parameter's gradient.
+    empty: Vec<bool>,
 }
 
 /// Recorded micro-batches. On the host, a recorded one leaves which gradients are empty after it.
@@ -69,7 +69,7 @@ impl Kind {
             dropouts: [cx.dropout.to_bits(), cx.adapter_dropout.to_bits()],
             recompute_blocks: cx.recompute_blocks,
             events,
-            gradients: gradients.accumulators().map(|(sum, is_empty)| [sum.is_some(), is_empty]).collect(),
+            empty: gradients.are_empty(),
         }
     }
 }
@@ -81,8 +81,7 @@ impl Repeats<Tensor> for MicroBatches {
         let (tensors, samples) = ([batch.ids(false), batch.ids(true)], batch.samples.as_slice());
         let changing = Changing { tensors: &tensors, lengths, samples, seed: cx.seed, step: cx.step };
         let weights = round.parameters.iter().map(|parameter| &parameter.tensor);
-        let gradients = round.gradients.accumulators().filter_map(|(sum, _)| sum);
-        let lies = weights.chain(gradients).map(Tensor::id).collect();
+        let lies = weights.chain(round.gradients.accumulators()).map(Tensor::id).collect();
         Ok(self.borrow_mut().begin(Kind::of(round), lies, &changing)?)
     }
 
@@ -154,6 +153,8 @@ impl<T: Ops> Step<'_, T> {
         observer: &mut dyn Observer<T, E>,
     ) -> Result<bool, E> {
         let (batch, cx, parameters) = (&self.batches[span.micro_batch], &self.cx, self.parameters);
+        // A round's own memory serves others when the round is over, and gradients outlive it.
+        gradients.provide(parameters)?;
         if !repeats.begin(&Round { batch, cx, parameters, gradients, events: events.len() })? {
             return self.carry_out_each(events, gradients, observer);
         }
@@ -187,14 +188,24 @@ impl<T: Ops> Step<'_, T> {
         if observer.interrupted() {
             return Ok(false);
         }
-        // Backward may have to run twice only while it is recorded. Otherwise this copy would hold tensors that backward drops.
-        let before = repeats.is_recorded_now().then(|| (self.slots[i].kept(), gradients.are_empty()));
+        // Backward may have to run twice only while it is recorded.
+        let before = repeats.is_recorded_now().then(|| gradients.are_empty());
+        let (mut dz, mut is_undone) = (dz, false);
         self.slots[i].dz = dz.clone();
         let was_done = repeats.phase(&mut |turn| {
-            if let (Turn::Undo, Some((kept, empty))) = (turn, &before) {
-                self.slots[i] = Slot { dz: dz.clone(), ..kept.kept() };
+            if let (Turn::Undo, Some(empty)) = (turn, &before) {
+                self.slots[i] = Slot::new(self.network);
                 gradients.set_empty(empty);
+                is_undone = true;
                 return Ok(());
+            }
+            if is_undone {
+                // Whatever backward cannot be recorded for may read tensors without being seen. So recorded launches of forward may have
+                // used their memory again, and forward runs once more.
+                self.compute(up, gradients)?;
+                self.slots[i].x = None;
+                // A tensor of its own, so that the arena is given back.
+                self.slots[i].dz = dz.take().map(|dz| dz.copied()).transpose()?;
             }
             self.compute(down, gradients)
         })?;

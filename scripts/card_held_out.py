@@ -1,0 +1,389 @@
+#!/usr/bin/env python3
+"""Random cases of a card that no test has: predicted and counted memory, results beside the CPU's, and failures.
+
+    python3 scripts/card_held_out.py --binary target/release/train_low_mem [--seed 1] [--cases 60] [--only 7,12] [--jobs 2] [--output DIR]
+
+Takes a build with the feature `cuda` and a card, or a build over the emulated one (docs/gpu.md), whose report has the bytes of tensors.
+A case is drawn from its number and the seed alone: the model's shape, precision, optimizer, adapter, levers, graphs, rows, and a budget
+of the card. Its run on the card is compared with one on the CPU; some are killed and resumed, and some models are evaluated and answer
+afterwards. Writes OUTPUT/card_held_out.jsonl, one line a case, and prints a table. Ends with 1 where a case failed.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import math
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from verify_card import MIB, TOLERANCE, Training, distance, has_checkpoint, quoted
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TOKENIZER = ROOT / "data" / "sample-tokenizer.json"
+# The emulated card takes a minute where a processor takes a second.
+LONGEST_SECONDS = 600
+# The row "pool" of a bill (`crates/planner/src/place.rs`): the emulated driver has nothing of it.
+POOL_UNIT, POOL_FACTOR = 32 * MIB, 1.03
+
+
+# In f32, of losses of models with a relu: its kink makes more of rounding (`SMOOTH` in `verify_card.py`).
+KINK = 6e-3
+
+# Keys that are refused on the CPU.
+OF_CARDS = ["memory.offload_to", "memory.copy_overlap", "memory.weight_copies"]
+
+
+def sets(**keys):
+    return {name.replace("__", "."): value for name, value in keys.items()}
+
+
+def shape(draw):
+    """A small model of odd sizes."""
+    gated = draw.random() < 0.6
+    kind = draw.choice(["relu", "gelu_new", "gelu", "silu"])
+    return {
+        "d_model": draw.choice([24, 33, 40, 56, 65, 72, 96, 100]), "d_kv": draw.choice([7, 8, 12, 16, 17, 32, 64, 128, 136]),
+        "num_heads": draw.choice([1, 2, 3, 5]), "d_ff": draw.choice([31, 64, 90, 129, 200]),
+        "num_layers": draw.choice([1, 1, 2, 3]), "num_decoder_layers": draw.choice([1, 1, 2, 3]),
+        "feed_forward_proj": f"gated-{kind.removesuffix('_new')}" if gated else kind.removesuffix("_new"),
+        "tie_word_embeddings": draw.random() < 0.6,
+        **dict(zip(["relative_attention_num_buckets", "relative_attention_max_distance"], draw.choice([(8, 11), (32, 128), (32, 17)]))),
+    }
+
+
+def wide(draw, model):
+    """The same with a large table, so that tensors are more than the fixed costs."""
+    return {**model, "d_model": draw.choice([96, 104, 131]), "num_layers": 1, "num_decoder_layers": 1, "d_kv": 16, "num_heads": 3}
+
+
+def case(number, seed):
+    """The case of a number: everything that it is made of."""
+    draw = random.Random(f"{seed} {number}")
+    model, is_wide = shape(draw), number % 3 == 0
+    if is_wide:
+        model = wide(draw, model)
+    vocabulary = draw.choice([30_001, 50_021] if is_wide else [1_024, 1_025, 1_031, 2_047])
+    precision = draw.choice(["f32", "f32", "bf16", "stochastic", "stochastic with bf16 gradients"])
+    adapter = draw.choice(["", "", "", "lora", "dora", "rslora", "saved"])
+    batch, source, target = draw.choice([2, 3, 5]), draw.choice([3, 9, 17, 31]), draw.choice([2, 2, 5, 13])
+    if is_wide:
+        batch, source, target = 2, min(source, 9), min(target, 5)
+    optimizer = draw.choice(["adafactor", "adamw"])
+    keys = sets(train__batch_size=batch, data__max_source_tokens=source, data__max_target_tokens=target, run__seed=draw.randint(1, 999),
+                train__dropout=draw.choice([0, 0.1]), optimizer__name=optimizer, optimizer__learning_rate=1e-3, run__log_every_steps=1,
+                train__eval_samples=draw.choice([1, 3]), train__eval_generate_samples=draw.choice([0, 1, 2]), train__sample_generations=0,
+                train__eval_max_new_tokens=3, checkpoint__every_steps=2)
+    if precision != "f32":
+        keys |= sets(train__precision="bf16")
+    if precision.startswith("stochastic") and not adapter:
+        keys |= sets(train__master_weights="stochastic-rounding")
+    if precision.endswith("gradients") and not adapter:
+        keys |= sets(train__gradient_precision="bf16")
+    if optimizer == "adafactor" and draw.random() < 0.3:
+        keys |= sets(optimizer__beta1=0.9)
+    if adapter:
+        keys |= sets(lora__rank=draw.choice([1, 3, 8]), lora__dropout=draw.choice([0, 0.1]))
+        keys |= {"dora": sets(lora__dora="true"), "rslora": sets(lora__rslora="true"),
+                 "saved": sets(lora__modules_to_save='["lm_head"]')}.get(adapter, {})
+        base = draw.choice(["none", "int8", "nf4"])
+        keys |= sets(model__base_precision=base) if base != "none" else {}
+    keys |= levers(draw, precision, optimizer, batch)
+    environment = {"LOW_MEM_T5_GRAPHS": draw.choice(["none", "tokens", "all"]),
+                   "LOW_MEM_T5_EMULATED_STREAMS": draw.choice(["", "early", "late"]),
+                   "LOW_MEM_T5_EMULATED_ORDER": draw.choice(["", "random"])}
+    return {
+        "number": number, "model": model, "vocabulary": vocabulary, "precision": precision, "adapter": adapter, "keys": keys,
+        "steps": 8 if environment["LOW_MEM_T5_GRAPHS"] == "all" and not is_wide else 3, "environment": {k: v for k, v in environment.items() if v},
+        "even": draw.random() < 0.8, "budget": draw.choice([None, None, 1.0, 1.05, 1.2, 1.5]),
+        "then": draw.choice(["", "resume", "answers", "beams"]),
+    }
+
+
+def levers(draw, precision, optimizer, batch):
+    """Pins of memory; most cases leave some to the planner."""
+    keys = {}
+    if draw.random() < 0.5:
+        keys |= sets(memory__micro_batch_samples=draw.randint(1, batch))
+    if draw.random() < 0.4:
+        keys |= sets(memory__loss_chunk_rows=draw.choice([1, 3, 7, 33]))
+    order = draw.choice(["auto", "micro-batch-major", "layer-major", "layer-major"])
+    if order != "auto":
+        keys |= sets(memory__accumulation=order)
+    if order == "layer-major":
+        for name in ["activation", "gradient", "weight", "optimizer"]:
+            if name != "optimizer" or optimizer == "adamw":
+                keys |= {f"memory.{name}_offload": draw.choice(["none", "disk"])}
+        if "disk" in keys.values():
+            keys |= sets(memory__offload_to=draw.choice(["host", "disk"]), memory__copy_overlap=draw.choice(["none", "block"]))
+        if draw.random() < 0.3:
+            keys |= sets(memory__attention_heads="keep")
+    elif draw.random() < 0.4:
+        keys |= sets(memory__recompute_blocks=draw.choice([0, 1, 2]))
+    if precision == "bf16" and draw.random() < 0.5:
+        keys |= sets(memory__weight_copies=draw.choice(["none", "bf16"]))
+    return keys
+
+
+def rows(case, path):
+    """Rows of some lengths, or all longer than the limits."""
+    draw = random.Random(case["number"])
+    words = lambda most: " ".join(str(draw.randint(0, 99)) for _ in range(most if case["even"] else draw.randint(1, most)))
+    path.write_text("".join(json.dumps({"prompt": words(33), "response": words(15)}) + "\n" for _ in range(64)))
+
+
+class Wrong(Exception):
+    """Something that a case must not do."""
+
+
+class Tried:
+    """One case on its way: its directory, and the runs so far."""
+
+    def __init__(self, options, case, directory):
+        self.options, self.case, self.directory = options, case, directory
+        self.commands, self.said = [], []
+        rows(case, directory / "rows.jsonl")
+
+    def ours(self, words, device, until=None, limit=LONGEST_SECONDS, report=None):
+        """Runs the binary; exit code, standard output and standard error."""
+        words = [str(self.options.binary.resolve()), *map(str, words), "--device", device]
+        environment = {**os.environ, "LOW_MEM_T5_PRICES": "built-in", **(self.case["environment"] if device == "cuda" else {})}
+        environment.pop("RUST_BACKTRACE", None)
+        if report:
+            environment["LOW_MEM_T5_EMULATED_REPORT"] = str(report)
+        self.commands.append(" ".join(map(quoted, words)))
+        with open(self.directory / "out", "w+") as out, open(self.directory / "err", "w+") as err:
+            child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=self.directory, env=environment)
+            began = time.monotonic()
+            while child.poll() is None:
+                time.sleep(0.01)
+                if time.monotonic() - began > limit or (until and until()):
+                    child.send_signal(signal.SIGKILL)
+                    child.wait()
+            out.seek(0), err.seek(0)
+            ran = child.returncode, out.read(), err.read()
+        if time.monotonic() - began > limit:
+            raise Wrong(f"did not end within {limit} s")
+        if "panicked" in ran[2]:
+            raise Wrong(f"a panic: {ran[2][-600:]}")
+        self.said += [line for line in ran[2].splitlines() if line.startswith("warning")]
+        return ran
+
+    def flags(self, name, more=(), device="cuda"):
+        keys = {"data.train": "rows.jsonl", "data.validation": "rows.jsonl", "data.tokenizer": TOKENIZER, **self.case["keys"]}
+        if device == "cpu":
+            keys = {key: value for key, value in keys.items() if key not in OF_CARDS}
+        if self.case["adapter"]:
+            keys["model.init_from"] = "base/model"
+        else:
+            keys |= {"model.config": "tiny", "model.vocab_size": self.case["vocabulary"], "model.overrides": inline(self.case["model"])}
+        words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+        return ["train", *words, "--max-steps", self.case["steps"], "--output", name, *more]
+
+    def base(self):
+        """The model below an adapter."""
+        keys = {"model.config": "tiny", "model.vocab_size": self.case["vocabulary"], "model.overrides": inline(self.case["model"]),
+                "data.train": "rows.jsonl", "data.tokenizer": TOKENIZER, "train.batch_size": 1, "data.max_source_tokens": 4,
+                "data.max_target_tokens": 2}
+        words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+        code, _, err = self.ours(["train", *words, "--max-steps", 1, "--output", "base"], "cpu")
+        if code:
+            raise Wrong(f"the base: exit code {code}: {err[-400:]}")
+
+    def trained(self, name, device, more=(), **how):
+        code, _, err = self.ours(self.flags(name, more, device), device, **how)
+        if code == 2:
+            raise NotImplementedError(said(err))
+        if code:
+            raise Wrong(f"{name}: exit code {code}: {said(err)}")
+        return Training(self.directory / name, None)
+
+    def budget(self):
+        """The budget of the case: a multiple of the smallest that a refusal names."""
+        if not self.case["budget"]:
+            return [], {}
+        code, _, err = self.ours(self.flags("refused", ["--device-memory-budget", "1MiB"]), "cuda")
+        found = re.search(r"--device-memory-budget (\d+(?:\.\d+)?)(MiB|GiB)", err)
+        if code == 2:
+            raise NotImplementedError(said(err))
+        if code != 3 or not found:
+            raise Wrong(f"a budget of 1 MiB: exit code {code}: {said(err)}")
+        smallest = float(found[1]) * (1024 if found[2] == "GiB" else 1)
+        mib = math.ceil(smallest * self.case["budget"])
+        return ["--device-memory-budget", f"{mib}MiB"], {"smallest_mib": smallest, "budget_mib": mib}
+
+    def trial(self):
+        """The whole case; numbers, or what is wrong."""
+        case = self.case
+        if case["adapter"]:
+            self.base()
+        budget, numbers = self.budget()
+        report = self.directory / "report.json"
+        run = self.trained("card", "cuda", budget, report=report)
+        numbers |= memory(run, report)
+        if budget and numbers["peak_mib"] > numbers["budget_mib"]:
+            raise Wrong(f"the peak is above the budget: {numbers}")
+        if numbers["peak_mib"] > numbers["predicted_mib"]:
+            raise Wrong(f"the peak is above the prediction: {numbers}")
+        cpu = self.trained("cpu", "cpu")
+        numbers |= beside_the_cpu(run, cpu, case["precision"], "relu" in case["model"]["feed_forward_proj"] and case["precision"] == "f32")
+        if case["then"] == "resume":
+            self.resumed(run, budget)
+        elif case["then"]:
+            numbers |= self.answers(case["then"])
+        return numbers
+
+    def resumed(self, whole, budget):
+        """A run that is killed after a checkpoint and goes on has the losses of one that is not."""
+        metrics = self.directory / "killed" / "metrics.jsonl"
+        code, _, _ = self.ours(self.flags("killed", budget), "cuda", until=lambda: has_checkpoint(metrics))
+        if code != -signal.SIGKILL:
+            return
+        again = self.trained("killed", "cuda", [*budget, "--keep-training"])
+        for key in ["loss", "grad_norm"]:
+            if again.of_steps(key) != whole.of_steps(key):
+                raise Wrong(f"resumed: {key} {again.of_steps(key)}, without a kill {whole.of_steps(key)}")
+        if again.digest != whole.digest:
+            raise Wrong("resumed: the model has other bits")
+
+    def answers(self, way):
+        """`eval` and `generate` with the model, beside those of the CPU."""
+        beams = 3 if way == "beams" else 1
+        model = "card/adapter" if self.case["adapter"] else "card/model"
+        numbers = {}
+        words = ["eval", "--model", model, "--data", "rows.jsonl", "--samples", 5, "--generate-samples", 3, "--max-new-tokens", 6,
+                 "--num-beams", beams, "--json", "--show", 0]
+        for key in ["data.max_source_tokens", "data.max_target_tokens"]:
+            words += ["--set", f"{key}={self.case['keys'][key]}"]
+        results = {}
+        for device in ["cuda", "cpu"]:
+            report = self.directory / "of-eval.json"
+            code, out, err = self.ours([*words, "--predictions", f"{device}.jsonl"], device, report=report if device == "cuda" else None)
+            if code:
+                raise Wrong(f"eval on {device}: exit code {code}: {said(err)}")
+            results[device] = json.loads(out.strip().splitlines()[-1])
+            if device == "cuda":
+                of = results[device]
+                peak, predicted = of["device_peak_bytes"], of["predicted_device_peak_bytes"]
+                numbers = {"eval_" + key: value for key, value in shares(peak, predicted, report).items()}
+        losses = [results[device]["loss"] for device in ["cuda", "cpu"]]
+        if abs(losses[0] - losses[1]) > TOLERANCE["f32"] * abs(losses[1]):
+            raise Wrong(f"eval: losses {losses}")
+        answers = [[json.loads(line)["response"] for line in (self.directory / f"{device}.jsonl").read_text().splitlines() if "response" in line]
+                   for device in ["cuda", "cpu"]]
+        if answers[0] != answers[1]:
+            raise Wrong(f"eval: answers {answers}")
+        words = ["generate", "--model", model, "--prompt", "2 + 2", "--max-new-tokens", 9, "--num-beams", beams, "--json"]
+        said_by = [self.ours(words, device) for device in ["cuda", "cpu"]]
+        if any(code for code, _, _ in said_by):
+            raise Wrong(f"generate: {said_by}")
+        ours, others = [json.loads(out) for _, out, _ in said_by]
+        # Greedy answers have no score unless it is asked for.
+        scores = [float(of.get("score", 0)) for of in (ours, others)]
+        if ours["response"] != others["response"] or abs(scores[0] - scores[1]) > TOLERANCE["f32"] * abs(scores[1]):
+            raise Wrong(f"generate: {ours}, {others}")
+        return numbers
+
+
+def shares(peak, predicted, report):
+    """Peaks in MiB. Without the pool's row, an assumption about real drivers, the prediction of tensors stands beside their count."""
+    numbers = {"peak_mib": peak / MIB, "predicted_mib": predicted / MIB, "error_percent": 100 * (predicted / peak - 1)}
+    if report.exists():
+        counted = json.loads(report.read_text())
+        context = peak - counted["most_reserved_bytes"]
+        tensors, of_plan = counted["most_used_bytes"], (predicted - context - POOL_UNIT) / POOL_FACTOR
+        numbers |= {"tensors_mib": tensors / MIB, "predicted_tensors_mib": of_plan / MIB, "tensors_error_percent": 100 * (of_plan / tensors - 1)}
+    return numbers
+
+
+def memory(run, report):
+    """Predicted and counted memory of a run on the card."""
+    end = run.last("end")
+    numbers = shares(end["device_peak_bytes"], end["predicted_device_peak_bytes"], report)
+    return numbers | {"plan": run.last("plan")["bill"]["conclusion"], "replans": sum(event["event"] == "replan" for event in run.events), "micro_batch": run.last("plan")["micro_batch_samples"]}
+
+
+def beside_the_cpu(run, cpu, precision, is_relu):
+    worst, step = distance(run.of_steps("loss"), cpu.of_steps("loss"))
+    norms, _ = distance(run.of_steps("grad_norm"), cpu.of_steps("grad_norm"))
+    if worst > (KINK if is_relu else TOLERANCE["f32" if precision == "f32" else "bf16"]):
+        raise Wrong(f"the loss of step {step} is {worst:.1e} from the CPU's: {run.of_steps('loss')}, {cpu.of_steps('loss')}")
+    return {"worst_loss": worst, "worst_norm": norms}
+
+
+def inline(model):
+    text = lambda value: json.dumps(value)
+    return "{" + ", ".join(f"{key}={text(value)}" for key, value in model.items()) + "}"
+
+
+def said(err):
+    lines = [line for line in err.strip().splitlines() if line.strip()]
+    return " / ".join(lines[-6:])[-700:]
+
+
+def tried(options, number):
+    """The case's line: what it is, its verdict, its numbers."""
+    of, began = case(number, options.seed), time.monotonic()
+    directory = pathlib.Path(tempfile.mkdtemp(prefix=f"case-{number}-", dir=options.output))
+    one, verdict, reason, numbers = Tried(options, of, directory), "ok", "", {}
+    try:
+        numbers = one.trial()
+    except NotImplementedError as error:
+        verdict, reason = "refused", str(error)
+    except Wrong as error:
+        verdict, reason = "failed", str(error)
+    except Exception as error:  # One case never ends the script.
+        verdict, reason = "failed", f"this script: {error!r}"
+    if verdict != "failed":
+        shutil.rmtree(directory)
+    line = {**of, "verdict": verdict, "reason": reason, "numbers": numbers, "warnings": sorted(set(one.said)), "commands": one.commands,
+            "seconds": round(time.monotonic() - began, 1)}
+    shown = ", ".join(f"{key} {value:.4g}" for key, value in numbers.items() if not isinstance(value, str))
+    print(f"{number:3} {verdict:8} {line['seconds']:6.1f} s  {reason or shown}", flush=True)
+    return line
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=pathlib.Path, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cases", type=int, default=60)
+    parser.add_argument("--only", default="", help="numbers of cases, separated by commas")
+    parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("card-held-out"))
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    options.output = options.output.resolve()
+    numbers = [int(number) for number in options.only.split(",")] if options.only else range(1, options.cases + 1)
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        lines = []
+        for line in pool.map(lambda number: tried(options, number), numbers):
+            lines.append(line)
+            with open(options.output / "card_held_out.jsonl", "a") as file:
+                file.write(json.dumps(line) + "\n")
+    summary(lines)
+    return 1 if any(line["verdict"] == "failed" for line in lines) else 0
+
+
+def summary(lines):
+    for verdict in ["ok", "refused", "failed"]:
+        print(f"{sum(line['verdict'] == verdict for line in lines)} {verdict}")
+    for key in ["error_percent", "tensors_error_percent", "eval_error_percent", "eval_tensors_error_percent", "worst_loss"]:
+        for least in [0, 8, 32, 128]:
+            prefix = "eval_" if key.startswith("eval_") else ""
+            found = [abs(line["numbers"][key]) for line in lines
+                     if key in line["numbers"] and line["numbers"].get(prefix + "tensors_mib", 0) >= least]
+            if found:
+                print(f"{key}, tensors of {least} MiB or more: {len(found)} cases, worst {max(found):.3g}, mean {statistics.mean(found):.3g}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
