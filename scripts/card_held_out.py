@@ -34,7 +34,6 @@ LONGEST_SECONDS = 600
 # The row "pool" of a bill (`crates/planner/src/place.rs`): the emulated driver has nothing of it.
 POOL_UNIT, POOL_FACTOR = 32 * MIB, 1.03
 
-
 # In f32, of losses of models with a relu: its kink makes more of rounding (`SMOOTH` in `verify_card.py`).
 KINK = 6e-3
 

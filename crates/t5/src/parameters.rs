@@ -316,7 +316,7 @@ pub(crate) struct Weight<T> {
     /// Its values in the dtype of products, where they are held in that one, too.
     pub copy: Option<T>,
     pub quantisation: Option<Quantisation>,
-    /// The way it is brought to memory, if it lies in a file.
+    /// How it is loaded for a product, if it lies in a file.
     pub comes: Comes,
 }
 

@@ -39,8 +39,8 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     }
 }
 
-/// [`embedding`] of a table that lies in a file. Its rows are read one by one. No page of it is touched, because the system
-/// would read megabytes around a missing one. A table in memory, on a card or in another dtype is used as in [`embedding`].
+/// [`embedding`] of a table that lies in a file. Each row is read from the file, not through its mapping: for a missing page the system
+/// would read megabytes around it. A table in memory, on a card or in another dtype is used as in [`embedding`].
 pub fn embedding_by_rows(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     let is_taken = can_read_in_place(table.dtype()) && ids.device().is_cpu() && Path::on_cpu(dtype) == Path::Cpu;
     if !is_taken || !is_in_file(table) {
