@@ -61,7 +61,7 @@ fn starting(scene: &Scene, variables: &[(&str, &str)], cards: Cards, program: &s
     scene.run_under(&launcher, &arguments(&[&["--device", "cuda"], budget, more].concat()))
 }
 
-/// Runs on cards of which each writes its counts into a file of this name.
+/// Runs on cards, one for each process, that write their counts into files of this name.
 fn reporting(scene: &Scene, file: &str, cards: Cards, more: &[&str]) -> Ran {
     with_variables(scene, &[("REPORT", file)], cards, more)
 }
@@ -269,14 +269,15 @@ fn allocations(scene: &Scene, file: &str) -> u64 {
     report["allocations"].as_u64().expect("a count")
 }
 
-/// Starts the command, where the failing allocation is that of process 1 alone.
-const FAILS_IN_ONE: &str =
-    "[ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ] || unset LOW_MEM_T5_EMULATED_FAILURE\nexec \"$@\"\n";
+/// Starts the command, where the counts and the failing allocation are those of process 1 alone: two processes on one card would write into
+/// one file of counts at once.
+const OF_ONE: &str = "[ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ] \
+    || unset LOW_MEM_T5_EMULATED_FAILURE LOW_MEM_T5_EMULATED_REPORT\nexec \"$@\"\n";
 
 #[test]
 fn a_process_without_memory_is_a_smaller_plan_for_all_or_one_message() {
     let scene = Scene::new();
-    scene.write("one.sh", FAILS_IN_ONE);
+    scene.write("one.sh", OF_ONE);
     let free = ["--set", "memory.micro_batch_samples=auto", "--set", "train.batch_size=8"];
     let network = ["--set", "parallel.network_mbit=10000"];
     let shards = ["--set", "parallel.virtual_shards=4"];
@@ -291,10 +292,11 @@ fn a_process_without_memory_is_a_smaller_plan_for_all_or_one_message() {
         let sharding = format!("parallel.shard={shard}");
         let way = [&free[..], &network, &ADAMW, way, &["--set", &sharding]].concat();
         let (whole, counts) = (format!("{number}-whole"), format!("{number}.json"));
-        reporting(&scene, &counts, cards, &[&way[..], &["--output", &whole]].concat()).expect_code(0);
+        let more = [&way[..], &["--output", &whole]].concat();
+        starting(&scene, &[("REPORT", &counts)], cards, " sh one.sh", &more).expect_code(0);
         let expected = of_steps(&scene, &whole, "loss");
-        let of_last_card = if matches!(cards, Cards::Shared) { counts } else { format!("{counts}1") };
-        let count = allocations(&scene, &of_last_card);
+        let of_its_card = if matches!(cards, Cards::Shared) { counts } else { format!("{counts}1") };
+        let count = allocations(&scene, &of_its_card);
         let mut made_again = 0;
         for part in [9, 11, 13] {
             let (run, failing) = (format!("{number}-{part}"), (count * part / 16).to_string());
