@@ -352,6 +352,21 @@ fn a_budget_of_the_card_is_never_exceeded() {
 }
 
 #[test]
+fn the_units_in_which_a_card_gives_memory_are_measured() {
+    let scene = Scene::new();
+    for unit_mib in [2, 32] {
+        let (bytes, run) = ((unit_mib << 20).to_string(), format!("units-of-{unit_mib}"));
+        let ran = on_card(&scene, &[("PAGE", &bytes)], &["--output", &run]).expect_code(0);
+        ran.expect_words(&[&format!("units of {unit_mib} MiB")]);
+        let last = &scene.events(&run, "end")[0];
+        let [peak, predicted] =
+            ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
+        let most = peak + peak / 20 + (unit_mib << 20);
+        assert!(peak <= predicted && predicted <= most, "{unit_mib} MiB: {predicted} bytes predicted, {peak} held");
+    }
+}
+
+#[test]
 fn an_evaluation_on_a_card_stays_in_its_budget_there() {
     let scene = Scene::new();
     on_card(&scene, &[], &["--output", "run"]).expect_code(0);

@@ -97,7 +97,10 @@ pub fn probe(device: &Device, first_look: Option<DeviceBytes>) -> SystemProbe {
     let probe = SystemProbe::new();
     let counted = device.clone();
     match first_look.map(|first| OpenedMemory::new(first, move || t5_ops::device_bytes(&counted))) {
-        Some(memory) => probe.with_device(Arc::new(memory)),
+        Some(memory) => {
+            let pool_unit = Bytes(t5_ops::pool_unit(device).unwrap_or(0));
+            probe.with_device(Arc::new(OpenedMemory { pool_unit, ..memory }))
+        }
         None => probe,
     }
 }
@@ -113,11 +116,13 @@ struct OpenedMemory {
     count: Box<dyn Fn() -> Option<DeviceBytes> + Send + Sync>,
     at_opening: DeviceBytes,
     beside_the_pool: OnceLock<u64>,
+    /// Zero where it is not known.
+    pool_unit: Bytes,
 }
 
 impl OpenedMemory {
     fn new(at_opening: DeviceBytes, count: impl Fn() -> Option<DeviceBytes> + Send + Sync + 'static) -> Self {
-        Self { count: Box::new(count), at_opening, beside_the_pool: OnceLock::new() }
+        Self { count: Box::new(count), at_opening, beside_the_pool: OnceLock::new(), pool_unit: Bytes::ZERO }
     }
 
     fn beside_the_pool(&self, now: &DeviceBytes) -> u64 {
@@ -137,6 +142,8 @@ impl DeviceProbe for OpenedMemory {
             free: Bytes(now.free),
             used: Bytes(beside + now.pool),
             peak: Bytes(beside + now.pool_most),
+            pool: Bytes(now.pool),
+            pool_unit: self.pool_unit,
             name: now.name,
         })
     }

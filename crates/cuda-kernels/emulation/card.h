@@ -15,7 +15,6 @@ namespace emulation {
 
 using Address = unsigned long long;
 
-constexpr size_t PAGE = 2 << 20;   // what a pool takes from the card
 constexpr size_t ALIGNMENT = 512;  // of what it gives
 constexpr size_t MARGIN = 512;     // behind it
 constexpr size_t CONTEXT = 64 << 20;
@@ -27,7 +26,7 @@ struct Pool {
 
 struct Card {
     std::recursive_mutex lock;
-    size_t total = 0, failure = 0;
+    size_t total = 0, failure = 0, page = 0;
     int capability = 80;
     int cards = 1, opened = 0;
     size_t contexts = 0; // retained and not released
@@ -50,6 +49,8 @@ struct Card {
     Card() {
         const char* bytes = getenv("LOW_MEM_T5_EMULATED_MEMORY");
         total = bytes ? strtoull(bytes, nullptr, 10) : size_t(4) << 30;
+        const char* at_a_time = getenv("LOW_MEM_T5_EMULATED_PAGE");
+        page = at_a_time ? strtoull(at_a_time, nullptr, 10) : size_t(2) << 20;
         if (const char* able = getenv("LOW_MEM_T5_EMULATED_CAPABILITY")) capability = atoi(able);
         const char* several = getenv("LOW_MEM_T5_EMULATED_CARDS");
         cards = several ? atoi(several) : 1;

@@ -41,6 +41,12 @@ pub struct DeviceMemory {
     /// The most that this process has held.
     #[serde(skip_serializing_if = "is_zero")]
     pub peak: Bytes,
+    /// Of `used`: what its allocator holds for tensors, in use or not.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub pool: Bytes,
+    /// The most that the allocator takes beside what it is asked for; zero where that is not known.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub pool_unit: Bytes,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]

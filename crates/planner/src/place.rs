@@ -80,8 +80,8 @@ const ASSUMED_CONTEXT_BYTES: u64 = 384 << 20;
 const CUBLAS_WORKSPACE_BYTES: u64 = 32 << 20;
 /// Buffers of NCCL, which it has for each other card and channel: an assumption.
 const ASSUMED_NCCL_BYTES: u64 = 256 << 20;
-/// The driver's pool takes memory in units of as many bytes.
-const POOL_UNIT_BYTES: u64 = 32 << 20;
+/// The most that the driver's pool takes beside what it is asked for: an assumption, until a card is opened.
+const ASSUMED_POOL_UNIT: Bytes = Bytes(32 << 20);
 /// What a pool holds beside tensors for that they are rounded to 512 bytes and freed in another order: an assumption.
 const POOL_PERCENT: u64 = 3;
 
@@ -91,7 +91,7 @@ pub fn context(place: Place, has_nccl: bool, now: &MemorySnapshot) -> Option<Cos
         return None;
     }
     let (nccl, of) = if has_nccl { (ASSUMED_NCCL_BYTES, "cuBLAS, NCCL") } else { (0, "cuBLAS") };
-    let measured = now.device.as_ref().map_or(Bytes::ZERO, |device| device.used);
+    let measured = now.device.as_ref().map_or(Bytes::ZERO, |device| device.used.saturating_sub(device.pool));
     let row = match measured {
         Bytes::ZERO => {
             let assumed = ASSUMED_CONTEXT_BYTES + CUBLAS_WORKSPACE_BYTES + nccl;
@@ -103,18 +103,23 @@ pub fn context(place: Place, has_nccl: bool, now: &MemorySnapshot) -> Option<Cos
 }
 
 /// Adds what the device's allocator holds beside the tensors of each phase and those of `fixed`.
-pub fn add_pool(choice: &mut StepChoice, fixed: &[CostRow]) {
+pub fn add_pool(choice: &mut StepChoice, fixed: &[CostRow], now: &MemorySnapshot) {
     let of_tensors = |rows: &[CostRow]| -> Bytes {
         let on_device = rows.iter().filter(|row| row.place == Place::Device && row.name != CONTEXT);
         on_device.map(|row| row.bytes).sum()
     };
     let fixed = of_tensors(fixed);
+    let (unit, known) = match now.device.as_ref().map(|device| device.pool_unit) {
+        None | Some(Bytes::ZERO) => (ASSUMED_POOL_UNIT, "assumed"),
+        Some(measured) => (measured, "measured"),
+    };
     let phases = choice.other_phases.iter_mut().map(|phase| &mut phase.rows);
     for rows in std::iter::once(&mut choice.rows).chain(phases) {
         let tensors = fixed + of_tensors(rows);
         if tensors > Bytes::ZERO {
-            let bytes = tensors.percent(POOL_PERCENT).0 + POOL_UNIT_BYTES;
-            rows.push(CostRow::new(POOL, bytes, "assumed: units of 32 MiB, and 3 % of tensors").at(Place::Device));
+            let bytes = tensors.percent(POOL_PERCENT) + unit;
+            let note = format!("{known}: units of {unit}; assumed: {POOL_PERCENT} % of tensors");
+            rows.push(CostRow::new(POOL, bytes.0, note).at(Place::Device));
         }
     }
 }

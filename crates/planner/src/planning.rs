@@ -42,7 +42,7 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
     let has_nccl = matches!(&job.work, Work::Training(training) if training.processes.between_cards.is_some());
     fixed.extend(place::context(job.place, has_nccl, now));
     if job.place == Place::Device {
-        steps.iter_mut().for_each(|choice| place::add_pool(choice, &fixed));
+        steps.iter_mut().for_each(|choice| place::add_pool(choice, &fixed, now));
     }
     let loaders = feed::choices(&job.feed, job.pins);
     let task = match &job.work {

@@ -72,8 +72,19 @@ pub fn card_id(device: &Device) -> Option<String> {
     }
 }
 
-/// From here on tensors of a device come from a new pool that never holds more than `most` bytes. What cannot be had is the driver's
-/// error, as on a card of that size. Does nothing on the CPU.
+/// The most that a pool of the driver takes beside what it is asked for, as a small and a large allocation show in a pool of their own.
+/// `None`: the device is the CPU, or there was no memory to try it.
+pub fn pool_unit(device: &Device) -> Option<u64> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => cuda::pool_unit(device).ok(),
+        _ => None,
+    }
+}
+
+/// From here on tensors of a device come from a new pool that never holds more than `most` bytes. More than that is the driver's error, as on
+/// a card of that size. Lists that this thread keeps there are made again, so that the pool before goes back whole if it has no tensors.
+/// Nothing may be recorded yet. Does nothing on the CPU.
 ///
 /// # Errors
 /// The driver's: one that has no limits for pools.
@@ -105,11 +116,17 @@ pub fn release_unused_of_device(device: &Device) -> Result<()> {
 pub fn forget_cards() {
     #[cfg(feature = "cuda")]
     {
-        crate::cuda::forget_lists();
+        forget_lists();
         crate::copies::forget_lane();
         crate::copy_waits::forget_pending();
-        crate::ops::adafactor::cuda::forget_totals();
     }
+}
+
+/// Drops the tensors that this thread keeps on cards for later calls.
+#[cfg(feature = "cuda")]
+fn forget_lists() {
+    crate::cuda::forget_lists();
+    crate::ops::adafactor::cuda::forget_totals();
 }
 
 /// Whether a device had no memory left: the driver's or cuBLAS's error, by the name that it has in the text.
@@ -171,17 +188,42 @@ mod cuda {
         unsafe { result::mem_pool::set_attribute(pool, attribute, (&raw mut bytes).cast()) }
     }
 
+    fn get(pool: CUmemoryPool, attribute: Attribute) -> Result<u64, DriverError> {
+        let mut bytes = 0u64;
+        // SAFETY: a pool of an open device; these attributes are 64 bits.
+        unsafe { result::mem_pool::get_attribute(pool, attribute, (&raw mut bytes).cast()) }?;
+        Ok(bytes)
+    }
+
+    /// A pool of this device that holds at most so many bytes; zero is no limit.
+    fn new_pool(device: &CudaDevice, most: u64) -> Result<CUmemoryPool, DriverError> {
+        let stream = device.cuda_stream();
+        let context = stream.context();
+        // SAFETY: zeros are a value of each field: a location, numbers, a null pointer.
+        let mut properties: CUmemPoolProps = unsafe { zeroed() };
+        properties.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location.type_ = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        properties.location.id = context.cu_device();
+        properties.maxSize = usize::try_from(most).unwrap_or(usize::MAX);
+        context.bind_to_thread()?;
+        // SAFETY: the properties are whole, and the device is open.
+        let pool = unsafe { result::mem_pool::create(&raw const properties) }?;
+        set(pool, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)?;
+        Ok(pool)
+    }
+
+    /// Has tensors taken from this pool.
+    fn take_from(device: &CudaDevice, pool: CUmemoryPool) -> Result<(), DriverError> {
+        // SAFETY: the device is open, and the pool is one of its own that lives.
+        unsafe { result::device::set_mem_pool(device.cuda_stream().context().cu_device(), pool) }
+    }
+
     pub fn bytes(device: &CudaDevice) -> Result<DeviceBytes, DriverError> {
         let stream = device.cuda_stream();
         let context = stream.context();
         let (free, total) = context.mem_get_info()?;
         let pool = pool(device)?;
-        let of_pool = |attribute: Attribute| -> Result<u64, DriverError> {
-            let mut bytes = 0u64;
-            // SAFETY: a pool of an open device; these attributes are 64 bits.
-            unsafe { result::mem_pool::get_attribute(pool, attribute, (&raw mut bytes).cast()) }?;
-            Ok(bytes)
-        };
+        let of_pool = |attribute: Attribute| get(pool, attribute);
         Ok(DeviceBytes {
             name: context.name()?,
             total: total as u64,
@@ -245,25 +287,40 @@ mod cuda {
     }
 
     pub fn limit(device: &CudaDevice, most: u64) -> candle_core::Result<()> {
-        let stream = device.cuda_stream();
-        let context = stream.context();
-        // SAFETY: zeros are a value of each field: a location, numbers, a null pointer.
-        let mut properties: CUmemPoolProps = unsafe { zeroed() };
-        properties.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-        properties.location.type_ = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-        properties.location.id = context.cu_device();
-        properties.maxSize = usize::try_from(most).unwrap_or(usize::MAX);
-        context.bind_to_thread().w()?;
+        super::forget_lists();
         let before = pool(device).w()?;
-        // SAFETY: the properties are whole, and the device is open. Pools live as long as the process.
-        unsafe {
-            let pool = result::mem_pool::create(&raw const properties).w()?;
-            set(pool, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX).w()?;
-            result::device::set_mem_pool(context.cu_device(), pool).w()?;
-        }
-        stream.synchronize().w()?;
+        // Pools live as long as the process.
+        take_from(device, new_pool(device, most).w()?).w()?;
+        device.cuda_stream().synchronize().w()?;
         // SAFETY: a pool of this device; tensors that still lie there stay.
         unsafe { result::mem_pool::trim_to(before, 0) }.w()
+    }
+
+    /// Small allocations share a unit, and a large one may be rounded to another.
+    const TRIED_BYTES: [usize; 2] = [1, (32 << 20) + 1];
+
+    pub fn pool_unit(device: &CudaDevice) -> candle_core::Result<u64> {
+        let before = pool(device).w()?;
+        let trial = new_pool(device, 0).w()?;
+        take_from(device, trial).w()?;
+        let most = most_beside(device, trial);
+        take_from(device, before).w()?;
+        device.cuda_stream().synchronize().w()?;
+        // SAFETY: nothing is taken from it any more, and what was is given back.
+        unsafe { result::mem_pool::destroy(trial) }.w()?;
+        most
+    }
+
+    /// The most that a new pool, from which tensors are taken, holds beside allocations of [`TRIED_BYTES`].
+    fn most_beside(device: &CudaDevice, trial: CUmemoryPool) -> candle_core::Result<u64> {
+        let (mut held, mut taken, mut most) = (Vec::new(), 0, 0);
+        for bytes in TRIED_BYTES {
+            // SAFETY: nobody reads it.
+            held.push(unsafe { device.alloc::<u8>(bytes) }?);
+            taken += bytes as u64;
+            most = most.max(get(trial, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).w()?.saturating_sub(taken));
+        }
+        Ok(most.next_multiple_of(1 << 20))
     }
 
     /// Gives the memory of the pool that no tensor uses back to the device.

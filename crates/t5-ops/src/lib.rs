@@ -80,7 +80,7 @@ pub use by_rows::window_bytes;
 pub use bytes::{change_bytes, evict_from_caches, from_bytes, with_bytes};
 pub use device::{
     DeviceBytes, card_and_driver, card_id, cards, check_dtype, device_bytes, forget_cards, is_out_of_device_memory,
-    limit_device, open_card, release_unused_of_device,
+    limit_device, open_card, pool_unit, release_unused_of_device,
 };
 pub use dispatch::Path;
 pub use graphs::{Changing, Turn, records_launches, records_micro_batches};

@@ -29,8 +29,7 @@ impl DeviceProbe for Card {
                 total: Bytes(memory.total),
                 free: Bytes(memory.free),
                 // Who looks at a card through this library has not opened it, and holds none of it.
-                used: Bytes::ZERO,
-                peak: Bytes::ZERO,
+                ..DeviceMemory::default()
             })
         };
         read().map_err(|error| format!("NVML: card {}: {error}", self.index))
