@@ -109,19 +109,24 @@ pub fn add_pool(choice: &mut StepChoice, fixed: &[CostRow], now: &MemorySnapshot
         on_device.map(|row| row.bytes).sum()
     };
     let fixed = of_tensors(fixed);
-    let (unit, known) = match now.device.as_ref().map(|device| device.pool_unit) {
-        None | Some(Bytes::ZERO) => (ASSUMED_POOL_UNIT, "assumed"),
-        Some(measured) => (measured, "measured"),
-    };
     let phases = choice.other_phases.iter_mut().map(|phase| &mut phase.rows);
     for rows in std::iter::once(&mut choice.rows).chain(phases) {
         let tensors = fixed + of_tensors(rows);
         if tensors > Bytes::ZERO {
-            let bytes = tensors.percent(POOL_PERCENT) + unit;
-            let note = format!("{known}: units of {unit}; assumed: {POOL_PERCENT} % of tensors");
-            rows.push(CostRow::new(POOL, bytes.0, note).at(Place::Device));
+            rows.push(beside(tensors, now));
         }
     }
+}
+
+/// What the device's allocator holds beside so many bytes of tensors.
+fn beside(tensors: Bytes, now: &MemorySnapshot) -> CostRow {
+    let (unit, known) = match now.device.as_ref().map(|device| device.pool_unit) {
+        None | Some(Bytes::ZERO) => (ASSUMED_POOL_UNIT, "assumed"),
+        Some(measured) => (measured, "measured"),
+    };
+    let bytes = tensors.percent(POOL_PERCENT) + unit;
+    CostRow::new(POOL, bytes.0, format!("{known}: units of {unit}; assumed: {POOL_PERCENT} % of tensors"))
+        .at(Place::Device)
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ fn card(total_gib: u64, free_mib: u64, used_mib: u64) -> DeviceMemory {
         total: Bytes::gib(total_gib),
         free: Bytes::mib(free_mib),
         used: Bytes::mib(used_mib),
-        peak: Bytes::ZERO,
+        ..DeviceMemory::default()
     }
 }
 

@@ -178,10 +178,18 @@ fn a_device_has_rows_for_its_context_and_its_pool_and_makes_its_masks_itself() {
     assert!(plan.bill.rows.iter().all(|row| row.name != STAGING), "{}", plan.bill);
     assert_eq!(of(&device.rows, &crate::names::PACKED).bytes, Bytes::ZERO, "the processor alone packs operands");
 
-    let open = DeviceMemory { used: Bytes::mib(500), ..machine().device.expect("a card") };
-    let row = context(Place::Device, false, &MemorySnapshot { device: Some(open), ..machine() }).expect("a row");
+    // Of which 32 are the pool's.
+    let (used, pool, pool_unit) = (Bytes::mib(532), Bytes::mib(32), Bytes::mib(2));
+    let open = DeviceMemory { used, pool, pool_unit, ..machine().device.expect("a card") };
+    let open = MemorySnapshot { device: Some(open), ..machine() };
+    let row = context(Place::Device, false, &open).expect("a row");
     assert_eq!((row.bytes, row.place), (Bytes::mib(500), Place::Device));
     assert!(row.note.starts_with("measured"));
+    let [assumed, measured] = [&machine(), &open].map(|now| beside(Bytes::mib(100), now));
+    assert_eq!([assumed.bytes, measured.bytes], [Bytes::mib(35), Bytes::mib(5)]);
+    assert!(
+        assumed.note.starts_with("assumed: units of 32 MiB") && measured.note.starts_with("measured: units of 2 MiB")
+    );
     assert_eq!(context(Place::Host, true, &machine()), None);
     let [without, with] = [false, true].map(|has| context(Place::Device, has, &machine()).expect("a row").bytes);
     assert!(with > without, "NCCL has buffers of its own");
