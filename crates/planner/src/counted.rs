@@ -30,13 +30,6 @@ impl Held {
     pub fn row(&self, note: impl Into<String>) -> CostRow {
         CostRow::new(self.name.clone(), self.bytes, note)
     }
-
-    /// As rows of a tensor on its way to `place`: read on the host, and there.
-    pub fn in_transit(&self, place: Place) -> impl Iterator<Item = CostRow> {
-        let on_the_way = self.row("a tensor in transit");
-        let there = (place == Place::Device).then(|| on_the_way.clone().at(place));
-        std::iter::once(on_the_way).chain(there)
-    }
 }
 
 fn held(rows: impl IntoIterator<Item = (Name, u64)>) -> Vec<Held> {
@@ -117,9 +110,11 @@ impl<'a> Counter<'a> {
         costs::parameters(self.model, dtype)
     }
 
-    /// Beside the parameters while they are loaded.
-    pub fn loading(&self, dtype: DType) -> Vec<Held> {
-        held(costs::load(self.model, dtype).iter().map(|row| (Name::new(row.name), row.bytes)))
+    /// Beside the parameters while they are loaded to `place`: a tensor that is read on the host, and on its way there.
+    pub fn loading(&self, dtype: DType, place: Place) -> Vec<CostRow> {
+        let row = |of: costs::CostRow| CostRow::new(Name::new(of.name), of.bytes, "a tensor in transit");
+        let there = (place == Place::Device).then(|| row(costs::load_on_device(self.model, dtype)).at(place));
+        costs::load(self.model, dtype).into_iter().map(row).chain(there).collect()
     }
 
     /// The tensors of an evaluation, and of a generation of such answers.

@@ -97,7 +97,7 @@ impl Offer<'_> {
         let transit: Vec<CostRow> = match self.in_transit(levers) {
             Some(bytes) => place::staging(bytes).into_iter().chain(self.off_the_card(levers)).collect(),
             None if reads_no_weights => Vec::new(),
-            None => self.counter.loading(inference.parameters).iter().flat_map(|held| held.in_transit(place)).collect(),
+            None => self.counter.loading(inference.parameters, place),
         };
         let loading = [parameters(resident.loading)].into_iter().chain(transit).collect();
         let counted = self.counter.evaluation(samples, levers.loss_chunk_rows, inference.answer);

@@ -90,7 +90,7 @@ impl<'a> Offer<'a> {
         let millions = ParameterSpec::elements_of_all(job.model) as f64 / 1e6;
         let frozen = if counter.freezes() { ", none for frozen parameters" } else { "" };
         let gradients = if counter.gradients() == DType::BF16 { "bf16, tables f32" } else { "f32" };
-        let loading = counter.of_model().loading(dtype);
+        let loading = counter.of_model().loading(dtype, job.place);
         Self {
             job,
             training,
@@ -98,7 +98,7 @@ impl<'a> Offer<'a> {
             memory_for_files,
             parameters_note: format!("{millions:.1} M x {}", kept_in(dtype)),
             gradients_note: format!("{gradients}{frozen}"),
-            loading: loading.iter().flat_map(|held| held.in_transit(job.place)).collect(),
+            loading,
             state: None,
             traffic: None,
         }

@@ -16,7 +16,7 @@ use heap::LARGE_BYTES;
 
 use crate::adapter::{Lora, is_of_adapter};
 use crate::config::Config;
-use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes};
+use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes, reading_bytes_on_device};
 use crate::hf::{StoredWeights, copying_bytes};
 use crate::init::making_bytes;
 use crate::levers::LayerMajor;
@@ -123,13 +123,26 @@ pub fn parameters(config: &Config, dtype: DType) -> u64 {
 /// What [`crate::T5::load`] needs beside the parameters: pieces of the one that is being read, as far as they exceed what
 /// has yet to come. Tables that are stored twice are compared, in pieces, when everything is there.
 pub fn load(config: &Config, dtype: DType) -> Vec<CostRow> {
+    let bytes = beyond_all(config, dtype, reading_bytes).max(comparing_table(config, dtype));
+    vec![CostRow { name: LOAD, bytes }]
+}
+
+/// [`load`] on a device that the parameters are loaded to. Tables are compared on the host.
+pub fn load_on_device(config: &Config, dtype: DType) -> CostRow {
+    CostRow { name: LOAD, bytes: beyond_all(config, dtype, reading_bytes_on_device) }
+}
+
+const LOAD: &str = "load";
+
+/// The most that reading a parameter takes beside those that are there, as far as it exceeds what has yet to come: `of_one` says how many bytes
+/// one of so many elements takes.
+fn beyond_all(config: &Config, dtype: DType, of_one: impl Fn(u64, DType) -> u64) -> u64 {
     let (mut held, mut most) = (0, 0);
     for spec in ParameterSpec::all(config) {
         held += spec.bytes(dtype);
-        most = most.max(held + reading_bytes(spec.elements(), spec.dtype(dtype)));
+        most = most.max(held + of_one(spec.elements(), spec.dtype(dtype)));
     }
-    most = most.max(held + comparing_table(config, dtype));
-    vec![CostRow { name: "load", bytes: most - held }]
+    most - held
 }
 
 fn comparing_table(config: &Config, dtype: DType) -> u64 {

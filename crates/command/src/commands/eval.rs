@@ -52,11 +52,13 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         parameters: Some(options.parameter_dtype()).filter(|dtype| *dtype == DType::BF16),
         flags: &flags.weights,
     };
+    let all = rows_of(flags, &opened);
     let shape = Shape {
-        samples: flags.batch_samples,
+        // A batch that the rows never fill is not billed.
+        samples: flags.batch_samples.min(usize::try_from(all).unwrap_or(usize::MAX)).max(1),
         longest: (config.data.max_source_tokens, config.data.max_target_tokens),
         answer: options::answers(&config).shape(),
-        answered: share(flags.generate_samples, rows_of(flags, &opened)),
+        answered: share(flags.generate_samples, all),
         is_served: false,
         beside: Vec::new(),
     };
@@ -74,7 +76,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     };
     let begin = |path: &Path| stop.remove_at_end(|| Predictions::create(path), Predictions::temporary);
     let mut predictions = flags.predictions.as_deref().map(begin).transpose()?;
-    report::note(&format!("evaluating {}", plural(rows_of(flags, &opened), "row")));
+    report::note(&format!("evaluating {}", plural(all, "row")));
     let mut progress = RowProgress::new();
     let mut watcher = Watcher {
         group: None,

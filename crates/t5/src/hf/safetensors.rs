@@ -19,6 +19,8 @@
 //! # Ok::<(), t5::Error>(())
 //! ```
 
+mod bytes_held;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
@@ -33,27 +35,13 @@ use t5_ops::QuantisedPart;
 
 use crate::error::{Error, Result};
 
+pub(crate) use bytes_held::{comparing_bytes, reading_bytes, reading_bytes_on_device};
+
 /// Bytes of a tensor in flight between file and memory.
 pub const PIECE_BYTES: usize = 1 << 20;
 
 /// Elements of a stored tensor that are compared with another's at a time. Comparing makes several copies of them.
 const COMPARED_ELEMENTS: usize = PIECE_BYTES / 64;
-
-/// What [`Reader::read`] holds at most beside the tensor of `elements` values that it returns, whatever it is stored in: a
-/// piece as bytes and as values, and once more where they are converted.
-pub(crate) fn reading_bytes(elements: u64, dtype: DType) -> u64 {
-    let converted = |stored: u64| if stored == 4 && dtype == DType::F32 { 0 } else { dtype.size_in_bytes() as u64 };
-    let bytes = |stored: u64| elements.min(PIECE_BYTES as u64 / stored) * (2 * stored + converted(stored));
-    STORED_SIZES.into_iter().map(bytes).max().unwrap_or(0)
-}
-
-/// The most bytes that [`are_equal`] holds for two tensors of `elements` elements, for the largest dtype that they may be stored in: pieces
-/// as bytes, as values and as values of `dtype`, and the places where they differ as bytes and as numbers.
-pub(crate) fn comparing_bytes(elements: u64, dtype: DType) -> u64 {
-    let width = dtype.size_in_bytes() as u64;
-    let bytes = |stored: u64| elements.min(COMPARED_ELEMENTS as u64) * (4 * stored + 2 * width + 5);
-    STORED_SIZES.into_iter().map(bytes).max().unwrap_or(0)
-}
 
 /// Whether two stored tensors have the same shape and, in `dtype`, the same values. They are read some rows at a time.
 ///
@@ -63,9 +51,6 @@ pub(crate) fn are_equal([one, (reader, name)]: [(&Reader, &str); 2], dtype: DTyp
     let rows = |first, count| reader.read_rows(name, first, count, dtype);
     one.0.has_values(one.1, (&reader.stretch(name)?.shape, dtype), rows)
 }
-
-/// Bytes of a value in the dtypes that parameters are stored in.
-const STORED_SIZES: [u64; 3] = [2, 4, 8];
 
 /// A header longer than this is not a T5's: the largest published one has about 100 KB. Parsed, a header takes up to 15
 /// times its length.
