@@ -4,6 +4,9 @@
 // Calls of the driver.
 #![allow(unsafe_code)]
 
+#[path = "support/tensors.rs"]
+mod tensors;
+
 use std::ffi::c_void;
 use std::process::{Command, Output};
 
@@ -16,6 +19,8 @@ use candle_core::cuda_backend::cudarc::driver::{
 use candle_core::{DType, Device, Storage, Tensor};
 use cuda_kernels::ptx;
 use t5_ops::{Attended, Attention, Dropout};
+
+use self::tensors::tensor;
 
 /// Of the emulated card (`cuda-kernels/emulation`).
 const CAPABILITY: &str = "LOW_MEM_T5_EMULATED_CAPABILITY";
@@ -245,12 +250,6 @@ fn the_emulated_card_ends_a_process_that_writes_behind_an_allocation() {
     let ran = test_alone(NAME, &[(WRITES, "1")]);
     let text = String::from_utf8_lossy(&ran.stderr);
     assert!(!ran.status.success() && text.contains("written behind an allocation of 20 bytes"), "{text}");
-}
-
-fn tensor(seed: u64, shape: &[usize], dtype: DType, device: &Device) -> Tensor {
-    let number = |i: usize| (t5_ops::keys::mix(seed << 32 | i as u64) >> 40) as f32 / (1 << 23) as f32 - 1.0;
-    let values: Vec<f32> = (0..shape.iter().product()).map(number).collect();
-    Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap().to_device(device).unwrap()
 }
 
 /// Attention, its gradients, and a product, on this card and on the CPU, for the largest heads that have kernels.
