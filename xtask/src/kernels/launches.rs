@@ -104,7 +104,19 @@ const OF_ATTENTION: [(&str, u32); 9] = [
     ("", 168),
 ];
 
-/// Most registers of a kernel.
+/// Kernels that may have more on cards of compute capability 12.0. With 48 registers, 40 of their 48 warps are resident. The other kernel
+/// has shared memory for one block there, however many registers it takes.
+pub const MORE_REGISTERS_AT: u32 = 120;
+pub const MORE_REGISTERS: [(&str, u32); 3] =
+    [("attention_few_bf16", 48), ("attention_few_f32", 48), ("attention_backward_queries_128", 176)];
+
+/// Most registers of a kernel on a card of this compute capability.
+pub fn most_registers_at(name: &str, capability: u32) -> u32 {
+    let more = MORE_REGISTERS.iter().find(|(of, _)| capability == MORE_REGISTERS_AT && *of == name);
+    more.map_or_else(|| most_registers(name), |more| more.1)
+}
+
+/// Most registers of a kernel, but for [`MORE_REGISTERS`].
 pub fn most_registers(name: &str) -> u32 {
     let of_attention = || OF_ATTENTION.iter().find(|(end, _)| name.ends_with(end)).map(|row| row.1);
     let of_others = || OTHERS.iter().find(|(start, ..)| name.starts_with(start)).map(|row| row.3);
@@ -166,5 +178,6 @@ mod tests {
             ["attention_backward_keys_128", "attention_forward_bf16", "badd_f32"].map(most_registers),
             [255, 168, 64]
         );
+        assert_eq!([90, 120].map(|capability| most_registers_at("attention_few_f32", capability)), [40, 48]);
     }
 }
