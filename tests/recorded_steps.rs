@@ -1,10 +1,10 @@
-//! Micro-batches that a card launches as graphs: the bits of a run, its memory, its requests, and runs without graphs.
+//! Micro-batches that a card launches as graphs: the bits of a run, its memory, its requests, and models and runs without graphs.
 
 use serde_json::Value;
 
 use crate::on_a_card::{arguments, of_steps};
 use crate::run::{Ran, Scene};
-use crate::{on_card, report};
+use crate::{answers, on_card, report};
 
 /// Nine steps, so that graphs are launched: that begins with the fifth or sixth step.
 const LONG: [&str; 12] = [
@@ -150,14 +150,22 @@ fn steps_between_saves_have_the_same_bits() {
 }
 
 #[test]
-fn steps_that_have_no_kernels_of_their_own_are_not_recorded() {
+fn models_without_a_kernel_for_each_operation_are_not_recorded_and_nobody_is_warned() {
     let scene = Scene::new();
+    scene.run(&arguments(&["--output", "base", "--max-steps", "2"])).expect_code(0);
     let large_heads =
         "model.overrides={num_layers=1, num_decoder_layers=1, d_model=64, d_ff=96, num_heads=1, d_kv=136}";
-    let way = [&WHOLE[..], &["--set", large_heads, "--max-steps", "6"]].concat();
-    let (ran, .., counts) = trained(&scene, &[], "run", &way);
-    assert!(!ran.err.contains("not as graphs"), "{}", ran.err);
-    assert_eq!(counts["graph_launches"], 0, "{counts}");
-    let rows = scene.events("run", "plan")[0]["bill"]["device"]["rows"].to_string();
-    assert!(!rows.contains("graphs"), "{rows}");
+    let dora = ["--lora", "--set", "model.init_from=base/model", "--set", "lora.dora=true"];
+    // Tokens are recorded from the third one on.
+    let answered = ["--set", "train.eval_generate_samples=2", "--set", "train.eval_max_new_tokens=8"];
+    for (name, way) in [("heads", &["--set", large_heads][..]), ("dora", &dora)] {
+        let way = [&WHOLE[..], way, &answered, &["--max-steps", "6"]].concat();
+        let (ran, .., counts) = trained(&scene, &[], name, &way);
+        assert!(!ran.err.contains("kernel by kernel"), "{name}: {}", ran.err);
+        assert_eq!((&counts["graphs"], &counts["graph_launches"]), (&0.into(), &0.into()), "{name}: {counts}");
+        let rows = scene.events(name, "plan")[0]["bill"]["device"]["rows"].to_string();
+        assert!(!rows.contains("graphs"), "{name}: {rows}");
+    }
+    let [(expected, _), (got, _)] = ["cpu", "cuda"].map(|device| answers(&scene, "heads/model", device, 8, &[]));
+    assert_eq!(got, expected);
 }

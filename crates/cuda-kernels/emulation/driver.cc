@@ -157,10 +157,11 @@ Result cuMemGetInfo_v2(size_t* free, size_t* total) {
     return SUCCESS;
 }
 
-Result cuDevicePrimaryCtxRetain(void** context, int) {
+// A context is the number of its card, from 1.
+Result cuDevicePrimaryCtxRetain(void** context, int device) {
     std::lock_guard guard(card().lock);
     card().contexts++;
-    *context = reinterpret_cast<void*>(1);
+    *context = reinterpret_cast<void*>(size_t(device) + 1);
     return SUCCESS;
 }
 Result cuDevicePrimaryCtxRelease_v2(int) {
@@ -179,7 +180,7 @@ Result cuCtxGetCurrent(void** context) {
 }
 Result cuCtxGetDevice(int* device) {
     if (Result result = unless_here(__func__)) return result;
-    *device = card().opened;
+    *device = int(reinterpret_cast<size_t>(context_here)) - 1;
     return SUCCESS;
 }
 Result cuCtxSynchronize() {

@@ -3,12 +3,15 @@
 //
 // A message is a file in a folder of the communicator: written under another name, renamed, and removed by whoever reads it. So nobody waits
 // to send. Sums are added from the last process to the first: in another order than the tree's, and the same everywhere.
+//
+// Two processes of a communicator on one card are refused, as NCCL refuses them: with an invalid usage, when they join.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -124,6 +127,21 @@ Result exchange(const std::vector<Message>& sent, const std::vector<Message>& re
     return result;
 }
 
+// Tells the others which card this process has, and waits for theirs.
+Result meet(Communicator* c, int card) {
+    for (int process = 0; process < c->size; process++)
+        if (Result error = send({c, process, &card, sizeof card})) return error;
+    std::set<int> cards;
+    for (int process = 0; process < c->size; process++) {
+        int theirs = 0;
+        if (Result error = receive({c, process, &theirs, sizeof theirs})) return error;
+        cards.insert(theirs);
+    }
+    if (int(cards.size()) == c->size) return SUCCESS;
+    fprintf(stderr, "emulated NCCL: two processes of a communicator have one card\n");
+    return INVALID_USAGE;
+}
+
 // Work of a stream. Work that is late has nobody who asks for its result. What is done at once does not keep the card from others, because
 // processes may be threads of one, and wait for each other.
 template <class Work>
@@ -142,6 +160,15 @@ Result give(void* stream, Work work) {
 
 extern "C" {
 
+// Of the driver.
+int cuCtxGetDevice(int* device);
+
+// Whoever leaves last finds the folder empty.
+Result ncclCommAbort(Communicator* c) {
+    rmdir(c->folder.c_str());
+    delete c;
+    return SUCCESS;
+}
 Result ncclGetUniqueId(Id* id) {
     memset(id, 0, sizeof *id);
     snprintf(id->name, sizeof id->name, "%s/low-mem-t5-nccl-XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
@@ -149,15 +176,12 @@ Result ncclGetUniqueId(Id* id) {
 }
 Result ncclCommInitRank(Communicator** made, int size, Id id, int rank) {
     struct stat found;
-    if (stat(id.name, &found) != 0 || rank < 0 || rank >= size) return INVALID_ARGUMENT;
+    int card = 0;
+    if (stat(id.name, &found) != 0 || rank < 0 || rank >= size || cuCtxGetDevice(&card) != SUCCESS) return INVALID_ARGUMENT;
     *made = new Communicator{id.name, size, rank, std::vector<size_t>(size_t(size)), std::vector<size_t>(size_t(size))};
-    return SUCCESS;
-}
-// Whoever leaves last finds the folder empty.
-Result ncclCommAbort(Communicator* c) {
-    rmdir(c->folder.c_str());
-    delete c;
-    return SUCCESS;
+    const Result met = meet(*made, card);
+    if (met) ncclCommAbort(std::exchange(*made, nullptr));
+    return met;
 }
 
 Result ncclAllReduce(const void* from, void* into, size_t count, int type, int, Communicator* c, void* stream) {

@@ -1,6 +1,8 @@
 // Attention without tensor cores, for f32, for cards before Ampere, and for heads of any size up to 128; and what both kinds share.
 //
 // A block has four warps and 32 rows, 8 a warp; a lane has one row of the tile that the block goes through, and some columns of the sums.
+// A block copies its own rows to shared memory, too. Lean kernels read them where they lie, and add up the same in the same order: they are
+// for cards whose shared memory has no room for these rows of the largest heads.
 #include "attention.h"
 
 namespace attention_plain {
@@ -23,8 +25,38 @@ DEVICE void read_tile(const Tile& to, const T* from, int row, int first, int row
     }
 }
 
+// Rows that a block reads where they lie. Rows behind the last one count as the last one: nobody stores what is computed of them.
+struct Far {
+    const float* at;
+    int row, last, head_size;
+};
+
+// The rows of a block. Those that it copies lie at `shared`, which is moved behind them.
+template <bool IS_LEAN, class T>
+DEVICE auto own_rows(float*& shared, const T* from, int row, int first, int rows, int head_size, int width) {
+    if constexpr (IS_LEAN) {
+        return Far{from + size_t(first) * row, row, rows - first - 1, head_size};
+    } else {
+        const Tile tile{shared, width};
+        shared += ROWS * width;
+        read_tile(tile, from, row, first, rows, head_size, width);
+        return tile;
+    }
+}
+
+// Four elements of a row from `c`: zeros behind its end. Where rows lie, they may begin at any element.
+DEVICE Four four_of(const Tile& rows, int r, int c) { return *together_at<const Four>(rows.at + r * rows.row + c); }
+DEVICE Four four_of(const Far& rows, int r, int c) {
+    const float* at = rows.at + size_t(min(r, rows.last)) * rows.row + c;
+    Four four;
+#pragma unroll
+    for (int i = 0; i < 4; i++) four.x[i] = c + i < rows.head_size ? at[i] : 0.0f;
+    return four;
+}
+
 // products[r] = row `own + r` of `rows` times this lane's row of `lanes`.
-DEVICE void multiply(float (&products)[OWN], const Tile& rows, int own, const Tile& lanes, int width) {
+template <class Rows>
+DEVICE void multiply(float (&products)[OWN], const Rows& rows, int own, const Tile& lanes, int width) {
     const float* lane = lanes.at + threadIdx.x % WARP * lanes.row;
 #pragma unroll
     for (int r = 0; r < OWN; r++) products[r] = 0;
@@ -34,7 +66,7 @@ DEVICE void multiply(float (&products)[OWN], const Tile& rows, int own, const Ti
         const float x[4] = {lane[c], lane[c + 1], lane[c + 2], lane[c + 3]};
 #pragma unroll
         for (int r = 0; r < OWN; r++) {
-            const Four four = *together_at<const Four>(rows.at + (own + r) * rows.row + c);
+            const Four four = four_of(rows, own + r, c);
 #pragma unroll
             for (int i = 0; i < 4; i++) products[r] += four.x[i] * x[i];
         }
@@ -76,20 +108,20 @@ DEVICE void store_rows(T* to, int row, int first, int rows, int head_size, const
                 from_float(to[size_t(first + r) * row + c * WARP + lane], sums[r][c] * factors[r]);
 }
 
-// Shared memory, f32, with W the head size to a multiple of four: ROWS * W + 2 * ROWS * (W + 1) + ROWS * (ROWS + 1) + 2 * ROWS.
-template <class T>
+// Shared memory, f32, with W the head size to a multiple of four: 2 * ROWS * (W + 1) + ROWS * (ROWS + 1) + 2 * ROWS, and ROWS * W if not lean.
+template <bool IS_LEAN, class T>
 DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const uint32_t* lengths, const Dropout& dropout,
                     const uint32_t* samples, T* out, float* lse, const AttentionShape& s) {
     const AttentionBlock block = attention_block(lengths, s.queries, ROWS);
     const int own = threadIdx.x / WARP * OWN, lane = threadIdx.x % WARP, width = (s.head_size + 3) / 4 * 4, head = block.head * s.head_size;
-    SHARED(float, shared);
-    const Tile tile_q{shared, width}, tile_k{tile_q.at + ROWS * width, width + 1}, tile_v{tile_k.at + ROWS * (width + 1), width + 1};
-    float* probabilities = tile_v.at + ROWS * (width + 1);
-    float* near = probabilities + ROWS * SCORES_ROW;
     q += size_t(block.batch) * s.q_batch + head;
     k += size_t(block.batch) * s.k_batch + head;
     v += size_t(block.batch) * s.v_batch + head;
-    read_tile(tile_q, q, s.q_row, block.first, s.queries, s.head_size, width);
+    SHARED(float, shared);
+    const auto rows_q = own_rows<IS_LEAN>(shared, q, s.q_row, block.first, s.queries, s.head_size, width);
+    const Tile tile_k{shared, width + 1}, tile_v{tile_k.at + ROWS * (width + 1), width + 1};
+    float* probabilities = tile_v.at + ROWS * (width + 1);
+    float* near = probabilities + ROWS * SCORES_ROW;
     const int seen = visible(s, block.length, block.first + ROWS - 1);
     const bool drops = dropout.threshold > 0;
     float most[OWN], sum[OWN], results[OWN][MOST_COLUMNS], scores[OWN];
@@ -107,7 +139,7 @@ DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const
         read_tile(tile_v, v, s.v_row, first, s.keys, s.head_size, width);
         if (bias) read_bias<ROWS, ROWS>(near, bias, s, block.head, block.first, first, 1.0f);
         BARRIER();
-        multiply(scores, tile_q, own, tile_k, width);
+        multiply(scores, rows_q, own, tile_k, width);
         const int key = first + lane;
 #pragma unroll
         for (int r = 0; r < OWN; r++) {
@@ -139,18 +171,17 @@ DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const
     store_rows(out + size_t(block.batch) * s.queries * row + head, row, block.first + own, s.queries, s.head_size, results, factors);
 }
 
-// Shared memory of both backwards, f32: 2 * ROWS * W + 2 * ROWS * (W + 1) + 2 * ROWS * (ROWS + 1) + 4 * ROWS, and ROWS of 8 bytes.
+// Shared memory of both backwards, f32: 2 * ROWS * (W + 1) + 2 * ROWS * (ROWS + 1) + 4 * ROWS, and ROWS of 8 bytes. At its end, if not lean,
+// are the block's rows: 2 * ROWS * W.
 struct Shared {
-    Tile rows[2], lanes[2];
+    Tile lanes[2];
     uint64_t* hashes;
-    float *p, *ds, *near, *lse, *delta;
+    float *p, *ds, *near, *lse, *delta, *rows;
 };
 DEVICE Shared divide(float* shared, int width) {
     Shared parts;
     parts.hashes = reinterpret_cast<uint64_t*>(shared);
     float* at = shared + 2 * ROWS;
-    for (int i = 0; i < 2; i++) parts.rows[i] = {at + i * ROWS * width, width};
-    at += 2 * ROWS * width;
     for (int i = 0; i < 2; i++) parts.lanes[i] = {at + i * ROWS * (width + 1), width + 1};
     at += 2 * ROWS * (width + 1);
     parts.p = at;
@@ -158,6 +189,7 @@ DEVICE Shared divide(float* shared, int width) {
     parts.near = at + 2 * ROWS * SCORES_ROW;
     parts.lse = parts.near + 2 * ROWS;
     parts.delta = parts.lse + ROWS;
+    parts.rows = parts.delta + ROWS;
     return parts;
 }
 
@@ -165,19 +197,21 @@ DEVICE Shared divide(float* shared, int width) {
 DEVICE float finite_lse(const float* lse, int query, int queries) { return query < queries && lse[query] != -INFINITY ? lse[query] : INFINITY; }
 
 // dk, dv, and partial sums of the bias's gradient, as on tensor cores.
-template <class T>
+template <bool IS_LEAN, class T>
 DEVICE void keys(const T* q, const T* k, const T* v, const T* dout, const float* bias, const float* lse, const float* delta,
                  const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, T* dk, T* dv, float* partial, const AttentionShape& s) {
     const AttentionBlock block = attention_block(lengths, s.keys, ROWS);
     const int own = threadIdx.x / WARP * OWN, lane = threadIdx.x % WARP, width = (s.head_size + 3) / 4 * 4, head = block.head * s.head_size;
     const int out_row = s.heads * s.head_size;
     SHARED(float, shared);
-    const Shared parts = divide(shared, width);
+    Shared parts = divide(shared, width);
     const size_t statistics = (size_t(block.batch) * s.heads + block.head) * s.queries;
     q += size_t(block.batch) * s.q_batch + head;
     dout += size_t(block.batch) * s.queries * out_row + head;
-    read_tile(parts.rows[0], k + size_t(block.batch) * s.k_batch + head, s.k_row, block.first, s.keys, s.head_size, width);
-    read_tile(parts.rows[1], v + size_t(block.batch) * s.v_batch + head, s.v_row, block.first, s.keys, s.head_size, width);
+    k += size_t(block.batch) * s.k_batch + head;
+    v += size_t(block.batch) * s.v_batch + head;
+    const auto rows_k = own_rows<IS_LEAN>(parts.rows, k, s.k_row, block.first, s.keys, s.head_size, width);
+    const auto rows_v = own_rows<IS_LEAN>(parts.rows, v, s.v_row, block.first, s.keys, s.head_size, width);
     const int begin = s.is_causal ? max(block.first + s.queries - s.keys, 0) / ROWS * ROWS : 0;
     const int end = block.first < min(block.length, s.keys) ? s.queries : begin;
     const bool drops = dropout.threshold > 0;
@@ -202,8 +236,8 @@ DEVICE void keys(const T* q, const T* k, const T* v, const T* dout, const float*
             if (drops) parts.hashes[threadIdx.x] = query_key(dropout, samples, block, query);
         }
         BARRIER();
-        multiply(scores, parts.rows[0], own, parts.lanes[0], width);
-        multiply(dp, parts.rows[1], own, parts.lanes[1], width);
+        multiply(scores, rows_k, own, parts.lanes[0], width);
+        multiply(dp, rows_v, own, parts.lanes[1], width);
         const int seen = visible(s, block.length, first + lane);
 #pragma unroll
         for (int r = 0; r < OWN; r++) {
@@ -231,19 +265,21 @@ DEVICE void keys(const T* q, const T* k, const T* v, const T* dout, const float*
 }
 
 // dq.
-template <class T>
+template <bool IS_LEAN, class T>
 DEVICE void queries(const T* q, const T* k, const T* v, const T* dout, const float* bias, const float* lse, const float* delta,
                     const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, T* dq, const AttentionShape& s) {
     const AttentionBlock block = attention_block(lengths, s.queries, ROWS);
     const int own = threadIdx.x / WARP * OWN, lane = threadIdx.x % WARP, width = (s.head_size + 3) / 4 * 4, head = block.head * s.head_size;
     const int out_row = s.heads * s.head_size;
     SHARED(float, shared);
-    const Shared parts = divide(shared, width);
+    Shared parts = divide(shared, width);
     const size_t statistics = (size_t(block.batch) * s.heads + block.head) * s.queries;
     k += size_t(block.batch) * s.k_batch + head;
     v += size_t(block.batch) * s.v_batch + head;
-    read_tile(parts.rows[0], q + size_t(block.batch) * s.q_batch + head, s.q_row, block.first, s.queries, s.head_size, width);
-    read_tile(parts.rows[1], dout + size_t(block.batch) * s.queries * out_row + head, out_row, block.first, s.queries, s.head_size, width);
+    q += size_t(block.batch) * s.q_batch + head;
+    dout += size_t(block.batch) * s.queries * out_row + head;
+    const auto rows_q = own_rows<IS_LEAN>(parts.rows, q, s.q_row, block.first, s.queries, s.head_size, width);
+    const auto rows_dout = own_rows<IS_LEAN>(parts.rows, dout, out_row, block.first, s.queries, s.head_size, width);
     const int seen = visible(s, block.length, block.first + ROWS - 1);
     const bool drops = dropout.threshold > 0;
     float of_q[OWN][MOST_COLUMNS], scores[OWN], dp[OWN], own_lse[OWN], own_delta[OWN];
@@ -262,8 +298,8 @@ DEVICE void queries(const T* q, const T* k, const T* v, const T* dout, const flo
         read_tile(parts.lanes[1], v, s.v_row, first, s.keys, s.head_size, width);
         if (bias) read_bias<ROWS, ROWS>(parts.near, bias, s, block.head, block.first, first, 1.0f);
         BARRIER();
-        multiply(scores, parts.rows[0], own, parts.lanes[0], width);
-        multiply(dp, parts.rows[1], own, parts.lanes[1], width);
+        multiply(scores, rows_q, own, parts.lanes[0], width);
+        multiply(dp, rows_dout, own, parts.lanes[1], width);
         const int key = first + lane;
 #pragma unroll
         for (int r = 0; r < OWN; r++) {
@@ -297,25 +333,31 @@ DEVICE void row_products(const T* out, const T* dout, float* delta, int batch, i
 
 } // namespace attention_plain
 
-#define ATTENTION(suffix, T) \
-    KERNEL_OF_BLOCKS(ATTENTION_THREADS, 3, attention_forward_##suffix, const T* q, const T* k, const T* v, const float* bias, const uint32_t* lengths, \
+#define ATTENTION(suffix, T, is_lean, blocks) \
+    KERNEL_OF_BLOCKS(ATTENTION_THREADS, blocks, attention_forward_##suffix, const T* q, const T* k, const T* v, const float* bias, const uint32_t* lengths, \
            Dropout dropout, const uint32_t* samples, T* out, float* lse, AttentionShape s) { \
-        attention_plain::forward(q, k, v, bias, lengths, dropout, samples, out, lse, s); \
+        attention_plain::forward<is_lean>(q, k, v, bias, lengths, dropout, samples, out, lse, s); \
     } \
-    KERNEL_OF_BLOCKS(ATTENTION_THREADS, 3, attention_backward_keys_##suffix, const T* q, const T* k, const T* v, const T* dout, const float* bias, \
+    KERNEL_OF_BLOCKS(ATTENTION_THREADS, blocks, attention_backward_keys_##suffix, const T* q, const T* k, const T* v, const T* dout, const float* bias, \
            const float* lse, const float* delta, const uint32_t* lengths, Dropout dropout, const uint32_t* samples, T* dk, T* dv, \
            float* partial, AttentionShape s) { \
-        attention_plain::keys(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dk, dv, partial, s); \
+        attention_plain::keys<is_lean>(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dk, dv, partial, s); \
     } \
-    KERNEL_OF_BLOCKS(ATTENTION_THREADS, 3, attention_backward_queries_##suffix, const T* q, const T* k, const T* v, const T* dout, const float* bias, \
+    KERNEL_OF_BLOCKS(ATTENTION_THREADS, blocks, attention_backward_queries_##suffix, const T* q, const T* k, const T* v, const T* dout, const float* bias, \
            const float* lse, const float* delta, const uint32_t* lengths, Dropout dropout, const uint32_t* samples, T* dq, AttentionShape s) { \
-        attention_plain::queries(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dq, s); \
-    } \
+        attention_plain::queries<is_lean>(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dq, s); \
+    }
+ATTENTION(f32, float, false, 3)
+ATTENTION(bf16, bf16, false, 3)
+// Cards that take these have shared memory for one block or two.
+ATTENTION(lean_f32, float, true, 2)
+
+#define DELTA(suffix, T) \
     KERNEL(256, attention_delta_##suffix, const T* out, const T* dout, float* delta, int batch, int queries, int heads, int head_size) { \
         attention_plain::row_products(out, dout, delta, batch, queries, heads, head_size); \
     }
-ATTENTION(f32, float)
-ATTENTION(bf16, bf16)
+DELTA(f32, float)
+DELTA(bf16, bf16)
 
 // dbias (H, T+S-1) += the partial sums of blocks of `tile` keys, in the order of sequences and tiles. A thread a value.
 KERNEL(256, attention_add_bias_gradient, const float* partial, float* dbias, int batch, int heads, int queries, int keys, int tile) {

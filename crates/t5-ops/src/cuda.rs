@@ -3,7 +3,7 @@
 //! One stream carries everything that is computed, so a tensor may be dropped as soon as its kernel is launched: its memory is reused behind
 //! it. Another one carries copies alone, which wait for this one and are waited for ([`crate::copies`]).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::ops::Range;
 
@@ -103,11 +103,26 @@ fn card(device: &Device) -> Result<&CudaDevice> {
     device.as_cuda_device()
 }
 
-/// Bytes of shared memory that a block can have on a card, if it asks for them.
-pub(crate) fn most_shared_bytes(device: &Device) -> Result<usize> {
-    let of = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-    let bytes = card(device)?.cuda_stream().context().attribute(of).w()?;
-    Ok(usize::try_from(bytes).unwrap_or(0))
+/// Whether a block of a card can have so many bytes of shared memory, if it asks for them.
+pub(crate) fn has_shared_bytes(device: &Device, bytes: usize) -> Result<bool> {
+    Ok(bytes <= SHARED_BYTES as usize || bytes <= most_shared_bytes(device)?)
+}
+
+/// The most that there is for a block. A card is asked once.
+fn most_shared_bytes(device: &Device) -> Result<usize> {
+    thread_local! {
+        /// The number of the card that was asked last, and its answer.
+        static ANSWER: Cell<(Option<usize>, usize)> = const { Cell::new((None, 0)) };
+    }
+    let (number, (of, bytes)) = (card_number(device), ANSWER.get());
+    if number == of {
+        return Ok(bytes);
+    }
+    let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    let bytes = card(device)?.cuda_stream().context().attribute(attribute).w()?;
+    let bytes = usize::try_from(bytes).unwrap_or(0);
+    ANSWER.set((number, bytes));
+    Ok(bytes)
 }
 
 /// The suffix of a dtype in names of kernels.

@@ -2,6 +2,9 @@
 //! whose streams do their work as early, and as late, as their order allows, so that a wait that is missing shows.
 #![cfg(feature = "cuda")]
 
+#[path = "support/tensors.rs"]
+mod tensors;
+
 use std::process::Command;
 use std::time::Instant;
 
@@ -9,6 +12,8 @@ use candle_core::{DType, Device, Tensor};
 use t5_ops::absent;
 use t5_ops::copies::{Coming, Leaving, STAGING_BYTES};
 use t5_ops::copy_waits::{self, CopyWaits};
+
+use self::tensors::bits;
 
 /// Of the emulated card (`cuda-kernels/emulation/driver.cc`).
 const STREAMS: &str = "LOW_MEM_T5_EMULATED_STREAMS";
@@ -23,10 +28,6 @@ fn home(block: usize) -> [Tensor; 2] {
     let large: Vec<f32> = (0..LARGE).map(|i| (i % 65_521 + block) as f32).collect();
     let tensor = |values: Vec<f32>, shape: &[usize]| Tensor::from_vec(values, shape, &Device::Cpu).unwrap();
     [tensor(weight, &[WIDTH, WIDTH]), tensor(large, &[LARGE])]
-}
-
-fn bits(x: &Tensor) -> Vec<u32> {
-    x.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }
 
 /// A block's output and what of the large tensor is needed beside it.

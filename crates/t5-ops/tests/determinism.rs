@@ -2,6 +2,9 @@
 //!
 //! The host alone: its threads. `device` makes each operation twice on a card.
 
+#[path = "support/tensors.rs"]
+mod tensors;
+
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
     Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums, adafactor,
@@ -9,6 +12,8 @@ use t5_ops::{
     feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight, linear_cross_entropy,
     linear_cross_entropy_backward, rms_norm, rms_norm_backward,
 };
+
+use self::tensors::bits;
 
 /// A reproducible tensor of numbers in [-1, 1).
 fn numbers(shape: &[usize], dtype: DType) -> Result<Tensor> {
@@ -20,14 +25,6 @@ fn numbers(shape: &[usize], dtype: DType) -> Result<Tensor> {
 
 /// Results of operations, by name.
 type Results = Vec<(String, Tensor)>;
-
-fn bits(results: &Results) -> Result<Vec<(String, Vec<u32>)>> {
-    let of = |(name, tensor): &(String, Tensor)| {
-        let values = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-        Ok((name.clone(), values.into_iter().map(f32::to_bits).collect()))
-    };
-    results.iter().map(of).collect()
-}
 
 fn named<const N: usize>(results: [(&str, Tensor); N]) -> Results {
     results.into_iter().map(|(name, tensor)| (name.to_string(), tensor)).collect()
@@ -153,7 +150,8 @@ fn check(name: &str, operation: impl Fn(DType) -> Result<Results> + Sync) {
     for dtype in [DType::F32, DType::BF16] {
         let on = |threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool of threads");
-            pool.install(|| bits(&operation(dtype)?)).expect("the operation")
+            let results = pool.install(|| operation(dtype)).expect("the operation");
+            results.into_iter().map(|(what, tensor)| (what, bits(&tensor))).collect::<Vec<_>>()
         };
         let expected = on(1);
         for threads in [1, 2, 3, 3, 4, 7, 16] {

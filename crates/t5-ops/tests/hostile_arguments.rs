@@ -3,6 +3,8 @@
 
 #[path = "support/device.rs"]
 mod device;
+#[path = "support/tensors.rs"]
+mod tensors;
 
 use candle_core::{DType, Result, Tensor};
 use proptest::prelude::*;
@@ -15,6 +17,7 @@ use t5_ops::{
 };
 
 use self::device::device;
+use self::tensors::bits;
 
 const SCALES: CrossEntropy = CrossEntropy { logit_scale: 0.5, gradient_scale: 0.1, chunk_rows: 3 };
 
@@ -48,10 +51,6 @@ fn values(x: &Tensor) -> Vec<f64> {
     x.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-fn bits(x: &Tensor) -> Vec<u64> {
-    values(x).into_iter().map(f64::to_bits).collect()
-}
-
 /// A tensor to add to, between others whose values are looked at by [`Accumulator::result`].
 struct Accumulator {
     all: Tensor,
@@ -71,7 +70,7 @@ impl Accumulator {
     }
 
     #[track_caller]
-    fn result(&self) -> Vec<u64> {
+    fn result(&self) -> Vec<u32> {
         let rows = self.part.dim(0).unwrap();
         for (first, count) in [(0, 2), (2 + rows, 3)] {
             let around = self.all.narrow(0, first, count).unwrap();
@@ -259,7 +258,7 @@ fn an_accumulator_that_is_no_whole_block_of_memory_or_an_operand_too_is_an_error
 #[test]
 fn operands_and_results_may_begin_at_any_element() -> Result<()> {
     for dtype in [DType::F32, DType::BF16] {
-        let results = [numbers, behind_one].map(|make| -> Result<Vec<Vec<u64>>> {
+        let results = [numbers, behind_one].map(|make| -> Result<Vec<Vec<u32>>> {
             let (x, weight, bias) = (make(&[2, 3, 8], dtype), make(&[8], dtype), make(&[2, 22], DType::F32));
             let ids = Tensor::new(&[[0u32, 4, 0]], &device())?;
             let sums = make(&[5, 8], DType::F32);

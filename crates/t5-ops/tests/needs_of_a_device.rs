@@ -1,18 +1,20 @@
 //! An operation on a card holds what it states: counted by the pool that tensors come from. Runs on a card, or on the emulated one.
 #![cfg(feature = "cuda")]
 
+use std::process::Command;
+
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
     Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, Attended, Attention, AttentionSizes, Beside,
-    CrossEntropy, Dropout, Needs, Path, Precision, Quantisation, Quantised, Rounding, SecondMoment, SquareSums,
-    adafactor_needs, adafactor_of_each, adamw_needs, adamw_of_each, adapted_lengths, adapted_lengths_needs, attention,
-    attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add, dropout_add_needs,
-    dropout_needs, embedding, embedding_backward, embedding_backward_needs, embedding_needs, feed_forward_activation,
-    feed_forward_activation_backward, feed_forward_activation_backward_needs, feed_forward_activation_needs, linear,
-    linear_backward_input, linear_backward_input_needs, linear_backward_weight, linear_backward_weight_needs,
-    linear_beside, linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
-    linear_cross_entropy_needs, linear_needs, narrow_each, narrow_each_needs, rms_norm, rms_norm_backward,
-    rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
+    CrossEntropy, Dropout, MOST_HEAD_ON_DEVICE, Needs, Path, Precision, Quantisation, Quantised, Rounding,
+    SecondMoment, SquareSums, adafactor_needs, adafactor_of_each, adamw_needs, adamw_of_each, adapted_lengths,
+    adapted_lengths_needs, attention, attention_backward, attention_backward_needs, attention_needs, dropout,
+    dropout_add, dropout_add_needs, dropout_needs, embedding, embedding_backward, embedding_backward_needs,
+    embedding_needs, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
+    feed_forward_activation_needs, linear, linear_backward_input, linear_backward_input_needs, linear_backward_weight,
+    linear_backward_weight_needs, linear_beside, linear_cross_entropy, linear_cross_entropy_backward,
+    linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs, narrow_each, narrow_each_needs,
+    rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
 };
 
 const F32: DType = DType::F32;
@@ -25,6 +27,9 @@ const VOCABULARY: usize = 700;
 const SHAPES_OF_COPIES: [[usize; 2]; 2] = [[96, 64], [700, 64]];
 /// Lists of numbers, statistics of a row, and units of 512 bytes.
 const SMALL: u64 = 12 << 10;
+
+/// Of the emulated card (`cuda-kernels/emulation`).
+const CAPABILITY: &str = "LOW_MEM_T5_EMULATED_CAPABILITY";
 
 struct Card(Device);
 
@@ -126,6 +131,20 @@ fn operations(card: &Card, dtype: DType, of_weight: DType, drops: bool) {
     }
 }
 
+/// Attention of the largest heads that have kernels, forward and backward. Its samples are longer than a block's rows, and masked.
+fn largest_heads(card: &Card) {
+    let (b, t, heads, head_size) = (2, 40, 1, MOST_HEAD_ON_DEVICE);
+    let [q, k, v, dout] = [0; 4].map(|_| card.tensor(&[b, t, heads * head_size], F32));
+    let [bias, dbias] = [0; 2].map(|_| card.tensor(&[heads, 2 * t - 1], F32));
+    let settings = Attention { heads, bias: Some(&bias), key_lengths: &[t, 33], causal: true, dropout: None };
+    let sizes = AttentionSizes { batch: b, queries: t, keys: t, heads, head_size };
+    let (out, lse) = attention(&q, &k, &v, &settings).unwrap();
+    let of = Attended { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+    card.check("attention", attention_needs(CARD, &sizes, F32, false), || attention(&q, &k, &v, &settings));
+    let needs = attention_backward_needs(CARD, &sizes, F32, false, true);
+    card.check("attention_backward", needs, || attention_backward(&of, &dout, &settings, Some(&dbias)));
+}
+
 /// Parameters that are updated together. In the sums of squares the last, which needs most, is a group by itself: then all results exist.
 const TOGETHER: [(usize, usize); 5] = [(1000, 100), (1, 64), (200, 300), (2, 700_000), (1, 1_500_000)];
 
@@ -223,6 +242,10 @@ fn codes(card: &Card, dtype: DType) {
 #[test]
 fn an_operation_on_a_card_holds_what_it_states() {
     let card = Card(t5_ops::open_card(0).expect("a card, or the emulated one"));
+    largest_heads(&card);
+    if std::env::var_os(CAPABILITY).is_some() {
+        return;
+    }
     for (dtype, of_weight) in [(F32, F32), (BF16, F32), (BF16, BF16)] {
         for drops in [false, true] {
             operations(&card, dtype, of_weight, drops);
@@ -231,4 +254,14 @@ fn an_operation_on_a_card_holds_what_it_states() {
     [F32, BF16].into_iter().for_each(|dtype| codes(&card, dtype));
     updates(&card);
     copies(&card);
+}
+
+#[test]
+fn attention_holds_the_same_on_cards_with_less_shared_memory() {
+    for capability in ["61", "75"] {
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        let test = test.args(["--exact", "an_operation_on_a_card_holds_what_it_states"]);
+        let ran = test.env(CAPABILITY, capability).output().unwrap();
+        assert!(ran.status.success(), "{capability}: {}", String::from_utf8_lossy(&ran.stdout));
+    }
 }

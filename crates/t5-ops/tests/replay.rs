@@ -2,12 +2,17 @@
 //! Runs on a card, or on the emulated one: there also in processes whose streams do their work as late as their order allows.
 #![cfg(feature = "cuda")]
 
+#[path = "support/tensors.rs"]
+mod tensors;
+
 use std::process::Command;
 
 use candle_core::cuda_backend::cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
 use candle_core::cuda_backend::cudarc::driver::{CudaStream, DriverError};
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{Position, Precision, Quantised, Replay};
+
+use self::tensors::{bits, tensor};
 
 /// Of the emulated card (`cuda-kernels/emulation`).
 const STREAMS: &str = "LOW_MEM_T5_EMULATED_STREAMS";
@@ -21,18 +26,6 @@ fn card() -> Device {
     t5_ops::open_card(0).expect("a card, or the emulated one")
 }
 
-/// The same numbers each time.
-fn tensor(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
-    let number = |i: usize| (t5_ops::keys::mix(seed << 32 | i as u64) >> 40) as f32 / (1 << 23) as f32 - 1.0;
-    let values: Vec<f32> = (0..shape.iter().product()).map(number).collect();
-    Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
-}
-
-fn bits(x: &Tensor) -> Vec<u32> {
-    let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    x.into_iter().map(f32::to_bits).collect()
-}
-
 /// Caches of keys and values of rows, with the bias of all positions, and the keys of their sources.
 struct Cache {
     both: [Tensor; 2],
@@ -43,9 +36,9 @@ struct Cache {
 impl Cache {
     fn new(rows: usize, capacity: usize, dtype: DType, card: &Device) -> Self {
         let empty = || Tensor::zeros((rows, capacity, WIDTH), dtype, card).unwrap();
-        let bias = tensor(2, &[HEADS, 201], DType::F32).narrow(1, 101 - capacity, 2 * capacity - 1).unwrap();
-        let source = tensor(7, &[rows, SOURCE, WIDTH], dtype).to_device(card).unwrap();
-        Self { both: [empty(), empty()], bias: bias.contiguous().unwrap().to_device(card).unwrap(), source }
+        let bias = tensor(2, &[HEADS, 201], DType::F32, card).narrow(1, 101 - capacity, 2 * capacity - 1).unwrap();
+        let source = tensor(7, &[rows, SOURCE, WIDTH], dtype, card);
+        Self { both: [empty(), empty()], bias: bias.contiguous().unwrap(), source }
     }
 
     fn grown(&self, card: &Device) -> Self {
@@ -66,8 +59,8 @@ struct Weights {
 
 impl Weights {
     fn new(card: &Device) -> Self {
-        let on_card = |seed, shape: &[usize]| tensor(seed, shape, DType::F32).to_device(card).unwrap();
-        let codes = Quantised::of(&tensor(6, &[WIDTH, WIDTH], DType::F32), Precision::Int8).unwrap();
+        let on_card = |seed, shape: &[usize]| tensor(seed, shape, DType::F32, card);
+        let codes = Quantised::of(&tensor(6, &[WIDTH, WIDTH], DType::F32, &Device::Cpu), Precision::Int8).unwrap();
         let codes = Quantised::new(codes.quantisation(), codes.bytes().to_device(card).unwrap()).unwrap();
         Self {
             table: on_card(3, &[VOCABULARY, WIDTH]),

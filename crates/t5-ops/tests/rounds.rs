@@ -3,10 +3,15 @@
 //! as late as their order allows, and whose driver records nothing.
 #![cfg(feature = "cuda")]
 
+#[path = "support/tensors.rs"]
+mod tensors;
+
 use std::process::Command;
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{Attended, Attention, Changing, CrossEntropy, Dropout, Rounds, Turn};
+
+use self::tensors::{bits, tensor};
 
 /// Variables of the emulated card (`cuda-kernels/emulation`), and the last one of the program.
 const STREAMS: &str = "LOW_MEM_T5_EMULATED_STREAMS";
@@ -23,18 +28,6 @@ fn card() -> Device {
 
 fn is_recording() -> bool {
     [GRAPHS, SWITCH].iter().all(|name| std::env::var(name).is_err())
-}
-
-/// The same numbers in [-1, 1) for a seed and shape.
-fn tensor(seed: u64, shape: &[usize], dtype: DType, card: &Device) -> Tensor {
-    let number = |i: usize| (t5_ops::keys::mix(seed << 32 | i as u64) >> 40) as f32 / (1 << 23) as f32 - 1.0;
-    let values: Vec<f32> = (0..shape.iter().product()).map(number).collect();
-    Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap().to_device(card).unwrap()
-}
-
-fn bits(x: &Tensor) -> Vec<u32> {
-    let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    x.into_iter().map(f32::to_bits).collect()
 }
 
 /// The input of a round: ids (B, T), lengths, samples, labels and step, whose values change each time.

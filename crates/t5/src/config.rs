@@ -345,6 +345,11 @@ impl Config {
         self.num_heads * self.d_kv
     }
 
+    /// Whether a card has a kernel for each operation of this model: without, launches cannot be recorded.
+    pub(crate) fn has_kernels_on_card(&self) -> bool {
+        self.d_kv <= t5_ops::MOST_HEAD_ON_DEVICE && self.lora.as_ref().is_none_or(|lora| !lora.dora)
+    }
+
     /// Blocks of both stacks together.
     pub fn blocks(&self) -> usize {
         self.num_layers + self.num_decoder_layers

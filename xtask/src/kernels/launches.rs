@@ -15,6 +15,8 @@ pub struct Launch {
 pub const CANDLES: [&str; 3] = ["elementwise", "indexing", "reduce"];
 
 const HEAD_SIZES: [u32; 3] = [32, 64, 128];
+/// The end of the names of attention for cards with less shared memory, which they take for the largest heads.
+const LEAN: &str = "lean_f32";
 const MODEL: u32 = 768;
 
 /// The formulas of `crates/t5-ops/src/ops/attention/cuda.rs`, in bytes: of the forward, of the backward by keys and by queries.
@@ -29,9 +31,16 @@ fn shared_on_tensor_cores(head_size: u32) -> [u32; 3] {
 
 /// The same of the kernels without tensor cores.
 fn shared_plain(head_size: u32) -> [u32; 3] {
-    let width = head_size.next_multiple_of(4);
-    let backward = 4 * (64 * width + 64 * (width + 1) + 64 * 33 + 128) + 32 * 8;
-    [4 * (32 * width + 64 * (width + 1) + 32 * 33 + 64), backward, backward]
+    let [forward, keys, queries] = shared_lean(head_size);
+    let own = 4 * 32 * head_size.next_multiple_of(4);
+    [forward + own, keys + 2 * own, queries + 2 * own]
+}
+
+/// The same of those that leave a block's own rows where they lie.
+fn shared_lean(head_size: u32) -> [u32; 3] {
+    let row = head_size.next_multiple_of(4) + 1;
+    let backward = 4 * (64 * row + 64 * 33 + 128) + 32 * 8;
+    [4 * (64 * row + 32 * 33 + 64), backward, backward]
 }
 
 /// The kernels of attention, in the order of the formulas.
@@ -82,7 +91,7 @@ const OTHERS: [(&str, u32, u32, u32); 35] = [
 const OF_CANDLE: u32 = 64;
 
 /// Most registers of the kernels of attention, by how their names end: with 128 four blocks are resident, with 168 three, with 255 two.
-const OF_ATTENTION: [(&str, u32); 8] = [
+const OF_ATTENTION: [(&str, u32); 9] = [
     ("forward_32", 128),
     ("forward_64", 168),
     ("forward_128", 255),
@@ -90,11 +99,24 @@ const OF_ATTENTION: [(&str, u32); 8] = [
     ("keys_64", 255),
     ("keys_128", 255),
     ("queries_32", 128),
+    (LEAN, 255),
     // Of 64 and 128, and of the plain kernels.
     ("", 168),
 ];
 
-/// Most registers of a kernel.
+/// Kernels that may have more on cards of compute capability 12.0. With 48 registers, 40 of their 48 warps are resident. The other kernel
+/// has shared memory for one block there, however many registers it takes.
+pub const MORE_REGISTERS_AT: u32 = 120;
+pub const MORE_REGISTERS: [(&str, u32); 3] =
+    [("attention_few_bf16", 48), ("attention_few_f32", 48), ("attention_backward_queries_128", 176)];
+
+/// Most registers of a kernel on a card of this compute capability.
+pub fn most_registers_at(name: &str, capability: u32) -> u32 {
+    let more = MORE_REGISTERS.iter().find(|(of, _)| capability == MORE_REGISTERS_AT && *of == name);
+    more.map_or_else(|| most_registers(name), |more| more.1)
+}
+
+/// Most registers of a kernel, but for [`MORE_REGISTERS`].
 pub fn most_registers(name: &str) -> u32 {
     let of_attention = || OF_ATTENTION.iter().find(|(end, _)| name.ends_with(end)).map(|row| row.1);
     let of_others = || OTHERS.iter().find(|(start, ..)| name.starts_with(start)).map(|row| row.3);
@@ -113,6 +135,7 @@ pub fn of(name: &str) -> Vec<Launch> {
         |head_size, shared: [u32; 3]| Launch { head_size: Some(head_size), threads: 128, shared: shared[kind] };
     match suffix.parse() {
         Ok(head_size) => vec![launch(head_size, shared_on_tensor_cores(head_size))],
+        Err(_) if suffix == LEAN => vec![launch(128, shared_lean(128))],
         Err(_) => HEAD_SIZES.iter().map(|&head_size| launch(head_size, shared_plain(head_size))).collect(),
     }
 }
@@ -128,15 +151,18 @@ mod tests {
         for formula in [
             "const THREADS: u32 = 128;",
             "(64 + 4 * 64) * 2 * (head_size + 8) + 2 * 128 * 4",
-            "4 * (32 * width + 64 * (width + 1) + 32 * 33 + 64)",
+            "4 * (64 * (head_size.next_multiple_of(4) + 1) + 32 * 33 + 64)",
+            "4 * 32 * head_size.next_multiple_of(4)",
             "(2 * 64 + 4 * 32) * 2 * (head_size + 8)",
             "tiles + 4 * (64 * 33 + 2 * (96 + 2 * 32)) + 2 * 32 * 8, tiles + 4 * 2 * 96",
-            "4 * (64 * width + 64 * (width + 1) + 64 * 33 + 128) + 32 * 8",
+            "4 * (64 * (head_size.next_multiple_of(4) + 1) + 64 * 33 + 128) + 32 * 8",
+            "4 * 64 * head_size.next_multiple_of(4)",
         ] {
             assert!(launches.contains(formula), "the launches no longer say `{formula}`: change this table with them");
         }
         assert_eq!(shared_on_tensor_cores(64), [47_104, 47_104, 37_632]);
         assert_eq!(shared_plain(64), [29_312, 42_240, 42_240]);
+        assert_eq!(shared_lean(128), [37_504, 42_240, 42_240]);
     }
 
     #[test]
@@ -144,6 +170,7 @@ mod tests {
         let shape = |name| of(name).iter().map(|l| (l.head_size, l.threads, l.shared)).collect::<Vec<_>>();
         assert_eq!(shape("attention_backward_queries_64"), [(Some(64), 128, 37_632)]);
         assert_eq!(shape("attention_forward_f32").len(), 3);
+        assert_eq!(shape("attention_forward_lean_f32"), [(Some(128), 128, 37_504)]);
         assert_eq!(shape("total_square_sums"), [(None, 256, 256)]);
         assert_eq!(shape("rms_norm_backward_f32_f32"), [(None, 192, 3_200)]);
         assert!(of("unknown").is_empty());
@@ -151,5 +178,6 @@ mod tests {
             ["attention_backward_keys_128", "attention_forward_bf16", "badd_f32"].map(most_registers),
             [255, 168, 64]
         );
+        assert_eq!([90, 120].map(|capability| most_registers_at("attention_few_f32", capability)), [40, 48]);
     }
 }

@@ -20,12 +20,13 @@ const fn capability(number: u32, name: &'static str, warps: u32, blocks: u32, sh
     Capability { number, name, warps, blocks, shared: shared_kib << 10 }
 }
 
-/// Those that kernels are compiled for: A100; A10 and the RTX 30 series; L4, L40 and the RTX 40 series; H100 and H200.
-pub const CAPABILITIES: [Capability; 4] = [
+/// Those that kernels are compiled for: A100; A10 and the RTX 30 series; L4, L40 and the RTX 40 series; H100 and H200; the RTX 50 series.
+pub const CAPABILITIES: [Capability; 5] = [
     capability(80, "8.0", 64, 32, 164),
     capability(86, "8.6", 48, 16, 100),
     capability(89, "8.9", 48, 24, 100),
     capability(90, "9.0", 64, 32, 228),
+    capability(120, "12.0", 48, 24, 100),
 ];
 
 const WARP: u32 = 32;

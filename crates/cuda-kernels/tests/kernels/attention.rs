@@ -24,6 +24,8 @@ pub struct Shape {
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Plain(DType),
+    /// A block's own rows are not copied.
+    Lean,
     TensorCores,
 }
 
@@ -31,6 +33,7 @@ impl Kind {
     fn dtype(self) -> DType {
         match self {
             Kind::Plain(dtype) => dtype,
+            Kind::Lean => DType::F32,
             Kind::TensorCores => DType::BF16,
         }
     }
@@ -38,6 +41,7 @@ impl Kind {
     fn suffix(self, head_size: usize) -> String {
         match self {
             Kind::Plain(dtype) => crate::card::suffix(dtype).to_owned(),
+            Kind::Lean => "lean_f32".to_owned(),
             Kind::TensorCores => head_size.to_string(),
         }
     }
@@ -50,10 +54,11 @@ impl Kind {
     /// Bytes of shared memory: of the forward, of the backward by keys, by queries.
     fn shared(self, head_size: usize) -> [usize; 3] {
         match self {
-            Kind::Plain(_) => {
+            Kind::Plain(_) | Kind::Lean => {
                 let width = head_size.next_multiple_of(4);
-                let backward = 4 * (64 * width + 64 * (width + 1) + 64 * 33 + 128) + 256;
-                [4 * (32 * width + 64 * (width + 1) + 32 * 33 + 64), backward, backward]
+                let own = if self == Kind::Lean { 0 } else { 4 * 32 * width };
+                let backward = 4 * (64 * (width + 1) + 64 * 33 + 128) + 256 + 2 * own;
+                [4 * (64 * (width + 1) + 32 * 33 + 64) + own, backward, backward]
             }
             Kind::TensorCores => {
                 let row = 2 * (head_size + 8);
@@ -101,6 +106,7 @@ impl Case<'_> {
     fn what(&self) -> String {
         let kind = match self.kind {
             Kind::Plain(dtype) => format!("plain {dtype:?}"),
+            Kind::Lean => "lean".to_owned(),
             Kind::TensorCores => "tensor cores".to_owned(),
         };
         format!(
@@ -291,7 +297,7 @@ fn masks_and_biases_of_tensor_cores_are_those_of_the_cpu() {
 
 #[test]
 fn attention_without_tensor_cores_is_that_of_the_cpu() {
-    for kind in [Kind::Plain(DType::F32), Kind::Plain(DType::BF16)] {
+    for kind in [Kind::Plain(DType::F32), Kind::Plain(DType::BF16), Kind::Lean] {
         let cases = [
             Case {
                 kind,

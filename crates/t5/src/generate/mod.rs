@@ -96,7 +96,8 @@ impl T5 {
             Decoding { network: &self.network, options: *options, has_paged_weights: self.has_paged_weights() };
         let batch = MicroBatch::of_sources(ids, lengths);
         let Some(cache) = decoding.begin(batch, self.config(), watch.interrupted)? else { return Ok(None) };
-        let mut answering = Answering { model: self, decoding, cache, tokens: Tokens::default(), options, watch };
+        let tokens = Tokens::of(self.config());
+        let mut answering = Answering { model: self, decoding, cache, tokens, options, watch };
         match options.search {
             Search::Beams(beams) => answering.search(beams, sources.len()),
             _ => answering.choose(sources.len()),

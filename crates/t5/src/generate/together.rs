@@ -59,7 +59,8 @@ pub struct Grown {
 impl AnswersTogether {
     /// Nobody yet.
     pub fn new(model: Rc<T5>, activations: DType) -> Self {
-        AnswersTogether { model, activations, members: Vec::new(), next: Tokens::default() }
+        let next = Tokens::of(model.config());
+        AnswersTogether { model, activations, members: Vec::new(), next }
     }
 
     /// The model.

@@ -1,22 +1,30 @@
 //! The computing of one token after the other: the logits that the next tokens are chosen by.
 //!
 //! On a card the launches of a token are recorded, as long as the same caches go on, and launched as one. Tokens and positions are the
-//! numbers that change. Weights that are somewhere else between two uses have no address to record.
+//! numbers that change. Weights that are somewhere else between two uses have no address to record, and a model with operations that have
+//! no kernel there is not recorded either.
 
 use candle_core::Tensor;
 use t5_ops::Replay;
 
 use super::cache::{Cache, Decoding};
+use crate::config::Config;
 use crate::error::Result;
 use crate::ops::Ops;
 
 /// Tokens of some caches.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tokens {
     replay: Replay,
+    is_recordable: bool,
 }
 
 impl Tokens {
+    /// Of a model.
+    pub fn of(config: &Config) -> Self {
+        Self { replay: Replay::default(), is_recordable: config.has_kernels_on_card() }
+    }
+
     /// The logits (R, V) after one more token of each row of these caches, those of the first cache first. They are overwritten by the next
     /// ones.
     ///
@@ -34,11 +42,11 @@ impl Tokens {
         }
         decoding.make_space(caches)?;
         let of_token: Vec<&Cache<Tensor>> = caches.iter().map(|cache| &**cache).collect();
-        let logits = if decoding.has_weights_elsewhere() {
+        let logits = if self.is_recordable && !decoding.has_weights_elsewhere() {
+            self.replayed(decoding, tokens, &of_token)
+        } else {
             let ids = Tensor::from_slice(tokens, (tokens.len(), 1), decoding.network.shared.tensor.device())?;
             decoding.logits(&ids, None, &of_token)
-        } else {
-            self.replayed(decoding, tokens, &of_token)
         }?;
         caches.iter_mut().for_each(|cache| cache.advance());
         Ok(logits)

@@ -351,10 +351,9 @@ impl Counter {
 
     /// Whether a card can record the micro-batches of a step ([`Levers::repeats`]): all their operations have kernels there.
     pub fn is_recordable(&self) -> bool {
-        let has_dora = self.config.lora.as_ref().is_some_and(|lora| lora.dora);
         // Products of f32 are not summed in bf16.
         let has_sums = self.precisions.gradients != DType::BF16 || self.precisions.activations == DType::BF16;
-        self.config.d_kv <= t5_ops::MOST_HEAD_ON_DEVICE && !has_dora && has_sums
+        self.config.has_kernels_on_card() && has_sums
     }
 
     /// The cost of the head for one micro-batch of a batch of this shape.

@@ -1,13 +1,12 @@
 //! Attention on a card: on tensor cores for bf16 and the usual head sizes, otherwise without them; few queries, as in generation, have a
 //! block each. The gradients of keys, values and bias come from blocks of keys, those of queries from blocks of queries, so that no two
-//! blocks add to one place.
+//! blocks add to one place. What a call holds does not depend on the kernels that a card takes.
 
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::{Attended, Attention, MOST_HEAD_ON_DEVICE, Sizes};
 use crate::cuda::{
-    Kernel, Module, address, count, most_shared_bytes, recording, rows_address, suffix, takes_alike, unwritten,
-    uploaded,
+    Kernel, Module, address, count, has_shared_bytes, recording, rows_address, suffix, takes_alike, unwritten, uploaded,
 };
 use crate::ops::decoding::Position;
 use crate::ops::dropout::cuda::{Mask, samples};
@@ -21,15 +20,7 @@ const SMALL: usize = 256;
 /// Whether there are kernels for these operands.
 pub(super) fn takes(operands: &[&Tensor], a: &Attention, s: &Sizes) -> bool {
     let of_bias = a.bias.is_none_or(|bias| bias.dtype() == DType::F32 && crate::cuda::takes([operands[0], bias]));
-    s.head_size <= MOST_HEAD_ON_DEVICE && of_bias && takes_alike(operands.iter().copied()) && fits(operands[0], s)
-}
-
-/// Whether blocks of the card can have the shared memory of both directions. Before Ampere some cannot for the largest heads.
-fn fits(q: &Tensor, s: &Sizes) -> bool {
-    let kind = Kind::of(q.dtype(), s);
-    let [of_keys, of_queries] = kind.shared_by_backward(s.head_size);
-    let most = kind.shared_by_forward(s.head_size).max(of_keys).max(of_queries);
-    most_shared_bytes(q.device()).is_ok_and(|bytes| most <= bytes)
+    s.head_size <= MOST_HEAD_ON_DEVICE && of_bias && takes_alike(operands.iter().copied())
 }
 
 /// Whether the kernels of the backward read these statistics, and add to such a gradient.
@@ -43,13 +34,19 @@ pub(super) fn adds_to(lse: &Tensor, dbias: Option<&Tensor>) -> bool {
 enum Kind {
     TensorCores,
     Plain(DType),
+    /// Of f32, with less shared memory: a block's own rows are read where they lie.
+    Lean,
 }
 
 impl Kind {
-    fn of(dtype: DType, s: &Sizes) -> Self {
-        match (dtype, s.head_size) {
-            (DType::BF16, 32 | 64 | 128) => Kind::TensorCores,
-            _ => Kind::Plain(dtype),
+    /// Those of both directions. Before Ampere some cards have no shared memory for the plain ones of the largest heads. Every card that
+    /// computes in bf16 has it.
+    fn of(q: &Tensor, s: &Sizes) -> Result<Self> {
+        let plain = Kind::Plain(q.dtype());
+        match (q.dtype(), s.head_size) {
+            (DType::BF16, 32 | 64 | 128) => Ok(Kind::TensorCores),
+            (DType::F32, size) if !has_shared_bytes(q.device(), plain.most_shared(size))? => Ok(Kind::Lean),
+            _ => Ok(plain),
         }
     }
 
@@ -59,6 +56,7 @@ impl Kind {
             Kind::TensorCores if name == "attention_forward" => (Module::AttentionForward, s.head_size.to_string()),
             Kind::TensorCores => (Module::AttentionBackward, s.head_size.to_string()),
             Kind::Plain(dtype) => (Module::Attention, suffix(dtype).to_owned()),
+            Kind::Lean => (Module::Attention, "lean_f32".to_owned()),
         };
         Kernel::new(device, module, format!("{name}_{suffix}"))
     }
@@ -78,10 +76,8 @@ impl Kind {
     fn shared_by_forward(self, head_size: usize) -> usize {
         match self {
             Kind::TensorCores => (64 + 4 * 64) * 2 * (head_size + 8) + 2 * 128 * 4,
-            Kind::Plain(_) => {
-                let width = head_size.next_multiple_of(4);
-                4 * (32 * width + 64 * (width + 1) + 32 * 33 + 64)
-            }
+            Kind::Plain(_) => Kind::Lean.shared_by_forward(head_size) + 4 * 32 * head_size.next_multiple_of(4),
+            Kind::Lean => 4 * (64 * (head_size.next_multiple_of(4) + 1) + 32 * 33 + 64),
         }
     }
 
@@ -93,10 +89,17 @@ impl Kind {
                 [tiles + 4 * (64 * 33 + 2 * (96 + 2 * 32)) + 2 * 32 * 8, tiles + 4 * 2 * 96]
             }
             Kind::Plain(_) => {
-                let width = head_size.next_multiple_of(4);
-                [4 * (64 * width + 64 * (width + 1) + 64 * 33 + 128) + 32 * 8; 2]
+                let own = 4 * 64 * head_size.next_multiple_of(4);
+                Kind::Lean.shared_by_backward(head_size).map(|lean| lean + own)
             }
+            Kind::Lean => [4 * (64 * (head_size.next_multiple_of(4) + 1) + 64 * 33 + 128) + 32 * 8; 2],
         }
+    }
+
+    /// The most of both directions.
+    fn most_shared(self, head_size: usize) -> usize {
+        let backward = self.shared_by_backward(head_size);
+        backward.into_iter().fold(self.shared_by_forward(head_size), usize::max)
     }
 }
 
@@ -216,7 +219,7 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &S
         return attention_of_few(q, k, v, a, s, None);
     }
     let (device, dtype) = (q.device(), q.dtype());
-    let (kind, lists) = (Kind::of(dtype, s), Lists::of(a, s, device)?);
+    let (kind, lists) = (Kind::of(q, s)?, Lists::of(a, s, device)?);
     let (q, k, v) = (kind.operand(q)?, kind.operand(k)?, kind.operand(v)?);
     let bias = a.bias.map(Tensor::contiguous).transpose()?;
     let out = unwritten(q.shape(), dtype, device)?;
@@ -242,7 +245,7 @@ pub(super) fn attention_backward(
     dbias: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (device, dtype) = (of.q.device(), of.q.dtype());
-    let (kind, lists, shape) = (Kind::of(dtype, s), Lists::of(a, s, device)?, Shape::of(s, a)?);
+    let (kind, lists, shape) = (Kind::of(of.q, s)?, Lists::of(a, s, device)?, Shape::of(s, a)?);
     let [q, k, v, dout] = [of.q, of.k, of.v, dout].map(|x| kind.operand(x));
     let (q, k, v, dout, out, lse) = (q?, k?, v?, dout?, of.out.contiguous()?, of.lse.contiguous()?);
     let bias = a.bias.map(Tensor::contiguous).transpose()?;

@@ -24,3 +24,8 @@ pub use weights::AdapterDirectory;
 
 /// What PEFT puts before the model's own names.
 const PREFIX: &str = "base_model.model.";
+
+/// The name of a tensor in an adapter's file, by the model's own name for it.
+fn name_in_file(name: &str) -> String {
+    format!("{PREFIX}{name}")
+}

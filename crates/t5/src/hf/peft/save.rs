@@ -6,10 +6,9 @@ use std::path::Path;
 use candle_core::DType;
 use serde_json::{Map, Value, json};
 
-use super::PREFIX;
 use super::config::CONFIG_FILE;
-use super::modules;
 use super::weights::SAFETENSORS_FILE;
+use super::{modules, name_in_file};
 use crate::adapter::{Lora, Targets, is_of_adapter};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -41,7 +40,7 @@ pub fn save_with<E: From<Error>>(
     file(CONFIG_FILE, &|sink| write_json(&directory.join(CONFIG_FILE), sink, &settings))?;
     let saved = || parameters.iter().filter(|parameter| lora.trains(&parameter.name));
     let header = |parameter: &Parameter| TensorHeader {
-        name: format!("{PREFIX}{}", parameter.name),
+        name: name_in_file(&parameter.name),
         dtype: DType::F32,
         shape: parameter.tensor.dims().to_vec(),
     };
@@ -49,7 +48,7 @@ pub fn save_with<E: From<Error>>(
         let path = directory.join(SAFETENSORS_FILE);
         let mut writer = Writer::new(&path, sink, saved().map(header).collect(), &[("format", "pt")])?;
         for parameter in saved() {
-            writer.write(&format!("{PREFIX}{}", parameter.name), &parameter.tensor)?;
+            writer.write(&name_in_file(&parameter.name), &parameter.tensor)?;
         }
         writer.into_sink();
         Ok(())

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 
-use super::PREFIX;
 use super::config::{AdaptedLinear, AdapterConfig, CONFIG_FILE, Layout};
 use super::modules::LM_HEAD;
+use super::{PREFIX, name_in_file};
 use crate::adapter::Lora;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -97,7 +97,7 @@ impl AdapterDirectory {
     /// # Errors
     /// [`Error::AdapterTensor`], [`Error::TensorMismatch`] for values that are not floats, [`Error::Io`].
     pub fn read(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.reader.read(&format!("{PREFIX}{name}"), dtype, device)
+        self.reader.read(&name_in_file(name), dtype, device)
     }
 
     /// The adapter, for training it on.
@@ -113,7 +113,7 @@ impl AdapterDirectory {
         for Parameter { name, tensor, .. } in parameters {
             if self.has(name) {
                 // Not by a tensor in between: a saved head is as large as the table.
-                self.reader.read_over(&format!("{PREFIX}{name}"), tensor)?;
+                self.reader.read_over(&name_in_file(name), tensor)?;
             }
         }
         Ok(())
@@ -121,12 +121,12 @@ impl AdapterDirectory {
 
     /// Whether the adapter has a tensor of this name.
     pub fn has(&self, name: &str) -> bool {
-        self.reader.shape(&format!("{PREFIX}{name}")).is_some()
+        self.reader.shape(&name_in_file(name)).is_some()
     }
 
     /// Some rows of a parameter that the adapter replaces.
     pub(in crate::hf) fn rows(&self, name: &str, first: usize, count: usize) -> Result<Tensor> {
-        self.reader.read_rows(&format!("{PREFIX}{name}"), first, count, DType::F32)
+        self.reader.read_rows(&name_in_file(name), first, count, DType::F32)
     }
 
     /// The name of the head's weight below its adapter, where the file has it.
@@ -140,7 +140,7 @@ impl AdapterDirectory {
     /// [`Error::AdapterTensor`].
     pub fn check_head(&self, head: &Tensor) -> Result<()> {
         match self.head_below() {
-            Some(name) if !self.reader.equals(&format!("{PREFIX}{name}"), head)? => Err(self.other_head()),
+            Some(name) if !self.reader.equals(&name_in_file(name), head)? => Err(self.other_head()),
             _ => Ok(()),
         }
     }
@@ -154,7 +154,7 @@ impl AdapterDirectory {
     }
 
     pub(in crate::hf) fn error(&self, name: &str, expected: String, got: String) -> Error {
-        let (path, tensor) = (self.reader.path().into(), format!("{PREFIX}{name}"));
+        let (path, tensor) = (self.reader.path().into(), name_in_file(name));
         Error::AdapterTensor { path, tensor, expected, got }
     }
 
@@ -164,7 +164,7 @@ impl AdapterDirectory {
         for linear in &self.layout.linears {
             expected.extend(linear.tensors(self.layout.dora));
         }
-        let shape_of = |name: &str| self.reader.shape(&format!("{PREFIX}{name}"));
+        let shape_of = |name: &str| self.reader.shape(&name_in_file(name));
         for (name, shape) in &expected {
             match shape_of(name) {
                 Some(found) if found == shape => {}
