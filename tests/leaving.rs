@@ -91,8 +91,10 @@ fn a_pipe_that_nobody_reads_holds_up_neither_the_steps_nor_the_end() {
 #[test]
 fn a_signal_before_the_first_step_leaves_at_once_and_saves_nothing() {
     let scene = Scene::new();
+    // A step of all rows, which ends in no test, however late the signal comes.
+    let all_rows = ["--set", "train.batch_size=46017"];
     for (words, step) in [("Output ", "before step 1"), ("evaluating", "before step 1")] {
-        let mut running = scene.start(&short(&["--set", "train.eval_samples=0"]));
+        let mut running = scene.start(&short(&[&["--set", "train.eval_samples=0"][..], &all_rows].concat()));
         assert!(running.wait_for(words));
         running.signal("TERM");
         running.end().expect_code(75).expect_words(&["interrupted ", step, "nothing to save", "hint: "]);
@@ -100,7 +102,8 @@ fn a_signal_before_the_first_step_leaves_at_once_and_saves_nothing() {
     }
     scene.run(&short(&["--max-steps", "2", "--set", "train.max_steps=2"])).expect_code(0);
     // The same of a run that goes on: its checkpoint stays as it is.
-    let mut running = scene.start(&short(&["--keep-training"]));
+    let goes_on = ["--keep-training", "--allow-changed", "batch-size"];
+    let mut running = scene.start(&short(&[&goes_on[..], &all_rows].concat()));
     assert!(running.wait_for("Output "));
     running.signal("INT");
     running.end().expect_code(75).expect_words(&["interrupted before step 3; nothing to save", "--keep-training"]);
@@ -191,11 +194,16 @@ fn a_result_is_written_whole_or_is_an_error_and_a_reader_may_go_away() {
     assert!(ended.stderr.is_empty() && ended.status.code().is_none(), "{ended:?}");
 }
 
-/// Runs the command below a limit of the shell.
+/// Runs the command below a limit of the shell, on two threads whatever the machine has: each takes address space.
 fn limited(scene: &Scene, limit: &str, arguments: &[String]) -> std::process::Output {
     let mut run = Command::new("sh");
     run.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_train_low_mem")]);
-    run.args(arguments).current_dir(scene.path("")).envs(BUILT_IN_PRICES).output().unwrap()
+    run.args(arguments)
+        .current_dir(scene.path(""))
+        .envs(BUILT_IN_PRICES)
+        .env("RAYON_NUM_THREADS", "2")
+        .output()
+        .unwrap()
 }
 
 #[test]

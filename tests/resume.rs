@@ -1,6 +1,6 @@
 //! Killed, interrupted, damaged, finished: what `--keep-training` does then.
 
-use crate::run::{Scene, short};
+use crate::run::{ENDLESS, OF_A_STEP, Scene, short};
 
 /// The final weights of the short run that nothing interrupted.
 fn uninterrupted(scene: &Scene, more: &[&str]) -> Vec<u8> {
@@ -12,22 +12,28 @@ fn uninterrupted(scene: &Scene, more: &[&str]) -> Vec<u8> {
 fn a_run_killed_at_many_moments_ends_with_the_same_bits() {
     let scene = Scene::new();
     let every_step = ["--set", "checkpoint.every_steps=1", "--set", "train.eval_every_steps=3"];
-    let expected = uninterrupted(&scene, &every_step);
-    let arguments = short(&[&every_step[..], &["--keep-training"]].concat());
-    let mut kills = 0;
-    // Each attempt prints the memory plan first; then come evaluations, steps, and saves. Killing after ever more
-    // lines ends the run inside each of them.
-    for lines in (1..).map(|attempt: usize| 1 + attempt * 7 % 15) {
-        assert!(kills < 60, "the run makes no progress");
-        let mut running = scene.start(&arguments);
-        if !running.wait_for("Memory plan") || !running.wait_for("Step ") || !running.wait_for_lines(lines) {
-            running.end().expect_code(0);
-            break;
+    let arguments = |more: &[&str]| short(&[&every_step[..], &ENDLESS, &["--keep-training"], more].concat());
+    // Each attempt prints the memory plan first; then come evaluations, steps, and saves. Killing after ever other lines ends the run
+    // inside each of them. True: it was killed before its end.
+    let killed = |attempt: usize, arguments: &[String]| {
+        let mut running = scene.start(arguments);
+        let lines = 1 + attempt * 7 % 15;
+        let is_there = running.wait_for("Memory plan") && running.wait_for("Step ") && running.wait_for_lines(lines);
+        if is_there {
+            running.kill()
+        } else {
+            drop(running.end().expect_code(0))
         }
-        running.kill();
-        kills += 1;
+        is_there
+    };
+    for attempt in 1..8 {
+        assert!(killed(attempt, &arguments(&[])), "it has no end");
     }
-    assert!(kills >= 5, "killed only {kills} times");
+    // And in its last steps, in its last evaluation, and while the model gets its place.
+    let last = scene.two_more_steps("run");
+    let mut attempts = 8..60;
+    while killed(attempts.next().expect("the run makes progress"), &arguments(&["--set", &last])) {}
+    let expected = uninterrupted(&scene, &[&every_step[..], &ENDLESS, &["--set", &last]].concat());
     assert_eq!(scene.read("run/model/model.safetensors"), expected);
     let losses = |run: &str| {
         let mut steps = scene.events(run, "step");
@@ -44,15 +50,14 @@ fn a_run_with_adamw_goes_on_to_the_same_bits_and_its_state_is_in_the_plan() {
     let scene = Scene::new();
     let adamw = ["--set", "optimizer.name=adamw", "--learn-rate", "1e-3"];
     let expected = uninterrupted(&scene, &adamw);
+    scene.run(&short(&[&adamw[..], &["--set", "train.max_steps=4"]].concat())).expect_code(0);
     let arguments = short(&[&adamw[..], &["--keep-training"]].concat());
-    let mut running = scene.start(&arguments);
-    assert!(running.wait_for("saved run/checkpoints/step-00000004"));
-    running.kill();
     scene.run(&arguments).expect_code(0).expect_words(&["AdamW, learning rate 1.00e-3", "AdamW, two moments"]);
     assert_eq!(scene.read("run/model/model.safetensors"), expected);
-    let ended = &scene.events("run", "end")[0];
-    let planned = &scene.events("run", "plan")[0];
-    assert!(ended["peak_rss_bytes"].as_u64() <= planned["predicted_peak_bytes"].as_u64().map(|peak| peak + (8 << 20)));
+    for (ended, planned) in scene.events("run", "end").iter().zip(scene.events("run", "plan")) {
+        let predicted = planned["predicted_peak_bytes"].as_u64();
+        assert!(ended["peak_rss_bytes"].as_u64() <= predicted.map(|peak| peak + (8 << 20)), "{ended} {planned}");
+    }
     let other = short(&["--keep-training", "--set", "optimizer.name=adafactor", "--set", "train.max_steps=8"]);
     scene.run(&other).expect_code(2).expect_words(&["optimizer.name was \"adamw\"", "--allow-changed model"]);
 }
@@ -60,10 +65,9 @@ fn a_run_with_adamw_goes_on_to_the_same_bits_and_its_state_is_in_the_plan() {
 #[test]
 fn a_signal_saves_and_the_run_goes_on_to_the_same_bits() {
     let scene = Scene::new();
-    let expected = uninterrupted(&scene, &[]);
-    for (signal, line) in [("INT", "step 1/6"), ("TERM", "step 3/6"), ("USR1", "step 5/6")] {
-        let mut running = scene.start(&short(&["--keep-training"]));
-        assert!(running.wait_for(line), "{signal} after `{line}`");
+    for signal in ["INT", "TERM", "USR1"] {
+        let mut running = scene.start(&short(&[&ENDLESS[..], &["--keep-training"]].concat()));
+        assert!(running.wait_for(OF_A_STEP), "{signal}");
         running.signal(signal);
         running.end().expect_code(75).expect_words(&[
             "interrupted at step",
@@ -72,8 +76,11 @@ fn a_signal_saves_and_the_run_goes_on_to_the_same_bits() {
             "--keep-training",
         ]);
     }
-    scene.run(&short(&["--keep-training"])).expect_code(0).expect_words(&["resuming from run/checkpoints/step-"]);
-    assert_eq!(scene.read("run/model/model.safetensors"), expected);
+    let last = scene.two_more_steps("run");
+    let whole = [&ENDLESS[..], &["--set", &last]].concat();
+    let goes_on = short(&[&whole[..], &["--keep-training"]].concat());
+    scene.run(&goes_on).expect_code(0).expect_words(&["resuming from run/checkpoints/step-"]);
+    assert_eq!(scene.read("run/model/model.safetensors"), uninterrupted(&scene, &whole));
     assert_eq!(scene.events("run", "end").len(), 4);
     assert_eq!(scene.events("run", "resume").len(), 3);
 }
@@ -82,13 +89,14 @@ fn a_signal_saves_and_the_run_goes_on_to_the_same_bits() {
 fn a_run_without_f32_masters_goes_on_to_the_same_bits_and_its_model_is_of_use() {
     let scene = Scene::new();
     let bf16 = ["--set", "train.precision=bf16", "--set", "train.master_weights=stochastic-rounding"];
-    let expected = uninterrupted(&scene, &bf16);
-    let mut running = scene.start(&short(&bf16));
-    assert!(running.wait_for("step 3/6"));
+    let mut running = scene.start(&short(&[&bf16[..], &ENDLESS].concat()));
+    assert!(running.wait_for(OF_A_STEP));
     running.signal("INT");
     running.end().expect_code(75);
-    scene.run(&short(&[&bf16[..], &["--keep-training"]].concat())).expect_code(0).expect_words(&["M x bf16"]);
-    assert_eq!(scene.read("run/model/model.safetensors"), expected);
+    let last = scene.two_more_steps("run");
+    let whole = [&bf16[..], &ENDLESS, &["--set", &last]].concat();
+    scene.run(&short(&[&whole[..], &["--keep-training"]].concat())).expect_code(0).expect_words(&["M x bf16"]);
+    assert_eq!(scene.read("run/model/model.safetensors"), uninterrupted(&scene, &whole));
     let config: serde_json::Value = serde_json::from_slice(&scene.read("run/model/config.json")).unwrap();
     assert_eq!(config["torch_dtype"], "bfloat16");
     scene.run(&["generate", "--model", "run/model", "--prompt", "12 in words"].map(String::from)).expect_code(0);
@@ -154,8 +162,8 @@ fn a_damaged_newest_checkpoint_is_passed_over_and_that_is_said() {
         .expect_words(&["error: run/checkpoints: none of its", "hint: "]);
 }
 
-/// A run of nine steps over 18 rows, three epochs in file order, killed after its second save.
-fn killed_over_rows(scene: &Scene) -> Vec<String> {
+/// A run of nine steps over 18 rows, three epochs in file order, of which two were made. The arguments that it goes on with.
+fn stopped_over_rows(scene: &Scene) -> Vec<String> {
     let texts: Vec<String> = (0..18).map(|row| format!("say number {row}")).collect();
     let column: Vec<Option<&str>> = texts.iter().map(|text| Some(text.as_str())).collect();
     crate::files::write_rows(&scene.path("rows.parquet"), &[("prompt", column.clone()), ("response", column)]);
@@ -179,9 +187,8 @@ fn killed_over_rows(scene: &Scene) -> Vec<String> {
         "--set",
         "checkpoint.every_steps=1",
     ]);
-    let mut running = scene.start(&arguments);
-    assert!(running.wait_for("saved run/checkpoints/step-00000002"));
-    running.kill();
+    let two = ["--set", "train.max_steps=2"].map(str::to_owned);
+    scene.run(&[&arguments[..], &two].concat()).expect_code(0);
     arguments
 }
 
@@ -196,7 +203,7 @@ fn change(scene: &Scene, from: &str, to: &str) {
 #[test]
 fn data_that_changed_behind_its_footer_is_noticed_when_the_run_goes_on() {
     let scene = Scene::new();
-    let arguments = killed_over_rows(&scene);
+    let arguments = stopped_over_rows(&scene);
     change(&scene, "say number 3", "say nothing!");
     scene.run(&arguments).expect_code(4).expect_words(&[
         "warning: rows.parquet: ",
@@ -211,7 +218,7 @@ fn data_that_changed_behind_its_footer_is_noticed_when_the_run_goes_on() {
 #[test]
 fn data_that_was_only_touched_is_a_warning() {
     let scene = Scene::new();
-    let arguments = killed_over_rows(&scene);
+    let arguments = stopped_over_rows(&scene);
     let bytes = scene.read("rows.parquet");
     scene.write("rows.parquet", bytes);
     let ran = scene.run(&arguments).expect_code(0);

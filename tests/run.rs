@@ -33,6 +33,12 @@ pub const SHORT: [&str; 20] = [
     "run",
 ];
 
+/// Steps without an end: whatever comes to such a run comes before its last one, however late. At its rate no step depends on how many there are.
+pub const ENDLESS: [&str; 4] = ["--set", "schedule.name=constant", "--set", "train.max_steps=1000000"];
+
+/// Words that the line of every step has, and no other line.
+pub const OF_A_STEP: &str = "(mean ";
+
 /// The environment in which no plan depends on how fast the machine is.
 pub const BUILT_IN_PRICES: [(&str, &str); 1] = [("LOW_MEM_T5_PRICES", "built-in")];
 
@@ -140,6 +146,14 @@ impl Scene {
         found
     }
 
+    /// The setting with which a run of [`ENDLESS`] ends: two steps after the last one that it has saved, of which it may have made the first.
+    #[track_caller]
+    pub fn two_more_steps(&self, run: &str) -> String {
+        let names = self.names(&format!("{run}/checkpoints"));
+        let saved = names.iter().rev().find_map(|name| name.strip_prefix("step-")?.parse::<u64>().ok());
+        format!("train.max_steps={}", saved.expect("a checkpoint") + 2)
+    }
+
     fn command<S: AsRef<str>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_train_low_mem"));
         command.args(arguments.iter().map(AsRef::as_ref)).current_dir(self.directory.path());
@@ -190,7 +204,6 @@ impl Scene {
     }
 
     /// The same below another command, such as `env NAME=value`.
-    #[allow(dead_code, reason = "only tests on a card start the command so")]
     pub fn start_under<S: AsRef<str>>(&self, launcher: &str, arguments: &[S]) -> Running {
         started(self.under(launcher, arguments))
     }

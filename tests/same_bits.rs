@@ -1,6 +1,6 @@
 //! The bits of a run do not depend on the number of threads. They depend on the cut of a batch and the instruction set, and the run says so.
 
-use crate::run::{Ran, Scene, short};
+use crate::run::{ENDLESS, Ran, Scene, short};
 
 const MODEL: &str = "run/model/model.safetensors";
 
@@ -17,11 +17,10 @@ fn unpinned(more: &[&str]) -> Vec<String> {
     short(&[&settings[..], more].concat())
 }
 
-/// Starts the run and kills it once step 4 is saved.
-fn kill_after_step_4(scene: &Scene, arguments: &[String]) {
-    let mut running = scene.start(arguments);
-    assert!(running.wait_for("saved run/checkpoints/step-00000004"), "no checkpoint of step 4");
-    running.kill();
+/// Makes four steps of the run.
+fn four_steps(scene: &Scene, arguments: &[String]) {
+    let four = ["--set", "train.max_steps=4"].map(str::to_owned);
+    scene.run(&[arguments, &four].concat()).expect_code(0);
 }
 
 fn on_threads(scene: &Scene, threads: usize, arguments: &[String]) -> Ran {
@@ -59,10 +58,13 @@ fn a_run_has_the_same_bits_on_one_two_three_and_four_threads() {
 #[test]
 fn a_run_killed_on_two_threads_goes_on_to_the_same_bits_on_one_without_a_word() {
     let scene = Scene::new();
-    let arguments = |more: &[&str]| short(&[&["--memory-budget", "200MiB"], more].concat());
-    on_threads(&scene, 2, &arguments(&["--output", "whole"])).expect_code(0);
-    kill_after_step_4(&scene, &arguments(&[]));
-    let ran = on_threads(&scene, 1, &arguments(&["--keep-training"])).expect_code(0);
+    let arguments = |more: &[&str]| short(&[&["--memory-budget", "200MiB"][..], &ENDLESS, more].concat());
+    let mut running = scene.start_under("env RAYON_NUM_THREADS=2", &arguments(&[]));
+    assert!(running.wait_for("saved run/checkpoints/step-"), "a checkpoint");
+    running.kill();
+    let last = scene.two_more_steps("run");
+    on_threads(&scene, 2, &arguments(&["--set", &last, "--output", "whole"])).expect_code(0);
+    let ran = on_threads(&scene, 1, &arguments(&["--set", &last, "--keep-training"])).expect_code(0);
     assert!(!ran.err.contains("bits"), "{}", ran.err);
     assert_eq!(scene.read(MODEL), scene.read("whole/model/model.safetensors"));
     let resumed = &scene.events("run", "resume")[0];
@@ -73,7 +75,7 @@ fn a_run_killed_on_two_threads_goes_on_to_the_same_bits_on_one_without_a_word() 
 #[test]
 fn a_smaller_budget_that_cuts_the_batch_otherwise_is_said_in_one_line() {
     let scene = Scene::new();
-    kill_after_step_4(&scene, &unpinned(&["--memory-budget", "300MiB"]));
+    four_steps(&scene, &unpinned(&["--memory-budget", "300MiB"]));
     let ran = scene.run(&unpinned(&["--memory-budget", "60MiB", "--keep-training"])).expect_code(0);
     let said: Vec<&str> = ran.err.lines().filter(|line| line.contains("bits")).collect();
     let [line] = said[..] else { panic!("{said:?}") };
@@ -94,7 +96,7 @@ fn a_deterministic_run_refuses_another_cut_and_its_hint_leads_to_the_same_bits()
     let scene = Scene::new();
     let run = |more: &[&str]| unpinned(&[&["--set", "run.deterministic=true"], more].concat());
     scene.run(&run(&["--memory-budget", "300MiB", "--output", "whole"])).expect_code(0);
-    kill_after_step_4(&scene, &run(&["--memory-budget", "300MiB"]));
+    four_steps(&scene, &run(&["--memory-budget", "300MiB"]));
     let refused = scene.run(&run(&["--memory-budget", "60MiB", "--keep-training"])).expect_code(2).expect_words(&[
         "error: run/checkpoints/step-00000004: cannot resume with the same bits, and `run.deterministic` is true:",
         "memory.micro_batch_samples: was 48, now ",

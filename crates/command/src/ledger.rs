@@ -249,6 +249,8 @@ impl Ledger {
             let text = serde_json::to_vec(&lines).map_err(|error| Failure::internal(error.to_string()))?;
             trainer::write_atomic(&path, &text)?;
         }
+        // By hand: a child that another thread is starting has the open file, too, until it is another program.
+        let _ = flock(&lock, FlockOperation::Unlock);
         Ok(result)
     }
 
@@ -520,13 +522,16 @@ mod tests {
             rss: Bytes::mib(10),
             ..MemorySnapshot::default()
         };
-        let me = std::process::id();
-        let held = resident(me);
-        assert!(held > 0);
-        let others = [line(me, 0, held + (1 << 30), false), line(me, 1, 1 << 40, true)];
+        assert!(resident(std::process::id()) > 0);
+        // A process that holds little, from one look to the next.
+        let mut other = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let (pid, held) = (other.id(), resident(other.id()));
+        let others = [line(pid, 0, held + (1 << 30), false), line(pid, 1, 1 << 40, true)];
         let left = beside(&now, &others, None).ceiling();
         let expected = now.ceiling().saturating_sub(Bytes::gib(1));
         assert!(left.0.abs_diff(expected.0) < 64 << 20, "{left} of {}", now.ceiling());
+        drop(other.stdin.take());
+        other.wait().unwrap();
     }
 
     /// Plans of one way to carry out a step.

@@ -18,12 +18,13 @@ constexpr size_t STACK_BYTES = 64 << 10;
 constexpr unsigned LANES = 32;
 constexpr size_t MARGIN = 128; // behind shared memory
 
-// As many as any launch had threads: stacks are made once.
-std::vector<Fibre> fibres;
+// Objects that are never destroyed: a thread may be in a launch when another one ends the process.
+// As many fibres as any launch had threads: stacks are made once.
+std::vector<Fibre>& fibres = *new std::vector<Fibre>;
 unsigned thread_count; // of this launch
 unsigned running;
-std::string problem;
-std::vector<unsigned char> shared;
+std::string& problem = *new std::string;
+std::vector<unsigned char>& shared = *new std::vector<unsigned char>;
 Schedule now;
 const Kernel* kernel_now;
 void** arguments_now;
@@ -174,8 +175,8 @@ Fibre& peer(int lane) { return fibres[(running & ~(LANES - 1)) + lane]; }
 Schedule schedule() { return now; }
 
 std::map<std::string, Kernel>& kernels() {
-    static std::map<std::string, Kernel> all;
-    return all;
+    static auto* all = new std::map<std::string, Kernel>;
+    return *all;
 }
 
 std::string launch(const Kernel& kernel, dim3 grid, unsigned threads, size_t shared_bytes, void** arguments, Schedule schedule) {

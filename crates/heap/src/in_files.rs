@@ -349,7 +349,11 @@ impl<'a> Stretch<'a> {
     pub fn read_beside(&self, bytes: &mut [u8]) -> io::Result<()> {
         assert_eq!(bytes.len(), self.bytes, "bytes to read into");
         self.mapping.check_length()?;
-        system::read(&self.mapping.file, self.offset as u64, bytes)
+        system::read(&self.mapping.file, self.offset as u64, bytes).or_else(|error| match error.kind() {
+            // It was shortened meanwhile.
+            io::ErrorKind::UnexpectedEof => self.mapping.check_length().and(Err(error)),
+            _ => Err(error),
+        })
     }
 
     /// The pages that the elements lie on: their address and bytes. Advice about a neighbour's pages harms nobody.

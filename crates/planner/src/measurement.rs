@@ -5,9 +5,10 @@
 //! time in which threads waited for a processor.
 
 mod answers;
+mod times;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
@@ -16,11 +17,12 @@ use t5_ops::absent;
 use t5_ops::copies::{Coming, Leaving};
 use t5_ops::{
     Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums,
-    adafactor_with_sums, attention, attention_backward, dropout, dropout_add, evict_from_caches,
-    feed_forward_activation, feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight,
+    adafactor_with_sums, attention, attention_backward, dropout, dropout_add, feed_forward_activation,
+    feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight,
     linear_cross_entropy_backward, rms_norm, rms_norm_backward,
 };
 
+use self::times::{shortest, shortest_on, shortest_without};
 use crate::rounding::significant;
 use crate::speed::{CardTimes, MachineSpeed, Speed};
 
@@ -65,13 +67,9 @@ const MOST_CACHED: u64 = 32 << 20;
 
 /// The time that one kind of work may take.
 const OF_A_KIND: Duration = Duration::from_millis(90);
-/// On a busy machine it takes so many times as long, at most.
-const WAITS_AT_MOST: u32 = 3;
 /// An update reads a gradient twice and a parameter, and writes the parameter. What it writes here stays in a cache. In a step it
 /// makes room for the next one.
 const WRITTEN_BACK: f64 = 4.0 / 3.0;
-/// As often a piece of work is timed, at most.
-const MOST_TIMES: usize = 12;
 /// Rows of the shorter of the two products from whose times the fixed cost follows. With fewer of them some products are computed as
 /// their transposes, which packs no weight.
 const FEW_ROWS: usize = 192;
@@ -101,9 +99,6 @@ const SCALE_OF_CARDS: usize = 8;
 const BUS_BYTES: usize = 8 << 20;
 /// Launches that are timed together.
 const LAUNCHES: usize = 64;
-/// Work that is launched on a card before it is waited for: its time, and the most calls.
-const TOGETHER: Duration = Duration::from_millis(2);
-const MOST_TOGETHER: usize = 32;
 
 /// Measures the machine with operations of these sizes; files lie in `directory`, if it takes any.
 ///
@@ -398,122 +393,6 @@ fn weight_cast(device: &Device) -> candle_core::Result<f64> {
     Ok(seconds / weight.elem_count() as f64)
 }
 
-/// The shortest time of `work` on a device, in seconds. As in a step, it is launched several times before it is waited for, so that launches
-/// and waiting hide behind what is computed. The first is not counted where there is time for another: it loads kernels.
-fn shortest_on(
-    device: &Device,
-    limit: Duration,
-    mut work: impl FnMut() -> candle_core::Result<()>,
-) -> candle_core::Result<f64> {
-    let mut each_of = |count: usize| {
-        let start = Instant::now();
-        (0..count).try_for_each(|_| work())?;
-        device.synchronize()?;
-        candle_core::Result::Ok(start.elapsed().as_secs_f64() / count as f64)
-    };
-    let began = Instant::now();
-    each_of(1)?;
-    let once = each_of(1)?;
-    let count = ((TOGETHER.as_secs_f64() / once.max(1e-9)) as usize).clamp(1, MOST_TOGETHER);
-    let mut least = once;
-    for _ in 0..MOST_TIMES {
-        if began.elapsed() >= limit {
-            break;
-        }
-        least = least.min(each_of(count)?);
-    }
-    Ok(least)
-}
-
-/// The shortest of several times that `work` takes, in seconds, by [`undisturbed`]. The first is not counted where there is time for
-/// another: it allocates, and may so take ten times as long.
-fn shortest(limit: Duration, work: impl FnMut() -> candle_core::Result<()>) -> candle_core::Result<f64> {
-    shortest_without(&[], limit, work)
-}
-
-/// The same where `work` begins with these tensors in no cache.
-fn shortest_without(
-    cold: &[&Tensor],
-    limit: Duration,
-    mut work: impl FnMut() -> candle_core::Result<()>,
-) -> candle_core::Result<f64> {
-    let mut once = || {
-        cold.iter().try_for_each(|tensor| evict_from_caches(tensor))?;
-        std::thread::yield_now();
-        let (before, start) = (Scheduled::now(), Instant::now());
-        work()?;
-        let (seconds, waited) = (start.elapsed().as_secs_f64(), Scheduled::now());
-        // A thread's own running time is brought up to date when it gives its processor up, and it may wait long to get it back.
-        std::thread::yield_now();
-        let after = waited.zip(Scheduled::now()).map(|(waited, now)| Scheduled { running: now.running, ..waited });
-        let running = before.zip(after).map_or(1.0, |(before, after)| after.share_of_running(&before));
-        candle_core::Result::Ok(Sample { seconds, running })
-    };
-    let began = Instant::now();
-    let first = once()?;
-    let (mut samples, mut sum) = (Vec::new(), 0.0);
-    while samples.len() < MOST_TIMES && sum < limit.as_secs_f64() && began.elapsed() < limit * WAITS_AT_MOST {
-        let sample = once()?;
-        sum += sample.running_seconds();
-        samples.push(sample);
-    }
-    Ok(undisturbed(if samples.is_empty() { std::slice::from_ref(&first) } else { &samples }))
-}
-
-/// A time, and the share of it in which threads that wanted to run did.
-#[derive(Clone, Copy, Debug)]
-struct Sample {
-    seconds: f64,
-    running: f64,
-}
-
-impl Sample {
-    /// Without the time in which threads waited for a processor.
-    fn running_seconds(&self) -> f64 {
-        self.seconds * self.running
-    }
-}
-
-/// A time is taken as it is where threads ran in this share of it.
-const UNDISTURBED: f64 = 0.95;
-
-/// The shortest time of those in which hardly a thread waited for a processor. Where there is none, that in which threads waited
-/// least, less the waiting. How long they waited is known too roughly to take the least of such differences.
-fn undisturbed(samples: &[Sample]) -> f64 {
-    let quiet = samples.iter().filter(|sample| sample.running >= UNDISTURBED).map(|sample| sample.seconds);
-    let quietest = || samples.iter().max_by(|a, b| a.running.total_cmp(&b.running)).map(Sample::running_seconds);
-    quiet.min_by(f64::total_cmp).or_else(quietest).expect("a time")
-}
-
-/// Nanoseconds in which the threads of this process ran, and in which they waited for a processor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Scheduled {
-    running: u64,
-    waiting: u64,
-}
-
-impl Scheduled {
-    /// Until now, where the system counts it.
-    fn now() -> Option<Self> {
-        let mut sum = Self { running: 0, waiting: 0 };
-        for thread in std::fs::read_dir("/proc/self/task").ok()? {
-            // A thread that ended meanwhile did none of the work.
-            let Ok(text) = std::fs::read_to_string(thread.ok()?.path().join("schedstat")) else { continue };
-            let mut numbers = text.split_whitespace().map(str::parse::<u64>);
-            sum.running += numbers.next()?.ok()?;
-            sum.waiting += numbers.next()?.ok()?;
-        }
-        Some(sum)
-    }
-
-    /// Of the time since `before` in which threads ran or wanted to, the share in which they ran.
-    fn share_of_running(&self, before: &Self) -> f64 {
-        let running = self.running.saturating_sub(before.running) as f64;
-        let waiting = self.waiting.saturating_sub(before.waiting) as f64;
-        if running > 0.0 { running / (running + waiting) } else { 1.0 }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -535,36 +414,6 @@ mod tests {
             }
             assert!(answers.query_ps > 0.0 && answers.block_ps + answers.token_ps > 0.0, "{speed:?}");
         }
-    }
-
-    #[test]
-    fn time_in_which_threads_waited_for_others_does_not_count() {
-        let at = |running, waiting| Scheduled { running, waiting };
-        assert_eq!(at(400, 100).share_of_running(&at(100, 100)), 1.0);
-        assert_eq!(at(400, 1000).share_of_running(&at(100, 100)), 0.25);
-        assert_eq!(at(100, 500).share_of_running(&at(100, 100)), 1.0);
-    }
-
-    #[test]
-    fn a_time_without_waiting_counts_before_shorter_differences() {
-        let sample = |seconds, running| Sample { seconds, running };
-        assert_eq!(undisturbed(&[sample(3.0, 0.2), sample(2.0, 1.0), sample(1.5, 0.96), sample(1.6, 0.9)]), 1.5);
-        assert_eq!(undisturbed(&[sample(3.0, 0.2), sample(2.0, 0.75)]), 1.5);
-    }
-
-    #[test]
-    fn a_first_time_longer_than_the_limit_does_not_count() {
-        let mut calls = 0;
-        let work = || {
-            calls += 1;
-            let began = Instant::now();
-            while calls == 1 && began.elapsed() < Duration::from_millis(250) {
-                std::hint::spin_loop();
-            }
-            Ok(())
-        };
-        let seconds = shortest(Duration::from_millis(200), work).unwrap();
-        assert!(calls > 1 && seconds < 0.2, "{seconds} s, the least of {calls} calls");
     }
 
     #[test]

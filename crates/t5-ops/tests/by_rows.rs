@@ -21,6 +21,9 @@ use self::tensors::bits;
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 
+/// Buffers that a thread makes in products and keeps, at most.
+const BUFFERS: usize = 4;
+
 /// A table in a file, after 1000 other bytes, and its copy in memory.
 fn table(name: &str, (rows, width): (usize, usize), dtype: DType) -> Result<(Tensor, Tensor)> {
     let values = Tensor::randn(0f32, 1.0, (rows, width), &Device::Cpu)?.to_dtype(dtype)?;
@@ -89,6 +92,21 @@ fn gives_the_bits_of_one_in_memory() -> Result<()> {
     Ok(())
 }
 
+/// The most that `work` holds beside what was there before, in bytes. Whatever came has left.
+fn held_at_the_peak(work: impl Fn() -> Result<()>) -> Result<u64> {
+    // On a busy machine a thread may do its first work late. It then makes the buffers that it keeps.
+    for _ in 0..=BUFFERS * t5_ops::threads() {
+        heap::release_unused();
+        let before = heap::held().live;
+        work()?;
+        let held = heap::held();
+        if held.live == before {
+            return Ok((held.most_live - before) as u64);
+        }
+    }
+    panic!("what came has not left")
+}
+
 fn never_lies_there_whole() -> Result<()> {
     let (vocabulary, width, rows) = (24_000, 256, 48);
     let (in_file, values) = table("window", (vocabulary, width), DType::F32)?;
@@ -98,17 +116,11 @@ fn never_lies_there_whole() -> Result<()> {
     let labels: Vec<u32> = (0..rows as u32).map(|row| row * 499).collect();
     let c = CrossEntropy { logit_scale: 0.3, gradient_scale: 0.1, chunk_rows: 16 };
     let run = |w: Weight| linear_cross_entropy_backward(&x, w, &labels, &c, None);
-    // Buffers that threads keep are allocated before anything is counted.
-    run(Weight::ByRows(&in_file))?;
     let (window, all) = (window_bytes((vocabulary, width), DType::F32), vocabulary * width * 4);
     let needs = linear_cross_entropy_backward_needs(Path::Cpu, rows, (vocabulary, width), [DType::F32; 2], 16, false);
-    let beside = |w: Weight| -> Result<u64> {
-        heap::release_unused();
-        let before = heap::held().live;
-        run(w)?;
-        assert_eq!(heap::held().live, before, "what came has left");
-        Ok((heap::held().most_live - before) as u64)
-    };
+    let beside = |w: Weight| held_at_the_peak(|| run(w).map(drop));
+    // Buffers that threads keep are allocated before pages are counted.
+    beside(Weight::ByRows(&in_file))?;
     let pages = resident_of_files();
     let by_rows = beside(Weight::ByRows(&in_file))?;
     let results = (rows * width * 4) as u64;

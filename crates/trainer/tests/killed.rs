@@ -6,7 +6,7 @@
 mod device;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -19,8 +19,9 @@ use trainer::{Batch, Checkpoints, Levers, RunLock, StepPlan, Trainer, TrainerOpt
 use self::device::device;
 
 const STEPS: u64 = 24;
-/// Set for the child processes: where they run.
+/// Set for the child processes: where they run, and how often they save before they wait to be killed.
 const OUTPUT: &str = "TRAINER_TEST_OUTPUT";
+const SAVES: &str = "TRAINER_TEST_SAVES";
 
 fn options() -> TrainerOptions {
     let adafactor = AdafactorOptions {
@@ -38,8 +39,8 @@ fn options() -> TrainerOptions {
     }
 }
 
-/// Runs to the end from wherever the output directory got to, saving after every step and saying so.
-fn run(output: &Path) {
+/// Runs to the end, or to so many saves, from wherever the output directory got to, saving after every step and saying so.
+fn run(output: &Path, saves: u64) {
     let mut lock = RunLock::acquire(output).unwrap();
     lock.own(&[]).unwrap();
     let directory = output.join("checkpoints");
@@ -60,6 +61,7 @@ fn run(output: &Path) {
         }
     };
     let mut checkpoints = Checkpoints::new(&directory, 2, 0);
+    let last = trainer.step_count().saturating_add(saves);
     while !trainer.is_done() {
         let n = trainer.step_count() as u32;
         let list =
@@ -78,6 +80,10 @@ fn run(output: &Path) {
         trainer.step(&Batch { sources: &sources, targets: &targets }, &plan, &|| false).unwrap();
         checkpoints.save(&trainer, &json!({ "sample": trainer.step_count() * 6 }), None, &|| false).unwrap();
         println!("saved {}", trainer.step_count());
+        if trainer.step_count() == last {
+            // Nobody writes anything: whoever has the other end kills this process.
+            let _ = std::io::stdin().read(&mut [0]);
+        }
     }
     export_model(trainer.model(), &output.join("model"), None).unwrap();
 }
@@ -85,25 +91,29 @@ fn run(output: &Path) {
 #[test]
 fn a_run_killed_at_any_moment_and_resumed_ends_with_the_same_bytes() {
     if let Some(output) = std::env::var_os(OUTPUT) {
-        return run(output.as_ref());
+        let saves = std::env::var(SAVES).unwrap().parse().unwrap();
+        return run(output.as_ref(), saves);
     }
     let directory = tempfile::tempdir().unwrap();
     let (straight, killed) = (directory.path().join("straight"), directory.path().join("killed"));
-    run(&straight);
+    run(&straight, u64::MAX);
 
     let mut saved = 0;
     let mut lives = 0;
     while !killed.join("model").exists() {
         lives += 1;
+        let mut left = 1 + lives % 4;
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture", "a_run_killed_at_any_moment_and_resumed_ends_with_the_same_bytes"])
             .env(OUTPUT, &killed)
+            // However late it is killed, it makes one step more than was waited for.
+            .env(SAVES, (left + 1).to_string())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let reports = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut left = 1 + lives % 4;
         for step in
             reports.map_while(Result::ok).filter_map(|line| Some(line.split_once("saved ")?.1.parse::<u64>().unwrap()))
         {

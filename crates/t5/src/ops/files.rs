@@ -13,6 +13,7 @@
 //! forget the piece, and once more when it was read back: kept pages would take the place of weights that are needed sooner.
 
 use std::fs::File;
+use std::io::ErrorKind;
 #[cfg(unix)]
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -251,7 +252,7 @@ impl TensorFiles {
         let piece = (PIECES / self.files.len()).max(LEAST_SHARE);
         // What is written behind the end of a file that was shortened would make zeros of what was lost.
         if file.metadata()?.len() < length.load(Ordering::Relaxed) {
-            return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the file was shortened"));
+            return Err(shortened());
         }
         length.store(start + bytes.len() as u64, Ordering::Relaxed);
         for (place, bytes) in bytes.chunks(piece).enumerate() {
@@ -294,10 +295,18 @@ fn read(files: &[File], stretch: &Stretch, forgets: bool) -> std::io::Result<can
     read.map(|()| tensor)
 }
 
+fn shortened() -> std::io::Error {
+    std::io::Error::new(ErrorKind::UnexpectedEof, "the file was shortened")
+}
+
 fn read_part(file: &File, part: &mut [u8], start: u64, forgets: bool) -> std::io::Result<()> {
     let mut start = start;
     for piece in part.chunks_mut(PIECES) {
-        file.read_exact_at(piece, start)?;
+        file.read_exact_at(piece, start).map_err(|error| match error.kind() {
+            // What is read was written before.
+            ErrorKind::UnexpectedEof => shortened(),
+            _ => error,
+        })?;
         if forgets {
             heap::forget(file, start, piece.len() as u64);
         }
@@ -324,13 +333,12 @@ mod tests {
             store.files[0].set_len(1000).unwrap();
             (store, put)
         };
-        let is_offload = |error: Error| matches!(error, Error::Offload { .. });
         let (mut read, put) = store();
-        assert!(is_offload(read.get(put, None).unwrap_err()));
         let (mut written, _) = store();
-        let error = written.put(x.clone()).unwrap_err();
-        assert!(error.to_string().contains("<offload file>: the file was shortened"), "{error}");
-        assert!(is_offload(error));
+        for error in [read.get(put, None).unwrap_err(), written.put(x.clone()).unwrap_err()] {
+            assert!(error.to_string().contains("<offload file>: the file was shortened"), "{error}");
+            assert!(matches!(error, Error::Offload { .. }));
+        }
     }
 
     #[test]
