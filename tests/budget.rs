@@ -28,6 +28,15 @@ fn the_smallest_budget_that_plan_names_is_enough_for_plan_and_for_training() {
 }
 
 #[test]
+fn the_bill_has_what_each_of_many_threads_holds() {
+    let scene = Scene::new();
+    let ran = scene.run_under("env RAYON_NUM_THREADS=32", &["--max-steps", "20", "--output", "run"]).expect_code(0);
+    let peak = scene.events("run", "end")[0]["peak_rss_bytes"].as_u64();
+    let predicted = scene.events("run", "step")[0]["predicted_peak_bytes"].as_u64();
+    assert!(peak.is_some() && peak <= predicted, "{peak:?} of {predicted:?} bytes\n{}", ran.err);
+}
+
+#[test]
 fn plan_prints_the_bill_and_writes_nothing() {
     let scene = Scene::new();
     let words = [

@@ -53,7 +53,8 @@ fn train(scene: &Scene, rows: &str, more: &[&str]) -> Ran {
         "--set",
         "memory.micro_batch_samples=auto",
     ];
-    scene.run(&short(&[&arguments, more].concat()))
+    // Each thread more takes memory of a budget.
+    scene.run_under("env RAYON_NUM_THREADS=2", &short(&[&arguments, more].concat()))
 }
 
 /// The peak that a command printed because it was given a budget.
