@@ -4,6 +4,8 @@
 
 #![cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
+#[path = "support/peak.rs"]
+mod peak;
 #[path = "support/tensors.rs"]
 mod tensors;
 
@@ -16,13 +18,11 @@ use t5_ops::{
     linear_cross_entropy_backward, linear_cross_entropy_backward_needs, tensor_in_file, window_bytes, with_bytes,
 };
 
+use self::peak::held_at_the_peak;
 use self::tensors::bits;
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
-
-/// Buffers that a thread makes in products and keeps, at most.
-const BUFFERS: usize = 4;
 
 /// A table in a file, after 1000 other bytes, and its copy in memory.
 fn table(name: &str, (rows, width): (usize, usize), dtype: DType) -> Result<(Tensor, Tensor)> {
@@ -92,21 +92,6 @@ fn gives_the_bits_of_one_in_memory() -> Result<()> {
     Ok(())
 }
 
-/// The most that `work` holds beside what was there before, in bytes. Whatever came has left.
-fn held_at_the_peak(work: impl Fn() -> Result<()>) -> Result<u64> {
-    // On a busy machine a thread may do its first work late. It then makes the buffers that it keeps.
-    for _ in 0..=BUFFERS * t5_ops::threads() {
-        heap::release_unused();
-        let before = heap::held().live;
-        work()?;
-        let held = heap::held();
-        if held.live == before {
-            return Ok((held.most_live - before) as u64);
-        }
-    }
-    panic!("what came has not left")
-}
-
 fn never_lies_there_whole() -> Result<()> {
     let (vocabulary, width, rows) = (24_000, 256, 48);
     let (in_file, values) = table("window", (vocabulary, width), DType::F32)?;
@@ -118,11 +103,11 @@ fn never_lies_there_whole() -> Result<()> {
     let run = |w: Weight| linear_cross_entropy_backward(&x, w, &labels, &c, None);
     let (window, all) = (window_bytes((vocabulary, width), DType::F32), vocabulary * width * 4);
     let needs = linear_cross_entropy_backward_needs(Path::Cpu, rows, (vocabulary, width), [DType::F32; 2], 16, false);
-    let beside = |w: Weight| held_at_the_peak(|| run(w).map(drop));
+    let beside = |w: Weight| held_at_the_peak(|| drop(run(w).unwrap()));
     // Buffers that threads keep are allocated before pages are counted.
-    beside(Weight::ByRows(&in_file))?;
+    beside(Weight::ByRows(&in_file));
     let pages = resident_of_files();
-    let by_rows = beside(Weight::ByRows(&in_file))?;
+    let by_rows = beside(Weight::ByRows(&in_file));
     let results = (rows * width * 4) as u64;
     assert!(by_rows <= window + needs.transient + results + (64 << 10), "{by_rows}, {window} and {needs:?}");
     assert!(by_rows > window / 2 && by_rows < all as u64 / 3, "{by_rows} of {all}");

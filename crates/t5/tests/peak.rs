@@ -2,6 +2,9 @@
 //!
 //! The host alone: its allocator counts. `peak_on_a_card` is the same on a card.
 
+#[path = "../../t5-ops/tests/support/peak.rs"]
+mod held;
+
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
@@ -12,6 +15,8 @@ use t5::{
     Beams, Config, Files, GenerateOptions, Gradients, LayerMajor, Levers, Lora, MicroBatch, Observer, Parameter,
     Processors, Sampling, Search, StepContext, T5, Targets,
 };
+
+use self::held::held_at_the_peak;
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
@@ -42,24 +47,6 @@ fn cx(precisions: Precisions, levers: &Levers) -> StepContext {
         loss_chunk_rows: levers.loss_chunk_rows,
         target_tokens: 1,
     }
-}
-
-/// Buffers that a thread makes in products and keeps, at most.
-const BUFFERS: usize = 8;
-
-/// The most that `work` holds beside what was there before, in bytes. The first time it makes what stays, such as the threads' buffers of
-/// products. On a busy machine a thread may do its first work later: it counts when nothing more stays.
-fn held_at_the_peak(mut work: impl FnMut()) -> u64 {
-    for _ in 0..=BUFFERS * t5_ops::threads() {
-        heap::release_unused();
-        let before = heap::held().live;
-        work();
-        let held = heap::held();
-        if held.live == before {
-            return (held.most_live - before) as u64;
-        }
-    }
-    panic!("more stays each time")
 }
 
 /// The bytes that a pass holds at its peak, beside parameters, gradients and operands that products keep for the next one.
