@@ -33,7 +33,7 @@ pub const SHORT: [&str; 20] = [
     "run",
 ];
 
-/// Steps without an end: whatever comes to such a run comes before its last one, however late. At its rate no step depends on how many there are.
+/// Steps without an end: a signal to such a run always comes before its last step. Its learning rate does not depend on the number of steps.
 pub const ENDLESS: [&str; 4] = ["--set", "schedule.name=constant", "--set", "train.max_steps=1000000"];
 
 /// Words that the line of every step has, and no other line.

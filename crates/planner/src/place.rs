@@ -118,7 +118,7 @@ pub fn add_pool(choice: &mut StepChoice, fixed: &[CostRow], now: &MemorySnapshot
     }
 }
 
-/// What the device's allocator holds beside so many bytes of tensors.
+/// What the device's allocator holds beside tensors of this size.
 fn beside(tensors: Bytes, now: &MemorySnapshot) -> CostRow {
     let (unit, known) = match now.device.as_ref().map(|device| device.pool_unit) {
         None | Some(Bytes::ZERO) => (ASSUMED_POOL_UNIT, "assumed"),

@@ -103,7 +103,7 @@ fn card(device: &Device) -> Result<&CudaDevice> {
     device.as_cuda_device()
 }
 
-/// Whether a block of a card can have so many bytes of shared memory, if it asks for them.
+/// Whether a block of a card can have this much shared memory, if it asks for it.
 pub(crate) fn has_shared_bytes(device: &Device, bytes: usize) -> Result<bool> {
     Ok(bytes <= SHARED_BYTES as usize || bytes <= most_shared_bytes(device)?)
 }

@@ -195,7 +195,7 @@ mod cuda {
         Ok(bytes)
     }
 
-    /// A pool of this device that holds at most so many bytes; zero is no limit.
+    /// A pool of this device that holds at most `most` bytes. Zero is no limit.
     fn new_pool(device: &CudaDevice, most: u64) -> Result<CUmemoryPool, DriverError> {
         let stream = device.cuda_stream();
         let context = stream.context();

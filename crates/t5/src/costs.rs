@@ -134,8 +134,8 @@ pub fn load_on_device(config: &Config, dtype: DType) -> CostRow {
 
 const LOAD: &str = "load";
 
-/// The most that reading a parameter takes beside those that are there, as far as it exceeds what has yet to come: `of_one` says how many bytes
-/// one of so many elements takes.
+/// The most bytes that reading a parameter takes beside those that are there, beyond what has yet to come. `of_one` says what a parameter
+/// takes, by its number of elements.
 fn beyond_all(config: &Config, dtype: DType, of_one: impl Fn(u64, DType) -> u64) -> u64 {
     let (mut held, mut most) = (0, 0);
     for spec in ParameterSpec::all(config) {

@@ -179,8 +179,8 @@ mod tests {
 
     use super::*;
 
-    /// Whether this process has as many emulated cards as a test has processes. Otherwise the test runs in one that has: the number is fixed
-    /// when the first card is opened.
+    /// Whether this process has an emulated card for each process of a test. Otherwise the test runs in a process that has: the number of
+    /// cards is fixed when the first one is opened.
     fn has_cards(test: &str) -> bool {
         let cards = ("LOW_MEM_T5_EMULATED_CARDS", "3");
         if std::env::var(cards.0).as_deref() == Ok(cards.1) {

@@ -39,7 +39,7 @@ fn options() -> TrainerOptions {
     }
 }
 
-/// Runs to the end, or to so many saves, from wherever the output directory got to, saving after every step and saying so.
+/// Runs to the end, or until it has saved `saves` times, from wherever the output directory got to, saving after every step and saying so.
 fn run(output: &Path, saves: u64) {
     let mut lock = RunLock::acquire(output).unwrap();
     lock.own(&[]).unwrap();

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use candle_core::{Device, Tensor};
 use t5_ops::evict_from_caches;
 
-/// On a busy machine timing takes so many times as long as it may, at most.
+/// On a busy machine, timing takes at most three times as long as it may.
 const WAITS_AT_MOST: u32 = 3;
-/// As often a piece of work is timed, at most.
+/// A piece of work is timed at most twelve times.
 const MOST_TIMES: usize = 12;
 /// Work that is launched on a card before it is waited for: its time, and the most calls.
 const TOGETHER: Duration = Duration::from_millis(2);

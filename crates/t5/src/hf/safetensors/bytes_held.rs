@@ -24,7 +24,7 @@ fn of_pieces(elements: u64, of_value: impl Fn(u64) -> u64) -> u64 {
     STORED_SIZES.into_iter().map(bytes).max().unwrap_or(0)
 }
 
-/// Bytes of a value that was stored in so many and becomes one of `dtype`: none where it stays.
+/// Bytes of the converted copy of a value that takes `stored` bytes in its file: none where it is not converted.
 fn converted_bytes(stored: u64, dtype: DType) -> u64 {
     if stored == 4 && dtype == DType::F32 { 0 } else { dtype.size_in_bytes() as u64 }
 }
