@@ -303,7 +303,7 @@ fn read_part(file: &File, part: &mut [u8], start: u64, forgets: bool) -> std::io
     let mut start = start;
     for piece in part.chunks_mut(PIECES) {
         file.read_exact_at(piece, start).map_err(|error| match error.kind() {
-            // What is read was written before.
+            // The bytes that are read were written before.
             ErrorKind::UnexpectedEof => shortened(),
             _ => error,
         })?;
