@@ -1,10 +1,11 @@
 // A driver for a card that does not exist: memory is the host's, each call is done before it returns, and kernels are the
 // host-compiled ones, by name. It has the functions that candle and t5-ops call of NVIDIA's driver, with the signatures of cuda.h 13.0.
 //
-// Variables, each with the prefix LOW_MEM_T5_EMULATED_: MEMORY, bytes of the card (default 4 GiB); PAGE, bytes that a pool
-// takes from it at a time (default 2 MiB); CARDS, how many there are to choose from (default 1; a process opens one of them); ORDER, `last` or
-// `random` for another order of threads and blocks; STREAMS, `early` or `late`: work of every stream but the first is done as early or as late
-// as its order allows, where calls otherwise do it; FAILURE, N: the N-th allocation finds no memory; REPORT, a file that gets the counts as JSON in the end, with the card's number behind its name but for the first.
+// Variables, each with the prefix LOW_MEM_T5_EMULATED_: MEMORY, bytes of the card (default 4 GiB); PAGE, bytes that a pool takes from it at a
+// time (default 2 MiB); CARDS, how many there are to choose from (default 1; a process opens one of them); ORDER, `last` or `random` for
+// another order of threads and blocks; STREAMS, `early` or `late`: work of every stream but the first is done as early or as late as its order
+// allows, where calls otherwise do it; FAILURE, N: the N-th allocation finds no memory; REPORT, a file that gets the counts as JSON in the
+// end, with the card's number behind its name but for the first.
 #include <stdio.h>
 
 #include "card.h"

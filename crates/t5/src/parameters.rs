@@ -316,7 +316,7 @@ pub(crate) struct Weight<T> {
     /// Its values in the dtype of products, where they are held in that one, too.
     pub copy: Option<T>,
     pub quantisation: Option<Quantisation>,
-    /// How it is loaded for a product, if it lies in a file.
+    /// With its part, alone, or by rows: the way from its file to memory. A weight in memory does not use it.
     pub comes: Comes,
 }
 

@@ -39,8 +39,9 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     }
 }
 
-/// [`embedding`] of a table that lies in a file. Each row is read from the file, not through its mapping: for a missing page the system
-/// would read megabytes around it. A table in memory, on a card or in another dtype is used as in [`embedding`].
+/// The same as [`embedding`], for a table that lies in a file. Each row is read with a call of its own. Through the mapping, the system
+/// would read megabytes around a missing page. Where the table is in memory, on a card, or in a dtype that is not read in place, [`embedding`]
+/// is called.
 pub fn embedding_by_rows(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     let is_taken = can_read_in_place(table.dtype()) && ids.device().is_cpu() && Path::on_cpu(dtype) == Path::Cpu;
     if !is_taken || !is_in_file(table) {
