@@ -11,12 +11,14 @@ use crate::support::*;
 fn an_answer_that_takes_too_long_ends_and_so_does_its_job() {
     let brief = Limits { request_timeout: Duration::from_millis(50), ..limits() };
     let running = start_with(brief, "", 8);
-    let is_idle = || running.queue.load() == openai_server::Load::default();
+    let wait_until_idle = || {
+        while running.queue.load() != openai_server::Load::default() {
+            std::thread::yield_now();
+        }
+    };
     refused(&running.complete(r#"{"prompt":"wait until cancelled"}"#), 504, "deadline");
     // Whether it was taken up in time or not, nobody works on it any more.
-    while !is_idle() {
-        std::thread::yield_now();
-    }
+    wait_until_idle();
     // A stream that has begun: its last event is the error. One that the engine does not take up in time is refused, and asked for again.
     let stream = loop {
         let stream = running.complete(r#"{"prompt":"wait until cancelled","stream":true}"#);
@@ -26,9 +28,7 @@ fn an_answer_that_takes_too_long_ends_and_so_does_its_job() {
         refused(&stream, 504, "deadline");
     };
     assert!(stream.contains("\"deadline\"") && stream.contains("data: [DONE]"), "{stream}");
-    while !is_idle() {
-        std::thread::yield_now();
-    }
+    wait_until_idle();
 }
 
 #[test]
