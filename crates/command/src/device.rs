@@ -92,15 +92,26 @@ pub fn add_peaks(now: &MemorySnapshot, predicted: Bytes, to: &mut Value) {
     }
 }
 
-/// A probe of this machine and of the device that was opened, whose memory was so before anything was computed there.
-pub fn probe(device: &Device, first_look: Option<DeviceBytes>) -> SystemProbe {
+/// A device as it was when it was opened, before anything was computed there.
+#[derive(Clone, Debug, Default)]
+pub struct FirstLook {
+    bytes: DeviceBytes,
+    /// The most that its pool takes beside what it is asked for; zero where that is not known.
+    pool_unit: Bytes,
+}
+
+/// Looks at a device that was opened just now; none on the CPU, or where the driver does not say.
+pub fn first_look(device: &Device) -> Option<FirstLook> {
+    let bytes = t5_ops::device_bytes(device)?;
+    Some(FirstLook { bytes, pool_unit: Bytes(t5_ops::pool_unit(device).unwrap_or(0)) })
+}
+
+/// A probe of this machine and of the device that was opened.
+pub fn probe(device: &Device, first_look: Option<FirstLook>) -> SystemProbe {
     let probe = SystemProbe::new();
     let counted = device.clone();
     match first_look.map(|first| OpenedMemory::new(first, move || t5_ops::device_bytes(&counted))) {
-        Some(memory) => {
-            let pool_unit = Bytes(t5_ops::pool_unit(device).unwrap_or(0));
-            probe.with_device(Arc::new(OpenedMemory { pool_unit, ..memory }))
-        }
+        Some(memory) => probe.with_device(Arc::new(memory)),
         None => probe,
     }
 }
@@ -114,19 +125,17 @@ const LARGEST_CONTEXT_BYTES: u64 = 384 << 20;
 /// context, its kernels and its libraries are what free memory fell by until the first look, which is after a rehearsal.
 struct OpenedMemory {
     count: Box<dyn Fn() -> Option<DeviceBytes> + Send + Sync>,
-    at_opening: DeviceBytes,
+    at_opening: FirstLook,
     beside_the_pool: OnceLock<u64>,
-    /// Zero where it is not known.
-    pool_unit: Bytes,
 }
 
 impl OpenedMemory {
-    fn new(at_opening: DeviceBytes, count: impl Fn() -> Option<DeviceBytes> + Send + Sync + 'static) -> Self {
-        Self { count: Box::new(count), at_opening, beside_the_pool: OnceLock::new(), pool_unit: Bytes::ZERO }
+    fn new(at_opening: FirstLook, count: impl Fn() -> Option<DeviceBytes> + Send + Sync + 'static) -> Self {
+        Self { count: Box::new(count), at_opening, beside_the_pool: OnceLock::new() }
     }
 
     fn beside_the_pool(&self, now: &DeviceBytes) -> u64 {
-        let DeviceBytes { total, free, pool, .. } = self.at_opening;
+        let DeviceBytes { total, free, pool, .. } = self.at_opening.bytes;
         let context = total.saturating_sub(free + pool).min(LARGEST_CONTEXT_BYTES);
         let fell_by = (free + pool).saturating_sub(now.free + now.pool);
         context + fell_by
@@ -143,7 +152,7 @@ impl DeviceProbe for OpenedMemory {
             used: Bytes(beside + now.pool),
             peak: Bytes(beside + now.pool_most),
             pool: Bytes(now.pool),
-            pool_unit: self.pool_unit,
+            pool_unit: self.at_opening.pool_unit,
             name: now.name,
         })
     }
@@ -180,7 +189,8 @@ mod tests {
                 ..DeviceBytes::default()
             })
         };
-        OpenedMemory::new(count().expect("it counts"), count)
+        let first = FirstLook { bytes: count().expect("it counts"), ..FirstLook::default() };
+        OpenedMemory::new(first, count)
     }
 
     #[test]
@@ -204,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_probe_beside_the_cpu_has_no_device() {
-        assert!(probe(&Device::Cpu, t5_ops::device_bytes(&Device::Cpu)).device_memory().is_none());
+        assert!(probe(&Device::Cpu, first_look(&Device::Cpu)).device_memory().is_none());
         assert!(check_dtype(&Device::Cpu, DType::BF16).is_ok());
     }
 

@@ -130,7 +130,7 @@ impl<'a> Asked<'a> {
         // A card has no kernels for every dtype that a frozen base may keep.
         let kept = self.config.stored.clone().filter(|_| device.is_cpu());
         let model = t5::Config { stored: kept, ..self.config.clone() };
-        let probe = device::probe(device, t5_ops::device_bytes(device));
+        let probe = device::probe(device, device::first_look(device));
         let now = planner::rehearse_inference(&model, (parameters, self.activations), device, &probe)?;
         Ok(OnDevice { device: device.clone(), model, parameters, stored, now, probe })
     }

@@ -10,9 +10,9 @@ use candle_core::Device;
 use dataloader::{BadRows, BatchShare, LoaderOptions, Objective, OrderOptions, SpanCorruption, Tokenizer};
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
 use run_plan::model::{check_trainable, fitted};
-use t5_ops::DeviceBytes;
 
 use crate::config::{self, Config, paths};
+use crate::device::FirstLook;
 use crate::failure::{Failure, Outcome};
 use crate::{device, model_directory, report};
 
@@ -21,7 +21,7 @@ pub struct Opened {
     /// Where tensors live.
     pub device: Device,
     /// The memory of a card when it was opened, before anything was computed there.
-    pub first_look: Option<DeviceBytes>,
+    pub first_look: Option<FirstLook>,
     /// Why it is this device, where nobody named one and there are others.
     pub why_device: Option<String>,
     /// Shared by loaders and evaluation.
@@ -97,7 +97,7 @@ impl Opened {
             patterns => Some(open("data.validation", patterns, None)?),
         };
         let adapter = config.lora.as_ref().and_then(|adapter| adapter.init_from.clone());
-        let first_look = t5_ops::device_bytes(&device);
+        let first_look = device::first_look(&device);
         Ok(Self {
             device,
             first_look,
@@ -116,7 +116,7 @@ impl Opened {
 
     /// Has tensors live on another device from now on.
     pub fn compute_on(&mut self, device: Device) -> Outcome<()> {
-        self.first_look = t5_ops::device_bytes(&device);
+        self.first_look = device::first_look(&device);
         if let (Some(directory), Some(_)) = (&self.init_from, &self.stored) {
             self.model.stored = stored_dtypes(&device, directory, &self.model)?;
         }

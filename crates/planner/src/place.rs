@@ -113,13 +113,13 @@ pub fn add_pool(choice: &mut StepChoice, fixed: &[CostRow], now: &MemorySnapshot
     for rows in std::iter::once(&mut choice.rows).chain(phases) {
         let tensors = fixed + of_tensors(rows);
         if tensors > Bytes::ZERO {
-            rows.push(beside(tensors, now));
+            rows.push(pool_beside(tensors, now));
         }
     }
 }
 
 /// What the device's allocator holds beside tensors of this size.
-fn beside(tensors: Bytes, now: &MemorySnapshot) -> CostRow {
+fn pool_beside(tensors: Bytes, now: &MemorySnapshot) -> CostRow {
     let (unit, known) = match now.device.as_ref().map(|device| device.pool_unit) {
         None | Some(Bytes::ZERO) => (ASSUMED_POOL_UNIT, "assumed"),
         Some(measured) => (measured, "measured"),

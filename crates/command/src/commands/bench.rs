@@ -154,7 +154,7 @@ impl Benched {
     /// That of the flags. The device is measured where that has not been done.
     fn new(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, device: &Device) -> Outcome<Self> {
         device::check_dtype(device, options.precision.activations())?;
-        let probe = device::probe(device, t5_ops::device_bytes(device));
+        let probe = device::probe(device, device::first_look(device));
         let (tokens, place) = ((flags.source_tokens, flags.target_tokens), device::place(device));
         let (from, on) = (PricesFrom::of_environment(), (place, device));
         let priced = priced(from, model, options, tokens, on, flags.levers.directory())?;

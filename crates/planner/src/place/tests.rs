@@ -185,7 +185,7 @@ fn a_device_has_rows_for_its_context_and_its_pool_and_makes_its_masks_itself() {
     let row = context(Place::Device, false, &open).expect("a row");
     assert_eq!((row.bytes, row.place), (Bytes::mib(500), Place::Device));
     assert!(row.note.starts_with("measured"));
-    let [assumed, measured] = [&machine(), &open].map(|now| beside(Bytes::mib(100), now));
+    let [assumed, measured] = [&machine(), &open].map(|now| pool_beside(Bytes::mib(100), now));
     assert_eq!([assumed.bytes, measured.bytes], [Bytes::mib(35), Bytes::mib(5)]);
     assert!(
         assumed.note.starts_with("assumed: units of 32 MiB") && measured.note.starts_with("measured: units of 2 MiB")
