@@ -3,7 +3,8 @@
 
     python3 scripts/planted_bugs.py [--only PARTS] [--target DIRECTORY]
 
-Takes Python, a C++ compiler and cargo, and no card: the kernels run over the emulation. The copy of the repository is made in a
+Takes Python, a C++ compiler and cargo, and no card: the kernels run over the emulation. Bugs of what only NVIDIA's compiler sees take that
+compiler, too: they are looked for in the PTX that it makes. Without it they are left out. The copy of the repository is made in a
 temporary directory. Before the bugs the tests run as they are, and have to pass. Prints a table in Markdown; ends with 1 where a bug
 was not caught.
 """
@@ -20,11 +21,13 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = "crates/cuda-kernels/kernels"
 OPERATIONS = "crates/t5-ops/src"
+PTX = "PTX"
 
 # Tests of what lies in a folder, and their environment.
 SUITES = {
     # The C++ compiler takes most of the time.
     KERNELS: (["-p", "cuda-kernels", "--test", "kernels"], {"CXXFLAGS": "-O1"}),
+    PTX: (["-p", "cuda-kernels", "--test", "kernels"], {"CXXFLAGS": "-O1", "LOW_MEM_T5_KERNELS": "ptx"}),
     OPERATIONS: (["-p", "t5-ops", "--features", "cuda", "--test", "copies", "--test", "replay", "--test", "rounds", "--test", "device"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
 }
 
@@ -78,6 +81,20 @@ BUGS = [
 ]
 
 
+# The same of what the C++ compiler does not see: inline assembler, and what threads do with shared memory in the order that it chose.
+BUGS_OF_PTX = [
+    ("operands of tensor cores swapped", "tensor_cores.h", '"r"(b0), "r"(b1)', '"r"(b1), "r"(b0)'),
+    ("matrices not transposed", "tensor_cores.h", ".x4.trans.shared", ".x4.shared"),
+    ("pair in the wrong order", "tensor_cores.h", '"f"(high), "f"(low)', '"f"(low), "f"(high)'),
+    ("copy of bytes that are not valid", "tensor_cores.h", "is_valid ? 16 : 0", "16"),
+    ("copy not waited for", "tensor_cores.h", '"n"(N) : "memory"', '"n"(N + 1) : "memory"'),
+    ("address of another space", "tensor_cores.h", "uint32_t(__cvta_generic_to_shared(at))", "uint32_t(reinterpret_cast<size_t>(at))"),
+    ("another function", "device.h", "ex2.approx.ftz.f32", "lg2.approx.ftz.f32"),
+    ("lanes of a part of the warp", "device.h", "DEVICE float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, x, lanes)", "DEVICE float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(0xFFFFu, x, lanes)"),
+    ("product not rounded", "device.h", "return __fmul_rn(x, y)", "return x * y"),
+]
+
+
 def folder(name):
     return OPERATIONS if name.endswith(".rs") else KERNELS
 
@@ -107,31 +124,37 @@ def tested(copy, target, of):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="bugs whose kind or file contains one of these, separated by commas")
+    parser.add_argument("--only", default="", help="bugs whose kind or file contains one of these, separated by commas; PTX for those that only the PTX has")
     parser.add_argument("--target", default=str(ROOT / "target"), help="where cargo builds")
     options = parser.parse_args()
-    bugs = [bug for bug in BUGS if any(part in bug[0] or part in bug[1] for part in options.only.split(","))]
+    bugs = [(folder(bug[1]), *bug) for bug in BUGS]
+    has_compiler = shutil.which("nvcc") or (pathlib.Path(os.environ.get("CUDA_HOME", "")) / "bin/nvcc").is_file()
+    if has_compiler:
+        bugs += [(PTX, *bug) for bug in BUGS_OF_PTX]
+    else:
+        print("left out, as there is no nvcc: bugs that only the PTX has", file=sys.stderr)
+    bugs = [bug for bug in bugs if any(part in bug[1] or part in bug[2] or part == bug[0] for part in options.only.split(","))]
     missed = 0
     with tempfile.TemporaryDirectory() as directory:
         copy = pathlib.Path(directory)
         copied(copy)
-        for of in {folder(name) for _, name, _, _ in bugs}:
+        for of in {of for of, *_ in bugs}:
             passes, failed = tested(copy, options.target, of)
             if not passes:
                 sys.exit(f"the tests fail without a bug: {', '.join(failed)}")
         print("| bug | file | tests that fail |\n| --- | --- | --- |", flush=True)
-        for kind, name, old, new in bugs:
+        for of, kind, name, old, new in bugs:
             path = copy / folder(name) / name
             text = path.read_text()
             if text.count(old) != 1:
                 sys.exit(f"{name}: {text.count(old)} places for `{old}`, expected one")
             path.write_text(text.replace(old, new))
-            passes, failed = tested(copy, options.target, folder(name))
+            passes, failed = tested(copy, options.target, of)
             path.write_text(text)
             missed += passes
             names = "**none**" if passes else ", ".join(f"`{test}`" for test in failed[:2])
             more = f" and {len(failed) - 2} more" if len(failed) > 2 else ""
-            print(f"| {kind} | `{name}` | {names}{more} |", flush=True)
+            print(f"| {kind} | `{name}`{', as PTX' if of == PTX else ''} | {names}{more} |", flush=True)
     return 1 if missed else 0
 
 

@@ -1,10 +1,15 @@
 //! Compiles the kernels: for the host over the emulation, or, with the feature `ptx`, by nvcc. With that feature and
 //! `LOW_MEM_T5_CUDA=emulated` the driver is emulated, too, so that the whole program runs on a card that does not exist.
+//!
+//! The emulation compiles the kernels' C++. With `LOW_MEM_T5_KERNELS=ptx` it takes the PTX that nvcc makes of it instead, and
+//! with `contracted-ptx` also makes one operation of each product and sum that a driver may.
 
 use std::env;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use ptx_on_host::Contraction;
 
 /// Each becomes one module of PTX.
 const SOURCES: [&str; 14] = [
@@ -32,13 +37,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     for folder in ["kernels", "emulation"] {
         println!("cargo::rerun-if-changed={folder}");
     }
-    for variable in ["LOW_MEM_T5_CUDA", "CUDA_COMPUTE_CAP", "CUDA_HOME"] {
+    for variable in ["LOW_MEM_T5_CUDA", "LOW_MEM_T5_KERNELS", "CUDA_COMPUTE_CAP", "CUDA_HOME"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     if env::var_os("CARGO_FEATURE_PTX").is_none() {
-        return emulation(&["execution.cc", "kernels.cc"]);
+        return emulation(&["by_name.cc", "execution.cc"]);
     }
-    if env::var("LOW_MEM_T5_CUDA").is_ok_and(|value| value == "emulated") { emulated_card() } else { ptx() }
+    if env::var("LOW_MEM_T5_CUDA").is_ok_and(|value| value == "emulated") { emulated_card() } else { compile_to_ptx(&PathBuf::from(env::var("OUT_DIR")?)) }
 }
 
 /// A static library of every kernel for the host, and of these sources that run them.
@@ -49,8 +54,30 @@ fn emulation(sources: &[&str]) -> Result<(), Box<dyn Error>> {
     build.flag_if_supported("-ffp-contract=off").warnings(false);
     // Nothing names the functions that a kernel is registered by.
     build.link_lib_modifier("+whole-archive");
-    build.files(sources.iter().map(|source| Path::new("emulation").join(source))).try_compile("cuda_emulation")?;
+    build.files(sources.iter().map(|source| Path::new("emulation").join(source)));
+    match env::var("LOW_MEM_T5_KERNELS").as_deref() {
+        Ok("ptx") => build.file("emulation/ptx.cc").files(from_ptx(Contraction::Nowhere)?),
+        Ok("contracted-ptx") => build.file("emulation/ptx.cc").files(from_ptx(Contraction::Everywhere)?),
+        Ok(other) => return Err(format!("LOW_MEM_T5_KERNELS: expected \"ptx\" or \"contracted-ptx\", got \"{other}\"").into()),
+        Err(_) => build.file("emulation/kernels.cc"),
+    };
+    build.try_compile("cuda_emulation")?;
     Ok(())
+}
+
+/// C++ of what nvcc makes of each source.
+fn from_ptx(contraction: Contraction) -> Result<Vec<PathBuf>, Box<dyn Error>> {
+    let folder = PathBuf::from(env::var("OUT_DIR")?).join("from-ptx");
+    std::fs::create_dir_all(&folder)?;
+    compile_to_ptx(&folder)?;
+    let translate = |source| {
+        let path = folder.join(format!("{source}.ptx"));
+        let cpp = ptx_on_host::translate(&std::fs::read_to_string(&path)?, source, "ptx.h", contraction)
+            .map_err(|error| format!("{}: {error}", path.display()))?;
+        std::fs::write(path.with_extension("cc"), cpp)?;
+        Ok(path.with_extension("cc"))
+    };
+    SOURCES.into_iter().map(translate).collect()
 }
 
 /// Everything that a program for a card needs on a machine without one, and without the toolkit: a driver, cuBLAS and NCCL in a static library.
@@ -64,18 +91,17 @@ fn emulated_card() -> Result<(), Box<dyn Error>> {
         std::fs::write(out.join(format!("lib{library}.a")), "!<arch>\n")?;
     }
     println!("cargo::rustc-link-search=native={}", out.display());
-    emulation(&["blas.cc", "driver.cc", "execution.cc", "graphs.cc", "kernels.cc", "launches.cc", "nccl.cc"])
+    emulation(&["blas.cc", "driver.cc", "execution.cc", "graphs.cc", "launches.cc", "nccl.cc"])
 }
 
-/// `$OUT_DIR/SOURCE.ptx` for each source.
-fn ptx() -> Result<(), Box<dyn Error>> {
-    let out = PathBuf::from(env::var("OUT_DIR")?);
+/// `SOURCE.ptx` for each source.
+fn compile_to_ptx(folder: &Path) -> Result<(), Box<dyn Error>> {
     let wanted = env::var("CUDA_COMPUTE_CAP").unwrap_or_else(|_| CAPABILITY.to_owned());
     let number = |capability: &str| capability.parse::<u32>().unwrap_or(u32::MAX);
     for source in SOURCES {
         let is_too_old = OF_AMPERE.contains(&source) && number(&wanted) < number(CAPABILITY);
         let capability = if is_too_old { CAPABILITY } else { &wanted };
-        nvcc(capability, &Path::new("kernels").join(format!("{source}.cu")), &out.join(format!("{source}.ptx")))?;
+        nvcc(capability, &Path::new("kernels").join(format!("{source}.cu")), &folder.join(format!("{source}.ptx")))?;
     }
     Ok(())
 }

@@ -68,19 +68,24 @@ struct Card {
         auto found = pinned.lower_bound(static_cast<const char*>(at) + bytes);
         return found != pinned.end() && static_cast<const char*>(at) >= found->first - found->second;
     }
-    // Whether these bytes are memory that is allocated: that of a pool, of no pool, or of a graph.
-    bool has(Address at, size_t bytes) const {
+    // The allocation that has this address, from its first byte to behind its last one: memory of a pool, of no pool, or of a graph. Nothing
+    // where none has.
+    std::pair<Address, Address> allocation(Address at) const {
         auto block = blocks.upper_bound(at);
         if (block != blocks.begin()) {
             --block;
-            if (at + bytes <= block->first + block->second.bytes) return true;
+            if (at < block->first + block->second.bytes) return {block->first, block->first + block->second.bytes};
         }
         auto other = beside.upper_bound(at);
         if (other != beside.begin()) {
             --other;
-            if (at + bytes <= other->first + other->second) return true;
+            if (at < other->first + other->second) return {other->first, other->first + other->second};
         }
-        return graphs_have(at, bytes);
+        return allocation_of_graphs(at);
+    }
+    bool has(Address at, size_t bytes) const {
+        auto [from, end] = allocation(at);
+        return from <= at && at + bytes <= end;
     }
     // Shared memory of a block that asks for it: the programming guide's table of compute capabilities, less a reserved KiB.
     int most_shared_bytes() const {

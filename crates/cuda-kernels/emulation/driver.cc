@@ -67,6 +67,16 @@ void begin_life(char* block, size_t bytes, size_t size) {
     memset(block, 0xFF, size + MARGIN);
     __asan_poison_memory_region(block + bytes, size + MARGIN - bytes);
 }
+// Asked for each access of a kernel from PTX: most are to the allocation of the access before. Nothing is given back during a launch. Where
+// streams are late, memory has been given back in their order when the work that uses it is done, so that nobody knows.
+bool is_memory_of_the_card(uint64_t at, size_t bytes) {
+    if (streams().late != Streams::Late::None) return true;
+    static size_t block;
+    static std::pair<Address, Address> last;
+    if (block != block_number() || at < last.first || at + bytes > last.second) block = block_number(), last = card().allocation(at);
+    return last.first <= at && at + bytes <= last.second;
+}
+const bool card_knows = (is_memory = is_memory_of_the_card, true);
 void end_life(char* block, size_t bytes, size_t size) {
     __asan_unpoison_memory_region(block, size + MARGIN);
     if (std::any_of(block + bytes, block + size + MARGIN, [](char byte) { return byte != char(0xFF); })) {

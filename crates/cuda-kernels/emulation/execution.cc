@@ -8,6 +8,8 @@
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulation {
+
+bool (*is_memory)(uint64_t, size_t) = nullptr;
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -25,6 +27,7 @@ unsigned thread_count; // of this launch
 unsigned running;
 std::string& problem = *new std::string;
 std::vector<unsigned char>& shared = *new std::vector<unsigned char>;
+size_t shared_bytes_now, block_now;
 Schedule now;
 const Kernel* kernel_now;
 void** arguments_now;
@@ -116,6 +119,7 @@ void run_block(unsigned threads, unsigned seed) {
     for (unsigned i = 0; i < threads; i++) {
         Fibre& fibre = fibres[i];
         fibre.at = At::Running;
+        fibre.barriers = fibre.warp_barriers = 0;
         if (fibre.copies.size() != 1 || !fibre.copies[0].empty()) fibre.copies.assign(1, {});
         prepare(fibre);
     }
@@ -170,6 +174,8 @@ void fail(const std::string& what) {
 unsigned char* shared_memory() {
     return reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(shared.data()) + 127) & ~uintptr_t(127)) + 16;
 }
+size_t shared_bytes() { return shared_bytes_now; }
+size_t block_number() { return block_now; }
 Fibre& self() { return fibres[running]; }
 Fibre& peer(int lane) { return fibres[(running & ~(LANES - 1)) + lane]; }
 Schedule schedule() { return now; }
@@ -189,6 +195,7 @@ std::string launch(const Kernel& kernel, dim3 grid, unsigned threads, size_t sha
     gridDim = grid;
     blockDim = {threads, 1, 1};
     thread_count = threads;
+    shared_bytes_now = shared_bytes;
     if (fibres.size() < threads) fibres.resize(threads);
     for (unsigned i = 0; i < threads; i++)
         if (!fibres[i].stack) fibres[i].stack.reset(new unsigned char[STACK_BYTES]);
@@ -199,6 +206,7 @@ std::string launch(const Kernel& kernel, dim3 grid, unsigned threads, size_t sha
     for (size_t block : order) {
         blockIdx = {unsigned(block % grid.x), unsigned(block / grid.x % grid.y), unsigned(block / grid.x / grid.y)};
         shared.assign(shared_bytes + 128 + 16 + MARGIN, 0xFF);
+        block_now++;
         run_block(threads, unsigned(block));
         const unsigned char* end = shared_memory() + shared_bytes;
         if (problem.empty() && std::any_of(end, end + MARGIN, [](unsigned char byte) { return byte != 0xFF; }))

@@ -60,6 +60,7 @@ struct Fibre {
     uint64_t slot[4] = {};     // what it shows to its warp
     const void* row = nullptr; // of a matrix that its warp loads together
     std::vector<std::vector<Copy>> copies; // groups in flight; the last one is open
+    unsigned barriers = 0, warp_barriers = 0; // that it has passed; counted for kernels from PTX alone
 };
 
 // Stops this fibre until others have come as far.
@@ -68,10 +69,15 @@ void wait(At at, unsigned line);
 [[noreturn]] void fail(const std::string& problem);
 // Aligned to 16 bytes, as the kernels ask for, and to no more.
 unsigned char* shared_memory();
+size_t shared_bytes();
+// A block's number among all that ever ran.
+size_t block_number();
 Fibre& self();
 // The fibre of a lane of the same warp.
 Fibre& peer(int lane);
 Schedule schedule();
+// Whether these bytes are memory of the card. Null where nobody knows.
+extern bool (*is_memory)(uint64_t address, size_t bytes);
 
 struct Kernel {
     std::string source; // the name of its file, which becomes a module

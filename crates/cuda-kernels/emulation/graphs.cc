@@ -25,12 +25,12 @@ std::map<void*, size_t>& all_memory() {
 }
 } // namespace
 
-bool graphs_have(unsigned long long at, size_t bytes) {
-    auto has = [=](auto& block) {
-        const auto from = reinterpret_cast<unsigned long long>(block.first);
-        return from <= at && at + bytes <= from + block.second;
-    };
-    return std::any_of(all_memory().begin(), all_memory().end(), has);
+std::pair<unsigned long long, unsigned long long> allocation_of_graphs(unsigned long long at) {
+    for (auto& [block, bytes] : all_memory()) {
+        const auto from = reinterpret_cast<unsigned long long>(block);
+        if (from <= at && at < from + bytes) return {from, from + bytes};
+    }
+    return {};
 }
 
 Graph::~Graph() {

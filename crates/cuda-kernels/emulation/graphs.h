@@ -42,7 +42,7 @@ struct GraphCounts {
     size_t graphs = 0, launches = 0, nodes_launched = 0, allocations = 0, bytes = 0;
 };
 GraphCounts& graph_counts();
-// Whether these bytes are memory of a graph.
-bool graphs_have(unsigned long long at, size_t bytes);
+// The memory of a graph that has this address, from its first byte to behind its last one. Nothing where none has.
+std::pair<unsigned long long, unsigned long long> allocation_of_graphs(unsigned long long at);
 
 } // namespace emulation

@@ -51,9 +51,9 @@ CROSS_ENTROPY(bf16_bf16, bf16, bf16)
 
 // total[0] += the sum of `count` values; one block. Shared memory: 32 f64.
 KERNEL(1024, add_total, const double* values, double* total, int count) {
-    SHARED(double, scratch);
+    SHARED(double, partial);
     double sum = 0;
     for (int i = threadIdx.x; i < count; i += blockDim.x) sum += values[i];
-    sum = block_sum(sum, scratch);
+    sum = block_sum(sum, partial);
     if (threadIdx.x == 0) total[0] += sum;
 }

@@ -19,8 +19,9 @@ DEVICE void dropout_row(const Dropout& dropout, const uint32_t* samples, const T
         load<N>(x, at + i, values);
         if (residual) load<N>(residual, at + i, others);
         for (int k = 0; k < N; k++) {
-            if (dropout.threshold > 0) values[k] *= factor(dropout, key, i + k);
-            if (residual) values[k] = others[k] + values[k];
+            // The CPU rounds the product.
+            if (dropout.threshold > 0) values[k] = times(values[k], factor(dropout, key, i + k));
+            if (residual) values[k] = plus(others[k], values[k]);
         }
         store<N>(y, at + i, values);
     }

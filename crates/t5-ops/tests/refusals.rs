@@ -249,7 +249,9 @@ fn the_emulated_card_ends_a_process_that_writes_behind_an_allocation() {
     }
     let ran = test_alone(NAME, &[(WRITES, "1")]);
     let text = String::from_utf8_lossy(&ran.stderr);
-    assert!(!ran.status.success() && text.contains("written behind an allocation of 20 bytes"), "{text}");
+    // Kernels from PTX are stopped before they write.
+    let says = ["written behind an allocation of 20 bytes", "scaled_f32: memory that is nobody's"];
+    assert!(!ran.status.success() && says.iter().any(|says| text.contains(says)), "{text}");
 }
 
 /// Attention, its gradients, and a product, on this card and on the CPU. Heads have the largest size that has kernels, or one that is no

@@ -1,0 +1,44 @@
+//! PTX as C++: the text that a card's driver gets, compiled for the host.
+//!
+//! nvcc turns CUDA C++ into PTX, and the driver turns PTX into a card's instructions. A test of kernels that were compiled for the host from
+//! their C++ says nothing about inline assembler, which only nvcc sees, and nothing about what nvcc makes of the rest. [`translate`] takes the PTX
+//! itself. Registers become variables, and each instruction a call of a function of its name: `add.s32 %r3, %r1, %r2` is
+//! `r3 = add_s32(r1, r2)`. A header that the C++ includes has these functions. So this crate knows the syntax and the header the meaning, and
+//! an instruction that the header lacks does not compile.
+//!
+//! The syntax is what nvcc writes for C++ and for inline assembler: functions, parameters, constants, labels, branches, predicates, vectors,
+//! and calls (Parallel Thread Execution ISA, 9.0). Anything else is an error with its line.
+//!
+//! Names that the header has:
+//!
+//! - `load<T, Space::S>(address)` and `store<T, Space::S>(address, value)`, with `together<Space::S>(address, bytes)` before those of a vector;
+//! - `shared_symbol()`, the address of the shared memory that a launch asks for;
+//! - `LINE`, the line of the instruction, for those that a warp or a block does together;
+//! - `PTX_KERNEL(name, source, threads, function, sizes...)`, which makes a kernel known.
+
+mod contraction;
+mod instruction;
+mod module;
+
+pub use contraction::Contraction;
+pub use module::translate;
+
+/// A text that this crate cannot translate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    /// Of the PTX, from 1.
+    pub line: usize,
+    /// The problem.
+    pub problem: String,
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "line {}: {}", self.line, self.problem)
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests;
