@@ -253,7 +253,7 @@ DEVICE void keys(const T* q, const T* k, const T* v, const T* dout, const float*
         add(of_k, parts.ds, own, parts.lanes[0], width);
         if (partial) {
             BARRIER();
-            diagonals.add(parts.ds, s.queries, first);
+            diagonals.template add<SCORES_ROW>(parts.ds, s.queries, first);
         }
     }
     if (partial) diagonals.end();

@@ -57,7 +57,7 @@ template <int QUERIES, int KEYS>
 struct DiagonalSums {
     static constexpr int RING = QUERIES + KEYS <= 64 ? 64 : 128;
     static_assert(QUERIES + KEYS - 1 <= RING && RING <= ATTENTION_THREADS, "a thread has one offset of a tile");
-    static constexpr int ROW = QUERIES + 1;
+    static_assert((QUERIES & (QUERIES - 1)) == 0, "queries are counted by their lower bits");
     float* to;
     int length, at;
     float sum;
@@ -77,7 +77,9 @@ struct DiagonalSums {
         sum = 0;
         for (int i = max(low + RING, 0) + int(threadIdx.x); i < length; i += ATTENTION_THREADS) to[i] = 0;
     }
-    // `ds`: (KEYS, QUERIES) in shared memory, rows ROW apart.
+    // `ds`: (KEYS, QUERIES) in shared memory, rows ROW apart. A thread begins with the query of its offset: with rows 1 or 8 elements further
+    // apart than they are long, the threads of a warp read different banks.
+    template <int ROW>
     DEVICE void add(const float* ds, int queries, int first_query) {
         const int low = lowest(queries, first_query), now = own(low);
         if (now != at) {
@@ -87,7 +89,10 @@ struct DiagonalSums {
         }
         const int offset = at - low - (QUERIES - 1);
         if (int(threadIdx.x) >= RING) return;
-        for (int i = max(0, -offset); i < min(QUERIES, KEYS - offset); i++) sum += ds[(i + offset) * ROW + i];
+        for (int step = 0; step < QUERIES; step++) {
+            const int i = (step + offset) & (QUERIES - 1), j = i + offset;
+            if (j >= 0 && j < KEYS) sum += ds[j * ROW + i];
+        }
     }
     DEVICE void end() { keep(); }
 };

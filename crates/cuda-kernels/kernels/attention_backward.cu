@@ -16,12 +16,12 @@ DEVICE float finite_lse(float lse) { return lse == -INFINITY ? INFINITY : lse * 
 
 // dk, dv, and if `partial` is not null the bias's gradient: a row of T + ROWS - 1 partial sums for each block, by sequence, head, tile.
 // A warp has 16 keys and the scores of TILE queries, transposed.
-// Shared memory: 2 * ROWS + 4 * TILE rows of K + 8 bf16; f32: ROWS * (TILE + 1) + 2 * (ROWS + TILE + 2 * TILE); 2 * TILE of 8 bytes.
+// Shared memory: 2 * ROWS + 4 * TILE rows of K + 8 bf16; f32: ROWS * (TILE + 8) + 2 * (ROWS + TILE + 2 * TILE); 2 * TILE of 8 bytes.
 template <int K>
 DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, const float* lse, const float* delta,
                  const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dk, bf16* dv, float* partial,
                  const AttentionShape& s) {
-    constexpr int ROW = TILE_ROW<K>, DS_ROW = TILE + 1;
+    constexpr int ROW = TILE_ROW<K>, DS_ROW = TILE + 8;
     const AttentionBlock block = attention_block(lengths, s.keys, ROWS);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, width = s.heads * K;
     SHARED(bf16, shared);
@@ -77,6 +77,8 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
 #pragma unroll
         for (int c = 0; c < 4; c++) of_k[n][c] = of_v[n][c] = 0;
 
+    LeftRows<K, (K <= 64)> own_k{tile_k, warp * 16, {}};
+    LeftRows<K, K == 64> own_v{tile_v, warp * 16, {}};
     for (int tile = begin; tile < end; tile++) {
         const int stage = tile & 1, first = tile * TILE;
         float* near = biases + stage * (ROWS + TILE);
@@ -89,6 +91,7 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
         }
         wait_for_copies<0>();
         BARRIER();
+        if (tile == begin) own_k.keep(), own_v.keep();
         if (tile + 1 < end) {
             copy(tile + 1);
             end_copies();
@@ -99,8 +102,8 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
         const float* tile_delta = tiles_delta + stage * TILE;
         const uint64_t* tile_hash = tiles_hash + stage * TILE;
         float p[N][4], ds[N][4];
-        multiply_rows<K, N>(p, tile_k, warp * 16, tile_q);
-        multiply_rows<K, N>(ds, tile_v, warp * 16, tile_dout);
+        multiply_rows<K, N>(p, own_k, tile_q);
+        multiply_rows<K, N>(ds, own_v, tile_dout);
         near += row - 2 * t + TILE - 1;
 #pragma unroll
         for (int n = 0; n < N; n++)
@@ -121,9 +124,12 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
-                for (int c = 0; c < 4; c++) ds_tile[(row + c / 2 * 8) * DS_ROW + n * 8 + 2 * t + c % 2] = ds[n][c];
+                for (int r = 0; r < 2; r++) {
+                    Two two{{ds[n][2 * r], ds[n][2 * r + 1]}};
+                    *together_at<Two>(ds_tile + (row + r * 8) * DS_ROW + n * 8 + 2 * t) = two;
+                }
             BARRIER();
-            diagonals.add(ds_tile, s.queries, first);
+            diagonals.template add<DS_ROW>(ds_tile, s.queries, first);
         }
     }
     if (partial) diagonals.end();
@@ -184,6 +190,7 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
 #pragma unroll
         for (int c = 0; c < 4; c++) of_q[n][c] = 0;
 
+    const LeftRows<K, false> own_q{tile_q, warp * 16, {}}, own_dout{tile_dout, warp * 16, {}};
     for (int tile = 0; tile < tiles; tile++) {
         const int stage = tile & 1, first = tile * TILE;
         float* near = biases + stage * (ROWS + TILE);
@@ -196,8 +203,8 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
         }
         const bf16* tile_k = tiles_k + stage * TILE * ROW;
         float p[N][4], ds[N][4];
-        multiply_rows<K, N>(p, tile_q, warp * 16, tile_k);
-        multiply_rows<K, N>(ds, tile_dout, warp * 16, tiles_v + stage * TILE * ROW);
+        multiply_rows<K, N>(p, own_q, tile_k);
+        multiply_rows<K, N>(ds, own_dout, tiles_v + stage * TILE * ROW);
         near += 2 * t - row + ROWS - 1;
 #pragma unroll
         for (int n = 0; n < N; n++)

@@ -44,19 +44,21 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
 #pragma unroll
         for (int c = 0; c < 4; c++) results[n][c] = 0;
 
+    LeftRows<K, (K <= 64)> own{tile_q, warp * 16, {}};
     for (int tile = 0; tile < tiles; tile++) {
         const int stage = tile & 1, first = tile * KEYS;
         float* near = biases + stage * 128;
         if (bias) read_bias<QUERIES, KEYS>(near, bias, s, block.head, block.first, first, LOG2_E);
         wait_for_copies<0>();
         BARRIER();
+        if (tile == 0) own.keep();
         if (tile + 1 < tiles) {
             copy_tile<K, KEYS>(tiles_k + (stage ^ 1) * KEYS * ROW, k, s.k_row, first + KEYS, s.keys);
             copy_tile<K, KEYS>(tiles_v + (stage ^ 1) * KEYS * ROW, v, s.v_row, first + KEYS, s.keys);
             end_copies();
         }
         float scores[N][4];
-        multiply_rows<K, N>(scores, tile_q, warp * 16, tiles_k + stage * KEYS * ROW);
+        multiply_rows<K, N>(scores, own, tiles_k + stage * KEYS * ROW);
         near += 2 * t - (warp * 16 + g) + QUERIES - 1;
 #pragma unroll
         for (int n = 0; n < N; n++)

@@ -25,9 +25,34 @@ DEVICE void load_left(uint32_t (&m)[4], const bf16* tile, int row, int step) {
     load_matrices(m, tile + (row + lane % 16) * TILE_ROW<K> + step * 16 + lane / 16 * 8);
 }
 
-// products (16, 8 N) = left (16, K) * tile (8 N, K) transposed; `left_row` of the tile `left`.
-template <int K, int N>
-DEVICE void multiply_rows(float (&products)[N][4], const bf16* left, int left_row, const bf16* tile) {
+// The sixteen rows from `row` of a tile that are a warp's left factor for every tile of the other side. They stay in registers where that
+// costs no resident block: these kernels wait for shared memory more than for anything else.
+template <int K, bool ARE_KEPT>
+struct LeftRows {
+    const bf16* tile;
+    int row;
+    uint32_t kept[ARE_KEPT ? K / 16 : 1][4];
+
+    // When the tile is there.
+    DEVICE void keep() {
+        if constexpr (ARE_KEPT) {
+#pragma unroll
+            for (int step = 0; step < K / 16; step++) load_left<K>(kept[step], tile, row, step);
+        }
+    }
+    DEVICE void read(uint32_t (&m)[4], int step) const {
+        if constexpr (ARE_KEPT) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) m[i] = kept[step][i];
+        } else {
+            load_left<K>(m, tile, row, step);
+        }
+    }
+};
+
+// products (16, 8 N) = left (16, K) * tile (8 N, K) transposed.
+template <int K, int N, bool ARE_KEPT>
+DEVICE void multiply_rows(float (&products)[N][4], const LeftRows<K, ARE_KEPT>& left, const bf16* tile) {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -37,8 +62,8 @@ DEVICE void multiply_rows(float (&products)[N][4], const bf16* left, int left_ro
 #pragma unroll(K > 64 ? 1 : K / 32)
     for (int step = 0; step < K / 16; step += 2) {
         uint32_t a[2][4];
-        load_left<K>(a[0], left, left_row, step);
-        load_left<K>(a[1], left, left_row, step + 1);
+        left.read(a[0], step);
+        left.read(a[1], step + 1);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             uint32_t b[4];

@@ -60,9 +60,12 @@ DEVICE void from_float(bf16& to, float x) { to.bits = uint16_t(rounded_bits(x));
 // Two f32 as a pair of bf16, the first in the lower half.
 DEVICE uint32_t pack(float low, float high) { return rounded_bits(low) | rounded_bits(high) << 16; }
 
-// Four elements at a time: 16 bytes of f32, 8 of bf16.
+// Four elements at a time: 16 bytes of f32, 8 of bf16. And two of f32.
 struct alignas(16) Four {
     float x[4];
+};
+struct alignas(8) Two {
+    float x[2];
 };
 struct alignas(8) FourNarrow {
     uint32_t x[2];

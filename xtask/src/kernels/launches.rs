@@ -24,7 +24,7 @@ fn shared_on_tensor_cores(head_size: u32) -> [u32; 3] {
     let tiles = (2 * 64 + 4 * 32) * 2 * (head_size + 8);
     [
         (64 + 4 * 64) * 2 * (head_size + 8) + 2 * 128 * 4,
-        tiles + 4 * (64 * 33 + 2 * (96 + 2 * 32)) + 2 * 32 * 8,
+        tiles + 4 * (64 * 40 + 2 * (96 + 2 * 32)) + 2 * 32 * 8,
         tiles + 4 * 2 * 96,
     ]
 }
@@ -154,7 +154,7 @@ mod tests {
             "4 * (64 * (head_size.next_multiple_of(4) + 1) + 32 * 33 + 64)",
             "4 * 32 * head_size.next_multiple_of(4)",
             "(2 * 64 + 4 * 32) * 2 * (head_size + 8)",
-            "tiles + 4 * (64 * 33 + 2 * (96 + 2 * 32)) + 2 * 32 * 8, tiles + 4 * 2 * 96",
+            "tiles + 4 * (64 * 40 + 2 * (96 + 2 * 32)) + 2 * 32 * 8, tiles + 4 * 2 * 96",
             "4 * (64 * (head_size.next_multiple_of(4) + 1) + 64 * 33 + 128) + 32 * 8",
             "4 * 64 * head_size.next_multiple_of(4)",
         ] {
