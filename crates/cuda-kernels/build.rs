@@ -32,6 +32,8 @@ const SOURCES: [&str; 14] = [
 const CAPABILITY: &str = "80";
 /// Sources with instructions that Ampere is the first to have. They are of bf16 alone, so that an older card never loads them.
 const OF_AMPERE: [&str; 2] = ["attention_backward", "attention_forward"];
+/// What kernels from PTX take beside the emulation.
+const OF_PTX: [&str; 2] = ["emulation/ptx.cc", "emulation/ptx_profile.cc"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     for folder in ["kernels", "emulation"] {
@@ -56,8 +58,8 @@ fn emulation(sources: &[&str]) -> Result<(), Box<dyn Error>> {
     build.link_lib_modifier("+whole-archive");
     build.files(sources.iter().map(|source| Path::new("emulation").join(source)));
     match env::var("LOW_MEM_T5_KERNELS").as_deref() {
-        Ok("ptx") => build.file("emulation/ptx.cc").files(from_ptx(Contraction::Nowhere)?),
-        Ok("contracted-ptx") => build.file("emulation/ptx.cc").files(from_ptx(Contraction::Everywhere)?),
+        Ok("ptx") => build.files(OF_PTX).files(from_ptx(Contraction::Nowhere)?),
+        Ok("contracted-ptx") => build.files(OF_PTX).files(from_ptx(Contraction::Everywhere)?),
         Ok(other) => return Err(format!("LOW_MEM_T5_KERNELS: expected \"ptx\" or \"contracted-ptx\", got \"{other}\"").into()),
         Err(_) => build.file("emulation/kernels.cc"),
     };

@@ -176,6 +176,7 @@ unsigned char* shared_memory() {
 }
 size_t shared_bytes() { return shared_bytes_now; }
 size_t block_number() { return block_now; }
+const std::string& kernel_name() { return kernel_now->name; }
 Fibre& self() { return fibres[running]; }
 Fibre& peer(int lane) { return fibres[(running & ~(LANES - 1)) + lane]; }
 Schedule schedule() { return now; }

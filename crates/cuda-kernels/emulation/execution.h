@@ -72,6 +72,8 @@ unsigned char* shared_memory();
 size_t shared_bytes();
 // A block's number among all that ever ran.
 size_t block_number();
+// Of the launch.
+const std::string& kernel_name();
 Fibre& self();
 // The fibre of a lane of the same warp.
 Fibre& peer(int lane);
@@ -80,6 +82,7 @@ Schedule schedule();
 extern bool (*is_memory)(uint64_t address, size_t bytes);
 
 struct Kernel {
+    std::string name;
     std::string source; // the name of its file, which becomes a module
     unsigned most_threads = 0;
     std::vector<size_t> sizes; // of its arguments
@@ -93,13 +96,14 @@ void call(void** arguments, std::index_sequence<I...>) {
 }
 template <auto F, class... A>
 Kernel kernel(void (*)(A...)) {
-    return {"", 0, {sizeof(A)...}, [](void** arguments) { call<F, A...>(arguments, std::index_sequence_for<A...>{}); }};
+    return {"", "", 0, {sizeof(A)...}, [](void** arguments) { call<F, A...>(arguments, std::index_sequence_for<A...>{}); }};
 }
 struct Registered {
     Registered(const char* name, const std::string& file, unsigned most_threads, Kernel kernel) {
         const size_t from = file.rfind('/') + 1;
         kernel.source = file.substr(from, file.rfind('.') - from);
         kernel.most_threads = most_threads;
+        kernel.name = name;
         kernels()[name] = kernel;
     }
 };

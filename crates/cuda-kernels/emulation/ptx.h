@@ -84,6 +84,7 @@ inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(unsigned line, u
 
 // 9.7.14, "ldmatrix": lanes 8m to 8m + 7 give the rows of matrix m. Lane l gets of it elements 2 (l % 4) and the next of row l / 4.
 inline void load_four_matrices(unsigned line, bool is_transposed, uint32_t* m[4], uint64_t row) {
+    ask<Space::Shared>(line, row, 16);
     emulation::self().slot[0] = row;
     shown(line);
     for (int matrix = 0; matrix < 4; matrix++) {
@@ -91,7 +92,6 @@ inline void load_four_matrices(unsigned line, bool is_transposed, uint32_t* m[4]
         for (int k = 0; k < 2; k++) {
             const int i = is_transposed ? lane() % 4 * 2 + k : lane() / 4, j = is_transposed ? lane() / 4 : lane() % 4 * 2 + k;
             const uint64_t of_row = emulation::peer(8 * matrix + i).slot[0];
-            if (of_row % 16 != 0) emulation::fail("a row of a matrix is not aligned to 16 bytes");
             pair |= uint32_t(load<uint16_t, Space::Shared>(of_row + 2 * uint64_t(j))) << (16 * k);
         }
         *m[matrix] = pair;
@@ -108,10 +108,10 @@ inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned line, uint32
 }
 
 // 9.7.9, "cp.async": 16 bytes, of which the first `read` are read and the others zero.
-inline void cp_async_cg_shared_global(uint64_t to, uint64_t from, uint32_t bytes, uint32_t read) {
+inline void cp_async_cg_shared_global(unsigned line, uint64_t to, uint64_t from, uint32_t bytes, uint32_t read) {
     if (bytes != 16 || read > bytes) emulation::fail("a copy of other than 16 bytes");
-    together<Space::Shared>(to, 16);
-    if (from % 16 != 0) emulation::fail("a copy is not aligned to 16 bytes");
+    ask<Space::Shared>(line, to, 16);
+    ask<Space::Global>(line, from, 16);
     emulation::Copy copy{reinterpret_cast<void*>(to), {}};
     for (uint32_t i = 0; i < read; i += 4) {
         const uint32_t word = load<uint32_t, Space::Global>(from + i);
@@ -120,8 +120,8 @@ inline void cp_async_cg_shared_global(uint64_t to, uint64_t from, uint32_t bytes
     if (emulation::schedule().copies_arrive_at_once) arrive(copy);
     else emulation::self().copies.back().push_back(copy);
 }
-inline void cp_async_commit_group() { emulation::self().copies.emplace_back(); }
-inline void cp_async_wait_group(uint32_t on_their_way) {
+inline void cp_async_commit_group(unsigned) { emulation::self().copies.emplace_back(); }
+inline void cp_async_wait_group(unsigned, uint32_t on_their_way) {
     auto& groups = emulation::self().copies; // the last one is open
     while (groups.size() - 1 > on_their_way) {
         for (const emulation::Copy& copy : groups.front()) arrive(copy);
@@ -130,4 +130,4 @@ inline void cp_async_wait_group(uint32_t on_their_way) {
 }
 
 #define PTX_KERNEL(name, source, threads, ...) \
-    static const emulation::Registered registered_##name(#name, source ".ptx", threads, emulation::Kernel{"", 0, __VA_ARGS__, name});
+    static const emulation::Registered registered_##name(#name, source ".ptx", threads, emulation::Kernel{"", "", 0, __VA_ARGS__, name});

@@ -1,6 +1,7 @@
 // Memory as PTX sees it, and what may not be done with it.
 #pragma once
 #include "execution.h"
+#include "ptx_profile.h"
 
 enum class Space { Generic, Global, Shared, Local, Param, Const };
 
@@ -45,10 +46,11 @@ unsigned char* place(uint64_t address, size_t bytes, bool writes) {
     return reinterpret_cast<unsigned char*>(address);
 }
 
-// A vector is aligned as a whole.
+// What an instruction loads or stores at once: a vector is aligned as a whole.
 template <Space S>
-void together(uint64_t address, size_t bytes) {
+void ask(unsigned line, uint64_t address, size_t bytes) {
     if (address % bytes != 0) emulation::fail("elements that are read or written together are not aligned");
+    if (emulation::profile && (S == Space::Global || S == Space::Shared)) emulation::profile->ask(line, S == Space::Shared, address, bytes);
 }
 template <class T, Space S>
 T load(uint64_t address) {

@@ -158,11 +158,12 @@ fn load(line: usize, parts: &[&str], operands: &[String]) -> Result<String, Erro
     let (space, count, kind) = memory_of(line, parts)?;
     let [to, from] = operands else { return Err(error(line, "a load has two operands")) };
     let from = address(line, from)?;
+    let ask = format!("ask<{space}>({line}, {from}, sizeof({kind}) * {count});");
     if count == 1 {
-        return Ok(format!("{} = load<{kind}, {space}>({from});", target(line, to)?));
+        return Ok(format!("{ask} {} = load<{kind}, {space}>({from});", target(line, to)?));
     }
-    let mut out = format!("{{ uint64_t at = {from}; together<{space}>(at, sizeof({kind}) * {count});");
     // An element may be the address.
+    let mut out = format!("{{ uint64_t at = {from}; {ask}");
     for (i, to) in vector(line, to)?.into_iter().enumerate() {
         out += &format!(" {} = load<{kind}, {space}>(at + sizeof({kind}) * {i});", target(line, to)?);
     }
@@ -173,10 +174,11 @@ fn store(line: usize, parts: &[&str], operands: &[String]) -> Result<String, Err
     let (space, count, kind) = memory_of(line, parts)?;
     let [to, from] = operands else { return Err(error(line, "a store has two operands")) };
     let to = address(line, to)?;
+    let ask = format!("ask<{space}>({line}, {to}, sizeof({kind}) * {count});");
     if count == 1 {
-        return Ok(format!("store<{kind}, {space}>({to}, {});", operand(line, from)?));
+        return Ok(format!("{ask} store<{kind}, {space}>({to}, {});", operand(line, from)?));
     }
-    let mut out = format!("{{ uint64_t at = {to}; together<{space}>(at, sizeof({kind}) * {count});");
+    let mut out = format!("{{ uint64_t at = {to}; {ask}");
     for (i, from) in vector(line, from)?.into_iter().enumerate() {
         out += &format!(" store<{kind}, {space}>(at + sizeof({kind}) * {i}, {});", operand(line, from)?);
     }
@@ -217,7 +219,7 @@ fn function(line: usize, opcode: &str, operands: &[String]) -> Result<String, Er
     // Instructions that give nothing back, and those that many threads do together.
     let (mut result, mut given) = (String::new(), operands);
     let gives_nothing = ["bar.", "cp.async"].iter().any(|prefix| opcode.starts_with(prefix));
-    let is_together = ["bar.", "shfl.", "mma.", "ldmatrix."].iter().any(|prefix| opcode.starts_with(prefix));
+    let is_together = ["bar.", "shfl.", "mma.", "ldmatrix.", "cp.async."].iter().any(|prefix| opcode.starts_with(prefix));
     if is_together {
         arguments.push(format!("{line}"));
     }

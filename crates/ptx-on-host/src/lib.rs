@@ -3,7 +3,7 @@
 //! nvcc turns CUDA C++ into PTX, and the driver turns PTX into a card's instructions. A test of kernels that were compiled for the host from
 //! their C++ says nothing about inline assembler, which only nvcc sees, and nothing about what nvcc makes of the rest. [`translate`] takes the PTX
 //! itself. Registers become variables, and each instruction a call of a function of its name: `add.s32 %r3, %r1, %r2` is
-//! `r3 = add_s32(r1, r2)`. A header that the C++ includes has these functions. So this crate knows the syntax and the header the meaning, and
+//! `r3 = add_s32(r1, r2)`. What a warp or a block does together gets its line as well. A header that the C++ includes has these functions. So this crate knows the syntax and the header the meaning, and
 //! an instruction that the header lacks does not compile.
 //!
 //! The syntax is what nvcc writes for C++ and for inline assembler: functions, parameters, constants, labels, branches, predicates, vectors,
@@ -11,9 +11,9 @@
 //!
 //! Names that the header has:
 //!
-//! - `load<T, Space::S>(address)` and `store<T, Space::S>(address, value)`, with `together<Space::S>(address, bytes)` before those of a vector;
+//! - `ask<Space::S>(line, address, bytes)` for what an instruction loads or stores, then `load<T, Space::S>(address)` or
+//!   `store<T, Space::S>(address, value)` for each element of it;
 //! - `shared_symbol()`, the address of the shared memory that a launch asks for;
-//! - `LINE`, the line of the instruction, for those that a warp or a block does together;
 //! - `PTX_KERNEL(name, source, threads, function, sizes...)`, which makes a kernel known.
 
 mod contraction;
