@@ -14,13 +14,22 @@ DEVICE float in_dtype(float x) {
     return to_float(y);
 }
 
+// Where the tile has a column of a row. Of eight columns that a lane reads, the first four of all lanes follow each other, and then the others: so
+// lanes that read four at once read different banks.
+template <int N>
+DEVICE int place_in_tile(int column) {
+    return N == 1 ? column : column / 8 * 4 + column % 8 / 4 * (AT_ONCE / 2) + column % 4;
+}
+
 // Adds N numbers of the weight, each times an element of every row. The elements of the first row begin at `tile`.
 template <int ROWS, int N, class T>
 DEVICE void add_numbers(const float (&values)[N], float scale, const float* tile, float (&sums)[ROWS]) {
-    for (int k = 0; k < N; k++) {
-        const float number = in_dtype<T>(times(values[k], scale));
-        // Element after element: a row's eight at once would take registers for all of them.
-        for (int row = 0; row < ROWS; row++) sums[row] = fmaf(number, tile[row * AT_ONCE + k], sums[row]);
+    float numbers[N];
+    for (int k = 0; k < N; k++) numbers[k] = in_dtype<T>(times(values[k], scale));
+    for (int row = 0; row < ROWS; row++) {
+        float x[N];
+        load<N>(tile, size_t(row) * AT_ONCE, x);
+        for (int k = 0; k < N; k++) sums[row] = fmaf(numbers[k], x[k], sums[row]);
     }
 }
 
@@ -40,7 +49,7 @@ DEVICE void multiply_few(const Codes& codes, float* tile, const T* x, T* y, cons
         for (int i = threadIdx.x; i < ROWS * AT_ONCE; i += blockDim.x) {
             const int row = i / AT_ONCE, column = i % AT_ONCE;
             const bool is_there = first + row < of.rows && column < columns;
-            tile[i] = is_there ? to_float(x[size_t(first + row) * of.width + from + column]) : 0.0f;
+            tile[row * AT_ONCE + place_in_tile<N>(column)] = is_there ? to_float(x[size_t(first + row) * of.width + from + column]) : 0.0f;
         }
         BARRIER();
         for (int at = lane * N; at < columns && output < of.outputs; at += WARP * N) {
@@ -52,8 +61,8 @@ DEVICE void multiply_few(const Codes& codes, float* tile, const T* x, T* y, cons
             } else {
                 float low[4], high[4];
                 codes.eight(place, low, high);
-                add_numbers<ROWS, 4, T>(low, scale, tile + at, sums);
-                add_numbers<ROWS, 4, T>(high, scale, tile + at + 4, sums);
+                add_numbers<ROWS, 4, T>(low, scale, tile + place_in_tile<N>(at), sums);
+                add_numbers<ROWS, 4, T>(high, scale, tile + place_in_tile<N>(at + 4), sums);
             }
         }
         BARRIER();
@@ -71,20 +80,21 @@ DEVICE void multiply_few_any(const Codes& codes, float* tile, const T* x, T* y, 
     else multiply_few<ROWS, 1>(codes, tile, x, y, of);
 }
 
-#define FEW_ROWS(each, suffix, T) \
-    KERNEL(256, few_rows_##each##_int8_##suffix, const uint8_t* codes, const uint8_t* scales, const T* x, T* y, int rows, int width, \
+// `BLOCKS` at once.
+#define FEW_ROWS(each, BLOCKS, suffix, T) \
+    KERNEL_OF_BLOCKS(256, BLOCKS, few_rows_##each##_int8_##suffix, const uint8_t* codes, const uint8_t* scales, const T* x, T* y, int rows, int width, \
            int outputs) { \
         SHARED(float, tile); \
         multiply_few_any<each>(Int8{codes, scales}, tile, x, y, Sizes{rows, width, outputs}); \
     } \
-    KERNEL(256, few_rows_##each##_nf4_##suffix, const uint8_t* codes, const uint8_t* absmax, const uint8_t* scales, const uint8_t* offset, \
+    KERNEL_OF_BLOCKS(256, BLOCKS, few_rows_##each##_nf4_##suffix, const uint8_t* codes, const uint8_t* absmax, const uint8_t* scales, const uint8_t* offset, \
            const T* x, T* y, int rows, int width, int outputs) { \
         SHARED(float, table); \
         fill_nf4_table(table); \
         const Nf4 of{codes, absmax, scales, offset, table, table + 16}; \
         multiply_few_any<each>(of, table + NF4_TABLE, x, y, Sizes{rows, width, outputs}); \
     }
-FEW_ROWS(4, f32, float)
-FEW_ROWS(4, bf16, bf16)
-FEW_ROWS(8, f32, float)
-FEW_ROWS(8, bf16, bf16)
+FEW_ROWS(4, 5, f32, float)
+FEW_ROWS(4, 5, bf16, bf16)
+FEW_ROWS(8, 4, f32, float)
+FEW_ROWS(8, 4, bf16, bf16)
