@@ -458,7 +458,7 @@ def of_peak(session, tflops, precision):
 def rates(session):
     """What the card does in a second: the binary's own measurement, and operations of a step, each waited for."""
     quick, device = session.options.quick, session.options.device
-    model, shapes, steps = ("tiny", [(1, 8, 8)], 1) if quick else ("t5-base", [(64, 256, 256), (16, 1024, 1024)], 3)
+    model, shapes, steps = ("tiny", [(1, 8, 8)], 1) if quick else ("t5-base", [(32, 256, 256), (8, 1024, 1024)], 3)
 
     @functools.lru_cache(None)
     def measured():

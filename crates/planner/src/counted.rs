@@ -61,6 +61,9 @@ pub struct Step {
 /// Many ask for the same.
 pub type EvaluationRows = Rc<Evaluated>;
 
+/// Samples and those of them that are answered, rows of logits at a time, and the answers.
+type EvaluationOf = ([usize; 2], usize, AnswerShape);
+
 /// Counts passes of one model in one precision, over samples of at most these lengths. Nothing is allocated.
 pub struct Counter<'a> {
     model: &'a t5::Config,
@@ -69,8 +72,8 @@ pub struct Counter<'a> {
     longest: (usize, usize),
     passes: t5::step::count::Counter,
     place: Place,
-    /// Many choices ask for the same, by samples, those of them that are answered, and rows of logits at a time.
-    evaluated: RefCell<HashMap<([usize; 2], usize, AnswerShape), EvaluationRows>>,
+    /// Many choices ask for the same.
+    evaluated: RefCell<HashMap<EvaluationOf, EvaluationRows>>,
 }
 
 impl<'a> Counter<'a> {
