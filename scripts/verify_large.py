@@ -57,21 +57,25 @@ def parameters(shape):
         yield f"{stack}.final_layer_norm.weight", (model,), None
 
 
-def values(random, shape, deviation):
-    """bf16, rounded to nearest; a few MiB at a time."""
+def normal_values():
+    """From a tensor's lengths and standard deviation to its values in bf16, rounded to nearest; a few MiB at a time."""
     import numpy
 
-    left = math.prod(shape)
-    while left > 0:
-        now = min(left, 16 << 20)
-        drawn = numpy.ones(now, "f4") if deviation is None else random.standard_normal(now, "f4") * numpy.float32(deviation)
-        yield ((drawn.view("u4") + 0x8000) >> 16).astype("<u2").tobytes()
-        left -= now
+    random = numpy.random.Generator(numpy.random.SFC64(0))
+
+    def values(lengths, deviation):
+        left = math.prod(lengths)
+        while left > 0:
+            now = min(left, 16 << 20)
+            drawn = numpy.ones(now, "f4") if deviation is None else random.standard_normal(now, "f4") * numpy.float32(deviation)
+            yield ((drawn.view("u4") + 0x8000) >> 16).astype("<u2").tobytes()
+            left -= now
+
+    return values
 
 
-def make_model(directory, shape, tokenizer):
-    import numpy
-
+def make_model(directory, shape, tokenizer, values):
+    """Writes the model; `values` gives the bytes of a tensor by its lengths and standard deviation, which is None where all are 1."""
     files, bytes_of_file = [[]], 0
     for parameter in parameters(shape):
         bytes_of_parameter = 2 * math.prod(parameter[1])
@@ -80,7 +84,6 @@ def make_model(directory, shape, tokenizer):
             bytes_of_file = 0
         files[-1].append(parameter)
         bytes_of_file += bytes_of_parameter
-    random = numpy.random.Generator(numpy.random.SFC64(0))
     directory.mkdir(parents=True)
     index = {}
     for at, tensors in enumerate(files, 1):
@@ -95,7 +98,7 @@ def make_model(directory, shape, tokenizer):
         with open(directory / name, "wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for _, lengths, deviation in tensors:
-                for part in values(random, lengths, deviation):
+                for part in values(lengths, deviation):
                     file.write(part)
     bytes_of_all = 2 * sum(math.prod(lengths) for _, lengths, _ in parameters(shape))
     written = {"metadata": {"total_size": bytes_of_all}, "weight_map": index}
@@ -191,7 +194,7 @@ def main():
     arguments.work.mkdir(parents=True, exist_ok=True)
     model = arguments.work / arguments.shape
     if not model.exists():
-        make_model(model, SHAPES[arguments.shape], arguments.tokenizer)
+        make_model(model, SHAPES[arguments.shape], arguments.tokenizer, normal_values())
     rows = arguments.work / "rows.jsonl"
     make_rows(rows, 3 * arguments.batch, arguments.source_tokens, arguments.target_tokens)
     settings = arguments.work / "large.toml"

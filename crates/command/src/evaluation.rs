@@ -98,7 +98,7 @@ pub fn evaluate(
 ) -> Outcome<Option<Figures>> {
     let interrupted = &|| stop.requested();
     let rows = if settings.samples == 0 { dataset.rows() } else { settings.samples };
-    let generated_rows = if settings.generate_samples == 0 { rows } else { settings.generate_samples.min(rows) };
+    let generated_rows = answered_rows(settings.generate_samples, rows);
     let mut evaluations = [true, false].map(|generate| Evaluation::new(settings.options(generate)));
     let mut loader = settings.loader(dataset, tokenizer)?;
     if watcher.group.is_none() {
@@ -145,6 +145,11 @@ pub fn evaluate(
     }
     let [generated, scored] = evaluations;
     Ok(Some(Figures::sum(generated.finish()?, &scored.finish()?, bad_rows, &settings.metrics)))
+}
+
+/// Of `rows` rows those that are answered: the first `wanted` ones, or all where that is 0. No batch has answers to more.
+pub fn answered_rows(wanted: u64, rows: u64) -> u64 {
+    if wanted == 0 { rows } else { wanted.min(rows) }
 }
 
 /// As many batches as there are processes, each for one of them to compute.

@@ -47,6 +47,8 @@ pub struct Shape {
     pub answer: AnswerShape,
     /// Answers for each sample: fewer than one where some are only evaluated.
     pub answered: f64,
+    /// The most samples that are answered, of all that there are.
+    pub most_answered: usize,
     /// Whether each sample has a cache of its own, and comes and leaves when it likes.
     pub is_served: bool,
     /// What the program holds beside.
@@ -57,7 +59,7 @@ impl Shape {
     /// Answers alone, of at most `samples` sources at a time, each with at most `source_tokens` tokens.
     pub fn of_answers(samples: usize, source_tokens: usize, answer: AnswerShape) -> Self {
         let (longest, beside) = ((source_tokens, 1), Vec::new());
-        Self { samples, longest, answer, answered: 1.0, is_served: false, beside }
+        Self { samples, longest, answer, answered: 1.0, most_answered: usize::MAX, is_served: false, beside }
     }
 
     /// A batch of `samples` samples with the lengths by which devices are compared.
@@ -143,6 +145,7 @@ impl<'a> Asked<'a> {
             parameters: on.parameters,
             stored: Some(on.stored),
             answer: shape.answer,
+            most_answered: shape.most_answered,
             has_targets: rows.is_some(),
             rows,
             beside: shape.beside.clone(),

@@ -5,13 +5,16 @@
 //! name, the time and the allocations between a span's two ends less those of the spans inside it. So the rows add
 //! up to the step, with one row for what happens outside of every operation.
 //!
+//! A card is waited for at both ends of a span, so that an operation's time is its own. Such a step takes longer than one whose launches
+//! go ahead of the card.
+//!
 //! Without a profiler a span is a load and a branch, and what its fields say is not computed.
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use candle_core::DType;
+use candle_core::{DType, Device};
 use heap::Allocations;
 use memory_policy::{Bytes, PageFaults, SystemProbe};
 use serde_json::{Value, json};
@@ -27,8 +30,8 @@ pub struct Profiler {
     spans: Arc<Spans>,
     dispatch: Dispatch,
     probe: SystemProbe,
-    /// The rate of the units that the steps' products run on.
-    peak_gflops: f64,
+    /// The rate of the units that the steps' products run on, on a processor.
+    peak_gflops: Option<f64>,
     steps: u32,
     whole: Totals,
     faults: Option<PageFaults>,
@@ -37,8 +40,8 @@ pub struct Profiler {
 /// Where the time of an average step went.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// Measured peak rate of this machine, all threads together.
-    pub peak_gflops: f64,
+    /// Measured peak rate of this machine, all threads together. Of a card none is measured.
+    pub peak_gflops: Option<f64>,
     /// The steps it is the average of.
     pub steps: u32,
     /// One step.
@@ -66,11 +69,13 @@ pub struct Totals {
 const OUTSIDE: &str = "outside of operations";
 
 impl Profiler {
-    /// A profiler of steps that multiply in `activations`. Measures the machine's peak, which takes a moment.
-    pub fn new(activations: DType) -> Outcome<Self> {
-        let spans = Arc::new(Spans::default());
+    /// A profiler of steps that multiply in `activations` on a device. Measures a processor's peak, which takes a moment.
+    pub fn new(activations: DType, device: &Device) -> Outcome<Self> {
+        let spans =
+            Arc::new(Spans { sums: Mutex::default(), card: Some(device.clone()).filter(|card| !card.is_cpu()) });
         let dispatch = Dispatch::new(Arc::clone(&spans));
-        let peak_gflops = t5_ops::peak_gflops(activations).map_err(|error| Failure::internal(error.to_string()))?;
+        let of_processor = || t5_ops::peak_gflops(activations).map_err(|error| Failure::internal(error.to_string()));
+        let peak_gflops = device.is_cpu().then(of_processor).transpose()?;
         let (probe, faults) = (SystemProbe::new(), Some(PageFaults::default()));
         Ok(Self { spans, dispatch, probe, peak_gflops, steps: 0, whole: Totals::default(), faults })
     }
@@ -82,8 +87,11 @@ impl Profiler {
         let (result, time, allocations) = tracing::dispatcher::with_default(&self.dispatch, || {
             // Whether a span has a listener is remembered from when it was first opened: without one, as a rule.
             tracing::callsite::rebuild_interest_cache();
+            self.spans.wait_for_card();
             let (before, began) = (heap::allocations(), Instant::now());
-            (step(), began.elapsed(), less(heap::allocations(), before))
+            let result = step();
+            self.spans.wait_for_card();
+            (result, began.elapsed(), less(heap::allocations(), before))
         });
         self.whole.calls += 1;
         self.whole.add(time, allocations);
@@ -153,7 +161,7 @@ impl Profile {
             let rate = totals.gflops();
             json!({
                 "ms": totals.milliseconds(), "share": self.share(totals), "calls": totals.calls, "flops": totals.flops,
-                "gflops_per_second": rate, "share_of_peak": rate.map(|rate| rate / self.peak_gflops),
+                "gflops_per_second": rate, "share_of_peak": self.share_of_peak(totals),
                 "allocated_bytes": totals.allocations.bytes, "allocations": totals.allocations.calls,
             })
         };
@@ -172,14 +180,16 @@ impl Profile {
 
     /// A table to read.
     pub fn to_text(&self) -> String {
+        let peak = self.peak_gflops.map_or("the card is waited for after each operation".to_owned(), |peak| {
+            format!("peak rate of this machine: {peak:.0} GFLOP/s")
+        });
         let mut text = format!(
-            "\naverage of {} steps; peak rate of this machine: {:.0} GFLOP/s\n{:<34}{:>9}{:>8}{:>8}{:>10}{:>9}{:>12}\n",
-            self.steps, self.peak_gflops, "operation", "ms", "share", "calls", "GFLOP/s", "of peak", "allocated"
+            "\naverage of {} steps; {peak}\n{:<34}{:>9}{:>8}{:>8}{:>10}{:>9}{:>12}\n",
+            self.steps, "operation", "ms", "share", "calls", "GFLOP/s", "of peak", "allocated"
         );
         for (name, totals) in self.operations.iter().chain([&("step", self.step)]) {
             let rate = totals.gflops().map_or(String::new(), |rate| format!("{rate:.1}"));
-            let of_peak =
-                totals.gflops().map_or(String::new(), |rate| format!("{:.0} %", 100.0 * rate / self.peak_gflops));
+            let of_peak = self.share_of_peak(totals).map_or(String::new(), |share| format!("{:.0} %", 100.0 * share));
             let _ = writeln!(
                 text,
                 "{name:<34}{:>9.2}{:>7.1}%{:>8}{rate:>10}{of_peak:>9}{:>12}",
@@ -197,6 +207,10 @@ impl Profile {
         text
     }
 
+    fn share_of_peak(&self, totals: &Totals) -> Option<f64> {
+        Some(totals.gflops()? / self.peak_gflops?)
+    }
+
     /// Of a step's time.
     fn share(&self, totals: &Totals) -> f64 {
         totals.time.as_secs_f64() / self.step.time.as_secs_f64().max(1e-9)
@@ -208,8 +222,11 @@ fn less(all: Allocations, part: Allocations) -> Allocations {
 }
 
 /// Adds spans up by name.
-#[derive(Default)]
-struct Spans(Mutex<Sums>);
+struct Spans {
+    sums: Mutex<Sums>,
+    /// The card that they compute on.
+    card: Option<Device>,
+}
 
 #[derive(Default)]
 struct Sums {
@@ -229,7 +246,14 @@ struct Entered {
 
 impl Spans {
     fn lock(&self) -> MutexGuard<'_, Sums> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until everything that was launched is done. A failure of the card is the next operation's to tell.
+    fn wait_for_card(&self) {
+        if let Some(card) = &self.card {
+            let _ = card.synchronize();
+        }
     }
 }
 
@@ -254,11 +278,13 @@ impl Subscriber for Spans {
 
     fn enter(&self, span: &Id) {
         let operation = usize::try_from(span.into_u64() - 1).expect("the place of an operation");
+        self.wait_for_card();
         let (began, allocated) = (Instant::now(), heap::allocations());
         self.lock().entered.push(Entered { operation, began, allocated, inside: Totals::default() });
     }
 
     fn exit(&self, _: &Id) {
+        self.wait_for_card();
         let mut sums = self.lock();
         let Some(left) = sums.entered.pop() else { return };
         let (time, allocated) = (left.began.elapsed(), less(heap::allocations(), left.allocated));
@@ -296,7 +322,7 @@ mod tests {
     use super::*;
 
     fn profile(step: impl Fn()) -> Profile {
-        let mut profiler = Profiler::new(DType::F32).expect("a peak");
+        let mut profiler = Profiler::new(DType::F32, &Device::Cpu).expect("a peak");
         // Not watched, as a step that is left out of the measurement.
         step();
         profiler.watch(&step);

@@ -231,8 +231,16 @@ mod tests {
     const BATCH: AnsweredBatch = AnsweredBatch { samples: 4, caches: 1, source_tokens: 48, target_tokens: 32 };
 
     fn inference(parameters: DType, answer: AnswerShape) -> Inference<'static> {
-        let (activations, stored, beside) = (DType::F32, Some(testing::STORED), Vec::new());
-        Inference { activations, parameters, stored, answer, has_targets: true, rows: None, beside }
+        Inference {
+            activations: DType::F32,
+            parameters,
+            stored: Some(testing::STORED),
+            answer,
+            most_answered: usize::MAX,
+            has_targets: true,
+            rows: None,
+            beside: Vec::new(),
+        }
     }
 
     fn job<'a>(model: &'a t5::Config, inference: Inference<'a>, pins: &'a Pins) -> Job<'a> {
@@ -258,7 +266,7 @@ mod tests {
                 let products = Products::of(&model, &inference);
                 let pass = Pass { job: &job, inference: &inference, speed: &speed, batch: BATCH, products };
                 let counter = Counter::new(&model, DType::F32, DType::F32, job.longest).expect("a T5");
-                let [evaluated, generated] = counter.evaluation(BATCH.samples, 256, answer).multiply_adds;
+                let [evaluated, generated] = counter.evaluation([BATCH.samples; 2], 256, answer).multiply_adds;
                 let of_source = (products.encoder.total() + products.source.total()) * pass.source_tokens();
                 let of_target = products.decoder.total() + products.head.total();
                 let attention = |queries, keys| pass.attention_ps(model.num_layers, queries, keys) / speed.attention_ps;

@@ -61,6 +61,9 @@ pub struct Step {
 /// Many ask for the same.
 pub type EvaluationRows = Rc<Evaluated>;
 
+/// Samples and those of them that are answered, rows of logits at a time, and the answers.
+type EvaluationOf = ([usize; 2], usize, AnswerShape);
+
 /// Counts passes of one model in one precision, over samples of at most these lengths. Nothing is allocated.
 pub struct Counter<'a> {
     model: &'a t5::Config,
@@ -69,8 +72,8 @@ pub struct Counter<'a> {
     longest: (usize, usize),
     passes: t5::step::count::Counter,
     place: Place,
-    /// Many choices ask for the same, by samples and rows of logits at a time.
-    evaluated: RefCell<HashMap<(usize, usize, AnswerShape), EvaluationRows>>,
+    /// Many choices ask for the same.
+    evaluated: RefCell<HashMap<EvaluationOf, EvaluationRows>>,
 }
 
 impl<'a> Counter<'a> {
@@ -117,17 +120,22 @@ impl<'a> Counter<'a> {
         costs::load(self.model, dtype).into_iter().map(row).chain(there).collect()
     }
 
-    /// The tensors of an evaluation, and of a generation of such answers.
-    pub fn evaluation(&self, samples: usize, loss_chunk_rows: usize, answer: AnswerShape) -> EvaluationRows {
+    /// The tensors of an evaluation of `samples` samples, and of a generation of such answers to `answered` of them.
+    pub fn evaluation(
+        &self,
+        [samples, answered]: [usize; 2],
+        loss_chunk_rows: usize,
+        answer: AnswerShape,
+    ) -> EvaluationRows {
         let mut evaluated = self.evaluated.borrow_mut();
-        let rows = evaluated.entry((samples, loss_chunk_rows, answer)).or_insert_with(|| {
+        let rows = evaluated.entry(([samples, answered], loss_chunk_rows, answer)).or_insert_with(|| {
             let InferenceCount {
                 loss, workspace, packed, multiply_adds: of_evaluation, on_host: for_evaluation, ..
             } = self.passes.evaluation(self.shape(samples), loss_chunk_rows);
             let evaluation = held([(LOSS, loss), (WORKSPACE, workspace), (PACKED, packed)]);
             let InferenceCount {
                 cache, workspace, packed, multiply_adds: of_generation, on_host: for_generation, ..
-            } = self.passes.generation(samples, self.longest.0, &answer);
+            } = self.passes.generation(answered, self.longest.0, &answer);
             let generation = held([(CACHE, cache), (WORKSPACE, workspace), (PACKED, packed)]);
             Rc::new(Evaluated {
                 rows: [evaluation, generation],

@@ -78,6 +78,7 @@ impl Offer<'_> {
         space.combinations(&levers, Levers { loss_chunk_rows: 1, layer_major, ..Levers::default() })
     }
 
+    #[expect(clippy::cast_precision_loss, reason = "samples of a batch")]
     fn choice(&self, levers: &Levers) -> StepChoice {
         let (inference, samples) = (self.inference, levers.micro_batch_samples);
         let note = format!("{samples} samples");
@@ -100,7 +101,11 @@ impl Offer<'_> {
             None => self.counter.loading(inference.parameters, place),
         };
         let loading = [parameters(resident.loading)].into_iter().chain(transit).collect();
-        let counted = self.counter.evaluation(samples, levers.loss_chunk_rows, inference.answer);
+        let answered = samples.min(inference.most_answered);
+        let counted = self.counter.evaluation([samples, answered], levers.loss_chunk_rows, inference.answer);
+        // Times compare batches of any size, as if all of their samples were answered.
+        let [of_evaluation, of_generation] = counted.multiply_adds;
+        let multiply_adds = [of_evaluation, of_generation * samples as f64 / answered as f64];
         let ([evaluation, generation], [for_evaluation, for_generation]) = (&counted.rows, counted.on_host);
         let mut other_phases =
             vec![Phase { name: LOADING, rows: loading }, phase(GENERATION, (generation, batch), for_generation)];
@@ -114,7 +119,7 @@ impl Offer<'_> {
             what: Step { levers: *levers, evaluation_samples: samples, is_inference: true },
             rows: Vec::new(),
             other_phases,
-            relative_time: self.time_of_a_sample(levers, counted.multiply_adds),
+            relative_time: self.time_of_a_sample(levers, multiply_adds),
         }
     }
 
@@ -243,6 +248,7 @@ mod tests {
     use t5::{AnswerShape, StoredWeights};
 
     use super::*;
+    use crate::names::{CACHE, LOSS, WORKSPACE};
     use crate::{Plan, Prices, plan, testing};
 
     /// The plan for t5-small over at most 8 samples of 128 tokens on either side, within `mib` MiB.
@@ -265,8 +271,8 @@ mod tests {
 
     fn inference(parameters: DType, stored: Option<StoredWeights>) -> Inference<'static> {
         let activations = DType::F32;
-        let answer = AnswerShape::greedy(32);
-        Inference { activations, parameters, stored, answer, has_targets: true, rows: None, beside: Vec::new() }
+        let (answer, most_answered, beside) = (AnswerShape::greedy(32), usize::MAX, Vec::new());
+        Inference { activations, parameters, stored, answer, most_answered, has_targets: true, rows: None, beside }
     }
 
     #[test]
@@ -286,6 +292,32 @@ mod tests {
         let refused = planned(&inference(DType::F32, None), 200, &Pins::default());
         let Err(crate::Error::DoesNotFit(refusal)) = refused else { panic!("60 M parameters do not fit 200 MiB") };
         assert!(refusal.smallest_budget > Bytes(60_506_624 * 4));
+    }
+
+    #[test]
+    fn answers_are_billed_for_the_samples_that_are_answered_and_losses_for_all() {
+        let planned = |inference: &Inference<'_>| planned(inference, 2000, &Pins::default()).expect("it fits");
+        let all = inference(DType::F32, None);
+        let [whole, some, few] =
+            [usize::MAX, 8, 3].map(|most_answered| planned(&Inference { most_answered, ..all.clone() }));
+        let bytes = |plan: &Plan, phase: Name, row: Name| {
+            let rows = plan.bill.phase_rows.iter().filter(|found| found.name == phase).flat_map(|found| &found.rows);
+            rows.filter(|found| found.name == row).map(|row| row.bytes.0).sum::<u64>()
+        };
+        assert_eq!(some.bill, whole.bill);
+        assert_eq!(few.step.evaluation_samples, 8);
+        let model = t5::Config::preset("t5-small").expect("a preset");
+        let counter = Counter::new(&model, DType::F32, DType::F32, (128, 128)).expect("a T5");
+        let of_three = counter.evaluation([3; 2], few.step.levers.loss_chunk_rows, all.answer);
+        for held in &of_three.rows[1] {
+            assert_eq!(bytes(&few, GENERATION, held.name.clone()), held.bytes, "{}: {}", held.name, few.bill);
+        }
+        assert!(bytes(&few, GENERATION, CACHE) < bytes(&whole, GENERATION, CACHE), "{}", few.bill);
+        for row in [LOSS, WORKSPACE] {
+            assert_eq!(bytes(&few, EVALUATION, row.clone()), bytes(&whole, EVALUATION, row), "{}", few.bill);
+        }
+        // What is compared are times of a sample, whoever is answered.
+        assert_eq!(few.relative_time.to_bits(), whole.relative_time.to_bits());
     }
 
     /// The most bytes of t5-small's weights in memory at a time: its largest matrix, or a window of its table.

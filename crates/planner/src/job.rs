@@ -90,6 +90,8 @@ pub struct Inference<'a> {
     pub stored: Option<StoredWeights>,
     /// The answers.
     pub answer: AnswerShape,
+    /// The most samples that are answered, of all that there are: a batch of more has answers to so many.
+    pub most_answered: usize,
     /// Whether losses are computed, too.
     pub has_targets: bool,
     /// The rows that are read, where they come from a dataset.

@@ -378,7 +378,7 @@ impl<'a> Offer<'a> {
     }
 
     fn evaluation(&self, samples: usize, levers: &Levers, evaluated: &Evaluation<'_>) -> counted::EvaluationRows {
-        self.counter.of_model().evaluation(samples, levers.loss_chunk_rows, evaluated.answer)
+        self.counter.of_model().evaluation([samples; 2], levers.loss_chunk_rows, evaluated.answer)
     }
 }
 

@@ -65,7 +65,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let plan = StepPlan { levers: planned.step.levers, longest: None };
     let predicted_peak_bytes = planned.predicted_peak.0;
     let parameters: u64 = ParameterSpec::elements_of_all(&model);
-    let mut profiler = if flags.profile { Some(Profiler::new(options.precision.activations())?) } else { None };
+    let mut profiler = if flags.profile { Some(Profiler::new(options.precision.activations(), device)?) } else { None };
     let files = planner::files(flags.levers.directory(), &now, &planned);
     let weights = plan.levers.has_weights_on_disk().then_some(&files);
     let new = T5::init_in(&base, 0, options.parameter_dtype(), device, weights).map_err(of_a_step)?;

@@ -13,7 +13,7 @@ use crate::answer_flags::EvalArgs;
 use crate::config::keys::KEYS;
 use crate::config::{Config, Origin, Values, paths};
 use crate::device::AUTO;
-use crate::evaluation::{Settings, Watcher, evaluate};
+use crate::evaluation::{Settings, Watcher, answered_rows, evaluate};
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::Precision;
 use crate::inference::{Asked, Shape};
@@ -53,12 +53,15 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         flags: &flags.weights,
     };
     let all = rows_of(flags, &opened);
+    let answered = answered_rows(flags.generate_samples, all);
+    let in_a_batch = |rows: u64| usize::try_from(rows).unwrap_or(usize::MAX).max(1);
     let shape = Shape {
         // A batch that the rows never fill is not billed.
-        samples: flags.batch_samples.min(usize::try_from(all).unwrap_or(usize::MAX)).max(1),
+        samples: flags.batch_samples.clamp(1, in_a_batch(all)),
         longest: (config.data.max_source_tokens, config.data.max_target_tokens),
         answer: options::answers(&config).shape(),
-        answered: share(flags.generate_samples, all),
+        answered: share(answered, all),
+        most_answered: in_a_batch(answered),
         is_served: false,
         beside: Vec::new(),
     };
@@ -112,10 +115,10 @@ fn rows_of(flags: &EvalArgs, opened: &Opened) -> u64 {
     if flags.samples == 0 { all } else { flags.samples.min(all) }
 }
 
-/// The share of `rows` rows that are answered: `wanted` of them, or all where that is 0.
+/// The share of `rows` rows that are answered.
 #[expect(clippy::cast_precision_loss, reason = "counts of rows are far below 2^53")]
-fn share(wanted: u64, rows: u64) -> f64 {
-    if wanted == 0 { 1.0 } else { wanted.min(rows) as f64 / rows.max(1) as f64 }
+fn share(answered: u64, rows: u64) -> f64 {
+    answered as f64 / rows.max(1) as f64
 }
 
 /// The flags as a config: the model's own tokenizer, the data as training rows, in the order of the files.

@@ -342,6 +342,7 @@ fn inference_on_a_device_bills_the_device_and_leaves_weights_in_files_where_it_i
             parameters: DType::F32,
             stored: Some(stored),
             answer: AnswerShape::greedy(32),
+            most_answered: usize::MAX,
             has_targets: true,
             rows: None,
             beside: Vec::new(),
