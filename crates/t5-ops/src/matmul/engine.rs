@@ -392,6 +392,8 @@ impl<K: Kernel> Product<'_, K> {
                 _ => None,
             };
             is_there = copying.is_some();
+            // Of the last step, what there is of the operand: the panels are filled up with zeros.
+            let of_block = k.len().min((matrix.rows - (k.start - from)).next_multiple_of(K::LEAST));
             for column in columns.clone() {
                 let at = (panel * K::ROWS, column * K::COLS);
                 let place = column - columns.start;
@@ -407,7 +409,7 @@ impl<K: Kernel> Product<'_, K> {
                 // caller's alone.
                 unsafe {
                     match beside {
-                        None => kernel.block(here, b.as_ptr(), k.len(), c, stride, accumulate),
+                        None => kernel.block(here, b.as_ptr(), of_block, c, stride, accumulate),
                         Some(copied) => {
                             let depth = k.len();
                             kernel

@@ -64,6 +64,9 @@ pub(crate) trait Kernel: Sized {
     /// K is filled up with zeros to a multiple of this.
     const STEP: usize;
 
+    /// A block takes as much of K as is a multiple of this: of what fills a panel up it then multiplies less.
+    const LEAST: usize = Self::STEP;
+
     /// At most this much of K in a panel.
     const DEPTH: usize;
     /// This much of K at a time where A is packed just before use: the rows then stay in the first-level cache.
@@ -103,11 +106,11 @@ pub(crate) trait Kernel: Sized {
         None
     }
 
-    /// `C (+)= A B` for one block over `depth`, a multiple of `STEP` and not zero.
+    /// `C (+)= A B` for one block over `depth`, a multiple of `LEAST` and not zero.
     ///
     /// # Safety
     ///
-    /// `a` has `ROWS` rows, `b` is a packed panel, both of `depth`; `c` points to `ROWS` rows of `COLS`
+    /// `a` has `ROWS` rows, `b` is a packed panel, both of `depth` at least; `c` points to `ROWS` rows of `COLS`
     /// elements, `stride` apart, which nothing else reaches.
     unsafe fn block(
         &self,

@@ -212,6 +212,25 @@ fn a_packed_operand_gives_the_bits_of_one_that_is_packed_on_the_way() {
 }
 
 #[test]
+fn rows_that_are_read_where_they_lie_have_the_bits_of_packed_ones() {
+    for (case, (m, n, k)) in SIZES.into_iter().chain([(40, 70, 9_000), (70, 64, 144)]).enumerate() {
+        let a = Stored::<bf16>::random(m, k, false, 5, 1 + case as u64);
+        // The same values in f32 are rounded as they are packed.
+        let packed: Vec<f32> = a.data.iter().map(|x| x.to_f32()).collect();
+        let packed = Matrix::strided(Operand::F32(&packed), m, k, a.stride);
+        let b = Stored::<bf16>::random(k, n, true, 0, 100 + case as u64);
+        for isa in instruction_sets() {
+            let product = |a: Matrix| {
+                let mut c = vec![1f32; m * n];
+                multiply_with(isa, MatrixMut::new(&mut c, m, n), a, b.matrix(), true, Threads::All);
+                c
+            };
+            assert_eq!(product(a.matrix()), product(packed), "{isa:?} ({m}, {n}, {k})");
+        }
+    }
+}
+
+#[test]
 fn panels_that_are_over_have_two_threads_each_or_are_not_shared() {
     for threads in 1..20 {
         for panels in 0..60 {
