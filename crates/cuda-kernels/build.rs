@@ -45,7 +45,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     if env::var_os("CARGO_FEATURE_PTX").is_none() {
         return emulation(&["by_name.cc", "execution.cc"]);
     }
-    if env::var("LOW_MEM_T5_CUDA").is_ok_and(|value| value == "emulated") { emulated_card() } else { compile_to_ptx(&PathBuf::from(env::var("OUT_DIR")?)) }
+    if env::var("LOW_MEM_T5_CUDA").is_ok_and(|value| value == "emulated") {
+        emulated_card()
+    } else {
+        compile_to_ptx(&PathBuf::from(env::var("OUT_DIR")?))
+    }
 }
 
 /// A static library of every kernel for the host, and of these sources that run them.
@@ -60,7 +64,9 @@ fn emulation(sources: &[&str]) -> Result<(), Box<dyn Error>> {
     match env::var("LOW_MEM_T5_KERNELS").as_deref() {
         Ok("ptx") => build.files(OF_PTX).files(from_ptx(Contraction::Nowhere)?),
         Ok("contracted-ptx") => build.files(OF_PTX).files(from_ptx(Contraction::Everywhere)?),
-        Ok(other) => return Err(format!("LOW_MEM_T5_KERNELS: expected \"ptx\" or \"contracted-ptx\", got \"{other}\"").into()),
+        Ok(other) => {
+            return Err(format!("LOW_MEM_T5_KERNELS: expected \"ptx\" or \"contracted-ptx\", got \"{other}\"").into());
+        }
         Err(_) => build.file("emulation/kernels.cc"),
     };
     build.try_compile("cuda_emulation")?;

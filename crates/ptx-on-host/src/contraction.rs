@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::module::Piece;
+use crate::pieces::Piece;
 
 /// Which products are rounded before they are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,10 +47,12 @@ fn parts(text: &str) -> Option<(&str, Vec<&str>)> {
 
 fn contract_function(pieces: &mut [Piece]) {
     let mut definitions: HashMap<String, usize> = HashMap::new();
-    let statements = || pieces.iter().filter_map(|piece| match piece {
-        Piece::Statement(_, text) => Some(text.as_str()),
-        _ => None,
-    });
+    let statements = || {
+        pieces.iter().filter_map(|piece| match piece {
+            Piece::Statement(_, text) => Some(text.as_str()),
+            _ => None,
+        })
+    };
     for text in statements() {
         let text = match text.strip_prefix('@') {
             Some(guarded) => guarded.split_once(char::is_whitespace).map_or("", |(_, rest)| rest),

@@ -1,7 +1,7 @@
 //! One instruction.
 
 use crate::Error;
-use crate::module::error;
+use crate::pieces::error;
 
 /// Bytes of a type: 4 of `f32`.
 pub(crate) fn bytes_of(kind: &str) -> Option<usize> {
@@ -78,7 +78,9 @@ fn operand(line: usize, text: &str) -> Result<String, Error> {
     let unknown = || error(line, format!("no operand of PTX: {text}"));
     if let Some(register) = text.strip_prefix('%') {
         return Ok(match register.split_once('.') {
-            Some((kind @ ("tid" | "ntid" | "ctaid" | "nctaid"), side @ ("x" | "y" | "z"))) => format!("{kind}_{side}()"),
+            Some((kind @ ("tid" | "ntid" | "ctaid" | "nctaid"), side @ ("x" | "y" | "z"))) => {
+                format!("{kind}_{side}()")
+            }
             Some(_) => return Err(unknown()),
             None => register.to_owned(),
         });
@@ -117,7 +119,7 @@ fn target(line: usize, text: &str) -> Result<String, Error> {
 }
 
 /// `{%r1, %r2}`: its parts.
-fn vector<'a>(line: usize, text: &'a str) -> Result<Vec<&'a str>, Error> {
+fn vector(line: usize, text: &str) -> Result<Vec<&str>, Error> {
     let inside = text.strip_prefix('{').and_then(|text| text.strip_suffix('}'));
     Ok(inside.ok_or_else(|| error(line, format!("expected a vector, got {text}")))?.split(',').map(str::trim).collect())
 }
@@ -219,11 +221,13 @@ fn function(line: usize, opcode: &str, operands: &[String]) -> Result<String, Er
     // Instructions that give nothing back, and those that many threads do together.
     let (mut result, mut given) = (String::new(), operands);
     let gives_nothing = ["bar.", "cp.async"].iter().any(|prefix| opcode.starts_with(prefix));
-    let is_together = ["bar.", "shfl.", "mma.", "ldmatrix.", "cp.async."].iter().any(|prefix| opcode.starts_with(prefix));
+    let is_together =
+        ["bar.", "shfl.", "mma.", "ldmatrix.", "cp.async."].iter().any(|prefix| opcode.starts_with(prefix));
     if is_together {
         arguments.push(format!("{line}"));
     }
-    let has_carry = opcode.contains(".cc.") || ["addc.", "subc.", "madc."].iter().any(|prefix| opcode.starts_with(prefix));
+    let has_carry =
+        opcode.contains(".cc.") || ["addc.", "subc.", "madc."].iter().any(|prefix| opcode.starts_with(prefix));
     if has_carry {
         arguments.push("CC".to_owned());
     }

@@ -2,19 +2,10 @@
 
 use std::fmt::Write as _;
 
+use crate::Error;
 use crate::contraction::{self, Contraction};
 use crate::instruction;
-use crate::Error;
-
-/// Text up to a `;`, a `{`, a `}` or a label, and the line that it begins in.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Piece {
-    /// Without its `;`.
-    Statement(usize, String),
-    Open(usize),
-    Close(usize),
-    Label(String),
-}
+use crate::pieces::{Piece, error, pieces};
 
 /// Of memory that has a name: `.param .align 8 .b8 NAME[32]` has 32 bytes.
 struct Memory {
@@ -88,10 +79,6 @@ pub fn translate(ptx: &str, source: &str, header: &str, contraction: Contraction
     Ok(out)
 }
 
-pub(crate) fn error(line: usize, problem: impl Into<String>) -> Error {
-    Error { line, problem: problem.into() }
-}
-
 /// What stands before the braces of a function.
 struct Head {
     line: usize,
@@ -158,7 +145,8 @@ fn memory(line: usize, text: &str) -> Result<Memory, Error> {
     let words: Vec<&str> = declaration.split_whitespace().collect();
     let unknown = || error(line, format!("expected a type and a name, got `{declaration}`"));
     let (&last, types) = words.split_last().ok_or_else(unknown)?;
-    let element = types.iter().rev().find_map(|word| instruction::bytes_of(word.trim_start_matches('.'))).ok_or_else(unknown)?;
+    let element =
+        types.iter().rev().find_map(|word| instruction::bytes_of(word.trim_start_matches('.'))).ok_or_else(unknown)?;
     let (name, count) = match last.split_once('[') {
         Some((name, count)) => {
             let count = count.trim_end_matches(']');
@@ -251,45 +239,4 @@ fn registers(line: usize, text: &str, out: &mut String) -> Result<(), Error> {
         out.push_str(";\n");
     }
     Ok(())
-}
-
-/// Cuts a text into its pieces. A brace within a statement is a vector's.
-fn pieces(ptx: &str) -> Result<Vec<Piece>, Error> {
-    let mut pieces = Vec::new();
-    let mut text = String::new();
-    let (mut started, mut in_vector) = (0, false);
-    for (at, line) in ptx.lines().enumerate().map(|(at, line)| (at + 1, line)) {
-        let line = line.split("//").next().unwrap_or_default();
-        let is_directive = |text: &str| [".version", ".target", ".address_size"].iter().any(|d| text.starts_with(d));
-        for c in line.chars() {
-            if text.is_empty() {
-                if c.is_whitespace() {
-                    continue;
-                }
-                started = at;
-            }
-            match c {
-                // After the head of a function and where nothing was begun.
-                '{' if text.is_empty() => pieces.push(Piece::Open(at)),
-                '{' if text.starts_with(".visible") || text.starts_with(".func") || text.starts_with(".entry") => {
-                    pieces.push(Piece::Statement(started, std::mem::take(&mut text)));
-                    pieces.push(Piece::Open(at));
-                }
-                '}' if text.is_empty() => pieces.push(Piece::Close(at)),
-                ';' => pieces.push(Piece::Statement(started, std::mem::take(&mut text))),
-                ':' if !text.contains(char::is_whitespace) => pieces.push(Piece::Label(std::mem::take(&mut text))),
-                _ => {
-                    in_vector = (in_vector || c == '{') && c != '}';
-                    text.push(c);
-                }
-            }
-        }
-        // These alone end with their line.
-        if is_directive(&text) {
-            pieces.push(Piece::Statement(started, std::mem::take(&mut text)));
-        } else if !text.is_empty() && !in_vector {
-            text.push(' ');
-        }
-    }
-    if text.trim().is_empty() { Ok(pieces) } else { Err(error(started, "a statement without `;`")) }
 }

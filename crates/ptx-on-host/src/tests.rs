@@ -36,12 +36,18 @@ fn instructions_are_calls_of_their_names() {
 fn what_threads_do_together_has_its_line() {
     // The eleventh line of the text.
     assert_translates("bar.sync 0;", "bar_sync(11, 0);");
-    assert_translates("shfl.sync.bfly.b32 %r2|%p1, %r1, 16, 31, -1;", "r2 = shfl_sync_bfly_b32(11, p1, r1, 16, 31, -1);");
+    assert_translates(
+        "shfl.sync.bfly.b32 %r2|%p1, %r1, 16, 31, -1;",
+        "r2 = shfl_sync_bfly_b32(11, p1, r1, 16, 31, -1);",
+    );
     assert_translates(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1,%f2,%f3,%f4}, {%r1,%r2,%r3,%r4}, {%r5,%r6}, {%f1,%f2,%f3,%f4};",
         "mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(11, f1, f2, f3, f4, r1, r2, r3, r4, r5, r6, f1, f2, f3, f4);",
     );
-    assert_translates("cp.async.cg.shared.global [%r1], [%rd2+16], 16, %r3;", "cp_async_cg_shared_global(11, r1, rd2 + (16), 16, r3);");
+    assert_translates(
+        "cp.async.cg.shared.global [%r1], [%rd2+16], 16, %r3;",
+        "cp_async_cg_shared_global(11, r1, rd2 + (16), 16, r3);",
+    );
 }
 
 #[test]
@@ -69,17 +75,20 @@ fn memory_has_its_space_its_type_and_its_sign() {
 fn registers_scopes_and_labels_are_those_of_the_text() {
     let text = ".reg .pred %p<2>;\n.reg .f32 %f<3>;\n$L__BB0_1:\n@%p1 bra $L__BB0_1;\n{ .reg .b32 tmp; mov.b64 {tmp, %r65}, %rd4; }\n\
                 mov.b64 %rd1, {%r1, %r2};";
-    assert_eq!(body(text, Contraction::Nowhere).unwrap(), [
-        "bool p0, p1;",
-        "uint32_t f0, f1, f2;",
-        "$L__BB0_1:;",
-        "if (p1) { goto $L__BB0_1; }",
-        "{",
-        "uint32_t tmp;",
-        "{ auto whole = rd4; tmp = part<0, 2>(whole); r65 = part<1, 2>(whole); }",
-        "}",
-        "rd1 = whole(r1, r2);",
-    ]);
+    assert_eq!(
+        body(text, Contraction::Nowhere).unwrap(),
+        [
+            "bool p0, p1;",
+            "uint32_t f0, f1, f2;",
+            "$L__BB0_1:;",
+            "if (p1) { goto $L__BB0_1; }",
+            "{",
+            "uint32_t tmp;",
+            "{ auto whole = rd4; tmp = part<0, 2>(whole); r65 = part<1, 2>(whole); }",
+            "}",
+            "rd1 = whole(r1, r2);",
+        ]
+    );
 }
 
 #[test]
