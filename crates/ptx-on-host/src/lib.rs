@@ -3,8 +3,8 @@
 //! nvcc turns CUDA C++ into PTX, and the driver turns PTX into a card's instructions. A test of kernels that were compiled for the host from
 //! their C++ says nothing about inline assembler, which only nvcc sees, and nothing about what nvcc makes of the rest. [`translate`] takes the PTX
 //! itself. Registers become variables, and each instruction a call of a function of its name: `add.s32 %r3, %r1, %r2` is
-//! `r3 = add_s32(r1, r2)`. Instructions of a whole warp or block get their line, too. A header that the C++ includes has these functions. So this crate knows the syntax and the header the meaning, and
-//! an instruction that the header lacks does not compile.
+//! `r3 = add_s32(r1, r2)`. Instructions of a whole warp or block get their line, too. A header that the C++ includes has these functions. So
+//! this crate knows the syntax and the header the meaning, and an instruction that the header lacks does not compile.
 //!
 //! The syntax is what nvcc writes for C++ and for inline assembler: functions, parameters, constants, labels, branches, predicates, vectors,
 //! and calls (Parallel Thread Execution ISA, 9.0). Anything else is an error with its line.
