@@ -15,10 +15,11 @@ DEVICE float in_dtype(float x) {
 }
 
 // Where the tile has a column of a row. Of eight columns that a lane reads, the first four of all lanes follow each other, and then the others: so
-// lanes that read four at once read different banks.
+// lanes that read four at once read different banks. Of the others halves of a line are swapped: so do lanes that write columns in order.
 template <int N>
 DEVICE int place_in_tile(int column) {
-    return N == 1 ? column : column / 8 * 4 + column % 8 / 4 * (AT_ONCE / 2) + column % 4;
+    const int half = column % 8 / 4;
+    return N == 1 ? column : ((column / 8 * 4 + column % 4) ^ half * 16) + half * (AT_ONCE / 2);
 }
 
 // Adds N numbers of the weight, each times an element of every row. The elements of the first row begin at `tile`.
