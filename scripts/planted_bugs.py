@@ -86,12 +86,11 @@ BUGS_OF_PTX = [
     ("operands of tensor cores swapped", "tensor_cores.h", '"r"(b0), "r"(b1)', '"r"(b1), "r"(b0)'),
     ("matrices not transposed", "tensor_cores.h", ".x4.trans.shared", ".x4.shared"),
     ("pair in the wrong order", "tensor_cores.h", '"f"(high), "f"(low)', '"f"(low), "f"(high)'),
-    ("copy of bytes that are not valid", "tensor_cores.h", "is_valid ? 16 : 0", "16"),
+    ("copy of other bytes than the valid ones", "tensor_cores.h", "is_valid ? 16 : 0", "is_valid ? 0 : 16"),
     ("copy not waited for", "tensor_cores.h", '"n"(N) : "memory"', '"n"(N + 1) : "memory"'),
     ("address of another space", "tensor_cores.h", "uint32_t(__cvta_generic_to_shared(at))", "uint32_t(reinterpret_cast<size_t>(at))"),
     ("another function", "device.h", "ex2.approx.ftz.f32", "lg2.approx.ftz.f32"),
     ("lanes of a part of the warp", "device.h", "DEVICE float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, x, lanes)", "DEVICE float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(0xFFFFu, x, lanes)"),
-    ("product not rounded", "device.h", "return __fmul_rn(x, y)", "return x * y"),
 ]
 
 
