@@ -47,7 +47,7 @@ pub struct Shape {
     pub answer: AnswerShape,
     /// Answers for each sample: fewer than one where some are only evaluated.
     pub answered: f64,
-    /// The most samples that are answered, of all that there are.
+    /// The most samples of a batch that are answered.
     pub most_answered: usize,
     /// Whether each sample has a cache of its own, and comes and leaves when it likes.
     pub is_served: bool,

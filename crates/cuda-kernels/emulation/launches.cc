@@ -16,7 +16,6 @@ constexpr unsigned MOST_BLOCKS = 0x7FFFFFFF;   // along x
 
 // A kernel of a module. What is set for it stays.
 struct Function {
-    std::string name;
     const Kernel* kernel;
     unsigned most_shared_bytes = 48 << 10;
 };
@@ -74,7 +73,7 @@ Result cuModuleGetFunction(void** function, void* module, const char* name) {
         fprintf(stderr, "emulated card: there is no kernel %s in the module of %s\n", name, m.source.c_str());
         return NOT_FOUND;
     }
-    *function = &m.functions.try_emplace(name, Function{name, &found->second}).first->second;
+    *function = &m.functions.try_emplace(name, Function{&found->second}).first->second;
     return SUCCESS;
 }
 Result cuFuncSetAttribute(void* function, int attribute, int value) {
@@ -82,7 +81,7 @@ Result cuFuncSetAttribute(void* function, int attribute, int value) {
     if (Result result = unless_here(__func__)) return result;
     Function& f = *static_cast<Function*>(function);
     if (attribute != MOST_SHARED_BYTES || value < 0 || value > card().most_shared_bytes()) {
-        fprintf(stderr, "emulated card: %s: %d bytes of shared memory are more than a block can have\n", f.name.c_str(), value);
+        fprintf(stderr, "emulated card: %s: %d bytes of shared memory are more than a block can have\n", f.kernel->name.c_str(), value);
         return INVALID_VALUE;
     }
     f.most_shared_bytes = unsigned(value);
@@ -97,23 +96,23 @@ Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsign
     if (Result result = state_of(of)) return result;
     const auto [problem, result] = refusal(f, {x, y, z}, {threads, threads_y, threads_z}, shared_bytes);
     if (result) {
-        fprintf(stderr, "emulated card: %s: %s\n", f.name.c_str(), problem.c_str());
+        fprintf(stderr, "emulated card: %s: %s\n", f.kernel->name.c_str(), problem.c_str());
         return result;
     }
     // Those of a graph are counted when it is launched.
-    if (!of.capture) card().launches[f.name]++;
+    if (!of.capture) card().launches[f.kernel->name]++;
     // Arguments are taken when the kernel is launched, not when it runs.
     auto values = std::make_shared<std::vector<std::vector<uint64_t>>>();
     for (size_t i = 0; i < f.kernel->sizes.size(); i++) {
         values->emplace_back((f.kernel->sizes[i] + 7) / 8);
         memcpy(values->back().data(), arguments[i], f.kernel->sizes[i]);
     }
-    give(stream, [=, kernel = f.kernel, name = f.name] {
+    give(stream, [=, kernel = f.kernel] {
         std::vector<void*> taken;
         for (auto& value : *values) taken.push_back(value.data());
         const std::string problem = launch(*kernel, {x, y, z}, threads, shared_bytes, taken.data(), card().schedule);
         if (problem.empty()) return;
-        fprintf(stderr, "emulated card: %s: %s\n", name.c_str(), problem.c_str());
+        fprintf(stderr, "emulated card: %s: %s\n", kernel->name.c_str(), problem.c_str());
         card().has_failed = true;
     });
     return card().state();

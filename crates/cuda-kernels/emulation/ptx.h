@@ -9,18 +9,14 @@
 #include "ptx_numbers.h"
 
 // Where a thread is.
-inline uint32_t tid_x() { return threadIdx.x; }
-inline uint32_t tid_y() { return threadIdx.y; }
-inline uint32_t tid_z() { return threadIdx.z; }
-inline uint32_t ntid_x() { return blockDim.x; }
-inline uint32_t ntid_y() { return blockDim.y; }
-inline uint32_t ntid_z() { return blockDim.z; }
-inline uint32_t ctaid_x() { return blockIdx.x; }
-inline uint32_t ctaid_y() { return blockIdx.y; }
-inline uint32_t ctaid_z() { return blockIdx.z; }
-inline uint32_t nctaid_x() { return gridDim.x; }
-inline uint32_t nctaid_y() { return gridDim.y; }
-inline uint32_t nctaid_z() { return gridDim.z; }
+#define PLACE(name, of) \
+    inline uint32_t name##_x() { return of.x; } \
+    inline uint32_t name##_y() { return of.y; } \
+    inline uint32_t name##_z() { return of.z; }
+PLACE(tid, threadIdx)
+PLACE(ntid, blockDim)
+PLACE(ctaid, blockIdx)
+PLACE(nctaid, gridDim)
 
 // Waits of a warp come in two: until all have shown what they have, and until all have seen it.
 inline void shown(unsigned line) { emulation::wait(emulation::At::Warp, 2 * line); }

@@ -7,21 +7,13 @@
 
 #include "execution.h"
 
-inline float number(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
+inline float number(uint32_t bits) { return float_of(bits); }
 inline double number(uint64_t bits) {
     double x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
-inline uint32_t bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
+inline uint32_t bits(float x) { return bits_of(x); }
 inline uint64_t bits(double x) {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);

@@ -54,7 +54,6 @@ void Profile::end_block() {
     for (const auto& [place, of] : asked) {
         const auto& [warp, line, is_shared, bytes] = place;
         Instruction& instruction = instructions[{kernel, line, is_shared}];
-        instruction.is_shared = is_shared;
         instruction.bytes = bytes;
         for (const Request& request : of.second) {
             instruction.requests++;
@@ -71,8 +70,10 @@ void Profile::write() {
     FILE* file = fopen(path.c_str(), "w");
     if (!file) return;
     fprintf(file, "kernel\tspace\tline\tbytes\trequests\ttransactions\tleast\n");
-    for (const auto& [key, of] : instructions)
-        fprintf(file, "%s\t%s\t%u\t%zu\t%zu\t%zu\t%zu\n", std::get<0>(key).c_str(), of.is_shared ? "shared" : "global", std::get<1>(key), of.bytes, of.requests, of.transactions, of.least);
+    for (const auto& [key, of] : instructions) {
+        const auto& [kernel, line, is_shared] = key;
+        fprintf(file, "%s\t%s\t%u\t%zu\t%zu\t%zu\t%zu\n", kernel.c_str(), is_shared ? "shared" : "global", line, of.bytes, of.requests, of.transactions, of.least);
+    }
     fclose(file);
 }
 

@@ -25,7 +25,6 @@ private:
         uint32_t lanes = 0;
     };
     struct Instruction {
-        bool is_shared = false;
         size_t bytes = 0, requests = 0, transactions = 0, least = 0;
     };
     void end_block();
@@ -36,6 +35,7 @@ private:
     // Of this block, by warp, line, space and bytes: how often each lane was there, and what it asked for.
     using Place = std::tuple<unsigned, unsigned, bool, size_t>;
     std::map<Place, std::pair<std::array<size_t, 32>, std::vector<Request>>> asked;
+    // By kernel, line, and whether it is of shared memory.
     std::map<std::tuple<std::string, unsigned, bool>, Instruction> instructions;
 };
 

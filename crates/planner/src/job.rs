@@ -90,7 +90,7 @@ pub struct Inference<'a> {
     pub stored: Option<StoredWeights>,
     /// The answers.
     pub answer: AnswerShape,
-    /// The most samples that are answered, of all that there are: a batch of more has answers to so many.
+    /// The most samples of a batch that are answered.
     pub most_answered: usize,
     /// Whether losses are computed, too.
     pub has_targets: bool,

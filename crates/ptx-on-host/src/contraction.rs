@@ -68,15 +68,11 @@ fn contract_function(pieces: &mut [Piece]) {
     }
     // An operand that is written once has at the sum the value that it had at the product.
     let stays = |operand: &str| !operand.starts_with('%') || definitions.get(operand) == Some(&1);
-    let mut products: HashMap<String, (&'static str, String, String)> = HashMap::new();
-    for text in statements() {
-        for kind in ["f32", "f64"] {
-            match parts(text) {
-                Some((opcode, operands)) if opcode == format!("mul.{kind}") && operands.iter().all(|x| stays(x)) => {
-                    products.insert(operands[0].to_owned(), (kind, operands[1].to_owned(), operands[2].to_owned()));
-                }
-                _ => {}
-            }
+    // Operands by the result. A register is an f32's or an f64's.
+    let mut products: HashMap<String, [String; 2]> = HashMap::new();
+    for (opcode, operands) in statements().filter_map(parts) {
+        if matches!(opcode, "mul.f32" | "mul.f64") && operands.iter().all(|operand| stays(operand)) {
+            products.insert(operands[0].to_owned(), [operands[1].to_owned(), operands[2].to_owned()]);
         }
     }
     for piece in pieces {
@@ -87,9 +83,8 @@ fn contract_function(pieces: &mut [Piece]) {
             Some(("sub", kind @ ("f32" | "f64"))) => (false, kind),
             _ => continue,
         };
-        let product = |operand: &str| products.get(operand).filter(|(of, ..)| *of == kind);
         // No instructions of PTX: the header has functions of these names.
-        let (name, (_, a, b), other) = match (product(operands[1]), product(operands[2])) {
+        let (name, [a, b], other) = match (products.get(operands[1]), products.get(operands[2])) {
             (Some(product), _) => (if is_sum { "product.plus" } else { "product.minus" }, product, operands[2]),
             (None, Some(product)) => (if is_sum { "product.plus" } else { "minus.product" }, product, operands[1]),
             (None, None) => continue,

@@ -33,8 +33,7 @@ pub(crate) fn translate(line: usize, text: &str) -> Result<String, Error> {
         "ret" | "exit" => Ok("return;".to_owned()),
         "bra" => Ok(format!("goto {};", only(line, &operands)?)),
         "call" => call(line, &operands),
-        "ld" => load(line, &parts, &operands),
-        "st" => store(line, &parts, &operands),
+        "ld" | "st" => load_or_store(line, &parts, &operands),
         "mov" if operands.iter().any(|operand| operand.starts_with('{')) => move_parts(line, &operands),
         _ => function(line, opcode, &operands),
     }
@@ -156,33 +155,28 @@ fn memory_of(line: usize, parts: &[&str]) -> Result<(&'static str, usize, String
     Ok((space, count, format!("{}int{}_t", if kind.starts_with('s') { "" } else { "u" }, bytes * 8)))
 }
 
-fn load(line: usize, parts: &[&str], operands: &[String]) -> Result<String, Error> {
+/// `ld` gives registers what lies at an address, `st` puts it there: one element, or those of a vector.
+fn load_or_store(line: usize, parts: &[&str], operands: &[String]) -> Result<String, Error> {
     let (space, count, kind) = memory_of(line, parts)?;
-    let [to, from] = operands else { return Err(error(line, "a load has two operands")) };
-    let from = address(line, from)?;
-    let ask = format!("ask<{space}>({line}, {from}, sizeof({kind}) * {count});");
+    let [to, from] = operands else { return Err(error(line, "a load or a store has two operands")) };
+    let is_load = parts[0] == "ld";
+    let (registers, place) = if is_load { (to, from) } else { (from, to) };
+    let place = address(line, place)?;
+    let element = |register: &str, at: &str| {
+        Ok(if is_load {
+            format!("{} = load<{kind}, {space}>({at});", target(line, register)?)
+        } else {
+            format!("store<{kind}, {space}>({at}, {});", operand(line, register)?)
+        })
+    };
+    let ask = format!("ask<{space}>({line}, {place}, sizeof({kind}) * {count});");
     if count == 1 {
-        return Ok(format!("{ask} {} = load<{kind}, {space}>({from});", target(line, to)?));
+        return Ok(format!("{ask} {}", element(registers, &place)?));
     }
     // An element may be the address.
-    let mut out = format!("{{ uint64_t at = {from}; {ask}");
-    for (i, to) in vector(line, to)?.into_iter().enumerate() {
-        out += &format!(" {} = load<{kind}, {space}>(at + sizeof({kind}) * {i});", target(line, to)?);
-    }
-    Ok(out + " }")
-}
-
-fn store(line: usize, parts: &[&str], operands: &[String]) -> Result<String, Error> {
-    let (space, count, kind) = memory_of(line, parts)?;
-    let [to, from] = operands else { return Err(error(line, "a store has two operands")) };
-    let to = address(line, to)?;
-    let ask = format!("ask<{space}>({line}, {to}, sizeof({kind}) * {count});");
-    if count == 1 {
-        return Ok(format!("{ask} store<{kind}, {space}>({to}, {});", operand(line, from)?));
-    }
-    let mut out = format!("{{ uint64_t at = {to}; {ask}");
-    for (i, from) in vector(line, from)?.into_iter().enumerate() {
-        out += &format!(" store<{kind}, {space}>(at + sizeof({kind}) * {i}, {});", operand(line, from)?);
+    let mut out = format!("{{ uint64_t at = {place}; {ask}");
+    for (i, register) in vector(line, registers)?.into_iter().enumerate() {
+        out += &format!(" {}", element(register, &format!("at + sizeof({kind}) * {i}"))?);
     }
     Ok(out + " }")
 }

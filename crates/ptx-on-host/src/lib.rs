@@ -14,7 +14,7 @@
 //! - `ask<Space::S>(line, address, bytes)` for what an instruction loads or stores, then `load<T, Space::S>(address)` or
 //!   `store<T, Space::S>(address, value)` for each element of it;
 //! - `shared_symbol()`, the address of the shared memory that a launch asks for;
-//! - `PTX_KERNEL(name, source, threads, function, sizes...)`, which makes a kernel known.
+//! - `PTX_KERNEL(name, source, threads, sizes)`, which makes the function of this name known as a kernel.
 
 mod contraction;
 mod instruction;
