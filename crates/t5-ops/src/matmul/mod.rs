@@ -174,10 +174,15 @@ pub(crate) fn multiply<'a>(
     threads: Threads,
 ) {
     let (a, b) = (a.into(), b.into());
-    match a.wide().zip(b.wide()).filter(|(a, b)| thin::takes(a, b)) {
-        Some((a, b)) => thin::multiply(&c, &a, &b, accumulate, threads),
-        None => multiply_with(isa(), c, a, b, accumulate, threads),
+    let Some((a, b)) = a.wide().zip(b.wide()).filter(|(a, b)| thin::takes(a, b)) else {
+        return multiply_with(isa(), c, a, b, accumulate, threads);
+    };
+    #[cfg(target_arch = "x86_64")]
+    if let Some(operands) = thin_bf16::operands(isa(), &a, &b) {
+        // SAFETY: `isa` names only what this machine was found to have.
+        return unsafe { thin_bf16::multiply(&c, operands, accumulate, threads) };
     }
+    thin::multiply(&c, &a, &b, accumulate, threads);
 }
 
 /// [`multiply`] in the precision of A: a bf16 B beside an A of f32 is widened, which changes none of its values.

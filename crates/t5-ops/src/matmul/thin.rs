@@ -12,11 +12,7 @@ use candle_core::DType;
 use super::few_rows::put_in_row;
 use super::matrix::{Matrix, MatrixMut, Strides, Threads};
 use super::panels::Buffer;
-#[cfg(target_arch = "x86_64")]
-use super::thin_bf16;
 use crate::cache::to_read;
-#[cfg(target_arch = "x86_64")]
-use crate::isa::isa;
 use crate::needs::elements;
 use crate::parallel::{for_each_part, rows_per_part};
 use crate::processor::{InstructionSet, processor};
@@ -55,20 +51,14 @@ pub(super) fn kept_bytes(k: usize, operands: DType) -> u64 {
 /// Sums of a block of columns with each thin column.
 pub(super) type Sums = [[f32; BLOCK]; MOST];
 
+/// The thin and the wide operand of `A B`, both as rows along K, and whether the wide one is A.
+pub(super) fn operands<'a>(a: &Matrix<'a>, b: &Matrix<'a>) -> (Matrix<'a>, Matrix<'a>, bool) {
+    if a.rows > b.cols { (*b, a.t(), true) } else { (a.t(), *b, false) }
+}
+
 /// `C (+)= A B`.
 pub(super) fn multiply(c: &MatrixMut, a: &Matrix, b: &Matrix, accumulate: bool, threads: Threads) {
-    let is_turned = a.rows > b.cols;
-    // Both as rows along K.
-    let (thin, wide) = if is_turned { (*b, a.t()) } else { (a.t(), *b) };
-    #[cfg(target_arch = "x86_64")]
-    if let Some(operands) = thin_bf16::operands(isa(), &thin, &wide) {
-        let pairs = thin_bf16::pairs(operands.0);
-        let pairs = pairs.read::<u32>().as_chunks::<MOST>().0;
-        return in_blocks(c, (is_turned, wide.cols, wide.rows), accumulate, threads, |columns, sums| {
-            // SAFETY: `isa` names only what this machine was found to have.
-            unsafe { thin_bf16::add_up(pairs, thin.cols, operands.1, columns, sums) }
-        });
-    }
+    let (thin, wide, is_turned) = operands(a, b);
     let mut values = Buffer::new::<f32>(thin.rows * MOST);
     match thin.data {
         Operand::F32(data) => widen(data, (thin.row_stride, thin.cols), values.cells()),
@@ -83,7 +73,7 @@ pub(super) fn multiply(c: &MatrixMut, a: &Matrix, b: &Matrix, accumulate: bool, 
 
 /// Writes or adds the sums over `k` rows of all `columns` columns of the wide operand, which `add_up` makes of some blocks at a time: to
 /// rows of C, or to its columns where it is turned.
-fn in_blocks(
+pub(super) fn in_blocks(
     c: &MatrixMut,
     (is_turned, columns, k): (bool, usize, usize),
     accumulate: bool,

@@ -12,9 +12,9 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::matrix::{Matrix, Strides};
+use super::matrix::{Matrix, MatrixMut, Strides, Threads};
 use super::panels::Buffer;
-use super::thin::{BLOCK, BLOCKS, DEPTH, MOST, Sums, ask_ahead, blocks_of};
+use super::thin::{self, BLOCK, BLOCKS, DEPTH, MOST, Sums, ask_ahead, blocks_of, in_blocks};
 use crate::isa::Isa;
 use crate::simd::WIDTH;
 use crate::storage::Operand;
@@ -22,20 +22,39 @@ use crate::storage::Operand;
 /// Thin columns whose sums are in registers at a time.
 const TOGETHER: usize = 8;
 
-/// The thin operand and the wide one, if they are multiplied here.
-pub(super) fn operands<'a>(
-    isa: Isa,
-    thin: &Matrix<'a>,
-    wide: &Matrix<'a>,
-) -> Option<(Strides<&'a [bf16]>, Strides<&'a [bf16]>)> {
+/// Rows of bf16.
+type Bf16<'a> = Strides<&'a [bf16]>;
+
+/// The operands of `A B`, which is a product of [`thin`], if they are multiplied here.
+pub(super) fn operands<'a>(isa: Isa, a: &Matrix<'a>, b: &Matrix<'a>) -> Option<(Bf16<'a>, Bf16<'a>, bool)> {
+    let (thin, wide, is_turned) = thin::operands(a, b);
     match (thin.data, wide.data) {
-        (Operand::Bf16(a), Operand::Bf16(b)) if isa == Isa::Avx512Bf16 => Some((thin.with(a), wide.with(b))),
+        (Operand::Bf16(a), Operand::Bf16(b)) if isa == Isa::Avx512Bf16 => Some((thin.with(a), wide.with(b), is_turned)),
         _ => None,
     }
 }
 
+/// `C (+)= A B`.
+///
+/// # Safety
+///
+/// The machine has AVX512-BF16.
+pub(super) unsafe fn multiply(
+    c: &MatrixMut,
+    (thin, wide, is_turned): (Bf16, Bf16, bool),
+    accumulate: bool,
+    threads: Threads,
+) {
+    let pairs = pairs(thin);
+    let pairs = pairs.read::<u32>().as_chunks::<MOST>().0;
+    in_blocks(c, (is_turned, wide.cols, wide.rows), accumulate, threads, |columns, sums| {
+        // SAFETY: by the caller's promise.
+        unsafe { add_up(pairs, thin.cols, wide, columns, sums) }
+    });
+}
+
 /// The rows of the thin operand in pairs, each filled up with zeros to [`MOST`] columns: the first of a pair in the lower half.
-pub(super) fn pairs(thin: Strides<&[bf16]>) -> Buffer {
+fn pairs(thin: Bf16) -> Buffer {
     let mut buffer = Buffer::new::<u32>(thin.rows.div_ceil(2) * MOST);
     for (pair, to) in buffer.cells::<u32>().as_chunks_mut::<MOST>().0.iter_mut().enumerate() {
         let bits = |row: usize, column: usize| {
@@ -53,13 +72,7 @@ pub(super) fn pairs(thin: Strides<&[bf16]>) -> Buffer {
 ///
 /// The machine has AVX512-BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn add_up(
-    thin: &[[u32; MOST]],
-    count: usize,
-    wide: Strides<&[bf16]>,
-    columns: Range<usize>,
-    sums: &mut [Sums; BLOCKS],
-) {
+unsafe fn add_up(thin: &[[u32; MOST]], count: usize, wide: Bf16, columns: Range<usize>, sums: &mut [Sums; BLOCKS]) {
     for (number, thin) in thin.chunks(DEPTH / 2).enumerate() {
         let rows = wide.rows - number * DEPTH;
         let data = &wide.data[number * DEPTH * wide.row_stride..];
