@@ -25,6 +25,7 @@ pub mod feeding;
 mod files;
 mod inference;
 mod job;
+mod kinds;
 mod lever;
 mod levers;
 mod measurement;
@@ -45,6 +46,7 @@ mod rounding;
 mod rows;
 mod search;
 mod speed;
+mod step_parts;
 #[cfg(test)]
 mod testing;
 mod timeline;
@@ -75,7 +77,7 @@ pub use rehearsal::{rehearse, rehearse_inference};
 pub use requests::device_calls;
 #[cfg(feature = "datasets")]
 pub use rows::{Rows, RowsRead};
-pub use speed::{CardTimes, MachineSpeed, Speed};
+pub use speed::{CardTimes, GraphTimes, LaunchTimes, MachineSpeed, Speed};
 pub use timeline::{Moment, Timeline, timeline};
 pub use training::MOST_EVALUATED_TOGETHER;
 #[cfg(not(feature = "datasets"))]

@@ -182,6 +182,7 @@ fn plan(
         wanted: Wanted::Undominated(None),
         base: None,
         processes: planner::Processes::default(),
+        lengths: &[],
     };
     let job = Job {
         model,
