@@ -64,7 +64,7 @@ pub use feeding::{DatasetResidency, Feeding};
 pub use files::files;
 pub use job::{Evaluation, Inference, Job, Training, Wanted, Work, budget_of};
 pub use lever::{Flag, Lever, Pins, Takes, Value, Values};
-pub use levers::{FEEDING_LEVERS, LEVERS, MICRO_BATCH_SAMPLES, Step, lever_of_a_pin};
+pub use levers::{FEEDING_LEVERS, LEVERS, MICRO_BATCH_SAMPLES, RECORDED_MICRO_BATCHES, Step, lever_of_a_pin};
 pub use measurement::{MeasuredSizes, measure, measure_card};
 pub use pace::{Pace, pace};
 pub use planning::{Planned, costs, plan};
