@@ -25,6 +25,7 @@ pub mod feeding;
 mod files;
 mod inference;
 mod job;
+mod kinds;
 mod lever;
 mod levers;
 mod measurement;
@@ -45,6 +46,7 @@ mod rounding;
 mod rows;
 mod search;
 mod speed;
+mod step_parts;
 #[cfg(test)]
 mod testing;
 mod timeline;
@@ -62,7 +64,7 @@ pub use feeding::{DatasetResidency, Feeding};
 pub use files::files;
 pub use job::{Evaluation, Inference, Job, Training, Wanted, Work, budget_of};
 pub use lever::{Flag, Lever, Pins, Takes, Value, Values};
-pub use levers::{FEEDING_LEVERS, LEVERS, MICRO_BATCH_SAMPLES, Step, lever_of_a_pin};
+pub use levers::{FEEDING_LEVERS, LEVERS, MICRO_BATCH_SAMPLES, RECORDED_MICRO_BATCHES, Step, lever_of_a_pin};
 pub use measurement::{MeasuredSizes, measure, measure_card};
 pub use pace::{Pace, pace};
 pub use planning::{Planned, costs, plan};
@@ -75,7 +77,7 @@ pub use rehearsal::{rehearse, rehearse_inference};
 pub use requests::device_calls;
 #[cfg(feature = "datasets")]
 pub use rows::{Rows, RowsRead};
-pub use speed::{CardTimes, MachineSpeed, Speed};
+pub use speed::{CardTimes, GraphTimes, LaunchTimes, MachineSpeed, Speed};
 pub use timeline::{Moment, Timeline, timeline};
 pub use training::MOST_EVALUATED_TOGETHER;
 #[cfg(not(feature = "datasets"))]

@@ -190,6 +190,8 @@ pub(crate) struct OnCard {
     is_refused: bool,
     /// Attempts that found no memory.
     without_memory: u32,
+    /// Whether it is recorded for the time that this takes.
+    is_measured: bool,
 }
 
 enum State {
@@ -205,6 +207,10 @@ impl Default for State {
 }
 
 impl OnCard {
+    pub(crate) fn to_be_measured() -> Self {
+        Self { is_measured: true, ..Self::default() }
+    }
+
     pub(crate) fn run<E: From<Error> + Display>(
         &mut self,
         card: &CudaDevice,
@@ -218,7 +224,7 @@ impl OnCard {
             self.of = of;
         }
         let numbers = self.upload(card, numbers)?;
-        if self.is_refused || !records_launches() {
+        if self.is_refused || !(self.is_measured || records_launches()) {
             return work(&numbers);
         }
         match &mut self.state {
@@ -233,9 +239,11 @@ impl OnCard {
                     Err(error) => {
                         let passes = is_out_of_device_memory(&error.to_string());
                         let how_long = if passes { ", until there is more memory" } else { "" };
-                        tracing::warn!(
-                            "the card's work is launched kernel by kernel, and not as a graph{how_long}: {error}"
-                        );
+                        if !self.is_measured {
+                            tracing::warn!(
+                                "the card's work is launched kernel by kernel, and not as a graph{how_long}: {error}"
+                            );
+                        }
                         self.without_memory += u32::from(passes);
                         self.is_refused = !passes;
                         self.state = State::default();
@@ -256,7 +264,8 @@ impl OnCard {
     }
 
     pub(crate) fn forget(&mut self) {
-        *self = Self { is_refused: self.is_refused, without_memory: self.without_memory, ..Self::default() };
+        let Self { is_refused, without_memory, is_measured, .. } = *self;
+        *self = Self { is_refused, without_memory, is_measured, ..Self::default() };
     }
 
     /// The numbers on the card, where they were the last time.

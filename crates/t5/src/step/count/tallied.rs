@@ -1,5 +1,7 @@
 //! The result of a tally of a step, and the peak that follows from it and the cost of the head. All sizes are in bytes.
 
+use t5_ops::Calls;
+
 use super::StepCount;
 use super::live::Live;
 use super::rehearsal::Cost;
@@ -29,6 +31,8 @@ pub(super) struct Tallied {
     pub on_host: u64,
     /// Of weights in a file, what each micro-batch reads where they come one by one.
     pub paged_in: u64,
+    /// The requests to a card of forward and backward, the head apart: layer by layer of all micro-batches, else of one.
+    pub calls: Calls,
 }
 
 impl Tallied {
