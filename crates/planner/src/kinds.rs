@@ -1,5 +1,6 @@
-//! Whether micro-batches come in the same shapes step after step, so that a card can launch recordings of them.
+//! The shapes of micro-batches, and whether they are the same step after step, so that a card can launch recordings of them.
 
+use t5_ops::keys::mix;
 use trainer::micro_batches::cut_within;
 
 /// Steps that are looked at.
@@ -10,6 +11,25 @@ const MOST_SAMPLES: usize = 256;
 /// ones of its shape.
 const MOST_SHAPES: usize = 8;
 
+/// Samples of a micro-batch, and the most source and target tokens of one of them.
+pub type Shape = (usize, (usize, usize));
+
+/// Source and target tokens together.
+pub fn tokens((source, target): (usize, usize)) -> usize {
+    source + target
+}
+
+/// The shapes of the micro-batches that samples of these `lengths` are cut into. None has more tokens than `samples` of the `longest` ones.
+pub fn shapes(lengths: &[(usize, usize)], samples: usize, longest: (usize, usize)) -> Vec<Shape> {
+    let most = samples.max(1) * tokens(longest);
+    let micro_batches = cut_within(lengths, &|samples, longest| samples * tokens(longest) <= most);
+    let shape = |indices: Vec<usize>| {
+        let of_all = indices.iter().map(|&i| lengths[i]);
+        (indices.len(), of_all.fold((0, 0), |(source, target), of| (source.max(of.0), target.max(of.1))))
+    };
+    micro_batches.into_iter().map(shape).collect()
+}
+
 /// Whether steps of `samples` samples have the same micro-batches of at most `micro_batch_samples` of the `longest` ones. `lengths` are source
 /// and target tokens of some rows of the run, from which the samples of some steps are drawn. Without any, all samples are as long as they
 /// may be.
@@ -17,32 +37,17 @@ pub fn repeat(lengths: &[(usize, usize)], samples: usize, micro_batch_samples: u
     if lengths.is_empty() {
         return true;
     }
-    let tokens = |(source, target): (usize, usize)| source + target;
-    let most = micro_batch_samples.max(1) * tokens(longest);
     let samples = samples.min(MOST_SAMPLES.max(micro_batch_samples));
-    let shapes = |step: u64| -> Vec<(usize, usize, usize)> {
-        let row = |sample: usize| lengths[(mixed(step << 32 | sample as u64) % lengths.len() as u64) as usize];
+    let of_step = |step: u64| {
+        let row = |sample: usize| lengths[(mix(step << 32 | sample as u64) % lengths.len() as u64) as usize];
         let drawn: Vec<(usize, usize)> = (0..samples).map(row).collect();
-        let micro_batches = cut_within(&drawn, &|samples, longest| samples * tokens(longest) <= most);
-        let longest = |indices: &[usize], of: fn(&(usize, usize)) -> usize| {
-            indices.iter().map(|&i| of(&drawn[i])).max().unwrap_or(0)
-        };
-        let shape = |indices: &Vec<usize>| (indices.len(), longest(indices, |l| l.0), longest(indices, |l| l.1));
-        micro_batches.iter().map(shape).collect()
+        shapes(&drawn, micro_batch_samples, longest)
     };
-    let first = shapes(0);
+    let first = of_step(0);
     let mut different = first.clone();
     different.sort_unstable();
     different.dedup();
-    different.len() <= MOST_SHAPES && (1..STEPS).all(|step| shapes(step) == first)
-}
-
-/// The finaliser of splitmix64, which spreads neighbouring numbers.
-fn mixed(number: u64) -> u64 {
-    let mut bits = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
+    different.len() <= MOST_SHAPES && (1..STEPS).all(|step| of_step(step) == first)
 }
 
 #[cfg(test)]

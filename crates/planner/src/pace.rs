@@ -6,7 +6,6 @@
 use memory_policy::{MemorySnapshot, Place};
 use t5::Levers;
 use t5_ops::Calls;
-use trainer::micro_batches::cut_within;
 
 use crate::Plan;
 use crate::counted::StepCounter;
@@ -109,25 +108,21 @@ impl StepOf<'_> {
     #[expect(clippy::cast_precision_loss, reason = "samples are far below 2^53")]
     fn seconds_of_passes(&self, prices: &Prices, lengths: &[(usize, usize)]) -> Option<f64> {
         let multiply_add_ps = prices.multiply_add_ps?;
-        let (samples, most) = (self.job.samples, self.levers.micro_batch_samples.max(1));
+        let samples = self.job.samples;
         // A few samples stand for all of a step.
         let known: Vec<(usize, usize)> = lengths.iter().copied().cycle().take(samples.min(MOST_SAMPLES)).collect();
-        let tokens = |(source, target): (usize, usize)| source + target;
-        let most_tokens = most * tokens(self.job.longest);
-        let micro_batches = cut_within(&known, &|samples, longest| samples * tokens(longest) <= most_tokens);
+        let micro_batches = kinds::shapes(&known, self.levers.micro_batch_samples, self.job.longest);
         let moved = moving_time(prices, self.written, self.memory).times(1.0 / samples as f64);
         let is_recorded = self.is_recorded(lengths);
-        let time = |micro_batch: &Vec<usize>| {
-            let longest =
-                |of: fn(&(usize, usize)) -> usize| micro_batch.iter().map(|&i| of(&known[i])).max().unwrap_or(1);
-            let longest = (longest(|l| l.0).max(1), longest(|l| l.1).max(1));
-            let arithmetic = self.counter.arithmetic_of(micro_batch.len(), longest);
-            let moved = moved.times(micro_batch.len() as f64);
-            let part = micro_batch.len() as f64 / samples as f64;
+        let time = |&(count, longest): &kinds::Shape| {
+            let longest = (longest.0.max(1), longest.1.max(1));
+            let arithmetic = self.counter.arithmetic_of(count, longest);
+            let moved = moved.times(count as f64);
+            let part = count as f64 / samples as f64;
             let beside = moved.without_casts(prices, self.counter.spared_casts(&self.levers, part));
-            let calls = || self.counter.pass_calls_of(micro_batch.len(), longest, &self.levers);
+            let calls = || self.counter.pass_calls_of(count, longest, &self.levers);
             let beside = beside.with_launches(prices, calls, is_recorded);
-            let tokens = micro_batch.len() * tokens(longest);
+            let tokens = count * kinds::tokens(longest);
             relative_time(prices, &self.levers, tokens, &arithmetic, beside) * arithmetic.training
         };
         let of_shard = micro_batches.iter().map(time).sum::<f64>() * samples as f64 / known.len() as f64;

@@ -246,7 +246,7 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// The same step without casting so many elements of weights.
+    /// The same step without the casts of these elements of weights.
     pub fn without_casts(self, prices: &Prices, elements: Parts) -> Self {
         Self { spared: elements.times(prices.weight_cast), ..self }
     }

@@ -79,7 +79,7 @@ struct Offer<'a> {
     state: Option<CostRow>,
     /// What is sent to other processes, where there are any.
     traffic: Option<Traffic>,
-    /// Whether micro-batches of so many samples come in the same shapes step after step.
+    /// By the samples of a micro-batch: whether such ones come in the same shapes step after step.
     repeating: RefCell<HashMap<usize, bool>>,
 }
 

@@ -41,8 +41,8 @@ mod tests {
 
     const LONGEST: (usize, usize) = (64, 64);
 
-    /// Prices of a card whose host needs the time of so many multiply-adds for a launch. A graph is as two launches, and four of its nodes
-    /// as one.
+    /// Prices of a card. `launch` is the host's time for a launch, in multiply-adds. A graph costs two launches, and each of its nodes a
+    /// quarter of one.
     fn prices(launch: f64) -> Prices {
         let (graph_launch, graph_node) = (2.0 * launch, launch / 4.0);
         let times = Prices { multiply_add_ps: Some(0.02), parameter_ps: Some(1.0), ..Prices::card() };

@@ -40,7 +40,7 @@ fn graph(device: &Device) -> candle_core::Result<Option<[f64; 2]>> {
     Ok((node > 0.0).then(|| [(few - node * NODES[0] as f64).max(node), node]))
 }
 
-/// Seconds of a graph of so many kernels that have little to do.
+/// Seconds of a graph of `nodes` kernels that have little to do.
 fn graph_of(nodes: usize, device: &Device) -> candle_core::Result<Option<f64>> {
     let x = Tensor::ones(1, DType::F32, device)?;
     let mut replay = Replay::to_be_measured();

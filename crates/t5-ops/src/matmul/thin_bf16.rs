@@ -4,8 +4,8 @@
 
 use std::arch::x86_64::{
     __m512bh, __m512i, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_dpbf16_ps, _mm512_loadu_ps,
-    _mm512_maskz_loadu_epi16, _mm512_permutex2var_epi64, _mm512_set_epi64, _mm512_set1_epi32, _mm512_setzero_ps,
-    _mm512_setzero_si512, _mm512_storeu_ps, _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
+    _mm512_maskz_loadu_epi16, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_storeu_ps,
+    _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
 };
 use std::mem::transmute;
 use std::ops::Range;
@@ -13,6 +13,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::matrix::{Matrix, MatrixMut, Strides, Threads};
+use super::pairs::in_order;
 use super::panels::Buffer;
 use super::thin::{self, BLOCK, BLOCKS, DEPTH, MOST, Sums, ask_ahead, blocks_of, in_blocks};
 use crate::isa::Isa;
@@ -112,7 +113,6 @@ unsafe fn tile(
         };
         let even = load(2 * pair);
         let odd = if 2 * pair + 1 < rows { load(2 * pair + 1) } else { _mm512_setzero_si512() };
-        // In each quarter of a vector four columns, and the four after them in the other vector.
         let pairs = [_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd)];
         // SAFETY: 64 bytes reinterpreted.
         let pairs: [__m512bh; 2] = unsafe { transmute(pairs) };
@@ -123,11 +123,10 @@ unsafe fn tile(
             lanes[1] = _mm512_dpbf16_ps(lanes[1], factor, pairs[1]);
         }
     }
-    let in_order = [_mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4)];
     for (sums, lanes) in sums[first..first + TOGETHER].iter_mut().zip(lanes) {
         let [low, high] = lanes.map(|x| _mm512_castps_si512(x));
-        for (sums, order) in sums.as_chunks_mut::<WIDTH>().0.iter_mut().zip(in_order) {
-            let part = _mm512_castsi512_ps(_mm512_permutex2var_epi64(low, order, high));
+        for (sums, part) in sums.as_chunks_mut::<WIDTH>().0.iter_mut().zip(in_order(low, high)) {
+            let part = _mm512_castsi512_ps(part);
             // SAFETY: sixteen elements.
             unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), part)) };
         }
