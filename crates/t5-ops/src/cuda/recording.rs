@@ -12,7 +12,7 @@ use candle_core::{CudaDevice, DType, Device, Error, Shape, Tensor, TensorId, bai
 
 use super::lives::{ALIGNMENT, KINDS, Lives, Sizes, kind_of};
 use super::round::{Round, parts_of_arena};
-use super::{address, overwrite};
+use super::{overwrite, own_address};
 use crate::device::is_out_of_device_memory;
 use crate::graphs::records_launches;
 
@@ -118,7 +118,8 @@ pub(super) fn taken(t: &Tensor) -> Result<()> {
     if in_round(|_| ()).is_some()
         && let Some(kind) = kind_of(t.dtype())
     {
-        let at = address(t)?;
+        // Not as a use: until now another tensor had this memory, whose life would then last until here.
+        let at = own_address(t)?;
         in_round(|round| round.taken(kind, t.elem_count(), at));
     }
     Ok(())

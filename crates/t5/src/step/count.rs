@@ -357,7 +357,7 @@ impl Counter {
 
     /// The bytes by which the peak of a step on a device exceeds [`Counter::step`] where micro-batches are recorded ([`Levers::repeats`]).
     pub fn recorded_beside(&self, batch: Shape, levers: &Levers) -> u64 {
-        self.tally(batch, levers).recorded_beside(&self.head(batch, levers))
+        self.tally(batch, levers).recorded_beside(&self.head(batch, levers), self.precisions.activations)
     }
 
     /// Whether a card can record the micro-batches of a step ([`Levers::repeats`]): all their operations have kernels there.
