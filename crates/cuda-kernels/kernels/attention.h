@@ -34,9 +34,20 @@ DEVICE AttentionBlock attention_block(const uint32_t* lengths, int rows, int til
     return {batch, int(blockIdx.y), int(blockIdx.x % tiles) * tile, int(lengths[batch])};
 }
 
-// The key of the dropout of a query's probabilities.
+// The key of the dropout of a query's probabilities, from that of its sample.
+DEVICE uint64_t query_key(uint64_t of_sample, const AttentionBlock& block, int query) {
+    return mix(of_sample ^ (uint64_t(block.head + 1) << 32 | uint32_t(query)));
+}
 DEVICE uint64_t query_key(const Dropout& dropout, const uint32_t* samples, const AttentionBlock& block, int query) {
-    return row_key(dropout, samples[block.batch], uint64_t(block.head + 1) << 32 | uint32_t(query));
+    return query_key(sample_key(dropout, samples[block.batch]), block, query);
+}
+
+// This thread's element of what `read_bias` reads, for tiles of which a thread has one.
+template <int QUERIES, int KEYS>
+DEVICE float near_bias(const float* bias, const AttentionShape& s, int head, int first_query, int first_key) {
+    static_assert(QUERIES + KEYS - 1 <= ATTENTION_THREADS, "a thread has one element");
+    const int offsets = s.queries + s.keys - 1, at = first_key - first_query - QUERIES + s.queries + int(threadIdx.x);
+    return bias && at >= 0 && at < offsets ? bias[size_t(head) * offsets + at] : 0.0f;
 }
 
 // The bias of a tile times a factor: of the offset between query `first_query + i` and key `first_key + j` at [j - i + QUERIES - 1].
@@ -77,22 +88,42 @@ struct DiagonalSums {
         sum = 0;
         for (int i = max(low + RING, 0) + int(threadIdx.x); i < length; i += ATTENTION_THREADS) to[i] = 0;
     }
+    // The window of a tile of queries: offsets that left it are written, those that came into it begin.
+    DEVICE void move_to(int low) {
+        const int now = own(low);
+        if (now == at) return;
+        keep();
+        at = now;
+        sum = 0;
+    }
     // `ds`: (KEYS, QUERIES) in shared memory, rows ROW apart. A thread begins with the query of its offset: with rows 1 or 8 elements further
     // apart than they are long, the threads of a warp read different banks.
     template <int ROW>
     DEVICE void add(const float* ds, int queries, int first_query) {
-        const int low = lowest(queries, first_query), now = own(low);
-        if (now != at) {
-            keep();
-            at = now;
-            sum = 0;
-        }
+        const int low = lowest(queries, first_query);
+        move_to(low);
         const int offset = at - low - (QUERIES - 1);
         if (int(threadIdx.x) >= RING) return;
         for (int step = 0; step < QUERIES; step++) {
             const int i = (step + offset) & (QUERIES - 1), j = i + offset;
             if (j >= 0 && j < KEYS) sum += ds[j * ROW + i];
         }
+    }
+    // The same of rows of diagonals: `skewed` has at [j - i + QUERIES - 1][i] the element of key j and query i, and zeros where there is none.
+    template <int ROW>
+    DEVICE void add_rows(const float* skewed, int queries, int first_query) {
+        const int low = lowest(queries, first_query);
+        move_to(low);
+        const int row = at - low;
+        if (int(threadIdx.x) >= RING || row >= QUERIES + KEYS - 1) return;
+        Four sums{{0, 0, 0, 0}};
+#pragma unroll
+        for (int i = 0; i < QUERIES; i += 4) {
+            const Four four = *together_at<const Four>(skewed + row * ROW + i);
+#pragma unroll
+            for (int k = 0; k < 4; k++) sums.x[k] += four.x[k];
+        }
+        sum += (sums.x[0] + sums.x[1]) + (sums.x[2] + sums.x[3]);
     }
     DEVICE void end() { keep(); }
 };

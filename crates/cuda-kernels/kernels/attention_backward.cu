@@ -6,6 +6,20 @@ namespace attention_backward {
 
 // Rows of a block, and of a tile that it goes through.
 constexpr int ROWS = 64, TILE = 32, N = TILE / 8;
+// Diagonals of the scores of a tile, and elements from one to the next in shared memory: so that those of a quarter of a warp are in
+// different banks.
+constexpr int DIAGONALS = ROWS + TILE - 1, DIAGONAL = TILE + 4;
+
+// All that a tile of scores needs to know of a query.
+struct alignas(16) OfQuery {
+    float lse, delta;
+    RowHash hash;
+};
+
+// The first query that sees a key.
+DEVICE int first_query(const AttentionShape& s, const AttentionBlock& block, int key) {
+    return key >= min(block.length, s.keys) ? s.queries : s.is_causal ? key + s.queries - s.keys : 0;
+}
 
 // Where a query's statistics are.
 DEVICE size_t statistics(const AttentionShape& s, const AttentionBlock& block) {
@@ -16,12 +30,12 @@ DEVICE float finite_lse(float lse) { return lse == -INFINITY ? INFINITY : lse * 
 
 // dk, dv, and if `partial` is not null the bias's gradient: a row of T + ROWS - 1 partial sums for each block, by sequence, head, tile.
 // A warp has 16 keys and the scores of TILE queries, transposed.
-// Shared memory: 2 * ROWS + 4 * TILE rows of K + 8 bf16; f32: ROWS * (TILE + 8) + 2 * (ROWS + TILE + 2 * TILE); 2 * TILE of 8 bytes.
+// Shared memory: 2 * ROWS + 4 * TILE rows of K + 8 bf16; numbers of 4 bytes: 8 * TILE + 2 * (ROWS + TILE), and DIAGONALS * DIAGONAL.
 template <int K>
 DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, const float* lse, const float* delta,
                  const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dk, bf16* dv, float* partial,
                  const AttentionShape& s) {
-    constexpr int ROW = TILE_ROW<K>, DS_ROW = TILE + 8;
+    constexpr int ROW = TILE_ROW<K>;
     const AttentionBlock block = attention_block(lengths, s.keys, ROWS);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, width = s.heads * K;
     SHARED(bf16, shared);
@@ -29,11 +43,9 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     bf16* tile_v = tile_k + ROWS * ROW;
     bf16* tiles_q = tile_v + ROWS * ROW;
     bf16* tiles_dout = tiles_q + 2 * TILE * ROW;
-    uint64_t* tiles_hash = reinterpret_cast<uint64_t*>(tiles_dout + 2 * TILE * ROW);
-    float* tiles_lse = reinterpret_cast<float*>(tiles_hash + 2 * TILE);
-    float* tiles_delta = tiles_lse + 2 * TILE;
-    float* biases = tiles_delta + 2 * TILE;
-    float* ds_tile = biases + 2 * (ROWS + TILE);
+    OfQuery* tiles_query = reinterpret_cast<OfQuery*>(tiles_dout + 2 * TILE * ROW);
+    float* biases = reinterpret_cast<float*>(tiles_query + 2 * TILE);
+    float* skewed = biases + 2 * (ROWS + TILE);
 
     q += size_t(block.batch) * s.q_batch + block.head * K;
     k += size_t(block.batch) * s.k_batch + block.head * K;
@@ -57,19 +69,34 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     end_copies();
 
     const int row = warp * 16 + g, key = block.first + row; // and 8 further
-    // The first query that sees a key.
-    int seen_from[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int j = key + 8 * r;
-        seen_from[r] = j >= min(block.length, s.keys) ? s.queries : s.is_causal ? j + s.queries - s.keys : 0;
-    }
+    const int seen_from[2] = {first_query(s, block, key), first_query(s, block, key + 8)};
+    // From here on every query sees all keys of the warp.
+    const int all_from = first_query(s, block, block.first + warp * 16 + 15);
     const bool drops = dropout.threshold > 0;
+    const uint64_t of_sample = drops ? sample_key(dropout, samples[block.batch]) : 0;
+    // Each thread has a part of the next tile's numbers: of a bias, and the last warp of a query.
+    OfQuery of_query{};
+    float near_query = 0;
+    auto read = [&](int tile) {
+        near_query = near_bias<TILE, ROWS>(bias, s, block.head, tile * TILE, block.first);
+        if (int(threadIdx.x) < ATTENTION_THREADS - TILE) return;
+        const int query = tile * TILE + threadIdx.x - (ATTENTION_THREADS - TILE);
+        of_query.lse = query < s.queries ? finite_lse(lse[query]) : INFINITY;
+        of_query.delta = query < s.queries ? delta[query] : 0.0f;
+        if (drops) of_query.hash = row_hash(query_key(of_sample, block, query));
+    };
+    auto write = [&](int stage) {
+        if (int(threadIdx.x) < ROWS + TILE) biases[stage * (ROWS + TILE) + threadIdx.x] = LOG2_E * near_query;
+        if (int(threadIdx.x) >= ATTENTION_THREADS - TILE) tiles_query[stage * TILE + threadIdx.x - (ATTENTION_THREADS - TILE)] = of_query;
+    };
+    if (begin < end) read(begin), write(begin & 1);
     DiagonalSums<TILE, ROWS> diagonals;
     if (partial) {
         const int tiles = (s.keys + ROWS - 1) / ROWS, tile = block.first / ROWS;
         float* sums = partial + ((size_t(block.batch) * s.heads + block.head) * tiles + tile) * (s.queries + ROWS - 1);
         diagonals.begin(sums, s.queries, begin < end ? begin * TILE : s.queries + diagonals.RING);
+        // Of no tile is there anything at the ends of the outer diagonals.
+        for (int i = threadIdx.x; i < DIAGONALS * DIAGONAL; i += ATTENTION_THREADS) skewed[i] = 0;
     }
     float of_k[K / 8][4], of_v[K / 8][4];
 #pragma unroll
@@ -77,59 +104,68 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
 #pragma unroll
         for (int c = 0; c < 4; c++) of_k[n][c] = of_v[n][c] = 0;
 
-    LeftRows<K, (K <= 64)> own_k{tile_k, warp * 16, {}};
-    LeftRows<K, K == 64> own_v{tile_v, warp * 16, {}};
+    LeftRows<K, K == 32> own_k{tile_k, warp * 16, {}};
+    LeftRows<K, K == 32> own_v{tile_v, warp * 16, {}};
     for (int tile = begin; tile < end; tile++) {
         const int stage = tile & 1, first = tile * TILE;
-        float* near = biases + stage * (ROWS + TILE);
-        if (bias) read_bias<TILE, ROWS>(near, bias, s, block.head, first, block.first, LOG2_E);
-        if (int(threadIdx.x) < TILE) {
-            const int query = first + threadIdx.x, at = stage * TILE + threadIdx.x;
-            tiles_lse[at] = query < s.queries ? finite_lse(lse[query]) : INFINITY;
-            tiles_delta[at] = query < s.queries ? delta[query] : 0.0f;
-            if (drops) tiles_hash[at] = query_key(dropout, samples, block, query);
-        }
         wait_for_copies<0>();
         BARRIER();
         if (tile == begin) own_k.keep(), own_v.keep();
         if (tile + 1 < end) {
             copy(tile + 1);
             end_copies();
+            // On its way while this tile is computed.
+            read(tile + 1);
         }
         const bf16* tile_q = tiles_q + stage * TILE * ROW;
         const bf16* tile_dout = tiles_dout + stage * TILE * ROW;
-        const float* tile_lse = tiles_lse + stage * TILE;
-        const float* tile_delta = tiles_delta + stage * TILE;
-        const uint64_t* tile_hash = tiles_hash + stage * TILE;
+        const float* near = biases + stage * (ROWS + TILE) + row - 2 * t + TILE - 1;
+        const OfQuery* queries = tiles_query + stage * TILE + 2 * t;
         float p[N][4], ds[N][4];
         multiply_rows<K, N>(p, own_k, tile_q);
         multiply_rows<K, N>(ds, own_v, tile_dout);
-        near += row - 2 * t + TILE - 1;
+        if (tile + 1 < end) write(stage ^ 1);
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
-                const int i = n * 8 + 2 * t + c % 2, j = key + c / 2 * 8;
-                float score = p[n][c] * LOG2_E;
-                if (bias) score += near[c / 2 * 8 - n * 8 - c % 2];
-                float probability = exp2_fast(score - tile_lse[i]);
-                if (first + i < seen_from[c / 2]) probability = 0;
-                const float kept = drops ? factor(dropout, tile_hash[i], uint32_t(j)) : 1.0f;
-                p[n][c] = probability * kept;
-                ds[n][c] = probability * (ds[n][c] * kept - tile_delta[i]);
-            }
-        add_products<K, N>(of_v, p, tile_dout);
-        add_products<K, N>(of_k, ds, tile_q);
-        if (partial) {
+            for (int c = 0; c < 4; c++)
+                p[n][c] = exp2_fast(p[n][c] * LOG2_E + (near[c / 2 * 8 - n * 8 - c % 2] - queries[n * 8 + c % 2].lse));
+        if (first < all_from) {
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    Two two{{ds[n][2 * r], ds[n][2 * r + 1]}};
-                    *together_at<Two>(ds_tile + (row + r * 8) * DS_ROW + n * 8 + 2 * t) = two;
+                for (int c = 0; c < 4; c++)
+                    if (first + n * 8 + 2 * t + c % 2 < seen_from[c / 2]) p[n][c] = 0;
+        }
+        if (drops) {
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    const OfQuery& of = queries[n * 8 + c % 2];
+                    const uint32_t x = uint32_t(key + c / 2 * 8) * CHANNEL + of.hash.low;
+                    const float kept = upper_hash(x, of.hash.high) >= dropout.threshold ? dropout.scale : 0.0f;
+                    ds[n][c] = p[n][c] * (ds[n][c] * kept - of.delta);
+                    p[n][c] *= kept;
                 }
+        } else {
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) ds[n][c] = p[n][c] * (ds[n][c] - queries[n * 8 + c % 2].delta);
+        }
+        add_products<K, N>(of_v, p, tile_dout);
+        add_products<K, N>(of_k, ds, tile_q);
+        if (partial) {
+            float* to = skewed + (row - 2 * t + TILE - 1) * DIAGONAL + 2 * t;
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) to[c / 2 * 8 * DIAGONAL - (n * 8 + c % 2) * (DIAGONAL - 1)] = ds[n][c];
+        }
+        if (partial) {
             BARRIER();
-            diagonals.template add<DS_ROW>(ds_tile, s.queries, first);
+            diagonals.template add_rows<DIAGONAL>(skewed, s.queries, first);
         }
     }
     if (partial) diagonals.end();
@@ -174,16 +210,19 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
     const int row = warp * 16 + g; // and row + 8
     const bool drops = dropout.threshold > 0;
     float own_lse[2], own_delta[2];
-    uint64_t hashes[2] = {0, 0};
+    RowHash hashes[2] = {{0, 0}, {0, 0}};
     int see[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int query = block.first + row + 8 * r;
+        see[r] = visible(s, block.length, query);
         own_lse[r] = query < s.queries ? finite_lse(lse[query]) : INFINITY;
         own_delta[r] = query < s.queries ? delta[query] : 0.0f;
-        see[r] = visible(s, block.length, query);
-        if (drops) hashes[r] = query_key(dropout, samples, block, query);
+        if (drops) hashes[r] = row_hash(query_key(dropout, samples, block, query));
     }
+    // All queries of the warp see as many keys as its first.
+    const int all_see = visible(s, block.length, block.first + warp * 16);
+    if (int(threadIdx.x) < ROWS + TILE) biases[threadIdx.x] = LOG2_E * near_bias<ROWS, TILE>(bias, s, block.head, block.first, 0);
     float of_q[K / 8][4];
 #pragma unroll
     for (int n = 0; n < K / 8; n++)
@@ -193,31 +232,44 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
     const LeftRows<K, false> own_q{tile_q, warp * 16, {}}, own_dout{tile_dout, warp * 16, {}};
     for (int tile = 0; tile < tiles; tile++) {
         const int stage = tile & 1, first = tile * TILE;
-        float* near = biases + stage * (ROWS + TILE);
-        if (bias) read_bias<ROWS, TILE>(near, bias, s, block.head, block.first, first, LOG2_E);
         wait_for_copies<0>();
         BARRIER();
         if (tile + 1 < tiles) {
             copy(tile + 1);
             end_copies();
         }
+        // On its way while this tile is computed.
+        const float next_bias = near_bias<ROWS, TILE>(bias, s, block.head, block.first, first + TILE);
         const bf16* tile_k = tiles_k + stage * TILE * ROW;
+        const float* near = biases + stage * (ROWS + TILE) + 2 * t - row + ROWS - 1;
         float p[N][4], ds[N][4];
         multiply_rows<K, N>(p, own_q, tile_k);
         multiply_rows<K, N>(ds, own_dout, tiles_v + stage * TILE * ROW);
-        near += 2 * t - row + ROWS - 1;
+        if (int(threadIdx.x) < ROWS + TILE) biases[(stage ^ 1) * (ROWS + TILE) + threadIdx.x] = LOG2_E * next_bias;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
-                const int r = c / 2, j = first + n * 8 + 2 * t + c % 2;
-                float score = p[n][c] * LOG2_E;
-                if (bias) score += near[n * 8 + c % 2 - r * 8];
-                float probability = exp2_fast(score - own_lse[r]);
-                if (j >= see[r]) probability = 0;
-                const float kept = drops ? factor(dropout, hashes[r], uint32_t(j)) : 1.0f;
-                ds[n][c] = probability * (ds[n][c] * kept - own_delta[r]);
-            }
+            for (int c = 0; c < 4; c++) p[n][c] = exp2_fast(p[n][c] * LOG2_E + (near[n * 8 + c % 2 - c / 2 * 8] - own_lse[c / 2]));
+        if (first + TILE > all_see) {
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    if (first + n * 8 + 2 * t + c % 2 >= see[c / 2]) p[n][c] = 0;
+        }
+        if (drops) {
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    const uint32_t x = (first + 2 * t) * CHANNEL + hashes[c / 2].low + (n * 8 + c % 2) * CHANNEL;
+                    ds[n][c] *= upper_hash(x, hashes[c / 2].high) >= dropout.threshold ? dropout.scale : 0.0f;
+                }
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) ds[n][c] = p[n][c] * (ds[n][c] - own_delta[c / 2]);
         add_products<K, N>(of_q, ds, tile_k);
     }
     const float whole[2] = {1.0f, 1.0f};
@@ -226,16 +278,17 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
 
 } // namespace attention_backward
 
-#define ATTENTION_BACKWARD(K) \
-    KERNEL(ATTENTION_THREADS, attention_backward_keys_##K, const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, \
+// So many blocks at once of those by keys and of those by queries.
+#define ATTENTION_BACKWARD(K, OF_KEYS, OF_QUERIES) \
+    KERNEL_OF_BLOCKS(ATTENTION_THREADS, OF_KEYS, attention_backward_keys_##K, const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, \
            const float* lse, const float* delta, const uint32_t* lengths, Dropout dropout, const uint32_t* samples, bf16* dk, bf16* dv, \
            float* partial, AttentionShape s) { \
         attention_backward::keys<K>(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dk, dv, partial, s); \
     } \
-    KERNEL(ATTENTION_THREADS, attention_backward_queries_##K, const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, \
+    KERNEL_OF_BLOCKS(ATTENTION_THREADS, OF_QUERIES, attention_backward_queries_##K, const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, \
            const float* lse, const float* delta, const uint32_t* lengths, Dropout dropout, const uint32_t* samples, bf16* dq, AttentionShape s) { \
         attention_backward::queries<K>(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dq, s); \
     }
-ATTENTION_BACKWARD(32)
-ATTENTION_BACKWARD(64)
-ATTENTION_BACKWARD(128)
+ATTENTION_BACKWARD(32, 3, 4)
+ATTENTION_BACKWARD(64, 3, 0)
+ATTENTION_BACKWARD(128, 0, 0)

@@ -34,21 +34,23 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
 
     const int row = block.first + warp * 16 + g; // and row + 8
     const bool drops = dropout.threshold > 0;
-    uint64_t keys[2] = {0, 0};
+    RowHash hashes[2] = {{0, 0}, {0, 0}};
     if (drops)
-        for (int r = 0; r < 2; r++) keys[r] = query_key(dropout, samples, block, row + 8 * r);
+        for (int r = 0; r < 2; r++) hashes[r] = row_hash(query_key(dropout, samples, block, row + 8 * r));
     const int see[2] = {visible(s, block.length, row), visible(s, block.length, row + 8)};
+    // All queries of the warp see as many keys as its first.
+    const int all_see = visible(s, block.length, block.first + warp * 16);
     float most[2] = {HIDDEN, HIDDEN}, sum[2] = {0, 0}, results[K / 8][4];
 #pragma unroll
     for (int n = 0; n < K / 8; n++)
 #pragma unroll
         for (int c = 0; c < 4; c++) results[n][c] = 0;
 
-    LeftRows<K, (K <= 64)> own{tile_q, warp * 16, {}};
+    biases[threadIdx.x] = LOG2_E * near_bias<QUERIES, KEYS>(bias, s, block.head, block.first, 0);
+    LeftRows<K, K == 32> own{tile_q, warp * 16, {}};
     for (int tile = 0; tile < tiles; tile++) {
         const int stage = tile & 1, first = tile * KEYS;
-        float* near = biases + stage * 128;
-        if (bias) read_bias<QUERIES, KEYS>(near, bias, s, block.head, block.first, first, LOG2_E);
+        const float* near = biases + stage * 128 + 2 * t - (warp * 16 + g) + QUERIES - 1;
         wait_for_copies<0>();
         BARRIER();
         if (tile == 0) own.keep();
@@ -57,18 +59,17 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
             copy_tile<K, KEYS>(tiles_v + (stage ^ 1) * KEYS * ROW, v, s.v_row, first + KEYS, s.keys);
             end_copies();
         }
+        // On its way while scores are computed.
+        const float next_bias = near_bias<QUERIES, KEYS>(bias, s, block.head, block.first, first + KEYS);
         float scores[N][4];
         multiply_rows<K, N>(scores, own, tiles_k + stage * KEYS * ROW);
-        near += 2 * t - (warp * 16 + g) + QUERIES - 1;
+        biases[(stage ^ 1) * 128 + threadIdx.x] = LOG2_E * next_bias;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
-                scores[n][c] *= LOG2_E;
-                if (bias) scores[n][c] += near[n * 8 + c % 2 - c / 2 * 8];
-            }
+            for (int c = 0; c < 4; c++) scores[n][c] = scores[n][c] * LOG2_E + near[n * 8 + c % 2 - c / 2 * 8];
         // Only tiles at an edge hide anything.
-        if (first + KEYS > see[0] || first + KEYS > see[1]) {
+        if (first + KEYS > all_see) {
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
@@ -104,8 +105,10 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
-                for (int c = 0; c < 4; c++)
-                    if (hash(keys[c / 2], uint32_t(first + n * 8 + 2 * t + c % 2)) < dropout.threshold) scores[n][c] = 0;
+                for (int c = 0; c < 4; c++) {
+                    const uint32_t x = (first + 2 * t) * CHANNEL + hashes[c / 2].low + (n * 8 + c % 2) * CHANNEL;
+                    if (upper_hash(x, hashes[c / 2].high) < dropout.threshold) scores[n][c] = 0;
+                }
         }
         add_products<K, N>(results, scores, tiles_v + stage * KEYS * ROW);
     }
@@ -132,6 +135,6 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
            Dropout dropout, const uint32_t* samples, bf16* out, float* lse, AttentionShape s) { \
         attention_forward::run<K>(q, k, v, bias, lengths, dropout, samples, out, lse, s); \
     }
-ATTENTION_FORWARD(32, 0)
+ATTENTION_FORWARD(32, 4)
 ATTENTION_FORWARD(64, 0)
 ATTENTION_FORWARD(128, 2)

@@ -10,11 +10,15 @@ constexpr int TILE_ROW = K + 8;
 // Begins to copy rows `first` to `first + ROWS` of `rows`; zeros behind the last one.
 template <int K, int ROWS>
 DEVICE void copy_tile(bf16* to, const bf16* from, int row, int first, int rows) {
+    // A thread copies pieces of eight elements, `APART` rows from one to the next.
+    constexpr int PIECES = K / 8, APART = ATTENTION_THREADS / PIECES;
+    static_assert(ROWS % APART == 0, "every thread copies as many pieces");
+    const int begin = threadIdx.x / PIECES, c = threadIdx.x % PIECES * 8;
 #pragma unroll
-    for (int i = threadIdx.x; i < ROWS * (K / 8); i += ATTENTION_THREADS) {
-        const int r = i / (K / 8), c = i % (K / 8) * 8;
-        const bool is_valid = first + r < rows;
-        copy_ahead(to + r * TILE_ROW<K> + c, from + (is_valid ? size_t(first + r) * row : 0) + c, is_valid);
+    for (int r = 0; r < ROWS; r += APART) {
+        const int at = first + begin + r;
+        const bool is_valid = at < rows;
+        copy_ahead(to + (begin + r) * TILE_ROW<K> + c, from + (is_valid ? int64_t(at) * row : 0) + c, is_valid);
     }
 }
 

@@ -9,11 +9,23 @@ DEVICE uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
+// A row's key, made ready for many elements.
+struct RowHash {
+    uint32_t low, high;
+};
+constexpr uint32_t CHANNEL = 0x9E3779B9u, HIGH = 0x846CA68Bu;
+DEVICE RowHash row_hash(uint64_t key) { return {uint32_t(key), uint32_t(key >> 32) * HIGH}; }
+
+// The upper half of the hash of an element, of which `x` is its channel * CHANNEL + low. The lower half lacks its last step.
+DEVICE uint32_t upper_hash(uint32_t x, uint32_t high) {
+    x = (x ^ (x >> 16)) * 0x7FEB352Du;
+    return (x ^ (x >> 15)) * HIGH + high;
+}
+
 // The hash of one element of the row whose key this is.
 DEVICE uint32_t hash(uint64_t key, uint32_t channel) {
-    uint32_t x = channel * 0x9E3779B9u + uint32_t(key);
-    x = (x ^ (x >> 16)) * 0x7FEB352Du;
-    x = ((x ^ (x >> 15)) + uint32_t(key >> 32)) * 0x846CA68Bu;
+    const RowHash row = row_hash(key);
+    const uint32_t x = upper_hash(channel * CHANNEL + row.low, row.high);
     return x ^ (x >> 16);
 }
 
@@ -21,19 +33,22 @@ DEVICE uint32_t hash(uint64_t key, uint32_t channel) {
 struct Dropout {
     uint64_t step;      // mix(seed ^ mix(step + 1))
     uint32_t site;
-    uint32_t threshold; // an element is kept when its hash is at least this
+    // An element is kept when its hash is at least this, a multiple of 65,536: so the upper half of the hash says whether it is.
+    uint32_t threshold;
     float scale;        // of kept elements
     // Where `step` lies instead, or null: launches of a graph have another one each time.
     const uint64_t* step_on_card;
 };
 
 // The key of a row of a sample: a position, or (head + 1) << 32 | query.
-DEVICE uint64_t row_key(const Dropout& dropout, uint32_t sample, uint64_t row) {
+DEVICE uint64_t sample_key(const Dropout& dropout, uint32_t sample) {
     const uint64_t step = dropout.step_on_card ? *dropout.step_on_card : dropout.step;
-    return mix(mix(step ^ (uint64_t(dropout.site) << 32 | sample)) ^ row);
+    return mix(step ^ (uint64_t(dropout.site) << 32 | sample));
 }
+DEVICE uint64_t row_key(const Dropout& dropout, uint32_t sample, uint64_t row) { return mix(sample_key(dropout, sample) ^ row); }
 
 // Factor of an element: the scale, or zero.
 DEVICE float factor(const Dropout& dropout, uint64_t key, uint32_t channel) {
-    return hash(key, channel) >= dropout.threshold ? dropout.scale : 0.0f;
+    const RowHash row = row_hash(key);
+    return upper_hash(channel * CHANNEL + row.low, row.high) >= dropout.threshold ? dropout.scale : 0.0f;
 }

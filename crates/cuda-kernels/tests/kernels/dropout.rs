@@ -23,7 +23,7 @@ pub struct Mask {
 impl Mask {
     pub fn of(d: Option<&Dropout>) -> Self {
         let Some(d) = d else { return Self { step: 0, site: 0, threshold: 0, scale: 1.0, step_on_card: 0 } };
-        let threshold = (f64::from(d.probability) * 4_294_967_296.0) as u32;
+        let threshold = ((f64::from(d.probability) * 65_536.0).round() as u32) << 16;
         let scale = (1.0 / (1.0 - f64::from(d.probability))) as f32;
         Self { step: mix(d.seed ^ mix(d.step + 1)), site: d.site, threshold, scale, step_on_card: 0 }
     }

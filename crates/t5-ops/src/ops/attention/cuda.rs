@@ -86,7 +86,7 @@ impl Kind {
         match self {
             Kind::TensorCores => {
                 let tiles = (2 * 64 + 4 * 32) * 2 * (head_size + 8);
-                [tiles + 4 * (64 * 40 + 2 * (96 + 2 * 32)) + 2 * 32 * 8, tiles + 4 * 2 * 96]
+                [tiles + 4 * (95 * 36 + 2 * 96 + 8 * 32), tiles + 4 * 2 * 96]
             }
             Kind::Plain(_) => {
                 let own = 4 * 64 * head_size.next_multiple_of(4);

@@ -45,9 +45,12 @@ pub struct Dropout<'a> {
 }
 
 impl Dropout<'_> {
-    /// An element is kept when its hash is at least this.
+    /// An element is kept when its hash is at least this: a multiple of 65,536, so that a card needs the upper half of the hash alone.
+    ///
+    /// The probability is rounded to a multiple of 2^-16, but not to 0 or 1.
     pub(crate) fn threshold(&self) -> u32 {
-        (f64::from(self.probability) * 4_294_967_296.0) as u32
+        let least = f64::from(u8::from(self.probability > 0.0));
+        ((f64::from(self.probability) * 65_536.0).round().clamp(least, 65_535.0) as u32) << 16
     }
 
     /// Factor of kept elements.
