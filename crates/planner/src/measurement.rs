@@ -74,8 +74,8 @@ const WRITTEN_BACK: f64 = 4.0 / 3.0;
 /// Rows of the shorter of the two products from whose times the fixed cost follows. With fewer of them some products are computed as
 /// their transposes, which packs no weight.
 const FEW_ROWS: usize = 192;
-/// The same on a card, which needs more to be busy.
-const FEW_ROWS_OF_CARDS: usize = 512;
+/// The same on a card, for each unit of [`Measured::scale`]: it needs more to be busy.
+const FEW_ROWS_OF_CARDS: usize = 64;
 /// The largest fixed cost of a product that is believed, in rows.
 const MOST_OVERHEAD_ROWS: f64 = 256.0;
 /// Multiply-adds of the longer one, about.
@@ -96,6 +96,13 @@ const MOST_OVERHEAD_KEYS: f64 = 1024.0;
 const FILE_BYTES: usize = 4 << 20;
 /// [`Measured::scale`] of cards.
 const SCALE_OF_CARDS: usize = 8;
+/// How many times that of fast ones is.
+const FASTER: usize = 4;
+/// A card is fast whose products of a few rows take less time: about what the host takes to launch them. On an H200 a step would be
+/// predicted to take 1.6 times its time otherwise.
+const SHORT: f64 = 2e-3;
+/// Free memory of a card on which it is measured as a fast one, in bytes.
+const ROOM: u64 = 1 << 30;
 /// Bytes that are copied to a card.
 const BUS_BYTES: usize = 8 << 20;
 
@@ -106,7 +113,7 @@ const BUS_BYTES: usize = 8 << 20;
 pub fn measure(sizes: MeasuredSizes, directory: &Path) -> candle_core::Result<MachineSpeed> {
     t5_ops::on_threads_apart(|| {
         let file_byte_ps = file_byte(directory)?.map(significant);
-        let of = |dtype| Measured { sizes, dtype, device: &Device::Cpu }.speed(file_byte_ps, None);
+        let of = |dtype| Measured::new(sizes, dtype, &Device::Cpu)?.speed(file_byte_ps, None);
         Ok(MachineSpeed { f32: of(DType::F32)?, bf16: of(DType::BF16)? })
     })
 }
@@ -123,7 +130,7 @@ pub fn measure_card(sizes: MeasuredSizes, device: &Device, directory: &Path) -> 
         let [bus_byte_ps, launch_ps, cast_ps] = times.map(|seconds| significant(seconds * 1e12));
         let launches = Some(launches::times(device)?);
         let card = Some(CardTimes { bus_byte_ps, launch_ps, cast_ps, launches });
-        let of = |dtype| Measured { sizes, dtype, device }.speed(file_byte_ps, card);
+        let of = |dtype| Measured::new(sizes, dtype, device)?.speed(file_byte_ps, card);
         let f32 = of(DType::F32)?;
         let has_bf16 = t5_ops::check_dtype(device, DType::BF16).is_ok();
         Ok(MachineSpeed { f32, bf16: if has_bf16 { of(DType::BF16)? } else { f32 } })
@@ -137,9 +144,19 @@ struct Measured<'a> {
     sizes: MeasuredSizes,
     dtype: DType,
     device: &'a Device,
+    /// A card needs as many times the rows and samples of a processor to be busy.
+    scale: usize,
 }
 
-impl Measured<'_> {
+impl<'a> Measured<'a> {
+    fn new(sizes: MeasuredSizes, dtype: DType, device: &'a Device) -> candle_core::Result<Self> {
+        let scale = if device.is_cpu() { 1 } else { SCALE_OF_CARDS };
+        let measured = Self { sizes, dtype, device, scale };
+        let has_room = || t5_ops::device_bytes(device).is_none_or(|bytes| bytes.free > ROOM);
+        let is_fast = !device.is_cpu() && has_room() && measured.products(measured.few_rows())? < SHORT;
+        Ok(if is_fast { Self { scale: scale * FASTER, ..measured } } else { measured })
+    }
+
     fn speed(&self, file_byte_ps: Option<f64>, card: Option<CardTimes>) -> candle_core::Result<Speed> {
         let few_rows = self.few_rows();
         let few = self.products(few_rows)?;
@@ -148,7 +165,7 @@ impl Measured<'_> {
         let (few_rows, rows) = (few_rows as f64, many_rows as f64);
         // A product over r rows takes `time * (r + overhead)`.
         let a_row = ((many - few) / (rows - few_rows)).clamp(many / (rows + MOST_OVERHEAD_ROWS), many / rows);
-        let chunks = CHUNKS.map(|rows| rows * self.scale().min(4));
+        let chunks = CHUNKS.map(|rows| rows * self.scale.min(4));
         let [whole, chunked] = [self.head(chunks[0])?, self.head(chunks[1])?];
         let [long, short] = [self.attention(ATTENDED[0])?, self.attention(ATTENDED[1])?];
         let [attention, attention_backward] =
@@ -174,9 +191,12 @@ impl Measured<'_> {
         })
     }
 
-    /// A card needs as many times the rows and samples of a processor to be busy.
-    fn scale(&self) -> usize {
-        if self.device.is_cpu() { 1 } else { SCALE_OF_CARDS }
+    fn is_fast(&self) -> bool {
+        self.scale > SCALE_OF_CARDS
+    }
+
+    fn vocabulary(&self) -> usize {
+        if self.is_fast() { FASTER * VOCABULARY } else { VOCABULARY }
     }
 
     /// Random numbers in the dtype of activations.
@@ -231,7 +251,7 @@ impl Measured<'_> {
     }
 
     fn few_rows(&self) -> usize {
-        if self.device.is_cpu() { FEW_ROWS } else { FEW_ROWS_OF_CARDS }
+        if self.device.is_cpu() { FEW_ROWS } else { FEW_ROWS_OF_CARDS * self.scale }
     }
 
     /// So many that the longer product takes its share of the time, whatever the machine.
@@ -271,7 +291,7 @@ impl Measured<'_> {
     /// Seconds of a multiply-add of attention, forward and backward, where each sample has `tokens` tokens.
     fn attention(&self, tokens: usize) -> candle_core::Result<[f64; 2]> {
         let MeasuredSizes { heads, .. } = self.sizes;
-        let samples = TOKENS * self.scale() / tokens;
+        let samples = TOKENS * self.scale / tokens;
         let shape = [samples, tokens, self.sizes.inner()];
         let [q, k, v, dout] = [self.tensor(&shape)?, self.tensor(&shape)?, self.tensor(&shape)?, self.tensor(&shape)?];
         let (lengths, numbers) = (vec![tokens; samples], (0..samples as u32).collect::<Vec<_>>());
@@ -288,22 +308,22 @@ impl Measured<'_> {
 
     /// Seconds of a multiply-add of the output projection and the loss, for one chunk of `rows` rows.
     fn head(&self, rows: usize) -> candle_core::Result<f64> {
-        let d_model = self.sizes.d_model;
-        let (x, table) = (self.tensor(&[rows, d_model])?, self.parameter(&[VOCABULARY, d_model])?);
+        let (d_model, vocabulary) = (self.sizes.d_model, self.vocabulary());
+        let (x, table) = (self.tensor(&[rows, d_model])?, self.parameter(&[vocabulary, d_model])?);
         let gradient = table.zeros_like()?;
-        let labels: Vec<u32> = (0..rows as u32).map(|row| row % VOCABULARY as u32).collect();
+        let labels: Vec<u32> = (0..rows as u32).map(|row| row % vocabulary as u32).collect();
         let c = CrossEntropy { logit_scale: 0.05, gradient_scale: 1e-3, chunk_rows: rows };
         let seconds = self.shortest(&[&table, &gradient], OF_A_KIND, || {
             linear_cross_entropy_backward(&x, &table, &labels, &c, Some((&gradient, true))).map(drop)
         })?;
-        Ok(seconds / (3 * rows * d_model * VOCABULARY) as f64)
+        Ok(seconds / (3 * rows * d_model * vocabulary) as f64)
     }
 
     /// Seconds for each element of a block's input of what an encoder block does beside products and attention, forward and
     /// backward.
     fn between(&self) -> candle_core::Result<[f64; 2]> {
         let MeasuredSizes { d_model, d_ff, .. } = self.sizes;
-        let tokens = TOKENS * self.scale();
+        let tokens = TOKENS * self.scale;
         let (x, hidden) = (self.tensor(&[1, tokens, d_model])?, self.tensor(&[1, tokens, d_ff])?);
         let weight = Tensor::ones(d_model, DType::F32, self.device)?;
         let dweight = weight.zeros_like()?;
@@ -331,8 +351,10 @@ impl Measured<'_> {
     /// Seconds of an update of a parameter and of its gradient's part in the norm.
     fn update(&self) -> candle_core::Result<f64> {
         let MeasuredSizes { d_model, d_ff, .. } = self.sizes;
-        let [parameter, gradient] = [self.parameter(&[d_ff, d_model])?, self.parameter(&[d_ff, d_model])?];
-        let second = SecondMoment::Factored { row: self.zeros(&[d_ff])?, col: self.zeros(&[d_model])? };
+        // A step updates all parameters by a few launches.
+        let rows = if self.is_fast() { 2 * FASTER * d_ff } else { d_ff };
+        let [parameter, gradient] = [self.parameter(&[rows, d_model])?, self.parameter(&[rows, d_model])?];
+        let second = SecondMoment::Factored { row: self.zeros(&[rows])?, col: self.zeros(&[d_model])? };
         let hyper = AdafactorHyper { beta2: 0.5, scale_parameter: false, ..AdafactorHyper::default() };
         let norm = self.shortest(&[&gradient], OF_A_KIND / 4, || SquareSums::of(&gradient).map(drop))?;
         let sums = SquareSums::of(&gradient)?;
@@ -340,7 +362,7 @@ impl Measured<'_> {
             adafactor_with_sums(&parameter, &gradient, &sums, &second, None, &hyper)
         })?;
         let written_back = if self.evicts() { WRITTEN_BACK } else { 1.0 };
-        Ok((norm + update) * written_back / (d_ff * d_model) as f64)
+        Ok((norm + update) * written_back / (rows * d_model) as f64)
     }
 }
 
