@@ -7,7 +7,7 @@ mod recorded_steps;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;
 
-use on_a_card::{arguments, assert_within, of_steps};
+use on_a_card::{arguments, assert_within, emulated_scene, of_steps};
 use run::{Ran, Scene};
 use serde_json::Value;
 
@@ -68,7 +68,7 @@ fn a_run_on_a_card_is_that_of_the_cpu_and_the_same_twice() {
 
 #[test]
 fn copies_of_weights_in_bf16_change_no_bit_and_spare_launches() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let adamw = ["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3"];
     let layers = ["--set", "memory.accumulation=layer-major", "--set", "memory.gradient_offload=none"];
     for (name, way) in [("adafactor", &[][..]), ("adamw", &adamw), ("layers", &layers)] {
@@ -152,7 +152,7 @@ const DEEPER: [&str; 4] = [
 
 #[test]
 fn copies_beside_what_is_computed_change_no_bit_however_early_or_late_they_are() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let deeper = [&DEEPER[..], &["--set", "memory.offload_to=host", "--max-steps", "3"]].concat();
     for (name, more) in [("once", &[][..]), ("twice", &["--set", "memory.gradient_offload=none"])] {
         let run = |streams: &str, overlap: &str| {
@@ -180,7 +180,7 @@ fn copies_beside_what_is_computed_change_no_bit_however_early_or_late_they_are()
 
 #[test]
 fn a_card_is_measured_once_and_the_file_of_a_run_has_its_prices() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let measured = "unset LOW_MEM_T5_PRICES; export XDG_CACHE_HOME=\"$PWD/cache\"";
     let run = |run: &str| {
         let arguments = arguments(&["--device", "cuda", "--max-steps", "1", "--output", run]);
@@ -212,7 +212,7 @@ fn a_card_is_measured_once_and_the_file_of_a_run_has_its_prices() {
 
 #[test]
 fn the_bytes_that_cross_the_bus_are_those_that_the_plan_says() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     for (name, more) in [
         ("adamw", &["--set", "optimizer.name=adamw"][..]),
         ("adafactor", &[]),
@@ -310,7 +310,7 @@ fn report(scene: &Scene, name: &str) -> Value {
 
 #[test]
 fn a_card_without_memory_is_a_smaller_plan_or_an_error_that_says_so() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let free = ["--set", "memory.micro_batch_samples=auto", "--set", "train.batch_size=8"];
     on_card(&scene, &[("REPORT", "counts.json")], &[&free[..], &["--output", "whole"]].concat()).expect_code(0);
     let allocations = report(&scene, "counts.json")["allocations"].as_u64().expect("a count");
@@ -340,7 +340,7 @@ fn a_card_without_memory_is_a_smaller_plan_or_an_error_that_says_so() {
 
 #[test]
 fn a_budget_of_the_card_is_never_exceeded() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let mut budgets = Vec::new();
     for mib in [120, 140, 200] {
         let (budget, run) = (format!("{mib}MiB"), format!("run-{mib}"));
@@ -360,7 +360,7 @@ fn a_budget_of_the_card_is_never_exceeded() {
 
 #[test]
 fn the_units_in_which_a_card_gives_memory_are_measured() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     for unit_mib in [2, 32] {
         let (bytes, run) = ((unit_mib << 20).to_string(), format!("units-of-{unit_mib}"));
         let ran = on_card(&scene, &[("PAGE", &bytes)], &["--output", &run]).expect_code(0);
@@ -409,7 +409,7 @@ fn answered(scene: &Scene, variables: &[(&str, &str)], flags: &[&str]) -> (Ran, 
 
 #[test]
 fn answers_on_a_card_are_those_of_the_cpu_and_little_is_copied_for_a_token() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     scene.run(&arguments(&["--output", "run", "--max-steps", "4"])).expect_code(0);
     let codes = ["convert-base", "--model", "run/model", "--precision", "nf4", "--output", "codes"].map(str::to_owned);
     scene.run(&codes).expect_code(0);
@@ -447,7 +447,7 @@ fn answers_on_a_card_are_those_of_the_cpu_and_little_is_copied_for_a_token() {
 
 #[test]
 fn tokens_that_are_one_launch_have_the_bits_of_those_launched_kernel_by_kernel() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     scene.run(&arguments(&["--output", "run", "--max-steps", "4"])).expect_code(0);
     let shorter = ["--prompt", "1", "--prompt", "before 120", "--prompt", "after 3", "--prompt", "7 8 9 10"];
     // Past three capacities of a cache, and with rows that end before the others.
@@ -478,7 +478,7 @@ fn tokens_that_are_one_launch_have_the_bits_of_those_launched_kernel_by_kernel()
 
 #[test]
 fn steps_on_a_card_use_our_own_kernels_and_wait_for_nothing_else() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     check_kernels_of_a_step(&scene, "all", &[]);
     let adapter = ["--lora", "--set", "model.init_from=all-8/model", "--set", "lora.dropout=0.1"];
     let in_codes = ["--set", "model.base_precision=nf4"];
@@ -525,7 +525,7 @@ fn shaped(projection: &str, is_tied: bool) -> [String; 2] {
 
 #[test]
 fn a_step_asks_the_card_for_what_its_plan_says() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let [major, minor] = ["layer-major", "micro-batch-major"].map(|order| format!("memory.accumulation={order}"));
     let [major, minor] = [["--set", &major], ["--set", &minor]];
     let adamw = ["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3"];

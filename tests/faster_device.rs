@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::on_a_card::{arguments, assert_within, of_steps};
+use crate::on_a_card::{arguments, assert_within, emulated_scene, of_steps};
 use crate::run::{Ran, Scene, repository};
 
 /// Prices are measured, and kept in the scene.
@@ -45,7 +45,7 @@ fn speed_up(scene: &Scene, times: f64) {
 
 #[test]
 fn a_run_that_names_no_device_takes_the_faster_one_and_stays_there() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let slow = auto(&scene, &[("REPORT", "slow.json")], &["--output", "slow"]).expect_code(0);
     let screen = in_one_line(&slow.out);
     assert!(screen.contains("Device CPU,") && screen.contains("on the card and "), "{}", slow.out);
@@ -88,7 +88,7 @@ fn a_run_that_names_no_device_takes_the_faster_one_and_stays_there() {
 
 #[test]
 fn a_card_that_is_full_or_absent_or_not_measured_leaves_the_run_on_the_cpu() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let full = auto(&scene, &[("MEMORY", "70000000")], &["--output", "full"]).expect_code(0);
     let screen = in_one_line(&full.out);
     assert!(screen.contains("Device CPU,") && screen.contains("the card is left alone: "), "{}", full.out);
@@ -110,7 +110,7 @@ fn command(scene: &Scene, variables: &str, arguments: &[&str]) -> Ran {
 
 #[test]
 fn answers_are_made_on_the_faster_device_and_are_the_same() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     scene.run(&arguments(&["--device", "cpu", "--max-steps", "2", "--output", "run"])).expect_code(0);
     let rows = repository().join("data/sample-validation.parquet").display().to_string();
     let (any, full, gone) = ("ANY=1", "LOW_MEM_T5_EMULATED_MEMORY=70000000", "LOW_MEM_T5_EMULATED_CARDS=0");

@@ -19,6 +19,14 @@ pub fn arguments(more: &[&str]) -> Vec<String> {
     short(&[&SMALL[if is_there { 2 } else { 0 }..], more].concat())
 }
 
+/// A scene whose card is the emulated one, which leaves counts. `None`: a real card leaves none and ignores the variables of the emulated
+/// one, so that a test of these has nothing to look at.
+pub fn emulated_scene() -> Option<Scene> {
+    let scene = Scene::new();
+    scene.run_under("env LOW_MEM_T5_EMULATED_REPORT=any.json", &["--version"]).expect_code(0);
+    scene.path("any.json").exists().then_some(scene)
+}
+
 /// A number of each step.
 pub fn of_steps(scene: &Scene, run: &str, key: &str) -> Vec<f64> {
     scene.events(run, "step").iter().map(|line| line[key].as_f64().expect("a number")).collect()

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::on_a_card::arguments;
+use crate::on_a_card::{arguments, emulated_scene};
 use crate::run::Scene;
 use crate::{on_card, report, with};
 
@@ -30,7 +30,7 @@ fn number(counts: &Value, key: &str) -> u64 {
 
 #[test]
 fn a_save_copies_each_value_from_the_card_once() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let counts = counted(&scene, "run", &["--set", "memory.accumulation=micro-batch-major"]);
     let model = scene.read("run/model/model.safetensors").len() as u64;
     let downloaded = number(&counts, "downloaded_bytes");
@@ -41,7 +41,7 @@ fn a_save_copies_each_value_from_the_card_once() {
 
 #[test]
 fn moments_in_the_hosts_memory_take_no_more_of_the_card_than_those_in_a_file() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let layers = ["--set", "memory.accumulation=layer-major", "--set", "memory.optimizer_offload=disk"];
     let adamw = ["--set", "optimizer.name=adamw", "--set", "optimizer.learning_rate=1e-3"];
     let wide = "model.overrides={num_layers=1, num_decoder_layers=1, d_model=256, d_ff=32, num_heads=2, d_kv=16, feed_forward_proj=\"gated-gelu\"}";
@@ -58,7 +58,7 @@ fn moments_in_the_hosts_memory_take_no_more_of_the_card_than_those_in_a_file() {
 
 #[test]
 fn a_saved_head_of_an_adapter_is_read_in_its_place() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let base = ["--output", "base", "--set", "model.vocab_size=12301", "--max-steps", "1"];
     scene.run(&arguments(&base)).expect_code(0);
     let head = ["--lora", "--set", "model.init_from=base/model", "--set", "lora.modules_to_save=[\"lm_head\"]"];

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::on_a_card::{arguments, of_steps};
+use crate::on_a_card::{arguments, emulated_scene, of_steps};
 use crate::run::{Ran, Scene};
 use crate::{answers, on_card, report};
 
@@ -40,7 +40,7 @@ fn trained(scene: &Scene, variables: &[(&str, &str)], run: &str, way: &[&str]) -
 
 #[test]
 fn steps_of_few_launches_have_the_bits_of_steps_launched_kernel_by_kernel() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     scene.run(&arguments(&["--output", "base", "--max-steps", "2"])).expect_code(0);
     let halves = ["--set", "memory.micro_batch_samples=2"];
     let relu = "model.overrides={num_layers=2, num_decoder_layers=1, d_model=64, d_ff=96, feed_forward_proj=\"relu\"}";
@@ -87,7 +87,7 @@ fn steps_of_few_launches_have_the_bits_of_steps_launched_kernel_by_kernel() {
 
 #[test]
 fn a_pin_has_micro_batches_recorded_and_the_variable_wins() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let pinned = |run: &str, variables: &[(&str, &str)], pin: &str| {
         let (file, pin) = (format!("{run}.json"), format!("memory.recorded_micro_batches={pin}"));
         let variables = [&[("REPORT", file.as_str())], variables].concat();
@@ -122,7 +122,7 @@ fn a_pin_has_micro_batches_recorded_and_the_variable_wins() {
 
 #[test]
 fn steps_of_uneven_rows_that_resume_have_the_same_bits() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let way = ["--set", "memory.micro_batch_samples=2", "--set", "train.batch_size=8"];
     let (_, numbers, model, counts) = trained(&scene, &[], "whole", &way);
     let (_, of_each, of_model, _) = trained(&scene, &[("LOW_MEM_T5_GRAPHS", "none")], "each", &way);
@@ -142,7 +142,7 @@ fn steps_of_uneven_rows_that_resume_have_the_same_bits() {
 
 #[test]
 fn a_recorded_step_asks_the_card_for_what_its_plan_says() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     for (name, way) in [("one", &[][..]), ("two", &["--set", "memory.micro_batch_samples=2"]), ("bf16", &BF16)] {
         let counts = |steps: &str| {
             let run = format!("{name}-{steps}");
@@ -168,7 +168,7 @@ fn a_recorded_step_asks_the_card_for_what_its_plan_says() {
 
 #[test]
 fn steps_between_saves_have_the_same_bits() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     // Gradients are given back before a save, and taken again in the step after it.
     let saves = [&WHOLE[..], &["--set", "checkpoint.every_steps=2"]].concat();
     let of_products = [&BF16[..], &["--set", "train.gradient_precision=bf16"]].concat();
@@ -186,7 +186,7 @@ fn steps_between_saves_have_the_same_bits() {
 
 #[test]
 fn models_without_a_kernel_for_each_operation_are_not_recorded_and_nobody_is_warned() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     scene.run(&arguments(&["--output", "base", "--max-steps", "2"])).expect_code(0);
     let large_heads =
         "model.overrides={num_layers=1, num_decoder_layers=1, d_model=64, d_ff=96, num_heads=1, d_kv=136}";

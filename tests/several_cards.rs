@@ -6,7 +6,7 @@ mod on_a_card;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;
 
-use on_a_card::{assert_within, of_steps};
+use on_a_card::{assert_within, emulated_scene, of_steps};
 use run::{Ran, Scene};
 use serde_json::Value;
 
@@ -86,7 +86,7 @@ fn assert_predicted(scene: &Scene, run: &str) {
 
 #[test]
 fn two_cards_have_the_losses_of_the_cpu_whatever_each_of_them_holds() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let by_layer = [&ADAMW[..], &BY_LAYER].concat();
     // One of the processes has no sample then.
     let idle = ["--set", "train.batch_size=1", "--set", "memory.communication_overlap=none"];
@@ -119,7 +119,7 @@ fn two_cards_have_the_losses_of_the_cpu_whatever_each_of_them_holds() {
 
 #[test]
 fn virtual_shards_give_the_same_file_for_one_card_and_two_and_after_a_resume() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let shards = [&ADAMW[..], &["--set", "parallel.virtual_shards=2"]].concat();
     on_cards(&scene, Cards::One, &[&shards[..], &["--output", "one"]].concat()).expect_code(0);
     let model = |run: &str| scene.read(&format!("{run}/model/model.safetensors"));
@@ -147,7 +147,7 @@ fn virtual_shards_give_the_same_file_for_one_card_and_two_and_after_a_resume() {
 
 #[test]
 fn two_processes_on_one_card_are_told_and_share_it_where_each_has_a_budget() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     let told = "processes 0, 1 of 2 compute on one card";
     // These measure their network.
     let few = ["--max-steps", "2", "--output", "shared", "--set", "parallel.network_mbit=auto"];
@@ -161,7 +161,7 @@ fn two_processes_on_one_card_are_told_and_share_it_where_each_has_a_budget() {
 
 #[test]
 fn gradients_cross_the_bus_as_often_as_the_plan_says() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     for shard in ["none", "gradients"] {
         let sharding = format!("parallel.shard={shard}");
         let counts = |steps: &str| {
@@ -203,7 +203,7 @@ const BF16: [&str; 4] = ["--precision", "bf16", "--set", "train.master_weights=s
 
 #[test]
 fn several_cards_train_in_bf16_and_beside_a_base_in_codes_as_one_process_does() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     scene.run(&arguments(&["--output", "base", "--max-steps", "2"])).expect_code(0);
     let beside = ["--lora", "--set", "model.init_from=base/model", "--set", "lora.dropout=0.1"];
     let [int8, nf4] = ["int8", "nf4"].map(|codes| format!("model.base_precision={codes}"));
@@ -235,7 +235,7 @@ fn several_cards_train_in_bf16_and_beside_a_base_in_codes_as_one_process_does() 
 
 #[test]
 fn three_and_four_cards_have_the_bits_of_one_also_in_turn() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     scene.run(&arguments(&["--output", "base", "--max-steps", "2"])).expect_code(0);
     let nf4 = ["--lora", "--set", "model.init_from=base/model", "--set", "model.base_precision=nf4"];
     let shards = ["--set", "parallel.virtual_shards=4"];
@@ -279,7 +279,7 @@ const OF_ONE: &str = "[ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ] \
 
 #[test]
 fn a_process_without_memory_is_a_smaller_plan_for_all_or_one_message() {
-    let scene = Scene::new();
+    let Some(scene) = emulated_scene() else { return };
     scene.write("one.sh", OF_ONE);
     let free = ["--set", "memory.micro_batch_samples=auto", "--set", "train.batch_size=8"];
     let shards = ["--set", "parallel.virtual_shards=4"];

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use candle_core::{DType, Device};
-use memory_policy::{Bytes, DeviceMemory, DeviceProbe, MemorySnapshot, Place, SystemProbe};
+use memory_policy::{Bytes, Card, DeviceMemory, DeviceProbe, MemorySnapshot, Place, SystemProbe};
 use planner::Plan;
 use serde_json::{Value, json};
 use t5_ops::DeviceBytes;
@@ -32,10 +32,20 @@ pub fn open(name: &str) -> Outcome<Device> {
     match name {
         "cpu" | AUTO => Ok(Device::Cpu),
         "metal" => Device::new_metal(0).map_err(failed),
-        cuda => t5_ops::cards()
+        cuda => cards()
             .and_then(|cards| t5_ops::open_card(index_of_process(cuda, processes::number_on_host(), cards)))
             .map_err(failed),
     }
+}
+
+/// The cards as the driver's library describes them before this process opens one; none where it says nothing.
+static UNOPENED: OnceLock<Vec<Card>> = OnceLock::new();
+
+/// How many NVIDIA cards this process sees. None is opened for that.
+pub fn cards() -> candle_core::Result<usize> {
+    // The driver's first call already takes some memory of a card.
+    UNOPENED.get_or_init(|| memory_policy::cards().map_or_else(|_| Vec::new(), |found| found.cards));
+    t5_ops::cards()
 }
 
 /// Opens the device that a flag names; none where it names none: that is chosen when it is known what is computed.
@@ -96,6 +106,8 @@ pub fn add_peaks(now: &MemorySnapshot, predicted: Bytes, to: &mut Value) {
 #[derive(Clone, Debug, Default)]
 pub struct FirstLook {
     bytes: DeviceBytes,
+    /// What was free before this process opened it, where that is known.
+    free_before: Option<u64>,
     /// The most that its pool takes beside what it is asked for; zero where that is not known.
     pool_unit: Bytes,
 }
@@ -103,7 +115,9 @@ pub struct FirstLook {
 /// Looks at a device that was opened just now; none on the CPU, or where the driver does not say.
 pub fn first_look(device: &Device) -> Option<FirstLook> {
     let bytes = t5_ops::device_bytes(device)?;
-    Some(FirstLook { bytes, pool_unit: Bytes(t5_ops::pool_unit(device).unwrap_or(0)) })
+    let before = UNOPENED.get().zip(t5_ops::card_id(device));
+    let free_before = before.and_then(|(cards, id)| cards.iter().find(|card| card.id == id)).map(|card| card.free.0);
+    Some(FirstLook { bytes, free_before, pool_unit: Bytes(t5_ops::pool_unit(device).unwrap_or(0)) })
 }
 
 /// A probe of this machine and of the device that was opened.
@@ -116,8 +130,9 @@ pub fn probe(device: &Device, first_look: Option<FirstLook>) -> SystemProbe {
     }
 }
 
-/// A context takes no more than this before kernels are loaded. What others hold may look like one.
-const LARGEST_CONTEXT_BYTES: u64 = 384 << 20;
+/// A context takes no more than this before kernels are loaded: twice what an H200's does, with driver 580. What others hold may look
+/// like one.
+const LARGEST_CONTEXT_BYTES: u64 = 1 << 30;
 
 /// The memory of an opened device: what its driver counts as free, and what of the rest is ours.
 ///
@@ -135,8 +150,8 @@ impl OpenedMemory {
     }
 
     fn beside_the_pool(&self, now: &DeviceBytes) -> u64 {
-        let DeviceBytes { total, free, pool, .. } = self.at_opening.bytes;
-        let context = total.saturating_sub(free + pool).min(LARGEST_CONTEXT_BYTES);
+        let FirstLook { bytes: DeviceBytes { total, free, pool, .. }, free_before, .. } = self.at_opening;
+        let context = free_before.unwrap_or(total).saturating_sub(free + pool).min(LARGEST_CONTEXT_BYTES);
         let fell_by = (free + pool).saturating_sub(now.free + now.pool);
         context + fell_by
     }
@@ -175,7 +190,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// A device of 8 GiB that plays these counts back: MiB that are free, in the pool, and at most in the pool.
-    fn scripted(script: &'static [[u64; 3]]) -> OpenedMemory {
+    fn scripted(free_before: Option<u64>, script: &'static [[u64; 3]]) -> OpenedMemory {
         let next = AtomicUsize::new(0);
         let count = move || {
             let [free, pool, pool_most] = script[next.fetch_add(1, Ordering::Relaxed).min(script.len() - 1)];
@@ -189,14 +204,15 @@ mod tests {
                 ..DeviceBytes::default()
             })
         };
-        let first = FirstLook { bytes: count().expect("it counts"), ..FirstLook::default() };
+        let free_before = free_before.map(|mib| mib * MIB);
+        let first = FirstLook { bytes: count().expect("it counts"), free_before, ..FirstLook::default() };
         OpenedMemory::new(first, count)
     }
 
     #[test]
     fn what_free_memory_falls_by_in_a_rehearsal_is_the_context_and_tensors_are_the_pool() {
         // The context takes 300 MiB at once and 150 with kernels and libraries; 32 are the pool's after the rehearsal.
-        let memory = scripted(&[[7892, 0, 0], [7710, 32, 64], [5710, 2032, 2532], [4710, 2032, 2532]]);
+        let memory = scripted(None, &[[7892, 0, 0], [7710, 32, 64], [5710, 2032, 2532], [4710, 2032, 2532]]);
         let [rehearsed, training, beside_others] = [0; 3].map(|_| memory.memory().expect("it counts"));
         let of = |memory: &DeviceMemory| [memory.used, memory.peak, memory.free, memory.ceiling()].map(|b| b.0 / MIB);
         assert_eq!(of(&rehearsed), [482, 514, 7710, 8192]);
@@ -208,8 +224,12 @@ mod tests {
 
     #[test]
     fn what_others_hold_when_a_device_is_opened_is_no_context_of_ours() {
-        let memory = scripted(&[[2048, 0, 0], [1948, 0, 0]]);
-        assert_eq!(memory.memory().expect("it counts").used, Bytes(LARGEST_CONTEXT_BYTES + 100 * MIB));
+        let used = |free_before| {
+            scripted(free_before, &[[2048, 0, 0], [1948, 0, 0]]).memory().expect("it counts").used.0 / MIB
+        };
+        assert_eq!(used(None), LARGEST_CONTEXT_BYTES / MIB + 100);
+        // Where it is known what was free, all of the fall is ours, and nothing else.
+        assert_eq!(used(Some(2575)), 527 + 100);
     }
 
     #[test]

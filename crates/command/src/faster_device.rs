@@ -111,7 +111,7 @@ pub fn assumed(config: &Config) -> Option<String> {
 
 /// Whether this process sees a card. None is opened for that.
 fn has_card() -> bool {
-    t5_ops::cards().is_ok_and(|cards| cards > 0)
+    device::cards().is_ok_and(|cards| cards > 0)
 }
 
 /// Whether prices are measured on the device that they are of.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use memory_policy::Place;
 use planner::{Flag, LEVERS, Lever, Pins, Takes, Value, Values};
 
 use crate::failure::{Failure, Outcome};
@@ -18,11 +19,12 @@ pub struct LeverFlags {
 }
 
 impl LeverFlags {
-    /// The values that were named, and with `usual` those that the other levers have where nobody chooses: so a measurement
+    /// The values that were named, and with a place those that the other levers have there where nobody chooses: so a measurement
     /// of one lever leaves the others alone.
-    pub fn pins(&self, usual: bool) -> Pins {
-        let others = flags().filter(|_| usual).filter(|(lever, _)| self.pins.of(lever.name).is_none());
-        others.fold(self.pins.clone(), |pins, (lever, flag)| match (flag.usual)(&self.pins) {
+    pub fn pins(&self, usual_at: Option<Place>) -> Pins {
+        let Some(place) = usual_at else { return self.pins.clone() };
+        let others = flags().filter(|(lever, _)| self.pins.of(lever.name).is_none());
+        others.fold(self.pins.clone(), |pins, (lever, flag)| match (flag.usual)(&self.pins, place) {
             Some(value) => pins.with(lever.name, value),
             None => pins,
         })
@@ -131,14 +133,16 @@ mod tests {
     fn a_flag_pins_its_lever_and_the_others_have_their_usual_values_only_where_nobody_chooses() {
         let flags = read(&["--offload-weights", "there", "--keep-heads", "--micro-batch", "4"]).unwrap();
         assert_eq!(flags.directory(), Path::new("there"));
-        let pins = flags.pins(false);
+        let pins = flags.pins(None);
         assert_eq!(pins.of("weight_offload"), Some(Value::Word("disk")));
         assert_eq!(
             (pins.of("attention_heads"), pins.count("micro_batch_samples")),
             (Some(Value::Word("keep")), Some(4))
         );
         assert_eq!(pins.of("gradient_offload"), None);
-        let pins = flags.pins(true);
+        let on_card = flags.pins(Some(Place::Device)).count("loss_chunk_rows");
+        assert_eq!(on_card, Some(1024), "what the planner takes there with an ample budget");
+        let pins = flags.pins(Some(Place::Host));
         assert_eq!(
             (pins.of("gradient_offload"), pins.count("loss_chunk_rows")),
             (Some(Value::Word("none")), Some(256))
@@ -148,7 +152,7 @@ mod tests {
 
     #[test]
     fn blocks_are_none_all_or_a_number_and_layer_by_layer_all_is_usual() {
-        let blocks = |flags: &[&str]| read(flags).unwrap().pins(true).count("recompute_blocks");
+        let blocks = |flags: &[&str]| read(flags).unwrap().pins(Some(Place::Host)).count("recompute_blocks");
         assert_eq!(blocks(&["--recompute", "full"]), Some(usize::MAX));
         assert_eq!(
             (blocks(&["--recompute", "3"]), blocks(&["--recompute", "none"]), blocks(&[])),

@@ -450,21 +450,22 @@ Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, void* stre
     give(stream, [=] { memset(reinterpret_cast<void*>(to), value, bytes); }, NodeKind::Set);
     return SUCCESS;
 }
-// Whether a copy between host and card may be captured: that of memory which the driver knows. Each launch reads or writes it anew.
-static Result captured(const void* host, size_t bytes, Stream& stream) {
-    if (!stream.capture) return SUCCESS;
-    return card().is_pinned(host, bytes) ? state_of(stream) : unless_captured(stream);
-}
 Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* stream) {
     if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     Stream& of = streams().of(stream);
     if (Result result = unless_memory(__func__, to, bytes)) return result;
-    if (Result result = captured(from, bytes, of)) return result;
+    if (Result result = state_of(of)) return result;
     card().uploads++;
     card().uploaded += bytes;
+    auto copies = [=] { memcpy(reinterpret_cast<void*>(to), from, bytes); };
+    // Each launch reads what the host has there by then, whether the driver knows that memory or not.
+    if (of.capture) {
+        of.capture->graph->nodes.push_back({NodeKind::Copy, copies, MemoryType::Host, MemoryType::Device});
+        return SUCCESS;
+    }
     if (card().is_pinned(from, bytes) || !of.is_late) {
-        give(stream, [=] { memcpy(reinterpret_cast<void*>(to), from, bytes); }, NodeKind::Copy);
+        give(stream, copies);
         return SUCCESS;
     }
     // Of memory that the driver does not know it makes a copy before it returns.
@@ -477,10 +478,17 @@ Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) 
     std::lock_guard guard(card().lock);
     Stream& of = streams().of(stream);
     if (Result result = unless_memory(__func__, from, bytes)) return result;
-    if (Result result = captured(to, bytes, of)) return result;
+    if (Result result = state_of(of)) return result;
     card().downloads++;
     card().downloaded += bytes;
-    give(stream, [=] { memcpy(to, reinterpret_cast<const void*>(from), bytes); }, NodeKind::Copy);
+    auto copies = [=] { memcpy(to, reinterpret_cast<const void*>(from), bytes); };
+    if (of.capture) {
+        // Only a launch writes to the host. Until then nobody has: NaN, so that who reads it shows.
+        memset(to, 0xFF, bytes);
+        of.capture->graph->nodes.push_back({NodeKind::Copy, copies, MemoryType::Device, MemoryType::Host});
+        return SUCCESS;
+    }
+    give(stream, copies);
     // Memory that the driver does not know has the bytes when it returns.
     if (!card().is_pinned(to, bytes)) streams().finish(of);
     return card().state();

@@ -146,6 +146,15 @@ Result cuGraphNodeGetType(void* node, int* kind) {
     *kind = int(static_cast<Node*>(node)->kind);
     return SUCCESS;
 }
+// CUDA_MEMCPY3D: of it the types of memory alone, at their offsets.
+Result cuGraphMemcpyNodeGetParams(void* node, void* parameters) {
+    const Node& of = *static_cast<Node*>(node);
+    if (of.kind != NodeKind::Copy) return INVALID_VALUE;
+    memset(parameters, 0, 200);
+    memcpy(static_cast<char*>(parameters) + 32, &of.from, sizeof of.from);
+    memcpy(static_cast<char*>(parameters) + 120, &of.to, sizeof of.to);
+    return SUCCESS;
+}
 Result cuGraphDestroy(void* graph) {
     std::lock_guard guard(lock());
     delete &graph_of(graph);

@@ -17,9 +17,13 @@ enum class NodeKind : int { Kernel = 0, Copy = 1, Set = 2, Nothing = 5, Allocati
 // With the numbers of CUstreamCaptureMode.
 enum class CaptureMode : int { Global = 0, ThreadLocal = 1, Relaxed = 2 };
 
+// With the numbers of CUmemorytype.
+enum class MemoryType : int { Host = 1, Device = 2 };
+
 struct Node {
     NodeKind kind;
     std::function<void()> work;
+    MemoryType from = MemoryType::Device, to = MemoryType::Device; // of a copy
 };
 
 // Nodes in their order, and the memory that belongs to them: it has the same addresses as long as the graph is there.

@@ -21,6 +21,8 @@ pub struct Cards {
 pub struct Card {
     /// What the driver calls it.
     pub name: String,
+    /// Its UUID in hexadecimal digits.
+    pub id: String,
     /// Its memory.
     pub total: Bytes,
     /// How much of it is free.
@@ -61,15 +63,28 @@ fn card(nvml: &Nvml, index: u32) -> Result<Card, NvmlError> {
     let capability = device.cuda_compute_capability().ok();
     Ok(Card {
         name: device.name()?,
+        id: digits(&device.uuid()?),
         total: Bytes(memory.total),
         free: Bytes(memory.free),
         capability: capability.map(|capability| format!("{}.{}", capability.major, capability.minor)),
     })
 }
 
+/// The digits of a UUID such as `GPU-01234567-89ab-cdef-0123-456789abcdef`.
+#[cfg(not(any(target_family = "wasm", target_env = "musl")))]
+fn digits(uuid: &str) -> String {
+    uuid.trim_start_matches("GPU").replace('-', "")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(not(any(target_family = "wasm", target_env = "musl")))]
+    #[test]
+    fn a_card_is_known_by_the_digits_of_its_uuid() {
+        assert_eq!(digits("GPU-01234567-89ab-cdef-0123-456789abcdef"), "0123456789abcdef0123456789abcdef");
+    }
 
     #[test]
     fn a_machine_without_a_driver_says_so_and_one_with_cards_names_them() {

@@ -75,9 +75,9 @@ pub struct Flag {
     pub takes: Takes,
     /// Its line in the help.
     pub help: &'static str,
-    /// Beside these pins, the value where no flag names one and no budget leaves it to the planner; `None`: the planner's
-    /// choice.
-    pub usual: fn(&Pins) -> Option<Value>,
+    /// Beside these pins and where tensors lie, the value where no flag names one and no budget leaves it to the planner; `None`: the
+    /// planner's choice.
+    pub usual: fn(&Pins, Place) -> Option<Value>,
 }
 
 /// The argument after a flag.

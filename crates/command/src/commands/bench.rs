@@ -173,7 +173,7 @@ fn plan(
     prices: Prices,
 ) -> Outcome<(Plan, Pace)> {
     let is_free = flags.memory_budget.is_some() || flags.device_memory_budget.is_some();
-    let pins = flags.levers.pins(!is_free);
+    let pins = flags.levers.pins((!is_free).then_some(place));
     // The operations of a graph have no times of their own.
     let pins = if flags.profile { pins.with(RECORDED_MICRO_BATCHES.name, Value::Word("none")) } else { pins };
     let training = Training {

@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::fmt::Display;
+use std::mem::MaybeUninit;
 
 use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, DriverError, sys};
@@ -351,15 +352,17 @@ fn checked<R>(result: Result<R>, graph: Result<Option<CudaGraph>>, scope: Scope)
     if let Some(operation) = refused_by {
         bail!("there is no kernel for {operation} of these sizes")
     }
-    if has_memory(&graph).w()? {
-        bail!("some operation takes memory that is not the arena's")
+    if let Some(reason) = refused_node(&graph).w()? {
+        bail!("{reason}")
     }
     Ok((result, graph, scope))
 }
 
-/// Whether a graph takes memory of its own, which no pool and no bill would know of.
-fn has_memory(graph: &CudaGraph) -> Result<bool, DriverError> {
-    use sys::CUgraphNodeType_enum::{CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE};
+/// Why a graph is not launched, if some node is of a kind that gives other results than its operation.
+fn refused_node(graph: &CudaGraph) -> Result<Option<&'static str>, DriverError> {
+    use sys::CUgraphNodeType_enum::{
+        CU_GRAPH_NODE_TYPE_HOST, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE, CU_GRAPH_NODE_TYPE_MEMCPY,
+    };
     let mut count = 0;
     // SAFETY: a graph that exists; without a place for nodes their number is asked for.
     unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &raw mut count) }.result()?;
@@ -370,9 +373,29 @@ fn has_memory(graph: &CudaGraph) -> Result<bool, DriverError> {
         let mut kind = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
         // SAFETY: a node of that graph, and a place for its kind.
         unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }.result()?;
-        if matches!(kind, CU_GRAPH_NODE_TYPE_MEM_ALLOC | CU_GRAPH_NODE_TYPE_MEM_FREE) {
-            return Ok(true);
+        match kind {
+            // No pool and no bill would know of it.
+            CU_GRAPH_NODE_TYPE_MEM_ALLOC | CU_GRAPH_NODE_TYPE_MEM_FREE => {
+                return Ok(Some("some operation takes memory that is not the arena's"));
+            }
+            CU_GRAPH_NODE_TYPE_MEMCPY if !stays_on_card(node)? => {
+                return Ok(Some("some operation copies from or to the host, whose memory has other values by then"));
+            }
+            CU_GRAPH_NODE_TYPE_HOST => return Ok(Some("some operation calls the host")),
+            _ => {}
         }
     }
-    Ok(false)
+    Ok(None)
+}
+
+/// Whether a copy's memory is the card's at both ends. While launches are recorded a driver takes copies from and to the host without an
+/// error, and moves nothing: who goes on with the bytes reads memory that nobody wrote.
+fn stays_on_card(node: sys::CUgraphNode) -> Result<bool, DriverError> {
+    let mut copy = MaybeUninit::<sys::CUDA_MEMCPY3D>::zeroed();
+    // SAFETY: a node that copies, and a place for what it copies. The driver has written that where it gives no error.
+    let copy = unsafe {
+        sys::cuGraphMemcpyNodeGetParams(node, copy.as_mut_ptr()).result()?;
+        copy.assume_init()
+    };
+    Ok([copy.srcMemoryType, copy.dstMemoryType] == [sys::CUmemorytype::CU_MEMORYTYPE_DEVICE; 2])
 }

@@ -1,4 +1,4 @@
-//! Tensors of tests: values that are the same each time, and the bits of results.
+//! Tensors of tests: values that are the same each time, and the bits of results; and whether their card is the emulated one.
 
 use candle_core::{DType, Device, Tensor};
 
@@ -15,4 +15,11 @@ pub fn tensor(seed: u64, shape: &[usize], dtype: DType, device: &Device) -> Tens
 pub fn bits(x: &Tensor) -> Vec<u32> {
     let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
     x.into_iter().map(f32::to_bits).collect()
+}
+
+/// Whether a card is the emulated one (`cuda-kernels/emulation`). A real one knows nothing of `LOW_MEM_T5_EMULATED_*`, so that a test which
+/// sets these has nothing to look at there.
+#[allow(dead_code, reason = "some tests set no such variable")]
+pub fn is_emulated(card: &Device) -> bool {
+    t5_ops::device_bytes(card).is_some_and(|bytes| bytes.name.contains("emulated"))
 }

@@ -95,8 +95,8 @@ mod tests {
     use super::*;
 
     fn one() -> Cards {
-        let card =
-            Card { name: "H100".into(), total: Bytes(80 << 30), free: Bytes(79 << 30), capability: Some("9.0".into()) };
+        let (total, free) = (Bytes(80 << 30), Bytes(79 << 30));
+        let card = Card { name: "H100".into(), id: String::new(), total, free, capability: Some("9.0".into()) };
         Cards { driver: "570.1".into(), cuda: "12.8".into(), cards: vec![card] }
     }
 
