@@ -168,11 +168,11 @@ impl Loading {
     }
 
     /// The most bytes that a parameter takes beside those that are there, beyond what has yet to come. `reading` says how many reading
-    /// takes.
+    /// takes. Only a large parameter makes room: small ones have no pages of their own.
     fn beyond_all(&self, reading: impl Fn(StoredIn, u64, DType) -> u64) -> u64 {
         let (mut held, mut most) = (0, 0);
         for spec in &self.specs {
-            held += spec.bytes(self.dtype);
+            held += Some(spec.bytes(self.dtype)).filter(|bytes| *bytes >= LARGE_BYTES as u64).unwrap_or(0);
             let made = if self.makes(spec) { making_bytes(spec, self.dtype) - spec.bytes(self.dtype) } else { 0 };
             most = most.max(held + made.max(reading(self.read_from, spec.elements(), spec.dtype(self.dtype))));
         }

@@ -136,7 +136,7 @@ pub struct StoredWeights {
     pub is_bf16: bool,
     /// Whether a table is stored twice. The two are compared when the model is loaded.
     pub has_duplicates: bool,
-    /// The dtypes of the values that are read.
+    /// The dtypes of the matrices that are read.
     pub read_from: StoredIn,
     /// Bytes of a file that [`crate::T5::load_in_place`] writes, in a model of f32 and of bf16.
     pub copied_bytes: [u64; 2],

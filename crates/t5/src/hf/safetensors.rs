@@ -244,9 +244,10 @@ impl Reader {
         self.stretch(name).ok()?.dtype.ok()
     }
 
-    /// The dtypes that its tensors are stored in, as far as they are read.
+    /// The dtypes that its matrices are stored in, as far as they are read. Vectors are nothing beside them.
     pub(crate) fn dtypes(&self) -> Vec<DType> {
-        self.names().iter().filter_map(|name| self.stored_as(name)).collect()
+        let is_matrix = |name: &&String| self.shape(name).is_some_and(|shape| shape.len() > 1);
+        self.names().iter().filter(is_matrix).filter_map(|name| self.stored_as(name)).collect()
     }
 
     /// Where the file has the bytes of a tensor, if they can be used as values of `dtype` there.

@@ -7,7 +7,10 @@ use super::{COMPARED_ELEMENTS, PIECE_BYTES};
 /// The dtypes that parameters may be stored in.
 const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
-/// The dtypes of the values in some files of tensors.
+/// A block of the host's memory is whole pages.
+const PAGE_BYTES: u64 = 4 << 10;
+
+/// The dtypes of the matrices in some files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredIn([bool; FLOATS.len()]);
 
@@ -38,17 +41,20 @@ impl StoredIn {
     /// What [`super::Reader::read`] holds at most beside the tensor of `elements` values of `dtype` that it returns: a piece as bytes and as
     /// values, and once more where they are converted.
     pub(crate) fn reading_bytes(self, elements: u64, dtype: DType) -> u64 {
-        self.of_pieces(elements, |stored| 2 * size(stored) + converted_bytes(stored, dtype))
+        let block = |bytes: u64| bytes.next_multiple_of(PAGE_BYTES);
+        self.of_pieces(elements, |stored, values| {
+            2 * block(values * size(stored)) + block(values * converted_bytes(stored, dtype))
+        })
     }
 
     /// What a device holds meanwhile beside the tensor, where that is on one: a piece as values, and once more where they are converted.
     pub(crate) fn reading_bytes_on_device(self, elements: u64, dtype: DType) -> u64 {
-        self.of_pieces(elements, |stored| size(stored) + converted_bytes(stored, dtype))
+        self.of_pieces(elements, |stored, values| values * (size(stored) + converted_bytes(stored, dtype)))
     }
 
-    /// The most bytes of a piece: `of_value` says how many a value of a stored dtype takes.
-    fn of_pieces(self, elements: u64, of_value: impl Fn(DType) -> u64) -> u64 {
-        let bytes = |stored: DType| elements.min(PIECE_BYTES as u64 / size(stored)) * of_value(stored);
+    /// The most bytes of a piece: `of_piece` says how many so many values of a stored dtype take.
+    fn of_pieces(self, elements: u64, of_piece: impl Fn(DType, u64) -> u64) -> u64 {
+        let bytes = |stored: DType| of_piece(stored, elements.min(PIECE_BYTES as u64 / size(stored)));
         self.dtypes().map(bytes).max().unwrap_or(0)
     }
 
