@@ -6,7 +6,8 @@
 Takes a build with the feature `cuda` and a card, or a build over the emulated one (docs/gpu.md), whose report has the bytes of tensors.
 A case is drawn from its number and the seed alone: the model's shape, precision, optimizer, adapter, levers, graphs, rows, and a budget
 of the card. Its run on the card is compared with one on the CPU; some are killed and resumed, and some models are evaluated and answer
-afterwards. With --inference every model is, and is trained on the CPU. Writes OUTPUT/card_held_out.jsonl, one line a case, and prints a table. Ends with 1 where a case failed.
+afterwards. With --inference every model is, and is trained on the CPU. Writes OUTPUT/card_held_out.jsonl, one line a case, and prints a table.
+Ends with 1 where a case failed.
 """
 
 import argparse
@@ -300,8 +301,9 @@ class Tried:
                    for device in ["cuda", "cpu"]]
         if answers[0] != answers[1]:
             raise Wrong(f"eval: answers {answers}")
-        # With a budget, peaks are said.
-        words = ["generate", "--model", model, "--prompt", "2 + 2", "--max-new-tokens", 9, "--num-beams", beams, "--json", "--memory-budget", "4GiB"]
+        # The prompt is as long as it may be. With a budget, peaks are said.
+        words = ["generate", "--model", model, "--prompt", "2 + 2", "--max-source-tokens", 3, "--max-new-tokens", 9, "--num-beams", beams, "--json",
+                 "--memory-budget", "4GiB"]
         report = self.directory / "of-generate.json"
         said_by = [self.ours(words, device, report=report if device == "cuda" else None) for device in ["cuda", "cpu"]]
         if any(code for code, _, _ in said_by):
