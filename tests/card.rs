@@ -193,9 +193,16 @@ fn a_card_is_measured_once_and_the_file_of_a_run_has_its_prices() {
     assert!(text.contains("# measured on this card: time that levers cost"), "{text}");
     let prices = |run: &str| scene.events(run, "plan")[0]["prices"].clone();
     assert_eq!(prices("first"), prices("second"));
-    for key in ["bus_byte", "overhead_tokens", "multiply_add_ps", "parameter_ps"] {
+    let of_launches = ["launch", "product_launch", "graph_launch", "graph_node"];
+    for key in [&["bus_byte", "overhead_tokens", "multiply_add_ps", "parameter_ps"][..], &of_launches].concat() {
         assert!(prices("first")[key].as_f64().is_some_and(|price| price > 0.0), "{key} in {}", prices("first"));
     }
+    println!("{}", prices("first"));
+    // A driver that records nothing has no price of graphs.
+    let setup = format!("{measured}2; export LOW_MEM_T5_EMULATED_GRAPHS=none").replace("cache\"2", "cache2\"");
+    scene.run_after(&setup, &arguments(&["--device", "cuda", "--max-steps", "1", "--output", "each"])).expect_code(0);
+    let has_price = of_launches.map(|key| prices("each")[key].as_f64().is_some_and(|price| price > 0.0));
+    assert_eq!(has_price, [true, true, false, false], "{}", prices("each"));
     // The card's speed is another entry than the processor's.
     let on_cpu = arguments(&["--max-steps", "1", "--output", "cpu"]);
     let said = scene.run_after(measured, &on_cpu).expect_code(0).err;

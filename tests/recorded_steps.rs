@@ -86,6 +86,41 @@ fn steps_of_few_launches_have_the_bits_of_steps_launched_kernel_by_kernel() {
 }
 
 #[test]
+fn a_pin_has_micro_batches_recorded_and_the_variable_wins() {
+    let scene = Scene::new();
+    let pinned = |run: &str, variables: &[(&str, &str)], pin: &str| {
+        let (file, pin) = (format!("{run}.json"), format!("memory.recorded_micro_batches={pin}"));
+        let variables = [&[("REPORT", file.as_str())], variables].concat();
+        let flags = [&LONG[..], &WHOLE, &["--set", &pin, "--output", run]].concat();
+        let ran = on_card(&scene, &variables, &flags).expect_code(0);
+        let launches = report(&scene, &file)["graph_launches"].as_u64().expect("a count");
+        (launches, ran, of_steps(&scene, run, "loss"), scene.read(&format!("{run}/model/model.safetensors")))
+    };
+    let says = |ran: &Ran| {
+        // However the line is broken.
+        let words: Vec<&str> = ran.out.split_whitespace().collect();
+        words.join(" ").contains("micro-batches recorded")
+    };
+    let (recorded, ran, losses, model) = pinned("all", &[], "all");
+    assert!(says(&ran), "{recorded}: {}", ran.out);
+    let variables = [("LOW_MEM_T5_GRAPHS", "tokens"), ("LOW_MEM_T5_GRAPHS", "all")];
+    let others = [("tokens", Some(variables[0]), "all"), ("none", None, "none"), ("asked", Some(variables[1]), "none")];
+    // Tokens of the answers at the end are recorded, too.
+    let mut of_tokens = None;
+    for (run, variable, pin) in others {
+        let (launches, ran, of_run, of_model) = pinned(run, variable.as_slice(), pin);
+        let expected = if run == "asked" { recorded } else { *of_tokens.get_or_insert(launches) };
+        assert_eq!(launches, expected, "{run}");
+        assert!(run == "asked" || launches + 3 < recorded, "{run}: {launches} of {recorded}");
+        assert_eq!(says(&ran), run == "asked", "{run}: {}", ran.out);
+        assert!(of_run == losses && of_model == model, "{run}: other bits");
+    }
+    // The file of the run has the pin.
+    let plan = scene.run(&["plan", "--json", "--config", "all/resolved.toml"]).expect_code(0).json();
+    assert_eq!(plan["repeats"], true, "{plan}");
+}
+
+#[test]
 fn steps_of_uneven_rows_that_resume_have_the_same_bits() {
     let scene = Scene::new();
     let way = ["--set", "memory.micro_batch_samples=2", "--set", "train.batch_size=8"];

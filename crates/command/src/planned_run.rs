@@ -63,17 +63,18 @@ impl PlannedRun {
             // As the processes of a host agree on it.
             config.memory.budget = Some(planner::budget_of(None).resolve(&now).0 / processes as u64);
         }
+        let rows = opened.map(|opened| run_data::looked_at(&config, opened, steps));
         let run = RunJob {
             config: &config,
             model: &model,
             options: &options,
             data: data.as_ref(),
+            lengths: rows.as_ref().map_or(&[], |rows| &rows.lengths),
             wanted,
             prices: priced.prices,
             shards,
         };
         let planned = answer::plan(&run, &now, steps)?;
-        let rows = opened.map(|opened| run_data::looked_at(&config, opened, steps));
         let of = Of { config: &config, options: &options, rows: rows.as_ref(), steps, priced: &priced };
         let pace = RunPace::new(&of, &run.job(), &now, &planned.plan)?;
         Ok(Self { planned, pace, total_steps: steps })

@@ -162,11 +162,14 @@ impl Session {
         together.share_memory(&mut config, &now)?;
         let wanted = Wanted::Undominated(saved.as_ref().map(|saved| &saved.plan));
         let data = run_data::of(&config, &opened, &loader);
+        // Those of the whole run: a run that goes on sees the same rows, and so has the same choices.
+        let rows = run_data::looked_at(&config, &opened, Some(total_steps));
         let job = RunJob {
             config: &config,
             model: &opened.model,
             options: &options,
             data: Some(&data),
+            lengths: &rows.lengths,
             wanted,
             prices: priced.prices,
             shards: share.shards,
@@ -211,7 +214,6 @@ impl Session {
             costs = bits::with_cut_of(&costs, &plan, scope);
         }
         heap::release_small();
-        let rows = run_data::looked_at(&config, &opened, left_steps);
         let of = Of { config: &config, options: &options, rows: Some(&rows), steps: left_steps, priced: &priced };
         let pace = RunPace::new(&of, &job.job(), &now, &plan)?;
         report.line(&format!("{}{}", plan.bill, pace.in_words()));

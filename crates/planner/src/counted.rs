@@ -8,8 +8,9 @@ use candle_core::DType;
 use memory_policy::{CostRow, Name, Place};
 use t5::costs::{self, Trained, WeightsOnDisk};
 pub use t5::step::count::{Arithmetic, BlockArithmetic};
-use t5::step::count::{CopiedWeights, InferenceCount, Moment, Precisions, Shape, WeightsRead};
+use t5::step::count::{CopiedWeights, InferenceCount, Moment, PassCalls, Precisions, Shape, WeightsRead};
 use t5::{AnswerShape, Levers, ParameterSpec, StoredWeights};
+use t5_ops::Calls;
 use trainer::costs::StateOnDisk;
 use trainer::{Sharding, TrainerOptions};
 
@@ -17,6 +18,7 @@ use crate::error::Result;
 use crate::files::Written;
 use crate::names::{ACTIVATIONS, BOUNDARIES, CACHE, GRADIENTS, LOSS, PACKED, PARAMETERS, WORKSPACE};
 use crate::processes::Processes;
+use crate::step_parts::Parts;
 
 /// Tensors that are held, by the name of their row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -359,8 +361,37 @@ impl<'a> StepCounter<'a> {
     }
 
     /// The requests of a step with these levers to a card.
-    pub fn calls(&self, levers: &Levers, options: &TrainerOptions) -> t5_ops::Calls {
+    pub fn calls(&self, levers: &Levers, options: &TrainerOptions) -> Calls {
         self.of_model.passes.calls(self.batch(), levers, &|specs| trainer::costs::update_on_device(options, specs))
+    }
+
+    /// The requests of the passes of a micro-batch to a card, as if it were not recorded.
+    pub fn pass_calls(&self, levers: &Levers) -> PassCalls {
+        self.pass_calls_in(self.batch(), levers)
+    }
+
+    /// The same of a micro-batch of these samples, and source and target tokens.
+    pub fn pass_calls_of(&self, samples: usize, longest: (usize, usize), levers: &Levers) -> PassCalls {
+        let (source_tokens, target_tokens) = longest;
+        self.pass_calls_in(Shape { samples, source_tokens, target_tokens }, levers)
+    }
+
+    fn pass_calls_in(&self, batch: Shape, levers: &Levers) -> PassCalls {
+        let PassCalls { blocks, head } = self.of_model.passes.pass_calls(batch, levers);
+        // All micro-batches ask for as much.
+        let parts = levers.layer_major.map_or(1, |_| levers.micro_batches(batch.samples)).max(1) as u64;
+        let Calls { launches, products, .. } = blocks;
+        PassCalls { blocks: Calls { launches: launches / parts, products: products / parts, ..Calls::default() }, head }
+    }
+
+    /// The requests of a step beside those of its passes: of the update, of gradients that are begun, and of copies of weights.
+    pub fn update_calls(&self, levers: &Levers, options: &TrainerOptions) -> Calls {
+        let PassCalls { blocks, head } = self.pass_calls(levers);
+        let all = self.calls(&Levers { repeats: false, ..*levers }, options);
+        let passes = (blocks + head) * levers.micro_batches(self.batch_samples) as u64;
+        let (launches, products) =
+            (all.launches.saturating_sub(passes.launches), all.products.saturating_sub(passes.products));
+        Calls { launches, products, ..Calls::default() }
     }
 
     /// Whether a card can record micro-batches.
@@ -452,7 +483,7 @@ impl<'a> StepCounter<'a> {
     /// Elements that a micro-batch does not cast with these levers, less those that are cast after an update, of which a micro-batch is so
     /// large a part.
     #[expect(clippy::cast_precision_loss, reason = "elements of a model")]
-    pub fn spared_casts(&self, levers: &Levers, part: f64) -> f64 {
+    pub fn spared_casts(&self, levers: &Levers, part: f64) -> Parts {
         let CopiedWeights { of_blocks, of_head, .. } = self.copied_weights(levers);
         let blocks = self.blocks();
         let recomputed = levers.recompute_blocks.min(blocks) as f64 / blocks.max(1) as f64;
@@ -461,7 +492,7 @@ impl<'a> StepCounter<'a> {
             Some(layers) if layers.goes_twice(blocks) => 3.0,
             _ => recomputed,
         };
-        (2.0 + again - part) * of_blocks as f64 + (1.0 - part) * of_head as f64
+        Parts { blocks: (2.0 + again - part) * of_blocks as f64, head: (1.0 - part) * of_head as f64 }
     }
 
     fn copied_weights(&self, levers: &Levers) -> CopiedWeights {

@@ -63,6 +63,8 @@ pub struct Training<'a> {
     pub base: Option<StoredWeights>,
     /// The processes that train together.
     pub processes: Processes,
+    /// Source and target tokens of some rows of the run; none where all are as long as they may be.
+    pub lengths: &'a [(usize, usize)],
 }
 
 /// The evaluation of a run.

@@ -166,6 +166,17 @@ pub struct Space<'a> {
     pub has_others: bool,
     /// Whether products cast weights that stay where they are computed with.
     pub casts_weights: bool,
+    /// Recordings of micro-batches; none where a card cannot record them.
+    pub graphs: Option<Graphs>,
+}
+
+/// Recordings of micro-batches on a card.
+#[derive(Clone, Copy, Debug)]
+pub struct Graphs {
+    /// Whether the environment asks for them, or forbids them, whatever pins say.
+    pub are_wanted: Option<bool>,
+    /// Whether launches of kernels and of graphs have prices.
+    pub have_prices: bool,
 }
 
 /// The blocks of a model that is not trained itself.

@@ -432,7 +432,7 @@ fn blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 }
 
 /// Every lever of a step, in the order in which the search sets them: what a lever offers depends on those before it.
-pub static LEVERS: [&Lever; 17] = [
+pub static LEVERS: [&Lever; 18] = [
     &MICRO_BATCH_SAMPLES,
     &LOSS_CHUNK_ROWS,
     &ACCUMULATION,
@@ -450,6 +450,7 @@ pub static LEVERS: [&Lever; 17] = [
     &COPY_OVERLAP,
     &COMMUNICATION_OVERLAP,
     &WEIGHT_COPIES,
+    &RECORDED_MICRO_BATCHES,
 ];
 
 /// Levers of what feeds a step: pins alone, because they are offered together.
@@ -563,11 +564,13 @@ fn in_words_from(lever: &Lever, levers: &Levers, value: Value) -> String {
 mod frozen_weights;
 mod off_the_card;
 mod overlap;
+mod recorded_micro_batches;
 mod weight_copies;
 pub use frozen_weights::{WEIGHT_BLOCKS_IN_MEMORY, WEIGHTS_AT_A_TIME};
 use off_the_card::off;
 pub use off_the_card::{COPY_OVERLAP, OFFLOAD_TO};
 pub use overlap::COMMUNICATION_OVERLAP;
+pub use recorded_micro_batches::RECORDED_MICRO_BATCHES;
 pub use weight_copies::WEIGHT_COPIES;
 
 #[cfg(test)]

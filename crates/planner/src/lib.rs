@@ -25,6 +25,7 @@ pub mod feeding;
 mod files;
 mod inference;
 mod job;
+mod kinds;
 mod lever;
 mod levers;
 mod measurement;
@@ -46,6 +47,7 @@ mod row_counts;
 mod rows;
 mod search;
 mod speed;
+mod step_parts;
 #[cfg(test)]
 mod testing;
 mod timeline;
@@ -63,7 +65,7 @@ pub use feeding::{DatasetResidency, Feeding};
 pub use files::files;
 pub use job::{Evaluation, Inference, Job, Training, Wanted, Work, budget_of};
 pub use lever::{Flag, Lever, Pins, Takes, Value, Values};
-pub use levers::{FEEDING_LEVERS, LEVERS, MICRO_BATCH_SAMPLES, Step, lever_of_a_pin};
+pub use levers::{FEEDING_LEVERS, LEVERS, MICRO_BATCH_SAMPLES, RECORDED_MICRO_BATCHES, Step, lever_of_a_pin};
 pub use measurement::{MeasuredSizes, measure, measure_card};
 pub use pace::{Pace, pace};
 pub use planning::{Planned, costs, plan};
@@ -77,7 +79,7 @@ pub use requests::device_calls;
 pub use row_counts::RowCounts;
 #[cfg(feature = "datasets")]
 pub use rows::{Rows, RowsRead};
-pub use speed::{CardTimes, MachineSpeed, Speed};
+pub use speed::{CardTimes, GraphTimes, LaunchTimes, MachineSpeed, Speed};
 pub use timeline::{Moment, Timeline, timeline};
 pub use training::MOST_EVALUATED_TOGETHER;
 #[cfg(not(feature = "datasets"))]

@@ -5,6 +5,7 @@
 //! time in which threads waited for a processor.
 
 mod answers;
+mod launches;
 mod times;
 
 use std::path::Path;
@@ -97,8 +98,6 @@ const FILE_BYTES: usize = 4 << 20;
 const SCALE_OF_CARDS: usize = 8;
 /// Bytes that are copied to a card.
 const BUS_BYTES: usize = 8 << 20;
-/// Launches that are timed together.
-const LAUNCHES: usize = 64;
 
 /// Measures the machine with operations of these sizes; files lie in `directory`, if it takes any.
 ///
@@ -122,7 +121,8 @@ pub fn measure_card(sizes: MeasuredSizes, device: &Device, directory: &Path) -> 
         let file_byte_ps = file_byte(directory)?.map(significant);
         let times = [bus_byte(device)?, launch(device)?, weight_cast(device)?];
         let [bus_byte_ps, launch_ps, cast_ps] = times.map(|seconds| significant(seconds * 1e12));
-        let card = Some(CardTimes { bus_byte_ps, launch_ps, cast_ps });
+        let launches = Some(launches::times(device)?);
+        let card = Some(CardTimes { bus_byte_ps, launch_ps, cast_ps, launches });
         let of = |dtype| Measured { sizes, dtype, device }.speed(file_byte_ps, card);
         let f32 = of(DType::F32)?;
         let has_bf16 = t5_ops::check_dtype(device, DType::BF16).is_ok();
@@ -382,8 +382,8 @@ fn bus_byte(device: &Device) -> candle_core::Result<f64> {
 /// Seconds of the launch of a kernel.
 fn launch(device: &Device) -> candle_core::Result<f64> {
     let x = Tensor::ones(1, DType::F32, device)?;
-    shortest_on(device, OF_A_KIND / 4, || (0..LAUNCHES).try_for_each(|_| t5_ops::scaled(&x, 0.5).map(drop)))
-        .map(|seconds| seconds / LAUNCHES as f64)
+    shortest_on(device, OF_A_KIND / 4, || (0..launches::LAUNCHES).try_for_each(|_| t5_ops::scaled(&x, 0.5).map(drop)))
+        .map(|seconds| seconds / launches::LAUNCHES as f64)
 }
 
 /// Seconds of the cast of an element of a weight to bf16.

@@ -5,14 +5,15 @@
 
 use memory_policy::{MemorySnapshot, Place};
 use t5::Levers;
-use trainer::micro_batches::cut_within;
+use t5_ops::Calls;
 
 use crate::Plan;
 use crate::counted::StepCounter;
 use crate::error::Result;
 use crate::files::{Written, memory_beside};
 use crate::job::{Job, Work};
-use crate::prices::{Moved, Prices, moving_time, relative_time};
+use crate::kinds;
+use crate::prices::{Beside, Prices, moving_time, relative_time};
 use crate::traffic::{Computed, Traffic};
 
 /// The pace of a run.
@@ -30,6 +31,9 @@ pub struct Pace {
     pub step_bus_bytes_behind: u64,
     /// On a card, the seconds of a step in which it waits for these copies and for files; none where prices were not measured.
     pub step_copy_wait_seconds: Option<f64>,
+    /// On a card, the host's seconds for the launches of a step of full-length samples, most of which go by while the card computes; none
+    /// where launches were not measured.
+    pub step_launch_seconds: Option<f64>,
     /// The most bytes that one of several processes sends to the others in a step.
     pub step_sent_bytes: u64,
     /// The seconds in which a process sends or receives, one thing after the other.
@@ -68,6 +72,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
     let of_step = Pace {
         step_seconds: step.seconds(&job.prices, lengths),
         step_copy_wait_seconds: step.copy_wait_seconds(lengths),
+        step_launch_seconds: step.launching_seconds(),
         step_written_bytes: written.total(),
         step_read_bytes: if reads_files { counter.weights_read(&levers, micro_batches) } else { 0 },
         step_bus_bytes: written.over_the_bus,
@@ -88,31 +93,65 @@ struct StepOf<'a> {
 }
 
 impl StepOf<'_> {
-    #[expect(clippy::cast_precision_loss, reason = "samples and parameters are far below 2^53")]
     fn seconds(&self, prices: &Prices, lengths: &[(usize, usize)]) -> Option<f64> {
-        let (multiply_add_ps, parameter_ps) = (prices.multiply_add_ps?, prices.parameter_ps?);
-        let (samples, most) = (self.job.samples, self.levers.micro_batch_samples.max(1));
+        Some(self.seconds_of_passes(prices, lengths)? + self.seconds_of_update(prices)?)
+    }
+
+    /// The seconds of the update, for which the host launches kernels, too.
+    #[expect(clippy::cast_precision_loss, reason = "parameters are far below 2^53")]
+    fn seconds_of_update(&self, prices: &Prices) -> Option<f64> {
+        let computing = prices.parameter_ps? * self.counter.trained_elements() as f64;
+        let launching = prices.launching(&self.update_calls()) * prices.multiply_add_ps?;
+        Some(computing.max(launching) * 1e-12)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "samples are far below 2^53")]
+    fn seconds_of_passes(&self, prices: &Prices, lengths: &[(usize, usize)]) -> Option<f64> {
+        let multiply_add_ps = prices.multiply_add_ps?;
+        let samples = self.job.samples;
         // A few samples stand for all of a step.
         let known: Vec<(usize, usize)> = lengths.iter().copied().cycle().take(samples.min(MOST_SAMPLES)).collect();
-        let tokens = |(source, target): (usize, usize)| source + target;
-        let most_tokens = most * tokens(self.job.longest);
-        let micro_batches = cut_within(&known, &|samples, longest| samples * tokens(longest) <= most_tokens);
+        let micro_batches = kinds::shapes(&known, self.levers.micro_batch_samples, self.job.longest);
         let moved = moving_time(prices, self.written, self.memory).times(1.0 / samples as f64);
-        let time = |micro_batch: &Vec<usize>| {
-            let longest =
-                |of: fn(&(usize, usize)) -> usize| micro_batch.iter().map(|&i| of(&known[i])).max().unwrap_or(1);
-            let longest = (longest(|l| l.0).max(1), longest(|l| l.1).max(1));
-            let arithmetic = self.counter.arithmetic_of(micro_batch.len(), longest);
-            let moved = moved.times(micro_batch.len() as f64);
-            let part = micro_batch.len() as f64 / samples as f64;
-            let moved = moved.without_casts(prices, self.counter.spared_casts(&self.levers, part));
-            let tokens = micro_batch.len() * tokens(longest);
-            relative_time(prices, &self.levers, tokens, &arithmetic, moved) * arithmetic.training
+        let is_recorded = self.is_recorded(lengths);
+        let time = |&(count, longest): &kinds::Shape| {
+            let longest = (longest.0.max(1), longest.1.max(1));
+            let arithmetic = self.counter.arithmetic_of(count, longest);
+            let moved = moved.times(count as f64);
+            let part = count as f64 / samples as f64;
+            let beside = moved.without_casts(prices, self.counter.spared_casts(&self.levers, part));
+            let calls = || self.counter.pass_calls_of(count, longest, &self.levers);
+            let beside = beside.with_launches(prices, calls, is_recorded);
+            let tokens = count * kinds::tokens(longest);
+            relative_time(prices, &self.levers, tokens, &arithmetic, beside) * arithmetic.training
         };
         let of_shard = micro_batches.iter().map(time).sum::<f64>() * samples as f64 / known.len() as f64;
-        let multiply_adds = of_shard * self.shards() as f64;
-        let update = parameter_ps * self.counter.trained_elements() as f64;
-        Some((multiply_adds * multiply_add_ps + update) * 1e-12)
+        Some(of_shard * self.shards() as f64 * multiply_add_ps * 1e-12)
+    }
+
+    /// Whether micro-batches of such rows are launched as graphs.
+    fn is_recorded(&self, lengths: &[(usize, usize)]) -> bool {
+        let (Job { samples, longest, .. }, levers) = (self.job, &self.levers);
+        levers.repeats && kinds::repeat(lengths, *samples, levers.micro_batch_samples, *longest)
+    }
+
+    /// The requests of an update to a card; none where their launches have no price.
+    fn update_calls(&self) -> Calls {
+        let Work::Training(training) = &self.job.work else { return Calls::default() };
+        let is_priced = self.job.place == Place::Device && self.job.prices.launch > 0.0;
+        if is_priced { self.counter.update_calls(&self.levers, training.options) } else { Calls::default() }
+    }
+
+    /// The host's seconds for the launches of a step of full-length samples, where they have a price.
+    fn launching_seconds(&self) -> Option<f64> {
+        let (prices, levers) = (&self.job.prices, &self.levers);
+        let multiply_add_ps = prices.multiply_add_ps.filter(|_| prices.launch > 0.0)?;
+        let Work::Training(training) = &self.job.work else { return None };
+        let calls = || self.counter.pass_calls(levers);
+        let beside = Beside::default().with_launches(prices, calls, self.is_recorded(training.lengths));
+        let micro_batches = levers.micro_batches(self.job.samples) as f64;
+        let passes = micro_batches * beside.launching.total();
+        Some((passes + prices.launching(&self.update_calls())) * multiply_add_ps * 1e-12)
     }
 
     /// The seconds that a step on a card takes longer than if nothing had to be moved.
@@ -137,10 +176,12 @@ impl StepOf<'_> {
         let arithmetic = &counter.arithmetic(levers.micro_batch_samples);
         let micro_batches = traffic.micro_batches(job.samples, levers);
         let tokens = levers.micro_batch_samples * (job.longest.0 + job.longest.1);
-        let time = relative_time(&job.prices, levers, tokens, arithmetic, Moved::default());
+        let calls = || counter.pass_calls(levers);
+        let beside = Beside::default().with_launches(&job.prices, calls, self.is_recorded(lengths));
+        let time = relative_time(&job.prices, levers, tokens, arithmetic, beside);
         // The update of parameters hides nothing.
-        let computing = Prices { parameter_ps: Some(0.0), ..traffic.with_speed(&job.prices) };
-        let unit = self.seconds(&computing, lengths).unwrap_or(0.0) / time;
+        let passes = self.seconds_of_passes(&traffic.with_speed(&job.prices), lengths);
+        let unit = passes.unwrap_or(0.0) / time;
         let step = Computed { time, arithmetic, levers, micro_batches };
         let byte = traffic.byte_seconds(&job.prices, &sent);
         let step_waited_seconds = unit * step.exposed(&sent, byte / unit.max(f64::MIN_POSITIVE));

@@ -10,9 +10,12 @@ use candle_core::DType;
 use memory_policy::{Bytes, Place};
 use serde::{Deserialize, Serialize};
 use t5::Levers;
+use t5::step::count::PassCalls;
+use t5_ops::Calls;
 
 use crate::counted::{Arithmetic, BlockArithmetic};
 use crate::files::{UNWRITTEN_PERCENT, Written};
+use crate::step_parts::Parts;
 
 /// Micro-batches of this many tokens keep a processor busy; larger ones gain nothing.
 const ENOUGH_TOKENS: f64 = 4096.0;
@@ -63,6 +66,18 @@ pub struct Prices {
     /// The time of casting an element of a weight to bf16 on a device, in multiply-adds of an average one of the step.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub weight_cast: f64,
+    /// The host's time to launch a kernel on a card, in multiply-adds of an average one of the step; 0 where it was not measured.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub launch: f64,
+    /// The same of a matrix product.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub product_launch: f64,
+    /// The time of launching a graph on a card, beside its nodes, in multiply-adds of an average one of the step; 0 where it was not measured.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub graph_launch: f64,
+    /// The time of each node of a graph that has little to do; 0 where it was not measured.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub graph_node: f64,
     /// Price of a byte that goes to the disk, relative to one that stays in the page cache.
     pub disk: f64,
     /// Price of a byte of weights, which is read three times, relative to one that is written and read once.
@@ -99,6 +114,10 @@ impl Prices {
             file_byte: 55.0,
             bus_byte: 0.0,
             weight_cast: 0.0,
+            launch: 0.0,
+            product_launch: 0.0,
+            graph_launch: 0.0,
+            graph_node: 0.0,
             disk: 3.0,
             weights: 2.0,
             weights_to_disk: 9.0,
@@ -134,6 +153,10 @@ impl Prices {
             file_byte,
             bus_byte,
             weight_cast,
+            launch,
+            product_launch,
+            graph_launch,
+            graph_node,
             disk,
             weights,
             weights_to_disk,
@@ -144,7 +167,8 @@ impl Prices {
         let work = [overhead_tokens, again_overhead_tokens, again, heads, second, self.overhead_rows];
         let moved = [file_byte, bus_byte, weight_cast, disk, weights, weights_to_disk];
         let are_in_range = |price: f64| (0.0..1e12).contains(&price);
-        has_tokens && work.into_iter().chain(moved).chain(given).all(are_in_range)
+        let launched = [launch, product_launch, graph_launch, graph_node];
+        has_tokens && work.into_iter().chain(moved).chain(launched).chain(given).all(are_in_range)
     }
 
     /// Of a card, whatever processor is beside it: not measured. A micro-batch of t5-base is some 12,000 launches of candle's kernels,
@@ -178,38 +202,80 @@ impl Prices {
     }
 }
 
+/// Graphs of a recorded micro-batch: forward and backward.
+const GRAPHS: f64 = 2.0;
+
+impl Prices {
+    /// The host's time for these requests, in multiply-adds; nothing where the launch of a kernel has no price.
+    #[expect(clippy::cast_precision_loss, reason = "requests of a step")]
+    pub(crate) fn launching(&self, calls: &Calls) -> f64 {
+        self.launch * calls.launches as f64 + self.product_launch * calls.products as f64
+    }
+
+    /// The time of launching the same as the graphs of a micro-batch. Graphs without a price are launched as kernels.
+    #[expect(clippy::cast_precision_loss, reason = "requests of a step")]
+    pub(crate) fn launching_graphs(&self, calls: &Calls) -> f64 {
+        if !self.knows_graphs() {
+            return self.launching(calls);
+        }
+        GRAPHS * self.graph_launch + self.graph_node * (calls.launches + calls.products) as f64
+    }
+
+    /// Whether graphs have a price, and launches that they are compared with.
+    pub(crate) fn knows_graphs(&self) -> bool {
+        self.launch > 0.0 && self.graph_node > 0.0
+    }
+}
+
 /// The time of reading a byte of a mapped file, over that of writing it to a file and reading it back: where the system has
 /// it in memory, and where it comes from the disk.
 pub const READ: f64 = 0.1;
 pub const READ_FROM_DISK: f64 = 1.0;
 
-/// The time of moving bytes, in multiply-adds.
+/// What a micro-batch takes beside its arithmetic, in multiply-adds: bytes that move, and launches.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Moved {
+pub struct Beside {
     /// While nothing is computed.
     pub alone: f64,
     /// While blocks are computed, as long as that takes.
     pub behind: f64,
+    /// Casts of weights that are spared. The prices of products include them.
+    pub spared: Parts,
+    /// The host's time for launches, which a card does not wait for where it has as much to compute.
+    pub launching: Parts,
 }
 
-impl Moved {
-    /// The same step without casting `elements` elements of weights. The prices of products include those casts.
-    pub fn without_casts(self, prices: &Prices, elements: f64) -> Self {
-        Self { alone: self.alone - prices.weight_cast * elements, ..self }
+impl Beside {
+    /// The same step without the casts of these elements of weights.
+    pub fn without_casts(self, prices: &Prices, elements: Parts) -> Self {
+        Self { spared: elements.times(prices.weight_cast), ..self }
+    }
+
+    /// The same step with these launches, those of blocks in graphs where it `is_recorded`. Nobody counts them where they have no price.
+    pub fn with_launches(self, prices: &Prices, calls: impl FnOnce() -> PassCalls, is_recorded: bool) -> Self {
+        if prices.launch == 0.0 {
+            return self;
+        }
+        let calls = calls();
+        let blocks = if is_recorded { prices.launching_graphs(&calls.blocks) } else { prices.launching(&calls.blocks) };
+        Self { launching: Parts { blocks, head: prices.launching(&calls.head) }, ..self }
     }
 
     /// A share of it.
     pub fn times(self, share: f64) -> Self {
-        Self { alone: share * self.alone, behind: share * self.behind }
+        let Self { alone, behind, spared, launching } = self;
+        let (spared, launching) = (spared.times(share), launching.times(share));
+        Self { alone: share * alone, behind: share * behind, spared, launching }
     }
 }
 
 /// The time of moving what is `written`, where there is so much `memory` for files.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
-pub fn moving_time(prices: &Prices, written: Written, memory: Bytes) -> Moved {
+pub fn moving_time(prices: &Prices, written: Written, memory: Bytes) -> Beside {
     let behind = prices.bus_byte * written.behind as f64;
     let over_the_bus = prices.bus_byte * written.over_the_bus as f64;
-    Moved { alone: prices.file_byte * priced_bytes(prices, written, memory) + over_the_bus - behind, behind }
+    let alone = prices.file_byte * priced_bytes(prices, written, memory) + over_the_bus - behind;
+    Beside { alone, behind, ..Beside::default() }
 }
 
 /// What is `written` to files as so many bytes that stay in memory, where there is `memory` for them; weights come last.
@@ -226,9 +292,9 @@ fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
 }
 
 /// The time of a step whose micro-batches have so many tokens, over that of one that computes nothing again in
-/// micro-batches of enough tokens. For each micro-batch moving bytes takes the time of `moved` multiply-adds. Of those that move while
-/// blocks are computed, a step waits for what takes longer than these.
-pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic: &Arithmetic, moved: Moved) -> f64 {
+/// micro-batches of enough tokens. Of the bytes of `beside` that move while blocks are computed, a step waits for what takes longer than
+/// these. Blocks, and the head, take the longer one of what they compute and of the host's launches.
+pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic: &Arithmetic, beside: Beside) -> f64 {
     let share = |blocks: &[BlockArithmetic], of: fn(&BlockArithmetic) -> f64| {
         blocks.iter().map(of).sum::<f64>() / arithmetic.training
     };
@@ -259,9 +325,11 @@ pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic
     let rows = rows.min((tokens as f64 / 2.0).max(1.0));
     let head = arithmetic.head / arithmetic.training;
     let chunks = head * prices.overhead_rows / rows + if keeps { 0.0 } else { prices.again * head / 3.0 };
-    let computed = 1.0 + cut(prices, prices.overhead_tokens, tokens) + again + layer_by_layer + chunks;
-    let waited = (moved.behind / arithmetic.training - (computed - head - chunks)).max(0.0);
-    computed + moved.alone / arithmetic.training + waited
+    let blocks = 1.0 - head + cut(prices, prices.overhead_tokens, tokens) + again + layer_by_layer;
+    let beside = beside.times(1.0 / arithmetic.training);
+    let blocks = (blocks - beside.spared.blocks).max(beside.launching.blocks);
+    let head = (head + chunks - beside.spared.head).max(beside.launching.head);
+    blocks + head + beside.alone + (beside.behind - blocks).max(0.0)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "tokens of a micro-batch")]
@@ -287,7 +355,7 @@ mod tests {
             .expect("it trains");
         let time = |levers: &Levers| {
             let samples = levers.micro_batch_samples;
-            relative_time(prices, levers, samples * 512, &counter.arithmetic(samples), Moved::default())
+            relative_time(prices, levers, samples * 512, &counter.arithmetic(samples), Beside::default())
         };
         let layer_major = kept.map(|kept_gradient_blocks| LayerMajor { kept_gradient_blocks, ..LayerMajor::default() });
         let levers = Levers {
@@ -359,8 +427,8 @@ mod tests {
         let arithmetic = counter.arithmetic(8);
         let levers = Levers { micro_batch_samples: 8, loss_chunk_rows: 256, ..Levers::default() };
         let time = |alone: f64, behind: f64| {
-            let moved = Moved { alone, behind }.times(arithmetic.training);
-            relative_time(&Prices::card(), &levers, 4096, &arithmetic, moved)
+            let beside = Beside { alone, behind, ..Beside::default() }.times(arithmetic.training);
+            relative_time(&Prices::card(), &levers, 4096, &arithmetic, beside)
         };
         let (computed, head) = (time(0.0, 0.0), arithmetic.head / arithmetic.training);
         assert!((time(0.5, 0.0) - computed - 0.5).abs() < 1e-9);

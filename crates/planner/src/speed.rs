@@ -63,6 +63,32 @@ pub struct CardTimes {
     pub launch_ps: f64,
     /// The cast of an element of a weight to bf16.
     pub cast_ps: f64,
+    /// Of the host and of graphs; none in a file of an earlier program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launches: Option<LaunchTimes>,
+}
+
+/// Times of the host, which launches what a card does, in picoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LaunchTimes {
+    /// To put the launch of a kernel on the stream, without waiting for it.
+    pub kernel_ps: f64,
+    /// The same of a matrix product.
+    pub product_ps: f64,
+    /// Of graphs; none where the driver records nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph: Option<GraphTimes>,
+}
+
+/// Times of graphs of kernels that have little to do, in picoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GraphTimes {
+    /// The launch of a graph, beside its nodes.
+    pub launch_ps: f64,
+    /// Each of its nodes.
+    pub node_ps: f64,
 }
 
 /// The speed of a machine in both precisions.
@@ -166,14 +192,22 @@ impl Speed {
             Some(card) => {
                 let casts = options.precision.activations() == DType::BF16;
                 let weight_cast = if casts { relative(card.cast_ps, 1.0) } else { 0.0 };
-                Prices { bus_byte: relative(card.bus_byte_ps, 1.0), weight_cast, ..Prices::card() }
+                let time = |ps: Option<f64>| ps.map_or(0.0, |ps| relative(ps, 1.0));
+                let (launches, graph) = (card.launches, card.launches.and_then(|launches| launches.graph));
+                Prices {
+                    bus_byte: relative(card.bus_byte_ps, 1.0),
+                    weight_cast,
+                    launch: time(launches.map(|launches| launches.kernel_ps)),
+                    product_launch: time(launches.map(|launches| launches.product_ps)),
+                    graph_launch: time(graph.map(|graph| graph.launch_ps)),
+                    graph_node: time(graph.map(|graph| graph.node_ps)),
+                    ..Prices::card()
+                }
             }
             None => Prices::of_units(options.precision.activations()),
         };
         let (overhead_tokens, again_overhead_tokens) = match self.card {
-            Some(card) => {
-                (card.launches(counter, options) / (times.training / (tokens.0 + tokens.1).max(1) as f64), 0.0)
-            }
+            Some(card) => (card.fixed(counter, options) / (times.training / (tokens.0 + tokens.1).max(1) as f64), 0.0),
             None => (of_products * times.products / times.training, of_products),
         };
         Prices {
@@ -193,12 +227,17 @@ impl Speed {
 }
 
 impl CardTimes {
-    /// The time of the launches of a micro-batch, which a card hides where it has as much to compute.
+    /// The fixed cost of a micro-batch. Where the host's launches have a price of their own, it is the time that the card itself needs for
+    /// as many kernels, which a graph shows. Else it is that of the launches, even where a card hides them.
     #[expect(clippy::cast_precision_loss, reason = "requests of a step")]
-    fn launches(self, counter: &StepCounter<'_>, options: &TrainerOptions) -> f64 {
+    fn fixed(self, counter: &StepCounter<'_>, options: &TrainerOptions) -> f64 {
         let levers = Levers { micro_batch_samples: 1, loss_chunk_rows: 256, ..Levers::default() };
         let calls = counter.calls(&levers, options);
-        self.launch_ps * (calls.launches + calls.products) as f64
+        let each = match self.launches {
+            Some(launches) => launches.graph.map_or(0.0, |graph| graph.node_ps),
+            None => self.launch_ps,
+        };
+        each * (calls.launches + calls.products) as f64
     }
 }
 
@@ -276,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_card_is_priced_by_its_bus_and_its_launches() {
-        let card = CardTimes { bus_byte_ps: 5000.0, launch_ps: 0.0, cast_ps: 3.0 };
+        let card = CardTimes { bus_byte_ps: 5000.0, launch_ps: 0.0, cast_ps: 3.0, launches: None };
         let fast = prices(&Speed { card: Some(card), product_overhead_rows: 64.0, ..even() });
         assert!((fast.bus_byte / 500.0 - 1.0).abs() < 0.05, "{fast:?}");
         assert_eq!((fast.overhead_tokens, fast.again_overhead_tokens), (0.0, 0.0));
@@ -284,7 +323,33 @@ mod tests {
         // Some six hundred launches and products of 4 microseconds, and some 90 million multiply-adds a token.
         let slow = prices(&Speed { card: Some(CardTimes { launch_ps: 4e6, ..card }), ..even() });
         assert!((1.0..8.0).contains(&slow.overhead_tokens), "{slow:?}");
-        assert!(slow.are_sound());
+        assert!(slow.are_sound() && !slow.knows_graphs());
+        assert_eq!((slow.launch, slow.product_launch, slow.graph_launch, slow.graph_node), (0.0, 0.0, 0.0, 0.0));
+        // With a price of its own a launch is no fixed cost any more. A node of a graph is, which the card needs a quarter as long for.
+        let graph = Some(GraphTimes { launch_ps: 8e6, node_ps: 1e6 });
+        let launches = Some(LaunchTimes { kernel_ps: 4e6, product_ps: 5e6, graph });
+        let priced = prices(&Speed { card: Some(CardTimes { launch_ps: 4e6, launches, ..card }), ..even() });
+        assert!((3.9..4.1).contains(&(slow.overhead_tokens / priced.overhead_tokens)), "{priced:?}");
+        for (price, ps) in [(priced.launch, 4e6), (priced.product_launch, 5e6), (priced.graph_launch, 8e6)] {
+            assert!((price * 10.0 / ps - 1.0).abs() < 0.05, "{priced:?}");
+        }
+        assert!((priced.graph_node / 1e5 - 1.0).abs() < 0.05 && priced.knows_graphs() && priced.are_sound());
+        let without_graphs = Some(LaunchTimes { kernel_ps: 4e6, product_ps: 5e6, graph: None });
+        let card = Some(CardTimes { launches: without_graphs, ..card });
+        let priced = prices(&Speed { card, ..even() });
+        assert!(priced.launch > 0.0 && priced.overhead_tokens == 0.0 && !priced.knows_graphs(), "{priced:?}");
+    }
+
+    #[test]
+    fn times_and_prices_of_earlier_programs_are_read_and_launches_have_none() {
+        let old = r#"{"bus_byte_ps": 5000.0, "launch_ps": 4e6, "cast_ps": 3.0}"#;
+        let card: CardTimes = serde_json::from_str(old).unwrap();
+        assert_eq!(card, CardTimes { bus_byte_ps: 5000.0, launch_ps: 4e6, cast_ps: 3.0, launches: None });
+        assert_eq!(serde_json::to_value(card).unwrap(), serde_json::from_str::<serde_json::Value>(old).unwrap());
+        // A table without prices of launches is written without them, and read again.
+        let table = serde_json::to_value(Prices::card()).unwrap();
+        assert!(table.get("launch").is_none() && table.get("graph_node").is_none(), "{table}");
+        assert_eq!(serde_json::from_value::<Prices>(table).unwrap(), Prices::card());
     }
 
     #[test]

@@ -32,6 +32,7 @@ pub(crate) fn training(options: &TrainerOptions) -> Training<'_> {
         wanted: Wanted::Undominated(None),
         base: None,
         processes: Processes::default(),
+        lengths: &[],
     }
 }
 

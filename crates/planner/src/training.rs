@@ -1,5 +1,8 @@
 //! Training as choices: what a step holds under each combination of levers, and the other phases of a run beside it.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use candle_core::DType;
 use memory_policy::{Bytes, CostRow, FEEDING, Name, Phase, Place, undominated};
 use t5::{Levers, ParameterSpec};
@@ -9,7 +12,8 @@ use crate::counted::{self, Arithmetic, Held, Resident, StepCounter};
 use crate::error::Result;
 use crate::files::Written;
 use crate::job::{Evaluation, Training, Wanted};
-use crate::lever::{FrozenBlocks, Space};
+use crate::kinds;
+use crate::lever::{FrozenBlocks, Graphs, Space};
 use crate::levers::{PARTS, Step};
 use crate::names::{
     ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, GRAPHS, LOADING, LOSS, OPTIMIZER_STATE, PACKED, PARAMETERS,
@@ -75,6 +79,8 @@ struct Offer<'a> {
     state: Option<CostRow>,
     /// What is sent to other processes, where there are any.
     traffic: Option<Traffic>,
+    /// By the samples of a micro-batch: whether such ones come in the same shapes step after step.
+    repeating: RefCell<HashMap<usize, bool>>,
 }
 
 impl<'a> Offer<'a> {
@@ -101,6 +107,7 @@ impl<'a> Offer<'a> {
             loading,
             state: None,
             traffic: None,
+            repeating: RefCell::default(),
         }
     }
 
@@ -116,6 +123,7 @@ impl<'a> Offer<'a> {
             frozen: self.training.base.map(|_| FrozenBlocks::of(self.job.model, PARTS)),
             has_others: self.traffic.is_some(),
             casts_weights: self.casts_weights(),
+            graphs: self.graphs(),
         };
         let (ways, cuts) = space.ways_and_cuts();
         // The sums of several shards are kept apart until all of them are there.
@@ -136,19 +144,24 @@ impl<'a> Offer<'a> {
             let arithmetic = self.counter.arithmetic(cut.micro_batch_samples);
             let choice = |&(way, written): &(Levers, Written)| {
                 let Levers { micro_batch_samples, loss_chunk_rows, .. } = cut;
-                let levers = self.repeating(Levers { micro_batch_samples, loss_chunk_rows, ..way });
-                self.choice(&levers, &arithmetic, written)
+                self.choice(&Levers { micro_batch_samples, loss_chunk_rows, ..way }, &arithmetic, written)
             };
             ways.iter().map(choice).collect::<Vec<_>>()
         })
     }
 
-    /// The same levers, with micro-batches recorded where that was asked for and a card can do it.
-    fn repeating(&self, levers: Levers) -> Levers {
-        let is_possible =
-            levers.layer_major.is_none() && !self.counter.pages_weights(&levers) && self.counter.is_recordable();
-        let repeats = self.job.place == Place::Device && is_possible && t5_ops::records_micro_batches();
-        Levers { repeats, ..levers }
+    /// Recordings of micro-batches that go through all blocks at once.
+    fn graphs(&self) -> Option<Graphs> {
+        let is_possible = self.counter.is_recordable() && !self.counter.pages_weights(&Levers::default());
+        let (are_wanted, have_prices) = (t5_ops::records_micro_batches(), self.job.prices.knows_graphs());
+        (self.job.place == Place::Device && is_possible).then_some(Graphs { are_wanted, have_prices })
+    }
+
+    /// Whether these levers have micro-batches recorded, and rows are alike enough for that.
+    fn is_recorded(&self, levers: &Levers) -> bool {
+        let samples = levers.micro_batch_samples;
+        let repeat = || kinds::repeat(self.training.lengths, self.job.samples, samples, self.job.longest);
+        levers.repeats && *self.repeating.borrow_mut().entry(samples).or_insert_with(repeat)
     }
 
     /// Whether the allowance for the whole run covers what is written; what is pinned was asked for.
@@ -204,9 +217,10 @@ impl<'a> Offer<'a> {
         let of_table = self.counter.table_read(levers);
         let written = written.in_micro_batches(levers.micro_batches(self.job.samples), of_table);
         let moved = moving_time(prices, written, self.memory_for_files).times(of_a_micro_batch);
-        let moved = moved.without_casts(prices, self.counter.spared_casts(levers, of_a_micro_batch));
+        let beside = moved.without_casts(prices, self.counter.spared_casts(levers, of_a_micro_batch));
+        let beside = beside.with_launches(prices, || self.counter.pass_calls(levers), self.is_recorded(levers));
         let tokens = levers.micro_batch_samples * (self.job.longest.0 + self.job.longest.1);
-        let computing = relative_time(prices, levers, tokens, arithmetic, moved);
+        let computing = relative_time(prices, levers, tokens, arithmetic, beside);
         let Some(traffic) = &self.traffic else { return computing };
         let sent = traffic.sent(self.counter, self.job.samples, levers);
         let step = Computed {

@@ -154,6 +154,7 @@ fn planned(question: &Question) -> Outcome<(Planned, RunPace, Option<u64>)> {
         model: &model,
         options: &options,
         data: None,
+        lengths: &[],
         wanted: wanted(question.explain),
         prices: priced.prices,
         shards: trainer::shards(config.parallel.virtual_shards, 1)?,

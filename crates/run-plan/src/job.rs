@@ -22,6 +22,8 @@ pub struct RunJob<'a> {
     pub options: &'a TrainerOptions,
     /// Its data, where that is known.
     pub data: Option<&'a RunData<'a>>,
+    /// Source and target tokens of some of its rows, where they are known.
+    pub lengths: &'a [(usize, usize)],
     /// Which of the ways to carry out a step are wanted.
     pub wanted: Wanted<'a>,
     /// The time that levers cost.
@@ -62,6 +64,7 @@ impl<'a> RunJob<'a> {
                 wanted: self.wanted,
                 base: self.data.and_then(|data| data.stored),
                 processes: self.processes(),
+                lengths: self.lengths,
             }),
             samples: self.shards.most_positions(config.train.batch_size),
             longest: (data.max_source_tokens, data.max_target_tokens),

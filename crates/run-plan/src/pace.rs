@@ -209,7 +209,9 @@ impl RunPace {
         let counts = [(launches, "kernel"), (products, "matrix product"), (uploads, "upload"), (downloads, "download")];
         let [launches, products, uploads, downloads] = counts.map(|(count, of)| plural(count, of));
         let beside = if graphs > 0 { format!(" beside {}", plural(graphs, "graph")) } else { String::new() };
-        Some(format!("a step has {launches} and {products}{beside}, at most {uploads}, and {downloads}"))
+        let launching = |seconds| format!("; the host launches them in about {}", in_words(seconds));
+        let launching = self.pace.step_launch_seconds.map(launching).unwrap_or_default();
+        Some(format!("a step has {launches} and {products}{beside}, at most {uploads}, and {downloads}{launching}"))
     }
 
     /// How many texts are longer than the model will see them.
@@ -273,6 +275,9 @@ impl RunPace {
         json["step_bus_bytes_behind"] = json!(self.pace.step_bus_bytes_behind);
         if let Some(seconds) = self.pace.step_copy_wait_seconds {
             json["step_copy_wait_seconds"] = json!(seconds);
+        }
+        if let Some(seconds) = self.pace.step_launch_seconds {
+            json["step_launch_seconds"] = json!(seconds);
         }
         if self.pace.step_sent_bytes > 0 {
             json["step_sent_bytes"] = json!(self.pace.step_sent_bytes);

@@ -181,8 +181,13 @@ pub(crate) fn rows_address(t: &Tensor) -> Result<Option<(u64, usize)>> {
     }
 }
 
-/// Where the first element of a tensor lies.
+/// Where the first element of a tensor lies, as the next launch is given it.
 fn first_address(t: &Tensor) -> Result<u64> {
+    Ok(recording::seen(own_address(t)?))
+}
+
+/// The same where no launch is given it.
+pub(crate) fn own_address(t: &Tensor) -> Result<u64> {
     let (storage, layout) = t.storage_and_layout();
     let Storage::Cuda(storage) = &*storage else { bail!("expected a tensor on a card") };
     let stream = storage.device.cuda_stream();
@@ -205,7 +210,7 @@ fn first_address(t: &Tensor) -> Result<u64> {
         DType::U8 => address!(u8),
         other => bail!("expected F32, BF16, F16, F64, U32 or U8 on a card, got {other:?}"),
     };
-    Ok(recording::seen(base + (layout.start_offset() * t.dtype().size_in_bytes()) as u64))
+    Ok(base + (layout.start_offset() * t.dtype().size_in_bytes()) as u64)
 }
 
 /// A tensor on the same device whose elements nobody has written.

@@ -13,6 +13,8 @@ const VARIABLE: &str = "LOW_MEM_T5_GRAPHS";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Recorded {
     Nothing,
+    /// Tokens of answers, and micro-batches of training where a plan says so.
+    AsPlanned,
     /// Tokens of answers.
     Tokens,
     /// Tokens of answers, and micro-batches of training.
@@ -24,21 +26,26 @@ pub fn records_launches() -> bool {
     recorded() != Recorded::Nothing
 }
 
-/// Whether micro-batches of training are recorded: only if `LOW_MEM_T5_GRAPHS` is `all`, because their recordings take memory and the gain
-/// has not been measured on a card. Fixed for the process.
-pub fn records_micro_batches() -> bool {
-    recorded() == Recorded::All
+/// Whether micro-batches of training are recorded, as far as `LOW_MEM_T5_GRAPHS` says so; none where a plan may choose. Fixed for the
+/// process.
+pub fn records_micro_batches() -> Option<bool> {
+    match recorded() {
+        Recorded::AsPlanned => None,
+        Recorded::All => Some(true),
+        Recorded::Nothing | Recorded::Tokens => Some(false),
+    }
 }
 
 fn recorded() -> Recorded {
     static WANTED: OnceLock<Recorded> = OnceLock::new();
     *WANTED.get_or_init(|| match std::env::var(VARIABLE).ok().as_deref() {
-        None | Some("tokens") => Recorded::Tokens,
+        None => Recorded::AsPlanned,
+        Some("tokens") => Recorded::Tokens,
         Some("all") => Recorded::All,
         Some("none") => Recorded::Nothing,
         Some(other) => {
-            tracing::warn!("{VARIABLE}: expected \"none\", \"tokens\" or \"all\", got {other:?}; taken as \"tokens\"");
-            Recorded::Tokens
+            tracing::warn!("{VARIABLE}: expected \"none\", \"tokens\" or \"all\", got {other:?}; it has no effect");
+            Recorded::AsPlanned
         }
     })
 }

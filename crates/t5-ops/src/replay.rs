@@ -39,6 +39,14 @@ impl std::fmt::Debug for Replay {
 }
 
 impl Replay {
+    /// Work whose recording is measured: it is recorded whatever `LOW_MEM_T5_GRAPHS` says, and nobody is warned where that fails.
+    pub fn to_be_measured() -> Self {
+        Self {
+            #[cfg(feature = "cuda")]
+            on_card: crate::cuda::recording::OnCard::to_be_measured(),
+        }
+    }
+
     /// Does work that depends on tensors and numbers. It is given the numbers where the first of the tensors lies, one after the other.
     ///
     /// On a card, with the same tensors as the last times, it is recorded, or its recording launched. Work has to do the same for the same

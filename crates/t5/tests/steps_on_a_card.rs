@@ -92,7 +92,9 @@ fn recorded_steps_hold_at_their_peak_what_was_predicted() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (card, config) = (card(), config());
     let levers = Levers { micro_batch_samples: 3, loss_chunk_rows: 16, repeats: true, ..Levers::default() };
-    for (activations, recompute_blocks) in [(DType::F32, 0), (DType::BF16, 0), (DType::F32, 4)] {
+    for (activations, recompute_blocks) in
+        [(DType::F32, 0), (DType::F32, 2), (DType::F32, 4), (DType::BF16, 0), (DType::BF16, 1), (DType::BF16, 4)]
+    {
         let levers = Levers { recompute_blocks, ..levers };
         let tensors = || t5_ops::device_bytes(&card).expect("a card counts");
         let before = tensors().tensors;
@@ -121,8 +123,7 @@ fn recorded_steps_hold_at_their_peak_what_was_predicted() {
         println!(
             "{activations:?}, {recompute_blocks} recomputed: {counted} bytes of {predicted}, {beside} of them for graphs"
         );
-        // Gaps in the arena are not predicted one by one: a known limit of recorded steps. All else is within 5 %.
-        assert!((0.95..=1.08).contains(&share), "{activations:?}: {counted} bytes of {predicted}");
+        assert!((0.95..=1.0).contains(&share), "{activations:?}: {counted} bytes of {predicted}");
         model.release_micro_batches();
         assert!(tensors().tensors - before < 2 * gradients.bytes() + gradients.bytes() / 10, "memory is given back");
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use candle_core::Device;
 use memory_policy::{Budgets, Bytes, MemorySnapshot, Place, Probe, SystemProbe};
-use planner::{Feed, Job, Pace, Plan, Prices, Training, Wanted, Work};
+use planner::{Feed, Job, Pace, Plan, Prices, RECORDED_MICRO_BATCHES, Training, Value, Wanted, Work};
 use run_plan::priced::Priced;
 use run_report::figures::median;
 use serde_json::json;
@@ -174,6 +174,8 @@ fn plan(
 ) -> Outcome<(Plan, Pace)> {
     let is_free = flags.memory_budget.is_some() || flags.device_memory_budget.is_some();
     let pins = flags.levers.pins(!is_free);
+    // The operations of a graph have no times of their own.
+    let pins = if flags.profile { pins.with(RECORDED_MICRO_BATCHES.name, Value::Word("none")) } else { pins };
     let training = Training {
         options,
         disk_writes: MOST_WRITTEN,
@@ -182,6 +184,7 @@ fn plan(
         wanted: Wanted::Undominated(None),
         base: None,
         processes: planner::Processes::default(),
+        lengths: &[],
     };
     let job = Job {
         model,

@@ -30,7 +30,8 @@ impl DiskNeeds {
     pub fn of(&self, now: &MemorySnapshot, plan: &Plan) -> Outcome<DiskNeed> {
         let Self { config, model, options, priced, shards, steps } = self;
         let wanted = Wanted::Undominated(None);
-        let job = RunJob { config, model, options, data: None, wanted, prices: priced.prices, shards: *shards };
+        let (prices, lengths) = (priced.prices, &[][..]);
+        let job = RunJob { config, model, options, data: None, lengths, wanted, prices, shards: *shards };
         let of = Of { config, options, rows: None, steps: *steps, priced };
         DiskNeed::of(&of, &job.job(), now, plan)
     }

@@ -40,6 +40,30 @@ pub(super) fn shortest_on(
     Ok(least)
 }
 
+/// The rounds in which launches are timed without waiting; an odd number, so that one of them is in the middle.
+const ROUNDS: usize = 9;
+
+/// The host's time to launch `work` once, in seconds: the median of some rounds of `count` launches. What the card does with them is waited
+/// for between rounds, which no clock sees.
+pub(super) fn enqueued(
+    device: &Device,
+    count: usize,
+    mut work: impl FnMut() -> candle_core::Result<()>,
+) -> candle_core::Result<f64> {
+    let mut round = || {
+        device.synchronize()?;
+        let start = Instant::now();
+        (0..count).try_for_each(|_| work())?;
+        candle_core::Result::Ok(start.elapsed().as_secs_f64() / count as f64)
+    };
+    // The first loads the kernel and fills the pool.
+    round()?;
+    let mut rounds = (0..ROUNDS).map(|_| round()).collect::<candle_core::Result<Vec<f64>>>()?;
+    device.synchronize()?;
+    rounds.sort_by(f64::total_cmp);
+    Ok(rounds[ROUNDS / 2])
+}
+
 /// The shortest of several times that `work` takes, in seconds, by [`undisturbed`]. The first is not counted where there is time for
 /// another: it allocates, and may so take ten times as long.
 pub(super) fn shortest(limit: Duration, work: impl FnMut() -> candle_core::Result<()>) -> candle_core::Result<f64> {
@@ -141,6 +165,23 @@ impl Scheduled {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn launches_are_timed_in_rounds_and_the_median_counts() {
+        let calls = std::cell::Cell::new(0usize);
+        let seconds = enqueued(&Device::Cpu, 4, || {
+            calls.set(calls.get() + 1);
+            // One round is disturbed.
+            if calls.get() == 4 * 3 {
+                std::thread::yield_now();
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_millis(40) {}
+            }
+            Ok(())
+        });
+        assert_eq!(calls.get(), 4 * (ROUNDS + 1));
+        assert!((0.0..5e-3).contains(&seconds.unwrap()));
+    }
 
     #[test]
     fn time_in_which_threads_waited_for_others_does_not_count() {

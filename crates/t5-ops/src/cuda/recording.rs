@@ -12,7 +12,7 @@ use candle_core::{CudaDevice, DType, Device, Error, Shape, Tensor, TensorId, bai
 
 use super::lives::{ALIGNMENT, KINDS, Lives, Sizes, kind_of};
 use super::round::{Round, parts_of_arena};
-use super::{address, overwrite};
+use super::{overwrite, own_address};
 use crate::device::is_out_of_device_memory;
 use crate::graphs::records_launches;
 
@@ -118,7 +118,8 @@ pub(super) fn taken(t: &Tensor) -> Result<()> {
     if in_round(|_| ()).is_some()
         && let Some(kind) = kind_of(t.dtype())
     {
-        let at = address(t)?;
+        // Not as a use: until now another tensor had this memory, whose life would then last until here.
+        let at = own_address(t)?;
         in_round(|round| round.taken(kind, t.elem_count(), at));
     }
     Ok(())
@@ -190,6 +191,8 @@ pub(crate) struct OnCard {
     is_refused: bool,
     /// Attempts that found no memory.
     without_memory: u32,
+    /// Whether it is recorded for the time that this takes.
+    is_measured: bool,
 }
 
 enum State {
@@ -205,6 +208,10 @@ impl Default for State {
 }
 
 impl OnCard {
+    pub(crate) fn to_be_measured() -> Self {
+        Self { is_measured: true, ..Self::default() }
+    }
+
     pub(crate) fn run<E: From<Error> + Display>(
         &mut self,
         card: &CudaDevice,
@@ -218,7 +225,7 @@ impl OnCard {
             self.of = of;
         }
         let numbers = self.upload(card, numbers)?;
-        if self.is_refused || !records_launches() {
+        if self.is_refused || !(self.is_measured || records_launches()) {
             return work(&numbers);
         }
         match &mut self.state {
@@ -233,9 +240,11 @@ impl OnCard {
                     Err(error) => {
                         let passes = is_out_of_device_memory(&error.to_string());
                         let how_long = if passes { ", until there is more memory" } else { "" };
-                        tracing::warn!(
-                            "the card's work is launched kernel by kernel, and not as a graph{how_long}: {error}"
-                        );
+                        if !self.is_measured {
+                            tracing::warn!(
+                                "the card's work is launched kernel by kernel, and not as a graph{how_long}: {error}"
+                            );
+                        }
                         self.without_memory += u32::from(passes);
                         self.is_refused = !passes;
                         self.state = State::default();
@@ -256,7 +265,8 @@ impl OnCard {
     }
 
     pub(crate) fn forget(&mut self) {
-        *self = Self { is_refused: self.is_refused, without_memory: self.without_memory, ..Self::default() };
+        let Self { is_refused, without_memory, is_measured, .. } = *self;
+        *self = Self { is_refused, without_memory, is_measured, ..Self::default() };
     }
 
     /// The numbers on the card, where they were the last time.

@@ -10,7 +10,7 @@
 //! | `engine` | what is packed, in which order blocks are computed, on which thread; the same for all kernels |
 //! | `few_columns`, `few_columns_bf16` | products with a result of a few columns, whose many rows of A are read where they lie |
 //! | `few_rows` | products of a few rows with a weight, which is read where it lies |
-//! | `thin` | products with a result of a few rows or columns, of operands that lie across K and are read where they lie |
+//! | `thin`, `thin_bf16` | products with a result of a few rows or columns, of operands that lie across K and are read where they lie |
 //! | `geometry` | the sizes of kernels, and the bytes that follow from them |
 //! | `kernel` | what a kernel is: one block |
 //! | `matrix` | operands and results as they lie in memory |
@@ -44,6 +44,8 @@ mod panels;
 mod rate;
 pub(crate) mod software;
 mod thin;
+#[cfg(target_arch = "x86_64")]
+mod thin_bf16;
 pub(crate) mod tiles;
 mod turned;
 
@@ -134,7 +136,7 @@ pub(crate) fn product_bytes(rows: usize, (k, beside, n): (usize, usize, usize), 
     let packed = of(n).product((k, beside, n), is_bf16, &processor);
     if beside == 0 && !is_bf16 && few_columns::is_better(rows, n, of(n)) {
         // A weight in codes is packed.
-        return packed.max(thin::kept_bytes(k));
+        return packed.max(thin::kept_bytes(k, operands));
     }
     // A weight that lies across K, or in codes, is packed.
     if is_better_turned(rows, n, of(n), of(rows)) {
@@ -156,9 +158,11 @@ pub(crate) fn across_bytes(size: (usize, usize, usize), operands: DType) -> Kept
 }
 
 /// Bytes that a thread holds of an operand of a product (M, K) times (K, N) of operands that lie across K, and keeps for the next
-/// product: all of it in f32, where the result is thin and the operand is the thin one. `None` where both are packed.
-pub(crate) fn thin_bytes((m, k, n): (usize, usize, usize)) -> Option<u64> {
-    thin::is_thin(m, n).then(|| thin::kept_bytes(k))
+/// product: all of it, where the result is thin and the operand is the thin one. `None` where both are packed.
+///
+/// `operands`: F32 or BF16.
+pub(crate) fn thin_bytes((m, k, n): (usize, usize, usize), operands: DType) -> Option<u64> {
+    thin::is_thin(m, n).then(|| thin::kept_bytes(k, operands))
 }
 
 /// `C = A B`, or `C += A B` with `accumulate`. Where an operand is bf16 both are rounded to it.
@@ -170,10 +174,15 @@ pub(crate) fn multiply<'a>(
     threads: Threads,
 ) {
     let (a, b) = (a.into(), b.into());
-    match a.wide().zip(b.wide()).filter(|(a, b)| thin::takes(a, b)) {
-        Some((a, b)) => thin::multiply(&c, &a, &b, accumulate, threads),
-        None => multiply_with(isa(), c, a, b, accumulate, threads),
+    let Some((a, b)) = a.wide().zip(b.wide()).filter(|(a, b)| thin::takes(a, b)) else {
+        return multiply_with(isa(), c, a, b, accumulate, threads);
+    };
+    #[cfg(target_arch = "x86_64")]
+    if let Some(operands) = thin_bf16::operands(isa(), &a, &b) {
+        // SAFETY: `isa` names only what this machine was found to have.
+        return unsafe { thin_bf16::multiply(&c, operands, accumulate, threads) };
     }
+    thin::multiply(&c, &a, &b, accumulate, threads);
 }
 
 /// [`multiply`] in the precision of A: a bf16 B beside an A of f32 is widened, which changes none of its values.

@@ -186,22 +186,29 @@ trait Load: Element {
     unsafe fn load_16(from: *const Self, mask: u16) -> __m256i;
 }
 
+/// 32 columns of four bytes in order, as unpacking leaves them: in each quarter of `low` four columns, and the four after them in `high`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn in_order(low: __m512i, high: __m512i) -> [__m512i; 2] {
+    let first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
+    let second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+    [_mm512_permutex2var_epi64(low, first, high), _mm512_permutex2var_epi64(low, second, high)]
+}
+
 /// 32 rows along K of 32 columns, `stride` apart, into the two tiles of a step of B.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn interleave<T: Load>(from: *const T, stride: usize, tiles: &mut [u16]) {
-    let first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
-    let second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
     let tiles = &mut tiles[..2 * TILE];
     for p in 0..16 {
         // SAFETY: the caller promises the rows; the tiles have 16 lines each.
         unsafe {
             let even = T::load_32(from.add(2 * p * stride), u32::MAX);
             let odd = T::load_32(from.add((2 * p + 1) * stride), u32::MAX);
-            let (low, high) = (_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd));
+            let [first, second] = in_order(_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd));
             let line = tiles.as_mut_ptr().add(p * LINE);
-            _mm512_storeu_si512(line.cast(), _mm512_permutex2var_epi64(low, first, high));
-            _mm512_storeu_si512(line.add(TILE).cast(), _mm512_permutex2var_epi64(low, second, high));
+            _mm512_storeu_si512(line.cast(), first);
+            _mm512_storeu_si512(line.add(TILE).cast(), second);
         }
     }
 }

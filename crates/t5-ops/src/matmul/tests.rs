@@ -461,7 +461,7 @@ fn thin_results_of_every_shape_and_type() {
     let taken = SIZES.iter().filter(|&&(m, n, k)| {
         let (a, b) = (Stored::<bf16>::random(m, k, true, 0, 1), Stored::<bf16>::random(k, n, false, 0, 2));
         let takes = thin::takes(&a.matrix(), &b.matrix());
-        assert_eq!(takes, thin_bytes((m, k, n)).is_some(), "({m}, {n}, {k})");
+        assert_eq!(takes, thin_bytes((m, k, n), DType::F32).is_some(), "({m}, {n}, {k})");
         takes
     });
     assert!(taken.count() >= 5, "thin results among these");
@@ -469,20 +469,27 @@ fn thin_results_of_every_shape_and_type() {
     assert!(!thin::takes(&along.matrix(), &Stored::<f32>::random(8, 12, false, 0, 2).matrix()), "A along K");
 }
 
+fn check_threads_of_thin_results<T: Element>() {
+    // More columns than a thread has at a time, an odd number of rows, and columns and rows that fill no block.
+    for (m, n, k) in [(16, 1115, 700), (1115, 5, 701)] {
+        let (a, b) = (Stored::<T>::random(m, k, true, 3, 1), Stored::<T>::random(k, n, false, 0, 2));
+        let of_threads = |threads| {
+            let mut c = vec![0f32; m * n];
+            multiply(MatrixMut::new(&mut c, m, n), a.matrix(), b.matrix(), false, threads);
+            c
+        };
+        let alone = of_threads(Threads::One);
+        assert_eq!(alone, of_threads(Threads::All));
+        for (at, (got, expected)) in alone.into_iter().zip(product(&a, &b)).enumerate() {
+            assert!((f64::from(got) - expected).abs() < 1e-4, "({m}, {n}, {k}) {at}: expected {expected}, got {got}");
+        }
+    }
+}
+
 #[test]
 fn threads_show_in_no_bit_of_a_thin_result() {
-    // More columns than a thread has at a time.
-    let (a, b) = (Stored::<f32>::random(16, 700, true, 0, 1), Stored::<f32>::random(700, 1115, false, 0, 2));
-    let of_threads = |threads| {
-        let mut c = vec![0f32; 16 * 1115];
-        multiply(MatrixMut::new(&mut c, 16, 1115), a.matrix(), b.matrix(), false, threads);
-        c
-    };
-    let alone = of_threads(Threads::One);
-    assert_eq!(alone, of_threads(Threads::All));
-    for (at, (got, expected)) in alone.into_iter().zip(product(&a, &b)).enumerate() {
-        assert!((f64::from(got) - expected).abs() < 1e-4, "{at}: expected {expected}, got {got}");
-    }
+    check_threads_of_thin_results::<f32>();
+    check_threads_of_thin_results::<bf16>();
 }
 
 /// `A B + A₂ B₂` against f64, on every instruction set, with operands of `T`.

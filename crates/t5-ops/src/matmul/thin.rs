@@ -3,9 +3,11 @@
 //!
 //! The thin operand is widened to f32 once. The wide one is read where it lies, some rows of a few blocks of columns at a time: those
 //! of the next rows are asked for meanwhile, and what two passes need is in the first-level cache. Each element is one sum along K in one
-//! order, whatever the number of threads.
+//! order, whatever the number of threads. On AVX512-BF16 `thin_bf16` adds up operands of bf16.
 
 use std::ops::Range;
+
+use candle_core::DType;
 
 use super::few_rows::put_in_row;
 use super::matrix::{Matrix, MatrixMut, Strides, Threads};
@@ -13,17 +15,18 @@ use super::panels::Buffer;
 use crate::cache::to_read;
 use crate::needs::elements;
 use crate::parallel::{for_each_part, rows_per_part};
+use crate::processor::{InstructionSet, processor};
 use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
 use crate::storage::{Element, Operand};
 
 /// The most rows or columns that a thin result has.
 pub(super) const MOST: usize = WIDTH;
 /// Columns of the wide operand in a block, the sums of which a thread has at a time.
-const BLOCK: usize = 2 * WIDTH;
+pub(super) const BLOCK: usize = 2 * WIDTH;
 /// The most blocks that a thread has at a time.
-const BLOCKS: usize = 16;
+pub(super) const BLOCKS: usize = 16;
 /// Rows of the wide operand that are multiplied with all of these before the next ones are.
-const DEPTH: usize = 64;
+pub(super) const DEPTH: usize = 64;
 /// Bytes of a line of the cache.
 const LINE: usize = 64;
 
@@ -39,32 +42,51 @@ pub(super) fn is_thin(m: usize, n: usize) -> bool {
     m.min(n) <= MOST
 }
 
-/// Bytes of an operand that was [widened](widen), which a thread keeps for the next product.
-pub(super) fn kept_bytes(k: usize) -> u64 {
-    elements([k, MOST, size_of::<f32>()])
+/// Bytes of a thin operand as it is multiplied, which a thread keeps for the next product: [widened](widen), or in pairs of bf16.
+pub(super) fn kept_bytes(k: usize, operands: DType) -> u64 {
+    let is_in_pairs = operands == DType::BF16 && processor().instruction_set == InstructionSet::Avx512Bf16;
+    elements([if is_in_pairs { k.div_ceil(2) } else { k }, MOST, size_of::<f32>()])
+}
+
+/// Sums of a block of columns with each thin column.
+pub(super) type Sums = [[f32; BLOCK]; MOST];
+
+/// The thin and the wide operand of `A B`, both as rows along K, and whether the wide one is A.
+pub(super) fn operands<'a>(a: &Matrix<'a>, b: &Matrix<'a>) -> (Matrix<'a>, Matrix<'a>, bool) {
+    if a.rows > b.cols { (*b, a.t(), true) } else { (a.t(), *b, false) }
 }
 
 /// `C (+)= A B`.
 pub(super) fn multiply(c: &MatrixMut, a: &Matrix, b: &Matrix, accumulate: bool, threads: Threads) {
-    let is_turned = a.rows > b.cols;
-    // Both as rows along K.
-    let (thin, wide) = if is_turned { (*b, a.t()) } else { (a.t(), *b) };
+    let (thin, wide, is_turned) = operands(a, b);
     let mut values = Buffer::new::<f32>(thin.rows * MOST);
     match thin.data {
         Operand::F32(data) => widen(data, (thin.row_stride, thin.cols), values.cells()),
         Operand::Bf16(data) => widen(data, (thin.row_stride, thin.cols), values.cells()),
     }
     let values = values.read::<f32>().as_chunks::<MOST>().0;
-    let blocks = wide.cols.div_ceil(BLOCK);
-    let together = if threads.count() == 1 { blocks } else { rows_per_part(blocks, BLOCK * wide.rows) }.min(BLOCKS);
+    in_blocks(c, (is_turned, wide.cols, wide.rows), accumulate, threads, |columns, sums| match wide.data {
+        Operand::F32(data) => add_up(values, thin.cols, wide.with(data), columns, sums),
+        Operand::Bf16(data) => add_up(values, thin.cols, wide.with(data), columns, sums),
+    });
+}
+
+/// Writes or adds the sums over `k` rows of all `columns` columns of the wide operand, which `add_up` makes of some blocks at a time: to
+/// rows of C, or to its columns where it is turned.
+pub(super) fn in_blocks(
+    c: &MatrixMut,
+    (is_turned, columns, k): (bool, usize, usize),
+    accumulate: bool,
+    threads: Threads,
+    add_up: impl Fn(Range<usize>, &mut [Sums; BLOCKS]) + Sync,
+) {
+    let blocks = columns.div_ceil(BLOCK);
+    let together = if threads.count() == 1 { blocks } else { rows_per_part(blocks, BLOCK * k) }.min(BLOCKS);
     for_each_part(blocks.div_ceil(together), |part| {
         let first = part * together * BLOCK;
-        let columns = first..wide.cols.min(first + together * BLOCK);
+        let columns = first..columns.min(first + together * BLOCK);
         let mut sums = [[[0.0; BLOCK]; MOST]; BLOCKS];
-        match wide.data {
-            Operand::F32(data) => add_up(values, thin.cols, wide.with(data), columns.clone(), &mut sums),
-            Operand::Bf16(data) => add_up(values, thin.cols, wide.with(data), columns.clone(), &mut sums),
-        }
+        add_up(columns.clone(), &mut sums);
         for (columns, sums) in blocks_of(columns).zip(&sums) {
             let (rows, cols) = if is_turned { (columns, 0..c.cols) } else { (0..c.rows, columns) };
             for (number, row) in rows.enumerate() {
@@ -77,7 +99,7 @@ pub(super) fn multiply(c: &MatrixMut, a: &Matrix, b: &Matrix, accumulate: bool, 
 }
 
 /// Columns in blocks.
-fn blocks_of(columns: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn blocks_of(columns: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     columns.clone().step_by(BLOCK).map(move |first| first..columns.end.min(first + BLOCK))
 }
 
@@ -100,7 +122,7 @@ simd! {
         count: usize,
         wide: Strides<&[T]>,
         columns: Range<usize>,
-        sums: &mut [[[f32; BLOCK]; MOST]; BLOCKS],
+        sums: &mut [Sums; BLOCKS],
     ) {
         for (number, thin) in thin.chunks(DEPTH).enumerate() {
             let rows = (&wide.data[number * DEPTH * wide.row_stride..], wide.row_stride);
@@ -119,7 +141,7 @@ fn block<S: Simd, T: Lanes>(
     count: usize,
     wide: (&[T], usize),
     columns: Range<usize>,
-    sums: &mut [[f32; BLOCK]; MOST],
+    sums: &mut Sums,
 ) {
     // As many sums as there are registers for.
     let is_roomy = S::SUMS >= 8 * BLOCK / WIDTH;
@@ -146,7 +168,7 @@ fn tile<S: Simd, T: Lanes, const R: usize, const J: usize>(
     (wide, stride): (&[T], usize),
     columns: Range<usize>,
     at: usize,
-    sums: &mut [[f32; BLOCK]; MOST],
+    sums: &mut Sums,
 ) {
     let mut lanes = [[s.splat(0.0); J]; R];
     for (sums, lanes) in sums[first..first + R].iter_mut().zip(&mut lanes) {
@@ -188,7 +210,7 @@ fn sums_of(row: &mut [f32; BLOCK], at: usize) -> &mut [f32; WIDTH] {
 
 /// Asks for what lies `ahead` elements after a part of a row.
 #[inline(always)]
-fn ask_ahead<T>(row: &[T], ahead: usize) {
+pub(super) fn ask_ahead<T>(row: &[T], ahead: usize) {
     for line in (0..row.len()).step_by(LINE / size_of::<T>()) {
         to_read(row.as_ptr().wrapping_add(ahead + line));
     }

@@ -36,6 +36,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use candle_core::DType;
+use t5_ops::Calls;
 
 use super::schedule::Outline;
 use crate::config::Config;
@@ -157,6 +158,16 @@ pub struct BlockArithmetic {
     pub heads: f64,
     /// Backward.
     pub backward: f64,
+}
+
+/// The requests of the passes of a step to a card, without those of the update. Gradients exist already, as in later micro-batches: the
+/// first one begins those of norms and of tables of positions with a launch each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassCalls {
+    /// Of embeddings and blocks, forward and backward: layer by layer of all micro-batches, else of one.
+    pub blocks: Calls,
+    /// Of the output projection and the loss of one micro-batch.
+    pub head: Calls,
 }
 
 /// Weights that a step may hold in bf16 beside f32.
@@ -347,7 +358,7 @@ impl Counter {
 
     /// The bytes by which the peak of a step on a device exceeds [`Counter::step`] where micro-batches are recorded ([`Levers::repeats`]).
     pub fn recorded_beside(&self, batch: Shape, levers: &Levers) -> u64 {
-        self.tally(batch, levers).recorded_beside(&self.head(batch, levers))
+        self.tally(batch, levers).recorded_beside(&self.head(batch, levers), self.precisions.activations)
     }
 
     /// Whether a card can record the micro-batches of a step ([`Levers::repeats`]): all their operations have kernels there.
@@ -422,6 +433,11 @@ impl Counter {
         let tallied = self.tally(shape, &levers);
         let head = self.rehearsal.head(shape, loss_chunk_rows);
         tallied.peak_with(&head).total() + tallied.packed.max(head.packed).along_tokens()
+    }
+
+    /// The requests of a step's passes to a card, as if no micro-batch were recorded. Lists that are on the card already count as uploads.
+    pub fn pass_calls(&self, batch: Shape, levers: &Levers) -> PassCalls {
+        PassCalls { blocks: self.tally(batch, levers).calls, head: self.head(batch, levers).calls }
     }
 
     /// The arithmetic of a pass over a micro-batch.

@@ -112,7 +112,7 @@ pub(super) fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accum
 
 pub(super) fn backward_weight_needs(rows: usize, (n, k): (usize, usize), [operands, dw]: [DType; 2]) -> Needs {
     let needs = Needs::default().with_products(1, (rows, n, k));
-    if let Some(left) = thin_bytes((n, rows, k)) {
+    if let Some(left) = thin_bytes((n, rows, k), operands) {
         return Needs { kept: Kept { larger: left, ..Kept::default() }, ..needs };
     }
     let transient = bytes_of_sums((n, rows, k), operands, dw);

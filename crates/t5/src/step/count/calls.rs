@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::levers::LayerMajor;
-    use crate::step::count::Precisions;
+    use crate::step::count::{PassCalls, Precisions};
 
     const SHAPE: Shape = Shape { samples: 8, source_tokens: 64, target_tokens: 32 };
 
@@ -197,6 +197,38 @@ mod tests {
             assert_eq!(four - two, 2 * (two - one), "{layers:?}");
             let [few, more, most] = [2, 3, 5].map(|blocks| launches(blocks, 8, layers));
             assert_eq!(most - more, 2 * (more - few), "{layers:?}");
+        }
+    }
+
+    #[test]
+    fn requests_of_parts_add_up_to_those_of_a_step() {
+        let bf16 = Precisions { parameters: DType::F32, activations: DType::BF16, gradients: DType::F32 };
+        let counter = Counter::new(&with_blocks(3), bf16, 0.1, &|_| true).unwrap().on_device(&|_| [0; 2]);
+        let totals = SquareSums::totals_needs(Path::Device, counter.trained.specs().len()).calls;
+        let kept = LayerMajor { kept_gradient_blocks: 99, ..LayerMajor::PLAIN };
+        let ways = [(0, None), (4, None), (6, Some(kept)), (6, Some(LayerMajor::PLAIN))];
+        for (recompute_blocks, layer_major) in ways {
+            for weight_copies in [false, true] {
+                let levers = Levers {
+                    micro_batch_samples: 2,
+                    loss_chunk_rows: 16,
+                    recompute_blocks,
+                    layer_major,
+                    weight_copies,
+                    ..Levers::default()
+                };
+                let copies = if weight_copies { counter.copied_weights().tensors } else { 0 };
+                let beside = totals + t5_ops::narrow_each_needs(Path::Device, copies).calls;
+                let all = counter.calls(SHAPE, &levers, &|_| [Needs::default(); 2]) - beside;
+                let PassCalls { blocks, head } = counter.pass_calls(SHAPE, &levers);
+                let parts = if layer_major.is_some() { blocks + head * 4 } else { (blocks + head) * 4 };
+                assert_eq!(parts.products, all.products, "{levers:?}");
+                // Of the vectors' gradients, which no product begins: those of the norms, and of two tables of positions.
+                let begun = 2 * 3 + 3 * 3 + 2 + 2;
+                let passes = if layer_major == Some(LayerMajor::PLAIN) { 1..=2 } else { 1..=1 };
+                let more = all.launches - parts.launches;
+                assert!((begun * passes.start()..=begun * passes.end()).contains(&more), "{levers:?}: {more}");
+            }
         }
     }
 

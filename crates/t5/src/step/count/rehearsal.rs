@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 use candle_core::DType;
+use t5_ops::Calls;
 
 use super::{BlockArithmetic, Precisions, Shape};
 use crate::config::Config;
@@ -39,6 +40,8 @@ pub(super) struct Cost {
     pub on_host: u64,
     /// Of weights in a file, what is read where they come one by one.
     pub paged_in: u64,
+    /// The requests to a card.
+    pub calls: Calls,
 }
 
 /// The gradient of the encoder's output when a decoder block begins its backward.
@@ -303,6 +306,7 @@ impl Rehearsal {
             packed: ledger.kept(),
             on_host: ledger.on_host(),
             paged_in: ledger.paged_in(),
+            calls: ledger.calls(),
         }
     }
 

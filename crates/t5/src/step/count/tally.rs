@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use t5_ops::Calls;
+
 use super::live::Live;
 use super::rehearsal::{BackwardScene, Cost, Scene, Source};
 use super::tallied::{Tallied, at_head};
@@ -41,6 +43,7 @@ pub(super) struct Tally<'a> {
     packed: Kept,
     on_host: u64,
     paged_in: u64,
+    calls: Calls,
     spare: Vec<Kind<'a>>,
     /// What each unit saves: in memory or in a file.
     places: Vec<(Unit, Keep, bool)>,
@@ -70,7 +73,7 @@ impl<'a> Tally<'a> {
         let tally = Tally::through(counter, outline, batch, levers, None);
         let Tally { peak, head, saved, written, gradients_written, most_in_files: waiting, packed, on_host, .. } =
             tally;
-        let Tally { paged_in, passes, handed_over, head_comes_apart, .. } = tally;
+        let Tally { paged_in, calls, passes, handed_over, head_comes_apart, .. } = tally;
         Tallied {
             peak,
             passes,
@@ -84,6 +87,7 @@ impl<'a> Tally<'a> {
             packed,
             on_host,
             paged_in,
+            calls,
         }
     }
 
@@ -125,6 +129,7 @@ impl<'a> Tally<'a> {
             packed: Kept::default(),
             on_host: 0,
             paged_in: 0,
+            calls: Calls::default(),
             spare: Vec::new(),
             places: Vec::new(),
             keeps_dz: false,
@@ -320,6 +325,7 @@ impl<'a> Tally<'a> {
             (cost, from_files(shape, &cost))
         };
         let (cost, one_from_files) = left(self.micro);
+        self.asks(cost.calls);
         let (rest, rest_from_files) = self.rest.map_or((0, 0), |rest| {
             let (cost, from_files) = left(rest);
             (cost.after + from_files, from_files)
@@ -337,6 +343,11 @@ impl<'a> Tally<'a> {
         self.live.weights = weights;
         self.live.activations = before.checked_add_signed(total).expect("no more is freed than is alive");
         one_from_files * full + rest_from_files
+    }
+
+    /// Adds these requests of each micro-batch.
+    fn asks(&mut self, calls: Calls) {
+        self.calls = self.calls + calls * (self.full + u64::from(self.rest.is_some()));
     }
 
     fn backward(&mut self, way: &Backward) {
@@ -399,6 +410,7 @@ impl<'a> Tally<'a> {
 
     /// The gradient of a stack's first activations, for the whole batch.
     fn wait_for_embedding(&mut self, decoder: bool) {
+        self.asks(self.counter.rehearsal_of(self.levers).cost(self.micro, Scene::Enter { decoder }).calls);
         let rest = self.rest.map_or(0, |rest| self.between_units(decoder, rest));
         let bytes = self.between_units(decoder, self.micro) * self.full + rest;
         // It is what the unit has passed on.

@@ -1,0 +1,58 @@
+//! The measurement of launches: how long the host takes to put one on the stream, and how long graphs take.
+
+use candle_core::{DType, Device, Tensor};
+use t5_ops::{Replay, linear, scaled};
+
+use super::OF_A_KIND;
+use super::times::{enqueued, shortest_on};
+use crate::rounding::significant;
+use crate::speed::{GraphTimes, LaunchTimes};
+
+/// Launches that are timed together: fewer than a driver queues before it has the host wait.
+pub(super) const LAUNCHES: usize = 64;
+/// Rows, and the width, of the products that are launched.
+const PRODUCT: [usize; 2] = [8, 64];
+/// Nodes of the two graphs from whose times that of a node follows.
+const NODES: [usize; 2] = [8, 136];
+/// Graphs that are launched before they are waited for.
+const GRAPHS: usize = 8;
+/// Times that work is done at most until it is recorded.
+const RUNS_BEFORE: usize = 8;
+
+/// The times of launches on a card.
+pub(super) fn times(device: &Device) -> candle_core::Result<LaunchTimes> {
+    let x = Tensor::ones(1, DType::F32, device)?;
+    let [rows, width] = PRODUCT;
+    let operands =
+        (Tensor::ones((rows, width), DType::F32, device)?, Tensor::ones((width, width), DType::F32, device)?);
+    let kernel = enqueued(device, LAUNCHES, || scaled(&x, 0.5).map(drop))?;
+    let product = enqueued(device, LAUNCHES, || linear(&operands.0, &operands.1).map(drop))?;
+    let ps = |seconds: f64| significant(seconds * 1e12);
+    let graph = graph(device)?.map(|[launch, node]| GraphTimes { launch_ps: ps(launch), node_ps: ps(node) });
+    Ok(LaunchTimes { kernel_ps: ps(kernel), product_ps: ps(product), graph })
+}
+
+/// Seconds of the launch of a graph, and of each of its nodes; none where the driver records nothing.
+fn graph(device: &Device) -> candle_core::Result<Option<[f64; 2]>> {
+    let (Some(few), Some(many)) = (graph_of(NODES[0], device)?, graph_of(NODES[1], device)?) else { return Ok(None) };
+    let node = (many - few).max(0.0) / (NODES[1] - NODES[0]) as f64;
+    // A launch takes some time, however the two are measured.
+    Ok((node > 0.0).then(|| [(few - node * NODES[0] as f64).max(node), node]))
+}
+
+/// Seconds of a graph of `nodes` kernels that have little to do.
+fn graph_of(nodes: usize, device: &Device) -> candle_core::Result<Option<f64>> {
+    let x = Tensor::ones(1, DType::F32, device)?;
+    let mut replay = Replay::to_be_measured();
+    let mut launch = || {
+        let work = |_: &Tensor| (0..nodes).try_fold(x.clone(), |x, _| scaled(&x, 1.0));
+        replay.run(&[&x], &[0], work).map(|_| replay.is_recorded())
+    };
+    for _ in 0..RUNS_BEFORE {
+        if launch()? {
+            let seconds = shortest_on(device, OF_A_KIND / 4, || (0..GRAPHS).try_for_each(|_| launch().map(drop)))?;
+            return Ok(Some(seconds / GRAPHS as f64));
+        }
+    }
+    Ok(None)
+}
