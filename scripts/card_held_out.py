@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Random cases of a card that no test has: predicted and counted memory, results beside the CPU's, and failures.
 
-    python3 scripts/card_held_out.py --binary target/release/train_low_mem [--seed 1] [--cases 60] [--only 7,12] [--jobs 2] [--output DIR]
+    python3 scripts/card_held_out.py --binary target/release/train_low_mem [--seed 1] [--cases 60] [--only 7,12] [--inference] [--jobs 2] [--output DIR]
 
 Takes a build with the feature `cuda` and a card, or a build over the emulated one (docs/gpu.md), whose report has the bytes of tensors.
 A case is drawn from its number and the seed alone: the model's shape, precision, optimizer, adapter, levers, graphs, rows, and a budget
 of the card. Its run on the card is compared with one on the CPU; some are killed and resumed, and some models are evaluated and answer
-afterwards. Writes OUTPUT/card_held_out.jsonl, one line a case, and prints a table. Ends with 1 where a case failed.
+afterwards. With --inference every model is, and is trained on the CPU. Writes OUTPUT/card_held_out.jsonl, one line a case, and prints a table.
+Ends with 1 where a case failed.
 """
 
 import argparse
@@ -226,6 +227,9 @@ class Tried:
         case = self.case
         if case["adapter"]:
             self.base()
+        if self.options.inference:
+            self.trained("card", "cpu")
+            return self.answers("beams" if case["then"] == "beams" else "answers")
         budget, numbers = self.budget()
         report = self.directory / "report.json"
         run = self.trained("card", "cuda", budget, report=report)
@@ -288,6 +292,8 @@ class Tried:
                 of = results[device]
                 peak, predicted = of["device_peak_bytes"], of["predicted_device_peak_bytes"]
                 numbers = {"eval_" + key: value for key, value in shares(peak, predicted, report).items()}
+                if peak > predicted:
+                    raise Wrong(f"eval: the peak is above the prediction: {numbers}")
         losses = [results[device]["loss"] for device in ["cuda", "cpu"]]
         if abs(losses[0] - losses[1]) > TOLERANCE["f32"] * abs(losses[1]):
             raise Wrong(f"eval: losses {losses}")
@@ -295,11 +301,18 @@ class Tried:
                    for device in ["cuda", "cpu"]]
         if answers[0] != answers[1]:
             raise Wrong(f"eval: answers {answers}")
-        words = ["generate", "--model", model, "--prompt", "2 + 2", "--max-new-tokens", 9, "--num-beams", beams, "--json"]
-        said_by = [self.ours(words, device) for device in ["cuda", "cpu"]]
+        # The prompt is as long as it may be. With a budget, peaks are said.
+        words = ["generate", "--model", model, "--prompt", "2 + 2", "--max-source-tokens", 3, "--max-new-tokens", 9, "--num-beams", beams, "--json",
+                 "--memory-budget", "4GiB"]
+        report = self.directory / "of-generate.json"
+        said_by = [self.ours(words, device, report=report if device == "cuda" else None) for device in ["cuda", "cpu"]]
         if any(code for code, _, _ in said_by):
             raise Wrong(f"generate: {said_by}")
         ours, others = [json.loads(out) for _, out, _ in said_by]
+        peak, predicted = map(int, re.search(r"on the device (\d+) bytes, (\d+) predicted", said_by[0][2]).groups())
+        numbers |= {"generate_" + key: value for key, value in shares(peak, predicted, report).items()}
+        if peak > predicted:
+            raise Wrong(f"generate: the peak is above the prediction: {numbers}")
         # Greedy answers have no score unless it is asked for.
         scores = [float(of.get("score", 0)) for of in (ours, others)]
         if ours["response"] != others["response"] or abs(scores[0] - scores[1]) > TOLERANCE["f32"] * abs(scores[1]):
@@ -363,6 +376,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--only", default="", help="numbers of cases, separated by commas")
+    parser.add_argument("--inference", action="store_true", help="`eval` and `generate` alone, of every case: nothing trains on the card")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("card-held-out"))
     options = parser.parse_args()
@@ -382,9 +396,9 @@ def main():
 def summary(lines):
     for verdict in ["ok", "refused", "failed"]:
         print(f"{sum(line['verdict'] == verdict for line in lines)} {verdict}")
-    for key in ["error_percent", "tensors_error_percent", "eval_error_percent", "eval_tensors_error_percent", "worst_loss"]:
+    kinds = ["", "eval_", "generate_"]
+    for prefix, key in [(kind, kind + key) for kind in kinds for key in ["error_percent", "tensors_error_percent"]] + [("", "worst_loss")]:
         for least in [0, 8, 32, 128]:
-            prefix = "eval_" if key.startswith("eval_") else ""
             found = [abs(line["numbers"][key]) for line in lines
                      if key in line["numbers"] and line["numbers"].get(prefix + "tensors_mib", 0) >= least]
             if found:

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use collective::Group;
 use dataloader::{Batch, DataLoader, LoaderOptions, Position, Tokenizer};
 use parquet_dataset::Dataset;
-use planner::{NOTHING_AHEAD, in_file_order};
+use planner::{NOTHING_AHEAD, RowCounts, in_file_order};
 use serde_json::{Value, json};
 use t5::{EvalContext, GenerateOptions, T5};
 use text_metrics::Metric;
@@ -97,8 +97,7 @@ pub fn evaluate(
     watcher: &mut Watcher,
 ) -> Outcome<Option<Figures>> {
     let interrupted = &|| stop.requested();
-    let rows = if settings.samples == 0 { dataset.rows() } else { settings.samples };
-    let generated_rows = answered_rows(settings.generate_samples, rows);
+    let RowCounts { evaluated: rows, answered: generated_rows } = settings.counts(dataset);
     let mut evaluations = [true, false].map(|generate| Evaluation::new(settings.options(generate)));
     let mut loader = settings.loader(dataset, tokenizer)?;
     if watcher.group.is_none() {
@@ -138,18 +137,13 @@ pub fn evaluate(
         }
         bad_rows += round.batches.iter().map(|batch| batch.bad_rows).sum::<u64>();
         seen += round.rows;
-        (watcher.progress)(seen, rows.min(dataset.rows()));
+        (watcher.progress)(seen, rows);
     }
     if watcher.group.is_none() && interrupted() {
         return Ok(None);
     }
     let [generated, scored] = evaluations;
     Ok(Some(Figures::sum(generated.finish()?, &scored.finish()?, bad_rows, &settings.metrics)))
-}
-
-/// Of `rows` rows those that are answered: the first `wanted` ones, or all where that is 0. No batch has answers to more.
-pub fn answered_rows(wanted: u64, rows: u64) -> u64 {
-    if wanted == 0 { rows } else { wanted.min(rows) }
 }
 
 /// As many batches as there are processes, each for one of them to compute.
@@ -241,6 +235,11 @@ impl Round {
 }
 
 impl Settings {
+    /// The rows of `dataset` that are evaluated, and those that are answered.
+    pub fn counts(&self, dataset: &Dataset) -> RowCounts {
+        RowCounts::new(self.samples, self.generate_samples, Some(dataset.rows()))
+    }
+
     fn options(&self, generate: bool) -> EvaluateOptions {
         let mut metrics = [&[Metric::Bleu, Metric::ExactMatch], self.metrics.as_slice()].concat();
         metrics.sort_unstable();

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use candle_core::{DType, Device};
 use memory_policy::{Budgets, Bytes, CostRow, MemorySnapshot, Probe, SystemProbe};
-use planner::{AnsweredBatch, Inference, InferencePace, Job, Pins, Plan, Prices};
+use planner::{AnsweredBatch, Inference, InferencePace, Job, Pins, Plan, Prices, RowCounts};
 use serde_json::{Value, json};
+use t5::peft::AdapterDirectory;
 use t5::{AnswerShape, StoredWeights, T5};
 
 use crate::answer_flags::WeightFlags;
@@ -47,8 +48,8 @@ pub struct Shape {
     pub answer: AnswerShape,
     /// Answers for each sample: fewer than one where some are only evaluated.
     pub answered: f64,
-    /// The most samples of a batch that are answered.
-    pub most_answered: usize,
+    /// How many rows are evaluated and answered.
+    pub counts: RowCounts,
     /// Whether each sample has a cache of its own, and comes and leaves when it likes.
     pub is_served: bool,
     /// What the program holds beside.
@@ -59,7 +60,7 @@ impl Shape {
     /// Answers alone, of at most `samples` sources at a time, each with at most `source_tokens` tokens.
     pub fn of_answers(samples: usize, source_tokens: usize, answer: AnswerShape) -> Self {
         let (longest, beside) = ((source_tokens, 1), Vec::new());
-        Self { samples, longest, answer, answered: 1.0, most_answered: usize::MAX, is_served: false, beside }
+        Self { samples, longest, answer, answered: 1.0, counts: RowCounts::ANY, is_served: false, beside }
     }
 
     /// A batch of `samples` samples with the lengths by which devices are compared.
@@ -127,6 +128,8 @@ impl<'a> Asked<'a> {
     /// The device before it is planned for, after a rehearsal.
     fn on(&self, device: &Device) -> Outcome<OnDevice> {
         let stored = StoredWeights::of(self.directory, self.config)?;
+        let adapter = self.adapter.map(|adapter| AdapterDirectory::open(adapter, self.config)).transpose()?;
+        let stored = adapter.iter().fold(stored, StoredWeights::with_adapter);
         let parameters = self.parameters.unwrap_or(if stored.is_bf16 { DType::BF16 } else { DType::F32 });
         device::check_dtype(device, self.activations)?;
         // A card has no kernels for every dtype that a frozen base may keep.
@@ -145,7 +148,7 @@ impl<'a> Asked<'a> {
             parameters: on.parameters,
             stored: Some(on.stored),
             answer: shape.answer,
-            most_answered: shape.most_answered,
+            counts: shape.counts,
             has_targets: rows.is_some(),
             rows,
             beside: shape.beside.clone(),
@@ -237,7 +240,7 @@ impl Planned<'_> {
         let model = match (self.asked.adapter, &self.asked.config.lora) {
             (Some(adapter), Some(lora)) => {
                 let model = model.with_adapter(lora.clone(), 0)?;
-                t5::peft::AdapterDirectory::open(adapter, model.config())?.fill(model.parameters())?;
+                AdapterDirectory::open(adapter, model.config())?.fill(model.parameters())?;
                 model
             }
             _ => model,

@@ -10,6 +10,7 @@ use candle_core::Device;
 use dataloader::{BadRows, BatchShare, LoaderOptions, Objective, OrderOptions, SpanCorruption, Tokenizer};
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
 use run_plan::model::{check_trainable, fitted};
+use t5::peft::AdapterDirectory;
 
 use crate::config::{self, Config, paths};
 use crate::device::FirstLook;
@@ -73,7 +74,10 @@ impl Opened {
         let stored = match (&init_from, &model.lora) {
             (Some(directory), Some(_)) => {
                 model.stored = stored_dtypes(&device, directory, &model)?;
-                Some(t5::StoredWeights::of(directory, &model)?)
+                let stored = t5::StoredWeights::of(directory, &model)?;
+                let adapter = config.lora.as_ref().and_then(|adapter| adapter.init_from.as_ref());
+                let adapter = adapter.map(|adapter| AdapterDirectory::open(adapter, &model)).transpose()?;
+                Some(adapter.iter().fold(stored, t5::StoredWeights::with_adapter))
             }
             _ => None,
         };
@@ -290,7 +294,7 @@ fn adapted(config: &Config, model: t5::Config, init_from: Option<&Path>) -> Outc
         let Some(directory) = config.lora.as_ref().and_then(|adapter| adapter.init_from.as_ref()) else {
             return Ok(None);
         };
-        let opened = t5::peft::AdapterDirectory::open(directory, model)?;
+        let opened = AdapterDirectory::open(directory, model)?;
         let dropout = config.values.number("lora.dropout").filter(|_| config.values.is_given("lora.dropout"));
         let lora = opened.lora(model);
         Ok(Some(t5::Lora { dropout: dropout.unwrap_or(lora.dropout), ..lora }))

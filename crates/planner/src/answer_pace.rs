@@ -226,7 +226,7 @@ mod tests {
     use crate::counted::Counter;
     use crate::lever::{Pins, Value};
     use crate::speed::CardTimes;
-    use crate::{plan, testing};
+    use crate::{RowCounts, plan, testing};
 
     const BATCH: AnsweredBatch = AnsweredBatch { samples: 4, caches: 1, source_tokens: 48, target_tokens: 32 };
 
@@ -236,7 +236,7 @@ mod tests {
             parameters,
             stored: Some(testing::STORED),
             answer,
-            most_answered: usize::MAX,
+            counts: RowCounts::ANY,
             has_targets: true,
             rows: None,
             beside: Vec::new(),

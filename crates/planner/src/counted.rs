@@ -115,11 +115,17 @@ impl<'a> Counter<'a> {
         costs::parameters(self.model, dtype)
     }
 
-    /// Beside the parameters while they are loaded to `place`: a tensor that is read on the host, and on its way there.
-    pub fn loading(&self, dtype: DType, place: Place) -> Vec<CostRow> {
+    /// Beside the parameters while they are loaded to `place`: a tensor that is read on the host, and on its way there. `stored` are the
+    /// files, where they are known.
+    pub fn loading(&self, dtype: DType, place: Place, stored: Option<&StoredWeights>) -> Vec<CostRow> {
         let row = |of: costs::CostRow| CostRow::new(Name::new(of.name), of.bytes, "a tensor in transit");
-        let there = (place == Place::Device).then(|| row(costs::load_on_device(self.model, dtype)).at(place));
-        costs::load(self.model, dtype).into_iter().map(row).chain(there).collect()
+        match place {
+            Place::Host => vec![row(costs::load(self.model, dtype, stored))],
+            Place::Device => {
+                let [on_host, there] = costs::load_to_device(self.model, dtype, stored).map(row);
+                vec![on_host, there.at(place)]
+            }
+        }
     }
 
     /// The tensors of an evaluation of `samples` samples, and of a generation of such answers to `answered` of them.

@@ -99,14 +99,14 @@ impl Offer<'_> {
         let transit: Vec<CostRow> = match self.in_transit(levers) {
             Some(bytes) => place::staging(bytes).into_iter().chain(self.off_the_card(levers)).collect(),
             None if reads_no_weights => Vec::new(),
-            None => self.counter.loading(inference.parameters, place),
+            None => self.counter.loading(inference.parameters, place, inference.stored.as_ref()),
         };
         let loading = [parameters(resident.loading)].into_iter().chain(transit).collect();
-        let answered = samples.min(inference.most_answered);
-        let counted = self.counter.evaluation([samples, answered], levers.loss_chunk_rows, inference.answer);
+        let [evaluated, answered] = inference.counts.in_a_batch(samples);
+        let counted = self.counter.evaluation([evaluated, answered], levers.loss_chunk_rows, inference.answer);
         // Times compare batches of any size, as if all of their samples were answered.
         let [of_evaluation, of_generation] = counted.multiply_adds;
-        let multiply_adds = [of_evaluation, of_generation * samples as f64 / answered as f64];
+        let multiply_adds = [of_evaluation, of_generation * evaluated as f64 / answered as f64];
         let ([evaluation, generation], [for_evaluation, for_generation]) = (&counted.rows, counted.on_host);
         let mut other_phases =
             vec![Phase { name: LOADING, rows: loading }, phase(GENERATION, (generation, batch), for_generation)];
@@ -250,7 +250,7 @@ mod tests {
 
     use super::*;
     use crate::names::{CACHE, LOSS, WORKSPACE};
-    use crate::{Plan, Prices, plan, testing};
+    use crate::{Plan, Prices, RowCounts, plan, testing};
 
     /// The plan for t5-small over at most 8 samples of 128 tokens on either side, within `mib` MiB.
     fn planned(inference: &Inference<'_>, mib: u64, pins: &Pins) -> Result<Plan> {
@@ -272,8 +272,8 @@ mod tests {
 
     fn inference(parameters: DType, stored: Option<StoredWeights>) -> Inference<'static> {
         let activations = DType::F32;
-        let (answer, most_answered, beside) = (AnswerShape::greedy(32), usize::MAX, Vec::new());
-        Inference { activations, parameters, stored, answer, most_answered, has_targets: true, rows: None, beside }
+        let (answer, counts, beside) = (AnswerShape::greedy(32), RowCounts::ANY, Vec::new());
+        Inference { activations, parameters, stored, answer, counts, has_targets: true, rows: None, beside }
     }
 
     #[test]
@@ -299,8 +299,8 @@ mod tests {
     fn answers_are_billed_for_the_samples_that_are_answered_and_losses_for_all() {
         let planned = |inference: &Inference<'_>| planned(inference, 2000, &Pins::default()).expect("it fits");
         let all = inference(DType::F32, None);
-        let [whole, some, few] =
-            [usize::MAX, 8, 3].map(|most_answered| planned(&Inference { most_answered, ..all.clone() }));
+        let [whole, some, few] = [u64::MAX, 8, 3]
+            .map(|answered| planned(&Inference { counts: RowCounts { answered, ..RowCounts::ANY }, ..all.clone() }));
         let bytes = |plan: &Plan, phase: Name, row: Name| {
             let rows = plan.bill.phase_rows.iter().filter(|found| found.name == phase).flat_map(|found| &found.rows);
             rows.filter(|found| found.name == row).map(|row| row.bytes.0).sum::<u64>()

@@ -10,6 +10,7 @@ use crate::lever::Pins;
 use crate::prices::Prices;
 use crate::processes::Processes;
 use crate::reading_bytes::Reading;
+use crate::row_counts::RowCounts;
 use crate::{EvaluatedRows, Plan};
 
 /// The job to plan.
@@ -71,6 +72,8 @@ pub struct Training<'a> {
 pub struct Evaluation<'a> {
     /// The answers.
     pub answer: AnswerShape,
+    /// How many rows are evaluated and answered.
+    pub counts: RowCounts,
     /// The rows that it reads, where they are known.
     pub rows: Option<EvaluatedRows<'a>>,
 }
@@ -92,8 +95,8 @@ pub struct Inference<'a> {
     pub stored: Option<StoredWeights>,
     /// The answers.
     pub answer: AnswerShape,
-    /// The most samples of a batch that are answered.
-    pub most_answered: usize,
+    /// How many rows are evaluated and answered.
+    pub counts: RowCounts,
     /// Whether losses are computed, too.
     pub has_targets: bool,
     /// The rows that are read, where they come from a dataset.

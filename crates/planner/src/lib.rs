@@ -42,6 +42,7 @@ mod reading_bytes;
 mod rehearsal;
 mod requests;
 mod rounding;
+mod row_counts;
 #[cfg(feature = "datasets")]
 mod rows;
 mod search;
@@ -75,6 +76,7 @@ pub use processes::{Network, Processes};
 pub use reading::{EvaluatedRows, NOTHING_AHEAD, in_file_order};
 pub use rehearsal::{rehearse, rehearse_inference};
 pub use requests::device_calls;
+pub use row_counts::RowCounts;
 #[cfg(feature = "datasets")]
 pub use rows::{Rows, RowsRead};
 pub use speed::{CardTimes, GraphTimes, LaunchTimes, MachineSpeed, Speed};

@@ -35,6 +35,11 @@ pub struct EvaluatedRows<'a> {
 }
 
 impl EvaluatedRows<'_> {
+    /// How many rows there are.
+    pub fn count(&self) -> u64 {
+        self.dataset.rows()
+    }
+
     /// What reading holds, `samples` rows computed at a time. Tokenizer and footers are the process's.
     pub(crate) fn bytes(&self, samples: usize) -> Reading {
         let options = in_file_order(&self.loader, samples);

@@ -2,6 +2,7 @@
 
 use memory_policy::{Budget, Bytes, MemorySnapshot, Place};
 use t5::StoredWeights;
+use t5::safetensors::StoredIn;
 use trainer::TrainerOptions;
 
 use crate::answer_speed::{AnswerSpeed, FewRows};
@@ -13,8 +14,13 @@ use crate::processes::Processes;
 use crate::speed::Speed;
 
 /// A model in f32 that was published, and of which nothing is copied.
-pub(crate) const STORED: StoredWeights =
-    StoredWeights { is_bf16: false, has_duplicates: false, copied_bytes: [0; 2], copying_bytes: [0; 2] };
+pub(crate) const STORED: StoredWeights = StoredWeights {
+    is_bf16: false,
+    has_duplicates: false,
+    read_from: StoredIn::ANY,
+    copied_bytes: [0; 2],
+    copying_bytes: [0; 2],
+};
 
 /// Training that writes no files unless asked, without evaluation, by one process alone.
 pub(crate) fn training(options: &TrainerOptions) -> Training<'_> {

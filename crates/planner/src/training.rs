@@ -96,7 +96,7 @@ impl<'a> Offer<'a> {
         let millions = ParameterSpec::elements_of_all(job.model) as f64 / 1e6;
         let frozen = if counter.freezes() { ", none for frozen parameters" } else { "" };
         let gradients = if counter.gradients() == DType::BF16 { "bf16, tables f32" } else { "f32" };
-        let loading = counter.of_model().loading(dtype, job.place);
+        let loading = counter.of_model().loading(dtype, job.place, training.base.as_ref());
         Self {
             job,
             training,
@@ -388,11 +388,12 @@ impl<'a> Offer<'a> {
             let Reading { rows, batch } = evaluated.reading(*samples);
             rows.max(batch + evaluation.max(generation)) <= step_bytes
         };
-        halvings(MOST_EVALUATED_TOGETHER).into_iter().find(fits).unwrap_or(1)
+        halvings(evaluated.counts.in_a_batch(MOST_EVALUATED_TOGETHER)[0]).into_iter().find(fits).unwrap_or(1)
     }
 
     fn evaluation(&self, samples: usize, levers: &Levers, evaluated: &Evaluation<'_>) -> counted::EvaluationRows {
-        self.counter.of_model().evaluation([samples; 2], levers.loss_chunk_rows, evaluated.answer)
+        let in_a_batch = evaluated.counts.in_a_batch(samples);
+        self.counter.of_model().evaluation(in_a_batch, levers.loss_chunk_rows, evaluated.answer)
     }
 }
 

@@ -22,6 +22,11 @@ impl Rows<'_> {
 pub struct EvaluatedRows<'a>(Infallible, PhantomData<&'a ()>);
 
 impl EvaluatedRows<'_> {
+    /// How many rows there are.
+    pub fn count(&self) -> u64 {
+        match self.0 {}
+    }
+
     pub(crate) fn bytes(&self, _: usize) -> Reading {
         match self.0 {}
     }

@@ -48,9 +48,11 @@ impl<'a> RunJob<'a> {
     pub fn job(&self) -> Job<'a> {
         let Self { config, model, options, .. } = *self;
         let data = &config.data;
+        let rows = self.data.and_then(|data| data.evaluated.clone());
         let evaluation = Evaluation {
             answer: options::answers(config).shape(),
-            rows: self.data.and_then(|data| data.evaluated.clone()),
+            counts: options::evaluated(config, rows.as_ref().map(EvaluatedRows::count)),
+            rows,
         };
         Job {
             model,

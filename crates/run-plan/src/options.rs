@@ -1,6 +1,7 @@
 //! From the config's words to the parts' own options. No decision is made here.
 
 use candle_core::DType;
+use planner::RowCounts;
 use t5::GenerateOptions;
 use trainer::adafactor::AdafactorOptions;
 use trainer::adamw::AdamwOptions;
@@ -76,6 +77,11 @@ fn schedule(config: &Config) -> Schedule {
         _ => ScheduleKind::Constant,
     };
     Schedule { kind, warmup_steps: schedule.warmup_steps }
+}
+
+/// How many rows of a validation dataset, of so many rows, an evaluation takes.
+pub fn evaluated(config: &Config, rows: Option<u64>) -> RowCounts {
+    RowCounts::new(config.train.eval_samples, config.train.eval_generate_samples, rows)
 }
 
 /// How an evaluation generates.

@@ -103,7 +103,9 @@ pub use ops::cross_entropy::{
     CrossEntropy, IGNORED_LABEL, keeps_logits, linear_cross_entropy, linear_cross_entropy_backward,
     linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_cross_entropy_passes,
 };
-pub use ops::decoding::{Position, append, candidates, copy_rows, join, largest, largest_needs, scores, scores_needs};
+pub use ops::decoding::{
+    Position, append, candidates, candidates_needs, copy_rows, join, largest, largest_needs, scores, scores_needs,
+};
 pub use ops::dora::{adapted_lengths, adapted_lengths_needs, magnitude_backward, scale_columns};
 pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout_needs};
 pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_by_rows, embedding_needs};

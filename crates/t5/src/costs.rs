@@ -16,7 +16,7 @@ use heap::LARGE_BYTES;
 
 use crate::adapter::{Lora, is_of_adapter};
 use crate::config::Config;
-use crate::hf::safetensors::{PIECE_BYTES, comparing_bytes, reading_bytes, reading_bytes_on_device};
+use crate::hf::safetensors::{PIECE_BYTES, StoredIn};
 use crate::hf::{StoredWeights, copying_bytes};
 use crate::init::making_bytes;
 use crate::levers::LayerMajor;
@@ -120,33 +120,82 @@ pub fn parameters(config: &Config, dtype: DType) -> u64 {
     ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).sum()
 }
 
-/// What [`crate::T5::load`] needs beside the parameters: pieces of the one that is being read, as far as they exceed what
-/// has yet to come. Tables that are stored twice are compared, in pieces, when everything is there.
-pub fn load(config: &Config, dtype: DType) -> Vec<CostRow> {
-    let bytes = beyond_all(config, dtype, reading_bytes).max(comparing_table(config, dtype));
-    vec![CostRow { name: LOAD, bytes }]
+/// What [`crate::T5::load`] or [`crate::T5::init`] needs beside the parameters: pieces of the one that is being read, or the values that are
+/// rounded to one, as far as they exceed what has yet to come. Tables that are stored twice are compared, in pieces, when everything is there.
+/// `stored` says what the files have. Without it, parameters are made, or read from any files.
+pub fn load(config: &Config, dtype: DType, stored: Option<&StoredWeights>) -> CostRow {
+    let bytes = Loading::of(config, dtype, stored).beyond_all(StoredIn::reading_bytes);
+    CostRow { name: LOAD, bytes: bytes.max(comparing(config, dtype, stored)) }
 }
 
-/// [`load`] on a device that the parameters are loaded to. Tables are compared on the host.
-pub fn load_on_device(config: &Config, dtype: DType) -> CostRow {
-    CostRow { name: LOAD, bytes: beyond_all(config, dtype, reading_bytes_on_device) }
+/// [`load`] to a device: on the host, and there. No parameter stays on the host, where tables are compared. Those that are made or quantised
+/// are there whole.
+pub fn load_to_device(config: &Config, dtype: DType, stored: Option<&StoredWeights>) -> [CostRow; 2] {
+    let loading = Loading::of(config, dtype, stored);
+    let on_host = loading.on_host().max(comparing(config, dtype, stored));
+    [on_host, loading.beyond_all(StoredIn::reading_bytes_on_device)].map(|bytes| CostRow { name: LOAD, bytes })
 }
 
 const LOAD: &str = "load";
 
-/// The most bytes that reading a parameter takes beside those that are there, beyond what has yet to come. `of_one` says what a parameter
-/// takes, by its number of elements.
-fn beyond_all(config: &Config, dtype: DType, of_one: impl Fn(u64, DType) -> u64) -> u64 {
-    let (mut held, mut most) = (0, 0);
-    for spec in ParameterSpec::all(config) {
-        held += spec.bytes(dtype);
-        most = most.max(held + of_one(spec.elements(), spec.dtype(dtype)));
-    }
-    most - held
+/// Comparing tables that are stored twice. An adapter may have a copy of the head.
+fn comparing(config: &Config, dtype: DType, stored: Option<&StoredWeights>) -> u64 {
+    let compares = config.lora.is_some() || stored.is_none_or(|stored| stored.has_duplicates);
+    if compares { comparing_table(config, dtype, read_from(stored)) } else { 0 }
 }
 
-fn comparing_table(config: &Config, dtype: DType) -> u64 {
-    comparing_bytes(config.vocab_size as u64 * config.d_model as u64, dtype)
+fn read_from(stored: Option<&StoredWeights>) -> StoredIn {
+    stored.map_or(StoredIn::ANY, |stored| stored.read_from)
+}
+
+/// Parameters that are read or made one after the other.
+struct Loading {
+    specs: Vec<ParameterSpec>,
+    dtype: DType,
+    read_from: StoredIn,
+    are_known: bool,
+}
+
+impl Loading {
+    fn of(config: &Config, dtype: DType, stored: Option<&StoredWeights>) -> Self {
+        let (specs, are_known) = (ParameterSpec::all(config), stored.is_some());
+        Self { specs, dtype, read_from: read_from(stored), are_known }
+    }
+
+    /// Whether a parameter may be made, and not read.
+    fn makes(&self, spec: &ParameterSpec) -> bool {
+        spec.quantisation.is_none() && (!self.are_known || spec.is_of_adapter())
+    }
+
+    /// The most bytes that a parameter takes beside those that are there, beyond what has yet to come. `reading` says how many reading
+    /// takes. Only a large parameter makes room: small ones have no pages of their own.
+    fn beyond_all(&self, reading: impl Fn(StoredIn, u64, DType) -> u64) -> u64 {
+        let (mut held, mut most) = (0, 0);
+        for spec in &self.specs {
+            held += Some(spec.bytes(self.dtype)).filter(|bytes| *bytes >= LARGE_BYTES as u64).unwrap_or(0);
+            let made = if self.makes(spec) { making_bytes(spec, self.dtype) - spec.bytes(self.dtype) } else { 0 };
+            most = most.max(held + made.max(reading(self.read_from, spec.elements(), spec.dtype(self.dtype))));
+        }
+        most - held
+    }
+
+    /// The most bytes of the host's memory that a parameter takes that goes to a device.
+    fn on_host(&self) -> u64 {
+        let of_one = |spec: &ParameterSpec| {
+            let pieces = self.read_from.reading_bytes(spec.elements(), spec.dtype(self.dtype));
+            let whole = match spec.quantisation {
+                Some(_) => spec.bytes(self.dtype) + PIECE_BYTES as u64,
+                None if self.makes(spec) => spec.elements() * size_of::<f32>() as u64,
+                None => 0,
+            };
+            pieces.max(whole)
+        };
+        self.specs.iter().map(of_one).max().unwrap_or(0)
+    }
+}
+
+fn comparing_table(config: &Config, dtype: DType, stored: StoredIn) -> u64 {
+    stored.comparing_bytes(config.vocab_size as u64 * config.d_model as u64, dtype)
 }
 
 /// What [`crate::T5::save`] needs beside the parameters.
@@ -245,9 +294,9 @@ impl WeightsOnDisk {
             }
             of_part.add(spec, dtype, config);
         }
-        let copying = |spec: &ParameterSpec| copying_bytes(spec, dtype).max(making_bytes(spec, dtype));
+        let copying = |spec: &ParameterSpec| copying_bytes(spec, dtype, StoredIn::ANY).max(making_bytes(spec, dtype));
         weights.copying = weights.specs.iter().map(copying).max().unwrap_or(0);
-        weights.comparing = comparing_table(config, dtype);
+        weights.comparing = comparing_table(config, dtype, StoredIn::ANY);
         if weights.elsewhere.is_some() {
             // A table is released when it was compared, at the end.
             weights.copying += weights.of(Part::Shared) + weights.of(Part::LmHead);

@@ -5,7 +5,7 @@ use std::path::Path;
 use candle_core::DType;
 use dataloader::LoaderOptions;
 use memory_policy::plural;
-use planner::EvaluatedRows;
+use planner::{EvaluatedRows, RowCounts};
 use serde_json::json;
 use toml::Value;
 
@@ -13,7 +13,7 @@ use crate::answer_flags::EvalArgs;
 use crate::config::keys::KEYS;
 use crate::config::{Config, Origin, Values, paths};
 use crate::device::AUTO;
-use crate::evaluation::{Settings, Watcher, answered_rows, evaluate};
+use crate::evaluation::{Settings, Watcher, evaluate};
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::Precision;
 use crate::inference::{Asked, Shape};
@@ -52,16 +52,13 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         parameters: Some(options.parameter_dtype()).filter(|dtype| *dtype == DType::BF16),
         flags: &flags.weights,
     };
-    let all = rows_of(flags, &opened);
-    let answered = answered_rows(flags.generate_samples, all);
-    let in_a_batch = |rows: u64| usize::try_from(rows).unwrap_or(usize::MAX).max(1);
+    let counts = RowCounts::new(flags.samples, flags.generate_samples, Some(opened.train.rows()));
     let shape = Shape {
-        // A batch that the rows never fill is not billed.
-        samples: flags.batch_samples.clamp(1, in_a_batch(all)),
+        samples: counts.in_a_batch(flags.batch_samples)[0],
         longest: (config.data.max_source_tokens, config.data.max_target_tokens),
         answer: options::answers(&config).shape(),
-        answered: share(answered, all),
-        most_answered: in_a_batch(answered),
+        answered: share(counts),
+        counts,
         is_served: false,
         beside: Vec::new(),
     };
@@ -79,7 +76,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     };
     let begin = |path: &Path| stop.remove_at_end(|| Predictions::create(path), Predictions::temporary);
     let mut predictions = flags.predictions.as_deref().map(begin).transpose()?;
-    report::note(&format!("evaluating {}", plural(all, "row")));
+    report::note(&format!("evaluating {}", plural(counts.evaluated, "row")));
     let mut progress = RowProgress::new();
     let mut watcher = Watcher {
         group: None,
@@ -109,16 +106,10 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The rows that are evaluated.
-fn rows_of(flags: &EvalArgs, opened: &Opened) -> u64 {
-    let all = opened.train.rows();
-    if flags.samples == 0 { all } else { flags.samples.min(all) }
-}
-
-/// The share of `rows` rows that are answered.
+/// The share of the rows that are answered.
 #[expect(clippy::cast_precision_loss, reason = "counts of rows are far below 2^53")]
-fn share(answered: u64, rows: u64) -> f64 {
-    answered as f64 / rows.max(1) as f64
+fn share(counts: RowCounts) -> f64 {
+    counts.answered as f64 / counts.evaluated.max(1) as f64
 }
 
 /// The flags as a config: the model's own tokenizer, the data as training rows, in the order of the files.

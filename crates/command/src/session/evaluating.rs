@@ -1,7 +1,6 @@
 //! Evaluations of a run: when, which is the best, and when they end it.
 
 use memory_policy::plural;
-use parquet_dataset::Dataset;
 use planner::names;
 use serde_json::json;
 
@@ -31,8 +30,8 @@ impl Session {
         self.trainer.release_gradients();
         heap::release_unused();
         self.note_memory("before evaluation")?;
-        self.report.line(&format!("evaluating {}", plural(self.evaluated_rows(&dataset), "row")));
         let settings = options::evaluation(&self.config, &self.opened.model, &self.plan);
+        self.report.line(&format!("evaluating {}", plural(settings.counts(&dataset).evaluated, "row")));
         let model = self.trainer.model();
         let report = &self.report;
         let mut progress = |done, all| report.evaluating(done, all);
@@ -47,11 +46,6 @@ impl Session {
         self.note_evaluation(&figures)?;
         heap::release_unused();
         self.note_memory("after evaluation")
-    }
-
-    fn evaluated_rows(&self, dataset: &Dataset) -> u64 {
-        let wanted = self.config.train.eval_samples;
-        if wanted == 0 { dataset.rows() } else { dataset.rows().min(wanted) }
     }
 
     fn note_evaluation(&mut self, figures: &Figures) -> Outcome<()> {

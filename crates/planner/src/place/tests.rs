@@ -6,7 +6,7 @@ use trainer::TrainerOptions;
 use super::*;
 use crate::job::{Inference, Training, Wanted};
 use crate::processes::Processes;
-use crate::{Costs, LEVERS, Pins, Prices, Value, Values, budget_of, costs, testing};
+use crate::{Costs, LEVERS, Pins, Prices, RowCounts, Value, Values, budget_of, costs, testing};
 
 /// A host of 8 GiB with a card of 6.
 fn machine() -> MemorySnapshot {
@@ -334,7 +334,7 @@ fn a_base_in_codes_takes_less_of_a_device() {
 
 #[test]
 fn inference_on_a_device_bills_the_device_and_leaves_weights_in_files_where_it_is_small() {
-    let stored = StoredWeights { is_bf16: false, has_duplicates: false, copied_bytes: [0; 2], copying_bytes: [0; 2] };
+    let stored = testing::STORED;
     let model = small();
     let planned = |device: Option<u64>, pins: &Pins| {
         let inference = Inference {
@@ -342,7 +342,7 @@ fn inference_on_a_device_bills_the_device_and_leaves_weights_in_files_where_it_i
             parameters: DType::F32,
             stored: Some(stored),
             answer: AnswerShape::greedy(32),
-            most_answered: usize::MAX,
+            counts: RowCounts::ANY,
             has_targets: true,
             rows: None,
             beside: Vec::new(),

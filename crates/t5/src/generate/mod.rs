@@ -215,8 +215,8 @@ impl NextScores {
         options: &GenerateOptions,
         config: &Config,
     ) -> Result<Self> {
-        if let Search::Beams(Beams { count, sampling: None, .. }) = options.search
-            && options.processors.are_off()
+        if let Search::Beams(Beams { count, .. }) = options.search
+            && options.likeliest_are_enough()
         {
             let mut offsets = vec![0.0; logits.dim(0)?];
             searches.zip(offsets.chunks_mut(count)).for_each(|(search, offsets)| search.put_scores(offsets));

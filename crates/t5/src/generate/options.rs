@@ -58,6 +58,8 @@ pub struct AnswerShape {
     pub rows: usize,
     /// Whether scores are looked at one by one, and not only for the largest.
     pub looks_at_scores: bool,
+    /// Whether the likeliest tokens of a row are enough of them, where they can be found: of beams that nothing forbids or draws any of.
+    pub likeliest_are_enough: bool,
     /// Whether scores are sorted.
     pub sorts: bool,
 }
@@ -88,6 +90,7 @@ impl GenerateOptions {
             max_new_tokens: self.max_new_tokens,
             rows,
             looks_at_scores: self.looks_at_scores(),
+            likeliest_are_enough: self.likeliest_are_enough(),
             sorts: self.sampling().is_some(),
         }
     }
@@ -95,6 +98,10 @@ impl GenerateOptions {
     /// Whether the largest logit alone does not say what comes next.
     pub(crate) fn looks_at_scores(&self) -> bool {
         self.search != Search::Greedy || !self.processors.are_off() || self.scores
+    }
+
+    pub(crate) fn likeliest_are_enough(&self) -> bool {
+        matches!(self.search, Search::Beams(Beams { sampling: None, .. })) && self.processors.are_off()
     }
 
     fn sampling(&self) -> Option<&Sampling> {

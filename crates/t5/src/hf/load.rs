@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
+use super::peft::AdapterDirectory;
 use super::pytorch;
-use super::safetensors::{Reader, are_equal, part_name, reading_bytes};
+use super::safetensors::{Reader, StoredIn, are_equal, part_name};
 use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
 use crate::levers::LayerMajor;
@@ -135,6 +136,8 @@ pub struct StoredWeights {
     pub is_bf16: bool,
     /// Whether a table is stored twice. The two are compared when the model is loaded.
     pub has_duplicates: bool,
+    /// The dtypes of the matrices that are read.
+    pub read_from: StoredIn,
     /// Bytes of a file that [`crate::T5::load_in_place`] writes, in a model of f32 and of bf16.
     pub copied_bytes: [u64; 2],
     /// Bytes in memory while the largest of these is copied, in a model of f32 and of bf16.
@@ -155,14 +158,25 @@ impl StoredWeights {
         };
         let mut matrices = specs.iter().filter(|spec| spec.shape.len() > 1);
         let of = |dtype| stored.copied(&specs, dtype).map(|spec| spec.bytes(dtype)).sum();
-        let copying = |dtype| stored.copied(&specs, dtype).map(|spec| copying_bytes(spec, dtype)).max().unwrap_or(0);
+        // A run that goes on reads its own adapter, which is f32.
+        let of_adapter = config.lora.as_ref().map(|_| DType::F32);
+        let read_from = StoredIn::of(stored.readers.iter().flat_map(Reader::dtypes).chain(of_adapter));
+        let copying =
+            |dtype| stored.copied(&specs, dtype).map(|spec| copying_bytes(spec, dtype, read_from)).max().unwrap_or(0);
         let tables = EMBEDDINGS.into_iter().chain([LM_HEAD, SHARED]);
         Ok(StoredWeights {
             is_bf16: matrices.all(|spec| stored_as(spec).is_none_or(|dtype| dtype == DType::BF16)),
             has_duplicates: tables.filter(|name| stored.holder.contains_key(*name)).count() > 1,
+            read_from,
             copied_bytes: [of(DType::F32), of(DType::BF16)],
             copying_bytes: [copying(DType::F32), copying(DType::BF16)],
         })
+    }
+
+    /// With an adapter that is read after the model.
+    #[must_use]
+    pub fn with_adapter(self, adapter: &AdapterDirectory) -> Self {
+        Self { read_from: self.read_from.and(adapter.stored_in()), ..self }
     }
 
     /// Bytes of a file that [`crate::T5::load_in_place`] writes for a model of `dtype`.
@@ -178,10 +192,10 @@ impl StoredWeights {
 
 /// Bytes in memory while one parameter is read and copied into a file. Pages of the copy are written without being touched, but for
 /// those of a dtype that has no kernels.
-pub(crate) fn copying_bytes(spec: &ParameterSpec, dtype: DType) -> u64 {
+pub(crate) fn copying_bytes(spec: &ParameterSpec, dtype: DType, read_from: StoredIn) -> u64 {
     let (bytes, kept) = (spec.bytes(dtype), spec.dtype(dtype));
     let touched = if t5_ops::Path::on_cpu(kept) == t5_ops::Path::Cpu { 0 } else { bytes };
-    bytes + touched.max(reading_bytes(spec.elements(), kept))
+    bytes + touched.max(read_from.reading_bytes(spec.elements(), kept))
 }
 
 impl StoredDtypes {

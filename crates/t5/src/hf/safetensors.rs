@@ -35,7 +35,7 @@ use t5_ops::QuantisedPart;
 
 use crate::error::{Error, Result};
 
-pub(crate) use bytes_held::{comparing_bytes, reading_bytes, reading_bytes_on_device};
+pub use bytes_held::StoredIn;
 
 /// Bytes of a tensor in flight between file and memory.
 pub const PIECE_BYTES: usize = 1 << 20;
@@ -242,6 +242,12 @@ impl Reader {
     /// The dtype that a tensor is stored in; none of those that are read, or no such tensor: nothing.
     pub(crate) fn stored_as(&self, name: &str) -> Option<DType> {
         self.stretch(name).ok()?.dtype.ok()
+    }
+
+    /// The dtypes that its matrices are stored in, as far as they are read. Vectors are nothing beside them.
+    pub(crate) fn dtypes(&self) -> Vec<DType> {
+        let is_matrix = |name: &&String| self.shape(name).is_some_and(|shape| shape.len() > 1);
+        self.names().iter().filter(is_matrix).filter_map(|name| self.stored_as(name)).collect()
     }
 
     /// Where the file has the bytes of a tensor, if they can be used as values of `dtype` there.

@@ -527,8 +527,12 @@ impl Ops for Counted {
         Ok(Vec::new())
     }
 
-    fn candidates(&self, _: &[f32], _: usize) -> Result<Option<(Vec<u32>, Vec<f32>)>> {
-        Ok(None)
+    fn candidates(&self, _: &[f32], count: usize) -> Result<Option<(Vec<u32>, Vec<f32>)>> {
+        let needs = t5_ops::candidates_needs(self.path(), (self.rows(), self.width()), count);
+        Ok(needs.map(|needs| {
+            self.calls(needs);
+            (Vec::new(), Vec::new())
+        }))
     }
 
     fn largest(&self) -> Result<Vec<u32>> {

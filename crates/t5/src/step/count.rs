@@ -43,6 +43,7 @@ use crate::config::Config;
 use crate::context::StepContext;
 use crate::costs::{Trained, WeightsOnDisk};
 use crate::error::Result;
+use crate::generate::beams::BeamSearch;
 use crate::generate::cache::Decoding;
 use crate::generate::{AnswerShape, GenerateOptions};
 use crate::levers::{LayerMajor, Levers};
@@ -496,7 +497,13 @@ impl Counter {
             // A recording of the token's launches keeps the memory of all of its tensors.
             let token = ledger.hold();
             let logits = decoding.logits(&ids, None, &[&cache]).expect("counting cannot fail");
+            let likeliest = || {
+                let offsets = vec![0.0; samples * rows];
+                let wanted = BeamSearch::wanted(rows, self.config.answer_ends()).min(self.config.vocab_size);
+                logits.candidates(&offsets, wanted).expect("counting cannot fail")
+            };
             match answer.looks_at_scores {
+                true if answer.likeliest_are_enough && likeliest().is_some() => Ok(()),
                 // Those of beams hold more than those that are drawn from.
                 true => logits.scores(true).map(drop),
                 false => logits.largest().map(drop),

@@ -43,7 +43,13 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
     let named = Named::find(&flags.models, None)?;
     let (values, most) = flags.models.decoding.over(&named.base)?;
     let max_new_tokens = flags.max_new_tokens.or(most).unwrap_or(MAX_NEW_TOKENS).max(1);
-    let longest = AnswerShape { max_new_tokens, rows: flags.max_beams.max(1), looks_at_scores: true, sorts: true };
+    let longest = AnswerShape {
+        max_new_tokens,
+        rows: flags.max_beams.max(1),
+        looks_at_scores: true,
+        likeliest_are_enough: false,
+        sorts: true,
+    };
     let mut sizes: Vec<u64> = named.served.iter().map(|served| served.bytes).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     let others: u64 = sizes.iter().skip(1).sum();

@@ -148,7 +148,13 @@ fn limits(flags: &ServeArgs) -> Limits {
 
 /// The answers that need most.
 fn longest(flags: &ServeArgs, max_new_tokens: usize) -> AnswerShape {
-    AnswerShape { max_new_tokens, rows: flags.max_rows.max(1), looks_at_scores: true, sorts: true }
+    AnswerShape {
+        max_new_tokens,
+        rows: flags.max_rows.max(1),
+        looks_at_scores: true,
+        likeliest_are_enough: false,
+        sorts: true,
+    }
 }
 
 /// The plan with as many adapters in memory as fit, and their number.

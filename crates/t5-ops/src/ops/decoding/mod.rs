@@ -74,14 +74,22 @@ pub fn candidates(logits: &Tensor, offsets: &[f32], count: usize) -> Result<Opti
     if offsets.len() != rows {
         bail!("candidates: expected an offset for each of {rows} rows, got {}", offsets.len());
     }
-    if count > width.min(MOST_CANDIDATES) {
+    let path = Path::of(&[logits]);
+    if candidates_needs(path, (rows, width), count).is_none() {
         return Ok(None);
     }
-    match Path::of(&[logits]) {
+    match path {
         #[cfg(feature = "cuda")]
         Path::Device if crate::cuda::takes([logits]) => cuda::candidates(logits, offsets, count).map(Some),
         _ => Ok(None),
     }
+}
+
+/// What [`candidates`] needs of (R, V): offsets, tokens and scores on a card, and the last two on the host. `None` where there are none.
+pub fn candidates_needs(path: Path, (rows, width): (usize, usize), count: usize) -> Option<Needs> {
+    let found = elements([rows, count, size_of::<u32>() + size_of::<f32>()]);
+    let is_found = path == Path::Device && count <= width.min(MOST_CANDIDATES);
+    is_found.then(|| Needs::bytes(found + elements([rows, size_of::<f32>()])).with_bytes_on_host(found))
 }
 
 /// The place of a token in a cache.

@@ -12,7 +12,7 @@ use crate::adapter::Lora;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::hf::pytorch;
-use crate::hf::safetensors::Reader;
+use crate::hf::safetensors::{Reader, StoredIn};
 use crate::parameters::Parameter;
 
 /// The files of tensors, in the order in which PEFT looks for them.
@@ -84,6 +84,11 @@ impl AdapterDirectory {
     /// What the adapter changes in the model.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// The dtypes that its tensors are stored in.
+    pub(in crate::hf) fn stored_in(&self) -> StoredIn {
+        StoredIn::of(self.reader.dtypes())
     }
 
     /// The file of tensors.

@@ -4,35 +4,73 @@ use candle_core::DType;
 
 use super::{COMPARED_ELEMENTS, PIECE_BYTES};
 
-/// Bytes of a value in the dtypes that parameters are stored in.
-const STORED_SIZES: [u64; 3] = [2, 4, 8];
+/// The dtypes that parameters may be stored in.
+const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
-/// What [`super::Reader::read`] holds at most beside the tensor of `elements` values that it returns, whatever it is stored in: a
-/// piece as bytes and as values, and once more where they are converted.
-pub(crate) fn reading_bytes(elements: u64, dtype: DType) -> u64 {
-    of_pieces(elements, |stored| 2 * stored + converted_bytes(stored, dtype))
+/// A block of the host's memory is whole pages.
+const PAGE_BYTES: u64 = 4 << 10;
+
+/// The dtypes of the matrices in some files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredIn([bool; FLOATS.len()]);
+
+impl StoredIn {
+    /// Those of files that nobody has looked at.
+    pub const ANY: Self = Self([true; FLOATS.len()]);
+
+    /// These.
+    pub fn of(dtypes: impl IntoIterator<Item = DType>) -> Self {
+        let mut found = [false; FLOATS.len()];
+        dtypes
+            .into_iter()
+            .filter_map(|dtype| FLOATS.iter().position(|float| *float == dtype))
+            .for_each(|at| found[at] = true);
+        Self(found)
+    }
+
+    /// Those of other files, too.
+    #[must_use]
+    pub fn and(self, others: Self) -> Self {
+        Self::of(self.dtypes().chain(others.dtypes()))
+    }
+
+    fn dtypes(self) -> impl Iterator<Item = DType> {
+        FLOATS.into_iter().zip(self.0).filter_map(|(dtype, is_there)| is_there.then_some(dtype))
+    }
+
+    /// What [`super::Reader::read`] holds at most beside the tensor of `elements` values of `dtype` that it returns: a piece as bytes and as
+    /// values, and once more where they are converted.
+    pub(crate) fn reading_bytes(self, elements: u64, dtype: DType) -> u64 {
+        let block = |bytes: u64| bytes.next_multiple_of(PAGE_BYTES);
+        self.of_pieces(elements, |stored, values| {
+            2 * block(values * size(stored)) + block(values * converted_bytes(stored, dtype))
+        })
+    }
+
+    /// What a device holds meanwhile beside the tensor, where that is on one: a piece as values, and once more where they are converted.
+    pub(crate) fn reading_bytes_on_device(self, elements: u64, dtype: DType) -> u64 {
+        self.of_pieces(elements, |stored, values| values * (size(stored) + converted_bytes(stored, dtype)))
+    }
+
+    /// The most bytes of a piece: `of_piece` says how many so many values of a stored dtype take.
+    fn of_pieces(self, elements: u64, of_piece: impl Fn(DType, u64) -> u64) -> u64 {
+        let bytes = |stored: DType| of_piece(stored, elements.min(PIECE_BYTES as u64 / size(stored)));
+        self.dtypes().map(bytes).max().unwrap_or(0)
+    }
+
+    /// The most bytes that [`super::are_equal`] holds for two tensors of `elements` elements: pieces as bytes, as values and as values of
+    /// `dtype`, and the places where they differ as bytes and as numbers.
+    pub(crate) fn comparing_bytes(self, elements: u64, dtype: DType) -> u64 {
+        let bytes = |stored: DType| elements.min(COMPARED_ELEMENTS as u64) * (4 * size(stored) + 2 * size(dtype) + 5);
+        self.dtypes().map(bytes).max().unwrap_or(0)
+    }
 }
 
-/// What a device holds meanwhile beside the tensor, where that is on one: a piece as values, and once more where they are converted.
-pub(crate) fn reading_bytes_on_device(elements: u64, dtype: DType) -> u64 {
-    of_pieces(elements, |stored| stored + converted_bytes(stored, dtype))
+/// Bytes of the converted copy of a value: none where it is not converted.
+fn converted_bytes(stored: DType, dtype: DType) -> u64 {
+    if stored == dtype { 0 } else { size(dtype) }
 }
 
-/// The most bytes of a piece, whatever dtype it is stored in: `of_value` says how many a value of that size takes.
-fn of_pieces(elements: u64, of_value: impl Fn(u64) -> u64) -> u64 {
-    let bytes = |stored: u64| elements.min(PIECE_BYTES as u64 / stored) * of_value(stored);
-    STORED_SIZES.into_iter().map(bytes).max().unwrap_or(0)
-}
-
-/// Bytes of the converted copy of a value that takes `stored` bytes in its file: none where it is not converted.
-fn converted_bytes(stored: u64, dtype: DType) -> u64 {
-    if stored == 4 && dtype == DType::F32 { 0 } else { dtype.size_in_bytes() as u64 }
-}
-
-/// The most bytes that [`super::are_equal`] holds for two tensors of `elements` elements, for the largest dtype that they may be stored in: pieces
-/// as bytes, as values and as values of `dtype`, and the places where they differ as bytes and as numbers.
-pub(crate) fn comparing_bytes(elements: u64, dtype: DType) -> u64 {
-    let width = dtype.size_in_bytes() as u64;
-    let bytes = |stored: u64| elements.min(COMPARED_ELEMENTS as u64) * (4 * stored + 2 * width + 5);
-    STORED_SIZES.into_iter().map(bytes).max().unwrap_or(0)
+fn size(dtype: DType) -> u64 {
+    dtype.size_in_bytes() as u64
 }
