@@ -110,6 +110,8 @@ pub struct FirstLook {
     free_before: Option<u64>,
     /// The most that its pool takes beside what it is asked for; zero where that is not known.
     pool_unit: Bytes,
+    /// What its libraries will load into the host's memory for a step.
+    kernels_on_host: Bytes,
 }
 
 /// Looks at a device that was opened just now; none on the CPU, or where the driver does not say.
@@ -117,7 +119,8 @@ pub fn first_look(device: &Device) -> Option<FirstLook> {
     let bytes = t5_ops::device_bytes(device)?;
     let before = UNOPENED.get().zip(t5_ops::card_id(device));
     let free_before = before.and_then(|(cards, id)| cards.iter().find(|card| card.id == id)).map(|card| card.free.0);
-    Some(FirstLook { bytes, free_before, pool_unit: Bytes(t5_ops::pool_unit(device).unwrap_or(0)) })
+    let kernels_on_host = if has_library(LIBRARY_OF_KERNELS) { KERNELS_ON_HOST } else { Bytes::ZERO };
+    Some(FirstLook { bytes, free_before, pool_unit: Bytes(t5_ops::pool_unit(device).unwrap_or(0)), kernels_on_host })
 }
 
 /// A probe of this machine and of the device that was opened.
@@ -133,6 +136,16 @@ pub fn probe(device: &Device, first_look: Option<FirstLook>) -> SystemProbe {
 /// A context takes no more than this before kernels are loaded: twice what an H200's does, with driver 580. What others hold may look
 /// like one.
 const LARGEST_CONTEXT_BYTES: u64 = 1 << 30;
+
+/// What cuBLAS' kernels for the sizes of a step took of the host's memory on an H200, beside those of a rehearsal: 87 to 106 MiB.
+const KERNELS_ON_HOST: Bytes = Bytes::mib(112);
+/// The library that has them, compressed.
+const LIBRARY_OF_KERNELS: &str = "libcublasLt";
+
+/// Whether this process has a library of that name. The emulated card has none.
+fn has_library(name: &str) -> bool {
+    std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.lines().any(|mapping| mapping.contains(name)))
+}
 
 /// The memory of an opened device: what its driver counts as free, and what of the rest is ours.
 ///
@@ -168,6 +181,7 @@ impl DeviceProbe for OpenedMemory {
             peak: Bytes(beside + now.pool_most),
             pool: Bytes(now.pool),
             pool_unit: self.at_opening.pool_unit,
+            kernels_on_host: self.at_opening.kernels_on_host,
             name: now.name,
         })
     }

@@ -10,7 +10,7 @@ use crate::StepChoice;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::levers::in_blocks;
-use crate::names::{COMMUNICATION, CONTEXT, OFF_THE_CARD, POOL, STAGING};
+use crate::names::{COMMUNICATION, CONTEXT, KERNELS, OFF_THE_CARD, POOL, STAGING};
 use crate::processes::Processes;
 
 /// Refuses a job that asks for something that the place of its tensors cannot carry out.
@@ -100,6 +100,13 @@ pub fn context(place: Place, has_nccl: bool, now: &MemorySnapshot) -> Option<Cos
         Bytes(measured) => CostRow::new(CONTEXT, measured, format!("measured: context, kernels, {of}")),
     };
     Some(row.at(place))
+}
+
+/// What a device's libraries will load into the host's memory.
+pub fn kernels_on_host(place: Place, now: &MemorySnapshot) -> Option<CostRow> {
+    let bytes = now.device.as_ref().filter(|_| place == Place::Device)?.kernels_on_host;
+    let note = "assumed: cuBLAS loads those of a step's sizes into the host's memory";
+    (bytes > Bytes::ZERO).then(|| CostRow::new(KERNELS, bytes.0, note))
 }
 
 /// Adds what the device's allocator holds beside the tensors of each phase and those of `fixed`.
