@@ -13,12 +13,6 @@ struct Rounding {
 
 DEVICE uint64_t noise_key(const Rounding& rounding, uint64_t row) { return mix(rounding.key ^ mix(rounding.first_row + row)); }
 
-DEVICE void put(float& to, float x, const Rounding&, uint64_t, uint32_t) { to = x; }
-DEVICE void put(bf16& to, float x, const Rounding& rounding, uint64_t key, uint32_t column) {
-    if (!rounding.is_stochastic || x != x) return from_float(to, x);
-    to.bits = uint16_t((bits_of(x) + (hash(key, column) >> 16)) >> 16);
-}
-
 // The entry of a table of `count` to which a block belongs: the last whose first block, `first`, is not behind it. The first entry's is 0.
 template <class T>
 DEVICE const T& entry_of(const T* table, int count, int T::*first, int block) {
@@ -31,8 +25,56 @@ DEVICE const T& entry_of(const T* table, int count, int T::*first, int block) {
     return table[from];
 }
 
+// So many rows or elements at once.
+template <int N>
+struct Together {
+    static constexpr int COUNT = N;
+};
+
+// Elements `at` to `at + 4` of a row that has `count` more; zero where it has less. With N = 4, see `in_fours`, all are there.
+template <int N, class T>
+DEVICE void load_four(const T* from, size_t at, int count, float (&x)[4]) {
+    if constexpr (N == 4) {
+        load<4>(from, at, x);
+    } else {
+        for (int j = 0; j < 4; j++) x[j] = j < count ? to_float(from[at + j]) : 0.0f;
+    }
+}
+template <int N, class T>
+DEVICE void store_four(T* to, size_t at, int count, const float (&x)[4]) {
+    if constexpr (N == 4) {
+        store<4>(to, at, x);
+    } else {
+        for (int j = 0; j < 4; j++)
+            if (j < count) from_float(to[at + j], x[j]);
+    }
+}
+
+// Stores updated elements: `column` and the next ones of a row that has `count` more.
+template <int N>
+DEVICE void put(float* to, size_t at, int count, const float (&x)[4], bool, uint64_t, uint32_t) {
+    store_four<N>(to, at, count, x);
+}
+template <int N>
+DEVICE void put(bf16* to, size_t at, int count, const float (&x)[4], bool is_stochastic, uint64_t key, uint32_t column) {
+    if (!is_stochastic) return store_four<N>(to, at, count, x);
+    uint32_t bits[4];
+    for (int j = 0; j < 4; j++) {
+        const uint32_t exact = bits_of(x[j]);
+        bits[j] = x[j] != x[j] ? exact | 0x400000u : exact + (hash(key, column + j) >> 16);
+    }
+    if constexpr (N == 4) {
+        *together_at<FourNarrow>(to + at) = {{bits[0] >> 16 | (bits[1] & 0xFFFF0000u), bits[2] >> 16 | (bits[3] & 0xFFFF0000u)}};
+    } else {
+        for (int j = 0; j < 4; j++)
+            if (j < count) to[at + j].bits = uint16_t(bits[j] >> 16);
+    }
+}
+
 // Columns that one block works on.
 constexpr int COLUMNS = 1024;
+// Of which a warp has so many at once, four a lane.
+constexpr int WARP_COLUMNS = 4 * WARP;
 // Rows whose squares are added in f32 before they are added in f64.
 constexpr int BLOCK_ROWS = 32;
 
@@ -50,35 +92,91 @@ struct Gradient {
     uint32_t is_bf16;
 };
 
-// Shared memory: 2 * COLUMNS + 32 f64.
-template <class G>
+// The sums of COUNT numbers over a warp, with the bits of warp_sum: lane i has that of number i / (WARP / COUNT). Of eight numbers it takes
+// nine shuffles, not forty.
+template <int COUNT>
+DEVICE float sums_over_warp(float (&x)[COUNT]) {
+    const int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int half = COUNT / 2, lanes = WARP / 2; half > 0; half /= 2, lanes /= 2) {
+        // Of each pair of numbers a lane keeps one, and gives the other to the lane that keeps it.
+        const bool keeps_upper = lane & lanes;
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            const float given = keeps_upper ? x[i] : x[i + half];
+            x[i] = (keeps_upper ? x[i + half] : x[i]) + shuffle_xor(given, lanes);
+        }
+    }
+    for (int lanes = WARP / COUNT / 2; lanes > 0; lanes /= 2) x[0] += shuffle_xor(x[0], lanes);
+    return x[0];
+}
+
+// Adds the squares of ROWS rows of a warp's columns. This lane has four, where `count` is not below.
+template <int N, int ROWS, class G>
+DEVICE void add_squares_of_rows(const G* gradient, int width, int count, float (&of_columns)[4], float* of_rows) {
+    float x[ROWS][4], of_row[ROWS];
+    // A lane without columns reads those of the last one that has some.
+    const G* from = N == 4 ? gradient + min(count - 4, 0) : gradient;
+    for (int k = 0; k < ROWS; k++) load_four<N>(from, size_t(k) * width, count, x[k]);
+    for (int k = 0; k < ROWS; k++) {
+        of_row[k] = 0;
+        for (int j = 0; j < 4; j++) {
+            of_columns[j] += x[k][j] * x[k][j];
+            of_row[k] += x[k][j] * x[k][j];
+        }
+        if (count <= 0) of_row[k] = 0;
+    }
+    const float sum = sums_over_warp(of_row);
+    const int lane = threadIdx.x % WARP;
+    if (lane % (WARP / ROWS) == 0) of_rows[lane / (WARP / ROWS)] = sum;
+}
+
+// Shared memory: COLUMNS f64, and BLOCK_ROWS f32 for each WARP_COLUMNS of them.
+template <int N, class G>
 DEVICE void add_squares(const Gradient& of, const G* gradient) {
+    // 64 bytes a lane are in flight.
+    constexpr int ROWS = 16 / sizeof(G);
     SHARED(double, totals);
-    float* sums = reinterpret_cast<float*>(totals + COLUMNS);
-    float* scratch = sums + COLUMNS;
+    float* of_rows = reinterpret_cast<float*>(totals + COLUMNS);
     const int block = blockIdx.x - of.first_tile, part = block / of.row_parts, tile = block % of.row_parts;
     const int first = part * of.rows_each, end = min(first + of.rows_each, of.rows);
-    const int from = tile * COLUMNS, columns = min(COLUMNS, of.width - from);
-    // Each thread has columns of its own.
-    for (int i = threadIdx.x; i < columns; i += blockDim.x) totals[i] = 0, sums[i] = 0;
-    for (int row = first; row < end; row++) {
-        float of_row = 0;
-        for (int i = threadIdx.x; i < columns; i += blockDim.x) {
-            const float x = to_float(gradient[size_t(row) * of.width + from + i]);
-            sums[i] += x * x;
-            of_row += x * x;
+    const int from = tile * COLUMNS, columns = min(COLUMNS, of.width - from), groups = (columns + WARP_COLUMNS - 1) / WARP_COLUMNS;
+    for (int row = first; row < end; row += BLOCK_ROWS) {
+        const int rows = min(BLOCK_ROWS, end - row);
+        for (int group = threadIdx.x / WARP; group < groups; group += blockDim.x / WARP) {
+            const int column = group * WARP_COLUMNS + threadIdx.x % WARP * 4;
+            float of_columns[4] = {0, 0, 0, 0};
+            const G* values = gradient + size_t(row) * of.width + from + column;
+            float* sums = of_rows + group * BLOCK_ROWS;
+            int done = 0;
+#pragma unroll 1
+            for (; N == 4 && done + ROWS <= rows; done += ROWS)
+                add_squares_of_rows<N, ROWS>(values + size_t(done) * of.width, of.width, columns - column, of_columns, sums + done);
+#pragma unroll 1
+            for (; done < rows; done++)
+                add_squares_of_rows<N, 1>(values + size_t(done) * of.width, of.width, columns - column, of_columns, sums + done);
+            for (int j = 0; j < 4; j++) totals[column + j] = (row == first ? 0 : totals[column + j]) + of_columns[j];
         }
-        of_row = block_sum(of_row, scratch);
-        if (threadIdx.x == 0) of.of_rows[size_t(row) * of.row_parts + tile] = of_row;
-        if ((row - first) % BLOCK_ROWS != BLOCK_ROWS - 1 && row != end - 1) continue;
-        for (int i = threadIdx.x; i < columns; i += blockDim.x) totals[i] += sums[i], sums[i] = 0;
+        BARRIER();
+        for (int i = threadIdx.x; i < rows; i += blockDim.x) {
+            float sum = 0;
+            for (int group = 0; group < groups; group++) sum += of_rows[group * BLOCK_ROWS + i];
+            of.of_rows[size_t(row + i) * of.row_parts + tile] = sum;
+        }
+        BARRIER();
     }
     for (int i = threadIdx.x; i < columns; i += blockDim.x) of.of_columns[size_t(part) * of.width + from + i] = totals[i];
 }
-KERNEL(256, square_sums, const Gradient* table, int count) {
+template <class G>
+DEVICE void add_squares_of(const Gradient& of) {
+    const G* gradient = static_cast<const G*>(of.values);
+    if (in_fours(of.width, gradient)) add_squares<4>(of, gradient);
+    else add_squares<1>(of, gradient);
+}
+KERNEL_OF_BLOCKS(256, 5, square_sums, const Gradient* table, int count) {
     const Gradient of = entry_of(table, count, &Gradient::first_tile, blockIdx.x);
-    if (of.is_bf16) add_squares(of, static_cast<const bf16*>(of.values));
-    else add_squares(of, static_cast<const float*>(of.values));
+    if (of.is_bf16) add_squares_of<bf16>(of);
+    else add_squares_of<float>(of);
 }
 
 // The parts of square_sums, added in order, by row and by column. A thread a sum.
@@ -91,6 +189,8 @@ KERNEL(256, finish_square_sums, const Gradient* table, int count) {
         of.row_sums[i] = sum;
     } else if (i - of.rows < of.width) {
         double sum = 0;
+        // A thread has one chain of sums, but these loads do not wait for each other.
+#pragma unroll 16
         for (int part = 0; part < of.col_parts; part++) sum += of.of_columns[size_t(part) * of.width + (i - of.rows)];
         of.col_sums[i - of.rows] = float(sum);
     }
@@ -101,6 +201,7 @@ KERNEL(256, total_square_sums, const Gradient* table) {
     SHARED(double, scratch);
     const Gradient of = table[blockIdx.x];
     double sum = 0;
+#pragma unroll 8
     for (int i = threadIdx.x; i < of.rows; i += blockDim.x) sum += double(of.row_sums[i]);
     sum = block_sum(sum, scratch);
     if (threadIdx.x == 0) of.total[0] = sum;
@@ -154,23 +255,42 @@ struct Factored : Parameter {
 DEVICE void move_factored(const Factored& of, int block, double* scratch) {
     const Adafactor& h = of.h;
     const int rows = of.rows, width = of.width;
-    const double square = h.gradient_scale * h.gradient_scale;
+    const double beta2 = h.beta2, new2 = 1.0 - beta2, eps1 = h.eps1, square = h.gradient_scale * h.gradient_scale;
     if (block > 0) {
         const int i = (block - 1) * blockDim.x + threadIdx.x;
         if (i >= width) return;
-        const double moved = h.beta2 * double(of.col[i]) + (1.0 - h.beta2) * (double(of.col_sums[i]) * square / rows + h.eps1);
-        of.col[i] = float(moved);
-        of.col_factor[i] = float(1.0 / sqrt(double(of.col[i])));
+        const float moved = float(beta2 * double(of.col[i]) + new2 * (double(of.col_sums[i]) * square / rows + eps1));
+        of.col[i] = moved;
+        of.col_factor[i] = 1.0f / sqrtf(moved);
         return;
     }
+    float* row = of.row;
+    float* factor = of.row_factor;
+    const float* sums = of.row_sums;
+    // One division for all rows.
+    const double each = square / width;
     double sum = 0;
-    for (int i = threadIdx.x; i < rows; i += blockDim.x) {
-        const double moved = h.beta2 * double(of.row[i]) + (1.0 - h.beta2) * (double(of.row_sums[i]) * square / width + h.eps1);
-        of.row[i] = float(moved);
-        sum += double(of.row[i]);
+    int i = threadIdx.x;
+    // So many rows are in flight.
+    constexpr int ROWS = 4;
+    for (; i + (ROWS - 1) * int(blockDim.x) < rows; i += ROWS * blockDim.x) {
+        float x[ROWS], squares[ROWS];
+        for (int k = 0; k < ROWS; k++) x[k] = row[i + k * blockDim.x], squares[k] = sums[i + k * blockDim.x];
+        for (int k = 0; k < ROWS; k++) {
+            x[k] = float(beta2 * double(x[k]) + new2 * (double(squares[k]) * each + eps1));
+            row[i + k * blockDim.x] = x[k];
+            sum += double(x[k]);
+        }
     }
-    const double mean = block_sum(sum, scratch) / rows;
-    for (int i = threadIdx.x; i < rows; i += blockDim.x) of.row_factor[i] = float(h.gradient_scale * sqrt(mean / double(of.row[i])));
+    for (; i < rows; i += blockDim.x) {
+        const float moved = float(beta2 * double(row[i]) + new2 * (double(sums[i]) * each + eps1));
+        row[i] = moved;
+        sum += double(moved);
+    }
+    // The root of a quotient may not be that of an f32: a row's moment can be far below their mean.
+    const float root = sqrtf(float(block_sum(sum, scratch) / rows)), scale = float(h.gradient_scale);
+#pragma unroll 4
+    for (i = threadIdx.x; i < rows; i += blockDim.x) factor[i] = scale * (root / sqrtf(row[i]));
 }
 
 // The same for the full second moment of a vector: its one row has the gradient's scale as its factor. A thread an element.
@@ -194,35 +314,84 @@ KERNEL_OF_BLOCKS(256, 5, adafactor_factors, const Factored* table, int count) {
     else move_full(of, block);
 }
 
-// Squares of the update and of the parameter.
-template <class P, class G>
-DEVICE void square_update(const Factored& of, const P* parameter, const G* gradient, double* scratch) {
-    const int part = blockIdx.x - of.first_part, width = of.width;
-    const int first = part * of.rows_each, end = min(first + of.rows_each, of.rows);
-    double updates = 0, parameters = 0;
-    for (int row = first; row < end; row++) {
-        float of_update = 0, of_parameter = 0;
-        for (int i = threadIdx.x; i < width; i += blockDim.x) {
-            const size_t at = size_t(row) * width + i;
-            const float u = to_float(gradient[at]) * of.row_factor[row] * of.col_factor[i], p = to_float(parameter[at]);
-            of_update += u * u;
-            of_parameter += p * p;
-        }
-        updates += of_update;
-        parameters += of_parameter;
+// Rows that a block works on before its threads meet: so many have a key in shared memory, and squares are added in f32 as far. A power
+// of two.
+constexpr int MET_ROWS = 128;
+
+// Calls work(together, row, column, step) for all elements of rows `from` to `end`: it has the four columns from `column` on of rows
+// `row`, `row` + `step`, ..., ROWS of them while there are as many, to load all before it uses one.
+template <int N, int ROWS, class Work>
+DEVICE void each_four(int width, int from, int end, Work work) {
+    const int fours = (width + 3) / 4, across = min(fours, int(blockDim.x)), step = blockDim.x / across;
+    const int first = from + threadIdx.x / across;
+    if (first >= from + step) return;
+    for (int four = threadIdx.x % across; four < fours; four += across) {
+        int row = first;
+        // Unaligned rows are too rare for code of their own.
+#pragma unroll 1
+        for (; N == 4 && row + (ROWS - 1) * step < end; row += ROWS * step) work(Together<ROWS>{}, row, 4 * four, step);
+#pragma unroll 1
+        for (; row < end; row += step) work(Together<1>{}, row, 4 * four, step);
     }
+}
+
+// The same of a parameter's rows that belong to this block, MET_ROWS at a time, after before(from, end) of these rows.
+template <int N, int ROWS, class Before, class Work>
+DEVICE void each_of_block(const Parameter& of, Before before, Work work) {
+    const int first = (blockIdx.x - of.first_part) * of.rows_each, last = min(first + of.rows_each, of.rows), width = of.width;
+    for (int from = first; from < last; from += MET_ROWS) {
+        const int end = min(from + MET_ROWS, last);
+        before(from, end);
+        each_four<N, ROWS>(width, from, end, work);
+    }
+}
+
+// Adds the squares of the update and of the parameter.
+template <int N, class P, class G>
+DEVICE void add_squares(const Factored& of, const P* parameter, const G* gradient, double& updates, double& parameters) {
+    const int width = of.width;
+    const float *row_factor = of.row_factor, *col_factor = of.col_factor;
+    float of_updates = 0, of_parameters = 0;
+    const auto before = [&](int, int) {
+        updates += of_updates, parameters += of_parameters;
+        of_updates = of_parameters = 0;
+    };
+    each_of_block<N, 16 / (sizeof(P) + sizeof(G))>(of, before, [&](auto together, int row, int column, int step) {
+        constexpr int ROWS = decltype(together)::COUNT;
+        const size_t at = size_t(row) * width + column, next = size_t(step) * width;
+        const int count = width - column;
+        float g[ROWS][4], p[ROWS][4], factor[ROWS], by[4];
+        for (int k = 0; k < ROWS; k++) {
+            load_four<N>(gradient, at + k * next, count, g[k]);
+            load_four<N>(parameter, at + k * next, count, p[k]);
+            factor[k] = row_factor[row + k * step];
+        }
+        load_four<N>(col_factor, column, count, by);
+        for (int k = 0; k < ROWS; k++)
+            for (int j = 0; j < 4; j++) {
+                const float u = g[k][j] * factor[k] * by[j];
+                if (N == 4 || j < count) of_updates += u * u;
+                of_parameters += p[k][j] * p[k][j];
+            }
+    });
+    before(0, 0);
+}
+// A block rows_each rows. Shared memory: 32 f64.
+KERNEL_OF_BLOCKS(256, 5, adafactor_squares, const Factored* table, int count) {
+    SHARED(double, scratch);
+    const Factored of = entry_of<Factored>(table, count, &Factored::first_part, blockIdx.x);
+    double updates = 0, parameters = 0;
+    with_elements(of, [&](auto* parameter, auto* gradient) {
+        if (in_fours(of.width, parameter, gradient, of.col_factor)) add_squares<4>(of, parameter, gradient, updates, parameters);
+        else add_squares<1>(of, parameter, gradient, updates, parameters);
+    });
     updates = block_sum(updates, scratch);
     parameters = block_sum(parameters, scratch);
     if (threadIdx.x == 0) {
+        const int part = blockIdx.x - of.first_part;
         of.partial[part] = updates;
         of.partial[of.parts + part] = parameters;
     }
-}
-// A block rows_each rows. Shared memory: 32 f64.
-KERNEL(256, adafactor_squares, const Factored* table, int count) {
-    SHARED(double, scratch);
-    const Factored of = entry_of<Factored>(table, count, &Factored::first_part, blockIdx.x);
-    with_elements(of, [&](auto* parameter, auto* gradient) { square_update(of, parameter, gradient, scratch); });
 }
 
 // How the update goes on once it is clipped.
@@ -230,46 +399,80 @@ struct Clipped {
     float step, keep, beta1;
 };
 
-// From the sums of squares above.
-DEVICE Clipped clipped(const Factored& of, double* scratch) {
-    const Adafactor& h = of.h;
-    double updates = 0, parameters = 0;
-    for (int i = threadIdx.x; i < of.parts; i += blockDim.x) updates += of.partial[i], parameters += of.partial[of.parts + i];
-    updates = block_sum(updates, scratch);
-    parameters = block_sum(parameters, scratch);
-    const double count = double(of.rows) * double(of.width);
-    const double rms = sqrt(parameters / count);
-    const double lr = h.scales_parameter ? h.learning_rate * (rms > h.eps2 ? rms : h.eps2) : h.learning_rate;
-    const double excess = sqrt(updates / count) / h.clip_threshold;
-    return {float(lr / (excess > 1.0 || excess != excess ? excess : 1.0)), float(1.0 - h.weight_decay * lr), float(h.beta1)};
+// From the sums of squares above. One warp makes it: cards for games have few units for f64.
+DEVICE Clipped clipped(const Factored& of, Clipped* shared) {
+    if (threadIdx.x < WARP) {
+        const Adafactor& h = of.h;
+        const double* partial = of.partial;
+        const int parts = of.parts;
+        double updates = 0, parameters = 0;
+#pragma unroll 8
+        for (int i = threadIdx.x; i < parts; i += WARP) updates += partial[i], parameters += partial[parts + i];
+        updates = warp_sum(updates);
+        parameters = warp_sum(parameters);
+        const double count = double(of.rows) * double(of.width);
+        const double rms = sqrt(parameters / count);
+        const double lr = h.scales_parameter ? h.learning_rate * (rms > h.eps2 ? rms : h.eps2) : h.learning_rate;
+        const double excess = sqrt(updates / count) / h.clip_threshold;
+        if (threadIdx.x == 0)
+            *shared = {float(lr / (excess > 1.0 || excess != excess ? excess : 1.0)), float(1.0 - h.weight_decay * lr), float(h.beta1)};
+    }
+    BARRIER();
+    return *shared;
+}
+
+// The keys of rows `from` to `end`: a key takes as long as the noise of four elements.
+DEVICE void make_keys(const Rounding& rounding, int from, int end, uint64_t* keys) {
+    if (!rounding.is_stochastic) return;
+    BARRIER();
+#pragma unroll 1
+    for (int row = from + threadIdx.x; row < end; row += blockDim.x) keys[row & (MET_ROWS - 1)] = noise_key(rounding, row);
+    BARRIER();
 }
 
 // p = p * keep - update.
-template <class P, class G>
-DEVICE void apply(const Parameter& of, const Clipped& by, const float* row_factor, const float* col_factor, P* parameter, const G* gradient) {
+template <int N, class P, class G>
+DEVICE void apply(const Parameter& of, const Clipped& by, const float* row_factor, const float* col_factor, P* parameter, const G* gradient,
+                  uint64_t* keys) {
     float* first_moment = of.first_moment;
-    const int width = of.width, first = (blockIdx.x - of.first_part) * of.rows_each, end = min(first + of.rows_each, of.rows);
-    for (int row = first; row < end; row++) {
-        const uint64_t key = of.rounding.is_stochastic ? noise_key(of.rounding, row) : 0;
-        for (int i = threadIdx.x; i < width; i += blockDim.x) {
-            const size_t at = size_t(row) * width + i;
-            float update = to_float(gradient[at]) * row_factor[row] * col_factor[i] * by.step;
-            if (first_moment) {
-                update = first_moment[at] * by.beta1 + update * (1.0f - by.beta1);
-                first_moment[at] = update;
-            }
-            put(parameter[at], to_float(parameter[at]) * by.keep - update, of.rounding, key, i);
+    const int width = of.width;
+    const bool is_stochastic = of.rounding.is_stochastic;
+    const auto before = [&](int from, int end) { make_keys(of.rounding, from, end, keys); };
+    each_of_block<N, 16 / (sizeof(P) + sizeof(G))>(of, before, [&](auto together, int row, int column, int step) {
+        constexpr int ROWS = decltype(together)::COUNT;
+        const size_t at = size_t(row) * width + column, next = size_t(step) * width;
+        const int count = width - column;
+        float update[ROWS][4], p[ROWS][4], factor[ROWS], of_column[4];
+        for (int k = 0; k < ROWS; k++) {
+            load_four<N>(gradient, at + k * next, count, update[k]);
+            load_four<N>(parameter, at + k * next, count, p[k]);
+            factor[k] = row_factor[row + k * step];
         }
-    }
+        load_four<N>(col_factor, column, count, of_column);
+        for (int k = 0; k < ROWS; k++) {
+            for (int j = 0; j < 4; j++) update[k][j] = update[k][j] * factor[k] * of_column[j] * by.step;
+            if (first_moment) {
+                float m[4];
+                load_four<N>(first_moment, at + k * next, count, m);
+                for (int j = 0; j < 4; j++) update[k][j] = m[j] * by.beta1 + update[k][j] * (1.0f - by.beta1);
+                store_four<N>(first_moment, at + k * next, count, update[k]);
+            }
+            for (int j = 0; j < 4; j++) p[k][j] = p[k][j] * by.keep - update[k][j];
+            const uint64_t key = is_stochastic ? keys[(row + k * step) & (MET_ROWS - 1)] : 0;
+            put<N>(parameter, at + k * next, count, p[k], is_stochastic, key, column);
+        }
+    });
 }
-// A block rows_each rows. Shared memory: 32 f64.
-KERNEL_OF_BLOCKS(256, 5, adafactor_apply, const Factored* table, int count) {
-    SHARED(double, scratch);
-    const Factored& entry = entry_of<Factored>(table, count, &Factored::first_part, blockIdx.x);
-    const Clipped by = clipped(entry, scratch);
-    const Parameter of = entry;
-    const float *row_factor = entry.row_factor, *col_factor = entry.col_factor;
-    with_elements(of, [&](auto* parameter, auto* gradient) { apply(of, by, row_factor, col_factor, parameter, gradient); });
+// A block rows_each rows. Shared memory: MET_ROWS keys.
+KERNEL_OF_BLOCKS(256, 3, adafactor_apply, const Factored* table, int count) {
+    SHARED(uint64_t, keys);
+    const Factored& of = entry_of<Factored>(table, count, &Factored::first_part, blockIdx.x);
+    const Clipped by = clipped(of, reinterpret_cast<Clipped*>(keys));
+    const float *row_factor = of.row_factor, *col_factor = of.col_factor;
+    with_elements(of, [&](auto* parameter, auto* gradient) {
+        if (in_fours(of.width, parameter, gradient, of.first_moment, col_factor)) apply<4>(of, by, row_factor, col_factor, parameter, gradient, keys);
+        else apply<1>(of, by, row_factor, col_factor, parameter, gradient, keys);
+    });
 }
 
 struct Adamw {
@@ -288,27 +491,54 @@ struct Decayed : Parameter {
     float* second_moment;
 };
 
-template <class P, class G>
-DEVICE void apply_adamw(const Decayed& of, P* parameter, const G* gradient) {
-    const Adamw& h = of.h;
-    const int width = of.width, first = (blockIdx.x - of.first_part) * of.rows_each, end = min(first + of.rows_each, of.rows);
-    for (int row = first; row < end; row++) {
-        const uint64_t key = of.rounding.is_stochastic ? noise_key(of.rounding, row) : 0;
-        for (int i = threadIdx.x; i < width; i += blockDim.x) {
-            const size_t at = size_t(row) * width + i;
-            const float g = to_float(gradient[at]) * h.scale;
-            const float m = of.first_moment[at] * h.beta1 + g * h.new1;
-            const float v = of.second_moment[at] * h.beta2 + g * g * h.new2;
-            of.first_moment[at] = m;
-            of.second_moment[at] = v;
-            put(parameter[at], to_float(parameter[at]) * h.keep - h.rate * m / (sqrtf(v) / h.root + h.eps), of.rounding, key, i);
+template <int N, class P, class G>
+DEVICE void apply_adamw(const Decayed& of, P* parameter, const G* gradient, uint64_t* keys) {
+    const Adamw h = of.h;
+    float *first_moment = of.first_moment, *second_moment = of.second_moment;
+    const int width = of.width;
+    const bool is_stochastic = of.rounding.is_stochastic;
+    const auto before = [&](int from, int end) { make_keys(of.rounding, from, end, keys); };
+    each_of_block<N, 1>(of, before, [&](auto together, int row, int column, int step) {
+        constexpr int ROWS = decltype(together)::COUNT;
+        const size_t at = size_t(row) * width + column, next = size_t(step) * width;
+        const int count = width - column;
+        float g[ROWS][4], p[ROWS][4], m[ROWS][4], v[ROWS][4];
+        for (int k = 0; k < ROWS; k++) {
+            load_four<N>(gradient, at + k * next, count, g[k]);
+            load_four<N>(parameter, at + k * next, count, p[k]);
+            load_four<N>(first_moment, at + k * next, count, m[k]);
+            load_four<N>(second_moment, at + k * next, count, v[k]);
         }
-    }
+        for (int k = 0; k < ROWS; k++) {
+            for (int j = 0; j < 4; j++) {
+                const float x = g[k][j] * h.scale;
+                m[k][j] = m[k][j] * h.beta1 + x * h.new1;
+                v[k][j] = v[k][j] * h.beta2 + x * x * h.new2;
+                p[k][j] = p[k][j] * h.keep - h.rate * m[k][j] / (sqrtf(v[k][j]) / h.root + h.eps);
+            }
+            store_four<N>(first_moment, at + k * next, count, m[k]);
+            store_four<N>(second_moment, at + k * next, count, v[k]);
+            const uint64_t key = is_stochastic ? keys[(row + k * step) & (MET_ROWS - 1)] : 0;
+            put<N>(parameter, at + k * next, count, p[k], is_stochastic, key, column);
+        }
+    });
 }
-// A block rows_each rows.
-KERNEL_OF_BLOCKS(256, 5, adamw, const Decayed* table, int count) {
-    const Decayed of = entry_of<Decayed>(table, count, &Decayed::first_part, blockIdx.x);
-    with_elements(of, [&](auto* parameter, auto* gradient) { apply_adamw(of, parameter, gradient); });
+// A block rows_each rows. Shared memory: MET_ROWS keys.
+KERNEL_OF_BLOCKS(256, 3, adamw, const Decayed* table, int count) {
+    SHARED(uint64_t, keys);
+    const Decayed& of = entry_of<Decayed>(table, count, &Decayed::first_part, blockIdx.x);
+    with_elements(of, [&](auto* parameter, auto* gradient) {
+        if (in_fours(of.width, parameter, gradient, of.first_moment, of.second_moment)) apply_adamw<4>(of, parameter, gradient, keys);
+        else apply_adamw<1>(of, parameter, gradient, keys);
+    });
+}
+
+// Calls work(together, i) for elements `i` and behind of `count` that thread `thread` of `threads` has: four at a time if all are aligned.
+template <class Work>
+DEVICE void each_element(size_t thread, size_t threads, size_t count, bool are_aligned, Work work) {
+    const size_t in_fours = are_aligned ? count / 4 * 4 : 0;
+    for (size_t i = thread * 4; i < in_fours; i += threads * 4) work(Together<4>{}, i);
+    for (size_t i = in_fours + thread; i < count; i += threads) work(Together<1>{}, i);
 }
 
 // A weight and its copy in bf16, in blocks of so many elements from `first_block` on.
@@ -323,15 +553,32 @@ constexpr int NARROWED = 16 << 10;
 KERNEL(256, narrow_each, const Narrowed* table, int count) {
     const Narrowed of = entry_of(table, count, &Narrowed::first_block, blockIdx.x);
     const uint64_t first = uint64_t(blockIdx.x - of.first_block) * NARROWED, left = of.elements - first;
-    const int end = left < NARROWED ? int(left) : NARROWED;
-    for (int i = threadIdx.x; i < end; i += blockDim.x) from_float(of.to[first + i], of.from[first + i]);
+    const float* from = of.from + first;
+    bf16* to = of.to + first;
+    each_element(threadIdx.x, blockDim.x, left < NARROWED ? left : NARROWED, in_fours(4, from, to), [&](auto together, size_t i) {
+        float x[decltype(together)::COUNT];
+        load(from, i, x);
+        store(to, i, x);
+    });
+}
+
+// The same of one tensor, by the whole grid.
+template <class Work>
+DEVICE void each_of_grid(size_t count, bool are_aligned, Work work) {
+    each_element(size_t(blockIdx.x) * blockDim.x + threadIdx.x, size_t(gridDim.x) * blockDim.x, count, are_aligned, work);
 }
 
 // sum += x, element by element; bf16 are added in f32.
 template <class T>
 DEVICE void add(T* sum, const T* x, size_t count) {
-    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += size_t(gridDim.x) * blockDim.x)
-        from_float(sum[i], to_float(sum[i]) + to_float(x[i]));
+    each_of_grid(count, in_fours(4, sum, x), [&](auto together, size_t i) {
+        constexpr int N = decltype(together)::COUNT;
+        float a[N], b[N];
+        load(sum, i, a);
+        load(x, i, b);
+        for (int j = 0; j < N; j++) a[j] += b[j];
+        store(sum, i, a);
+    });
 }
 KERNEL(256, add_f32, float* sum, const float* x, size_t count) { add(sum, x, count); }
 KERNEL(256, add_bf16, bf16* sum, const bf16* x, size_t count) { add(sum, x, count); }
@@ -339,8 +586,13 @@ KERNEL(256, add_bf16, bf16* sum, const bf16* x, size_t count) { add(sum, x, coun
 // y = x * factor, rounded once. Every zero is positive, as candle's product and sum give it.
 template <class T>
 DEVICE void scaled(const T* x, T* y, float factor, size_t count) {
-    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += size_t(gridDim.x) * blockDim.x)
-        from_float(y[i], to_float(x[i]) * factor + 0.0f);
+    each_of_grid(count, in_fours(4, x, y), [&](auto together, size_t i) {
+        constexpr int N = decltype(together)::COUNT;
+        float a[N];
+        load(x, i, a);
+        for (int j = 0; j < N; j++) a[j] = a[j] * factor + 0.0f;
+        store(y, i, a);
+    });
 }
 KERNEL(256, scaled_f32, const float* x, float* y, float factor, size_t count) { scaled(x, y, factor, count); }
 KERNEL(256, scaled_bf16, const bf16* x, bf16* y, float factor, size_t count) { scaled(x, y, factor, count); }

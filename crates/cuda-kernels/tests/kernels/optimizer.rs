@@ -50,6 +50,8 @@ const KEY: u64 = 0x1234_5678_9ABC_DEF0;
 const THREADS: usize = 64;
 /// Columns of a block of `square_sums`.
 const COLUMNS: usize = 1024;
+/// Shared memory of the keys of rows.
+const KEYS: usize = 128 * 8;
 
 fn int(n: usize) -> Argument {
     Argument::of(n as i32)
@@ -88,11 +90,12 @@ struct Gradient {
 
 /// Sums of squares by row and by column, and their total, of each of some gradients.
 fn square_sums(gradients: &mut [(&Tensor, Buffer)], schedule: Schedule) -> Vec<[Buffer; 3]> {
-    let rows_each = 3;
     let (mut tiles, mut blocks) = (0, 0);
     let (mut entries, mut scratch, mut sums) = (Vec::new(), Vec::new(), Vec::new());
     for (tensor, gradient) in gradients {
         let (rows, width) = size_of_matrix(tensor);
+        // Blocks of few rows, and blocks of more than are added in f32.
+        let rows_each = if rows > 64 { 67 } else { 3 };
         let (row_parts, col_parts) = (width.div_ceil(COLUMNS), rows.div_ceil(rows_each));
         let (mut of_rows, mut of_columns) = (floats(rows * row_parts), doubles(col_parts * width));
         let mut of = [floats(rows), floats(width), doubles(1)];
@@ -117,7 +120,7 @@ fn square_sums(gradients: &mut [(&Tensor, Buffer)], schedule: Schedule) -> Vec<[
     }
     let mut table = Buffer::of_entries(&entries);
     let arguments = [table.pointer(), int(entries.len())];
-    launch("square_sums", [tiles, 1, 1], THREADS as u32, (2 * COLUMNS + 32) * 8, &arguments, schedule);
+    launch("square_sums", [tiles, 1, 1], THREADS as u32, COLUMNS * 8 + COLUMNS / 128 * 32 * 4, &arguments, schedule);
     launch("finish_square_sums", [blocks, 1, 1], THREADS as u32, 0, &arguments, schedule);
     launch("total_square_sums", [entries.len(), 1, 1], THREADS as u32, 32 * 8, &arguments[..1], schedule);
     // Nothing beside them is written.
@@ -127,7 +130,7 @@ fn square_sums(gradients: &mut [(&Tensor, Buffer)], schedule: Schedule) -> Vec<[
 
 #[test]
 fn squares_are_added_by_row_by_column_and_in_all() {
-    let shapes = [[1, 1], [1, 70], [37, 5], [7, 1030], [1, 2100]];
+    let shapes = [[1, 1], [1, 70], [37, 5], [7, 1030], [1, 2100], [2, 1032], [75, 136]];
     let gradients: Vec<Tensor> = [DType::F32, DType::BF16]
         .iter()
         .flat_map(|&dtype| shapes.iter().enumerate().map(move |(i, shape)| numbers(i as u64, shape, dtype)))
@@ -210,7 +213,9 @@ impl OnCard {
 
     /// Its entry, whose blocks begin at `blocks`, which then are behind them.
     fn parameter(&mut self, case: &Case, first_row: usize, blocks: &mut usize) -> Parameter {
-        let ((rows, width), rows_each) = (size_of_matrix(&case.param), 2);
+        let (rows, width) = size_of_matrix(&case.param);
+        // Blocks of few rows, and blocks of more than have keys at once.
+        let rows_each = if rows > 128 { 140 } else { 2 };
         let first_part = *blocks as i32;
         *blocks += rows.div_ceil(rows_each);
         Parameter {
@@ -271,10 +276,12 @@ fn adafactor(cases: &[Case], hyper: impl Fn(&Case) -> AdafactorHyper, schedule: 
     }
     let mut table = Buffer::of_entries(&entries);
     let arguments = [table.pointer(), int(entries.len())];
-    for (name, blocks) in
-        [("adafactor_factors", of_factors), ("adafactor_squares", of_parts), ("adafactor_apply", of_parts)]
-    {
-        launch(name, [blocks, 1, 1], THREADS as u32, 32 * 8, &arguments, schedule);
+    for (name, blocks, shared) in [
+        ("adafactor_factors", of_factors, 32 * 8),
+        ("adafactor_squares", of_parts, 32 * 8),
+        ("adafactor_apply", of_parts, KEYS),
+    ] {
+        launch(name, [blocks, 1, 1], THREADS as u32, shared, &arguments, schedule);
     }
     scratch.iter().for_each(|buffer| drop(buffer.tensor()));
     on_card.into_iter().flat_map(|on_card| [on_card.param].into_iter().chain(on_card.moments)).collect()
@@ -325,7 +332,7 @@ fn adafactor_updates_as_the_cpu_does() {
             gradient_scale: 0.7,
             ..AdafactorHyper::default()
         };
-        let cases: Vec<Case> = [&[1, 1][..], &[7, 70], &[33, 5], &[70]]
+        let cases: Vec<Case> = [&[1, 1][..], &[7, 70], &[33, 5], &[70], &[150, 12], &[7, 264]]
             .iter()
             .flat_map(|shape| DTYPES.map(|dtypes| Case::new(shape, dtypes, beta1.is_some(), false, rounding)))
             .collect();
@@ -378,14 +385,14 @@ fn adamw(cases: &[Case], h: &AdamwHyper, schedule: Schedule) -> Vec<Buffer> {
     let entries: Vec<Decayed> = cases.iter().zip(&mut on_card).map(entry).collect();
     let mut table = Buffer::of_entries(&entries);
     let arguments = [table.pointer(), int(entries.len())];
-    launch("adamw", [blocks, 1, 1], THREADS as u32, 0, &arguments, schedule);
+    launch("adamw", [blocks, 1, 1], THREADS as u32, KEYS, &arguments, schedule);
     on_card.into_iter().flat_map(|on_card| [on_card.param].into_iter().chain(on_card.moments)).collect()
 }
 
 #[test]
 fn adamw_updates_as_the_cpu_does() {
     let ways = [Rounding::Nearest, Rounding::Stochastic { key: KEY }];
-    let cases: Vec<Case> = [[1, 70], [7, 5]]
+    let cases: Vec<Case> = [[1, 70], [7, 5], [150, 12]]
         .iter()
         .flat_map(|shape| ways.map(|rounding| DTYPES.map(|dtypes| Case::new(shape, dtypes, true, true, rounding))))
         .flatten()

@@ -10,7 +10,7 @@ use super::{
     rows_of_part, scratch_of_gradient, scratch_of_parameter,
 };
 use crate::cuda::{Kernel, Module, Scratch, address, check_each_apart, count, table, unwritten};
-use crate::ops::together::cuda::{OF_SUM, Parameter, THREADS, contiguous};
+use crate::ops::together::cuda::{OF_KEYS, OF_SUM, Parameter, THREADS, contiguous};
 use crate::ops::together::{groups, of_piece, rows_of_block};
 
 /// Sums of the squares of a gradient.
@@ -145,7 +145,8 @@ fn square_sums_of_group(gradients: &[&Tensor]) -> Result<Vec<DeviceSums>> {
     // SAFETY: an entry has no padding.
     let table = unsafe { table(&entries, device)? };
     let kernel = |name: &str| Kernel::new(device, Module::Optimizer, name)?.tensor(&table);
-    let shared = (2 * COLUMNS + 32) * size_of::<f64>();
+    // Sums by column, and those by row of 32 rows for each 128 columns.
+    let shared = COLUMNS * size_of::<f64>() + COLUMNS / 128 * 32 * size_of::<f32>();
     // SAFETY: a table of so many entries, and a block for each part of the rows and each tile of columns, with places of their own.
     unsafe { kernel("square_sums")?.size(entries.len())?.launch([tiles, 1, 1], THREADS, shared)? };
     // SAFETY: a thread for each sum.
@@ -225,7 +226,7 @@ fn adafactor_of_group(updates: &[AdafactorUpdate]) -> Result<()> {
     let mut entries = Vec::new();
     for (update, gradient) in updates.iter().zip(&gradients) {
         let (rows, width) = rows_and_width(update.param);
-        let parts = rows.div_ceil(rows_of_block(rows));
+        let parts = rows.div_ceil(rows_of_block(rows, width));
         let first_factor = count(of_factors)?;
         of_factors += width.div_ceil(THREADS as usize);
         let (row, col, [row_sums, col_sums]) = match update.second {
@@ -254,12 +255,14 @@ fn adafactor_of_group(updates: &[AdafactorUpdate]) -> Result<()> {
     }
     // SAFETY: an entry has no padding.
     let table = unsafe { table(&entries, device)? };
-    for (name, blocks) in
-        [("adafactor_factors", of_factors), ("adafactor_squares", of_parts), ("adafactor_apply", of_parts)]
-    {
+    for (name, blocks, shared) in [
+        ("adafactor_factors", of_factors, OF_SUM),
+        ("adafactor_squares", of_parts, OF_SUM),
+        ("adafactor_apply", of_parts, OF_KEYS),
+    ] {
         let kernel = Kernel::new(device, Module::Optimizer, name)?.tensor(&table)?.size(entries.len())?;
         // SAFETY: a table of so many entries, each of matrices and moments of its size, in whose blocks every row and column is once.
-        unsafe { kernel.launch([blocks, 1, 1], THREADS, OF_SUM)? };
+        unsafe { kernel.launch([blocks, 1, 1], THREADS, shared)? };
     }
     Ok(())
 }

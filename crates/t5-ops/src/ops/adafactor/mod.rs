@@ -290,9 +290,9 @@ const TOTALS: usize = 1024;
 /// Columns that one block of a card's kernel works on, as there.
 const COLUMNS: usize = 1024;
 /// Parts in which a card adds the squares of rows, at most.
-const PARTS: usize = 512;
-/// Rows whose squares it adds in f32.
-const BLOCK_ROWS: usize = 32;
+const PARTS: usize = 256;
+/// Rows of a part, at least: twice the rows that are added in f32, as the parts' sums are written and read in f64.
+const PART_ROWS: usize = 64;
 /// The entry of a gradient in a card's table.
 const GRADIENT_BYTES: u64 = 80;
 /// The entry of a parameter.
@@ -300,7 +300,7 @@ const PARAMETER_BYTES: u64 = 200;
 
 /// How a card cuts the rows of a gradient: rows of a part.
 fn rows_of_part(rows: usize) -> usize {
-    rows.div_ceil(PARTS).next_multiple_of(BLOCK_ROWS)
+    rows.div_ceil(PARTS).next_multiple_of(PART_ROWS)
 }
 
 /// In how many.
@@ -316,7 +316,7 @@ fn scratch_of_gradient((rows, width): (usize, usize)) -> u64 {
 
 /// Bytes of a factor for each row and column of a parameter (N, K), and of two sums for each block.
 fn scratch_of_parameter((rows, width): (usize, usize)) -> u64 {
-    let parts = rows.div_ceil(rows_of_block(rows));
+    let parts = rows.div_ceil(rows_of_block(rows, width));
     let floats = |count| of_piece(elements([count, size_of::<f32>()]));
     floats(rows) + floats(width) + of_piece(2 * elements([parts, size_of::<f64>()]))
 }

@@ -4,7 +4,7 @@ use candle_core::Result;
 
 use super::{AdamwUpdate, Factors, TABLE_BYTES};
 use crate::cuda::{Kernel, Module, address, check_each_apart, table};
-use crate::ops::together::cuda::{Parameter, THREADS, contiguous};
+use crate::ops::together::cuda::{OF_KEYS, Parameter, THREADS, contiguous};
 
 /// `Decayed` of `optimizer.cu`, which has no padding.
 #[repr(C)]
@@ -38,5 +38,5 @@ pub(super) fn adamw(updates: &[AdamwUpdate]) -> Result<()> {
     let table = unsafe { table(&entries, device)? };
     let kernel = Kernel::new(device, Module::Optimizer, "adamw")?.tensor(&table)?.size(entries.len())?;
     // SAFETY: a table of so many entries, each of four matrices of its size, in whose blocks every row is once.
-    unsafe { kernel.launch([blocks, 1, 1], THREADS, 0) }
+    unsafe { kernel.launch([blocks, 1, 1], THREADS, OF_KEYS) }
 }

@@ -11,6 +11,8 @@ use crate::ops::rounding::cuda::Noise;
 pub(crate) const THREADS: u32 = 256;
 /// Shared memory of a sum over a block.
 pub(crate) const OF_SUM: usize = 32 * size_of::<f64>();
+/// Of the keys of the rows that a block updates between two barriers.
+pub(crate) const OF_KEYS: usize = 128 * size_of::<u64>();
 
 /// A parameter, its gradient and its first moment: `Parameter` of `optimizer.cu`, which has no padding.
 #[repr(C)]
@@ -37,7 +39,7 @@ impl Parameter {
         (rounding, first_row): (Rounding, usize),
         blocks: &mut usize,
     ) -> Result<Self> {
-        let (rows_each, first_part) = (rows_of_block(rows), count(*blocks)?);
+        let (rows_each, first_part) = (rows_of_block(rows, width), count(*blocks)?);
         *blocks += rows.div_ceil(rows_each);
         let is_bf16 = |t: &Tensor| u32::from(t.dtype() == DType::BF16);
         Ok(Self {

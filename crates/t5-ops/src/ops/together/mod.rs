@@ -39,9 +39,15 @@ pub(crate) fn of_piece(bytes: u64) -> u64 {
     bytes.next_multiple_of(16)
 }
 
-/// Rows that a block updates.
-pub(crate) fn rows_of_block(rows: usize) -> usize {
-    rows.div_ceil(PARTS).max(1)
+/// Elements that a block updates, about: to find its parameter takes it little time then.
+const ELEMENTS: usize = 24 << 10;
+/// Rows that a block updates of a narrow parameter, at most if there are few.
+const ROWS: usize = 64;
+
+/// Rows that a block updates. Its threads have several of them in flight.
+pub(crate) fn rows_of_block(rows: usize, width: usize) -> usize {
+    let few = ELEMENTS.div_ceil(width.max(1)).min(ROWS);
+    rows.div_ceil(PARTS).max(few).next_multiple_of(4)
 }
 
 #[cfg(test)]
