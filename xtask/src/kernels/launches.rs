@@ -49,7 +49,7 @@ const ATTENTION: [&str; 3] = ["attention_forward_", "attention_backward_keys_", 
 /// Kernels by the start of their names: threads a block, dynamic shared bytes, most registers. The first that fits counts.
 ///
 /// With 40 registers a thread, 48 warps are resident on every card; with 48, 40 warps.
-const OTHERS: [(&str, u32, u32, u32); 35] = [
+const OTHERS: [(&str, u32, u32, u32); 36] = [
     ("attention_few_", 256, 8 * (64 + 2) * 4, 40),
     ("largest_", 1024, 32 * 8, 40),
     ("log_probabilities_", 1024, 32 * 8, 40),
@@ -81,7 +81,8 @@ const OTHERS: [(&str, u32, u32, u32); 35] = [
     ("add_", 256, 0, 40),
     ("scaled_", 256, 0, 40),
     ("gather_", 192, 0, 40),
-    ("scatter_add_", 192, 192 * 4, 40),
+    ("order_by_id", 256, 8 * (128 + 32) * 4, 40),
+    ("scatter_add_", 64, 0, 128),
     ("scatter_", 192, 0, 40),
     ("relative_bias_backward", 32, 0, 40),
     ("relative_bias_", 256, 0, 40),
