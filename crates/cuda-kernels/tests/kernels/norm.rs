@@ -64,7 +64,8 @@ fn forward_and_backward_are_those_of_the_cpu() {
                     launch(&format!("rms_norm_backward_{names}"), [parts, 1, 1], 128, shared, &arguments, schedule);
                     let arguments =
                         [partial.pointer(), dweight.pointer(), Argument::of(parts as i32), Argument::of(width as i32)];
-                    launch("add_partial_sums", [width.div_ceil(64), 1, 1], 64, 0, &arguments, schedule);
+                    let shared = 64 * 16 * size_of::<f32>();
+                    launch("add_partial_sums", [width.div_ceil(32), 1, 1], 64, shared, &arguments, schedule);
                     vec![dy, dweight]
                 });
                 let expected_dweight = dweight.copy().unwrap();

@@ -17,6 +17,8 @@ pub(super) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor,
     Ok((y, inv_rms))
 }
 
+/// Threads of a block that adds the parts of 32 columns.
+const SUM_THREADS: u32 = 512;
 /// Rows of a block: a warp each.
 const ROWS: usize = 8;
 
@@ -49,8 +51,9 @@ pub(super) fn rms_norm_backward(
     if let Some(dweight) = dweight {
         let kernel = Kernel::new(x.device(), Module::Norm, "add_partial_sums")?;
         let kernel = kernel.tensor(&partial)?.tensor(dweight)?.size(parts)?.size(width)?;
-        // SAFETY: a thread for each column.
-        unsafe { kernel.launch([width.div_ceil(64), 1, 1], 64, 0)? };
+        let shared = SUM_THREADS as usize * 16 * size_of::<f32>();
+        // SAFETY: a lane for each column; each thread has 16 numbers in shared memory.
+        unsafe { kernel.launch([width.div_ceil(32), 1, 1], SUM_THREADS, shared)? };
     }
     Ok(dy)
 }
