@@ -45,7 +45,7 @@ pub(super) fn rms_norm_backward(
     let kernel =
         kernel.tensor(&x)?.tensor(&weight)?.tensor(&inv_rms)?.tensor(&dy)?.tensor_or_null(residual.as_ref())?;
     let kernel = kernel.tensor(&partial)?.size(rows)?.size(rows_each)?.size(width)?;
-    let shared = (width + 32) * size_of::<f32>();
+    let shared = (width + 64) * size_of::<f32>();
     // SAFETY: x, dy and the residual have the same shape; each block has a row of partial sums, in memory and in shared memory.
     unsafe { kernel.launch([parts, 1, 1], threads_along(width), shared)? };
     if let Some(dweight) = dweight {
