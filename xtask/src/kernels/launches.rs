@@ -68,7 +68,7 @@ const OTHERS: [(&str, u32, u32, u32); 36] = [
     ("few_rows_8_", 256, (16 + 256 + 8 * 512) * 4, 64),
     ("dropout_", 192, 4 * 8, 56),
     ("activation_", 256, 4 * 8, 56),
-    ("cross_entropy_", 512, 32 * 4, 40),
+    ("cross_entropy_", 512, 32 * 4, 48),
     ("add_total", 512, 32 * 8, 40),
     ("square_sums", 256, (2 * 1024 + 32) * 8, 48),
     ("finish_square_sums", 256, 0, 40),
