@@ -56,7 +56,7 @@ const OTHERS: [(&str, u32, u32, u32); 36] = [
     ("candidates_", 1024, 32 * 8, 40),
     ("append_", 256, 0, 40),
     ("copy_rows_", 256, 0, 40),
-    ("attention_delta_", 256, 0, 40),
+    ("attention_delta_", 256, 0, 80),
     ("attention_add_bias_gradient", 256, 0, 40),
     ("rms_norm_backward_", 192, (MODEL + 64) * 4, 80),
     ("rms_norm_", 256, 0, 40),
