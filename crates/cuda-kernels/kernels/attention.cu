@@ -317,18 +317,35 @@ DEVICE void queries(const T* q, const T* k, const T* v, const T* dout, const flo
     store_rows(dq + size_t(block.batch) * s.q_batch + head, s.q_row, block.first + own, s.queries, s.head_size, of_q, whole);
 }
 
-// delta (B, H, T): of each query of each head the sum of dout * out, both (B, T, H*K). A warp a sum.
-template <class T>
-DEVICE void row_products(const T* out, const T* dout, float* delta, int batch, int queries, int heads, int head_size) {
-    const int64_t row = int64_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP;
-    if (row >= int64_t(batch) * queries * heads) return;
-    const int head = row % heads;
-    const int64_t position = row / heads;
-    float sum = 0;
-    for (int i = threadIdx.x % WARP; i < head_size; i += WARP)
-        sum += to_float(out[row * head_size + i]) * to_float(dout[row * head_size + i]);
-    sum = warp_sum(sum);
-    if (threadIdx.x % WARP == 0) delta[(position / queries * heads + head) * queries + position % queries] = sum;
+// delta (B, H, T): of each query of each head the sum of dout * out, both (B, T, H*K). A block has a sum for four of its threads. `LANES`
+// lanes add one, each N elements at a time. They read for R sums at once.
+template <int LANES, int N, int R, class T>
+DEVICE void row_products(const T* out, const T* dout, float* delta, uint32_t sums, uint32_t queries, uint32_t heads, int head_size) {
+    const uint32_t teams = blockDim.x / LANES, team = threadIdx.x / LANES, end = (blockIdx.x + 1) * (blockDim.x / 4);
+    const int lane = threadIdx.x % LANES;
+    for (uint32_t first = end - blockDim.x / 4 + team; first < end; first += R * teams) {
+        float products[R];
+        for (int r = 0; r < R; r++) products[r] = 0;
+        for (int i = lane * N; i < head_size; i += LANES * N) {
+            float values[R][N], gradients[R][N];
+            for (int r = 0; r < R; r++) {
+                const size_t at = size_t(min(first + r * teams, sums - 1)) * head_size + i;
+                load<N>(out, at, values[r]);
+                load<N>(dout, at, gradients[r]);
+            }
+            for (int r = 0; r < R; r++)
+                for (int k = 0; k < N; k++) products[r] += values[r][k] * gradients[r][k];
+        }
+        // A lane writes one of them: divisions take long.
+        float own = 0;
+        for (int r = 0; r < R; r++) {
+            for (int lanes = LANES / 2; lanes > 0; lanes /= 2) products[r] += shuffle_xor(products[r], lanes);
+            if (lane == r) own = products[r];
+        }
+        const uint32_t sum = first + lane * teams, head = sum % heads, position = sum / heads;
+        if (lane < R && sum < sums)
+            delta[(size_t(position / queries) * heads + head) * queries + position % queries] = own;
+    }
 }
 
 } // namespace attention_plain
@@ -354,7 +371,12 @@ ATTENTION(lean_f32, float, true, 2)
 
 #define DELTA(suffix, T) \
     KERNEL(256, attention_delta_##suffix, const T* out, const T* dout, float* delta, int batch, int queries, int heads, int head_size) { \
-        attention_plain::row_products(out, dout, delta, batch, queries, heads, head_size); \
+        using attention_plain::row_products; \
+        const uint32_t sums = uint32_t(batch) * queries * heads; \
+        const bool fours = in_fours(head_size, out, dout); \
+        if (fours && head_size == 64) row_products<16, 4, 4>(out, dout, delta, sums, queries, heads, head_size); \
+        else if (fours) row_products<32, 4, 4>(out, dout, delta, sums, queries, heads, head_size); \
+        else row_products<32, 1, 4>(out, dout, delta, sums, queries, heads, head_size); \
     }
 DELTA(f32, float)
 DELTA(bf16, bf16)

@@ -5,28 +5,45 @@ constexpr uint32_t IGNORED_LABEL = 0xFFFFFFFFu;
 
 // A block a row of `width` logits. losses[row] = log-sum-exp(logits) - logits[label], zero where the label is ignored. `gradients`, unless
 // it is null, gets scale * (softmax - one-hot of the label); it may be the memory of the logits where both have one type.
-// Shared memory: 32 f32.
-template <class L, class T>
+// A thread reads some logits at once, N of them together. Shared memory: 32 f32.
+template <int N, class L, class T>
 DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losses, T* gradients, float scale, int width) {
+    constexpr int AT_ONCE = 4;
     SHARED(float, scratch);
-    const int row = blockIdx.x;
+    const int row = blockIdx.x, stride = blockDim.x * N;
     const uint32_t label = labels[row];
     const size_t at = size_t(row) * width;
+    float values[AT_ONCE][N];
     if (label == IGNORED_LABEL) {
+        for (int k = 0; k < N; k++) values[0][k] = 0;
         if (gradients)
-            for (int i = threadIdx.x; i < width; i += blockDim.x) from_float(gradients[at + i], 0.0f);
+            for (int i = threadIdx.x * N; i < width; i += stride) store<N>(gradients, at + i, values[0]);
         if (threadIdx.x == 0) losses[row] = 0;
         return;
     }
     // The largest logit so far, and the sum of the exponentials below it. A NaN makes the sum one.
     float most = -INFINITY, sum = 0;
-    for (int i = threadIdx.x; i < width; i += blockDim.x) {
-        const float logit = to_float(logits[at + i]);
-        if (logit > most) {
-            sum *= expf(most - logit);
-            most = logit;
+    for (int from = threadIdx.x * N; from < width; from += AT_ONCE * stride) {
+        float largest = most;
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) load<N>(logits, at + min(from + u * stride, width - N), values[u]);
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++)
+            for (int k = 0; k < N; k++) {
+                // Behind the last logit there is none.
+                if (from + u * stride >= width) values[u][k] = -INFINITY;
+                largest = values[u][k] > largest ? values[u][k] : largest;
+            }
+        if (largest > most) {
+            sum *= expf(most - largest);
+            most = largest;
         }
-        sum += most == -INFINITY && logit == logit ? 0.0f : expf(logit - most);
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++)
+            for (int k = 0; k < N; k++) {
+                const float logit = values[u][k];
+                sum += most == -INFINITY && logit == logit ? 0.0f : expf(logit - most);
+            }
     }
     const float largest = block_max(most, scratch);
     // Threads without a finite logit have nothing to add.
@@ -35,15 +52,26 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
     if (!gradients) return;
     // The label's logit is read above by one thread, and may be overwritten below by another.
     BARRIER();
-    for (int i = threadIdx.x; i < width; i += blockDim.x) {
-        const float probability = expf(to_float(logits[at + i]) - largest) / total;
-        from_float(gradients[at + i], (uint32_t(i) == label ? probability - 1.0f : probability) * scale);
+    for (int from = threadIdx.x * N; from < width; from += AT_ONCE * stride) {
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) load<N>(logits, at + min(from + u * stride, width - N), values[u]);
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            const int i = from + u * stride;
+            if (i >= width) break;
+            for (int k = 0; k < N; k++) {
+                const float probability = expf(values[u][k] - largest) / total;
+                values[u][k] = (uint32_t(i + k) == label ? probability - 1.0f : probability) * scale;
+            }
+            store<N>(gradients, at + i, values[u]);
+        }
     }
 }
 
 #define CROSS_ENTROPY(suffix, L, T) \
-    KERNEL(1024, cross_entropy_##suffix, const L* logits, const uint32_t* labels, double* losses, T* gradients, float scale, int width) { \
-        cross_entropy(logits, labels, losses, gradients, scale, width); \
+    KERNEL(512, cross_entropy_##suffix, const L* logits, const uint32_t* labels, double* losses, T* gradients, float scale, int width) { \
+        if (in_fours(width, logits, gradients)) cross_entropy<4>(logits, labels, losses, gradients, scale, width); \
+        else cross_entropy<1>(logits, labels, losses, gradients, scale, width); \
     }
 CROSS_ENTROPY(f32_f32, float, float)
 CROSS_ENTROPY(f32_bf16, float, bf16)

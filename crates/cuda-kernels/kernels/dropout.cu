@@ -1,37 +1,67 @@
 // Dropout, alone and beside a residual; the activation of the feed-forward with its gate and dropout.
 #include "random.h"
 
-// A block a row. All are along x, because a grid has 65,535 blocks at most along its other sides. A sequence has `positions` rows.
+// A block has `ROWS` rows, which it reads at once, a column of each. All blocks are along x, because a grid has 65,535 at most along its
+// other sides. A sequence has `positions` rows. Shared memory: a key (8 bytes) for each row of a block.
+constexpr int ROWS = 4;
 
-// The key of the row of this block. Where nothing is dropped there are no samples.
-DEVICE uint64_t key_of_block(const Dropout& dropout, const uint32_t* samples, int positions) {
-    return dropout.threshold > 0 ? row_key(dropout, samples[blockIdx.x / positions], blockIdx.x % positions) : 0;
+// f(r, at, i, key) for the rows r < R of a part of the block's rows, from `first`, and for columns i that this thread has, as many as it
+// loads together; `load(r, at)` before. Here `at` is the element. A thread beyond the last row or column loads the last, and has no f.
+template <int N, int R, class L, class F>
+DEVICE void each_of_rows(const Dropout& dropout, const uint32_t* samples, int rows, int positions, int width, L load, F f) {
+    SHARED(uint64_t, keys);
+    const int first = blockIdx.x * ROWS;
+    const bool drops = dropout.threshold > 0;
+    bool has_keys = !drops;
+    for (int from = 0; from < width; from += blockDim.x * N) {
+        const int i = from + threadIdx.x * N, column = min(i, width - N);
+#pragma unroll 1
+        for (int part = 0; part < ROWS; part += R) {
+#pragma unroll
+            for (int r = 0; r < R; r++) load(r, size_t(min(first + part + r, rows - 1)) * width + column);
+            // A key takes long: one thread computes it, while rows are on their way.
+            if (!has_keys) {
+                const int row = first + threadIdx.x;
+                if (threadIdx.x < ROWS && row < rows)
+                    keys[threadIdx.x] = row_key(dropout, samples[row / positions], row % positions);
+                BARRIER();
+                has_keys = true;
+            }
+            if (i >= width) continue;
+#pragma unroll
+            for (int r = 0; r < R; r++)
+                if (first + part + r < rows)
+                    f(r, size_t(first + part + r) * width + i, i, drops ? keys[part + r] : 0);
+        }
+    }
 }
 
 // y = residual + dropout(x); `residual` may be null.
 template <int N, class T>
-DEVICE void dropout_row(const Dropout& dropout, const uint32_t* samples, const T* residual, const T* x, T* y, int positions,
-                        int width) {
-    const size_t at = size_t(blockIdx.x) * width;
-    const uint64_t key = key_of_block(dropout, samples, positions);
-    float values[N], others[N];
-    for (int i = threadIdx.x * N; i < width; i += blockDim.x * N) {
-        load<N>(x, at + i, values);
-        if (residual) load<N>(residual, at + i, others);
-        for (int k = 0; k < N; k++) {
-            // The CPU rounds the product.
-            if (dropout.threshold > 0) values[k] = times(values[k], factor(dropout, key, i + k));
-            if (residual) values[k] = plus(others[k], values[k]);
-        }
-        store<N>(y, at + i, values);
-    }
+DEVICE void dropout_rows(const Dropout& dropout, const uint32_t* samples, const T* residual, const T* x, T* y, int rows, int positions,
+                         int width) {
+    float values[ROWS][N], others[ROWS][N];
+    each_of_rows<N, ROWS>(
+        dropout, samples, rows, positions, width,
+        [&](int r, size_t at) {
+            load<N>(x, at, values[r]);
+            if (residual) load<N>(residual, at, others[r]);
+        },
+        [&](int r, size_t at, int i, uint64_t key) {
+            for (int k = 0; k < N; k++) {
+                // The CPU rounds the product.
+                if (dropout.threshold > 0) values[r][k] = times(values[r][k], factor(dropout, key, i + k));
+                if (residual) values[r][k] = plus(others[r][k], values[r][k]);
+            }
+            store<N>(y, at, values[r]);
+        });
 }
 
 #define DROPOUT(suffix, T) \
-    KERNEL(256, dropout_##suffix, Dropout dropout, const uint32_t* samples, const T* residual, const T* x, T* y, int positions, \
+    KERNEL(256, dropout_##suffix, Dropout dropout, const uint32_t* samples, const T* residual, const T* x, T* y, int rows, int positions, \
            int width) { \
-        if (in_fours(width, residual, x, y)) dropout_row<4>(dropout, samples, residual, x, y, positions, width); \
-        else dropout_row<1>(dropout, samples, residual, x, y, positions, width); \
+        if (in_fours(width, residual, x, y)) dropout_rows<4>(dropout, samples, residual, x, y, rows, positions, width); \
+        else dropout_rows<1>(dropout, samples, residual, x, y, rows, positions, width); \
     }
 DROPOUT(f32, float)
 DROPOUT(bf16, bf16)
@@ -61,58 +91,65 @@ DEVICE void activation(int kind, float x, float& value, float& slope) {
 
 // h = dropout(act(gate) * up); `up` may be null.
 template <int N, class T>
-DEVICE void activation_row(int kind, const Dropout& dropout, const uint32_t* samples, const T* gate, const T* up, T* h, int positions,
-                           int width) {
-    const size_t at = size_t(blockIdx.x) * width;
-    const uint64_t key = key_of_block(dropout, samples, positions);
-    float values[N], others[N], value, slope;
-    for (int i = threadIdx.x * N; i < width; i += blockDim.x * N) {
-        load<N>(gate, at + i, values);
-        if (up) load<N>(up, at + i, others);
-        for (int k = 0; k < N; k++) {
-            activation(kind, values[k], value, slope);
-            if (up) value *= others[k];
-            values[k] = dropout.threshold > 0 ? value * factor(dropout, key, i + k) : value;
-        }
-        store<N>(h, at + i, values);
-    }
+DEVICE void activation_rows(int kind, const Dropout& dropout, const uint32_t* samples, const T* gate, const T* up, T* h, int rows,
+                            int positions, int width) {
+    float values[ROWS][N], others[ROWS][N];
+    each_of_rows<N, ROWS>(
+        dropout, samples, rows, positions, width,
+        [&](int r, size_t at) {
+            load<N>(gate, at, values[r]);
+            if (up) load<N>(up, at, others[r]);
+        },
+        [&](int r, size_t at, int i, uint64_t key) {
+            float value, slope;
+            for (int k = 0; k < N; k++) {
+                activation(kind, values[r][k], value, slope);
+                if (up) value *= others[r][k];
+                values[r][k] = dropout.threshold > 0 ? value * factor(dropout, key, i + k) : value;
+            }
+            store<N>(h, at, values[r]);
+        });
 }
 
 // The result of the forward in the memory of `gate`, the gradient of `gate` in that of `dh`, that of `up`, if there is one, in its own.
 template <int N, class T>
-DEVICE void activation_backward_row(int kind, const Dropout& dropout, const uint32_t* samples, T* gate, T* up, T* dh, int positions,
-                                    int width) {
-    const size_t at = size_t(blockIdx.x) * width;
-    const uint64_t key = key_of_block(dropout, samples, positions);
-    float values[N], others[N], gradients[N], value, slope;
-    for (int i = threadIdx.x * N; i < width; i += blockDim.x * N) {
-        load<N>(gate, at + i, values);
-        load<N>(dh, at + i, gradients);
-        if (up) load<N>(up, at + i, others);
-        for (int k = 0; k < N; k++) {
-            const float kept = dropout.threshold > 0 ? factor(dropout, key, i + k) : 1.0f;
-            const float gradient = gradients[k] * kept, beside = up ? others[k] : 1.0f;
-            activation(kind, values[k], value, slope);
-            values[k] = value * beside * kept;
-            gradients[k] = gradient * beside * slope;
-            others[k] = gradient * value;
-        }
-        store<N>(gate, at + i, values);
-        store<N>(dh, at + i, gradients);
-        if (up) store<N>(up, at + i, others);
-    }
+DEVICE void activation_backward_rows(int kind, const Dropout& dropout, const uint32_t* samples, T* gate, T* up, T* dh, int rows,
+                                     int positions, int width) {
+    constexpr int R = ROWS / 2;
+    float values[R][N], others[R][N], gradients[R][N];
+    each_of_rows<N, R>(
+        dropout, samples, rows, positions, width,
+        [&](int r, size_t at) {
+            load<N>(gate, at, values[r]);
+            load<N>(dh, at, gradients[r]);
+            if (up) load<N>(up, at, others[r]);
+        },
+        [&](int r, size_t at, int i, uint64_t key) {
+            float value, slope;
+            for (int k = 0; k < N; k++) {
+                const float kept = dropout.threshold > 0 ? factor(dropout, key, i + k) : 1.0f;
+                const float gradient = gradients[r][k] * kept, beside = up ? others[r][k] : 1.0f;
+                activation(kind, values[r][k], value, slope);
+                values[r][k] = value * beside * kept;
+                gradients[r][k] = gradient * beside * slope;
+                others[r][k] = gradient * value;
+            }
+            store<N>(gate, at, values[r]);
+            store<N>(dh, at, gradients[r]);
+            if (up) store<N>(up, at, others[r]);
+        });
 }
 
 #define ACTIVATION(suffix, T) \
-    KERNEL(256, activation_##suffix, int kind, Dropout dropout, const uint32_t* samples, const T* gate, const T* up, T* h, int positions, \
-           int width) { \
-        if (in_fours(width, gate, up, h)) activation_row<4>(kind, dropout, samples, gate, up, h, positions, width); \
-        else activation_row<1>(kind, dropout, samples, gate, up, h, positions, width); \
+    KERNEL(256, activation_##suffix, int kind, Dropout dropout, const uint32_t* samples, const T* gate, const T* up, T* h, int rows, \
+           int positions, int width) { \
+        if (in_fours(width, gate, up, h)) activation_rows<4>(kind, dropout, samples, gate, up, h, rows, positions, width); \
+        else activation_rows<1>(kind, dropout, samples, gate, up, h, rows, positions, width); \
     } \
-    KERNEL(256, activation_backward_##suffix, int kind, Dropout dropout, const uint32_t* samples, T* gate, T* up, T* dh, int positions, \
-           int width) { \
-        if (in_fours(width, gate, up, dh)) activation_backward_row<4>(kind, dropout, samples, gate, up, dh, positions, width); \
-        else activation_backward_row<1>(kind, dropout, samples, gate, up, dh, positions, width); \
+    KERNEL(256, activation_backward_##suffix, int kind, Dropout dropout, const uint32_t* samples, T* gate, T* up, T* dh, int rows, \
+           int positions, int width) { \
+        if (in_fours(width, gate, up, dh)) activation_backward_rows<4>(kind, dropout, samples, gate, up, dh, rows, positions, width); \
+        else activation_backward_rows<1>(kind, dropout, samples, gate, up, dh, rows, positions, width); \
     }
 ACTIVATION(f32, float)
 ACTIVATION(bf16, bf16)

@@ -25,7 +25,7 @@ DEVICE void rms_norm(const T* x, const W* weight, float eps, T* y, float* inv_rm
 
 // `dy` becomes residual + inv_rms * (g - n * mean(g * n)) with n = x * inv_rms and g = dy * weight; `residual` may be null.
 // A block works on `rows_each` rows, one after the other, and writes its part of the weight's gradient, the sum of dy * n, to row
-// blockIdx.x of `partial` (gridDim.x, width). Shared memory: (width + 32) f32.
+// blockIdx.x of `partial` (gridDim.x, width). Shared memory: (width + 64) f32.
 template <int N, class T, class W>
 DEVICE void rms_norm_backward(const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial, int rows,
                               int rows_each, int width) {
@@ -64,6 +64,54 @@ DEVICE void rms_norm_backward(const T* x, const W* weight, const float* inv_rms,
     for (int i = threadIdx.x; i < width; i += blockDim.x) partial[size_t(blockIdx.x) * width + i] = sums[i];
 }
 
+// The same where each thread of at most 256 has four columns at most. It keeps what it reads, and its sums, in registers. Some rows are
+// read at once, and have one barrier together.
+template <class T, class W>
+DEVICE void rms_norm_backward_in_registers(const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial,
+                                           int rows, int rows_each, int width) {
+    constexpr int ROWS = sizeof(T) == 2 ? 4 : 2;
+    SHARED(float, scratch);
+    const int warps = blockDim.x / WARP, own = threadIdx.x * 4;
+    const bool has_columns = own < width;
+    // Threads and rows beyond the last one read the last one, and leave it at that.
+    const int column = min(own, width - 4);
+    float factors[4], sums[4] = {};
+    load<4>(weight, column, factors);
+    const int first = blockIdx.x * rows_each, end = min(first + rows_each, rows);
+    for (int row = first, turn = 0; row < end; row += ROWS, turn ^= 1) {
+        // Read in one turn and written again in the next but one: there is a barrier in between.
+        float* of_turn = scratch + turn * ROWS * warps;
+        float values[ROWS][4], gradients[ROWS][4], others[ROWS][4], inv[ROWS];
+        for (int r = 0; r < ROWS; r++) {
+            const size_t at = size_t(min(row + r, end - 1)) * width + column;
+            inv[r] = inv_rms[min(row + r, end - 1)];
+            load<4>(x, at, values[r]);
+            load<4>(dy, at, gradients[r]);
+            if (residual) load<4>(residual, at, others[r]);
+        }
+        for (int r = 0; r < ROWS; r++) {
+            float product = 0;
+            for (int k = 0; k < 4; k++) product += values[r][k] * gradients[r][k] * factors[k];
+            product = warp_sum(has_columns ? product : 0.0f);
+            if (threadIdx.x % WARP == 0) of_turn[r * warps + threadIdx.x / WARP] = product;
+        }
+        BARRIER();
+        for (int r = 0; r < ROWS; r++) {
+            float product = 0;
+            for (int warp = 0; warp < warps; warp++) product += of_turn[r * warps + warp];
+            if (!has_columns || row + r >= end) continue;
+            const float mean = product * inv[r] * inv[r] / float(width);
+            for (int k = 0; k < 4; k++) {
+                sums[k] += gradients[r][k] * (values[r][k] * inv[r]);
+                const float gradient = inv[r] * (gradients[r][k] * factors[k] - values[r][k] * mean);
+                values[r][k] = residual ? others[r][k] + gradient : gradient;
+            }
+            store<4>(dy, size_t(row + r) * width + column, values[r]);
+        }
+    }
+    if (has_columns) store<4>(partial, size_t(blockIdx.x) * width + column, sums);
+}
+
 #define RMS_NORM(suffix, T, W) \
     KERNEL(256, rms_norm_##suffix, const T* x, const W* weight, float eps, T* y, float* inv_rms, int rows, int width) { \
         if (in_fours(width, x, weight, y)) rms_norm<4>(x, weight, eps, y, inv_rms, rows, width); \
@@ -71,7 +119,10 @@ DEVICE void rms_norm_backward(const T* x, const W* weight, const float* inv_rms,
     } \
     KERNEL(256, rms_norm_backward_##suffix, const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial, \
            int rows, int rows_each, int width) { \
-        if (in_fours(width, x, weight, dy, residual)) rms_norm_backward<4>(x, weight, inv_rms, dy, residual, partial, rows, rows_each, width); \
+        const bool fours = in_fours(width, x, weight, dy, residual, partial); \
+        if (fours && width <= 4 * int(blockDim.x)) \
+            rms_norm_backward_in_registers(x, weight, inv_rms, dy, residual, partial, rows, rows_each, width); \
+        else if (fours) rms_norm_backward<4>(x, weight, inv_rms, dy, residual, partial, rows, rows_each, width); \
         else rms_norm_backward<1>(x, weight, inv_rms, dy, residual, partial, rows, rows_each, width); \
     }
 RMS_NORM(f32_f32, float, float)
@@ -92,11 +143,24 @@ KERNEL(256, row_lengths, const float* x, float* lengths, int rows, int width) {
     if (lane == 0) lengths[row] = sqrtf(squares);
 }
 
-// sums[i] += partial[0][i] + partial[1][i] + .., in this order. A thread a column.
-KERNEL(256, add_partial_sums, const float* partial, float* sums, int parts, int width) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= width) return;
-    float sum = sums[i];
-    for (int part = 0; part < parts; part++) sum += partial[size_t(part) * width + i];
-    sums[i] = sum;
+// sums[i] += partial[0][i] + partial[1][i] + .., in this order. A block has 32 columns. All its warps read parts, many at a time, and
+// the first one adds them. Shared memory: (PARTS_READ, 32) f32 for each warp.
+constexpr int PARTS_READ = 16;
+KERNEL(512, add_partial_sums, const float* partial, float* sums, int parts, int width) {
+    SHARED(float, staged);
+    const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, at_once = warps * PARTS_READ;
+    const int i = blockIdx.x * WARP + lane, column = min(i, width - 1);
+    float sum = sums[column], values[PARTS_READ];
+    for (int first = 0; first < parts; first += at_once) {
+        for (int k = 0; k < PARTS_READ; k++)
+            values[k] = partial[size_t(min(first + k * warps + warp, parts - 1)) * width + column];
+        BARRIER();
+        for (int k = 0; k < PARTS_READ; k++) staged[(k * warps + warp) * WARP + lane] = values[k];
+        BARRIER();
+        if (warp > 0) continue;
+        const int read = min(parts - first, at_once);
+#pragma unroll 16
+        for (int part = 0; part < read; part++) sum += staged[part * WARP + lane];
+    }
+    if (warp == 0 && i < width) sums[i] = sum;
 }

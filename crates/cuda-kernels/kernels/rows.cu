@@ -41,42 +41,113 @@ GATHER(bf16_bf16, bf16, bf16)
 SCATTER(f32, float)
 SCATTER(bf16, bf16)
 
-// sums[ids[i]] += rows[i] for all `count` rows. The block of the first row with an id adds all of them, in their order; the others end.
-// Shared memory: a number for each thread.
-template <int N, class T>
-DEVICE void scatter_add(const uint32_t* ids, const T* rows, float* sums, int count, int width) {
-    SHARED(int, found);
-    const int first = blockIdx.x;
-    const uint32_t id = ids[first];
-    int earlier = 0;
-    for (int i = threadIdx.x; i < first; i += blockDim.x) earlier |= ids[i] == id;
-    found[threadIdx.x] = earlier;
+// Four ids at a time.
+struct alignas(16) FourIds {
+    uint32_t x[4];
+};
+// Ids that a warp has in shared memory at a time.
+constexpr int STAGED = 4 * WARP;
+
+// Sorts `count` rows by id, those of an id in their own order: `order` (2, count) gets the row of each place, then the id of each place.
+// A block works on 32 rows, a lane of each warp on the same one: each warp counts the ids that come before the row's in its part of
+// them. Shared memory: (STAGED + 32) u32 for each warp.
+KERNEL(256, order_by_id, const uint32_t* ids, uint32_t* order, int count) {
+    SHARED(uint32_t, shared);
+    const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    uint32_t* staged = shared + warp * STAGED;
+    uint32_t* counts = shared + warps * STAGED;
+    const int first = blockIdx.x * WARP, row = first + lane;
+    const uint32_t id = row < count ? ids[row] : 0;
+    uint32_t before = 0;
+    for (int from = warp * STAGED; from < count; from += warps * STAGED) {
+        const int until = min(count - from, STAGED);
+        uint32_t loaded[4];
+        for (int k = 0; k < 4; k++) loaded[k] = k * WARP + lane < until ? ids[from + k * WARP + lane] : 0;
+        for (int k = 0; k < 4; k++) staged[k * WARP + lane] = loaded[k];
+        WARP_BARRIER();
+        const bool are_earlier = from + STAGED <= first, are_later = from >= first + WARP;
+        if (until == STAGED && (are_earlier || are_later)) {
+            for (int i = 0; i < STAGED; i += 4) {
+                const FourIds four = *together_at<const FourIds>(staged + i);
+                for (int k = 0; k < 4; k++) before += are_earlier ? four.x[k] <= id : four.x[k] < id;
+            }
+        } else {
+            for (int i = 0; i < until; i++) before += staged[i] < id || (staged[i] == id && from + i < row);
+        }
+        WARP_BARRIER();
+    }
+    counts[threadIdx.x] = before;
     BARRIER();
-    for (int i = 0; i < int(blockDim.x); i++)
-        if (found[i]) return;
-    float values[N], gradients[N];
-    // Rows are looked for as many at a time as there are threads.
-    for (int from = first; from < count; from += blockDim.x) {
-        BARRIER();
-        const int row = from + threadIdx.x;
-        found[threadIdx.x] = row < count && ids[row] == id;
-        BARRIER();
-        for (int i = 0; i < int(blockDim.x); i++) {
-            if (!found[i]) continue;
-            for (int column = threadIdx.x * N; column < width; column += blockDim.x * N) {
-                load<N>(sums, size_t(id) * width + column, values);
-                load<N>(rows, size_t(from + i) * width + column, gradients);
-                for (int k = 0; k < N; k++) values[k] += gradients[k];
-                store<N>(sums, size_t(id) * width + column, values);
+    if (warp > 0 || row >= count) return;
+    uint32_t place = 0;
+    for (int i = 0; i < warps; i++) place += counts[i * WARP + lane];
+    order[place] = row;
+    order[count + place] = id;
+}
+
+// sums[id] += rows[row] for the `count` rows and ids of an `order`, see `order_by_id`, in their order. A block adds all rows of the ids whose first place
+// is one of its 32, in its columns. Many rows are loaded before the first is added.
+template <int N, class T>
+DEVICE void scatter_add(const uint32_t* order, const T* rows, float* sums, int count, int width) {
+    constexpr int ROWS = 8, ROWS_OF_ONE_ID = sizeof(T) == 2 ? 32 : 16;
+    const uint32_t* sorted = order + count;
+    const int own = blockIdx.x * WARP + threadIdx.x % WARP, end = min(int(blockIdx.x + 1) * WARP, count);
+    const bool begins = own < end && (own == 0 || sorted[own - 1] != sorted[own]);
+    uint32_t first = begins ? own : end;
+    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) first = min(first, shuffle_xor(first, lanes));
+    if (int(first) == end) return;
+    for (int column = (blockIdx.y * blockDim.x + threadIdx.x) * N; column < width; column += gridDim.y * blockDim.x * N) {
+        uint32_t id = sorted[first];
+        float sum[N];
+        load<N>(sums, size_t(id) * width + column, sum);
+        for (int at = first; at < end; at += ROWS) {
+            uint32_t ids[ROWS];
+            float gradients[ROWS][N], others[ROWS][N];
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+                const int place = min(at + k, end - 1);
+                ids[k] = sorted[place];
+                load<N>(rows, size_t(order[place]) * width + column, gradients[k]);
+                for (int n = 0; n < N; n++) others[k][n] = 0;
+                if (ids[k] != (k > 0 ? ids[k - 1] : id)) load<N>(sums, size_t(ids[k]) * width + column, others[k]);
+            }
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+                if (at + k >= end) break;
+                if (ids[k] != id) {
+                    store<N>(sums, size_t(id) * width + column, sum);
+                    id = ids[k];
+                    for (int n = 0; n < N; n++) sum[n] = others[k][n];
+                }
+                for (int n = 0; n < N; n++) sum[n] += gradients[k][n];
             }
         }
+        // The last id may have further rows.
+        for (int at = end; at < count; at += ROWS_OF_ONE_ID) {
+            int places[ROWS_OF_ONE_ID], matches = 0;
+#pragma unroll
+            for (int k = 0; k < ROWS_OF_ONE_ID; k++) matches += at + k < count && sorted[at + k] == id;
+            if (matches == 0) break;
+            float gradients[ROWS_OF_ONE_ID][N];
+            // Where there are fewer, one of them is loaded again and not added.
+#pragma unroll
+            for (int k = 0; k < ROWS_OF_ONE_ID; k++) places[k] = order[at + min(k, matches - 1)];
+#pragma unroll
+            for (int k = 0; k < ROWS_OF_ONE_ID; k++) load<N>(rows, size_t(places[k]) * width + column, gradients[k]);
+#pragma unroll
+            for (int k = 0; k < ROWS_OF_ONE_ID; k++)
+                if (k < matches)
+                    for (int n = 0; n < N; n++) sum[n] += gradients[k][n];
+            if (matches < ROWS_OF_ONE_ID) break;
+        }
+        store<N>(sums, size_t(id) * width + column, sum);
     }
 }
 
 #define SCATTER_ADD(suffix, T) \
-    KERNEL(256, scatter_add_##suffix, const uint32_t* ids, const T* rows, float* sums, int count, int width) { \
-        if (in_fours(width, rows, sums)) scatter_add<4>(ids, rows, sums, count, width); \
-        else scatter_add<1>(ids, rows, sums, count, width); \
+    KERNEL_OF_BLOCKS(64, 8, scatter_add_##suffix, const uint32_t* order, const T* rows, float* sums, int count, int width) { \
+        if (in_fours(width, rows, sums)) scatter_add<4>(order, rows, sums, count, width); \
+        else scatter_add<1>(order, rows, sums, count, width); \
     }
 SCATTER_ADD(f32, float)
 SCATTER_ADD(bf16, bf16)

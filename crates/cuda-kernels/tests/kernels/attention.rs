@@ -212,7 +212,7 @@ impl Case<'_> {
             let arguments: Vec<Argument> =
                 [out.pointer(), dout.pointer(), delta.pointer()].into_iter().chain(sizes).collect();
             let name = format!("attention_delta_{}", crate::card::suffix(dtype));
-            launch(&name, [(batch * t * heads).div_ceil(4), 1, 1], 128, 0, &arguments, schedule);
+            launch(&name, [(batch * t * heads).div_ceil(32), 1, 1], 128, 0, &arguments, schedule);
 
             let parts = s.div_ceil(rows_backward);
             let mut partial = Buffer::new(&[batch, heads, parts, t + rows_backward - 1], DType::F32);

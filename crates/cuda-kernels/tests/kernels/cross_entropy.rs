@@ -9,7 +9,7 @@ use crate::card::{Buffer, assert_close, in_every_schedule, launch, null, numbers
 #[test]
 fn losses_and_gradients_are_those_of_the_cpu() {
     let labels = [2u32, IGNORED_LABEL, 0, 4];
-    for width in [5, 130] {
+    for width in [5, 130, 132, 1100] {
         for (from, to) in [(DType::F32, DType::F32), (DType::F32, DType::BF16), (DType::BF16, DType::BF16)] {
             // A logit of minus infinity is one that is never chosen.
             let logits = (numbers(1, &[4, width], DType::F32) * 9.0).unwrap();

@@ -62,10 +62,11 @@ fn samples() -> Buffer {
     Buffer::of(&Tensor::new(&SAMPLES, &candle_core::Device::Cpu).unwrap())
 }
 
-/// The last arguments of each kernel are the positions of a sequence and their width.
+/// The last arguments of each kernel are the rows, the positions of a sequence and their width. A block has four rows.
 fn run(name: &str, shape: [usize; 3], arguments: &[Argument], schedule: Schedule) {
-    let sizes = [shape[1], shape[2]].map(|size| Argument::of(size as i32));
-    launch(name, [shape[0] * shape[1], 1, 1], 64, 0, &[arguments, &sizes].concat(), schedule);
+    let rows = shape[0] * shape[1];
+    let sizes = [rows, shape[1], shape[2]].map(|size| Argument::of(size as i32));
+    launch(name, [rows.div_ceil(4), 1, 1], 64, 4 * 8, &[arguments, &sizes].concat(), schedule);
 }
 
 #[test]

@@ -48,20 +48,27 @@ fn rows_are_gathered_and_put_back() {
 
 #[test]
 fn the_gradient_of_an_embedding_adds_rows_in_their_order() {
-    // Ids that repeat nearby, further away than a block looks at a time, and once.
-    let values: Vec<u32> = (0..150).map(|i| [3, 0, 3, 6, 9 - (i % 4)][i as usize % 5]).collect();
+    // Ids that repeat nearby, in further blocks and further than one block reads at a time, and once. Staged ids before and after a row's.
+    let values: Vec<u32> = (0..600).map(|i| [3, 0, 3, 6, 9 - (i % 4), 10 + i][i as usize % 6]).collect();
     let ids = ids(&values);
     for width in [5, 72] {
         for dtype in DTYPES {
-            let (dy, dtable) = (numbers(1, &[150, width], dtype), numbers(2, &[11, width], DType::F32));
+            let (dy, dtable) = (numbers(1, &[600, width], dtype), numbers(2, &[611, width], DType::F32));
             let what = format!("{width} {dtype:?}");
             let got = in_every_schedule(&what, |schedule| {
                 let (mut ids, mut dy, mut dtable) = (Buffer::of(&ids), Buffer::of(&dy), Buffer::of(&dtable));
-                let sizes = [150, width].map(|n| Argument::of(n as i32));
-                let arguments = [&[ids.pointer(), dy.pointer(), dtable.pointer()], &sizes[..]].concat();
-                launch(&format!("scatter_add_{}", suffix(dtype)), [150, 1, 1], 32, 32 * 4, &arguments, schedule);
-                vec![dtable]
+                let mut order = Buffer::new(&[2, 600], DType::U32);
+                let [count, columns] = [600, width].map(|n| Argument::of(n as i32));
+                let arguments = [ids.pointer(), order.pointer(), count.clone()];
+                launch("order_by_id", [19, 1, 1], 64, 2 * (128 + 32) * 4, &arguments, schedule);
+                let arguments = [order.pointer(), dy.pointer(), dtable.pointer(), count, columns];
+                launch(&format!("scatter_add_{}", suffix(dtype)), [19, 2, 1], 32, 0, &arguments, schedule);
+                vec![dtable, order]
             });
+            let mut order: Vec<u32> = (0..600).collect();
+            order.sort_by_key(|&row| values[row as usize]);
+            let sorted = order.iter().map(|&row| values[row as usize]).collect();
+            assert_eq!(got[1].to_vec2::<u32>().unwrap(), [order, sorted]);
             t5_ops::embedding_backward(&ids, &dy, &dtable).unwrap();
             assert_close(&what, &got[0], &dtable, 0.0);
         }

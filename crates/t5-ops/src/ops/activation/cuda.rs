@@ -3,9 +3,9 @@
 use candle_core::{Error, Result, Tensor, bail};
 
 use super::Activation;
-use crate::cuda::{Kernel, Module, overlap, suffix, threads_along, unwritten};
+use crate::cuda::{Kernel, Module, overlap, suffix, unwritten};
 use crate::ops::dropout::Dropout;
-use crate::ops::dropout::cuda::{Mask, rows, samples};
+use crate::ops::dropout::cuda::{Mask, launch_on_rows, rows, samples};
 
 /// Its number among the kernels.
 fn number(a: Activation) -> i32 {
@@ -25,14 +25,13 @@ pub(super) fn feed_forward_activation(
 ) -> Result<Tensor> {
     let (gate, up) = (gate.contiguous()?, up.map(Tensor::contiguous).transpose()?);
     let h = unwritten(gate.shape(), gate.dtype(), gate.device())?;
-    let (rows, positions, width) = rows(&gate)?;
+    let rows = rows(&gate)?;
     let samples = samples(d, gate.device())?;
     let kernel = Kernel::new(gate.device(), Module::Dropout, format!("activation_{}", suffix(gate.dtype())))?;
     let kernel = kernel.value(number(a)).value(Mask::of(d)).tensor_or_null(samples.as_ref())?;
     let kernel = kernel.tensor(&gate)?.tensor_or_null(up.as_ref())?.tensor(&h)?;
-    let kernel = kernel.size(positions)?.size(width)?;
     // SAFETY: tensors of one shape, and a sample for each sequence.
-    unsafe { kernel.launch([rows, 1, 1], threads_along(width), 0)? };
+    unsafe { launch_on_rows(kernel, rows)? };
     Ok(h)
 }
 
@@ -52,13 +51,12 @@ pub(super) fn feed_forward_activation_backward(
     if overlap(&gate, &dh)? || others_overlap {
         bail!("{OP}: expected gate, up and dh in separate memory")
     }
-    let (rows, positions, width) = rows(&gate)?;
+    let rows = rows(&gate)?;
     let samples = samples(d, gate.device())?;
     let kernel = Kernel::new(gate.device(), Module::Dropout, format!("activation_backward_{}", suffix(gate.dtype())))?;
     let kernel = kernel.value(number(a)).value(Mask::of(d)).tensor_or_null(samples.as_ref())?;
     let kernel = kernel.tensor(&gate)?.tensor_or_null(up.as_ref())?.tensor(&dh)?;
-    let kernel = kernel.size(positions)?.size(width)?;
     // SAFETY: tensors of one shape, and a sample for each sequence.
-    unsafe { kernel.launch([rows, 1, 1], threads_along(width), 0)? };
+    unsafe { launch_on_rows(kernel, rows)? };
     Ok((gate, dh, up))
 }

@@ -256,8 +256,8 @@ pub(super) fn attention_backward(
     let kernel = kernel.tensor(&out)?.tensor(&dout)?.tensor(&delta)?;
     let kernel = kernel.size(s.batch)?.size(s.queries)?.size(s.heads)?.size(s.head_size)?;
     let sums = s.batch * s.queries * s.heads;
-    // SAFETY: a warp for each query of each head.
-    unsafe { kernel.launch([sums.div_ceil(SMALL / 32), 1, 1], SMALL as u32, 0)? };
+    // SAFETY: a block has a sum for four of its threads.
+    unsafe { kernel.launch([sums.div_ceil(SMALL / 4), 1, 1], SMALL as u32, 0)? };
 
     let begin = |name: &str| {
         let kernel = kind.kernel(device, name, s)?.tensor(&q)?.tensor(&k)?.tensor(&v)?.tensor(&dout)?;

@@ -49,12 +49,26 @@ pub(crate) fn rows(x: &Tensor) -> Result<(usize, usize, usize)> {
 pub(super) fn dropout(residual: Option<&Tensor>, x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
     let (x, residual) = (x.contiguous()?, residual.map(Tensor::contiguous).transpose()?);
     let y = unwritten(x.shape(), x.dtype(), x.device())?;
-    let (rows, positions, width) = rows(&x)?;
+    let rows = rows(&x)?;
     let samples = samples(d, x.device())?;
     let kernel = Kernel::new(x.device(), Module::Dropout, format!("dropout_{}", suffix(x.dtype())))?;
     let kernel = kernel.value(Mask::of(d)).tensor_or_null(samples.as_ref())?.tensor_or_null(residual.as_ref())?;
-    let kernel = kernel.tensor(&x)?.tensor(&y)?.size(positions)?.size(width)?;
+    let kernel = kernel.tensor(&x)?.tensor(&y)?;
     // SAFETY: three tensors of one shape, and a sample for each sequence.
-    unsafe { kernel.launch([rows, 1, 1], threads_along(width), 0)? };
+    unsafe { launch_on_rows(kernel, rows)? };
     Ok(y)
+}
+
+/// Rows of a block.
+const ROWS: usize = 4;
+
+/// Launches a kernel whose last arguments are these [`rows`].
+///
+/// # Safety
+///
+/// The arguments before are what the kernel takes, and its tensors have these rows.
+pub(crate) unsafe fn launch_on_rows(kernel: Kernel, (rows, positions, width): (usize, usize, usize)) -> Result<()> {
+    let kernel = kernel.size(rows)?.size(positions)?.size(width)?;
+    // SAFETY: as the caller promises; each row of a block has a key in shared memory.
+    unsafe { kernel.launch([rows.div_ceil(ROWS), 1, 1], threads_along(width), ROWS * size_of::<u64>()) }
 }

@@ -36,9 +36,23 @@ pub(super) fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> 
     check_apart("embedding_backward", dtable, [dy])?;
     let (ids, dy) = (ids.contiguous()?, dy.contiguous()?);
     let (count, width) = (ids.elem_count(), dtable.dim(1)?);
-    let threads = threads_along(width);
+    // Of rows and ids. Memory for recorded work is f32 or bf16.
+    let order = unwritten((2, count), DType::F32, dy.device())?;
+    let kernel = Kernel::new(dy.device(), Module::Rows, "order_by_id")?;
+    let kernel = kernel.tensor(&ids)?.tensor(&order)?.size(count)?;
+    // Each warp has 128 ids and 32 counts in shared memory.
+    let shared = (ORDER_THREADS / 32) as usize * (128 + 32) * size_of::<u32>();
+    // SAFETY: two numbers of 32 bits for each id.
+    unsafe { kernel.launch([count.div_ceil(PLACES), 1, 1], ORDER_THREADS, shared)? };
     let kernel = Kernel::new(dy.device(), Module::Rows, format!("scatter_add_{}", suffix(dy.dtype())))?;
-    let kernel = kernel.tensor(&ids)?.tensor(&dy)?.tensor(dtable)?.size(count)?.size(width)?;
-    // SAFETY: as above; each thread has a number in shared memory.
-    unsafe { kernel.launch([count, 1, 1], threads, threads as usize * size_of::<i32>()) }
+    let kernel = kernel.tensor(&order)?.tensor(&dy)?.tensor(dtable)?.size(count)?.size(width)?;
+    let columns = width.div_ceil(4 * ADD_THREADS as usize);
+    // SAFETY: as above; the rows that are ordered are those of dy.
+    unsafe { kernel.launch([count.div_ceil(PLACES), columns, 1], ADD_THREADS, 0) }
 }
+
+/// Rows of a block that orders them, and places of one that adds them.
+const PLACES: usize = 32;
+/// Threads of these blocks.
+const ORDER_THREADS: u32 = 256;
+const ADD_THREADS: u32 = 64;

@@ -85,7 +85,10 @@ pub fn embedding_backward_needs(path: Path, rows: usize, table: (usize, usize), 
     match path {
         Path::Cpu => Needs::default(),
         // The gradient of a table in bf16 is that of the composition.
-        Path::Device if dtypes[1] == DType::F32 => Needs::launches(1),
+        // A card sorts the rows by id first: it writes the order and the sorted ids.
+        Path::Device if dtypes[1] == DType::F32 => {
+            Needs::bytes(2 * rows as u64 * size_of::<u32>() as u64).with_launches(2)
+        }
         Path::Reference | Path::Device => reference::backward_needs(rows, table, dtypes),
     }
 }

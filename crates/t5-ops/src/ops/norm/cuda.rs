@@ -17,6 +17,8 @@ pub(super) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor,
     Ok((y, inv_rms))
 }
 
+/// Threads of a block that adds the parts of 32 columns.
+const SUM_THREADS: u32 = 512;
 /// Rows of a block: a warp each.
 const ROWS: usize = 8;
 
@@ -43,14 +45,15 @@ pub(super) fn rms_norm_backward(
     let kernel =
         kernel.tensor(&x)?.tensor(&weight)?.tensor(&inv_rms)?.tensor(&dy)?.tensor_or_null(residual.as_ref())?;
     let kernel = kernel.tensor(&partial)?.size(rows)?.size(rows_each)?.size(width)?;
-    let shared = (width + 32) * size_of::<f32>();
+    let shared = (width + 64) * size_of::<f32>();
     // SAFETY: x, dy and the residual have the same shape; each block has a row of partial sums, in memory and in shared memory.
     unsafe { kernel.launch([parts, 1, 1], threads_along(width), shared)? };
     if let Some(dweight) = dweight {
         let kernel = Kernel::new(x.device(), Module::Norm, "add_partial_sums")?;
         let kernel = kernel.tensor(&partial)?.tensor(dweight)?.size(parts)?.size(width)?;
-        // SAFETY: a thread for each column.
-        unsafe { kernel.launch([width.div_ceil(64), 1, 1], 64, 0)? };
+        let shared = SUM_THREADS as usize * 16 * size_of::<f32>();
+        // SAFETY: a lane for each column; each thread has 16 numbers in shared memory.
+        unsafe { kernel.launch([width.div_ceil(32), 1, 1], SUM_THREADS, shared)? };
     }
     Ok(dy)
 }
