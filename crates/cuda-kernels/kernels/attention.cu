@@ -1,320 +1,495 @@
 // Attention without tensor cores, for f32, for cards before Ampere, and for heads of any size up to 128; and what both kinds share.
 //
-// A block has four warps and 32 rows, 8 a warp; a lane has one row of the tile that the block goes through, and some columns of the sums.
-// A block copies its own rows to shared memory, too. Lean kernels read them where they lie, and add up the same in the same order: they are
-// for cards whose shared memory has no room for these rows of the largest heads.
+// A block has four warps. Its rows are 64 of heads of up to 64, and 32 of larger ones; it goes through the rows of the other side 32 at a time.
+// A warp has as many scores, of its quarter of the block's rows, and their sums: a thread has both in rectangles, so that one load of four
+// elements from shared memory serves several products. A block copies its own rows to shared memory, too. Lean kernels read them where they
+// lie, and add up the same in the same order: they are for cards whose shared memory has no room for these rows of the largest heads.
 #include "attention.h"
 
 namespace attention_plain {
 
-constexpr int ROWS = 32, WARPS = ATTENTION_THREADS / WARP, OWN = ROWS / WARPS, MOST_COLUMNS = 128 / WARP;
-// Rows of scores are one element apart more than they are long, so that columns are in different banks.
-constexpr int SCORES_ROW = ROWS + 1;
+// Rows of a tile, and elements from a row of scores to the next: so that what a warp stores at once is in different banks.
+constexpr int TILE = 32, SCORES_ROW = TILE + 8;
+// A thread has scores of so many of the tile's rows, this far apart; and of the block's, as far apart as there are groups of such threads.
+constexpr int ACROSS = 4, APART = TILE / ACROSS, GROUPS = WARP / APART;
+// Sums of a thread: of so many rows, four columns each.
+constexpr int SUMMED = 8;
 
-// A tile of rows: `width` is the head size, to a multiple of four; `row` is from one to the next.
+// Heads of up to COLUMNS.
+template <int COLUMNS>
+struct Layout {
+    static constexpr int ROWS = ATTENTION_THREADS * SUMMED * 4 / COLUMNS, OWN = ROWS / (ATTENTION_THREADS / WARP);
+    static constexpr int SCORED = OWN / GROUPS, LANES = COLUMNS / 4, STEP = WARP / LANES;
+
+    // Of the block's rows, this thread's first of scores and first of sums.
+    DEVICE static int own() { return int(threadIdx.x) / WARP * OWN; }
+    DEVICE static int scored() { return own() + int(threadIdx.x) % WARP / APART; }
+    DEVICE static int summed() { return own() + int(threadIdx.x) % WARP / LANES; }
+    DEVICE static int column() { return int(threadIdx.x) % LANES * 4; }
+};
+// Of the tile's rows, this thread's first of scores.
+DEVICE int across() { return int(threadIdx.x) % APART; }
+
+// The head size to a multiple of four.
+DEVICE int width_of(const AttentionShape& s) { return (s.head_size + 3) / 4 * 4; }
+
+// Elements from a row in shared memory to the next: an odd number of fours, so that rows that follow each other are in different banks.
+template <int COLUMNS>
+DEVICE int row_in_shared(const AttentionShape& s) {
+    // Known to the compiler where heads have their usual size.
+    return COLUMNS == 64 ? COLUMNS + 4 : (width_of(s) / 4 | 1) * 4;
+}
+
+// Rows in shared memory; `row` is from one to the next.
 struct Tile {
     float* at;
     int row;
 };
 
+// Rows of an operand in memory: `are_fours` where four elements can be read at once.
 template <class T>
-DEVICE void read_tile(const Tile& to, const T* from, int row, int first, int rows, int head_size, int width) {
-    for (int i = threadIdx.x; i < ROWS * width; i += ATTENTION_THREADS) {
-        const int r = i / width, c = i % width;
-        to.at[r * to.row + c] = first + r < rows && c < head_size ? to_float(from[size_t(first + r) * row + c]) : 0.0f;
-    }
-}
+struct Operand {
+    const T* at;
+    int row, rows, head_size;
+    bool are_fours;
 
-// Rows that a block reads where they lie. Rows behind the last one count as the last one: nobody stores what is computed of them.
+    DEVICE Operand(const T* begin, int row, int rows, const AttentionShape& s)
+        : at(begin), row(row), rows(rows), head_size(s.head_size), are_fours(row % 4 == 0 && in_fours(s.head_size, begin)) {}
+    // Elements from `c` of a row: zeros behind its end and behind the last row.
+    DEVICE Four read(int r, int c) const {
+        Four four{{0, 0, 0, 0}};
+        if (r >= rows || c >= head_size) return four;
+        const size_t from = size_t(r) * row + c;
+        if (are_fours) {
+            load<4>(at, from, four.x);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (c + i < head_size) four.x[i] = to_float(at[from + i]);
+        }
+        return four;
+    }
+};
+
+// A thread's part of COUNT rows of an operand, on its way to shared memory.
+template <int COLUMNS, int COUNT>
+struct Rows {
+    static constexpr int STEP = ATTENTION_THREADS / (COLUMNS / 4);
+    Four fours[COUNT / STEP];
+
+    template <class T>
+    DEVICE void read(const Operand<T>& from, int first) {
+        const int begin = first + int(threadIdx.x) / (COLUMNS / 4), c = Layout<COLUMNS>::column();
+#pragma unroll
+        for (int i = 0; i < COUNT / STEP; i++) fours[i] = from.read(begin + i * STEP, c);
+    }
+    DEVICE void store(const Tile& to, int width) const {
+        const int begin = int(threadIdx.x) / (COLUMNS / 4), c = Layout<COLUMNS>::column();
+        if (c >= width) return;
+#pragma unroll
+        for (int i = 0; i < COUNT / STEP; i++) *together_at<Four>(to.at + (begin + i * STEP) * to.row + c) = fours[i];
+    }
+};
+
+// A block's rows that stay where they lie, from `first`.
+template <class T>
 struct Far {
-    const float* at;
-    int row, last, head_size;
+    Operand<T> rows;
+    int first;
 };
 
 // The rows of a block. Those that it copies lie at `shared`, which is moved behind them.
-template <bool IS_LEAN, class T>
-DEVICE auto own_rows(float*& shared, const T* from, int row, int first, int rows, int head_size, int width) {
+template <int COLUMNS, bool IS_LEAN, class T>
+DEVICE auto own_rows(float*& shared, const Operand<T>& from, int first, int row, int width) {
+    constexpr int ROWS = Layout<COLUMNS>::ROWS;
     if constexpr (IS_LEAN) {
-        return Far{from + size_t(first) * row, row, rows - first - 1, head_size};
+        return Far<T>{from, first};
     } else {
-        const Tile tile{shared, width};
-        shared += ROWS * width;
-        read_tile(tile, from, row, first, rows, head_size, width);
+        const Tile tile{shared, row};
+        shared += ROWS * row;
+        Rows<COLUMNS, ROWS> rows;
+        rows.read(from, first);
+        rows.store(tile, width);
         return tile;
     }
 }
 
-// Four elements of a row from `c`: zeros behind its end. Where rows lie, they may begin at any element.
 DEVICE Four four_of(const Tile& rows, int r, int c) { return *together_at<const Four>(rows.at + r * rows.row + c); }
-DEVICE Four four_of(const Far& rows, int r, int c) {
-    const float* at = rows.at + size_t(min(r, rows.last)) * rows.row + c;
-    Four four;
-#pragma unroll
-    for (int i = 0; i < 4; i++) four.x[i] = c + i < rows.head_size ? at[i] : 0.0f;
-    return four;
-}
-
-// products[r] = row `own + r` of `rows` times this lane's row of `lanes`.
-template <class Rows>
-DEVICE void multiply(float (&products)[OWN], const Rows& rows, int own, const Tile& lanes, int width) {
-    const float* lane = lanes.at + threadIdx.x % WARP * lanes.row;
-#pragma unroll
-    for (int r = 0; r < OWN; r++) products[r] = 0;
-    // Unrolled, the loads ahead take registers until sums spill.
-#pragma unroll 1
-    for (int c = 0; c < width; c += 4) {
-        const float x[4] = {lane[c], lane[c + 1], lane[c + 2], lane[c + 3]};
-#pragma unroll
-        for (int r = 0; r < OWN; r++) {
-            const Four four = four_of(rows, own + r, c);
-#pragma unroll
-            for (int i = 0; i < 4; i++) products[r] += four.x[i] * x[i];
-        }
-    }
-}
-
-// sums[r][c] += the sum over rows j of scores[own + r][j] * tile[j][this lane's column c].
-DEVICE void add(float (&sums)[OWN][MOST_COLUMNS], const float* scores, int own, const Tile& tile, int width) {
-    const int lane = threadIdx.x % WARP;
-    for (int j = 0; j < ROWS; j++) {
-        float x[OWN];
-#pragma unroll
-        for (int r = 0; r < OWN; r++) x[r] = scores[(own + r) * SCORES_ROW + j];
-#pragma unroll
-        for (int c = 0; c < MOST_COLUMNS; c++) {
-            if (c * WARP + lane >= width) break;
-            const float y = tile.at[j * tile.row + c * WARP + lane];
-#pragma unroll
-            for (int r = 0; r < OWN; r++) sums[r][c] += x[r] * y;
-        }
-    }
-}
-
-DEVICE void clear(float (&sums)[OWN][MOST_COLUMNS]) {
-#pragma unroll
-    for (int r = 0; r < OWN; r++)
-#pragma unroll
-        for (int c = 0; c < MOST_COLUMNS; c++) sums[r][c] = 0;
-}
-
 template <class T>
-DEVICE void store_rows(T* to, int row, int first, int rows, int head_size, const float (&sums)[OWN][MOST_COLUMNS], const float (&factors)[OWN]) {
-    const int lane = threadIdx.x % WARP;
-#pragma unroll
-    for (int r = 0; r < OWN; r++)
-#pragma unroll
-        for (int c = 0; c < MOST_COLUMNS; c++)
-            if (first + r < rows && c * WARP + lane < head_size)
-                from_float(to[size_t(first + r) * row + c * WARP + lane], sums[r][c] * factors[r]);
+DEVICE Four four_of(const Far<T>& rows, int r, int c) {
+    return rows.rows.read(rows.first + r, c);
 }
 
-// Shared memory, f32, with W the head size to a multiple of four: 2 * ROWS * (W + 1) + ROWS * (ROWS + 1) + 2 * ROWS, and ROWS * W if not lean.
-template <bool IS_LEAN, class T>
+// products[i][k] = row `scored + GROUPS * i` of `rows` times row `across + APART * k` of a tile.
+template <int SCORED, class Own>
+DEVICE void multiply(float (&products)[SCORED][ACROSS], const Own& rows, int scored, const Tile& tile, int width) {
+#pragma unroll
+    for (int i = 0; i < SCORED; i++)
+#pragma unroll
+        for (int k = 0; k < ACROSS; k++) products[i][k] = 0;
+#pragma unroll 2
+    for (int c = 0; c < width; c += 4) {
+        Four y[ACROSS];
+#pragma unroll
+        for (int k = 0; k < ACROSS; k++) y[k] = four_of(tile, across() + APART * k, c);
+#pragma unroll
+        for (int i = 0; i < SCORED; i++) {
+            const Four x = four_of(rows, scored + GROUPS * i, c);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+#pragma unroll
+                for (int k = 0; k < ACROSS; k++) products[i][k] += x.x[e] * y[k].x[e];
+        }
+    }
+}
+
+// A thread's scores to shared memory, where `add` reads them.
+template <int SCORED>
+DEVICE void put(float* scores, int scored, const float (&x)[SCORED][ACROSS]) {
+#pragma unroll
+    for (int i = 0; i < SCORED; i++)
+#pragma unroll
+        for (int k = 0; k < ACROSS; k++) scores[(scored + GROUPS * i) * SCORES_ROW + across() + APART * k] = x[i][k];
+}
+
+// sums[i][c] += the sum over rows j of scores[summed + STEP * i][j] * tile[j][column + c].
+template <int COLUMNS>
+DEVICE void add(float (&sums)[SUMMED][4], const float* scores, const Tile& tile, int width) {
+    using L = Layout<COLUMNS>;
+    // Sums of columns behind the last are not stored.
+    const int column = min(L::column(), width - 4);
+    scores += L::summed() * SCORES_ROW;
+#pragma unroll 1
+    for (int j = 0; j < TILE; j += 4) {
+        Four y[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) y[e] = four_of(tile, j + e, column);
+#pragma unroll
+        for (int i = 0; i < SUMMED; i++) {
+            const Four x = *together_at<const Four>(scores + i * L::STEP * SCORES_ROW + j);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) sums[i][c] += x.x[e] * y[e].x[c];
+        }
+    }
+}
+
+DEVICE void clear(float (&sums)[SUMMED][4]) {
+#pragma unroll
+    for (int i = 0; i < SUMMED; i++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) sums[i][c] = 0;
+}
+
+// Stores a thread's sums in rows from `first`, where these are below `rows`.
+template <int COLUMNS, class T>
+DEVICE void store_rows(T* to, int row, int first, int rows, int head_size, const float (&sums)[SUMMED][4]) {
+    using L = Layout<COLUMNS>;
+    const int column = L::column();
+    const bool are_fours = row % 4 == 0 && in_fours(head_size, to);
+#pragma unroll
+    for (int i = 0; i < SUMMED; i++) {
+        const int r = first + L::summed() + L::STEP * i;
+        if (r >= rows || column >= head_size) continue;
+        T* at = to + size_t(r) * row + column;
+        if (are_fours) {
+            store<4>(at, 0, sums[i]);
+        } else {
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                if (column + c < head_size) from_float(at[c], sums[i][c]);
+        }
+    }
+}
+
+// Shared memory, f32, with R the elements from a row to the next: 2 * TILE * R, ROWS * SCORES_ROW, 2 * ROWS + TILE, and ROWS * R if not lean.
+template <int COLUMNS, bool IS_LEAN, class T>
 DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const uint32_t* lengths, const Dropout& dropout,
                     const uint32_t* samples, T* out, float* lse, const AttentionShape& s) {
+    using L = Layout<COLUMNS>;
+    constexpr int ROWS = L::ROWS, SCORED = L::SCORED;
     const AttentionBlock block = attention_block(lengths, s.queries, ROWS);
-    const int own = threadIdx.x / WARP * OWN, lane = threadIdx.x % WARP, width = (s.head_size + 3) / 4 * 4, head = block.head * s.head_size;
-    q += size_t(block.batch) * s.q_batch + head;
-    k += size_t(block.batch) * s.k_batch + head;
-    v += size_t(block.batch) * s.v_batch + head;
+    const int width = width_of(s), row = row_in_shared<COLUMNS>(s), head = block.head * s.head_size, scored = L::scored();
+    const Operand<T> from_q(q + size_t(block.batch) * s.q_batch + head, s.q_row, s.queries, s);
+    const Operand<T> from_k(k + size_t(block.batch) * s.k_batch + head, s.k_row, s.keys, s);
+    const Operand<T> from_v(v + size_t(block.batch) * s.v_batch + head, s.v_row, s.keys, s);
     SHARED(float, shared);
-    const auto rows_q = own_rows<IS_LEAN>(shared, q, s.q_row, block.first, s.queries, s.head_size, width);
-    const Tile tile_k{shared, width + 1}, tile_v{tile_k.at + ROWS * (width + 1), width + 1};
-    float* probabilities = tile_v.at + ROWS * (width + 1);
+    const auto rows_q = own_rows<COLUMNS, IS_LEAN>(shared, from_q, block.first, row, width);
+    const Tile tile_k{shared, row}, tile_v{tile_k.at + TILE * row, row};
+    float* probabilities = tile_v.at + TILE * row;
     float* near = probabilities + ROWS * SCORES_ROW;
-    const int seen = visible(s, block.length, block.first + ROWS - 1);
+    // Factors of rows, from threads with scores to those with sums.
+    float* factors = near + ROWS + TILE;
+    // The last query of the tile sees most, and its first least.
+    const int seen = visible(s, block.length, block.first + ROWS - 1), all_see = visible(s, block.length, block.first);
     const bool drops = dropout.threshold > 0;
-    float most[OWN], sum[OWN], results[OWN][MOST_COLUMNS], scores[OWN];
-    uint64_t hashes[OWN];
+    float most[SCORED], sum[SCORED], results[SUMMED][4];
+    RowHash hashes[SCORED];
     clear(results);
 #pragma unroll
-    for (int r = 0; r < OWN; r++) {
-        most[r] = HIDDEN;
-        sum[r] = 0;
-        hashes[r] = drops ? query_key(dropout, samples, block, block.first + own + r) : 0;
+    for (int i = 0; i < SCORED; i++) {
+        most[i] = HIDDEN;
+        sum[i] = 0;
+        hashes[i] = {0, 0};
+        if (drops) hashes[i] = row_hash(query_key(dropout, samples, block, block.first + scored + GROUPS * i));
     }
-    for (int first = 0; first < seen; first += ROWS) {
+    for (int first = 0; first < seen; first += TILE) {
+        Rows<COLUMNS, TILE> next_k, next_v;
+        next_k.read(from_k, first);
+        next_v.read(from_v, first);
+        const float next_bias = near_bias<ROWS, TILE>(bias, s, block.head, block.first, first);
         BARRIER();
-        read_tile(tile_k, k, s.k_row, first, s.keys, s.head_size, width);
-        read_tile(tile_v, v, s.v_row, first, s.keys, s.head_size, width);
-        if (bias) read_bias<ROWS, ROWS>(near, bias, s, block.head, block.first, first, 1.0f);
+        next_k.store(tile_k, width);
+        next_v.store(tile_v, width);
+        if (int(threadIdx.x) < ROWS + TILE) near[threadIdx.x] = next_bias;
         BARRIER();
-        multiply(scores, rows_q, own, tile_k, width);
-        const int key = first + lane;
+        float scores[SCORED][ACROSS];
+        multiply(scores, rows_q, scored, tile_k, width);
 #pragma unroll
-        for (int r = 0; r < OWN; r++) {
-            float score = scores[r] + (bias ? near[lane - (own + r) + ROWS - 1] : 0.0f);
-            if (key >= visible(s, block.length, block.first + own + r)) score = HIDDEN;
-            const float highest = fmaxf(most[r], warp_max(score));
-            const float p = score == HIDDEN ? 0.0f : expf(score - highest), shrink = expf(most[r] - highest);
-            most[r] = highest;
-            // A lane has the sum of its keys.
-            sum[r] = sum[r] * shrink + p;
+        for (int i = 0; i < SCORED; i++)
 #pragma unroll
-            for (int c = 0; c < MOST_COLUMNS; c++) results[r][c] *= shrink;
-            const bool is_kept = !drops || hash(hashes[r], uint32_t(key)) >= dropout.threshold;
-            probabilities[(own + r) * SCORES_ROW + lane] = is_kept ? p : 0.0f;
+            for (int k = 0; k < ACROSS; k++) scores[i][k] += near[across() + APART * k - (scored + GROUPS * i) + ROWS - 1];
+        // Only tiles at an edge hide anything.
+        if (first + TILE > all_see) {
+#pragma unroll
+            for (int i = 0; i < SCORED; i++) {
+                const int see = visible(s, block.length, block.first + scored + GROUPS * i);
+#pragma unroll
+                for (int k = 0; k < ACROSS; k++)
+                    if (first + across() + APART * k >= see) scores[i][k] = HIDDEN;
+            }
         }
-        WARP_BARRIER();
-        add(results, probabilities, own, tile_v, width);
-    }
-    float factors[OWN];
 #pragma unroll
-    for (int r = 0; r < OWN; r++) {
-        sum[r] = warp_sum(sum[r]);
-        factors[r] = sum[r] > 0 ? dropout.scale / sum[r] : 0.0f;
-        const int query = block.first + own + r;
-        if (lane == 0 && query < s.queries)
-            lse[(size_t(block.batch) * s.heads + block.head) * s.queries + query] = sum[r] > 0 ? most[r] + logf(sum[r]) : -INFINITY;
+        for (int i = 0; i < SCORED; i++) {
+            float highest = most[i];
+#pragma unroll
+            for (int k = 0; k < ACROSS; k++) highest = fmaxf(highest, scores[i][k]);
+#pragma unroll
+            for (int lanes = APART / 2; lanes > 0; lanes /= 2) highest = fmaxf(highest, shuffle_xor(highest, lanes));
+            const float shrink = expf(most[i] - highest), base = highest == HIDDEN ? 0.0f : highest;
+            most[i] = highest;
+            // A thread has the sum of its keys. Of a row that has seen no key every exponential is 0.
+            sum[i] *= shrink;
+#pragma unroll
+            for (int k = 0; k < ACROSS; k++) {
+                scores[i][k] = expf(scores[i][k] - base);
+                sum[i] += scores[i][k];
+            }
+            if (across() == 0) factors[scored + GROUPS * i] = shrink;
+        }
+        if (drops) {
+#pragma unroll
+            for (int i = 0; i < SCORED; i++)
+#pragma unroll
+                for (int k = 0; k < ACROSS; k++) {
+                    const uint32_t x = (first + across()) * CHANNEL + hashes[i].low + APART * k * CHANNEL;
+                    if (upper_hash(x, hashes[i].high) < dropout.threshold) scores[i][k] = 0;
+                }
+        }
+        put(probabilities, scored, scores);
+        WARP_BARRIER();
+#pragma unroll
+        for (int i = 0; i < SUMMED; i++) {
+            const float shrink = factors[L::summed() + L::STEP * i];
+#pragma unroll
+            for (int c = 0; c < 4; c++) results[i][c] *= shrink;
+        }
+        add<COLUMNS>(results, probabilities, tile_v, width);
     }
-    const int row = s.heads * s.head_size;
-    store_rows(out + size_t(block.batch) * s.queries * row + head, row, block.first + own, s.queries, s.head_size, results, factors);
+    WARP_BARRIER();
+#pragma unroll
+    for (int i = 0; i < SCORED; i++) {
+#pragma unroll
+        for (int lanes = APART / 2; lanes > 0; lanes /= 2) sum[i] += shuffle_xor(sum[i], lanes);
+        const int query = block.first + scored + GROUPS * i;
+        if (across() != 0) continue;
+        factors[scored + GROUPS * i] = sum[i] > 0 ? dropout.scale / sum[i] : 0.0f;
+        if (query < s.queries)
+            lse[(size_t(block.batch) * s.heads + block.head) * s.queries + query] = sum[i] > 0 ? most[i] + logf(sum[i]) : -INFINITY;
+    }
+    WARP_BARRIER();
+#pragma unroll
+    for (int i = 0; i < SUMMED; i++) {
+        const float whole = factors[L::summed() + L::STEP * i];
+#pragma unroll
+        for (int c = 0; c < 4; c++) results[i][c] *= whole;
+    }
+    const int out_row = s.heads * s.head_size;
+    store_rows<COLUMNS>(out + size_t(block.batch) * s.queries * out_row + head, out_row, block.first, s.queries, s.head_size, results);
 }
 
-// Shared memory of both backwards, f32: 2 * ROWS * (W + 1) + 2 * ROWS * (ROWS + 1) + 4 * ROWS, and ROWS of 8 bytes. At its end, if not lean,
-// are the block's rows: 2 * ROWS * W.
+// Shared memory of both backwards, f32: 4 * TILE, 2 * TILE * R, ROWS * SCORES_ROW, and ROWS + TILE. At its end, if not lean, are the block's
+// rows: 2 * ROWS * R.
+template <int COLUMNS>
 struct Shared {
-    Tile lanes[2];
-    uint64_t* hashes;
-    float *p, *ds, *near, *lse, *delta, *rows;
-};
-DEVICE Shared divide(float* shared, int width) {
-    Shared parts;
-    parts.hashes = reinterpret_cast<uint64_t*>(shared);
-    float* at = shared + 2 * ROWS;
-    for (int i = 0; i < 2; i++) parts.lanes[i] = {at + i * ROWS * (width + 1), width + 1};
-    at += 2 * ROWS * (width + 1);
-    parts.p = at;
-    parts.ds = at + ROWS * SCORES_ROW;
-    parts.near = at + 2 * ROWS * SCORES_ROW;
-    parts.lse = parts.near + 2 * ROWS;
-    parts.delta = parts.lse + ROWS;
-    parts.rows = parts.delta + ROWS;
-    return parts;
-}
+    OfQuery* queries;
+    Tile tiles[2];
+    float *scores, *near, *rows;
 
+    DEVICE Shared(float* shared, int row) {
+        constexpr int ROWS = Layout<COLUMNS>::ROWS;
+        queries = together_at<OfQuery>(shared);
+        for (int i = 0; i < 2; i++) tiles[i] = {shared + 4 * TILE + i * TILE * row, row};
+        scores = shared + 4 * TILE + 2 * TILE * row;
+        near = scores + ROWS * SCORES_ROW;
+        rows = near + ROWS + TILE;
+    }
+};
+
+// What a tile of scores needs to know of a query, of a sequence and head whose statistics begin at `lse` and `delta`.
 // A query that sees no key, or that does not exist, has probabilities 0.
-DEVICE float finite_lse(const float* lse, int query, int queries) { return query < queries && lse[query] != -INFINITY ? lse[query] : INFINITY; }
+DEVICE OfQuery of_query(const float* lse, const float* delta, const Dropout& dropout, const uint32_t* samples, const AttentionBlock& block,
+                        int query, int queries) {
+    OfQuery of{INFINITY, 0, {0, 0}};
+    if (query < queries) {
+        if (lse[query] != -INFINITY) of.lse = lse[query];
+        of.delta = delta[query];
+    }
+    if (dropout.threshold > 0) of.hash = row_hash(query_key(dropout, samples, block, query));
+    return of;
+}
 
 // dk, dv, and partial sums of the bias's gradient, as on tensor cores.
-template <bool IS_LEAN, class T>
+template <int COLUMNS, bool IS_LEAN, class T>
 DEVICE void keys(const T* q, const T* k, const T* v, const T* dout, const float* bias, const float* lse, const float* delta,
                  const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, T* dk, T* dv, float* partial, const AttentionShape& s) {
+    using L = Layout<COLUMNS>;
+    constexpr int ROWS = L::ROWS, SCORED = L::SCORED;
     const AttentionBlock block = attention_block(lengths, s.keys, ROWS);
-    const int own = threadIdx.x / WARP * OWN, lane = threadIdx.x % WARP, width = (s.head_size + 3) / 4 * 4, head = block.head * s.head_size;
+    const int width = width_of(s), row = row_in_shared<COLUMNS>(s), head = block.head * s.head_size, scored = L::scored();
     const int out_row = s.heads * s.head_size;
     SHARED(float, shared);
-    Shared parts = divide(shared, width);
+    Shared<COLUMNS> parts(shared, row);
+    const Tile tile_q = parts.tiles[0], tile_dout = parts.tiles[1];
     const size_t statistics = (size_t(block.batch) * s.heads + block.head) * s.queries;
-    q += size_t(block.batch) * s.q_batch + head;
-    dout += size_t(block.batch) * s.queries * out_row + head;
-    k += size_t(block.batch) * s.k_batch + head;
-    v += size_t(block.batch) * s.v_batch + head;
-    const auto rows_k = own_rows<IS_LEAN>(parts.rows, k, s.k_row, block.first, s.keys, s.head_size, width);
-    const auto rows_v = own_rows<IS_LEAN>(parts.rows, v, s.v_row, block.first, s.keys, s.head_size, width);
-    const int begin = s.is_causal ? max(block.first + s.queries - s.keys, 0) / ROWS * ROWS : 0;
+    const Operand<T> from_q(q + size_t(block.batch) * s.q_batch + head, s.q_row, s.queries, s);
+    const Operand<T> from_dout(dout + size_t(block.batch) * s.queries * out_row + head, out_row, s.queries, s);
+    const Operand<T> from_k(k + size_t(block.batch) * s.k_batch + head, s.k_row, s.keys, s);
+    const Operand<T> from_v(v + size_t(block.batch) * s.v_batch + head, s.v_row, s.keys, s);
+    const auto rows_k = own_rows<COLUMNS, IS_LEAN>(parts.rows, from_k, block.first, row, width);
+    const auto rows_v = own_rows<COLUMNS, IS_LEAN>(parts.rows, from_v, block.first, row, width);
+    const int begin = s.is_causal ? max(block.first + s.queries - s.keys, 0) / TILE * TILE : 0;
     const int end = block.first < min(block.length, s.keys) ? s.queries : begin;
     const bool drops = dropout.threshold > 0;
-    DiagonalSums<ROWS, ROWS> diagonals;
+    DiagonalSums<TILE, ROWS> diagonals;
     if (partial) {
         const int tiles = (s.keys + ROWS - 1) / ROWS, tile = block.first / ROWS;
         float* sums = partial + ((size_t(block.batch) * s.heads + block.head) * tiles + tile) * (s.queries + ROWS - 1);
         diagonals.begin(sums, s.queries, begin < end ? begin : s.queries + diagonals.RING);
     }
-    float of_k[OWN][MOST_COLUMNS], of_v[OWN][MOST_COLUMNS], scores[OWN], dp[OWN];
+    float of_k[SUMMED][4], of_v[SUMMED][4];
     clear(of_k);
     clear(of_v);
-    for (int first = begin; first < end; first += ROWS) {
+    for (int first = begin; first < end; first += TILE) {
+        Rows<COLUMNS, TILE> next_q, next_dout;
+        next_q.read(from_q, first);
+        next_dout.read(from_dout, first);
+        const float next_bias = near_bias<TILE, ROWS>(bias, s, block.head, first, block.first);
+        OfQuery next_query{0, 0, {0, 0}};
+        if (int(threadIdx.x) < TILE)
+            next_query = of_query(lse + statistics, delta + statistics, dropout, samples, block, first + int(threadIdx.x), s.queries);
         BARRIER();
-        read_tile(parts.lanes[0], q, s.q_row, first, s.queries, s.head_size, width);
-        read_tile(parts.lanes[1], dout, out_row, first, s.queries, s.head_size, width);
-        if (bias) read_bias<ROWS, ROWS>(parts.near, bias, s, block.head, first, block.first, 1.0f);
-        if (int(threadIdx.x) < ROWS) {
-            const int query = first + threadIdx.x;
-            parts.lse[threadIdx.x] = finite_lse(lse + statistics, query, s.queries);
-            parts.delta[threadIdx.x] = query < s.queries ? delta[statistics + query] : 0.0f;
-            if (drops) parts.hashes[threadIdx.x] = query_key(dropout, samples, block, query);
-        }
+        next_q.store(tile_q, width);
+        next_dout.store(tile_dout, width);
+        if (int(threadIdx.x) < ROWS + TILE) parts.near[threadIdx.x] = next_bias;
+        if (int(threadIdx.x) < TILE) parts.queries[threadIdx.x] = next_query;
         BARRIER();
-        multiply(scores, rows_k, own, parts.lanes[0], width);
-        multiply(dp, rows_v, own, parts.lanes[1], width);
-        const int seen = visible(s, block.length, first + lane);
+        float p[SCORED][ACROSS], ds[SCORED][ACROSS];
+        multiply(p, rows_k, scored, tile_q, width);
+        multiply(ds, rows_v, scored, tile_dout, width);
+        // Later queries see as many keys as the first.
+        const bool is_edge = block.first + ROWS > visible(s, block.length, first);
 #pragma unroll
-        for (int r = 0; r < OWN; r++) {
-            const int key = block.first + own + r;
-            const float score = scores[r] + (bias ? parts.near[own + r - lane + ROWS - 1] : 0.0f);
-            const float p = key < seen ? expf(score - parts.lse[lane]) : 0.0f;
-            const float kept = drops ? factor(dropout, parts.hashes[lane], uint32_t(key)) : 1.0f;
-            parts.p[(own + r) * SCORES_ROW + lane] = p * kept;
-            parts.ds[(own + r) * SCORES_ROW + lane] = p * (dp[r] * kept - parts.delta[lane]);
+        for (int k = 0; k < ACROSS; k++) {
+            const OfQuery of = parts.queries[across() + APART * k];
+            const int seen = is_edge ? visible(s, block.length, first + across() + APART * k) : s.keys;
+#pragma unroll
+            for (int i = 0; i < SCORED; i++) {
+                const int key = block.first + scored + GROUPS * i;
+                p[i][k] = expf(p[i][k] + (parts.near[scored + GROUPS * i - (across() + APART * k) + TILE - 1] - of.lse));
+                if (is_edge && key >= seen) p[i][k] = 0;
+                float kept = 1;
+                if (drops) kept = upper_hash(key * CHANNEL + of.hash.low, of.hash.high) >= dropout.threshold ? dropout.scale : 0.0f;
+                ds[i][k] = p[i][k] * (ds[i][k] * kept - of.delta);
+                p[i][k] *= kept;
+            }
         }
+        put(parts.scores, scored, p);
         WARP_BARRIER();
-        add(of_v, parts.p, own, parts.lanes[1], width);
-        add(of_k, parts.ds, own, parts.lanes[0], width);
+        add<COLUMNS>(of_v, parts.scores, tile_dout, width);
+        WARP_BARRIER();
+        put(parts.scores, scored, ds);
+        WARP_BARRIER();
+        add<COLUMNS>(of_k, parts.scores, tile_q, width);
         if (partial) {
             BARRIER();
-            diagonals.template add<SCORES_ROW>(parts.ds, s.queries, first);
+            diagonals.template add<SCORES_ROW>(parts.scores, s.queries, first);
         }
     }
     if (partial) diagonals.end();
-    float whole[OWN];
-#pragma unroll
-    for (int r = 0; r < OWN; r++) whole[r] = 1;
-    store_rows(dk + size_t(block.batch) * s.k_batch + head, s.k_row, block.first + own, s.keys, s.head_size, of_k, whole);
-    store_rows(dv + size_t(block.batch) * s.v_batch + head, s.v_row, block.first + own, s.keys, s.head_size, of_v, whole);
+    store_rows<COLUMNS>(dk + size_t(block.batch) * s.k_batch + head, s.k_row, block.first, s.keys, s.head_size, of_k);
+    store_rows<COLUMNS>(dv + size_t(block.batch) * s.v_batch + head, s.v_row, block.first, s.keys, s.head_size, of_v);
 }
 
 // dq.
-template <bool IS_LEAN, class T>
+template <int COLUMNS, bool IS_LEAN, class T>
 DEVICE void queries(const T* q, const T* k, const T* v, const T* dout, const float* bias, const float* lse, const float* delta,
                     const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, T* dq, const AttentionShape& s) {
+    using L = Layout<COLUMNS>;
+    constexpr int ROWS = L::ROWS, SCORED = L::SCORED;
     const AttentionBlock block = attention_block(lengths, s.queries, ROWS);
-    const int own = threadIdx.x / WARP * OWN, lane = threadIdx.x % WARP, width = (s.head_size + 3) / 4 * 4, head = block.head * s.head_size;
+    const int width = width_of(s), row = row_in_shared<COLUMNS>(s), head = block.head * s.head_size, scored = L::scored();
     const int out_row = s.heads * s.head_size;
     SHARED(float, shared);
-    Shared parts = divide(shared, width);
+    Shared<COLUMNS> parts(shared, row);
+    const Tile tile_k = parts.tiles[0], tile_v = parts.tiles[1];
     const size_t statistics = (size_t(block.batch) * s.heads + block.head) * s.queries;
-    k += size_t(block.batch) * s.k_batch + head;
-    v += size_t(block.batch) * s.v_batch + head;
-    q += size_t(block.batch) * s.q_batch + head;
-    dout += size_t(block.batch) * s.queries * out_row + head;
-    const auto rows_q = own_rows<IS_LEAN>(parts.rows, q, s.q_row, block.first, s.queries, s.head_size, width);
-    const auto rows_dout = own_rows<IS_LEAN>(parts.rows, dout, out_row, block.first, s.queries, s.head_size, width);
-    const int seen = visible(s, block.length, block.first + ROWS - 1);
+    const Operand<T> from_q(q + size_t(block.batch) * s.q_batch + head, s.q_row, s.queries, s);
+    const Operand<T> from_dout(dout + size_t(block.batch) * s.queries * out_row + head, out_row, s.queries, s);
+    const Operand<T> from_k(k + size_t(block.batch) * s.k_batch + head, s.k_row, s.keys, s);
+    const Operand<T> from_v(v + size_t(block.batch) * s.v_batch + head, s.v_row, s.keys, s);
+    const auto rows_q = own_rows<COLUMNS, IS_LEAN>(parts.rows, from_q, block.first, row, width);
+    const auto rows_dout = own_rows<COLUMNS, IS_LEAN>(parts.rows, from_dout, block.first, row, width);
+    const int seen = visible(s, block.length, block.first + ROWS - 1), all_see = visible(s, block.length, block.first);
     const bool drops = dropout.threshold > 0;
-    float of_q[OWN][MOST_COLUMNS], scores[OWN], dp[OWN], own_lse[OWN], own_delta[OWN];
-    uint64_t hashes[OWN];
+    float of_q[SUMMED][4];
+    OfQuery of[SCORED];
     clear(of_q);
 #pragma unroll
-    for (int r = 0; r < OWN; r++) {
-        const int query = block.first + own + r;
-        own_lse[r] = finite_lse(lse + statistics, query, s.queries);
-        own_delta[r] = query < s.queries ? delta[statistics + query] : 0.0f;
-        hashes[r] = drops ? query_key(dropout, samples, block, query) : 0;
-    }
-    for (int first = 0; first < seen; first += ROWS) {
+    for (int i = 0; i < SCORED; i++)
+        of[i] = of_query(lse + statistics, delta + statistics, dropout, samples, block, block.first + scored + GROUPS * i, s.queries);
+    for (int first = 0; first < seen; first += TILE) {
+        Rows<COLUMNS, TILE> next_k, next_v;
+        next_k.read(from_k, first);
+        next_v.read(from_v, first);
+        const float next_bias = near_bias<ROWS, TILE>(bias, s, block.head, block.first, first);
         BARRIER();
-        read_tile(parts.lanes[0], k, s.k_row, first, s.keys, s.head_size, width);
-        read_tile(parts.lanes[1], v, s.v_row, first, s.keys, s.head_size, width);
-        if (bias) read_bias<ROWS, ROWS>(parts.near, bias, s, block.head, block.first, first, 1.0f);
+        next_k.store(tile_k, width);
+        next_v.store(tile_v, width);
+        if (int(threadIdx.x) < ROWS + TILE) parts.near[threadIdx.x] = next_bias;
         BARRIER();
-        multiply(scores, rows_q, own, parts.lanes[0], width);
-        multiply(dp, rows_dout, own, parts.lanes[1], width);
-        const int key = first + lane;
+        float p[SCORED][ACROSS], ds[SCORED][ACROSS];
+        multiply(p, rows_q, scored, tile_k, width);
+        multiply(ds, rows_dout, scored, tile_v, width);
+        const bool is_edge = first + TILE > all_see;
 #pragma unroll
-        for (int r = 0; r < OWN; r++) {
-            const float score = scores[r] + (bias ? parts.near[lane - (own + r) + ROWS - 1] : 0.0f);
-            const float p = key < visible(s, block.length, block.first + own + r) ? expf(score - own_lse[r]) : 0.0f;
-            const float kept = drops ? factor(dropout, hashes[r], uint32_t(key)) : 1.0f;
-            parts.ds[(own + r) * SCORES_ROW + lane] = p * (dp[r] * kept - own_delta[r]);
+        for (int i = 0; i < SCORED; i++) {
+            const int see = is_edge ? visible(s, block.length, block.first + scored + GROUPS * i) : s.keys;
+#pragma unroll
+            for (int k = 0; k < ACROSS; k++) {
+                const int key = first + across() + APART * k;
+                p[i][k] = expf(p[i][k] + (parts.near[across() + APART * k - (scored + GROUPS * i) + ROWS - 1] - of[i].lse));
+                if (is_edge && key >= see) p[i][k] = 0;
+                if (drops) ds[i][k] *= upper_hash(key * CHANNEL + of[i].hash.low, of[i].hash.high) >= dropout.threshold ? dropout.scale : 0.0f;
+                ds[i][k] = p[i][k] * (ds[i][k] - of[i].delta);
+            }
         }
+        put(parts.scores, scored, ds);
         WARP_BARRIER();
-        add(of_q, parts.ds, own, parts.lanes[0], width);
+        add<COLUMNS>(of_q, parts.scores, tile_k, width);
     }
-    float whole[OWN];
-#pragma unroll
-    for (int r = 0; r < OWN; r++) whole[r] = 1;
-    store_rows(dq + size_t(block.batch) * s.q_batch + head, s.q_row, block.first + own, s.queries, s.head_size, of_q, whole);
+    store_rows<COLUMNS>(dq + size_t(block.batch) * s.q_batch + head, s.q_row, block.first, s.queries, s.head_size, of_q);
 }
 
 // delta (B, H, T): of each query of each head the sum of dout * out, both (B, T, H*K). A block has a sum for four of its threads. `LANES`
@@ -350,24 +525,26 @@ DEVICE void row_products(const T* out, const T* dout, float* delta, uint32_t sum
 
 } // namespace attention_plain
 
-#define ATTENTION(suffix, T, is_lean, blocks) \
+// Heads of up to `columns`.
+#define ATTENTION(suffix, T, columns, is_lean, blocks) \
     KERNEL_OF_BLOCKS(ATTENTION_THREADS, blocks, attention_forward_##suffix, const T* q, const T* k, const T* v, const float* bias, const uint32_t* lengths, \
            Dropout dropout, const uint32_t* samples, T* out, float* lse, AttentionShape s) { \
-        attention_plain::forward<is_lean>(q, k, v, bias, lengths, dropout, samples, out, lse, s); \
+        attention_plain::forward<columns, is_lean>(q, k, v, bias, lengths, dropout, samples, out, lse, s); \
     } \
     KERNEL_OF_BLOCKS(ATTENTION_THREADS, blocks, attention_backward_keys_##suffix, const T* q, const T* k, const T* v, const T* dout, const float* bias, \
            const float* lse, const float* delta, const uint32_t* lengths, Dropout dropout, const uint32_t* samples, T* dk, T* dv, \
            float* partial, AttentionShape s) { \
-        attention_plain::keys<is_lean>(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dk, dv, partial, s); \
+        attention_plain::keys<columns, is_lean>(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dk, dv, partial, s); \
     } \
     KERNEL_OF_BLOCKS(ATTENTION_THREADS, blocks, attention_backward_queries_##suffix, const T* q, const T* k, const T* v, const T* dout, const float* bias, \
            const float* lse, const float* delta, const uint32_t* lengths, Dropout dropout, const uint32_t* samples, T* dq, AttentionShape s) { \
-        attention_plain::queries<is_lean>(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dq, s); \
+        attention_plain::queries<columns, is_lean>(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dq, s); \
     }
-ATTENTION(f32, float, false, 3)
-ATTENTION(bf16, bf16, false, 3)
+ATTENTION(narrow_f32, float, 64, false, 3)
+ATTENTION(f32, float, 128, false, 3)
+ATTENTION(bf16, bf16, 128, false, 3)
 // Cards that take these have shared memory for one block or two.
-ATTENTION(lean_f32, float, true, 2)
+ATTENTION(lean_f32, float, 128, true, 2)
 
 #define DELTA(suffix, T) \
     KERNEL(256, attention_delta_##suffix, const T* out, const T* dout, float* delta, int batch, int queries, int heads, int head_size) { \

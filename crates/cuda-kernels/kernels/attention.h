@@ -42,22 +42,18 @@ DEVICE uint64_t query_key(const Dropout& dropout, const uint32_t* samples, const
     return query_key(sample_key(dropout, samples[block.batch]), block, query);
 }
 
-// This thread's element of what `read_bias` reads, for tiles of which a thread has one.
+// All that a tile of scores needs to know of a query.
+struct alignas(16) OfQuery {
+    float lse, delta;
+    RowHash hash;
+};
+
+// This thread's element of the bias of a tile, which has that of query `first_query + i` and key `first_key + j` at [j - i + QUERIES - 1].
 template <int QUERIES, int KEYS>
 DEVICE float near_bias(const float* bias, const AttentionShape& s, int head, int first_query, int first_key) {
     static_assert(QUERIES + KEYS - 1 <= ATTENTION_THREADS, "a thread has one element");
     const int offsets = s.queries + s.keys - 1, at = first_key - first_query - QUERIES + s.queries + int(threadIdx.x);
     return bias && at >= 0 && at < offsets ? bias[size_t(head) * offsets + at] : 0.0f;
-}
-
-// The bias of a tile times a factor: of the offset between query `first_query + i` and key `first_key + j` at [j - i + QUERIES - 1].
-template <int QUERIES, int KEYS>
-DEVICE void read_bias(float* to, const float* bias, const AttentionShape& s, int head, int first_query, int first_key, float times) {
-    const int offsets = s.queries + s.keys - 1;
-    for (int i = threadIdx.x; i < QUERIES + KEYS - 1; i += ATTENTION_THREADS) {
-        const int at = first_key - first_query - (QUERIES - 1) + s.queries - 1 + i;
-        to[i] = at >= 0 && at < offsets ? bias[size_t(head) * offsets + at] * times : 0.0f;
-    }
 }
 
 // The gradient of the bias by the keys of one block: sums of dS along diagonals. The block goes through tiles of queries in ascending

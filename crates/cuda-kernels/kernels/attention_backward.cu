@@ -10,12 +10,6 @@ constexpr int ROWS = 64, TILE = 32, N = TILE / 8;
 // different banks.
 constexpr int DIAGONALS = ROWS + TILE - 1, DIAGONAL = TILE + 4;
 
-// All that a tile of scores needs to know of a query.
-struct alignas(16) OfQuery {
-    float lse, delta;
-    RowHash hash;
-};
-
 // The first query that sees a key.
 DEVICE int first_query(const AttentionShape& s, const AttentionBlock& block, int key) {
     return key >= min(block.length, s.keys) ? s.queries : s.is_causal ? key + s.queries - s.keys : 0;

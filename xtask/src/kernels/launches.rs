@@ -17,30 +17,36 @@ pub const CANDLES: [&str; 3] = ["elementwise", "indexing", "reduce"];
 const HEAD_SIZES: [u32; 3] = [32, 64, 128];
 /// The end of the names of attention for cards with less shared memory, which they take for the largest heads.
 const LEAN: &str = "lean_f32";
+/// The end of the names of attention in f32 of heads of up to 64.
+const NARROW: &str = "narrow_f32";
 const MODEL: u32 = 768;
 
 /// The formulas of `crates/t5-ops/src/ops/attention/cuda.rs`, in bytes: of the forward, of the backward by keys and by queries.
 fn shared_on_tensor_cores(head_size: u32) -> [u32; 3] {
     let tiles = (2 * 64 + 4 * 32) * 2 * (head_size + 8);
-    [
-        (64 + 4 * 64) * 2 * (head_size + 8) + 2 * 128 * 4,
-        tiles + 4 * (64 * 40 + 2 * (96 + 2 * 32)) + 2 * 32 * 8,
-        tiles + 4 * 2 * 96,
-    ]
+    [(64 + 4 * 64) * 2 * (head_size + 8) + 2 * 128 * 4, tiles + 4 * (95 * 36 + 2 * 96 + 8 * 32), tiles + 4 * 2 * 96]
 }
 
-/// The same of the kernels without tensor cores.
+/// The same of the kernels without tensor cores: of blocks of `rows`, `row` numbers from a row to the next, and `own` of each operand.
+fn shared_of_rows(rows: u32, row: u32, own: u32) -> [u32; 3] {
+    let backward = 4 * (4 * 32 + 2 * 32 * row + 40 * rows + rows + 32 + 2 * own);
+    [4 * (2 * 32 * row + 40 * rows + 2 * rows + 32 + own), backward, backward]
+}
+
+/// Of heads of up to 64.
+fn shared_narrow() -> [u32; 3] {
+    shared_of_rows(64, 64 + 4, 64 * (64 + 4))
+}
+
+/// Of any others.
 fn shared_plain(head_size: u32) -> [u32; 3] {
-    let [forward, keys, queries] = shared_lean(head_size);
-    let own = 4 * 32 * head_size.next_multiple_of(4);
-    [forward + own, keys + 2 * own, queries + 2 * own]
+    let row = (head_size.div_ceil(4) | 1) * 4;
+    shared_of_rows(32, row, 32 * row)
 }
 
-/// The same of those that leave a block's own rows where they lie.
+/// Of those that leave a block's own rows where they lie.
 fn shared_lean(head_size: u32) -> [u32; 3] {
-    let row = head_size.next_multiple_of(4) + 1;
-    let backward = 4 * (64 * row + 64 * 33 + 128) + 32 * 8;
-    [4 * (64 * row + 32 * 33 + 64), backward, backward]
+    shared_of_rows(32, (head_size.div_ceil(4) | 1) * 4, 0)
 }
 
 /// The kernels of attention, in the order of the formulas.
@@ -136,6 +142,7 @@ pub fn of(name: &str) -> Vec<Launch> {
         |head_size, shared: [u32; 3]| Launch { head_size: Some(head_size), threads: 128, shared: shared[kind] };
     match suffix.parse() {
         Ok(head_size) => vec![launch(head_size, shared_on_tensor_cores(head_size))],
+        Err(_) if suffix == NARROW => vec![launch(64, shared_narrow())],
         Err(_) if suffix == LEAN => vec![launch(128, shared_lean(128))],
         Err(_) => HEAD_SIZES.iter().map(|&head_size| launch(head_size, shared_plain(head_size))).collect(),
     }
@@ -152,18 +159,19 @@ mod tests {
         for formula in [
             "const THREADS: u32 = 128;",
             "(64 + 4 * 64) * 2 * (head_size + 8) + 2 * 128 * 4",
-            "4 * (64 * (head_size.next_multiple_of(4) + 1) + 32 * 33 + 64)",
-            "4 * 32 * head_size.next_multiple_of(4)",
+            "if self == Kind::Narrow { 64 + 4 } else { (head_size.div_ceil(4) | 1) * 4 }",
+            "if self == Kind::Lean { 0 } else { self.rows() * row }",
+            "4 * (2 * 32 * row + 40 * self.rows() + 2 * self.rows() + 32 + own)",
+            "4 * (4 * 32 + 2 * 32 * row + 40 * self.rows() + self.rows() + 32 + 2 * own)",
             "(2 * 64 + 4 * 32) * 2 * (head_size + 8)",
-            "tiles + 4 * (64 * 40 + 2 * (96 + 2 * 32)) + 2 * 32 * 8, tiles + 4 * 2 * 96",
-            "4 * (64 * (head_size.next_multiple_of(4) + 1) + 64 * 33 + 128) + 32 * 8",
-            "4 * 64 * head_size.next_multiple_of(4)",
+            "tiles + 4 * (95 * 36 + 2 * 96 + 8 * 32), tiles + 4 * 2 * 96",
         ] {
             assert!(launches.contains(formula), "the launches no longer say `{formula}`: change this table with them");
         }
-        assert_eq!(shared_on_tensor_cores(64), [47_104, 48_896, 37_632]);
-        assert_eq!(shared_plain(64), [29_312, 42_240, 42_240]);
-        assert_eq!(shared_lean(128), [37_504, 42_240, 42_240]);
+        assert_eq!(shared_on_tensor_cores(64), [47_104, 52_336, 37_632]);
+        assert_eq!(shared_narrow(), [45_696, 63_360, 63_360]);
+        assert_eq!(shared_plain(64), [31_616, 40_704, 40_704]);
+        assert_eq!(shared_lean(128), [39_296, 39_680, 39_680]);
     }
 
     #[test]
@@ -171,7 +179,7 @@ mod tests {
         let shape = |name| of(name).iter().map(|l| (l.head_size, l.threads, l.shared)).collect::<Vec<_>>();
         assert_eq!(shape("attention_backward_queries_64"), [(Some(64), 128, 37_632)]);
         assert_eq!(shape("attention_forward_f32").len(), 3);
-        assert_eq!(shape("attention_forward_lean_f32"), [(Some(128), 128, 37_504)]);
+        assert_eq!(shape("attention_forward_lean_f32"), [(Some(128), 128, 39_296)]);
         assert_eq!(shape("total_square_sums"), [(None, 256, 256)]);
         assert_eq!(shape("rms_norm_backward_f32_f32"), [(None, 192, 3_200)]);
         assert!(of("unknown").is_empty());

@@ -23,6 +23,8 @@ pub struct Shape {
 /// Which kernels.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
+    /// Of f32, and heads of up to 64.
+    Narrow,
     Plain(DType),
     /// A block's own rows are not copied.
     Lean,
@@ -33,7 +35,7 @@ impl Kind {
     fn dtype(self) -> DType {
         match self {
             Kind::Plain(dtype) => dtype,
-            Kind::Lean => DType::F32,
+            Kind::Narrow | Kind::Lean => DType::F32,
             Kind::TensorCores => DType::BF16,
         }
     }
@@ -41,6 +43,7 @@ impl Kind {
     fn suffix(self, head_size: usize) -> String {
         match self {
             Kind::Plain(dtype) => crate::card::suffix(dtype).to_owned(),
+            Kind::Narrow => "narrow_f32".to_owned(),
             Kind::Lean => "lean_f32".to_owned(),
             Kind::TensorCores => head_size.to_string(),
         }
@@ -48,17 +51,21 @@ impl Kind {
 
     /// Rows of a block: of the forward, of the backward.
     fn tiles(self) -> (usize, usize) {
-        if self == Kind::TensorCores { (64, 64) } else { (32, 32) }
+        match self {
+            Kind::TensorCores | Kind::Narrow => (64, 64),
+            Kind::Plain(_) | Kind::Lean => (32, 32),
+        }
     }
 
     /// Bytes of shared memory: of the forward, of the backward by keys, by queries.
     fn shared(self, head_size: usize) -> [usize; 3] {
         match self {
-            Kind::Plain(_) | Kind::Lean => {
-                let width = head_size.next_multiple_of(4);
-                let own = if self == Kind::Lean { 0 } else { 4 * 32 * width };
-                let backward = 4 * (64 * (width + 1) + 64 * 33 + 128) + 256 + 2 * own;
-                [4 * (64 * (width + 1) + 32 * 33 + 64) + own, backward, backward]
+            Kind::Narrow | Kind::Plain(_) | Kind::Lean => {
+                let (rows, _) = self.tiles();
+                let row = if self == Kind::Narrow { 68 } else { (head_size.div_ceil(4) | 1) * 4 };
+                let own = if self == Kind::Lean { 0 } else { rows * row };
+                let backward = 4 * (128 + 64 * row + rows * 40 + rows + 32 + 2 * own);
+                [4 * (64 * row + rows * 40 + 2 * rows + 32 + own), backward, backward]
             }
             Kind::TensorCores => {
                 let row = 2 * (head_size + 8);
@@ -105,6 +112,7 @@ const SAMPLES: [u32; 3] = [5, 40, 6];
 impl Case<'_> {
     fn what(&self) -> String {
         let kind = match self.kind {
+            Kind::Narrow => "narrow".to_owned(),
             Kind::Plain(dtype) => format!("plain {dtype:?}"),
             Kind::Lean => "lean".to_owned(),
             Kind::TensorCores => "tensor cores".to_owned(),
@@ -297,7 +305,8 @@ fn masks_and_biases_of_tensor_cores_are_those_of_the_cpu() {
 
 #[test]
 fn attention_without_tensor_cores_is_that_of_the_cpu() {
-    for kind in [Kind::Plain(DType::F32), Kind::Plain(DType::BF16), Kind::Lean] {
+    for kind in [Kind::Narrow, Kind::Plain(DType::F32), Kind::Plain(DType::BF16), Kind::Lean] {
+        let largest = if kind == Kind::Narrow { 64 } else { 128 };
         let cases = [
             Case {
                 kind,
@@ -325,7 +334,7 @@ fn attention_without_tensor_cores_is_that_of_the_cpu() {
                 queries: 9,
                 keys: 40,
                 lengths: &[40, 0, 35],
-                head_size: 128,
+                head_size: largest,
                 is_causal: true,
                 probability: 0.1,
                 ..Case::default()
@@ -338,6 +347,17 @@ fn attention_without_tensor_cores_is_that_of_the_cpu() {
                 head_size: 64,
                 has_bias: true,
                 is_causal: true,
+                ..Case::default()
+            },
+            // Several blocks, and tiles that hide nothing.
+            Case {
+                kind,
+                queries: 130,
+                keys: 101,
+                lengths: &[101, 65],
+                head_size: 64,
+                has_bias: true,
+                probability: 0.1,
                 ..Case::default()
             },
         ];

@@ -33,6 +33,8 @@ pub(super) fn adds_to(lse: &Tensor, dbias: Option<&Tensor>) -> bool {
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     TensorCores,
+    /// Of f32, and heads of up to 64: a block has twice as many rows.
+    Narrow,
     Plain(DType),
     /// Of f32, with less shared memory: a block's own rows are read where they lie.
     Lean,
@@ -43,9 +45,11 @@ impl Kind {
     /// computes in bf16 has it.
     fn of(q: &Tensor, s: &Sizes) -> Result<Self> {
         let plain = Kind::Plain(q.dtype());
+        let fits = |kind: Self| has_shared_bytes(q.device(), kind.most_shared(s.head_size));
         match (q.dtype(), s.head_size) {
             (DType::BF16, 32 | 64 | 128) => Ok(Kind::TensorCores),
-            (DType::F32, size) if !has_shared_bytes(q.device(), plain.most_shared(size))? => Ok(Kind::Lean),
+            (DType::F32, ..=64) if fits(Kind::Narrow)? => Ok(Kind::Narrow),
+            (DType::F32, _) if !fits(plain)? => Ok(Kind::Lean),
             _ => Ok(plain),
         }
     }
@@ -55,6 +59,7 @@ impl Kind {
         let (module, suffix) = match self {
             Kind::TensorCores if name == "attention_forward" => (Module::AttentionForward, s.head_size.to_string()),
             Kind::TensorCores => (Module::AttentionBackward, s.head_size.to_string()),
+            Kind::Narrow => (Module::Attention, "narrow_f32".to_owned()),
             Kind::Plain(dtype) => (Module::Attention, suffix(dtype).to_owned()),
             Kind::Lean => (Module::Attention, "lean_f32".to_owned()),
         };
@@ -69,31 +74,35 @@ impl Kind {
 
     /// Rows of a block: queries of the forward, and those of the backward or its keys.
     fn rows(self) -> usize {
-        if self == Kind::TensorCores { 64 } else { 32 }
+        match self {
+            Kind::TensorCores | Kind::Narrow => 64,
+            Kind::Plain(_) | Kind::Lean => 32,
+        }
+    }
+
+    /// Numbers from a row in shared memory to the next, without tensor cores; and those of the block's own rows of one operand there.
+    fn rows_in_shared(self, head_size: usize) -> (usize, usize) {
+        let row = if self == Kind::Narrow { 64 + 4 } else { (head_size.div_ceil(4) | 1) * 4 };
+        (row, if self == Kind::Lean { 0 } else { self.rows() * row })
     }
 
     /// Bytes of shared memory of the forward; the layouts stand in the kernels' sources.
     fn shared_by_forward(self, head_size: usize) -> usize {
-        match self {
-            Kind::TensorCores => (64 + 4 * 64) * 2 * (head_size + 8) + 2 * 128 * 4,
-            Kind::Plain(_) => Kind::Lean.shared_by_forward(head_size) + 4 * 32 * head_size.next_multiple_of(4),
-            Kind::Lean => 4 * (64 * (head_size.next_multiple_of(4) + 1) + 32 * 33 + 64),
+        if self == Kind::TensorCores {
+            return (64 + 4 * 64) * 2 * (head_size + 8) + 2 * 128 * 4;
         }
+        let (row, own) = self.rows_in_shared(head_size);
+        4 * (2 * 32 * row + 40 * self.rows() + 2 * self.rows() + 32 + own)
     }
 
     /// The same of the backward, by keys and by queries.
     fn shared_by_backward(self, head_size: usize) -> [usize; 2] {
-        match self {
-            Kind::TensorCores => {
-                let tiles = (2 * 64 + 4 * 32) * 2 * (head_size + 8);
-                [tiles + 4 * (95 * 36 + 2 * 96 + 8 * 32), tiles + 4 * 2 * 96]
-            }
-            Kind::Plain(_) => {
-                let own = 4 * 64 * head_size.next_multiple_of(4);
-                Kind::Lean.shared_by_backward(head_size).map(|lean| lean + own)
-            }
-            Kind::Lean => [4 * (64 * (head_size.next_multiple_of(4) + 1) + 64 * 33 + 128) + 32 * 8; 2],
+        if self == Kind::TensorCores {
+            let tiles = (2 * 64 + 4 * 32) * 2 * (head_size + 8);
+            return [tiles + 4 * (95 * 36 + 2 * 96 + 8 * 32), tiles + 4 * 2 * 96];
         }
+        let (row, own) = self.rows_in_shared(head_size);
+        [4 * (4 * 32 + 2 * 32 * row + 40 * self.rows() + self.rows() + 32 + 2 * own); 2]
     }
 
     /// The most of both directions.
