@@ -120,14 +120,14 @@ DEVICE Four four_of(const Far<T>& rows, int r, int c) {
     return rows.rows.read(rows.first + r, c);
 }
 
-// products[i][k] = row `scored + GROUPS * i` of `rows` times row `across + APART * k` of a tile.
-template <int SCORED, class Own>
+// products[i][k] = row `scored + GROUPS * i` of `rows` times row `across + APART * k` of a tile; `FOURS` of each row are on their way at once.
+template <int FOURS, int SCORED, class Own>
 DEVICE void multiply(float (&products)[SCORED][ACROSS], const Own& rows, int scored, const Tile& tile, int width) {
 #pragma unroll
     for (int i = 0; i < SCORED; i++)
 #pragma unroll
         for (int k = 0; k < ACROSS; k++) products[i][k] = 0;
-#pragma unroll 2
+#pragma unroll(FOURS)
     for (int c = 0; c < width; c += 4) {
         Four y[ACROSS];
 #pragma unroll
@@ -245,7 +245,7 @@ DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const
         if (int(threadIdx.x) < ROWS + TILE) near[threadIdx.x] = next_bias;
         BARRIER();
         float scores[SCORED][ACROSS];
-        multiply(scores, rows_q, scored, tile_k, width);
+        multiply<2>(scores, rows_q, scored, tile_k, width);
 #pragma unroll
         for (int i = 0; i < SCORED; i++)
 #pragma unroll
@@ -396,8 +396,9 @@ DEVICE void keys(const T* q, const T* k, const T* v, const T* dout, const float*
         if (int(threadIdx.x) < TILE) parts.queries[threadIdx.x] = next_query;
         BARRIER();
         float p[SCORED][ACROSS], ds[SCORED][ACROSS];
-        multiply(p, rows_k, scored, tile_q, width);
-        multiply(ds, rows_v, scored, tile_dout, width);
+        // With two at once the sums of keys and values spill.
+        multiply<1>(p, rows_k, scored, tile_q, width);
+        multiply<1>(ds, rows_v, scored, tile_dout, width);
         // Later queries see as many keys as the first.
         const bool is_edge = block.first + ROWS > visible(s, block.length, first);
 #pragma unroll
@@ -470,8 +471,8 @@ DEVICE void queries(const T* q, const T* k, const T* v, const T* dout, const flo
         if (int(threadIdx.x) < ROWS + TILE) parts.near[threadIdx.x] = next_bias;
         BARRIER();
         float p[SCORED][ACROSS], ds[SCORED][ACROSS];
-        multiply(p, rows_q, scored, tile_k, width);
-        multiply(ds, rows_dout, scored, tile_v, width);
+        multiply<2>(p, rows_q, scored, tile_k, width);
+        multiply<2>(ds, rows_dout, scored, tile_v, width);
         const bool is_edge = first + TILE > all_see;
 #pragma unroll
         for (int i = 0; i < SCORED; i++) {
