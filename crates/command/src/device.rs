@@ -4,9 +4,8 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use candle_core::{DType, Device};
-use memory_policy::{Bytes, Card, DeviceMemory, DeviceProbe, MemorySnapshot, Name, Place, SystemProbe};
+use memory_policy::{Bytes, Card, DeviceMemory, DeviceProbe, MemorySnapshot, Place, SystemProbe};
 use planner::Plan;
-use planner::names::{CONTEXT, KERNELS};
 use serde_json::{Value, json};
 use t5_ops::DeviceBytes;
 
@@ -87,8 +86,7 @@ pub fn check_dtype(device: &Device, activations: DType) -> Outcome<()> {
 /// Holds the device to the plan's budget: tensors come from a pool that cannot hold more. A warning where the driver has no such limit.
 pub fn limit(device: &Device, plan: &Plan, now: &MemorySnapshot) -> Option<String> {
     let budget = plan.bill.device.as_ref()?.budget?;
-    let is_beside = |name: &Name| [CONTEXT, KERNELS].contains(name);
-    let beside = plan.bill.device.as_ref()?.rows.iter().filter(|row| is_beside(&row.name));
+    let beside = plan.bill.device.as_ref()?.rows.iter().filter(|row| row.name == planner::names::CONTEXT);
     let beside: Bytes = beside.map(|row| row.bytes).sum();
     // What other programs hold cannot be had.
     let ceiling = now.device.as_ref().map_or(budget, |device| budget.min(device.ceiling()));
@@ -112,8 +110,8 @@ pub struct FirstLook {
     free_before: Option<u64>,
     /// The most that its pool takes beside what it is asked for; zero where that is not known.
     pool_unit: Bytes,
-    /// What its libraries will load for a step, here and into the host's memory.
-    kernels: Bytes,
+    /// What its libraries will load into the host's memory for a step.
+    kernels_on_host: Bytes,
 }
 
 /// Looks at a device that was opened just now; none on the CPU, or where the driver does not say.
@@ -121,8 +119,8 @@ pub fn first_look(device: &Device) -> Option<FirstLook> {
     let bytes = t5_ops::device_bytes(device)?;
     let before = UNOPENED.get().zip(t5_ops::card_id(device));
     let free_before = before.and_then(|(cards, id)| cards.iter().find(|card| card.id == id)).map(|card| card.free.0);
-    let kernels = if has_library(LIBRARY_OF_KERNELS) { KERNELS_OF_A_STEP } else { Bytes::ZERO };
-    Some(FirstLook { bytes, free_before, pool_unit: Bytes(t5_ops::pool_unit(device).unwrap_or(0)), kernels })
+    let kernels_on_host = if has_library(LIBRARY_OF_KERNELS) { KERNELS_ON_HOST } else { Bytes::ZERO };
+    Some(FirstLook { bytes, free_before, pool_unit: Bytes(t5_ops::pool_unit(device).unwrap_or(0)), kernels_on_host })
 }
 
 /// A probe of this machine and of the device that was opened.
@@ -139,9 +137,8 @@ pub fn probe(device: &Device, first_look: Option<FirstLook>) -> SystemProbe {
 /// like one.
 const LARGEST_CONTEXT_BYTES: u64 = 1 << 30;
 
-/// What cuBLAS' kernels for the sizes of a step took on an H200, beside those of a rehearsal: 87 to 106 MiB of the host's memory, and
-/// about 100 MiB of the card's.
-const KERNELS_OF_A_STEP: Bytes = Bytes::mib(112);
+/// What cuBLAS' kernels for the sizes of a step take of the host's memory beside those of a rehearsal: on an H200, 15 MiB in bf16.
+const KERNELS_ON_HOST: Bytes = Bytes::mib(24);
 /// The library that has them, compressed.
 const LIBRARY_OF_KERNELS: &str = "libcublasLt";
 
@@ -176,10 +173,7 @@ impl OpenedMemory {
 impl DeviceProbe for OpenedMemory {
     fn memory(&self) -> Result<DeviceMemory, String> {
         let now = (self.count)().ok_or("the driver does not say how much memory the device has")?;
-        let beside = self.beside_the_pool(&now);
-        // What others take later looks like kernels that are loaded later, up to what those may take.
-        let first = *self.beside_the_pool.get_or_init(|| beside);
-        let beside = beside.clamp(first, first + self.at_opening.kernels.0);
+        let beside = *self.beside_the_pool.get_or_init(|| self.beside_the_pool(&now));
         Ok(DeviceMemory {
             total: Bytes(now.total),
             free: Bytes(now.free),
@@ -187,7 +181,7 @@ impl DeviceProbe for OpenedMemory {
             peak: Bytes(beside + now.pool_most),
             pool: Bytes(now.pool),
             pool_unit: self.at_opening.pool_unit,
-            kernels: self.at_opening.kernels,
+            kernels_on_host: self.at_opening.kernels_on_host,
             name: now.name,
         })
     }

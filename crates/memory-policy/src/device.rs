@@ -47,10 +47,10 @@ pub struct DeviceMemory {
     /// The most that the allocator takes beside what it is asked for; zero where that is not known.
     #[serde(skip_serializing_if = "is_zero")]
     pub pool_unit: Bytes,
-    /// What its libraries take, here and of the host's memory, when a step first needs kernels that a small rehearsal did not; zero
-    /// where no library loads any.
+    /// Of the host's memory, what its libraries take when a step first needs kernels that a small rehearsal did not; zero where no
+    /// library loads any.
     #[serde(skip_serializing_if = "is_zero")]
-    pub kernels: Bytes,
+    pub kernels_on_host: Bytes,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]

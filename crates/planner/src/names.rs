@@ -36,7 +36,7 @@ pub const STAGING: Name = Name::new("staging");
 pub const OFF_THE_CARD: Name = Name::new("off the card");
 /// The device's context, kernels and libraries.
 pub const CONTEXT: Name = Name::new("context");
-/// Kernels that a device's libraries load when they first need them, there and in the host's memory.
+/// Kernels that a device's libraries load into the host's memory when they first need them.
 pub const KERNELS: Name = Name::new("kernels");
 /// What the device's allocator holds beside tensors.
 pub const POOL: Name = Name::new("pool");

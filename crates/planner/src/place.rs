@@ -102,19 +102,17 @@ pub fn context(place: Place, has_nccl: bool, now: &MemorySnapshot) -> Option<Cos
     Some(row.at(place))
 }
 
-/// What a device's libraries will load, there and into the host's memory.
-pub fn kernels(place: Place, now: &MemorySnapshot) -> Vec<CostRow> {
-    let bytes = now.device.as_ref().filter(|_| place == Place::Device).map_or(Bytes::ZERO, |device| device.kernels);
-    let row =
-        |place| CostRow::new(KERNELS, bytes.0, "assumed: those that cuBLAS loads for the sizes of a step").at(place);
-    if bytes > Bytes::ZERO { vec![row(Place::Host), row(Place::Device)] } else { Vec::new() }
+/// What a device's libraries will load into the host's memory.
+pub fn kernels_on_host(place: Place, now: &MemorySnapshot) -> Option<CostRow> {
+    let bytes = now.device.as_ref().filter(|_| place == Place::Device)?.kernels_on_host;
+    let note = "assumed: those that cuBLAS loads for the sizes of a step";
+    (bytes > Bytes::ZERO).then(|| CostRow::new(KERNELS, bytes.0, note))
 }
 
 /// Adds what the device's allocator holds beside the tensors of each phase and those of `fixed`.
 pub fn add_pool(choice: &mut StepChoice, fixed: &[CostRow], now: &MemorySnapshot) {
     let of_tensors = |rows: &[CostRow]| -> Bytes {
-        let on_device =
-            rows.iter().filter(|row| row.place == Place::Device && row.name != CONTEXT && row.name != KERNELS);
+        let on_device = rows.iter().filter(|row| row.place == Place::Device && row.name != CONTEXT);
         on_device.map(|row| row.bytes).sum()
     };
     let fixed = of_tensors(fixed);

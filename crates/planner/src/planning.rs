@@ -48,7 +48,7 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
     fixed.extend(held);
     let has_nccl = matches!(&job.work, Work::Training(training) if training.processes.between_cards.is_some());
     fixed.extend(place::context(job.place, has_nccl, now));
-    fixed.extend(place::kernels(job.place, now));
+    fixed.extend(place::kernels_on_host(job.place, now));
     if job.place == Place::Device {
         steps.iter_mut().for_each(|choice| place::add_pool(choice, &fixed, now));
     }
