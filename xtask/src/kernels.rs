@@ -137,7 +137,7 @@ fn page(root: &Path, version: &str, kernels: &Kernels) -> Result<String, String>
 - commit: {commit}.
 - date: {date}.
 - toolkit: nvcc {version}.
-- machine: any; **nothing was measured on a card**.
+- machine: any; **nothing here was measured on a card**.
 
 nvcc compiled the sources to PTX for compute capability 8.0, as a build does by default. ptxas compiled this PTX for each capability below.
 A driver has a compiler of its own, which may choose other registers. A kernel that spills makes the command fail, and so does one with
@@ -235,10 +235,10 @@ fn residency(kernels: &Kernels) -> Result<String, String> {
 }
 
 fn rooflines() -> String {
-    let mut page = "\n## Rooflines\n\n**These are bounds, and nothing was measured on a card.** One call for t5-base in bf16 with 16,384 tokens, 32 samples of 512. Attention\n\
+    let mut page = "\n## Rooflines\n\n**These are bounds, and no times of a card.** One call for t5-base in bf16 with 16,384 tokens, 32 samples of 512. Attention\n\
         is that of the encoder, and updates are those of all 222.9 million parameters. Bytes count once, however often they are read. Rates are\n\
         NVIDIA's for the H100 SXM: 3.35 TB/s, 989 TFLOP/s in bf16 on tensor cores (attention), 67 TFLOP/s in f32 (the rest). A kernel cannot be\n\
-        faster than its bound; how much slower it is, only a card can say.\n\n\
+        faster than its bound. How much slower it is, only a card can say: docs/gpu.md has an H200's times.\n\n\
         | kernel | read, MB | written, MB | GFLOP | bound by memory, us | bound by arithmetic, us | bound, us |\n\
         | --- | --- | --- | --- | --- | --- | --- |\n"
         .to_owned();
