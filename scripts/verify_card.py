@@ -436,7 +436,14 @@ def bench(session, model, shape, flags, steps=3, **how):
     result["peak"] = result["device_peak_bytes" if session.is_card else "peak_rss_bytes"] / MIB
     result["predicted"] = result["predicted_device_peak_bytes" if session.is_card else "predicted_peak_bytes"] / MIB
     result["smi"] = ran.card_mib
+    # Such as that recorded launches were refused.
+    result["warnings"] = [line.strip() for line in ran.err.splitlines() if "warning" in line.lower() or "WARN" in line]
     return result
+
+
+def warned(result):
+    """The first warning of a run, for the table."""
+    return {"warning": result["warnings"][0][:120]} if result["warnings"] else {}
 
 
 def prediction(predicted, peaks, more):
@@ -517,7 +524,8 @@ def memory(session):
     def check(model, shape, flags):
         result = bench(session, model, shape, flags)
         peaks = {"peak": result["peak"], "smi": result["smi"]}
-        return prediction(result["predicted"], peaks, {"micro_batch": result["micro_batch_samples"], "step_ms": result["step_ms"]})
+        more = {"micro_batch": result["micro_batch_samples"], "step_ms": result["step_ms"], "plan": result["plan"]}
+        return prediction(result["predicted"], peaks, more | warned(result))
 
     cuts = {"": [], "recompute": ["--recompute", "full"], "layer-major": ["--micro-batch", 2, "--accumulation", "layer-major"]}
     if session.options.quick:
@@ -622,7 +630,7 @@ def levers(session):
                 # The fastest plan again beside each lever: a card's clock falls as it warms.
                 result = bench(session, model, shape, PRECISIONS[precision] + flags, steps)
                 before = bench(session, model, shape, PRECISIONS[precision], steps) if flags and not session.options.quick else first
-                numbers = {"step_ms": result["step_ms"], "peak_mib": result["peak"], "micro_batch": result["micro_batch_samples"]}
+                numbers = {"step_ms": result["step_ms"], "peak_mib": result["peak"], "micro_batch": result["micro_batch_samples"]} | warned(result)
                 if before:
                     numbers["price"] = result["step_ms"] / before["step_ms"]
                     numbers["planned_price"] = result["relative_time"] / before["relative_time"]
