@@ -494,7 +494,7 @@ DEVICE void queries(const T* q, const T* k, const T* v, const T* dout, const flo
 }
 
 // delta (B, H, T): of each query of each head the sum of dout * out, both (B, T, H*K). A block has a sum for four of its threads. `LANES`
-// lanes add one, each N elements at a time. They read for R sums at once.
+// lanes add one, each four elements at a time, together with N = 4. They read for R sums at once.
 template <int LANES, int N, int R, class T>
 DEVICE void row_products(const T* out, const T* dout, float* delta, uint32_t sums, uint32_t queries, uint32_t heads, int head_size) {
     const uint32_t teams = blockDim.x / LANES, team = threadIdx.x / LANES, end = (blockIdx.x + 1) * (blockDim.x / 4);
@@ -502,15 +502,15 @@ DEVICE void row_products(const T* out, const T* dout, float* delta, uint32_t sum
     for (uint32_t first = end - blockDim.x / 4 + team; first < end; first += R * teams) {
         float products[R];
         for (int r = 0; r < R; r++) products[r] = 0;
-        for (int i = lane * N; i < head_size; i += LANES * N) {
-            float values[R][N], gradients[R][N];
+        for (int i = lane * 4; i < head_size; i += LANES * 4) {
+            float values[R][4], gradients[R][4];
             for (int r = 0; r < R; r++) {
                 const size_t at = size_t(min(first + r * teams, sums - 1)) * head_size + i;
-                load<N>(out, at, values[r]);
-                load<N>(dout, at, gradients[r]);
+                load_four<N>(out, at, head_size - i, values[r]);
+                load_four<N>(dout, at, head_size - i, gradients[r]);
             }
             for (int r = 0; r < R; r++)
-                for (int k = 0; k < N; k++) products[r] += values[r][k] * gradients[r][k];
+                for (int k = 0; k < 4; k++) products[r] += values[r][k] * gradients[r][k];
         }
         // A lane writes one of them: divisions take long.
         float own = 0;
@@ -551,10 +551,12 @@ ATTENTION(lean_f32, float, 128, true, 2)
     KERNEL(256, attention_delta_##suffix, const T* out, const T* dout, float* delta, int batch, int queries, int heads, int head_size) { \
         using attention_plain::row_products; \
         const uint32_t sums = uint32_t(batch) * queries * heads; \
-        const bool fours = in_fours(head_size, out, dout); \
-        if (fours && head_size == 64) row_products<16, 4, 4>(out, dout, delta, sums, queries, heads, head_size); \
-        else if (fours) row_products<32, 4, 4>(out, dout, delta, sums, queries, heads, head_size); \
-        else row_products<32, 1, 4>(out, dout, delta, sums, queries, heads, head_size); \
+        const bool are_together = in_fours(head_size, out, dout); \
+        /* The order of a sum depends on the size alone. */ \
+        if (head_size > 64 && are_together) row_products<32, 4, 4>(out, dout, delta, sums, queries, heads, head_size); \
+        else if (head_size > 64) row_products<32, 1, 4>(out, dout, delta, sums, queries, heads, head_size); \
+        else if (are_together) row_products<16, 4, 4>(out, dout, delta, sums, queries, heads, head_size); \
+        else row_products<16, 1, 4>(out, dout, delta, sums, queries, heads, head_size); \
     }
 DELTA(f32, float)
 DELTA(bf16, bf16)

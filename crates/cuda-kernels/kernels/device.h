@@ -104,6 +104,15 @@ DEVICE void load<4, bf16>(const bf16* from, size_t at, float (&x)[4]) {
     }
 }
 
+// Elements `at` to `at + 4` of a row that has `count` more; zero where it has less. With N = 4, see `in_fours`, all are there.
+template <int N, class T>
+DEVICE void load_four(const T* from, size_t at, int count, float (&x)[4]) {
+    if constexpr (N == 4) {
+        load<4>(from, at, x);
+    } else {
+        for (int j = 0; j < 4; j++) x[j] = j < count ? to_float(from[at + j]) : 0.0f;
+    }
+}
 template <int N, class T>
 DEVICE void store(T* to, size_t at, const float (&x)[N]) {
     static_assert(N == 1, "only f32 and bf16 are written four at a time");

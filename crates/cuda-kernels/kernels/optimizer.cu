@@ -31,15 +31,7 @@ struct Together {
     static constexpr int COUNT = N;
 };
 
-// Elements `at` to `at + 4` of a row that has `count` more; zero where it has less. With N = 4, see `in_fours`, all are there.
-template <int N, class T>
-DEVICE void load_four(const T* from, size_t at, int count, float (&x)[4]) {
-    if constexpr (N == 4) {
-        load<4>(from, at, x);
-    } else {
-        for (int j = 0; j < 4; j++) x[j] = j < count ? to_float(from[at + j]) : 0.0f;
-    }
-}
+// The same the other way, see `load_four`.
 template <int N, class T>
 DEVICE void store_four(T* to, size_t at, int count, const float (&x)[4]) {
     if constexpr (N == 4) {
