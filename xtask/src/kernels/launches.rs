@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(shape("attention_forward_f32").len(), 3);
         assert_eq!(shape("attention_forward_lean_f32"), [(Some(128), 128, 39_296)]);
         assert_eq!(shape("total_square_sums"), [(None, 256, 256)]);
-        assert_eq!(shape("rms_norm_backward_f32_f32"), [(None, 192, 3_200)]);
+        assert_eq!(shape("rms_norm_backward_f32_f32"), [(None, 192, 3_328)]);
         assert!(of("unknown").is_empty());
         assert_eq!(
             ["attention_backward_keys_128", "attention_forward_bf16", "badd_f32"].map(most_registers),
