@@ -338,11 +338,27 @@ DEVICE void each_of_block(const Parameter& of, Before before, Work work) {
     }
 }
 
+// Four elements of some rows, see `each_four`: of the parameter, and of the update before it is clipped.
+template <int N, int ROWS, class P, class G>
+DEVICE void load_updates(const P* parameter, const G* gradient, const float* row_factor, const float* col_factor, int width, int row, int column,
+                         int step, float (&p)[ROWS][4], float (&update)[ROWS][4]) {
+    const int count = width - column;
+    float factor[ROWS], of_column[4];
+    for (int k = 0; k < ROWS; k++) {
+        const size_t at = size_t(row + k * step) * width + column;
+        load_four<N>(gradient, at, count, update[k]);
+        load_four<N>(parameter, at, count, p[k]);
+        factor[k] = row_factor[row + k * step];
+    }
+    load_four<N>(col_factor, column, count, of_column);
+    for (int k = 0; k < ROWS; k++)
+        for (int j = 0; j < 4; j++) update[k][j] = update[k][j] * factor[k] * of_column[j];
+}
+
 // Adds the squares of the update and of the parameter.
 template <int N, class P, class G>
 DEVICE void add_squares(const Factored& of, const P* parameter, const G* gradient, double& updates, double& parameters) {
     const int width = of.width;
-    const float *row_factor = of.row_factor, *col_factor = of.col_factor;
     float of_updates = 0, of_parameters = 0;
     const auto before = [&](int, int) {
         updates += of_updates, parameters += of_parameters;
@@ -350,19 +366,11 @@ DEVICE void add_squares(const Factored& of, const P* parameter, const G* gradien
     };
     each_of_block<N, 16 / (sizeof(P) + sizeof(G))>(of, before, [&](auto together, int row, int column, int step) {
         constexpr int ROWS = decltype(together)::COUNT;
-        const size_t at = size_t(row) * width + column, next = size_t(step) * width;
-        const int count = width - column;
-        float g[ROWS][4], p[ROWS][4], factor[ROWS], by[4];
-        for (int k = 0; k < ROWS; k++) {
-            load_four<N>(gradient, at + k * next, count, g[k]);
-            load_four<N>(parameter, at + k * next, count, p[k]);
-            factor[k] = row_factor[row + k * step];
-        }
-        load_four<N>(col_factor, column, count, by);
+        float update[ROWS][4], p[ROWS][4];
+        load_updates<N>(parameter, gradient, of.row_factor, of.col_factor, width, row, column, step, p, update);
         for (int k = 0; k < ROWS; k++)
             for (int j = 0; j < 4; j++) {
-                const float u = g[k][j] * factor[k] * by[j];
-                if (N == 4 || j < count) of_updates += u * u;
+                if (N == 4 || j < width - column) of_updates += update[k][j] * update[k][j];
                 of_parameters += p[k][j] * p[k][j];
             }
     });
@@ -434,15 +442,10 @@ DEVICE void apply(const Parameter& of, const Clipped& by, const float* row_facto
         constexpr int ROWS = decltype(together)::COUNT;
         const size_t at = size_t(row) * width + column, next = size_t(step) * width;
         const int count = width - column;
-        float update[ROWS][4], p[ROWS][4], factor[ROWS], of_column[4];
+        float update[ROWS][4], p[ROWS][4];
+        load_updates<N>(parameter, gradient, row_factor, col_factor, width, row, column, step, p, update);
         for (int k = 0; k < ROWS; k++) {
-            load_four<N>(gradient, at + k * next, count, update[k]);
-            load_four<N>(parameter, at + k * next, count, p[k]);
-            factor[k] = row_factor[row + k * step];
-        }
-        load_four<N>(col_factor, column, count, of_column);
-        for (int k = 0; k < ROWS; k++) {
-            for (int j = 0; j < 4; j++) update[k][j] = update[k][j] * factor[k] * of_column[j] * by.step;
+            for (int j = 0; j < 4; j++) update[k][j] *= by.step;
             if (first_moment) {
                 float m[4];
                 load_four<N>(first_moment, at + k * next, count, m);
