@@ -203,6 +203,18 @@ DEVICE void store_rows(T* to, int row, int first, int rows, int head_size, const
     }
 }
 
+// Multiplies each of a block's rows of sums by its factor.
+template <int COLUMNS>
+DEVICE void scale_rows(float (&sums)[SUMMED][4], const float* factors) {
+    using L = Layout<COLUMNS>;
+#pragma unroll
+    for (int i = 0; i < SUMMED; i++) {
+        const float factor = factors[L::summed() + L::STEP * i];
+#pragma unroll
+        for (int c = 0; c < 4; c++) sums[i][c] *= factor;
+    }
+}
+
 // Shared memory, f32, with R the elements from a row to the next: 2 * TILE * R, ROWS * SCORES_ROW, 2 * ROWS + TILE, and ROWS * R if not lean.
 template <int COLUMNS, bool IS_LEAN, class T>
 DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const uint32_t* lengths, const Dropout& dropout,
@@ -224,6 +236,7 @@ DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const
     // The last query of the tile sees most, and its first least.
     const int seen = visible(s, block.length, block.first + ROWS - 1), all_see = visible(s, block.length, block.first);
     const bool drops = dropout.threshold > 0;
+    const uint64_t key_of_block = block_key(dropout, samples, block);
     float most[SCORED], sum[SCORED], results[SUMMED][4];
     RowHash hashes[SCORED];
     clear(results);
@@ -232,7 +245,7 @@ DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const
         most[i] = HIDDEN;
         sum[i] = 0;
         hashes[i] = {0, 0};
-        if (drops) hashes[i] = row_hash(query_key(dropout, samples, block, block.first + scored + GROUPS * i));
+        if (drops) hashes[i] = query_hash(key_of_block, block, block.first + scored + GROUPS * i);
     }
     for (int first = 0; first < seen; first += TILE) {
         Rows<COLUMNS, TILE> next_k, next_v;
@@ -282,19 +295,12 @@ DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const
 #pragma unroll
             for (int i = 0; i < SCORED; i++)
 #pragma unroll
-                for (int k = 0; k < ACROSS; k++) {
-                    const uint32_t x = (first + across()) * CHANNEL + hashes[i].low + APART * k * CHANNEL;
-                    if (upper_hash(x, hashes[i].high) < dropout.threshold) scores[i][k] = 0;
-                }
+                for (int k = 0; k < ACROSS; k++)
+                    if (!is_kept(dropout, hashes[i], first + across() + APART * k)) scores[i][k] = 0;
         }
         put(probabilities, scored, scores);
         WARP_BARRIER();
-#pragma unroll
-        for (int i = 0; i < SUMMED; i++) {
-            const float shrink = factors[L::summed() + L::STEP * i];
-#pragma unroll
-            for (int c = 0; c < 4; c++) results[i][c] *= shrink;
-        }
+        scale_rows<COLUMNS>(results, factors);
         add<COLUMNS>(results, probabilities, tile_v, width);
     }
     WARP_BARRIER();
@@ -309,12 +315,7 @@ DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const
             lse[(size_t(block.batch) * s.heads + block.head) * s.queries + query] = sum[i] > 0 ? most[i] + logf(sum[i]) : -INFINITY;
     }
     WARP_BARRIER();
-#pragma unroll
-    for (int i = 0; i < SUMMED; i++) {
-        const float whole = factors[L::summed() + L::STEP * i];
-#pragma unroll
-        for (int c = 0; c < 4; c++) results[i][c] *= whole;
-    }
+    scale_rows<COLUMNS>(results, factors);
     const int out_row = s.heads * s.head_size;
     store_rows<COLUMNS>(out + size_t(block.batch) * s.queries * out_row + head, out_row, block.first, s.queries, s.head_size, results);
 }
@@ -336,19 +337,6 @@ struct Shared {
         rows = near + ROWS + TILE;
     }
 };
-
-// What a tile of scores needs to know of a query, of a sequence and head whose statistics begin at `lse` and `delta`.
-// A query that sees no key, or that does not exist, has probabilities 0.
-DEVICE OfQuery of_query(const float* lse, const float* delta, const Dropout& dropout, const uint32_t* samples, const AttentionBlock& block,
-                        int query, int queries) {
-    OfQuery of{INFINITY, 0, {0, 0}};
-    if (query < queries) {
-        if (lse[query] != -INFINITY) of.lse = lse[query];
-        of.delta = delta[query];
-    }
-    if (dropout.threshold > 0) of.hash = row_hash(query_key(dropout, samples, block, query));
-    return of;
-}
 
 // dk, dv, and partial sums of the bias's gradient, as on tensor cores.
 template <int COLUMNS, bool IS_LEAN, class T>
@@ -372,6 +360,7 @@ DEVICE void keys(const T* q, const T* k, const T* v, const T* dout, const float*
     const int begin = s.is_causal ? max(block.first + s.queries - s.keys, 0) / TILE * TILE : 0;
     const int end = block.first < min(block.length, s.keys) ? s.queries : begin;
     const bool drops = dropout.threshold > 0;
+    const uint64_t key_of_block = block_key(dropout, samples, block);
     DiagonalSums<TILE, ROWS> diagonals;
     if (partial) {
         const int tiles = (s.keys + ROWS - 1) / ROWS, tile = block.first / ROWS;
@@ -388,7 +377,7 @@ DEVICE void keys(const T* q, const T* k, const T* v, const T* dout, const float*
         const float next_bias = near_bias<TILE, ROWS>(bias, s, block.head, first, block.first);
         OfQuery next_query{0, 0, {0, 0}};
         if (int(threadIdx.x) < TILE)
-            next_query = of_query(lse + statistics, delta + statistics, dropout, samples, block, first + int(threadIdx.x), s.queries);
+            next_query = of_query(lse + statistics, 1.0f, delta + statistics, drops, key_of_block, block, first + int(threadIdx.x), s.queries);
         BARRIER();
         next_q.store(tile_q, width);
         next_dout.store(tile_dout, width);
@@ -410,8 +399,7 @@ DEVICE void keys(const T* q, const T* k, const T* v, const T* dout, const float*
                 const int key = block.first + scored + GROUPS * i;
                 p[i][k] = expf(p[i][k] + (parts.near[scored + GROUPS * i - (across() + APART * k) + TILE - 1] - of.lse));
                 if (is_edge && key >= seen) p[i][k] = 0;
-                float kept = 1;
-                if (drops) kept = upper_hash(key * CHANNEL + of.hash.low, of.hash.high) >= dropout.threshold ? dropout.scale : 0.0f;
+                const float kept = drops ? factor(dropout, of.hash, key) : 1.0f;
                 ds[i][k] = p[i][k] * (ds[i][k] * kept - of.delta);
                 p[i][k] *= kept;
             }
@@ -454,12 +442,13 @@ DEVICE void queries(const T* q, const T* k, const T* v, const T* dout, const flo
     const auto rows_dout = own_rows<COLUMNS, IS_LEAN>(parts.rows, from_dout, block.first, row, width);
     const int seen = visible(s, block.length, block.first + ROWS - 1), all_see = visible(s, block.length, block.first);
     const bool drops = dropout.threshold > 0;
+    const uint64_t key_of_block = block_key(dropout, samples, block);
     float of_q[SUMMED][4];
     OfQuery of[SCORED];
     clear(of_q);
 #pragma unroll
     for (int i = 0; i < SCORED; i++)
-        of[i] = of_query(lse + statistics, delta + statistics, dropout, samples, block, block.first + scored + GROUPS * i, s.queries);
+        of[i] = of_query(lse + statistics, 1.0f, delta + statistics, drops, key_of_block, block, block.first + scored + GROUPS * i, s.queries);
     for (int first = 0; first < seen; first += TILE) {
         Rows<COLUMNS, TILE> next_k, next_v;
         next_k.read(from_k, first);
@@ -482,7 +471,7 @@ DEVICE void queries(const T* q, const T* k, const T* v, const T* dout, const flo
                 const int key = first + across() + APART * k;
                 p[i][k] = expf(p[i][k] + (parts.near[across() + APART * k - (scored + GROUPS * i) + ROWS - 1] - of[i].lse));
                 if (is_edge && key >= see) p[i][k] = 0;
-                if (drops) ds[i][k] *= upper_hash(key * CHANNEL + of[i].hash.low, of[i].hash.high) >= dropout.threshold ? dropout.scale : 0.0f;
+                if (drops) ds[i][k] *= factor(dropout, of[i].hash, key);
                 ds[i][k] = p[i][k] * (ds[i][k] - of[i].delta);
             }
         }

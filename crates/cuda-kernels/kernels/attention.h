@@ -34,12 +34,13 @@ DEVICE AttentionBlock attention_block(const uint32_t* lengths, int rows, int til
     return {batch, int(blockIdx.y), int(blockIdx.x % tiles) * tile, int(lengths[batch])};
 }
 
-// The key of the dropout of a query's probabilities, from that of its sample.
-DEVICE uint64_t query_key(uint64_t of_sample, const AttentionBlock& block, int query) {
-    return mix(of_sample ^ (uint64_t(block.head + 1) << 32 | uint32_t(query)));
+// The key of a block's dropout. Where nothing is dropped there are no samples.
+DEVICE uint64_t block_key(const Dropout& dropout, const uint32_t* samples, const AttentionBlock& block) {
+    return dropout.threshold > 0 ? sample_key(dropout, samples[block.batch]) : 0;
 }
-DEVICE uint64_t query_key(const Dropout& dropout, const uint32_t* samples, const AttentionBlock& block, int query) {
-    return query_key(sample_key(dropout, samples[block.batch]), block, query);
+// Of the dropout of a query's probabilities.
+DEVICE RowHash query_hash(uint64_t key, const AttentionBlock& block, int query) {
+    return row_hash(mix(key ^ (uint64_t(block.head + 1) << 32 | uint32_t(query))));
 }
 
 // All that a tile of scores needs to know of a query.
@@ -47,6 +48,17 @@ struct alignas(16) OfQuery {
     float lse, delta;
     RowHash hash;
 };
+// Of a sequence and head whose statistics begin at `lse`, which is multiplied by `unit`, and at `delta`. A query that sees no key, or that
+// does not exist, has probabilities 0.
+DEVICE OfQuery of_query(const float* lse, float unit, const float* delta, bool drops, uint64_t key, const AttentionBlock& block, int query, int queries) {
+    OfQuery of{INFINITY, 0, {0, 0}};
+    if (query < queries) {
+        if (lse[query] != -INFINITY) of.lse = lse[query] * unit;
+        of.delta = delta[query];
+    }
+    if (drops) of.hash = query_hash(key, block, query);
+    return of;
+}
 
 // This thread's element of the bias of a tile, which has that of query `first_query + i` and key `first_key + j` at [j - i + QUERIES - 1].
 template <int QUERIES, int KEYS>

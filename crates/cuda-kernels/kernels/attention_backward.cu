@@ -19,8 +19,6 @@ DEVICE int first_query(const AttentionShape& s, const AttentionBlock& block, int
 DEVICE size_t statistics(const AttentionShape& s, const AttentionBlock& block) {
     return (size_t(block.batch) * s.heads + block.head) * s.queries;
 }
-// The log-sum-exp times log2(e). A query that sees no key, or that does not exist, has probabilities 0.
-DEVICE float finite_lse(float lse) { return lse == -INFINITY ? INFINITY : lse * LOG2_E; }
 
 // dk, dv, and if `partial` is not null the bias's gradient: a row of T + ROWS - 1 partial sums for each block, by sequence, head, tile.
 // A warp has 16 keys and the scores of TILE queries, transposed.
@@ -67,21 +65,19 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     // From here on every query sees all keys of the warp.
     const int all_from = first_query(s, block, block.first + warp * 16 + 15);
     const bool drops = dropout.threshold > 0;
-    const uint64_t of_sample = drops ? sample_key(dropout, samples[block.batch]) : 0;
+    const uint64_t key_of_block = block_key(dropout, samples, block);
     // Each thread has a part of the next tile's numbers: of a bias, and the last warp of a query.
-    OfQuery of_query{};
+    OfQuery next_query{};
     float near_query = 0;
     auto read = [&](int tile) {
         near_query = near_bias<TILE, ROWS>(bias, s, block.head, tile * TILE, block.first);
         if (int(threadIdx.x) < ATTENTION_THREADS - TILE) return;
         const int query = tile * TILE + threadIdx.x - (ATTENTION_THREADS - TILE);
-        of_query.lse = query < s.queries ? finite_lse(lse[query]) : INFINITY;
-        of_query.delta = query < s.queries ? delta[query] : 0.0f;
-        if (drops) of_query.hash = row_hash(query_key(of_sample, block, query));
+        next_query = of_query(lse, LOG2_E, delta, drops, key_of_block, block, query, s.queries);
     };
     auto write = [&](int stage) {
         if (int(threadIdx.x) < ROWS + TILE) biases[stage * (ROWS + TILE) + threadIdx.x] = LOG2_E * near_query;
-        if (int(threadIdx.x) >= ATTENTION_THREADS - TILE) tiles_query[stage * TILE + threadIdx.x - (ATTENTION_THREADS - TILE)] = of_query;
+        if (int(threadIdx.x) >= ATTENTION_THREADS - TILE) tiles_query[stage * TILE + threadIdx.x - (ATTENTION_THREADS - TILE)] = next_query;
     };
     if (begin < end) read(begin), write(begin & 1);
     DiagonalSums<TILE, ROWS> diagonals;
@@ -137,8 +133,7 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
                     const OfQuery& of = queries[n * 8 + c % 2];
-                    const uint32_t x = uint32_t(key + c / 2 * 8) * CHANNEL + of.hash.low;
-                    const float kept = upper_hash(x, of.hash.high) >= dropout.threshold ? dropout.scale : 0.0f;
+                    const float kept = factor(dropout, of.hash, key + c / 2 * 8);
                     ds[n][c] = p[n][c] * (ds[n][c] * kept - of.delta);
                     p[n][c] *= kept;
                 }
@@ -203,16 +198,14 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
 
     const int row = warp * 16 + g; // and row + 8
     const bool drops = dropout.threshold > 0;
-    float own_lse[2], own_delta[2];
-    RowHash hashes[2] = {{0, 0}, {0, 0}};
+    const uint64_t key_of_block = block_key(dropout, samples, block);
+    OfQuery own[2];
     int see[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int query = block.first + row + 8 * r;
         see[r] = visible(s, block.length, query);
-        own_lse[r] = query < s.queries ? finite_lse(lse[query]) : INFINITY;
-        own_delta[r] = query < s.queries ? delta[query] : 0.0f;
-        if (drops) hashes[r] = row_hash(query_key(dropout, samples, block, query));
+        own[r] = of_query(lse, LOG2_E, delta, drops, key_of_block, block, query, s.queries);
     }
     // All queries of the warp see as many keys as its first.
     const int all_see = visible(s, block.length, block.first + warp * 16);
@@ -243,7 +236,7 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) p[n][c] = exp2_fast(p[n][c] * LOG2_E + (near[n * 8 + c % 2 - c / 2 * 8] - own_lse[c / 2]));
+            for (int c = 0; c < 4; c++) p[n][c] = exp2_fast(p[n][c] * LOG2_E + (near[n * 8 + c % 2 - c / 2 * 8] - own[c / 2].lse));
         if (first + TILE > all_see) {
 #pragma unroll
             for (int n = 0; n < N; n++)
@@ -255,15 +248,12 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    const uint32_t x = (first + 2 * t) * CHANNEL + hashes[c / 2].low + (n * 8 + c % 2) * CHANNEL;
-                    ds[n][c] *= upper_hash(x, hashes[c / 2].high) >= dropout.threshold ? dropout.scale : 0.0f;
-                }
+                for (int c = 0; c < 4; c++) ds[n][c] *= factor(dropout, own[c / 2].hash, first + n * 8 + 2 * t + c % 2);
         }
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) ds[n][c] = p[n][c] * (ds[n][c] - own_delta[c / 2]);
+            for (int c = 0; c < 4; c++) ds[n][c] = p[n][c] * (ds[n][c] - own[c / 2].delta);
         add_products<K, N>(of_q, ds, tile_k);
     }
     const float whole[2] = {1.0f, 1.0f};

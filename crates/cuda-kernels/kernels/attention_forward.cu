@@ -35,8 +35,9 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
     const int row = block.first + warp * 16 + g; // and row + 8
     const bool drops = dropout.threshold > 0;
     RowHash hashes[2] = {{0, 0}, {0, 0}};
+    const uint64_t key_of_block = block_key(dropout, samples, block);
     if (drops)
-        for (int r = 0; r < 2; r++) hashes[r] = row_hash(query_key(dropout, samples, block, row + 8 * r));
+        for (int r = 0; r < 2; r++) hashes[r] = query_hash(key_of_block, block, row + 8 * r);
     const int see[2] = {visible(s, block.length, row), visible(s, block.length, row + 8)};
     // All queries of the warp see as many keys as its first.
     const int all_see = visible(s, block.length, block.first + warp * 16);
@@ -105,10 +106,8 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    const uint32_t x = (first + 2 * t) * CHANNEL + hashes[c / 2].low + (n * 8 + c % 2) * CHANNEL;
-                    if (upper_hash(x, hashes[c / 2].high) < dropout.threshold) scores[n][c] = 0;
-                }
+                for (int c = 0; c < 4; c++)
+                    if (!is_kept(dropout, hashes[c / 2], first + n * 8 + 2 * t + c % 2)) scores[n][c] = 0;
         }
         add_products<K, N>(results, scores, tiles_v + stage * KEYS * ROW);
     }

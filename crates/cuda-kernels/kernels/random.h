@@ -13,19 +13,19 @@ DEVICE uint64_t mix(uint64_t x) {
 struct RowHash {
     uint32_t low, high;
 };
-constexpr uint32_t CHANNEL = 0x9E3779B9u, HIGH = 0x846CA68Bu;
+constexpr uint32_t HIGH = 0x846CA68Bu;
 DEVICE RowHash row_hash(uint64_t key) { return {uint32_t(key), uint32_t(key >> 32) * HIGH}; }
 
-// The upper half of the hash of an element, of which `x` is its channel * CHANNEL + low. The lower half lacks its last step.
-DEVICE uint32_t upper_hash(uint32_t x, uint32_t high) {
+// The upper half of the hash of an element. The lower half lacks its last step.
+DEVICE uint32_t upper_hash(const RowHash& row, uint32_t channel) {
+    uint32_t x = channel * 0x9E3779B9u + row.low;
     x = (x ^ (x >> 16)) * 0x7FEB352Du;
-    return (x ^ (x >> 15)) * HIGH + high;
+    return (x ^ (x >> 15)) * HIGH + row.high;
 }
 
 // The hash of one element of the row whose key this is.
 DEVICE uint32_t hash(uint64_t key, uint32_t channel) {
-    const RowHash row = row_hash(key);
-    const uint32_t x = upper_hash(channel * CHANNEL + row.low, row.high);
+    const uint32_t x = upper_hash(row_hash(key), channel);
     return x ^ (x >> 16);
 }
 
@@ -47,8 +47,8 @@ DEVICE uint64_t sample_key(const Dropout& dropout, uint32_t sample) {
 }
 DEVICE uint64_t row_key(const Dropout& dropout, uint32_t sample, uint64_t row) { return mix(sample_key(dropout, sample) ^ row); }
 
+DEVICE bool is_kept(const Dropout& dropout, const RowHash& row, uint32_t channel) { return upper_hash(row, channel) >= dropout.threshold; }
+
 // Factor of an element: the scale, or zero.
-DEVICE float factor(const Dropout& dropout, uint64_t key, uint32_t channel) {
-    const RowHash row = row_hash(key);
-    return upper_hash(channel * CHANNEL + row.low, row.high) >= dropout.threshold ? dropout.scale : 0.0f;
-}
+DEVICE float factor(const Dropout& dropout, const RowHash& row, uint32_t channel) { return is_kept(dropout, row, channel) ? dropout.scale : 0.0f; }
+DEVICE float factor(const Dropout& dropout, uint64_t key, uint32_t channel) { return factor(dropout, row_hash(key), channel); }
