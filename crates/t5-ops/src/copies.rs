@@ -9,7 +9,8 @@
 
 use candle_core::{Device, Result, Tensor};
 
-use crate::waiting::Waiting;
+#[cfg(feature = "cuda")]
+use crate::lane::Run;
 use crate::{absent, copy_waits};
 
 /// Pinned memory that copies go through, of a process: a few pieces, in turn.
@@ -52,22 +53,27 @@ impl Coming {
         Ok(())
     }
 
-    /// Carries the copy out of values that wait.
+    /// Carries the copy out of page-locked memory, to a tensor on a card that has as many bytes.
     ///
     /// # Errors
     /// The driver's.
     ///
-    /// # Panics
-    /// If they are not of this shape and dtype.
-    pub fn copy_waiting(&mut self, values: &Waiting) -> Result<()> {
-        assert_eq!((self.to.shape(), self.to.dtype()), (values.shape(), values.dtype()));
-        #[cfg(feature = "cuda")]
+    /// # Safety
+    /// The memory stays locked, and whatever writes to it later goes through the lane of this thread.
+    #[cfg(feature = "cuda")]
+    pub(crate) unsafe fn copy_locked(&mut self, runs: &[Run]) -> Result<()> {
         if let Some(way) = &mut self.way {
-            way.copy_waiting(&self.to, values)?;
+            // SAFETY: by the caller's promise.
+            unsafe { way.copy_locked(&self.to, runs) }?;
             copy_waits::note_to_card(&self.to);
         }
         self.is_copied = true;
         Ok(())
+    }
+
+    /// The tensor that the values are for.
+    pub(crate) fn to(&self) -> &Tensor {
+        &self.to
     }
 
     fn carry_out(&mut self, home: &Tensor) -> Result<()> {
@@ -175,8 +181,7 @@ mod cuda {
 
     use super::{PIECE, PIECES};
     use crate::bytes::{from_bytes, with_bytes};
-    use crate::lane::Lane;
-    use crate::waiting::Waiting;
+    use crate::lane::{Lane, Run};
 
     /// A copy to the card.
     #[derive(Debug)]
@@ -206,10 +211,12 @@ mod cuda {
             Ok(())
         }
 
-        pub fn copy_waiting(&mut self, to: &Tensor, values: &Waiting) -> candle_core::Result<()> {
+        /// # Safety
+        /// As [`Lane::up_beside`].
+        pub unsafe fn copy_locked(&mut self, to: &Tensor, runs: &[Run]) -> candle_core::Result<()> {
             let address = crate::cuda::address(to)?;
-            // SAFETY: what waits is locked, and whatever writes to its memory later goes through this lane.
-            let copied = unsafe { self.lane.borrow_mut().up_beside(address, &values.memory.runs, &self.is_free) };
+            // SAFETY: by the caller's promise.
+            let copied = unsafe { self.lane.borrow_mut().up_beside(address, runs, &self.is_free) };
             self.is_done = Some(copied.w()?);
             Ok(())
         }

@@ -8,6 +8,8 @@
 
 use candle_core::{DType, Result, Shape, Tensor};
 
+use crate::copies::Coming;
+
 /// Fewer bytes do not wait here: the host copies them as fast as it asks a card to.
 #[cfg(feature = "cuda")]
 const LEAST: usize = 16 << 10;
@@ -33,8 +35,7 @@ impl Departing {
 /// Values that wait.
 #[derive(Debug)]
 pub struct Waiting {
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "there are none"))]
-    pub(crate) memory: way::Memory,
+    memory: way::Memory,
     shape: Shape,
     dtype: DType,
 }
@@ -49,6 +50,18 @@ impl Waiting {
         let Some((x, memory, way)) = way::leave(x)? else { return Ok(None) };
         crate::copy_waits::note_from_card(&x);
         Ok(Some((Self { memory, shape: x.shape().clone(), dtype: x.dtype() }, Departing { way, x })))
+    }
+
+    /// Carries a copy of the values out, to a tensor of their shape and dtype that was begun to be copied to.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Panics
+    /// If the tensor has another shape or dtype.
+    pub fn copy_to(&self, coming: &mut Coming) -> Result<()> {
+        assert_eq!((coming.to().shape(), coming.to().dtype()), (&self.shape, self.dtype));
+        self.memory.copy_to(coming)
     }
 
     /// Their shape.
@@ -83,7 +96,7 @@ mod way {
     use candle_core::{Device, Result, Tensor};
 
     use super::LEAST;
-    use crate::copies::lane_of;
+    use crate::copies::{Coming, lane_of};
     use crate::lane::{Lane, Run};
     use crate::page_locked::Lock;
 
@@ -145,7 +158,7 @@ mod way {
     /// Memory that is taken.
     #[derive(Debug)]
     pub struct Memory {
-        pub runs: Vec<Run>,
+        runs: Vec<Run>,
         store: Rc<RefCell<Store>>,
     }
 
@@ -161,6 +174,13 @@ mod way {
                 let runs = store.borrow_mut().take(bytes)?;
                 Some(Self { runs, store: Rc::clone(store) })
             })
+        }
+    }
+
+    impl Memory {
+        pub fn copy_to(&self, coming: &mut Coming) -> Result<()> {
+            // SAFETY: the memory is locked while anybody has it, and every copy of it goes through the lane of this thread.
+            unsafe { coming.copy_locked(&self.runs) }
         }
     }
 
@@ -303,6 +323,8 @@ mod way {
 mod way {
     use candle_core::{Result, Tensor};
 
+    use crate::copies::Coming;
+
     #[derive(Debug)]
     pub enum Down {}
 
@@ -314,6 +336,12 @@ mod way {
 
     #[derive(Debug)]
     pub enum Memory {}
+
+    impl Memory {
+        pub fn copy_to(&self, _: &mut Coming) -> Result<()> {
+            match *self {}
+        }
+    }
 
     pub fn leave(_: &Tensor) -> Result<Option<(Tensor, Memory, Down)>> {
         Ok(None)

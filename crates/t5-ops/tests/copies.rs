@@ -232,7 +232,7 @@ fn values_that_wait_come_back_though_their_memory_served_others() {
             let (number, values) = there.remove(number * 7 % there.len());
             let back = Tensor::zeros(elements(number), DType::F32, &card).unwrap();
             let mut coming = Coming::begin(&back).unwrap();
-            coming.copy_waiting(&values).unwrap();
+            values.copy_to(&mut coming).unwrap();
             drop(values);
             // Meanwhile its memory is taken by the next.
             let (_next, departing) =

@@ -122,7 +122,7 @@ impl TensorSpill {
     /// Carries a copy out that was begun.
     fn carry_out(&mut self, stretch: &Stretch, after: Option<&Stretch>, coming: &mut Coming) -> Result<()> {
         match self.waiting(stretch) {
-            Some(values) => Ok(coming.copy_waiting(&values)?),
+            Some(values) => Ok(values.copy_to(coming)?),
             None => Ok(coming.copy(&self.host(stretch, after)?)?),
         }
     }
