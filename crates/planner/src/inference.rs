@@ -68,6 +68,7 @@ impl Offer<'_> {
             frozen: Some(FrozenBlocks::of(self.job.model, MOST_COUNTS)),
             has_others: false,
             casts_weights: false,
+            casts_adapter: false,
             graphs: None,
         };
         let layer_major = Some(LayerMajor::default());

@@ -166,6 +166,8 @@ pub struct Space<'a> {
     pub has_others: bool,
     /// Whether products cast weights that stay where they are computed with.
     pub casts_weights: bool,
+    /// Whether they cast those of an adapter, which are small.
+    pub casts_adapter: bool,
     /// Recordings of micro-batches; none where a card cannot record them.
     pub graphs: Option<Graphs>,
 }

@@ -73,6 +73,7 @@ mod tests {
             frozen: None,
             has_others,
             casts_weights: false,
+            casts_adapter: false,
             graphs: None,
         }
     }

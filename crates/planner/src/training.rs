@@ -122,7 +122,8 @@ impl<'a> Offer<'a> {
             has_large_moments: self.counter.state_on_disk().is_some(),
             frozen: self.training.base.map(|_| FrozenBlocks::of(self.job.model, PARTS)),
             has_others: self.traffic.is_some(),
-            casts_weights: self.casts_weights(),
+            casts_weights: self.casts_weights(DType::F32 == self.training.options.parameter_dtype()),
+            casts_adapter: self.casts_weights(self.job.place == Place::Device && self.job.model.lora.is_some()),
             graphs: self.graphs(),
         };
         let (ways, cuts) = space.ways_and_cuts();
@@ -361,11 +362,11 @@ impl<'a> Offer<'a> {
         Some(CostRow::new(OPTIMIZER_STATE, bytes, note).at(self.job.place))
     }
 
-    /// Whether products cast weights that this process has all along.
-    fn casts_weights(&self) -> bool {
+    /// Whether products cast some weights in f32 that this process has all along, if there are any.
+    fn casts_weights(&self, are_there: bool) -> bool {
         let Training { options, processes, .. } = self.training;
         let has_all = processes.owners == 1 || processes.sharding < Sharding::Weights;
-        has_all && options.parameter_dtype() == DType::F32 && options.precision.activations() == DType::BF16
+        has_all && are_there && options.precision.activations() == DType::BF16
     }
 
     /// The copies that spare these casts, where there are some.

@@ -162,7 +162,8 @@ impl ParameterSpec {
         // Of a table that is no head, rows are taken.
         let is_of_product = self.part != Part::Shared || config.tie_word_embeddings;
         let is_wide = self.quantisation.is_none() && self.dtype(model) == DType::F32;
-        is_wide && is_of_product && is_matrix(&self.name, self.shape.len())
+        let rank = self.shape.len();
+        is_wide && is_of_product && (is_matrix(&self.name, rank) || (self.is_of_adapter() && rank == 2))
     }
 
     /// Whether it is one of an adapter.

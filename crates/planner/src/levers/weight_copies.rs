@@ -22,6 +22,11 @@ pub static WEIGHT_COPIES: Lever = Lever {
 
 fn weight_copies(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     // A weight that comes for its part of a pass would bring its copy along, or be cast again.
-    let is_there = space.casts_weights && !levers.has_weights_on_disk();
-    words_or(space, &WEIGHT_COPIES, if is_there { &["bf16", "none"] } else { &["none"] })
+    let offered: &[&str] = match levers.has_weights_on_disk() {
+        false if space.casts_weights => &["bf16", "none"],
+        // Copies are nothing beside what else its weights bring along.
+        false if space.casts_adapter => &["bf16"],
+        _ => &["none"],
+    };
+    words_or(space, &WEIGHT_COPIES, offered)
 }

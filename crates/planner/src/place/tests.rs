@@ -65,6 +65,32 @@ fn on_a_machine(
 /// A base in bf16 as it was published.
 const STORED: StoredWeights = StoredWeights { is_bf16: true, ..testing::STORED };
 
+/// Bytes of the row "weight copies".
+fn copies_of(plan: &crate::Plan) -> u64 {
+    let rows = plan.bill.device.iter().flat_map(|bill| &bill.rows);
+    rows.filter(|row| row.name == crate::names::WEIGHT_COPIES).map(|row| row.bytes.0).sum()
+}
+
+#[test]
+fn an_adapter_is_held_in_bf16_too_beside_a_base_that_no_product_casts() {
+    let model = t5::Config::preset("t5-base").expect("a preset");
+    let adapted = model.with_adapter(t5::Lora::default()).expect("an adapter");
+    let matrices = t5::ParameterSpec::all(&adapted).into_iter().filter(t5::ParameterSpec::is_of_adapter);
+    let bytes = 2 * matrices.map(|spec| spec.elements()).sum::<u64>();
+    let options = TrainerOptions {
+        precision: trainer::Precision::Bf16,
+        master_weights: trainer::MasterWeights::StochasticRounding,
+        optimizer: trainer::adamw::AdamwOptions::default().into(),
+        total_steps: 10,
+        ..TrainerOptions::default()
+    };
+    let on_card = |options| on_a_machine((20, 8), &adapted, options, (4, (64, 64)), Prices::card()).expect("it fits");
+    let plan = on_card(&options);
+    assert!(plan.step.levers.weight_copies && copies_of(&plan) == bytes && bytes > 0, "{}", plan.bill);
+    let in_f32 = on_card(&TrainerOptions { precision: trainer::Precision::F32, ..options.clone() });
+    assert!(!in_f32.step.levers.weight_copies && copies_of(&in_f32) == 0, "{}", in_f32.bill);
+}
+
 #[test]
 fn weights_are_held_in_bf16_too_where_casts_are_a_part_of_a_step() {
     let model = t5::Config::preset("t5-base").expect("a preset");
@@ -75,14 +101,10 @@ fn weights_are_held_in_bf16_too_where_casts_are_a_part_of_a_step() {
         let prices = Prices { weight_cast, ..Prices::card() };
         on_a_machine((20, 8), &model, &options, (4, (64, 64)), prices).expect("it fits")
     };
-    let row = |plan: &crate::Plan| {
-        let rows = plan.bill.device.iter().flat_map(|bill| &bill.rows);
-        rows.filter(|row| row.name == crate::names::WEIGHT_COPIES).map(|row| row.bytes.0).sum::<u64>()
-    };
     let copies = plan(Prices::card().weight_cast);
-    assert!(copies.step.levers.weight_copies && row(&copies) == bytes, "{}", copies.bill);
+    assert!(copies.step.levers.weight_copies && copies_of(&copies) == bytes, "{}", copies.bill);
     let casts = plan(0.0);
-    assert!(!casts.step.levers.weight_copies && row(&casts) == 0, "{}", casts.bill);
+    assert!(!casts.step.levers.weight_copies && copies_of(&casts) == 0, "{}", casts.bill);
     assert!(copies.relative_time < casts.relative_time, "{} {}", copies.relative_time, casts.relative_time);
     // Beside tens of thousands of tokens casts are a few thousandths.
     let busy = on_a_card(40, Prices::card());

@@ -46,7 +46,7 @@ impl<T: Ops> Linear<T> {
         // `y + g (dropout(x) Wᵀ + scale · dropout(x) Aᵀ Bᵀ) - dropout(x) Wᵀ`
         let y = self.weight.here(|weight| T::linear(x, weight))?;
         let dropped = self.weight.here(|weight| T::linear(&input, weight))?;
-        let narrow = T::linear(&adapter.down(&input)?, &adapter.b.tensor)?;
+        let narrow = T::linear(&adapter.down(&input)?, &adapter.b)?;
         let adapted = T::dropout_add(&dropped, &narrow, None)?.scale_columns(&gain.factors)?;
         T::dropout_add(&y, &adapted.minus(&dropped)?, None)
     }
@@ -63,14 +63,14 @@ impl<T: Ops> Linear<T> {
         let (Some(adapter), Some(through)) = (&self.adapter, &of.through) else {
             return self.weight.here(|weight| T::linear_backward_input(dy, weight, sum));
         };
-        let (du, a) = (&through.du, &adapter.a.tensor);
+        let (du, a) = (&through.du, adapter.a.of_products());
         let Some(dropout) = noise.adapter_dropout(adapter.site) else {
             return self.with_adapter(&through.dz(dy)?, (du, a), sum);
         };
         let dx = self.weight.here(|weight| T::linear_backward_input(dy, weight, sum))?;
         let dropped = match through.gain {
             Some(_) => self.with_adapter(&through.dz(dy)?.minus(dy)?, (du, a), None)?,
-            None => T::linear_backward_input(du, a, None)?,
+            None => T::linear_backward_input(du, &adapter.a, None)?,
         };
         T::dropout_add(&dx, &dropped, Some(&dropout))
     }
@@ -156,13 +156,13 @@ impl<T: Ops> Adapter<T> {
 
     /// `scale · x Aᵀ`, (.., rank).
     fn down(&self, x: &T) -> Result<T> {
-        T::linear(x, &self.a.tensor)?.scaled(self.lora.scale)
+        T::linear(x, &self.a)?.scaled(self.lora.scale)
     }
 
     /// `x Wᵀ + scale · input Aᵀ Bᵀ`.
     fn beside(&self, x: &T, input: &T, weight: &Weight<T>) -> Result<T> {
         let down = self.down(input)?;
-        weight.here(|weight| T::linear_beside(x, weight, Some((&down, &self.b.tensor))))
+        weight.here(|weight| T::linear_beside(x, weight, Some((&down, self.b.of_products()))))
     }
 
     /// What the output is multiplied with, where there is a magnitude.
@@ -177,7 +177,7 @@ impl<T: Ops> Adapter<T> {
     fn backward(&self, dy: &T, weight: &Weight<T>) -> Result<ThroughAdapter<T>> {
         let gain = self.gain(weight)?;
         let dz = through_gain(dy, gain.as_ref())?;
-        let du = T::linear_backward_input(&dz, &self.b.tensor, None)?.scaled(self.lora.scale)?;
+        let du = T::linear_backward_input(&dz, &self.b, None)?.scaled(self.lora.scale)?;
         Ok(ThroughAdapter { gain, du })
     }
 }
