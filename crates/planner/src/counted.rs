@@ -47,6 +47,22 @@ pub struct Evaluated {
     pub on_host: [u64; 2],
     /// The multiply-adds of each.
     pub multiply_adds: [f64; 2],
+    /// Bytes of each with the weights of one operation, as [`InferenceCount::with_weights`].
+    with_weights: [u64; 2],
+}
+
+impl Evaluated {
+    /// The tensors of each beside `at_a_time` bytes of weights, where each operation reads its own: the operation that holds most may be one
+    /// with few weights.
+    pub fn beside_weights(&self, at_a_time: u64) -> [Vec<Held>; 2] {
+        let mut rows = self.rows.clone();
+        for (rows, all) in rows.iter_mut().zip(self.with_weights) {
+            let others = rows.iter().filter(|held| ![WORKSPACE, PACKED].contains(&held.name)).map(|held| held.bytes);
+            let left = all.saturating_sub(at_a_time + others.sum::<u64>());
+            rows.iter_mut().filter(|held| held.name == WORKSPACE).for_each(|held| held.bytes = held.bytes.min(left));
+        }
+        rows
+    }
 }
 
 /// A step.
@@ -138,17 +154,30 @@ impl<'a> Counter<'a> {
         let mut evaluated = self.evaluated.borrow_mut();
         let rows = evaluated.entry(([samples, answered], loss_chunk_rows, answer)).or_insert_with(|| {
             let InferenceCount {
-                loss, workspace, packed, multiply_adds: of_evaluation, on_host: for_evaluation, ..
+                loss,
+                workspace,
+                packed,
+                multiply_adds: of_evaluation,
+                on_host: for_evaluation,
+                with_weights: evaluated_with,
+                ..
             } = self.passes.evaluation(self.shape(samples), loss_chunk_rows);
             let evaluation = held([(LOSS, loss), (WORKSPACE, workspace), (PACKED, packed)]);
             let InferenceCount {
-                cache, workspace, packed, multiply_adds: of_generation, on_host: for_generation, ..
+                cache,
+                workspace,
+                packed,
+                multiply_adds: of_generation,
+                on_host: for_generation,
+                with_weights: answered_with,
+                ..
             } = self.passes.generation(answered, self.longest.0, &answer);
             let generation = held([(CACHE, cache), (WORKSPACE, workspace), (PACKED, packed)]);
             Rc::new(Evaluated {
                 rows: [evaluation, generation],
                 on_host: [for_evaluation, for_generation],
                 multiply_adds: [of_evaluation, of_generation],
+                with_weights: [evaluated_with, answered_with],
             })
         });
         Rc::clone(rows)
@@ -175,6 +204,13 @@ impl<'a> Counter<'a> {
     fn resident_paged(&self, weights: &WeightsOnDisk, loading: u64) -> Resident {
         let loading = if self.place == Place::Device { weights.always() } else { loading };
         Resident { loading, saving: weights.saving(), at_a_time: weights.at_a_time() }
+    }
+
+    /// Bytes of weights that operations hold one after the other, where each reads its own from the files.
+    pub fn weights_of_an_operation(&self, levers: &Levers) -> Option<u64> {
+        let weights = self.passes.weights_on_disk(levers);
+        let comes_apart = levers.has_weights_by_matrix() && weights.all_come_apart();
+        comes_apart.then(|| weights.at_a_time() - weights.always())
     }
 
     fn shape(&self, samples: usize) -> Shape {

@@ -108,7 +108,9 @@ impl Offer<'_> {
         // Times compare batches of any size, as if all of their samples were answered.
         let [of_evaluation, of_generation] = counted.multiply_adds;
         let multiply_adds = [of_evaluation, of_generation * evaluated as f64 / answered as f64];
-        let ([evaluation, generation], [for_evaluation, for_generation]) = (&counted.rows, counted.on_host);
+        let of_operation = self.counter.weights_of_an_operation(levers);
+        let rows_of_each = of_operation.map_or_else(|| counted.rows.clone(), |bytes| counted.beside_weights(bytes));
+        let ([evaluation, generation], [for_evaluation, for_generation]) = (&rows_of_each, counted.on_host);
         let mut other_phases =
             vec![Phase { name: LOADING, rows: loading }, phase(GENERATION, (generation, batch), for_generation)];
         if inference.rows.is_some() {
@@ -247,6 +249,7 @@ pub(crate) fn bringing(elsewhere: [StackWeights; 2], memory: Bytes, file_byte: f
 #[cfg(test)]
 mod tests {
     use memory_policy::{Budget, Budgets, MemorySnapshot};
+    use t5::step::count::{Precisions, Shape};
     use t5::{AnswerShape, StoredWeights};
 
     use super::*;
@@ -320,6 +323,31 @@ mod tests {
         }
         // What is compared are times of a sample, whoever is answered.
         assert_eq!(few.relative_time.to_bits(), whole.relative_time.to_bits());
+    }
+
+    #[test]
+    fn weights_of_an_operation_are_billed_with_the_tensors_that_are_there_then() {
+        let in_place = inference(DType::F32, Some(testing::STORED));
+        let plan = planned(&in_place, 48, &Pins::default()).expect("it fits");
+        let levers = plan.step.levers;
+        assert!(levers.has_weights_by_matrix() && levers.weight_blocks_in_memory() == 0, "{}", plan.bill);
+        let model = t5::Config::preset("t5-small").expect("a preset");
+        let (parameters, activations, gradients) = (DType::F32, DType::F32, DType::F32);
+        let precisions = Precisions { parameters, activations, gradients };
+        let passes = t5::step::count::Counter::new(&model, precisions, 0.0, &|_| false).expect("a T5");
+        let samples = plan.step.evaluation_samples;
+        let shape = Shape { samples, source_tokens: 128, target_tokens: 128 };
+        let answered = passes.generation(samples, 128, &in_place.answer);
+        let evaluated = passes.evaluation(shape, levers.loss_chunk_rows);
+        let always = passes.weights_on_disk(&levers).always();
+        for (phase, count) in [(GENERATION, answered), (EVALUATION, evaluated)] {
+            let rows = plan.bill.phase_rows.iter().filter(|found| found.name == phase).flat_map(|found| &found.rows);
+            let of_tensors = rows.filter(|row| [PARAMETERS, CACHE, LOSS, WORKSPACE].contains(&row.name));
+            let billed: u64 = of_tensors.map(|row| row.bytes.0).sum();
+            assert_eq!(billed, always + count.with_weights, "{phase}: {}", plan.bill);
+            let largest_of_each = always + at_a_time(DType::F32) + count.cache + count.loss + count.workspace;
+            assert!(billed < largest_of_each, "{phase}: {billed} of {largest_of_each}");
+        }
     }
 
     /// The most bytes of t5-small's weights in memory at a time: its largest matrix, or a window of its table.

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use candle_core::DType;
 use memory_policy::{Bytes, CostRow, FEEDING, Name, Phase, Place, undominated};
@@ -140,14 +141,15 @@ impl<'a> Offer<'a> {
             is_summed && is_dealt_out && is_here
         };
         let ways = ways.into_iter().filter(is_possible).map(|way| (way, self.counter.written(&way)));
-        let ways: Vec<_> = ways.filter(|(way, written)| self.may_write(&space, way, *written)).collect();
+        let ways: Rc<[_]> = ways.filter(|(way, written)| self.may_write(&space, way, *written)).collect();
         cuts.into_iter().flat_map(move |cut| {
-            let arithmetic = self.counter.arithmetic(cut.micro_batch_samples);
-            let choice = |&(way, written): &(Levers, Written)| {
+            let (ways, arithmetic) = (Rc::clone(&ways), self.counter.arithmetic(cut.micro_batch_samples));
+            // One after the other: who keeps few of them never holds all ways of a cut.
+            (0..ways.len()).map(move |index| {
+                let (way, written) = ways[index];
                 let Levers { micro_batch_samples, loss_chunk_rows, .. } = cut;
                 self.choice(&Levers { micro_batch_samples, loss_chunk_rows, ..way }, &arithmetic, written)
-            };
-            ways.iter().map(choice).collect::<Vec<_>>()
+            })
         })
     }
 

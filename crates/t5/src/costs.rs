@@ -347,6 +347,11 @@ impl WeightsOnDisk {
         self.by_matrix && all > 0 && (part.is_block() || by_rows)
     }
 
+    /// The same of all that lies in the file.
+    pub fn all_come_apart(&self) -> bool {
+        self.parts().all(|part| self.comes_apart(part))
+    }
+
     fn of_index(&self, part: Part) -> InFile {
         self.in_file.get(part.index()).copied().unwrap_or_default()
     }

@@ -12,8 +12,8 @@ use heap::Allocator;
 use t5::costs::{WeightsOnDisk, load};
 use t5::step::count::{Counter, Precisions, Shape};
 use t5::{
-    Beams, Config, Files, GenerateOptions, Gradients, LayerMajor, Levers, Lora, MicroBatch, Observer, Parameter,
-    Processors, Sampling, Search, StepContext, StoredWeights, T5, Targets,
+    Beams, Config, EvalContext, Files, GenerateOptions, Gradients, LayerMajor, Levers, Lora, MicroBatch, Observer,
+    Parameter, Processors, Sampling, Search, StepContext, StoredWeights, T5, Targets,
 };
 
 use self::held::held_at_the_peak;
@@ -160,6 +160,44 @@ fn generation_holds_at_its_peak_what_was_predicted_with_beams_too() {
             let held = held_at_the_peak(|| drop(model.generate(&sources, &options).unwrap())) as f64;
             let is_close = (predicted / held - 1.0).abs() < 0.08;
             assert!(is_close, "{held} bytes, {count:?}: {samples} samples, {options:?}");
+        }
+    }
+}
+
+/// A matrix may be the most beside few tensors, and a window of the table beside many.
+#[test]
+#[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn answers_and_losses_hold_what_was_predicted_with_the_weights_of_one_operation() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let search = Search::Beams(Beams { count: 4, ..Beams::default() });
+    let processors = Processors { min_new_tokens: 32, ..Processors::default() };
+    let (source, shape) = ([5; 64], Shape { samples: 2, source_tokens: 64, target_tokens: 32 });
+    for (vocab_size, d_ff) in [(6000, 2048), (32_128, 1024), (32_128, 4096)] {
+        let config = Config { num_layers: 1, num_decoder_layers: 2, ..Config::preset("t5-small").unwrap() };
+        let config = Config { vocab_size, d_ff, ..config };
+        let directory = tempfile::tempdir().unwrap();
+        T5::init(&config, 1, DType::F32, &Device::Cpu).unwrap().save(directory.path()).unwrap();
+        let files = Files { weights_by_matrix: true, ..Files::in_directory(directory.path()) };
+        let model = T5::load_in_place(directory.path(), DType::F32, &Device::Cpu, &files).unwrap();
+        for activations in [DType::F32, DType::BF16] {
+            let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };
+            let counter = Counter::new(&config, precisions, 0.0, &|_| false).unwrap();
+            let options =
+                GenerateOptions { max_new_tokens: 32, activations, search, sequences: 1, processors, scores: false };
+            let generation = counter.generation(shape.samples, source.len(), &options.shape()).with_weights;
+            let held = held_at_the_peak(|| drop(model.generate(&[&source[..]; 2], &options).unwrap()));
+            let case = format!("{vocab_size} {d_ff} {activations:?}");
+            assert!((held..held + held / 100).contains(&generation), "{generation}, {held} held: {case}");
+            let evaluation = counter.evaluation(shape, 64).with_weights;
+            let [batch] = batches(&model, shape, shape.samples).try_into().unwrap();
+            let cx = EvalContext { activations, loss_chunk_rows: 64 };
+            let held = held_at_the_peak(|| assert!(model.loss(&batch, &cx).unwrap().is_finite()));
+            // A window of the loss may have fewer rows than is stated.
+            let is_window = d_ff == 1024;
+            assert!(
+                evaluation >= held && (is_window || evaluation < held + held / 100),
+                "{evaluation}, {held}: {case}"
+            );
         }
     }
 }

@@ -129,6 +129,9 @@ pub struct InferenceCount {
     pub multiply_adds: f64,
     /// As [`StepCount::on_host`].
     pub on_host: u64,
+    /// The peak, without operands that are kept packed, where each operation reads its weights, or rows of a table, from a file: with those
+    /// that are in memory then.
+    pub with_weights: u64,
 }
 
 impl InferenceCount {
@@ -468,7 +471,8 @@ impl Counter {
         let loss = ledger.loss();
         let (packed, multiply_adds) = (ledger.kept().total(), ledger.work().all);
         let (workspace, on_host) = (ledger.peak() - live - loss, ledger.on_host());
-        InferenceCount { cache: 0, loss, workspace, packed, multiply_adds, on_host }
+        let with_weights = ledger.peak_with_weights() - live;
+        InferenceCount { cache: 0, loss, workspace, packed, multiply_adds, on_host, with_weights }
     }
 
     /// The peak of [`crate::T5::generate`] beside the parameters, for one batch of sources.
@@ -521,6 +525,7 @@ impl Counter {
         let beside = answer.bytes_beside(samples, self.config.vocab_size);
         let packed = ledger.kept().total();
         let (beside, on_host) = if ledger.is_on_device() { (0, ledger.on_host() + beside) } else { (beside, 0) };
-        InferenceCount { cache, loss: 0, workspace: peak - cache + beside, packed, multiply_adds, on_host }
+        let (workspace, with_weights) = (peak - cache + beside, ledger.peak_with_weights() - live + beside);
+        InferenceCount { cache, loss: 0, workspace, packed, multiply_adds, on_host, with_weights }
     }
 }
