@@ -17,7 +17,7 @@ command, numbers, verdict and seconds, and the page OUTPUT/verify_card.md, whose
 | memory | predicted peaks are within 5 % of the peaks by the binary and by nvidia-smi; 48 MiB too much are always allowed |
 | budgets | no run fails in a budget that the binary offers, no peak is above its budget, and predictions are within 5 % |
 | levers | each lever runs; its measured price stands beside the planner's |
-| graphs | as graphs and kernel by kernel, in turn, tokens and training steps have the same bits; times of both |
+| graphs | as graphs and kernel by kernel, in turn, tokens and training steps have the same bits; all micro-batches of later steps are graphs; times of both |
 | offload | with tensors off the card losses keep every digit, and predictions are within 5 %; their prices, and the rate of copies |
 | cards | with a build of `mpi,cuda` or `nccl`: two cards and all of them have one card's losses, memory as predicted, and bits with virtual shards |
 | speed | each contender runs; times, tokens, shares of the peak, and memory of train_low_mem and PyTorch, in turn |
@@ -670,7 +670,7 @@ def graphs(session):
     if not has_card(session):
         return
     quick, device = session.options.quick, session.options.device
-    model, sources, tokens, batch, words, steps = ("tiny", "1,2", 6, 4, 8, 4) if quick else ("t5-base", "1,8,32", 64, 16, 128, 12)
+    model, sources, tokens, batch, words, steps = ("tiny", "1,2", 6, 4, 8, 6) if quick else ("t5-base", "1,8,32", 64, 16, 128, 12)
     ways = {"f32": [], "bf16": ["--precision", "bf16"]}
 
     def in_turn(once, rounds=2):
@@ -714,6 +714,20 @@ def graphs(session):
             numbers |= {f"{key}_of_{line['batch']}": number for key, number in beside(*token_ms.values(), "token_ms").items()}
         return numbers
 
+    def all_graphs(numbers):
+        """The numbers of micro-batches of a step, and of those that were launched as graphs: all, or times of graphs are those of kernels."""
+        counts = {key: numbers[key] for key in ("micro_batches", "graph_micro_batches")}
+        if counts["graph_micro_batches"] != counts["micro_batches"]:
+            raise Failed("not all micro-batches were launched as graphs", counts)
+        return counts
+
+    def benched(config, samples, tokens, more):
+        flags = ["--model", config, "--device", device, "--json", "--batch", 8, "--micro-batch", samples, "--source-tokens", tokens, "--target-tokens", tokens, *more]
+        found = in_turn(lambda way: launched(session.ours("bench", flags, launcher=LAUNCHED[way]).expect(0), way).last_json())
+        step_ms = {way: [result["step_ms"] for result in results] for way, results in found.items()}
+        predicted = {f"{way}_predicted_ms": results[0]["predicted_step_ms"] for way, results in found.items()}
+        return {**beside(*step_ms.values(), "step_ms"), **predicted, **all_graphs(found["graphs"][0])}
+
     def stepped(more):
         base = [*SMOOTH[:2], "--set", f"model.config={model}", *more, *material(session, words, batch * steps)]
         made = in_turn(lambda way: train(session, "graphs", device, steps, batch, base, launcher=LAUNCHED[way], limit=300))
@@ -727,16 +741,21 @@ def graphs(session):
         # The first half of the steps is left out: they are measured or recorded.
         step_ms = {way: [statistics.median(run.of_steps("step_ms")[len(run.steps) // 2 :]) for run in runs] for way, runs in made.items()}
         peaks = {f"{way}_peak_mib": max(run.last("end")["device_peak_bytes"] for run in runs) / MIB for way, runs in made.items()}
-        return {**beside(*step_ms.values(), "step_ms"), **peaks}
+        return {**beside(*step_ms.values(), "step_ms"), **peaks, **all_graphs(first.steps[max(first.steps)])}
 
+    # Small micro-batches first: without graphs their launches take the host longer than the card needs.
+    config, length = ("tiny", 8) if quick else ("chatlm-0.2b", 512)
+    for samples in (1, 8):
+        session.case(f"{config} bf16, 8 samples in micro-batches of {samples}: bench", lambda: benched(config, samples, length, ways["bf16"]))
     for precision, more in ways.items():
         for name, search in {"greedy": [], "4 beams": ["--num-beams", 4]}.items():
             session.case(f"{model} {precision}, {name}: the same answers", lambda: answers(more + search))
             session.case(f"{model} {precision}, {name}: a token", lambda: paced(more + search))
         of_training = ["--set", f"train.precision={precision}"]
         for samples in (batch, batch // 4):
-            # Steps that go layer by layer are not recorded.
-            way = [*of_training, "--set", f"memory.micro_batch_samples={samples}", "--set", "memory.accumulation=micro-batch-major"]
+            # Steps that go layer by layer are not recorded. Rows of logits at a time show in bits, and the planner may choose others for graphs.
+            pins = {"micro_batch_samples": samples, "accumulation": "micro-batch-major", "loss_chunk_rows": 1024}
+            way = [*of_training, *(word for key, value in pins.items() for word in ("--set", f"memory.{key}={value}"))]
             session.case(f"{model} {precision}, micro-batches of {samples}: a step", lambda: stepped(way))
 
 

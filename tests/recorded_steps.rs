@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::on_a_card::{arguments, emulated_scene, of_steps};
 use crate::run::{Ran, Scene};
-use crate::{answers, on_card, report};
+use crate::{answers, on_card, report, with};
 
 /// Nine steps, so that graphs are launched: that begins with the fifth or sixth step.
 const LONG: [&str; 12] = [
@@ -120,6 +120,48 @@ fn a_pin_has_micro_batches_recorded_and_the_variable_wins() {
     assert_eq!(plan["repeats"], true, "{plan}");
 }
 
+/// The steps of `bench` over four samples, and the counts of the card.
+fn benched(scene: &Scene, variables: &[(&str, &str)], more: &[&str]) -> (Ran, Value) {
+    let shape = ["--batch", "4", "--source-tokens", "6", "--target-tokens", "5"];
+    let flags = [&["bench", "--device", "cuda", "--model", "tiny"], &shape[..], more].concat();
+    let variables = [&[("REPORT", "bench.json"), ("LOW_MEM_T5_GRAPHS", "all")], variables].concat();
+    (scene.run_under(&with(&variables), &flags).expect_code(0), report(scene, "bench.json"))
+}
+
+#[test]
+fn timed_steps_of_a_bench_launch_every_micro_batch_as_graphs() {
+    let Some(scene) = emulated_scene() else { return };
+    // One micro-batch a step, two, and four, of one kind and of two; and three, the last of which is smaller.
+    for (samples, micro_batches) in [("4", 1), ("2", 2), ("1", 4), ("3", 2)] {
+        let bench = |steps: &str| {
+            let (ran, counts) = benched(&scene, &[], &["--json", "--steps", steps, "--micro-batch", samples]);
+            (ran.json(), counts["graph_launches"].as_u64().expect("a count"))
+        };
+        let ((one, before), (three, after)) = (bench("1"), bench("3"));
+        println!("{samples}: {} steps of warm-up", one["warm_up_steps"]);
+        for said in [&one, &three] {
+            assert_eq!(said["micro_batches"], micro_batches, "{said}");
+            assert_eq!(said["graph_micro_batches"], micro_batches, "{said}");
+        }
+        // Forward and backward of each micro-batch.
+        assert_eq!(after - before, 2 * 2 * micro_batches, "{samples}");
+        assert_eq!(one["warm_up_steps"], three["warm_up_steps"], "{samples}");
+    }
+    let says = |ran: &Ran, text: &str| ran.out.contains(&format!("micro-batches launched as graphs: {text} a step"));
+    let (ran, _) = benched(&scene, &[], &["--steps", "1", "--micro-batch", "2"]);
+    assert!(says(&ran, "2 of 2") && !ran.err.contains("kernel by kernel"), "{} {}", ran.out, ran.err);
+    // A driver that records nothing: one warning, and no more steps than are needed.
+    let (ran, _) = benched(&scene, &[("GRAPHS", "none")], &["--steps", "3", "--micro-batch", "2"]);
+    assert!(says(&ran, "0 of 2"), "{}", ran.out);
+    assert_eq!(ran.err.matches("kernel by kernel").count(), 1, "{}", ran.err);
+    // A plan that records nothing says nothing of graphs.
+    let none = [("LOW_MEM_T5_GRAPHS", "none")];
+    let (ran, counts) = benched(&scene, &none, &["--json", "--steps", "1", "--micro-batch", "2"]);
+    let said = ran.json();
+    assert_eq!((&said["graph_micro_batches"], &said["warm_up_steps"]), (&Value::Null, &1.into()), "{said}");
+    assert_eq!(counts["graph_launches"], 0);
+}
+
 #[test]
 fn steps_of_uneven_rows_that_resume_have_the_same_bits() {
     let Some(scene) = emulated_scene() else { return };
@@ -163,6 +205,11 @@ fn a_recorded_step_asks_the_card_for_what_its_plan_says() {
         }
         assert!(counted("uploads") <= of_plan("uploads"), "{name}: uploads of {predicted}");
         assert_eq!(counted("graphs"), 0, "{name}: nothing is recorded any more");
+        // Each micro-batch is a graph of forward and one of backward.
+        let step = &scene.events(&format!("{name}-9"), "step")[8];
+        let as_graphs = step["graph_micro_batches"].as_u64().expect("a count");
+        assert_eq!((as_graphs, Some(2 * as_graphs)), (counted("graph_launches") / 2, predicted["graphs"].as_u64()));
+        assert_eq!(step["micro_batches"], as_graphs, "{step}");
     }
 }
 

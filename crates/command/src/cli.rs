@@ -315,7 +315,7 @@ pub struct BenchArgs {
     /// Levers
     #[command(flatten)]
     pub levers: LeverFlags,
-    /// Timed steps, after one warm-up step
+    /// Timed steps, after one warm-up step, or some more where micro-batches are recorded as graphs
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub steps: usize,
     /// Show time, arithmetic and allocations of each operation, and this machine's peak rate

@@ -4,6 +4,7 @@
 //! finish. A run stands at `position` in the data: where the samples of the steps made so far end. It
 //! moves only when a step is made, so a checkpoint never counts a batch that was fetched and not used.
 
+mod as_graphs;
 mod disk_needs;
 mod evaluating;
 mod first_model;
@@ -41,6 +42,7 @@ use crate::saved::{History, saved_state};
 use crate::stop::Stop;
 use crate::views::{Log, Views};
 use crate::{base, device, disk, machine, options, run_data, setup, speed, start_screen, ways_out};
+use as_graphs::AsGraphs;
 use disk_needs::DiskNeeds;
 use prediction::Prediction;
 use took::milliseconds;
@@ -85,6 +87,7 @@ pub struct Session {
     kept_stretches: u64,
     /// The peak that a person was told last.
     shown_peak: Bytes,
+    as_graphs: AsGraphs,
     /// The processes of this run, where there are several.
     group: Option<Group>,
     agreed: together::Agreed,
@@ -285,6 +288,7 @@ impl Session {
             saved_at: Instant::now(),
             kept_stretches,
             shown_peak: Bytes::ZERO,
+            as_graphs: AsGraphs::default(),
             group,
             agreed: together::Agreed::default(),
             spent: Spent::default(),
@@ -398,6 +402,9 @@ impl Session {
             "available_bytes": now.ceiling().0, "file_wait_ms": milliseconds(took.files.waited),
         });
         took.add_to(&mut line);
+        if self.plan.step.levers.repeats {
+            line["graph_micro_batches"] = json!(stats.graph_micro_batches);
+        }
         self.add_device(&now, &mut line);
         let pressure = [now.pressure, now.group_pressure].into_iter().flatten().map(|waits| waits.some_percent);
         if let Some(percent) = pressure.reduce(f64::max) {
@@ -409,6 +416,7 @@ impl Session {
         self.add_communication(&mut line);
         self.note_event("step", line);
         self.note_skipped(&stats, kind)?;
+        self.note_graphs(&stats)?;
         self.note_bad_rows(batch)?;
         #[expect(clippy::cast_precision_loss, reason = "rows are far below 2^53")]
         let of_epoch = batch.position_after.sample as f64 / self.loader.samples_per_epoch().max(1) as f64;
@@ -445,6 +453,12 @@ impl Session {
             ),
             _ => Ok(()),
         }
+    }
+
+    fn note_graphs(&mut self, stats: &StepStats) -> Outcome<()> {
+        let records = self.plan.step.levers.repeats && self.trainer.model().records_micro_batches();
+        let text = self.as_graphs.add(stats.graph_micro_batches, records);
+        text.map_or(Ok(()), |text| self.warn(&text, json!({"step": stats.step, "kind": "no_graphs"})))
     }
 
     /// A warning, for people and in the metrics.

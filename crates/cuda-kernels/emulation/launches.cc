@@ -18,6 +18,7 @@ constexpr unsigned MOST_BLOCKS = 0x7FFFFFFF;   // along x
 struct Function {
     const Kernel* kernel;
     unsigned most_shared_bytes = 48 << 10;
+    bool was_launched = false;
 };
 
 struct Module {
@@ -91,14 +92,20 @@ Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsign
                       unsigned shared_bytes, void* stream, void** arguments, void**) {
     std::lock_guard guard(lock());
     if (Result result = unless_here(__func__)) return result;
-    const Function& f = *static_cast<Function*>(function);
+    Function& f = *static_cast<Function*>(function);
     Stream& of = streams().of(stream);
     if (Result result = state_of(of)) return result;
+    // A driver loads a kernel when it is first launched, and before CUDA 12.3 it loads nothing while a stream is captured.
+    if (of.capture && !f.was_launched) {
+        fprintf(stderr, "emulated card: %s: captured before it was ever launched\n", f.kernel->name.c_str());
+        return invalidate(of, CAPTURE_UNSUPPORTED);
+    }
     const auto [problem, result] = refusal(f, {x, y, z}, {threads, threads_y, threads_z}, shared_bytes);
     if (result) {
         fprintf(stderr, "emulated card: %s: %s\n", f.kernel->name.c_str(), problem.c_str());
         return result;
     }
+    f.was_launched = true;
     // Those of a graph are counted when it is launched.
     if (!of.capture) card().launches[f.kernel->name]++;
     // Arguments are taken when the kernel is launched, not when it runs.

@@ -529,11 +529,14 @@ pub(crate) fn changing(list: &[u32], device: &Device) -> Result<Tensor> {
     }
 }
 
-/// Numbers on the card. Short lists are kept, and uploaded once.
+/// Numbers on the card. Short lists are kept, and uploaded once. Work that is recorded finds those that it was measured with.
 pub(crate) fn uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
-    let list = kept_or_uploaded(list, device)?;
-    recording::hold(&list);
-    Ok(list)
+    if let Some(there) = recording::held(list) {
+        return Ok(there);
+    }
+    let there = kept_or_uploaded(list, device)?;
+    recording::hold(list, &there);
+    Ok(there)
 }
 
 /// The number of a card, a list, and its copy there.
@@ -561,6 +564,10 @@ fn kept_or_uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
             return Ok(tensor);
         }
         let tensor = Tensor::new(list, device)?;
+        if recording::is_captured() {
+            // Memory of a graph that will be refused: nobody may find it here later.
+            return Ok(tensor);
+        }
         if kept.len() == KEPT_LISTS {
             kept.remove(0);
         }

@@ -156,6 +156,22 @@ impl<K: PartialEq, V> Rounds<K, V> {
         had_any
     }
 
+    /// How many rounds were launched as graphs so far. Those in which a recording was made are not counted.
+    pub fn launched(&self) -> u64 {
+        #[cfg(feature = "cuda")]
+        return self.on_card.launched();
+        #[cfg(not(feature = "cuda"))]
+        0
+    }
+
+    /// Whether rounds may yet be recorded: on a card, unless a recording has failed, [`Rounds::stop`] or `LOW_MEM_T5_GRAPHS` says otherwise.
+    pub fn may_record(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        return self.on_card.may_record();
+        #[cfg(not(feature = "cuda"))]
+        false
+    }
+
     /// Bytes of the arena.
     pub fn bytes(&self) -> u64 {
         #[cfg(feature = "cuda")]

@@ -9,7 +9,7 @@ mod tensors;
 use std::process::Command;
 
 use candle_core::{DType, Device, Result, Tensor};
-use t5_ops::{Attended, Attention, Changing, CrossEntropy, Dropout, Rounds, Turn};
+use t5_ops::{Attended, Attention, Changing, CrossEntropy, Dropout, RelativePosition, Rounds, Turn};
 
 use self::tensors::{bits, is_emulated, tensor};
 
@@ -273,6 +273,71 @@ fn rounds_with_other_memory_beside_their_own_are_recorded_again() {
     assert!(got == expected, "other gradients");
     let expected = [false, false, false, false, true, true, false, true, true].map(|is| is && is_recording());
     assert_eq!(launched, expected);
+}
+
+#[test]
+fn rounds_that_are_recorded_long_after_they_were_measured_find_their_lists() {
+    let card = card();
+    let position = RelativePosition { buckets: 8, max_distance: 20, bidirectional: true };
+    let table = tensor(7, &[position.buckets, HEADS], DType::F32, &card);
+    // Buckets that are kept on the card for whoever asks for them next, and more than are kept.
+    for tokens in [6, 5000] {
+        let mut rounds = Rounds::<(), ()>::default();
+        let bias = || t5_ops::relative_bias(&table, &position, tokens, tokens, 0);
+        let expected = bits(&bias().unwrap());
+        let ids = Tensor::new(&[3u32, 4], &card).unwrap();
+        let mut launched = Vec::new();
+        for number in 0..12 {
+            let changing = Changing { tensors: &[&ids], lengths: [&[], &[]], samples: &[], seed: 1, step: number };
+            rounds.begin((), Vec::new(), &changing).unwrap();
+            let mut found = None;
+            let was_done = rounds.phase(&mut |turn| {
+                found = if turn == Turn::Work { Some(bias()?) } else { None };
+                Ok::<_, candle_core::Error>(())
+            });
+            launched.push(!was_done.unwrap());
+            let found = rounds.leave(found).unwrap().unwrap();
+            assert_eq!(bits(&found), expected, "{tokens} tokens, round {number}");
+            rounds.end(Some(()));
+            if number == 6 {
+                // As before an evaluation, which has lists of its own: so many that others are no longer kept.
+                rounds.release();
+                for other in 0..300 {
+                    t5_ops::relative_bias(&table, &position, 1, 8 + other, 0).unwrap();
+                }
+            }
+        }
+        let expected = [false, false, false, false, true, true, true, false, true, true, true, true];
+        assert_eq!(launched, expected.map(|is| is && is_recording()), "{tokens} tokens");
+        assert_eq!(rounds.launched(), launched.iter().filter(|is| **is).count() as u64);
+        assert_eq!(rounds.may_record(), std::env::var(SWITCH).is_err() && std::env::var(GRAPHS).is_err());
+    }
+}
+
+#[test]
+fn lists_of_a_recording_that_is_refused_are_not_found_by_others() {
+    let card = card();
+    let position = RelativePosition { buckets: 8, max_distance: 20, bidirectional: true };
+    let table = tensor(7, &[position.buckets, HEADS], DType::F32, &card);
+    let ids = Tensor::new(&[3u32, 4], &card).unwrap();
+    let mut rounds = Rounds::<(), ()>::default();
+    for number in 0..6 {
+        let changing = Changing { tensors: &[&ids], lengths: [&[], &[]], samples: &[], seed: 1, step: number };
+        rounds.begin((), Vec::new(), &changing).unwrap();
+        // The fourth round is recorded, and has a list that nobody has uploaded.
+        let keys = if number == 3 { 9 } else { 8 };
+        let mut found = None;
+        let work = &mut |turn| {
+            found = if turn == Turn::Work { Some(t5_ops::relative_bias(&table, &position, 5, keys, 0)?) } else { None };
+            Ok::<_, candle_core::Error>(())
+        };
+        assert!(rounds.phase(work).unwrap(), "round {number}");
+        rounds.end(Some(()));
+        let got = bits(&t5_ops::relative_bias(&table, &position, 5, keys, 0).unwrap());
+        let on_host = t5_ops::relative_bias(&table.to_device(&Device::Cpu).unwrap(), &position, 5, keys, 0).unwrap();
+        assert_eq!(got, bits(&on_host), "round {number}");
+    }
+    assert!(!is_recording() || !rounds.may_record());
 }
 
 #[test]

@@ -21,6 +21,8 @@ pub struct StepStats {
     pub padded_tokens: u64,
     /// How many micro-batches the batch was cut into.
     pub micro_batches: usize,
+    /// How many of this process's micro-batches a card was given as graphs ([`t5::Levers::repeats`]).
+    pub graph_micro_batches: usize,
 }
 
 /// How a step ended.

@@ -228,6 +228,7 @@ impl Trainer {
             source_tokens: 0,
             padded_tokens: 0,
             micro_batches: 0,
+            graph_micro_batches: 0,
         };
         let (cut, of_shards) = self.cut_of_shards(batch, shards, plan);
         let share = self.share(batch, &cut, interrupted)?;
@@ -273,6 +274,7 @@ impl Trainer {
             parallel.begin_step();
         }
         let layers = plan.levers.layer_major.as_ref();
+        let as_graphs = self.model.micro_batches_as_graphs();
         let result = {
             let (model, gradients, files) = (&self.model, &mut self.gradients, &self.offload);
             let gathered = cut.iter().map(|samples| gather(batch, samples, share.first_sample, model));
@@ -292,6 +294,7 @@ impl Trainer {
         };
         let verdict = update.verdict;
         (stats.loss, stats.grad_norm) = (update.loss, update.grad_norm);
+        stats.graph_micro_batches = (self.model.micro_batches_as_graphs() - as_graphs) as usize;
         if layers.is_some() {
             // Layer by layer no gradient outlasts its step, however that ends.
             self.gradients.release();

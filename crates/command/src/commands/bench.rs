@@ -1,9 +1,10 @@
 //! `train_low_mem bench`: optimizer steps over synthetic full-length samples, timed and measured.
 //!
 //! A step is what training does: forward, backward, clipping and Adafactor, dropout on, over `batch` samples
-//! without padding. With `--lora` it trains an adapter, and AdamW is the optimizer. The first step is not timed: it allocates.
+//! without padding. With `--lora` it trains an adapter, and AdamW is the optimizer. The first step is not timed: it allocates. Where a plan
+//! records micro-batches, neither are the steps until each micro-batch is launched as graphs.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use candle_core::Device;
 use memory_policy::{Budgets, Bytes, MemorySnapshot, Place, Probe, SystemProbe};
@@ -14,7 +15,7 @@ use serde_json::json;
 use t5::{Lora, ParameterSpec, T5};
 use trainer::adafactor::AdafactorOptions;
 use trainer::adamw::AdamwOptions;
-use trainer::{Batch, StepOutcome, StepPlan, Trainer, TrainerOptions};
+use trainer::{Batch, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions};
 
 use crate::cli::{BenchArgs, OtherBench};
 use crate::config::PricesFrom;
@@ -27,6 +28,8 @@ use crate::{device, faster_device, open, report};
 
 /// Bytes that a bench may write where no flag asks for a file: what `memory.disk_writes` is by default.
 const MOST_WRITTEN: u64 = 1 << 40;
+/// Steps that are not timed, at most. Micro-batches of one kind or of two are all launched as graphs in the fifth step, or before.
+const MOST_WARM_UP: usize = 8;
 
 /// Times steps.
 pub fn bench(flags: &BenchArgs) -> Outcome<()> {
@@ -48,7 +51,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         master_weights: master_weights(flags.master_weights.into(), flags.precision == Precision::Bf16, lora.is_some()),
         optimizer: if lora.is_some() { AdamwOptions::default().into() } else { AdafactorOptions::default().into() },
         gradient_precision: flags.gradient_precision.into(),
-        total_steps: flags.steps as u64 + 1,
+        total_steps: (MOST_WARM_UP + flags.steps) as u64,
         ..TrainerOptions::default()
     };
     let named = device::named(flags.device.as_deref())?;
@@ -72,8 +75,9 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
     let new = if let Some(lora) = lora { new.with_adapter(lora, 0)? } else { new };
     let mut trainer = Trainer::new(new, options)?;
     trainer.offload_to(files);
-    let mut step_ms = Vec::with_capacity(flags.steps);
-    for step in 0..=flags.steps as u64 {
+    let mut timed = Timed::default();
+    while timed.step_ms.len() < flags.steps {
+        let step = (timed.warm_up + timed.step_ms.len()) as u64;
         let [sources, targets] =
             [flags.source_tokens, flags.target_tokens].map(|tokens| samples(&model, flags.batch, tokens, step));
         let began = Instant::now();
@@ -83,14 +87,12 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             None => one_step(),
         };
         let outcome = outcome.map_err(of_a_step)?;
-        let StepOutcome::Done(_) = outcome else {
+        let StepOutcome::Done(stats) = outcome else {
             return Err(Failure::internal(format!("a step failed: {outcome:?}")));
         };
-        if step > 0 {
-            step_ms.push(began.elapsed().as_secs_f64() * 1e3);
-        }
+        timed.add(began.elapsed(), &stats, trainer.model().records_micro_batches());
     }
-    let median_ms = median(step_ms.iter().copied()).unwrap_or(f64::NAN);
+    let median_ms = median(timed.step_ms.iter().copied()).unwrap_or(f64::NAN);
     let tokens = flags.batch * (flags.source_tokens + flags.target_tokens);
     #[expect(clippy::cast_precision_loss, reason = "tokens of a batch are far below 2^53")]
     let tokens_per_second = tokens as f64 * 1e3 / median_ms;
@@ -108,8 +110,12 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             "predicted_step_ms": pace.step_seconds.map(|seconds| seconds * 1e3), "step_written_bytes": pace.step_written_bytes,
             "bf16_over_f32": priced.bf16_over_f32, "prices": priced.prices, "loss_chunk_rows": plan.levers.loss_chunk_rows,
             "plan": planned.bill.conclusion, "tensor_bytes": heap::held().most_live,
-            "accumulation": accumulation(plan.levers.layer_major.as_ref()), "step_ms_each": step_ms,
+            "accumulation": accumulation(plan.levers.layer_major.as_ref()), "step_ms_each": timed.step_ms,
+            "warm_up_steps": timed.warm_up, "micro_batches": timed.micro_batches,
         });
+        if plan.levers.repeats {
+            json["graph_micro_batches"] = json!(timed.as_graphs());
+        }
         chosen.add_to(&mut json);
         if let Some(on_device) = &on_device {
             json["device_peak_bytes"] = json!(on_device.peak.0);
@@ -131,6 +137,10 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         flags.steps,
         Bytes(predicted_peak_bytes)
     ))?;
+    if plan.levers.repeats {
+        let (as_graphs, of) = (timed.as_graphs(), timed.micro_batches);
+        report::result(&format!("micro-batches launched as graphs: {as_graphs} of {of} a step\n"))?;
+    }
     if let Some(on_device) = &on_device {
         let predicted = planned.predicted_device_peak;
         report::result(&format!("peak on the device {} (predicted {predicted})\n", on_device.peak))?;
@@ -139,6 +149,39 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         report::result(&profile.to_text())?;
     }
     Ok(())
+}
+
+/// The steps of a bench.
+#[derive(Debug, Default)]
+struct Timed {
+    /// Steps that are not timed, because later ones take another time.
+    warm_up: usize,
+    step_ms: Vec<f64>,
+    micro_batches: usize,
+    /// Of each timed step, the micro-batches that were launched as graphs.
+    as_graphs: Vec<usize>,
+    /// Whether the next step is timed.
+    is_warm: bool,
+}
+
+impl Timed {
+    /// Adds a step. `records` says that micro-batches which repeat become graphs, unless they are.
+    fn add(&mut self, took: Duration, stats: &StepStats, records: bool) {
+        self.micro_batches = stats.micro_batches;
+        if self.is_warm {
+            self.step_ms.push(took.as_secs_f64() * 1e3);
+            self.as_graphs.push(stats.graph_micro_batches);
+        } else {
+            self.warm_up += 1;
+            let is_recorded = !records || stats.graph_micro_batches == stats.micro_batches;
+            self.is_warm = is_recorded || self.warm_up == MOST_WARM_UP;
+        }
+    }
+
+    /// The fewest micro-batches of a timed step that were launched as graphs.
+    fn as_graphs(&self) -> usize {
+        self.as_graphs.iter().copied().min().unwrap_or(0)
+    }
 }
 
 /// A plan for a device, and the facts that it follows from.
@@ -274,6 +317,32 @@ mod tests {
         }
         let failure = on_a_device(&["--device-memory-budget", "100MiB"]).expect_err("too little").to_string();
         assert!(failure.contains("device memory budget"), "{failure}");
+    }
+
+    #[test]
+    fn steps_are_timed_from_the_first_that_later_ones_are_like() {
+        let stats = |graph_micro_batches| StepStats {
+            step: 1,
+            loss: 0.0,
+            lr: 0.0,
+            grad_norm: 0.0,
+            target_tokens: 1,
+            source_tokens: 1,
+            padded_tokens: 2,
+            micro_batches: 2,
+            graph_micro_batches,
+        };
+        let warm_up = |as_graphs: &[usize], records| {
+            let mut timed = Timed::default();
+            as_graphs.iter().for_each(|&count| timed.add(Duration::from_millis(1), &stats(count), records));
+            assert_eq!(timed.warm_up + timed.step_ms.len(), as_graphs.len());
+            (timed.warm_up, timed.as_graphs())
+        };
+        assert_eq!(warm_up(&[0, 0, 0], false), (1, 0));
+        assert_eq!(warm_up(&[0, 1, 2, 2], true), (3, 2));
+        assert_eq!(warm_up(&[0, 1, 2, 2, 1, 2], true), (3, 1));
+        // Where they never are, that is seen.
+        assert_eq!(warm_up(&[1; 20], true), (MOST_WARM_UP, 1));
     }
 
     #[test]

@@ -27,6 +27,9 @@ const LONGER_WITHOUT_MEMORY: usize = 4;
 /// The number of attempts after which that grows no more.
 const MOST_TIMES_LONGER: u32 = 5;
 
+/// Lists of the host that do not change, and their places on the card, which others may forget.
+pub(super) type Lists = Vec<(Vec<u32>, Tensor)>;
+
 /// Where the tensors of work come from while it is measured or recorded.
 #[derive(Default)]
 pub(super) struct Scope {
@@ -34,16 +37,16 @@ pub(super) struct Scope {
     arena: Option<[Tensor; KINDS]>,
     taken: Sizes,
     most: Sizes,
-    /// Tensors that others may forget.
-    held: Vec<Tensor>,
+    held: Lists,
     refused_by: Option<&'static str>,
     /// The current round, if there is one: it says where its tensors lie, and `arena` is not used.
     round: Option<Round>,
 }
 
 impl Scope {
-    pub(super) fn of_round(round: Round) -> Self {
-        Self { round: Some(round), ..Self::default() }
+    /// That of a round, and the lists that such a round was seen to use.
+    pub(super) fn of_round(round: Round, held: Lists) -> Self {
+        Self { round: Some(round), held, ..Self::default() }
     }
 
     pub(super) fn set_aside(&mut self, is_aside: bool) {
@@ -74,12 +77,8 @@ impl Scope {
         round.piece(kind, x.elem_count())?.map(|piece| piece.reshape(x.shape())).transpose()
     }
 
-    pub(super) fn lives(self) -> Option<Lives> {
-        self.round.map(Round::into_lives)
-    }
-
-    pub(super) fn into_held(self) -> Vec<Tensor> {
-        self.held
+    pub(super) fn into_parts(self) -> (Option<Lives>, Lists) {
+        (self.round.map(Round::into_lives), self.held)
     }
 }
 
@@ -94,6 +93,11 @@ fn in_scope<R>(f: impl FnOnce(&mut Scope) -> R) -> Option<R> {
 /// Whether this thread's work is measured or recorded.
 pub(super) fn is_going_on() -> bool {
     SCOPE.with_borrow(Option::is_some)
+}
+
+/// Whether it is recorded, so that nothing is done now.
+pub(super) fn is_captured() -> bool {
+    in_scope(|scope| scope.arena.is_some() || scope.round.as_ref().is_some_and(Round::is_recorded)).unwrap_or(false)
 }
 
 /// Memory of the arena for a tensor, if work is recorded and the arena has room.
@@ -172,9 +176,14 @@ impl Drop for Temporaries {
     }
 }
 
-/// Has a recording keep a tensor that its kernels read.
-pub(super) fn hold(t: &Tensor) {
-    in_scope(|scope| scope.held.push(t.clone()));
+/// The place on the card of a list that the work has used before.
+pub(super) fn held(list: &[u32]) -> Option<Tensor> {
+    in_scope(|scope| Some(scope.held.iter().find(|(values, _)| values == list)?.1.clone())).flatten()
+}
+
+/// Has a recording keep a list that its kernels read.
+pub(super) fn hold(list: &[u32], there: &Tensor) {
+    in_scope(|scope| scope.held.push((list.to_vec(), there.clone())));
 }
 
 /// Has the work not be recorded: because of this operation.
@@ -300,7 +309,7 @@ struct Recording {
     graph: CudaGraph,
     result: Tensor,
     _arena: Option<[Tensor; KINDS]>,
-    _held: Vec<Tensor>,
+    _held: Lists,
 }
 
 impl Recording {

@@ -10,7 +10,7 @@ use candle_core::cuda_backend::cudarc::driver::CudaGraph;
 use candle_core::{CudaDevice, Error, Tensor, TensorId, bail};
 
 use super::lives::{KINDS, Lives, Sizes};
-use super::recording::{Scope, capture, within};
+use super::recording::{Lists, Scope, capture, within};
 use super::round::{Arena, Inputs, Places, Round};
 use super::{address, byte_count, copy_to};
 use crate::graphs::{Changing, Turn, records_launches};
@@ -33,7 +33,7 @@ struct Recording {
     left: Vec<Tensor>,
     /// Tensors that launches between phases hand to the next phase, in order.
     entered: Vec<Tensor>,
-    _held: Vec<Tensor>,
+    _held: Lists,
 }
 
 /// A kind of round.
@@ -41,6 +41,8 @@ struct Known<K, V> {
     of: K,
     runs: usize,
     measured: Option<Lives>,
+    /// The lists that the measured round used. A driver uploads none while launches are recorded, and nobody else keeps them for long.
+    lists: Lists,
     recorded: Option<Recorded<V>>,
 }
 
@@ -73,6 +75,7 @@ pub(crate) struct OnCard<K, V> {
     calm: usize,
     /// Tensors from outside that the current round uses.
     lies: Vec<TensorId>,
+    launched: u64,
     is_refused: bool,
 }
 
@@ -85,6 +88,7 @@ impl<K, V> Default for OnCard<K, V> {
             card: None,
             calm: 0,
             lies: Vec::new(),
+            launched: 0,
             is_refused: false,
         }
     }
@@ -93,12 +97,12 @@ impl<K, V> Default for OnCard<K, V> {
 impl<K: PartialEq, V> OnCard<K, V> {
     pub(crate) fn begin(&mut self, of: K, lies: Vec<TensorId>, changing: &Changing, card: &CudaDevice) -> Result<bool> {
         self.now = Now::Plain;
-        if self.is_refused || !records_launches() {
+        if !self.may_record() {
             return Ok(false);
         }
         self.card = Some(card.clone());
         let known = self.known.iter().position(|known| known.of == of).map(|at| self.known.remove(at));
-        let mut known = known.unwrap_or(Known { of, runs: 0, measured: None, recorded: None });
+        let mut known = known.unwrap_or(Known { of, runs: 0, measured: None, lists: Lists::new(), recorded: None });
         known.runs += 1;
         // The launches of a recording have the addresses of the tensors that were there then.
         known.recorded = known.recorded.filter(|recorded| recorded.lies == lies);
@@ -118,7 +122,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
                 match self.places(measured.clone(), changing, card) {
                     Ok((places, recording)) => {
                         let round = Round::recorded(places);
-                        Now::Recorded(Scope::of_round(round), recording)
+                        Now::Recorded(Scope::of_round(round, known.lists.clone()), recording)
                     }
                     Err(error) => {
                         self.refuse(&error);
@@ -126,7 +130,9 @@ impl<K: PartialEq, V> OnCard<K, V> {
                     }
                 }
             }
-            Known { runs, measured: None, .. } if *runs >= MEASURED => Now::Measured(Scope::of_round(Round::default())),
+            Known { runs, measured: None, .. } if *runs >= MEASURED => {
+                Now::Measured(Scope::of_round(Round::default(), Lists::new()))
+            }
             _ => Now::Plain,
         };
         self.known.insert(0, known);
@@ -158,7 +164,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
             inputs: inputs.clone(),
             left: Vec::new(),
             entered: Vec::new(),
-            _held: Vec::new(),
+            _held: Lists::new(),
         };
         Ok((Places { arena, of, measured, inputs, moved, lists }, recording))
     }
@@ -261,12 +267,13 @@ impl<K: PartialEq, V> OnCard<K, V> {
         let now = take(&mut self.now);
         let (Some(known), Some(leaves)) = (self.known.first_mut(), leaves) else { return };
         match now {
-            Now::Measured(scope) => known.measured = scope.lives(),
+            Now::Measured(scope) => (known.measured, known.lists) = scope.into_parts(),
             Now::Recorded(scope, recording) => {
-                let recording = Recording { _held: scope.into_held(), ..recording };
+                let recording = Recording { _held: scope.into_parts().1, ..recording };
                 known.recorded = Some(Recorded { recording, lies: take(&mut self.lies), leaves });
             }
-            Now::Plain | Now::Launched(_) => {}
+            Now::Launched(_) => self.launched += 1,
+            Now::Plain => {}
         }
     }
 
@@ -293,6 +300,14 @@ impl<K: PartialEq, V> OnCard<K, V> {
     fn refuse(&mut self, error: &Error) {
         tracing::warn!("the card's work is launched kernel by kernel, and not as graphs: {error}");
         self.stop();
+    }
+
+    pub(crate) fn launched(&self) -> u64 {
+        self.launched
+    }
+
+    pub(crate) fn may_record(&self) -> bool {
+        !self.is_refused && records_launches()
     }
 
     pub(crate) fn bytes(&self) -> u64 {

@@ -94,6 +94,16 @@ impl T5 {
         self.micro_batches.borrow().bytes()
     }
 
+    /// How many micro-batches were launched as graphs so far. Those that were recorded meanwhile are not counted.
+    pub fn micro_batches_as_graphs(&self) -> u64 {
+        self.micro_batches.borrow().launched()
+    }
+
+    /// Whether micro-batches are recorded once they repeat. A driver that has refused a recording is not asked again.
+    pub fn records_micro_batches(&self) -> bool {
+        self.repeats && !self.device().is_cpu() && self.micro_batches.borrow().may_record()
+    }
+
     /// Gives the memory of recorded micro-batches back, and never records again. Returns false where there was no such memory.
     pub fn stop_repeating(&self) -> bool {
         self.micro_batches.borrow_mut().stop()

@@ -1,0 +1,42 @@
+//! Whether micro-batches that a plan records are launched as graphs.
+
+/// Steps in a row without a graph after which a person is told. Micro-batches that repeat are launched as graphs after four.
+const STEPS: u32 = 16;
+
+/// The steps so far of a plan that records micro-batches.
+#[derive(Debug, Default)]
+pub(super) struct AsGraphs {
+    without: u32,
+    is_said: bool,
+}
+
+impl AsGraphs {
+    /// Adds a step by the number of its micro-batches that were launched as graphs. Returns what a person is told, once. `records` is false
+    /// where nothing is recorded any more: whoever has decided that has said so.
+    pub(super) fn add(&mut self, as_graphs: usize, records: bool) -> Option<String> {
+        self.without = if as_graphs == 0 && records { self.without + 1 } else { 0 };
+        if self.without < STEPS || self.is_said {
+            return None;
+        }
+        self.is_said = true;
+        Some(format!(
+            "the plan records micro-batches, but in {STEPS} steps none was launched as a graph: their sizes differ from step to step; `memory.recorded_micro_batches = \"none\"` frees the memory that is kept for graphs"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_without_graphs_are_told_once_unless_somebody_has_said_so() {
+        let mut steps = AsGraphs::default();
+        let mut add = |count: u32, as_graphs, records| {
+            (0..count).filter_map(|_| steps.add(as_graphs, records)).collect::<Vec<_>>().len()
+        };
+        assert_eq!(add(STEPS - 1, 0, true) + add(1, 2, true) + add(STEPS - 1, 0, true), 0);
+        assert_eq!(add(3 * STEPS, 0, false), 0);
+        assert_eq!(add(STEPS, 0, true) + add(3 * STEPS, 0, true), 1);
+    }
+}
