@@ -80,13 +80,6 @@ pub struct Precisions {
     pub gradients: DType,
 }
 
-impl Precisions {
-    /// Whether products cast weights: those of f32, to multiply bf16.
-    pub fn casts_weights(self) -> bool {
-        (self.parameters, self.activations) == (DType::F32, DType::BF16)
-    }
-}
-
 /// Bytes that a step holds at its peak beside parameters that are in memory anyway, and optimizer state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepCount {
@@ -250,12 +243,13 @@ impl Counter {
         is_trained: &dyn Fn(&ParameterSpec) -> bool,
     ) -> Result<Counter> {
         let trained = Trained::new(config, is_trained);
-        let casts_weights = precisions.casts_weights();
-        let copied =
-            if casts_weights { CopiedWeights::of(config, precisions.parameters) } else { CopiedWeights::default() };
+        let copied = match precisions.activations {
+            DType::BF16 => CopiedWeights::of(config, precisions.parameters),
+            _ => CopiedWeights::default(),
+        };
         Ok(Counter {
             rehearsal: Rehearsal::new(config, precisions, dropout, is_trained, false)?,
-            with_copies: casts_weights
+            with_copies: (copied.tensors > 0)
                 .then(|| Rehearsal::new(config, precisions, dropout, is_trained, true))
                 .transpose()?,
             weights: Rc::new(WeightsOnDisk::new(config, precisions.parameters)),
