@@ -489,7 +489,9 @@ def rates(session):
         times = measured()["f32"].get("card")
         if not times:
             raise NotRun("no card was measured")
-        numbers = {"bus_gb_s": 1000 / times["bus_byte_ps"], "launch_us": times["launch_ps"] / 1e6}
+        # Older programs, and drivers that lock no memory, have one rate.
+        locked = times.get("locked_byte_ps", times["bus_byte_ps"])
+        numbers = {"bus_gb_s": 1000 / locked, "through_staging_gb_s": 1000 / times["bus_byte_ps"], "launch_us": times["launch_ps"] / 1e6}
         query = ["nvidia-smi", "-i", session.card, "--query-gpu=pcie.link.gen.max,pcie.link.width.max", "--format=csv,noheader"]
         try:
             said = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout
@@ -512,12 +514,20 @@ def rates(session):
                 numbers |= {f"{operation['name']}_{key}": value for key, value in rate.items()}
         return numbers
 
+    def of_adapter(shape):
+        """Where the time of a step goes whose products are of rank 16 beside those of the base."""
+        flags = PRECISIONS["bf16"] + ["--micro-batch", shape[0], "--lora", 16]
+        profile = bench(session, model, shape, flags + ["--profile"], steps)["profile"]
+        ms = {operation["name"] + "_ms": operation["ms"] for operation in profile["operations"]}
+        return {"step_ms": bench(session, model, shape, flags, steps)["step_ms"], **ms}
+
     session.case("the bus", bus)
     for precision in ("bf16", "f32"):
         session.case(f"products, {precision}", lambda: products(precision))
     for shape in shapes[::-1]:
         for precision in ("bf16", "f32"):
             session.case(f"{model} {precision}, attention at {shape[1]} keys", lambda: operations(shape, precision))
+    session.case(f"{model} bf16, an adapter's step", lambda: of_adapter(shapes[0]))
 
 
 def memory(session):

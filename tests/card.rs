@@ -156,25 +156,38 @@ fn copies_beside_what_is_computed_change_no_bit_however_early_or_late_they_are()
     let Some(scene) = emulated_scene() else { return };
     let deeper = [&DEEPER[..], &["--set", "memory.offload_to=host", "--max-steps", "3"]].concat();
     for (name, more) in [("once", &[][..]), ("twice", &["--set", "memory.gradient_offload=none"])] {
-        let run = |streams: &str, overlap: &str| {
-            let (run, file) = (format!("{name}-{overlap}-{streams}"), format!("{name}-{overlap}-{streams}.json"));
-            let overlap = format!("memory.copy_overlap={overlap}");
+        let run = |streams: &str, overlap: &str, lockable: u64| {
+            let run = format!("{name}-{overlap}-{streams}-{lockable}");
+            let (file, overlap) = (format!("{run}.json"), format!("memory.copy_overlap={overlap}"));
             let way = [&OFF_THE_CARD[..], &deeper, more, &["--set", &overlap, "--output", &run]].concat();
-            on_card(&scene, &[("STREAMS", streams), ("REPORT", &file)], &way).expect_code(0);
+            let variables = [("STREAMS", streams), ("REPORT", &file), ("LOCKABLE", &lockable.to_string())];
+            on_card(&scene, &variables, &way).expect_code(0);
             let (last, report) = (&scene.events(&run, "end")[0], report(&scene, &file));
             let [peak, predicted] =
                 ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
             assert!(peak <= predicted, "{run}: {peak} of {predicted} bytes");
-            let pinned = report["most_pinned_bytes"].as_u64().expect("bytes");
-            (of_steps(&scene, &run, "loss"), scene.read(&format!("{run}/model/model.safetensors")), pinned)
+            let bill = scene.events(&run, "plan")[0]["bill"]["rows"].clone();
+            let off = bill.as_array().expect("rows").iter().find(|row| row["name"] == "off the card");
+            let off = off.expect("a row")["bytes"].as_u64().expect("bytes");
+            let [pinned, locked, left] = ["most_pinned_bytes", "most_locked_bytes", "locked_bytes"]
+                .map(|key| report[key].as_u64().expect("bytes"));
+            assert!(locked <= lockable, "{run}: {locked} bytes are locked");
+            // The bill is that of saving, when only weights are off the card. Gradients of tables are in a step, too.
+            let has_all = if name == "once" { locked > off } else { locked >= off };
+            assert!(has_all || lockable < u64::MAX, "{run}: {locked} bytes are locked, {off} are off the card");
+            assert_eq!(left, 0, "{run}: all is unlocked at the end");
+            (of_steps(&scene, &run, "loss"), scene.read(&format!("{run}/model/model.safetensors")), (pinned, locked))
         };
-        let waits = run("late", "none");
-        assert_eq!(waits.2, 0, "{name}: nothing is pinned where nobody needs it");
-        for streams in ["early", "late"] {
-            let beside = run(streams, "block");
-            assert_eq!(beside.0, waits.0, "{name}, {streams}");
-            assert!(beside.1 == waits.1, "{name}, {streams}: the model has other bits");
-            assert_eq!(beside.2, 16 << 20, "{name}, {streams}");
+        let waits = run("late", "none", u64::MAX);
+        assert_eq!(waits.2.0, 0, "{name}: nothing is pinned where nobody needs it");
+        // All that is locked at a time, a part of it, and nothing.
+        let most = waits.2.1;
+        for (streams, lockable) in [("early", most), ("late", most), ("late", most / 2), ("late", 0)] {
+            let beside = run(streams, "block", lockable);
+            assert_eq!(beside.0, waits.0, "{name}, {streams}, {lockable}");
+            assert!(beside.1 == waits.1, "{name}, {streams}, {lockable}: the model has other bits");
+            assert_eq!(beside.2.0, 16 << 20, "{name}, {streams}, {lockable}");
+            assert!(beside.2.1 >= lockable / 4, "{name}, {streams}: {} of {lockable} bytes are locked", beside.2.1);
         }
     }
 }

@@ -325,6 +325,7 @@ impl Session {
             self.report.line(&line);
             if !matches!(change, Change::Grown { .. }) {
                 // Pages of the larger plan's steps would be reused, and never leave.
+                t5_ops::waiting::release_unused();
                 heap::release_unused();
             }
             let step = self.trainer.step_count();

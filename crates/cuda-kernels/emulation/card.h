@@ -1,7 +1,7 @@
 // The emulated card: its memory, its streams, what it can, and what it was asked to do. Of the parts of the driver alone.
 //
 // LOW_MEM_T5_EMULATED_CAPABILITY is its compute capability, such as 75 (default 80). It decides which kernels load, how much shared memory a
-// block may ask for, and whether cuBLAS multiplies bf16.
+// block may ask for, and whether cuBLAS multiplies bf16. LOW_MEM_T5_EMULATED_LOCKABLE is how many bytes of the process it can page-lock.
 #pragma once
 #include <stdlib.h>
 #include <string.h>
@@ -40,6 +40,7 @@ struct Card {
     Streams streams;
     std::map<const char*, size_t> pinned; // of the host, by their ends
     size_t pinned_bytes = 0, most_pinned = 0;
+    size_t locked_bytes = 0, most_locked = 0, most_lockable = SIZE_MAX; // of the process's own memory
     std::map<Address, size_t> beside; // memory of no pool
     size_t beside_bytes = 0;
     bool has_failed = false;
@@ -58,6 +59,8 @@ struct Card {
         cards = several ? atoi(several) : 1;
         const char* failing = getenv("LOW_MEM_T5_EMULATED_FAILURE");
         failure = failing ? strtoull(failing, nullptr, 10) : 0;
+        const char* lockable = getenv("LOW_MEM_T5_EMULATED_LOCKABLE");
+        if (lockable) most_lockable = strtoull(lockable, nullptr, 10);
         const char* order = getenv("LOW_MEM_T5_EMULATED_ORDER");
         if (order && !strcmp(order, "last")) schedule.order = emulation::Order::LastFirst;
         if (order && !strcmp(order, "random")) schedule.order = emulation::Order::Random;

@@ -46,8 +46,8 @@ void report() {
     for (auto& [name, count] : c.launches) launches += count;
     const GraphCounts& graphs = graph_counts();
     fprintf(file, "{\"launches\":%zu,\"products\":%zu,\"allocations\":%zu,\"uploads\":%zu,\"uploaded_bytes\":%zu,\"waiting_uploads\":%zu,\"downloads\":%zu,\"downloaded_bytes\":%zu,"
-            "\"copies\":%zu,\"waits\":%zu,\"graphs\":%zu,\"graph_launches\":%zu,\"graph_nodes\":%zu,\"graph_allocations\":%zu,\"most_pinned_bytes\":%zu,\"most_used_bytes\":%zu,\"most_reserved_bytes\":%zu,\"left_bytes\":%zu,\"open_contexts\":%zu,\"kernels\":{",
-            launches, products, c.allocations, c.uploads, c.uploaded, c.waiting_uploads, c.downloads, c.downloaded, c.copies, c.waits, graphs.graphs, graphs.launches, graphs.nodes_launched, graphs.allocations, c.most_pinned, c.now->most_used,
+            "\"copies\":%zu,\"waits\":%zu,\"graphs\":%zu,\"graph_launches\":%zu,\"graph_nodes\":%zu,\"graph_allocations\":%zu,\"most_pinned_bytes\":%zu,\"most_locked_bytes\":%zu,\"locked_bytes\":%zu,\"most_used_bytes\":%zu,\"most_reserved_bytes\":%zu,\"left_bytes\":%zu,\"open_contexts\":%zu,\"kernels\":{",
+            launches, products, c.allocations, c.uploads, c.uploaded, c.waiting_uploads, c.downloads, c.downloaded, c.copies, c.waits, graphs.graphs, graphs.launches, graphs.nodes_launched, graphs.allocations, c.most_pinned, c.most_locked, c.locked_bytes, c.now->most_used,
             c.now->most_reserved, c.now->used, c.contexts);
     const char* comma = "";
     for (auto& [name, count] : c.launches) {
@@ -456,6 +456,34 @@ Result cuMemFreeHost(void* at) {
     card().pinned_bytes -= found->second;
     card().pinned.erase(found);
     free(at);
+    return SUCCESS;
+}
+
+// Memory of the process becomes memory that the driver knows. It counts apart from memory that the driver gives.
+Result cuMemHostRegister_v2(void* at, size_t bytes, unsigned) {
+    if (Result result = unless_here(__func__)) return result;
+    std::lock_guard guard(card().lock);
+    if (Result result = unless_anything_is_captured()) return result;
+    Card& c = card();
+    char* from = static_cast<char*>(at);
+    if (!from || !bytes) return INVALID_VALUE;
+    auto next = c.pinned.upper_bound(from);
+    if (next != c.pinned.end() && next->first - next->second < from + bytes) return ALREADY_REGISTERED;
+    if (c.locked_bytes + bytes > c.most_lockable) return OUT_OF_MEMORY;
+    c.pinned[from + bytes] = bytes;
+    c.locked_bytes += bytes;
+    c.most_locked = std::max(c.most_locked, c.locked_bytes);
+    return SUCCESS;
+}
+Result cuMemHostUnregister(void* at) {
+    if (Result result = unless_here(__func__)) return result;
+    std::lock_guard guard(card().lock);
+    if (Result result = unless_anything_is_captured()) return result;
+    Card& c = card();
+    auto found = c.pinned.upper_bound(static_cast<char*>(at));
+    if (found == c.pinned.end() || found->first - found->second != at) return NOT_REGISTERED;
+    c.locked_bytes -= found->second;
+    c.pinned.erase(found);
     return SUCCESS;
 }
 

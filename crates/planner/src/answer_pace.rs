@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn weights_that_wait_off_a_card_cross_the_bus_for_each_token() {
         let answer = AnswerShape::greedy(BATCH.target_tokens);
-        let card = CardTimes { bus_byte_ps: 50.0, launch_ps: 0.0, cast_ps: 0.0, launches: None };
+        let card = CardTimes { bus_byte_ps: 50.0, locked_byte_ps: None, launch_ps: 0.0, cast_ps: 0.0, launches: None };
         let speed = Speed { card: Some(card), file_byte_ps: Some(0.0), ..testing::speed() };
         let of = |pins: &Pins, answer, speed| pace(DType::F32, answer, pins, Place::Device, speed);
         let there = of(&Pins::default(), answer, speed);

@@ -426,8 +426,18 @@ impl<'a> StepCounter<'a> {
         let over_the_bus = if self.of_model.place == Place::Device { 2 * once + weights + trained + read } else { 0 };
         let behind = if layers.copies_overlap { self.copied_behind(&levers) } else { 0 };
         match layers.in_host_memory {
-            true => Written { over_the_bus, behind, ..Written::default() },
-            false => Written { once, weights, frozen, read, read_by_micro_batch: by_micro_batch, over_the_bus, behind },
+            // Weights that nobody trains may lie in the files that they came in.
+            true => Written { over_the_bus, behind, locked: over_the_bus - read, ..Written::default() },
+            false => Written {
+                once,
+                weights,
+                frozen,
+                read,
+                read_by_micro_batch: by_micro_batch,
+                over_the_bus,
+                behind,
+                locked: 0,
+            },
         }
     }
 

@@ -25,6 +25,8 @@ pub struct Written {
     pub over_the_bus: u64,
     /// Of these, what is copied while a block is computed.
     pub behind: u64,
+    /// Of what is copied, the bytes whose place on the host is page-locked memory.
+    pub locked: u64,
 }
 
 impl Written {

@@ -15,7 +15,8 @@ use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use t5::{Files, ParameterSpec};
 use t5_ops::absent;
-use t5_ops::copies::{Coming, Leaving};
+use t5_ops::copies::{Coming, Leaving, copied_home};
+use t5_ops::page_locked::PageLocked;
 use t5_ops::{
     Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums,
     adafactor_with_sums, attention, attention_backward, dropout, dropout_add, feed_forward_activation,
@@ -128,8 +129,9 @@ pub fn measure_card(sizes: MeasuredSizes, device: &Device, directory: &Path) -> 
         let file_byte_ps = file_byte(directory)?.map(significant);
         let times = [bus_byte(device)?, launch(device)?, weight_cast(device)?];
         let [bus_byte_ps, launch_ps, cast_ps] = times.map(|seconds| significant(seconds * 1e12));
+        let locked_byte_ps = locked_byte(device)?.map(|seconds| significant(seconds * 1e12));
         let launches = Some(launches::times(device)?);
-        let card = Some(CardTimes { bus_byte_ps, launch_ps, cast_ps, launches });
+        let card = Some(CardTimes { bus_byte_ps, locked_byte_ps, launch_ps, cast_ps, launches });
         let of = |dtype| Measured::new(sizes, dtype, device)?.speed(file_byte_ps, card);
         let f32 = of(DType::F32)?;
         let has_bf16 = t5_ops::check_dtype(device, DType::BF16).is_ok();
@@ -390,14 +392,30 @@ fn file_byte(directory: &Path) -> candle_core::Result<Option<f64>> {
 /// Seconds of a byte that is copied to a device and back, through pinned memory, in the mean of both ways.
 fn bus_byte(device: &Device) -> candle_core::Result<f64> {
     let home = Tensor::ones(BUS_BYTES / 4, DType::F32, &Device::Cpu)?;
-    let there = absent::absent_like(&home, device)?;
+    both_ways(&home, device, |there| Leaving::begin(there)?.arrive().map(drop))
+}
+
+/// The same of a byte whose place on the host is page-locked. `None`: the driver locks no memory.
+fn locked_byte(device: &Device) -> candle_core::Result<Option<f64>> {
+    let home = Tensor::ones(BUS_BYTES / 4, DType::F32, &Device::Cpu)?;
+    let lock = PageLocked::of(&home, device);
+    lock.map(|_lock| both_ways(&home, device, |there| copied_home(there, &home).map(drop))).transpose()
+}
+
+/// Seconds of a byte of `home` that is copied to a device, and back by `return_home`: the mean of both.
+fn both_ways(
+    home: &Tensor,
+    device: &Device,
+    return_home: impl Fn(&Tensor) -> candle_core::Result<()>,
+) -> candle_core::Result<f64> {
+    let there = absent::absent_like(home, device)?;
     let up = || {
         let mut coming = Coming::begin(&there)?;
-        coming.copy(&home)?;
+        coming.copy(home)?;
         coming.arrive()
     };
     let up = shortest_on(device, OF_A_KIND, up)?;
-    let down = shortest_on(device, OF_A_KIND, || Leaving::begin(&there)?.arrive().map(drop))?;
+    let down = shortest_on(device, OF_A_KIND, || return_home(&there))?;
     Ok((up + down) / (2 * BUS_BYTES) as f64)
 }
 

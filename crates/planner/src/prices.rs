@@ -63,6 +63,9 @@ pub struct Prices {
     /// The time of copying a byte between the host and a device, in multiply-adds of an average one of the step.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub bus_byte: f64,
+    /// The same of a byte that comes from page-locked memory of the host or goes there; 0 where it was not measured.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub locked_bus_byte: f64,
     /// The time of casting an element of a weight to bf16 on a device, in multiply-adds of an average one of the step.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub weight_cast: f64,
@@ -113,6 +116,7 @@ impl Prices {
             second: 1.05,
             file_byte: 55.0,
             bus_byte: 0.0,
+            locked_bus_byte: 0.0,
             weight_cast: 0.0,
             launch: 0.0,
             product_launch: 0.0,
@@ -152,6 +156,7 @@ impl Prices {
             second,
             file_byte,
             bus_byte,
+            locked_bus_byte,
             weight_cast,
             launch,
             product_launch,
@@ -165,7 +170,7 @@ impl Prices {
         let has_tokens = (1.0..1e12).contains(&self.enough_tokens);
         let given = [self.multiply_add_ps, self.parameter_ps].into_iter().flatten();
         let work = [overhead_tokens, again_overhead_tokens, again, heads, second, self.overhead_rows];
-        let moved = [file_byte, bus_byte, weight_cast, disk, weights, weights_to_disk];
+        let moved = [file_byte, bus_byte, locked_bus_byte, weight_cast, disk, weights, weights_to_disk];
         let are_in_range = |price: f64| (0.0..1e12).contains(&price);
         let launched = [launch, product_launch, graph_launch, graph_node];
         has_tokens && work.into_iter().chain(moved).chain(launched).chain(given).all(are_in_range)
@@ -189,6 +194,11 @@ impl Prices {
             never_keeps_logits: true,
             ..Self::vectors()
         }
+    }
+
+    /// Of a byte that is copied between a device and a place on the host, which is page-locked or not.
+    pub fn of_bus(&self, is_locked: bool) -> f64 {
+        if is_locked && self.locked_bus_byte > 0.0 { self.locked_bus_byte } else { self.bus_byte }
     }
 
     /// Built in, for tensors that lie there.
@@ -272,9 +282,10 @@ impl Beside {
 /// The time of moving what is `written`, where there is so much `memory` for files.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
 pub fn moving_time(prices: &Prices, written: Written, memory: Bytes) -> Beside {
-    let behind = prices.bus_byte * written.behind as f64;
-    let over_the_bus = prices.bus_byte * written.over_the_bus as f64;
-    let alone = prices.file_byte * priced_bytes(prices, written, memory) + over_the_bus - behind;
+    let Written { over_the_bus, locked, .. } = written;
+    let bus = prices.of_bus(true) * locked as f64 + prices.of_bus(false) * (over_the_bus - locked) as f64;
+    let behind = bus * written.behind as f64 / over_the_bus.max(1) as f64;
+    let alone = prices.file_byte * priced_bytes(prices, written, memory) + bus - behind;
     Beside { alone, behind, ..Beside::default() }
 }
 

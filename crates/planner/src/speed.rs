@@ -59,6 +59,9 @@ pub struct Speed {
 pub struct CardTimes {
     /// A byte from the host or to it, through pinned memory: half of one there and one back.
     pub bus_byte_ps: f64,
+    /// The same where its place on the host is page-locked; none where the driver locks none, and in a file of an earlier program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub locked_byte_ps: Option<f64>,
     /// The launch of a kernel that has little to do, among many.
     pub launch_ps: f64,
     /// The cast of an element of a weight to bf16.
@@ -196,6 +199,7 @@ impl Speed {
                 let (launches, graph) = (card.launches, card.launches.and_then(|launches| launches.graph));
                 Prices {
                     bus_byte: relative(card.bus_byte_ps, 1.0),
+                    locked_bus_byte: time(card.locked_byte_ps),
                     weight_cast,
                     launch: time(launches.map(|launches| launches.kernel_ps)),
                     product_launch: time(launches.map(|launches| launches.product_ps)),
@@ -315,9 +319,18 @@ mod tests {
 
     #[test]
     fn a_card_is_priced_by_its_bus_and_its_launches() {
-        let card = CardTimes { bus_byte_ps: 5000.0, launch_ps: 0.0, cast_ps: 3.0, launches: None };
+        let card = CardTimes {
+            bus_byte_ps: 5000.0,
+            locked_byte_ps: Some(900.0),
+            launch_ps: 0.0,
+            cast_ps: 3.0,
+            launches: None,
+        };
         let fast = prices(&Speed { card: Some(card), product_overhead_rows: 64.0, ..even() });
-        assert!((fast.bus_byte / 500.0 - 1.0).abs() < 0.05, "{fast:?}");
+        assert!(
+            (fast.of_bus(false) / 500.0 - 1.0).abs() < 0.05 && (fast.of_bus(true) / 90.0 - 1.0).abs() < 0.05,
+            "{fast:?}"
+        );
         assert_eq!((fast.overhead_tokens, fast.again_overhead_tokens), (0.0, 0.0));
         assert_eq!((fast.enough_tokens, fast.never_keeps_logits), (Prices::card().enough_tokens, true));
         // Some six hundred launches and products of 4 microseconds, and some 90 million multiply-adds a token.
@@ -344,7 +357,11 @@ mod tests {
     fn times_and_prices_of_earlier_programs_are_read_and_launches_have_none() {
         let old = r#"{"bus_byte_ps": 5000.0, "launch_ps": 4e6, "cast_ps": 3.0}"#;
         let card: CardTimes = serde_json::from_str(old).unwrap();
-        assert_eq!(card, CardTimes { bus_byte_ps: 5000.0, launch_ps: 4e6, cast_ps: 3.0, launches: None });
+        let expected =
+            CardTimes { bus_byte_ps: 5000.0, locked_byte_ps: None, launch_ps: 4e6, cast_ps: 3.0, launches: None };
+        assert_eq!(card, expected);
+        let priced = prices(&Speed { card: Some(card), ..even() });
+        assert_eq!(priced.of_bus(true), priced.of_bus(false));
         assert_eq!(serde_json::to_value(card).unwrap(), serde_json::from_str::<serde_json::Value>(old).unwrap());
         // A table without prices of launches is written without them, and read again.
         let table = serde_json::to_value(Prices::card()).unwrap();

@@ -205,7 +205,7 @@ impl<'a> Offer<'a> {
         StepChoice {
             what: Step { levers: *levers, evaluation_samples, is_inference: false },
             rows,
-            other_phases: self.other_phases(levers, evaluation_samples, (gradients, packed), resident),
+            other_phases: self.other_phases(levers, evaluation_samples, (gradients, packed, waiting), resident),
             relative_time: self.relative_time(levers, arithmetic, written),
         }
     }
@@ -269,13 +269,13 @@ impl<'a> Offer<'a> {
         }
     }
 
-    /// Memory of the phases other than the step. Gradients are released before an evaluation and before saving; what
-    /// a step `packed` stays.
+    /// Memory of the phases other than the step. Gradients are released before an evaluation and before saving, as is memory in which what
+    /// was off the card has been `waiting`; what a step `packed` stays.
     fn other_phases(
         &self,
         levers: &Levers,
         evaluation_samples: usize,
-        (gradients, packed): (u64, u64),
+        (gradients, packed, waiting): (u64, u64, u64),
         resident: Resident,
     ) -> Vec<Phase> {
         let place = self.job.place;
@@ -283,7 +283,7 @@ impl<'a> Offer<'a> {
             let rows = std::iter::once(self.parameters(parameters))
                 .chain(self.state_of_choice(levers, name == LOADING))
                 .chain(self.weight_copies(levers).filter(|_| name != LOADING))
-                .chain(place::off_the_card(self.off_the_card(levers)))
+                .chain(place::off_the_card(self.off_the_card(levers) + if name == FEEDING { waiting } else { 0 }))
                 .chain(rows)
                 .collect();
             Phase { name, rows }

@@ -7,6 +7,8 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 use half::{bf16, f16};
 
+use crate::storage::as_they_are;
+
 /// Calls `f` with the bytes of a tensor on the CPU, in `F32`, `F64`, `BF16`, `F16` or `U8`.
 pub fn with_bytes<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
     let x = x.contiguous()?;
@@ -30,10 +32,12 @@ pub fn evict_from_caches(x: &Tensor) -> Result<()> {
     with_bytes(x, crate::cache::evict)
 }
 
-/// A tensor on the CPU whose bytes `fill` sets; it is given zeros.
+/// A tensor on the CPU whose bytes `fill` sets, every one of them: it is given unspecified ones.
 pub fn from_bytes(shape: &Shape, dtype: DType, fill: impl FnOnce(&mut [u8])) -> Result<Tensor> {
     fn of<T: WithDType>(shape: &Shape, fill: impl FnOnce(&mut [u8])) -> Result<Tensor> {
-        let mut data = vec![T::zero(); shape.elem_count()];
+        let count = shape.elem_count();
+        let mut data = as_they_are(Vec::with_capacity(count)).unwrap_or_else(|| vec![T::zero(); count]);
+        data.truncate(count);
         fill(bytes_mut(&mut data));
         Tensor::from_vec(data, shape, &Device::Cpu)
     }

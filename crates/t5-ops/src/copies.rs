@@ -1,13 +1,16 @@
-//! Copies between the host and a card beside what the card computes: on a stream of their own, through pinned memory.
+//! Copies between the host and a card beside what the card computes: on a stream of their own.
 //!
 //! A copy has three moments. It begins where its tensor has memory, or has its values. It is carried out when work was launched that the card
-//! does meanwhile, because the host fills pinned memory and waits for it. It arrives where somebody uses the values.
+//! does meanwhile, because the host fills pinned memory and waits for it, unless its own is page-locked. It arrives where somebody uses
+//! the values.
 //!
 //! Invariants: memory on the card is taken and given back in the order of the stream that computes, and a tensor is not given back while a
 //! copy may still look at it; nobody waits for the whole card. On other devices a copy is done when it is carried out.
 
 use candle_core::{Device, Result, Tensor};
 
+#[cfg(feature = "cuda")]
+use crate::lane::Run;
 use crate::{absent, copy_waits};
 
 /// Pinned memory that copies go through, of a process: a few pieces, in turn.
@@ -48,6 +51,29 @@ impl Coming {
         self.carry_out(home)?;
         self.is_copied = true;
         Ok(())
+    }
+
+    /// Carries the copy out of page-locked memory, to a tensor on a card that has as many bytes.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// The memory stays locked, and whatever writes to it later goes through the lane of this thread.
+    #[cfg(feature = "cuda")]
+    pub(crate) unsafe fn copy_locked(&mut self, runs: &[Run]) -> Result<()> {
+        if let Some(way) = &mut self.way {
+            // SAFETY: by the caller's promise.
+            unsafe { way.copy_locked(&self.to, runs) }?;
+            copy_waits::note_to_card(&self.to);
+        }
+        self.is_copied = true;
+        Ok(())
+    }
+
+    /// The tensor that the values are for.
+    pub(crate) fn to(&self) -> &Tensor {
+        &self.to
     }
 
     fn carry_out(&mut self, home: &Tensor) -> Result<()> {
@@ -119,8 +145,29 @@ impl Leaving {
     }
 }
 
+/// Copies the values of a tensor on a card to its home, if that is page-locked, and waits until they are there. False: it is not, and has
+/// its old values.
+///
+/// # Errors
+/// Another shape or dtype; the driver's.
+pub fn copied_home(x: &Tensor, home: &Tensor) -> Result<bool> {
+    absent::check_alike("copy", x, home)?;
+    #[cfg(feature = "cuda")]
+    if !x.device().is_cpu() && crate::change_bytes(home, |bytes| crate::page_locked::is_locked(bytes))? {
+        let x = x.contiguous()?;
+        return copy_waits::waiting(x.device(), || {
+            copy_waits::note_from_card(&x);
+            match cuda::Down::from(&x)? {
+                Some(way) => crate::change_bytes(home, |bytes| way.copy(&x, bytes))?.map(|()| true),
+                None => Ok(false),
+            }
+        });
+    }
+    Ok(false)
+}
+
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::forget_lane;
+pub(crate) use cuda::{forget_lane, lane_of};
 
 #[cfg(feature = "cuda")]
 mod cuda {
@@ -134,7 +181,7 @@ mod cuda {
 
     use super::{PIECE, PIECES};
     use crate::bytes::{from_bytes, with_bytes};
-    use crate::lane::Lane;
+    use crate::lane::{Lane, Run};
 
     /// A copy to the card.
     #[derive(Debug)]
@@ -144,19 +191,32 @@ mod cuda {
         is_free: CudaEvent,
         /// When the copy is done that nobody waits for yet.
         is_done: Option<CudaEvent>,
+        /// Whose values are copied: page-locked ones are read until then.
+        home: Option<Tensor>,
     }
 
     impl Up {
         pub fn to(tensor: &Tensor) -> candle_core::Result<Option<Self>> {
             let Some(lane) = lane_of(tensor.device())? else { return Ok(None) };
             let is_free = lane.borrow().launched().w()?;
-            Ok(Some(Self { lane, is_free, is_done: None }))
+            Ok(Some(Self { lane, is_free, is_done: None, home: None }))
         }
 
         pub fn copy(&mut self, to: &Tensor, home: &Tensor) -> candle_core::Result<()> {
             let address = crate::cuda::address(to)?;
             let mut lane = self.lane.borrow_mut();
             let copied = with_bytes(home, |bytes| lane.up(address, bytes, &self.is_free))?;
+            self.is_done = Some(copied.w()?);
+            self.home = Some(home.clone());
+            Ok(())
+        }
+
+        /// # Safety
+        /// As [`Lane::up_beside`].
+        pub unsafe fn copy_locked(&mut self, to: &Tensor, runs: &[Run]) -> candle_core::Result<()> {
+            let address = crate::cuda::address(to)?;
+            // SAFETY: by the caller's promise.
+            let copied = unsafe { self.lane.borrow_mut().up_beside(address, runs, &self.is_free) };
             self.is_done = Some(copied.w()?);
             Ok(())
         }
@@ -193,11 +253,16 @@ mod cuda {
         }
 
         pub fn arrive(self, x: &Tensor) -> candle_core::Result<Tensor> {
-            let (address, mut lane) = (crate::cuda::address(x)?, self.lane.borrow_mut());
             let mut copied = Ok(());
-            let values = from_bytes(x.shape(), x.dtype(), |bytes| copied = lane.down(address, bytes, &self.is_ready));
-            copied.w()?;
+            let values = from_bytes(x.shape(), x.dtype(), |bytes| copied = self.copy(x, bytes));
+            copied?;
             values
+        }
+
+        /// Copies the bytes of the tensor, and waits for them.
+        pub fn copy(&self, x: &Tensor, bytes: &mut [u8]) -> candle_core::Result<()> {
+            let address = crate::cuda::address(x)?;
+            self.lane.borrow_mut().down(address, bytes, &self.is_ready).w()
         }
     }
 
@@ -211,7 +276,7 @@ mod cuda {
     }
 
     /// That of a card, for the thread that computes; none of other devices. It is made for the first copy, and stays.
-    fn lane_of(device: &Device) -> candle_core::Result<Option<Rc<RefCell<Lane>>>> {
+    pub(crate) fn lane_of(device: &Device) -> candle_core::Result<Option<Rc<RefCell<Lane>>>> {
         let Device::Cuda(card) = device else { return Ok(None) };
         LANE.with_borrow_mut(|known| {
             if known.as_ref().is_none_or(|(id, _)| *id != card.id()) {

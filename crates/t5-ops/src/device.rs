@@ -117,6 +117,7 @@ pub fn forget_cards() {
     #[cfg(feature = "cuda")]
     {
         forget_lists();
+        crate::waiting::forget();
         crate::copies::forget_lane();
         crate::copy_waits::forget_pending();
     }

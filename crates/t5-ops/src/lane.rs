@@ -1,5 +1,5 @@
-//! A lane: the way between a card and the host beside what the card computes. It is a stream of copies, and the pinned memory that they go
-//! through, in pieces that take turns.
+//! A lane: the way between a card and the host beside what the card computes. It is a stream of copies. Those of page-locked memory the
+//! card makes itself; all others go through pieces of pinned memory, which take turns.
 //!
 //! A thread that copies has a lane of its own: where two shared one, copies of one would wait for kernels that the other's wait for.
 //!
@@ -11,9 +11,11 @@ use std::sync::Arc;
 
 use candle_core::CudaDevice;
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
+use candle_core::cuda_backend::cudarc::driver::sys::{CUevent_flags, CUstream};
 use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use rayon::prelude::*;
+
+use crate::page_locked::is_locked;
 
 /// As many bytes are worth a thread.
 const SHARE: usize = 512 << 10;
@@ -23,22 +25,23 @@ const SHARE: usize = 512 << 10;
 pub struct Lane {
     computing: Arc<CudaStream>,
     copying: Arc<CudaStream>,
+    /// Those that were needed so far, of the most that there are.
     pieces: Vec<Piece>,
+    most_pieces: usize,
     piece_bytes: usize,
     /// The piece whose turn it is.
     next: usize,
 }
 
 impl Lane {
-    /// A lane of `card`, with `pieces` pieces of pinned memory of `piece_bytes` bytes each.
+    /// A lane of `card`, with at most `pieces` pieces of pinned memory of `piece_bytes` bytes each.
     ///
     /// # Errors
     /// The driver's.
     pub fn new(card: &CudaDevice, pieces: usize, piece_bytes: usize) -> candle_core::Result<Self> {
         let computing = card.cuda_stream();
         let copying = computing.context().new_stream().w()?;
-        let pieces = (0..pieces).map(|_| Piece::new(&computing, piece_bytes)).collect::<Result<_, _>>().w()?;
-        Ok(Self { computing, copying, pieces, piece_bytes, next: 0 })
+        Ok(Self { computing, copying, pieces: Vec::new(), most_pieces: pieces, piece_bytes, next: 0 })
     }
 
     /// When all is done that was launched so far.
@@ -51,8 +54,8 @@ impl Lane {
         self.computing.wait(done)
     }
 
-    /// Copies bytes to an address on the card, whose memory is free from an event on. They are read when it returns, and there at the event
-    /// that it returns.
+    /// Copies bytes to an address on the card, whose memory is free from an event on. They are there at the event that it returns. Until then
+    /// bytes of page-locked memory stay as they are; of other memory they are read when it returns.
     pub fn up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> Result<CudaEvent, DriverError> {
         let copied = self.copy_up(to, bytes, is_free).and_then(|()| self.copying.record_event(None));
         self.unless_failed(copied)
@@ -64,6 +67,47 @@ impl Lane {
         self.unless_failed(copied)
     }
 
+    /// Copies page-locked memory to an address on the card, whose memory is free from an event on. It is done at the event that it returns.
+    ///
+    /// # Safety
+    /// The memory is locked and stays so; nobody writes to it before what later goes through this lane.
+    pub unsafe fn up_beside(&mut self, to: u64, runs: &[Run], is_free: &CudaEvent) -> Result<CudaEvent, DriverError> {
+        // SAFETY: by the caller's promise.
+        self.beside(runs, is_free, |at, part, stream| unsafe { result::memcpy_htod_async(to + at, part, stream) })
+    }
+
+    /// Copies to page-locked memory from an address on the card, where the values are from an event on. It is done at the event that it returns.
+    ///
+    /// # Safety
+    /// The memory is locked and stays so; until the event nobody else looks at it, nor changes what is at the address.
+    pub unsafe fn down_beside(
+        &mut self,
+        from: u64,
+        runs: &[Run],
+        is_ready: &CudaEvent,
+    ) -> Result<CudaEvent, DriverError> {
+        // SAFETY: by the caller's promise.
+        self.beside(runs, is_ready, |at, part, stream| unsafe { result::memcpy_dtoh_async(part, from + at, stream) })
+    }
+
+    fn beside(
+        &mut self,
+        runs: &[Run],
+        after: &CudaEvent,
+        copy: impl Fn(u64, &mut [u8], CUstream) -> Result<(), DriverError>,
+    ) -> Result<CudaEvent, DriverError> {
+        let mut copied = self.copying.wait(after);
+        let mut at = 0;
+        for run in runs {
+            // SAFETY: by the promise of whoever calls either of both.
+            let part =
+                unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(run.at), run.bytes) };
+            copied = copied.and_then(|()| copy(at, part, self.copying.cu_stream()));
+            at += run.bytes as u64;
+        }
+        self.unless_failed(copied.and_then(|()| self.copying.record_event(None)))
+    }
+
     fn unless_failed<T>(&self, copied: Result<T, DriverError>) -> Result<T, DriverError> {
         if copied.is_err() {
             // Some pieces may be on their way.
@@ -72,16 +116,23 @@ impl Lane {
         copied
     }
 
-    fn turn(&mut self) -> usize {
+    fn turn(&mut self) -> Result<usize, DriverError> {
         let turn = self.next;
-        self.next = (turn + 1) % self.pieces.len();
-        turn
+        if turn == self.pieces.len() {
+            self.pieces.push(Piece::new(&self.computing, self.piece_bytes)?);
+        }
+        self.next = (turn + 1) % self.most_pieces;
+        Ok(turn)
     }
 
     fn copy_up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> Result<(), DriverError> {
         self.copying.wait(is_free)?;
+        if is_locked(bytes) {
+            // SAFETY: as below; the bytes stay as they are until the event.
+            return unsafe { result::memcpy_htod_async(to, bytes, self.copying.cu_stream()) };
+        }
         for (number, bytes) in bytes.chunks(self.piece_bytes).enumerate() {
-            let turn = self.turn();
+            let turn = self.turn()?;
             let piece = &mut self.pieces[turn];
             copy(piece.wait()?, bytes);
             // SAFETY: the tensor at this address has all of these bytes, and nobody else uses them until its event was waited for; the
@@ -97,14 +148,19 @@ impl Lane {
 
     fn copy_down(&mut self, from: u64, bytes: &mut [u8], is_ready: &CudaEvent) -> Result<(), DriverError> {
         self.copying.wait(is_ready)?;
+        if is_locked(bytes) {
+            // SAFETY: as below; nobody looks at the bytes before it is done.
+            unsafe { result::memcpy_dtoh_async(bytes, from, self.copying.cu_stream()) }?;
+            return self.copying.synchronize();
+        }
         // While the card fills some pieces the host empties the oldest.
-        let pieces = self.pieces.len();
+        let pieces = self.most_pieces;
         let lengths: Vec<usize> = bytes.chunks(self.piece_bytes).map(<[u8]>::len).collect();
         let mut filled = Vec::with_capacity(lengths.len());
         let mut parts = bytes.chunks_mut(self.piece_bytes);
         for number in 0..lengths.len() + pieces - 1 {
             if let Some(&length) = lengths.get(number) {
-                let turn = self.turn();
+                let turn = self.turn()?;
                 let piece = &mut self.pieces[turn];
                 piece.wait()?;
                 // SAFETY: the tensor at this address has all of these bytes, and keeps them until this function returns; the piece is
@@ -125,6 +181,17 @@ impl Lane {
         }
         Ok(())
     }
+}
+
+/// Page-locked memory, one of the ranges that a copy of several goes through in their order.
+#[derive(Debug)]
+pub struct Run {
+    /// Its address.
+    pub at: usize,
+    /// Bytes that are copied.
+    pub bytes: usize,
+    /// Bytes that are taken for them.
+    pub taken: usize,
 }
 
 /// Pinned memory.

@@ -58,6 +58,7 @@ mod narrow;
 pub mod nccl;
 mod needs;
 mod ops;
+pub mod page_locked;
 mod paging;
 mod parallel;
 mod peak;
@@ -75,6 +76,7 @@ extern crate self as t5_ops;
 #[cfg(test)]
 mod testing;
 mod vector;
+pub mod waiting;
 
 pub use by_rows::window_bytes;
 pub use bytes::{change_bytes, evict_from_caches, from_bytes, with_bytes};

@@ -10,8 +10,10 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use t5_ops::absent;
-use t5_ops::copies::{Coming, Leaving, STAGING_BYTES};
+use t5_ops::copies::{Coming, Leaving, STAGING_BYTES, copied_home};
 use t5_ops::copy_waits::{self, CopyWaits};
+use t5_ops::page_locked::PageLocked;
+use t5_ops::waiting::{self, Waiting};
 
 use self::tensors::{bits, is_emulated};
 
@@ -54,12 +56,15 @@ fn one_after_the_other(card: &Device) -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// The same, with each block's tensors copied while the block before is computed, and its output while the next one is.
-fn beside_each_other(card: &Device) -> Vec<Vec<u32>> {
-    let absent = |block: usize| home(block).map(|home| absent::absent_like(&home, card).unwrap());
+/// The same, with each block's tensors copied while the block before is computed, and its output while the next one is. Homes may be locked.
+fn beside_each_other(card: &Device, is_locked: bool) -> Vec<Vec<u32>> {
+    let homes: Vec<_> = (0..=BLOCKS).map(home).collect();
+    let locks: Vec<_> = homes.iter().flatten().filter(|_| is_locked).map(|home| PageLocked::of(home, card)).collect();
+    assert!(locks.iter().all(Option::is_some));
+    let absent = |block: usize| homes[block].each_ref().map(|home| absent::absent_like(home, card).unwrap());
     let begin = |tensors: &[Tensor; 2]| tensors.each_ref().map(|tensor| Coming::begin(tensor).unwrap());
     let copy = |coming: &mut [Coming; 2], block: usize| {
-        coming.iter_mut().zip(home(block)).for_each(|(coming, home)| coming.copy(&home).unwrap());
+        coming.iter_mut().zip(&homes[block]).for_each(|(coming, home)| coming.copy(home).unwrap());
     };
     let (mut x, mut here, mut outputs) = (input(card), absent(0), Vec::new());
     let mut coming = begin(&here);
@@ -86,8 +91,10 @@ fn copies_beside_what_is_computed_change_no_bit() {
     let card = t5_ops::open_card(0).expect("a card, or the emulated one");
     let expected = one_after_the_other(&card);
     assert!(expected.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()));
-    let got = beside_each_other(&card);
-    assert!(got == expected, "the outputs have other bits: {:?}", std::env::var(STREAMS));
+    for is_locked in [false, true] {
+        let got = beside_each_other(&card, is_locked);
+        assert!(got == expected, "the outputs have other bits: {:?}, {is_locked}", std::env::var(STREAMS));
+    }
     // A tensor that is larger than all pinned memory, there and back, on memory that others had.
     let [_, large] = home(3);
     let to = absent::absent_like(&large, &card).unwrap();
@@ -139,6 +146,8 @@ fn whenever_streams_do_their_work_copies_wait_for_it() {
         "copies_beside_what_is_computed_change_no_bit",
         "values_that_nobody_waits_for_are_there_before_their_memory_serves_others",
         "copies_go_on_after_a_thread_has_forgotten_its_cards",
+        "a_home_that_is_locked_follows_its_tensor",
+        "values_that_wait_come_back_though_their_memory_served_others",
     ];
     for (order, name) in ["early", "late"].into_iter().flat_map(|order| tests.map(|name| (order, name))) {
         let mut test = Command::new(std::env::current_exe().unwrap());
@@ -165,6 +174,78 @@ fn values_that_nobody_waits_for_are_there_before_their_memory_serves_others() {
         coming.arrive().unwrap();
         assert!(bits(&others).iter().all(|&bits| bits == 0));
     }
+}
+
+#[test]
+fn a_home_that_is_locked_follows_its_tensor() {
+    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let [_, large] = home(4);
+    let to = absent::absent_like(&large, &card).unwrap();
+    absent::bring(&to, &large).unwrap();
+    t5_ops::add_in_place(&to, &to.copy().unwrap()).unwrap();
+    assert!(!copied_home(&to, &large).unwrap(), "it is not locked");
+    let expected = bits(&large);
+    assert_eq!(expected, bits(&home(4)[1]));
+    let [lock, again] = [PageLocked::of(&large, &card), PageLocked::of(&large, &card)];
+    assert!(lock.is_some() && again.is_some());
+    // It stays locked while anybody asks for it.
+    drop(lock);
+    let rows = |x: &Tensor| x.narrow(0, 1000, LARGE - 1001).unwrap();
+    assert!(copied_home(&rows(&to), &rows(&large)).unwrap());
+    let doubled: Vec<u32> = expected.iter().map(|&bits| (2.0 * f32::from_bits(bits)).to_bits()).collect();
+    let got = bits(&large);
+    assert!(got[1000..LARGE - 1] == doubled[1000..LARGE - 1]);
+    assert!(got[..1000] == expected[..1000] && got[LARGE - 1] == expected[LARGE - 1], "nothing beside it");
+    assert!(copied_home(&to.narrow(0, 0, 7).unwrap(), &large).is_err());
+    drop(again);
+    assert!(!copied_home(&to, &large).unwrap(), "it is not locked any more");
+}
+
+/// A tensor of a card with so many elements of its own.
+fn of_card(number: usize, elements: usize, card: &Device) -> Tensor {
+    let values: Vec<f32> = (0..elements).map(|i| ((i * 31 + number * 7919) % 65_521) as f32).collect();
+    Tensor::from_vec(values, elements, &Device::Cpu).unwrap().to_device(card).unwrap()
+}
+
+#[test]
+fn values_that_wait_come_back_though_their_memory_served_others() {
+    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    assert!(Waiting::begin(&of_card(0, 1000, &card)).unwrap().is_none(), "it is small");
+    let on_host = Tensor::zeros(1 << 20, DType::F32, &Device::Cpu).unwrap();
+    assert!(Waiting::begin(&on_host).unwrap().is_none());
+    // Sizes that are no whole pages, taken and given back in another order, so that later values lie in parts of what others left.
+    let elements = |number: usize| 20_000 + (number * 48_271 % 97) * 1_537;
+    let mut there = Vec::new();
+    for number in 0..60 {
+        let x = of_card(number, elements(number), &card);
+        let (values, departing) = Waiting::begin(&x).unwrap().expect("memory is locked");
+        assert_eq!((values.shape(), values.dtype()), (x.shape(), x.dtype()));
+        // Its memory serves others as soon as the copy was waited for, or nobody waits for it any more.
+        if number % 3 == 0 {
+            drop(departing)
+        } else {
+            departing.arrive().unwrap()
+        }
+        drop(x);
+        there.push((number, values));
+        if number % 2 == 1 {
+            let (number, values) = there.remove(number * 7 % there.len());
+            let back = Tensor::zeros(elements(number), DType::F32, &card).unwrap();
+            let mut coming = Coming::begin(&back).unwrap();
+            values.copy_to(&mut coming).unwrap();
+            drop(values);
+            // Meanwhile its memory is taken by the next.
+            let (_next, departing) =
+                Waiting::begin(&of_card(number + 100, elements(number), &card)).unwrap().expect("memory is locked");
+            departing.arrive().unwrap();
+            coming.arrive().unwrap();
+            assert!(bits(&back) == bits(&of_card(number, elements(number), &card)), "values {number}");
+        }
+    }
+    there.clear();
+    waiting::release_unused();
+    let (_values, departing) = Waiting::begin(&of_card(1, 30_000, &card)).unwrap().expect("memory is locked");
+    departing.arrive().unwrap();
 }
 
 #[test]

@@ -10,7 +10,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor, TensorId};
-use t5_ops::copies::Coming;
+use t5_ops::copies::{self, Coming};
+use t5_ops::page_locked::PageLocked;
 use t5_ops::{absent, copy_waits};
 
 use crate::config::Config;
@@ -29,6 +30,8 @@ pub(crate) struct Homes {
 #[derive(Debug)]
 struct Home {
     values: Tensor,
+    /// For copies that the host takes no part in. None of values in a file.
+    _lock: Option<PageLocked>,
     /// Whether the tensor has them, too.
     is_here: bool,
     /// They are on their way to it.
@@ -63,7 +66,8 @@ impl Homes {
     pub fn insert(&self, values: Tensor, device: &Device) -> Result<Tensor> {
         let tensor = absent::absent_like(&values, device)?;
         t5_ops::page_out(&values);
-        self.homes.borrow_mut().insert(tensor.id(), Home { values, is_here: false, coming: None });
+        let lock = if t5_ops::is_in_file(&values) { None } else { PageLocked::of(&values, device) };
+        self.homes.borrow_mut().insert(tensor.id(), Home { values, _lock: lock, is_here: false, coming: None });
         Ok(tensor)
     }
 
@@ -118,8 +122,10 @@ impl Homes {
         let was_here = self.homes.borrow().get(&tensor.id()).is_some_and(|home| home.is_here);
         self.page_in(0, tensor)?;
         let result = f(tensor)?;
-        let changed = copy_waits::moved(tensor, &Device::Cpu).map_err(Error::from)?;
-        self.file.overwrite(&values, &changed)?;
+        if !copies::copied_home(tensor, &values).map_err(Error::from)? {
+            let changed = copy_waits::moved(tensor, &Device::Cpu).map_err(Error::from)?;
+            self.file.overwrite(&values, &changed)?;
+        }
         if !was_here {
             self.page_out(0, tensor)?;
         }

@@ -5,12 +5,15 @@
 //!
 //! Beside a device the host's memory may take the place of the file, and the rows are changed on the device.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::path::PathBuf;
 
-use candle_core::{Device, Tensor};
+use candle_core::{Device, Tensor, TensorId};
 use heap::{FileMemory, LARGE_BYTES};
 use t5::Files;
-use t5_ops::{AdamwHyper, Writes, copy_waits};
+use t5_ops::page_locked::PageLocked;
+use t5_ops::{AdamwHyper, Writes, copies, copy_waits};
 
 use crate::error::{Error, Result};
 
@@ -43,6 +46,8 @@ pub(crate) struct StateFile {
     writes: Writes,
     /// For messages.
     path: PathBuf,
+    /// Those of moments in the host's memory that were updated, for copies that the host takes no part in.
+    locks: RefCell<HashMap<TensorId, Option<PageLocked>>>,
 }
 
 impl StateFile {
@@ -57,7 +62,7 @@ impl StateFile {
         let memory = memory.map_err(|source| t5::Error::Offload { path: path.clone(), source })?;
         let has_room = sizes.iter().map(|&bytes| bytes as u64).sum::<u64>() <= files.unwritten_bytes;
         let writes = if has_room { Writes::Later } else { Writes::Now };
-        Ok(StateFile { memory, device: device.clone(), writes, path })
+        Ok(StateFile { memory, device: device.clone(), writes, path, locks: RefCell::default() })
     }
 
     /// Whether moments lie where these files are.
@@ -94,6 +99,7 @@ impl StateFile {
     /// [`t5::Error::Offload`], and those of [`t5_ops::adamw`].
     pub fn update(&self, values: &Tensor, gradient: &Tensor, moments: [&Tensor; 2], hyper: &AdamwHyper) -> Result<()> {
         let failed = |error| self.error(error);
+        moments.into_iter().for_each(|moment| self.lock(moment));
         let rows = rows_at_a_time(values.dims(), moments[0].dtype().size_in_bytes());
         for first_row in (0..values.dims()[0]).step_by(rows) {
             let count = rows.min(values.dims()[0] - first_row);
@@ -119,11 +125,22 @@ impl StateFile {
         Ok(())
     }
 
+    /// Locks a moment that is updated for the first time.
+    fn lock(&self, moment: &Tensor) {
+        if self.memory.is_none() && !self.device.is_cpu() && moment.device().is_cpu() {
+            let mut locks = self.locks.borrow_mut();
+            locks.entry(moment.id()).or_insert_with(|| PageLocked::of(moment, &self.device));
+        }
+    }
+
     /// Writes a changed copy over the moment.
     ///
     /// # Errors
     /// [`t5::Error::Offload`].
     pub fn write(&self, moment: &Tensor, changed: &Tensor) -> Result<()> {
+        if copies::copied_home(changed, moment).map_err(|error| self.error(error))? {
+            return Ok(());
+        }
         let changed = copy_waits::moved(changed, &Device::Cpu);
         let written = changed.and_then(|changed| t5_ops::overwrite_where_it_lies(moment, &changed, self.writes));
         written.map_err(|error| self.error(error))

@@ -380,10 +380,12 @@ impl Trainer {
         Ok(t5_ops::release_unused_of_device(self.model.device())?)
     }
 
-    /// Frees the gradients' memory until the next step, for evaluation and saving under a tight budget.
+    /// Frees the gradients' memory until the next step, for evaluation and saving under a tight budget, and that in which what is off a card
+    /// waits during a step.
     pub fn release_gradients(&mut self) {
         self.gradients.release();
         self.model.release_micro_batches();
+        t5_ops::waiting::release_unused();
     }
 
     /// How many batches have been stepped, skipped and empty ones included.

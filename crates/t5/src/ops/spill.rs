@@ -6,6 +6,7 @@ use std::rc::Rc;
 use candle_core::{DType, Device, Shape, Tensor};
 use t5_ops::copies::{Coming, Leaving};
 use t5_ops::copy_waits;
+use t5_ops::waiting::{Departing, Waiting};
 
 use super::Spill;
 use super::files::{self, Files, TensorFiles};
@@ -21,6 +22,8 @@ pub struct TensorSpill {
     copies_overlap: bool,
     /// Tensors that were put and are not there yet.
     leaving: Vec<(Stretch, Leaving)>,
+    /// Those whose copies the host takes no part in.
+    departing: Vec<Departing>,
     /// Tensors that are asked for next.
     coming: Vec<(Stretch, Tensor, Coming)>,
 }
@@ -35,6 +38,8 @@ enum Place {
     File(files::Stretch),
     /// On the CPU.
     Memory(Tensor),
+    /// On the CPU, page-locked.
+    Waiting(Rc<Waiting>),
     /// On its way there: its shape and dtype.
     Underway(Shape, DType),
 }
@@ -59,6 +64,7 @@ impl Stretch {
         match &*self.0.borrow() {
             Place::File(stretch) => (stretch.shape().clone(), stretch.dtype()),
             Place::Memory(x) => (x.shape().clone(), x.dtype()),
+            Place::Waiting(values) => (values.shape().clone(), values.dtype()),
             Place::Underway(shape, dtype) => (shape.clone(), *dtype),
         }
     }
@@ -73,7 +79,8 @@ impl TensorSpill {
         let in_memory = files.in_host_memory && !device.is_cpu();
         let files = (!in_memory).then(|| TensorFiles::create(files)).transpose()?;
         let (device, copies_overlap) = (device.clone(), copies_overlap && !device.is_cpu());
-        Ok(TensorSpill { device, files, copies_overlap, leaving: Vec::new(), coming: Vec::new() })
+        let (leaving, departing, coming) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(TensorSpill { device, files, copies_overlap, leaving, departing, coming })
     }
 
     /// Puts a tensor of the CPU there.
@@ -94,8 +101,35 @@ impl TensorSpill {
         }
     }
 
+    /// Values that wait in page-locked memory; none where they do not.
+    fn waiting(&self, stretch: &Stretch) -> Option<Rc<Waiting>> {
+        if let Place::Waiting(values) = &*stretch.0.borrow() { Some(Rc::clone(values)) } else { None }
+    }
+
+    /// Begins to put a tensor into page-locked memory. `None`: there is none for it.
+    fn begin_waiting(&mut self, x: &Tensor) -> Result<Option<Stretch>> {
+        if self.files.is_some() {
+            return Ok(None);
+        }
+        let Some((values, departing)) = Waiting::begin(x)? else { return Ok(None) };
+        match self.copies_overlap {
+            true => self.departing.push(departing),
+            false => departing.arrive()?,
+        }
+        Ok(Some(Stretch::at(Place::Waiting(Rc::new(values)))))
+    }
+
+    /// Carries a copy out that was begun.
+    fn carry_out(&mut self, stretch: &Stretch, after: Option<&Stretch>, coming: &mut Coming) -> Result<()> {
+        match self.waiting(stretch) {
+            Some(values) => Ok(values.copy_to(coming)?),
+            None => Ok(coming.copy(&self.host(stretch, after)?)?),
+        }
+    }
+
     /// Carries out the copies of tensors that were put.
     fn settle(&mut self) -> Result<()> {
+        std::mem::take(&mut self.departing).into_iter().try_for_each(Departing::arrive)?;
         for (stretch, leaving) in std::mem::take(&mut self.leaving) {
             let place = self.place(leaving.arrive()?)?;
             stretch.0.replace(place);
@@ -113,6 +147,9 @@ impl TensorSpill {
 
 impl Spill<Tensor> for TensorSpill {
     fn put(&mut self, x: Tensor) -> Result<Stretch> {
+        if let Some(stretch) = self.begin_waiting(&x)? {
+            return Ok(stretch);
+        }
         if !self.copies_overlap {
             return Ok(Stretch::at(self.place(copy_waits::moved(&x, &Device::Cpu)?)?));
         }
@@ -122,7 +159,7 @@ impl Spill<Tensor> for TensorSpill {
     }
 
     fn get(&mut self, stretch: Stretch, after: Option<&Stretch>) -> Result<Tensor> {
-        if !self.copies_overlap {
+        if !self.copies_overlap && self.waiting(&stretch).is_none() {
             let device = self.device.clone();
             return copy_waits::waiting(&device, || Ok(copy_waits::moved(&self.host(&stretch, after)?, &device)?));
         }
@@ -134,7 +171,7 @@ impl Spill<Tensor> for TensorSpill {
         copy_waits::waiting(x.device(), || -> Result<()> {
             if !coming.is_copied() {
                 self.settle()?;
-                coming.copy(&self.host(&stretch, after)?)?;
+                self.carry_out(&stretch, after, &mut coming)?;
             }
             Ok(coming.arrive()?)
         })?;
@@ -156,7 +193,7 @@ impl Spill<Tensor> for TensorSpill {
         for (place, (stretch, _, coming)) in
             coming.iter_mut().enumerate().filter(|(_, (.., coming))| !coming.is_copied())
         {
-            coming.copy(&self.host(stretch, stretches.get(place + 1))?)?;
+            self.carry_out(stretch, stretches.get(place + 1), coming)?;
         }
         self.coming = coming;
         Ok(())

@@ -1,0 +1,349 @@
+//! Values of a card that wait in page-locked memory of the host.
+//!
+//! Values take whole pages of it and give them back. It grows where too few are free, so it is as large as the most that ever waited, and is
+//! locked once. The host takes no part in a copy: the card reads and writes the memory itself.
+//!
+//! Invariants: every copy goes through the lane of the thread that computes, one after another, so memory can be taken again as soon as
+//! the copy out of it is on the stream; memory on the card stays where it is until a copy from it was waited for.
+
+use candle_core::{DType, Result, Shape, Tensor};
+
+use crate::copies::Coming;
+
+/// Fewer bytes do not wait here: the host copies them as fast as it asks a card to.
+#[cfg(feature = "cuda")]
+const LEAST: usize = 16 << 10;
+
+/// A tensor that still has its memory on the card because its values are on their way.
+#[derive(Debug)]
+pub struct Departing {
+    // First, so that the stream that computes waits for the copy before the tensor's memory is given back.
+    way: way::Down,
+    x: Tensor,
+}
+
+impl Departing {
+    /// Has whatever is computed from here on wait until the values have left.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn arrive(mut self) -> Result<()> {
+        crate::copy_waits::waiting(self.x.device(), || self.way.wait())
+    }
+}
+
+/// Values that wait.
+#[derive(Debug)]
+pub struct Waiting {
+    memory: way::Memory,
+    shape: Shape,
+    dtype: DType,
+}
+
+impl Waiting {
+    /// Begins to copy what a tensor of a card has when all is done that was launched so far. `None`: it is small, it lies on the CPU, or
+    /// the driver locks no memory.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn begin(x: &Tensor) -> Result<Option<(Self, Departing)>> {
+        let Some((x, memory, way)) = way::leave(x)? else { return Ok(None) };
+        crate::copy_waits::note_from_card(&x);
+        Ok(Some((Self { memory, shape: x.shape().clone(), dtype: x.dtype() }, Departing { way, x })))
+    }
+
+    /// Carries a copy of the values out, to a tensor of their shape and dtype that was begun to be copied to.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Panics
+    /// If the tensor has another shape or dtype.
+    pub fn copy_to(&self, coming: &mut Coming) -> Result<()> {
+        assert_eq!((coming.to().shape(), coming.to().dtype()), (&self.shape, self.dtype));
+        self.memory.copy_to(coming)
+    }
+
+    /// Their shape.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Their dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+}
+
+/// Unlocks and frees memory in which nothing waits, of this thread.
+pub fn release_unused() {
+    #[cfg(feature = "cuda")]
+    way::release_unused();
+}
+
+#[cfg(feature = "cuda")]
+pub(crate) use way::forget;
+
+#[cfg(feature = "cuda")]
+mod way {
+    use std::cell::RefCell;
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::rc::Rc;
+    use std::sync::Arc;
+
+    use candle_core::cuda_backend::WrapErr;
+    use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream};
+    use candle_core::{Device, Result, Tensor};
+
+    use super::LEAST;
+    use crate::copies::{Coming, lane_of};
+    use crate::lane::{Lane, Run};
+    use crate::page_locked::Lock;
+
+    /// Bytes of a page.
+    const PAGE: usize = 4096;
+
+    thread_local! {
+        static STORE: RefCell<Option<Rc<RefCell<Store>>>> = const { RefCell::new(None) };
+    }
+
+    pub(crate) fn release_unused() {
+        STORE.with_borrow(|store| store.iter().for_each(|store| store.borrow_mut().release_unused()));
+    }
+
+    /// Drops the memory that this thread keeps.
+    pub(crate) fn forget() {
+        STORE.take();
+    }
+
+    /// A copy to the host, and who waits for it.
+    #[derive(Debug)]
+    pub struct Down {
+        lane: Rc<RefCell<Lane>>,
+        is_done: Option<CudaEvent>,
+    }
+
+    impl Down {
+        pub fn wait(&mut self) -> Result<()> {
+            self.is_done.take().map_or(Ok(()), |done| self.lane.borrow().have_computing_wait(&done)).w()
+        }
+    }
+
+    impl Drop for Down {
+        fn drop(&mut self) {
+            // Where nobody waits because something else has failed, that is reported.
+            let _ = self.wait();
+        }
+    }
+
+    pub fn leave(x: &Tensor) -> Result<Option<(Tensor, Memory, Down)>> {
+        let Device::Cuda(card) = x.device() else { return Ok(None) };
+        let bytes = x.elem_count() * x.dtype().size_in_bytes();
+        if bytes < LEAST {
+            return Ok(None);
+        }
+        let (Some(lane), Some(memory)) = (lane_of(x.device())?, Memory::take(&card.cuda_stream(), bytes)) else {
+            return Ok(None);
+        };
+        let x = x.contiguous()?;
+        let copied = {
+            let mut lane = lane.borrow_mut();
+            let is_ready = lane.launched().w()?;
+            // SAFETY: the memory is nobody else's, and every copy of it goes through this lane.
+            unsafe { lane.down_beside(crate::cuda::address(&x)?, &memory.runs, &is_ready) }.w()?
+        };
+        Ok(Some((x, memory, Down { lane, is_done: Some(copied) })))
+    }
+
+    /// Memory that is taken.
+    #[derive(Debug)]
+    pub struct Memory {
+        runs: Vec<Run>,
+        store: Rc<RefCell<Store>>,
+    }
+
+    impl Memory {
+        /// Memory for so many bytes. `None`: no more is locked.
+        fn take(stream: &Arc<CudaStream>, bytes: usize) -> Option<Self> {
+            STORE.with_borrow_mut(|known| {
+                let is_of = |store: &Rc<RefCell<Store>>| Arc::ptr_eq(&store.borrow().stream, stream);
+                if !known.as_ref().is_some_and(is_of) {
+                    *known = Some(Rc::new(RefCell::new(Store::new(Arc::clone(stream)))));
+                }
+                let store = known.as_ref()?;
+                let runs = store.borrow_mut().take(bytes)?;
+                Some(Self { runs, store: Rc::clone(store) })
+            })
+        }
+    }
+
+    impl Memory {
+        pub fn copy_to(&self, coming: &mut Coming) -> Result<()> {
+            // SAFETY: the memory is locked while anybody has it, and every copy of it goes through the lane of this thread.
+            unsafe { coming.copy_locked(&self.runs) }
+        }
+    }
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            let mut store = self.store.borrow_mut();
+            self.runs.iter().for_each(|run| store.give_back(run));
+        }
+    }
+
+    /// All memory in which values of a card wait.
+    #[derive(Debug)]
+    struct Store {
+        stream: Arc<CudaStream>,
+        slabs: Vec<Slab>,
+        free: FreeRanges,
+    }
+
+    /// Ranges that are free. A range lies in one slab.
+    #[derive(Debug, Default)]
+    struct FreeRanges {
+        /// Their bytes, by their addresses.
+        by_address: BTreeMap<usize, usize>,
+        by_bytes: BTreeSet<(usize, usize)>,
+        bytes: usize,
+    }
+
+    /// Memory that was locked at one time.
+    #[derive(Debug)]
+    struct Slab {
+        // Before the memory, so that it is unlocked before it is freed.
+        _lock: Lock,
+        memory: Vec<u8>,
+    }
+
+    impl Store {
+        fn new(stream: Arc<CudaStream>) -> Self {
+            Self { stream, slabs: Vec::new(), free: FreeRanges::default() }
+        }
+
+        fn take(&mut self, bytes: usize) -> Option<Vec<Run>> {
+            let pages = bytes.next_multiple_of(PAGE);
+            if self.free.bytes < pages {
+                self.grow(pages - self.free.bytes)?;
+            }
+            let mut runs = Vec::new();
+            let (mut missing, mut left) = (pages, bytes);
+            while missing > 0 {
+                let (at, taken) = self.free.take(missing)?;
+                // Of the last page a part is nobody's.
+                runs.push(Run { at, bytes: taken.min(left), taken });
+                missing -= taken;
+                left -= taken.min(left);
+            }
+            Some(runs)
+        }
+
+        fn grow(&mut self, bytes: usize) -> Option<()> {
+            let memory = vec![0u8; bytes];
+            // SAFETY: the memory is kept beside its lock, and never moves.
+            let lock = unsafe { Lock::new(&self.stream, memory.as_ptr(), bytes) }?;
+            self.free.insert(memory.as_ptr().expose_provenance(), bytes);
+            self.slabs.push(Slab { _lock: lock, memory });
+            Some(())
+        }
+
+        /// A copy is of one range that the driver knows, so neighbours in two slabs stay apart.
+        fn give_back(&mut self, run: &Run) {
+            let Some(slab) = self.slabs.iter().map(Slab::range).find(|slab| slab.contains(&run.at)) else { return };
+            let (mut at, mut bytes) = (run.at, run.taken);
+            if let Some((before, length)) = self.free.before(at).filter(|(before, _)| slab.contains(before)) {
+                self.free.remove(before);
+                (at, bytes) = (before, bytes + length);
+            }
+            let behind = at + bytes;
+            if slab.contains(&behind)
+                && let Some(length) = self.free.remove(behind)
+            {
+                bytes += length;
+            }
+            self.free.insert(at, bytes);
+        }
+
+        fn release_unused(&mut self) {
+            let free = &mut self.free;
+            self.slabs.retain(|slab| {
+                let range = slab.range();
+                let is_free = free.by_address.get(&range.start) == Some(&range.len());
+                if is_free {
+                    free.remove(range.start);
+                }
+                !is_free
+            });
+        }
+    }
+
+    impl FreeRanges {
+        /// The smallest range that has so many bytes, as far as they go; otherwise the largest one.
+        fn take(&mut self, bytes: usize) -> Option<(usize, usize)> {
+            let fits = self.by_bytes.range((bytes, 0)..).next();
+            let &(length, at) = fits.or_else(|| self.by_bytes.last())?;
+            self.remove(at);
+            let taken = length.min(bytes);
+            if taken < length {
+                self.insert(at + taken, length - taken);
+            }
+            Some((at, taken))
+        }
+
+        /// The range that ends at an address.
+        fn before(&self, at: usize) -> Option<(usize, usize)> {
+            let (&before, &length) = self.by_address.range(..at).next_back()?;
+            (before + length == at).then_some((before, length))
+        }
+
+        fn insert(&mut self, at: usize, bytes: usize) {
+            self.by_address.insert(at, bytes);
+            self.by_bytes.insert((bytes, at));
+            self.bytes += bytes;
+        }
+
+        fn remove(&mut self, at: usize) -> Option<usize> {
+            let bytes = self.by_address.remove(&at)?;
+            self.by_bytes.remove(&(bytes, at));
+            self.bytes -= bytes;
+            Some(bytes)
+        }
+    }
+
+    impl Slab {
+        fn range(&self) -> std::ops::Range<usize> {
+            let at = self.memory.as_ptr().addr();
+            at..at + self.memory.len()
+        }
+    }
+}
+
+/// Without a card nothing waits here.
+#[cfg(not(feature = "cuda"))]
+mod way {
+    use candle_core::{Result, Tensor};
+
+    use crate::copies::Coming;
+
+    #[derive(Debug)]
+    pub enum Down {}
+
+    impl Down {
+        pub fn wait(&mut self) -> Result<()> {
+            match *self {}
+        }
+    }
+
+    #[derive(Debug)]
+    pub enum Memory {}
+
+    impl Memory {
+        pub fn copy_to(&self, _: &mut Coming) -> Result<()> {
+            match *self {}
+        }
+    }
+
+    pub fn leave(_: &Tensor) -> Result<Option<(Tensor, Memory, Down)>> {
+        Ok(None)
+    }
+}
