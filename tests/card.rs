@@ -3,6 +3,7 @@
 mod faster_device;
 mod on_a_card;
 mod parts_of_tensors;
+mod ready_updates;
 mod recorded_steps;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;

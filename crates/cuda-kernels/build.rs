@@ -99,7 +99,7 @@ fn emulated_card() -> Result<(), Box<dyn Error>> {
         std::fs::write(out.join(format!("lib{library}.a")), "!<arch>\n")?;
     }
     println!("cargo::rustc-link-search=native={}", out.display());
-    emulation(&["blas.cc", "driver.cc", "execution.cc", "graphs.cc", "launches.cc", "nccl.cc"])
+    emulation(&["blas.cc", "driver.cc", "execution.cc", "graphs.cc", "launches.cc", "nccl.cc", "trace.cc"])
 }
 
 /// `SOURCE.ptx` for each source.

@@ -10,6 +10,7 @@
 
 #include "driver.h"
 #include "execution.h"
+#include "trace.h"
 
 namespace emulation {
 
@@ -43,7 +44,8 @@ struct Card {
     std::map<Address, size_t> beside; // memory of no pool
     size_t beside_bytes = 0;
     bool has_failed = false;
-    size_t allocations = 0, uploads = 0, uploaded = 0, downloads = 0, downloaded = 0, copies = 0, waits = 0;
+    bool works = true; // kernels and products compute
+    size_t allocations = 0, uploads = 0, uploaded = 0, waiting_uploads = 0, downloads = 0, downloaded = 0, copies = 0, waits = 0;
     std::map<std::string, size_t> launches;
     emulation::Schedule schedule;
 
@@ -62,6 +64,8 @@ struct Card {
         const char* order = getenv("LOW_MEM_T5_EMULATED_ORDER");
         if (order && !strcmp(order, "last")) schedule.order = emulation::Order::LastFirst;
         if (order && !strcmp(order, "random")) schedule.order = emulation::Order::Random;
+        const char* work = getenv("LOW_MEM_T5_EMULATED_WORK");
+        works = !work || strcmp(work, "none");
         const char* late = getenv("LOW_MEM_T5_EMULATED_STREAMS");
         using Late = Streams::Late;
         if (late) streams.late = !strcmp(late, "early") ? Late::First : !strcmp(late, "late") ? Late::Others : Late::None;

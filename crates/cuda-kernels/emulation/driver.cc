@@ -4,8 +4,9 @@
 // Variables, each with the prefix LOW_MEM_T5_EMULATED_: MEMORY, bytes of the card (default 4 GiB); PAGE, bytes that a pool takes from it at a
 // time (default 2 MiB); CARDS, how many there are to choose from (default 1; a process opens one of them); ORDER, `last` or `random` for
 // another order of threads and blocks; STREAMS, `early` or `late`: work of every stream but the first is done as early or as late as its order
-// allows, where calls otherwise do it; FAILURE, N: the N-th allocation finds no memory; REPORT, a file that gets the counts as JSON in the
-// end, with the card's number behind its name but for the first.
+// allows, where calls otherwise do it; WORK, `none`: kernels and products compute nothing, and memory is zeros, to see the host's part of a
+// large step; FAILURE, N: the N-th allocation finds no memory; REPORT, a file that gets the counts as JSON in the end, with the card's number
+// behind its name but for the first; TRACE, a file that gets each request (trace.h).
 #include <stdio.h>
 
 #include "card.h"
@@ -44,9 +45,9 @@ void report() {
     size_t launches = 0;
     for (auto& [name, count] : c.launches) launches += count;
     const GraphCounts& graphs = graph_counts();
-    fprintf(file, "{\"launches\":%zu,\"products\":%zu,\"allocations\":%zu,\"uploads\":%zu,\"uploaded_bytes\":%zu,\"downloads\":%zu,\"downloaded_bytes\":%zu,"
+    fprintf(file, "{\"launches\":%zu,\"products\":%zu,\"allocations\":%zu,\"uploads\":%zu,\"uploaded_bytes\":%zu,\"waiting_uploads\":%zu,\"downloads\":%zu,\"downloaded_bytes\":%zu,"
             "\"copies\":%zu,\"waits\":%zu,\"graphs\":%zu,\"graph_launches\":%zu,\"graph_nodes\":%zu,\"graph_allocations\":%zu,\"most_pinned_bytes\":%zu,\"most_locked_bytes\":%zu,\"locked_bytes\":%zu,\"most_used_bytes\":%zu,\"most_reserved_bytes\":%zu,\"left_bytes\":%zu,\"open_contexts\":%zu,\"kernels\":{",
-            launches, products, c.allocations, c.uploads, c.uploaded, c.downloads, c.downloaded, c.copies, c.waits, graphs.graphs, graphs.launches, graphs.nodes_launched, graphs.allocations, c.most_pinned, c.most_locked, c.locked_bytes, c.now->most_used,
+            launches, products, c.allocations, c.uploads, c.uploaded, c.waiting_uploads, c.downloads, c.downloaded, c.copies, c.waits, graphs.graphs, graphs.launches, graphs.nodes_launched, graphs.allocations, c.most_pinned, c.most_locked, c.locked_bytes, c.now->most_used,
             c.now->most_reserved, c.now->used, c.contexts);
     const char* comma = "";
     for (auto& [name, count] : c.launches) {
@@ -60,9 +61,19 @@ struct Reporter {
     ~Reporter() { report(); }
 } reporter;
 
+// So much of memory that the driver does not know is copied without a wait for the stream, by CUDA's programming guide.
+constexpr size_t MOST_STAGED = 64 << 10;
+// Bytes of memory that is set to zero where nothing is computed.
+constexpr size_t MOST_CLEARED = 1 << 20;
+
 // Memory that nobody has written, or that nobody may read any more, and a margin behind it: NaN, so that such a value shows. Who writes into
 // a margin ends the process. A sanitizer sees each other use of what was freed, and of what was not asked for.
 void begin_life(char* block, size_t bytes, size_t size) {
+    // Large blocks are fresh pages, which are zeros, and copies alone write to them.
+    if (!card().works) {
+        if (size < MOST_CLEARED) memset(block, 0, size);
+        return;
+    }
     __asan_unpoison_memory_region(block, size + MARGIN);
     memset(block, 0xFF, size + MARGIN);
     __asan_poison_memory_region(block + bytes, size + MARGIN - bytes);
@@ -78,6 +89,7 @@ bool is_memory_of_the_card(uint64_t at, size_t bytes) {
 }
 const bool card_knows = (is_memory = is_memory_of_the_card, true);
 void end_life(char* block, size_t bytes, size_t size) {
+    if (!card().works) return;
     __asan_unpoison_memory_region(block, size + MARGIN);
     if (std::any_of(block + bytes, block + size + MARGIN, [](char byte) { return byte != char(0xFF); })) {
         fprintf(stderr, "emulated card: some kernel has written behind an allocation of %zu bytes\n", bytes);
@@ -113,6 +125,7 @@ Capture* capture_of(void* stream) {
     std::lock_guard guard(card().lock);
     return streams().of(stream).capture.get();
 }
+bool works() { return card().works; }
 bool is_late(void* stream) {
     std::lock_guard guard(card().lock);
     return streams().of(stream).is_late;
@@ -199,6 +212,7 @@ Result cuCtxSynchronize() {
     std::lock_guard guard(card().lock);
     if (Result result = unless_anything_is_captured()) return result;
     card().waits++;
+    trace("wait", size_t(0));
     streams().finish_all();
     return card().state();
 }
@@ -214,6 +228,7 @@ Result cuStreamSynchronize(void* stream) {
     if (Result result = unless_anything_is_captured()) return result;
     if (Result result = unless_captured(streams().of(stream))) return result;
     card().waits++;
+    trace("wait", size_t(0));
     streams().finish(streams().of(stream));
     return card().state();
 }
@@ -356,6 +371,7 @@ Result cuMemAllocAsync(Address* to, size_t bytes, void* stream) {
     }
     const size_t reserved = std::max(pool.reserved, rounded(pool.used + size, c.page));
     const size_t more = reserved - pool.reserved;
+    trace("allocate", bytes);
     if (++c.allocations == c.failure) return OUT_OF_MEMORY;
     if (c.held() + more > c.total || (pool.most > 0 && reserved > pool.most)) return OUT_OF_MEMORY;
     void* block = c.streams.again(of, size);
@@ -384,6 +400,7 @@ Result cuMemFreeAsync(Address at, void* stream) {
     const size_t size = found->second.size, bytes = found->second.bytes;
     found->second.pool->used -= size;
     char* block = reinterpret_cast<char*>(at);
+    trace("free", bytes);
     give(stream, [=] { end_life(block, bytes, size); });
     card().blocks.erase(found);
     streams().release(of, block, size);
@@ -486,6 +503,9 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* st
     if (Result result = state_of(of)) return result;
     card().uploads++;
     card().uploaded += bytes;
+    const bool waits = bytes > MOST_STAGED && !card().is_pinned(from, bytes);
+    card().waiting_uploads += waits;
+    trace(waits ? "waiting-upload" : "upload", bytes);
     auto copies = [=] { memcpy(reinterpret_cast<void*>(to), from, bytes); };
     // Each launch reads what the host has there by then, whether the driver knows that memory or not.
     if (of.capture) {
@@ -509,6 +529,7 @@ Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) 
     if (Result result = state_of(of)) return result;
     card().downloads++;
     card().downloaded += bytes;
+    trace("download", bytes);
     auto copies = [=] { memcpy(to, reinterpret_cast<const void*>(from), bytes); };
     if (of.capture) {
         // Only a launch writes to the host. Until then nobody has: NaN, so that who reads it shows.

@@ -114,5 +114,7 @@ void give(void* stream, std::function<void()> work, NodeKind kind = NodeKind::Ke
 Capture* capture_of(void* stream);
 // Whether that work is done later: otherwise all that was given is done.
 bool is_late(void* stream);
+// Whether kernels and products compute.
+bool works();
 
 } // namespace emulation

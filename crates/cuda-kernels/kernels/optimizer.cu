@@ -223,9 +223,9 @@ DEVICE void with_elements(const Parameter& of, Work work) {
     else work(wide, wide_gradient);
 }
 
-// The numbers of one update.
+// The numbers of one update, but for the scale of its gradient: that is known last, and an argument.
 struct Adafactor {
-    double learning_rate, beta2, eps1, eps2, clip_threshold, weight_decay, gradient_scale, beta1;
+    double learning_rate, beta2, eps1, eps2, clip_threshold, weight_decay, beta1;
     uint32_t scales_parameter, has_first_moment;
 };
 
@@ -244,10 +244,10 @@ struct Factored : Parameter {
 };
 
 // Moves a factored second moment on, and makes the factors. Block 0 has the rows, the others a thread a column.
-DEVICE void move_factored(const Factored& of, int block, double* scratch) {
+DEVICE void move_factored(const Factored& of, double gradient_scale, int block, double* scratch) {
     const Adafactor& h = of.h;
     const int rows = of.rows, width = of.width;
-    const double beta2 = h.beta2, new2 = 1.0 - beta2, eps1 = h.eps1, square = h.gradient_scale * h.gradient_scale;
+    const double beta2 = h.beta2, new2 = 1.0 - beta2, eps1 = h.eps1, square = gradient_scale * gradient_scale;
     if (block > 0) {
         const int i = (block - 1) * blockDim.x + threadIdx.x;
         if (i >= width) return;
@@ -280,30 +280,30 @@ DEVICE void move_factored(const Factored& of, int block, double* scratch) {
         sum += double(moved);
     }
     // The root of a quotient may not be that of an f32: a row's moment can be far below their mean.
-    const float root = sqrtf(float(block_sum(sum, scratch) / rows)), scale = float(h.gradient_scale);
+    const float root = sqrtf(float(block_sum(sum, scratch) / rows)), scale = float(gradient_scale);
 #pragma unroll 4
     for (i = threadIdx.x; i < rows; i += blockDim.x) factor[i] = scale * (root / sqrtf(row[i]));
 }
 
 // The same for the full second moment of a vector: its one row has the gradient's scale as its factor. A thread an element.
-DEVICE void move_full(const Factored& of, int block) {
+DEVICE void move_full(const Factored& of, double gradient_scale, int block) {
     const Adafactor& h = of.h;
     const int i = block * blockDim.x + threadIdx.x;
-    if (i == 0) of.row_factor[0] = float(h.gradient_scale);
+    if (i == 0) of.row_factor[0] = float(gradient_scale);
     if (i >= of.width) return;
     const float gradient = of.has_bf16_gradient ? to_float(static_cast<const bf16*>(of.gradient)[i]) : static_cast<const float*>(of.gradient)[i];
-    const double g = double(gradient) * h.gradient_scale;
+    const double g = double(gradient) * gradient_scale;
     of.col[i] = float(h.beta2 * double(of.col[i]) + (1.0 - h.beta2) * (g * g + h.eps1));
     of.col_factor[i] = 1.0f / sqrtf(of.col[i]);
 }
 
 // Shared memory: 32 f64.
-KERNEL_OF_BLOCKS(256, 5, adafactor_factors, const Factored* table, int count) {
+KERNEL_OF_BLOCKS(256, 5, adafactor_factors, const Factored* table, int count, double gradient_scale) {
     SHARED(double, scratch);
     const Factored of = entry_of(table, count, &Factored::first_factor, blockIdx.x);
     const int block = blockIdx.x - of.first_factor;
-    if (of.row) move_factored(of, block, scratch);
-    else move_full(of, block);
+    if (of.row) move_factored(of, gradient_scale, block, scratch);
+    else move_full(of, gradient_scale, block);
 }
 
 // Rows that a block works on before its threads meet: so many have a key in shared memory, and squares are added in f32 as far. A power
@@ -470,8 +470,9 @@ KERNEL_OF_BLOCKS(256, 3, adafactor_apply, const Factored* table, int count) {
     });
 }
 
+// The same.
 struct Adamw {
-    float scale, beta1, beta2;
+    float beta1, beta2;
     float new1, new2; // 1 - beta
     float rate;       // the learning rate over the first moment's correction
     float root;       // the root of the second moment's correction
@@ -482,12 +483,11 @@ struct Adamw {
 // The update of a parameter by AdamW.
 struct Decayed : Parameter {
     Adamw h;
-    uint32_t unused; // in the place of padding
     float* second_moment;
 };
 
 template <int N, class P, class G>
-DEVICE void apply_adamw(const Decayed& of, P* parameter, const G* gradient, uint64_t* keys) {
+DEVICE void apply_adamw(const Decayed& of, float scale, P* parameter, const G* gradient, uint64_t* keys) {
     const Adamw h = of.h;
     float *first_moment = of.first_moment, *second_moment = of.second_moment;
     const int width = of.width;
@@ -506,7 +506,7 @@ DEVICE void apply_adamw(const Decayed& of, P* parameter, const G* gradient, uint
         }
         for (int k = 0; k < ROWS; k++) {
             for (int j = 0; j < 4; j++) {
-                const float x = g[k][j] * h.scale;
+                const float x = g[k][j] * scale;
                 m[k][j] = m[k][j] * h.beta1 + x * h.new1;
                 v[k][j] = v[k][j] * h.beta2 + x * x * h.new2;
                 p[k][j] = p[k][j] * h.keep - h.rate * m[k][j] / (sqrtf(v[k][j]) / h.root + h.eps);
@@ -519,12 +519,13 @@ DEVICE void apply_adamw(const Decayed& of, P* parameter, const G* gradient, uint
     });
 }
 // A block rows_each rows. Shared memory: MET_ROWS keys.
-KERNEL_OF_BLOCKS(256, 3, adamw, const Decayed* table, int count) {
+KERNEL_OF_BLOCKS(256, 3, adamw, const Decayed* table, int count, double gradient_scale) {
     SHARED(uint64_t, keys);
     const Decayed& of = entry_of<Decayed>(table, count, &Decayed::first_part, blockIdx.x);
+    const float scale = float(gradient_scale);
     with_elements(of, [&](auto* parameter, auto* gradient) {
-        if (in_fours(of.width, parameter, gradient, of.first_moment, of.second_moment)) apply_adamw<4>(of, parameter, gradient, keys);
-        else apply_adamw<1>(of, parameter, gradient, keys);
+        if (in_fours(of.width, parameter, gradient, of.first_moment, of.second_moment)) apply_adamw<4>(of, scale, parameter, gradient, keys);
+        else apply_adamw<1>(of, scale, parameter, gradient, keys);
     });
 }
 

@@ -13,7 +13,7 @@ use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUfunct
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg, result as driver};
 use candle_core::{CudaDevice, DType, Device, DeviceLocation, Result, Shape, Storage, Tensor, bail};
 
-use crate::ops::together::of_piece;
+use crate::ops::together::{STAGED_BYTES, of_piece};
 use crate::quantised::Weight;
 
 mod lives;
@@ -153,7 +153,7 @@ pub(crate) fn address(t: &Tensor) -> Result<u64> {
 pub(crate) fn check_apart<'a>(op: &str, to: &Tensor, operands: impl IntoIterator<Item = &'a Tensor>) -> Result<()> {
     for operand in operands {
         if overlap(to, operand)? {
-            bail!("{op}: the tensor to be changed in place shares its memory with an operand")
+            return Err(not_apart(op));
         }
     }
     Ok(())
@@ -161,8 +161,17 @@ pub(crate) fn check_apart<'a>(op: &str, to: &Tensor, operands: impl IntoIterator
 
 /// [`check_apart`] for each pair of tensors, where all of them may be changed.
 pub(crate) fn check_each_apart(op: &str, tensors: &[&Tensor]) -> Result<()> {
-    let check = |(at, to): (usize, &&Tensor)| check_apart(op, to, tensors[at + 1..].iter().copied());
-    tensors.iter().enumerate().try_for_each(check)
+    let extents: Vec<Range<u64>> = tensors.iter().map(|t| extent(t)).collect::<Result<_>>()?;
+    for (at, a) in extents.iter().enumerate() {
+        if extents[at + 1..].iter().any(|b| a.start < b.end && b.start < a.end) {
+            return Err(not_apart(op));
+        }
+    }
+    Ok(())
+}
+
+fn not_apart(op: &str) -> candle_core::Error {
+    candle_core::Error::Msg(format!("{op}: the tensor to be changed in place shares its memory with an operand")).bt()
 }
 
 /// The addresses from a tensor's first byte to the end of its last element, in bytes.
@@ -296,7 +305,7 @@ pub(crate) fn count(n: usize) -> Result<i32> {
     i32::try_from(n).map_err(|_| candle_core::Error::Msg(format!("expected a size below 2^31 on a card, got {n}")))
 }
 
-/// Structs with C's layout on the card, one after the other.
+/// Structs with C's layout on the card, one after the other. The host does not wait for what was launched before.
 ///
 /// # Safety
 /// They have no padding.
@@ -305,31 +314,50 @@ pub(crate) unsafe fn table<T: Copy>(entries: &[T], device: &Device) -> Result<Te
     let words = size_of_val(entries) / size_of::<u32>();
     // SAFETY: memory of as many words, each of which is written.
     let words = unsafe { std::slice::from_raw_parts(entries.as_ptr().cast::<u32>(), words) };
-    Tensor::new(words, device)
+    let (there, stream) = (unwritten(words.len(), DType::U32, device)?, card(device)?.cuda_stream());
+    stream.context().bind_to_thread().w()?;
+    let mut at = address(&there)?;
+    for piece in words.chunks(STAGED_BYTES as usize / size_of::<u32>()) {
+        // SAFETY: there is room for all pieces. The driver has read each when it returns, because the host's memory is not pinned.
+        unsafe { driver::memcpy_htod_async(at, piece, stream.cu_stream()) }.w()?;
+        at += size_of_val(piece) as u64;
+    }
+    Ok(there)
 }
 
 /// One allocation on the card, of which pieces are taken one after the other.
 pub(crate) struct Scratch {
     memory: Tensor,
-    taken: usize,
+    at: u64,
+    taken: u64,
 }
 
 impl Scratch {
     /// Room for pieces, of so many bytes in all: the sum of what each takes, [`of_piece`].
     pub(crate) fn new(bytes: u64, device: &Device) -> Result<Self> {
-        Ok(Self { memory: unwritten(bytes as usize / size_of::<f32>(), DType::F32, device)?, taken: 0 })
-    }
-
-    /// The next piece, of so many f32.
-    pub(crate) fn floats(&mut self, count: usize) -> Result<Tensor> {
-        let from = self.taken;
-        self.taken += of_piece((count * size_of::<f32>()) as u64) as usize / size_of::<f32>();
-        self.memory.narrow(0, from, count)
+        let memory = unwritten(bytes as usize / size_of::<f32>(), DType::F32, device)?;
+        Ok(Self { at: address(&memory)?, memory, taken: 0 })
     }
 
     /// The address of the next piece.
-    pub(crate) fn piece(&mut self, bytes: u64) -> Result<u64> {
-        address(&self.floats(bytes as usize / size_of::<f32>())?)
+    ///
+    /// # Panics
+    /// If there is no room for it.
+    pub(crate) fn piece(&mut self, bytes: u64) -> u64 {
+        let at = self.at + self.taken;
+        self.taken += of_piece(bytes);
+        assert!(self.taken <= byte_count(&self.memory) as u64, "scratch memory for fewer pieces");
+        at
+    }
+
+    /// Has the next pieces lie where the first ones do: for work that is launched behind theirs.
+    pub(crate) fn begin_again(&mut self) {
+        self.taken = 0;
+    }
+
+    /// The memory that all pieces lie in.
+    pub(crate) fn into_memory(self) -> Tensor {
+        self.memory
     }
 }
 

@@ -94,9 +94,9 @@ pub use ops::activation::{
 };
 pub use ops::adafactor::{
     AdafactorHyper, AdafactorUpdate, SecondMoment, SquareSums, adafactor, adafactor_needs, adafactor_of_each,
-    adafactor_with_sums, square_sums_needs,
+    adafactor_ready, adafactor_with_sums, square_sums_needs,
 };
-pub use ops::adamw::{AdamwHyper, AdamwUpdate, adamw, adamw_needs, adamw_of_each};
+pub use ops::adamw::{AdamwHyper, AdamwUpdate, adamw, adamw_needs, adamw_of_each, adamw_ready};
 pub use ops::attention::{
     Attended, Attention, MOST_HEAD_ON_DEVICE, Sizes as AttentionSizes, attention, attention_at, attention_backward,
     attention_backward_needs, attention_needs,
@@ -121,6 +121,7 @@ pub use ops::norm::{rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_no
 pub use ops::reduce::{add_in_place, in_place_needs, scaled, scaled_needs, zero, zeros};
 pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_backward, relative_bias_needs};
 pub use ops::rounding::Rounding;
+pub use ops::together::ReadyUpdates;
 pub use paging::{
     Writes, can_read_in_place, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, overwrite_where_it_lies,
     page_in, page_out, read_ahead, tensor_in_file,

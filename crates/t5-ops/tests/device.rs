@@ -4,8 +4,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, Attended, Attention, CrossEntropy, Dropout, Precision,
-    Quantised, RelativePosition, Rounding, SecondMoment, SquareSums, Staging,
+    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, Attended, Attention, CrossEntropy, Dropout,
+    Precision, Quantised, RelativePosition, Rounding, SecondMoment, SquareSums, Staging,
 };
 
 const F32: DType = DType::F32;
@@ -383,7 +383,9 @@ fn parameters(make: &mut Maker) -> Result<Vec<(Tensor, Tensor, SecondMoment)>> {
 fn parameters_that_are_updated_together_have_the_bits_that_they_have_alone() {
     let hyper = |i: usize| {
         let rounding = if i.is_multiple_of(2) { Rounding::Stochastic { key: i as u64 } } else { Rounding::Nearest };
-        AdafactorHyper { rounding, learning_rate: 0.1, gradient_scale: 0.5, ..AdafactorHyper::default() }
+        // Those of another scale are launched apart.
+        let gradient_scale = if i == 4 { 0.25 } else { 0.5 };
+        AdafactorHyper { rounding, learning_rate: 0.1, gradient_scale, ..AdafactorHyper::default() }
     };
     // Together, together in another order, and one by one.
     let updated = |order: &[usize], alone: bool| -> Result<Vec<(usize, Vec<f64>, f64)>> {
@@ -407,6 +409,46 @@ fn parameters_that_are_updated_together_have_the_bits_that_they_have_alone() {
     let together = updated(&[0, 1, 2, 3, 4], false).unwrap();
     assert_eq!(together, updated(&[3, 0, 4, 2, 1], false).unwrap());
     assert_eq!(together, updated(&[0, 1, 2, 3, 4], true).unwrap());
+}
+
+#[test]
+fn updates_that_wait_for_the_scale_have_the_bits_of_those_that_have_it() {
+    const SCALE: f64 = 0.3;
+    let adafactor = |is_ready: bool| -> Result<Vec<Vec<f64>>> {
+        let parameters = parameters(&mut Maker::new(&card()))?;
+        let sums = SquareSums::of_each(&parameters.iter().map(|(_, grad, _)| grad).collect::<Vec<_>>())?;
+        let hyper = AdafactorHyper { gradient_scale: if is_ready { 1.0 } else { SCALE }, ..AdafactorHyper::default() };
+        let update = |((param, grad, second), sums)| AdafactorUpdate { param, grad, sums, second, first: None, hyper };
+        let updates: Vec<_> = parameters.iter().map(|(p, g, v)| (p, g, v)).zip(&sums).map(update).collect();
+        match is_ready {
+            true => t5_ops::adafactor_ready(&updates)?.expect("kernels take all of them").make(SCALE)?,
+            false => t5_ops::adafactor_of_each(&updates)?,
+        }
+        let moments = |second: &SecondMoment| match second {
+            SecondMoment::Factored { row, col } => [numbers(row), numbers(col)].concat(),
+            SecondMoment::Full(v) => numbers(v),
+        };
+        Ok(parameters.iter().flat_map(|(param, _, second)| [numbers(param), moments(second)]).collect())
+    };
+    assert_eq!(adafactor(true).unwrap(), adafactor(false).unwrap());
+    let adamw = |is_ready: bool| -> Result<Vec<Vec<f64>>> {
+        let mut make = Maker::new(&card());
+        // So many that their table is uploaded in two pieces.
+        let parameters: Vec<[Tensor; 4]> = (0..700)
+            .map(|i| [BF16, F32, F32, F32].map(|dtype| make.tensor(&[1 + i % 3, 5], dtype).abs().unwrap()))
+            .collect();
+        let hyper = AdamwHyper { gradient_scale: if is_ready { 1.0 } else { SCALE }, ..AdamwHyper::default() };
+        let updates: Vec<_> = parameters
+            .iter()
+            .map(|[param, grad, first, second]| AdamwUpdate { param, grad, first, second, hyper })
+            .collect();
+        match is_ready {
+            true => t5_ops::adamw_ready(&updates)?.expect("kernels take all of them").make(SCALE)?,
+            false => updates.iter().try_for_each(|update| t5_ops::adamw_of_each(&[*update]))?,
+        }
+        Ok(parameters.iter().flatten().map(numbers).collect())
+    };
+    assert_eq!(adamw(true).unwrap(), adamw(false).unwrap());
 }
 
 #[test]

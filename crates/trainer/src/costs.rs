@@ -175,7 +175,9 @@ pub fn update_on_device(options: &TrainerOptions, specs: &[&ParameterSpec]) -> [
             t5_ops::adafactor_needs(Path::Device, &sizes.iter().copied().zip(dtypes).collect::<Vec<_>>())
         }
     };
-    [t5_ops::square_sums_needs(Path::Device, &sizes), applied]
+    let measured = t5_ops::square_sums_needs(Path::Device, &sizes);
+    // What is applied is ready when it was measured, where its gradients stay.
+    [Needs { transient: measured.transient.max(applied.transient), ..measured }, applied]
 }
 
 /// Memory for saving, beside that of training. It does not depend on the model's size.

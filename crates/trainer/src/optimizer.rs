@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use t5::safetensors::TensorHeader;
 use t5::{Files, Parameter};
 use t5_ops::keys::{self, mix};
-use t5_ops::{AdafactorUpdate, AdamwUpdate, Rounding, SquareSums};
+use t5_ops::{AdafactorUpdate, AdamwUpdate, ReadyUpdates, Rounding, SquareSums};
 
 use crate::adafactor::{self, AdafactorOptions};
 use crate::adamw::{self, AdamwOptions};
@@ -221,32 +221,73 @@ impl Optimizer {
         learning_rate: f64,
         gradient_scale: f64,
     ) -> Result<()> {
-        let trained = changes.iter().filter_map(|change| Some((change, self.moments[change.index].as_ref()?)));
         match &self.options {
             OptimizerOptions::Adamw(options) => {
                 let mut together = Vec::new();
-                for (&Change { values: param, gradient: grad, .. }, of) in trained {
-                    let Of::Adamw(adamw::Moments { first, second }) = &of.of else { unreachable!("{MADE_OF_OPTIONS}") };
-                    let hyper = options.hyper(self.updates, learning_rate, gradient_scale, self.rounding(of.key));
+                for update in self.adamw(options, changes, learning_rate, gradient_scale) {
+                    let AdamwUpdate { param, grad, first, second, hyper } = update;
                     match &self.file {
                         Some(file) if file.holds(first) => file.update(param, grad, [first, second], &hyper)?,
-                        _ => together.push(AdamwUpdate { param, grad, first, second, hyper }),
+                        _ => together.push(update),
                     }
                 }
                 Ok(t5_ops::adamw_of_each(&together)?)
             }
             OptimizerOptions::Adafactor(options) => {
-                let update = |(change, of): (&Change<'a>, &'a Moments)| {
-                    let Of::Adafactor(adafactor::Moments { second, first }) = &of.of else {
-                        unreachable!("{MADE_OF_OPTIONS}")
-                    };
-                    let hyper = options.hyper(self.updates, learning_rate, gradient_scale, self.rounding(of.key));
-                    let &Change { values: param, gradient: grad, sums, .. } = change;
-                    AdafactorUpdate { param, grad, sums, second, first: first.as_ref(), hyper }
-                };
-                Ok(t5_ops::adafactor_of_each(&trained.map(update).collect::<Vec<_>>())?)
+                let updates = self.adafactor(options, changes, learning_rate, gradient_scale);
+                Ok(t5_ops::adafactor_of_each(&updates.collect::<Vec<_>>())?)
             }
         }
+    }
+
+    /// [`Optimizer::update_each`] on a card, but for the scale of the gradients, which the host learns last. `None`: there is nothing to make
+    /// ready, as on the CPU and where moments lie in a file.
+    ///
+    /// # Errors
+    /// Those of [`Optimizer::update_one`]. No parameter is changed.
+    pub(crate) fn ready_each<'a>(&'a self, changes: &[Change<'a>], learning_rate: f64) -> Result<Option<ReadyUpdates>> {
+        Ok(match &self.options {
+            _ if self.file.is_some() => None,
+            OptimizerOptions::Adamw(options) => {
+                t5_ops::adamw_ready(&self.adamw(options, changes, learning_rate, 1.0).collect::<Vec<_>>())?
+            }
+            OptimizerOptions::Adafactor(options) => {
+                t5_ops::adafactor_ready(&self.adafactor(options, changes, learning_rate, 1.0).collect::<Vec<_>>())?
+            }
+        })
+    }
+
+    /// Those that train, with their moments.
+    fn trained<'a>(&'a self, changes: &[Change<'a>]) -> impl Iterator<Item = (Change<'a>, &'a Moments)> {
+        changes.iter().filter_map(move |&change| Some((change, self.moments[change.index].as_ref()?)))
+    }
+
+    fn adamw<'a>(
+        &'a self,
+        options: &AdamwOptions,
+        changes: &[Change<'a>],
+        learning_rate: f64,
+        gradient_scale: f64,
+    ) -> impl Iterator<Item = AdamwUpdate<'a>> {
+        self.trained(changes).map(move |(Change { values: param, gradient: grad, .. }, of)| {
+            let Of::Adamw(adamw::Moments { first, second }) = &of.of else { unreachable!("{MADE_OF_OPTIONS}") };
+            let hyper = options.hyper(self.updates, learning_rate, gradient_scale, self.rounding(of.key));
+            AdamwUpdate { param, grad, first, second, hyper }
+        })
+    }
+
+    fn adafactor<'a>(
+        &'a self,
+        options: &AdafactorOptions,
+        changes: &[Change<'a>],
+        learning_rate: f64,
+        gradient_scale: f64,
+    ) -> impl Iterator<Item = AdafactorUpdate<'a>> {
+        self.trained(changes).map(move |(Change { values: param, gradient: grad, sums, .. }, of)| {
+            let Of::Adafactor(adafactor::Moments { second, first }) = &of.of else { unreachable!("{MADE_OF_OPTIONS}") };
+            let hyper = options.hyper(self.updates, learning_rate, gradient_scale, self.rounding(of.key));
+            AdafactorUpdate { param, grad, sums, second, first: first.as_ref(), hyper }
+        })
     }
 
     /// How the parameter of this key is rounded at this update.

@@ -267,7 +267,9 @@ impl Trainer {
             target_tokens: stats.target_tokens,
         };
         let rates = (stats.lr, self.options.grad_clip_norm);
-        let mut update = Update::new(&self.model, &self.optimizer, rates, stats.target_tokens, interrupted);
+        let update = Update::new(&self.model, &self.optimizer, rates, stats.target_tokens, interrupted);
+        // Layer by layer a gradient's memory serves others before it is applied.
+        let mut update = update.keeping_gradients(plan.levers.layer_major.is_none());
         if let Some(parallel) = &self.parallel {
             let shards = parallel.own_shards().zip(of_shards).collect();
             update = update.among(parallel, shards, share.most_micro_batches);

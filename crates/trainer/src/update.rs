@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use candle_core::Tensor;
+use candle_core::{Tensor, TensorId};
 use t5::{Asked, Gradients, Observer, OwnShards, T5};
-use t5_ops::SquareSums;
+use t5_ops::{ReadyUpdates, SquareSums};
 
 use crate::error::{Error, Result};
 use crate::optimizer::{Change, Optimizer};
@@ -45,6 +45,10 @@ pub(crate) struct Update<'a> {
     /// Gradients on a card, with their parameters' numbers, which wait until all of their event are handed over. None: another process has
     /// it, and sends the parameter.
     waiting: Vec<(usize, Option<Tensor>)>,
+    /// Whether gradients stay as they were measured until they are applied.
+    keeps_gradients: bool,
+    /// Their updates, but for the scale: made ready before the host waits for the square sums, so that launches alone come after.
+    ready: Option<Ready>,
     scale: f64,
     /// Whether this process has told others, if there are any, what they need to decide.
     pub has_decided: bool,
@@ -80,6 +84,8 @@ impl<'a> Update<'a> {
             losses: Vec::new(),
             sums: vec![None; model.parameters().len()],
             waiting: Vec::new(),
+            keeps_gradients: false,
+            ready: None,
             scale: 1.0,
             has_decided: false,
             is_changed: false,
@@ -90,7 +96,18 @@ impl<'a> Update<'a> {
     }
 }
 
+/// Updates that a card is ready for, of these parameters from these gradients.
+struct Ready {
+    of: Vec<(usize, TensorId)>,
+    updates: ReadyUpdates,
+}
+
 impl<'a> Update<'a> {
+    /// One where each gradient stays until it is applied, in the same memory.
+    pub fn keeping_gradients(self, keeps_gradients: bool) -> Self {
+        Update { keeps_gradients, ..self }
+    }
+
     /// The update of all these processes together, where this one has some shards, each with its micro-batches.
     /// One of them has the most micro-batches.
     pub fn among(self, parallel: &'a Parallel, shards: OwnShards, most_micro_batches: usize) -> Self {
@@ -128,6 +145,7 @@ impl<'a> Update<'a> {
         // Others may still write what is on its way.
         self.sums_on_their_way.drain().try_for_each(|(_, sum)| sum.arrive())?;
         self.waiting.clear();
+        self.ready = None;
         self.sums.fill(None);
         gradients.release();
         parallel.take_part(asked, self.model.parameters(), |index| gradients.dtype(index))?;
@@ -151,6 +169,24 @@ impl<'a> Update<'a> {
             }
         })?;
         self.parameters_on_their_way.extend(sent);
+        Ok(())
+    }
+
+    /// What the optimizer changes of these parameters and gradients.
+    fn changes<'b>(&'b self, gradients: impl Iterator<Item = (usize, &'b Tensor)>) -> Vec<Change<'b>> {
+        let parameters = self.model.parameters();
+        let change = |(index, gradient): (usize, &'b Tensor)| {
+            let sums = self.sums[index].as_ref()?;
+            Some(Change { index, values: &parameters[index].tensor, gradient, sums })
+        };
+        gradients.filter_map(change).collect()
+    }
+
+    /// Has the card ready for the update of these parameters, while it still computes their gradients.
+    fn make_ready(&mut self, gradients: &[(usize, &Tensor)]) -> Result<()> {
+        let changes = self.changes(gradients.iter().copied());
+        let updates = self.optimizer.ready_each(&changes, self.learning_rate)?;
+        self.ready = updates.map(|updates| Ready { of: gradients.iter().copied().map(of).collect(), updates });
         Ok(())
     }
 
@@ -267,15 +303,20 @@ impl Observer<Tensor, Error> for Update<'_> {
         if self.verdict != Verdict::Made {
             let sums = SquareSums::of_each(&own().map(|(_, gradient)| gradient).collect::<Vec<_>>())?;
             own().zip(sums).for_each(|((index, _), sums)| self.sums[index] = Some(sums));
+            if self.keeps_gradients {
+                self.make_ready(&own().filter(|(index, _)| !self.model.has_home(*index)).collect::<Vec<_>>())?;
+            }
             return Ok(());
         }
         self.is_changed = true;
         let parameters = self.model.parameters();
-        let changes = own().filter_map(|(index, gradient)| {
-            let sums = self.sums[index].as_ref()?;
-            Some(Change { index, values: &parameters[index].tensor, gradient, sums })
-        });
-        self.optimizer.update_each(&changes.collect::<Vec<_>>(), self.learning_rate, self.scale)?;
+        match self.ready.take() {
+            Some(ready) if own().map(of).eq(ready.of.iter().copied()) => ready.updates.make(self.scale)?,
+            _ => {
+                let changes = self.changes(own());
+                self.optimizer.update_each(&changes, self.learning_rate, self.scale)?;
+            }
+        }
         for (index, _) in waiting {
             if let Some((all, owner)) = self.sender(index) {
                 self.parameters_on_their_way.push(all.begin_broadcast(owner, &parameters[index].tensor)?);
@@ -291,6 +332,11 @@ impl Observer<Tensor, Error> for Update<'_> {
         }
         self.change(index, &|_| Ok(()))
     }
+}
+
+/// What tells a parameter's gradient from the memory of another.
+fn of((index, gradient): (usize, &Tensor)) -> (usize, TensorId) {
+    (index, gradient.id())
 }
 
 /// The global L2 norm, summed in the parameters' order.

@@ -26,7 +26,7 @@ impl Noise {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Adafactor {
-    numbers: [f64; 8],
+    numbers: [f64; 7],
     scales_parameter: u32,
     has_first_moment: u32,
 }
@@ -37,7 +37,7 @@ impl Adafactor {
         let first = [h.learning_rate, h.beta2, h.eps1, h.eps2];
         let [a, b, c, d] = first;
         Self {
-            numbers: [a, b, c, d, h.clip_threshold, h.weight_decay, h.gradient_scale, beta1],
+            numbers: [a, b, c, d, h.clip_threshold, h.weight_decay, beta1],
             scales_parameter: u32::from(h.scale_parameter),
             has_first_moment: u32::from(h.beta1.is_some()),
         }
@@ -246,6 +246,9 @@ struct Factored {
     first_factor: i32,
 }
 
+/// What every gradient is multiplied by.
+const SCALE: f64 = 0.7;
+
 /// An update of each by the kernels: parameter and moments.
 fn adafactor(cases: &[Case], hyper: impl Fn(&Case) -> AdafactorHyper, schedule: Schedule) -> Vec<Buffer> {
     let mut on_card: Vec<OnCard> = cases.iter().map(OnCard::of).collect();
@@ -275,13 +278,13 @@ fn adafactor(cases: &[Case], hyper: impl Fn(&Case) -> AdafactorHyper, schedule: 
         scratch.extend(factors);
     }
     let mut table = Buffer::of_entries(&entries);
-    let arguments = [table.pointer(), int(entries.len())];
-    for (name, blocks, shared) in [
-        ("adafactor_factors", of_factors, 32 * 8),
-        ("adafactor_squares", of_parts, 32 * 8),
-        ("adafactor_apply", of_parts, KEYS),
+    let arguments = [table.pointer(), int(entries.len()), Argument::of(SCALE)];
+    for (name, blocks, shared, arguments) in [
+        ("adafactor_factors", of_factors, 32 * 8, &arguments[..]),
+        ("adafactor_squares", of_parts, 32 * 8, &arguments[..2]),
+        ("adafactor_apply", of_parts, KEYS, &arguments[..2]),
     ] {
-        launch(name, [blocks, 1, 1], THREADS as u32, shared, &arguments, schedule);
+        launch(name, [blocks, 1, 1], THREADS as u32, shared, arguments, schedule);
     }
     scratch.iter().for_each(|buffer| drop(buffer.tensor()));
     on_card.into_iter().flat_map(|on_card| [on_card.param].into_iter().chain(on_card.moments)).collect()
@@ -329,7 +332,7 @@ fn adafactor_updates_as_the_cpu_does() {
             // Each has its own numbers.
             learning_rate: 0.05 * case.param.elem_count() as f64,
             weight_decay: 0.1,
-            gradient_scale: 0.7,
+            gradient_scale: SCALE,
             ..AdafactorHyper::default()
         };
         let cases: Vec<Case> = [&[1, 1][..], &[7, 70], &[33, 5], &[70], &[150, 12], &[7, 264]]
@@ -356,15 +359,13 @@ fn adafactor_updates_as_the_cpu_does() {
 #[derive(Clone, Copy)]
 struct Decayed {
     parameter: Parameter,
-    numbers: [f32; 9],
-    unused: u32,
+    numbers: [f32; 8],
     second_moment: u64,
 }
 
 fn adamw(cases: &[Case], h: &AdamwHyper, schedule: Schedule) -> Vec<Buffer> {
     let corrections = [h.beta1, h.beta2].map(|beta| 1.0 - beta.powi(h.update as i32));
     let numbers = [
-        h.gradient_scale,
         h.beta1,
         h.beta2,
         1.0 - h.beta1,
@@ -379,12 +380,11 @@ fn adamw(cases: &[Case], h: &AdamwHyper, schedule: Schedule) -> Vec<Buffer> {
     let entry = |(case, on_card): (&Case, &mut OnCard)| Decayed {
         parameter: on_card.parameter(case, h.first_row, &mut blocks),
         numbers: numbers.map(|x| x as f32),
-        unused: 0,
         second_moment: on_card.moments[0].address(),
     };
     let entries: Vec<Decayed> = cases.iter().zip(&mut on_card).map(entry).collect();
     let mut table = Buffer::of_entries(&entries);
-    let arguments = [table.pointer(), int(entries.len())];
+    let arguments = [table.pointer(), int(entries.len()), Argument::of(SCALE)];
     launch("adamw", [blocks, 1, 1], THREADS as u32, KEYS, &arguments, schedule);
     on_card.into_iter().flat_map(|on_card| [on_card.param].into_iter().chain(on_card.moments)).collect()
 }
@@ -397,7 +397,7 @@ fn adamw_updates_as_the_cpu_does() {
         .flat_map(|shape| ways.map(|rounding| DTYPES.map(|dtypes| Case::new(shape, dtypes, true, true, rounding))))
         .flatten()
         .collect();
-    let h = AdamwHyper { update: 3, learning_rate: 0.05, gradient_scale: 0.7, first_row: 2, ..AdamwHyper::default() };
+    let h = AdamwHyper { update: 3, learning_rate: 0.05, gradient_scale: SCALE, first_row: 2, ..AdamwHyper::default() };
     let got = in_every_schedule("adamw", |schedule| adamw(&cases, &h, schedule));
     for Case { param, grad, first, second, rounding } in &cases {
         let (Some(first), SecondMoment::Full(second)) = (first, second) else { unreachable!("two whole moments") };

@@ -1,4 +1,5 @@
-//! Sums of squares and updates on a card: three kernels for the sums of many gradients, and three for the updates of many parameters.
+//! Sums of squares and updates on a card. Each group of gradients takes two launches for its sums, and all together one for their totals;
+//! each group of parameters takes three. Tables are on the card before anybody waits for it.
 //! Nothing is read back. What a step decides on the CPU, the clipping factor of the global norm, comes from sums that are measured before.
 
 use std::cell::RefCell;
@@ -10,16 +11,18 @@ use super::{
     rows_of_part, scratch_of_gradient, scratch_of_parameter,
 };
 use crate::cuda::{Kernel, Module, Scratch, address, check_each_apart, count, table, unwritten};
-use crate::ops::together::cuda::{OF_KEYS, OF_SUM, Parameter, THREADS, contiguous};
-use crate::ops::together::{groups, of_piece, rows_of_block};
+use crate::ops::together::cuda::{Group, Launch, OF_KEYS, OF_SUM, Parameter, Ready, THREADS, contiguous};
+use crate::ops::together::{groups, most_of_a_group, of_piece, rows_of_block};
 
 /// Sums of the squares of a gradient.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceSums {
-    /// By row (N), f32: part of a list of many gradients.
-    row: Tensor,
-    /// By column (K), f32.
-    col: Tensor,
+    /// What they lie in, with those of many gradients.
+    memory: Tensor,
+    /// The addresses of those by row (N) and by column (K), f32.
+    rows_and_columns: [u64; 2],
+    /// (N, K).
+    size: (usize, usize),
     /// Of all, among those of other gradients.
     total: Place,
 }
@@ -56,7 +59,7 @@ impl Place {
     }
 
     fn address(&self) -> Result<u64> {
-        address(&self.list.narrow(0, self.index, 1)?)
+        Ok(address(&self.list)? + (self.index * size_of::<f64>()) as u64)
     }
 }
 
@@ -99,61 +102,66 @@ struct Gradient {
     is_bf16: u32,
 }
 
-/// The sums of gradients on one card, in their order.
+/// The sums of gradients on one card, in their order. There is one at least.
 pub(super) fn square_sums_of(gradients: &[&Tensor]) -> Result<Vec<DeviceSums>> {
-    let bytes = |gradient: &&Tensor| scratch_of_gradient(rows_and_width(gradient)) + GRADIENT_BYTES;
-    let groups = groups(&gradients.iter().map(bytes).collect::<Vec<_>>());
-    let sums: Vec<_> =
-        groups.into_iter().map(|group| square_sums_of_group(&gradients[group])).collect::<Result<_>>()?;
-    Ok(sums.concat())
-}
-
-fn square_sums_of_group(gradients: &[&Tensor]) -> Result<Vec<DeviceSums>> {
     const { assert!(size_of::<Gradient>() as u64 == GRADIENT_BYTES) };
     let device = gradients[0].device();
-    let sizes = gradients.iter().map(|gradient| rows_and_width(gradient));
-    let mut scratch = Scratch::new(sizes.clone().map(scratch_of_gradient).sum(), device)?;
-    let of_sums = |size: usize| of_piece((size * size_of::<f32>()) as u64);
-    let mut results = Scratch::new(sizes.map(|(rows, width)| of_sums(rows) + of_sums(width)).sum(), device)?;
-    let (mut tiles, mut blocks) = (0, 0);
-    let (mut entries, mut sums) = (Vec::new(), Vec::new());
+    let sizes: Vec<(usize, usize)> = gradients.iter().map(|gradient| rows_and_width(gradient)).collect();
     let gradients = contiguous(gradients.iter().copied())?;
-    for gradient in &gradients {
-        let (rows, width) = rows_and_width(gradient);
-        let (row_parts, col_parts) = (width.div_ceil(COLUMNS), parts_of_columns(rows));
-        let of = DeviceSums { row: results.floats(rows)?, col: results.floats(width)?, total: Place::next(device)? };
-        entries.push(Gradient {
-            values: address(gradient)?,
-            of_rows: scratch.piece((rows * row_parts * size_of::<f32>()) as u64)?,
-            of_columns: scratch.piece((col_parts * width * size_of::<f64>()) as u64)?,
-            row_sums: address(&of.row)?,
-            col_sums: address(&of.col)?,
-            total: of.total.address()?,
-            rows: count(rows)?,
-            rows_each: count(rows_of_part(rows))?,
-            width: count(width)?,
-            row_parts: count(row_parts)?,
-            col_parts: count(col_parts)?,
-            first_tile: count(tiles)?,
-            first_sum: count(blocks)?,
-            is_bf16: u32::from(gradient.dtype() == DType::BF16),
-        });
-        tiles += row_parts * col_parts;
-        blocks += (rows + width).div_ceil(THREADS as usize);
-        sums.push(of);
+    let bytes: Vec<u64> = sizes.iter().map(|&size| scratch_of_gradient(size)).collect();
+    let mut scratch = Scratch::new(most_of_a_group(&bytes), device)?;
+    let of_sums = |size: usize| of_piece((size * size_of::<f32>()) as u64);
+    let mut results = Scratch::new(sizes.iter().map(|&(rows, width)| of_sums(rows) + of_sums(width)).sum(), device)?;
+    let (mut entries, mut of_groups) = (Vec::with_capacity(sizes.len()), Vec::new());
+    let mut sums = Vec::with_capacity(sizes.len());
+    for group in groups(&bytes) {
+        scratch.begin_again();
+        let (mut tiles, mut blocks) = (0, 0);
+        for (gradient, &(rows, width)) in gradients[group.clone()].iter().zip(&sizes[group.clone()]) {
+            let (row_parts, col_parts) = (width.div_ceil(COLUMNS), parts_of_columns(rows));
+            let [row_sums, col_sums] = [rows, width].map(|size| results.piece((size * size_of::<f32>()) as u64));
+            let total = Place::next(device)?;
+            entries.push(Gradient {
+                values: address(gradient)?,
+                of_rows: scratch.piece((rows * row_parts * size_of::<f32>()) as u64),
+                of_columns: scratch.piece((col_parts * width * size_of::<f64>()) as u64),
+                row_sums,
+                col_sums,
+                total: total.address()?,
+                rows: count(rows)?,
+                rows_each: count(rows_of_part(rows))?,
+                width: count(width)?,
+                row_parts: count(row_parts)?,
+                col_parts: count(col_parts)?,
+                first_tile: count(tiles)?,
+                first_sum: count(blocks)?,
+                is_bf16: u32::from(gradient.dtype() == DType::BF16),
+            });
+            tiles += row_parts * col_parts;
+            blocks += (rows + width).div_ceil(THREADS as usize);
+            sums.push(([row_sums, col_sums], (rows, width), total));
+        }
+        of_groups.push((group, tiles, blocks));
     }
     // SAFETY: an entry has no padding.
     let table = unsafe { table(&entries, device)? };
-    let kernel = |name: &str| Kernel::new(device, Module::Optimizer, name)?.tensor(&table);
+    let words = size_of::<Gradient>() / size_of::<u32>();
     // Sums by column, and those by row of 32 rows for each 128 columns.
     let shared = COLUMNS * size_of::<f64>() + COLUMNS / 128 * 32 * size_of::<f32>();
-    // SAFETY: a table of so many entries, and a block for each part of the rows and each tile of columns, with places of their own.
-    unsafe { kernel("square_sums")?.size(entries.len())?.launch([tiles, 1, 1], THREADS, shared)? };
-    // SAFETY: a thread for each sum.
-    unsafe { kernel("finish_square_sums")?.size(entries.len())?.launch([blocks, 1, 1], THREADS, 0)? };
+    for (group, tiles, blocks) in of_groups {
+        let table = table.narrow(0, group.start * words, group.len() * words)?;
+        let kernel = |name: &str| Kernel::new(device, Module::Optimizer, name)?.tensor(&table)?.size(group.len());
+        // SAFETY: a table of so many entries, and a block for each part of the rows and each tile of columns, with places of their own.
+        unsafe { kernel("square_sums")?.launch([tiles, 1, 1], THREADS, shared)? };
+        // SAFETY: a thread for each sum.
+        unsafe { kernel("finish_square_sums")?.launch([blocks, 1, 1], THREADS, 0)? };
+    }
+    let kernel = Kernel::new(device, Module::Optimizer, "total_square_sums")?.tensor(&table)?;
     // SAFETY: a block for each gradient adds the sums of all its rows.
-    unsafe { kernel("total_square_sums")?.launch([entries.len(), 1, 1], THREADS, OF_SUM)? };
-    Ok(sums)
+    unsafe { kernel.launch([entries.len(), 1, 1], THREADS, OF_SUM)? };
+    let memory = results.into_memory();
+    let of = |(rows_and_columns, size, total)| DeviceSums { memory: memory.clone(), rows_and_columns, size, total };
+    Ok(sums.into_iter().map(of).collect())
 }
 
 /// What the kernels know of an update: `Adafactor` of `optimizer.cu`.
@@ -166,7 +174,6 @@ struct Hyper {
     eps2: f64,
     clip_threshold: f64,
     weight_decay: f64,
-    gradient_scale: f64,
     beta1: f64,
     scales_parameter: u32,
     has_first_moment: u32,
@@ -181,7 +188,6 @@ impl Hyper {
             eps2: h.eps2,
             clip_threshold: h.clip_threshold,
             weight_decay: h.weight_decay,
-            gradient_scale: h.gradient_scale,
             beta1: h.beta1.unwrap_or(0.0),
             scales_parameter: u32::from(h.scale_parameter),
             has_first_moment: u32::from(h.beta1.is_some()),
@@ -206,32 +212,60 @@ struct Factored {
     first_factor: i32,
 }
 
-/// Updates parameters of one card.
-pub(super) fn adafactor(updates: &[AdafactorUpdate]) -> Result<()> {
+/// Updates of parameters of one card, but for the scale of their gradients. There is one at least.
+pub(super) fn ready(updates: &[AdafactorUpdate]) -> Result<Ready> {
+    const { assert!(size_of::<Factored>() as u64 == PARAMETER_BYTES) };
     for update in updates {
         check_each_apart("adafactor", &[&[update.param, update.grad], &update.moments()[..]].concat())?;
     }
-    let bytes = |update: &AdafactorUpdate| scratch_of_parameter(rows_and_width(update.param)) + PARAMETER_BYTES;
-    let groups = groups(&updates.iter().map(bytes).collect::<Vec<_>>());
-    groups.into_iter().try_for_each(|group| adafactor_of_group(&updates[group]))
-}
-
-fn adafactor_of_group(updates: &[AdafactorUpdate]) -> Result<()> {
-    const { assert!(size_of::<Factored>() as u64 == PARAMETER_BYTES) };
     let device = updates[0].param.device();
     let gradients = contiguous(updates.iter().map(|update| update.grad))?;
-    let sizes = updates.iter().map(|update| rows_and_width(update.param));
-    let mut scratch = Scratch::new(sizes.map(scratch_of_parameter).sum(), device)?;
-    let (mut of_factors, mut of_parts) = (0, 0);
-    let mut entries = Vec::new();
-    for (update, gradient) in updates.iter().zip(&gradients) {
+    let bytes: Vec<u64> = updates.iter().map(|update| scratch_of_parameter(rows_and_width(update.param))).collect();
+    let mut scratch = Scratch::new(most_of_a_group(&bytes), device)?;
+    let mut entries = Vec::with_capacity(updates.len());
+    let mut of_groups = Vec::new();
+    for group in groups(&bytes) {
+        scratch.begin_again();
+        let (mut of_factors, mut of_parts) = (0, 0);
+        for (update, gradient) in updates[group.clone()].iter().zip(&gradients[group.clone()]) {
+            entries.push(Factored::of(update, gradient, &mut scratch, [&mut of_factors, &mut of_parts])?);
+        }
+        let launches = [
+            ("adafactor_factors", of_factors, OF_SUM, true),
+            ("adafactor_squares", of_parts, OF_SUM, false),
+            ("adafactor_apply", of_parts, OF_KEYS, false),
+        ];
+        let launches = launches.map(|(kernel, blocks, shared_bytes, takes_scale)| Launch {
+            kernel,
+            blocks,
+            shared_bytes,
+            takes_scale,
+        });
+        of_groups.push(Group { entries: group.len(), launches: launches.into() });
+    }
+    // SAFETY: an entry has no padding.
+    let table = unsafe { table(&entries, device)? };
+    let mut held = gradients;
+    held.push(scratch.into_memory());
+    for update in updates {
+        held.push(update.param.clone());
+        held.extend(update.moments().into_iter().cloned());
+        held.extend(update.sums.on_device.as_ref().map(|sums| sums.memory.clone()));
+    }
+    Ok(Ready::new(|| tracing::debug_span!("adafactor"), table, of_groups, held))
+}
+
+impl Factored {
+    /// An entry whose blocks begin at `first`, of the factors and of the parts, which then are behind them.
+    fn of(update: &AdafactorUpdate, gradient: &Tensor, scratch: &mut Scratch, first: [&mut usize; 2]) -> Result<Self> {
+        let [of_factors, of_parts] = first;
         let (rows, width) = rows_and_width(update.param);
         let parts = rows.div_ceil(rows_of_block(rows, width));
-        let first_factor = count(of_factors)?;
-        of_factors += width.div_ceil(THREADS as usize);
+        let first_factor = count(*of_factors)?;
+        *of_factors += width.div_ceil(THREADS as usize);
         let (row, col, [row_sums, col_sums]) = match update.second {
             SecondMoment::Factored { row, col } => {
-                of_factors += 1;
+                *of_factors += 1;
                 (address(row)?, address(col)?, sums_of(update, (rows, width))?)
             }
             SecondMoment::Full(v) => (0, address(v)?, [0; 2]),
@@ -239,42 +273,28 @@ fn adafactor_of_group(updates: &[AdafactorUpdate]) -> Result<()> {
         let of_f32 = |count: usize| (count * size_of::<f32>()) as u64;
         let noise = (update.hyper.rounding, 0);
         let pair = [update.param, gradient];
-        entries.push(Factored {
-            parameter: Parameter::next(pair, update.first, (rows, width), noise, &mut of_parts)?,
+        Ok(Self {
+            parameter: Parameter::next(pair, update.first, (rows, width), noise, of_parts)?,
             hyper: Hyper::of(&update.hyper),
             row,
             col,
             row_sums,
             col_sums,
-            row_factor: scratch.piece(of_f32(rows))?,
-            col_factor: scratch.piece(of_f32(width))?,
-            partial: scratch.piece((2 * parts * size_of::<f64>()) as u64)?,
+            row_factor: scratch.piece(of_f32(rows)),
+            col_factor: scratch.piece(of_f32(width)),
+            partial: scratch.piece((2 * parts * size_of::<f64>()) as u64),
             parts: count(parts)?,
             first_factor,
-        });
+        })
     }
-    // SAFETY: an entry has no padding.
-    let table = unsafe { table(&entries, device)? };
-    for (name, blocks, shared) in [
-        ("adafactor_factors", of_factors, OF_SUM),
-        ("adafactor_squares", of_parts, OF_SUM),
-        ("adafactor_apply", of_parts, OF_KEYS),
-    ] {
-        let kernel = Kernel::new(device, Module::Optimizer, name)?.tensor(&table)?.size(entries.len())?;
-        // SAFETY: a table of so many entries, each of matrices and moments of its size, in whose blocks every row and column is once.
-        unsafe { kernel.launch([blocks, 1, 1], THREADS, shared)? };
-    }
-    Ok(())
 }
 
 /// Where the sums by row and by column of an update's gradient lie.
 fn sums_of(update: &AdafactorUpdate, size: (usize, usize)) -> Result<[u64; 2]> {
     match &update.sums.on_device {
-        Some(sums) if (sums.row.elem_count(), sums.col.elem_count()) == size => {
-            Ok([address(&sums.row)?, address(&sums.col)?])
-        }
+        Some(sums) if sums.size == size => Ok(sums.rows_and_columns),
         sums => {
-            let got = sums.as_ref().map(|sums| (sums.row.elem_count(), sums.col.elem_count()));
+            let got = sums.as_ref().map(|sums| sums.size);
             bail!("adafactor: expected the sums of a gradient of {size:?}, got those of {got:?}")
         }
     }

@@ -29,7 +29,7 @@ use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::{Calls, Needs, elements};
 use crate::ops::reduce::square_sum;
 use crate::ops::rounding::Rounding;
-use crate::ops::together::{groups, most_of_a_group, of_piece, rows_of_block};
+use crate::ops::together::{ReadyUpdates, needs_of_groups, of_piece, rows_of_block};
 
 /// The numbers of one update.
 #[derive(Clone, Copy, Debug)]
@@ -234,17 +234,39 @@ pub fn adafactor_of_each(updates: &[AdafactorUpdate]) -> Result<()> {
     let _span = tracing::debug_span!("adafactor").entered();
     updates.iter().try_for_each(AdafactorUpdate::check)?;
     #[cfg(feature = "cuda")]
-    if updates.iter().all(AdafactorUpdate::is_for_card) && are_on_one_card(updates) {
-        return cuda::adafactor(updates);
+    if are_for_card(updates) {
+        return on_card(updates);
     }
     updates.iter().try_for_each(AdafactorUpdate::make)
 }
 
+/// [`adafactor_of_each`], but for the scale of the gradients, which is not that of their numbers. `None`: no card has kernels for all of them.
+///
+/// # Errors
+/// Those of [`adafactor_of_each`]. No parameter is changed.
+pub fn adafactor_ready(updates: &[AdafactorUpdate]) -> Result<Option<ReadyUpdates>> {
+    updates.iter().try_for_each(AdafactorUpdate::check)?;
+    #[cfg(feature = "cuda")]
+    if are_for_card(updates) {
+        let _span = tracing::debug_span!("adafactor").entered();
+        return cuda::ready(updates).map(|ready| Some(ReadyUpdates(ready)));
+    }
+    Ok(None)
+}
+
+/// Updates those that a card takes, as many together as have one scale.
+#[cfg(feature = "cuda")]
+fn on_card(updates: &[AdafactorUpdate]) -> Result<()> {
+    let scale = |update: &AdafactorUpdate| update.hyper.gradient_scale;
+    let alike = updates.chunk_by(|a, b| scale(a) == scale(b));
+    alike.into_iter().try_for_each(|updates| cuda::ready(updates)?.launch(scale(&updates[0])))
+}
+
 /// Whether kernels for a card take all of them together.
 #[cfg(feature = "cuda")]
-fn are_on_one_card(updates: &[AdafactorUpdate]) -> bool {
-    let tensors = updates.iter().flat_map(|update| [update.param, update.grad].into_iter().chain(update.moments()));
-    crate::cuda::takes(tensors)
+fn are_for_card(updates: &[AdafactorUpdate]) -> bool {
+    let tensors = || updates.iter().flat_map(|update| [update.param, update.grad].into_iter().chain(update.moments()));
+    updates.iter().all(AdafactorUpdate::is_for_card) && crate::cuda::takes(tensors())
 }
 
 impl AdafactorUpdate<'_> {
@@ -270,8 +292,8 @@ impl AdafactorUpdate<'_> {
     fn make(&self) -> Result<()> {
         let Self { param, grad, sums, second, first, hyper } = *self;
         #[cfg(feature = "cuda")]
-        if self.is_for_card() && are_on_one_card(&[*self]) {
-            return cuda::adafactor(&[*self]);
+        if are_for_card(&[*self]) {
+            return on_card(&[*self]);
         }
         let takes = self.fits_kernels() && self.moments().iter().all(|t| t.device().is_cpu());
         match Path::of(&[param, grad]).provided(takes) {
@@ -296,7 +318,7 @@ const PART_ROWS: usize = 64;
 /// The entry of a gradient in a card's table.
 const GRADIENT_BYTES: u64 = 80;
 /// The entry of a parameter.
-const PARAMETER_BYTES: u64 = 200;
+const PARAMETER_BYTES: u64 = 192;
 
 /// How a card cuts the rows of a gradient: rows of a part.
 fn rows_of_part(rows: usize) -> usize {
@@ -329,7 +351,10 @@ pub fn square_sums_needs(path: Path, sizes: &[(usize, usize)]) -> Needs {
             let needs = sizes.iter().map(|&(rows, width)| reference::square_sums_needs(elements([rows, width])));
             Needs::most(needs)
         }
-        Path::Device => of_groups(sizes.iter().map(|&size| scratch_of_gradient(size)), GRADIENT_BYTES),
+        Path::Device => {
+            let scratch: Vec<u64> = sizes.iter().map(|&size| scratch_of_gradient(size)).collect();
+            needs_of_groups(&scratch, GRADIENT_BYTES, [2, 1])
+        }
     }
 }
 
@@ -342,15 +367,11 @@ pub fn adafactor_needs(path: Path, parameters: &[((usize, usize), DType)]) -> Ne
                 |&((rows, width), dtype): &((usize, usize), DType)| reference::needs(elements([rows, width]), dtype);
             Needs::most(parameters.iter().map(one))
         }
-        Path::Device => of_groups(parameters.iter().map(|&(size, _)| scratch_of_parameter(size)), PARAMETER_BYTES),
+        Path::Device => {
+            let scratch: Vec<u64> = parameters.iter().map(|&(size, _)| scratch_of_parameter(size)).collect();
+            needs_of_groups(&scratch, PARAMETER_BYTES, [3, 0])
+        }
     }
-}
-
-/// Of the groups in which a card takes tensors that need so much scratch memory each, and an entry of a table.
-fn of_groups(scratch: impl Iterator<Item = u64>, entry: u64) -> Needs {
-    let bytes: Vec<u64> = scratch.map(|bytes| bytes + entry).collect();
-    let of_group = Calls { launches: 3, uploads: 1, ..Calls::default() };
-    Needs::bytes(most_of_a_group(&bytes)).with_calls(of_group * groups(&bytes).len() as u64)
 }
 
 fn check(

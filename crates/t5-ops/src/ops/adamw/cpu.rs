@@ -39,6 +39,7 @@ pub(super) fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tens
 
 #[derive(Clone, Copy)]
 struct Step {
+    scale: f32,
     factors: Factors,
     rounding: Rounding,
     first_row: usize,
@@ -46,7 +47,8 @@ struct Step {
 
 impl Step {
     fn of(h: &AdamwHyper) -> Self {
-        Self { factors: Factors::of(h), rounding: h.rounding, first_row: h.first_row }
+        let scale = h.gradient_scale as f32;
+        Self { scale, factors: Factors::of(h), rounding: h.rounding, first_row: h.first_row }
     }
 }
 
@@ -67,8 +69,8 @@ fn apply<T: Element, G: Element>(p: &mut [T], g: &[G], (m, v): (&mut [f32], &mut
 
 /// The new value of a parameter.
 #[inline(always)]
-fn moved(p: f32, g: f32, m: &mut f32, v: &mut f32, step: &Factors) -> f32 {
-    let g = g * step.scale;
+fn moved(p: f32, g: f32, m: &mut f32, v: &mut f32, Step { scale, factors: step, .. }: &Step) -> f32 {
+    let g = g * scale;
     *m = *m * step.beta1 + g * step.new1;
     *v = *v * step.beta2 + g * g * step.new2;
     p * step.keep - step.rate * *m / (v.sqrt() / step.root + step.eps)
@@ -86,15 +88,12 @@ fn replace<T: Element, G: Element>(
     match noise {
         None => {
             for ((p, g), (m, v)) in items {
-                *p = T::from_f32(moved(p.to_f32(), g.to_f32(), m, v, &step.factors));
+                *p = T::from_f32(moved(p.to_f32(), g.to_f32(), m, v, step));
             }
         }
         Some(key) => {
             for (channel, ((p, g), (m, v))) in items.enumerate() {
-                *p = T::from_f32_stochastic(
-                    moved(p.to_f32(), g.to_f32(), m, v, &step.factors),
-                    hash(key, channel as u32),
-                );
+                *p = T::from_f32_stochastic(moved(p.to_f32(), g.to_f32(), m, v, step), hash(key, channel as u32));
             }
         }
     }

@@ -3,8 +3,8 @@
 use candle_core::Result;
 
 use super::{AdamwUpdate, Factors, TABLE_BYTES};
-use crate::cuda::{Kernel, Module, address, check_each_apart, table};
-use crate::ops::together::cuda::{OF_KEYS, Parameter, THREADS, contiguous};
+use crate::cuda::{address, check_each_apart, table};
+use crate::ops::together::cuda::{Group, Launch, OF_KEYS, Parameter, Ready, contiguous};
 
 /// `Decayed` of `optimizer.cu`, which has no padding.
 #[repr(C)]
@@ -12,12 +12,11 @@ use crate::ops::together::cuda::{OF_KEYS, Parameter, THREADS, contiguous};
 struct Decayed {
     parameter: Parameter,
     factors: Factors,
-    unused: u32,
     second_moment: u64,
 }
 
-/// Updates parameters of one card. There is one at least.
-pub(super) fn adamw(updates: &[AdamwUpdate]) -> Result<()> {
+/// Updates of parameters of one card, but for the scale of their gradients. There is one at least.
+pub(super) fn ready(updates: &[AdamwUpdate]) -> Result<Ready> {
     const { assert!(size_of::<Decayed>() as u64 == TABLE_BYTES) };
     for update in updates {
         check_each_apart("adamw", &[update.param, update.grad, update.first, update.second])?;
@@ -30,13 +29,14 @@ pub(super) fn adamw(updates: &[AdamwUpdate]) -> Result<()> {
         let size = (param.elem_count() / width, width);
         let noise = (h.rounding, h.first_row);
         let parameter = Parameter::next([param, gradient], Some(first), size, noise, &mut blocks)?;
-        Ok(Decayed { parameter, factors: Factors::of(&h), unused: 0, second_moment: address(second)? })
+        Ok(Decayed { parameter, factors: Factors::of(&h), second_moment: address(second)? })
     };
     let entries: Vec<Decayed> = updates.iter().zip(&gradients).map(entry).collect::<Result<_>>()?;
-    let device = updates[0].param.device();
     // SAFETY: an entry has no padding.
-    let table = unsafe { table(&entries, device)? };
-    let kernel = Kernel::new(device, Module::Optimizer, "adamw")?.tensor(&table)?.size(entries.len())?;
-    // SAFETY: a table of so many entries, each of four matrices of its size, in whose blocks every row is once.
-    unsafe { kernel.launch([blocks, 1, 1], THREADS, OF_KEYS) }
+    let table = unsafe { table(&entries, updates[0].param.device())? };
+    let mut held = gradients;
+    held.extend(updates.iter().flat_map(|update| [update.param, update.first, update.second].map(Clone::clone)));
+    let launches = vec![Launch { kernel: "adamw", blocks, shared_bytes: OF_KEYS, takes_scale: true }];
+    let groups = vec![Group { entries: entries.len(), launches }];
+    Ok(Ready::new(|| tracing::debug_span!("adamw"), table, groups, held))
 }

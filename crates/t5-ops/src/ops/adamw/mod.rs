@@ -22,8 +22,9 @@ mod tests;
 use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
-use crate::needs::{Calls, Needs};
+use crate::needs::Needs;
 use crate::ops::rounding::Rounding;
+use crate::ops::together::{ReadyUpdates, needs_of_groups};
 
 /// The numbers of one update.
 #[derive(Clone, Copy, Debug)]
@@ -73,11 +74,10 @@ impl AdamwHyper {
     }
 }
 
-/// The factors of one update, as kernels have them.
+/// The factors of one update, as kernels have them, but for the scale of its gradient.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Factors {
-    scale: f32,
     beta1: f32,
     beta2: f32,
     /// `1 - beta`, rounded once.
@@ -96,7 +96,6 @@ impl Factors {
     fn of(h: &AdamwHyper) -> Self {
         let (correction1, correction2) = h.corrections();
         Self {
-            scale: h.gradient_scale as f32,
             beta1: h.beta1 as f32,
             beta2: h.beta2 as f32,
             new1: (1.0 - h.beta1) as f32,
@@ -110,17 +109,14 @@ impl Factors {
 }
 
 /// The entry of a parameter in a card's table.
-const TABLE_BYTES: u64 = 112;
+const TABLE_BYTES: u64 = 104;
 
 /// What [`adamw_of_each`] needs for parameters of so many elements, with their dtypes.
 pub fn adamw_needs(path: Path, parameters: &[(u64, DType)]) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        Path::Device => Needs::bytes(parameters.len() as u64 * TABLE_BYTES).with_calls(Calls {
-            launches: 1,
-            uploads: 1,
-            ..Calls::default()
-        }),
+        // Nothing is on its way: there is one group.
+        Path::Device => needs_of_groups(&vec![0; parameters.len()], TABLE_BYTES, [1, 0]),
         Path::Reference => Needs::most(parameters.iter().map(|&(elements, dtype)| reference::needs(elements, dtype))),
     }
 }
@@ -158,9 +154,31 @@ pub fn adamw_of_each(updates: &[AdamwUpdate]) -> Result<()> {
     updates.iter().try_for_each(AdamwUpdate::check)?;
     #[cfg(feature = "cuda")]
     if are_for_card(updates) {
-        return cuda::adamw(updates);
+        return on_card(updates);
     }
     updates.iter().try_for_each(AdamwUpdate::make)
+}
+
+/// [`adamw_of_each`], but for the scale of the gradients, which is not that of their numbers. `None`: no card has kernels for all of them.
+///
+/// # Errors
+/// Those of [`adamw_of_each`]. No parameter is changed.
+pub fn adamw_ready(updates: &[AdamwUpdate]) -> Result<Option<ReadyUpdates>> {
+    updates.iter().try_for_each(AdamwUpdate::check)?;
+    #[cfg(feature = "cuda")]
+    if are_for_card(updates) {
+        let _span = tracing::debug_span!("adamw").entered();
+        return cuda::ready(updates).map(|ready| Some(ReadyUpdates(ready)));
+    }
+    Ok(None)
+}
+
+/// Updates those that a card takes, as many together as have one scale.
+#[cfg(feature = "cuda")]
+fn on_card(updates: &[AdamwUpdate]) -> Result<()> {
+    let scale = |update: &AdamwUpdate| update.hyper.gradient_scale;
+    let alike = updates.chunk_by(|a, b| scale(a) == scale(b));
+    alike.into_iter().try_for_each(|updates| cuda::ready(updates)?.launch(scale(&updates[0])))
 }
 
 /// Whether kernels for a card take all of them together.
@@ -190,7 +208,7 @@ impl AdamwUpdate<'_> {
         let Self { param, grad, first, second, hyper } = *self;
         #[cfg(feature = "cuda")]
         if are_for_card(&[*self]) {
-            return cuda::adamw(&[*self]);
+            return on_card(&[*self]);
         }
         let takes = self.fits_kernels() && first.device().is_cpu() && second.device().is_cpu();
         match Path::of(&[param, grad]).provided(takes) {

@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::rows_of_block;
-use crate::cuda::{address, count};
+use crate::cuda::{Kernel, Module, address, count};
 use crate::ops::rounding::Rounding;
 use crate::ops::rounding::cuda::Noise;
 
@@ -54,6 +54,66 @@ impl Parameter {
             is_bf16: is_bf16(values),
             has_bf16_gradient: is_bf16(gradient),
         })
+    }
+}
+
+/// Parameters that a card can update at once. Their table, and what it points to, is there: launches are left, and the scale of gradients.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    /// Of the profile.
+    span: fn() -> tracing::Span,
+    /// Entries, with the launches over each group of them.
+    table: Tensor,
+    groups: Vec<Group>,
+    /// The memory that entries point to.
+    _held: Vec<Tensor>,
+}
+
+/// Launches over some entries of a table.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) entries: usize,
+    pub(crate) launches: Vec<Launch>,
+}
+
+/// A launch over a group.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) kernel: &'static str,
+    pub(crate) blocks: usize,
+    pub(crate) shared_bytes: usize,
+    /// Whether the scale of gradients is one of its arguments.
+    pub(crate) takes_scale: bool,
+}
+
+impl Ready {
+    /// Those of a table in groups, whose entries point to `held`.
+    pub(crate) fn new(span: fn() -> tracing::Span, table: Tensor, groups: Vec<Group>, held: Vec<Tensor>) -> Self {
+        Self { span, table, groups, _held: held }
+    }
+
+    /// [`Ready::launch`] as an operation of its own.
+    pub(crate) fn make(&self, gradient_scale: f64) -> Result<()> {
+        let _span = (self.span)().entered();
+        self.launch(gradient_scale)
+    }
+
+    /// Updates them, with each gradient times `gradient_scale`.
+    pub(crate) fn launch(&self, gradient_scale: f64) -> Result<()> {
+        let entries: usize = self.groups.iter().map(|group| group.entries).sum();
+        let words = self.table.elem_count() / entries.max(1);
+        let mut first = 0;
+        for Group { entries, launches } in &self.groups {
+            let table = self.table.narrow(0, first * words, entries * words)?;
+            first += entries;
+            for Launch { kernel, blocks, shared_bytes, takes_scale } in launches {
+                let kernel = Kernel::new(table.device(), Module::Optimizer, *kernel)?.tensor(&table)?.size(*entries)?;
+                let kernel = if *takes_scale { kernel.value(gradient_scale) } else { kernel };
+                // SAFETY: a table of so many entries, each of tensors of its size that are held, in whose blocks each row and column is once.
+                unsafe { kernel.launch([*blocks, 1, 1], THREADS, *shared_bytes)? };
+            }
+        }
+        Ok(())
     }
 }
 

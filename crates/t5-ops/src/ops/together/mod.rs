@@ -7,6 +7,44 @@ pub(crate) mod cuda;
 
 use std::ops::Range;
 
+use candle_core::Result;
+
+use crate::needs::{Calls, Needs};
+
+/// Updates that a card is ready for: all that they need is there but the scale of their gradients, so that launches alone are left. Until
+/// they are made, and in between, nothing else may change their tensors.
+#[derive(Debug)]
+pub struct ReadyUpdates(pub(crate) of_card::Ready);
+
+impl ReadyUpdates {
+    /// Makes them, each from its gradient times `gradient_scale`. That of their numbers does not count.
+    ///
+    /// # Errors
+    /// The driver's. Some parameters may be changed then, and others not.
+    pub fn make(self, gradient_scale: f64) -> Result<()> {
+        self.0.make(gradient_scale)
+    }
+}
+
+#[cfg(feature = "cuda")]
+use cuda as of_card;
+
+/// Without cards there are none.
+#[cfg(not(feature = "cuda"))]
+mod of_card {
+    #[derive(Debug)]
+    pub enum Ready {}
+
+    impl Ready {
+        pub fn make(&self, _: f64) -> candle_core::Result<()> {
+            match *self {}
+        }
+    }
+}
+
+/// Bytes of a table that are uploaded at once: so much of memory that the driver does not know is copied without a wait for what was launched
+/// before, by CUDA's programming guide.
+pub(crate) const STAGED_BYTES: u64 = 64 << 10;
 /// Bytes beside operands and results that a group takes, unless one parameter alone takes more.
 const MOST_BYTES: u64 = 16 << 20;
 /// Parts of rows that are updated by a block each, at most: enough for the largest card, and few enough that each adds all their sums.
@@ -27,6 +65,18 @@ pub(crate) fn groups(bytes: &[u64]) -> Vec<Range<usize>> {
         }
     }
     groups
+}
+
+/// What a card needs for a table of entries of so many bytes, over which there are launches for each group of them, and some over all.
+/// `scratch` are the bytes of each entry that are on their way.
+pub(crate) fn needs_of_groups(scratch: &[u64], entry: u64, [of_group, of_all]: [u64; 2]) -> Needs {
+    if scratch.is_empty() {
+        return Needs::default();
+    }
+    let table = scratch.len() as u64 * entry;
+    let launches = groups(scratch).len() as u64 * of_group + of_all;
+    let uploads = table.div_ceil(STAGED_BYTES);
+    Needs::bytes(most_of_a_group(scratch) + table).with_calls(Calls { launches, uploads, ..Calls::default() })
 }
 
 /// Bytes of the largest group.
@@ -53,6 +103,22 @@ pub(crate) fn rows_of_block(rows: usize, width: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_is_uploaded_once_for_all_groups_and_in_pieces_that_nobody_waits_for() {
+        let calls = |launches, uploads| Calls { launches, uploads, ..Calls::default() };
+        // Tensors with the bytes of each on their way.
+        for (tensors, scratch, bytes, expected) in [
+            (0, 0, 0, calls(0, 0)),
+            (1, 7, 107, calls(4, 1)),
+            (3, 8 << 20, (16 << 20) + 300, calls(7, 1)),
+            (655, 0, 65_500, calls(4, 1)),
+            (656, 0, 65_600, calls(4, 2)),
+        ] {
+            let needs = needs_of_groups(&vec![scratch; tensors], 100, [3, 1]);
+            assert_eq!((needs.transient, needs.calls), (bytes, expected), "{tensors}");
+        }
+    }
 
     #[test]
     fn a_group_ends_where_the_next_parameter_has_no_room_in_it() {
