@@ -3,7 +3,7 @@
 //! One stream carries everything that is computed, so a tensor may be dropped as soon as its kernel is launched: its memory is reused behind
 //! it. Another one carries copies alone, which wait for this one and are waited for ([`crate::copies`]).
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::ops::Range;
 
@@ -16,6 +16,9 @@ use candle_core::{CudaDevice, DType, Device, DeviceLocation, Result, Shape, Stor
 use crate::ops::together::{STAGED_BYTES, of_piece};
 use crate::quantised::Weight;
 
+pub(crate) use lists::{changing, forget_lists, uploaded};
+
+mod lists;
 mod lives;
 pub(crate) mod recording;
 mod round;
@@ -541,65 +544,4 @@ pub(crate) fn multiply_into_columns(
     .w()?;
     recording::launched([]);
     Ok(())
-}
-
-/// Lists that were uploaded last: those of a micro-batch are asked for by every layer. Layer by layer a step goes through the lists of
-/// all micro-batches again and again, so that fewer than these would never be found.
-const KEPT_LISTS: usize = 256;
-/// Longer lists are not kept.
-const KEPT_LIST: usize = 8192;
-
-/// A list of the host on the card: its values, or, while launches are recorded, the place of those that change.
-pub(crate) fn changing(list: &[u32], device: &Device) -> Result<Tensor> {
-    match recording::place_of(list) {
-        Some(place) => Ok(place),
-        None => uploaded(list, device),
-    }
-}
-
-/// Numbers on the card. Short lists are kept, and uploaded once. Work that is recorded finds those that it was measured with.
-pub(crate) fn uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
-    if let Some(there) = recording::held(list) {
-        return Ok(there);
-    }
-    let there = kept_or_uploaded(list, device)?;
-    recording::hold(list, &there);
-    Ok(there)
-}
-
-/// The number of a card, a list, and its copy there.
-type KeptList = (usize, Vec<u32>, Tensor);
-
-thread_local! {
-    static KEPT: RefCell<Vec<KeptList>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Drops the lists that this thread keeps on cards.
-pub(crate) fn forget_lists() {
-    KEPT.with_borrow_mut(Vec::clear);
-}
-
-fn kept_or_uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
-    let card = card_number(device).unwrap_or(usize::MAX);
-    if list.len() > KEPT_LIST {
-        return Tensor::new(list, device);
-    }
-    KEPT.with_borrow_mut(|kept| {
-        if let Some(at) = kept.iter().position(|(of, values, _)| *of == card && values == list) {
-            let found = kept.remove(at);
-            let tensor = found.2.clone();
-            kept.push(found);
-            return Ok(tensor);
-        }
-        let tensor = Tensor::new(list, device)?;
-        if recording::is_captured() {
-            // Memory of a graph that will be refused: nobody may find it here later.
-            return Ok(tensor);
-        }
-        if kept.len() == KEPT_LISTS {
-            kept.remove(0);
-        }
-        kept.push((card, list.to_vec(), tensor.clone()));
-        Ok(tensor)
-    })
 }
