@@ -29,6 +29,8 @@ use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::{Calls, Needs, elements};
 use crate::ops::reduce::square_sum;
 use crate::ops::rounding::Rounding;
+#[cfg(feature = "cuda")]
+use crate::ops::together::cuda::each_scale;
 use crate::ops::together::{ReadyUpdates, needs_of_groups, of_piece, rows_of_block};
 
 /// The numbers of one update.
@@ -254,12 +256,10 @@ pub fn adafactor_ready(updates: &[AdafactorUpdate]) -> Result<Option<ReadyUpdate
     Ok(None)
 }
 
-/// Updates those that a card takes, as many together as have one scale.
+/// Updates those that a card takes.
 #[cfg(feature = "cuda")]
 fn on_card(updates: &[AdafactorUpdate]) -> Result<()> {
-    let scale = |update: &AdafactorUpdate| update.hyper.gradient_scale;
-    let alike = updates.chunk_by(|a, b| scale(a) == scale(b));
-    alike.into_iter().try_for_each(|updates| cuda::ready(updates)?.launch(scale(&updates[0])))
+    each_scale(updates, |update| update.hyper.gradient_scale, cuda::ready)
 }
 
 /// Whether kernels for a card take all of them together.

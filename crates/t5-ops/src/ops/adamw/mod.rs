@@ -24,6 +24,8 @@ use candle_core::{DType, Result, Tensor};
 use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::Needs;
 use crate::ops::rounding::Rounding;
+#[cfg(feature = "cuda")]
+use crate::ops::together::cuda::each_scale;
 use crate::ops::together::{ReadyUpdates, needs_of_groups};
 
 /// The numbers of one update.
@@ -173,12 +175,10 @@ pub fn adamw_ready(updates: &[AdamwUpdate]) -> Result<Option<ReadyUpdates>> {
     Ok(None)
 }
 
-/// Updates those that a card takes, as many together as have one scale.
+/// Updates those that a card takes.
 #[cfg(feature = "cuda")]
 fn on_card(updates: &[AdamwUpdate]) -> Result<()> {
-    let scale = |update: &AdamwUpdate| update.hyper.gradient_scale;
-    let alike = updates.chunk_by(|a, b| scale(a) == scale(b));
-    alike.into_iter().try_for_each(|updates| cuda::ready(updates)?.launch(scale(&updates[0])))
+    each_scale(updates, |update| update.hyper.gradient_scale, cuda::ready)
 }
 
 /// Whether kernels for a card take all of them together.

@@ -117,6 +117,16 @@ impl Ready {
     }
 }
 
+/// Makes updates as they come, as many together as have one scale of their gradients.
+pub(crate) fn each_scale<U>(
+    updates: &[U],
+    scale: impl Fn(&U) -> f64,
+    ready: impl Fn(&[U]) -> Result<Ready>,
+) -> Result<()> {
+    let mut alike = updates.chunk_by(|a, b| scale(a) == scale(b));
+    alike.try_for_each(|updates| ready(updates)?.launch(scale(&updates[0])))
+}
+
 /// Gradients as kernels read them: those that lie otherwise are copied.
 pub(crate) fn contiguous<'a>(gradients: impl Iterator<Item = &'a Tensor>) -> Result<Vec<Tensor>> {
     gradients.map(Tensor::contiguous).collect()
