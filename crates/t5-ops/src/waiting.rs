@@ -1,7 +1,7 @@
 //! Values of a card that wait in page-locked memory of the host.
 //!
-//! Values take whole pages of it and give them back. It grows where too few are free, so it is as large as the most that ever waited, and is
-//! locked once. The host takes no part in a copy: the card reads and writes the memory itself.
+//! Values take whole pages of this memory and give them back. The memory grows where too few pages are free. So it is as large as the most
+//! that ever waited, and is locked once. The host takes no part in a copy: the card reads and writes the memory itself.
 //!
 //! Invariants: every copy goes through the lane of the thread that computes, one after another, so memory can be taken again as soon as
 //! the copy out of it is on the stream; memory on the card stays where it is until a copy from it was waited for.
