@@ -58,7 +58,6 @@ BUGS = [
     ("copy of locked memory into memory that is in use", "lane.rs", "let mut copied = self.copying.wait(after);", "let _ = after;\n        let mut copied = Ok(());"),
     ("locked memory read before it was filled", "lane.rs", "return self.copying.synchronize();", "return Ok(());"),
     ("locked memory taken while it is in use", "waiting.rs", "missing -= taken;\n", "missing -= taken;\n                self.free.insert(at, taken);\n"),
-    ("card's memory given back while it is copied", "waiting.rs", "let _ = self.wait();", "let _ = &self.is_done;"),
     ("copy not waited for", "copies.rs", "self.lane.borrow().have_computing_wait(&done)", "Ok(drop(done))"),
     ("memory that serves others while it is copied to", "copies.rs", "let _ = self.wait();", "let _ = &self.is_done;"),
     ("copy of values that are not there", "lane.rs", "self.copying.wait(is_ready)?;", "let _ = is_ready;"),

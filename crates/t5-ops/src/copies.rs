@@ -11,6 +11,7 @@ use candle_core::{Device, Result, Tensor};
 
 #[cfg(feature = "cuda")]
 use crate::lane::Run;
+use crate::paging::{Writes, overwrite_where_it_lies};
 use crate::{absent, copy_waits};
 
 /// Pinned memory that copies go through, of a process: a few pieces, in turn.
@@ -166,8 +167,19 @@ pub fn copied_home(x: &Tensor, home: &Tensor) -> Result<bool> {
     Ok(false)
 }
 
+/// Copies the values of a tensor to its home on the CPU, of its shape and dtype, in memory or in a file, and waits until they are there.
+///
+/// # Errors
+/// Those of [`copied_home`] and [`overwrite_where_it_lies`].
+pub fn return_home(x: &Tensor, home: &Tensor, writes: Writes) -> Result<()> {
+    if copied_home(x, home)? {
+        return Ok(());
+    }
+    overwrite_where_it_lies(home, &copy_waits::moved(x, &Device::Cpu)?, writes)
+}
+
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::{forget_lane, lane_of};
+pub(crate) use cuda::{Copied, forget_lane, lane_of};
 
 #[cfg(feature = "cuda")]
 mod cuda {
@@ -189,25 +201,20 @@ mod cuda {
         lane: Rc<RefCell<Lane>>,
         /// When the memory may be written to.
         is_free: CudaEvent,
-        /// When the copy is done that nobody waits for yet.
-        is_done: Option<CudaEvent>,
-        /// Whose values are copied: page-locked ones are read until then.
-        home: Option<Tensor>,
+        copied: Option<Copied>,
     }
 
     impl Up {
         pub fn to(tensor: &Tensor) -> candle_core::Result<Option<Self>> {
             let Some(lane) = lane_of(tensor.device())? else { return Ok(None) };
             let is_free = lane.borrow().launched().w()?;
-            Ok(Some(Self { lane, is_free, is_done: None, home: None }))
+            Ok(Some(Self { lane, is_free, copied: None }))
         }
 
         pub fn copy(&mut self, to: &Tensor, home: &Tensor) -> candle_core::Result<()> {
             let address = crate::cuda::address(to)?;
-            let mut lane = self.lane.borrow_mut();
-            let copied = with_bytes(home, |bytes| lane.up(address, bytes, &self.is_free))?;
-            self.is_done = Some(copied.w()?);
-            self.home = Some(home.clone());
+            let is_done = with_bytes(home, |bytes| self.lane.borrow_mut().up(address, bytes, &self.is_free))?;
+            self.copied = Some(Copied::at(is_done.w()?, &self.lane));
             Ok(())
         }
 
@@ -216,11 +223,31 @@ mod cuda {
         pub unsafe fn copy_locked(&mut self, to: &Tensor, runs: &[Run]) -> candle_core::Result<()> {
             let address = crate::cuda::address(to)?;
             // SAFETY: by the caller's promise.
-            let copied = unsafe { self.lane.borrow_mut().up_beside(address, runs, &self.is_free) };
-            self.is_done = Some(copied.w()?);
+            let is_done = unsafe { self.lane.borrow_mut().up_beside(address, runs, &self.is_free) };
+            self.copied = Some(Copied::at(is_done.w()?, &self.lane));
             Ok(())
         }
 
+        pub fn arrive(self) -> candle_core::Result<()> {
+            self.copied.map_or(Ok(()), Copied::arrive)
+        }
+    }
+
+    /// A copy that was carried out. The stream that computes waits for it, at the latest when this is dropped.
+    #[derive(Debug)]
+    pub(crate) struct Copied {
+        lane: Rc<RefCell<Lane>>,
+        /// None: it was waited for.
+        is_done: Option<CudaEvent>,
+    }
+
+    impl Copied {
+        /// One that is done at an event.
+        pub fn at(is_done: CudaEvent, lane: &Rc<RefCell<Lane>>) -> Self {
+            Self { lane: Rc::clone(lane), is_done: Some(is_done) }
+        }
+
+        /// Has whatever is computed from here on wait for it.
         pub fn arrive(mut self) -> candle_core::Result<()> {
             self.wait().w()
         }
@@ -230,7 +257,7 @@ mod cuda {
         }
     }
 
-    impl Drop for Up {
+    impl Drop for Copied {
         fn drop(&mut self) {
             // Where nobody waits because something else has failed, that is reported.
             let _ = self.wait();

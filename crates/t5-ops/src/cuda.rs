@@ -135,8 +135,11 @@ pub(crate) fn suffix(dtype: DType) -> &'static str {
 
 /// Whether some byte lies between the first and the last of both tensors.
 pub(crate) fn overlap(a: &Tensor, b: &Tensor) -> Result<bool> {
-    let (a, b) = (extent(a)?, extent(b)?);
-    Ok(a.start < b.end && b.start < a.end)
+    Ok(meet(&extent(a)?, &extent(b)?))
+}
+
+fn meet(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
 }
 
 /// Bytes of a tensor's elements.
@@ -166,7 +169,7 @@ pub(crate) fn check_apart<'a>(op: &str, to: &Tensor, operands: impl IntoIterator
 pub(crate) fn check_each_apart(op: &str, tensors: &[&Tensor]) -> Result<()> {
     let extents: Vec<Range<u64>> = tensors.iter().map(|t| extent(t)).collect::<Result<_>>()?;
     for (at, a) in extents.iter().enumerate() {
-        if extents[at + 1..].iter().any(|b| a.start < b.end && b.start < a.end) {
+        if extents[at + 1..].iter().any(|b| meet(a, b)) {
             return Err(not_apart(op));
         }
     }

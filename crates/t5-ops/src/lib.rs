@@ -123,8 +123,8 @@ pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_back
 pub use ops::rounding::Rounding;
 pub use ops::together::ReadyUpdates;
 pub use paging::{
-    Writes, can_read_in_place, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, overwrite_where_it_lies,
-    page_in, page_out, read_ahead, tensor_in_file,
+    Writes, can_read_in_place, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out,
+    read_ahead, tensor_in_file,
 };
 pub use parallel::{Joined, for_each_part, join_threads, on_threads_apart, threads};
 pub use peak::peak_gflops;

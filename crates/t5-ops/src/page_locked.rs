@@ -7,6 +7,8 @@
 
 use candle_core::{Device, Tensor};
 
+use crate::paging::is_in_file;
+
 /// A tensor on the CPU whose memory is locked for as long as this exists.
 #[derive(Debug)]
 pub struct PageLocked {
@@ -17,9 +19,11 @@ pub struct PageLocked {
 }
 
 impl PageLocked {
-    /// Locks the memory of a contiguous tensor for copies to and from a device. `None`: there is no card, or its driver refuses.
+    /// Locks the memory of a contiguous tensor for copies to and from a device. `None`: there is no card, its driver refuses, or the tensor
+    /// lies in a file.
     pub fn of(tensor: &Tensor, device: &Device) -> Option<Self> {
         match device {
+            _ if is_in_file(tensor) => None,
             #[cfg(feature = "cuda")]
             Device::Cuda(card) => {
                 let (at, bytes) = crate::with_bytes(tensor, |bytes| (bytes.as_ptr(), bytes.len())).ok()?;
@@ -27,10 +31,7 @@ impl PageLocked {
                 let lock = unsafe { Lock::new(&card.cuda_stream(), at, bytes) }?;
                 Some(Self { _lock: lock, _tensor: tensor.clone() })
             }
-            _ => {
-                let _ = tensor;
-                None
-            }
+            _ => None,
         }
     }
 }

@@ -18,7 +18,7 @@ const LEAST: usize = 16 << 10;
 #[derive(Debug)]
 pub struct Departing {
     // First, so that the stream that computes waits for the copy before the tensor's memory is given back.
-    way: way::Down,
+    copied: way::Copied,
     x: Tensor,
 }
 
@@ -27,8 +27,9 @@ impl Departing {
     ///
     /// # Errors
     /// The driver's.
-    pub fn arrive(mut self) -> Result<()> {
-        crate::copy_waits::waiting(self.x.device(), || self.way.wait())
+    pub fn arrive(self) -> Result<()> {
+        let Self { copied, x } = self;
+        crate::copy_waits::waiting(x.device(), || copied.arrive())
     }
 }
 
@@ -47,9 +48,9 @@ impl Waiting {
     /// # Errors
     /// The driver's.
     pub fn begin(x: &Tensor) -> Result<Option<(Self, Departing)>> {
-        let Some((x, memory, way)) = way::leave(x)? else { return Ok(None) };
+        let Some((x, memory, copied)) = way::leave(x)? else { return Ok(None) };
         crate::copy_waits::note_from_card(&x);
-        Ok(Some((Self { memory, shape: x.shape().clone(), dtype: x.dtype() }, Departing { way, x })))
+        Ok(Some((Self { memory, shape: x.shape().clone(), dtype: x.dtype() }, Departing { copied, x })))
     }
 
     /// Carries a copy of the values out, to a tensor of their shape and dtype that was begun to be copied to.
@@ -92,12 +93,13 @@ mod way {
     use std::sync::Arc;
 
     use candle_core::cuda_backend::WrapErr;
-    use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream};
+    use candle_core::cuda_backend::cudarc::driver::CudaStream;
     use candle_core::{Device, Result, Tensor};
 
     use super::LEAST;
+    pub(super) use crate::copies::Copied;
     use crate::copies::{Coming, lane_of};
-    use crate::lane::{Lane, Run};
+    use crate::lane::Run;
     use crate::page_locked::Lock;
 
     /// Bytes of a page.
@@ -116,27 +118,7 @@ mod way {
         STORE.take();
     }
 
-    /// A copy to the host, and who waits for it.
-    #[derive(Debug)]
-    pub struct Down {
-        lane: Rc<RefCell<Lane>>,
-        is_done: Option<CudaEvent>,
-    }
-
-    impl Down {
-        pub fn wait(&mut self) -> Result<()> {
-            self.is_done.take().map_or(Ok(()), |done| self.lane.borrow().have_computing_wait(&done)).w()
-        }
-    }
-
-    impl Drop for Down {
-        fn drop(&mut self) {
-            // Where nobody waits because something else has failed, that is reported.
-            let _ = self.wait();
-        }
-    }
-
-    pub fn leave(x: &Tensor) -> Result<Option<(Tensor, Memory, Down)>> {
+    pub fn leave(x: &Tensor) -> Result<Option<(Tensor, Memory, Copied)>> {
         let Device::Cuda(card) = x.device() else { return Ok(None) };
         let bytes = x.elem_count() * x.dtype().size_in_bytes();
         if bytes < LEAST {
@@ -146,13 +128,13 @@ mod way {
             return Ok(None);
         };
         let x = x.contiguous()?;
-        let copied = {
+        let is_done = {
             let mut lane = lane.borrow_mut();
             let is_ready = lane.launched().w()?;
             // SAFETY: the memory is nobody else's, and every copy of it goes through this lane.
             unsafe { lane.down_beside(crate::cuda::address(&x)?, &memory.runs, &is_ready) }.w()?
         };
-        Ok(Some((x, memory, Down { lane, is_done: Some(copied) })))
+        Ok(Some((x, memory, Copied::at(is_done, &lane))))
     }
 
     /// Memory that is taken.
@@ -163,7 +145,7 @@ mod way {
     }
 
     impl Memory {
-        /// Memory for so many bytes. `None`: no more is locked.
+        /// Takes memory for this many bytes. `None`: the driver locks no more.
         fn take(stream: &Arc<CudaStream>, bytes: usize) -> Option<Self> {
             STORE.with_borrow_mut(|known| {
                 let is_of = |store: &Rc<RefCell<Store>>| Arc::ptr_eq(&store.borrow().stream, stream);
@@ -326,11 +308,11 @@ mod way {
     use crate::copies::Coming;
 
     #[derive(Debug)]
-    pub enum Down {}
+    pub enum Copied {}
 
-    impl Down {
-        pub fn wait(&mut self) -> Result<()> {
-            match *self {}
+    impl Copied {
+        pub fn arrive(self) -> Result<()> {
+            match self {}
         }
     }
 
@@ -343,7 +325,7 @@ mod way {
         }
     }
 
-    pub fn leave(_: &Tensor) -> Result<Option<(Tensor, Memory, Down)>> {
+    pub fn leave(_: &Tensor) -> Result<Option<(Tensor, Memory, Copied)>> {
         Ok(None)
     }
 }

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor, TensorId};
-use t5_ops::copies::{self, Coming};
+use t5_ops::copies::Coming;
 use t5_ops::page_locked::PageLocked;
 use t5_ops::{absent, copy_waits};
 
@@ -66,7 +66,7 @@ impl Homes {
     pub fn insert(&self, values: Tensor, device: &Device) -> Result<Tensor> {
         let tensor = absent::absent_like(&values, device)?;
         t5_ops::page_out(&values);
-        let lock = if t5_ops::is_in_file(&values) { None } else { PageLocked::of(&values, device) };
+        let lock = PageLocked::of(&values, device);
         self.homes.borrow_mut().insert(tensor.id(), Home { values, _lock: lock, is_here: false, coming: None });
         Ok(tensor)
     }
@@ -122,10 +122,7 @@ impl Homes {
         let was_here = self.homes.borrow().get(&tensor.id()).is_some_and(|home| home.is_here);
         self.page_in(0, tensor)?;
         let result = f(tensor)?;
-        if !copies::copied_home(tensor, &values).map_err(Error::from)? {
-            let changed = copy_waits::moved(tensor, &Device::Cpu).map_err(Error::from)?;
-            self.file.overwrite(&values, &changed)?;
-        }
+        self.file.overwrite(&values, tensor)?;
         if !was_here {
             self.page_out(0, tensor)?;
         }

@@ -138,12 +138,7 @@ impl StateFile {
     /// # Errors
     /// [`t5::Error::Offload`].
     pub fn write(&self, moment: &Tensor, changed: &Tensor) -> Result<()> {
-        if copies::copied_home(changed, moment).map_err(|error| self.error(error))? {
-            return Ok(());
-        }
-        let changed = copy_waits::moved(changed, &Device::Cpu);
-        let written = changed.and_then(|changed| t5_ops::overwrite_where_it_lies(moment, &changed, self.writes));
-        written.map_err(|error| self.error(error))
+        copies::return_home(changed, moment, self.writes).map_err(|error| self.error(error))
     }
 
     /// An error of the file is told apart from those of tensors.

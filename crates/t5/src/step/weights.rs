@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use candle_core::{DType, Tensor};
 use heap::{FileMemory, LARGE_BYTES};
-use t5_ops::Writes;
+use t5_ops::{Writes, copies};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -153,8 +153,8 @@ impl WeightFile {
         Ok(result)
     }
 
-    /// Puts other values in the place of a weight's, in the file or in the host's memory.
+    /// Puts other values, of the host or of a device, in the place of a weight's, in the file or in the host's memory.
     pub fn overwrite(&self, x: &Tensor, values: &Tensor) -> Result<()> {
-        t5_ops::overwrite_where_it_lies(x, values, self.writes).map_err(|error| self.error(error))
+        copies::return_home(values, x, self.writes).map_err(|error| self.error(error))
     }
 }

@@ -151,7 +151,7 @@ pub(super) fn square_sums_of(gradients: &[&Tensor]) -> Result<Vec<DeviceSums>> {
     for (group, tiles, blocks) in of_groups {
         let table = table.narrow(0, group.start * words, group.len() * words)?;
         let kernel = |name: &str| Kernel::new(device, Module::Optimizer, name)?.tensor(&table)?.size(group.len());
-        // SAFETY: a table of so many entries, and a block for each part of the rows and each tile of columns, with places of their own.
+        // SAFETY: the table has these entries. Each part of rows and each tile of columns has a block, which writes to a place of its own.
         unsafe { kernel("square_sums")?.launch([tiles, 1, 1], THREADS, shared)? };
         // SAFETY: a thread for each sum.
         unsafe { kernel("finish_square_sums")?.launch([blocks, 1, 1], THREADS, 0)? };

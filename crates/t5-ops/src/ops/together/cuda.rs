@@ -109,7 +109,7 @@ impl Ready {
             for Launch { kernel, blocks, shared_bytes, takes_scale } in launches {
                 let kernel = Kernel::new(table.device(), Module::Optimizer, *kernel)?.tensor(&table)?.size(*entries)?;
                 let kernel = if *takes_scale { kernel.value(gradient_scale) } else { kernel };
-                // SAFETY: a table of so many entries, each of tensors of its size that are held, in whose blocks each row and column is once.
+                // SAFETY: the table has these entries, whose tensors are held and have their sizes. Each row and column is in one block.
                 unsafe { kernel.launch([*blocks, 1, 1], THREADS, *shared_bytes)? };
             }
         }

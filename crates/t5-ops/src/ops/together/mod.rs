@@ -67,8 +67,8 @@ pub(crate) fn groups(bytes: &[u64]) -> Vec<Range<usize>> {
     groups
 }
 
-/// What a card needs for a table of entries of so many bytes, over which there are launches for each group of them, and some over all.
-/// `scratch` are the bytes of each entry that are on their way.
+/// The needs of a card for a table. An entry of the table has `entry` bytes, and takes those of `scratch` meanwhile. There are `of_group`
+/// launches over each group of entries, and `of_all` over all of them.
 pub(crate) fn needs_of_groups(scratch: &[u64], entry: u64, [of_group, of_all]: [u64; 2]) -> Needs {
     if scratch.is_empty() {
         return Needs::default();
