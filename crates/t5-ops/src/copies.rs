@@ -170,7 +170,7 @@ pub fn copied_home(x: &Tensor, home: &Tensor) -> Result<bool> {
 /// Copies the values of a tensor to its home on the CPU, of its shape and dtype, in memory or in a file, and waits until they are there.
 ///
 /// # Errors
-/// Those of [`copied_home`] and [`overwrite_where_it_lies`].
+/// Those of [`copied_home`], of reading the tensor on the card, and of writing the home.
 pub fn return_home(x: &Tensor, home: &Tensor, writes: Writes) -> Result<()> {
     if copied_home(x, home)? {
         return Ok(());
