@@ -131,11 +131,17 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    const OfQuery& of = queries[n * 8 + c % 2];
-                    const float kept = factor(dropout, of.hash, key + c / 2 * 8);
-                    ds[n][c] = p[n][c] * (ds[n][c] * kept - of.delta);
-                    p[n][c] *= kept;
+                for (int c = 0; c < 2; c++) {
+                    const OfQuery& of = queries[n * 8 + c];
+                    const Pair kept = pair_kept(dropout, of.hash, key);
+                    const float factors[2] = {factor(dropout, kept.first), factor(dropout, kept.second)};
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        float& probability = p[n][c + 2 * r];
+                        float& gradient = ds[n][c + 2 * r];
+                        gradient = probability * (gradient * factors[r] - of.delta);
+                        probability *= factors[r];
+                    }
                 }
         } else {
 #pragma unroll
@@ -179,7 +185,6 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
     float* biases = reinterpret_cast<float*>(tiles_v + 2 * TILE * ROW);
 
     q += size_t(block.batch) * s.q_batch + block.head * K;
-    dq += size_t(block.batch) * s.q_batch + block.head * K;
     k += size_t(block.batch) * s.k_batch + block.head * K;
     v += size_t(block.batch) * s.v_batch + block.head * K;
     dout += size_t(block.batch) * s.queries * width + block.head * K;
@@ -231,7 +236,6 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
         const float* near = biases + stage * (ROWS + TILE) + 2 * t - row + ROWS - 1;
         float p[N][4], ds[N][4];
         multiply_rows<K, N>(p, own_q, tile_k);
-        multiply_rows<K, N>(ds, own_dout, tiles_v + stage * TILE * ROW);
         if (int(threadIdx.x) < ROWS + TILE) biases[(stage ^ 1) * (ROWS + TILE) + threadIdx.x] = LOG2_E * next_bias;
 #pragma unroll
         for (int n = 0; n < N; n++)
@@ -244,11 +248,17 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
                 for (int c = 0; c < 4; c++)
                     if (first + n * 8 + 2 * t + c % 2 >= see[c / 2]) p[n][c] = 0;
         }
+        multiply_rows<K, N>(ds, own_dout, tiles_v + stage * TILE * ROW);
         if (drops) {
+            const RowHash here[2] = {from_channel(own[0].hash, first + 2 * t), from_channel(own[1].hash, first + 2 * t)};
 #pragma unroll
-            for (int n = 0; n < N; n++)
+            for (int n = 0; n < N; n += 2)
 #pragma unroll
-                for (int c = 0; c < 4; c++) ds[n][c] *= factor(dropout, own[c / 2].hash, first + n * 8 + 2 * t + c % 2);
+                for (int c = 0; c < 4; c++) {
+                    const Pair kept = pair_kept(dropout, here[c / 2], n * 8 + c % 2);
+                    ds[n][c] *= factor(dropout, kept.first);
+                    ds[n + 1][c] *= factor(dropout, kept.second);
+                }
         }
 #pragma unroll
         for (int n = 0; n < N; n++)
@@ -257,6 +267,7 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
         add_products<K, N>(of_q, ds, tile_k);
     }
     const float whole[2] = {1.0f, 1.0f};
+    dq += size_t(block.batch) * s.q_batch + block.head * K;
     store_rows<K>(dq, s.q_row, block.first + warp * 16, s.queries, of_q, whole);
 }
 
@@ -274,5 +285,5 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
         attention_backward::queries<K>(q, k, v, dout, bias, lse, delta, lengths, dropout, samples, dq, s); \
     }
 ATTENTION_BACKWARD(32, 3, 4)
-ATTENTION_BACKWARD(64, 3, 0)
+ATTENTION_BACKWARD(64, 3, 4)
 ATTENTION_BACKWARD(128, 0, 0)

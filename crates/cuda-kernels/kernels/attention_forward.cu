@@ -77,20 +77,26 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
                 for (int c = 0; c < 4; c++)
                     if (first + n * 8 + 2 * t + c % 2 >= see[c / 2]) scores[n][c] = HIDDEN;
         }
+        float highest[2] = {most[0], most[1]};
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float highest = most[r];
 #pragma unroll
-            for (int n = 0; n < N; n++) highest = fmaxf(highest, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
-            highest = fmaxf(highest, shuffle_xor(highest, 1));
-            highest = fmaxf(highest, shuffle_xor(highest, 2));
-            const float shrink = exp2_fast(most[r] - highest);
-            most[r] = highest;
-            sum[r] *= shrink;
+            for (int n = 0; n < N; n++) highest[r] = fmaxf(highest[r], fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+            highest[r] = fmaxf(highest[r], shuffle_xor(highest[r], 1));
+            highest[r] = fmaxf(highest[r], shuffle_xor(highest[r], 2));
+        }
+        // Seldom after the first tiles.
+        if (highest[0] > most[0] || highest[1] > most[1]) {
 #pragma unroll
-            for (int n = 0; n < K / 8; n++) {
-                results[n][2 * r] *= shrink;
-                results[n][2 * r + 1] *= shrink;
+            for (int r = 0; r < 2; r++) {
+                const float shrink = exp2_fast(most[r] - highest[r]);
+                most[r] = highest[r];
+                sum[r] *= shrink;
+#pragma unroll
+                for (int n = 0; n < K / 8; n++) {
+                    results[n][2 * r] *= shrink;
+                    results[n][2 * r + 1] *= shrink;
+                }
             }
         }
         // A row that has seen no key: every exponential is 0.
@@ -103,11 +109,15 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
                 sum[c / 2] += scores[n][c];
             }
         if (drops) {
+            const RowHash here[2] = {from_channel(hashes[0], first + 2 * t), from_channel(hashes[1], first + 2 * t)};
 #pragma unroll
-            for (int n = 0; n < N; n++)
+            for (int n = 0; n < N; n += 2)
 #pragma unroll
-                for (int c = 0; c < 4; c++)
-                    if (!is_kept(dropout, hashes[c / 2], first + n * 8 + 2 * t + c % 2)) scores[n][c] = 0;
+                for (int c = 0; c < 4; c++) {
+                    const Pair kept = pair_kept(dropout, here[c / 2], n * 8 + c % 2);
+                    if (!kept.first) scores[n][c] = 0;
+                    if (!kept.second) scores[n + 1][c] = 0;
+                }
         }
         add_products<K, N>(results, scores, tiles_v + stage * KEYS * ROW);
     }

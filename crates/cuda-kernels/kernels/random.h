@@ -16,12 +16,18 @@ struct RowHash {
 constexpr uint32_t HIGH = 0x846CA68Bu;
 DEVICE RowHash row_hash(uint64_t key) { return {uint32_t(key), uint32_t(key >> 32) * HIGH}; }
 
+// The same row, its channels counted from `channel` on.
+DEVICE RowHash from_channel(const RowHash& row, uint32_t channel) { return {channel * 0x9E3779B9u + row.low, row.high}; }
+
 // The upper half of the hash of an element. The lower half lacks its last step.
 DEVICE uint32_t upper_hash(const RowHash& row, uint32_t channel) {
-    uint32_t x = channel * 0x9E3779B9u + row.low;
+    uint32_t x = from_channel(row, channel).low;
     x = (x ^ (x >> 16)) * 0x7FEB352Du;
     return (x ^ (x >> 15)) * HIGH + row.high;
 }
+
+// The lower half of the hash whose upper half this is, in place of the upper one.
+DEVICE uint32_t lower_hash(uint32_t upper) { return upper << 16 ^ (upper & 0xFFFF0000u); }
 
 // The hash of one element of the row whose key this is.
 DEVICE uint32_t hash(uint64_t key, uint32_t channel) {
@@ -47,8 +53,24 @@ DEVICE uint64_t sample_key(const Dropout& dropout, uint32_t sample) {
 }
 DEVICE uint64_t row_key(const Dropout& dropout, uint32_t sample, uint64_t row) { return mix(sample_key(dropout, sample) ^ row); }
 
-DEVICE bool is_kept(const Dropout& dropout, const RowHash& row, uint32_t channel) { return upper_hash(row, channel) >= dropout.threshold; }
+// Two elements of a row have one hash, of the first one: channels that differ by PAIR alone. The first has its upper half, the other its
+// lower half. They are of one thread in the fragments of tensor cores.
+constexpr uint32_t PAIR = 8;
+struct Pair {
+    bool first, second;
+};
+// Whether an element, the first of its pair, and that of channel + PAIR are kept.
+DEVICE Pair pair_kept(const Dropout& dropout, const RowHash& row, uint32_t channel) {
+    const uint32_t x = upper_hash(row, channel);
+    return {x >= dropout.threshold, lower_hash(x) >= dropout.threshold};
+}
+
+DEVICE bool is_kept(const Dropout& dropout, const RowHash& row, uint32_t channel) {
+    const uint32_t x = upper_hash(row, channel & ~PAIR);
+    return (channel & PAIR ? lower_hash(x) : x) >= dropout.threshold;
+}
 
 // Factor of an element: the scale, or zero.
-DEVICE float factor(const Dropout& dropout, const RowHash& row, uint32_t channel) { return is_kept(dropout, row, channel) ? dropout.scale : 0.0f; }
+DEVICE float factor(const Dropout& dropout, bool is_kept) { return is_kept ? dropout.scale : 0.0f; }
+DEVICE float factor(const Dropout& dropout, const RowHash& row, uint32_t channel) { return factor(dropout, is_kept(dropout, row, channel)); }
 DEVICE float factor(const Dropout& dropout, uint64_t key, uint32_t channel) { return factor(dropout, row_hash(key), channel); }

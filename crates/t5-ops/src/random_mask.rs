@@ -1,7 +1,7 @@
 //! Masks and noise that are functions of what an element is: a hash of the key of a row and the channel.
 //!
 //! A strong 64-bit mix makes the key of a row; a cheap 32-bit mix of that key and the channel, sixteen lanes wide in the
-//! kernels, gives the element.
+//! kernels, gives the element. Of a mask two elements share a hash, as 16 bits are enough for each.
 
 use crate::keys::mix;
 
@@ -33,7 +33,7 @@ pub(crate) struct RowMask {
 }
 
 impl RowMask {
-    /// Elements whose hash is at least `threshold` are kept, and multiplied by `scale`.
+    /// Elements whose 16 bits are at least the upper half of `threshold` are kept, and multiplied by `scale`. The lower half is zero.
     pub(crate) fn new(key: RowKey, threshold: u32, scale: f32) -> Self {
         RowMask { key, threshold, scale }
     }
@@ -52,7 +52,9 @@ impl RowMask {
     /// Whether element `channel` is kept.
     #[inline(always)]
     pub(crate) fn keeps(&self, channel: usize) -> bool {
-        hash(self.key, channel as u32) >= self.threshold
+        let (first, is_second) = (channel as u32 & !PAIR, channel as u32 & PAIR != 0);
+        let hash = hash(self.key, first);
+        (if is_second { hash << 16 } else { hash }) >= self.threshold
     }
 
     /// Factor of element `channel`: the scale, or zero.
@@ -61,6 +63,10 @@ impl RowMask {
         if self.keeps(channel) { self.scale } else { 0.0 }
     }
 }
+
+/// Channels that differ by this alone are a pair: the first has the upper half of their hash, the other the lower one. Vectors of 16
+/// channels have 8 hashes, and a thread of a card's tensor cores has both elements of a pair.
+pub(crate) const PAIR: u32 = 8;
 
 /// The constants of [`hash`].
 pub(crate) const CHANNEL_FACTOR: u32 = 0x9E37_79B9;

@@ -32,10 +32,10 @@ impl Avx2 {
     }
 }
 
-/// A mask: the key's part of each lane, and what a hash is compared with.
+/// A mask: the key's part of the first half of the lanes, which have hashes, and what these are compared with.
 #[derive(Clone, Copy)]
 pub(crate) struct Keep {
-    lanes: [__m256i; 2],
+    lanes: __m256i,
     high: __m256i,
     threshold: __m256i,
 }
@@ -98,20 +98,11 @@ unsafe fn rounded(x: __m256) -> __m256i {
     }
 }
 
-/// See `random_mask::hash`.
+/// Where `x` is `y` at least, without signs.
 #[inline(always)]
-unsafe fn keeps(lanes: __m256i, first: __m256i, high: __m256i, threshold: __m256i) -> __m256 {
+unsafe fn at_least(x: __m256i, y: __m256i) -> __m256 {
     // SAFETY: by the caller's promise.
-    unsafe {
-        let x = _mm256_add_epi32(lanes, first);
-        let x = _mm256_xor_si256(x, _mm256_srli_epi32::<16>(x));
-        let x = _mm256_mullo_epi32(x, _mm256_set1_epi32(FIRST_FACTOR as i32));
-        let x = _mm256_xor_si256(x, _mm256_srli_epi32::<15>(x));
-        let x = _mm256_mullo_epi32(_mm256_add_epi32(x, high), _mm256_set1_epi32(SECOND_FACTOR as i32));
-        let x = _mm256_xor_si256(x, _mm256_srli_epi32::<16>(x));
-        // At least the threshold, without signs.
-        _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_max_epu32(x, threshold), x))
-    }
+    unsafe { _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_max_epu32(x, y), x)) }
 }
 
 #[inline(always)]
@@ -271,22 +262,27 @@ impl Simd for Avx2 {
         unsafe {
             let low = _mm256_set1_epi32(low as i32);
             let factor = _mm256_set1_epi32(CHANNEL_FACTOR as i32);
-            let lower = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), factor);
-            let upper = _mm256_mullo_epi32(_mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15), factor);
+            let lanes = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), factor);
             Keep {
-                lanes: [_mm256_add_epi32(lower, low), _mm256_add_epi32(upper, low)],
+                lanes: _mm256_add_epi32(lanes, low),
                 high: _mm256_set1_epi32(high as i32),
                 threshold: _mm256_set1_epi32(threshold as i32),
             }
         }
     }
+    /// See `random_mask::RowMask::keeps`.
     #[inline(always)]
     fn keeps(self, keep: Keep, first: usize) -> Self::M {
+        let first = (first as u32).wrapping_mul(CHANNEL_FACTOR);
         // SAFETY: as said above the implementation.
         unsafe {
-            let first = _mm256_set1_epi32((first as u32).wrapping_mul(CHANNEL_FACTOR) as i32);
-            let Keep { lanes, high, threshold } = keep;
-            [keeps(lanes[0], first, high, threshold), keeps(lanes[1], first, high, threshold)]
+            let x = _mm256_add_epi32(keep.lanes, _mm256_set1_epi32(first as i32));
+            let x = _mm256_xor_si256(x, _mm256_srli_epi32::<16>(x));
+            let x = _mm256_mullo_epi32(x, _mm256_set1_epi32(FIRST_FACTOR as i32));
+            let x = _mm256_xor_si256(x, _mm256_srli_epi32::<15>(x));
+            let x = _mm256_mullo_epi32(_mm256_add_epi32(x, keep.high), _mm256_set1_epi32(SECOND_FACTOR as i32));
+            let hash = _mm256_xor_si256(x, _mm256_srli_epi32::<16>(x));
+            [at_least(hash, keep.threshold), at_least(_mm256_slli_epi32::<16>(hash), keep.threshold)]
         }
     }
     #[inline(always)]

@@ -1,16 +1,16 @@
 //! Sixteen lanes in one register of AVX-512.
 
 use std::arch::x86_64::{
-    __m256bh, __m256i, __m512, __m512i, __mmask16, _CMP_NLE_UQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC,
-    _MM_FROUND_TO_NEAREST_INT, _mm_loadl_epi64, _mm_loadu_si128, _mm_unpacklo_epi8, _mm256_loadu_si256,
-    _mm256_storeu_si256, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
-    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cmpge_epu32_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi16,
+    __m256bh, __m256i, __m512, __mmask16, _CMP_NLE_UQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
+    _mm_loadl_epi64, _mm_loadu_si128, _mm_unpacklo_epi8, _mm256_add_epi32, _mm256_cmpge_epu32_mask, _mm256_loadu_si256,
+    _mm256_mullo_epi32, _mm256_set1_epi32, _mm256_setr_epi32, _mm256_slli_epi32, _mm256_srli_epi32,
+    _mm256_storeu_si256, _mm256_xor_si256, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
+    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi16,
     _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtneps_pbh, _mm512_cvtph_ps,
     _mm512_div_ps, _mm512_fmadd_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_mask_or_epi32, _mm512_maskz_mov_ps,
-    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_mullo_epi32, _mm512_permutexvar_ps, _mm512_reduce_add_ps,
-    _mm512_reduce_max_ps, _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32,
-    _mm512_setzero_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_sub_ps,
-    _mm512_xor_si512,
+    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_permutexvar_ps, _mm512_reduce_add_ps, _mm512_reduce_max_ps,
+    _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32, _mm512_setzero_ps,
+    _mm512_slli_epi32, _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_sub_ps,
 };
 
 use half::{bf16, f16};
@@ -32,14 +32,12 @@ impl<const BF16: bool> Avx512<BF16> {
     }
 }
 
-/// A mask: the key's part of each lane, and what a hash is compared with.
+/// A mask: the key's part of the first half of the lanes, which have hashes, and what these are compared with.
 #[derive(Clone, Copy)]
 pub(crate) struct Keep {
-    lanes: __m512i,
-    high: __m512i,
-    threshold: __m512i,
-    /// Its upper half.
-    upper: __m512i,
+    lanes: __m256i,
+    high: __m256i,
+    threshold: __m256i,
 }
 
 // Every block here is sound because a value of the type was made under the promise of `new`; loads and stores are of
@@ -195,29 +193,31 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         let (low, high, threshold) = mask.parts();
         // SAFETY: as said above the implementation.
         unsafe {
-            let iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            let lanes = _mm512_mullo_epi32(iota, _mm512_set1_epi32(CHANNEL_FACTOR as i32));
+            let iota = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            let lanes = _mm256_mullo_epi32(iota, _mm256_set1_epi32(CHANNEL_FACTOR as i32));
             Keep {
-                lanes: _mm512_add_epi32(lanes, _mm512_set1_epi32(low as i32)),
-                high: _mm512_set1_epi32(high as i32),
-                threshold: _mm512_set1_epi32(threshold as i32),
-                upper: _mm512_set1_epi32((threshold >> 16) as i32),
+                lanes: _mm256_add_epi32(lanes, _mm256_set1_epi32(low as i32)),
+                high: _mm256_set1_epi32(high as i32),
+                threshold: _mm256_set1_epi32(threshold as i32),
             }
         }
     }
-    /// See `random_mask::hash`.
+    /// See `random_mask::RowMask::keeps`.
     #[inline(always)]
     fn keeps(self, keep: Keep, first: usize) -> __mmask16 {
         let first = (first as u32).wrapping_mul(CHANNEL_FACTOR);
         // SAFETY: as said above the implementation.
         unsafe {
-            let x = _mm512_add_epi32(keep.lanes, _mm512_set1_epi32(first as i32));
-            let x = _mm512_xor_si512(x, _mm512_srli_epi32::<16>(x));
-            let x = _mm512_mullo_epi32(x, _mm512_set1_epi32(FIRST_FACTOR as i32));
-            let x = _mm512_xor_si512(x, _mm512_srli_epi32::<15>(x));
-            let x = _mm512_mullo_epi32(_mm512_add_epi32(x, keep.high), _mm512_set1_epi32(SECOND_FACTOR as i32));
-            // The hash ends with `x ^ (x >> 16)`. Its lower half decides only where the upper half is the threshold's.
-            _mm512_cmpge_epu32_mask(_mm512_xor_si512(x, keep.upper), keep.threshold)
+            let x = _mm256_add_epi32(keep.lanes, _mm256_set1_epi32(first as i32));
+            let x = _mm256_xor_si256(x, _mm256_srli_epi32::<16>(x));
+            let x = _mm256_mullo_epi32(x, _mm256_set1_epi32(FIRST_FACTOR as i32));
+            let x = _mm256_xor_si256(x, _mm256_srli_epi32::<15>(x));
+            let x = _mm256_mullo_epi32(_mm256_add_epi32(x, keep.high), _mm256_set1_epi32(SECOND_FACTOR as i32));
+            // The upper half is the hash's without its last step, and the lower half of the threshold is zero.
+            let upper = _mm256_cmpge_epu32_mask(x, keep.threshold);
+            let hash = _mm256_xor_si256(x, _mm256_srli_epi32::<16>(x));
+            let lower = _mm256_cmpge_epu32_mask(_mm256_slli_epi32::<16>(hash), keep.threshold);
+            u16::from(upper) | u16::from(lower) << 8
         }
     }
     #[inline(always)]

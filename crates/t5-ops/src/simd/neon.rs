@@ -19,10 +19,10 @@ use crate::random_mask::{CHANNEL_FACTOR, FIRST_FACTOR, RowMask, SECOND_FACTOR};
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
 
-/// A mask: the key's part of each lane, and what a hash is compared with.
+/// A mask: the key's part of the first half of the lanes, which have hashes, and what these are compared with.
 #[derive(Clone, Copy)]
 pub(crate) struct Keep {
-    lanes: [uint32x4_t; 4],
+    lanes: [uint32x4_t; 2],
     high: uint32x4_t,
     threshold: uint32x4_t,
 }
@@ -100,7 +100,7 @@ unsafe fn rounded(x: float32x4_t) -> uint16x4_t {
 
 /// See `random_mask::hash`.
 #[inline(always)]
-unsafe fn keeps(lanes: uint32x4_t, first: uint32x4_t, high: uint32x4_t, threshold: uint32x4_t) -> uint32x4_t {
+unsafe fn hash(lanes: uint32x4_t, first: uint32x4_t, high: uint32x4_t) -> uint32x4_t {
     // SAFETY: as above.
     unsafe {
         let x = vaddq_u32(lanes, first);
@@ -108,7 +108,7 @@ unsafe fn keeps(lanes: uint32x4_t, first: uint32x4_t, high: uint32x4_t, threshol
         let x = vmulq_u32(x, vdupq_n_u32(FIRST_FACTOR));
         let x = veorq_u32(x, vshrq_n_u32::<15>(x));
         let x = vmulq_u32(vaddq_u32(x, high), vdupq_n_u32(SECOND_FACTOR));
-        vcgeq_u32(veorq_u32(x, vshrq_n_u32::<16>(x)), threshold)
+        veorq_u32(x, vshrq_n_u32::<16>(x))
     }
 }
 
@@ -241,28 +241,30 @@ impl Simd for Neon {
     #[inline(always)]
     fn mask(self, mask: RowMask) -> Keep {
         let (low, high, threshold) = mask.parts();
-        // SAFETY: as said above; sixteen numbers of a constant.
+        // SAFETY: as said above; eight numbers of a constant.
         unsafe {
-            const IOTA: [u32; WIDTH] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+            const IOTA: [u32; WIDTH / 2] = [0, 1, 2, 3, 4, 5, 6, 7];
             let (low, factor) = (vdupq_n_u32(low), vdupq_n_u32(CHANNEL_FACTOR));
-            let mut lanes = [low; 4];
+            let mut lanes = [low; 2];
             for (lanes, iota) in lanes.iter_mut().zip(IOTA.chunks_exact(QUARTER)) {
                 *lanes = vaddq_u32(*lanes, vmulq_u32(vld1q_u32(iota.as_ptr()), factor));
             }
             Keep { lanes, high: vdupq_n_u32(high), threshold: vdupq_n_u32(threshold) }
         }
     }
+    /// See `random_mask::RowMask::keeps`.
     #[inline(always)]
     fn keeps(self, keep: Keep, first: usize) -> Self::M {
         let Keep { lanes, high, threshold } = keep;
         // SAFETY: as said above.
         unsafe {
             let first = vdupq_n_u32((first as u32).wrapping_mul(CHANNEL_FACTOR));
+            let (left, right) = (hash(lanes[0], first, high), hash(lanes[1], first, high));
             [
-                keeps(lanes[0], first, high, threshold),
-                keeps(lanes[1], first, high, threshold),
-                keeps(lanes[2], first, high, threshold),
-                keeps(lanes[3], first, high, threshold),
+                vcgeq_u32(left, threshold),
+                vcgeq_u32(right, threshold),
+                vcgeq_u32(vshlq_n_u32::<16>(left), threshold),
+                vcgeq_u32(vshlq_n_u32::<16>(right), threshold),
             ]
         }
     }

@@ -21,7 +21,7 @@ use candle_core::{DType, Result, Tensor, bail};
 use crate::dispatch::{Path, check_shape};
 use crate::keys::mix;
 use crate::needs::Needs;
-use crate::random_mask::{RowKey, RowMask, hash};
+use crate::random_mask::{RowKey, RowMask};
 use crate::storage::elements;
 
 /// The key of all masks of an optimizer step.
@@ -112,7 +112,7 @@ pub(crate) fn active<'a>(op: &str, d: Option<&'a Dropout<'a>>, batch: usize) -> 
 
 /// 1 where the element is kept, 0 where it is dropped.
 pub(crate) fn kept(d: &Dropout, key: RowKey, channel: u32) -> f32 {
-    if hash(key, channel) >= d.threshold() { 1.0 } else { 0.0 }
+    RowMask::new(key, d.threshold(), 1.0).factor(channel as usize)
 }
 
 /// `(B, T, D)`, or an error if dropout cannot be applied to this shape.

@@ -37,6 +37,7 @@ fn masks_of_other_samples_steps_sites_positions_and_channels_are_independent() {
         ("seed", values(&mask(&Dropout { seed: 43, ..place(&samples, 3, 5) }, 64, 512))),
         ("position", [&base[512..], &base[..512]].concat()),
         ("channel", [&base[1..], &base[..1]].concat()),
+        ("channel of the pair", [&base[8..], &base[..8]].concat()),
     ];
     for (what, other) in others {
         let n = base.len() as f64;
