@@ -57,4 +57,3 @@ DEVICE void wait_for_copies() {
         groups.erase(groups.begin());
     }
 }
-DEVICE uint32_t pack_pair(float low, float high) { return pack(low, high); }

@@ -7,18 +7,22 @@
 template <int K>
 constexpr int TILE_ROW = K + 8;
 
-// Begins to copy rows `first` to `first + ROWS` of `rows`; zeros behind the last one.
+// Begins to copy rows `first` to `first + ROWS` of `rows`; zeros behind the last one. A sequence has less than 2^31 rows, a row less than
+// 2^31 bytes.
 template <int K, int ROWS>
 DEVICE void copy_tile(bf16* to, const bf16* from, int row, int first, int rows) {
     // A thread copies pieces of eight elements, `APART` rows from one to the next.
     constexpr int PIECES = K / 8, APART = ATTENTION_THREADS / PIECES;
     static_assert(ROWS % APART == 0, "every thread copies as many pieces");
     const int begin = threadIdx.x / PIECES, c = threadIdx.x % PIECES * 8;
+    // Unsigned, so that an address is one multiplication of 32 bits.
+    const unsigned row_bytes = unsigned(row) * sizeof(bf16);
+    const unsigned char* bytes = reinterpret_cast<const unsigned char*>(from + c);
 #pragma unroll
     for (int r = 0; r < ROWS; r += APART) {
         const int at = first + begin + r;
         const bool is_valid = at < rows;
-        copy_ahead(to + (begin + r) * TILE_ROW<K> + c, from + (is_valid ? int64_t(at) * row : 0) + c, is_valid);
+        copy_ahead(to + (begin + r) * TILE_ROW<K> + c, bytes + size_t(is_valid ? unsigned(at) : 0u) * row_bytes, is_valid);
     }
 }
 
@@ -85,7 +89,7 @@ DEVICE void add_products(float (&sums)[K / 8][4], const float (&left)[N][4], con
 #pragma unroll
     for (int step = 0; step < N / 2; step++) {
         const float(&x)[4] = left[2 * step], (&y)[4] = left[2 * step + 1];
-        const uint32_t a[4] = {pack_pair(x[0], x[1]), pack_pair(x[2], x[3]), pack_pair(y[0], y[1]), pack_pair(y[2], y[3])};
+        const uint32_t a[4] = {pack(x[0], x[1]), pack(x[2], x[3]), pack(y[0], y[1]), pack(y[2], y[3])};
 #pragma unroll
         for (int n = 0; n < K / 8; n += 2) {
             uint32_t b[4];
@@ -106,6 +110,6 @@ DEVICE void store_rows(bf16* to, int row, int first, int rows, const float (&sum
         if (at >= rows) continue;
         uint32_t* pairs = together_at<uint32_t>(to + size_t(at) * row);
 #pragma unroll
-        for (int n = 0; n < K / 8; n++) pairs[n * 4 + lane % 4] = pack_pair(sums[n][2 * r] * factors[r], sums[n][2 * r + 1] * factors[r]);
+        for (int n = 0; n < K / 8; n++) pairs[n * 4 + lane % 4] = pack(sums[n][2 * r] * factors[r], sums[n][2 * r + 1] * factors[r]);
     }
 }

@@ -50,15 +50,21 @@ DEVICE uint32_t rounded_bits(float x) {
     uint32_t bits = bits_of(x);
     return x != x ? (bits >> 16) | 0x40u : (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
 }
+// Two f32 as a pair of bf16, the first in the lower half: to nearest, ties to even. NaN stays NaN, with whatever bits.
+DEVICE uint32_t pack(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    return rounded_bits(low) | rounded_bits(high) << 16;
+#endif
+}
 
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(bf16 x) { return float_of(uint32_t(x.bits) << 16); }
 DEVICE void from_float(float& to, float x) { to = x; }
-// To nearest, ties to even.
-DEVICE void from_float(bf16& to, float x) { to.bits = uint16_t(rounded_bits(x)); }
-
-// Two f32 as a pair of bf16, the first in the lower half.
-DEVICE uint32_t pack(float low, float high) { return rounded_bits(low) | rounded_bits(high) << 16; }
+DEVICE void from_float(bf16& to, float x) { to.bits = uint16_t(pack(x, 0.0f)); }
 
 // Four elements at a time: 16 bytes of f32, 8 of bf16. And two of f32.
 struct alignas(16) Four {

@@ -39,12 +39,6 @@ template <int N>
 DEVICE void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-// `pack`, in one instruction.
-DEVICE uint32_t pack_pair(float low, float high) {
-    uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
 #else
 #include "../emulation/tensor_cores.h"
 #endif

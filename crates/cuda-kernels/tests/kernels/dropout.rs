@@ -71,7 +71,7 @@ fn run(name: &str, shape: [usize; 3], arguments: &[Argument], schedule: Schedule
 
 #[test]
 fn dropout_drops_the_elements_that_the_cpu_drops() {
-    for shape in [[2, 3, 5], [2, 4, 68], [2, 1, 300]] {
+    for shape in [[2, 3, 5], [2, 4, 68], [2, 1, 300], [2, 3, 48], [2, 1, 1_040]] {
         for dtype in [DType::F32, DType::BF16] {
             let (x, residual) = (numbers(1, &shape, dtype), numbers(2, &shape, dtype));
             for d in [None, Some(dropped())] {
@@ -106,7 +106,8 @@ fn dropout_drops_the_elements_that_the_cpu_drops() {
 fn activations_and_their_gradients_are_those_of_the_cpu() {
     let kinds = [Activation::Relu, Activation::GeluNew, Activation::Gelu, Activation::Silu];
     for (kind, activation) in kinds.into_iter().enumerate() {
-        for (shape, dtype) in [([2, 3, 5], DType::F32), ([2, 2, 72], DType::F32), ([2, 2, 72], DType::BF16)] {
+        let narrow = [[2, 3, 5], [2, 2, 72], [2, 3, 48]].map(|shape| (shape, DType::F32));
+        for (shape, dtype) in narrow.into_iter().chain([[2, 2, 72], [2, 3, 48]].map(|shape| (shape, DType::BF16))) {
             let three = (numbers(1, &shape, DType::F32) * 3.0).unwrap().to_dtype(dtype).unwrap();
             let (gate, up, dh) = (three, numbers(2, &shape, dtype), numbers(3, &shape, dtype));
             for (up, d) in [(None, None), (Some(&up), Some(dropped())), (None, Some(dropped())), (Some(&up), None)] {

@@ -61,6 +61,8 @@ pub(super) fn dropout(residual: Option<&Tensor>, x: &Tensor, d: Option<&Dropout>
 
 /// Rows of a block.
 const ROWS: usize = 4;
+/// Where a row has a multiple of this, a thread has eight columns at once, and four elsewhere.
+const TWO_FOURS: usize = 16;
 
 /// Launches a kernel whose last arguments are these [`rows`].
 ///
@@ -69,6 +71,7 @@ const ROWS: usize = 4;
 /// The arguments before are what the kernel takes, and its tensors have these rows.
 pub(crate) unsafe fn launch_on_rows(kernel: Kernel, (rows, positions, width): (usize, usize, usize)) -> Result<()> {
     let kernel = kernel.size(rows)?.size(positions)?.size(width)?;
+    let threads = threads_along(if width.is_multiple_of(TWO_FOURS) { width / 2 } else { width });
     // SAFETY: as the caller promises; each row of a block has a key in shared memory.
-    unsafe { kernel.launch([rows.div_ceil(ROWS), 1, 1], threads_along(width), ROWS * size_of::<u64>()) }
+    unsafe { kernel.launch([rows.div_ceil(ROWS), 1, 1], threads, ROWS * size_of::<u64>()) }
 }
