@@ -13,7 +13,6 @@ struct AttentionShape {
     int is_causal;
 };
 
-constexpr float LOG2_E = 1.44269504088896340736f;
 // Threads of a block.
 constexpr int ATTENTION_THREADS = 128;
 // A score that a query does not see.

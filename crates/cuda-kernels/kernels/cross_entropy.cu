@@ -3,6 +3,9 @@
 
 constexpr uint32_t IGNORED_LABEL = 0xFFFFFFFFu;
 
+// e^x for x of at most 0, to a few units in the last place for what counts in a sum of such numbers: the error grows with -x.
+DEVICE float exp_below(float x) { return exp2_fast(x * LOG2_E); }
+
 // A block a row of `width` logits. losses[row] = log-sum-exp(logits) - logits[label], zero where the label is ignored. `gradients`, unless
 // it is null, gets scale * (softmax - one-hot of the label); it may be the memory of the logits where both have one type.
 // A thread reads some logits at once, N of them together. Shared memory: 32 f32.
@@ -32,26 +35,26 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
             for (int k = 0; k < N; k++) {
                 // Behind the last logit there is none.
                 if (from + u * stride >= width) values[u][k] = -INFINITY;
-                largest = values[u][k] > largest ? values[u][k] : largest;
+                largest = fmaxf(largest, values[u][k]);
             }
         if (largest > most) {
-            sum *= expf(most - largest);
+            sum *= exp_below(most - largest);
             most = largest;
         }
+        // So far every logit is minus infinity, or NaN: exponentials are 0, or NaN.
+        const float base = most == -INFINITY ? 0.0f : most;
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++)
-            for (int k = 0; k < N; k++) {
-                const float logit = values[u][k];
-                sum += most == -INFINITY && logit == logit ? 0.0f : expf(logit - most);
-            }
+            for (int k = 0; k < N; k++) sum += exp_below(values[u][k] - base);
     }
     const float largest = block_max(most, scratch);
     // Threads without a finite logit have nothing to add.
-    const float total = block_sum(most == -INFINITY ? sum : sum * expf(most - largest), scratch);
+    const float total = block_sum(most == -INFINITY ? sum : sum * exp_below(most - largest), scratch);
     if (threadIdx.x == 0) losses[row] = log(double(total)) + double(largest) - double(to_float(logits[at + label]));
     if (!gradients) return;
     // The label's logit is read above by one thread, and may be overwritten below by another.
     BARRIER();
+    const float unit = scale / total;
     for (int from = threadIdx.x * N; from < width; from += AT_ONCE * stride) {
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) load<N>(logits, at + min(from + u * stride, width - N), values[u]);
@@ -60,8 +63,8 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
             const int i = from + u * stride;
             if (i >= width) break;
             for (int k = 0; k < N; k++) {
-                const float probability = expf(values[u][k] - largest) / total;
-                values[u][k] = (uint32_t(i + k) == label ? probability - 1.0f : probability) * scale;
+                const float gradient = exp_below(values[u][k] - largest) * unit;
+                values[u][k] = uint32_t(i + k) == label ? gradient - scale : gradient;
             }
             store<N>(gradients, at + i, values[u]);
         }

@@ -40,6 +40,7 @@ DEVICE float exp2_fast(float x) {
 #endif
 
 constexpr int WARP = 32;
+constexpr float LOG2_E = 1.44269504088896340736f;
 
 // A bf16: the upper half of an f32.
 struct bf16 {
