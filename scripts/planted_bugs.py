@@ -50,6 +50,7 @@ BUGS = [
     ("block of another tensor", "optimizer.cu", ".*first <= block) from", ".*first < block) from"),
     ("wrong noise of rounding", "optimizer.cu", "hash(key, column + j) >> 16", "hash(key, column + j) >> 17"),
     ("dropped rounding", "device.h", "(bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16", "bits >> 16"),
+    ("upper half of a hash for both elements", "random.h", "lower_hash(x) >= dropout.threshold};", "x >= dropout.threshold};"),
     ("wrong stride", "dropout.cu", "samples[row / positions], row % positions", "samples[row / positions], row"),
     ("wrong stride", "optimizer.cu", "of.partial[of.parts + part] = parameters", "of.partial[of.parts + part + 1] = parameters"),
     ("position of a graph not looked at", "decoding.cu", "    position += moved(at);\n", ""),

@@ -236,7 +236,7 @@ DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const
     // The last query of the tile sees most, and its first least.
     const int seen = visible(s, block.length, block.first + ROWS - 1), all_see = visible(s, block.length, block.first);
     const bool drops = dropout.threshold > 0;
-    const uint64_t key_of_block = block_key(dropout, samples, block);
+    const uint64_t key_of_block = block_key(dropout, block_sample(dropout, samples, block));
     float most[SCORED], sum[SCORED], results[SUMMED][4];
     RowHash hashes[SCORED];
     clear(results);
@@ -360,7 +360,7 @@ DEVICE void keys(const T* q, const T* k, const T* v, const T* dout, const float*
     const int begin = s.is_causal ? max(block.first + s.queries - s.keys, 0) / TILE * TILE : 0;
     const int end = block.first < min(block.length, s.keys) ? s.queries : begin;
     const bool drops = dropout.threshold > 0;
-    const uint64_t key_of_block = block_key(dropout, samples, block);
+    const uint64_t key_of_block = block_key(dropout, block_sample(dropout, samples, block));
     DiagonalSums<TILE, ROWS> diagonals;
     if (partial) {
         const int tiles = (s.keys + ROWS - 1) / ROWS, tile = block.first / ROWS;
@@ -442,7 +442,7 @@ DEVICE void queries(const T* q, const T* k, const T* v, const T* dout, const flo
     const auto rows_dout = own_rows<COLUMNS, IS_LEAN>(parts.rows, from_dout, block.first, row, width);
     const int seen = visible(s, block.length, block.first + ROWS - 1), all_see = visible(s, block.length, block.first);
     const bool drops = dropout.threshold > 0;
-    const uint64_t key_of_block = block_key(dropout, samples, block);
+    const uint64_t key_of_block = block_key(dropout, block_sample(dropout, samples, block));
     float of_q[SUMMED][4];
     OfQuery of[SCORED];
     clear(of_q);

@@ -33,10 +33,13 @@ DEVICE AttentionBlock attention_block(const uint32_t* lengths, int rows, int til
     return {batch, int(blockIdx.y), int(blockIdx.x % tiles) * tile, int(lengths[batch])};
 }
 
-// The key of a block's dropout. Where nothing is dropped there are no samples.
-DEVICE uint64_t block_key(const Dropout& dropout, const uint32_t* samples, const AttentionBlock& block) {
-    return dropout.threshold > 0 ? sample_key(dropout, samples[block.batch]) : 0;
+// The sample of a block. Where nothing is dropped there are none. A kernel reads it before it begins to copy, because reads behind that wait
+// for what is before them.
+DEVICE uint32_t block_sample(const Dropout& dropout, const uint32_t* samples, const AttentionBlock& block) {
+    return dropout.threshold > 0 ? samples[block.batch] : 0;
 }
+// The key of its dropout.
+DEVICE uint64_t block_key(const Dropout& dropout, uint32_t sample) { return dropout.threshold > 0 ? sample_key(dropout, sample) : 0; }
 // Of the dropout of a query's probabilities.
 DEVICE RowHash query_hash(uint64_t key, const AttentionBlock& block, int query) {
     return row_hash(mix(key ^ (uint64_t(block.head + 1) << 32 | uint32_t(query))));

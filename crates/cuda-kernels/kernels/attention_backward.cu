@@ -55,9 +55,11 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
         copy_tile<K, TILE>(tiles_q + stage * TILE * ROW, q, s.q_row, tile * TILE, s.queries);
         copy_tile<K, TILE>(tiles_dout + stage * TILE * ROW, dout, width, tile * TILE, s.queries);
     };
+    const uint32_t sample = block_sample(dropout, samples, block);
+    // Copied before it is known whether a query sees the block's keys. Behind the last query are zeros.
     copy_tile<K, ROWS>(tile_k, k, s.k_row, block.first, s.keys);
     copy_tile<K, ROWS>(tile_v, v, s.v_row, block.first, s.keys);
-    if (begin < end) copy(begin);
+    copy(begin);
     end_copies();
 
     const int row = warp * 16 + g, key = block.first + row; // and 8 further
@@ -65,7 +67,7 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     // From here on every query sees all keys of the warp.
     const int all_from = first_query(s, block, block.first + warp * 16 + 15);
     const bool drops = dropout.threshold > 0;
-    const uint64_t key_of_block = block_key(dropout, samples, block);
+    const uint64_t key_of_block = block_key(dropout, sample);
     // Each thread has a part of the next tile's numbers: of a bias, and the last warp of a query.
     OfQuery next_query{};
     float near_query = 0;
@@ -190,7 +192,12 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
     dout += size_t(block.batch) * s.queries * width + block.head * K;
     lse += statistics(s, block);
     delta += statistics(s, block);
-    const int seen = visible(s, block.length, block.first + ROWS - 1), tiles = (seen + TILE - 1) / TILE;
+    const uint32_t sample = block_sample(dropout, samples, block);
+    const float first_bias = near_bias<ROWS, TILE>(bias, s, block.head, block.first, 0);
+    const int row = warp * 16 + g; // and row + 8
+    OfQuery own[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) own[r] = of_query(lse, LOG2_E, delta, false, 0, block, block.first + row + 8 * r, s.queries);
     auto copy = [&](int tile) {
         const int stage = tile & 1;
         copy_tile<K, TILE>(tiles_k + stage * TILE * ROW, k, s.k_row, tile * TILE, s.keys);
@@ -198,23 +205,22 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
     };
     copy_tile<K, ROWS>(tile_q, q, s.q_row, block.first, s.queries);
     copy_tile<K, ROWS>(tile_dout, dout, width, block.first, s.queries);
-    if (tiles > 0) copy(0);
+    copy(0);
     end_copies();
+    const int seen = visible(s, block.length, block.first + ROWS - 1), tiles = (seen + TILE - 1) / TILE;
 
-    const int row = warp * 16 + g; // and row + 8
     const bool drops = dropout.threshold > 0;
-    const uint64_t key_of_block = block_key(dropout, samples, block);
-    OfQuery own[2];
+    const uint64_t key_of_block = block_key(dropout, sample);
     int see[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int query = block.first + row + 8 * r;
         see[r] = visible(s, block.length, query);
-        own[r] = of_query(lse, LOG2_E, delta, drops, key_of_block, block, query, s.queries);
+        if (drops) own[r].hash = query_hash(key_of_block, block, query);
     }
     // All queries of the warp see as many keys as its first.
     const int all_see = visible(s, block.length, block.first + warp * 16);
-    if (int(threadIdx.x) < ROWS + TILE) biases[threadIdx.x] = LOG2_E * near_bias<ROWS, TILE>(bias, s, block.head, block.first, 0);
+    if (int(threadIdx.x) < ROWS + TILE) biases[threadIdx.x] = LOG2_E * first_bias;
     float of_q[K / 8][4];
 #pragma unroll
     for (int n = 0; n < K / 8; n++)

@@ -23,19 +23,20 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
     q += size_t(block.batch) * s.q_batch + block.head * K;
     k += size_t(block.batch) * s.k_batch + block.head * K;
     v += size_t(block.batch) * s.v_batch + block.head * K;
+    const uint32_t sample = block_sample(dropout, samples, block);
+    const float first_bias = near_bias<QUERIES, KEYS>(bias, s, block.head, block.first, 0);
+    // Copied before it is known whether the block sees a key.
+    copy_tile<K, QUERIES>(tile_q, q, s.q_row, block.first, s.queries);
+    copy_tile<K, KEYS>(tiles_k, k, s.k_row, 0, s.keys);
+    copy_tile<K, KEYS>(tiles_v, v, s.v_row, 0, s.keys);
+    end_copies();
     // The last query of the tile sees most.
     const int seen = visible(s, block.length, block.first + QUERIES - 1), tiles = (seen + KEYS - 1) / KEYS;
-    copy_tile<K, QUERIES>(tile_q, q, s.q_row, block.first, s.queries);
-    if (tiles > 0) {
-        copy_tile<K, KEYS>(tiles_k, k, s.k_row, 0, s.keys);
-        copy_tile<K, KEYS>(tiles_v, v, s.v_row, 0, s.keys);
-    }
-    end_copies();
 
     const int row = block.first + warp * 16 + g; // and row + 8
     const bool drops = dropout.threshold > 0;
     RowHash hashes[2] = {{0, 0}, {0, 0}};
-    const uint64_t key_of_block = block_key(dropout, samples, block);
+    const uint64_t key_of_block = block_key(dropout, sample);
     if (drops)
         for (int r = 0; r < 2; r++) hashes[r] = query_hash(key_of_block, block, row + 8 * r);
     const int see[2] = {visible(s, block.length, row), visible(s, block.length, row + 8)};
@@ -47,7 +48,7 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
 #pragma unroll
         for (int c = 0; c < 4; c++) results[n][c] = 0;
 
-    biases[threadIdx.x] = LOG2_E * near_bias<QUERIES, KEYS>(bias, s, block.head, block.first, 0);
+    biases[threadIdx.x] = LOG2_E * first_bias;
     LeftRows<K, (K <= 64)> own{tile_q, warp * 16, {}};
     for (int tile = 0; tile < tiles; tile++) {
         const int stage = tile & 1, first = tile * KEYS;

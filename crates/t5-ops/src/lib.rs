@@ -113,7 +113,8 @@ pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout
 pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_by_rows, embedding_needs};
 pub use ops::linear::{
     Beside, linear, linear_backward_input, linear_backward_input_beside, linear_backward_input_needs,
-    linear_backward_weight, linear_backward_weight_needs, linear_beside, linear_needs,
+    linear_backward_input_scaled, linear_backward_weight, linear_backward_weight_needs, linear_beside, linear_needs,
+    linear_scaled,
 };
 pub use ops::logit_cross_entropy::{logit_cross_entropy, logit_cross_entropy_backward, logit_cross_entropy_needs};
 pub use ops::narrow_copies::{narrow_each, narrow_each_needs};

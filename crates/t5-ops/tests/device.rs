@@ -113,7 +113,9 @@ fn products_are_those_of_the_cpu() {
             Ok(vec![
                 ("y", t5_ops::linear(&x, &w)?),
                 ("y beside", t5_ops::linear_beside(&x, &w, forward)?),
+                ("y scaled", t5_ops::linear_scaled(&x, &w, 0.3)?),
                 ("dx beside", t5_ops::linear_backward_input_beside(&dy, &w, backward, None)?),
+                ("dx scaled", t5_ops::linear_backward_input_scaled(&dy, &w, 0.3)?),
                 ("dx", t5_ops::linear_backward_input(&dy, &w, None)?),
                 ("dx +=", t5_ops::linear_backward_input(&dy, &w, Some(of_input))?),
                 ("dw +=", dw),

@@ -14,10 +14,11 @@ use t5_ops::{
     adapted_lengths_needs, attention, attention_backward, attention_backward_needs, attention_needs, dropout,
     dropout_add, dropout_add_needs, dropout_needs, embedding, embedding_backward, embedding_backward_needs,
     embedding_needs, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
-    feed_forward_activation_needs, linear, linear_backward_input, linear_backward_input_needs, linear_backward_weight,
-    linear_backward_weight_needs, linear_beside, linear_cross_entropy, linear_cross_entropy_backward,
-    linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs, narrow_each, narrow_each_needs,
-    rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
+    feed_forward_activation_needs, linear, linear_backward_input, linear_backward_input_needs,
+    linear_backward_input_scaled, linear_backward_weight, linear_backward_weight_needs, linear_beside,
+    linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
+    linear_cross_entropy_needs, linear_needs, linear_scaled, narrow_each, narrow_each_needs, rms_norm,
+    rms_norm_backward, rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
 };
 
 use self::tensors::is_emulated;
@@ -87,6 +88,9 @@ fn operations(card: &Card, dtype: DType, of_weight: DType, drops: bool) {
         embedding_backward(&ids, &x, &dtable)
     });
     card.check("linear", linear_needs(CARD, ROWS, weight, both, 0), || linear(&x, &w));
+    card.check("linear_scaled", linear_needs(CARD, ROWS, weight, both, 0), || linear_scaled(&x, &w, 0.3));
+    let of_input = linear_backward_input_needs(CARD, ROWS, weight, both, 0, false);
+    card.check("linear_backward_input_scaled", of_input, || linear_backward_input_scaled(&dy, &w, 0.3));
     let (narrow, up) = (card.tensor(&[b, t, 8], dtype), card.tensor(&[96, 8], of_weight));
     card.check("linear_beside", linear_needs(CARD, ROWS, weight, both, 8), || {
         linear_beside(&x, &w, Some(Beside { x: &narrow, w: &up }))

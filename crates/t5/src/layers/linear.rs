@@ -156,7 +156,7 @@ impl<T: Ops> Adapter<T> {
 
     /// `scale · x Aᵀ`, (.., rank).
     fn down(&self, x: &T) -> Result<T> {
-        T::linear(x, &self.a)?.scaled(self.lora.scale)
+        T::linear_scaled(x, self.a.of_products(), self.lora.scale)
     }
 
     /// `x Wᵀ + scale · input Aᵀ Bᵀ`.
@@ -177,7 +177,7 @@ impl<T: Ops> Adapter<T> {
     fn backward(&self, dy: &T, weight: &Weight<T>) -> Result<ThroughAdapter<T>> {
         let gain = self.gain(weight)?;
         let dz = through_gain(dy, gain.as_ref())?;
-        let du = T::linear_backward_input(&dz, &self.b, None)?.scaled(self.lora.scale)?;
+        let du = T::linear_backward_input_scaled(&dz, self.b.of_products(), self.lora.scale)?;
         Ok(ThroughAdapter { gain, du })
     }
 }

@@ -108,6 +108,14 @@ impl Ops for Tensor {
         weight.into().with(|weight| t5_ops::linear_beside(x, weight, beside))
     }
 
+    fn linear_scaled(x: &Self, weight: &Self, scale: f64) -> Result<Self> {
+        Ok(t5_ops::linear_scaled(x, weight, scale)?)
+    }
+
+    fn linear_backward_input_scaled(dy: &Self, weight: &Self, scale: f64) -> Result<Self> {
+        Ok(t5_ops::linear_backward_input_scaled(dy, weight, scale)?)
+    }
+
     fn linear_backward_input_beside<'a>(
         dy: &Self,
         weight: impl Into<Matrix<'a, Self>>,

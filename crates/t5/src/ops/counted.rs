@@ -109,6 +109,11 @@ impl Counted {
         if self.sums().is_on_device.get() { Path::Device } else { Path::on_cpu(self.dtype) }
     }
 
+    /// This result of a product, scaled: on a card the product does it.
+    fn scaled_after(self, scale: f64) -> Result<Self> {
+        if self.path() == Path::Device { Ok(self) } else { self.scaled(scale) }
+    }
+
     /// Adds up a call that leaves its results in the memory of operands on the CPU. A device, which has no kernel for it, holds both.
     fn replaces(&self, needs: Needs, results: u64) {
         let beside = if self.path() == Path::Device { results } else { 0 };
@@ -301,6 +306,14 @@ impl Ops for Counted {
         let needs = t5_ops::linear_needs(x.path(), x.rows(), weight.size(), dtypes, beside);
         weight.while_used(1, || x.calls(needs));
         Ok(y)
+    }
+
+    fn linear_scaled(x: &Self, weight: &Self, scale: f64) -> Result<Self> {
+        Self::linear(x, weight)?.scaled_after(scale)
+    }
+
+    fn linear_backward_input_scaled(dy: &Self, weight: &Self, scale: f64) -> Result<Self> {
+        Self::linear_backward_input(dy, weight, None)?.scaled_after(scale)
     }
 
     fn linear_backward_input_beside<'a>(

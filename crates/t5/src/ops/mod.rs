@@ -149,6 +149,8 @@ pub trait Ops: Clone + Debug + Sized {
     fn linear_beside<'a>(x: &Self, weight: impl Into<Matrix<'a, Self>>, beside: Option<(&Self, &Self)>) -> Result<Self>
     where
         Self: 'a;
+    /// `scale · x Wᵀ`.
+    fn linear_scaled(x: &Self, weight: &Self, scale: f64) -> Result<Self>;
     fn linear_backward_input<'a>(dy: &Self, weight: impl Into<Matrix<'a, Self>>, sum: Option<Self>) -> Result<Self>
     where
         Self: 'a,
@@ -164,6 +166,8 @@ pub trait Ops: Clone + Debug + Sized {
     ) -> Result<Self>
     where
         Self: 'a;
+    /// `scale · dy W`.
+    fn linear_backward_input_scaled(dy: &Self, weight: &Self, scale: f64) -> Result<Self>;
     fn linear_backward_weight(dy: &Self, x: &Self, dweight: &Self, accumulate: bool) -> Result<()>;
     fn rms_norm(x: &Self, weight: &Self, epsilon: f64) -> Result<(Self, Self)>;
     fn rms_norm_backward(

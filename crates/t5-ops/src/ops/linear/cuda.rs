@@ -24,9 +24,9 @@ pub(super) fn takes_gradient(dy: &Tensor, x: &Tensor, dw: &Tensor) -> bool {
 
 /// `x Wᵀ`, plus the product beside it.
 pub(super) fn linear(x: &Tensor, w: Weight, beside: Option<Beside>) -> Result<Tensor> {
-    let y = output(x, w, None)?;
+    let y = output(x, w, 1.0, None)?;
     match beside {
-        Some(Beside { x, w }) => output(x, w.into(), Some(y)),
+        Some(Beside { x, w }) => output(x, w.into(), 1.0, Some(y)),
         None => Ok(y),
     }
 }
@@ -38,14 +38,25 @@ pub(super) fn linear_backward_input(
     beside: Option<Beside>,
     sum: Option<Tensor>,
 ) -> Result<Tensor> {
-    let dx = gradient_of_input(dy, w, sum)?;
+    let dx = gradient_of_input(dy, w, 1.0, sum)?;
     match beside {
-        Some(Beside { x, w }) => gradient_of_input(x, w.into(), Some(dx)),
+        Some(Beside { x, w }) => gradient_of_input(x, w.into(), 1.0, Some(dx)),
         None => Ok(dx),
     }
 }
 
-fn output(x: &Tensor, w: Weight, sum: Option<Tensor>) -> Result<Tensor> {
+/// `scale · x Wᵀ`.
+pub(super) fn linear_scaled(x: &Tensor, w: &Tensor, scale: f64) -> Result<Tensor> {
+    output(x, w.into(), scale as f32, None)
+}
+
+/// `scale · dy W`.
+pub(super) fn linear_backward_input_scaled(dy: &Tensor, w: &Tensor, scale: f64) -> Result<Tensor> {
+    gradient_of_input(dy, w.into(), scale as f32, None)
+}
+
+/// `alpha · x Wᵀ`, added to `sum` if that is given.
+fn output(x: &Tensor, w: Weight, alpha: f32, sum: Option<Tensor>) -> Result<Tensor> {
     let (rows, k) = rows_and_width("linear", "x", x)?;
     let (n, _) = w.dims2()?;
     let x = x.contiguous()?;
@@ -54,23 +65,24 @@ fn output(x: &Tensor, w: Weight, sum: Option<Tensor>) -> Result<Tensor> {
     match w {
         Weight::Dense(w) | Weight::ByRows(w) => {
             let w = cast(w, x.dtype())?.contiguous()?;
-            multiply(Factor::plain(&x), Factor::transposed(&w), &y, (rows, k, n), 1.0, beta)?;
+            multiply(Factor::plain(&x), Factor::transposed(&w), &y, (rows, k, n), alpha, beta)?;
         }
-        Weight::Quantised(w) if rows <= FEW_ROWS && beta == 0.0 => w.multiply_few(&x, &y, rows)?,
+        Weight::Quantised(w) if rows <= FEW_ROWS && alpha == 1.0 && beta == 0.0 => w.multiply_few(&x, &y, rows)?,
         Weight::Quantised(w) => {
             for panel in in_panels(n, k, x.dtype().size_in_bytes()) {
                 let _numbers = Temporaries::begin();
                 let (first, size) = (panel.start, (rows, k, panel.len()));
                 let part = w.part_on_card(panel, 0..k, x.dtype())?;
                 let into = (&y, first, n);
-                multiply_into_columns(Factor::plain(&x), Factor::transposed(&part), into, size, 1.0, beta)?;
+                multiply_into_columns(Factor::plain(&x), Factor::transposed(&part), into, size, alpha, beta)?;
             }
         }
     }
     Ok(y)
 }
 
-fn gradient_of_input(dy: &Tensor, w: Weight, sum: Option<Tensor>) -> Result<Tensor> {
+/// `alpha · dy W`, added to `sum` if that is given.
+fn gradient_of_input(dy: &Tensor, w: Weight, alpha: f32, sum: Option<Tensor>) -> Result<Tensor> {
     let (rows, n) = rows_and_width("linear_backward_input", "dy", dy)?;
     let (_, k) = w.dims2()?;
     let dy = dy.contiguous()?;
@@ -78,14 +90,14 @@ fn gradient_of_input(dy: &Tensor, w: Weight, sum: Option<Tensor>) -> Result<Tens
     match w {
         Weight::Dense(w) | Weight::ByRows(w) => {
             let w = cast(w, dy.dtype())?.contiguous()?;
-            multiply(Factor::plain(&dy), Factor::plain(&w), &dx, (rows, n, k), 1.0, beta)?;
+            multiply(Factor::plain(&dy), Factor::plain(&w), &dx, (rows, n, k), alpha, beta)?;
         }
         Weight::Quantised(w) => {
             for panel in in_panels(k, n, dy.dtype().size_in_bytes()) {
                 let (first, size) = (panel.start, (rows, n, panel.len()));
                 let part = w.part_on_card(0..n, panel, dy.dtype())?;
                 let into = (&dx, first, k);
-                multiply_into_columns(Factor::plain(&dy), Factor::plain(&part), into, size, 1.0, beta)?;
+                multiply_into_columns(Factor::plain(&dy), Factor::plain(&part), into, size, alpha, beta)?;
             }
         }
     }

@@ -14,6 +14,7 @@ use candle_core::{DType, Result, Tensor, bail};
 
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
 use crate::needs::{Calls, Needs, cast, elements};
+use crate::ops::reduce::scaled;
 use crate::quantised::{FEW_ROWS, Weight, in_panels, panel_bytes};
 
 /// A product that is added to another one in the same precision: a narrow one, as that of an adapter.
@@ -29,6 +30,20 @@ pub struct Beside<'a> {
 /// precision of the product: a weight in another dtype, or in codes, has the values that it has in that one.
 pub fn linear<'a>(x: &Tensor, w: impl Into<Weight<'a>>) -> Result<Tensor> {
     linear_beside(x, w, None)
+}
+
+/// `scale · x Wᵀ`, as [`scaled`] of [`linear`]. A card scales while it multiplies: in bf16 it rounds once and not twice.
+pub fn linear_scaled(x: &Tensor, w: &Tensor, scale: f64) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if Weight::from(w).path_beside(x) == Path::Device && cuda::takes(x, w.into(), None) {
+        let (rows, k) = rows_and_width("linear_scaled", "x", x)?;
+        let (n, width) = w.dims2()?;
+        let _span = tracing::debug_span!("linear_scaled", flops = flops(x, n, None), rows).entered();
+        check_weight("linear_scaled", (n, k), (n, width))?;
+        return cuda::linear_scaled(x, w, scale);
+    }
+    let y = linear(x, w)?;
+    if scale == 1.0 { Ok(y) } else { scaled(&y, scale) }
 }
 
 /// [`linear`], plus the product beside it.
@@ -78,6 +93,20 @@ fn check_sum(op: &str, sum: &Tensor, x: &Tensor, width: usize) -> Result<()> {
 /// memory may be overwritten with the result, so no other handle to it may be read afterwards.
 pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumulate: Option<Tensor>) -> Result<Tensor> {
     linear_backward_input_beside(dy, w, None, accumulate)
+}
+
+/// `scale · dy W`, as [`linear_scaled`].
+pub fn linear_backward_input_scaled(dy: &Tensor, w: &Tensor, scale: f64) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if Weight::from(w).path_beside(dy) == Path::Device && cuda::takes(dy, w.into(), None) {
+        let (rows, n) = rows_and_width("linear_backward_input_scaled", "dy", dy)?;
+        let (height, k) = w.dims2()?;
+        let _span = tracing::debug_span!("linear_backward_input_scaled", flops = flops(dy, k, None), rows).entered();
+        check_weight("linear_backward_input_scaled", (n, k), (height, k))?;
+        return cuda::linear_backward_input_scaled(dy, w, scale);
+    }
+    let dx = linear_backward_input(dy, w, None)?;
+    if scale == 1.0 { Ok(dx) } else { scaled(&dx, scale) }
 }
 
 /// [`linear_backward_input`], plus the product beside it.
