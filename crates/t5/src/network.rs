@@ -184,12 +184,12 @@ impl<T: Ops> Network<T> {
             // Dropout goes by sample.
             let noise = Noise { samples: noise.samples.get(sample..=sample).unwrap_or_default(), ..*noise };
             let x = z.select(&[sample as u32])?.scaled(self.logit_scale)?;
-            let logits = self.head.forward(&x, &noise)?;
+            let (logits, narrow) = self.head.forward_keeping(&x, &noise)?;
             let (of_sample, dlogits) =
                 T::logit_cross_entropy_backward(logits, labels_of(labels, z, sample), gradient_scale)?;
             loss += of_sample;
             let dlogits = self.head.backward(dlogits)?;
-            self.head.backward_weight(&dlogits, &x, &noise, grads)?;
+            self.head.backward_weight(&dlogits, (&x, narrow), &noise, grads)?;
             drop(x);
             let dx = self.head.backward_input(&dlogits, None, &noise)?.scaled(self.logit_scale)?;
             drop(dlogits);

@@ -1,11 +1,11 @@
 //! Attention with its norm, projections and residual: `y = x + dropout(o(attention(q(n), k(m), v(m))))`,
 //! where `n = norm(x)` and `m` is `n` (self attention) or the encoder's output (cross attention).
 //!
-//! Kept for backward: x, q, k, v, the attention output and its log-sum-exp. Probabilities are recomputed from
-//! the last inside `t5_ops`, `n` from x.
+//! Kept for backward: x, q, k, v, the attention output and its log-sum-exp, and the narrow products of adapters. Probabilities
+//! are recomputed from the log-sum-exp inside `t5_ops`, `n` from x.
 
 use super::Weights;
-use super::linear::{Linear, OutputGradient};
+use super::linear::{Linear, OutputGradient, try_map_narrow};
 use super::norm::Norm;
 use crate::config::Config;
 use crate::context::{LayerContext, Noise, Place, adapter_site, site};
@@ -53,7 +53,8 @@ impl<T> Heads<T> {
     }
 }
 
-/// Saved for backward: x (B,T,D), q (B,T,HK), k and v (B,S,HK), and the attention output.
+/// Saved for backward: x (B,T,D), q (B,T,HK), k and v (B,S,HK), the attention output, and the narrow products of the adapters of q, k,
+/// v and o.
 #[derive(Clone, Debug)]
 pub(crate) struct AttentionSaved<T> {
     pub x: T,
@@ -61,17 +62,20 @@ pub(crate) struct AttentionSaved<T> {
     k: T,
     v: T,
     heads: Heads<T>,
+    narrow: [Option<T>; 4],
 }
 
 impl<T> AttentionSaved<T> {
     pub fn tensors(&self) -> impl Iterator<Item = &T> {
-        [&self.x, &self.q, &self.k, &self.v].into_iter().chain(self.heads.tensors())
+        let tensors = [&self.x, &self.q, &self.k, &self.v].into_iter().chain(self.heads.tensors());
+        tensors.chain(self.narrow.iter().flatten())
     }
 
     /// The same with `f` of each tensor, in the order of [`AttentionSaved::tensors`].
     pub fn try_map<U>(self, f: &mut dyn FnMut(T) -> Result<U>) -> Result<AttentionSaved<U>> {
-        let AttentionSaved { x, q, k, v, heads } = self;
-        Ok(AttentionSaved { x: f(x)?, q: f(q)?, k: f(k)?, v: f(v)?, heads: heads.try_map(f)? })
+        let AttentionSaved { x, q, k, v, heads, narrow } = self;
+        let (x, q, k, v, heads) = (f(x)?, f(q)?, f(k)?, f(v)?, heads.try_map(f)?);
+        Ok(AttentionSaved { x, q, k, v, heads, narrow: try_map_narrow(narrow, f)? })
     }
 }
 
@@ -142,27 +146,27 @@ impl<T: Ops> Attention<T> {
             let (y, saved) = self.recompute(x, cx, None)?;
             return Ok((y, AttentionKept::Everything(saved)));
         }
-        let [q, k, v] = self.products(&x, cx)?;
+        let [q, k, v] = self.products(&x, cx)?.map(|(product, _)| product);
         let heads = self.heads(&q, &k, &v, cx)?;
         drop((q, k, v));
         let kept = if keep == Keep::Heads { AttentionKept::Heads(heads.clone()) } else { AttentionKept::Nothing };
-        Ok((self.finish(&x, heads, cx)?, kept))
+        Ok((self.finish(&x, heads, cx)?.0, kept))
     }
 
     /// Forward that keeps everything; the attention output is computed where it is not given.
     pub fn recompute(&self, x: T, cx: &LayerContext<T>, given: Option<Heads<T>>) -> Result<(T, AttentionSaved<T>)> {
-        let [q, k, v] = self.products(&x, cx)?;
+        let [(q, of_q), (k, of_k), (v, of_v)] = self.products(&x, cx)?;
         let heads = given.map_or_else(|| self.heads(&q, &k, &v, cx), Ok)?;
-        let y = self.finish(&x, heads.clone(), cx)?;
-        Ok((y, AttentionSaved { x, q, k, v, heads }))
+        let (y, of_o) = self.finish(&x, heads.clone(), cx)?;
+        Ok((y, AttentionSaved { x, q, k, v, heads, narrow: [of_q, of_k, of_v, of_o] }))
     }
 
-    /// Queries (B, T, HK), keys and values (B, S, HK).
-    fn products(&self, x: &T, cx: &LayerContext<T>) -> Result<[T; 3]> {
+    /// Queries (B, T, HK), keys and values (B, S, HK), each with the narrow product of its adapter.
+    fn products(&self, x: &T, cx: &LayerContext<T>) -> Result<[(T, Option<T>); 3]> {
         let (n, _) = self.norm.forward(x)?;
-        let q = self.q.forward(&n, &cx.noise)?;
+        let q = self.q.forward_keeping(&n, &cx.noise)?;
         let m = self.keys_from(&n, cx);
-        Ok([q, self.k.forward(m, &cx.noise)?, self.v.forward(m, &cx.noise)?])
+        Ok([q, self.k.forward_keeping(m, &cx.noise)?, self.v.forward_keeping(m, &cx.noise)?])
     }
 
     fn heads(&self, q: &T, k: &T, v: &T, cx: &LayerContext<T>) -> Result<Heads<T>> {
@@ -170,11 +174,11 @@ impl<T: Ops> Attention<T> {
         Ok(Heads { out, lse })
     }
 
-    /// The output projection and the residual, (B, T, D).
-    fn finish(&self, x: &T, heads: Heads<T>, cx: &LayerContext<T>) -> Result<T> {
-        let projected = self.o.forward(&heads.out, &cx.noise)?;
+    /// The output projection and the residual, (B, T, D), and the narrow product of its adapter.
+    fn finish(&self, x: &T, heads: Heads<T>, cx: &LayerContext<T>) -> Result<(T, Option<T>)> {
+        let (projected, narrow) = self.o.forward_keeping(&heads.out, &cx.noise)?;
         drop(heads);
-        T::dropout_add(x, &projected, cx.dropout(self.residual).as_ref())
+        Ok((T::dropout_add(x, &projected, cx.dropout(self.residual).as_ref())?, narrow))
     }
 
     /// Adds the weights' gradients. Returns the gradient of `x` where `wanted`.
@@ -187,9 +191,9 @@ impl<T: Ops> Attention<T> {
         wanted: bool,
         grads: &mut Gradients<T>,
     ) -> Result<Option<T>> {
-        let AttentionSaved { x, q, k, v, heads: Heads { out, lse } } = saved;
+        let AttentionSaved { x, q, k, v, heads: Heads { out, lse }, narrow: [of_q, of_k, of_v, of_o] } = saved;
         let dprojected = self.o.backward(T::dropout(&dy, cx.dropout(self.residual).as_ref())?)?;
-        self.o.backward_weight(&dprojected, &out, &cx.noise, grads)?;
+        self.o.backward_weight(&dprojected, (&out, of_o), &cx.noise, grads)?;
         let dbias = side.bias.filter(|_| self.kind != Kind::Cross);
         let through_input = wanted || self.norm.is_trained(grads);
         let to_source = self.kind == Kind::Cross && matches!(side.source, SourceGradient::Wanted(_));
@@ -205,10 +209,10 @@ impl<T: Ops> Attention<T> {
 
         let (dq, dk, dv) = (self.q.backward(dq)?, self.k.backward(dk)?, self.v.backward(dv)?);
         let (n, inv_rms) = self.norm.forward(&x)?;
-        self.q.backward_weight(&dq, &n, &cx.noise, grads)?;
+        self.q.backward_weight(&dq, (&n, of_q), &cx.noise, grads)?;
         let m = self.keys_from(&n, cx);
-        self.k.backward_weight(&dk, m, &cx.noise, grads)?;
-        self.v.backward_weight(&dv, m, &cx.noise, grads)?;
+        self.k.backward_weight(&dk, (m, of_k), &cx.noise, grads)?;
+        self.v.backward_weight(&dv, (m, of_v), &cx.noise, grads)?;
         drop(n);
         let dn = match self.kind {
             Kind::Own { .. } if through_input => {

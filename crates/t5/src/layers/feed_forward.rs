@@ -1,12 +1,12 @@
 //! Feed-forward with its norm and residual: `y = x + dropout(wo(dropout(act(wi_0(n)) * wi_1(n))))`,
 //! `n = norm(x)`; without a gate `act(wi(n))`.
 //!
-//! Kept for backward: x and the products before the activation. `n` and the activation are recomputed.
+//! Kept for backward: x, the products before the activation, and narrow products of adapters. `n` and the activation are recomputed.
 
 use t5_ops::Activation;
 
 use super::Weights;
-use super::linear::Linear;
+use super::linear::{Linear, try_map_narrow};
 use super::norm::Norm;
 use crate::config::Config;
 use crate::context::{LayerContext, Noise, Place, adapter_site, site};
@@ -27,23 +27,34 @@ pub(crate) struct FeedForward<T> {
     residual: u32,
 }
 
-/// Saved activations of feed-forward: x (B,T,D), gate and, in gated layers, up (B,T,F).
+/// Saved activations of feed-forward: x (B,T,D), gate and, in gated layers, up (B,T,F), and the narrow products of the adapters of gate,
+/// up and wo.
 #[derive(Clone, Debug)]
 pub(crate) struct FeedForwardSaved<T> {
     x: T,
     gate: T,
     up: Option<T>,
+    narrow: [Option<T>; 3],
+}
+
+/// The products before the activation.
+struct Products<T> {
+    gate: T,
+    up: Option<T>,
+    /// Of the adapters of both.
+    narrow: [Option<T>; 2],
 }
 
 impl<T> FeedForwardSaved<T> {
     pub fn tensors(&self) -> impl Iterator<Item = &T> {
-        [&self.x, &self.gate].into_iter().chain(&self.up)
+        [&self.x, &self.gate].into_iter().chain(&self.up).chain(self.narrow.iter().flatten())
     }
 
     /// The same with `f` of each tensor, in the order of [`FeedForwardSaved::tensors`].
     pub fn try_map<U>(self, f: &mut dyn FnMut(T) -> Result<U>) -> Result<FeedForwardSaved<U>> {
-        let FeedForwardSaved { x, gate, up } = self;
-        Ok(FeedForwardSaved { x: f(x)?, gate: f(gate)?, up: up.map(f).transpose()? })
+        let FeedForwardSaved { x, gate, up, narrow } = self;
+        let (x, gate, up) = (f(x)?, f(gate)?, up.map(&mut *f).transpose()?);
+        Ok(FeedForwardSaved { x, gate, up, narrow: try_map_narrow(narrow, f)? })
     }
 }
 
@@ -72,27 +83,34 @@ impl<T: Ops> FeedForward<T> {
     }
 
     /// Gate and up, (B, T, F).
-    fn products(&self, x: &T, noise: &Noise) -> Result<(T, Option<T>)> {
+    fn products(&self, x: &T, noise: &Noise) -> Result<Products<T>> {
         let (n, _) = self.norm.forward(x)?;
-        let gate = self.gate.forward(&n, noise)?;
-        let up = self.up.as_ref().map(|up| up.forward(&n, noise)).transpose()?;
-        Ok((gate, up))
+        let (gate, of_gate) = self.gate.forward_keeping(&n, noise)?;
+        let up = self.up.as_ref().map(|up| up.forward_keeping(&n, noise)).transpose()?;
+        let (up, of_up) = up.map_or((None, None), |(up, of_up)| (Some(up), of_up));
+        Ok(Products { gate, up, narrow: [of_gate, of_up] })
     }
 
-    /// The tensors that forward would have kept, without the output.
+    /// The tensors that forward would have kept, without the output and what comes of its product.
     pub fn recompute(&self, x: T, noise: &Noise) -> Result<FeedForwardSaved<T>> {
-        let (gate, up) = self.products(&x, noise)?;
-        Ok(FeedForwardSaved { x, gate, up })
+        let Products { gate, up, narrow: [of_gate, of_up] } = self.products(&x, noise)?;
+        Ok(FeedForwardSaved { x, gate, up, narrow: [of_gate, of_up, None] })
     }
 
     /// `x` is (B, T, D).
     pub fn forward(&self, x: T, cx: &LayerContext<T>, keep: bool) -> Result<(T, Option<FeedForwardSaved<T>>)> {
-        let (gate, up) = self.products(&x, &cx.noise)?;
+        let Products { gate, up, narrow: [of_gate, of_up] } = self.products(&x, &cx.noise)?;
         let inner = cx.dropout(self.inner);
         let h = T::activation(&gate, up.as_ref(), self.activation, inner.as_ref())?;
-        let saved = keep.then(|| FeedForwardSaved { x: x.clone(), gate, up });
-        let projected = self.wo.forward(&h, &cx.noise)?; // (B, T, D)
+        let kept = keep.then_some((gate, up, of_gate, of_up));
+        let (projected, of_wo) = self.wo.forward_keeping(&h, &cx.noise)?; // (B, T, D)
         drop(h);
+        let saved = kept.map(|(gate, up, of_gate, of_up)| FeedForwardSaved {
+            x: x.clone(),
+            gate,
+            up,
+            narrow: [of_gate, of_up, of_wo],
+        });
         let y = T::dropout_add(&x, &projected, cx.dropout(self.residual).as_ref())?;
         Ok((y, saved))
     }
@@ -106,12 +124,12 @@ impl<T: Ops> FeedForward<T> {
         wanted: bool,
         grads: &mut Gradients<T>,
     ) -> Result<Option<T>> {
-        let FeedForwardSaved { x, gate, up } = saved;
+        let FeedForwardSaved { x, gate, up, narrow: [of_gate, of_up, of_wo] } = saved;
         let inner = cx.dropout(self.inner);
         let dprojected = self.wo.backward(T::dropout(&dy, cx.dropout(self.residual).as_ref())?)?;
         let dh = self.wo.backward_input(&dprojected, None, &cx.noise)?;
         let (h, dgate, dup) = T::activation_backward(gate, up, self.activation, inner.as_ref(), dh)?;
-        self.wo.backward_weight(&dprojected, &h, &cx.noise, grads)?;
+        self.wo.backward_weight(&dprojected, (&h, of_wo), &cx.noise, grads)?;
         drop((h, dprojected));
 
         let dgate = self.gate.backward(dgate)?;
@@ -120,9 +138,9 @@ impl<T: Ops> FeedForward<T> {
             _ => None,
         };
         let (n, inv_rms) = self.norm.forward(&x)?;
-        self.gate.backward_weight(&dgate, &n, &cx.noise, grads)?;
+        self.gate.backward_weight(&dgate, (&n, of_gate), &cx.noise, grads)?;
         if let Some((up, dup)) = &dup {
-            up.backward_weight(dup, &n, &cx.noise, grads)?;
+            up.backward_weight(dup, (&n, of_up), &cx.noise, grads)?;
         }
         drop(n);
         if !wanted && !self.norm.is_trained(grads) {
@@ -139,7 +157,7 @@ impl<T: Ops> FeedForward<T> {
 
     /// Forward without dropout, for generation.
     pub fn infer(&self, x: &T) -> Result<T> {
-        let (gate, up) = self.products(x, &Noise::NONE)?;
+        let Products { gate, up, narrow: _ } = self.products(x, &Noise::NONE)?;
         let h = T::activation(&gate, up.as_ref(), self.activation, None)?;
         T::dropout_add(x, &self.wo.forward(&h, &Noise::NONE)?, None)
     }

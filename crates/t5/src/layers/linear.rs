@@ -1,7 +1,7 @@
 //! A linear layer without a bias: one weight (out, in), and its product in three directions; beside it an adapter, where it has
 //! one.
 //!
-//! An adapter keeps nothing between forward and backward. The product of its input with A is as narrow as its rank and is
+//! Of an adapter the product of its input with A is kept for backward: it is as narrow as the rank. Its dropped input is
 //! computed again, as is, with DoRA, the output that magnitudes are multiplied with.
 
 use crate::adapter::LinearLora;
@@ -37,18 +37,29 @@ pub(crate) struct Adapter<T> {
 impl<T: Ops> Linear<T> {
     /// x (.., in) to (.., out).
     pub fn forward(&self, x: &T, noise: &Noise) -> Result<T> {
-        let Some(adapter) = &self.adapter else { return self.weight.here(|weight| T::linear(x, weight)) };
+        Ok(self.forward_keeping(x, noise)?.0)
+    }
+
+    /// The same, with what [`Linear::backward_weight`] takes: the narrow product of the adapter (.., rank), where there is one.
+    pub fn forward_keeping(&self, x: &T, noise: &Noise) -> Result<(T, Option<T>)> {
+        let Some(adapter) = &self.adapter else { return Ok((self.weight.here(|weight| T::linear(x, weight))?, None)) };
         let input = adapter.input(x, noise)?;
-        let Some(gain) = adapter.gain(&self.weight)? else { return adapter.beside(x, &input, &self.weight) };
-        if noise.adapter_dropout(adapter.site).is_none() {
-            return adapter.beside(x, &input, &self.weight)?.scale_columns(&gain.factors);
-        }
-        // `y + g (dropout(x) Wᵀ + scale · dropout(x) Aᵀ Bᵀ) - dropout(x) Wᵀ`
-        let y = self.weight.here(|weight| T::linear(x, weight))?;
-        let dropped = self.weight.here(|weight| T::linear(&input, weight))?;
-        let narrow = T::linear(&adapter.down(&input)?, &adapter.b)?;
-        let adapted = T::dropout_add(&dropped, &narrow, None)?.scale_columns(&gain.factors)?;
-        T::dropout_add(&y, &adapted.minus(&dropped)?, None)
+        let gain = adapter.gain(&self.weight)?;
+        let down = adapter.down(&input)?;
+        let y = match gain {
+            None => adapter.beside(x, &down, &self.weight)?,
+            Some(gain) if noise.adapter_dropout(adapter.site).is_none() => {
+                adapter.beside(x, &down, &self.weight)?.scale_columns(&gain.factors)?
+            }
+            Some(gain) => {
+                // `y + g (dropout(x) Wᵀ + scale · dropout(x) Aᵀ Bᵀ) - dropout(x) Wᵀ`
+                let y = self.weight.here(|weight| T::linear(x, weight))?;
+                let dropped = self.weight.here(|weight| T::linear(&input, weight))?;
+                let adapted = T::dropout_add(&dropped, &T::linear(&down, &adapter.b)?, None)?;
+                T::dropout_add(&y, &adapted.scale_columns(&gain.factors)?.minus(&dropped)?, None)?
+            }
+        };
+        Ok((y, Some(down)))
     }
 
     /// What both directions of backward begin with: the gradient of the output, (.., out), and what the adapter makes of it.
@@ -80,11 +91,12 @@ impl<T: Ops> Linear<T> {
         self.weight.here(|weight| T::linear_backward_input_beside(dz, weight, Some(beside), sum))
     }
 
-    /// Adds `dyᵀ x` to the weight's gradient, and the adapter's to its own, where they are trained.
+    /// Adds `dyᵀ x` to the weight's gradient, and the adapter's to its own, where they are trained. Where forward's narrow product was
+    /// not kept it is computed again.
     pub fn backward_weight(
         &self,
         of: &OutputGradient<T>,
-        x: &T,
+        (x, narrow): (&T, Option<T>),
         noise: &Noise,
         grads: &mut Gradients<T>,
     ) -> Result<()> {
@@ -93,17 +105,18 @@ impl<T: Ops> Linear<T> {
         }
         let (Some(adapter), Some(through)) = (&self.adapter, &of.through) else { return Ok(()) };
         let input = adapter.input(x, noise)?;
+        let down = || narrow.clone().map_or_else(|| adapter.down(&input), Ok);
         if let (Some(gain), Some(magnitude)) = (&through.gain, &adapter.magnitude)
             && let Some(dmagnitude) = grads.accumulator(magnitude)?
         {
-            let z = adapter.beside(&input, &input, &self.weight)?;
+            let z = adapter.beside(&input, &down()?, &self.weight)?;
             T::magnitude_backward(&of.dy, &z, &gain.lengths, &dmagnitude)?;
         }
         if let Some((da, accumulate)) = grads.accumulator_or_empty(&adapter.a)? {
             T::linear_backward_weight(&through.du, &input, &da, accumulate)?;
         }
         if let Some((db, accumulate)) = grads.accumulator_or_empty(&adapter.b)? {
-            T::linear_backward_weight(&through.dz(&of.dy)?, &adapter.down(&input)?, &db, accumulate)?;
+            T::linear_backward_weight(&through.dz(&of.dy)?, &down()?, &db, accumulate)?;
         }
         Ok(())
     }
@@ -119,6 +132,18 @@ impl<T: Ops> Linear<T> {
 pub(crate) struct OutputGradient<T> {
     dy: T,
     through: Option<ThroughAdapter<T>>,
+}
+
+/// The narrow products of some layers, as [`Linear::forward_keeping`] gives them, with `f` of each.
+pub(crate) fn try_map_narrow<T, U, const N: usize>(
+    narrow: [Option<T>; N],
+    f: &mut dyn FnMut(T) -> Result<U>,
+) -> Result<[Option<U>; N]> {
+    let mut mapped = [const { None }; N];
+    for (to, from) in mapped.iter_mut().zip(narrow) {
+        *to = from.map(&mut *f).transpose()?;
+    }
+    Ok(mapped)
 }
 
 /// What an adapter makes of the gradient of its layer's output.
@@ -159,10 +184,9 @@ impl<T: Ops> Adapter<T> {
         T::linear_scaled(x, self.a.of_products(), self.lora.scale)
     }
 
-    /// `x Wᵀ + scale · input Aᵀ Bᵀ`.
-    fn beside(&self, x: &T, input: &T, weight: &Weight<T>) -> Result<T> {
-        let down = self.down(input)?;
-        weight.here(|weight| T::linear_beside(x, weight, Some((&down, self.b.of_products()))))
+    /// `x Wᵀ + down Bᵀ`.
+    fn beside(&self, x: &T, down: &T, weight: &Weight<T>) -> Result<T> {
+        weight.here(|weight| T::linear_beside(x, weight, Some((down, self.b.of_products()))))
     }
 
     /// What the output is multiplied with, where there is a magnitude.

@@ -476,6 +476,23 @@ fn a_pass_takes_about_three_multiply_adds_a_token_for_each_weight_it_goes_throug
 }
 
 #[test]
+fn the_narrow_product_of_an_adapter_is_not_computed_again_for_backward() {
+    let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
+    let shape = Shape { samples: 2, source_tokens: 16, target_tokens: 16 };
+    let training = |rank| {
+        let config = with_adapter(true, Lora { rank, ..Lora::default() });
+        let counter = Counter::new(&config, precisions, 0.1, &|spec| spec.is_of_adapter()).unwrap();
+        counter.arithmetic(shape).training
+    };
+    // Widths of inputs and outputs of a block's layers. Three products go with each: forward, for the input, for the weight.
+    let (encoder, decoder) = (4.0 * 1024.0 + 2.0 * 2560.0, 8.0 * 1024.0 + 2.0 * 2560.0);
+    // But not for the input of the first blocks.
+    let of_a_token = 3.0 * (3.0 * encoder + 2.0 * decoder) - 2.0 * 3.0 * 512.0;
+    let more = training(24) - training(16);
+    assert!((more - 8.0 * 32.0 * of_a_token).abs() < 1.0, "{more} and {of_a_token}");
+}
+
+#[test]
 fn below_the_lowest_adapter_backward_computes_nothing() {
     let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
     let shape = Shape { samples: 2, source_tokens: 16, target_tokens: 16 };
