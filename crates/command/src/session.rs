@@ -375,6 +375,14 @@ impl Session {
         self.loader.set_limits(self.plan.loader.limits());
     }
 
+    /// Where nothing is made ahead, this thread has tokenized. Its small blocks go back before a step: they never make room for a tensor.
+    pub fn release_what_made_it(&self) {
+        let dataloader::LoaderLimits { prefetch_batches, decode_threads } = self.loader.limits();
+        if prefetch_batches.min(decode_threads) == 0 {
+            heap::release_small();
+        }
+    }
+
     /// Notes what became of a batch. False where the step was interrupted and does not count.
     pub fn record(&mut self, outcome: StepOutcome, batch: &dataloader::Batch, took: &Took) -> Outcome<bool> {
         let (stats, kind) = match outcome {

@@ -111,6 +111,7 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         run.feed();
         let asked = Instant::now();
         let Some(batch) = run.loader.next_batch()? else { break }; //    data plane: one optimizer batch
+        run.release_what_made_it();
         let (began, files, copies) = (Instant::now(), FileUse::so_far(), copies_so_far()?);
         let samples = Batch { sources: &batch.sources, targets: &batch.targets };
         let stop = run.stop.clone();

@@ -17,7 +17,8 @@ pub struct CostRow {
     pub bytes: u64,
     /// Whether it is held already when costs are stated, and so is in what is measured of the process.
     pub is_held: bool,
-    /// Whether it is let go once a batch is made: large blocks, whose memory whoever computes with the batch takes over.
+    /// Whether it is let go once a batch is made: large blocks, whose memory whoever computes with the batch takes over, and small
+    /// ones, which the caller has the allocator give back.
     pub is_until_made: bool,
 }
 
@@ -60,8 +61,7 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
     let tokenizing_bytes = (0..columns.len())
         .map(|number| tokenizing_bytes(options, tokenizer, number, largest[number] + prefix_bytes(options, number)))
         .max()
-        .unwrap_or(0)
-        + REMEMBERED_BYTES;
+        .unwrap_or(0);
     let row = |name, bytes| CostRow { name, bytes, is_held: false, is_until_made: false };
     vec![
         CostRow {
@@ -70,7 +70,11 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
         },
         row("batches", (prefetched + 1) * batch_bytes),
         CostRow { is_until_made: threads == 0, ..row("reading", threads.max(1) * reading_bytes) },
-        row("tokenizing", threads.max(1) * tokenizing_bytes + threads * THREAD_BYTES),
+        CostRow {
+            is_until_made: threads == 0,
+            ..row("tokenizing", threads.max(1) * tokenizing_bytes + threads * THREAD_BYTES)
+        },
+        row("remembered words", REMEMBERED_BYTES),
     ]
 }
 
@@ -150,7 +154,7 @@ mod tests {
             let rows = costs(&LoaderOptions::default(), limits, sample_tokenizer(), &files.open());
             rows.iter().filter(|row| row.is_until_made).map(|row| row.name).collect::<Vec<_>>()
         };
-        assert_eq!([until_made(0), until_made(1)], [vec!["reading"], vec![]]);
+        assert_eq!([until_made(0), until_made(1)], [vec!["reading", "tokenizing"], vec![]]);
     }
 
     #[test]

@@ -88,6 +88,12 @@ pub const TRAINING: Name = Name::new("training");
 /// leaves behind, and a loader what it holds only then.
 pub const FEEDING: Name = Name::new("feeding");
 
+/// The name of the phase in which a model is loaded. Nothing is fed before it is there: of a loader nothing is held.
+pub const LOADING: Name = Name::new("loading");
+
+/// The allocator gives out small blocks in steps of so many bytes.
+const BLOCK_BYTES: usize = 16;
+
 /// [`TRAINING`], to be borrowed from.
 static STEP: Name = TRAINING;
 
@@ -97,20 +103,29 @@ impl<S> Choice<S> {
         Self { what, rows, other_phases: Vec::new(), relative_time }
     }
 
+    /// Bytes of this choice itself, of which a run keeps many to plan again.
+    pub fn own_bytes(&self) -> u64 {
+        let block = |bytes: usize| bytes.next_multiple_of(BLOCK_BYTES) as u64;
+        let of_rows = |rows: &[CostRow]| -> u64 {
+            block(size_of_val(rows)) + rows.iter().map(|row| block(row.note.len())).sum::<u64>()
+        };
+        let of_phases: u64 = self.other_phases.iter().map(|phase| of_rows(&phase.rows)).sum();
+        block(size_of::<Self>()) + of_rows(&self.rows) + block(size_of_val(self.other_phases.as_slice())) + of_phases
+    }
+
     /// Every phase with its rows, the step first.
     pub fn phases(&self) -> impl Iterator<Item = (&Name, &[CostRow])> {
         let others = self.other_phases.iter().map(|phase| (&phase.name, phase.rows.as_slice()));
         std::iter::once((&STEP, self.rows.as_slice())).chain(others)
     }
 
-    /// The phase that holds most of the process's own memory; of equal ones the first.
-    pub fn largest_phase(&self) -> (&Name, &[CostRow]) {
-        self.largest_phase_at(Place::Host)
-    }
-
-    /// Bytes of the process's own memory in the phase [`FEEDING`].
-    pub(crate) fn feeding(&self) -> Bytes {
-        self.other_phases.iter().filter(|phase| phase.name == FEEDING).map(|phase| sum(&phase.rows)).sum()
+    /// Bytes of the process's own memory.
+    pub(crate) fn held(&self) -> Held {
+        let of_phase = |name: Name| -> Bytes {
+            self.other_phases.iter().filter(|phase| phase.name == name).map(|phase| sum(&phase.rows)).sum()
+        };
+        let fed = self.phases().filter(|(name, _)| **name != LOADING).map(|(_, rows)| sum(rows));
+        Held { loading: of_phase(LOADING), fed: fed.max().unwrap_or_default(), feeding: of_phase(FEEDING) }
     }
 
     /// The phase that holds most at `place`; of equal ones the first.
@@ -118,6 +133,24 @@ impl<S> Choice<S> {
         let first = (&STEP, self.rows.as_slice());
         self.phases()
             .fold(first, |most, phase| if sum_at(place, phase.1) > sum_at(place, most.1) { phase } else { most })
+    }
+}
+
+/// What a choice holds of the process's own memory, beside the fixed rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Held {
+    /// In the phase [`LOADING`].
+    loading: Bytes,
+    /// In the largest of all other phases.
+    fed: Bytes,
+    /// In the phase [`FEEDING`].
+    pub feeding: Bytes,
+}
+
+impl Held {
+    /// The most that a step and its loader, of which `rows` are always held, hold together.
+    pub fn with_loader(self, rows: Bytes, loader: Self) -> Bytes {
+        self.loading.max(rows + self.fed.max(self.feeding + loader.feeding))
     }
 }
 
@@ -142,11 +175,11 @@ pub fn undominated<S: Setting>(
     choices: impl IntoIterator<Item = Choice<S>>,
     is_kept: impl Fn(&Choice<S>) -> bool,
 ) -> Vec<Choice<S>> {
-    let mut left: Vec<(Choice<S>, [Bytes; 3])> = Vec::new();
+    let mut left: Vec<(Choice<S>, [Bytes; 4])> = Vec::new();
     for choice in choices {
-        let most = |place| sum_at(place, choice.largest_phase_at(place).1);
-        let held = [most(Place::Host), most(Place::Device), choice.feeding()];
-        let dominates = |(a, a_holds): (&Choice<S>, [Bytes; 3]), (b, b_holds): (&Choice<S>, [Bytes; 3])| {
+        let Held { loading, fed, feeding } = choice.held();
+        let held = [loading, fed, sum_at(Place::Device, choice.largest_phase_at(Place::Device).1), feeding];
+        let dominates = |(a, a_holds): (&Choice<S>, [Bytes; 4]), (b, b_holds): (&Choice<S>, [Bytes; 4])| {
             a_holds.iter().zip(b_holds).all(|(a_holds, b_holds)| *a_holds <= b_holds)
                 && a.relative_time <= b.relative_time
                 && a.what.uses_files() <= b.what.uses_files()
@@ -156,13 +189,17 @@ pub fn undominated<S: Setting>(
             left.push((choice, held));
         }
     }
-    left.into_iter().map(|(choice, _)| choice).collect()
+    // Copies have no room to spare in their vectors, and lie together where the choices that were left out had lain between them.
+    left.into_iter().map(|(choice, _)| choice.clone()).collect()
 }
 
 /// The most that a step and its loader hold together at `place`, beside the fixed rows.
 pub(crate) fn peak_at<S, L>(place: Place, step: &Choice<S>, loader: &Choice<L>) -> Bytes {
-    let feeding = if place.is_host() { step.feeding() + loader.feeding() } else { Bytes::ZERO };
-    sum_at(place, &loader.rows) + sum_at(place, step.largest_phase_at(place).1).max(feeding)
+    let of_loader = sum_at(place, &loader.rows);
+    match place {
+        Place::Host => step.held().with_loader(of_loader, loader.held()),
+        Place::Device => of_loader + sum_at(place, step.largest_phase_at(place).1),
+    }
 }
 
 /// The sum of some rows that lie in the process's own memory.

@@ -80,7 +80,7 @@ pub use bill::Bill;
 pub use budget::{ANOTHER_START, Budget, DEFAULT_SHARE_PERCENT, headroom};
 pub use bytes::{Bytes, ParseBytesError};
 pub use cards::{Card, Cards, cards};
-pub use costs::{Choice, CostRow, Costs, FEEDING, Phase, Setting, TRAINING, undominated};
+pub use costs::{Choice, CostRow, Costs, FEEDING, LOADING, Phase, Setting, TRAINING, undominated};
 pub use count::{counted, plural};
 pub use device::{Budgets, DeviceBill, DeviceMemory, Place};
 pub use explain::{Explained, Other, explain};

@@ -13,7 +13,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::budget::{ANOTHER_START, Budget, HEADROOM_PERCENT, LEAST_HEADROOM, headroom};
-use crate::costs::{FEEDING, TRAINING, sum, sum_at};
+use crate::costs::{FEEDING, LOADING, TRAINING, sum, sum_at};
 use crate::device::DeviceLimit;
 use crate::{
     Bill, Budgets, Bytes, Choice, CostRow, Costs, DeviceBill, MemorySnapshot, Name, Phase, Place, Setting, Traffic,
@@ -258,14 +258,14 @@ fn candidates<S, L>(costs: &Costs<S, L>) -> Vec<Candidate<'_, S, L>> {
     assert!(!costs.loaders.is_empty(), "costs offer no loader choice");
     let fixed = sum(&costs.fixed);
     let fixed_on_device = sum_at(Place::Device, &costs.fixed);
-    let loaders: Vec<_> = costs.loaders.iter().map(|loader| (loader, sum(&loader.rows), loader.feeding())).collect();
+    let loaders: Vec<_> = costs.loaders.iter().map(|loader| (loader, sum(&loader.rows), loader.held())).collect();
     let pairs = costs.steps.iter().flat_map(|step| {
-        let (step_bytes, resting_bytes) = (sum(step.largest_phase().1), step.feeding());
+        let of_step = step.held();
         let device_peak = fixed_on_device + sum_at(Place::Device, step.largest_phase_at(Place::Device).1);
-        loaders.iter().map(move |&(loader, loader_bytes, feeding_bytes)| Candidate {
+        loaders.iter().map(move |&(loader, loader_bytes, of_loader)| Candidate {
             step,
             loader,
-            predicted_peak: fixed + loader_bytes + step_bytes.max(resting_bytes + feeding_bytes),
+            predicted_peak: fixed + of_step.with_loader(loader_bytes, of_loader),
             device_peak,
             relative_time: step.relative_time * loader.relative_time,
         })
@@ -362,13 +362,14 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
     fn phase(&self, costs: &Costs<S, L>, name: &Name, of_step: &[CostRow]) -> Phase {
         let of_loader = self.loader.other_phases.iter().filter(|phase| phase.name == *name);
         let rows = costs.fixed.iter().chain(of_step).chain(of_loader.flat_map(|phase| &phase.rows));
-        let rows = rows.chain(&self.loader.rows).filter(|row| row.place.is_host());
+        let always = if *name == LOADING { &[] } else { self.loader.rows.as_slice() };
+        let rows = rows.chain(always).filter(|row| row.place.is_host());
         Phase { name: name.clone(), rows: rows.cloned().collect() }
     }
 
     /// The phases in which the step or its loader holds anything. Only some loaders hold anything while they feed.
     fn phases(&self, costs: &Costs<S, L>) -> Vec<Phase> {
-        let feeds = self.loader.feeding() > Bytes::ZERO;
+        let feeds = self.loader.held().feeding > Bytes::ZERO;
         let is_held = |(name, rows): &(&Name, &[CostRow])| !rows.is_empty() && (**name != FEEDING || feeds);
         let phases = self.step.phases().filter(is_held);
         phases.map(|(name, rows)| self.phase(costs, name, rows)).collect()

@@ -1,5 +1,7 @@
 //! The names of the bill's rows and phases. Rows are found by these constants, never by text.
 
+/// The phase in which the model is loaded or made.
+pub use memory_policy::LOADING;
 use memory_policy::Name;
 
 /// The program itself: measured.
@@ -56,8 +58,6 @@ pub const SERVER: Name = Name::new("server");
 /// Adapters beside the first, which is among the parameters.
 pub const ADAPTERS: Name = Name::new("adapters");
 
-/// The phase in which the model is loaded or made.
-pub const LOADING: Name = Name::new("loading");
 /// The phase in which a checkpoint is written.
 pub const SAVING: Name = Name::new("saving");
 /// The phase in which the rows of an evaluation are read, before anything is computed with them.

@@ -1,12 +1,12 @@
 //! From a job to its plan: the costs of everything that could be chosen, and the fastest that fits.
 
-use memory_policy::{Bytes, CostRow, MemorySnapshot, Place};
+use memory_policy::{Bytes, CostRow, MemorySnapshot, Place, undominated};
 
 use crate::error::Result;
 use crate::files::memory_for_files;
-use crate::job::{Job, Work};
+use crate::job::{Job, Training, Wanted, Work};
 use crate::names::{PROCESS, SMALL_BLOCKS};
-use crate::{Costs, Plan, feed, inference, place, training};
+use crate::{Costs, Plan, StepChoice, feed, inference, place, training};
 
 /// A plan, and what it was chosen from.
 pub struct Planned {
@@ -22,9 +22,21 @@ const SMALL_BLOCKS_BYTES: u64 = 1 << 20;
 /// The same of each thread beyond [`FEW_THREADS`], with its stack: 0.25 to 0.3 MiB were measured with 16 and 32 threads.
 const BYTES_OF_A_THREAD: u64 = 320 << 10;
 const FEW_THREADS: usize = 2;
+/// The same of training, and of code that no rehearsal runs: up to 0.3 MiB beyond the estimate above were measured.
+const BYTES_OF_TRAINING: u64 = 512 << 10;
 
 fn small_blocks(threads: usize) -> u64 {
     SMALL_BLOCKS_BYTES + threads.saturating_sub(FEW_THREADS) as u64 * BYTES_OF_A_THREAD
+}
+
+/// Bytes of the choices that a run keeps, to plan again between two steps.
+fn kept_choices(training: &Training<'_>, steps: &[StepChoice]) -> u64 {
+    let own_bytes = |steps: &[StepChoice]| steps.iter().map(StepChoice::own_bytes).sum();
+    match training.wanted {
+        // Whoever explains a plan sees all of them.
+        Wanted::All => own_bytes(&undominated(steps.iter().cloned(), |_| false)),
+        Wanted::Undominated(_) => own_bytes(steps),
+    }
 }
 
 /// The choices of a job, with their costs.
@@ -44,7 +56,12 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
         }
     };
     let mut fixed = vec![CostRow::new(PROCESS, now.rss.0, job.process_note)];
-    fixed.push(CostRow::new(SMALL_BLOCKS, small_blocks(t5_ops::processor().threads), "threads' heaps, an estimate"));
+    let of_work = match &job.work {
+        Work::Training(training) => BYTES_OF_TRAINING + kept_choices(training, &steps),
+        Work::Inference(_) => 0,
+    };
+    let small = small_blocks(t5_ops::processor().threads) + of_work;
+    fixed.push(CostRow::new(SMALL_BLOCKS, small, "threads' heaps, an estimate, and choices for another plan"));
     fixed.extend(held);
     let has_nccl = matches!(&job.work, Work::Training(training) if training.processes.between_cards.is_some());
     fixed.extend(place::context(job.place, has_nccl, now));

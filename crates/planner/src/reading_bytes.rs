@@ -5,7 +5,6 @@
 pub(crate) struct Reading {
     /// While they are read and tokenized.
     pub rows: u64,
-    /// While the batch that was made of them is computed with. The small blocks of tokenizing are among them: they are the
-    /// allocator's to keep, and never make room for a tensor.
+    /// While the batch that was made of them is computed with. The small blocks of tokenizing were given back.
     pub batch: u64,
 }

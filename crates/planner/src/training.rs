@@ -8,6 +8,7 @@ use candle_core::DType;
 use memory_policy::{Bytes, CostRow, FEEDING, Name, Phase, Place, undominated};
 use t5::{Levers, ParameterSpec};
 use trainer::Sharding;
+use trainer::costs::SavedFrom;
 
 use crate::counted::{self, Arithmetic, Held, Resident, StepCounter};
 use crate::error::Result;
@@ -51,7 +52,7 @@ pub(crate) fn offer(
         state: Some(state.clone()),
         // With virtual shards bits are those of any number of processes, and so is the plan.
         traffic: Traffic::of(job.model, training, job.place)?.filter(|_| !training.processes.closes_shards),
-        ..Offer::new(job, training, &counter, memory_for_files)
+        ..Offer::new(job, training, &counter, memory_for_files)?
     };
     let steps = match training.wanted {
         Wanted::All => offer.choices().collect(),
@@ -76,6 +77,8 @@ struct Offer<'a> {
     parameters_note: String,
     gradients_note: String,
     loading: Vec<CostRow>,
+    /// What saving takes, with moments in memory and in a file.
+    saving: [CostRow; 2],
     /// The optimizer's state in memory.
     state: Option<CostRow>,
     /// What is sent to other processes, where there are any.
@@ -90,7 +93,7 @@ impl<'a> Offer<'a> {
         training: &'a Training<'a>,
         counter: &'a StepCounter<'a>,
         memory_for_files: Bytes,
-    ) -> Self {
+    ) -> Result<Self> {
         let dtype = training.options.parameter_dtype();
         let kept_in = |dtype| if dtype == DType::BF16 { "bf16" } else { "f32" };
         #[expect(clippy::cast_precision_loss, reason = "for reading")]
@@ -98,7 +101,15 @@ impl<'a> Offer<'a> {
         let frozen = if counter.freezes() { ", none for frozen parameters" } else { "" };
         let gradients = if counter.gradients() == DType::BF16 { "bf16, tables f32" } else { "f32" };
         let loading = counter.of_model().loading(dtype, job.place, training.base.as_ref());
-        Self {
+        let saving = |moments_in_file: bool| -> Result<CostRow> {
+            let from = SavedFrom { device: job.place == Place::Device, moments_in_file };
+            let row = match training.processes.number {
+                1 => trainer::costs::saving(job.model, training.options, dtype, from)?,
+                _ => trainer::costs::saving_of_several(),
+            };
+            Ok(CostRow::new(Name::new(row.name), row.bytes, "a piece of a tensor on its way to a file"))
+        };
+        Ok(Self {
             job,
             training,
             counter,
@@ -106,10 +117,11 @@ impl<'a> Offer<'a> {
             parameters_note: format!("{millions:.1} M x {}", kept_in(dtype)),
             gradients_note: format!("{gradients}{frozen}"),
             loading,
+            saving: [saving(false)?, saving(true)?],
             state: None,
             traffic: None,
             repeating: RefCell::default(),
-        }
+        })
     }
 
     /// The ways to carry out a step, those that the pins and the allowance for files leave.
@@ -291,13 +303,13 @@ impl<'a> Offer<'a> {
                 .collect();
             Phase { name, rows }
         };
-        let buffers = trainer::costs::saving();
+        let buffers = &self.saving[usize::from(levers.has_optimizer_on_disk())];
         // It stays when a step has used it.
         let pinned = counted::pinned(levers) + place::pinned_for_others(place, &self.training.processes);
         let kept = || std::iter::once(CostRow::new(PACKED, packed, "").at(place)).chain(place::staging(pinned));
         let gradients = CostRow::new(GRADIENTS, gradients, "kept for the next step").at(place);
         let resting = std::iter::once(gradients).chain(kept()).collect();
-        let saving = std::iter::once(CostRow::new(Name::new(buffers.name), buffers.bytes, "")).chain(kept()).collect();
+        let saving = std::iter::once(buffers.clone()).chain(kept()).collect();
         // Where weights lie in a file, what is on its way is counted with them.
         let pages = self.counter.pages_weights(levers);
         let loading = match (pages, place) {
@@ -430,7 +442,7 @@ mod tests {
         let job = Job { samples, longest: (tokens, tokens), ..testing::job(&model, training.clone(), pins) };
         let counter =
             StepCounter::new(&model, &options, samples, job.longest, &Processes::default()).expect("it trains");
-        look(&Offer::new(&job, &training, &counter, Bytes(u64::MAX)))
+        look(&Offer::new(&job, &training, &counter, Bytes(u64::MAX)).expect("it trains"))
     }
 
     #[test]

@@ -4,19 +4,25 @@ use std::collections::HashSet;
 
 use candle_core::DType;
 use collective::Shards;
+use t5::safetensors::writing_bytes;
 use t5::{Config, CostRow, ParameterSpec};
 use t5_ops::{Needs, Path};
 
 use crate::between_cards;
 use crate::error::Result;
+use crate::files;
 use crate::freeze;
 use crate::optimizer::{OptimizerOptions, state_dtype};
 use crate::options::TrainerOptions;
 use crate::parallel::owners;
 use crate::state_file;
 
-/// Memory for saving a checkpoint: a piece of a tensor as values and as bytes, and the buffer of a file.
+/// Memory for saving a checkpoint of several processes: pieces of a tensor on their way, as values and as bytes, and the buffer of a file.
 const SAVE_BYTES: u64 = 4 * t5::safetensors::PIECE_BYTES as u64;
+/// A tensor in the header of its file, as values of JSON and as text.
+const DESCRIBED_BYTES: u64 = 2 << 10;
+/// The run's own state as values of JSON: an estimate.
+const STATE_BYTES: u64 = 256 << 10;
 
 /// The bytes of the optimizer's state, held from [`crate::Trainer::new`] on: a pure function of configuration and options.
 ///
@@ -180,7 +186,46 @@ pub fn update_on_device(options: &TrainerOptions, specs: &[&ParameterSpec]) -> [
     [Needs { transient: measured.transient.max(applied.transient), ..measured }, applied]
 }
 
-/// Memory for saving, beside that of training. It does not depend on the model's size.
-pub fn saving() -> CostRow {
+/// Memory for saving, beside that of training, where several processes train. It does not depend on the model's size.
+pub fn saving_of_several() -> CostRow {
     CostRow { name: "save buffers", bytes: SAVE_BYTES }
+}
+
+/// Where the tensors of a checkpoint lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SavedFrom {
+    /// On a device, from which pieces of them are copied.
+    pub device: bool,
+    /// Large moments in a file.
+    pub moments_in_file: bool,
+}
+
+/// Memory for saving, beside that of training: a piece of the largest tensor, the header of its file, a buffer.
+///
+/// # Errors
+/// Those of [`optimizer_state`].
+pub fn saving(config: &Config, options: &TrainerOptions, parameters: DType, from: SavedFrom) -> Result<CostRow> {
+    let specs = ParameterSpec::all(config);
+    let trainable =
+        freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
+    let is_saved = |spec: &&ParameterSpec| config.lora.as_ref().is_none_or(|lora| lora.trains(&spec.name));
+    let weights = specs.iter().filter(is_saved).map(|spec| {
+        let dtype = spec.dtype(parameters);
+        let is_bf16 = dtype == DType::BF16 && config.lora.is_none();
+        writing_bytes(spec.elements(), dtype, if is_bf16 { DType::BF16 } else { DType::F32 }, from.device)
+    });
+    let dtype = state_dtype(parameters);
+    let moments = specs.iter().zip(trainable).filter(|(_, trains)| *trains).map(|(spec, _)| {
+        let is_in_file =
+            from.moments_in_file && spec.elements() * dtype.size_in_bytes() as u64 >= heap::LARGE_BYTES as u64;
+        let piece = if is_in_file { state_file::saved_bytes(&spec.shape, dtype.size_in_bytes()) } else { 0 };
+        piece + writing_bytes(spec.elements(), dtype, dtype, from.device)
+    });
+    // The optimizer has up to two tensors of a parameter, as a head of its own is saved twice.
+    let largest = |tensors: &mut dyn Iterator<Item = u64>| {
+        let (count, largest) = tensors.fold((0, 0), |(count, most): (u64, u64), bytes| (count + 1, most.max(bytes)));
+        2 * count * DESCRIBED_BYTES + largest
+    };
+    let most = largest(&mut { weights }).max(largest(&mut { moments }));
+    Ok(CostRow { name: "save buffers", bytes: STATE_BYTES + files::BUFFER_BYTES as u64 + most })
 }

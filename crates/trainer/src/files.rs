@@ -6,6 +6,9 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
+/// Bytes of a file that wait to be written. Those of a large tensor come in larger pieces, and do not wait.
+pub(crate) const BUFFER_BYTES: usize = 128 << 10;
+
 /// Which file or directory a path stands for. The same path may stand for another one later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use candle_core::{Device, Tensor, TensorId};
 use heap::{FileMemory, LARGE_BYTES};
 use t5::Files;
+use t5::safetensors::PIECE_BYTES;
 use t5_ops::page_locked::PageLocked;
 use t5_ops::{AdamwHyper, Writes, copies, copy_waits};
 
@@ -33,6 +34,18 @@ pub(crate) fn resident_bytes(shape: &[usize], size: usize) -> u64 {
     let whole = shape.iter().product::<usize>() * size;
     let row = whole / shape.first().copied().unwrap_or(1).max(1);
     (rows_at_a_time(shape, size).saturating_mul(row)).min(whole) as u64
+}
+
+/// Rows of a moment that are read at a time to be saved.
+pub(crate) fn saved_rows(shape: &[usize]) -> usize {
+    let columns = shape[1..].iter().product::<usize>().max(1);
+    (PIECE_BYTES / size_of::<f32>() / columns).max(1)
+}
+
+/// Bytes of a moment of a parameter of this shape that are read at a time to be saved.
+pub(crate) fn saved_bytes(shape: &[usize], size: usize) -> u64 {
+    let whole = shape.iter().product::<usize>();
+    (saved_rows(shape).min(shape[0]) * (whole / shape[0].max(1)) * size) as u64
 }
 
 /// Room for the moments of one optimizer.

@@ -281,6 +281,26 @@ proptest! {
 }
 
 #[test]
+fn nothing_is_fed_while_a_model_is_loaded() {
+    let phase = |name: Name, mib: u64| Phase { name, rows: vec![CostRow::new(PARAMETERS, mib * MIB, "")] };
+    let costs = |loading: u64| Costs {
+        steps: vec![Choice { other_phases: vec![phase(LOADING, loading)], ..step(1, 0, 100, 1.0) }],
+        loaders: vec![loader(0, 10, 1.0)],
+        ..costs()
+    };
+    let plan_of = |loading| plan(&ample(), &costs(loading), Budget::Explicit(Bytes::gib(1))).unwrap();
+    let (hidden, largest) = (plan_of(110), plan_of(120));
+    assert_eq!((hidden.predicted_peak, hidden.bill.binding), (Bytes::mib(310), TRAINING));
+    assert_eq!((largest.predicted_peak, largest.bill.binding), (Bytes::mib(320), LOADING));
+    let of_bill: Bytes = largest.bill.rows.iter().map(|row| row.bytes).sum();
+    assert_eq!(of_bill, largest.predicted_peak);
+    // A step that loads less and peaks higher is left beside one that does the opposite: it depends on the loader.
+    let lower = Choice { other_phases: vec![phase(LOADING, 130)], ..step(1, 0, 100, 1.0) };
+    let higher = Choice { other_phases: vec![phase(LOADING, 100)], ..step(2, 0, 125, 1.0) };
+    assert_eq!(undominated([lower, higher], |_| false).len(), 2);
+}
+
+#[test]
 fn what_a_loader_holds_while_it_feeds_meets_what_a_step_leaves_and_not_its_peak() {
     let phase = |name: Name, mib: u64| Phase { name: FEEDING, rows: vec![CostRow::new(name, mib * MIB, "")] };
     let costs = |feeding: u64| Costs {

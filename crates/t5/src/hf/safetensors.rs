@@ -35,13 +35,16 @@ use t5_ops::QuantisedPart;
 
 use crate::error::{Error, Result};
 
-pub use bytes_held::StoredIn;
+pub use bytes_held::{StoredIn, writing_bytes};
 
 /// Bytes of a tensor in flight between file and memory.
 pub const PIECE_BYTES: usize = 1 << 20;
 
 /// Elements of a stored tensor that are compared with another's at a time. Comparing makes several copies of them.
 const COMPARED_ELEMENTS: usize = PIECE_BYTES / 64;
+
+/// Values that are written at a time.
+const WRITTEN_ELEMENTS: usize = PIECE_BYTES / 8;
 
 /// Whether two stored tensors have the same shape and, in `dtype`, the same values. They are read some rows at a time.
 ///
@@ -519,9 +522,8 @@ impl<W: Write> Writer<W> {
 
     fn write_values(&mut self, tensor: &Tensor, dtype: DType) -> Result<()> {
         let flat = tensor.flatten_all()?;
-        let piece_values = PIECE_BYTES / 8;
-        for first in (0..flat.elem_count()).step_by(piece_values) {
-            let piece = flat.narrow(0, first, piece_values.min(flat.elem_count() - first))?;
+        for first in (0..flat.elem_count()).step_by(WRITTEN_ELEMENTS) {
+            let piece = flat.narrow(0, first, WRITTEN_ELEMENTS.min(flat.elem_count() - first))?;
             let bytes = little_endian(&t5_ops::copied_to(&piece, &Device::Cpu)?, dtype)?;
             self.sink.write_all(&bytes).map_err(Error::io(&self.path))?;
         }

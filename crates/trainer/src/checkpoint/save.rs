@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use t5::safetensors::{PIECE_BYTES, TensorHeader, Writer};
+use t5::safetensors::{TensorHeader, Writer};
 
 use super::{
     ADAPTER_FILES, COMPANION_FILES, Checkpoints, MANIFEST_FILE, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE,
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
 use crate::parallel::Parallel;
 use crate::trainer::Trainer;
-use crate::{directories, files, temporary};
+use crate::{directories, files, state_file, temporary};
 
 impl Checkpoints {
     /// Saves the trainer as it is. When this returns the checkpoint is on the disk and would survive a power cut.
@@ -163,9 +163,7 @@ fn write_optimizer(place: &Place, trainer: &Trainer) -> Result<ManifestEntry> {
                 continue;
             }
             // No more than a piece is in memory.
-            let columns = tensor.elem_count() / tensor.dims()[0];
-            let rows = (PIECE_BYTES / size_of::<f32>() / columns).max(1);
-            writer.write_by_rows(&name, rows, |first, count| {
+            writer.write_by_rows(&name, state_file::saved_rows(tensor.dims()), |first, count| {
                 let piece = tensor.narrow(0, first, count)?;
                 Ok(t5_ops::copy_from_file(&piece)?.unwrap_or(piece))
             })?;
@@ -225,7 +223,7 @@ pub(super) fn write_file(
     let path = place.path.join(name);
     let io_error = |e| Error::io("write", &path, e);
     let file = (place.create)(&path).map_err(io_error)?;
-    let mut sink = files::HashingWriter::new(BufWriter::with_capacity(PIECE_BYTES, file));
+    let mut sink = files::HashingWriter::new(BufWriter::with_capacity(files::BUFFER_BYTES, file));
     write(&mut sink)?;
     let (buffer, bytes, sha256) = sink.finish();
     let file = buffer.into_inner().map_err(|e| io_error(e.into_error()))?;

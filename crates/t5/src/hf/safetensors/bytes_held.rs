@@ -1,8 +1,8 @@
-//! Bytes that reading and comparing stored tensors hold, beside what is read.
+//! Bytes that reading, comparing and writing tensors hold, beside the tensors.
 
 use candle_core::DType;
 
-use super::{COMPARED_ELEMENTS, PIECE_BYTES};
+use super::{COMPARED_ELEMENTS, PIECE_BYTES, WRITTEN_ELEMENTS};
 
 /// The dtypes that parameters may be stored in.
 const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -64,6 +64,17 @@ impl StoredIn {
         let bytes = |stored: DType| elements.min(COMPARED_ELEMENTS as u64) * (4 * size(stored) + 2 * size(dtype) + 5);
         self.dtypes().map(bytes).max().unwrap_or(0)
     }
+}
+
+/// The bytes of large blocks that [`super::Writer::write`] holds at most beside a tensor of `elements` values of `dtype` that becomes
+/// one of `stored` values: a piece as values, as bytes, and once more where it is converted or copied from a device. bf16 values go
+/// through f32, of which there are two pieces before there are bytes.
+pub fn writing_bytes(elements: u64, dtype: DType, stored: DType, is_on_device: bool) -> u64 {
+    let values = elements.min(WRITTEN_ELEMENTS as u64);
+    let block = |size: u64| (values * size).next_multiple_of(PAGE_BYTES);
+    let copied = if is_on_device { size(dtype) } else { 0 };
+    let through = if stored == DType::BF16 { DType::F32 } else { stored };
+    block(copied) + block(converted_bytes(dtype, stored)) + 2 * block(size(through))
 }
 
 /// Bytes of the converted copy of a value: none where it is not converted.
