@@ -3,11 +3,13 @@
 
     python3 verify_card.py --binary ./train_low_mem
     python3 verify_card.py --binary ./train_low_mem --parts smoke:1,parity,speed:8 --minutes 5 --output card
+    python3 verify_card.py --binary ./train_low_mem --budget 540 # seconds in all; the numbers that matter most come first
     python3 verify_card.py --binary ./train_low_mem --quick      # shapes that take seconds, to try the script
 
 Needs the driver, the binary (built with `--features cuda`) and Python; only the part `speed` needs torch and transformers. Each part
-ends by itself within --minutes, or its own minutes after a colon, and names the cases that it had no time for. Writes OUTPUT/verify_card.json, where each case has its
-command, numbers, verdict and seconds, and the page OUTPUT/verify_card.md, whose verdicts come first. Exits 1 if a case failed.
+ends by itself within --minutes, or its own minutes after a colon, and names the cases that it had no time for. Within --budget each part has a share
+of the time that is left, so that every part begins. Writes OUTPUT/verify_card.json, where each case has its command, numbers, verdict and
+seconds, and the page OUTPUT/verify_card.md, whose verdicts come first, and then all that was not measured. Exits 1 if a case failed.
 
 | part | what is ok |
 | --- | --- |
@@ -49,6 +51,11 @@ import time
 
 MIB = 1 << 20
 PARTS = ["smoke", "rates", "parity", "memory", "budgets", "levers", "graphs", "offload", "cards", "speed", "large", "sanitizer"]
+# The order of parts within a budget, and their shares of it: first what no card has measured.
+SHARES = {"smoke": 4, "rates": 3, "graphs": 4, "parity": 3, "speed": 6, "offload": 4, "memory": 3, "budgets": 2, "large": 8, "levers": 2,
+          "sanitizer": 2, "cards": 1}
+# Of a budget: to end the last command, and to write the page.
+SECONDS_OF_THE_END = 10
 MEMORY_TOLERANCE = 0.05
 # The allocator's pool is billed with a fixed part, which is much of a small model's bill.
 ALLOWED_ABOVE_THE_PEAK_MIB = 48
@@ -142,6 +149,8 @@ class Session:
 
     def __init__(self, options):
         self.options, self.cases, self.commands, self.part, self.end = options, [], [], None, 0.0
+        # Of each part that did not begin: why.
+        self.not_begun = {part: "did not begin" if part in options.parts else "not asked for" for part in PARTS}
         self.binary = str(options.binary.resolve())
         self.is_card = options.device != "cpu"
         number = options.device.partition(":")[2] or "0"
@@ -155,6 +164,21 @@ class Session:
 
     def left(self):
         return self.end - time.monotonic()
+
+    def try_part(self, part, seconds):
+        """One part, which never ends the script."""
+        self.part, self.end = part, time.monotonic() + seconds
+        del self.not_begun[part]
+        try:
+            (cards_together if part == "cards" else globals()[part])(self)
+        except Exception as error:
+            reason = f"this script: {error!r}"
+
+            def broken():
+                raise Failed(reason)
+
+            self.case("the rest of the part", broken)
+        write_results(self)
 
     def run(self, command, limit=180, watched=False, until=None):
         """Runs a command in a session of its own. It is killed at its limit, at the end of the part, or when `until` is true."""
@@ -268,7 +292,7 @@ class Training:
         self.steps = {event["step"]: event for event in self.events if event["event"] == "step"}
         model = directory / "model" / "model.safetensors"
         self.digest = digest(model) if model.exists() else None
-        self.ran = ran
+        self.directory, self.ran = directory, ran
 
     def of_steps(self, key):
         return [self.steps[step][key] for step in sorted(self.steps)]
@@ -412,12 +436,12 @@ def parity(session):
         resumed = session.ours("train", ["--output", directory, "--keep-training", "--device", device, "--max-steps", steps], limit=300)
         return {"killed_after_steps": made, **same(Training(directory, resumed.expect(0)), whole)}
 
-    session.case("the CPU beside itself, in other micro-batches", lambda: beside_the_cpu("f32", cut))
     for way in ways:
         session.case(f"{way}: card beside CPU", lambda: beside_the_cpu(way))
         session.case(f"{way}: the card twice", lambda: same(of("card", way, device), of("again", way, device)))
     for way in ["f32", "bf16 stochastic"]:
         session.case(f"{way}: kill -9 and resume", lambda: killed(way))
+    session.case("the CPU beside itself, in other micro-batches", lambda: beside_the_cpu("f32", cut))
 
 
 def has_checkpoint(metrics):
@@ -1132,6 +1156,12 @@ def large(session):
 
     base = session.scratch / "base"
 
+    def until_the_end(lengths, deviation):
+        for values in cheap_values(lengths, deviation):
+            if session.left() < 2:
+                raise NotRun("the part's time was over")
+            yield values
+
     def make_base():
         import verify_large
 
@@ -1140,7 +1170,7 @@ def large(session):
         if shutil.disk_usage(session.scratch).free < need + (4 << 30):
             raise NotRun(f"{need / 1e9:.0f} GB and 4 GiB of room are needed beside --output")
         rows()
-        verify_large.make_model(base, shape, session.scratch / "material" / "sample-data" / "sample-tokenizer.json", cheap_values)
+        verify_large.make_model(base, shape, session.scratch / "material" / "sample-data" / "sample-tokenizer.json", until_the_end)
         return {"gb": need / 1e9}
 
     def adapter():
@@ -1249,6 +1279,7 @@ def page(session):
     lines += [""] + table(["", ""], facts.items())
     if session.options.quick:
         lines += ["Made with `--quick`: the shapes are too small to say anything of speed.", ""]
+    lines += not_measured(session) + [""]
     for part, found in parts.items():
         names = list(dict.fromkeys(key for case in found for key, value in case["numbers"].items() if not isinstance(value, list)))
         ranked = sorted(found, key=lambda case: ["failed", "ok", "not run"].index(case["verdict"]))
@@ -1259,33 +1290,69 @@ def page(session):
     return "\n".join(lines)
 
 
+def not_measured(session):
+    """Lines on all that was not measured, and why; the tables of the parts name the cases."""
+    reasons = {}
+    for part, reason in session.not_begun.items():
+        reasons.setdefault(reason, []).append(part)
+    lines = [f"- **not measured**, {reason}: {', '.join(parts)}" for reason, parts in reasons.items()]
+    counts = {}
+    for case in session.cases:
+        if case["verdict"] == "not run":
+            of = case["part"], cell(case["reason"])
+            counts[of] = counts.get(of, 0) + 1 + case.get("others", 0)
+    return lines + [f"- **not measured** of {part}: {count} cases: {reason}" for (part, reason), count in counts.items()]
+
+
 def write_results(session):
     """Writes both files whole, after every case: a script that is killed leaves what it found."""
-    results = {"begun": session.begun, "arguments": sys.argv[1:], "machine": machine(session), "cases": session.cases}
+    results = {"begun": session.begun, "arguments": sys.argv[1:], "machine": machine(session), "not_begun": session.not_begun,
+               "cases": session.cases}
     for name, text in [("verify_card.json", json.dumps(results, indent=1) + "\n"), ("verify_card.md", page(session))]:
         path = session.options.output / name
-        path.with_suffix(".part").write_text(text)
-        os.replace(path.with_suffix(".part"), path)
+        try:
+            path.with_suffix(".part").write_text(text)
+            os.replace(path.with_suffix(".part"), path)
+        except OSError as error:  # Such as a full disk: models go at the end of a part, and the next case writes again.
+            print(f"cannot write {path}: {error}", file=sys.stderr, flush=True)
+
+
+def positive(text):
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise ValueError(text)
+    return number
+
+
+def seconds_of(part, options, left):
+    """How long a part may take: its minutes, and of the seconds that are left its share among the parts that are left."""
+    parts = list(options.parts)
+    shares = sum(options.shares[later] for later in parts[parts.index(part) :])
+    return min(60 * options.parts[part], left * options.shares[part] / shares)
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, help="train_low_mem, built with the feature cuda")
-    parser.add_argument("--parts", default=",".join(PARTS), help="names, separated by commas, each with its minutes after a colon where it has its own [default: all]")
+    parser.add_argument("--parts", help="names, separated by commas, each with its minutes after a colon where it has its own [default: all]")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("verify-card"), help="[default: verify-card]")
-    parser.add_argument("--minutes", type=float, default=10.0, help="at most so many for each part [default: 10]")
+    parser.add_argument("--minutes", type=positive, default=10.0, help="at most so many for each part [default: 10]")
+    parser.add_argument("--budget", type=positive, help="at most so many seconds for all parts together; without --parts those that matter most come first")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu to try the script without a card")
     parser.add_argument("--cards", type=int, default=0, help="cards to train on together [default: as many as there are]")
     parser.add_argument("--libraries", type=pathlib.Path, nargs="+", default=[], help="directories of CUDA's libraries, if not installed")
     parser.add_argument("--quick", action="store_true", help="shapes that take seconds on anything")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.parts = options.parts or ",".join(SHARES if options.budget else PARTS)
     named = [part.partition(":")[::2] for part in options.parts.split(",")]
     unknown = [part for part, _ in named if part not in PARTS]
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
     try:
-        options.parts = {part: float(minutes or options.minutes) for part, minutes in named}
+        options.parts = {part: positive(minutes) if minutes else options.minutes for part, minutes in named}
+        # Who names minutes names shares.
+        options.shares = {part: float(minutes) if minutes else SHARES[part] for part, minutes in named}
     except ValueError:
         parser.error(f"--parts {options.parts}: expected minutes after a colon, as in speed:5")
     if not options.worker and (options.binary is None or not options.binary.is_file()):
@@ -1296,19 +1363,18 @@ def arguments():
 
 
 def main():
-    options = arguments()
+    options, began = arguments(), time.monotonic()
     if options.worker:
         return work(options.worker)
     # Who ends it with a signal gets no command that goes on, and no scratch files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options.output.mkdir(parents=True, exist_ok=True)
     options.output = options.output.resolve()
-    session = Session(options)
+    session, end = Session(options), began + (options.budget or math.inf) - SECONDS_OF_THE_END
     try:
-        for part, minutes in options.parts.items():
-            session.part, session.end = part, time.monotonic() + 60 * minutes
-            (cards_together if part == "cards" else globals()[part])(session)
-            write_results(session)
+        write_results(session)
+        for part in options.parts:
+            session.try_part(part, seconds_of(part, options, end - time.monotonic()))
     finally:
         shutil.rmtree(session.scratch, ignore_errors=True)
     print(f"see {options.output / 'verify_card.md'}")
