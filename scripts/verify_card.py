@@ -52,7 +52,7 @@ import time
 MIB = 1 << 20
 PARTS = ["smoke", "rates", "parity", "memory", "budgets", "levers", "graphs", "offload", "cards", "speed", "large", "sanitizer"]
 # The order of parts within a budget, and their shares of it: first what no card has measured.
-SHARES = {"smoke": 4, "rates": 3, "graphs": 4, "parity": 3, "speed": 6, "offload": 4, "memory": 3, "budgets": 2, "large": 8, "levers": 2,
+SHARES = {"smoke": 4, "rates": 3, "graphs": 6, "parity": 4, "speed": 4, "offload": 5, "memory": 3, "budgets": 2, "large": 8, "levers": 2,
           "sanitizer": 2, "cards": 1}
 # Of a budget: to end the last command, and to write the page.
 SECONDS_OF_THE_END = 10
@@ -149,8 +149,8 @@ class Session:
 
     def __init__(self, options):
         self.options, self.cases, self.commands, self.part, self.end = options, [], [], None, 0.0
-        # Of each part that did not begin: why.
-        self.not_begun = {part: "did not begin" if part in options.parts else "not asked for" for part in PARTS}
+        # Of each part of which no case, or not all, were tried: why.
+        self.unmeasured = {part: "did not begin" if part in options.parts else "not asked for" for part in PARTS}
         self.binary = str(options.binary.resolve())
         self.is_card = options.device != "cpu"
         number = options.device.partition(":")[2] or "0"
@@ -168,7 +168,7 @@ class Session:
     def try_part(self, part, seconds):
         """One part, which never ends the script."""
         self.part, self.end = part, time.monotonic() + seconds
-        del self.not_begun[part]
+        self.unmeasured[part] = "was not finished"
         try:
             (cards_together if part == "cards" else globals()[part])(self)
         except Exception as error:
@@ -178,6 +178,7 @@ class Session:
                 raise Failed(reason)
 
             self.case("the rest of the part", broken)
+        del self.unmeasured[part]
         write_results(self)
 
     def run(self, command, limit=180, watched=False, until=None):
@@ -830,7 +831,7 @@ def offload(session):
             return prediction(numbers["predicted_mib"], {"peak": numbers["peak_mib"], "smi": made.ran.card_mib}, numbers)
 
         off = {what: ["--set", f"memory.{key}_offload=disk"] for what, key in keys.items()}
-        off["everything"] = [word for words_of_key in list(off.values()) for word in words_of_key]
+        off = {"everything": [word for words_of_key in off.values() for word in words_of_key], **off}
         ways = {}
         for place in ("host", "disk"):
             # Once more: a card's clock falls as it warms.
@@ -1151,8 +1152,8 @@ def large(session):
     whole = "tiny" if quick else "t5-3b"
     trained = ["--set", f"model.config={whole}", "--set", "train.precision=bf16", "--set", "train.master_weights=stochastic-rounding",
                "--set", "train.gradient_precision=bf16", *SMOOTH[2:], *([] if quick else ["--set", "model.vocab_size=32128"])]
-    session.case(f"{whole}, all trained, ample", lambda: tried(whole, lambda: trained + rows(), (free, None)))
     session.case(f"{whole}, all trained, in 2 GiB", lambda: tried(whole, lambda: trained + rows(), (2048, 16384)))
+    session.case(f"{whole}, all trained, ample", lambda: tried(whole, lambda: trained + rows(), (free, None)))
 
     base = session.scratch / "base"
 
@@ -1293,7 +1294,7 @@ def page(session):
 def not_measured(session):
     """Lines on all that was not measured, and why; the tables of the parts name the cases."""
     reasons = {}
-    for part, reason in session.not_begun.items():
+    for part, reason in session.unmeasured.items():
         reasons.setdefault(reason, []).append(part)
     lines = [f"- **not measured**, {reason}: {', '.join(parts)}" for reason, parts in reasons.items()]
     counts = {}
@@ -1306,7 +1307,7 @@ def not_measured(session):
 
 def write_results(session):
     """Writes both files whole, after every case: a script that is killed leaves what it found."""
-    results = {"begun": session.begun, "arguments": sys.argv[1:], "machine": machine(session), "not_begun": session.not_begun,
+    results = {"begun": session.begun, "arguments": sys.argv[1:], "machine": machine(session), "unmeasured": session.unmeasured,
                "cases": session.cases}
     for name, text in [("verify_card.json", json.dumps(results, indent=1) + "\n"), ("verify_card.md", page(session))]:
         path = session.options.output / name
