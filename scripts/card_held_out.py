@@ -145,6 +145,12 @@ def later_draws(draw, case):
         case |= {"rate": "diverges", "then": "", "steps": draw.choice([4, 8])}
         keys |= sets(optimizer__learning_rate=1e30)
     case["answers_in_bf16"] = draw.random() < 0.3
+    keys |= draw.choice([{}, {}, sets(optimizer__weight_decay=0.1), sets(schedule__name="linear", schedule__warmup_steps=2)])
+    if case["adapter"]:
+        keys |= draw.choice([{}, {}, sets(lora__targets='["q", "v"]'), sets(lora__targets='["wo", "o"]', lora__init="gaussian")])
+    else:
+        keys |= draw.choice([{}, {}, sets(train__freeze='["encoder"]'), sets(train__freeze='["shared"]'), sets(train__freeze='["decoder.block.0"]')])
+        keys |= draw.choice([{}, {}, sets(optimizer__scale_parameter="true")]) if keys["optimizer.name"] == "adafactor" else {}
     return case
 
 

@@ -790,8 +790,8 @@ def copies(run):
     return [step["copy_wait_ms"] for step in steps], [step["copied_to_device_bytes"] + step["copied_from_device_bytes"] for step in steps]
 
 
-# Of a way whose copies go beside what is computed.
-BESIDE = ", copies beside"
+# Of a way whose copies go beside what is computed, and of one that has nothing to copy.
+BESIDE, ALL_THERE = ", copies beside", "all on the card"
 
 
 def offload(session):
@@ -817,12 +817,15 @@ def offload(session):
                 # Of copies that are waited for: with files, their reading and writing is in it.
                 numbers |= {"copy_wait_ms": waited_ms, "copied_gib": copied / (1 << 30), "copied_gib_s": copied / (1 << 30) / waited_ms * 1000}
             losses = made.of_steps("loss")
-            if not more:
+            if name.startswith(ALL_THERE):
+                if numbers["bus_gib"]:
+                    raise Failed("not all is on the card", numbers)
                 first.update(step_ms=numbers["step_ms"])
             first.setdefault("losses", losses)
-            numbers["price"] = numbers["step_ms"] / first["step_ms"]
+            if "step_ms" in first:
+                numbers["price"] = numbers["step_ms"] / first["step_ms"]
             waits = waited.get(name.removesuffix(BESIDE))
-            if waits and waits > first["step_ms"]:
+            if waits and waits > first.get("step_ms", math.inf):
                 # Of the time that copies cost where they are waited for, the share that is gone.
                 numbers["hidden"] = (waits - numbers["step_ms"]) / (waits - first["step_ms"])
             waited[name] = numbers["step_ms"]
@@ -830,12 +833,13 @@ def offload(session):
                 raise Failed(f"{name}: losses {losses} instead of {first['losses']}", numbers)
             return prediction(numbers["predicted_mib"], {"peak": numbers["peak_mib"], "smi": made.ran.card_mib}, numbers)
 
-        off = {what: ["--set", f"memory.{key}_offload=disk"] for what, key in keys.items()}
-        off = {"everything": [word for words_of_key in off.values() for word in words_of_key], **off}
+        # All four are pinned: the planner would take others off the card, too.
+        pinned = lambda gone: [word for what, key in keys.items() for word in ("--set", f"memory.{key}_offload={'disk' if what in gone else 'none'}")]
+        off = {"everything": pinned(keys), **{what: pinned([what]) for what in keys}}
         ways = {}
         for place in ("host", "disk"):
             # Once more: a card's clock falls as it warms.
-            ways[f"all on the card, before {place}"] = []
+            ways[f"{ALL_THERE}, before {place}"] = pinned([])
             for what, more in off.items():
                 there = more + ["--set", f"memory.offload_to={place}"]
                 ways[f"{what} to {place}"] = there + ["--set", "memory.copy_overlap=none"]
