@@ -145,6 +145,9 @@ def later_draws(draw, case):
         case |= {"rate": "diverges", "then": "", "steps": draw.choice([4, 8])}
         keys |= sets(optimizer__learning_rate=1e30)
     case["answers_in_bf16"] = draw.random() < 0.3
+    if draw.random() < 0.15:
+        # A table of positions that is as large as what may lie off a card.
+        case["model"] |= {"relative_attention_num_buckets": 4096, "relative_attention_max_distance": 9000}
     keys |= draw.choice([{}, {}, sets(optimizer__weight_decay=0.1), sets(schedule__name="linear", schedule__warmup_steps=2)])
     if case["adapter"]:
         keys |= draw.choice([{}, {}, sets(lora__targets='["q", "v"]'), sets(lora__targets='["wo", "o"]', lora__init="gaussian")])
