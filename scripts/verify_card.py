@@ -3,11 +3,13 @@
 
     python3 verify_card.py --binary ./train_low_mem
     python3 verify_card.py --binary ./train_low_mem --parts smoke:1,parity,speed:8 --minutes 5 --output card
+    python3 verify_card.py --binary ./train_low_mem --budget 540 # seconds in all; the numbers that matter most come first
     python3 verify_card.py --binary ./train_low_mem --quick      # shapes that take seconds, to try the script
 
 Needs the driver, the binary (built with `--features cuda`) and Python; only the part `speed` needs torch and transformers. Each part
-ends by itself within --minutes, or its own minutes after a colon, and names the cases that it had no time for. Writes OUTPUT/verify_card.json, where each case has its
-command, numbers, verdict and seconds, and the page OUTPUT/verify_card.md, whose verdicts come first. Exits 1 if a case failed.
+ends by itself within --minutes, or its own minutes after a colon, and names the cases that it had no time for. Within --budget each part has a share
+of the time that is left, so that every part begins. Writes OUTPUT/verify_card.json, where each case has its command, numbers, verdict and
+seconds, and the page OUTPUT/verify_card.md, whose verdicts come first, and then all that was not measured. Exits 1 if a case failed.
 
 | part | what is ok |
 | --- | --- |
@@ -49,6 +51,11 @@ import time
 
 MIB = 1 << 20
 PARTS = ["smoke", "rates", "parity", "memory", "budgets", "levers", "graphs", "offload", "cards", "speed", "large", "sanitizer"]
+# The order of parts within a budget, and their shares of it: first what no card has measured.
+SHARES = {"smoke": 4, "rates": 3, "graphs": 6, "parity": 4, "speed": 4, "offload": 5, "memory": 3, "budgets": 2, "large": 8, "levers": 2,
+          "sanitizer": 2, "cards": 1}
+# Of a budget: to end the last command, and to write the page.
+SECONDS_OF_THE_END = 10
 MEMORY_TOLERANCE = 0.05
 # The allocator's pool is billed with a fixed part, which is much of a small model's bill.
 ALLOWED_ABOVE_THE_PEAK_MIB = 48
@@ -142,6 +149,8 @@ class Session:
 
     def __init__(self, options):
         self.options, self.cases, self.commands, self.part, self.end = options, [], [], None, 0.0
+        # Of each part of which no case, or not all, were tried: why.
+        self.unmeasured = {part: "did not begin" if part in options.parts else "not asked for" for part in PARTS}
         self.binary = str(options.binary.resolve())
         self.is_card = options.device != "cpu"
         number = options.device.partition(":")[2] or "0"
@@ -155,6 +164,22 @@ class Session:
 
     def left(self):
         return self.end - time.monotonic()
+
+    def try_part(self, part, seconds):
+        """One part, which never ends the script."""
+        self.part, self.end = part, time.monotonic() + seconds
+        self.unmeasured[part] = "was not finished"
+        try:
+            (cards_together if part == "cards" else globals()[part])(self)
+        except Exception as error:
+            reason = f"this script: {error!r}"
+
+            def broken():
+                raise Failed(reason)
+
+            self.case("the rest of the part", broken)
+        del self.unmeasured[part]
+        write_results(self)
 
     def run(self, command, limit=180, watched=False, until=None):
         """Runs a command in a session of its own. It is killed at its limit, at the end of the part, or when `until` is true."""
@@ -268,7 +293,7 @@ class Training:
         self.steps = {event["step"]: event for event in self.events if event["event"] == "step"}
         model = directory / "model" / "model.safetensors"
         self.digest = digest(model) if model.exists() else None
-        self.ran = ran
+        self.directory, self.ran = directory, ran
 
     def of_steps(self, key):
         return [self.steps[step][key] for step in sorted(self.steps)]
@@ -412,12 +437,12 @@ def parity(session):
         resumed = session.ours("train", ["--output", directory, "--keep-training", "--device", device, "--max-steps", steps], limit=300)
         return {"killed_after_steps": made, **same(Training(directory, resumed.expect(0)), whole)}
 
-    session.case("the CPU beside itself, in other micro-batches", lambda: beside_the_cpu("f32", cut))
     for way in ways:
         session.case(f"{way}: card beside CPU", lambda: beside_the_cpu(way))
         session.case(f"{way}: the card twice", lambda: same(of("card", way, device), of("again", way, device)))
     for way in ["f32", "bf16 stochastic"]:
         session.case(f"{way}: kill -9 and resume", lambda: killed(way))
+    session.case("the CPU beside itself, in other micro-batches", lambda: beside_the_cpu("f32", cut))
 
 
 def has_checkpoint(metrics):
@@ -765,8 +790,8 @@ def copies(run):
     return [step["copy_wait_ms"] for step in steps], [step["copied_to_device_bytes"] + step["copied_from_device_bytes"] for step in steps]
 
 
-# Of a way whose copies go beside what is computed.
-BESIDE = ", copies beside"
+# Of a way whose copies go beside what is computed, and of one that has nothing to copy.
+BESIDE, ALL_THERE = ", copies beside", "all on the card"
 
 
 def offload(session):
@@ -792,12 +817,15 @@ def offload(session):
                 # Of copies that are waited for: with files, their reading and writing is in it.
                 numbers |= {"copy_wait_ms": waited_ms, "copied_gib": copied / (1 << 30), "copied_gib_s": copied / (1 << 30) / waited_ms * 1000}
             losses = made.of_steps("loss")
-            if not more:
+            if name.startswith(ALL_THERE):
+                if numbers["bus_gib"]:
+                    raise Failed("not all is on the card", numbers)
                 first.update(step_ms=numbers["step_ms"])
             first.setdefault("losses", losses)
-            numbers["price"] = numbers["step_ms"] / first["step_ms"]
+            if "step_ms" in first:
+                numbers["price"] = numbers["step_ms"] / first["step_ms"]
             waits = waited.get(name.removesuffix(BESIDE))
-            if waits and waits > first["step_ms"]:
+            if waits and waits > first.get("step_ms", math.inf):
                 # Of the time that copies cost where they are waited for, the share that is gone.
                 numbers["hidden"] = (waits - numbers["step_ms"]) / (waits - first["step_ms"])
             waited[name] = numbers["step_ms"]
@@ -805,12 +833,13 @@ def offload(session):
                 raise Failed(f"{name}: losses {losses} instead of {first['losses']}", numbers)
             return prediction(numbers["predicted_mib"], {"peak": numbers["peak_mib"], "smi": made.ran.card_mib}, numbers)
 
-        off = {what: ["--set", f"memory.{key}_offload=disk"] for what, key in keys.items()}
-        off["everything"] = [word for words_of_key in list(off.values()) for word in words_of_key]
+        # All four are pinned: the planner would take others off the card, too.
+        pinned = lambda gone: [word for what, key in keys.items() for word in ("--set", f"memory.{key}_offload={'disk' if what in gone else 'none'}")]
+        off = {"everything": pinned(keys), **{what: pinned([what]) for what in keys}}
         ways = {}
         for place in ("host", "disk"):
             # Once more: a card's clock falls as it warms.
-            ways[f"all on the card, before {place}"] = []
+            ways[f"{ALL_THERE}, before {place}"] = pinned([])
             for what, more in off.items():
                 there = more + ["--set", f"memory.offload_to={place}"]
                 ways[f"{what} to {place}"] = there + ["--set", "memory.copy_overlap=none"]
@@ -1001,11 +1030,19 @@ def speed(session):
         contenders += [name for name, (precision, *_, attention, _) in PYTORCH.items() if precision in precisions and attention in attentions]
         size = f"{model} {shape[0]} x {shape[1]}+{shape[2]}, {turn}"
 
+        def lacking():
+            raise NotRun(f"not installed: {', '.join(missing)}")
+
+        if missing and attentions == ("sdpa",):
+            # Its contenders of ours had their turn.
+            session.case(size, lacking)
+            continue
+
         def once(name):
             if name not in PYTORCH:
                 return bench(session, model, shape, PRECISIONS[name.partition(" ")[2]] + ["--micro-batch", shape[0]], steps)
             if missing:
-                raise NotRun(f"not installed: {', '.join(missing)}")
+                lacking()
             words = json.dumps([model, shape, device, steps, name])
             try:  # PyTorch's own failure is none of the binary's. Its last line says most.
                 ran = session.run([sys.executable, pathlib.Path(__file__).resolve(), "--worker", words], limit=240, watched=session.is_card)
@@ -1127,10 +1164,16 @@ def large(session):
     whole = "tiny" if quick else "t5-3b"
     trained = ["--set", f"model.config={whole}", "--set", "train.precision=bf16", "--set", "train.master_weights=stochastic-rounding",
                "--set", "train.gradient_precision=bf16", *SMOOTH[2:], *([] if quick else ["--set", "model.vocab_size=32128"])]
-    session.case(f"{whole}, all trained, ample", lambda: tried(whole, lambda: trained + rows(), (free, None)))
     session.case(f"{whole}, all trained, in 2 GiB", lambda: tried(whole, lambda: trained + rows(), (2048, 16384)))
+    session.case(f"{whole}, all trained, ample", lambda: tried(whole, lambda: trained + rows(), (free, None)))
 
     base = session.scratch / "base"
+
+    def until_the_end(lengths, deviation):
+        for values in cheap_values(lengths, deviation):
+            if session.left() < 2:
+                raise NotRun("the part's time was over")
+            yield values
 
     def make_base():
         import verify_large
@@ -1140,7 +1183,7 @@ def large(session):
         if shutil.disk_usage(session.scratch).free < need + (4 << 30):
             raise NotRun(f"{need / 1e9:.0f} GB and 4 GiB of room are needed beside --output")
         rows()
-        verify_large.make_model(base, shape, session.scratch / "material" / "sample-data" / "sample-tokenizer.json", cheap_values)
+        verify_large.make_model(base, shape, session.scratch / "material" / "sample-data" / "sample-tokenizer.json", until_the_end)
         return {"gb": need / 1e9}
 
     def adapter():
@@ -1166,9 +1209,10 @@ def sanitizer(session):
         measured = ["env", "LOW_MEM_T5_PRICES=built-in"]
         ran = session.run([*measured, "compute-sanitizer", "--tool", tool, "--error-exitcode", 9, session.binary, *words], limit=300)
         said = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", ran.out + ran.err)
-        if ran.code or (said and said[-1] != "0"):
+        # Without a summary nobody looked.
+        if ran.code or said[-1:] != ["0"]:
             raise Failed(f"exit code {ran.code}: {(ran.out + ran.err).strip()[-600:]}")
-        return {"findings": int(said[-1]) if said else 0}
+        return {"findings": 0}
 
     def answer(search):
         if not (session.scratch / "sanitized" / "model").exists():
@@ -1249,6 +1293,7 @@ def page(session):
     lines += [""] + table(["", ""], facts.items())
     if session.options.quick:
         lines += ["Made with `--quick`: the shapes are too small to say anything of speed.", ""]
+    lines += not_measured(session) + [""]
     for part, found in parts.items():
         names = list(dict.fromkeys(key for case in found for key, value in case["numbers"].items() if not isinstance(value, list)))
         ranked = sorted(found, key=lambda case: ["failed", "ok", "not run"].index(case["verdict"]))
@@ -1259,33 +1304,69 @@ def page(session):
     return "\n".join(lines)
 
 
+def not_measured(session):
+    """Lines on all that was not measured, and why; the tables of the parts name the cases."""
+    reasons = {}
+    for part, reason in session.unmeasured.items():
+        reasons.setdefault(reason, []).append(part)
+    lines = [f"- **not measured**, {reason}: {', '.join(parts)}" for reason, parts in reasons.items()]
+    counts = {}
+    for case in session.cases:
+        if case["verdict"] == "not run":
+            of = case["part"], cell(case["reason"])
+            counts[of] = counts.get(of, 0) + 1 + case.get("others", 0)
+    return lines + [f"- **not measured** of {part}: {count} cases: {reason}" for (part, reason), count in counts.items()]
+
+
 def write_results(session):
     """Writes both files whole, after every case: a script that is killed leaves what it found."""
-    results = {"begun": session.begun, "arguments": sys.argv[1:], "machine": machine(session), "cases": session.cases}
+    results = {"begun": session.begun, "arguments": sys.argv[1:], "machine": machine(session), "unmeasured": session.unmeasured,
+               "cases": session.cases}
     for name, text in [("verify_card.json", json.dumps(results, indent=1) + "\n"), ("verify_card.md", page(session))]:
         path = session.options.output / name
-        path.with_suffix(".part").write_text(text)
-        os.replace(path.with_suffix(".part"), path)
+        try:
+            path.with_suffix(".part").write_text(text)
+            os.replace(path.with_suffix(".part"), path)
+        except OSError as error:  # Such as a full disk: models go at the end of a part, and the next case writes again.
+            print(f"cannot write {path}: {error}", file=sys.stderr, flush=True)
+
+
+def positive(text):
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise ValueError(text)
+    return number
+
+
+def seconds_of(part, options, left):
+    """How long a part may take: its minutes, and of the seconds that are left its share among the parts that are left."""
+    parts = list(options.parts)
+    shares = sum(options.shares[later] for later in parts[parts.index(part) :])
+    return min(60 * options.parts[part], left * options.shares[part] / shares)
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, help="train_low_mem, built with the feature cuda")
-    parser.add_argument("--parts", default=",".join(PARTS), help="names, separated by commas, each with its minutes after a colon where it has its own [default: all]")
+    parser.add_argument("--parts", help="names, separated by commas, each with its minutes after a colon where it has its own [default: all]")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("verify-card"), help="[default: verify-card]")
-    parser.add_argument("--minutes", type=float, default=10.0, help="at most so many for each part [default: 10]")
+    parser.add_argument("--minutes", type=positive, default=10.0, help="at most so many for each part [default: 10]")
+    parser.add_argument("--budget", type=positive, help="at most so many seconds for all parts together; without --parts those that matter most come first")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu to try the script without a card")
     parser.add_argument("--cards", type=int, default=0, help="cards to train on together [default: as many as there are]")
     parser.add_argument("--libraries", type=pathlib.Path, nargs="+", default=[], help="directories of CUDA's libraries, if not installed")
     parser.add_argument("--quick", action="store_true", help="shapes that take seconds on anything")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.parts = options.parts or ",".join(SHARES if options.budget else PARTS)
     named = [part.partition(":")[::2] for part in options.parts.split(",")]
     unknown = [part for part, _ in named if part not in PARTS]
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
     try:
-        options.parts = {part: float(minutes or options.minutes) for part, minutes in named}
+        options.parts = {part: positive(minutes) if minutes else options.minutes for part, minutes in named}
+        # Who names minutes names shares.
+        options.shares = {part: float(minutes) if minutes else SHARES[part] for part, minutes in named}
     except ValueError:
         parser.error(f"--parts {options.parts}: expected minutes after a colon, as in speed:5")
     if not options.worker and (options.binary is None or not options.binary.is_file()):
@@ -1296,19 +1377,18 @@ def arguments():
 
 
 def main():
-    options = arguments()
+    options, began = arguments(), time.monotonic()
     if options.worker:
         return work(options.worker)
     # Who ends it with a signal gets no command that goes on, and no scratch files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options.output.mkdir(parents=True, exist_ok=True)
     options.output = options.output.resolve()
-    session = Session(options)
+    session, end = Session(options), began + (options.budget or math.inf) - SECONDS_OF_THE_END
     try:
-        for part, minutes in options.parts.items():
-            session.part, session.end = part, time.monotonic() + 60 * minutes
-            (cards_together if part == "cards" else globals()[part])(session)
-            write_results(session)
+        write_results(session)
+        for part in options.parts:
+            session.try_part(part, seconds_of(part, options, end - time.monotonic()))
     finally:
         shutil.rmtree(session.scratch, ignore_errors=True)
     print(f"see {options.output / 'verify_card.md'}")

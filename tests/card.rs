@@ -7,6 +7,7 @@ mod ready_updates;
 mod recorded_steps;
 #[expect(dead_code, reason = "made for every test of the command")]
 mod run;
+mod wide_models;
 
 use on_a_card::{arguments, assert_within, emulated_scene, of_steps};
 use run::{Ran, Scene};

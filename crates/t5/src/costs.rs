@@ -327,7 +327,7 @@ impl WeightsOnDisk {
         }
         // What trains beside a frozen base is in memory wherever the base is.
         let trains = self.lora.as_ref().is_some_and(|lora| lora.trains(&spec.name));
-        spec.bytes(self.dtype) >= LARGE_BYTES as u64 && !trains
+        spec.may_leave(self.dtype) && !trains
     }
 
     /// What stays in memory: parameters that have no pages of their own.

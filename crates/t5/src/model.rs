@@ -110,7 +110,7 @@ impl T5 {
         let first = if file.is_some() { &Device::Cpu } else { device };
         let parameter = |spec: ParameterSpec| {
             let tensor = initial_tensor(&spec, seed, spec.dtype(dtype), first)?;
-            let tensor = WeightFile::place(file.as_ref(), tensor)?;
+            let tensor = WeightFile::place(file.as_ref().filter(|_| spec.may_leave(dtype)), tensor)?;
             if !keeps(&spec) {
                 t5_ops::absent::release(&tensor)?;
             }
@@ -299,10 +299,12 @@ impl T5 {
         let lora = self.config.lora.as_ref();
         for parameter in parameters.iter_mut().filter(|parameter| lora.is_none_or(|lora| !lora.trains(&parameter.name)))
         {
+            let is_asked_for = parameter.is_asked_for();
             let tensor = std::mem::replace(&mut parameter.tensor, nothing.clone());
             if !device.is_cpu() {
                 let there = (stored.remove(&parameter.name), tensor);
-                parameter.tensor = Homes::moved(from.as_deref(), homes.as_ref(), parameter, there, &self.config)?;
+                let to = homes.as_ref().filter(|_| is_asked_for);
+                parameter.tensor = Homes::moved(from.as_deref(), to, parameter, there, &self.config)?;
                 continue;
             }
             let is_kept = LayerMajor::keeps_weights(blocks_in_memory, parameter.part, &self.config);
@@ -312,8 +314,8 @@ impl T5 {
                 }
                 (Some(_), _) if is_kept => tensor,
                 (Some(stored), _) => stored,
-                (None, Some(file)) => WeightFile::place(Some(file), tensor)?,
-                (None, None) => tensor.copy()?,
+                (None, Some(file)) if is_asked_for => WeightFile::place(Some(file), tensor)?,
+                (None, _) => tensor.copy()?,
             };
         }
         let lie = (file, homes.map(Rc::new));

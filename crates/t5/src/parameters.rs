@@ -5,6 +5,7 @@
 //! [`crate::T5::parameters`], in [`crate::Gradients`] and in an optimizer's state.
 
 use candle_core::{DType, Tensor};
+use heap::LARGE_BYTES;
 use t5_ops::Quantisation;
 
 use crate::adapter::{LoraInit, is_of_adapter};
@@ -63,6 +64,13 @@ pub struct Parameter<T = Tensor> {
     pub part: Part,
     /// How its bytes are to be read, where it is quantised: a frozen weight of a block's product.
     pub quantisation: Option<Quantisation>,
+}
+
+impl Parameter {
+    /// [`ParameterSpec::may_leave`], however large it is.
+    pub(crate) fn is_asked_for(&self) -> bool {
+        self.quantisation.is_some() || is_matrix(&self.name, self.tensor.rank())
+    }
 }
 
 impl Part {
@@ -164,6 +172,12 @@ impl ParameterSpec {
         let is_wide = self.quantisation.is_none() && self.dtype(model) == DType::F32;
         let rank = self.shape.len();
         is_wide && is_of_product && (is_matrix(&self.name, rank) || (self.is_of_adapter() && rank == 2))
+    }
+
+    /// Whether it may lie elsewhere than where it is computed with. Passes ask for matrices alone, so that a large vector stays there, and so
+    /// does a large table of positions.
+    pub(crate) fn may_leave(&self, model: DType) -> bool {
+        is_matrix(&self.name, self.shape.len()) && self.bytes(model) >= LARGE_BYTES as u64
     }
 
     /// Whether it is one of an adapter.

@@ -104,10 +104,12 @@ impl WeightFile {
     }
 
     /// Whether a parameter on the CPU stays there while others are on a device.
-    pub fn is_home(&self, Parameter { name, tensor, part, .. }: &Parameter, config: &Config) -> bool {
+    pub fn is_home(&self, parameter: &Parameter, config: &Config) -> bool {
+        let Parameter { name, tensor, part, .. } = parameter;
         let trains = || config.lora.as_ref().is_some_and(|lora| lora.trains(name));
         let is_large = tensor.bytes() >= LARGE_BYTES as u64;
-        t5_ops::is_in_file(tensor) || (self.in_host_memory && is_large && !self.keeps(*part, config) && !trains())
+        let goes = || self.in_host_memory && is_large && !self.keeps(*part, config) && !trains();
+        t5_ops::is_in_file(tensor) || (parameter.is_asked_for() && goes())
     }
 
     /// Whether the weights of a part stay where they are computed with.

@@ -138,7 +138,7 @@ fn rehearse_among(
         .map(|spec| {
             let dtype = spec.dtype(precisions.parameters);
             let is_kept = LayerMajor::keeps_weights(levers.weight_blocks_in_memory(), spec.part, config);
-            let may_lie_there = spec.bytes(dtype) >= heap::LARGE_BYTES as u64 && !spec.is_of_adapter();
+            let may_lie_there = spec.may_leave(precisions.parameters);
             let is_in_file = levers.has_weights_on_disk() && may_lie_there && !is_kept;
             let tensor = match is_in_file {
                 true => ledger.in_file(&spec.tensor_shape(), dtype),
