@@ -22,8 +22,9 @@ const SMALL_BLOCKS_BYTES: u64 = 1 << 20;
 /// The same of each thread beyond [`FEW_THREADS`], with its stack: 0.25 to 0.3 MiB were measured with 16 and 32 threads.
 const BYTES_OF_A_THREAD: u64 = 320 << 10;
 const FEW_THREADS: usize = 2;
-/// The same of training, and of code that no rehearsal runs: up to 0.3 MiB beyond the estimate above were measured.
-const BYTES_OF_TRAINING: u64 = 512 << 10;
+/// The same of training, and of code that no rehearsal runs: up to 0.9 MiB beyond the estimate above were measured, most where short
+/// samples have small tensors.
+const BYTES_OF_TRAINING: u64 = 1 << 20;
 
 fn small_blocks(threads: usize) -> u64 {
     SMALL_BLOCKS_BYTES + threads.saturating_sub(FEW_THREADS) as u64 * BYTES_OF_A_THREAD
