@@ -275,11 +275,11 @@ impl TensorFiles {
 #[cfg(not(unix))]
 trait FileExt {
     fn write_all_at(&self, _: &[u8], _: u64) -> std::io::Result<()> {
-        Err(std::io::ErrorKind::Unsupported.into())
+        Err(ErrorKind::Unsupported.into())
     }
 
     fn read_exact_at(&self, _: &mut [u8], _: u64) -> std::io::Result<()> {
-        Err(std::io::ErrorKind::Unsupported.into())
+        Err(ErrorKind::Unsupported.into())
     }
 }
 
