@@ -193,7 +193,6 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
     lse += statistics(s, block);
     delta += statistics(s, block);
     const uint32_t sample = block_sample(dropout, samples, block);
-    const float first_bias = near_bias<ROWS, TILE>(bias, s, block.head, block.first, 0);
     const int row = warp * 16 + g; // and row + 8
     OfQuery own[2];
 #pragma unroll
@@ -220,7 +219,7 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
     }
     // All queries of the warp see as many keys as its first.
     const int all_see = visible(s, block.length, block.first + warp * 16);
-    if (int(threadIdx.x) < ROWS + TILE) biases[threadIdx.x] = LOG2_E * first_bias;
+    if (int(threadIdx.x) < ROWS + TILE) biases[threadIdx.x] = LOG2_E * near_bias<ROWS, TILE>(bias, s, block.head, block.first, 0);
     float of_q[K / 8][4];
 #pragma unroll
     for (int n = 0; n < K / 8; n++)
