@@ -219,7 +219,8 @@ pub fn saving(config: &Config, options: &TrainerOptions, parameters: DType, from
         let is_in_file =
             from.moments_in_file && spec.elements() * dtype.size_in_bytes() as u64 >= heap::LARGE_BYTES as u64;
         let piece = if is_in_file { state_file::saved_bytes(&spec.shape, dtype.size_in_bytes()) } else { 0 };
-        piece + writing_bytes(spec.elements(), dtype, dtype, from.device)
+        // What is read from a file lies on the host.
+        piece + writing_bytes(spec.elements(), dtype, dtype, from.device && !is_in_file)
     });
     // The optimizer has up to two tensors of a parameter, as a head of its own is saved twice.
     let largest = |tensors: &mut dyn Iterator<Item = u64>| {

@@ -57,11 +57,12 @@ fn saving_holds_a_piece_of_a_tensor_and_what_the_bill_says() {
             assert!(moments.filter(|(_, tensor)| t5_ops::is_in_file(tensor)).count() > 4);
         }
         let held = held(&trainer);
-        let from = SavedFrom { device: false, moments_in_file };
+        let from = SavedFrom { device: !support::device().is_cpu(), moments_in_file };
         let predicted = saving(config, options, options.parameter_dtype(), from).unwrap().bytes;
         let what = format!("{held} bytes held, {predicted} predicted, {moments_in_file}");
-        // Beside the caller's own state, which is none here.
-        assert!(held <= predicted && predicted < held + (640 << 10), "{what}");
+        // Beside the caller's own state, which is none here. A card's copy of a piece is billed beside all that is made of one.
+        let spare = if from.device { 768 << 10 } else { 640 << 10 };
+        assert!(held <= predicted && predicted < held + spare, "{what}");
         eprintln!("{what}");
     }
 }
