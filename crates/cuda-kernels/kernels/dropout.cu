@@ -36,15 +36,15 @@ struct Columns {
     }
     // Which elements are kept, where those of the thread begin at column `i`.
     DEVICE static void kept(const Dropout& dropout, uint64_t key, int i, bool (&kept)[N]) {
-        const RowHash row = from_channel(row_hash(key), i & ~PAIR);
+        const RowHash row = row_hash(key);
 #pragma unroll
         for (int k = 0; k < TOGETHER; k++) {
-            const Pair pair = pair_kept(dropout, row, k);
             if constexpr (N == 8) {
+                const Pair pair = pair_kept(dropout, row, i + k);
                 kept[k] = pair.first;
                 kept[4 + k] = pair.second;
             } else {
-                kept[k] = i & PAIR ? pair.second : pair.first;
+                kept[k] = is_kept(dropout, row, i + k);
             }
         }
     }

@@ -66,11 +66,10 @@ DEVICE Pair pair_kept(const Dropout& dropout, const RowHash& row, uint32_t chann
 }
 
 DEVICE bool is_kept(const Dropout& dropout, const RowHash& row, uint32_t channel) {
-    const uint32_t x = upper_hash(row, channel & ~PAIR);
-    return (channel & PAIR ? lower_hash(x) : x) >= dropout.threshold;
+    const Pair kept = pair_kept(dropout, row, channel & ~PAIR);
+    return channel & PAIR ? kept.second : kept.first;
 }
 
 // Factor of an element: the scale, or zero.
 DEVICE float factor(const Dropout& dropout, bool is_kept) { return is_kept ? dropout.scale : 0.0f; }
 DEVICE float factor(const Dropout& dropout, const RowHash& row, uint32_t channel) { return factor(dropout, is_kept(dropout, row, channel)); }
-DEVICE float factor(const Dropout& dropout, uint64_t key, uint32_t channel) { return factor(dropout, row_hash(key), channel); }

@@ -91,7 +91,7 @@ pub const FEEDING: Name = Name::new("feeding");
 /// The name of the phase in which a model is loaded. Nothing is fed before it is there: of a loader nothing is held.
 pub const LOADING: Name = Name::new("loading");
 
-/// The allocator gives out small blocks in steps of so many bytes.
+/// The sizes of the allocator's small blocks are multiples of this.
 const BLOCK_BYTES: usize = 16;
 
 /// [`TRAINING`], to be borrowed from.

@@ -22,37 +22,28 @@ pub(super) fn takes_gradient(dy: &Tensor, x: &Tensor, dw: &Tensor) -> bool {
     crate::cuda::takes_alike([dy, x]) && crate::cuda::takes([x, dw]) && multiplies(x.dtype(), dw.dtype())
 }
 
-/// `x Wᵀ`, plus the product beside it.
-pub(super) fn linear(x: &Tensor, w: Weight, beside: Option<Beside>) -> Result<Tensor> {
-    let y = output(x, w, 1.0, None)?;
+/// `scale · x Wᵀ`, plus the product beside it.
+pub(super) fn linear(x: &Tensor, w: Weight, scale: f64, beside: Option<Beside>) -> Result<Tensor> {
+    let y = output(x, w, scale as f32, None)?;
     match beside {
         Some(Beside { x, w }) => output(x, w.into(), 1.0, Some(y)),
         None => Ok(y),
     }
 }
 
-/// `dy W`, plus the product beside it, added to `sum` if that is given, in its memory.
+/// `scale · dy W`, plus the product beside it, added to `sum` if that is given, in its memory.
 pub(super) fn linear_backward_input(
     dy: &Tensor,
     w: Weight,
+    scale: f64,
     beside: Option<Beside>,
     sum: Option<Tensor>,
 ) -> Result<Tensor> {
-    let dx = gradient_of_input(dy, w, 1.0, sum)?;
+    let dx = gradient_of_input(dy, w, scale as f32, sum)?;
     match beside {
         Some(Beside { x, w }) => gradient_of_input(x, w.into(), 1.0, Some(dx)),
         None => Ok(dx),
     }
-}
-
-/// `scale · x Wᵀ`.
-pub(super) fn linear_scaled(x: &Tensor, w: &Tensor, scale: f64) -> Result<Tensor> {
-    output(x, w.into(), scale as f32, None)
-}
-
-/// `scale · dy W`.
-pub(super) fn linear_backward_input_scaled(dy: &Tensor, w: &Tensor, scale: f64) -> Result<Tensor> {
-    gradient_of_input(dy, w.into(), scale as f32, None)
 }
 
 /// `alpha · x Wᵀ`, added to `sum` if that is given.

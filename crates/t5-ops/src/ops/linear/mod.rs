@@ -34,31 +34,26 @@ pub fn linear<'a>(x: &Tensor, w: impl Into<Weight<'a>>) -> Result<Tensor> {
 
 /// `scale · x Wᵀ`, as [`scaled`] of [`linear`]. A card scales while it multiplies: in bf16 it rounds once and not twice.
 pub fn linear_scaled(x: &Tensor, w: &Tensor, scale: f64) -> Result<Tensor> {
-    #[cfg(feature = "cuda")]
-    if Weight::from(w).path_beside(x) == Path::Device && cuda::takes(x, w.into(), None) {
-        let (rows, k) = rows_and_width("linear_scaled", "x", x)?;
-        let (n, width) = w.dims2()?;
-        let _span = tracing::debug_span!("linear_scaled", flops = flops(x, n, None), rows).entered();
-        check_weight("linear_scaled", (n, k), (n, width))?;
-        return cuda::linear_scaled(x, w, scale);
-    }
-    let y = linear(x, w)?;
-    if scale == 1.0 { Ok(y) } else { scaled(&y, scale) }
+    output(x, w.into(), scale, None)
 }
 
 /// [`linear`], plus the product beside it.
 pub fn linear_beside<'a>(x: &Tensor, w: impl Into<Weight<'a>>, beside: Option<Beside>) -> Result<Tensor> {
-    let w = w.into();
+    output(x, w.into(), 1.0, beside)
+}
+
+/// [`linear`], scaled, or plus the product beside it: one of both.
+fn output(x: &Tensor, w: Weight, scale: f64, beside: Option<Beside>) -> Result<Tensor> {
     let (n, width) = w.dims2()?;
     let _span = tracing::debug_span!("linear", flops = flops(x, n, beside)).entered();
     let (rows, k) = rows_and_width("linear", "x", x)?;
     check_weight("linear", (n, k), (n, width))?;
     check_beside("linear", beside, x, rows, |rank| [n, rank])?;
     match w.path_beside(x).provided(are_on_cpu(beside)) {
-        Path::Cpu => cpu::linear(x, w, beside),
+        Path::Cpu => times(cpu::linear(x, w, beside)?, scale),
         #[cfg(feature = "cuda")]
-        Path::Device if cuda::takes(x, w, beside) => cuda::linear(x, w, beside),
-        Path::Reference | Path::Device => reference::linear_beside(x, w, beside),
+        Path::Device if cuda::takes(x, w, beside) => cuda::linear(x, w, scale, beside),
+        Path::Reference | Path::Device => times(reference::linear_beside(x, w, beside)?, scale),
     }
 }
 
@@ -97,16 +92,7 @@ pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumula
 
 /// `scale · dy W`, as [`linear_scaled`].
 pub fn linear_backward_input_scaled(dy: &Tensor, w: &Tensor, scale: f64) -> Result<Tensor> {
-    #[cfg(feature = "cuda")]
-    if Weight::from(w).path_beside(dy) == Path::Device && cuda::takes(dy, w.into(), None) {
-        let (rows, n) = rows_and_width("linear_backward_input_scaled", "dy", dy)?;
-        let (height, k) = w.dims2()?;
-        let _span = tracing::debug_span!("linear_backward_input_scaled", flops = flops(dy, k, None), rows).entered();
-        check_weight("linear_backward_input_scaled", (n, k), (height, k))?;
-        return cuda::linear_backward_input_scaled(dy, w, scale);
-    }
-    let dx = linear_backward_input(dy, w, None)?;
-    if scale == 1.0 { Ok(dx) } else { scaled(&dx, scale) }
+    gradient_of_input(dy, w.into(), scale, None, None)
 }
 
 /// [`linear_backward_input`], plus the product beside it.
@@ -116,7 +102,17 @@ pub fn linear_backward_input_beside<'a>(
     beside: Option<Beside>,
     accumulate: Option<Tensor>,
 ) -> Result<Tensor> {
-    let w = w.into();
+    gradient_of_input(dy, w.into(), 1.0, beside, accumulate)
+}
+
+/// [`linear_backward_input`], scaled, or plus the product beside it and what is accumulated.
+fn gradient_of_input(
+    dy: &Tensor,
+    w: Weight,
+    scale: f64,
+    beside: Option<Beside>,
+    accumulate: Option<Tensor>,
+) -> Result<Tensor> {
     let (height, k) = w.dims2()?;
     let _span = tracing::debug_span!("linear_backward_input", flops = flops(dy, k, beside)).entered();
     let (rows, n) = rows_and_width("linear_backward_input", "dy", dy)?;
@@ -126,11 +122,18 @@ pub fn linear_backward_input_beside<'a>(
         check_sum("linear_backward_input", accumulate, dy, k)?;
     }
     match w.path_beside(dy).provided(are_on_cpu(beside)) {
-        Path::Cpu => cpu::linear_backward_input(dy, w, beside, accumulate),
+        Path::Cpu => times(cpu::linear_backward_input(dy, w, beside, accumulate)?, scale),
         #[cfg(feature = "cuda")]
-        Path::Device if cuda::takes(dy, w, beside) => cuda::linear_backward_input(dy, w, beside, accumulate),
-        Path::Reference | Path::Device => reference::linear_backward_input_beside(dy, w, beside, accumulate),
+        Path::Device if cuda::takes(dy, w, beside) => cuda::linear_backward_input(dy, w, scale, beside, accumulate),
+        Path::Reference | Path::Device => {
+            times(reference::linear_backward_input_beside(dy, w, beside, accumulate)?, scale)
+        }
     }
+}
+
+/// [`scaled`], in the same memory where the scale is 1.
+fn times(x: Tensor, scale: f64) -> Result<Tensor> {
+    if scale == 1.0 { Ok(x) } else { scaled(&x, scale) }
 }
 
 /// What [`linear_backward_input`] needs, as [`linear_needs`]: the dtypes of dy and w.
