@@ -33,8 +33,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOKENIZER = ROOT / "data" / "sample-tokenizer.json"
 # The emulated card takes a minute where a processor takes a second.
 LONGEST_SECONDS = 600
-# The row "pool" of a bill (`crates/planner/src/place.rs`): the unit of the emulated driver, which is measured, and a share that it has nothing of.
-POOL_UNIT, POOL_FACTOR = 2 * MIB, 1.03
+# The row "pool" of a bill (`crates/planner/src/place.rs`): the units of small and of large tensors, and a share for places between tensors.
+POOL_UNIT, POOL_FACTOR = 4 * MIB, 1.04
 
 # Another order of sums on the CPU. A relu's kink makes more of rounding, and so does Adafactor where it divides gradients that are zero but for
 # rounding by their size. A case in which the CPU differs from itself says nothing about the card, unless the card differs this many times as much.

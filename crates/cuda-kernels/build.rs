@@ -42,6 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for variable in ["LOW_MEM_T5_CUDA", "LOW_MEM_T5_KERNELS", "CUDA_COMPUTE_CAP", "CUDA_HOME"] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
+    println!("cargo::rustc-check-cfg=cfg(emulated_card)");
     if env::var_os("CARGO_FEATURE_PTX").is_none() {
         return emulation(&["by_name.cc", "execution.cc"]);
     }
@@ -91,6 +92,7 @@ fn from_ptx(contraction: Contraction) -> Result<Vec<PathBuf>, Box<dyn Error>> {
 /// Everything that a program for a card needs on a machine without one, and without the toolkit: a driver, cuBLAS and NCCL in a static library.
 /// The toolkit's libraries, which cudarc names to the linker, are empty. Modules only say what they stand for.
 fn emulated_card() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rustc-cfg=emulated_card");
     let out = PathBuf::from(env::var("OUT_DIR")?);
     for source in SOURCES {
         std::fs::write(out.join(format!("{source}.ptx")), format!("// emulated: {source}\n"))?;
@@ -99,7 +101,7 @@ fn emulated_card() -> Result<(), Box<dyn Error>> {
         std::fs::write(out.join(format!("lib{library}.a")), "!<arch>\n")?;
     }
     println!("cargo::rustc-link-search=native={}", out.display());
-    emulation(&["blas.cc", "driver.cc", "execution.cc", "graphs.cc", "launches.cc", "nccl.cc", "trace.cc"])
+    emulation(&["blas.cc", "driver.cc", "execution.cc", "graphs.cc", "launches.cc", "memory.cc", "nccl.cc", "trace.cc"])
 }
 
 /// `SOURCE.ptx` for each source.

@@ -19,10 +19,21 @@ using Address = unsigned long long;
 constexpr size_t ALIGNMENT = 512;  // of what it gives
 constexpr size_t MARGIN = 512;     // behind it
 constexpr size_t CONTEXT = 64 << 20;
+// Addresses of a byte of memory that the program gives out: memory at `at` has those from base + SPREAD * (at - base).
+constexpr size_t SPREAD = 2;
 
-// Memory that tensors are taken from. Freed blocks stay in it until it is trimmed.
+// Memory that tensors are taken from: the driver's pool, where freed blocks stay until it is trimmed, or addresses that the program has backed
+// by memory and gives out itself.
 struct Pool {
-    size_t used = 0, reserved = 0, most_used = 0, most_reserved = 0, most = 0, threshold = 0;
+    size_t used = 0, reserved = 0, most_used = 0, most_reserved = 0, threshold = 0;
+
+    void use(size_t bytes) { used += bytes, most_used = std::max(most_used, used); }
+    void reserve(size_t bytes) { reserved += bytes, most_reserved = std::max(most_reserved, reserved); }
+};
+// Memory that backs addresses, until it is neither mapped nor held by its handle.
+struct Backing {
+    size_t bytes = 0;
+    bool is_held = true, is_mapped = false;
 };
 
 struct Card {
@@ -31,7 +42,10 @@ struct Card {
     int capability = 80;
     int cards = 1, opened = 0;
     size_t contexts = 0; // retained and not released
-    Pool own, *now = &own;
+    Pool own, given;
+    bool maps = true; // addresses can be backed by memory
+    std::map<Address, size_t> addresses; // that are reserved
+    std::map<Address, Backing*> mapped;
     struct Block {
         size_t size, bytes; // of which were asked for
         Pool* pool;
@@ -64,6 +78,8 @@ struct Card {
         const char* order = getenv("LOW_MEM_T5_EMULATED_ORDER");
         if (order && !strcmp(order, "last")) schedule.order = emulation::Order::LastFirst;
         if (order && !strcmp(order, "random")) schedule.order = emulation::Order::Random;
+        const char* mapping = getenv("LOW_MEM_T5_EMULATED_MAPPING");
+        maps = !mapping || strcmp(mapping, "none");
         const char* work = getenv("LOW_MEM_T5_EMULATED_WORK");
         works = !work || strcmp(work, "none");
         const char* late = getenv("LOW_MEM_T5_EMULATED_STREAMS");
@@ -106,7 +122,7 @@ struct Card {
         }
     }
     Result state() const { return has_failed ? LAUNCH_FAILED : SUCCESS; }
-    size_t held() const { return (contexts ? CONTEXT : 0) + own.reserved + (now == &own ? 0 : now->reserved) + beside_bytes + graph_counts().bytes; }
+    size_t held() const { return (contexts ? CONTEXT : 0) + own.reserved + given.reserved + beside_bytes + graph_counts().bytes; }
 };
 
 Card& card();

@@ -1,8 +1,10 @@
 // A driver for a card that does not exist: memory is the host's, each call is done before it returns, and kernels are the
 // host-compiled ones, by name. It has the functions that candle and t5-ops call of NVIDIA's driver, with the signatures of cuda.h 13.0.
 //
-// Variables, each with the prefix LOW_MEM_T5_EMULATED_: MEMORY, bytes of the card (default 4 GiB); PAGE, bytes that a pool takes from it at a
-// time (default 2 MiB); CARDS, how many there are to choose from (default 1; a process opens one of them); ORDER, `last` or `random` for
+// The program gives memory out itself: its functions have the driver's names, and those here are theirs behind `emulated_`.
+//
+// Variables, each with the prefix LOW_MEM_T5_EMULATED_: MEMORY, bytes of the card (default 4 GiB); PAGE, the unit of memory that backs
+// addresses, and of the driver's pool (default 2 MiB); MAPPING, `none`: the driver cannot back addresses by memory; CARDS, how many there are to choose from (default 1; a process opens one of them); ORDER, `last` or `random` for
 // another order of threads and blocks; STREAMS, `early` or `late`: work of every stream but the first is done as early or as late as its order
 // allows, where calls otherwise do it; WORK, `none`: kernels and products compute nothing, and memory is zeros, to see the host's part of a
 // large step; FAILURE, N: the N-th allocation finds no memory; REPORT, a file that gets the counts as JSON in the end, with the card's number
@@ -10,13 +12,6 @@
 #include <stdio.h>
 
 #include "card.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#else
-#define __asan_poison_memory_region(address, bytes)
-#define __asan_unpoison_memory_region(address, bytes)
-#endif
 
 // Of cuBLAS.
 extern size_t products;
@@ -47,8 +42,8 @@ void report() {
     const GraphCounts& graphs = graph_counts();
     fprintf(file, "{\"launches\":%zu,\"products\":%zu,\"allocations\":%zu,\"uploads\":%zu,\"uploaded_bytes\":%zu,\"waiting_uploads\":%zu,\"downloads\":%zu,\"downloaded_bytes\":%zu,"
             "\"copies\":%zu,\"waits\":%zu,\"graphs\":%zu,\"graph_launches\":%zu,\"graph_nodes\":%zu,\"graph_allocations\":%zu,\"most_pinned_bytes\":%zu,\"most_locked_bytes\":%zu,\"locked_bytes\":%zu,\"most_used_bytes\":%zu,\"most_reserved_bytes\":%zu,\"left_bytes\":%zu,\"open_contexts\":%zu,\"kernels\":{",
-            launches, products, c.allocations, c.uploads, c.uploaded, c.waiting_uploads, c.downloads, c.downloaded, c.copies, c.waits, graphs.graphs, graphs.launches, graphs.nodes_launched, graphs.allocations, c.most_pinned, c.most_locked, c.locked_bytes, c.now->most_used,
-            c.now->most_reserved, c.now->used, c.contexts);
+            launches, products, c.allocations, c.uploads, c.uploaded, c.waiting_uploads, c.downloads, c.downloaded, c.copies, c.waits, graphs.graphs, graphs.launches, graphs.nodes_launched, graphs.allocations, c.most_pinned, c.most_locked, c.locked_bytes, c.own.most_used + c.given.most_used,
+            c.own.most_reserved + c.given.most_reserved, c.own.used + c.given.used, c.contexts);
     const char* comma = "";
     for (auto& [name, count] : c.launches) {
         fprintf(file, "%s\"%s\":%zu", comma, name.c_str(), count);
@@ -63,41 +58,6 @@ struct Reporter {
 
 // So much of memory that the driver does not know is copied without a wait for the stream, by CUDA's programming guide.
 constexpr size_t MOST_STAGED = 64 << 10;
-// Bytes of memory that is set to zero where nothing is computed.
-constexpr size_t MOST_CLEARED = 1 << 20;
-
-// Memory that nobody has written, or that nobody may read any more, and a margin behind it: NaN, so that such a value shows. Who writes into
-// a margin ends the process. A sanitizer sees each other use of what was freed, and of what was not asked for.
-void begin_life(char* block, size_t bytes, size_t size) {
-    // Large blocks are fresh pages, which are zeros, and copies alone write to them.
-    if (!card().works) {
-        if (size < MOST_CLEARED) memset(block, 0, size);
-        return;
-    }
-    __asan_unpoison_memory_region(block, size + MARGIN);
-    memset(block, 0xFF, size + MARGIN);
-    __asan_poison_memory_region(block + bytes, size + MARGIN - bytes);
-}
-// Asked for each access of a kernel from PTX: most are to the allocation of the access before. Nothing is given back during a launch. Where
-// streams are late, memory has been given back in their order when the work that uses it is done, so that nobody knows.
-bool is_memory_of_the_card(uint64_t at, size_t bytes) {
-    if (streams().late != Streams::Late::None) return true;
-    static size_t block;
-    static std::pair<Address, Address> last;
-    if (block != block_number() || at < last.first || at + bytes > last.second) block = block_number(), last = card().allocation(at);
-    return last.first <= at && at + bytes <= last.second;
-}
-const bool card_knows = (is_memory = is_memory_of_the_card, true);
-void end_life(char* block, size_t bytes, size_t size) {
-    if (!card().works) return;
-    __asan_unpoison_memory_region(block, size + MARGIN);
-    if (std::any_of(block + bytes, block + size + MARGIN, [](char byte) { return byte != char(0xFF); })) {
-        fprintf(stderr, "emulated card: some kernel has written behind an allocation of %zu bytes\n", bytes);
-        abort();
-    }
-    memset(block, 0xFF, size);
-    __asan_poison_memory_region(block, size + MARGIN);
-}
 
 } // namespace
 
@@ -164,6 +124,7 @@ Result cuDeviceGetAttribute(int* value, int attribute, int) {
     case 75: *value = card().capability / 10; break; // compute capability
     case 76: *value = card().capability % 10; break;
     case 97: *value = card().most_shared_bytes(); break; // shared memory of a block that asks for it
+    case 102: *value = card().maps; break; // addresses that memory backs
     case 115: *value = 1; break;     // memory pools
     default: *value = 0;
     }
@@ -292,198 +253,6 @@ Result cuEventElapsedTime_v2(float* ms, void* from, void* to) {
 }
 Result cuEventDestroy_v2(void* event) {
     delete static_cast<Event*>(event);
-    return SUCCESS;
-}
-
-Result cuDeviceGetDefaultMemPool(void** pool, int) {
-    *pool = &card().own;
-    return SUCCESS;
-}
-Result cuDeviceGetMemPool(void** pool, int) {
-    *pool = card().now;
-    return SUCCESS;
-}
-Result cuDeviceSetMemPool(int, void* pool) {
-    card().now = static_cast<Pool*>(pool);
-    return SUCCESS;
-}
-// CUmemPoolProps: type, handle types, location (two ints), security attributes, maxSize.
-Result cuMemPoolCreate(void** pool, const void* properties) {
-    const int* words = static_cast<const int*>(properties);
-    // Pinned memory of this card.
-    if (words[0] != 1 || words[2] != 1 || words[3] != card().opened) return INVALID_VALUE;
-    Pool* made = new Pool;
-    memcpy(&made->most, static_cast<const char*>(properties) + 24, sizeof made->most);
-    *pool = made;
-    return SUCCESS;
-}
-Result cuMemPoolDestroy(void* pool) {
-    std::lock_guard guard(card().lock);
-    if (card().now == pool) card().now = &card().own;
-    return SUCCESS;
-}
-// What is not used goes back, but for `kept` bytes.
-Result cuMemPoolTrimTo(void* pool, size_t kept) {
-    std::lock_guard guard(card().lock);
-    Pool& p = *static_cast<Pool*>(pool);
-    p.reserved = std::min(p.reserved, rounded(std::max(p.used, kept), card().page));
-    return SUCCESS;
-}
-Result cuMemPoolSetAttribute(void* pool, int attribute, void* value) {
-    std::lock_guard guard(card().lock);
-    Pool& p = *static_cast<Pool*>(pool);
-    switch (attribute) {
-    case 4: memcpy(&p.threshold, value, sizeof p.threshold); break;
-    // A peak is set to zero, which stands for now.
-    case 6: p.most_reserved = p.reserved; return *static_cast<uint64_t*>(value) ? INVALID_VALUE : SUCCESS;
-    case 8: p.most_used = p.used; return *static_cast<uint64_t*>(value) ? INVALID_VALUE : SUCCESS;
-    default: return INVALID_VALUE;
-    }
-    return SUCCESS;
-}
-Result cuMemPoolGetAttribute(void* pool, int attribute, void* value) {
-    std::lock_guard guard(card().lock);
-    const Pool& p = *static_cast<Pool*>(pool);
-    switch (attribute) {
-    case 4: memcpy(value, &p.threshold, sizeof p.threshold); break;
-    case 5: memcpy(value, &p.reserved, sizeof p.reserved); break;
-    case 6: memcpy(value, &p.most_reserved, sizeof p.most_reserved); break;
-    case 7: memcpy(value, &p.used, sizeof p.used); break;
-    case 8: memcpy(value, &p.most_used, sizeof p.most_used); break;
-    default: return INVALID_VALUE;
-    }
-    return SUCCESS;
-}
-
-Result cuMemAllocAsync(Address* to, size_t bytes, void* stream) {
-    // A stream has its context.
-    if (!stream)
-        if (Result result = unless_here(__func__)) return result;
-    std::lock_guard guard(card().lock);
-    Card& c = card();
-    Pool& pool = *c.now;
-    const size_t size = rounded(std::max<size_t>(bytes, 1), ALIGNMENT);
-    Stream& of = c.streams.of(stream);
-    if (of.capture) {
-        if (Result result = state_of(of)) return result;
-        *to = reinterpret_cast<Address>(allocate_in(*of.capture, size));
-        return *to ? SUCCESS : OUT_OF_MEMORY;
-    }
-    const size_t reserved = std::max(pool.reserved, rounded(pool.used + size, c.page));
-    const size_t more = reserved - pool.reserved;
-    trace("allocate", bytes);
-    if (++c.allocations == c.failure) return OUT_OF_MEMORY;
-    if (c.held() + more > c.total || (pool.most > 0 && reserved > pool.most)) return OUT_OF_MEMORY;
-    void* block = c.streams.again(of, size);
-    if (!block) block = aligned_alloc(ALIGNMENT, size + MARGIN);
-    if (!block) return OUT_OF_MEMORY;
-    give(stream, [=] { begin_life(static_cast<char*>(block), bytes, size); });
-    *to = reinterpret_cast<Address>(block);
-    c.blocks[*to] = {size, bytes, &pool};
-    pool.used += size;
-    pool.reserved = reserved;
-    pool.most_used = std::max(pool.most_used, pool.used);
-    pool.most_reserved = std::max(pool.most_reserved, pool.reserved);
-    return SUCCESS;
-}
-Result cuMemFreeAsync(Address at, void* stream) {
-    // A stream has its context.
-    if (!stream)
-        if (Result result = unless_here(__func__)) return result;
-    std::lock_guard guard(card().lock);
-    Stream& of = streams().of(stream);
-    // A graph frees what it allocates, and nothing else.
-    if (of.capture && of.capture->is_valid) return free_in(*of.capture, reinterpret_cast<void*>(at)) ? SUCCESS : invalidate(of, INVALID_VALUE);
-    if (Result result = state_of(of)) return result;
-    auto found = card().blocks.find(at);
-    if (found == card().blocks.end()) return INVALID_VALUE;
-    const size_t size = found->second.size, bytes = found->second.bytes;
-    found->second.pool->used -= size;
-    char* block = reinterpret_cast<char*>(at);
-    trace("free", bytes);
-    give(stream, [=] { end_life(block, bytes, size); });
-    card().blocks.erase(found);
-    streams().release(of, block, size);
-    return SUCCESS;
-}
-// Memory of no pool: whoever asks for it waits.
-Result cuMemAlloc_v2(Address* to, size_t bytes) {
-    if (Result result = unless_here(__func__)) return result;
-    std::lock_guard guard(card().lock);
-    Card& c = card();
-    if (Result result = unless_anything_is_captured()) return result;
-    if (!bytes) return INVALID_VALUE;
-    const size_t size = rounded(bytes, ALIGNMENT);
-    void* block = c.held() + size > c.total ? nullptr : aligned_alloc(ALIGNMENT, size);
-    if (!block) return OUT_OF_MEMORY;
-    memset(block, 0xFF, size);
-    *to = reinterpret_cast<Address>(block);
-    c.beside[*to] = size;
-    c.beside_bytes += size;
-    return SUCCESS;
-}
-Result cuMemFree_v2(Address at) {
-    if (Result result = unless_here(__func__)) return result;
-    std::lock_guard guard(card().lock);
-    Card& c = card();
-    if (Result result = cuCtxSynchronize()) return result;
-    auto found = c.beside.find(at);
-    if (found == c.beside.end()) return cuMemFreeAsync(at, nullptr);
-    c.beside_bytes -= found->second;
-    c.beside.erase(found);
-    free(reinterpret_cast<void*>(at));
-    return SUCCESS;
-}
-Result cuMemHostAlloc(void** to, size_t bytes, unsigned) {
-    if (Result result = unless_here(__func__)) return result;
-    std::lock_guard guard(card().lock);
-    Card& c = card();
-    if (Result result = unless_anything_is_captured()) return result;
-    *to = malloc(bytes);
-    if (!*to) return OUT_OF_MEMORY;
-    memset(*to, 0xFF, bytes);
-    c.pinned[static_cast<char*>(*to) + bytes] = bytes;
-    c.pinned_bytes += bytes;
-    c.most_pinned = std::max(c.most_pinned, c.pinned_bytes);
-    return SUCCESS;
-}
-Result cuMemFreeHost(void* at) {
-    if (Result result = unless_here(__func__)) return result;
-    std::lock_guard guard(card().lock);
-    if (Result result = unless_anything_is_captured()) return result;
-    auto found = card().pinned.upper_bound(static_cast<char*>(at));
-    if (found == card().pinned.end() || found->first - found->second != at) return INVALID_VALUE;
-    card().pinned_bytes -= found->second;
-    card().pinned.erase(found);
-    free(at);
-    return SUCCESS;
-}
-
-// Memory of the process becomes memory that the driver knows. It counts apart from memory that the driver gives.
-Result cuMemHostRegister_v2(void* at, size_t bytes, unsigned) {
-    if (Result result = unless_here(__func__)) return result;
-    std::lock_guard guard(card().lock);
-    if (Result result = unless_anything_is_captured()) return result;
-    Card& c = card();
-    char* from = static_cast<char*>(at);
-    if (!from || !bytes) return INVALID_VALUE;
-    auto next = c.pinned.upper_bound(from);
-    if (next != c.pinned.end() && next->first - next->second < from + bytes) return ALREADY_REGISTERED;
-    if (c.locked_bytes + bytes > c.most_lockable) return OUT_OF_MEMORY;
-    c.pinned[from + bytes] = bytes;
-    c.locked_bytes += bytes;
-    c.most_locked = std::max(c.most_locked, c.locked_bytes);
-    return SUCCESS;
-}
-Result cuMemHostUnregister(void* at) {
-    if (Result result = unless_here(__func__)) return result;
-    std::lock_guard guard(card().lock);
-    if (Result result = unless_anything_is_captured()) return result;
-    Card& c = card();
-    auto found = c.pinned.upper_bound(static_cast<char*>(at));
-    if (found == c.pinned.end() || found->first - found->second != at) return NOT_REGISTERED;
-    c.locked_bytes -= found->second;
-    c.pinned.erase(found);
     return SUCCESS;
 }
 

@@ -10,6 +10,8 @@
 //! - Sums are cut by sizes alone and added in a fixed order, without atomic operations: the same inputs give the same bits.
 //! - Sums are in f32 or wider; activations and weights may be bf16. candle's additions in place are rounded to its dtype each time.
 
+#[cfg(feature = "ptx")]
+pub mod driver;
 #[cfg(not(feature = "ptx"))]
 pub mod emulation;
 

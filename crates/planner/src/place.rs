@@ -80,10 +80,10 @@ const ASSUMED_CONTEXT_BYTES: u64 = 384 << 20;
 const CUBLAS_WORKSPACE_BYTES: u64 = 32 << 20;
 /// Buffers of NCCL, which it has for each other card and channel: an assumption.
 const ASSUMED_NCCL_BYTES: u64 = 256 << 20;
-/// The most that the driver's pool takes beside what it is asked for: an assumption, until a card is opened.
-const ASSUMED_POOL_UNIT: Bytes = Bytes(32 << 20);
-/// What a pool holds beside tensors for that they are rounded to 512 bytes and freed in another order: an assumption.
-const POOL_PERCENT: u64 = 3;
+/// The most that is held beside tensors because memory comes in units, until a card is opened: units of 2 MiB for small and for large tensors.
+const ASSUMED_POOL_UNIT: Bytes = Bytes(4 << 20);
+/// What lies between tensors, because they go in another order than they came. Runs of T5 hold 1 to 8 %, but for their limit.
+const POOL_PERCENT: u64 = 4;
 
 /// What a device holds beside tensors, whatever is chosen, with NCCL or without. Once it has been opened and a step was rehearsed on it, that is measured.
 pub fn context(place: Place, has_nccl: bool, now: &MemorySnapshot) -> Option<CostRow> {
@@ -109,7 +109,7 @@ pub fn kernels_on_host(place: Place, now: &MemorySnapshot) -> Option<CostRow> {
     (bytes > Bytes::ZERO).then(|| CostRow::new(KERNELS, bytes.0, note))
 }
 
-/// Adds what the device's allocator holds beside the tensors of each phase and those of `fixed`.
+/// Adds what is held on the device beside the tensors of each phase and those of `fixed`.
 pub fn add_pool(choice: &mut StepChoice, fixed: &[CostRow], now: &MemorySnapshot) {
     let of_tensors = |rows: &[CostRow]| -> Bytes {
         let on_device = rows.iter().filter(|row| row.place == Place::Device && row.name != CONTEXT);
@@ -125,14 +125,14 @@ pub fn add_pool(choice: &mut StepChoice, fixed: &[CostRow], now: &MemorySnapshot
     }
 }
 
-/// What the device's allocator holds beside tensors of this size.
+/// What is held on a device beside tensors of this size.
 fn pool_beside(tensors: Bytes, now: &MemorySnapshot) -> CostRow {
     let (unit, known) = match now.device.as_ref().map(|device| device.pool_unit) {
         None | Some(Bytes::ZERO) => (ASSUMED_POOL_UNIT, "assumed"),
         Some(measured) => (measured, "measured"),
     };
     let bytes = tensors.percent(POOL_PERCENT) + unit;
-    CostRow::new(POOL, bytes.0, format!("{known}: units of {unit}; assumed: {POOL_PERCENT} % of tensors"))
+    CostRow::new(POOL, bytes.0, format!("{known}: units of {unit}; assumed: {POOL_PERCENT} % of tensors between them"))
         .at(Place::Device)
 }
 

@@ -11,11 +11,11 @@ pub struct DeviceBytes {
     pub total: u64,
     /// What nobody holds.
     pub free: u64,
-    /// What the pool holds from which this process takes tensors.
+    /// What this process holds for tensors.
     pub pool: u64,
-    /// The most that the pool held.
+    /// The most that it held for them.
     pub pool_most: u64,
-    /// What tensors take of the pool.
+    /// What tensors take of that.
     pub tensors: u64,
     /// The most that they took.
     pub tensors_most: u64,
@@ -39,7 +39,7 @@ pub fn card_and_driver(device: &Device) -> Option<String> {
     }
 }
 
-/// Opens an NVIDIA card by its number, with one stream for all that is computed. Memory that tensors give back stays in this process's pool.
+/// Opens an NVIDIA card by its number, with one stream for all that is computed. Memory that tensors give back stays this process's.
 ///
 /// # Errors
 /// A build without the feature `cuda`; the driver's error.
@@ -72,22 +72,22 @@ pub fn card_id(device: &Device) -> Option<String> {
     }
 }
 
-/// The most that a pool of the driver takes beside what it is asked for, as a small and a large allocation show in a pool of their own.
-/// `None`: the device is the CPU, or there was no memory to try it.
+/// The most that is held beside tensors and the places between them, because memory comes in units. `None`: the device is the CPU, or its driver
+/// gives tensors their memory and does not say.
 pub fn pool_unit(device: &Device) -> Option<u64> {
     match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(device) => cuda::pool_unit(device).ok(),
+        Device::Cuda(device) => crate::card_memory::unit(device),
         _ => None,
     }
 }
 
-/// From here on tensors of a device come from a new pool that never holds more than `most` bytes. More than that is the driver's error, as on
-/// a card of that size. Lists that this thread keeps there are made again, so that the pool before goes back whole if it has no tensors.
-/// Nothing may be recorded yet. Does nothing on the CPU.
+/// From here on no more than `most` bytes of a device are held for tensors. More than that is the driver's error, as on a card of that size.
+/// Lists that this thread keeps there are made again, so that what is held goes back if there are no tensors. Nothing may be recorded yet.
+/// Does nothing on the CPU.
 ///
 /// # Errors
-/// The driver's: one that has no limits for pools.
+/// The driver's, and one that gives tensors their memory itself.
 pub fn limit_device(device: &Device, most: u64) -> Result<()> {
     match device {
         #[cfg(feature = "cuda")]
@@ -99,7 +99,7 @@ pub fn limit_device(device: &Device, most: u64) -> Result<()> {
     }
 }
 
-/// Gives the device back what its pool holds beside tensors, and begins to look for the pool's peak anew. Does nothing on the CPU.
+/// Gives the device back what is held beside tensors, and begins to look for the peak anew. Does nothing on the CPU.
 ///
 /// # Errors
 /// The driver's.
@@ -120,6 +120,7 @@ pub fn forget_cards() {
         crate::waiting::forget();
         crate::copies::forget_lane();
         crate::copy_waits::forget_pending();
+        crate::card_memory::release_unused();
     }
 }
 
@@ -165,20 +166,19 @@ pub(crate) use cuda::trim;
 #[cfg(feature = "cuda")]
 mod cuda {
     use std::ffi::c_void;
-    use std::mem::zeroed;
 
-    use candle_core::CudaDevice;
     use candle_core::cuda_backend::WrapErr;
     use candle_core::cuda_backend::cudarc::cublas::sys::{cublasMath_t, cublasSetMathMode, cublasSetWorkspace_v2};
     use candle_core::cuda_backend::cudarc::driver::sys::{
-        CUmemAllocationType, CUmemLocationType, CUmemPool_attribute as Attribute, CUmemPoolProps, CUmemoryPool,
-        cuDriverGetVersion,
+        CUmemPool_attribute as Attribute, CUmemoryPool, cuDriverGetVersion,
     };
     use candle_core::cuda_backend::cudarc::driver::{CudaContext, DriverError, result};
+    use candle_core::{CudaDevice, bail};
 
     use super::DeviceBytes;
+    use crate::card_memory::{self, Count};
 
-    /// The pool that tensors come from now.
+    /// The driver's pool, from which tensors come where this program does not give memory out.
     fn pool(device: &CudaDevice) -> Result<CUmemoryPool, DriverError> {
         // SAFETY: the number is that of a device which is open.
         unsafe { result::device::get_mem_pool(device.cuda_stream().context().cu_device()) }
@@ -196,43 +196,29 @@ mod cuda {
         Ok(bytes)
     }
 
-    /// A pool of this device that holds at most `most` bytes. Zero is no limit.
-    fn new_pool(device: &CudaDevice, most: u64) -> Result<CUmemoryPool, DriverError> {
-        let stream = device.cuda_stream();
-        let context = stream.context();
-        // SAFETY: zeros are a value of each field: a location, numbers, a null pointer.
-        let mut properties: CUmemPoolProps = unsafe { zeroed() };
-        properties.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-        properties.location.type_ = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-        properties.location.id = context.cu_device();
-        properties.maxSize = usize::try_from(most).unwrap_or(usize::MAX);
-        context.bind_to_thread()?;
-        // SAFETY: the properties are whole, and the device is open.
-        let pool = unsafe { result::mem_pool::create(&raw const properties) }?;
-        set(pool, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)?;
-        Ok(pool)
-    }
-
-    /// Has tensors taken from this pool.
-    fn take_from(device: &CudaDevice, pool: CUmemoryPool) -> Result<(), DriverError> {
-        // SAFETY: the device is open, and the pool is one of its own that lives.
-        unsafe { result::device::set_mem_pool(device.cuda_stream().context().cu_device(), pool) }
+    fn count_of_pool(device: &CudaDevice) -> Result<Count, DriverError> {
+        let pool = pool(device)?;
+        Ok(Count {
+            held: get(pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+            held_most: get(pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
+            tensors: get(pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+            tensors_most: get(pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
+        })
     }
 
     pub fn bytes(device: &CudaDevice) -> Result<DeviceBytes, DriverError> {
         let stream = device.cuda_stream();
         let context = stream.context();
         let (free, total) = context.mem_get_info()?;
-        let pool = pool(device)?;
-        let of_pool = |attribute: Attribute| get(pool, attribute);
+        let count = card_memory::count(device).map_or_else(|| count_of_pool(device), Ok)?;
         Ok(DeviceBytes {
             name: context.name()?,
             total: total as u64,
             free: free as u64,
-            pool: of_pool(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
-            pool_most: of_pool(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
-            tensors: of_pool(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
-            tensors_most: of_pool(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
+            pool: count.held,
+            pool_most: count.held_most,
+            tensors: count.tensors,
+            tensors_most: count.tensors_most,
         })
     }
 
@@ -249,6 +235,9 @@ mod cuda {
         unsafe { device.disable_event_tracking() };
         give_workspace(device)?;
         have_sums_in_f32(device)?;
+        if card_memory::begin(device)? {
+            return Ok(());
+        }
         // A pool gives everything back whenever somebody waits for the device, unless it is told to keep it.
         pool(device).and_then(|pool| set(pool, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)).w()
     }
@@ -269,7 +258,7 @@ mod cuda {
         let bytes = workspace_bytes(capability(device)?.0);
         let blas = device.cublas_handle();
         device.cuda_stream().context().bind_to_thread().w()?;
-        // SAFETY: memory of as many bytes, which nobody else uses and nobody gives back. It is in no pool: the context's row has it.
+        // SAFETY: memory of as many bytes, which nobody else uses and nobody gives back. It is none of the tensors': the context's row has it.
         unsafe {
             let workspace = result::malloc_sync(bytes).w()?;
             cublasSetWorkspace_v2(*blas.handle(), workspace as *mut c_void, bytes).result().w()
@@ -289,50 +278,27 @@ mod cuda {
 
     pub fn limit(device: &CudaDevice, most: u64) -> candle_core::Result<()> {
         super::forget_lists();
-        let before = pool(device).w()?;
-        // Pools live as long as the process.
-        take_from(device, new_pool(device, most).w()?).w()?;
-        device.cuda_stream().synchronize().w()?;
-        // SAFETY: a pool of this device; tensors that still lie there stay.
-        unsafe { result::mem_pool::trim_to(before, 0) }.w()
+        trim(device)?;
+        let Some(()) = card_memory::limit(device, most) else {
+            bail!("it cannot back addresses by memory, so its own pool has the tensors")
+        };
+        Ok(())
     }
 
-    /// Small allocations share a unit, and a large one may be rounded to another.
-    const TRIED_BYTES: [usize; 2] = [1, (32 << 20) + 1];
-
-    pub fn pool_unit(device: &CudaDevice) -> candle_core::Result<u64> {
-        let before = pool(device).w()?;
-        let trial = new_pool(device, 0).w()?;
-        take_from(device, trial).w()?;
-        let most = most_beside(device, trial);
-        take_from(device, before).w()?;
-        device.cuda_stream().synchronize().w()?;
-        // SAFETY: nothing is taken from it any more, and what was is given back.
-        unsafe { result::mem_pool::destroy(trial) }.w()?;
-        most
-    }
-
-    /// The most that a new pool, from which tensors are taken, holds beside allocations of [`TRIED_BYTES`].
-    fn most_beside(device: &CudaDevice, trial: CUmemoryPool) -> candle_core::Result<u64> {
-        let (mut held, mut taken, mut most) = (Vec::new(), 0, 0);
-        for bytes in TRIED_BYTES {
-            // SAFETY: nobody reads it.
-            held.push(unsafe { device.alloc::<u8>(bytes) }?);
-            taken += bytes as u64;
-            most = most.max(get(trial, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).w()?.saturating_sub(taken));
-        }
-        Ok(most.next_multiple_of(1 << 20))
-    }
-
-    /// Gives the memory of the pool that no tensor uses back to the device.
+    /// Gives the memory beside tensors back to the device.
     pub fn trim(device: &CudaDevice) -> candle_core::Result<()> {
         device.cuda_stream().synchronize().w()?;
         // SAFETY: a pool of an open device.
-        unsafe { result::mem_pool::trim_to(pool(device).w()?, 0) }.w()
+        let of_driver = || unsafe { result::mem_pool::trim_to(pool(device)?, 0) };
+        card_memory::trim(device).unwrap_or_else(of_driver).w()
     }
 
     pub fn release_unused(device: &CudaDevice) -> candle_core::Result<()> {
         trim(device)?;
+        if card_memory::count(device).is_some() {
+            card_memory::forget_most(device);
+            return Ok(());
+        }
         let pool = pool(device).w()?;
         // Zero begins anew from what is held.
         set(pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0).w()?;

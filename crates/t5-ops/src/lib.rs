@@ -42,6 +42,8 @@ pub mod absent;
 mod by_rows;
 mod bytes;
 mod cache;
+#[cfg(feature = "cuda")]
+mod card_memory;
 pub mod copies;
 pub mod copy_waits;
 #[cfg(feature = "cuda")]

@@ -208,9 +208,9 @@ fn a_device_has_rows_for_its_context_and_its_pool_and_makes_its_masks_itself() {
     assert_eq!((row.bytes, row.place), (Bytes::mib(500), Place::Device));
     assert!(row.note.starts_with("measured"));
     let [assumed, measured] = [&machine(), &open].map(|now| pool_beside(Bytes::mib(100), now));
-    assert_eq!([assumed.bytes, measured.bytes], [Bytes::mib(35), Bytes::mib(5)]);
+    assert_eq!([assumed.bytes, measured.bytes], [Bytes::mib(8), Bytes::mib(6)]);
     assert!(
-        assumed.note.starts_with("assumed: units of 32 MiB") && measured.note.starts_with("measured: units of 2 MiB")
+        assumed.note.starts_with("assumed: units of 4 MiB") && measured.note.starts_with("measured: units of 2 MiB")
     );
     assert_eq!(context(Place::Host, true, &machine()), None);
     let [without, with] = [false, true].map(|has| context(Place::Device, has, &machine()).expect("a row").bytes);

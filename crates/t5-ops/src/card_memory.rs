@@ -1,0 +1,387 @@
+//! Memory of a card, given out by this program: addresses that are backed by the card's memory as far as tensors need it, and no further than a
+//! limit.
+//!
+//! A driver's pool takes memory in pieces of 32 MiB, and on an H200 held up to a quarter more than its tensors, beyond its own limit. Here a
+//! tensor takes the smallest place that holds it, so the card holds little beside tensors, and the same on every card.
+//!
+//! candle and cudarc ask for memory by the driver's `cuMemAllocAsync` and `cuMemFreeAsync`. This program defines functions of these
+//! names, which serve the streams that [`begin`] was told of and hand everything else to the driver. Memory is in the order of one
+//! stream: a place that was given back serves the next launches while earlier ones may still use it, which come first.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{c_int, c_void};
+use std::mem::zeroed;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use candle_core::CudaDevice;
+use candle_core::cuda_backend::WrapErr;
+use candle_core::cuda_backend::cudarc::driver::{DriverError, result, sys};
+use cuda_kernels::driver;
+
+use places::Places;
+
+mod places;
+
+type Result<T, E = DriverError> = std::result::Result<T, E>;
+
+/// A tensor begins at a multiple of this: the alignment that the driver gives.
+const ALIGNMENT: u64 = 512;
+/// Smaller tensors have addresses of their own, so that none of them stays in a place that a large one would take.
+const SMALL: u64 = 256 << 10;
+/// What is held over a piece of memory that the driver is asked for: a piece is given back as a whole, and takes some microseconds.
+const HELD_OVER_PIECE: u64 = 256;
+
+const OUT_OF_MEMORY: DriverError = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+
+/// Bytes of a card's memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Count {
+    /// What backs addresses now, and at most so far.
+    pub held: u64,
+    pub held_most: u64,
+    /// What tensors take of it now, and at most so far.
+    pub tensors: u64,
+    pub tensors_most: u64,
+}
+
+/// Addresses, some of which are backed by memory.
+#[derive(Debug)]
+struct Region {
+    base: u64,
+    bytes: u64,
+    /// Those that are backed and that no tensor has.
+    places: Places,
+    /// The bytes of each piece of memory, by the place of its first.
+    backed: BTreeMap<u64, u64>,
+}
+
+#[derive(Debug)]
+struct CardMemory {
+    card: sys::CUdevice,
+    stream: usize,
+    /// What may be held.
+    most: u64,
+    /// Memory is backed in multiples of this.
+    unit: u64,
+    /// For small tensors and for others.
+    regions: [Region; 2],
+    /// The bytes of each tensor, by its address.
+    pieces: HashMap<u64, u64>,
+    count: Count,
+}
+
+static ALL: Mutex<Vec<CardMemory>> = Mutex::new(Vec::new());
+
+fn all() -> MutexGuard<'static, Vec<CardMemory>> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The kind of memory, and whose.
+fn properties(card: sys::CUdevice) -> sys::CUmemAllocationProp {
+    // SAFETY: zeros are a value of each field: kinds, a location, numbers, a null pointer.
+    let mut properties: sys::CUmemAllocationProp = unsafe { zeroed() };
+    properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = card;
+    properties
+}
+
+impl Region {
+    fn new(bytes: u64) -> Result<Self> {
+        let mut base = 0;
+        // SAFETY: a place for the address. Addresses alone take no memory, and are the process's until it ends.
+        unsafe { sys::cuMemAddressReserve(&raw mut base, length(bytes), 0, 0, 0) }.result()?;
+        Ok(Self { base, bytes, places: Places::default(), backed: BTreeMap::new() })
+    }
+
+    /// The address of a place.
+    fn address(&self, place: u64) -> u64 {
+        self.base + place * driver::SPREAD
+    }
+
+    /// The place that an address in this region has.
+    fn place(&self, at: u64) -> Option<u64> {
+        (self.base..self.address(self.bytes)).contains(&at).then(|| (at - self.base) / driver::SPREAD)
+    }
+
+    /// Takes the address of `bytes` bytes, where they are free.
+    fn take(&mut self, bytes: u64) -> Option<u64> {
+        self.places.take(bytes).map(|place| self.address(place))
+    }
+
+    /// The first place from which more memory makes `bytes` free bytes together, and how much more that takes, in units.
+    fn place_for(&self, bytes: u64, unit: u64) -> Option<(u64, u64)> {
+        let after = self.backed.iter().map(|(place, size)| place + size);
+        let until = self.backed.keys().copied().chain([self.bytes]);
+        let mut gaps = [0].into_iter().chain(after).zip(until);
+        gaps.find_map(|(from, until)| {
+            let more = bytes.saturating_sub(self.places.free_before(from)).next_multiple_of(unit);
+            (from + more <= until).then_some((from, more))
+        })
+    }
+
+    /// Backs `bytes` bytes from a place by memory.
+    fn back(&mut self, card: sys::CUdevice, place: u64, bytes: u64) -> Result<()> {
+        let (properties, at) = (properties(card), self.base + place);
+        let access = sys::CUmemAccessDesc {
+            location: properties.location,
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let mut memory = 0;
+        // SAFETY: addresses of this region that nothing backs. What is mapped is kept by the mapping, so its handle may go. Where a later
+        // call fails, what the earlier ones did is taken back.
+        unsafe {
+            sys::cuMemCreate(&raw mut memory, length(bytes), &raw const properties, 0).result()?;
+            let mapped = sys::cuMemMap(at, length(bytes), 0, memory, 0).result();
+            sys::cuMemRelease(memory).result()?;
+            mapped?;
+            if let Err(error) = sys::cuMemSetAccess(at, length(bytes), &raw const access, 1).result() {
+                sys::cuMemUnmap(at, length(bytes)).result()?;
+                return Err(error);
+            }
+        }
+        self.backed.insert(place, bytes);
+        self.places.give_back(place, bytes);
+        Ok(())
+    }
+
+    /// Gives all memory in which no tensor lies back to the driver. Nothing that was launched may still use it.
+    fn trim(&mut self) -> Result<()> {
+        let unused = |(&place, &bytes): (&u64, &u64)| self.places.are_free(place, bytes).then_some((place, bytes));
+        let unused: Vec<(u64, u64)> = self.backed.iter().filter_map(unused).collect();
+        for (place, bytes) in unused {
+            // SAFETY: one mapping as a whole.
+            unsafe { sys::cuMemUnmap(self.base + place, length(bytes)) }.result()?;
+            self.backed.remove(&place);
+            self.places.cut(place, bytes);
+        }
+        Ok(())
+    }
+
+    fn held(&self) -> u64 {
+        self.backed.values().sum()
+    }
+}
+
+impl CardMemory {
+    fn new(card: sys::CUdevice, stream: usize, total: u64) -> Result<Self> {
+        let (mut unit, properties) = (0, properties(card));
+        let flag = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        // SAFETY: a place for the number, and whole properties.
+        unsafe { sys::cuMemGetAllocationGranularity(&raw mut unit, &raw const properties, flag) }.result()?;
+        let unit = (unit as u64).max(ALIGNMENT);
+        let bytes = total.next_multiple_of(unit);
+        let regions = [Region::new(bytes)?, Region::new(bytes)?];
+        Ok(Self { card, stream, most: u64::MAX, unit, regions, pieces: HashMap::new(), count: Count::default() })
+    }
+
+    /// The address of `bytes` bytes that no tensor has.
+    fn take(&mut self, bytes: u64) -> Result<u64> {
+        let size = bytes.max(1).next_multiple_of(ALIGNMENT);
+        let own = usize::from(size >= SMALL);
+        let at = match self.regions[own].take(size) {
+            Some(at) => at,
+            None => {
+                let grown = self.grow(own, size);
+                // Where it cannot grow there may be room among tensors of other sizes.
+                let from = if grown.is_ok() { own } else { 1 - own };
+                self.regions[from].take(size).ok_or(grown.err().unwrap_or(OUT_OF_MEMORY))?
+            }
+        };
+        self.pieces.insert(at, size);
+        self.count.tensors += size;
+        self.count.tensors_most = self.count.tensors_most.max(self.count.tensors);
+        Ok(at)
+    }
+
+    /// Has a region have so many free bytes together, if need be of memory that lies between tensors.
+    fn grow(&mut self, number: usize, bytes: u64) -> Result<()> {
+        let grown = self.grow_at_once(number, bytes);
+        if grown != Err(OUT_OF_MEMORY) {
+            return grown;
+        }
+        // SAFETY: the stream of the caller. All that was launched is done with the memory then.
+        unsafe { result::stream::synchronize(std::ptr::with_exposed_provenance_mut(self.stream)) }?;
+        self.trim()?;
+        self.grow_at_once(number, bytes)
+    }
+
+    fn grow_at_once(&mut self, number: usize, bytes: u64) -> Result<()> {
+        let (mut place, mut more) = self.more_for(number, bytes).ok_or(OUT_OF_MEMORY)?;
+        while more > 0 {
+            let piece = (self.count.held / HELD_OVER_PIECE).next_multiple_of(self.unit).max(self.unit).min(more);
+            self.regions[number].back(self.card, place, piece)?;
+            (place, more) = (place + piece, more - piece);
+            self.count.held += piece;
+            self.count.held_most = self.count.held_most.max(self.count.held);
+        }
+        Ok(())
+    }
+
+    /// Where a region would have so many free bytes together, and by how many more of memory. `None`: not within the limit.
+    fn more_for(&self, number: usize, bytes: u64) -> Option<(u64, u64)> {
+        let (place, more) = self.regions[number].place_for(bytes, self.unit)?;
+        self.count.held.checked_add(more).is_some_and(|held| held <= self.most).then_some((place, more))
+    }
+
+    /// Gives a tensor's place back.
+    fn give_back(&mut self, at: u64) -> bool {
+        let Some(size) = self.pieces.remove(&at) else { return false };
+        self.count.tensors -= size;
+        let of = self.regions.iter_mut().find_map(|region| Some((region.place(at)?, region)));
+        let (place, region) = of.expect("a piece lies in a region");
+        region.places.give_back(place, size);
+        true
+    }
+
+    fn trim(&mut self) -> Result<()> {
+        let trimmed = self.regions.iter_mut().try_for_each(Region::trim);
+        self.count.held = self.regions.iter().map(Region::held).sum();
+        trimmed
+    }
+}
+
+/// Bytes as the driver takes them. They are no more than a card has.
+fn length(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// Whether a stream's launches are recorded. What is taken then is the graph's, and no stream can give other memory back.
+fn is_recorded(stream: *mut c_void) -> bool {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: a stream of the caller, and a place for its state.
+    let asked = unsafe { sys::cuStreamIsCapturing(stream.cast(), &raw mut status) }.result();
+    asked.is_ok() && status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+}
+
+/// In place of the driver's.
+///
+/// # Safety
+/// As the driver's: a place for the address, and a stream.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAllocAsync(to: *mut u64, bytes: usize, stream: *mut c_void) -> c_int {
+    let mut memories = all();
+    let own = memories.iter_mut().find(|memory| memory.stream == stream.addr()).filter(|_| !is_recorded(stream));
+    let Some(memory) = own else {
+        drop(memories);
+        let of_driver = driver::allocate();
+        // SAFETY: as the caller's.
+        return of_driver.map_or(NOT_SUPPORTED, |allocate| unsafe { allocate(to, bytes, stream) });
+    };
+    let at = match memory.take(bytes as u64) {
+        Ok(at) => at,
+        Err(DriverError(error)) => return error as c_int,
+    };
+    // SAFETY: `take` has just given it out.
+    let refused = unsafe { driver::begin_life(at, bytes, stream) };
+    if refused != 0 {
+        memory.give_back(at);
+        return refused;
+    }
+    // SAFETY: the caller's place.
+    unsafe { to.write(at) };
+    0
+}
+
+/// In place of the driver's.
+///
+/// # Safety
+/// As the driver's: an address that was given out, and a stream.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemFreeAsync(at: u64, stream: *mut c_void) -> c_int {
+    let is_recorded = is_recorded(stream);
+    let mut memories = all();
+    let own = memories.iter_mut().find(|memory| memory.pieces.contains_key(&at));
+    let is_own = own.is_some();
+    if let Some(memory) = own {
+        // SAFETY: it was given out, and is given back once.
+        unsafe { driver::end_life(at, stream) };
+        memory.give_back(at);
+    }
+    drop(memories);
+    if is_own && !is_recorded {
+        return 0;
+    }
+    // SAFETY: as the caller's. A recording that gives back memory which is not its own is refused by the driver.
+    driver::free().map_or(NOT_SUPPORTED, |free| unsafe { free(at, stream) })
+}
+
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+const NOT_SUPPORTED: c_int = 801;
+
+/// Gives out the memory of a device from here on, in the order of its stream. `false`: the driver does, because it cannot back addresses
+/// by memory.
+///
+/// # Errors
+/// The driver's.
+pub(crate) fn begin(device: &CudaDevice) -> candle_core::Result<bool> {
+    let stream = device.cuda_stream();
+    let context = stream.context();
+    let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+    if context.attribute(attribute).w()? == 0 {
+        return Ok(false);
+    }
+    let (card, handle) = (context.cu_device(), stream.cu_stream().expose_provenance());
+    {
+        let mut memories = all();
+        // A stream that is gone may have had the same handle. What it held serves again.
+        memories.retain(|memory| memory.stream != handle || memory.card == card);
+        match memories.iter_mut().find(|memory| memory.stream == handle) {
+            Some(memory) => memory.most = u64::MAX,
+            None => memories.push(CardMemory::new(card, handle, context.total_mem().w()? as u64).w()?),
+        }
+    }
+    // SAFETY: nobody reads it.
+    let tried = unsafe { device.alloc::<u8>(1) }?;
+    let is_own = count(device).is_some_and(|count| count.tensors > 0);
+    drop(tried);
+    if !is_own {
+        all().retain(|memory| memory.stream != handle);
+    }
+    Ok(is_own)
+}
+
+fn of<R>(device: &CudaDevice, f: impl FnOnce(&mut CardMemory) -> R) -> Option<R> {
+    let handle = device.cuda_stream().cu_stream().addr();
+    all().iter_mut().find(|memory| memory.stream == handle).map(f)
+}
+
+/// What a device's memory is used for. `None`: the driver gives it out.
+pub(crate) fn count(device: &CudaDevice) -> Option<Count> {
+    of(device, |memory| memory.count)
+}
+
+/// The most that is held beside tensors and places between them: the last unit of each region. `None`: the driver gives it out.
+pub(crate) fn unit(device: &CudaDevice) -> Option<u64> {
+    of(device, |memory| memory.unit * memory.regions.len() as u64)
+}
+
+/// From here on no more than `most` bytes are held. `None`: the driver gives memory out.
+pub(crate) fn limit(device: &CudaDevice, most: u64) -> Option<()> {
+    of(device, |memory| memory.most = most)
+}
+
+/// Gives the memory between tensors back, when all that was launched is done. `None`: the driver gives memory out.
+pub(crate) fn trim(device: &CudaDevice) -> Option<Result<()>> {
+    of(device, CardMemory::trim)
+}
+
+/// Begins to look for the most anew.
+pub(crate) fn forget_most(device: &CudaDevice) {
+    of(device, |memory| {
+        memory.count.held_most = memory.count.held;
+        memory.count.tensors_most = memory.count.tensors;
+    });
+}
+
+/// Gives back what the memories without tensors hold, when all that was launched is done.
+pub(crate) fn release_unused() {
+    let is_done =
+        result::ctx::get_current().is_ok_and(|context| context.is_some()) && result::ctx::synchronize().is_ok();
+    if is_done {
+        for memory in all().iter_mut().filter(|memory| memory.pieces.is_empty()) {
+            // What could not be given back stays.
+            let _ = memory.trim();
+        }
+    }
+}
