@@ -24,13 +24,25 @@ DEVICE int visible(const AttentionShape& s, int length, int query) {
     return s.is_causal ? min(seen, max(query + 1 + s.keys - s.queries, 0)) : seen;
 }
 
-// The tile of rows that a block works on: tiles of all sequences along x, heads along y.
+// The tile of rows that a block works on: tiles of all sequences along x, heads along y. In causal attention heads of all sequences lie along x
+// and tiles along y, those of most work first: otherwise the last blocks that begin are as long as any, and most of the card waits for them.
+enum class Most { Last, First };
 struct AttentionBlock {
     int batch, head, first, length;
 };
-DEVICE AttentionBlock attention_block(const uint32_t* lengths, int rows, int tile) {
-    const int tiles = (rows + tile - 1) / tile, batch = blockIdx.x / tiles;
-    return {batch, int(blockIdx.y), int(blockIdx.x % tiles) * tile, int(lengths[batch])};
+DEVICE AttentionBlock attention_block(const uint32_t* lengths, const AttentionShape& s, int rows, int tile, Most work) {
+    int batch, head, at;
+    if (s.is_causal) {
+        batch = blockIdx.x / unsigned(s.heads);
+        head = int(blockIdx.x) - batch * s.heads;
+        at = work == Most::Last ? gridDim.y - 1 - blockIdx.y : blockIdx.y;
+    } else {
+        const unsigned tiles = (rows + tile - 1) / tile;
+        batch = blockIdx.x / tiles;
+        head = blockIdx.y;
+        at = blockIdx.x - batch * tiles;
+    }
+    return {batch, head, at * tile, int(lengths[batch])};
 }
 
 // The sample of a block. Where nothing is dropped there are none. A kernel reads it before it begins to copy, because reads behind that wait

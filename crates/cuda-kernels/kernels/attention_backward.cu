@@ -28,7 +28,7 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
                  const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dk, bf16* dv, float* partial,
                  const AttentionShape& s) {
     constexpr int ROW = TILE_ROW<K>;
-    const AttentionBlock block = attention_block(lengths, s.keys, ROWS);
+    const AttentionBlock block = attention_block(lengths, s, s.keys, ROWS, Most::First);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, width = s.heads * K;
     SHARED(bf16, shared);
     bf16* tile_k = shared;
@@ -177,7 +177,7 @@ template <int K>
 DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, const float* lse, const float* delta,
                     const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dq, const AttentionShape& s) {
     constexpr int ROW = TILE_ROW<K>;
-    const AttentionBlock block = attention_block(lengths, s.queries, ROWS);
+    const AttentionBlock block = attention_block(lengths, s, s.queries, ROWS, Most::Last);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, width = s.heads * K;
     SHARED(bf16, shared);
     bf16* tile_q = shared;

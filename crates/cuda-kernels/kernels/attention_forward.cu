@@ -12,7 +12,7 @@ template <int K>
 DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, const uint32_t* lengths, const Dropout& dropout,
                 const uint32_t* samples, bf16* out, float* lse, const AttentionShape& s) {
     constexpr int ROW = TILE_ROW<K>, N = KEYS / 8;
-    const AttentionBlock block = attention_block(lengths, s.queries, QUERIES);
+    const AttentionBlock block = attention_block(lengths, s, s.queries, QUERIES, Most::Last);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     SHARED(bf16, shared);
     bf16* tile_q = shared;

@@ -207,7 +207,10 @@ impl Case<'_> {
                 Argument::of(shape),
             ];
             let [bias, lengths, mask, samples, shape] = &common;
-            let grid = |rows: usize, tile: usize| [rows.div_ceil(tile) * batch, heads, 1];
+            let grid = |rows: usize, tile: usize| {
+                let tiles = rows.div_ceil(tile);
+                if self.is_causal { [batch * heads, tiles, 1] } else { [tiles * batch, heads, 1] }
+            };
             let arguments = [&q, &k, &v, bias, lengths, mask, samples].map(Clone::clone).into_iter();
             let arguments: Vec<Argument> =
                 arguments.chain([new_out.pointer(), new_lse.pointer(), shape.clone()]).collect();
