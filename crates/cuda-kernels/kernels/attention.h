@@ -131,21 +131,5 @@ struct DiagonalSums {
             if (j >= 0 && j < KEYS) sum += ds[j * ROW + i];
         }
     }
-    // The same of rows of diagonals: `skewed` has at [j - i + QUERIES - 1][i] the element of key j and query i, and zeros where there is none.
-    template <int ROW>
-    DEVICE void add_rows(const float* skewed, int queries, int first_query) {
-        const int low = lowest(queries, first_query);
-        move_to(low);
-        const int row = at - low;
-        if (int(threadIdx.x) >= RING || row >= QUERIES + KEYS - 1) return;
-        Four sums{{0, 0, 0, 0}};
-#pragma unroll
-        for (int i = 0; i < QUERIES; i += 4) {
-            const Four four = *together_at<const Four>(skewed + row * ROW + i);
-#pragma unroll
-            for (int k = 0; k < 4; k++) sums.x[k] += four.x[k];
-        }
-        sum += (sums.x[0] + sums.x[1]) + (sums.x[2] + sums.x[3]);
-    }
     DEVICE void end() { keep(); }
 };

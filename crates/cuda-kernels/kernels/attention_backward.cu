@@ -6,10 +6,6 @@ namespace attention_backward {
 
 // Rows of a block, and of a tile that it goes through.
 constexpr int ROWS = 64, TILE = 32, N = TILE / 8;
-// Diagonals of the scores of a tile, and elements from one to the next in shared memory: so that those of a quarter of a warp are in
-// different banks.
-constexpr int DIAGONALS = ROWS + TILE - 1, DIAGONAL = TILE + 4;
-
 // The first query that sees a key.
 DEVICE int first_query(const AttentionShape& s, const AttentionBlock& block, int key) {
     return key >= min(block.length, s.keys) ? s.queries : s.is_causal ? key + s.queries - s.keys : 0;
@@ -22,7 +18,7 @@ DEVICE size_t statistics(const AttentionShape& s, const AttentionBlock& block) {
 
 // dk, dv, and if `partial` is not null the bias's gradient: a row of T + ROWS - 1 partial sums for each block, by sequence, head, tile.
 // A warp has 16 keys and the scores of TILE queries, transposed.
-// Shared memory: 2 * ROWS + 4 * TILE rows of K + 8 bf16; numbers of 4 bytes: 8 * TILE + 2 * (ROWS + TILE), and DIAGONALS * DIAGONAL.
+// Shared memory: 2 * ROWS + 4 * TILE rows of K + 8 bf16; numbers of 4 bytes: 8 * TILE + 2 * (ROWS + TILE) + 512.
 template <int K>
 DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, const float* lse, const float* delta,
                  const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dk, bf16* dv, float* partial,
@@ -37,7 +33,7 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     bf16* tiles_dout = tiles_q + 2 * TILE * ROW;
     OfQuery* tiles_query = reinterpret_cast<OfQuery*>(tiles_dout + 2 * TILE * ROW);
     float* biases = reinterpret_cast<float*>(tiles_query + 2 * TILE);
-    float* skewed = biases + 2 * (ROWS + TILE);
+    float* ring = biases + 2 * (ROWS + TILE);
 
     q += size_t(block.batch) * s.q_batch + block.head * K;
     k += size_t(block.batch) * s.k_batch + block.head * K;
@@ -82,13 +78,11 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
         if (int(threadIdx.x) >= ATTENTION_THREADS - TILE) tiles_query[stage * TILE + threadIdx.x - (ATTENTION_THREADS - TILE)] = next_query;
     };
     if (begin < end) read(begin), write(begin & 1);
-    DiagonalSums<TILE, ROWS> diagonals;
+    ProductDiagonals diagonals;
     if (partial) {
         const int tiles = (s.keys + ROWS - 1) / ROWS, tile = block.first / ROWS;
         float* sums = partial + ((size_t(block.batch) * s.heads + block.head) * tiles + tile) * (s.queries + ROWS - 1);
-        diagonals.begin(sums, s.queries, begin < end ? begin * TILE : s.queries + diagonals.RING);
-        // Of no tile is there anything at the ends of the outer diagonals.
-        for (int i = threadIdx.x; i < DIAGONALS * DIAGONAL; i += ATTENTION_THREADS) skewed[i] = 0;
+        diagonals.begin(ring, sums, s.queries, begin, begin >= end);
     }
     float of_k[K / 8][4], of_v[K / 8][4];
 #pragma unroll
@@ -103,6 +97,7 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
         wait_for_copies<0>();
         BARRIER();
         if (tile == begin) own_k.keep(), own_v.keep();
+        else if (partial) diagonals.write(tile - 1);
         if (tile + 1 < end) {
             copy(tile + 1);
             end_copies();
@@ -153,19 +148,9 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
         }
         add_products<K, N>(of_v, p, tile_dout);
         add_products<K, N>(of_k, ds, tile_q);
-        if (partial) {
-            float* to = skewed + (row - 2 * t + TILE - 1) * DIAGONAL + 2 * t;
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) to[c / 2 * 8 * DIAGONAL - (n * 8 + c % 2) * (DIAGONAL - 1)] = ds[n][c];
-        }
-        if (partial) {
-            BARRIER();
-            diagonals.template add_rows<DIAGONAL>(skewed, s.queries, first);
-        }
+        if (partial) diagonals.add(ds, tile);
     }
-    if (partial) diagonals.end();
+    if (partial && begin < end) diagonals.finish(end);
     const float whole[2] = {1.0f, 1.0f};
     store_rows<K>(dk, s.k_row, block.first + warp * 16, s.keys, of_k, whole);
     store_rows<K>(dv, s.v_row, block.first + warp * 16, s.keys, of_v, whole);

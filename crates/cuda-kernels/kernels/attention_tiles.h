@@ -113,3 +113,85 @@ DEVICE void store_rows(bf16* to, int row, int first, int rows, const float (&sum
         for (int n = 0; n < K / 8; n++) pairs[n * 4 + lane % 4] = pack(sums[n][2 * r] * factors[r], sums[n][2 * r + 1] * factors[r]);
     }
 }
+
+// The gradient of the bias by the keys of one block, as `DiagonalSums` has it, from products: no thread waits for another's scores.
+//
+// A warp has the keys from 16 * warp on, and goes through tiles of 32 queries. With g and t as in tensor_cores.h, a lane's scores of key
+// g + 8r and query 8n + 2t + c are of offset 8(r - n) + (g - 2t - c): those of one r - n and c are one sum. The sums of the smallest two
+// r - n come to no end in a tile, because the next tile is 32 offsets below. Shuffles add those of all lanes, so that each lane has the sum
+// of one of 32 offsets that the tile completes. They lie in shared memory until all warps have theirs.
+struct ProductDiagonals {
+    static constexpr int TILE = 32, WARPS = ATTENTION_THREADS / WARP, KEYS = 16 * WARPS;
+    // Of a warp: the offsets of four tiles.
+    static constexpr int RING = 4 * TILE;
+    float* ring; // WARPS rows of RING
+    float* to;
+    int queries;
+    float next[2], last[2]; // of each c, the sums that go on: of r - n = -2, which some lanes still need, and of -3
+
+    // All offsets above those of the first tile have sums of zero. There is none where no query sees the keys.
+    DEVICE void begin(float* shared, float* row, int of_queries, int first_tile, bool is_empty) {
+        ring = shared;
+        to = row;
+        queries = of_queries;
+        next[0] = next[1] = last[0] = last[1] = 0;
+        for (int i = threadIdx.x; i < WARPS * RING; i += ATTENTION_THREADS) ring[i] = 0;
+        const int above = is_empty ? 0 : queries - 1 + KEYS - first_tile * TILE;
+        for (int i = above + int(threadIdx.x); i < queries + KEYS - 1; i += ATTENTION_THREADS) to[i] = 0;
+    }
+    // `ds`: (16, TILE), what this warp has of a tile.
+    DEVICE void add(const float (&ds)[TILE / 8][4], int tile) {
+        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+        float sums[2][TILE / 8];
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const float first = ds[0][2 + c] + last[c], second = ds[0][c] + ds[1][2 + c], third = ds[1][c] + ds[2][2 + c];
+            const float fourth = ds[2][c] + ds[3][2 + c];
+            // Where g - 2t - c is negative, the sum belongs to the eight offsets below.
+            const bool is_below = g < 2 * t + c;
+            sums[c][0] = is_below ? next[c] : first;
+            sums[c][1] = is_below ? first : second;
+            sums[c][2] = is_below ? second : third;
+            sums[c][3] = is_below ? third : fourth;
+            next[c] = fourth;
+            last[c] = ds[3][c];
+        }
+        // Offsets of c = 1 are those of c = 0 one row of lanes before.
+        float all[TILE / 8];
+#pragma unroll
+        for (int i = 0; i < TILE / 8; i++) all[i] = sums[0][i] + shuffle_from(sums[1][i], (lane + 4) % WARP);
+        // Four lanes have the same offsets, each one column and two rows from the last. Each of them ends with the sum of i = t.
+        float half[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float given = shuffle_from(t < 2 ? all[2 + i] : all[i], (t < 2 ? lane + 18 : lane + 14) % WARP);
+            half[i] = (t < 2 ? all[i] : all[2 + i]) + given;
+        }
+        const float given = shuffle_from(t % 2 == 0 ? half[1] : half[0], (t % 2 == 0 ? lane + 9 : lane + 23) % WARP);
+        const int offset = 8 * (3 - t) + (g - 2 * t & 7);
+        ring[warp * RING + (offset - tile * TILE & RING - 1)] = (t % 2 == 0 ? half[0] : half[1]) + given;
+    }
+    // Writes the 32 sums that all warps have after `tile`. One of the warps does it, after a barrier.
+    DEVICE void write(int tile) {
+        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+        if (warp != (tile & WARPS - 1)) return;
+        const int at = queries - 1 + TILE * (1 - tile) + lane;
+        if (at < 0 || at >= queries + KEYS - 1) return;
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += ring[w * RING + (16 * (WARPS - w) - 16 + lane - tile * TILE & RING - 1)];
+        to[at] = sum;
+    }
+    // After the last tile, before `end`.
+    DEVICE void finish(int end) {
+        const float none[TILE / 8][4] = {};
+#pragma unroll 1
+        for (int tile = end; tile < end + 2; tile++) {
+            BARRIER();
+            write(tile - 1);
+            add(none, tile);
+        }
+        BARRIER();
+        write(end + 1);
+    }
+};

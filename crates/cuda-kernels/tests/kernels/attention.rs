@@ -70,7 +70,7 @@ impl Kind {
             Kind::TensorCores => {
                 let row = 2 * (head_size + 8);
                 let backward = (128 + 128) * row;
-                [(64 + 256) * row + 1024, backward + 4 * (95 * 36 + 2 * 96 + 8 * 32), backward + 4 * 2 * 96]
+                [(64 + 256) * row + 1024, backward + 4 * (512 + 2 * 96 + 8 * 32), backward + 4 * 2 * 96]
             }
         }
     }
