@@ -62,24 +62,29 @@ struct alignas(16) OfQuery {
     float lse, delta;
     RowHash hash;
 };
-// Of a sequence and head whose statistics begin at `lse`, which is multiplied by `unit`, and at `delta`. A query that sees no key, or that
-// does not exist, has probabilities 0.
-DEVICE OfQuery of_query(const float* lse, float unit, const float* delta, bool drops, uint64_t key, const AttentionBlock& block, int query, int queries) {
-    OfQuery of{INFINITY, 0, {0, 0}};
-    if (query < queries) {
-        if (lse[query] != -INFINITY) of.lse = lse[query] * unit;
-        of.delta = delta[query];
-    }
+// Of the logarithm of its sum, in whose units probabilities are computed. A query that sees no key, or that does not exist, has probabilities 0.
+DEVICE OfQuery of_query(float lse, float delta, bool drops, uint64_t key, const AttentionBlock& block, int query) {
+    OfQuery of{lse == -INFINITY ? INFINITY : lse, delta, {0, 0}};
     if (drops) of.hash = query_hash(key, block, query);
     return of;
 }
+// The same of a sequence and head whose statistics begin at `lse`, which is multiplied by `unit`, and at `delta`.
+DEVICE OfQuery of_query(const float* lse, float unit, const float* delta, bool drops, uint64_t key, const AttentionBlock& block, int query, int queries) {
+    if (query >= queries) return of_query(-INFINITY, 0, drops, key, block, query);
+    return of_query(lse[query] * unit, delta[query], drops, key, block, query);
+}
 
-// This thread's element of the bias of a tile, which has that of query `first_query + i` and key `first_key + j` at [j - i + QUERIES - 1].
+// An element of the bias of a tile, which has that of query `first_query + i` and key `first_key + j` at [j - i + QUERIES - 1].
+template <int QUERIES>
+DEVICE float near_bias(const float* bias, const AttentionShape& s, int head, int first_query, int first_key, int element) {
+    const int offsets = s.queries + s.keys - 1, at = first_key - first_query - QUERIES + s.queries + element;
+    return bias && at >= 0 && at < offsets ? bias[size_t(head) * offsets + at] : 0.0f;
+}
+// This thread's.
 template <int QUERIES, int KEYS>
 DEVICE float near_bias(const float* bias, const AttentionShape& s, int head, int first_query, int first_key) {
     static_assert(QUERIES + KEYS - 1 <= ATTENTION_THREADS, "a thread has one element");
-    const int offsets = s.queries + s.keys - 1, at = first_key - first_query - QUERIES + s.queries + int(threadIdx.x);
-    return bias && at >= 0 && at < offsets ? bias[size_t(head) * offsets + at] : 0.0f;
+    return near_bias<QUERIES>(bias, s, head, first_query, first_key, int(threadIdx.x));
 }
 
 // The gradient of the bias by the keys of one block: sums of dS along diagonals. The block goes through tiles of queries in ascending

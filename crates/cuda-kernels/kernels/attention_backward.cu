@@ -6,6 +6,11 @@ namespace attention_backward {
 
 // Rows of a block, and of a tile that it goes through.
 constexpr int ROWS = 64, TILE = 32, N = TILE / 8;
+// Tiles of queries whose numbers are read together: each thread then reads those of one query, and no warp waits for the one that does it.
+constexpr int TOGETHER = ATTENTION_THREADS / TILE, MANY = TOGETHER * TILE;
+// Biases of these queries and the keys of a block.
+constexpr int BIASES = ROWS + MANY;
+
 // The first query that sees a key.
 DEVICE int first_query(const AttentionShape& s, const AttentionBlock& block, int key) {
     return key >= min(block.length, s.keys) ? s.queries : s.is_causal ? key + s.queries - s.keys : 0;
@@ -18,7 +23,7 @@ DEVICE size_t statistics(const AttentionShape& s, const AttentionBlock& block) {
 
 // dk, dv, and if `partial` is not null the bias's gradient: a row of T + ROWS - 1 partial sums for each block, by sequence, head, tile.
 // A warp has 16 keys and the scores of TILE queries, transposed.
-// Shared memory: 2 * ROWS + 4 * TILE rows of K + 8 bf16; numbers of 4 bytes: 8 * TILE + 2 * (ROWS + TILE) + 512.
+// Shared memory: 2 * ROWS + 4 * TILE rows of K + 8 bf16; numbers of 4 bytes: 8 * MANY + 2 * BIASES + 512.
 template <int K>
 DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, const float* lse, const float* delta,
                  const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dk, bf16* dv, float* partial,
@@ -32,8 +37,8 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     bf16* tiles_q = tile_v + ROWS * ROW;
     bf16* tiles_dout = tiles_q + 2 * TILE * ROW;
     OfQuery* tiles_query = reinterpret_cast<OfQuery*>(tiles_dout + 2 * TILE * ROW);
-    float* biases = reinterpret_cast<float*>(tiles_query + 2 * TILE);
-    float* ring = biases + 2 * (ROWS + TILE);
+    float* biases = reinterpret_cast<float*>(tiles_query + 2 * MANY);
+    float* ring = biases + 2 * BIASES;
 
     q += size_t(block.batch) * s.q_batch + block.head * K;
     k += size_t(block.batch) * s.k_batch + block.head * K;
@@ -64,20 +69,24 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     const int all_from = first_query(s, block, block.first + warp * 16 + 15);
     const bool drops = dropout.threshold > 0;
     const uint64_t key_of_block = block_key(dropout, sample);
-    // Each thread has a part of the next tile's numbers: of a bias, and the last warp of a query.
-    OfQuery next_query{};
-    float near_query = 0;
+    // Each thread has numbers of the next tiles: of a query, and one or two biases.
+    static_assert(BIASES <= 2 * ATTENTION_THREADS, "a thread has two biases");
+    float lse_read = -INFINITY, delta_read = 0, near_read[2] = {0, 0};
     auto read = [&](int tile) {
-        near_query = near_bias<TILE, ROWS>(bias, s, block.head, tile * TILE, block.first);
-        if (int(threadIdx.x) < ATTENTION_THREADS - TILE) return;
-        const int query = tile * TILE + threadIdx.x - (ATTENTION_THREADS - TILE);
-        next_query = of_query(lse, LOG2_E, delta, drops, key_of_block, block, query, s.queries);
+        const int first = tile / TOGETHER * MANY, query = first + int(threadIdx.x);
+        lse_read = -INFINITY, delta_read = 0;
+        if (query < s.queries) lse_read = lse[query], delta_read = delta[query];
+#pragma unroll
+        for (int i = 0; i < 2; i++) near_read[i] = near_bias<MANY>(bias, s, block.head, first, block.first, int(threadIdx.x) + i * ATTENTION_THREADS);
     };
-    auto write = [&](int stage) {
-        if (int(threadIdx.x) < ROWS + TILE) biases[stage * (ROWS + TILE) + threadIdx.x] = LOG2_E * near_query;
-        if (int(threadIdx.x) >= ATTENTION_THREADS - TILE) tiles_query[stage * TILE + threadIdx.x - (ATTENTION_THREADS - TILE)] = next_query;
+    auto write = [&](int tile) {
+        const int stage = tile / TOGETHER & 1, query = tile / TOGETHER * MANY + int(threadIdx.x);
+        tiles_query[stage * MANY + threadIdx.x] = of_query(lse_read * LOG2_E, delta_read, drops, key_of_block, block, query);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (int(threadIdx.x) + i * ATTENTION_THREADS < BIASES) biases[stage * BIASES + threadIdx.x + i * ATTENTION_THREADS] = LOG2_E * near_read[i];
     };
-    if (begin < end) read(begin), write(begin & 1);
+    if (begin < end) read(begin), write(begin);
     ProductDiagonals diagonals;
     if (partial) {
         const int tiles = (s.keys + ROWS - 1) / ROWS, tile = block.first / ROWS;
@@ -98,20 +107,22 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
         BARRIER();
         if (tile == begin) own_k.keep(), own_v.keep();
         else if (partial) diagonals.write(tile - 1);
+        const bool reads = tile + 1 < end && (tile + 1) % TOGETHER == 0;
         if (tile + 1 < end) {
             copy(tile + 1);
             end_copies();
-            // On its way while this tile is computed.
-            read(tile + 1);
         }
+        // On their way while this tile is computed.
+        if (reads) read(tile + 1);
         const bf16* tile_q = tiles_q + stage * TILE * ROW;
         const bf16* tile_dout = tiles_dout + stage * TILE * ROW;
-        const float* near = biases + stage * (ROWS + TILE) + row - 2 * t + TILE - 1;
-        const OfQuery* queries = tiles_query + stage * TILE + 2 * t;
+        const int many = tile / TOGETHER & 1, within = tile % TOGETHER * TILE;
+        const float* near = biases + many * BIASES + row - 2 * t + MANY - 1 - within;
+        const OfQuery* queries = tiles_query + many * MANY + within + 2 * t;
         float p[N][4], ds[N][4];
         multiply_rows<K, N>(p, own_k, tile_q);
         multiply_rows<K, N>(ds, own_v, tile_dout);
-        if (tile + 1 < end) write(stage ^ 1);
+        if (reads) write(tile + 1);
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll

@@ -99,7 +99,7 @@ impl Kind {
     fn shared_by_backward(self, head_size: usize) -> [usize; 2] {
         if self == Kind::TensorCores {
             let tiles = (2 * 64 + 4 * 32) * 2 * (head_size + 8);
-            return [tiles + 4 * (512 + 2 * 96 + 8 * 32), tiles + 4 * 2 * 96];
+            return [tiles + 4 * (512 + 2 * 192 + 8 * 128), tiles + 4 * 2 * 96];
         }
         let (row, own) = self.rows_in_shared(head_size);
         [4 * (4 * 32 + 2 * 32 * row + 40 * self.rows() + self.rows() + 32 + 2 * own); 2]
