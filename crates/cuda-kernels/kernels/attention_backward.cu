@@ -23,20 +23,19 @@ DEVICE size_t statistics(const AttentionShape& s, const AttentionBlock& block) {
 
 // dk, dv, and if `partial` is not null the bias's gradient: a row of T + ROWS - 1 partial sums for each block, by sequence, head, tile.
 // A warp has 16 keys and the scores of TILE queries, transposed.
-// Shared memory: 2 * ROWS + 4 * TILE rows of K + 8 bf16; numbers of 4 bytes: 8 * MANY + 2 * BIASES + 512.
+// Shared memory: 2 * KS + 4 * TILE rows of K bf16; numbers of 4 bytes: 8 * MANY + 2 * BIASES + 512.
 template <int K>
 DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, const float* lse, const float* delta,
                  const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dk, bf16* dv, float* partial,
                  const AttentionShape& s) {
-    constexpr int ROW = TILE_ROW<K>;
     const AttentionBlock block = attention_block(lengths, s, s.keys, ROWS, Most::First);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, width = s.heads * K;
     SHARED(bf16, shared);
     bf16* tile_k = shared;
-    bf16* tile_v = tile_k + ROWS * ROW;
-    bf16* tiles_q = tile_v + ROWS * ROW;
-    bf16* tiles_dout = tiles_q + 2 * TILE * ROW;
-    OfQuery* tiles_query = reinterpret_cast<OfQuery*>(tiles_dout + 2 * TILE * ROW);
+    bf16* tile_v = tile_k + ROWS * K;
+    bf16* tiles_q = tile_v + ROWS * K;
+    bf16* tiles_dout = tiles_q + 2 * TILE * K;
+    OfQuery* tiles_query = reinterpret_cast<OfQuery*>(tiles_dout + 2 * TILE * K);
     float* biases = reinterpret_cast<float*>(tiles_query + 2 * MANY);
     float* ring = biases + 2 * BIASES;
 
@@ -53,8 +52,8 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     const int end = block.first < min(block.length, s.keys) ? (s.queries + TILE - 1) / TILE : begin;
     auto copy = [&](int tile) {
         const int stage = tile & 1;
-        copy_tile<K, TILE>(tiles_q + stage * TILE * ROW, q, s.q_row, tile * TILE, s.queries);
-        copy_tile<K, TILE>(tiles_dout + stage * TILE * ROW, dout, width, tile * TILE, s.queries);
+        copy_tile<K, TILE>(tiles_q + stage * TILE * K, q, s.q_row, tile * TILE, s.queries);
+        copy_tile<K, TILE>(tiles_dout + stage * TILE * K, dout, width, tile * TILE, s.queries);
     };
     const uint32_t sample = block_sample(dropout, samples, block);
     // Copied before it is known whether a query sees the block's keys. Behind the last query are zeros.
@@ -114,20 +113,21 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
         }
         // On their way while this tile is computed.
         if (reads) read(tile + 1);
-        const bf16* tile_q = tiles_q + stage * TILE * ROW;
-        const bf16* tile_dout = tiles_dout + stage * TILE * ROW;
+        const bf16* tile_q = tiles_q + stage * TILE * K;
+        const bf16* tile_dout = tiles_dout + stage * TILE * K;
         const int many = tile / TOGETHER & 1, within = tile % TOGETHER * TILE;
         const float* near = biases + many * BIASES + row - 2 * t + MANY - 1 - within;
         const OfQuery* queries = tiles_query + many * MANY + within + 2 * t;
         float p[N][4], ds[N][4];
         multiply_rows<K, N>(p, own_k, tile_q);
-        multiply_rows<K, N>(ds, own_v, tile_dout);
         if (reads) write(tile + 1);
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int c = 0; c < 4; c++)
                 p[n][c] = exp2_fast(p[n][c] * LOG2_E + (near[c / 2 * 8 - n * 8 - c % 2] - queries[n * 8 + c % 2].lse));
+        // Beside the exponentials.
+        multiply_rows<K, N>(ds, own_v, tile_dout);
         if (first < all_from) {
 #pragma unroll
             for (int n = 0; n < N; n++)
@@ -168,19 +168,18 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
 }
 
 // dq. A warp has 16 queries and their scores of TILE keys.
-// Shared memory: 2 * ROWS + 4 * TILE rows of K + 8 bf16, 2 * (ROWS + TILE) f32.
+// Shared memory: 2 * KS + 4 * TILE rows of K bf16, 2 * (ROWS + TILE) f32.
 template <int K>
 DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, const float* lse, const float* delta,
                     const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dq, const AttentionShape& s) {
-    constexpr int ROW = TILE_ROW<K>;
     const AttentionBlock block = attention_block(lengths, s, s.queries, ROWS, Most::Last);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, width = s.heads * K;
     SHARED(bf16, shared);
     bf16* tile_q = shared;
-    bf16* tile_dout = tile_q + ROWS * ROW;
-    bf16* tiles_k = tile_dout + ROWS * ROW;
-    bf16* tiles_v = tiles_k + 2 * TILE * ROW;
-    float* biases = reinterpret_cast<float*>(tiles_v + 2 * TILE * ROW);
+    bf16* tile_dout = tile_q + ROWS * K;
+    bf16* tiles_k = tile_dout + ROWS * K;
+    bf16* tiles_v = tiles_k + 2 * TILE * K;
+    float* biases = reinterpret_cast<float*>(tiles_v + 2 * TILE * K);
 
     q += size_t(block.batch) * s.q_batch + block.head * K;
     k += size_t(block.batch) * s.k_batch + block.head * K;
@@ -195,8 +194,8 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
     for (int r = 0; r < 2; r++) own[r] = of_query(lse, LOG2_E, delta, false, 0, block, block.first + row + 8 * r, s.queries);
     auto copy = [&](int tile) {
         const int stage = tile & 1;
-        copy_tile<K, TILE>(tiles_k + stage * TILE * ROW, k, s.k_row, tile * TILE, s.keys);
-        copy_tile<K, TILE>(tiles_v + stage * TILE * ROW, v, s.v_row, tile * TILE, s.keys);
+        copy_tile<K, TILE>(tiles_k + stage * TILE * K, k, s.k_row, tile * TILE, s.keys);
+        copy_tile<K, TILE>(tiles_v + stage * TILE * K, v, s.v_row, tile * TILE, s.keys);
     };
     copy_tile<K, ROWS>(tile_q, q, s.q_row, block.first, s.queries);
     copy_tile<K, ROWS>(tile_dout, dout, width, block.first, s.queries);
@@ -233,7 +232,7 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
         }
         // On its way while this tile is computed.
         const float next_bias = near_bias<ROWS, TILE>(bias, s, block.head, block.first, first + TILE);
-        const bf16* tile_k = tiles_k + stage * TILE * ROW;
+        const bf16* tile_k = tiles_k + stage * TILE * K;
         const float* near = biases + stage * (ROWS + TILE) + 2 * t - row + ROWS - 1;
         float p[N][4], ds[N][4];
         multiply_rows<K, N>(p, own_q, tile_k);
@@ -249,7 +248,7 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
                 for (int c = 0; c < 4; c++)
                     if (first + n * 8 + 2 * t + c % 2 >= see[c / 2]) p[n][c] = 0;
         }
-        multiply_rows<K, N>(ds, own_dout, tiles_v + stage * TILE * ROW);
+        multiply_rows<K, N>(ds, own_dout, tiles_v + stage * TILE * K);
         if (drops) {
             const RowHash here[2] = {from_channel(own[0].hash, first + 2 * t), from_channel(own[1].hash, first + 2 * t)};
 #pragma unroll

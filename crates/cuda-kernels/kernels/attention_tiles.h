@@ -1,11 +1,16 @@
-// Tiles of attention on tensor cores: bf16 rows of K elements in shared memory, 16 bytes apart more than they are long, so that the
-// rows of a matrix are in different banks.
+// Tiles of attention on tensor cores: rows of K elements of bf16 in shared memory, in pieces of eight. Eight rows have the same piece in
+// different banks, and a row that is copied fills whole lines of banks.
 #pragma once
 #include "attention.h"
 #include "tensor_cores.h"
 
+constexpr int PIECE_BYTES = 16;
+// Bytes from a tile's begin to a piece.
 template <int K>
-constexpr int TILE_ROW = K + 8;
+DEVICE unsigned piece_at(unsigned row, unsigned piece) {
+    return row * (K * 2) + (piece ^ (K == 32 ? row / 2 % 4 : row % 8)) * PIECE_BYTES;
+}
+DEVICE const unsigned char* bytes_of(const bf16* tile, unsigned at) { return reinterpret_cast<const unsigned char*>(tile) + at; }
 
 // Begins to copy rows `first` to `first + ROWS` of `rows`; zeros behind the last one. A sequence has less than 2^31 rows, a row less than
 // 2^31 bytes.
@@ -14,23 +19,25 @@ DEVICE void copy_tile(bf16* to, const bf16* from, int row, int first, int rows) 
     // A thread copies pieces of eight elements, `APART` rows from one to the next.
     constexpr int PIECES = K / 8, APART = ATTENTION_THREADS / PIECES;
     static_assert(ROWS % APART == 0, "every thread copies as many pieces");
-    const int begin = threadIdx.x / PIECES, c = threadIdx.x % PIECES * 8;
+    static_assert(APART % 8 == 0, "pieces of these rows are moved alike");
+    const int begin = threadIdx.x / PIECES, c = threadIdx.x % PIECES;
     // Unsigned, so that an address is one multiplication of 32 bits.
     const unsigned row_bytes = unsigned(row) * sizeof(bf16);
-    const unsigned char* bytes = reinterpret_cast<const unsigned char*>(from + c);
+    const unsigned char* bytes = reinterpret_cast<const unsigned char*>(from + c * 8);
+    unsigned char* tile = reinterpret_cast<unsigned char*>(to) + piece_at<K>(begin, c);
 #pragma unroll
     for (int r = 0; r < ROWS; r += APART) {
         const int at = first + begin + r;
         const bool is_valid = at < rows;
-        copy_ahead(to + (begin + r) * TILE_ROW<K> + c, bytes + size_t(is_valid ? unsigned(at) : 0u) * row_bytes, is_valid);
+        copy_ahead(tile + r * K * 2, bytes + size_t(is_valid ? unsigned(at) : 0u) * row_bytes, is_valid);
     }
 }
 
-// Sixteen rows from `row` as the left factor: columns 16 * step to 16 * step + 16.
+// Sixteen rows from `row` as the left factor: columns 16 * step to 16 * step + 16. Pieces of a step are those of the first, moved.
 template <int K>
 DEVICE void load_left(uint32_t (&m)[4], const bf16* tile, int row, int step) {
     const int lane = threadIdx.x % WARP;
-    load_matrices(m, tile + (row + lane % 16) * TILE_ROW<K> + step * 16 + lane / 16 * 8);
+    load_matrices(m, bytes_of(tile + row * K, piece_at<K>(lane % 16, lane / 16) ^ step * 32));
 }
 
 // The sixteen rows from `row` of a tile that are a warp's left factor for every tile of the other side. They stay in registers where that
@@ -75,7 +82,7 @@ DEVICE void multiply_rows(float (&products)[N][4], const LeftRows<K, ARE_KEPT>& 
 #pragma unroll
         for (int n = 0; n < N; n++) {
             uint32_t b[4];
-            load_matrices(b, tile + (n * 8 + lane % 8) * TILE_ROW<K> + step * 16 + lane / 8 * 8);
+            load_matrices(b, bytes_of(tile + n * 8 * K, piece_at<K>(lane % 8, lane / 8) ^ step * 32));
             multiply_add(products[n], a[0], b[0], b[1]);
             multiply_add(products[n], a[1], b[2], b[3]);
         }
@@ -93,7 +100,7 @@ DEVICE void add_products(float (&sums)[K / 8][4], const float (&left)[N][4], con
 #pragma unroll
         for (int n = 0; n < K / 8; n += 2) {
             uint32_t b[4];
-            load_matrices_transposed(b, tile + (step * 16 + lane % 16) * TILE_ROW<K> + n * 8 + lane / 16 * 8);
+            load_matrices_transposed(b, bytes_of(tile + step * 16 * K, piece_at<K>(lane % 16, lane / 16) ^ n * 16));
             multiply_add(sums[n], a, b[0], b[1]);
             multiply_add(sums[n + 1], a, b[2], b[3]);
         }

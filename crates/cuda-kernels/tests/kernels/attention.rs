@@ -68,7 +68,7 @@ impl Kind {
                 [4 * (64 * row + rows * 40 + 2 * rows + 32 + own), backward, backward]
             }
             Kind::TensorCores => {
-                let row = 2 * (head_size + 8);
+                let row = 2 * head_size;
                 let backward = (128 + 128) * row;
                 [(64 + 256) * row + 1024, backward + 4 * (512 + 2 * 192 + 8 * 128), backward + 4 * 2 * 96]
             }

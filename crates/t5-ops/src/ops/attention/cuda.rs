@@ -89,7 +89,7 @@ impl Kind {
     /// Bytes of shared memory of the forward; the layouts stand in the kernels' sources.
     fn shared_by_forward(self, head_size: usize) -> usize {
         if self == Kind::TensorCores {
-            return (64 + 4 * 64) * 2 * (head_size + 8) + 2 * 128 * 4;
+            return (64 + 4 * 64) * 2 * head_size + 2 * 128 * 4;
         }
         let (row, own) = self.rows_in_shared(head_size);
         4 * (2 * 32 * row + 40 * self.rows() + 2 * self.rows() + 32 + own)
@@ -98,7 +98,7 @@ impl Kind {
     /// The same of the backward, by keys and by queries.
     fn shared_by_backward(self, head_size: usize) -> [usize; 2] {
         if self == Kind::TensorCores {
-            let tiles = (2 * 64 + 4 * 32) * 2 * (head_size + 8);
+            let tiles = (2 * 64 + 4 * 32) * 2 * head_size;
             return [tiles + 4 * (512 + 2 * 192 + 8 * 128), tiles + 4 * 2 * 96];
         }
         let (row, own) = self.rows_in_shared(head_size);
