@@ -65,18 +65,18 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
         const float next_bias = near_bias<QUERIES, KEYS>(bias, s, block.head, block.first, first + KEYS);
         float scores[N][4];
         multiply_rows<K, N>(scores, own, tiles_k + stage * KEYS * K);
-        biases[(stage ^ 1) * 128 + threadIdx.x] = LOG2_E * next_bias;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int c = 0; c < 4; c++) scores[n][c] = scores[n][c] * LOG2_E + near[n * 8 + c % 2 - c / 2 * 8];
         // Only tiles at an edge hide anything.
         if (first + KEYS > all_see) {
+            const int from_here[2] = {see[0] - first - 2 * t, see[1] - first - 2 * t};
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
                 for (int c = 0; c < 4; c++)
-                    if (first + n * 8 + 2 * t + c % 2 >= see[c / 2]) scores[n][c] = HIDDEN;
+                    if (n * 8 + c % 2 >= from_here[c / 2]) scores[n][c] = HIDDEN;
         }
         float highest[2] = {most[0], most[1]};
 #pragma unroll
@@ -109,6 +109,7 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
                 scores[n][c] = exp2_fast(scores[n][c] - base[c / 2]);
                 sum[c / 2] += scores[n][c];
             }
+        biases[(stage ^ 1) * 128 + threadIdx.x] = LOG2_E * next_bias;
         if (drops) {
             const RowHash here[2] = {from_channel(hashes[0], first + 2 * t), from_channel(hashes[1], first + 2 * t)};
 #pragma unroll
