@@ -147,3 +147,4 @@ DEVICE double shuffle_xor(double x, int lanes) { return shuffle_any(x, int(threa
 DEVICE uint32_t shuffle_xor(uint32_t x, int lanes) { return shuffle_any(x, int(threadIdx.x % 32) ^ lanes); }
 DEVICE int64_t shuffle_xor(int64_t x, int lanes) { return shuffle_any(x, int(threadIdx.x % 32) ^ lanes); }
 DEVICE float shuffle_from(float x, int lane) { return shuffle_any(x, lane); }
+DEVICE uint32_t shuffle_from(uint32_t x, int lane) { return shuffle_any(x, lane); }

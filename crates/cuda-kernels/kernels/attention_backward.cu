@@ -29,7 +29,9 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
                  const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dk, bf16* dv, float* partial,
                  const AttentionShape& s) {
     const AttentionBlock block = attention_block(lengths, s, s.keys, ROWS, Most::First);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, width = s.heads * K;
+    // The largest heads have no register for it.
+    const unsigned thread = K > 64 ? threadIdx.x : held_thread();
+    const int warp = thread / WARP, lane = thread % WARP, g = lane / 4, t = lane % 4, width = s.heads * K;
     SHARED(bf16, shared);
     bf16* tile_k = shared;
     bf16* tile_v = tile_k + ROWS * K;
@@ -52,13 +54,13 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     const int end = block.first < min(block.length, s.keys) ? (s.queries + TILE - 1) / TILE : begin;
     auto copy = [&](int tile) {
         const int stage = tile & 1;
-        copy_tile<K, TILE>(tiles_q + stage * TILE * K, q, s.q_row, tile * TILE, s.queries);
-        copy_tile<K, TILE>(tiles_dout + stage * TILE * K, dout, width, tile * TILE, s.queries);
+        copy_tile<K, TILE>(tiles_q + stage * TILE * K, q, s.q_row, tile * TILE, s.queries, thread);
+        copy_tile<K, TILE>(tiles_dout + stage * TILE * K, dout, width, tile * TILE, s.queries, thread);
     };
     const uint32_t sample = block_sample(dropout, samples, block);
     // Copied before it is known whether a query sees the block's keys. Behind the last query are zeros.
-    copy_tile<K, ROWS>(tile_k, k, s.k_row, block.first, s.keys);
-    copy_tile<K, ROWS>(tile_v, v, s.v_row, block.first, s.keys);
+    copy_tile<K, ROWS>(tile_k, k, s.k_row, block.first, s.keys, thread);
+    copy_tile<K, ROWS>(tile_v, v, s.v_row, block.first, s.keys, thread);
     copy(begin);
     end_copies();
 
@@ -72,25 +74,25 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     static_assert(BIASES <= 2 * ATTENTION_THREADS, "a thread has two biases");
     float lse_read = -INFINITY, delta_read = 0, near_read[2] = {0, 0};
     auto read = [&](int tile) {
-        const int first = tile / TOGETHER * MANY, query = first + int(threadIdx.x);
+        const int first = tile / TOGETHER * MANY, query = first + int(thread);
         lse_read = -INFINITY, delta_read = 0;
         if (query < s.queries) lse_read = lse[query], delta_read = delta[query];
 #pragma unroll
-        for (int i = 0; i < 2; i++) near_read[i] = near_bias<MANY>(bias, s, block.head, first, block.first, int(threadIdx.x) + i * ATTENTION_THREADS);
+        for (int i = 0; i < 2; i++) near_read[i] = near_bias<MANY>(bias, s, block.head, first, block.first, int(thread) + i * ATTENTION_THREADS);
     };
     auto write = [&](int tile) {
-        const int stage = tile / TOGETHER & 1, query = tile / TOGETHER * MANY + int(threadIdx.x);
-        tiles_query[stage * MANY + threadIdx.x] = of_query(lse_read * LOG2_E, delta_read, drops, key_of_block, block, query);
+        const int stage = tile / TOGETHER & 1, query = tile / TOGETHER * MANY + int(thread);
+        tiles_query[stage * MANY + thread] = of_query(lse_read * LOG2_E, delta_read, drops, key_of_block, block, query);
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            if (int(threadIdx.x) + i * ATTENTION_THREADS < BIASES) biases[stage * BIASES + threadIdx.x + i * ATTENTION_THREADS] = LOG2_E * near_read[i];
+            if (int(thread) + i * ATTENTION_THREADS < BIASES) biases[stage * BIASES + thread + i * ATTENTION_THREADS] = LOG2_E * near_read[i];
     };
     if (begin < end) read(begin), write(begin);
     ProductDiagonals diagonals;
     if (partial) {
         const int tiles = (s.keys + ROWS - 1) / ROWS, tile = block.first / ROWS;
         float* sums = partial + ((size_t(block.batch) * s.heads + block.head) * tiles + tile) * (s.queries + ROWS - 1);
-        diagonals.begin(ring, sums, s.queries, begin, begin >= end);
+        diagonals.begin(thread, ring, sums, s.queries, begin, begin >= end);
     }
     float of_k[K / 8][4], of_v[K / 8][4];
 #pragma unroll
@@ -98,8 +100,8 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
 #pragma unroll
         for (int c = 0; c < 4; c++) of_k[n][c] = of_v[n][c] = 0;
 
-    LeftRows<K, K == 32> own_k{tile_k, warp * 16, {}};
-    LeftRows<K, K == 32> own_v{tile_v, warp * 16, {}};
+    LeftRows<K, K == 32> own_k{tile_k, warp * 16, thread, {}};
+    LeftRows<K, K == 32> own_v{tile_v, warp * 16, thread, {}};
     for (int tile = begin; tile < end; tile++) {
         const int stage = tile & 1, first = tile * TILE;
         wait_for_copies<0>();
@@ -157,8 +159,8 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
 #pragma unroll
                 for (int c = 0; c < 4; c++) ds[n][c] = p[n][c] * (ds[n][c] - queries[n * 8 + c % 2].delta);
         }
-        add_products<K, N>(of_v, p, tile_dout);
-        add_products<K, N>(of_k, ds, tile_q);
+        add_products<K, N>(of_v, p, tile_dout, thread);
+        add_products<K, N>(of_k, ds, tile_q, thread);
         if (partial) diagonals.add(ds, tile);
     }
     if (partial && begin < end) diagonals.finish(end);
@@ -221,7 +223,7 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
 #pragma unroll
         for (int c = 0; c < 4; c++) of_q[n][c] = 0;
 
-    const LeftRows<K, false> own_q{tile_q, warp * 16, {}}, own_dout{tile_dout, warp * 16, {}};
+    const LeftRows<K, false> own_q{tile_q, warp * 16, threadIdx.x, {}}, own_dout{tile_dout, warp * 16, threadIdx.x, {}};
     for (int tile = 0; tile < tiles; tile++) {
         const int stage = tile & 1, first = tile * TILE;
         wait_for_copies<0>();

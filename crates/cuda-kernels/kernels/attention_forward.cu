@@ -49,7 +49,7 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
         for (int c = 0; c < 4; c++) results[n][c] = 0;
 
     biases[threadIdx.x] = LOG2_E * first_bias;
-    LeftRows<K, (K <= 64)> own{tile_q, warp * 16, {}};
+    LeftRows<K, (K <= 64)> own{tile_q, warp * 16, threadIdx.x, {}};
     for (int tile = 0; tile < tiles; tile++) {
         const int stage = tile & 1, first = tile * KEYS;
         const float* near = biases + stage * 128 + 2 * t - (warp * 16 + g) + QUERIES - 1;

@@ -4,6 +4,10 @@
 #include "attention.h"
 #include "tensor_cores.h"
 
+// The index of this thread in a register. Where the compiler has few of them it reads the special one again in each part of a loop, and then
+// waits as long as for shared memory: it cannot do that with what another instruction gave.
+DEVICE unsigned held_thread() { return shuffle_from(uint32_t(threadIdx.x), threadIdx.x % WARP); }
+
 constexpr int PIECE_BYTES = 16;
 // Bytes from a tile's begin to a piece.
 template <int K>
@@ -15,12 +19,12 @@ DEVICE const unsigned char* bytes_of(const bf16* tile, unsigned at) { return rei
 // Begins to copy rows `first` to `first + ROWS` of `rows`; zeros behind the last one. A sequence has less than 2^31 rows, a row less than
 // 2^31 bytes.
 template <int K, int ROWS>
-DEVICE void copy_tile(bf16* to, const bf16* from, int row, int first, int rows) {
+DEVICE void copy_tile(bf16* to, const bf16* from, int row, int first, int rows, unsigned thread = threadIdx.x) {
     // A thread copies pieces of eight elements, `APART` rows from one to the next.
     constexpr int PIECES = K / 8, APART = ATTENTION_THREADS / PIECES;
     static_assert(ROWS % APART == 0, "every thread copies as many pieces");
     static_assert(APART % 8 == 0, "pieces of these rows are moved alike");
-    const int begin = threadIdx.x / PIECES, c = threadIdx.x % PIECES;
+    const int begin = thread / PIECES, c = thread % PIECES;
     // Unsigned, so that an address is one multiplication of 32 bits.
     const unsigned row_bytes = unsigned(row) * sizeof(bf16);
     const unsigned char* bytes = reinterpret_cast<const unsigned char*>(from + c * 8);
@@ -35,8 +39,8 @@ DEVICE void copy_tile(bf16* to, const bf16* from, int row, int first, int rows) 
 
 // Sixteen rows from `row` as the left factor: columns 16 * step to 16 * step + 16. Pieces of a step are those of the first, moved.
 template <int K>
-DEVICE void load_left(uint32_t (&m)[4], const bf16* tile, int row, int step) {
-    const int lane = threadIdx.x % WARP;
+DEVICE void load_left(uint32_t (&m)[4], const bf16* tile, int row, int step, unsigned thread) {
+    const int lane = thread % WARP;
     load_matrices(m, bytes_of(tile + row * K, piece_at<K>(lane % 16, lane / 16) ^ step * 32));
 }
 
@@ -46,13 +50,14 @@ template <int K, bool ARE_KEPT>
 struct LeftRows {
     const bf16* tile;
     int row;
+    unsigned thread;
     uint32_t kept[ARE_KEPT ? K / 16 : 1][4];
 
     // When the tile is there.
     DEVICE void keep() {
         if constexpr (ARE_KEPT) {
 #pragma unroll
-            for (int step = 0; step < K / 16; step++) load_left<K>(kept[step], tile, row, step);
+            for (int step = 0; step < K / 16; step++) load_left<K>(kept[step], tile, row, step, thread);
         }
     }
     DEVICE void read(uint32_t (&m)[4], int step) const {
@@ -60,7 +65,7 @@ struct LeftRows {
 #pragma unroll
             for (int i = 0; i < 4; i++) m[i] = kept[step][i];
         } else {
-            load_left<K>(m, tile, row, step);
+            load_left<K>(m, tile, row, step, thread);
         }
     }
 };
@@ -68,7 +73,7 @@ struct LeftRows {
 // products (16, 8 N) = left (16, K) * tile (8 N, K) transposed.
 template <int K, int N, bool ARE_KEPT>
 DEVICE void multiply_rows(float (&products)[N][4], const LeftRows<K, ARE_KEPT>& left, const bf16* tile) {
-    const int lane = threadIdx.x % WARP;
+    const int lane = left.thread % WARP;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
@@ -91,8 +96,8 @@ DEVICE void multiply_rows(float (&products)[N][4], const LeftRows<K, ARE_KEPT>& 
 
 // sums (16, K) += left (16, 8 N) * tile (8 N, K); the left factor is what `multiply_rows` left, rounded to bf16.
 template <int K, int N>
-DEVICE void add_products(float (&sums)[K / 8][4], const float (&left)[N][4], const bf16* tile) {
-    const int lane = threadIdx.x % WARP;
+DEVICE void add_products(float (&sums)[K / 8][4], const float (&left)[N][4], const bf16* tile, unsigned thread = threadIdx.x) {
+    const int lane = thread % WARP;
 #pragma unroll
     for (int step = 0; step < N / 2; step++) {
         const float(&x)[4] = left[2 * step], (&y)[4] = left[2 * step + 1];
@@ -131,24 +136,26 @@ struct ProductDiagonals {
     static constexpr int TILE = 32, WARPS = ATTENTION_THREADS / WARP, KEYS = 16 * WARPS;
     // Of a warp: the offsets of four tiles.
     static constexpr int RING = 4 * TILE;
+    unsigned thread;
     float* ring; // WARPS rows of RING
     float* to;
     int queries;
     float next[2], last[2]; // of each c, the sums that go on: of r - n = -2, which some lanes still need, and of -3
 
     // All offsets above those of the first tile have sums of zero. There is none where no query sees the keys.
-    DEVICE void begin(float* shared, float* row, int of_queries, int first_tile, bool is_empty) {
+    DEVICE void begin(unsigned of_thread, float* shared, float* row, int of_queries, int first_tile, bool is_empty) {
+        thread = of_thread;
         ring = shared;
         to = row;
         queries = of_queries;
         next[0] = next[1] = last[0] = last[1] = 0;
-        for (int i = threadIdx.x; i < WARPS * RING; i += ATTENTION_THREADS) ring[i] = 0;
+        for (int i = thread; i < WARPS * RING; i += ATTENTION_THREADS) ring[i] = 0;
         const int above = is_empty ? 0 : queries - 1 + KEYS - first_tile * TILE;
-        for (int i = above + int(threadIdx.x); i < queries + KEYS - 1; i += ATTENTION_THREADS) to[i] = 0;
+        for (int i = above + int(thread); i < queries + KEYS - 1; i += ATTENTION_THREADS) to[i] = 0;
     }
     // `ds`: (16, TILE), what this warp has of a tile.
     DEVICE void add(const float (&ds)[TILE / 8][4], int tile) {
-        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+        const int warp = thread / WARP, lane = thread % WARP, g = lane / 4, t = lane % 4;
         float sums[2][TILE / 8];
 #pragma unroll
         for (int c = 0; c < 2; c++) {
@@ -180,7 +187,7 @@ struct ProductDiagonals {
     }
     // Writes the 32 sums that all warps have after `tile`. One of the warps does it, after a barrier.
     DEVICE void write(int tile) {
-        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+        const int warp = thread / WARP, lane = thread % WARP;
         if (warp != (tile & WARPS - 1)) return;
         const int at = queries - 1 + TILE * (1 - tile) + lane;
         if (at < 0 || at >= queries + KEYS - 1) return;
