@@ -41,7 +41,7 @@ BUGS = [
     ("missing barrier", "few_rows.cu", "        BARRIER();\n        for (int at = lane", "        for (int at = lane"),
     ("copy not waited for", "attention_forward.cu", "wait_for_copies<0>();\n        BARRIER", "wait_for_copies<1>();\n        BARRIER"),
     ("race between two tiles", "attention_forward.cu", "tiles_v + (stage ^ 1) * KEYS", "tiles_v + stage * KEYS"),
-    ("mask one key too wide", "attention_forward.cu", ">= see[c / 2]) scores", "> see[c / 2]) scores"),
+    ("mask one key too wide", "attention_forward.cu", ">= from_here[c / 2]) scores", "> from_here[c / 2]) scores"),
     ("causal mask one key too narrow", "attention.h", "query + 1 + s.keys", "query + s.keys"),
     ("first tile left out", "attention_backward.cu", "- s.keys, 0) / TILE : 0", "- s.keys, 0) / TILE + 1 : 0"),
     ("row behind the last", "norm.cu", "if (row >= rows) return;\n    const T* from", "if (row > rows) return;\n    const T* from"),

@@ -134,15 +134,17 @@ DEVICE float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 enum : unsigned { SHUFFLE_LINE = 1u << 20 };
 
 template <class T>
-DEVICE T shuffle_any(T x, int lanes) {
+DEVICE T shuffle_any(T x, int from) {
     static_assert(sizeof(T) <= 8, "a slot has eight bytes");
     memcpy(&emulation::self().slot[0], &x, sizeof x);
     emulation::wait(emulation::At::Warp, SHUFFLE_LINE);
-    memcpy(&x, &emulation::peer(int(threadIdx.x % 32) ^ lanes).slot[0], sizeof x);
+    memcpy(&x, &emulation::peer(from).slot[0], sizeof x);
     emulation::wait(emulation::At::Warp, SHUFFLE_LINE + 1);
     return x;
 }
-DEVICE float shuffle_xor(float x, int lanes) { return shuffle_any(x, lanes); }
-DEVICE double shuffle_xor(double x, int lanes) { return shuffle_any(x, lanes); }
-DEVICE uint32_t shuffle_xor(uint32_t x, int lanes) { return shuffle_any(x, lanes); }
-DEVICE int64_t shuffle_xor(int64_t x, int lanes) { return shuffle_any(x, lanes); }
+DEVICE float shuffle_xor(float x, int lanes) { return shuffle_any(x, int(threadIdx.x % 32) ^ lanes); }
+DEVICE double shuffle_xor(double x, int lanes) { return shuffle_any(x, int(threadIdx.x % 32) ^ lanes); }
+DEVICE uint32_t shuffle_xor(uint32_t x, int lanes) { return shuffle_any(x, int(threadIdx.x % 32) ^ lanes); }
+DEVICE int64_t shuffle_xor(int64_t x, int lanes) { return shuffle_any(x, int(threadIdx.x % 32) ^ lanes); }
+DEVICE float shuffle_from(float x, int lane) { return shuffle_any(x, lane); }
+DEVICE uint32_t shuffle_from(uint32_t x, int lane) { return shuffle_any(x, lane); }

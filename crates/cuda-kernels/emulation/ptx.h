@@ -39,16 +39,21 @@ inline void bar_warp_sync(unsigned line, uint32_t mask) {
 }
 
 // `c`: lanes of a segment (the mask in its upper half, none here) and the last lane.
-inline uint32_t shfl_sync_bfly_b32(unsigned line, bool& is_within, uint32_t x, uint32_t lanes, uint32_t c, uint32_t mask) {
+inline uint32_t shuffled(unsigned line, bool& is_within, uint32_t x, int from, uint32_t c, uint32_t mask) {
     all_lanes(mask);
     if (c != 31) emulation::fail("a part of a warp is shuffled");
     emulation::self().slot[0] = x;
     shown(line);
-    const int from = lane() ^ int(lanes & 31);
     is_within = from <= 31;
     x = uint32_t(emulation::peer(from).slot[0]);
     seen(line);
     return x;
+}
+inline uint32_t shfl_sync_bfly_b32(unsigned line, bool& is_within, uint32_t x, uint32_t lanes, uint32_t c, uint32_t mask) {
+    return shuffled(line, is_within, x, lane() ^ int(lanes & 31), c, mask);
+}
+inline uint32_t shfl_sync_idx_b32(unsigned line, bool& is_within, uint32_t x, uint32_t from, uint32_t c, uint32_t mask) {
+    return shuffled(line, is_within, x, int(from & 31), c, mask);
 }
 
 // 9.7.14, "Matrix Fragments for mma.m16n8k16 with floating point type". With group = lane / 4 and t = lane % 4, element i of a lane is:

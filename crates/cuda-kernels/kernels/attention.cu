@@ -221,7 +221,7 @@ DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const
                     const uint32_t* samples, T* out, float* lse, const AttentionShape& s) {
     using L = Layout<COLUMNS>;
     constexpr int ROWS = L::ROWS, SCORED = L::SCORED;
-    const AttentionBlock block = attention_block(lengths, s.queries, ROWS);
+    const AttentionBlock block = attention_block(lengths, s, s.queries, ROWS, Most::Last);
     const int width = width_of(s), row = row_in_shared<COLUMNS>(s), head = block.head * s.head_size, scored = L::scored();
     const Operand<T> from_q(q + size_t(block.batch) * s.q_batch + head, s.q_row, s.queries, s);
     const Operand<T> from_k(k + size_t(block.batch) * s.k_batch + head, s.k_row, s.keys, s);
@@ -344,7 +344,7 @@ DEVICE void keys(const T* q, const T* k, const T* v, const T* dout, const float*
                  const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, T* dk, T* dv, float* partial, const AttentionShape& s) {
     using L = Layout<COLUMNS>;
     constexpr int ROWS = L::ROWS, SCORED = L::SCORED;
-    const AttentionBlock block = attention_block(lengths, s.keys, ROWS);
+    const AttentionBlock block = attention_block(lengths, s, s.keys, ROWS, Most::First);
     const int width = width_of(s), row = row_in_shared<COLUMNS>(s), head = block.head * s.head_size, scored = L::scored();
     const int out_row = s.heads * s.head_size;
     SHARED(float, shared);
@@ -427,7 +427,7 @@ DEVICE void queries(const T* q, const T* k, const T* v, const T* dout, const flo
                     const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, T* dq, const AttentionShape& s) {
     using L = Layout<COLUMNS>;
     constexpr int ROWS = L::ROWS, SCORED = L::SCORED;
-    const AttentionBlock block = attention_block(lengths, s.queries, ROWS);
+    const AttentionBlock block = attention_block(lengths, s, s.queries, ROWS, Most::Last);
     const int width = width_of(s), row = row_in_shared<COLUMNS>(s), head = block.head * s.head_size, scored = L::scored();
     const int out_row = s.heads * s.head_size;
     SHARED(float, shared);

@@ -24,13 +24,25 @@ DEVICE int visible(const AttentionShape& s, int length, int query) {
     return s.is_causal ? min(seen, max(query + 1 + s.keys - s.queries, 0)) : seen;
 }
 
-// The tile of rows that a block works on: tiles of all sequences along x, heads along y.
+// The tile of rows that a block works on: tiles of all sequences along x, heads along y. In causal attention heads of all sequences lie along x
+// and tiles along y, those of most work first: otherwise the last blocks that begin are as long as any, and most of the card waits for them.
+enum class Most { Last, First };
 struct AttentionBlock {
     int batch, head, first, length;
 };
-DEVICE AttentionBlock attention_block(const uint32_t* lengths, int rows, int tile) {
-    const int tiles = (rows + tile - 1) / tile, batch = blockIdx.x / tiles;
-    return {batch, int(blockIdx.y), int(blockIdx.x % tiles) * tile, int(lengths[batch])};
+DEVICE AttentionBlock attention_block(const uint32_t* lengths, const AttentionShape& s, int rows, int tile, Most work) {
+    int batch, head, at;
+    if (s.is_causal) {
+        batch = blockIdx.x / unsigned(s.heads);
+        head = int(blockIdx.x) - batch * s.heads;
+        at = work == Most::Last ? gridDim.y - 1 - blockIdx.y : blockIdx.y;
+    } else {
+        const unsigned tiles = (rows + tile - 1) / tile;
+        batch = blockIdx.x / tiles;
+        head = blockIdx.y;
+        at = blockIdx.x - batch * tiles;
+    }
+    return {batch, head, at * tile, int(lengths[batch])};
 }
 
 // The sample of a block. Where nothing is dropped there are none. A kernel reads it before it begins to copy, because reads behind that wait
@@ -50,24 +62,29 @@ struct alignas(16) OfQuery {
     float lse, delta;
     RowHash hash;
 };
-// Of a sequence and head whose statistics begin at `lse`, which is multiplied by `unit`, and at `delta`. A query that sees no key, or that
-// does not exist, has probabilities 0.
-DEVICE OfQuery of_query(const float* lse, float unit, const float* delta, bool drops, uint64_t key, const AttentionBlock& block, int query, int queries) {
-    OfQuery of{INFINITY, 0, {0, 0}};
-    if (query < queries) {
-        if (lse[query] != -INFINITY) of.lse = lse[query] * unit;
-        of.delta = delta[query];
-    }
+// Of the logarithm of its sum, in whose units probabilities are computed. A query that sees no key, or that does not exist, has probabilities 0.
+DEVICE OfQuery of_query(float lse, float delta, bool drops, uint64_t key, const AttentionBlock& block, int query) {
+    OfQuery of{lse == -INFINITY ? INFINITY : lse, delta, {0, 0}};
     if (drops) of.hash = query_hash(key, block, query);
     return of;
 }
+// The same of a sequence and head whose statistics begin at `lse`, which is multiplied by `unit`, and at `delta`.
+DEVICE OfQuery of_query(const float* lse, float unit, const float* delta, bool drops, uint64_t key, const AttentionBlock& block, int query, int queries) {
+    if (query >= queries) return of_query(-INFINITY, 0, drops, key, block, query);
+    return of_query(lse[query] * unit, delta[query], drops, key, block, query);
+}
 
-// This thread's element of the bias of a tile, which has that of query `first_query + i` and key `first_key + j` at [j - i + QUERIES - 1].
+// An element of the bias of a tile, which has that of query `first_query + i` and key `first_key + j` at [j - i + QUERIES - 1].
+template <int QUERIES>
+DEVICE float near_bias(const float* bias, const AttentionShape& s, int head, int first_query, int first_key, int element) {
+    const int offsets = s.queries + s.keys - 1, at = first_key - first_query - QUERIES + s.queries + element;
+    return bias && at >= 0 && at < offsets ? bias[size_t(head) * offsets + at] : 0.0f;
+}
+// This thread's.
 template <int QUERIES, int KEYS>
 DEVICE float near_bias(const float* bias, const AttentionShape& s, int head, int first_query, int first_key) {
     static_assert(QUERIES + KEYS - 1 <= ATTENTION_THREADS, "a thread has one element");
-    const int offsets = s.queries + s.keys - 1, at = first_key - first_query - QUERIES + s.queries + int(threadIdx.x);
-    return bias && at >= 0 && at < offsets ? bias[size_t(head) * offsets + at] : 0.0f;
+    return near_bias<QUERIES>(bias, s, head, first_query, first_key, int(threadIdx.x));
 }
 
 // The gradient of the bias by the keys of one block: sums of dS along diagonals. The block goes through tiles of queries in ascending
@@ -118,22 +135,6 @@ struct DiagonalSums {
             const int i = (step + offset) & (QUERIES - 1), j = i + offset;
             if (j >= 0 && j < KEYS) sum += ds[j * ROW + i];
         }
-    }
-    // The same of rows of diagonals: `skewed` has at [j - i + QUERIES - 1][i] the element of key j and query i, and zeros where there is none.
-    template <int ROW>
-    DEVICE void add_rows(const float* skewed, int queries, int first_query) {
-        const int low = lowest(queries, first_query);
-        move_to(low);
-        const int row = at - low;
-        if (int(threadIdx.x) >= RING || row >= QUERIES + KEYS - 1) return;
-        Four sums{{0, 0, 0, 0}};
-#pragma unroll
-        for (int i = 0; i < QUERIES; i += 4) {
-            const Four four = *together_at<const Four>(skewed + row * ROW + i);
-#pragma unroll
-            for (int k = 0; k < 4; k++) sums.x[k] += four.x[k];
-        }
-        sum += (sums.x[0] + sums.x[1]) + (sums.x[2] + sums.x[3]);
     }
     DEVICE void end() { keep(); }
 };

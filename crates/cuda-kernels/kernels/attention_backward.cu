@@ -6,9 +6,10 @@ namespace attention_backward {
 
 // Rows of a block, and of a tile that it goes through.
 constexpr int ROWS = 64, TILE = 32, N = TILE / 8;
-// Diagonals of the scores of a tile, and elements from one to the next in shared memory: so that those of a quarter of a warp are in
-// different banks.
-constexpr int DIAGONALS = ROWS + TILE - 1, DIAGONAL = TILE + 4;
+// Tiles of queries whose numbers are read together: each thread then reads those of one query, and no warp waits for the one that does it.
+constexpr int TOGETHER = ATTENTION_THREADS / TILE, MANY = TOGETHER * TILE;
+// Biases of these queries and the keys of a block.
+constexpr int BIASES = ROWS + MANY;
 
 // The first query that sees a key.
 DEVICE int first_query(const AttentionShape& s, const AttentionBlock& block, int key) {
@@ -22,22 +23,23 @@ DEVICE size_t statistics(const AttentionShape& s, const AttentionBlock& block) {
 
 // dk, dv, and if `partial` is not null the bias's gradient: a row of T + ROWS - 1 partial sums for each block, by sequence, head, tile.
 // A warp has 16 keys and the scores of TILE queries, transposed.
-// Shared memory: 2 * ROWS + 4 * TILE rows of K + 8 bf16; numbers of 4 bytes: 8 * TILE + 2 * (ROWS + TILE), and DIAGONALS * DIAGONAL.
+// Shared memory: 2 * KS + 4 * TILE rows of K bf16; numbers of 4 bytes: 8 * MANY + 2 * BIASES + 512.
 template <int K>
 DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, const float* lse, const float* delta,
                  const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dk, bf16* dv, float* partial,
                  const AttentionShape& s) {
-    constexpr int ROW = TILE_ROW<K>;
-    const AttentionBlock block = attention_block(lengths, s.keys, ROWS);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, width = s.heads * K;
+    const AttentionBlock block = attention_block(lengths, s, s.keys, ROWS, Most::First);
+    // The largest heads have no register for it.
+    const unsigned thread = K > 64 ? threadIdx.x : held_thread();
+    const int warp = thread / WARP, lane = thread % WARP, g = lane / 4, t = lane % 4, width = s.heads * K;
     SHARED(bf16, shared);
     bf16* tile_k = shared;
-    bf16* tile_v = tile_k + ROWS * ROW;
-    bf16* tiles_q = tile_v + ROWS * ROW;
-    bf16* tiles_dout = tiles_q + 2 * TILE * ROW;
-    OfQuery* tiles_query = reinterpret_cast<OfQuery*>(tiles_dout + 2 * TILE * ROW);
-    float* biases = reinterpret_cast<float*>(tiles_query + 2 * TILE);
-    float* skewed = biases + 2 * (ROWS + TILE);
+    bf16* tile_v = tile_k + ROWS * K;
+    bf16* tiles_q = tile_v + ROWS * K;
+    bf16* tiles_dout = tiles_q + 2 * TILE * K;
+    OfQuery* tiles_query = reinterpret_cast<OfQuery*>(tiles_dout + 2 * TILE * K);
+    float* biases = reinterpret_cast<float*>(tiles_query + 2 * MANY);
+    float* ring = biases + 2 * BIASES;
 
     q += size_t(block.batch) * s.q_batch + block.head * K;
     k += size_t(block.batch) * s.k_batch + block.head * K;
@@ -52,13 +54,13 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     const int end = block.first < min(block.length, s.keys) ? (s.queries + TILE - 1) / TILE : begin;
     auto copy = [&](int tile) {
         const int stage = tile & 1;
-        copy_tile<K, TILE>(tiles_q + stage * TILE * ROW, q, s.q_row, tile * TILE, s.queries);
-        copy_tile<K, TILE>(tiles_dout + stage * TILE * ROW, dout, width, tile * TILE, s.queries);
+        copy_tile<K, TILE>(tiles_q + stage * TILE * K, q, s.q_row, tile * TILE, s.queries, thread);
+        copy_tile<K, TILE>(tiles_dout + stage * TILE * K, dout, width, tile * TILE, s.queries, thread);
     };
     const uint32_t sample = block_sample(dropout, samples, block);
     // Copied before it is known whether a query sees the block's keys. Behind the last query are zeros.
-    copy_tile<K, ROWS>(tile_k, k, s.k_row, block.first, s.keys);
-    copy_tile<K, ROWS>(tile_v, v, s.v_row, block.first, s.keys);
+    copy_tile<K, ROWS>(tile_k, k, s.k_row, block.first, s.keys, thread);
+    copy_tile<K, ROWS>(tile_v, v, s.v_row, block.first, s.keys, thread);
     copy(begin);
     end_copies();
 
@@ -68,27 +70,29 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     const int all_from = first_query(s, block, block.first + warp * 16 + 15);
     const bool drops = dropout.threshold > 0;
     const uint64_t key_of_block = block_key(dropout, sample);
-    // Each thread has a part of the next tile's numbers: of a bias, and the last warp of a query.
-    OfQuery next_query{};
-    float near_query = 0;
+    // Each thread has numbers of the next tiles: of a query, and one or two biases.
+    static_assert(BIASES <= 2 * ATTENTION_THREADS, "a thread has two biases");
+    float lse_read = -INFINITY, delta_read = 0, near_read[2] = {0, 0};
     auto read = [&](int tile) {
-        near_query = near_bias<TILE, ROWS>(bias, s, block.head, tile * TILE, block.first);
-        if (int(threadIdx.x) < ATTENTION_THREADS - TILE) return;
-        const int query = tile * TILE + threadIdx.x - (ATTENTION_THREADS - TILE);
-        next_query = of_query(lse, LOG2_E, delta, drops, key_of_block, block, query, s.queries);
+        const int first = tile / TOGETHER * MANY, query = first + int(thread);
+        lse_read = -INFINITY, delta_read = 0;
+        if (query < s.queries) lse_read = lse[query], delta_read = delta[query];
+#pragma unroll
+        for (int i = 0; i < 2; i++) near_read[i] = near_bias<MANY>(bias, s, block.head, first, block.first, int(thread) + i * ATTENTION_THREADS);
     };
-    auto write = [&](int stage) {
-        if (int(threadIdx.x) < ROWS + TILE) biases[stage * (ROWS + TILE) + threadIdx.x] = LOG2_E * near_query;
-        if (int(threadIdx.x) >= ATTENTION_THREADS - TILE) tiles_query[stage * TILE + threadIdx.x - (ATTENTION_THREADS - TILE)] = next_query;
+    auto write = [&](int tile) {
+        const int stage = tile / TOGETHER & 1, query = tile / TOGETHER * MANY + int(thread);
+        tiles_query[stage * MANY + thread] = of_query(lse_read * LOG2_E, delta_read, drops, key_of_block, block, query);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (int(thread) + i * ATTENTION_THREADS < BIASES) biases[stage * BIASES + thread + i * ATTENTION_THREADS] = LOG2_E * near_read[i];
     };
-    if (begin < end) read(begin), write(begin & 1);
-    DiagonalSums<TILE, ROWS> diagonals;
+    if (begin < end) read(begin), write(begin);
+    ProductDiagonals diagonals;
     if (partial) {
         const int tiles = (s.keys + ROWS - 1) / ROWS, tile = block.first / ROWS;
         float* sums = partial + ((size_t(block.batch) * s.heads + block.head) * tiles + tile) * (s.queries + ROWS - 1);
-        diagonals.begin(sums, s.queries, begin < end ? begin * TILE : s.queries + diagonals.RING);
-        // Of no tile is there anything at the ends of the outer diagonals.
-        for (int i = threadIdx.x; i < DIAGONALS * DIAGONAL; i += ATTENTION_THREADS) skewed[i] = 0;
+        diagonals.begin(thread, ring, sums, s.queries, begin, begin >= end);
     }
     float of_k[K / 8][4], of_v[K / 8][4];
 #pragma unroll
@@ -96,32 +100,36 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
 #pragma unroll
         for (int c = 0; c < 4; c++) of_k[n][c] = of_v[n][c] = 0;
 
-    LeftRows<K, K == 32> own_k{tile_k, warp * 16, {}};
-    LeftRows<K, K == 32> own_v{tile_v, warp * 16, {}};
+    LeftRows<K, K == 32> own_k{tile_k, warp * 16, thread, {}};
+    LeftRows<K, K == 32> own_v{tile_v, warp * 16, thread, {}};
     for (int tile = begin; tile < end; tile++) {
         const int stage = tile & 1, first = tile * TILE;
         wait_for_copies<0>();
         BARRIER();
         if (tile == begin) own_k.keep(), own_v.keep();
+        else if (partial) diagonals.write(tile - 1);
+        const bool reads = tile + 1 < end && (tile + 1) % TOGETHER == 0;
         if (tile + 1 < end) {
             copy(tile + 1);
             end_copies();
-            // On its way while this tile is computed.
-            read(tile + 1);
         }
-        const bf16* tile_q = tiles_q + stage * TILE * ROW;
-        const bf16* tile_dout = tiles_dout + stage * TILE * ROW;
-        const float* near = biases + stage * (ROWS + TILE) + row - 2 * t + TILE - 1;
-        const OfQuery* queries = tiles_query + stage * TILE + 2 * t;
+        // On their way while this tile is computed.
+        if (reads) read(tile + 1);
+        const bf16* tile_q = tiles_q + stage * TILE * K;
+        const bf16* tile_dout = tiles_dout + stage * TILE * K;
+        const int many = tile / TOGETHER & 1, within = tile % TOGETHER * TILE;
+        const float* near = biases + many * BIASES + row - 2 * t + MANY - 1 - within;
+        const OfQuery* queries = tiles_query + many * MANY + within + 2 * t;
         float p[N][4], ds[N][4];
         multiply_rows<K, N>(p, own_k, tile_q);
-        multiply_rows<K, N>(ds, own_v, tile_dout);
-        if (tile + 1 < end) write(stage ^ 1);
+        if (reads) write(tile + 1);
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int c = 0; c < 4; c++)
                 p[n][c] = exp2_fast(p[n][c] * LOG2_E + (near[c / 2 * 8 - n * 8 - c % 2] - queries[n * 8 + c % 2].lse));
+        // Beside the exponentials.
+        multiply_rows<K, N>(ds, own_v, tile_dout);
         if (first < all_from) {
 #pragma unroll
             for (int n = 0; n < N; n++)
@@ -151,40 +159,29 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
 #pragma unroll
                 for (int c = 0; c < 4; c++) ds[n][c] = p[n][c] * (ds[n][c] - queries[n * 8 + c % 2].delta);
         }
-        add_products<K, N>(of_v, p, tile_dout);
-        add_products<K, N>(of_k, ds, tile_q);
-        if (partial) {
-            float* to = skewed + (row - 2 * t + TILE - 1) * DIAGONAL + 2 * t;
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) to[c / 2 * 8 * DIAGONAL - (n * 8 + c % 2) * (DIAGONAL - 1)] = ds[n][c];
-        }
-        if (partial) {
-            BARRIER();
-            diagonals.template add_rows<DIAGONAL>(skewed, s.queries, first);
-        }
+        add_products<K, N>(of_v, p, tile_dout, thread);
+        add_products<K, N>(of_k, ds, tile_q, thread);
+        if (partial) diagonals.add(ds, tile);
     }
-    if (partial) diagonals.end();
+    if (partial && begin < end) diagonals.finish(end);
     const float whole[2] = {1.0f, 1.0f};
     store_rows<K>(dk, s.k_row, block.first + warp * 16, s.keys, of_k, whole);
     store_rows<K>(dv, s.v_row, block.first + warp * 16, s.keys, of_v, whole);
 }
 
 // dq. A warp has 16 queries and their scores of TILE keys.
-// Shared memory: 2 * ROWS + 4 * TILE rows of K + 8 bf16, 2 * (ROWS + TILE) f32.
+// Shared memory: 2 * KS + 4 * TILE rows of K bf16, 2 * (ROWS + TILE) f32.
 template <int K>
 DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, const float* lse, const float* delta,
                     const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dq, const AttentionShape& s) {
-    constexpr int ROW = TILE_ROW<K>;
-    const AttentionBlock block = attention_block(lengths, s.queries, ROWS);
+    const AttentionBlock block = attention_block(lengths, s, s.queries, ROWS, Most::Last);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, width = s.heads * K;
     SHARED(bf16, shared);
     bf16* tile_q = shared;
-    bf16* tile_dout = tile_q + ROWS * ROW;
-    bf16* tiles_k = tile_dout + ROWS * ROW;
-    bf16* tiles_v = tiles_k + 2 * TILE * ROW;
-    float* biases = reinterpret_cast<float*>(tiles_v + 2 * TILE * ROW);
+    bf16* tile_dout = tile_q + ROWS * K;
+    bf16* tiles_k = tile_dout + ROWS * K;
+    bf16* tiles_v = tiles_k + 2 * TILE * K;
+    float* biases = reinterpret_cast<float*>(tiles_v + 2 * TILE * K);
 
     q += size_t(block.batch) * s.q_batch + block.head * K;
     k += size_t(block.batch) * s.k_batch + block.head * K;
@@ -199,8 +196,8 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
     for (int r = 0; r < 2; r++) own[r] = of_query(lse, LOG2_E, delta, false, 0, block, block.first + row + 8 * r, s.queries);
     auto copy = [&](int tile) {
         const int stage = tile & 1;
-        copy_tile<K, TILE>(tiles_k + stage * TILE * ROW, k, s.k_row, tile * TILE, s.keys);
-        copy_tile<K, TILE>(tiles_v + stage * TILE * ROW, v, s.v_row, tile * TILE, s.keys);
+        copy_tile<K, TILE>(tiles_k + stage * TILE * K, k, s.k_row, tile * TILE, s.keys);
+        copy_tile<K, TILE>(tiles_v + stage * TILE * K, v, s.v_row, tile * TILE, s.keys);
     };
     copy_tile<K, ROWS>(tile_q, q, s.q_row, block.first, s.queries);
     copy_tile<K, ROWS>(tile_dout, dout, width, block.first, s.queries);
@@ -226,7 +223,7 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
 #pragma unroll
         for (int c = 0; c < 4; c++) of_q[n][c] = 0;
 
-    const LeftRows<K, false> own_q{tile_q, warp * 16, {}}, own_dout{tile_dout, warp * 16, {}};
+    const LeftRows<K, false> own_q{tile_q, warp * 16, threadIdx.x, {}}, own_dout{tile_dout, warp * 16, threadIdx.x, {}};
     for (int tile = 0; tile < tiles; tile++) {
         const int stage = tile & 1, first = tile * TILE;
         wait_for_copies<0>();
@@ -237,7 +234,7 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
         }
         // On its way while this tile is computed.
         const float next_bias = near_bias<ROWS, TILE>(bias, s, block.head, block.first, first + TILE);
-        const bf16* tile_k = tiles_k + stage * TILE * ROW;
+        const bf16* tile_k = tiles_k + stage * TILE * K;
         const float* near = biases + stage * (ROWS + TILE) + 2 * t - row + ROWS - 1;
         float p[N][4], ds[N][4];
         multiply_rows<K, N>(p, own_q, tile_k);
@@ -253,7 +250,7 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
                 for (int c = 0; c < 4; c++)
                     if (first + n * 8 + 2 * t + c % 2 >= see[c / 2]) p[n][c] = 0;
         }
-        multiply_rows<K, N>(ds, own_dout, tiles_v + stage * TILE * ROW);
+        multiply_rows<K, N>(ds, own_dout, tiles_v + stage * TILE * K);
         if (drops) {
             const RowHash here[2] = {from_channel(own[0].hash, first + 2 * t), from_channel(own[1].hash, first + 2 * t)};
 #pragma unroll

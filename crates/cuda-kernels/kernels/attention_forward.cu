@@ -7,18 +7,18 @@ namespace attention_forward {
 
 constexpr int QUERIES = 64, KEYS = 64;
 
-// Shared memory: QUERIES + 4 * KEYS rows of K + 8 bf16, and two biases of 128 f32.
+// Shared memory: QUERIES + 4 * KEYS rows of K bf16, and two biases of 128 f32.
 template <int K>
 DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, const uint32_t* lengths, const Dropout& dropout,
                 const uint32_t* samples, bf16* out, float* lse, const AttentionShape& s) {
-    constexpr int ROW = TILE_ROW<K>, N = KEYS / 8;
-    const AttentionBlock block = attention_block(lengths, s.queries, QUERIES);
+    constexpr int N = KEYS / 8;
+    const AttentionBlock block = attention_block(lengths, s, s.queries, QUERIES, Most::Last);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     SHARED(bf16, shared);
     bf16* tile_q = shared;
-    bf16* tiles_k = tile_q + QUERIES * ROW;
-    bf16* tiles_v = tiles_k + 2 * KEYS * ROW;
-    float* biases = reinterpret_cast<float*>(tiles_v + 2 * KEYS * ROW);
+    bf16* tiles_k = tile_q + QUERIES * K;
+    bf16* tiles_v = tiles_k + 2 * KEYS * K;
+    float* biases = reinterpret_cast<float*>(tiles_v + 2 * KEYS * K);
 
     q += size_t(block.batch) * s.q_batch + block.head * K;
     k += size_t(block.batch) * s.k_batch + block.head * K;
@@ -49,7 +49,7 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
         for (int c = 0; c < 4; c++) results[n][c] = 0;
 
     biases[threadIdx.x] = LOG2_E * first_bias;
-    LeftRows<K, (K <= 64)> own{tile_q, warp * 16, {}};
+    LeftRows<K, (K <= 64)> own{tile_q, warp * 16, threadIdx.x, {}};
     for (int tile = 0; tile < tiles; tile++) {
         const int stage = tile & 1, first = tile * KEYS;
         const float* near = biases + stage * 128 + 2 * t - (warp * 16 + g) + QUERIES - 1;
@@ -57,26 +57,26 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
         BARRIER();
         if (tile == 0) own.keep();
         if (tile + 1 < tiles) {
-            copy_tile<K, KEYS>(tiles_k + (stage ^ 1) * KEYS * ROW, k, s.k_row, first + KEYS, s.keys);
-            copy_tile<K, KEYS>(tiles_v + (stage ^ 1) * KEYS * ROW, v, s.v_row, first + KEYS, s.keys);
+            copy_tile<K, KEYS>(tiles_k + (stage ^ 1) * KEYS * K, k, s.k_row, first + KEYS, s.keys);
+            copy_tile<K, KEYS>(tiles_v + (stage ^ 1) * KEYS * K, v, s.v_row, first + KEYS, s.keys);
             end_copies();
         }
         // On its way while scores are computed.
         const float next_bias = near_bias<QUERIES, KEYS>(bias, s, block.head, block.first, first + KEYS);
         float scores[N][4];
-        multiply_rows<K, N>(scores, own, tiles_k + stage * KEYS * ROW);
-        biases[(stage ^ 1) * 128 + threadIdx.x] = LOG2_E * next_bias;
+        multiply_rows<K, N>(scores, own, tiles_k + stage * KEYS * K);
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int c = 0; c < 4; c++) scores[n][c] = scores[n][c] * LOG2_E + near[n * 8 + c % 2 - c / 2 * 8];
         // Only tiles at an edge hide anything.
         if (first + KEYS > all_see) {
+            const int from_here[2] = {see[0] - first - 2 * t, see[1] - first - 2 * t};
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
                 for (int c = 0; c < 4; c++)
-                    if (first + n * 8 + 2 * t + c % 2 >= see[c / 2]) scores[n][c] = HIDDEN;
+                    if (n * 8 + c % 2 >= from_here[c / 2]) scores[n][c] = HIDDEN;
         }
         float highest[2] = {most[0], most[1]};
 #pragma unroll
@@ -109,6 +109,7 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
                 scores[n][c] = exp2_fast(scores[n][c] - base[c / 2]);
                 sum[c / 2] += scores[n][c];
             }
+        biases[(stage ^ 1) * 128 + threadIdx.x] = LOG2_E * next_bias;
         if (drops) {
             const RowHash here[2] = {from_channel(hashes[0], first + 2 * t), from_channel(hashes[1], first + 2 * t)};
 #pragma unroll
@@ -120,7 +121,7 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
                     if (!kept.second) scores[n + 1][c] = 0;
                 }
         }
-        add_products<K, N>(results, scores, tiles_v + stage * KEYS * ROW);
+        add_products<K, N>(results, scores, tiles_v + stage * KEYS * K);
     }
 
     float factors[2];

@@ -1,36 +1,47 @@
-// Tiles of attention on tensor cores: bf16 rows of K elements in shared memory, 16 bytes apart more than they are long, so that the
-// rows of a matrix are in different banks.
+// Tiles of attention on tensor cores: rows of K elements of bf16 in shared memory, in pieces of eight. Eight rows have the same piece in
+// different banks, and a row that is copied fills whole lines of banks.
 #pragma once
 #include "attention.h"
 #include "tensor_cores.h"
 
+// The index of this thread in a register. Where the compiler has few of them it reads the special one again in each part of a loop, and then
+// waits as long as for shared memory: it cannot do that with what another instruction gave.
+DEVICE unsigned held_thread() { return shuffle_from(uint32_t(threadIdx.x), threadIdx.x % WARP); }
+
+constexpr int PIECE_BYTES = 16;
+// Bytes from a tile's begin to a piece.
 template <int K>
-constexpr int TILE_ROW = K + 8;
+DEVICE unsigned piece_at(unsigned row, unsigned piece) {
+    return row * (K * 2) + (piece ^ (K == 32 ? row / 2 % 4 : row % 8)) * PIECE_BYTES;
+}
+DEVICE const unsigned char* bytes_of(const bf16* tile, unsigned at) { return reinterpret_cast<const unsigned char*>(tile) + at; }
 
 // Begins to copy rows `first` to `first + ROWS` of `rows`; zeros behind the last one. A sequence has less than 2^31 rows, a row less than
 // 2^31 bytes.
 template <int K, int ROWS>
-DEVICE void copy_tile(bf16* to, const bf16* from, int row, int first, int rows) {
+DEVICE void copy_tile(bf16* to, const bf16* from, int row, int first, int rows, unsigned thread = threadIdx.x) {
     // A thread copies pieces of eight elements, `APART` rows from one to the next.
     constexpr int PIECES = K / 8, APART = ATTENTION_THREADS / PIECES;
     static_assert(ROWS % APART == 0, "every thread copies as many pieces");
-    const int begin = threadIdx.x / PIECES, c = threadIdx.x % PIECES * 8;
+    static_assert(APART % 8 == 0, "pieces of these rows are moved alike");
+    const int begin = thread / PIECES, c = thread % PIECES;
     // Unsigned, so that an address is one multiplication of 32 bits.
     const unsigned row_bytes = unsigned(row) * sizeof(bf16);
-    const unsigned char* bytes = reinterpret_cast<const unsigned char*>(from + c);
+    const unsigned char* bytes = reinterpret_cast<const unsigned char*>(from + c * 8);
+    unsigned char* tile = reinterpret_cast<unsigned char*>(to) + piece_at<K>(begin, c);
 #pragma unroll
     for (int r = 0; r < ROWS; r += APART) {
         const int at = first + begin + r;
         const bool is_valid = at < rows;
-        copy_ahead(to + (begin + r) * TILE_ROW<K> + c, bytes + size_t(is_valid ? unsigned(at) : 0u) * row_bytes, is_valid);
+        copy_ahead(tile + r * K * 2, bytes + size_t(is_valid ? unsigned(at) : 0u) * row_bytes, is_valid);
     }
 }
 
-// Sixteen rows from `row` as the left factor: columns 16 * step to 16 * step + 16.
+// Sixteen rows from `row` as the left factor: columns 16 * step to 16 * step + 16. Pieces of a step are those of the first, moved.
 template <int K>
-DEVICE void load_left(uint32_t (&m)[4], const bf16* tile, int row, int step) {
-    const int lane = threadIdx.x % WARP;
-    load_matrices(m, tile + (row + lane % 16) * TILE_ROW<K> + step * 16 + lane / 16 * 8);
+DEVICE void load_left(uint32_t (&m)[4], const bf16* tile, int row, int step, unsigned thread) {
+    const int lane = thread % WARP;
+    load_matrices(m, bytes_of(tile + row * K, piece_at<K>(lane % 16, lane / 16) ^ step * 32));
 }
 
 // The sixteen rows from `row` of a tile that are a warp's left factor for every tile of the other side. They stay in registers where that
@@ -39,13 +50,14 @@ template <int K, bool ARE_KEPT>
 struct LeftRows {
     const bf16* tile;
     int row;
+    unsigned thread;
     uint32_t kept[ARE_KEPT ? K / 16 : 1][4];
 
     // When the tile is there.
     DEVICE void keep() {
         if constexpr (ARE_KEPT) {
 #pragma unroll
-            for (int step = 0; step < K / 16; step++) load_left<K>(kept[step], tile, row, step);
+            for (int step = 0; step < K / 16; step++) load_left<K>(kept[step], tile, row, step, thread);
         }
     }
     DEVICE void read(uint32_t (&m)[4], int step) const {
@@ -53,7 +65,7 @@ struct LeftRows {
 #pragma unroll
             for (int i = 0; i < 4; i++) m[i] = kept[step][i];
         } else {
-            load_left<K>(m, tile, row, step);
+            load_left<K>(m, tile, row, step, thread);
         }
     }
 };
@@ -61,7 +73,7 @@ struct LeftRows {
 // products (16, 8 N) = left (16, K) * tile (8 N, K) transposed.
 template <int K, int N, bool ARE_KEPT>
 DEVICE void multiply_rows(float (&products)[N][4], const LeftRows<K, ARE_KEPT>& left, const bf16* tile) {
-    const int lane = threadIdx.x % WARP;
+    const int lane = left.thread % WARP;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
@@ -75,7 +87,7 @@ DEVICE void multiply_rows(float (&products)[N][4], const LeftRows<K, ARE_KEPT>& 
 #pragma unroll
         for (int n = 0; n < N; n++) {
             uint32_t b[4];
-            load_matrices(b, tile + (n * 8 + lane % 8) * TILE_ROW<K> + step * 16 + lane / 8 * 8);
+            load_matrices(b, bytes_of(tile + n * 8 * K, piece_at<K>(lane % 8, lane / 8) ^ step * 32));
             multiply_add(products[n], a[0], b[0], b[1]);
             multiply_add(products[n], a[1], b[2], b[3]);
         }
@@ -84,8 +96,8 @@ DEVICE void multiply_rows(float (&products)[N][4], const LeftRows<K, ARE_KEPT>& 
 
 // sums (16, K) += left (16, 8 N) * tile (8 N, K); the left factor is what `multiply_rows` left, rounded to bf16.
 template <int K, int N>
-DEVICE void add_products(float (&sums)[K / 8][4], const float (&left)[N][4], const bf16* tile) {
-    const int lane = threadIdx.x % WARP;
+DEVICE void add_products(float (&sums)[K / 8][4], const float (&left)[N][4], const bf16* tile, unsigned thread = threadIdx.x) {
+    const int lane = thread % WARP;
 #pragma unroll
     for (int step = 0; step < N / 2; step++) {
         const float(&x)[4] = left[2 * step], (&y)[4] = left[2 * step + 1];
@@ -93,7 +105,7 @@ DEVICE void add_products(float (&sums)[K / 8][4], const float (&left)[N][4], con
 #pragma unroll
         for (int n = 0; n < K / 8; n += 2) {
             uint32_t b[4];
-            load_matrices_transposed(b, tile + (step * 16 + lane % 16) * TILE_ROW<K> + n * 8 + lane / 16 * 8);
+            load_matrices_transposed(b, bytes_of(tile + step * 16 * K, piece_at<K>(lane % 16, lane / 16) ^ n * 16));
             multiply_add(sums[n], a, b[0], b[1]);
             multiply_add(sums[n + 1], a, b[2], b[3]);
         }
@@ -113,3 +125,87 @@ DEVICE void store_rows(bf16* to, int row, int first, int rows, const float (&sum
         for (int n = 0; n < K / 8; n++) pairs[n * 4 + lane % 4] = pack(sums[n][2 * r] * factors[r], sums[n][2 * r + 1] * factors[r]);
     }
 }
+
+// The gradient of the bias by the keys of one block, as `DiagonalSums` has it, from products: no thread waits for another's scores.
+//
+// A warp has the keys from 16 * warp on, and goes through tiles of 32 queries. With g and t as in tensor_cores.h, a lane's scores of key
+// g + 8r and query 8n + 2t + c are of offset 8(r - n) + (g - 2t - c): those of one r - n and c are one sum. The sums of the smallest two
+// r - n come to no end in a tile, because the next tile is 32 offsets below. Shuffles add those of all lanes, so that each lane has the sum
+// of one of 32 offsets that the tile completes. They lie in shared memory until all warps have theirs.
+struct ProductDiagonals {
+    static constexpr int TILE = 32, WARPS = ATTENTION_THREADS / WARP, KEYS = 16 * WARPS;
+    // Of a warp: the offsets of four tiles.
+    static constexpr int RING = 4 * TILE;
+    unsigned thread;
+    float* ring; // WARPS rows of RING
+    float* to;
+    int queries;
+    float next[2], last[2]; // of each c, the sums that go on: of r - n = -2, which some lanes still need, and of -3
+
+    // All offsets above those of the first tile have sums of zero. There is none where no query sees the keys.
+    DEVICE void begin(unsigned of_thread, float* shared, float* row, int of_queries, int first_tile, bool is_empty) {
+        thread = of_thread;
+        ring = shared;
+        to = row;
+        queries = of_queries;
+        next[0] = next[1] = last[0] = last[1] = 0;
+        for (int i = thread; i < WARPS * RING; i += ATTENTION_THREADS) ring[i] = 0;
+        const int above = is_empty ? 0 : queries - 1 + KEYS - first_tile * TILE;
+        for (int i = above + int(thread); i < queries + KEYS - 1; i += ATTENTION_THREADS) to[i] = 0;
+    }
+    // `ds`: (16, TILE), what this warp has of a tile.
+    DEVICE void add(const float (&ds)[TILE / 8][4], int tile) {
+        const int warp = thread / WARP, lane = thread % WARP, g = lane / 4, t = lane % 4;
+        float sums[2][TILE / 8];
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const float first = ds[0][2 + c] + last[c], second = ds[0][c] + ds[1][2 + c], third = ds[1][c] + ds[2][2 + c];
+            const float fourth = ds[2][c] + ds[3][2 + c];
+            // Where g - 2t - c is negative, the sum belongs to the eight offsets below.
+            const bool is_below = g < 2 * t + c;
+            sums[c][0] = is_below ? next[c] : first;
+            sums[c][1] = is_below ? first : second;
+            sums[c][2] = is_below ? second : third;
+            sums[c][3] = is_below ? third : fourth;
+            next[c] = fourth;
+            last[c] = ds[3][c];
+        }
+        // Offsets of c = 1 are those of c = 0 one row of lanes before.
+        float all[TILE / 8];
+#pragma unroll
+        for (int i = 0; i < TILE / 8; i++) all[i] = sums[0][i] + shuffle_from(sums[1][i], (lane + 4) % WARP);
+        // Four lanes have the same offsets, each one column and two rows from the last. Each of them ends with the sum of i = t.
+        float half[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float given = shuffle_from(t < 2 ? all[2 + i] : all[i], (t < 2 ? lane + 18 : lane + 14) % WARP);
+            half[i] = (t < 2 ? all[i] : all[2 + i]) + given;
+        }
+        const float given = shuffle_from(t % 2 == 0 ? half[1] : half[0], (t % 2 == 0 ? lane + 9 : lane + 23) % WARP);
+        const int offset = 8 * (3 - t) + (g - 2 * t & 7);
+        ring[warp * RING + (offset - tile * TILE & RING - 1)] = (t % 2 == 0 ? half[0] : half[1]) + given;
+    }
+    // Writes the 32 sums that all warps have after `tile`. One of the warps does it, after a barrier.
+    DEVICE void write(int tile) {
+        const int warp = thread / WARP, lane = thread % WARP;
+        if (warp != (tile & WARPS - 1)) return;
+        const int at = queries - 1 + TILE * (1 - tile) + lane;
+        if (at < 0 || at >= queries + KEYS - 1) return;
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += ring[w * RING + (16 * (WARPS - w) - 16 + lane - tile * TILE & RING - 1)];
+        to[at] = sum;
+    }
+    // After the last tile, before `end`.
+    DEVICE void finish(int end) {
+        const float none[TILE / 8][4] = {};
+#pragma unroll 1
+        for (int tile = end; tile < end + 2; tile++) {
+            BARRIER();
+            write(tile - 1);
+            add(none, tile);
+        }
+        BARRIER();
+        write(end + 1);
+    }
+};

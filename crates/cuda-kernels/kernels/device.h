@@ -23,6 +23,8 @@ DEVICE float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(0xFFFFFFFF
 DEVICE double shuffle_xor(double x, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, x, lanes); }
 DEVICE uint32_t shuffle_xor(uint32_t x, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, x, lanes); }
 DEVICE int64_t shuffle_xor(int64_t x, int lanes) { return __shfl_xor_sync(0xFFFFFFFFu, x, lanes); }
+DEVICE float shuffle_from(float x, int lane) { return __shfl_sync(0xFFFFFFFFu, x, lane); }
+DEVICE uint32_t shuffle_from(uint32_t x, int lane) { return __shfl_sync(0xFFFFFFFFu, x, lane); }
 DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
 // Rounded by themselves: the compiler makes one operation of a product and a sum otherwise.

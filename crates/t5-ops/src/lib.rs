@@ -139,7 +139,7 @@ pub use staging::{STAGING_BYTES, Staged, Staging};
 pub use transfer::copied_to;
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.
-pub const KERNELS_VERSION: u32 = 9;
+pub const KERNELS_VERSION: u32 = 10;
 
 /// The same operations in plain candle operations: the oracle of the tests, and the path for devices and
 /// dtypes that have no kernel. Signatures and meaning are those of the crate's functions.

@@ -68,9 +68,9 @@ impl Kind {
                 [4 * (64 * row + rows * 40 + 2 * rows + 32 + own), backward, backward]
             }
             Kind::TensorCores => {
-                let row = 2 * (head_size + 8);
+                let row = 2 * head_size;
                 let backward = (128 + 128) * row;
-                [(64 + 256) * row + 1024, backward + 4 * (95 * 36 + 2 * 96 + 8 * 32), backward + 4 * 2 * 96]
+                [(64 + 256) * row + 1024, backward + 4 * (512 + 2 * 192 + 8 * 128), backward + 4 * 2 * 96]
             }
         }
     }
@@ -207,7 +207,10 @@ impl Case<'_> {
                 Argument::of(shape),
             ];
             let [bias, lengths, mask, samples, shape] = &common;
-            let grid = |rows: usize, tile: usize| [rows.div_ceil(tile) * batch, heads, 1];
+            let grid = |rows: usize, tile: usize| {
+                let tiles = rows.div_ceil(tile);
+                if self.is_causal { [batch * heads, tiles, 1] } else { [tiles * batch, heads, 1] }
+            };
             let arguments = [&q, &k, &v, bias, lengths, mask, samples].map(Clone::clone).into_iter();
             let arguments: Vec<Argument> =
                 arguments.chain([new_out.pointer(), new_lse.pointer(), shape.clone()]).collect();
@@ -287,6 +290,17 @@ fn masks_and_biases_of_tensor_cores_are_those_of_the_cpu() {
         },
         Case { queries: 75, keys: 34, lengths: &[34, 7], is_causal: true, probability: 0.1, ..Case::default() },
         Case { queries: 1, keys: 129, lengths: &[129, 100], has_bias: true, ..Case::default() },
+        // More queries than the backward by keys reads the numbers of at once; it begins at any tile of them.
+        Case {
+            queries: 200,
+            keys: 200,
+            lengths: &[200],
+            has_bias: true,
+            is_causal: true,
+            probability: 0.1,
+            ..Case::default()
+        },
+        Case { queries: 270, keys: 40, lengths: &[40], has_bias: true, probability: 0.1, ..Case::default() },
         Case {
             queries: 65,
             keys: 65,

@@ -89,7 +89,7 @@ impl Kind {
     /// Bytes of shared memory of the forward; the layouts stand in the kernels' sources.
     fn shared_by_forward(self, head_size: usize) -> usize {
         if self == Kind::TensorCores {
-            return (64 + 4 * 64) * 2 * (head_size + 8) + 2 * 128 * 4;
+            return (64 + 4 * 64) * 2 * head_size + 2 * 128 * 4;
         }
         let (row, own) = self.rows_in_shared(head_size);
         4 * (2 * 32 * row + 40 * self.rows() + 2 * self.rows() + 32 + own)
@@ -98,8 +98,8 @@ impl Kind {
     /// The same of the backward, by keys and by queries.
     fn shared_by_backward(self, head_size: usize) -> [usize; 2] {
         if self == Kind::TensorCores {
-            let tiles = (2 * 64 + 4 * 32) * 2 * (head_size + 8);
-            return [tiles + 4 * (95 * 36 + 2 * 96 + 8 * 32), tiles + 4 * 2 * 96];
+            let tiles = (2 * 64 + 4 * 32) * 2 * head_size;
+            return [tiles + 4 * (512 + 2 * 192 + 8 * 128), tiles + 4 * 2 * 96];
         }
         let (row, own) = self.rows_in_shared(head_size);
         [4 * (4 * 32 + 2 * 32 * row + 40 * self.rows() + self.rows() + 32 + 2 * own); 2]
@@ -218,9 +218,10 @@ impl<'a> Lists<'a> {
     }
 }
 
-/// Blocks for tiles of rows of each sequence, by heads.
-fn grid(s: &Sizes, rows: usize, tile: usize) -> [usize; 3] {
-    [rows.div_ceil(tile) * s.batch, s.heads, 1]
+/// Blocks for tiles of rows of each sequence and head, in the order of the kernels' `attention_block`.
+fn grid(s: &Sizes, a: &Attention, rows: usize, tile: usize) -> [usize; 3] {
+    let tiles = rows.div_ceil(tile);
+    if a.causal { [s.batch * s.heads, tiles, 1] } else { [tiles * s.batch, s.heads, 1] }
 }
 
 pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {
@@ -237,7 +238,7 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &S
     let kernel = kernel.tensor(&q)?.tensor(&k)?.tensor(&v)?.tensor_or_null(bias.as_ref())?;
     let kernel = lists.of_kernel(kernel)?.tensor(&out)?.tensor(&lse)?.value(Shape::of(s, a)?);
     // SAFETY: shapes are those of `sizes`, which has checked them; each sequence has a length and a sample.
-    unsafe { kernel.launch(grid(s, s.queries, kind.rows()), THREADS, kind.shared_by_forward(s.head_size))? };
+    unsafe { kernel.launch(grid(s, a, s.queries, kind.rows()), THREADS, kind.shared_by_forward(s.head_size))? };
     Ok((out, lse))
 }
 
@@ -280,12 +281,12 @@ pub(super) fn attention_backward(
     let kernel = begin("attention_backward_keys")?.tensor(&dk)?.tensor(&dv)?;
     let kernel = kernel.tensor_or_null(partial.as_ref())?.value(shape);
     // SAFETY: as in the forward; each block has a row of partial sums.
-    unsafe { kernel.launch(grid(s, s.keys, kind.rows()), THREADS, of_keys)? };
+    unsafe { kernel.launch(grid(s, a, s.keys, kind.rows()), THREADS, of_keys)? };
 
     let dq = unwritten(q.shape(), dtype, device)?;
     let kernel = begin("attention_backward_queries")?.tensor(&dq)?.value(shape);
     // SAFETY: as in the forward.
-    unsafe { kernel.launch(grid(s, s.queries, kind.rows()), THREADS, of_queries)? };
+    unsafe { kernel.launch(grid(s, a, s.queries, kind.rows()), THREADS, of_queries)? };
 
     if let (Some(dbias), Some(partial)) = (dbias, &partial) {
         let kernel = Kernel::new(device, Module::Attention, "attention_add_bias_gradient")?;
