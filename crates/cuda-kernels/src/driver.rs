@@ -17,8 +17,9 @@ pub use own::{SPREAD, allocate, begin_life, end_life, free};
 
 #[cfg(not(emulated_card))]
 mod own {
-    use std::ffi::{CStr, c_int, c_void};
+    use std::ffi::{CStr, c_char, c_int, c_void};
     use std::mem::transmute;
+    use std::ptr::without_provenance_mut;
     use std::sync::OnceLock;
 
     use super::{Allocate, Free};
@@ -26,9 +27,16 @@ mod own {
     /// How many addresses a byte of memory has.
     pub const SPREAD: u64 = 1;
 
+    unsafe extern "C" {
+        fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    }
+
+    /// The function of that name in what was loaded behind the program.
     fn next(name: &CStr) -> *mut c_void {
+        // `RTLD_NEXT` of the C library.
+        let behind = without_provenance_mut(usize::MAX);
         // SAFETY: a name that ends with zero.
-        unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+        unsafe { dlsym(behind, name.as_ptr()) }
     }
 
     /// `None`: the driver has no such function.

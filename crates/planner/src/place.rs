@@ -132,8 +132,12 @@ fn pool_beside(tensors: Bytes, now: &MemorySnapshot) -> CostRow {
         Some(measured) => (measured, "measured"),
     };
     let bytes = tensors.percent(POOL_PERCENT) + unit;
-    CostRow::new(POOL, bytes.0, format!("{known}: units of {unit}; assumed: {POOL_PERCENT} % of tensors between them"))
-        .at(Place::Device)
+    CostRow::new(
+        POOL,
+        bytes.0,
+        format!("{known}: {unit} of units that are not full; assumed: {POOL_PERCENT} % of tensors between them"),
+    )
+    .at(Place::Device)
 }
 
 #[cfg(test)]

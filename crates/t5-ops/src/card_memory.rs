@@ -170,7 +170,8 @@ impl CardMemory {
         // SAFETY: a place for the number, and whole properties.
         unsafe { sys::cuMemGetAllocationGranularity(&raw mut unit, &raw const properties, flag) }.result()?;
         let unit = (unit as u64).max(ALIGNMENT);
-        let bytes = total.next_multiple_of(unit);
+        // Addresses cost nothing, and a large tensor wants many together.
+        let bytes = (2 * total).next_multiple_of(unit);
         let regions = [Region::new(bytes)?, Region::new(bytes)?];
         Ok(Self { card, stream, most: u64::MAX, unit, regions, pieces: HashMap::new(), count: Count::default() })
     }

@@ -210,7 +210,7 @@ fn a_device_has_rows_for_its_context_and_its_pool_and_makes_its_masks_itself() {
     let [assumed, measured] = [&machine(), &open].map(|now| pool_beside(Bytes::mib(100), now));
     assert_eq!([assumed.bytes, measured.bytes], [Bytes::mib(8), Bytes::mib(6)]);
     assert!(
-        assumed.note.starts_with("assumed: units of 4 MiB") && measured.note.starts_with("measured: units of 2 MiB")
+        assumed.note.starts_with("assumed: 4 MiB of units") && measured.note.starts_with("measured: 2 MiB of units")
     );
     assert_eq!(context(Place::Host, true, &machine()), None);
     let [without, with] = [false, true].map(|has| context(Place::Device, has, &machine()).expect("a row").bytes);
