@@ -109,15 +109,16 @@ impl Region {
         self.places.take(bytes).map(|place| self.address(place))
     }
 
-    /// The first place from which more memory makes `bytes` free bytes together, and how much more that takes, in units.
+    /// The place from which the least memory makes `bytes` free bytes together, and how much that is, in units.
     fn place_for(&self, bytes: u64, unit: u64) -> Option<(u64, u64)> {
         let after = self.backed.iter().map(|(place, size)| place + size);
         let until = self.backed.keys().copied().chain([self.bytes]);
-        let mut gaps = [0].into_iter().chain(after).zip(until);
-        gaps.find_map(|(from, until)| {
+        let gaps = [0].into_iter().chain(after).zip(until);
+        let found = gaps.filter_map(|(from, until)| {
             let more = bytes.saturating_sub(self.places.free_before(from)).next_multiple_of(unit);
             (from + more <= until).then_some((from, more))
-        })
+        });
+        found.min_by_key(|(_, more)| *more)
     }
 
     /// Backs `bytes` bytes from a place by memory.
