@@ -174,3 +174,29 @@ DEVICE float block_max(float x, float* shared) {
     BARRIER();
     return most;
 }
+
+// sum + read(0) + read(1) + .. of `parts` numbers, in this order: of a column a lane, in the first warp. All warps of the block read,
+// many parts at a time, and the next ones while the first warp adds. Shared memory: (PARTS_READ, 32) f32 for each warp.
+constexpr int PARTS_READ = 16;
+template <class Read>
+DEVICE float add_in_order(float sum, int parts, float* staged, Read read) {
+    const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, at_once = warps * PARTS_READ;
+    float values[PARTS_READ];
+    const auto read_from = [&](int first) {
+#pragma unroll
+        for (int k = 0; k < PARTS_READ; k++) values[k] = read(min(first + k * warps + warp, parts - 1));
+    };
+    if (parts > 0) read_from(0);
+    for (int first = 0; first < parts; first += at_once) {
+        BARRIER();
+#pragma unroll
+        for (int k = 0; k < PARTS_READ; k++) staged[(k * warps + warp) * WARP + lane] = values[k];
+        BARRIER();
+        if (first + at_once < parts) read_from(first + at_once);
+        if (warp > 0) continue;
+        const int count = min(parts - first, at_once);
+#pragma unroll 16
+        for (int part = 0; part < count; part++) sum += staged[part * WARP + lane];
+    }
+    return sum;
+}

@@ -143,24 +143,10 @@ KERNEL(256, row_lengths, const float* x, float* lengths, int rows, int width) {
     if (lane == 0) lengths[row] = sqrtf(squares);
 }
 
-// sums[i] += partial[0][i] + partial[1][i] + .., in this order. A block has 32 columns. All its warps read parts, many at a time, and
-// the first one adds them. Shared memory: (PARTS_READ, 32) f32 for each warp.
-constexpr int PARTS_READ = 16;
+// sums[i] += partial[0][i] + partial[1][i] + .., in this order. A block has 32 columns. Shared memory: see `add_in_order`.
 KERNEL(512, add_partial_sums, const float* partial, float* sums, int parts, int width) {
     SHARED(float, staged);
-    const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, at_once = warps * PARTS_READ;
-    const int i = blockIdx.x * WARP + lane, column = min(i, width - 1);
-    float sum = sums[column], values[PARTS_READ];
-    for (int first = 0; first < parts; first += at_once) {
-        for (int k = 0; k < PARTS_READ; k++)
-            values[k] = partial[size_t(min(first + k * warps + warp, parts - 1)) * width + column];
-        BARRIER();
-        for (int k = 0; k < PARTS_READ; k++) staged[(k * warps + warp) * WARP + lane] = values[k];
-        BARRIER();
-        if (warp > 0) continue;
-        const int read = min(parts - first, at_once);
-#pragma unroll 16
-        for (int part = 0; part < read; part++) sum += staged[part * WARP + lane];
-    }
-    if (warp == 0 && i < width) sums[i] = sum;
+    const int i = blockIdx.x * WARP + threadIdx.x % WARP, column = min(i, width - 1);
+    const float sum = add_in_order(sums[column], parts, staged, [&](int part) { return partial[size_t(part) * width + column]; });
+    if (threadIdx.x < WARP && i < width) sums[i] = sum;
 }

@@ -64,7 +64,7 @@ const OTHERS: [(&str, u32, u32, u32); 36] = [
     ("append_", 256, 0, 40),
     ("copy_rows_", 256, 0, 40),
     ("attention_delta_", 256, 0, 80),
-    ("attention_add_bias_gradient", 256, 0, 40),
+    ("attention_add_bias_gradient", 256, 256 * 16 * 4, 64),
     ("rms_norm_backward_", 192, (MODEL + 64) * 4, 80),
     ("rms_norm_", 256, 0, 40),
     ("add_partial_sums", 512, 512 * 16 * 4, 64),
