@@ -93,24 +93,44 @@ DEVICE bool in_fours(int width, const T*... rows) {
     return width % 4 == 0 && ((reinterpret_cast<size_t>(rows) % (4 * sizeof(T)) == 0) && ...);
 }
 
+// N elements as they lie in memory. A thread that reads well ahead keeps them so: as numbers it would wait for them at once.
+template <int N, class T>
+struct InMemory {
+    static_assert(N == 1, "only f32 and bf16 are read four at a time");
+    using Type = T;
+};
+template <>
+struct InMemory<4, float> {
+    using Type = Four;
+};
+template <>
+struct InMemory<4, bf16> {
+    using Type = FourNarrow;
+};
+template <int N, class T>
+using Packed = typename InMemory<N, T>::Type;
+
 // Elements `at` to `at + N`. With N = 4 see `in_fours`.
 template <int N, class T>
-DEVICE void load(const T* from, size_t at, float (&x)[N]) {
-    static_assert(N == 1, "only f32 and bf16 are read four at a time");
-    x[0] = to_float(from[at]);
+DEVICE Packed<N, T> packed(const T* from, size_t at) {
+    return *together_at<const Packed<N, T>>(from + at);
 }
-template <>
-DEVICE void load<4, float>(const float* from, size_t at, float (&x)[4]) {
-    Four four = *together_at<const Four>(from + at);
+template <class T>
+DEVICE void unpack(const T& one, float (&x)[1]) {
+    x[0] = to_float(one);
+}
+DEVICE void unpack(const Four& four, float (&x)[4]) {
     for (int i = 0; i < 4; i++) x[i] = four.x[i];
 }
-template <>
-DEVICE void load<4, bf16>(const bf16* from, size_t at, float (&x)[4]) {
-    FourNarrow four = *together_at<const FourNarrow>(from + at);
+DEVICE void unpack(const FourNarrow& four, float (&x)[4]) {
     for (int i = 0; i < 2; i++) {
         x[2 * i] = float_of(four.x[i] << 16);
         x[2 * i + 1] = float_of(four.x[i] & 0xFFFF0000u);
     }
+}
+template <int N, class T>
+DEVICE void load(const T* from, size_t at, float (&x)[N]) {
+    unpack(packed<N>(from, at), x);
 }
 
 // Elements `at` to `at + 4` of a row that has `count` more; zero where it has less. With N = 4, see `in_fours`, all are there.
