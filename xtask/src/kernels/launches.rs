@@ -56,7 +56,7 @@ const ATTENTION: [&str; 3] = ["attention_forward_", "attention_backward_keys_", 
 ///
 /// With 40 registers a thread, 48 warps are resident on every card; with 48, 40 warps; with 80, 24: those of
 /// the updates have four loads of 16 bytes in flight.
-const OTHERS: [(&str, u32, u32, u32); 36] = [
+const OTHERS: [(&str, u32, u32, u32); 37] = [
     ("attention_few_", 256, 8 * (64 + 2) * 4, 40),
     ("largest_", 1024, 32 * 8, 40),
     ("log_probabilities_", 1024, 32 * 8, 40),
@@ -74,6 +74,7 @@ const OTHERS: [(&str, u32, u32, u32); 36] = [
     ("few_rows_4_", 256, (16 + 256 + 4 * 512) * 4, 48),
     ("few_rows_8_", 256, (16 + 256 + 8 * 512) * 4, 64),
     ("dropout_", 96, 4 * 8, 64),
+    ("activation_backward_", 256, 4 * 8, 80),
     ("activation_", 256, 4 * 8, 64),
     ("cross_entropy_", 512, 32 * 4, 56),
     ("add_total", 512, 32 * 8, 40),
