@@ -23,6 +23,38 @@ DEVICE void rms_norm(const T* x, const W* weight, float eps, T* y, float* inv_rm
     if (lane == 0) inv_rms[row] = inv;
 }
 
+// The same of a row of at most FOURS * 4 elements a lane, which keeps them: all are on their way at once, and read once.
+template <int FOURS, class T, class W>
+DEVICE void rms_norm_in_registers(const T* x, const W* weight, float eps, T* y, float* inv_rms, int rows, int width) {
+    const int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    const size_t at = size_t(row) * width;
+    const T* from = x + at;
+    T* to = y + at;
+    Packed<4, T> kept[FOURS];
+    float squares = 0, values[4], factors[4];
+#pragma unroll
+    for (int j = 0; j < FOURS; j++)
+        if (lane * 4 + j * WARP * 4 < width) kept[j] = packed<4>(from, lane * 4 + j * WARP * 4);
+#pragma unroll
+    for (int j = 0; j < FOURS; j++) {
+        if (lane * 4 + j * WARP * 4 >= width) break;
+        unpack(kept[j], values);
+        for (int k = 0; k < 4; k++) squares += values[k] * values[k];
+    }
+    const float inv = 1.0f / sqrtf(warp_sum(squares) / float(width) + eps);
+    if (lane == 0) inv_rms[row] = inv;
+#pragma unroll
+    for (int j = 0; j < FOURS; j++) {
+        const int i = lane * 4 + j * WARP * 4;
+        if (i >= width) break;
+        unpack(kept[j], values);
+        load<4>(weight, i, factors);
+        for (int k = 0; k < 4; k++) values[k] = values[k] * inv * factors[k];
+        store<4>(to, i, values);
+    }
+}
+
 // `dy` becomes residual + inv_rms * (g - n * mean(g * n)) with n = x * inv_rms and g = dy * weight; `residual` may be null.
 // A block works on `rows_each` rows, one after the other, and writes its part of the weight's gradient, the sum of dy * n, to row
 // blockIdx.x of `partial` (gridDim.x, width). Shared memory: (width + 64) f32.
@@ -113,8 +145,12 @@ DEVICE void rms_norm_backward_in_registers(const T* x, const W* weight, const fl
 }
 
 #define RMS_NORM(suffix, T, W) \
-    KERNEL(256, rms_norm_##suffix, const T* x, const W* weight, float eps, T* y, float* inv_rms, int rows, int width) { \
-        if (in_fours(width, x, weight, y)) rms_norm<4>(x, weight, eps, y, inv_rms, rows, width); \
+    KERNEL_OF_BLOCKS(256, 8, rms_norm_##suffix, const T* x, const W* weight, float eps, T* y, float* inv_rms, int rows, int width) { \
+        /* Of 32 registers: all warps of a multiprocessor are resident. */ \
+        constexpr int FOURS = sizeof(T) == 2 ? 6 : 3; \
+        const bool fours = in_fours(width, x, weight, y); \
+        if (fours && width <= FOURS * 4 * WARP) rms_norm_in_registers<FOURS>(x, weight, eps, y, inv_rms, rows, width); \
+        else if (fours) rms_norm<4>(x, weight, eps, y, inv_rms, rows, width); \
         else rms_norm<1>(x, weight, eps, y, inv_rms, rows, width); \
     } \
     KERNEL(256, rms_norm_backward_##suffix, const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial, \
