@@ -96,13 +96,14 @@ DEVICE void rms_norm_backward(const T* x, const W* weight, const float* inv_rms,
     for (int i = threadIdx.x; i < width; i += blockDim.x) partial[size_t(blockIdx.x) * width + i] = sums[i];
 }
 
-// The same where each thread of at most 256 has four columns at most. It keeps what it reads, and its sums, in registers. Some rows are
-// read at once, and have one barrier together.
+// The same where each thread of at most 256 has four columns at most. It keeps what it reads, and its sums, in registers. Some rows have
+// one barrier together. The next ones are read before it.
 template <class T, class W>
 DEVICE void rms_norm_backward_in_registers(const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial,
                                            int rows, int rows_each, int width) {
     constexpr int ROWS = sizeof(T) == 2 ? 4 : 2;
     SHARED(float, scratch);
+    constexpr int WARPS = 256 / WARP;
     const int warps = blockDim.x / WARP, own = threadIdx.x * 4;
     const bool has_columns = own < width;
     // Threads and rows beyond the last one read the last one, and leave it at that.
@@ -110,35 +111,58 @@ DEVICE void rms_norm_backward_in_registers(const T* x, const W* weight, const fl
     float factors[4], sums[4] = {};
     load<4>(weight, column, factors);
     const int first = blockIdx.x * rows_each, end = min(first + rows_each, rows);
+    struct Row {
+        Packed<4, T> x, dy, residual;
+        float inv;
+    } next[ROWS];
+    const auto load_next = [&](int row) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const int of = min(row + r, end - 1);
+            const size_t at = size_t(of) * width + column;
+            next[r].inv = inv_rms[of];
+            next[r].x = packed<4>(x, at);
+            next[r].dy = packed<4>(dy, at);
+            if (residual) next[r].residual = packed<4>(residual, at);
+        }
+    };
+    load_next(first);
+#pragma unroll 1
     for (int row = first, turn = 0; row < end; row += ROWS, turn ^= 1) {
         // Read in one turn and written again in the next but one: there is a barrier in between.
-        float* of_turn = scratch + turn * ROWS * warps;
-        float values[ROWS][4], gradients[ROWS][4], others[ROWS][4], inv[ROWS];
-        for (int r = 0; r < ROWS; r++) {
-            const size_t at = size_t(min(row + r, end - 1)) * width + column;
-            inv[r] = inv_rms[min(row + r, end - 1)];
-            load<4>(x, at, values[r]);
-            load<4>(dy, at, gradients[r]);
-            if (residual) load<4>(residual, at, others[r]);
-        }
+        float* of_turn = scratch + turn * ROWS * WARPS;
+        Row read[ROWS];
+        float values[4], gradients[4];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) read[r] = next[r];
+        if (row + ROWS < end) load_next(row + ROWS);
+#pragma unroll
         for (int r = 0; r < ROWS; r++) {
             float product = 0;
-            for (int k = 0; k < 4; k++) product += values[r][k] * gradients[r][k] * factors[k];
+            unpack(read[r].x, values);
+            unpack(read[r].dy, gradients);
+            for (int k = 0; k < 4; k++) product += values[k] * gradients[k] * factors[k];
             product = warp_sum(has_columns ? product : 0.0f);
-            if (threadIdx.x % WARP == 0) of_turn[r * warps + threadIdx.x / WARP] = product;
+            if (threadIdx.x % WARP == 0) of_turn[r * WARPS + threadIdx.x / WARP] = product;
         }
         BARRIER();
+#pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            float product = 0;
-            for (int warp = 0; warp < warps; warp++) product += of_turn[r * warps + warp];
+            float product = 0, others[4];
+#pragma unroll
+            for (int warp = 0; warp < WARPS; warp++)
+                if (warp < warps) product += of_turn[r * WARPS + warp];
             if (!has_columns || row + r >= end) continue;
-            const float mean = product * inv[r] * inv[r] / float(width);
+            const float inv = read[r].inv, mean = product * inv * inv / float(width);
+            unpack(read[r].x, values);
+            unpack(read[r].dy, gradients);
+            if (residual) unpack(read[r].residual, others);
             for (int k = 0; k < 4; k++) {
-                sums[k] += gradients[r][k] * (values[r][k] * inv[r]);
-                const float gradient = inv[r] * (gradients[r][k] * factors[k] - values[r][k] * mean);
-                values[r][k] = residual ? others[r][k] + gradient : gradient;
+                sums[k] += gradients[k] * (values[k] * inv);
+                const float gradient = inv * (gradients[k] * factors[k] - values[k] * mean);
+                values[k] = residual ? others[k] + gradient : gradient;
             }
-            store<4>(dy, size_t(row + r) * width + column, values[r]);
+            store<4>(dy, size_t(row + r) * width + column, values);
         }
     }
     if (has_columns) store<4>(partial, size_t(blockIdx.x) * width + column, sums);
@@ -153,7 +177,7 @@ DEVICE void rms_norm_backward_in_registers(const T* x, const W* weight, const fl
         else if (fours) rms_norm<4>(x, weight, eps, y, inv_rms, rows, width); \
         else rms_norm<1>(x, weight, eps, y, inv_rms, rows, width); \
     } \
-    KERNEL(256, rms_norm_backward_##suffix, const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial, \
+    KERNEL_OF_BLOCKS(256, 3, rms_norm_backward_##suffix, const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial, \
            int rows, int rows_each, int width) { \
         const bool fours = in_fours(width, x, weight, dy, residual, partial); \
         if (fours && width <= 4 * int(blockDim.x)) \
