@@ -13,7 +13,7 @@ template <int N, class L, class T>
 DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losses, T* gradients, float scale, int width) {
     constexpr int AT_ONCE = 4;
     SHARED(float, scratch);
-    const int row = blockIdx.x, stride = blockDim.x * N;
+    const int row = blockIdx.x, stride = blockDim.x * N, step = AT_ONCE * stride;
     const uint32_t label = labels[row];
     const size_t at = size_t(row) * width;
     float values[AT_ONCE][N];
@@ -26,7 +26,8 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
     }
     // The largest logit so far, and the sum of the exponentials below it. A NaN makes the sum one.
     float most = -INFINITY, sum = 0;
-    for (int from = threadIdx.x * N; from < width; from += AT_ONCE * stride) {
+    int from = threadIdx.x * N;
+    for (; from < width; from += step) {
         float largest = most;
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) load<N>(logits, at + min(from + u * stride, width - N), values[u]);
@@ -55,9 +56,8 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
     // The label's logit is read above by one thread, and may be overwritten below by another.
     BARRIER();
     const float unit = scale / total;
-    for (int from = threadIdx.x * N; from < width; from += AT_ONCE * stride) {
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) load<N>(logits, at + min(from + u * stride, width - N), values[u]);
+    // From the end: the thread still has the last logits, and those read just before are the likeliest to lie in a cache.
+    for (from -= step; from >= 0;) {
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
             const int i = from + u * stride;
@@ -68,6 +68,10 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
             }
             store<N>(gradients, at + i, values[u]);
         }
+        from -= step;
+        if (from < 0) break;
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) load<N>(logits, at + from + u * stride, values[u]);
     }
 }
 
