@@ -16,7 +16,7 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
     const int row = blockIdx.x, stride = blockDim.x * N, step = AT_ONCE * stride;
     const uint32_t label = labels[row];
     const size_t at = size_t(row) * width;
-    float values[AT_ONCE][N];
+    float values[AT_ONCE][N] = {}, earlier[AT_ONCE][N];
     if (label == IGNORED_LABEL) {
         for (int k = 0; k < N; k++) values[0][k] = 0;
         if (gradients)
@@ -29,6 +29,9 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
     int from = threadIdx.x * N;
     for (; from < width; from += step) {
         float largest = most;
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++)
+            for (int k = 0; k < N; k++) earlier[u][k] = values[u][k];
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) load<N>(logits, at + min(from + u * stride, width - N), values[u]);
 #pragma unroll
@@ -56,8 +59,9 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
     // The label's logit is read above by one thread, and may be overwritten below by another.
     BARRIER();
     const float unit = scale / total;
-    // From the end: the thread still has the last logits, and those read just before are the likeliest to lie in a cache.
-    for (from -= step; from >= 0;) {
+    // From the end: the thread still has the last logits of two turns, and those read just before are the likeliest to lie in a cache.
+    bool has_earlier = true;
+    for (from -= step; from >= 0; has_earlier = false) {
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
             const int i = from + u * stride;
@@ -71,7 +75,10 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
         from -= step;
         if (from < 0) break;
 #pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) load<N>(logits, at + from + u * stride, values[u]);
+        for (int u = 0; u < AT_ONCE; u++) {
+            for (int k = 0; k < N; k++) values[u][k] = earlier[u][k];
+            if (!has_earlier) load<N>(logits, at + from + u * stride, values[u]);
+        }
     }
 }
 

@@ -76,7 +76,7 @@ const OTHERS: [(&str, u32, u32, u32); 37] = [
     ("dropout_", 96, 4 * 8, 64),
     ("activation_backward_", 192, 4 * 8, 80),
     ("activation_", 192, 4 * 8, 64),
-    ("cross_entropy_", 512, 32 * 4, 56),
+    ("cross_entropy_", 512, 32 * 4, 64),
     ("add_total", 512, 32 * 8, 40),
     ("square_sums", 256, 1024 * 8 + 8 * 32 * 4, 48),
     ("finish_square_sums", 256, 0, 40),
