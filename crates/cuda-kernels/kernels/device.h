@@ -69,7 +69,7 @@ DEVICE float to_float(bf16 x) { return float_of(uint32_t(x.bits) << 16); }
 DEVICE void from_float(float& to, float x) { to = x; }
 DEVICE void from_float(bf16& to, float x) { to.bits = uint16_t(pack(x, 0.0f)); }
 
-// Four elements at a time: 16 bytes of f32, 8 of bf16. And two of f32.
+// Four elements at a time: 16 bytes of f32, 8 of bf16. And two of f32, and eight bf16.
 struct alignas(16) Four {
     float x[4];
 };
@@ -78,6 +78,9 @@ struct alignas(8) Two {
 };
 struct alignas(8) FourNarrow {
     uint32_t x[2];
+};
+struct alignas(16) EightNarrow {
+    uint32_t x[4];
 };
 
 // Several elements at once. A card ends a program that reads or writes them elsewhere than at a multiple of their bytes.
@@ -128,6 +131,16 @@ DEVICE void unpack(const FourNarrow& four, float (&x)[4]) {
         x[2 * i + 1] = float_of(four.x[i] & 0xFFFF0000u);
     }
 }
+DEVICE void repack(const float (&x)[4], FourNarrow& four) {
+    for (int i = 0; i < 2; i++) four.x[i] = pack(x[2 * i], x[2 * i + 1]);
+}
+DEVICE void repack(const float (&x)[4], Four& four) {
+    for (int i = 0; i < 4; i++) four.x[i] = x[i];
+}
+template <class T>
+DEVICE void repack(const float (&x)[1], T& one) {
+    from_float(one, x[0]);
+}
 template <int N, class T>
 DEVICE void load(const T* from, size_t at, float (&x)[N]) {
     unpack(packed<N>(from, at), x);
@@ -144,20 +157,9 @@ DEVICE void load_four(const T* from, size_t at, int count, float (&x)[4]) {
 }
 template <int N, class T>
 DEVICE void store(T* to, size_t at, const float (&x)[N]) {
-    static_assert(N == 1, "only f32 and bf16 are written four at a time");
-    from_float(to[at], x[0]);
-}
-template <>
-DEVICE void store<4, float>(float* to, size_t at, const float (&x)[4]) {
-    Four four;
-    for (int i = 0; i < 4; i++) four.x[i] = x[i];
-    *together_at<Four>(to + at) = four;
-}
-template <>
-DEVICE void store<4, bf16>(bf16* to, size_t at, const float (&x)[4]) {
-    FourNarrow four;
-    for (int i = 0; i < 2; i++) four.x[i] = pack(x[2 * i], x[2 * i + 1]);
-    *together_at<FourNarrow>(to + at) = four;
+    Packed<N, T> elements;
+    repack(x, elements);
+    *together_at<Packed<N, T>>(to + at) = elements;
 }
 
 // The sum over a warp, in every lane of it.

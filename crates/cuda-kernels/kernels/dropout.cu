@@ -26,6 +26,26 @@ struct Columns {
 #pragma unroll
         for (int part = 0; part < PARTS; part++) row.parts[part] = packed<TOGETHER>(x, at + part * PAIR);
     }
+    // Writes a part of them from `at` on where the thread `is_inside`, or all with the last part. Two threads have 16 bf16 that follow each other: they exchange four, for
+    // each to write eight at once. A write of less than 32 bytes of memory takes as long. All threads of a warp take part.
+    template <class T>
+    DEVICE static void write(T* y, size_t at, const Row<T>& row, int part, bool is_inside) {
+        if constexpr (N == 8 && sizeof(T) == 2) {
+            if (part < PARTS - 1) return;
+            const bool is_second = threadIdx.x % 2;
+            EightNarrow eight;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t first = row.parts[0].x[i], last = row.parts[1].x[i];
+                const uint32_t other = shuffle_xor(is_second ? first : last, 1);
+                eight.x[i] = is_second ? other : first;
+                eight.x[2 + i] = is_second ? last : other;
+            }
+            if (is_inside) *together_at<EightNarrow>(y + at + (is_second ? 4 : 0)) = eight;
+        } else if (is_inside) {
+            *together_at<Packed<TOGETHER, T>>(y + at + part * PAIR) = row.parts[part];
+        }
+    }
     // What says whether elements are kept, see `half_hash`, where those of the thread begin at column `i`.
     DEVICE static void hash(uint64_t key, int i, uint32_t (&hashes)[N]) {
         const RowHash row = row_hash(key);
@@ -40,9 +60,9 @@ struct Columns {
     }
 };
 
-// f(item, at, hashes) for rows of the block, and for N columns of this thread from element `at` on; the item is what `load(at)` gave: rows
-// as they lie in memory. A thread loads the next one before it works on one. Beyond the last row or column it loads the last or first one,
-// and has no f.
+// f(item, at, hashes, is_inside) for rows of the block, and for N columns of this thread from element `at` on; the item is what `load(at)`
+// gave: rows as they lie in memory. A thread loads the next one before it works on one. Beyond the last row or column it loads the last or
+// first one. All threads of a warp have an f; one of a thread beyond the last column is not inside, and writes nothing.
 template <int N, class L, class F>
 DEVICE void each_of_rows(const Dropout& dropout, const uint32_t* samples, int rows, int positions, int width, L load, F f) {
     SHARED(uint64_t, keys);
@@ -65,10 +85,10 @@ DEVICE void each_of_rows(const Dropout& dropout, const uint32_t* samples, int ro
         const int i = Columns<N>::first(from), own = row++;
         if (row == ROWS) row = 0, from += blockDim.x * N;
         if (from < width) next = load_of(from, row);
-        if (i >= width || first + own >= rows) continue;
+        if (first + own >= rows) continue;
         uint32_t hashes[N];
         if (drops) Columns<N>::hash(keys[own], i, hashes);
-        f(item, size_t(first + own) * width + i, hashes);
+        f(item, size_t(first + own) * width + i, hashes, i < width);
     }
 }
 
@@ -87,8 +107,9 @@ DEVICE void dropout_rows(const Dropout& dropout, const uint32_t* samples, const 
             if (residual) Columns<N>::read(residual, at, item.residual);
             return item;
         },
-        [&](const Item& item, size_t at, const uint32_t (&hashes)[N]) {
+        [&](const Item& item, size_t at, const uint32_t (&hashes)[N], bool is_inside) {
             constexpr int COUNT = Columns<N>::TOGETHER;
+            typename Columns<N>::template Row<T> result;
 #pragma unroll
             for (int part = 0; part < Columns<N>::PARTS; part++) {
                 float values[COUNT], others[COUNT];
@@ -101,27 +122,31 @@ DEVICE void dropout_rows(const Dropout& dropout, const uint32_t* samples, const 
                     unpack(item.residual.parts[part], others);
                     for (int k = 0; k < COUNT; k++) values[k] = plus(others[k], values[k]);
                 }
-                store<COUNT>(y, at + part * PAIR, values);
+                repack(values, result.parts[part]);
+                Columns<N>::write(y, at, result, part, is_inside);
             }
         });
 }
 
+// Whether rows can be written 16 bytes at a time, a thread with eight columns.
+template <class... T>
+DEVICE bool in_eights(int width, const T*... rows) {
+    return width % 16 == 0 && ((reinterpret_cast<size_t>(rows) % 16 == 0) && ...);
+}
+
 // By how many columns a thread has.
 #define BY_COLUMNS(function, width, tensors, ...) \
-    if (in_fours tensors) { \
-        if (width % 16 == 0) function<8>(__VA_ARGS__); \
-        else function<4>(__VA_ARGS__); \
-    } else { \
-        function<1>(__VA_ARGS__); \
-    }
+    if (in_eights tensors) function<8>(__VA_ARGS__); \
+    else if (in_fours tensors) function<4>(__VA_ARGS__); \
+    else function<1>(__VA_ARGS__);
 
-#define DROPOUT(suffix, T) \
-    KERNEL(256, dropout_##suffix, Dropout dropout, const uint32_t* samples, const T* residual, const T* x, T* y, int rows, int positions, \
-           int width) { \
+#define DROPOUT(suffix, T, blocks) \
+    KERNEL_OF_BLOCKS(256, blocks, dropout_##suffix, Dropout dropout, const uint32_t* samples, const T* residual, const T* x, T* y, \
+                     int rows, int positions, int width) { \
         BY_COLUMNS(dropout_rows, width, (width, residual, x, y), dropout, samples, residual, x, y, rows, positions, width) \
     }
-DROPOUT(f32, float)
-DROPOUT(bf16, bf16)
+DROPOUT(f32, float, 4)
+DROPOUT(bf16, bf16, 6)
 
 enum Activation { RELU, GELU_NEW, GELU, SILU };
 
@@ -177,9 +202,10 @@ DEVICE void activation_rows(int kind, const Dropout& dropout, const uint32_t* sa
             if (up) Columns<N>::read(up, at, item.up);
             return item;
         },
-        [&](const Item& item, size_t at, const uint32_t (&hashes)[N]) {
+        [&](const Item& item, size_t at, const uint32_t (&hashes)[N], bool is_inside) {
             constexpr int COUNT = Columns<N>::TOGETHER;
             of_kind(kind, [&](auto known) {
+                typename Columns<N>::template Row<T> result;
 #pragma unroll
                 for (int part = 0; part < Columns<N>::PARTS; part++) {
                     float values[COUNT], others[COUNT], value, slope;
@@ -193,7 +219,8 @@ DEVICE void activation_rows(int kind, const Dropout& dropout, const uint32_t* sa
                             value = hashes[part * COUNT + k] >= dropout.threshold ? value * dropout.scale : 0.0f;
                         values[k] = value;
                     }
-                    store<COUNT>(h, at + part * PAIR, values);
+                    repack(values, result.parts[part]);
+                    Columns<N>::write(h, at, result, part, is_inside);
                 }
             });
         });
@@ -215,9 +242,10 @@ DEVICE void activation_backward_rows(int kind, const Dropout& dropout, const uin
             if (up) Columns<N>::read(up, at, item.up);
             return item;
         },
-        [&](const Item& item, size_t at, const uint32_t (&hashes)[N]) {
+        [&](const Item& item, size_t at, const uint32_t (&hashes)[N], bool is_inside) {
             constexpr int COUNT = Columns<N>::TOGETHER;
             of_kind(kind, [&](auto known) {
+                Item results;
 #pragma unroll
                 for (int part = 0; part < Columns<N>::PARTS; part++) {
                     float values[COUNT], others[COUNT], gradients[COUNT], value, slope;
@@ -234,23 +262,26 @@ DEVICE void activation_backward_rows(int kind, const Dropout& dropout, const uin
                         gradients[k] = gradient * beside * slope;
                         others[k] = gradient * value;
                     }
-                    store<COUNT>(gate, at + part * PAIR, values);
-                    store<COUNT>(dh, at + part * PAIR, gradients);
-                    if (up) store<COUNT>(up, at + part * PAIR, others);
+                    repack(values, results.gate.parts[part]);
+                    repack(gradients, results.dh.parts[part]);
+                    Columns<N>::write(gate, at, results.gate, part, is_inside);
+                    Columns<N>::write(dh, at, results.dh, part, is_inside);
+                    if (!up) continue;
+                    repack(others, results.up.parts[part]);
+                    Columns<N>::write(up, at, results.up, part, is_inside);
                 }
             });
         });
 }
 
-// Registers for as many blocks as a thread's rows on their way leave room for.
-#define ACTIVATION(suffix, T, blocks) \
+#define ACTIVATION(suffix, T) \
     KERNEL(256, activation_##suffix, int kind, Dropout dropout, const uint32_t* samples, const T* gate, const T* up, T* h, int rows, \
            int positions, int width) { \
         BY_COLUMNS(activation_rows, width, (width, gate, up, h), kind, dropout, samples, gate, up, h, rows, positions, width) \
     } \
-    KERNEL_OF_BLOCKS(256, blocks, activation_backward_##suffix, int kind, Dropout dropout, const uint32_t* samples, T* gate, T* up, T* dh, int rows, \
+    KERNEL_OF_BLOCKS(256, 3, activation_backward_##suffix, int kind, Dropout dropout, const uint32_t* samples, T* gate, T* up, T* dh, int rows, \
            int positions, int width) { \
         BY_COLUMNS(activation_backward_rows, width, (width, gate, up, dh), kind, dropout, samples, gate, up, dh, rows, positions, width) \
     }
-ACTIVATION(f32, float, 3)
-ACTIVATION(bf16, bf16, 4)
+ACTIVATION(f32, float)
+ACTIVATION(bf16, bf16)
