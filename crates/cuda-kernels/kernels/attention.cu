@@ -550,16 +550,18 @@ ATTENTION(lean_f32, float, 128, true, 2)
 DELTA(f32, float)
 DELTA(bf16, bf16)
 
-// dbias (H, T+S-1) += the partial sums of blocks of `tile` keys, in the order of sequences and tiles. A thread a value.
+// dbias (H, T+S-1) += the partial sums of blocks of `tile` keys, in the order of sequences and tiles. A block has 32 numbers of a head,
+// the blocks of a head follow each other. Shared memory: see `add_in_order`.
 KERNEL(256, attention_add_bias_gradient, const float* partial, float* dbias, int batch, int heads, int queries, int keys, int tile) {
-    const int offsets = queries + keys - 1, i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= heads * offsets) return;
-    const int head = i / offsets, offset = i % offsets, tiles = (keys + tile - 1) / tile, length = queries + tile - 1;
-    float sum = dbias[i];
-    for (int b = 0; b < batch; b++)
-        for (int part = 0; part < tiles; part++) {
-            const int at = offset - part * tile;
-            if (at >= 0 && at < length) sum += partial[((size_t(b) * heads + head) * tiles + part) * length + at];
-        }
-    dbias[i] = sum;
+    SHARED(float, staged);
+    const int offsets = queries + keys - 1, blocks = (offsets + WARP - 1) / WARP;
+    const int head = blockIdx.x / blocks, offset = blockIdx.x % blocks * WARP + threadIdx.x % WARP;
+    const uint32_t tiles = (keys + tile - 1) / tile, length = queries + tile - 1;
+    float* own = dbias + size_t(head) * offsets + min(offset, offsets - 1);
+    const float sum = add_in_order(*own, batch * tiles, staged, [&](uint32_t i) {
+        const uint32_t sequence = i / tiles, part = i - sequence * tiles, at = offset - part * tile;
+        // Most blocks of keys have a part of few offsets. Minus zero changes no sum. An offset before the first wraps around.
+        return at < length ? partial[((size_t(sequence) * heads + head) * tiles + part) * length + at] : -0.0f;
+    });
+    if (threadIdx.x < WARP && offset < offsets) *own = sum;
 }

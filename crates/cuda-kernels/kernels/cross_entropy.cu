@@ -13,10 +13,10 @@ template <int N, class L, class T>
 DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losses, T* gradients, float scale, int width) {
     constexpr int AT_ONCE = 4;
     SHARED(float, scratch);
-    const int row = blockIdx.x, stride = blockDim.x * N;
+    const int row = blockIdx.x, stride = blockDim.x * N, step = AT_ONCE * stride;
     const uint32_t label = labels[row];
     const size_t at = size_t(row) * width;
-    float values[AT_ONCE][N];
+    float values[AT_ONCE][N] = {}, earlier[AT_ONCE][N];
     if (label == IGNORED_LABEL) {
         for (int k = 0; k < N; k++) values[0][k] = 0;
         if (gradients)
@@ -26,8 +26,12 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
     }
     // The largest logit so far, and the sum of the exponentials below it. A NaN makes the sum one.
     float most = -INFINITY, sum = 0;
-    for (int from = threadIdx.x * N; from < width; from += AT_ONCE * stride) {
+    int from = threadIdx.x * N;
+    for (; from < width; from += step) {
         float largest = most;
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++)
+            for (int k = 0; k < N; k++) earlier[u][k] = values[u][k];
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) load<N>(logits, at + min(from + u * stride, width - N), values[u]);
 #pragma unroll
@@ -55,9 +59,9 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
     // The label's logit is read above by one thread, and may be overwritten below by another.
     BARRIER();
     const float unit = scale / total;
-    for (int from = threadIdx.x * N; from < width; from += AT_ONCE * stride) {
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) load<N>(logits, at + min(from + u * stride, width - N), values[u]);
+    // From the end: the thread still has the last logits of two turns, and those read just before are the likeliest to lie in a cache.
+    bool has_earlier = true;
+    for (from -= step; from >= 0; has_earlier = false) {
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
             const int i = from + u * stride;
@@ -67,6 +71,13 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
                 values[u][k] = uint32_t(i + k) == label ? gradient - scale : gradient;
             }
             store<N>(gradients, at + i, values[u]);
+        }
+        from -= step;
+        if (from < 0) break;
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            for (int k = 0; k < N; k++) values[u][k] = earlier[u][k];
+            if (!has_earlier) load<N>(logits, at + from + u * stride, values[u]);
         }
     }
 }

@@ -3,9 +3,6 @@
 // Values are those of the processor to the bit: a product (for scales of NF4 a product and a sum) rounded each by itself.
 #include "codes.h"
 
-struct alignas(16) EightNarrow {
-    uint32_t x[4];
-};
 DEVICE void store_eight(float* to, size_t at, const float (&low)[4], const float (&high)[4]) {
     store<4>(to, at, low);
     store<4>(to, at + 4, high);

@@ -69,7 +69,7 @@ DEVICE float to_float(bf16 x) { return float_of(uint32_t(x.bits) << 16); }
 DEVICE void from_float(float& to, float x) { to = x; }
 DEVICE void from_float(bf16& to, float x) { to.bits = uint16_t(pack(x, 0.0f)); }
 
-// Four elements at a time: 16 bytes of f32, 8 of bf16. And two of f32.
+// Four elements at a time: 16 bytes of f32, 8 of bf16. And two of f32, and eight bf16.
 struct alignas(16) Four {
     float x[4];
 };
@@ -78,6 +78,9 @@ struct alignas(8) Two {
 };
 struct alignas(8) FourNarrow {
     uint32_t x[2];
+};
+struct alignas(16) EightNarrow {
+    uint32_t x[4];
 };
 
 // Several elements at once. A card ends a program that reads or writes them elsewhere than at a multiple of their bytes.
@@ -93,24 +96,54 @@ DEVICE bool in_fours(int width, const T*... rows) {
     return width % 4 == 0 && ((reinterpret_cast<size_t>(rows) % (4 * sizeof(T)) == 0) && ...);
 }
 
+// N elements as they lie in memory. A thread that reads well ahead keeps them so: as numbers it would wait for them at once.
+template <int N, class T>
+struct InMemory {
+    static_assert(N == 1, "only f32 and bf16 are read four at a time");
+    using Type = T;
+};
+template <>
+struct InMemory<4, float> {
+    using Type = Four;
+};
+template <>
+struct InMemory<4, bf16> {
+    using Type = FourNarrow;
+};
+template <int N, class T>
+using Packed = typename InMemory<N, T>::Type;
+
 // Elements `at` to `at + N`. With N = 4 see `in_fours`.
 template <int N, class T>
-DEVICE void load(const T* from, size_t at, float (&x)[N]) {
-    static_assert(N == 1, "only f32 and bf16 are read four at a time");
-    x[0] = to_float(from[at]);
+DEVICE Packed<N, T> packed(const T* from, size_t at) {
+    return *together_at<const Packed<N, T>>(from + at);
 }
-template <>
-DEVICE void load<4, float>(const float* from, size_t at, float (&x)[4]) {
-    Four four = *together_at<const Four>(from + at);
+template <class T>
+DEVICE void unpack(const T& one, float (&x)[1]) {
+    x[0] = to_float(one);
+}
+DEVICE void unpack(const Four& four, float (&x)[4]) {
     for (int i = 0; i < 4; i++) x[i] = four.x[i];
 }
-template <>
-DEVICE void load<4, bf16>(const bf16* from, size_t at, float (&x)[4]) {
-    FourNarrow four = *together_at<const FourNarrow>(from + at);
+DEVICE void unpack(const FourNarrow& four, float (&x)[4]) {
     for (int i = 0; i < 2; i++) {
         x[2 * i] = float_of(four.x[i] << 16);
         x[2 * i + 1] = float_of(four.x[i] & 0xFFFF0000u);
     }
+}
+DEVICE void repack(const float (&x)[4], FourNarrow& four) {
+    for (int i = 0; i < 2; i++) four.x[i] = pack(x[2 * i], x[2 * i + 1]);
+}
+DEVICE void repack(const float (&x)[4], Four& four) {
+    for (int i = 0; i < 4; i++) four.x[i] = x[i];
+}
+template <class T>
+DEVICE void repack(const float (&x)[1], T& one) {
+    from_float(one, x[0]);
+}
+template <int N, class T>
+DEVICE void load(const T* from, size_t at, float (&x)[N]) {
+    unpack(packed<N>(from, at), x);
 }
 
 // Elements `at` to `at + 4` of a row that has `count` more; zero where it has less. With N = 4, see `in_fours`, all are there.
@@ -124,20 +157,9 @@ DEVICE void load_four(const T* from, size_t at, int count, float (&x)[4]) {
 }
 template <int N, class T>
 DEVICE void store(T* to, size_t at, const float (&x)[N]) {
-    static_assert(N == 1, "only f32 and bf16 are written four at a time");
-    from_float(to[at], x[0]);
-}
-template <>
-DEVICE void store<4, float>(float* to, size_t at, const float (&x)[4]) {
-    Four four;
-    for (int i = 0; i < 4; i++) four.x[i] = x[i];
-    *together_at<Four>(to + at) = four;
-}
-template <>
-DEVICE void store<4, bf16>(bf16* to, size_t at, const float (&x)[4]) {
-    FourNarrow four;
-    for (int i = 0; i < 2; i++) four.x[i] = pack(x[2 * i], x[2 * i + 1]);
-    *together_at<FourNarrow>(to + at) = four;
+    Packed<N, T> elements;
+    repack(x, elements);
+    *together_at<Packed<N, T>>(to + at) = elements;
 }
 
 // The sum over a warp, in every lane of it.
@@ -173,4 +195,30 @@ DEVICE float block_max(float x, float* shared) {
     for (int warp = 1; warp < int(blockDim.x) / WARP; warp++) most = shared[warp] > most ? shared[warp] : most;
     BARRIER();
     return most;
+}
+
+// sum + read(0) + read(1) + .. of `parts` numbers, in this order: of a column a lane, in the first warp. All warps of the block read,
+// many parts at a time, and the next ones while the first warp adds. Shared memory: (PARTS_READ, 32) f32 for each warp.
+constexpr int PARTS_READ = 16;
+template <class Read>
+DEVICE float add_in_order(float sum, int parts, float* staged, Read read) {
+    const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, at_once = warps * PARTS_READ;
+    float values[PARTS_READ];
+    const auto read_from = [&](int first) {
+#pragma unroll
+        for (int k = 0; k < PARTS_READ; k++) values[k] = read(min(first + k * warps + warp, parts - 1));
+    };
+    if (parts > 0) read_from(0);
+    for (int first = 0; first < parts; first += at_once) {
+        BARRIER();
+#pragma unroll
+        for (int k = 0; k < PARTS_READ; k++) staged[(k * warps + warp) * WARP + lane] = values[k];
+        BARRIER();
+        if (first + at_once < parts) read_from(first + at_once);
+        if (warp > 0) continue;
+        const int count = min(parts - first, at_once);
+#pragma unroll 16
+        for (int part = 0; part < count; part++) sum += staged[part * WARP + lane];
+    }
+    return sum;
 }

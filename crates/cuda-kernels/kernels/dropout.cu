@@ -9,124 +9,144 @@ constexpr int ROWS = 4;
 template <int N>
 struct Columns {
     static_assert(N == 1 || N == 4 || N == 8);
-    static constexpr int TOGETHER = N == 8 ? 4 : N;
+    static constexpr int TOGETHER = N == 8 ? 4 : N, PARTS = N / TOGETHER;
 
     // The first column of a thread, those of all threads being from `from` on.
     DEVICE static int first(int from) {
         const int thread = threadIdx.x;
         return from + (N == 8 ? thread / 2 * 16 + thread % 2 * 4 : thread * N);
     }
+    // Them as they lie in memory.
     template <class T>
-    DEVICE static void read(const T* x, size_t at, float (&values)[N]) {
+    struct Row {
+        Packed<TOGETHER, T> parts[PARTS];
+    };
+    template <class T>
+    DEVICE static void read(const T* x, size_t at, Row<T>& row) {
 #pragma unroll
-        for (int part = 0; part < N / TOGETHER; part++) {
-            float some[TOGETHER];
-            load<TOGETHER>(x, at + part * PAIR, some);
-            for (int k = 0; k < TOGETHER; k++) values[part * TOGETHER + k] = some[k];
+        for (int part = 0; part < PARTS; part++) row.parts[part] = packed<TOGETHER>(x, at + part * PAIR);
+    }
+    // Writes a part of them from `at` on where the thread `is_inside`, or all with the last part. Two threads have 16 bf16 that follow each other: they exchange four, for
+    // each to write eight at once. A write of less than 32 bytes of memory takes as long. All threads of a warp take part.
+    template <class T>
+    DEVICE static void write(T* y, size_t at, const Row<T>& row, int part, bool is_inside) {
+        if constexpr (N == 8 && sizeof(T) == 2) {
+            if (part < PARTS - 1) return;
+            const bool is_second = threadIdx.x % 2;
+            EightNarrow eight;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t first = row.parts[0].x[i], last = row.parts[1].x[i];
+                const uint32_t other = shuffle_xor(is_second ? first : last, 1);
+                eight.x[i] = is_second ? other : first;
+                eight.x[2 + i] = is_second ? last : other;
+            }
+            if (is_inside) *together_at<EightNarrow>(y + at + (is_second ? 4 : 0)) = eight;
+        } else if (is_inside) {
+            *together_at<Packed<TOGETHER, T>>(y + at + part * PAIR) = row.parts[part];
         }
     }
-    template <class T>
-    DEVICE static void write(T* y, size_t at, const float (&values)[N]) {
-#pragma unroll
-        for (int part = 0; part < N / TOGETHER; part++) {
-            float some[TOGETHER];
-            for (int k = 0; k < TOGETHER; k++) some[k] = values[part * TOGETHER + k];
-            store<TOGETHER>(y, at + part * PAIR, some);
-        }
-    }
-    // Which elements are kept, where those of the thread begin at column `i`.
-    DEVICE static void kept(const Dropout& dropout, uint64_t key, int i, bool (&kept)[N]) {
+    // What says whether elements are kept, see `half_hash`, where those of the thread begin at column `i`.
+    DEVICE static void hash(uint64_t key, int i, uint32_t (&hashes)[N]) {
         const RowHash row = row_hash(key);
 #pragma unroll
         for (int k = 0; k < TOGETHER; k++) {
+            hashes[k] = half_hash(row, i + k);
             if constexpr (N == 8) {
-                const Pair pair = pair_kept(dropout, row, i + k);
-                kept[k] = pair.first;
-                kept[4 + k] = pair.second;
-            } else {
-                kept[k] = is_kept(dropout, row, i + k);
+                hashes[k] = upper_hash(row, i + k);
+                hashes[4 + k] = lower_hash(hashes[k]);
             }
         }
     }
 };
 
-// f(r, at, kept) for the rows r < R of a part of the block's rows, and for N columns of this thread; `load(r, at)` before. Here `at` is the
-// first element. A thread beyond the last row or column loads the last or first, and has no f.
-template <int N, int R, class L, class F>
+// f(item, at, hashes, is_inside) for rows of the block, and for N columns of this thread from element `at` on; the item is what `load(at)`
+// gave: rows as they lie in memory. A thread loads the next one before it works on one. Beyond the last row or column it loads the last or
+// first one. All threads of a warp have an f; one of a thread beyond the last column is not inside, and writes nothing.
+template <int N, class L, class F>
 DEVICE void each_of_rows(const Dropout& dropout, const uint32_t* samples, int rows, int positions, int width, L load, F f) {
     SHARED(uint64_t, keys);
     const int first = blockIdx.x * ROWS;
     const bool drops = dropout.threshold > 0;
-    bool has_keys = !drops;
-    for (int from = 0; from < width; from += blockDim.x * N) {
+    const auto load_of = [&](int from, int row) {
         const int i = Columns<N>::first(from), column = i < width ? i : 0;
+        return load(size_t(min(first + row, rows - 1)) * width + column);
+    };
+    auto next = load_of(0, 0);
+    if (drops) {
+        // A key takes long: one thread computes it, while rows are on their way.
+        const int row = first + threadIdx.x;
+        if (threadIdx.x < ROWS && row < rows) keys[threadIdx.x] = row_key(dropout, samples[row / positions], row % positions);
+        BARRIER();
+    }
 #pragma unroll 1
-        for (int part = 0; part < ROWS; part += R) {
-#pragma unroll
-            for (int r = 0; r < R; r++) load(r, size_t(min(first + part + r, rows - 1)) * width + column);
-            // A key takes long: one thread computes it, while rows are on their way.
-            if (!has_keys) {
-                const int row = first + threadIdx.x;
-                if (threadIdx.x < ROWS && row < rows)
-                    keys[threadIdx.x] = row_key(dropout, samples[row / positions], row % positions);
-                BARRIER();
-                has_keys = true;
-            }
-            if (i >= width) continue;
-#pragma unroll
-            for (int r = 0; r < R; r++) {
-                if (first + part + r >= rows) break;
-                bool kept[N];
-                if (drops) Columns<N>::kept(dropout, keys[part + r], i, kept);
-                f(r, size_t(first + part + r) * width + i, kept);
-            }
-        }
+    for (int from = 0, row = 0; from < width;) {
+        const auto item = next;
+        const int i = Columns<N>::first(from), own = row++;
+        if (row == ROWS) row = 0, from += blockDim.x * N;
+        if (from < width) next = load_of(from, row);
+        if (first + own >= rows) continue;
+        uint32_t hashes[N];
+        if (drops) Columns<N>::hash(keys[own], i, hashes);
+        f(item, size_t(first + own) * width + i, hashes, i < width);
     }
 }
-
-// Rows that a thread reads at once of each tensor, where that is `fewer` than it could.
-template <int N>
-constexpr int at_once(int fewer) { return (N == 8 ? ROWS / 2 : ROWS) / fewer; }
 
 // y = residual + dropout(x); `residual` may be null.
 template <int N, class T>
 DEVICE void dropout_rows(const Dropout& dropout, const uint32_t* samples, const T* residual, const T* x, T* y, int rows, int positions,
                          int width) {
-    constexpr int R = at_once<N>(1);
-    float values[R][N], others[R][N];
-    each_of_rows<N, R>(
+    struct Item {
+        typename Columns<N>::template Row<T> x, residual;
+    };
+    each_of_rows<N>(
         dropout, samples, rows, positions, width,
-        [&](int r, size_t at) {
-            Columns<N>::read(x, at, values[r]);
-            if (residual) Columns<N>::read(residual, at, others[r]);
+        [&](size_t at) {
+            Item item;
+            Columns<N>::read(x, at, item.x);
+            if (residual) Columns<N>::read(residual, at, item.residual);
+            return item;
         },
-        [&](int r, size_t at, const bool (&kept)[N]) {
+        [&](const Item& item, size_t at, const uint32_t (&hashes)[N], bool is_inside) {
+            constexpr int COUNT = Columns<N>::TOGETHER;
+            typename Columns<N>::template Row<T> result;
 #pragma unroll
-            for (int k = 0; k < N; k++) {
+            for (int part = 0; part < Columns<N>::PARTS; part++) {
+                float values[COUNT], others[COUNT];
+                unpack(item.x.parts[part], values);
                 // The CPU rounds the product.
-                if (dropout.threshold > 0) values[r][k] = kept[k] ? times(values[r][k], dropout.scale) : 0.0f;
-                if (residual) values[r][k] = plus(others[r][k], values[r][k]);
+                if (dropout.threshold > 0)
+                    for (int k = 0; k < COUNT; k++)
+                        values[k] = hashes[part * COUNT + k] >= dropout.threshold ? times(values[k], dropout.scale) : 0.0f;
+                if (residual) {
+                    unpack(item.residual.parts[part], others);
+                    for (int k = 0; k < COUNT; k++) values[k] = plus(others[k], values[k]);
+                }
+                repack(values, result.parts[part]);
+                Columns<N>::write(y, at, result, part, is_inside);
             }
-            Columns<N>::write(y, at, values[r]);
         });
+}
+
+// Whether rows can be written 16 bytes at a time, a thread with eight columns.
+template <class... T>
+DEVICE bool in_eights(int width, const T*... rows) {
+    return width % 16 == 0 && ((reinterpret_cast<size_t>(rows) % 16 == 0) && ...);
 }
 
 // By how many columns a thread has.
 #define BY_COLUMNS(function, width, tensors, ...) \
-    if (in_fours tensors) { \
-        if (width % 16 == 0) function<8>(__VA_ARGS__); \
-        else function<4>(__VA_ARGS__); \
-    } else { \
-        function<1>(__VA_ARGS__); \
-    }
+    if (in_eights tensors) function<8>(__VA_ARGS__); \
+    else if (in_fours tensors) function<4>(__VA_ARGS__); \
+    else function<1>(__VA_ARGS__);
 
-#define DROPOUT(suffix, T) \
-    KERNEL(256, dropout_##suffix, Dropout dropout, const uint32_t* samples, const T* residual, const T* x, T* y, int rows, int positions, \
-           int width) { \
+#define DROPOUT(suffix, T, blocks) \
+    KERNEL_OF_BLOCKS(256, blocks, dropout_##suffix, Dropout dropout, const uint32_t* samples, const T* residual, const T* x, T* y, \
+                     int rows, int positions, int width) { \
         BY_COLUMNS(dropout_rows, width, (width, residual, x, y), dropout, samples, residual, x, y, rows, positions, width) \
     }
-DROPOUT(f32, float)
-DROPOUT(bf16, bf16)
+DROPOUT(f32, float, 4)
+DROPOUT(bf16, bf16, 6)
 
 enum Activation { RELU, GELU_NEW, GELU, SILU };
 
@@ -171,26 +191,38 @@ DEVICE void of_kind(int kind, F f) {
 template <int N, class T>
 DEVICE void activation_rows(int kind, const Dropout& dropout, const uint32_t* samples, const T* gate, const T* up, T* h, int rows,
                             int positions, int width) {
-    constexpr int R = at_once<N>(1);
-    float values[R][N], others[R][N];
-    each_of_rows<N, R>(
+    struct Item {
+        typename Columns<N>::template Row<T> gate, up;
+    };
+    each_of_rows<N>(
         dropout, samples, rows, positions, width,
-        [&](int r, size_t at) {
-            Columns<N>::read(gate, at, values[r]);
-            if (up) Columns<N>::read(up, at, others[r]);
+        [&](size_t at) {
+            Item item;
+            Columns<N>::read(gate, at, item.gate);
+            if (up) Columns<N>::read(up, at, item.up);
+            return item;
         },
-        [&](int r, size_t at, const bool (&kept)[N]) {
+        [&](const Item& item, size_t at, const uint32_t (&hashes)[N], bool is_inside) {
+            constexpr int COUNT = Columns<N>::TOGETHER;
             of_kind(kind, [&](auto known) {
-                float value, slope;
+                typename Columns<N>::template Row<T> result;
 #pragma unroll
-                for (int k = 0; k < N; k++) {
-                    activation(known, values[r][k], value, slope);
-                    if (up) value *= others[r][k];
-                    if (dropout.threshold > 0) value = kept[k] ? value * dropout.scale : 0.0f;
-                    values[r][k] = value;
+                for (int part = 0; part < Columns<N>::PARTS; part++) {
+                    float values[COUNT], others[COUNT], value, slope;
+                    unpack(item.gate.parts[part], values);
+                    if (up) unpack(item.up.parts[part], others);
+#pragma unroll
+                    for (int k = 0; k < COUNT; k++) {
+                        activation(known, values[k], value, slope);
+                        if (up) value *= others[k];
+                        if (dropout.threshold > 0)
+                            value = hashes[part * COUNT + k] >= dropout.threshold ? value * dropout.scale : 0.0f;
+                        values[k] = value;
+                    }
+                    repack(values, result.parts[part]);
+                    Columns<N>::write(h, at, result, part, is_inside);
                 }
             });
-            Columns<N>::write(h, at, values[r]);
         });
 }
 
@@ -198,31 +230,47 @@ DEVICE void activation_rows(int kind, const Dropout& dropout, const uint32_t* sa
 template <int N, class T>
 DEVICE void activation_backward_rows(int kind, const Dropout& dropout, const uint32_t* samples, T* gate, T* up, T* dh, int rows,
                                      int positions, int width) {
-    constexpr int R = at_once<N>(2);
-    float values[R][N], others[R][N], gradients[R][N];
-    each_of_rows<N, R>(
+    struct Item {
+        typename Columns<N>::template Row<T> gate, up, dh;
+    };
+    each_of_rows<N>(
         dropout, samples, rows, positions, width,
-        [&](int r, size_t at) {
-            Columns<N>::read(gate, at, values[r]);
-            Columns<N>::read(dh, at, gradients[r]);
-            if (up) Columns<N>::read(up, at, others[r]);
+        [&](size_t at) {
+            Item item;
+            Columns<N>::read(gate, at, item.gate);
+            Columns<N>::read(dh, at, item.dh);
+            if (up) Columns<N>::read(up, at, item.up);
+            return item;
         },
-        [&](int r, size_t at, const bool (&kept)[N]) {
+        [&](const Item& item, size_t at, const uint32_t (&hashes)[N], bool is_inside) {
+            constexpr int COUNT = Columns<N>::TOGETHER;
             of_kind(kind, [&](auto known) {
-                float value, slope;
+                Item results;
 #pragma unroll
-                for (int k = 0; k < N; k++) {
-                    const float factor = dropout.threshold == 0 ? 1.0f : kept[k] ? dropout.scale : 0.0f;
-                    const float gradient = gradients[r][k] * factor, beside = up ? others[r][k] : 1.0f;
-                    activation(known, values[r][k], value, slope);
-                    values[r][k] = value * beside * factor;
-                    gradients[r][k] = gradient * beside * slope;
-                    others[r][k] = gradient * value;
+                for (int part = 0; part < Columns<N>::PARTS; part++) {
+                    float values[COUNT], others[COUNT], gradients[COUNT], value, slope;
+                    unpack(item.gate.parts[part], values);
+                    unpack(item.dh.parts[part], gradients);
+                    if (up) unpack(item.up.parts[part], others);
+#pragma unroll
+                    for (int k = 0; k < COUNT; k++) {
+                        const bool is_kept = hashes[part * COUNT + k] >= dropout.threshold;
+                        const float factor = dropout.threshold == 0 ? 1.0f : is_kept ? dropout.scale : 0.0f;
+                        const float gradient = gradients[k] * factor, beside = up ? others[k] : 1.0f;
+                        activation(known, values[k], value, slope);
+                        values[k] = value * beside * factor;
+                        gradients[k] = gradient * beside * slope;
+                        others[k] = gradient * value;
+                    }
+                    repack(values, results.gate.parts[part]);
+                    repack(gradients, results.dh.parts[part]);
+                    Columns<N>::write(gate, at, results.gate, part, is_inside);
+                    Columns<N>::write(dh, at, results.dh, part, is_inside);
+                    if (!up) continue;
+                    repack(others, results.up.parts[part]);
+                    Columns<N>::write(up, at, results.up, part, is_inside);
                 }
             });
-            Columns<N>::write(gate, at, values[r]);
-            Columns<N>::write(dh, at, gradients[r]);
-            if (up) Columns<N>::write(up, at, others[r]);
         });
 }
 
@@ -231,7 +279,7 @@ DEVICE void activation_backward_rows(int kind, const Dropout& dropout, const uin
            int positions, int width) { \
         BY_COLUMNS(activation_rows, width, (width, gate, up, h), kind, dropout, samples, gate, up, h, rows, positions, width) \
     } \
-    KERNEL(256, activation_backward_##suffix, int kind, Dropout dropout, const uint32_t* samples, T* gate, T* up, T* dh, int rows, \
+    KERNEL_OF_BLOCKS(256, 3, activation_backward_##suffix, int kind, Dropout dropout, const uint32_t* samples, T* gate, T* up, T* dh, int rows, \
            int positions, int width) { \
         BY_COLUMNS(activation_backward_rows, width, (width, gate, up, dh), kind, dropout, samples, gate, up, dh, rows, positions, width) \
     }

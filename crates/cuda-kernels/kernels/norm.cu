@@ -23,6 +23,38 @@ DEVICE void rms_norm(const T* x, const W* weight, float eps, T* y, float* inv_rm
     if (lane == 0) inv_rms[row] = inv;
 }
 
+// The same of a row of at most FOURS * 4 elements a lane, which keeps them: all are on their way at once, and read once.
+template <int FOURS, class T, class W>
+DEVICE void rms_norm_in_registers(const T* x, const W* weight, float eps, T* y, float* inv_rms, int rows, int width) {
+    const int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    const size_t at = size_t(row) * width;
+    const T* from = x + at;
+    T* to = y + at;
+    Packed<4, T> kept[FOURS];
+    float squares = 0, values[4], factors[4];
+#pragma unroll
+    for (int j = 0; j < FOURS; j++)
+        if (lane * 4 + j * WARP * 4 < width) kept[j] = packed<4>(from, lane * 4 + j * WARP * 4);
+#pragma unroll
+    for (int j = 0; j < FOURS; j++) {
+        if (lane * 4 + j * WARP * 4 >= width) break;
+        unpack(kept[j], values);
+        for (int k = 0; k < 4; k++) squares += values[k] * values[k];
+    }
+    const float inv = 1.0f / sqrtf(warp_sum(squares) / float(width) + eps);
+    if (lane == 0) inv_rms[row] = inv;
+#pragma unroll
+    for (int j = 0; j < FOURS; j++) {
+        const int i = lane * 4 + j * WARP * 4;
+        if (i >= width) break;
+        unpack(kept[j], values);
+        load<4>(weight, i, factors);
+        for (int k = 0; k < 4; k++) values[k] = values[k] * inv * factors[k];
+        store<4>(to, i, values);
+    }
+}
+
 // `dy` becomes residual + inv_rms * (g - n * mean(g * n)) with n = x * inv_rms and g = dy * weight; `residual` may be null.
 // A block works on `rows_each` rows, one after the other, and writes its part of the weight's gradient, the sum of dy * n, to row
 // blockIdx.x of `partial` (gridDim.x, width). Shared memory: (width + 64) f32.
@@ -64,13 +96,14 @@ DEVICE void rms_norm_backward(const T* x, const W* weight, const float* inv_rms,
     for (int i = threadIdx.x; i < width; i += blockDim.x) partial[size_t(blockIdx.x) * width + i] = sums[i];
 }
 
-// The same where each thread of at most 256 has four columns at most. It keeps what it reads, and its sums, in registers. Some rows are
-// read at once, and have one barrier together.
+// The same where each thread of at most 256 has four columns at most. It keeps what it reads, and its sums, in registers. Some rows have
+// one barrier together. The next ones are read before it.
 template <class T, class W>
 DEVICE void rms_norm_backward_in_registers(const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial,
                                            int rows, int rows_each, int width) {
     constexpr int ROWS = sizeof(T) == 2 ? 4 : 2;
     SHARED(float, scratch);
+    constexpr int WARPS = 256 / WARP;
     const int warps = blockDim.x / WARP, own = threadIdx.x * 4;
     const bool has_columns = own < width;
     // Threads and rows beyond the last one read the last one, and leave it at that.
@@ -78,46 +111,73 @@ DEVICE void rms_norm_backward_in_registers(const T* x, const W* weight, const fl
     float factors[4], sums[4] = {};
     load<4>(weight, column, factors);
     const int first = blockIdx.x * rows_each, end = min(first + rows_each, rows);
+    struct Row {
+        Packed<4, T> x, dy, residual;
+        float inv;
+    } next[ROWS];
+    const auto load_next = [&](int row) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const int of = min(row + r, end - 1);
+            const size_t at = size_t(of) * width + column;
+            next[r].inv = inv_rms[of];
+            next[r].x = packed<4>(x, at);
+            next[r].dy = packed<4>(dy, at);
+            if (residual) next[r].residual = packed<4>(residual, at);
+        }
+    };
+    load_next(first);
+#pragma unroll 1
     for (int row = first, turn = 0; row < end; row += ROWS, turn ^= 1) {
         // Read in one turn and written again in the next but one: there is a barrier in between.
-        float* of_turn = scratch + turn * ROWS * warps;
-        float values[ROWS][4], gradients[ROWS][4], others[ROWS][4], inv[ROWS];
-        for (int r = 0; r < ROWS; r++) {
-            const size_t at = size_t(min(row + r, end - 1)) * width + column;
-            inv[r] = inv_rms[min(row + r, end - 1)];
-            load<4>(x, at, values[r]);
-            load<4>(dy, at, gradients[r]);
-            if (residual) load<4>(residual, at, others[r]);
-        }
+        float* of_turn = scratch + turn * ROWS * WARPS;
+        Row read[ROWS];
+        float values[4], gradients[4];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) read[r] = next[r];
+        if (row + ROWS < end) load_next(row + ROWS);
+#pragma unroll
         for (int r = 0; r < ROWS; r++) {
             float product = 0;
-            for (int k = 0; k < 4; k++) product += values[r][k] * gradients[r][k] * factors[k];
+            unpack(read[r].x, values);
+            unpack(read[r].dy, gradients);
+            for (int k = 0; k < 4; k++) product += values[k] * gradients[k] * factors[k];
             product = warp_sum(has_columns ? product : 0.0f);
-            if (threadIdx.x % WARP == 0) of_turn[r * warps + threadIdx.x / WARP] = product;
+            if (threadIdx.x % WARP == 0) of_turn[r * WARPS + threadIdx.x / WARP] = product;
         }
         BARRIER();
+#pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            float product = 0;
-            for (int warp = 0; warp < warps; warp++) product += of_turn[r * warps + warp];
+            float product = 0, others[4];
+#pragma unroll
+            for (int warp = 0; warp < WARPS; warp++)
+                if (warp < warps) product += of_turn[r * WARPS + warp];
             if (!has_columns || row + r >= end) continue;
-            const float mean = product * inv[r] * inv[r] / float(width);
+            const float inv = read[r].inv, mean = product * inv * inv / float(width);
+            unpack(read[r].x, values);
+            unpack(read[r].dy, gradients);
+            if (residual) unpack(read[r].residual, others);
             for (int k = 0; k < 4; k++) {
-                sums[k] += gradients[r][k] * (values[r][k] * inv[r]);
-                const float gradient = inv[r] * (gradients[r][k] * factors[k] - values[r][k] * mean);
-                values[r][k] = residual ? others[r][k] + gradient : gradient;
+                sums[k] += gradients[k] * (values[k] * inv);
+                const float gradient = inv * (gradients[k] * factors[k] - values[k] * mean);
+                values[k] = residual ? others[k] + gradient : gradient;
             }
-            store<4>(dy, size_t(row + r) * width + column, values[r]);
+            store<4>(dy, size_t(row + r) * width + column, values);
         }
     }
     if (has_columns) store<4>(partial, size_t(blockIdx.x) * width + column, sums);
 }
 
 #define RMS_NORM(suffix, T, W) \
-    KERNEL(256, rms_norm_##suffix, const T* x, const W* weight, float eps, T* y, float* inv_rms, int rows, int width) { \
-        if (in_fours(width, x, weight, y)) rms_norm<4>(x, weight, eps, y, inv_rms, rows, width); \
+    KERNEL_OF_BLOCKS(256, 8, rms_norm_##suffix, const T* x, const W* weight, float eps, T* y, float* inv_rms, int rows, int width) { \
+        /* Of 32 registers: all warps of a multiprocessor are resident. */ \
+        constexpr int FOURS = sizeof(T) == 2 ? 6 : 3; \
+        const bool fours = in_fours(width, x, weight, y); \
+        if (fours && width <= FOURS * 4 * WARP) rms_norm_in_registers<FOURS>(x, weight, eps, y, inv_rms, rows, width); \
+        else if (fours) rms_norm<4>(x, weight, eps, y, inv_rms, rows, width); \
         else rms_norm<1>(x, weight, eps, y, inv_rms, rows, width); \
     } \
-    KERNEL(256, rms_norm_backward_##suffix, const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial, \
+    KERNEL_OF_BLOCKS(256, 3, rms_norm_backward_##suffix, const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial, \
            int rows, int rows_each, int width) { \
         const bool fours = in_fours(width, x, weight, dy, residual, partial); \
         if (fours && width <= 4 * int(blockDim.x)) \
@@ -143,24 +203,10 @@ KERNEL(256, row_lengths, const float* x, float* lengths, int rows, int width) {
     if (lane == 0) lengths[row] = sqrtf(squares);
 }
 
-// sums[i] += partial[0][i] + partial[1][i] + .., in this order. A block has 32 columns. All its warps read parts, many at a time, and
-// the first one adds them. Shared memory: (PARTS_READ, 32) f32 for each warp.
-constexpr int PARTS_READ = 16;
+// sums[i] += partial[0][i] + partial[1][i] + .., in this order. A block has 32 columns. Shared memory: see `add_in_order`.
 KERNEL(512, add_partial_sums, const float* partial, float* sums, int parts, int width) {
     SHARED(float, staged);
-    const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, at_once = warps * PARTS_READ;
-    const int i = blockIdx.x * WARP + lane, column = min(i, width - 1);
-    float sum = sums[column], values[PARTS_READ];
-    for (int first = 0; first < parts; first += at_once) {
-        for (int k = 0; k < PARTS_READ; k++)
-            values[k] = partial[size_t(min(first + k * warps + warp, parts - 1)) * width + column];
-        BARRIER();
-        for (int k = 0; k < PARTS_READ; k++) staged[(k * warps + warp) * WARP + lane] = values[k];
-        BARRIER();
-        if (warp > 0) continue;
-        const int read = min(parts - first, at_once);
-#pragma unroll 16
-        for (int part = 0; part < read; part++) sum += staged[part * WARP + lane];
-    }
-    if (warp == 0 && i < width) sums[i] = sum;
+    const int i = blockIdx.x * WARP + threadIdx.x % WARP, column = min(i, width - 1);
+    const float sum = add_in_order(sums[column], parts, staged, [&](int part) { return partial[size_t(part) * width + column]; });
+    if (threadIdx.x < WARP && i < width) sums[i] = sum;
 }

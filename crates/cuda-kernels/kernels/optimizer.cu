@@ -50,16 +50,18 @@ DEVICE void put(float* to, size_t at, int count, const float (&x)[4], bool, uint
 template <int N>
 DEVICE void put(bf16* to, size_t at, int count, const float (&x)[4], bool is_stochastic, uint64_t key, uint32_t column) {
     if (!is_stochastic) return store_four<N>(to, at, count, x);
-    uint32_t bits[4];
-    for (int j = 0; j < 4; j++) {
-        const uint32_t exact = bits_of(x[j]);
-        bits[j] = x[j] != x[j] ? exact | 0x400000u : exact + (hash(key, column + j) >> 16);
-    }
+    // Noise is made for a NaN, too: elements would wait for each other's branches.
+    const auto rounded = [&](int j) {
+        const uint32_t exact = bits_of(x[j]), noise = hash(key, column + j) >> 16;
+        return (x[j] != x[j] ? exact | 0x400000u : exact + noise) >> 16;
+    };
     if constexpr (N == 4) {
-        *together_at<FourNarrow>(to + at) = {{bits[0] >> 16 | (bits[1] & 0xFFFF0000u), bits[2] >> 16 | (bits[3] & 0xFFFF0000u)}};
+        FourNarrow four;
+        for (int i = 0; i < 2; i++) four.x[i] = rounded(2 * i) | rounded(2 * i + 1) << 16;
+        *together_at<FourNarrow>(to + at) = four;
     } else {
         for (int j = 0; j < 4; j++)
-            if (j < count) to[at + j].bits = uint16_t(bits[j] >> 16);
+            if (j < count) to[at + j].bits = uint16_t(rounded(j));
     }
 }
 

@@ -65,10 +65,12 @@ DEVICE Pair pair_kept(const Dropout& dropout, const RowHash& row, uint32_t chann
     return {x >= dropout.threshold, lower_hash(x) >= dropout.threshold};
 }
 
-DEVICE bool is_kept(const Dropout& dropout, const RowHash& row, uint32_t channel) {
-    const Pair kept = pair_kept(dropout, row, channel & ~PAIR);
-    return channel & PAIR ? kept.second : kept.first;
+// An element is kept where this is at least the threshold.
+DEVICE uint32_t half_hash(const RowHash& row, uint32_t channel) {
+    const uint32_t x = upper_hash(row, channel & ~PAIR);
+    return channel & PAIR ? lower_hash(x) : x;
 }
+DEVICE bool is_kept(const Dropout& dropout, const RowHash& row, uint32_t channel) { return half_hash(row, channel) >= dropout.threshold; }
 
 // Factor of an element: the scale, or zero.
 DEVICE float factor(const Dropout& dropout, bool is_kept) { return is_kept ? dropout.scale : 0.0f; }

@@ -56,7 +56,7 @@ const ATTENTION: [&str; 3] = ["attention_forward_", "attention_backward_keys_", 
 ///
 /// With 40 registers a thread, 48 warps are resident on every card; with 48, 40 warps; with 80, 24: those of
 /// the updates have four loads of 16 bytes in flight.
-const OTHERS: [(&str, u32, u32, u32); 36] = [
+const OTHERS: [(&str, u32, u32, u32); 37] = [
     ("attention_few_", 256, 8 * (64 + 2) * 4, 40),
     ("largest_", 1024, 32 * 8, 40),
     ("log_probabilities_", 1024, 32 * 8, 40),
@@ -64,7 +64,7 @@ const OTHERS: [(&str, u32, u32, u32); 36] = [
     ("append_", 256, 0, 40),
     ("copy_rows_", 256, 0, 40),
     ("attention_delta_", 256, 0, 80),
-    ("attention_add_bias_gradient", 256, 0, 40),
+    ("attention_add_bias_gradient", 256, 256 * 16 * 4, 64),
     ("rms_norm_backward_", 192, (MODEL + 64) * 4, 80),
     ("rms_norm_", 256, 0, 40),
     ("add_partial_sums", 512, 512 * 16 * 4, 64),
@@ -74,8 +74,9 @@ const OTHERS: [(&str, u32, u32, u32); 36] = [
     ("few_rows_4_", 256, (16 + 256 + 4 * 512) * 4, 48),
     ("few_rows_8_", 256, (16 + 256 + 8 * 512) * 4, 64),
     ("dropout_", 96, 4 * 8, 64),
-    ("activation_", 256, 4 * 8, 64),
-    ("cross_entropy_", 512, 32 * 4, 56),
+    ("activation_backward_", 192, 4 * 8, 80),
+    ("activation_", 192, 4 * 8, 64),
+    ("cross_entropy_", 512, 32 * 4, 64),
     ("add_total", 512, 32 * 8, 40),
     ("square_sums", 256, 1024 * 8 + 8 * 32 * 4, 48),
     ("finish_square_sums", 256, 0, 40),

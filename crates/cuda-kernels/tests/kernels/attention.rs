@@ -239,8 +239,9 @@ impl Case<'_> {
             if self.has_bias {
                 let sizes = [batch, heads, t, s, rows_backward].map(|n| Argument::of(n as i32));
                 let arguments: Vec<Argument> = [partial.pointer(), dbias.pointer()].into_iter().chain(sizes).collect();
-                let values = heads * (t + s - 1);
-                launch("attention_add_bias_gradient", [values.div_ceil(64), 1, 1], 64, 0, &arguments, schedule);
+                let blocks = heads * (t + s - 1).div_ceil(32);
+                let shared = 64 * 16 * size_of::<f32>();
+                launch("attention_add_bias_gradient", [blocks, 1, 1], 64, shared, &arguments, schedule);
             }
             let mut buffers = vec![new_out, new_lse, dbias];
             buffers.append(&mut results);

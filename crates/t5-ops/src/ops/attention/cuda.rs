@@ -292,9 +292,9 @@ pub(super) fn attention_backward(
         let kernel = Kernel::new(device, Module::Attention, "attention_add_bias_gradient")?;
         let kernel = kernel.tensor(partial)?.tensor(dbias)?.size(s.batch)?.size(s.heads)?;
         let kernel = kernel.size(s.queries)?.size(s.keys)?.size(kind.rows())?;
-        let values = s.heads * (s.queries + s.keys - 1);
-        // SAFETY: a thread for each element of the gradient, which is contiguous.
-        unsafe { kernel.launch([values.div_ceil(SMALL), 1, 1], SMALL as u32, 0)? };
+        let blocks = s.heads * (s.queries + s.keys - 1).div_ceil(32);
+        // SAFETY: a lane for each element of the gradient, which is contiguous; each thread has 16 numbers in shared memory.
+        unsafe { kernel.launch([blocks, 1, 1], SMALL as u32, SMALL * 16 * size_of::<f32>())? };
     }
     Ok((dq, dk, dv))
 }

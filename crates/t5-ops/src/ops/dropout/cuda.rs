@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor};
 
 use super::{Dropout, key_of_step};
-use crate::cuda::{Kernel, Module, changing, recording, suffix, threads_along, unwritten};
+use crate::cuda::{Kernel, Module, changing, recording, suffix, unwritten};
 use crate::dispatch::rows_and_width;
 
 /// What kernels know of a dropout.
@@ -63,6 +63,15 @@ pub(super) fn dropout(residual: Option<&Tensor>, x: &Tensor, d: Option<&Dropout>
 const ROWS: usize = 4;
 /// Where a row has a multiple of this, a thread has eight columns at once, and four elsewhere.
 const TWO_FOURS: usize = 16;
+/// Threads of a block at most.
+const THREADS: usize = 256;
+
+/// Threads of a block. In each of its turns along a row all have columns, if there are a warp's.
+fn threads_along(width: usize) -> u32 {
+    let columns = if width.is_multiple_of(TWO_FOURS) { width / 8 } else { width.div_ceil(4) };
+    let turns = columns.div_ceil(THREADS).max(1);
+    columns.div_ceil(turns).next_multiple_of(32).max(32) as u32
+}
 
 /// Launches a kernel whose last arguments are these [`rows`].
 ///
@@ -71,7 +80,6 @@ const TWO_FOURS: usize = 16;
 /// The arguments before are what the kernel takes, and its tensors have these rows.
 pub(crate) unsafe fn launch_on_rows(kernel: Kernel, (rows, positions, width): (usize, usize, usize)) -> Result<()> {
     let kernel = kernel.size(rows)?.size(positions)?.size(width)?;
-    let threads = threads_along(if width.is_multiple_of(TWO_FOURS) { width / 2 } else { width });
     // SAFETY: as the caller promises; each row of a block has a key in shared memory.
-    unsafe { kernel.launch([rows.div_ceil(ROWS), 1, 1], threads, ROWS * size_of::<u64>()) }
+    unsafe { kernel.launch([rows.div_ceil(ROWS), 1, 1], threads_along(width), ROWS * size_of::<u64>()) }
 }
