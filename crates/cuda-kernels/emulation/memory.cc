@@ -76,7 +76,7 @@ Result cuDeviceGetMemPool(void** pool, int) {
     *pool = &card().own;
     return SUCCESS;
 }
-// What is not used goes back, but for `kept` bytes.
+// Unused memory goes back, but for `kept` bytes.
 Result cuMemPoolTrimTo(void* pool, size_t kept) {
     std::lock_guard guard(card().lock);
     Pool& p = *static_cast<Pool*>(pool);

@@ -26,8 +26,8 @@ struct Columns {
 #pragma unroll
         for (int part = 0; part < PARTS; part++) row.parts[part] = packed<TOGETHER>(x, at + part * PAIR);
     }
-    // Writes a part of them from `at` on where the thread `is_inside`, or all with the last part. Two threads have 16 bf16 that follow each other: they exchange four, for
-    // each to write eight at once. A write of less than 32 bytes of memory takes as long. All threads of a warp take part.
+    // Writes a part of them from `at` on where the thread `is_inside`, or all with the last part. Two threads have 16 bf16 that follow each
+    // other: they exchange four, so that each writes eight at once. A write of fewer bytes takes as long. All threads of a warp take part.
     template <class T>
     DEVICE static void write(T* y, size_t at, const Row<T>& row, int part, bool is_inside) {
         if constexpr (N == 8 && sizeof(T) == 2) {
@@ -46,7 +46,7 @@ struct Columns {
             *together_at<Packed<TOGETHER, T>>(y + at + part * PAIR) = row.parts[part];
         }
     }
-    // What says whether elements are kept, see `half_hash`, where those of the thread begin at column `i`.
+    // The numbers by which elements are kept or dropped (`half_hash`), where those of the thread begin at column `i`.
     DEVICE static void hash(uint64_t key, int i, uint32_t (&hashes)[N]) {
         const RowHash row = row_hash(key);
 #pragma unroll

@@ -82,7 +82,7 @@ const CUBLAS_WORKSPACE_BYTES: u64 = 32 << 20;
 const ASSUMED_NCCL_BYTES: u64 = 256 << 20;
 /// The most that is held beside tensors because memory comes in units, until a card is opened: units of 2 MiB for small and for large tensors.
 const ASSUMED_POOL_UNIT: Bytes = Bytes(4 << 20);
-/// What lies between tensors, because they go in another order than they came. Runs of T5 hold 1 to 8 %, but for their limit.
+/// Room between tensors, because they go in another order than they came. Runs of T5 have 1 to 8 %, but for their limit.
 const POOL_PERCENT: u64 = 4;
 
 /// What a device holds beside tensors, whatever is chosen, with NCCL or without. Once it has been opened and a step was rehearsed on it, that is measured.
@@ -125,7 +125,7 @@ pub fn add_pool(choice: &mut StepChoice, fixed: &[CostRow], now: &MemorySnapshot
     }
 }
 
-/// What is held on a device beside tensors of this size.
+/// The memory that is held on a device beside tensors of this size.
 fn pool_beside(tensors: Bytes, now: &MemorySnapshot) -> CostRow {
     let (unit, known) = match now.device.as_ref().map(|device| device.pool_unit) {
         None | Some(Bytes::ZERO) => (ASSUMED_POOL_UNIT, "assumed"),

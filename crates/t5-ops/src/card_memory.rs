@@ -28,7 +28,7 @@ type Result<T, E = DriverError> = std::result::Result<T, E>;
 const ALIGNMENT: u64 = 512;
 /// Smaller tensors have addresses of their own, so that none of them stays in a place that a large one would take.
 const SMALL: u64 = 256 << 10;
-/// What is held over a piece of memory that the driver is asked for: a piece is given back as a whole, and takes some microseconds.
+/// The driver is asked for pieces of this part of the memory that is held. A piece is given back as a whole, and takes some microseconds.
 const HELD_OVER_PIECE: u64 = 256;
 
 const OUT_OF_MEMORY: DriverError = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -36,10 +36,10 @@ const OUT_OF_MEMORY: DriverError = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_
 /// Bytes of a card's memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Count {
-    /// What backs addresses now, and at most so far.
+    /// Memory that backs addresses now, and at most so far.
     pub held: u64,
     pub held_most: u64,
-    /// What tensors take of it now, and at most so far.
+    /// The part of it that tensors take now, and at most so far.
     pub tensors: u64,
     pub tensors_most: u64,
 }
@@ -59,7 +59,7 @@ struct Region {
 struct CardMemory {
     card: sys::CUdevice,
     stream: usize,
-    /// What may be held.
+    /// The limit of the memory that is held.
     most: u64,
     /// Memory is backed in multiples of this.
     unit: u64,
@@ -196,7 +196,7 @@ impl CardMemory {
         Ok(at)
     }
 
-    /// Has a region have so many free bytes together, if need be of memory that lies between tensors.
+    /// Makes `bytes` free bytes together in a region, if need be of memory that lies between tensors.
     fn grow(&mut self, number: usize, bytes: u64) -> Result<()> {
         let grown = self.grow_at_once(number, bytes);
         if grown != Err(OUT_OF_MEMORY) {
@@ -220,7 +220,7 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Where a region would have so many free bytes together, and by how many more of memory. `None`: not within the limit.
+    /// The place from which more memory makes `bytes` free bytes together, and how much more. `None`: not within the limit.
     fn more_for(&self, number: usize, bytes: u64) -> Option<(u64, u64)> {
         let (place, more) = self.regions[number].place_for(bytes, self.unit)?;
         self.count.held.checked_add(more).is_some_and(|held| held <= self.most).then_some((place, more))
@@ -348,7 +348,7 @@ fn of<R>(device: &CudaDevice, f: impl FnOnce(&mut CardMemory) -> R) -> Option<R>
     all().iter_mut().find(|memory| memory.stream == handle).map(f)
 }
 
-/// What a device's memory is used for. `None`: the driver gives it out.
+/// How a device's memory is used. `None`: the driver gives it out.
 pub(crate) fn count(device: &CudaDevice) -> Option<Count> {
     of(device, |memory| memory.count)
 }
@@ -382,7 +382,7 @@ pub(crate) fn release_unused() {
         result::ctx::get_current().is_ok_and(|context| context.is_some()) && result::ctx::synchronize().is_ok();
     if is_done {
         for memory in all().iter_mut().filter(|memory| memory.pieces.is_empty()) {
-            // What could not be given back stays.
+            // Memory that could not be given back stays.
             let _ = memory.trim();
         }
     }

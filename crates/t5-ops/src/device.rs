@@ -11,11 +11,11 @@ pub struct DeviceBytes {
     pub total: u64,
     /// What nobody holds.
     pub free: u64,
-    /// What this process holds for tensors.
+    /// Memory that this process holds for tensors.
     pub pool: u64,
     /// The most that it held for them.
     pub pool_most: u64,
-    /// What tensors take of that.
+    /// The part of it that tensors take.
     pub tensors: u64,
     /// The most that they took.
     pub tensors_most: u64,

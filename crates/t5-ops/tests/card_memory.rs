@@ -16,7 +16,7 @@ fn mib(card: &Device) -> [u64; 4] {
     [bytes.pool, bytes.pool_most, bytes.tensors, bytes.tensors_most].map(|bytes| bytes >> 20)
 }
 
-/// A tensor of so many MiB, and the value of all of its elements.
+/// A tensor of `mib` MiB, all of whose elements are `value`.
 fn tensor(mib: usize, value: f32, card: &Device) -> candle_core::Result<Tensor> {
     Tensor::full(value, mib * MIB / 4, card)
 }
@@ -63,7 +63,7 @@ fn small_tensors_are_held_in_few_units() {
 fn a_driver_that_cannot_back_addresses_keeps_its_pool() {
     let mapping = ("LOW_MEM_T5_EMULATED_MAPPING", "none");
     if std::env::var(mapping.0).as_deref() != Ok(mapping.1) {
-        // What a card can is fixed when it is opened. A real card has its own driver.
+        // A card is asked for its abilities when it is opened. A real card has its own driver.
         if t5_ops::device_bytes(&card()).is_some_and(|bytes| bytes.name.contains("emulated")) {
             let mut there = Command::new(std::env::current_exe().unwrap());
             let ran =

@@ -12,7 +12,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Takes `bytes` bytes, where there are so many together.
+    /// Takes `bytes` bytes that lie together.
     pub(super) fn take(&mut self, bytes: u64) -> Option<u64> {
         let &(size, place) = self.by_size.range((bytes, 0)..).next()?;
         self.remove(place, size);
