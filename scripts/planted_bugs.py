@@ -28,7 +28,7 @@ SUITES = {
     # The C++ compiler takes most of the time.
     KERNELS: (["-p", "cuda-kernels", "--test", "kernels"], {"CXXFLAGS": "-O1"}),
     PTX: (["-p", "cuda-kernels", "--test", "kernels"], {"CXXFLAGS": "-O1", "LOW_MEM_T5_KERNELS": "ptx"}),
-    OPERATIONS: (["-p", "t5-ops", "--features", "cuda", "--test", "copies", "--test", "replay", "--test", "rounds", "--test", "device"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
+    OPERATIONS: (["-p", "t5-ops", "--features", "cuda", "--test", "copies", "--test", "replay", "--test", "rounds", "--test", "device", "--test", "card_memory"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
 }
 
 # Kind, file, text that occurs once, text in its place.
@@ -67,6 +67,9 @@ BUGS = [
     ("stale position of a graph", "cuda/recording.rs", "            overwrite(card, there, numbers)?;\n", ""),
     ("stale addresses of a graph", "cuda/recording.rs", "if of != self.of {", "if of.len() != self.of.len() {"),
     ("two tensors of a graph in one place", "cuda/recording.rs", "scope.taken[kind] += count.next_multiple_of(ALIGNMENT);", "scope.taken[kind] += ALIGNMENT;"),
+    ("memory beyond the limit", "card_memory.rs", "held <= self.most", "held < u64::MAX"),
+    ("memory taken back from a tensor", "card_memory.rs", "self.places.are_free(place, bytes).then_some((place, bytes))", "Some((place, bytes))"),
+    ("two tensors in one place", "card_memory/places.rs", "self.insert(place + bytes, size - bytes);", "self.insert(place + bytes / 2, size - bytes / 2);"),
     ("memory of a graph that no pool knows", "device.rs", "        give_workspace(device)?;\n", ""),
     ("work of a graph with a number of the host", "replay.rs", "    crate::cuda::recording::refuse(operation);\n", "    let _ = operation;\n"),
     ("stale lists and step of a graph", "cuda/round.rs", "overwrite(card, &self.numbers, &changing.numbers())?;", "let _ = card;"),

@@ -279,7 +279,7 @@ mod tests {
     fn a_kernel_without_a_launch_is_an_error() {
         assert!(residency(&compiled("unknown", 32, 0)).unwrap_err().contains("unknown has no launch"));
         let page = residency(&compiled("attention_forward_64", 141, 0)).unwrap();
-        assert!(page.ends_with("| `attention_forward_64` | 64 | 128 | 47104 | 12 | 8 | 8 | 12 | 8 |\n"), "{page}");
+        assert!(page.ends_with("| `attention_forward_64` | 64 | 128 | 41984 | 12 | 8 | 8 | 12 | 8 |\n"), "{page}");
     }
 
     #[test]
