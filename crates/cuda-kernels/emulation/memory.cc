@@ -50,6 +50,15 @@ void end_life(char* block, size_t bytes, size_t size) {
     memset(block, 0xFF, size);
     __asan_poison_memory_region(block, size + MARGIN);
 }
+// Forgets memory of the host that the driver knows, and says how many bytes it had: none where nothing begins there.
+size_t unpin(void* at) {
+    auto& pinned = card().pinned;
+    auto found = pinned.upper_bound(static_cast<char*>(at));
+    if (found == pinned.end() || found->first - found->second != at) return 0;
+    const size_t bytes = found->second;
+    pinned.erase(found);
+    return bytes;
+}
 // Where the program finds what is mapped at an address.
 void* spread(Address at) {
     const Address base = std::prev(card().addresses.upper_bound(at))->first;
@@ -299,10 +308,9 @@ Result cuMemFreeHost(void* at) {
     if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     if (Result result = unless_anything_is_captured()) return result;
-    auto found = card().pinned.upper_bound(static_cast<char*>(at));
-    if (found == card().pinned.end() || found->first - found->second != at) return INVALID_VALUE;
-    card().pinned_bytes -= found->second;
-    card().pinned.erase(found);
+    const size_t bytes = unpin(at);
+    if (!bytes) return INVALID_VALUE;
+    card().pinned_bytes -= bytes;
     free(at);
     return SUCCESS;
 }
@@ -327,11 +335,9 @@ Result cuMemHostUnregister(void* at) {
     if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     if (Result result = unless_anything_is_captured()) return result;
-    Card& c = card();
-    auto found = c.pinned.upper_bound(static_cast<char*>(at));
-    if (found == c.pinned.end() || found->first - found->second != at) return NOT_REGISTERED;
-    c.locked_bytes -= found->second;
-    c.pinned.erase(found);
+    const size_t bytes = unpin(at);
+    if (!bytes) return NOT_REGISTERED;
+    card().locked_bytes -= bytes;
     return SUCCESS;
 }
 

@@ -23,7 +23,7 @@ DEVICE size_t statistics(const AttentionShape& s, const AttentionBlock& block) {
 
 // dk, dv, and if `partial` is not null the bias's gradient: a row of T + ROWS - 1 partial sums for each block, by sequence, head, tile.
 // A warp has 16 keys and the scores of TILE queries, transposed.
-// Shared memory: 2 * KS + 4 * TILE rows of K bf16; numbers of 4 bytes: 8 * MANY + 2 * BIASES + 512.
+// Shared memory: 2 * ROWS + 4 * TILE rows of K bf16; numbers of 4 bytes: 8 * MANY + 2 * BIASES + 512.
 template <int K>
 DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, const float* lse, const float* delta,
                  const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dk, bf16* dv, float* partial,
@@ -170,7 +170,7 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
 }
 
 // dq. A warp has 16 queries and their scores of TILE keys.
-// Shared memory: 2 * KS + 4 * TILE rows of K bf16, 2 * (ROWS + TILE) f32.
+// Shared memory: 2 * ROWS + 4 * TILE rows of K bf16, 2 * (ROWS + TILE) f32.
 template <int K>
 DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, const float* lse, const float* delta,
                     const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dq, const AttentionShape& s) {

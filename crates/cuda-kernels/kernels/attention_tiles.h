@@ -196,7 +196,7 @@ struct ProductDiagonals {
         for (int w = 0; w < WARPS; w++) sum += ring[w * RING + (16 * (WARPS - w) - 16 + lane - tile * TILE & RING - 1)];
         to[at] = sum;
     }
-    // After the last tile, before `end`.
+    // After the last tile: the sums that it has not completed.
     DEVICE void finish(int end) {
         const float none[TILE / 8][4] = {};
 #pragma unroll 1

@@ -42,5 +42,6 @@ pub use lost_pages::end_on_lost_pages;
 pub use nameless_file::{file_without_name, shown_path};
 pub use page::LARGE_BYTES;
 pub use pages::Held;
+pub use ranges::FreeRanges;
 pub use temporary_name::{TEMPORARY_PREFIX, create_new, with_temporary_name};
 pub use waiting::{count_waits, counting_wait, waited};

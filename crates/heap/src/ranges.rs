@@ -1,4 +1,4 @@
-//! Free ranges of pages, as numbers: which to hand out, and which to give up.
+//! Free ranges of memory, as numbers: which to hand out, and which to give up.
 //!
 //! Invariants: ranges neither overlap nor touch (neighbours are one range); the two orders hold the same
 //! ranges; `bytes` is their sum.
@@ -6,15 +6,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Ranges by address and by length.
-#[derive(Debug)]
-pub(crate) struct FreeRanges {
+#[derive(Debug, Default)]
+pub struct FreeRanges {
     by_address: BTreeMap<usize, usize>,
     by_length: BTreeSet<(usize, usize)>,
     bytes: usize,
 }
 
 impl FreeRanges {
-    pub(crate) const fn new() -> Self {
+    /// None.
+    pub const fn new() -> Self {
         Self { by_address: BTreeMap::new(), by_length: BTreeSet::new(), bytes: 0 }
     }
 
@@ -24,7 +25,7 @@ impl FreeRanges {
     }
 
     /// Adds a range, joined with the neighbours that it touches.
-    pub(crate) fn insert(&mut self, mut start: usize, mut length: usize) {
+    pub fn insert(&mut self, mut start: usize, mut length: usize) {
         if let Some((&before, &before_length)) = self.by_address.range(..start).next_back()
             && before + before_length == start
         {
@@ -40,8 +41,8 @@ impl FreeRanges {
         self.bytes += length;
     }
 
-    /// Takes `length` bytes from the shortest range that has them.
-    pub(crate) fn take(&mut self, length: usize) -> Option<usize> {
+    /// Takes `length` bytes from the shortest range that has them, and the first of these.
+    pub fn take(&mut self, length: usize) -> Option<usize> {
         let &(found, start) = self.by_length.range((length, 0)..).next()?;
         self.remove(start, found);
         if found > length {
@@ -58,6 +59,25 @@ impl FreeRanges {
             self.insert(start + most, found - most);
         }
         Some((start, found.min(most)))
+    }
+
+    /// Takes these bytes off, if they lie in one range.
+    pub fn cut(&mut self, start: usize, length: usize) -> bool {
+        let found = self.by_address.range(..=start).next_back().map(|(&from, &found)| (from, found));
+        let Some((from, found)) = found.filter(|(from, found)| start + length <= from + found) else { return false };
+        self.remove(from, found);
+        for (start, end) in [(from, start), (start + length, from + found)] {
+            if start < end {
+                self.insert(start, end - start);
+            }
+        }
+        true
+    }
+
+    /// The length of the range that ends there: zero if there is none.
+    pub fn before(&self, end: usize) -> usize {
+        let last = self.by_address.range(..end).next_back();
+        last.filter(|(start, length)| **start + **length == end).map_or(0, |(_, &length)| length)
     }
 
     fn remove(&mut self, start: usize, length: usize) {
@@ -91,6 +111,19 @@ mod tests {
         assert_eq!(free.take(25), Some(200));
         assert_eq!(free.take(5), Some(225), "what was left of it is the shortest now");
         assert_eq!((free.take(101), free.bytes()), (None, 120));
+    }
+
+    #[test]
+    fn bytes_of_one_range_are_cut_out_of_it() {
+        let mut free = free(&[(70, 30), (200, 10)]);
+        assert_eq!([100, 99, 200, 210].map(|end| free.before(end)), [30, 0, 0, 10]);
+        for (start, length) in [(70, 31), (69, 2), (150, 1), (0, 1)] {
+            assert!(!free.cut(start, length), "{start}, {length}");
+        }
+        assert!(free.cut(80, 10));
+        assert_eq!((free.bytes(), free.before(100), free.before(80)), (30, 10, 10));
+        assert!(free.cut(200, 10));
+        assert_eq!((free.take(11), free.take(10), free.take(10), free.take(1)), (None, Some(70), Some(90), None));
     }
 
     #[test]

@@ -17,42 +17,49 @@ use candle_core::CudaDevice;
 use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::{DriverError, result, sys};
 use cuda_kernels::driver;
-
-use places::Places;
-
-mod places;
+use heap::FreeRanges;
 
 type Result<T, E = DriverError> = std::result::Result<T, E>;
 
 /// A tensor begins at a multiple of this: the alignment that the driver gives.
-const ALIGNMENT: u64 = 512;
+const ALIGNMENT: usize = 512;
 /// Smaller tensors have addresses of their own, so that none of them stays in a place that a large one would take.
-const SMALL: u64 = 256 << 10;
+const SMALL: usize = 256 << 10;
 /// The driver is asked for pieces of this part of the memory that is held. A piece is given back as a whole, and takes some microseconds.
-const HELD_OVER_PIECE: u64 = 256;
+const HELD_OVER_PIECE: usize = 256;
 
 const OUT_OF_MEMORY: DriverError = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+/// A driver without the function that is asked for.
+const NOT_SUPPORTED: c_int = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as c_int;
 
 /// Bytes of a card's memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Count {
     /// Memory that backs addresses now, and at most so far.
-    pub held: u64,
-    pub held_most: u64,
+    pub held: usize,
+    pub held_most: usize,
     /// The part of it that tensors take now, and at most so far.
-    pub tensors: u64,
-    pub tensors_most: u64,
+    pub tensors: usize,
+    pub tensors_most: usize,
 }
 
-/// Addresses, some of which are backed by memory.
+/// Addresses, some of which are backed by memory. A place is counted in bytes of memory from the first.
 #[derive(Debug)]
 struct Region {
     base: u64,
-    bytes: u64,
-    /// Those that are backed and that no tensor has.
-    places: Places,
+    bytes: usize,
+    /// Places that are backed and that no tensor has.
+    free: FreeRanges,
     /// The bytes of each piece of memory, by the place of its first.
-    backed: BTreeMap<u64, u64>,
+    backed: BTreeMap<usize, usize>,
+}
+
+/// Where a tensor lies: the number of its region, its place there, and its bytes.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    region: usize,
+    at: usize,
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -60,13 +67,13 @@ struct CardMemory {
     card: sys::CUdevice,
     stream: usize,
     /// The limit of the memory that is held.
-    most: u64,
+    most: usize,
     /// Memory is backed in multiples of this.
-    unit: u64,
+    unit: usize,
     /// For small tensors and for others.
     regions: [Region; 2],
-    /// The bytes of each tensor, by its address.
-    pieces: HashMap<u64, u64>,
+    /// Tensors by their addresses.
+    tensors: HashMap<u64, Place>,
     count: Count,
 }
 
@@ -87,43 +94,28 @@ fn properties(card: sys::CUdevice) -> sys::CUmemAllocationProp {
 }
 
 impl Region {
-    fn new(bytes: u64) -> Result<Self> {
+    fn new(bytes: usize) -> Result<Self> {
         let mut base = 0;
         // SAFETY: a place for the address. Addresses alone take no memory, and are the process's until it ends.
-        unsafe { sys::cuMemAddressReserve(&raw mut base, length(bytes), 0, 0, 0) }.result()?;
-        Ok(Self { base, bytes, places: Places::default(), backed: BTreeMap::new() })
-    }
-
-    /// The address of a place.
-    fn address(&self, place: u64) -> u64 {
-        self.base + place * driver::SPREAD
-    }
-
-    /// The place that an address in this region has.
-    fn place(&self, at: u64) -> Option<u64> {
-        (self.base..self.address(self.bytes)).contains(&at).then(|| (at - self.base) / driver::SPREAD)
-    }
-
-    /// Takes the address of `bytes` bytes, where they are free.
-    fn take(&mut self, bytes: u64) -> Option<u64> {
-        self.places.take(bytes).map(|place| self.address(place))
+        unsafe { sys::cuMemAddressReserve(&raw mut base, bytes, 0, 0, 0) }.result()?;
+        Ok(Self { base, bytes, free: FreeRanges::new(), backed: BTreeMap::new() })
     }
 
     /// The place from which the least memory makes `bytes` free bytes together, and how much that is, in units.
-    fn place_for(&self, bytes: u64, unit: u64) -> Option<(u64, u64)> {
+    fn place_for(&self, bytes: usize, unit: usize) -> Option<(usize, usize)> {
         let after = self.backed.iter().map(|(place, size)| place + size);
         let until = self.backed.keys().copied().chain([self.bytes]);
         let gaps = [0].into_iter().chain(after).zip(until);
         let found = gaps.filter_map(|(from, until)| {
-            let more = bytes.saturating_sub(self.places.free_before(from)).next_multiple_of(unit);
+            let more = bytes.saturating_sub(self.free.before(from)).next_multiple_of(unit);
             (from + more <= until).then_some((from, more))
         });
         found.min_by_key(|(_, more)| *more)
     }
 
     /// Backs `bytes` bytes from a place by memory.
-    fn back(&mut self, card: sys::CUdevice, place: u64, bytes: u64) -> Result<()> {
-        let (properties, at) = (properties(card), self.base + place);
+    fn back(&mut self, card: sys::CUdevice, place: usize, bytes: usize) -> Result<()> {
+        let (properties, at) = (properties(card), self.base + place as u64);
         let access = sys::CUmemAccessDesc {
             location: properties.location,
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
@@ -132,72 +124,82 @@ impl Region {
         // SAFETY: addresses of this region that nothing backs. What is mapped is kept by the mapping, so its handle may go. Where a later
         // call fails, what the earlier ones did is taken back.
         unsafe {
-            sys::cuMemCreate(&raw mut memory, length(bytes), &raw const properties, 0).result()?;
-            let mapped = sys::cuMemMap(at, length(bytes), 0, memory, 0).result();
+            sys::cuMemCreate(&raw mut memory, bytes, &raw const properties, 0).result()?;
+            let mapped = sys::cuMemMap(at, bytes, 0, memory, 0).result();
             sys::cuMemRelease(memory).result()?;
             mapped?;
-            if let Err(error) = sys::cuMemSetAccess(at, length(bytes), &raw const access, 1).result() {
-                sys::cuMemUnmap(at, length(bytes)).result()?;
+            if let Err(error) = sys::cuMemSetAccess(at, bytes, &raw const access, 1).result() {
+                sys::cuMemUnmap(at, bytes).result()?;
                 return Err(error);
             }
         }
         self.backed.insert(place, bytes);
-        self.places.give_back(place, bytes);
+        self.free.insert(place, bytes);
         Ok(())
     }
 
     /// Gives all memory in which no tensor lies back to the driver. Nothing that was launched may still use it.
     fn trim(&mut self) -> Result<()> {
-        let unused = |(&place, &bytes): (&u64, &u64)| self.places.are_free(place, bytes).then_some((place, bytes));
-        let unused: Vec<(u64, u64)> = self.backed.iter().filter_map(unused).collect();
-        for (place, bytes) in unused {
-            // SAFETY: one mapping as a whole.
-            unsafe { sys::cuMemUnmap(self.base + place, length(bytes)) }.result()?;
+        let pieces: Vec<(usize, usize)> = self.backed.iter().map(|(&place, &bytes)| (place, bytes)).collect();
+        for (place, bytes) in pieces {
+            if !self.free.cut(place, bytes) {
+                continue;
+            }
+            // SAFETY: one mapping as a whole, in which no tensor lies.
+            if let Err(error) = unsafe { sys::cuMemUnmap(self.base + place as u64, bytes) }.result() {
+                self.free.insert(place, bytes);
+                return Err(error);
+            }
             self.backed.remove(&place);
-            self.places.cut(place, bytes);
         }
         Ok(())
     }
 
-    fn held(&self) -> u64 {
+    fn held(&self) -> usize {
         self.backed.values().sum()
     }
 }
 
 impl CardMemory {
-    fn new(card: sys::CUdevice, stream: usize, total: u64) -> Result<Self> {
+    fn new(card: sys::CUdevice, stream: usize, total: usize) -> Result<Self> {
         let (mut unit, properties) = (0, properties(card));
         let flag = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         // SAFETY: a place for the number, and whole properties.
         unsafe { sys::cuMemGetAllocationGranularity(&raw mut unit, &raw const properties, flag) }.result()?;
-        let unit = (unit as u64).max(ALIGNMENT);
+        let unit = unit.max(ALIGNMENT);
         // Addresses cost nothing, and a large tensor wants many together.
         let bytes = (2 * total).next_multiple_of(unit);
         let regions = [Region::new(bytes)?, Region::new(bytes)?];
-        Ok(Self { card, stream, most: u64::MAX, unit, regions, pieces: HashMap::new(), count: Count::default() })
+        Ok(Self { card, stream, most: usize::MAX, unit, regions, tensors: HashMap::new(), count: Count::default() })
     }
 
     /// The address of `bytes` bytes that no tensor has.
-    fn take(&mut self, bytes: u64) -> Result<u64> {
-        let size = bytes.max(1).next_multiple_of(ALIGNMENT);
-        let own = usize::from(size >= SMALL);
-        let at = match self.regions[own].take(size) {
-            Some(at) => at,
+    fn take(&mut self, bytes: usize) -> Result<u64> {
+        let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
+        let own = usize::from(bytes >= SMALL);
+        let place = match self.place_in(own, bytes) {
+            Some(place) => place,
             None => {
-                let grown = self.grow(own, size);
+                let grown = self.grow(own, bytes);
                 // Where it cannot grow there may be room among tensors of other sizes.
                 let from = if grown.is_ok() { own } else { 1 - own };
-                self.regions[from].take(size).ok_or(grown.err().unwrap_or(OUT_OF_MEMORY))?
+                self.place_in(from, bytes).ok_or(grown.err().unwrap_or(OUT_OF_MEMORY))?
             }
         };
-        self.pieces.insert(at, size);
-        self.count.tensors += size;
+        let address = self.regions[place.region].base + place.at as u64 * driver::SPREAD;
+        self.tensors.insert(address, place);
+        self.count.tensors += bytes;
         self.count.tensors_most = self.count.tensors_most.max(self.count.tensors);
-        Ok(at)
+        Ok(address)
+    }
+
+    /// Takes the smallest free place of a region that has `bytes` bytes.
+    fn place_in(&mut self, region: usize, bytes: usize) -> Option<Place> {
+        self.regions[region].free.take(bytes).map(|at| Place { region, at, bytes })
     }
 
     /// Makes `bytes` free bytes together in a region, if need be of memory that lies between tensors.
-    fn grow(&mut self, number: usize, bytes: u64) -> Result<()> {
+    fn grow(&mut self, number: usize, bytes: usize) -> Result<()> {
         let grown = self.grow_at_once(number, bytes);
         if grown != Err(OUT_OF_MEMORY) {
             return grown;
@@ -208,7 +210,7 @@ impl CardMemory {
         self.grow_at_once(number, bytes)
     }
 
-    fn grow_at_once(&mut self, number: usize, bytes: u64) -> Result<()> {
+    fn grow_at_once(&mut self, number: usize, bytes: usize) -> Result<()> {
         let (mut place, mut more) = self.more_for(number, bytes).ok_or(OUT_OF_MEMORY)?;
         while more > 0 {
             let piece = (self.count.held / HELD_OVER_PIECE).next_multiple_of(self.unit).max(self.unit).min(more);
@@ -221,19 +223,17 @@ impl CardMemory {
     }
 
     /// The place from which more memory makes `bytes` free bytes together, and how much more. `None`: not within the limit.
-    fn more_for(&self, number: usize, bytes: u64) -> Option<(u64, u64)> {
+    fn more_for(&self, number: usize, bytes: usize) -> Option<(usize, usize)> {
         let (place, more) = self.regions[number].place_for(bytes, self.unit)?;
         self.count.held.checked_add(more).is_some_and(|held| held <= self.most).then_some((place, more))
     }
 
     /// Gives a tensor's place back.
-    fn give_back(&mut self, at: u64) -> bool {
-        let Some(size) = self.pieces.remove(&at) else { return false };
-        self.count.tensors -= size;
-        let of = self.regions.iter_mut().find_map(|region| Some((region.place(at)?, region)));
-        let (place, region) = of.expect("a piece lies in a region");
-        region.places.give_back(place, size);
-        true
+    fn give_back(&mut self, address: u64) {
+        if let Some(Place { region, at, bytes }) = self.tensors.remove(&address) {
+            self.regions[region].free.insert(at, bytes);
+            self.count.tensors -= bytes;
+        }
     }
 
     fn trim(&mut self) -> Result<()> {
@@ -243,17 +243,11 @@ impl CardMemory {
     }
 }
 
-/// Bytes as the driver takes them. They are no more than a card has.
-fn length(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}
-
 /// Whether a stream's launches are recorded. What is taken then is the graph's, and no stream can give other memory back.
 fn is_recorded(stream: *mut c_void) -> bool {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: a stream of the caller, and a place for its state.
-    let asked = unsafe { sys::cuStreamIsCapturing(stream.cast(), &raw mut status) }.result();
-    asked.is_ok() && status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+    let idle = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: a stream of the caller.
+    unsafe { result::stream::is_capturing(stream.cast()) }.is_ok_and(|status| status != idle)
 }
 
 /// In place of the driver's.
@@ -270,7 +264,7 @@ unsafe extern "C" fn cuMemAllocAsync(to: *mut u64, bytes: usize, stream: *mut c_
         // SAFETY: as the caller's.
         return of_driver.map_or(NOT_SUPPORTED, |allocate| unsafe { allocate(to, bytes, stream) });
     };
-    let at = match memory.take(bytes as u64) {
+    let at = match memory.take(bytes) {
         Ok(at) => at,
         Err(DriverError(error)) => return error as c_int,
     };
@@ -293,7 +287,7 @@ unsafe extern "C" fn cuMemAllocAsync(to: *mut u64, bytes: usize, stream: *mut c_
 unsafe extern "C" fn cuMemFreeAsync(at: u64, stream: *mut c_void) -> c_int {
     let is_recorded = is_recorded(stream);
     let mut memories = all();
-    let own = memories.iter_mut().find(|memory| memory.pieces.contains_key(&at));
+    let own = memories.iter_mut().find(|memory| memory.tensors.contains_key(&at));
     let is_own = own.is_some();
     if let Some(memory) = own {
         // SAFETY: it was given out, and is given back once.
@@ -307,9 +301,6 @@ unsafe extern "C" fn cuMemFreeAsync(at: u64, stream: *mut c_void) -> c_int {
     // SAFETY: as the caller's. A recording that gives back memory which is not its own is refused by the driver.
     driver::free().map_or(NOT_SUPPORTED, |free| unsafe { free(at, stream) })
 }
-
-/// `CUDA_ERROR_NOT_SUPPORTED`.
-const NOT_SUPPORTED: c_int = 801;
 
 /// Gives out the memory of a device from here on, in the order of its stream. `false`: the driver does, because it cannot back addresses
 /// by memory.
@@ -329,8 +320,8 @@ pub(crate) fn begin(device: &CudaDevice) -> candle_core::Result<bool> {
         // A stream that is gone may have had the same handle. What it held serves again.
         memories.retain(|memory| memory.stream != handle || memory.card == card);
         match memories.iter_mut().find(|memory| memory.stream == handle) {
-            Some(memory) => memory.most = u64::MAX,
-            None => memories.push(CardMemory::new(card, handle, context.total_mem().w()? as u64).w()?),
+            Some(memory) => memory.most = usize::MAX,
+            None => memories.push(CardMemory::new(card, handle, context.total_mem().w()?).w()?),
         }
     }
     // SAFETY: nobody reads it.
@@ -354,12 +345,12 @@ pub(crate) fn count(device: &CudaDevice) -> Option<Count> {
 }
 
 /// The most that is held beside tensors and places between them: the last unit of each region. `None`: the driver gives it out.
-pub(crate) fn unit(device: &CudaDevice) -> Option<u64> {
-    of(device, |memory| memory.unit * memory.regions.len() as u64)
+pub(crate) fn unit(device: &CudaDevice) -> Option<usize> {
+    of(device, |memory| memory.unit * memory.regions.len())
 }
 
 /// From here on no more than `most` bytes are held. `None`: the driver gives memory out.
-pub(crate) fn limit(device: &CudaDevice, most: u64) -> Option<()> {
+pub(crate) fn limit(device: &CudaDevice, most: usize) -> Option<()> {
     of(device, |memory| memory.most = most)
 }
 
@@ -381,7 +372,7 @@ pub(crate) fn release_unused() {
     let is_done =
         result::ctx::get_current().is_ok_and(|context| context.is_some()) && result::ctx::synchronize().is_ok();
     if is_done {
-        for memory in all().iter_mut().filter(|memory| memory.pieces.is_empty()) {
+        for memory in all().iter_mut().filter(|memory| memory.tensors.is_empty()) {
             // Memory that could not be given back stays.
             let _ = memory.trim();
         }

@@ -449,6 +449,11 @@ pub(crate) fn threads_along(width: usize) -> u32 {
     (width.div_ceil(4).next_multiple_of(32)).clamp(32, 256) as u32
 }
 
+/// Shared memory of a block of as many threads that adds partial sums by the kernels' `add_in_order`: 16 numbers a thread.
+pub(crate) fn bytes_to_add_in_order(threads: u32) -> usize {
+    threads as usize * 16 * size_of::<f32>()
+}
+
 /// A matrix of a product: as it is in memory, or transposed.
 #[derive(Clone, Copy)]
 pub(crate) struct Factor<'a> {

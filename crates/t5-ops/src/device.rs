@@ -77,7 +77,7 @@ pub fn card_id(device: &Device) -> Option<String> {
 pub fn pool_unit(device: &Device) -> Option<u64> {
     match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(device) => crate::card_memory::unit(device),
+        Device::Cuda(device) => crate::card_memory::unit(device).map(|bytes| bytes as u64),
         _ => None,
     }
 }
@@ -189,9 +189,9 @@ mod cuda {
         unsafe { result::mem_pool::set_attribute(pool, attribute, (&raw mut bytes).cast()) }
     }
 
-    fn get(pool: CUmemoryPool, attribute: Attribute) -> Result<u64, DriverError> {
-        let mut bytes = 0u64;
-        // SAFETY: a pool of an open device; these attributes are 64 bits.
+    fn get(pool: CUmemoryPool, attribute: Attribute) -> Result<usize, DriverError> {
+        let mut bytes = 0usize;
+        // SAFETY: a pool of an open device; these attributes are 64 bits, as pointers are where there are cards.
         unsafe { result::mem_pool::get_attribute(pool, attribute, (&raw mut bytes).cast()) }?;
         Ok(bytes)
     }
@@ -215,10 +215,10 @@ mod cuda {
             name: context.name()?,
             total: total as u64,
             free: free as u64,
-            pool: count.held,
-            pool_most: count.held_most,
-            tensors: count.tensors,
-            tensors_most: count.tensors_most,
+            pool: count.held as u64,
+            pool_most: count.held_most as u64,
+            tensors: count.tensors as u64,
+            tensors_most: count.tensors_most as u64,
         })
     }
 
@@ -279,7 +279,7 @@ mod cuda {
     pub fn limit(device: &CudaDevice, most: u64) -> candle_core::Result<()> {
         super::forget_lists();
         trim(device)?;
-        let Some(()) = card_memory::limit(device, most) else {
+        let Some(()) = card_memory::limit(device, usize::try_from(most).unwrap_or(usize::MAX)) else {
             bail!("it cannot back addresses by memory, so its own pool has the tensors")
         };
         Ok(())

@@ -1,9 +1,12 @@
 //! Memory of a card that the program gives out itself. Runs on a card, or on the emulated one.
 #![cfg(feature = "cuda")]
 
-use std::process::Command;
-
 use candle_core::{DType, Device, Tensor};
+
+#[path = "support/tensors.rs"]
+mod tensors;
+
+use self::tensors::{is_emulated, test_alone};
 
 const MIB: usize = 1 << 20;
 
@@ -64,11 +67,9 @@ fn a_driver_that_cannot_back_addresses_keeps_its_pool() {
     let mapping = ("LOW_MEM_T5_EMULATED_MAPPING", "none");
     if std::env::var(mapping.0).as_deref() != Ok(mapping.1) {
         // A card is asked for its abilities when it is opened. A real card has its own driver.
-        if t5_ops::device_bytes(&card()).is_some_and(|bytes| bytes.name.contains("emulated")) {
-            let mut there = Command::new(std::env::current_exe().unwrap());
-            let ran =
-                there.args(["--exact", "a_driver_that_cannot_back_addresses_keeps_its_pool"]).env(mapping.0, mapping.1);
-            let text = String::from_utf8_lossy(&ran.output().unwrap().stdout).into_owned();
+        if is_emulated(&card()) {
+            let ran = test_alone("a_driver_that_cannot_back_addresses_keeps_its_pool", &[mapping]);
+            let text = String::from_utf8_lossy(&ran.stdout);
             assert!(text.contains("1 passed"), "{text}");
         }
         return;

@@ -5,7 +5,6 @@
 #[path = "support/tensors.rs"]
 mod tensors;
 
-use std::process::Command;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
@@ -15,7 +14,7 @@ use t5_ops::copy_waits::{self, CopyWaits};
 use t5_ops::page_locked::PageLocked;
 use t5_ops::waiting::{self, Waiting};
 
-use self::tensors::{bits, is_emulated};
+use self::tensors::{bits, is_emulated, test_alone};
 
 /// Of the emulated card (`cuda-kernels/emulation/driver.cc`).
 const STREAMS: &str = "LOW_MEM_T5_EMULATED_STREAMS";
@@ -150,8 +149,7 @@ fn whenever_streams_do_their_work_copies_wait_for_it() {
         "values_that_wait_come_back_though_their_memory_served_others",
     ];
     for (order, name) in ["early", "late"].into_iter().flat_map(|order| tests.map(|name| (order, name))) {
-        let mut test = Command::new(std::env::current_exe().unwrap());
-        let ran = test.args(["--exact", name]).env(STREAMS, order).output().unwrap();
+        let ran = test_alone(name, &[(STREAMS, order)]);
         assert!(ran.status.success(), "{order}: {}", String::from_utf8_lossy(&ran.stdout));
     }
 }

@@ -4,8 +4,6 @@
 #[path = "support/tensors.rs"]
 mod tensors;
 
-use std::process::Command;
-
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
     Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, Attended, Attention, AttentionSizes, Beside,
@@ -21,7 +19,7 @@ use t5_ops::{
     rms_norm_backward, rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
 };
 
-use self::tensors::is_emulated;
+use self::tensors::{is_emulated, test_alone};
 
 const F32: DType = DType::F32;
 const BF16: DType = DType::BF16;
@@ -272,9 +270,7 @@ fn attention_holds_the_same_on_cards_with_less_shared_memory() {
         return;
     }
     for capability in ["61", "75"] {
-        let mut test = Command::new(std::env::current_exe().unwrap());
-        let test = test.args(["--exact", "an_operation_on_a_card_holds_what_it_states"]);
-        let ran = test.env(CAPABILITY, capability).output().unwrap();
+        let ran = test_alone("an_operation_on_a_card_holds_what_it_states", &[(CAPABILITY, capability)]);
         assert!(ran.status.success(), "{capability}: {}", String::from_utf8_lossy(&ran.stdout));
     }
 }

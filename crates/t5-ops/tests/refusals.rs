@@ -8,7 +8,6 @@
 mod tensors;
 
 use std::ffi::c_void;
-use std::process::{Command, Output};
 
 use candle_core::cuda_backend::CudaDevice;
 use candle_core::cuda_backend::cudarc::cublas::{result as cublas, sys as blas};
@@ -20,7 +19,7 @@ use candle_core::{DType, Device, Storage, Tensor};
 use cuda_kernels::ptx;
 use t5_ops::{Attended, Attention, Dropout};
 
-use self::tensors::{is_emulated, tensor};
+use self::tensors::{is_emulated, tensor, test_alone};
 
 /// Of the emulated card (`cuda-kernels/emulation`).
 const CAPABILITY: &str = "LOW_MEM_T5_EMULATED_CAPABILITY";
@@ -213,12 +212,6 @@ fn a_micro_batch_may_have_more_sequences_than_a_grid_has_blocks_along_a_side() {
         t5_ops::dropout(&x, Some(&dropout)).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
     };
     assert_eq!(dropped(&card()), dropped(&Device::Cpu));
-}
-
-/// This test alone, in a process of its own.
-fn test_alone(name: &str, variables: &[(&str, &str)]) -> Output {
-    let mut test = Command::new(std::env::current_exe().unwrap());
-    test.args(["--exact", name]).envs(variables.iter().copied()).output().unwrap()
 }
 
 /// Writes six numbers into memory of five.

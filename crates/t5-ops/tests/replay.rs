@@ -5,14 +5,12 @@
 #[path = "support/tensors.rs"]
 mod tensors;
 
-use std::process::Command;
-
 use candle_core::cuda_backend::cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
 use candle_core::cuda_backend::cudarc::driver::{CudaStream, DriverError};
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{Position, Precision, Quantised, Replay};
 
-use self::tensors::{bits, is_emulated, tensor};
+use self::tensors::{bits, is_emulated, tensor, test_alone};
 
 /// Of the emulated card (`cuda-kernels/emulation`).
 const STREAMS: &str = "LOW_MEM_T5_EMULATED_STREAMS";
@@ -221,8 +219,7 @@ fn streams_that_do_their_work_late_and_drivers_without_graphs_change_no_bit() {
         return;
     }
     for (variable, value) in [(STREAMS, "early"), (STREAMS, "late"), (GRAPHS, "none")] {
-        let mut test = Command::new(std::env::current_exe().unwrap());
-        let ran = test.args(["--exact", name]).env(variable, value).output().unwrap();
+        let ran = test_alone(name, &[(variable, value)]);
         assert!(ran.status.success(), "{variable}={value}: {}", String::from_utf8_lossy(&ran.stdout));
     }
 }

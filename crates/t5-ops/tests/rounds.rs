@@ -6,12 +6,10 @@
 #[path = "support/tensors.rs"]
 mod tensors;
 
-use std::process::Command;
-
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{Attended, Attention, Changing, CrossEntropy, Dropout, RelativePosition, Rounds, Turn};
 
-use self::tensors::{bits, is_emulated, tensor};
+use self::tensors::{bits, is_emulated, tensor, test_alone};
 
 /// Variables of the emulated card (`cuda-kernels/emulation`), and the last one of the program.
 const STREAMS: &str = "LOW_MEM_T5_EMULATED_STREAMS";
@@ -347,8 +345,7 @@ fn streams_that_do_their_work_late_and_what_records_nothing_change_no_bit() {
     let is_emulated = is_emulated(&card());
     let variables = [(STREAMS, "early"), (STREAMS, "late"), (GRAPHS, "none"), (SWITCH, "none")];
     for (variable, value) in variables.into_iter().filter(|(name, _)| is_emulated || *name == SWITCH) {
-        let mut test = Command::new(std::env::current_exe().unwrap());
-        let ran = test.args(["--exact", name]).env(variable, value).output().unwrap();
+        let ran = test_alone(name, &[(variable, value)]);
         assert!(ran.status.success(), "{variable}={value}: {}", String::from_utf8_lossy(&ran.stdout));
     }
 }

@@ -23,3 +23,10 @@ pub fn bits(x: &Tensor) -> Vec<u32> {
 pub fn is_emulated(card: &Device) -> bool {
     t5_ops::device_bytes(card).is_some_and(|bytes| bytes.name.contains("emulated"))
 }
+
+/// One test alone, in a process of its own with these variables, which a driver reads once.
+#[allow(dead_code, reason = "some tests set no such variable")]
+pub fn test_alone(name: &str, variables: &[(&str, &str)]) -> std::process::Output {
+    let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+    test.args(["--exact", name]).envs(variables.iter().copied()).output().unwrap()
+}

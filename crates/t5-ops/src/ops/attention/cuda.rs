@@ -6,7 +6,8 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use super::{Attended, Attention, MOST_HEAD_ON_DEVICE, Sizes};
 use crate::cuda::{
-    Kernel, Module, address, count, has_shared_bytes, recording, rows_address, suffix, takes_alike, unwritten, uploaded,
+    Kernel, Module, address, bytes_to_add_in_order, count, has_shared_bytes, recording, rows_address, suffix,
+    takes_alike, unwritten, uploaded,
 };
 use crate::ops::decoding::Position;
 use crate::ops::dropout::cuda::{Mask, samples};
@@ -293,8 +294,8 @@ pub(super) fn attention_backward(
         let kernel = kernel.tensor(partial)?.tensor(dbias)?.size(s.batch)?.size(s.heads)?;
         let kernel = kernel.size(s.queries)?.size(s.keys)?.size(kind.rows())?;
         let blocks = s.heads * (s.queries + s.keys - 1).div_ceil(32);
-        // SAFETY: a lane for each element of the gradient, which is contiguous; each thread has 16 numbers in shared memory.
-        unsafe { kernel.launch([blocks, 1, 1], SMALL as u32, SMALL * 16 * size_of::<f32>())? };
+        // SAFETY: a lane for each element of the gradient, which is contiguous.
+        unsafe { kernel.launch([blocks, 1, 1], SMALL as u32, bytes_to_add_in_order(SMALL as u32))? };
     }
     Ok((dq, dk, dv))
 }

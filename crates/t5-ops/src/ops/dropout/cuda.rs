@@ -67,7 +67,7 @@ const TWO_FOURS: usize = 16;
 const THREADS: usize = 256;
 
 /// Threads of a block. In each of its turns along a row all have columns, if there are a warp's.
-fn threads_along(width: usize) -> u32 {
+fn threads_in_turns(width: usize) -> u32 {
     let columns = if width.is_multiple_of(TWO_FOURS) { width / 8 } else { width.div_ceil(4) };
     let turns = columns.div_ceil(THREADS).max(1);
     columns.div_ceil(turns).next_multiple_of(32).max(32) as u32
@@ -81,5 +81,5 @@ fn threads_along(width: usize) -> u32 {
 pub(crate) unsafe fn launch_on_rows(kernel: Kernel, (rows, positions, width): (usize, usize, usize)) -> Result<()> {
     let kernel = kernel.size(rows)?.size(positions)?.size(width)?;
     // SAFETY: as the caller promises; each row of a block has a key in shared memory.
-    unsafe { kernel.launch([rows.div_ceil(ROWS), 1, 1], threads_along(width), ROWS * size_of::<u64>()) }
+    unsafe { kernel.launch([rows.div_ceil(ROWS), 1, 1], threads_in_turns(width), ROWS * size_of::<u64>()) }
 }

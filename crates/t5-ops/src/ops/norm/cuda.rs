@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::cuda::{Kernel, Module, check_apart, suffix, threads_along, unwritten};
+use crate::cuda::{Kernel, Module, bytes_to_add_in_order, check_apart, suffix, threads_along, unwritten};
 use crate::dispatch::rows_and_width;
 
 pub(super) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
@@ -51,7 +51,7 @@ pub(super) fn rms_norm_backward(
     if let Some(dweight) = dweight {
         let kernel = Kernel::new(x.device(), Module::Norm, "add_partial_sums")?;
         let kernel = kernel.tensor(&partial)?.tensor(dweight)?.size(parts)?.size(width)?;
-        let shared = SUM_THREADS as usize * 16 * size_of::<f32>();
+        let shared = bytes_to_add_in_order(SUM_THREADS);
         // SAFETY: a lane for each column; each thread has 16 numbers in shared memory.
         unsafe { kernel.launch([width.div_ceil(32), 1, 1], SUM_THREADS, shared)? };
     }
