@@ -67,7 +67,7 @@ BUGS = [
     ("stale position of a graph", "cuda/recording.rs", "            overwrite(card, there, numbers)?;\n", ""),
     ("stale addresses of a graph", "cuda/recording.rs", "if of != self.of {", "if of.len() != self.of.len() {"),
     ("two tensors of a graph in one place", "cuda/recording.rs", "scope.taken[kind] += count.next_multiple_of(ALIGNMENT);", "scope.taken[kind] += ALIGNMENT;"),
-    ("memory beyond the limit", "card_memory.rs", "held <= self.most", "held < u64::MAX"),
+    ("memory beyond the limit", "card_memory.rs", "held <= self.most", "held < usize::MAX"),
     ("memory taken back from a tensor", "card_memory.rs", "if !self.free.cut(place, bytes) {", "if self.free.cut(place, bytes) && false {"),
     ("two tensors in one place", "card_memory.rs", "self.regions[region].free.insert(at, bytes);", "self.regions[region].free.insert(at, 2 * bytes);"),
     ("memory of a graph that no pool knows", "device.rs", "        give_workspace(device)?;\n", ""),
