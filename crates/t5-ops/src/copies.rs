@@ -1,4 +1,4 @@
-//! Copies between the host and a card beside what the card computes: on a stream of their own.
+//! Copies between the host and a card beside what the card computes: on streams of their own, one for each direction.
 //!
 //! A copy has three moments. It begins where its tensor has memory, or has its values. It is carried out when work was launched that the card
 //! does meanwhile, because the host fills pinned memory and waits for it, unless its own is page-locked. It arrives where somebody uses
@@ -7,6 +7,11 @@
 //! Invariants: memory on the card is taken and given back in the order of the stream that computes, and a tensor is not given back while a
 //! copy may still look at it; nobody waits for the whole card. On other devices a copy is done when it is carried out.
 
+#[cfg(feature = "cuda")]
+use std::rc::Rc;
+
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::cudarc::driver::CudaEvent;
 use candle_core::{Device, Result, Tensor};
 
 #[cfg(feature = "cuda")]
@@ -54,22 +59,21 @@ impl Coming {
         Ok(())
     }
 
-    /// Carries the copy out of page-locked memory, to a tensor on a card that has as many bytes.
+    /// Carries the copy out of page-locked memory, which has its values from an event on, to a tensor on a card that has as many bytes.
+    /// The memory is read at the event that it returns; `None` beside no card.
     ///
     /// # Errors
     /// The driver's.
     ///
     /// # Safety
-    /// The memory stays locked, and whatever writes to it later goes through the lane of this thread.
+    /// The memory stays locked, and nobody writes to it before the event that is returned.
     #[cfg(feature = "cuda")]
-    pub(crate) unsafe fn copy_locked(&mut self, runs: &[Run]) -> Result<()> {
-        if let Some(way) = &mut self.way {
-            // SAFETY: by the caller's promise.
-            unsafe { way.copy_locked(&self.to, runs) }?;
-            copy_waits::note_to_card(&self.to);
-        }
+    pub(crate) unsafe fn copy_locked(&mut self, runs: &[Run], is_filled: &CudaEvent) -> Result<Option<Rc<CudaEvent>>> {
         self.is_copied = true;
-        Ok(())
+        let Some(way) = &mut self.way else { return Ok(None) };
+        copy_waits::note_to_card(&self.to);
+        // SAFETY: by the caller's promise.
+        unsafe { way.copy_locked(&self.to, runs, is_filled) }.map(Some)
     }
 
     /// The tensor that the values are for.
@@ -214,18 +218,23 @@ mod cuda {
         pub fn copy(&mut self, to: &Tensor, home: &Tensor) -> candle_core::Result<()> {
             let address = crate::cuda::address(to)?;
             let is_done = with_bytes(home, |bytes| self.lane.borrow_mut().up(address, bytes, &self.is_free))?;
-            self.copied = Some(Copied::at(is_done.w()?, &self.lane));
+            self.copied = Some(Copied::at(Rc::new(is_done.w()?), &self.lane));
             Ok(())
         }
 
         /// # Safety
         /// As [`Lane::up_beside`].
-        pub unsafe fn copy_locked(&mut self, to: &Tensor, runs: &[Run]) -> candle_core::Result<()> {
+        pub unsafe fn copy_locked(
+            &mut self,
+            to: &Tensor,
+            runs: &[Run],
+            is_filled: &CudaEvent,
+        ) -> candle_core::Result<Rc<CudaEvent>> {
             let address = crate::cuda::address(to)?;
             // SAFETY: by the caller's promise.
-            let is_done = unsafe { self.lane.borrow_mut().up_beside(address, runs, &self.is_free) };
-            self.copied = Some(Copied::at(is_done.w()?, &self.lane));
-            Ok(())
+            let is_done = unsafe { self.lane.borrow_mut().up_beside(address, runs, [&self.is_free, is_filled]) }.w()?;
+            self.copied = Some(Copied::at(Rc::clone(&is_done), &self.lane));
+            Ok(is_done)
         }
 
         pub fn arrive(self) -> candle_core::Result<()> {
@@ -238,12 +247,12 @@ mod cuda {
     pub(crate) struct Copied {
         lane: Rc<RefCell<Lane>>,
         /// None: it was waited for.
-        is_done: Option<CudaEvent>,
+        is_done: Option<Rc<CudaEvent>>,
     }
 
     impl Copied {
         /// One that is done at an event.
-        pub fn at(is_done: CudaEvent, lane: &Rc<RefCell<Lane>>) -> Self {
+        pub fn at(is_done: Rc<CudaEvent>, lane: &Rc<RefCell<Lane>>) -> Self {
             Self { lane: Rc::clone(lane), is_done: Some(is_done) }
         }
 

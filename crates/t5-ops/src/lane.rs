@@ -1,17 +1,19 @@
-//! A lane: the way between a card and the host beside what the card computes. It is a stream of copies. Those of page-locked memory the
-//! card makes itself; all others go through pieces of pinned memory, which take turns.
+//! A lane: the way between a card and the host beside what the card computes. It is a stream of copies for each direction, which a card
+//! copies in at the same time. Copies of page-locked memory the card makes itself; all others go through pieces of pinned memory, which
+//! take turns.
 //!
 //! A thread that copies has a lane of its own: where two shared one, copies of one would wait for kernels that the other's wait for.
 //!
-//! Invariants: a copy begins when the event is reached that it is given; a piece is filled when it was copied, and read when it was filled;
-//! after an error no copy is under way.
+//! Invariants: a copy begins when the events are reached that it is given, and waits for no other copy of the other direction; a piece is
+//! filled when it was copied, and read when it was filled; after an error no copy is under way.
 
 use std::ffi::c_void;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use candle_core::CudaDevice;
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::driver::sys::{CUevent_flags, CUstream};
+use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
 use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use rayon::prelude::*;
 
@@ -20,11 +22,14 @@ use crate::page_locked::is_locked;
 /// As many bytes are worth a thread.
 const SHARE: usize = 512 << 10;
 
-/// The stream of copies of a card, beside the one that computes, and the memory that they go through.
+/// The streams of copies of a card, beside the one that computes, and the memory that they go through.
 #[derive(Debug)]
 pub struct Lane {
     computing: Arc<CudaStream>,
-    copying: Arc<CudaStream>,
+    /// Of copies to the card.
+    up: Arc<CudaStream>,
+    /// Of copies to the host.
+    down: Arc<CudaStream>,
     /// Those that were needed so far, of the most that there are.
     pieces: Vec<Piece>,
     most_pieces: usize,
@@ -40,8 +45,8 @@ impl Lane {
     /// The driver's.
     pub fn new(card: &CudaDevice, pieces: usize, piece_bytes: usize) -> candle_core::Result<Self> {
         let computing = card.cuda_stream();
-        let copying = computing.context().new_stream().w()?;
-        Ok(Self { computing, copying, pieces: Vec::new(), most_pieces: pieces, piece_bytes, next: 0 })
+        let [up, down] = [computing.context().new_stream().w()?, computing.context().new_stream().w()?];
+        Ok(Self { computing, up, down, pieces: Vec::new(), most_pieces: pieces, piece_bytes, next: 0 })
     }
 
     /// When all is done that was launched so far.
@@ -57,7 +62,7 @@ impl Lane {
     /// Copies bytes to an address on the card, whose memory is free from an event on. They are there at the event that it returns. Until then
     /// bytes of page-locked memory stay as they are; of other memory they are read when it returns.
     pub fn up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> Result<CudaEvent, DriverError> {
-        let copied = self.copy_up(to, bytes, is_free).and_then(|()| self.copying.record_event(None));
+        let copied = self.copy_up(to, bytes, is_free).and_then(|()| self.up.record_event(None));
         self.unless_failed(copied)
     }
 
@@ -67,51 +72,64 @@ impl Lane {
         self.unless_failed(copied)
     }
 
-    /// Copies page-locked memory to an address on the card, whose memory is free from an event on. It is done at the event that it returns.
+    /// Copies page-locked memory to an address on the card, after these events: the address is free, and the memory has its values. It is
+    /// done at the event that it returns.
     ///
     /// # Safety
-    /// The memory is locked and stays so; nobody writes to it before what later goes through this lane.
-    pub unsafe fn up_beside(&mut self, to: u64, runs: &[Run], is_free: &CudaEvent) -> Result<CudaEvent, DriverError> {
+    /// The memory is locked and stays so; nobody writes to it before the event that is returned.
+    pub unsafe fn up_beside(
+        &mut self,
+        to: u64,
+        runs: &[Run],
+        after: [&CudaEvent; 2],
+    ) -> Result<Rc<CudaEvent>, DriverError> {
+        let up = Arc::clone(&self.up);
         // SAFETY: by the caller's promise.
-        self.beside(runs, is_free, |at, part, stream| unsafe { result::memcpy_htod_async(to + at, part, stream) })
+        self.beside(&up, runs, after, |at, part| unsafe { result::memcpy_htod_async(to + at, part, up.cu_stream()) })
     }
 
-    /// Copies to page-locked memory from an address on the card, where the values are from an event on. It is done at the event that it returns.
+    /// Copies to page-locked memory from an address on the card, after these events: the values are there, and nobody reads the memory any
+    /// more. It is done at the event that it returns.
     ///
     /// # Safety
     /// The memory is locked and stays so; until the event nobody else looks at it, nor changes what is at the address.
-    pub unsafe fn down_beside(
+    pub unsafe fn down_beside<'a>(
         &mut self,
         from: u64,
         runs: &[Run],
-        is_ready: &CudaEvent,
-    ) -> Result<CudaEvent, DriverError> {
+        after: impl IntoIterator<Item = &'a CudaEvent>,
+    ) -> Result<Rc<CudaEvent>, DriverError> {
+        let down = Arc::clone(&self.down);
         // SAFETY: by the caller's promise.
-        self.beside(runs, is_ready, |at, part, stream| unsafe { result::memcpy_dtoh_async(part, from + at, stream) })
+        self.beside(&down, runs, after, |at, part| unsafe {
+            result::memcpy_dtoh_async(part, from + at, down.cu_stream())
+        })
     }
 
-    fn beside(
+    fn beside<'a>(
         &mut self,
+        stream: &Arc<CudaStream>,
         runs: &[Run],
-        after: &CudaEvent,
-        copy: impl Fn(u64, &mut [u8], CUstream) -> Result<(), DriverError>,
-    ) -> Result<CudaEvent, DriverError> {
-        let mut copied = self.copying.wait(after);
+        after: impl IntoIterator<Item = &'a CudaEvent>,
+        copy: impl Fn(u64, &mut [u8]) -> Result<(), DriverError>,
+    ) -> Result<Rc<CudaEvent>, DriverError> {
+        let mut copied = after.into_iter().try_for_each(|event| stream.wait(event));
         let mut at = 0;
         for run in runs {
             // SAFETY: by the promise of whoever calls either of both.
             let part =
                 unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(run.at), run.bytes) };
-            copied = copied.and_then(|()| copy(at, part, self.copying.cu_stream()));
+            copied = copied.and_then(|()| copy(at, part));
             at += run.bytes as u64;
         }
-        self.unless_failed(copied.and_then(|()| self.copying.record_event(None)))
+        self.unless_failed(copied.and_then(|()| stream.record_event(None).map(Rc::new)))
     }
 
     fn unless_failed<T>(&self, copied: Result<T, DriverError>) -> Result<T, DriverError> {
         if copied.is_err() {
             // Some pieces may be on their way.
-            self.copying.synchronize()?;
+            self.up.synchronize()?;
+            self.down.synchronize()?;
         }
         copied
     }
@@ -126,10 +144,10 @@ impl Lane {
     }
 
     fn copy_up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> Result<(), DriverError> {
-        self.copying.wait(is_free)?;
+        self.up.wait(is_free)?;
         if is_locked(bytes) {
             // SAFETY: as below; the bytes stay as they are until the event.
-            return unsafe { result::memcpy_htod_async(to, bytes, self.copying.cu_stream()) };
+            return unsafe { result::memcpy_htod_async(to, bytes, self.up.cu_stream()) };
         }
         for (number, bytes) in bytes.chunks(self.piece_bytes).enumerate() {
             let turn = self.turn()?;
@@ -139,19 +157,19 @@ impl Lane {
             // piece is not written to before its own event.
             unsafe {
                 let at = to + (number * self.piece_bytes) as u64;
-                result::memcpy_htod_async(at, piece.of(bytes.len()), self.copying.cu_stream())?;
+                result::memcpy_htod_async(at, piece.of(bytes.len()), self.up.cu_stream())?;
             }
-            piece.is_done.record(&self.copying)?;
+            piece.is_done.record(&self.up)?;
         }
         Ok(())
     }
 
     fn copy_down(&mut self, from: u64, bytes: &mut [u8], is_ready: &CudaEvent) -> Result<(), DriverError> {
-        self.copying.wait(is_ready)?;
+        self.down.wait(is_ready)?;
         if is_locked(bytes) {
             // SAFETY: as below; nobody looks at the bytes before it is done.
-            unsafe { result::memcpy_dtoh_async(bytes, from, self.copying.cu_stream()) }?;
-            return self.copying.synchronize();
+            unsafe { result::memcpy_dtoh_async(bytes, from, self.down.cu_stream()) }?;
+            return self.down.synchronize();
         }
         // While the card fills some pieces the host empties the oldest.
         let pieces = self.most_pieces;
@@ -167,9 +185,9 @@ impl Lane {
                 // not read before its event.
                 unsafe {
                     let at = from + (number * self.piece_bytes) as u64;
-                    result::memcpy_dtoh_async(piece.of(length), at, self.copying.cu_stream())?;
+                    result::memcpy_dtoh_async(piece.of(length), at, self.down.cu_stream())?;
                 }
-                piece.is_done.record(&self.copying)?;
+                piece.is_done.record(&self.down)?;
                 filled.push(turn);
             }
             if number + 1 >= pieces

@@ -3,8 +3,8 @@
 //! Values take whole pages of this memory and give them back. The memory grows where too few pages are free. So it is as large as the most
 //! that ever waited, and is locked once. The host takes no part in a copy: the card reads and writes the memory itself.
 //!
-//! Invariants: every copy goes through the lane of the thread that computes, one after another, so memory can be taken again as soon as
-//! the copy out of it is on the stream; memory on the card stays where it is until a copy from it was waited for.
+//! Invariants: a copy out of memory waits for the one into it, and a copy into memory for all that were begun before out of any; memory on
+//! the card stays where it is until a copy from it was waited for.
 
 use candle_core::{DType, Result, Shape, Tensor};
 
@@ -89,11 +89,12 @@ pub(crate) use way::forget;
 mod way {
     use std::cell::RefCell;
     use std::collections::{BTreeMap, BTreeSet};
+    use std::iter;
     use std::rc::Rc;
     use std::sync::Arc;
 
     use candle_core::cuda_backend::WrapErr;
-    use candle_core::cuda_backend::cudarc::driver::CudaStream;
+    use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream};
     use candle_core::{Device, Result, Tensor};
 
     use super::LEAST;
@@ -124,29 +125,39 @@ mod way {
         if bytes < LEAST {
             return Ok(None);
         }
-        let (Some(lane), Some(memory)) = (lane_of(x.device())?, Memory::take(&card.cuda_stream(), bytes)) else {
+        let (Some(lane), Some(taken)) = (lane_of(x.device())?, Taken::of(&card.cuda_stream(), bytes)) else {
             return Ok(None);
         };
         let x = x.contiguous()?;
-        let is_done = {
+        let is_filled = {
             let mut lane = lane.borrow_mut();
             let is_ready = lane.launched().w()?;
-            // SAFETY: the memory is nobody else's, and every copy of it goes through this lane.
-            unsafe { lane.down_beside(crate::cuda::address(&x)?, &memory.runs, &is_ready) }.w()?
+            let is_read = taken.store.borrow().is_read.clone();
+            let after = iter::once(&is_ready).chain(is_read.as_deref());
+            // SAFETY: the memory is nobody else's, and whoever had it before has read it.
+            unsafe { lane.down_beside(crate::cuda::address(&x)?, &taken.runs, after) }.w()?
         };
-        Ok(Some((x, memory, Copied::at(is_done, &lane))))
+        let copied = Copied::at(Rc::clone(&is_filled), &lane);
+        Ok(Some((x, Memory { taken, is_filled }, copied)))
     }
 
-    /// Memory that is taken.
+    /// Memory that has values, or is about to.
     #[derive(Debug)]
     pub struct Memory {
+        taken: Taken,
+        is_filled: Rc<CudaEvent>,
+    }
+
+    /// Memory of a store.
+    #[derive(Debug)]
+    struct Taken {
         runs: Vec<Run>,
         store: Rc<RefCell<Store>>,
     }
 
-    impl Memory {
+    impl Taken {
         /// Takes memory for this many bytes. `None`: the driver locks no more.
-        fn take(stream: &Arc<CudaStream>, bytes: usize) -> Option<Self> {
+        fn of(stream: &Arc<CudaStream>, bytes: usize) -> Option<Self> {
             STORE.with_borrow_mut(|known| {
                 let is_of = |store: &Rc<RefCell<Store>>| Arc::ptr_eq(&store.borrow().stream, stream);
                 if !known.as_ref().is_some_and(is_of) {
@@ -161,12 +172,14 @@ mod way {
 
     impl Memory {
         pub fn copy_to(&self, coming: &mut Coming) -> Result<()> {
-            // SAFETY: the memory is locked while anybody has it, and every copy of it goes through the lane of this thread.
-            unsafe { coming.copy_locked(&self.runs) }
+            // SAFETY: the memory is locked while anybody has it. Whoever takes it next waits until it is read.
+            let is_read = unsafe { coming.copy_locked(&self.taken.runs, &self.is_filled) }?;
+            self.taken.store.borrow_mut().is_read = is_read;
+            Ok(())
         }
     }
 
-    impl Drop for Memory {
+    impl Drop for Taken {
         fn drop(&mut self) {
             let mut store = self.store.borrow_mut();
             self.runs.iter().for_each(|run| store.give_back(run));
@@ -179,6 +192,8 @@ mod way {
         stream: Arc<CudaStream>,
         slabs: Vec<Slab>,
         free: FreeRanges,
+        /// When all is read that was begun to be copied out of it: such copies come one after another.
+        is_read: Option<Rc<CudaEvent>>,
     }
 
     /// Ranges that are free. A range lies in one slab.
@@ -200,7 +215,7 @@ mod way {
 
     impl Store {
         fn new(stream: Arc<CudaStream>) -> Self {
-            Self { stream, slabs: Vec::new(), free: FreeRanges::default() }
+            Self { stream, slabs: Vec::new(), free: FreeRanges::default(), is_read: None }
         }
 
         fn take(&mut self, bytes: usize) -> Option<Vec<Run>> {

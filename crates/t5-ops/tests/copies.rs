@@ -240,6 +240,14 @@ fn values_that_wait_come_back_though_their_memory_served_others() {
             assert!(bits(&back) == bits(&of_card(number, elements(number), &card)), "values {number}");
         }
     }
+    // Values that are asked for when nobody has waited for them to be there.
+    let back = Tensor::zeros(elements(1), DType::F32, &card).unwrap();
+    let mut coming = Coming::begin(&back).unwrap();
+    let (values, departing) = Waiting::begin(&of_card(1, elements(1), &card)).unwrap().expect("memory is locked");
+    values.copy_to(&mut coming).unwrap();
+    coming.arrive().unwrap();
+    assert!(bits(&back) == bits(&of_card(1, elements(1), &card)));
+    drop((values, departing));
     there.clear();
     waiting::release_unused();
     let (_values, departing) = Waiting::begin(&of_card(1, 30_000, &card)).unwrap().expect("memory is locked");
