@@ -463,7 +463,10 @@ impl<'a> StepCounter<'a> {
         let behind = if layers.copies_overlap { self.copied_behind(&levers) } else { 0 };
         match layers.in_host_memory {
             // Weights that nobody trains may lie in the files that they came in.
-            true => Written { over_the_bus, behind, locked: over_the_bus - read, ..Written::default() },
+            true => {
+                let both_ways = if layers.copies_overlap { self.copied_both_ways(&levers, weights) } else { [0; 2] };
+                Written { over_the_bus, behind, both_ways, locked: over_the_bus - read, ..Written::default() }
+            }
             false => Written {
                 once,
                 weights,
@@ -472,18 +475,32 @@ impl<'a> StepCounter<'a> {
                 read_by_micro_batch: by_micro_batch,
                 over_the_bus,
                 behind,
+                both_ways: [0; 2],
                 locked: 0,
             },
         }
     }
 
     /// Bytes that are copied between the host and a device while a block is computed: weights that passes need, activations both ways, and
-    /// gradients to the host. What an update needs is copied when nothing else is done.
+    /// gradients to the host. Nothing is computed beside what an update needs.
     fn copied_behind(&self, levers: &Levers) -> u64 {
         let passes = &self.of_model.passes;
         let (written, gradients) =
             (passes.written(self.batch(), levers), passes.gradients_written(self.batch(), levers));
         passes.weights_copied_behind(levers) + 2 * (written - gradients) + gradients
+    }
+
+    /// Bytes of page-locked memory that go one way while as many or more go the other way: behind blocks, and in an update that changes so
+    /// many bytes of weights.
+    fn copied_both_ways(&self, levers: &Levers, changed: u64) -> [u64; 2] {
+        let passes = &self.of_model.passes;
+        let gradients = passes.gradients_written(self.batch(), levers);
+        let activations = passes.written(self.batch(), levers) - gradients;
+        // Forward takes as many weights as backward.
+        let weights = passes.weights_copied_behind(levers) / 2;
+        let (forward, backward) = (weights.min(activations), gradients.min(weights + activations));
+        // Weights that go home while gradients are read back, and the next weights come.
+        [forward + backward, changed.min(gradients)]
     }
 
     /// Bytes of the parameters in memory in other phases of a run. A frozen `base` stays where it is stored. `state` are the bytes of the

@@ -25,6 +25,8 @@ pub struct Written {
     pub over_the_bus: u64,
     /// Of these, what is copied while a block is computed.
     pub behind: u64,
+    /// Of those behind a block, and of all others, the bytes that go one way while as many or more go the other way.
+    pub both_ways: [u64; 2],
     /// Of what is copied, the bytes whose place on the host is page-locked memory.
     pub locked: u64,
 }

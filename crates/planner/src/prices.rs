@@ -284,8 +284,11 @@ impl Beside {
 pub fn moving_time(prices: &Prices, written: Written, memory: Bytes) -> Beside {
     let Written { over_the_bus, locked, .. } = written;
     let bus = prices.of_bus(true) * locked as f64 + prices.of_bus(false) * (over_the_bus - locked) as f64;
-    let behind = bus * written.behind as f64 / over_the_bus.max(1) as f64;
-    let alone = prices.file_byte * priced_bytes(prices, written, memory) + bus - behind;
+    let of_bus = |bytes: u64, both_ways: u64| bus * bytes.saturating_sub(both_ways) as f64 / over_the_bus.max(1) as f64;
+    let [both_ways_behind, both_ways_alone] = written.both_ways;
+    let behind = of_bus(written.behind, both_ways_behind);
+    let alone = of_bus(over_the_bus.saturating_sub(written.behind), both_ways_alone);
+    let alone = prices.file_byte * priced_bytes(prices, written, memory) + alone;
     Beside { alone, behind, ..Beside::default() }
 }
 

@@ -150,25 +150,67 @@ impl Leaving {
     }
 }
 
+/// Values of a tensor on a card on their way to their home, which is page-locked. The card computes on when they are there. Nobody looks at
+/// the home on the host before [`Returning::arrive`]. One that is dropped has arrived.
+#[derive(Debug)]
+pub struct Returning {
+    #[cfg(feature = "cuda")]
+    is_home: Rc<CudaEvent>,
+    /// Its memory is written to until then.
+    _home: Tensor,
+}
+
+impl Returning {
+    /// Begins to copy the values that a tensor has when all is done that was launched so far. `None`: its home is not page-locked, and
+    /// keeps its old values.
+    ///
+    /// # Errors
+    /// Another shape or dtype; the driver's.
+    pub fn begin(x: &Tensor, home: &Tensor) -> Result<Option<Self>> {
+        absent::check_alike("copy", x, home)?;
+        #[cfg(feature = "cuda")]
+        if !x.device().is_cpu() && crate::change_bytes(home, |bytes| crate::page_locked::is_locked(bytes))? {
+            let x = x.contiguous()?;
+            let copy = || crate::change_bytes(home, |bytes| cuda::copy_home(&x, bytes))?;
+            let is_home = copy_waits::waiting(x.device(), copy)?;
+            copy_waits::note_from_card(&x);
+            return Ok(is_home.map(|is_home| Self { is_home, _home: home.clone() }));
+        }
+        Ok(None)
+    }
+
+    /// Waits until the values are there.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn arrive(self) -> Result<()> {
+        self.wait()
+    }
+
+    fn wait(&self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        cuda::wait(&self.is_home)?;
+        Ok(())
+    }
+}
+
+impl Drop for Returning {
+    fn drop(&mut self) {
+        // Whoever looks at no values has no use for the error.
+        let _ = self.wait();
+    }
+}
+
 /// Copies the values of a tensor on a card to its home, if that is page-locked, and waits until they are there. False: it is not, and has
 /// its old values.
 ///
 /// # Errors
-/// Another shape or dtype; the driver's.
+/// Those of [`Returning::begin`].
 pub fn copied_home(x: &Tensor, home: &Tensor) -> Result<bool> {
-    absent::check_alike("copy", x, home)?;
-    #[cfg(feature = "cuda")]
-    if !x.device().is_cpu() && crate::change_bytes(home, |bytes| crate::page_locked::is_locked(bytes))? {
-        let x = x.contiguous()?;
-        return copy_waits::waiting(x.device(), || {
-            copy_waits::note_from_card(&x);
-            match cuda::Down::from(&x)? {
-                Some(way) => crate::change_bytes(home, |bytes| way.copy(&x, bytes))?.map(|()| true),
-                None => Ok(false),
-            }
-        });
-    }
-    Ok(false)
+    let returning = Returning::begin(x, home)?;
+    let is_copied = returning.is_some();
+    returning.map_or(Ok(()), Returning::arrive)?;
+    Ok(is_copied)
 }
 
 /// Copies the values of a tensor to its home on the CPU, of its shape and dtype, in memory or in a file, and waits until they are there.
@@ -289,17 +331,33 @@ mod cuda {
         }
 
         pub fn arrive(self, x: &Tensor) -> candle_core::Result<Tensor> {
+            let address = crate::cuda::address(x)?;
             let mut copied = Ok(());
-            let values = from_bytes(x.shape(), x.dtype(), |bytes| copied = self.copy(x, bytes));
-            copied?;
+            let copy = |bytes: &mut [u8]| copied = self.lane.borrow_mut().down(address, bytes, &self.is_ready);
+            let values = from_bytes(x.shape(), x.dtype(), copy);
+            copied.w()?;
             values
         }
+    }
 
-        /// Copies the bytes of the tensor, and waits for them.
-        pub fn copy(&self, x: &Tensor, bytes: &mut [u8]) -> candle_core::Result<()> {
-            let address = crate::cuda::address(x)?;
-            self.lane.borrow_mut().down(address, bytes, &self.is_ready).w()
-        }
+    /// Begins to copy a tensor to page-locked memory that stays locked. Whatever is computed from here on waits for it. The values are there
+    /// at the event that it returns; `None` for a tensor on no card.
+    pub fn copy_home(x: &Tensor, home: &mut [u8]) -> candle_core::Result<Option<Rc<CudaEvent>>> {
+        let Some(lane) = lane_of(x.device())? else { return Ok(None) };
+        let address = crate::cuda::address(x)?;
+        let is_home = {
+            let mut lane = lane.borrow_mut();
+            let is_ready = lane.launched().w()?;
+            // SAFETY: by the caller's promise; the tensor changes after what is computed has waited.
+            unsafe { lane.down_beside(address, &[Run::of(home)], [&is_ready]) }.w()?
+        };
+        Copied::at(Rc::clone(&is_home), &lane).arrive()?;
+        Ok(Some(is_home))
+    }
+
+    /// Has this thread wait for an event.
+    pub fn wait(event: &CudaEvent) -> candle_core::Result<()> {
+        event.synchronize().w()
     }
 
     thread_local! {

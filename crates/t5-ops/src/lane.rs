@@ -166,11 +166,6 @@ impl Lane {
 
     fn copy_down(&mut self, from: u64, bytes: &mut [u8], is_ready: &CudaEvent) -> Result<(), DriverError> {
         self.down.wait(is_ready)?;
-        if is_locked(bytes) {
-            // SAFETY: as below; nobody looks at the bytes before it is done.
-            unsafe { result::memcpy_dtoh_async(bytes, from, self.down.cu_stream()) }?;
-            return self.down.synchronize();
-        }
         // While the card fills some pieces the host empties the oldest.
         let pieces = self.most_pieces;
         let lengths: Vec<usize> = bytes.chunks(self.piece_bytes).map(<[u8]>::len).collect();
@@ -210,6 +205,14 @@ pub struct Run {
     pub bytes: usize,
     /// Bytes that are taken for them.
     pub taken: usize,
+}
+
+impl Run {
+    /// Of memory that is one range.
+    pub fn of(memory: &mut [u8]) -> Self {
+        let bytes = memory.len();
+        Self { at: memory.as_mut_ptr().expose_provenance(), bytes, taken: bytes }
+    }
 }
 
 /// Pinned memory.

@@ -3,14 +3,15 @@
 //! Layers hold tensors of the device, which are empty until a pass asks for their values. The values themselves are at home, on the CPU.
 //! What a pass asked for is let go after it, and a change goes home before that.
 //!
-//! Invariants: a tensor and its home have one shape and dtype; of a tensor that is empty the home has the values.
+//! Invariants: a tensor and its home have one shape and dtype; of a tensor that is empty the home has the values, or they are on their way
+//! to it, and the device uses them after that.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor, TensorId};
-use t5_ops::copies::Coming;
+use t5_ops::copies::{Coming, Returning};
 use t5_ops::page_locked::PageLocked;
 use t5_ops::{absent, copy_waits};
 
@@ -29,6 +30,9 @@ pub(crate) struct Homes {
 
 #[derive(Debug)]
 struct Home {
+    /// Changed values, on their way to it.
+    // First, so that they are there before the memory is unlocked.
+    returning: Option<Returning>,
     values: Tensor,
     /// For copies that the host takes no part in. None of values in a file.
     _lock: Option<PageLocked>,
@@ -67,7 +71,7 @@ impl Homes {
         let tensor = absent::absent_like(&values, device)?;
         t5_ops::page_out(&values);
         let lock = PageLocked::of(&values, device);
-        self.homes.borrow_mut().insert(tensor.id(), Home { values, _lock: lock, is_here: false, coming: None });
+        self.homes.borrow_mut().insert(tensor.id(), Home { returning: None, values, _lock: lock, is_here: false, coming: None });
         Ok(tensor)
     }
 
@@ -85,7 +89,8 @@ impl Homes {
     ) -> Result<Tensor> {
         let here = || from.map_or_else(|| Ok(tensor.clone()), |from| from.with_values(&tensor));
         let Some(to) = to.filter(|to| !to.file.keeps(parameter.part, config)) else { return here() };
-        let values = match (stored, from.and_then(|from| from.of(&tensor))) {
+        let home = from.map_or(Ok(None), |from| from.of(&tensor))?;
+        let values = match (stored, home) {
             (Some(stored), _) if t5_ops::is_in_file(&stored) => stored,
             (_, Some(values)) => to.file.home(values)?,
             (_, None) => to.file.home(tensor.to_device(&Device::Cpu)?)?,
@@ -97,9 +102,20 @@ impl Homes {
         }
     }
 
-    /// The values at home of a tensor; none if it has no home.
-    pub fn of(&self, tensor: &Tensor) -> Option<Tensor> {
-        self.homes.borrow().get(&tensor.id()).map(|home| home.values.clone())
+    /// Whether a tensor has a home.
+    pub fn has(&self, tensor: &Tensor) -> bool {
+        self.homes.borrow().contains_key(&tensor.id())
+    }
+
+    /// The values at home of a tensor, when they are there; none if it has no home.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn of(&self, tensor: &Tensor) -> Result<Option<Tensor>> {
+        let mut homes = self.homes.borrow_mut();
+        let Some(home) = homes.get_mut(&tensor.id()) else { return Ok(None) };
+        home.returning.take().map_or(Ok(()), Returning::arrive)?;
+        Ok(Some(home.values.clone()))
     }
 
     /// The tensor with its values: a copy on the device where it is empty.
@@ -107,7 +123,7 @@ impl Homes {
     /// # Errors
     /// Those of the device.
     pub fn with_values(&self, tensor: &Tensor) -> Result<Tensor> {
-        let Some(values) = self.of(tensor) else { return Ok(tensor.clone()) };
+        let Some(values) = self.of(tensor)? else { return Ok(tensor.clone()) };
         let copy = absent::absent_like(&values, tensor.device())?;
         bring(&copy, &values)?;
         Ok(copy)
@@ -118,11 +134,15 @@ impl Homes {
     /// # Errors
     /// What `f` returns; those of the device and of a file.
     pub fn change<R, E: From<Error>>(&self, tensor: &Tensor, f: impl FnOnce(&Tensor) -> Result<R, E>) -> Result<R, E> {
-        let Some(values) = self.of(tensor) else { return f(tensor) };
+        let Some(values) = self.of(tensor)? else { return f(tensor) };
         let was_here = self.homes.borrow().get(&tensor.id()).is_some_and(|home| home.is_here);
         self.page_in(0, tensor)?;
         let result = f(tensor)?;
-        self.file.overwrite(&values, tensor)?;
+        let returning = Returning::begin(tensor, &values).map_err(Error::from)?;
+        match (returning, self.homes.borrow_mut().get_mut(&tensor.id())) {
+            (Some(returning), Some(home)) => home.returning = Some(returning),
+            _ => self.file.overwrite(&values, tensor)?,
+        }
         if !was_here {
             self.page_out(0, tensor)?;
         }
@@ -173,6 +193,11 @@ impl Pager<Tensor> for Homes {
             }
             _ => Ok(()),
         }
+    }
+
+    fn fetch_to_change(&self, index: usize, weight: &Tensor) -> Result<()> {
+        self.fetch(index, weight)?;
+        self.copy(index, weight)
     }
 
     fn page_in(&self, index: usize, weight: &Tensor) -> Result<()> {

@@ -444,7 +444,7 @@ impl T5 {
 
     /// Whether the values of parameter `index` are on the device only while they are worked on.
     pub fn has_home(&self, index: usize) -> bool {
-        self.homes.as_ref().is_some_and(|homes| homes.of(&self.parameters[index].tensor).is_some())
+        self.homes.as_ref().is_some_and(|homes| homes.has(&self.parameters[index].tensor))
     }
 
     /// The architecture.

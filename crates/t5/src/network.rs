@@ -94,6 +94,14 @@ impl<T: Ops> Network<T> {
         self.weights_of(part).try_for_each(|weight| pager.copy(weight.index, &weight.tensor))
     }
 
+    /// Begins to bring a parameter that will be changed soon.
+    ///
+    /// # Errors
+    /// Those of [`Pager::fetch_to_change`].
+    pub fn fetch_to_change(&self, index: usize, weight: &T) -> Result<()> {
+        self.pager.as_ref().map_or(Ok(()), |pager| pager.fetch_to_change(index, weight))
+    }
+
     /// Makes a weight in a file resident, unless its operations do that themselves. A weight that waits elsewhere is brought.
     ///
     /// # Errors

@@ -23,6 +23,15 @@ pub trait Pager<T>: Debug {
         Ok(())
     }
 
+    /// Begins to bring the values of parameter `index`, which will be changed soon, from beside a device. The change of another one goes on
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`crate::Error::Elsewhere`].
+    fn fetch_to_change(&self, _index: usize, _weight: &T) -> Result<()> {
+        Ok(())
+    }
+
     /// Makes the values of parameter `index` be here. Nothing is done where they are, or always are.
     ///
     /// # Errors

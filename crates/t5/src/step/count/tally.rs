@@ -527,16 +527,18 @@ impl<'a> Tally<'a> {
         (shape.samples * tokens) as u64 * (config.d_model * precisions.activations.size_in_bytes()) as u64
     }
 
-    /// One gradient that waited after the other, and the next being read.
+    /// One gradient that waited after the other, and the next being read. To a device the next comes with its weight, where copies go
+    /// beside what is computed.
     fn read_back(&mut self) {
+        let at_once = if self.levers.copies_overlap() { 2 } else { 1 };
         let specs = || self.waiting.iter().flat_map(|part| self.counter.trained.of(*part));
         let largest = specs().map(|spec| self.bytes_of(spec)).max().unwrap_or(0);
         if self.counter.pages_weights(self.levers) {
-            self.live.weights = self.largest_changed(self.waiting.iter().copied());
+            self.live.weights = at_once * self.largest_changed(self.waiting.iter().copied());
         }
-        self.live.gradients += largest;
+        self.live.gradients += at_once * largest;
         self.moment(self.read_ahead(largest));
-        self.live.gradients -= largest;
+        self.live.gradients -= at_once * largest;
         self.live.weights = 0;
     }
 

@@ -7,6 +7,7 @@ use crate::parameters::Part;
 use crate::step::gradients::Gradients;
 use crate::step::observer::{Observer, OwnShards};
 use crate::step::schedule::{Stage, Then};
+use crate::step::store::Stored;
 
 impl<T: Ops> Step<'_, T> {
     pub(super) fn hand_over<E: From<Error>>(
@@ -116,6 +117,7 @@ impl<T: Ops> Step<'_, T> {
     pub(super) fn read_back<E: From<Error>>(&mut self, observer: &mut dyn Observer<T, E>) -> Result<(), E> {
         let mut waiting = std::mem::take(&mut self.waiting).into_iter().peekable();
         while let Some((index, stored)) = waiting.next() {
+            self.fetch_to_change(waiting.peek())?;
             let (Some(files), Some(stored)) = (&mut self.gradients, stored) else {
                 self.receive(index, observer)?;
                 continue;
@@ -126,6 +128,18 @@ impl<T: Ops> Step<'_, T> {
             observer.handed_over()?;
         }
         Ok(())
+    }
+
+    /// Where copies go beside what is computed: a gradient that is read back next begins to come, and its parameter with it. Both are on
+    /// their way while the parameter before is changed and goes home.
+    fn fetch_to_change(&mut self, next: Option<&(usize, Option<Stored<T>>)>) -> Result<()> {
+        let (Some(files), Some((index, Some(stored)))) = (&mut self.gradients, next) else { return Ok(()) };
+        if !self.copies_overlap {
+            return Ok(());
+        }
+        files.fetch(stored)?;
+        files.copy()?;
+        self.network.fetch_to_change(*index, &self.parameters[*index].tensor)
     }
 
     /// The update of a parameter by another process, once.
