@@ -530,7 +530,7 @@ impl<'a> Tally<'a> {
     /// One gradient that waited after the other, and the next being read. To a device the next comes with its weight, where copies go
     /// beside what is computed.
     fn read_back(&mut self) {
-        let at_once = if self.levers.copies_overlap() { 2 } else { 1 };
+        let at_once = self.changed_at_once();
         let specs = || self.waiting.iter().flat_map(|part| self.counter.trained.of(*part));
         let largest = specs().map(|spec| self.bytes_of(spec)).max().unwrap_or(0);
         if self.counter.pages_weights(self.levers) {
@@ -542,15 +542,22 @@ impl<'a> Tally<'a> {
         self.live.weights = 0;
     }
 
-    /// The gradients that are left, one after the other.
+    /// The gradients that are left, one after the other. A weight of a block comes while the one before is changed.
     fn update_the_rest(&mut self) {
         if !self.counter.pages_weights(self.levers) {
             return;
         }
         let rest = self.weights.parts().filter(|part| !self.waiting.contains(part));
-        self.live.weights = self.largest_changed(rest);
+        let (tables, blocks): (Vec<_>, Vec<_>) = rest.partition(|part| part.is_table());
+        let of_blocks = self.changed_at_once() * self.largest_changed(blocks.into_iter());
+        self.live.weights = of_blocks.max(self.largest_changed(tables.into_iter()));
         self.moment(0);
         self.live.weights = 0;
+    }
+
+    /// Weights of blocks that an update has on a device at a time.
+    fn changed_at_once(&self) -> u64 {
+        if self.levers.copies_overlap() { 2 } else { 1 }
     }
 
     /// The bytes of the largest weight of the parts that are trained: it is in memory while it is changed.

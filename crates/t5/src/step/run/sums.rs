@@ -22,7 +22,8 @@ impl<T: Ops> Step<'_, T> {
         let is_new = stage == Stage::Measure || part.is_some();
         let is_summed = is_new && !observer.shards().is_empty();
         let mut aside = Vec::new();
-        for index in indices(self.parameters, |other| part.is_none_or(|part| part == other)) {
+        let mut handed_over = indices(self.parameters, |other| part.is_none_or(|part| part == other)).into_iter();
+        while let Some(index) = handed_over.next() {
             if is_summed {
                 self.begin_sum(index, grads, observer)?;
                 self.end_sum(index, grads, observer)?;
@@ -30,7 +31,11 @@ impl<T: Ops> Step<'_, T> {
             let is_held = observer.holds(index);
             match (stage, grads.get(index)) {
                 (Stage::Measure, Some(gradient)) if is_held => observer.measure(index, gradient)?,
-                (Stage::Apply, Some(gradient)) if is_held => observer.apply(index, gradient)?,
+                (Stage::Apply, Some(gradient)) if is_held => {
+                    let next = handed_over.as_slice().iter().find(|next| grads.get(**next).is_some());
+                    self.fetch_to_change_behind(index, next)?;
+                    observer.apply(index, gradient)?;
+                }
                 (Stage::Apply, _) if !is_held && grads.is_trainable(index) => self.receive(index, observer)?,
                 _ => {}
             }
@@ -140,6 +145,15 @@ impl<T: Ops> Step<'_, T> {
         files.fetch(stored)?;
         files.copy()?;
         self.network.fetch_to_change(*index, &self.parameters[*index].tensor)
+    }
+
+    /// The same of a parameter whose gradient is here, behind another one. No table is here beside another parameter.
+    fn fetch_to_change_behind(&self, index: usize, next: Option<&usize>) -> Result<()> {
+        let Some(&next) = next.filter(|_| self.copies_overlap) else { return Ok(()) };
+        if [index, next].into_iter().any(|index| self.parameters[index].part.is_table()) {
+            return Ok(());
+        }
+        self.network.fetch_to_change(next, &self.parameters[next].tensor)
     }
 
     /// The update of a parameter by another process, once.
