@@ -282,6 +282,11 @@ impl<'a> Stretch<'a> {
         place.part(block, elements)
     }
 
+    /// How many bytes the elements have.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The part of `bytes` bytes from byte `start` on. `None` if the stretch ends before that.
     pub fn part(&self, start: usize, bytes: usize) -> Option<Stretch<'a>> {
         let is_inside = start.checked_add(bytes).is_some_and(|end| end <= self.bytes);

@@ -347,9 +347,18 @@ impl<'a> StepCounter<'a> {
             (WORKSPACE, count.workspace),
             (PACKED, count.packed),
         ]));
-        let on_host = count.on_host.max(self.update_on_host).max(self.in_transit(levers)) + pinned(levers);
+        let on_host = count.on_host.max(self.update_on_host).max(self.in_transit(levers)) + self.pinned(levers);
         let waiting = if levers.has_host_memory() { self.of_model.passes.waiting(self.batch(), levers) } else { 0 };
         Step { tensors, on_host, waiting }
+    }
+
+    /// Bytes of the host's memory that copies go through beside what a device computes, and weights on their way from files.
+    pub fn pinned(&self, levers: &Levers) -> u64 {
+        let Some(layers) = levers.layer_major.filter(|_| self.of_model.place == Place::Device) else { return 0 };
+        // A base that nobody trains may lie in its own files, wherever others wait.
+        let are_in_files = !layers.in_host_memory || self.of_model.model.lora.is_some();
+        let reads_files = layers.weights_on_disk && are_in_files;
+        if layers.copies_overlap || reads_files { t5_ops::copies::STAGING_BYTES } else { 0 }
     }
 
     /// Bytes in the host's memory of the largest tensor on its way between a device and where it waits. One that waits in memory is there
@@ -570,11 +579,6 @@ impl<'a> StepCounter<'a> {
     fn batch(&self) -> Shape {
         self.of_model.shape(self.batch_samples)
     }
-}
-
-/// Bytes of the host's memory that copies go through beside what a device computes.
-pub fn pinned(levers: &Levers) -> u64 {
-    if levers.copies_overlap() { t5_ops::copies::STAGING_BYTES } else { 0 }
 }
 
 /// The counter of one of several processes, each of which holds its own of gradients or weights. Shares are about as large, and all

@@ -132,7 +132,9 @@ impl Offer<'_> {
         let is_off = self.job.place == Place::Device && levers.has_weights_on_disk();
         let paged = || self.counter.paged(levers);
         let stored = self.inference.stored.as_ref();
-        is_off.then(|| paged().largest().max(stored.map_or(0, |stored| paged().in_transit_in_place(stored))))
+        let in_place = || stored.map_or(0, |stored| paged().in_transit_in_place(stored));
+        // One in a file goes through pieces.
+        is_off.then(|| paged().largest().max(in_place()).max(t5_ops::copies::STAGING_BYTES))
     }
 
     /// Weights that are copied to the host's memory because they are off a device.

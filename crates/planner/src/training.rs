@@ -305,7 +305,7 @@ impl<'a> Offer<'a> {
         };
         let buffers = &self.saving[usize::from(levers.has_optimizer_on_disk())];
         // It stays when a step has used it.
-        let pinned = counted::pinned(levers) + place::pinned_for_others(place, &self.training.processes);
+        let pinned = self.counter.pinned(levers) + place::pinned_for_others(place, &self.training.processes);
         let kept = || std::iter::once(CostRow::new(PACKED, packed, "").at(place)).chain(place::staging(pinned));
         let gradients = CostRow::new(GRADIENTS, gradients, "kept for the next step").at(place);
         let resting = std::iter::once(gradients).chain(kept()).collect();

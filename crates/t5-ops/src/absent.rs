@@ -7,10 +7,7 @@
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
 
-use crate::dispatch::overwrite;
-
-/// Frees the memory of a tensor, of all its views and of all that share its storage. Until [`provide`] or [`bring`] nobody may use its
-/// values.
+/// Frees the memory of a tensor, of all its views and of all that share its storage. Until [`provide`] nobody may use its values.
 ///
 /// # Errors
 /// A tensor that is not in F32, F64, BF16, F16 or U8.
@@ -41,25 +38,6 @@ pub fn absent_like(home: &Tensor, device: &Device) -> Result<Tensor> {
             let x = Tensor::zeros(home.shape(), home.dtype(), device)?;
             release(&x)?;
             Ok(x)
-        }
-    }
-}
-
-/// Gives a tensor that was released the values of `home`, which lies on the CPU and has its shape and dtype.
-///
-/// # Errors
-/// Another shape or dtype; memory that the device does not have.
-pub fn bring(x: &Tensor, home: &Tensor) -> Result<()> {
-    check_alike("bring", x, home)?;
-    match x.device() {
-        #[cfg(feature = "cuda")]
-        Device::Cuda(_) => {
-            crate::copy_waits::note_to_card(home);
-            crate::copy_waits::waiting(x.device(), || cuda::bring(x, home))
-        }
-        _ => {
-            provide(x)?;
-            overwrite(x, home)
         }
     }
 }
@@ -111,9 +89,7 @@ impl InplaceOp1 for Resize {
 mod cuda {
     use candle_core::backend::{BackendDevice, BackendStorage};
     use candle_core::op::BackpropOp;
-    use candle_core::{
-        CpuStorage, CudaDevice, CudaStorage, DType, InplaceOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail,
-    };
+    use candle_core::{CudaDevice, CudaStorage, DType, Result, Shape, Storage, Tensor, bail};
 
     /// Elements of what stands for an empty storage: a driver gives no memory of 0 bytes.
     const EMPTY: usize = 1;
@@ -143,50 +119,6 @@ mod cuda {
             other => bail!("expected F32, F64, BF16, F16 or U8, got {other:?}"),
         })
     }
-
-    pub fn bring(x: &Tensor, home: &Tensor) -> Result<()> {
-        let home = home.contiguous()?;
-        let (storage, layout) = home.storage_and_layout();
-        let Storage::Cpu(values) = &*storage else { bail!("bring: expected values on the CPU") };
-        let from = layout.start_offset();
-        x.inplace_op1(&Bring { values, from, elements: home.elem_count() })
-    }
-
-    /// Puts a new storage with these values in the place of a tensor's.
-    struct Bring<'a> {
-        values: &'a CpuStorage,
-        from: usize,
-        elements: usize,
-    }
-
-    impl InplaceOp1 for Bring<'_> {
-        fn name(&self) -> &'static str {
-            "bring"
-        }
-
-        fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
-            bail!("bring: expected a tensor on a card")
-        }
-
-        fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
-            let card = storage.device.clone();
-            let range = self.from..self.from + self.elements;
-            fn of<T: WithDType>(card: &CudaDevice, values: &[T]) -> Result<CudaStorage> {
-                card.storage_from_slice(values)
-            }
-            // What the old one held is free before the new one is asked for.
-            resize(storage, 0)?;
-            *storage = match self.values {
-                CpuStorage::F32(values) => of(&card, &values[range])?,
-                CpuStorage::F64(values) => of(&card, &values[range])?,
-                CpuStorage::BF16(values) => of(&card, &values[range])?,
-                CpuStorage::F16(values) => of(&card, &values[range])?,
-                CpuStorage::U8(values) => of(&card, &values[range])?,
-                other => bail!("bring: expected F32, F64, BF16, F16 or U8, got {:?}", other.dtype()),
-            };
-            Ok(())
-        }
-    }
 }
 
 #[cfg(test)]
@@ -196,6 +128,7 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
+    use crate::dispatch::overwrite;
     use crate::{change_bytes, with_bytes};
 
     // The host alone: a card has no pages to release.
@@ -214,13 +147,10 @@ mod tests {
             change_bytes(&x, |bytes| bytes.fill(1)).unwrap();
             provide(&x).unwrap();
             assert_ne!(sum(&other), 0.0, "values that are there stay");
-            release(&x).unwrap();
-            bring(&other, &home).unwrap();
-            assert_eq!(sum(&x), 21_000.0);
             let absent = absent_like(&home, &Device::Cpu).unwrap();
-            bring(&absent, &home).unwrap();
+            provide(&absent).unwrap();
+            overwrite(&absent, &home).unwrap();
             assert_eq!((sum(&absent), absent.dims()), (21_000.0, &[300, 70][..]));
-            assert!(bring(&absent, &home.narrow(0, 0, 7).unwrap()).is_err());
         }
         assert!(provide(&Tensor::ones((3, 2), DType::F32, &Device::Cpu).unwrap().t().unwrap()).is_err());
     }

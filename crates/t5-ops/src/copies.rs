@@ -16,6 +16,7 @@ use candle_core::{Device, Result, Tensor};
 
 #[cfg(feature = "cuda")]
 use crate::lane::Run;
+use crate::dispatch::overwrite;
 use crate::paging::{Writes, overwrite_where_it_lies};
 use crate::{absent, copy_waits};
 
@@ -89,7 +90,8 @@ impl Coming {
             copy_waits::note_to_card(home);
             return Ok(());
         }
-        absent::bring(&self.to, home)
+        absent::check_alike("copy", &self.to, home)?;
+        overwrite(&self.to, home)
     }
 
     /// Whether the copy was carried out.
@@ -240,6 +242,7 @@ mod cuda {
     use super::{PIECE, PIECES};
     use crate::bytes::{from_bytes, with_bytes};
     use crate::lane::{Lane, Run};
+    use crate::paging::with_stretch;
 
     /// A copy to the card.
     #[derive(Debug)]
@@ -259,8 +262,14 @@ mod cuda {
 
         pub fn copy(&mut self, to: &Tensor, home: &Tensor) -> candle_core::Result<()> {
             let address = crate::cuda::address(to)?;
-            let is_done = with_bytes(home, |bytes| self.lane.borrow_mut().up(address, bytes, &self.is_free))?;
-            self.copied = Some(Copied::at(Rc::new(is_done.w()?), &self.lane));
+            let mut lane = self.lane.borrow_mut();
+            let home = home.contiguous()?;
+            let read = with_stretch(&home, |file| lane.up_from_file(address, file, &self.is_free));
+            let is_done = match read {
+                Some(copied) => copied?,
+                None => with_bytes(&home, |bytes| lane.up(address, bytes, &self.is_free))??,
+            };
+            self.copied = Some(Copied::at(Rc::new(is_done), &self.lane));
             Ok(())
         }
 
@@ -274,7 +283,7 @@ mod cuda {
         ) -> candle_core::Result<Rc<CudaEvent>> {
             let address = crate::cuda::address(to)?;
             // SAFETY: by the caller's promise.
-            let is_done = unsafe { self.lane.borrow_mut().up_beside(address, runs, [&self.is_free, is_filled]) }.w()?;
+            let is_done = unsafe { self.lane.borrow_mut().up_beside(address, runs, [&self.is_free, is_filled]) }?;
             self.copied = Some(Copied::at(Rc::clone(&is_done), &self.lane));
             Ok(is_done)
         }
@@ -335,7 +344,7 @@ mod cuda {
             let mut copied = Ok(());
             let copy = |bytes: &mut [u8]| copied = self.lane.borrow_mut().down(address, bytes, &self.is_ready);
             let values = from_bytes(x.shape(), x.dtype(), copy);
-            copied.w()?;
+            copied?;
             values
         }
     }
@@ -349,7 +358,7 @@ mod cuda {
             let mut lane = lane.borrow_mut();
             let is_ready = lane.launched().w()?;
             // SAFETY: by the caller's promise; the tensor changes after what is computed has waited.
-            unsafe { lane.down_beside(address, &[Run::of(home)], [&is_ready]) }.w()?
+            unsafe { lane.down_beside(address, &[Run::of(home)], [&is_ready]) }?
         };
         Copied::at(Rc::clone(&is_home), &lane).arrive()?;
         Ok(Some(is_home))

@@ -8,6 +8,7 @@
 //! filled when it was copied, and read when it was filled; after an error no copy is under way.
 
 use std::ffi::c_void;
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use candle_core::CudaDevice;
 use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
 use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
+use heap::Stretch;
 use rayon::prelude::*;
 
 use crate::page_locked::is_locked;
@@ -61,14 +63,23 @@ impl Lane {
 
     /// Copies bytes to an address on the card, whose memory is free from an event on. They are there at the event that it returns. Until then
     /// bytes of page-locked memory stay as they are; of other memory they are read when it returns.
-    pub fn up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> Result<CudaEvent, DriverError> {
-        let copied = self.copy_up(to, bytes, is_free).and_then(|()| self.up.record_event(None));
+    pub fn up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> candle_core::Result<CudaEvent> {
+        let copied = self.copy_up(to, bytes, is_free).and_then(|()| self.up.record_event(None).w());
+        self.unless_failed(copied)
+    }
+
+    /// The same of what a file has, which no mapped page holds meanwhile.
+    pub fn up_from_file(&mut self, to: u64, file: &Stretch, is_free: &CudaEvent) -> candle_core::Result<CudaEvent> {
+        let copied = self.up.wait(is_free).w().and_then(|()| {
+            self.fill_and_copy(to, file.bytes(), |start, piece| heap::counting_wait(|| read(file, start, piece)))
+        });
+        let copied = copied.and_then(|()| self.up.record_event(None).w());
         self.unless_failed(copied)
     }
 
     /// Copies bytes from an address on the card, where they are from an event on. They are there when it returns.
-    pub fn down(&mut self, from: u64, bytes: &mut [u8], is_ready: &CudaEvent) -> Result<(), DriverError> {
-        let copied = self.copy_down(from, bytes, is_ready);
+    pub fn down(&mut self, from: u64, bytes: &mut [u8], is_ready: &CudaEvent) -> candle_core::Result<()> {
+        let copied = self.copy_down(from, bytes, is_ready).w();
         self.unless_failed(copied)
     }
 
@@ -82,7 +93,7 @@ impl Lane {
         to: u64,
         runs: &[Run],
         after: [&CudaEvent; 2],
-    ) -> Result<Rc<CudaEvent>, DriverError> {
+    ) -> candle_core::Result<Rc<CudaEvent>> {
         let up = Arc::clone(&self.up);
         // SAFETY: by the caller's promise.
         self.beside(&up, runs, after, |at, part| unsafe { result::memcpy_htod_async(to + at, part, up.cu_stream()) })
@@ -98,7 +109,7 @@ impl Lane {
         from: u64,
         runs: &[Run],
         after: impl IntoIterator<Item = &'a CudaEvent>,
-    ) -> Result<Rc<CudaEvent>, DriverError> {
+    ) -> candle_core::Result<Rc<CudaEvent>> {
         let down = Arc::clone(&self.down);
         // SAFETY: by the caller's promise.
         self.beside(&down, runs, after, |at, part| unsafe {
@@ -112,7 +123,7 @@ impl Lane {
         runs: &[Run],
         after: impl IntoIterator<Item = &'a CudaEvent>,
         copy: impl Fn(u64, &mut [u8]) -> Result<(), DriverError>,
-    ) -> Result<Rc<CudaEvent>, DriverError> {
+    ) -> candle_core::Result<Rc<CudaEvent>> {
         let mut copied = after.into_iter().try_for_each(|event| stream.wait(event));
         let mut at = 0;
         for run in runs {
@@ -122,14 +133,14 @@ impl Lane {
             copied = copied.and_then(|()| copy(at, part));
             at += run.bytes as u64;
         }
-        self.unless_failed(copied.and_then(|()| stream.record_event(None).map(Rc::new)))
+        self.unless_failed(copied.and_then(|()| stream.record_event(None).map(Rc::new)).w())
     }
 
-    fn unless_failed<T>(&self, copied: Result<T, DriverError>) -> Result<T, DriverError> {
+    fn unless_failed<T>(&self, copied: candle_core::Result<T>) -> candle_core::Result<T> {
         if copied.is_err() {
             // Some pieces may be on their way.
-            self.up.synchronize()?;
-            self.down.synchronize()?;
+            self.up.synchronize().w()?;
+            self.down.synchronize().w()?;
         }
         copied
     }
@@ -143,23 +154,34 @@ impl Lane {
         Ok(turn)
     }
 
-    fn copy_up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> Result<(), DriverError> {
-        self.up.wait(is_free)?;
+    fn copy_up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> candle_core::Result<()> {
+        self.up.wait(is_free).w()?;
         if is_locked(bytes) {
             // SAFETY: as below; the bytes stay as they are until the event.
-            return unsafe { result::memcpy_htod_async(to, bytes, self.up.cu_stream()) };
+            return unsafe { result::memcpy_htod_async(to, bytes, self.up.cu_stream()) }.w();
         }
-        for (number, bytes) in bytes.chunks(self.piece_bytes).enumerate() {
-            let turn = self.turn()?;
+        self.fill_and_copy(to, bytes.len(), |start, piece| {
+            copy(piece, &bytes[start..start + piece.len()]);
+            Ok(())
+        })
+    }
+
+    /// Copies so many bytes through pieces. `fill` fills one with the bytes from a place on.
+    fn fill_and_copy(
+        &mut self,
+        to: u64,
+        bytes: usize,
+        fill: impl Fn(usize, &mut [u8]) -> io::Result<()>,
+    ) -> candle_core::Result<()> {
+        for start in (0..bytes).step_by(self.piece_bytes) {
+            let length = self.piece_bytes.min(bytes - start);
+            let turn = self.turn().w()?;
             let piece = &mut self.pieces[turn];
-            copy(piece.wait()?, bytes);
+            fill(start, &mut piece.wait().w()?[..length])?;
             // SAFETY: the tensor at this address has all of these bytes, and nobody else uses them until its event was waited for; the
             // piece is not written to before its own event.
-            unsafe {
-                let at = to + (number * self.piece_bytes) as u64;
-                result::memcpy_htod_async(at, piece.of(bytes.len()), self.up.cu_stream())?;
-            }
-            piece.is_done.record(&self.up)?;
+            unsafe { result::memcpy_htod_async(to + start as u64, piece.of(length), self.up.cu_stream()) }.w()?;
+            piece.is_done.record(&self.up).w()?;
         }
         Ok(())
     }
@@ -260,6 +282,14 @@ impl Drop for Piece {
         // SAFETY: it was made by the driver, and no copy goes through it.
         let _ = unsafe { result::free_host(self.memory) };
     }
+}
+
+/// Reads the bytes of a file from a place on.
+fn read(file: &Stretch, start: usize, to: &mut [u8]) -> io::Result<()> {
+    to.par_chunks_mut(SHARE).enumerate().try_for_each(|(number, to)| {
+        let part = file.part(start + number * SHARE, to.len());
+        part.ok_or(io::ErrorKind::UnexpectedEof)?.read_beside(to)
+    })
 }
 
 fn copy(to: &mut [u8], from: &[u8]) {

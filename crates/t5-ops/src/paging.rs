@@ -177,7 +177,7 @@ pub fn overwrite_where_it_lies(x: &Tensor, values: &Tensor, writes: Writes) -> R
 }
 
 /// Calls `f` with where the tensor's elements lie in a file, if they do; all of its storage if it is a view of strides.
-fn with_stretch<R>(x: &Tensor, f: impl FnOnce(&Stretch) -> R) -> Option<R> {
+pub(crate) fn with_stretch<R>(x: &Tensor, f: impl FnOnce(&Stretch) -> R) -> Option<R> {
     fn of<T>(data: &[T], range: Option<Range<usize>>) -> Option<Stretch<'_>>
     where
         T: WithDType,

@@ -115,11 +115,11 @@ mod streams {
         }
 
         pub fn read(&self, tensor: &Tensor, launched: &Moment, at: usize, to: &mut [u8]) -> Result<()> {
-            self.lane().down(address(tensor)? + at as u64, to, launched).w()
+            self.lane().down(address(tensor)? + at as u64, to, launched)
         }
 
         pub fn write(&self, tensor: &Tensor, launched: &Moment, at: usize, from: &[u8]) -> Result<()> {
-            let copied = self.lane().up(address(tensor)? + at as u64, from, launched).w()?;
+            let copied = self.lane().up(address(tensor)? + at as u64, from, launched)?;
             copied.synchronize().w()
         }
     }

@@ -135,7 +135,7 @@ mod way {
             let is_read = taken.store.borrow().is_read.clone();
             let after = iter::once(&is_ready).chain(is_read.as_deref());
             // SAFETY: the memory is nobody else's, and whoever had it before has read it.
-            unsafe { lane.down_beside(crate::cuda::address(&x)?, &taken.runs, after) }.w()?
+            unsafe { lane.down_beside(crate::cuda::address(&x)?, &taken.runs, after) }?
         };
         let copied = Copied::at(Rc::clone(&is_filled), &lane);
         Ok(Some((x, Memory { taken, is_filled }, copied)))

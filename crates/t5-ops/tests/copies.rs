@@ -8,6 +8,8 @@ mod tensors;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
+use heap::FileMemory;
+use t5_ops::Writes;
 use t5_ops::absent;
 use t5_ops::copies::{Coming, Leaving, STAGING_BYTES, copied_home};
 use t5_ops::copy_waits::{self, CopyWaits};
@@ -15,6 +17,10 @@ use t5_ops::page_locked::PageLocked;
 use t5_ops::waiting::{self, Waiting};
 
 use self::tensors::{bits, is_emulated, test_alone};
+
+// For tensors in files.
+#[global_allocator]
+static ALLOCATOR: heap::Allocator = heap::Allocator;
 
 /// Of the emulated card (`cuda-kernels/emulation/driver.cc`).
 const STREAMS: &str = "LOW_MEM_T5_EMULATED_STREAMS";
@@ -29,6 +35,13 @@ fn home(block: usize) -> [Tensor; 2] {
     let large: Vec<f32> = (0..LARGE).map(|i| (i % 65_521 + block) as f32).collect();
     let tensor = |values: Vec<f32>, shape: &[usize]| Tensor::from_vec(values, shape, &Device::Cpu).unwrap();
     [tensor(weight, &[WIDTH, WIDTH]), tensor(large, &[LARGE])]
+}
+
+/// Gives a tensor that is absent the values of its home.
+fn brought(to: &Tensor, home: &Tensor) -> candle_core::Result<()> {
+    let mut coming = Coming::begin(to)?;
+    coming.copy(home)?;
+    coming.arrive()
 }
 
 /// A block's output and what of the large tensor is needed beside it.
@@ -116,7 +129,7 @@ fn bytes_of_copies_and_the_time_that_the_card_waits_for_them_are_counted_once() 
     assert_eq!(copy_waits::so_far().unwrap(), CopyWaits::default());
     // A wait within another one.
     let to = absent::absent_like(&large, &card).unwrap();
-    copy_waits::waiting(&card, || absent::bring(&to, &large)).unwrap();
+    copy_waits::waiting(&card, || brought(&to, &large)).unwrap();
     let brought = copy_waits::so_far().unwrap();
     assert_eq!(bytes(brought), (of_large, 0));
     assert!(brought.seconds > 0.0);
@@ -145,6 +158,7 @@ fn whenever_streams_do_their_work_copies_wait_for_it() {
         "copies_beside_what_is_computed_change_no_bit",
         "values_that_nobody_waits_for_are_there_before_their_memory_serves_others",
         "copies_go_on_after_a_thread_has_forgotten_its_cards",
+        "values_in_a_file_come_from_it_piece_by_piece",
         "a_home_that_is_locked_follows_its_tensor",
         "values_that_wait_come_back_though_their_memory_served_others",
     ];
@@ -179,7 +193,7 @@ fn a_home_that_is_locked_follows_its_tensor() {
     let card = t5_ops::open_card(0).expect("a card, or the emulated one");
     let [_, large] = home(4);
     let to = absent::absent_like(&large, &card).unwrap();
-    absent::bring(&to, &large).unwrap();
+    brought(&to, &large).unwrap();
     t5_ops::add_in_place(&to, &to.copy().unwrap()).unwrap();
     assert!(!copied_home(&to, &large).unwrap(), "it is not locked");
     let expected = bits(&large);
@@ -197,6 +211,23 @@ fn a_home_that_is_locked_follows_its_tensor() {
     assert!(copied_home(&to.narrow(0, 0, 7).unwrap(), &large).is_err());
     drop(again);
     assert!(!copied_home(&to, &large).unwrap(), "it is not locked any more");
+}
+
+#[test]
+fn values_in_a_file_come_from_it_piece_by_piece() {
+    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let [_, large] = home(2);
+    let directory = std::env::temp_dir();
+    let memory = FileMemory::create(&directory, std::iter::once(4 * LARGE)).unwrap();
+    let in_file = t5_ops::copy_into_file(&large, &memory, Writes::Later).unwrap();
+    assert!(t5_ops::is_in_file(&in_file));
+    t5_ops::page_out(&in_file);
+    let [all, part] = [in_file.clone(), in_file.narrow(0, 1001, LARGE - 2002).unwrap()];
+    for (of, expected) in [(all, bits(&large)), (part, bits(&large)[1001..LARGE - 1001].to_vec())] {
+        let to = absent::absent_like(&of, &card).unwrap();
+        brought(&to, &of).unwrap();
+        assert!(bits(&to) == expected);
+    }
 }
 
 /// A tensor of a card with so many elements of its own.

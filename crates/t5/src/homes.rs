@@ -121,12 +121,19 @@ impl Homes {
     /// The tensor with its values: a copy on the device where it is empty.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Those of the device and of a file.
     pub fn with_values(&self, tensor: &Tensor) -> Result<Tensor> {
         let Some(values) = self.of(tensor)? else { return Ok(tensor.clone()) };
         let copy = absent::absent_like(&values, tensor.device())?;
-        bring(&copy, &values)?;
+        let mut coming = Coming::begin(&copy)?;
+        self.carry_out(&mut coming, &values)?;
+        coming.arrive()?;
         Ok(copy)
+    }
+
+    /// Carries a copy of values out. An error of their file is told apart from those of tensors.
+    fn carry_out(&self, coming: &mut Coming, values: &Tensor) -> Result<()> {
+        coming.copy(values).map_err(|error| self.file.error(error))
     }
 
     /// Has `f` change a tensor, and its home follow.
@@ -149,30 +156,14 @@ impl Homes {
         Ok(result)
     }
 
-    /// Gives a tensor its values, which are on their way or at home.
+    /// Gives a tensor its values, which are on their way.
     fn arrive(&self, weight: &Tensor) -> Result<()> {
         if let Some(home) = self.homes.borrow_mut().get_mut(&weight.id()) {
-            match home.coming.take() {
-                Some(coming) => coming.arrive()?,
-                None => bring(weight, &home.values)?,
-            }
+            home.coming.take().map_or(Ok(()), Coming::arrive)?;
             home.is_here = true;
         }
         Ok(())
     }
-}
-
-/// Copies values to the device. Of those in a file, the pages leave memory again.
-fn bring(tensor: &Tensor, values: &Tensor) -> Result<()> {
-    copy_waits::waiting(tensor.device(), || resident(values, || absent::bring(tensor, values)))
-}
-
-/// Calls `f` while the pages of values in a file are in memory.
-fn resident(values: &Tensor, f: impl FnOnce() -> candle_core::Result<()>) -> Result<()> {
-    t5_ops::page_in(values);
-    let done = f();
-    t5_ops::page_out(values);
-    Ok(done?)
 }
 
 impl Pager<Tensor> for Homes {
@@ -188,9 +179,7 @@ impl Pager<Tensor> for Homes {
 
     fn copy(&self, _: usize, weight: &Tensor) -> Result<()> {
         match self.homes.borrow_mut().get_mut(&weight.id()) {
-            Some(Home { coming: Some(coming), values, .. }) if !coming.is_copied() => {
-                resident(values, || coming.copy(values))
-            }
+            Some(Home { coming: Some(coming), values, .. }) if !coming.is_copied() => self.carry_out(coming, values),
             _ => Ok(()),
         }
     }
@@ -205,6 +194,7 @@ impl Pager<Tensor> for Homes {
             return Ok(());
         }
         copy_waits::waiting(weight.device(), || {
+            self.fetch(index, weight)?;
             self.copy(index, weight)?;
             self.arrive(weight)
         })

@@ -131,7 +131,7 @@ impl WeightFile {
     }
 
     /// An error of the file is told apart from those of tensors.
-    fn error(&self, error: candle_core::Error) -> Error {
+    pub fn error(&self, error: candle_core::Error) -> Error {
         match error {
             candle_core::Error::Io(source) => Error::offload(&self.path)(source),
             error => error.into(),
