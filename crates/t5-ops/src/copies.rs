@@ -14,9 +14,9 @@ use std::rc::Rc;
 use candle_core::cuda_backend::cudarc::driver::CudaEvent;
 use candle_core::{Device, Result, Tensor};
 
+use crate::dispatch::overwrite;
 #[cfg(feature = "cuda")]
 use crate::lane::Run;
-use crate::dispatch::overwrite;
 use crate::paging::{Writes, overwrite_where_it_lies};
 use crate::{absent, copy_waits};
 

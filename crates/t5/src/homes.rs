@@ -71,7 +71,9 @@ impl Homes {
         let tensor = absent::absent_like(&values, device)?;
         t5_ops::page_out(&values);
         let lock = PageLocked::of(&values, device);
-        self.homes.borrow_mut().insert(tensor.id(), Home { returning: None, values, _lock: lock, is_here: false, coming: None });
+        self.homes
+            .borrow_mut()
+            .insert(tensor.id(), Home { returning: None, values, _lock: lock, is_here: false, coming: None });
         Ok(tensor)
     }
 

@@ -1,0 +1,69 @@
+//! Bytes that a step moves: to files and from them, and between the host and a device.
+
+use memory_policy::Place;
+use t5::Levers;
+use t5::costs::{Trained, WeightsOnDisk};
+use t5::step::count::WeightsRead;
+
+use super::StepCounter;
+use crate::files::Written;
+
+impl StepCounter<'_> {
+    /// Bytes that a step with these levers writes to files.
+    pub fn written(&self, levers: &Levers) -> Written {
+        let Some(layers) = &levers.layer_major else { return Written::default() };
+        // However the batch is cut, as much is written.
+        let levers = Levers { micro_batch_samples: self.batch_samples, ..*levers };
+        let passes = &self.of_model.passes;
+        let of_weights = |of: fn(&WeightsOnDisk, &Trained) -> u64| {
+            if layers.weights_on_disk { of(&passes.weights_on_disk(&levers), passes.trained()) } else { 0 }
+        };
+        let (weights, frozen) = (of_weights(WeightsOnDisk::written), of_weights(WeightsOnDisk::frozen));
+        let WeightsRead { trained, frozen: read, by_micro_batch, .. } = passes.weights_read(self.batch(), &levers);
+        let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.written);
+        let once = passes.written(self.batch(), &levers) + moments;
+        // What is written is copied from the device, and read back to it.
+        let over_the_bus = if self.of_model.place == Place::Device { 2 * once + weights + trained + read } else { 0 };
+        let behind = if layers.copies_overlap { self.copied_behind(&levers) } else { 0 };
+        match layers.in_host_memory {
+            // Weights that nobody trains may lie in the files that they came in.
+            true => {
+                let both_ways = if layers.copies_overlap { self.copied_both_ways(&levers, weights) } else { [0; 2] };
+                Written { over_the_bus, behind, both_ways, locked: over_the_bus - read, ..Written::default() }
+            }
+            false => Written {
+                once,
+                weights,
+                frozen,
+                read,
+                read_by_micro_batch: by_micro_batch,
+                over_the_bus,
+                behind,
+                both_ways: [0; 2],
+                locked: 0,
+            },
+        }
+    }
+
+    /// Bytes that are copied between the host and a device while a block is computed: weights that passes need, activations both ways, and
+    /// gradients to the host. Nothing is computed beside what an update needs.
+    fn copied_behind(&self, levers: &Levers) -> u64 {
+        let passes = &self.of_model.passes;
+        let (written, gradients) =
+            (passes.written(self.batch(), levers), passes.gradients_written(self.batch(), levers));
+        passes.weights_copied_behind(levers) + 2 * (written - gradients) + gradients
+    }
+
+    /// Bytes of page-locked memory that go one way while as many or more go the other way: behind blocks, and in an update that changes so
+    /// many bytes of weights.
+    fn copied_both_ways(&self, levers: &Levers, changed: u64) -> [u64; 2] {
+        let passes = &self.of_model.passes;
+        let gradients = passes.gradients_written(self.batch(), levers);
+        let activations = passes.written(self.batch(), levers) - gradients;
+        // Forward takes as many weights as backward.
+        let weights = passes.weights_copied_behind(levers) / 2;
+        let (forward, backward) = (weights.min(activations), gradients.min(weights + activations));
+        // Weights that go home while gradients are read back, and the next weights come.
+        [forward + backward, changed.min(gradients)]
+    }
+}
