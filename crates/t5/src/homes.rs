@@ -35,7 +35,7 @@ struct Home {
     returning: Option<Returning>,
     values: Tensor,
     /// For copies that the host takes no part in. None of values in a file.
-    _lock: Option<PageLocked>,
+    lock: Option<PageLocked>,
     /// Whether the tensor has them, too.
     is_here: bool,
     /// They are on their way to it.
@@ -73,7 +73,7 @@ impl Homes {
         let lock = PageLocked::of(&values, device);
         self.homes
             .borrow_mut()
-            .insert(tensor.id(), Home { returning: None, values, _lock: lock, is_here: false, coming: None });
+            .insert(tensor.id(), Home { returning: None, values, lock, is_here: false, coming: None });
         Ok(tensor)
     }
 
@@ -184,6 +184,11 @@ impl Pager<Tensor> for Homes {
             Some(Home { coming: Some(coming), values, .. }) if !coming.is_copied() => self.carry_out(coming, values),
             _ => Ok(()),
         }
+    }
+
+    fn copy_by_itself(&self, index: usize, weight: &Tensor) -> Result<()> {
+        let is_locked = self.homes.borrow().get(&weight.id()).is_some_and(|home| home.lock.is_some());
+        if is_locked { self.copy(index, weight) } else { Ok(()) }
     }
 
     fn fetch_to_change(&self, index: usize, weight: &Tensor) -> Result<()> {

@@ -94,6 +94,15 @@ impl<T: Ops> Network<T> {
         self.weights_of(part).try_for_each(|weight| pager.copy(weight.index, &weight.tensor))
     }
 
+    /// The same where nobody has to wait for it.
+    ///
+    /// # Errors
+    /// Those of [`Pager::copy_by_itself`].
+    pub fn copy_by_itself(&self, part: Part) -> Result<()> {
+        let Some(pager) = &self.pager else { return Ok(()) };
+        self.weights_of(part).try_for_each(|weight| pager.copy_by_itself(weight.index, &weight.tensor))
+    }
+
     /// Begins to bring a parameter that will be changed soon.
     ///
     /// # Errors

@@ -23,6 +23,14 @@ pub trait Pager<T>: Debug {
         Ok(())
     }
 
+    /// The same, if nobody waits for it: something else is going to be computed at once.
+    ///
+    /// # Errors
+    /// [`crate::Error::Elsewhere`].
+    fn copy_by_itself(&self, _index: usize, _weight: &T) -> Result<()> {
+        Ok(())
+    }
+
     /// Begins to bring the values of parameter `index`, which will be changed soon, from beside a device. The change of another one goes on
     /// meanwhile.
     ///

@@ -329,6 +329,10 @@ impl<'a, T: Ops> Step<'a, T> {
                     }
                     self.backward(i, way, grads)?;
                     self.copy()?;
+                    // The next unit's weights go between the activations of this one's micro-batches, which are needed before.
+                    if let Some((next, _)) = way.next.filter(|_| i == way.of.start) {
+                        self.network.copy_by_itself(next.part())?;
+                    }
                 }
             }
             Event::Finish { of } => self.finish(of.clone()),
