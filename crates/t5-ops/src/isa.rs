@@ -78,12 +78,12 @@ pub fn has_instruction_set(name: &str) -> bool {
     ALL.into_iter().any(|isa| isa.name() == name && isa <= detect())
 }
 
-/// Whether bf16 products run on tile registers, at ten times the rate of vectors, or on their software. Fixed for the process.
-pub fn has_tiles() -> bool {
+/// Whether bf16 products multiply pairs along K: on tile registers, on vectors, or in software. Fixed for the process.
+pub(crate) fn multiplies_pairs() -> bool {
     match isa() {
         Isa::SoftwareTiles => true,
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => true,
+        Isa::Amx | Isa::Avx512Bf16 => true,
         _ => false,
     }
 }

@@ -88,7 +88,7 @@ pub use device::{
 };
 pub use dispatch::Path;
 pub use graphs::{Changing, Turn, records_launches, records_micro_batches};
-pub use isa::{has_instruction_set, has_tiles, instruction_set};
+pub use isa::{has_instruction_set, instruction_set};
 pub use needs::{Calls, Kept, Needs};
 pub use ops::activation::{
     Activation, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
@@ -139,7 +139,7 @@ pub use staging::{STAGING_BYTES, Staged, Staging};
 pub use transfer::copied_to;
 
 /// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.
-pub const KERNELS_VERSION: u32 = 10;
+pub const KERNELS_VERSION: u32 = 11;
 
 /// The same operations in plain candle operations: the oracle of the tests, and the path for devices and
 /// dtypes that have no kernel. Signatures and meaning are those of the crate's functions.

@@ -1,4 +1,4 @@
-//! The AVX512-BF16 kernel: the packed operands of AMX, multiplied by `vdpbf16ps`.
+//! The AVX512-BF16 kernel: the packed operands of AMX, multiplied by `vdpbf16ps`. It computes single blocks of them, too.
 //!
 //! A block of 32 x 32 is done in four groups of 8 rows: 16 accumulators of 16 columns; a pair of A along K is
 //! broadcast, a line of B holds that pair of K for 16 columns. Rows of A in bf16 are read where they lie: copying them into
@@ -17,13 +17,14 @@ use half::bf16;
 
 use super::kernel::{Kernel, Rows, Side};
 use super::matrix::Matrix;
+use super::tiles::{Left, Tiles};
 use super::{pairs, tiles, turned};
 use crate::storage::Operand;
 
 /// Rows whose sums are kept in registers at a time.
 const GROUP: usize = 8;
 
-pub(super) struct Avx512Bf16;
+pub(crate) struct Avx512Bf16;
 
 impl Kernel for Avx512Bf16 {
     type Cell = u16;
@@ -31,6 +32,7 @@ impl Kernel for Avx512Bf16 {
     const COLS: usize = tiles::BLOCK;
     const STEP: usize = tiles::BLOCK;
     const LEAST: usize = 2;
+    const ASKS_FOR_C: bool = true;
     const DEPTH: usize = tiles::DEPTH;
     const SLICE: usize = tiles::SLICE;
 
@@ -72,6 +74,17 @@ impl Kernel for Avx512Bf16 {
     unsafe fn write_bf16(&self, block: &[f32], c: *mut bf16, stride: usize, size: (usize, usize), accumulate: bool) {
         // SAFETY: as above.
         unsafe { pairs::write_bf16(block, c, stride, size, accumulate) }
+    }
+}
+
+impl Tiles for Avx512Bf16 {
+    unsafe fn multiply(&self, a: Left, b: *const u16, depth: usize, c: *mut f32, stride: usize, accumulate: bool) {
+        let a = match a {
+            Left::Packed(a) => (a, tiles::LINE, 2 * tiles::TILE),
+            Left::Rows(a, row) => (a, row, tiles::BLOCK),
+        };
+        // SAFETY: by the caller's promise; the instructions are there, because `self` exists.
+        unsafe { block(a, b, depth, c, stride, accumulate) }
     }
 }
 

@@ -405,6 +405,9 @@ impl<K: Kernel> Product<'_, K> {
                     None => (sums.as_mut_ptr(), K::COLS, !first),
                 };
                 let beside = copying.as_mut().and_then(Copying::next);
+                if K::ASKS_FOR_C && last {
+                    self.c.ask_for_block(at, K::ROWS);
+                }
                 // SAFETY: panels of this piece, rows of A that are there and a buffer of this task; the block of C is the
                 // caller's alone.
                 unsafe {
@@ -513,6 +516,14 @@ impl MatrixMut<'_> {
                 Some(target.pointer(self.start + i * self.stride + j))
             }
             _ => None,
+        }
+    }
+
+    /// Asks for the rows of the block at (i, j), a line of each, where they are bf16 and will be written.
+    fn ask_for_block(&self, (i, j): (usize, usize), rows: usize) {
+        if let (Target::Bf16(target), false) = (&self.data, self.turned) {
+            (i..self.rows.min(i + rows))
+                .for_each(|row| cache::to_write(target.pointer(self.start + row * self.stride + j)));
         }
     }
 }

@@ -81,7 +81,8 @@ unsafe fn add_up(a: Strides<&[bf16]>, first: usize, packed: &[u16], sums: &mut [
                     let pair: __m512bh = unsafe {
                         std::mem::transmute(_mm512_set1_epi32(line.cast::<i32>().add(pair).read_unaligned()))
                     };
-                    *sum = _mm512_dpbf16_ps(*sum, pair, columns);
+                    // The last operand is broadcast as it is read. A broadcast of its own takes a third of the time of such a product.
+                    *sum = _mm512_dpbf16_ps(*sum, columns, pair);
                 }
             }
         }

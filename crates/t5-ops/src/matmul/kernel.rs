@@ -67,6 +67,9 @@ pub(crate) trait Kernel: Sized {
     /// A block takes as much of K as is a multiple of this: of what fills a panel up it then multiplies less.
     const LEAST: usize = Self::STEP;
 
+    /// Whether rows of C in bf16 are asked for before their block is computed, so that writing them does not wait for memory.
+    const ASKS_FOR_C: bool = false;
+
     /// At most this much of K in a panel.
     const DEPTH: usize;
     /// This much of K at a time where A is packed just before use: the rows then stay in the first-level cache.

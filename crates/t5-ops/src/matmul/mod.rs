@@ -27,7 +27,7 @@
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 mod engine;
 mod few_columns;
 #[cfg(target_arch = "x86_64")]

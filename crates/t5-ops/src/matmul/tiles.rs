@@ -101,10 +101,16 @@ mod tests {
         let software = unsafe { SoftwareTiles::enter() };
         check_block(&software);
         #[cfg(target_arch = "x86_64")]
-        if crate::isa::detect() == crate::isa::Isa::Amx {
-            // SAFETY: the machine has the instructions.
-            let amx = unsafe { crate::matmul::amx::Amx::enter() };
-            check_block(&amx);
+        {
+            use crate::isa::{Isa, detect};
+            if detect() >= Isa::Avx512Bf16 {
+                // SAFETY: the machine has the instructions.
+                check_block(&unsafe { crate::matmul::avx512::Avx512Bf16::enter() });
+            }
+            if detect() == Isa::Amx {
+                // SAFETY: as above.
+                check_block(&unsafe { crate::matmul::amx::Amx::enter() });
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::task::{Head, Input, Output, Queries};
 use crate::cache::{to_read, to_write};
-use crate::parallel::Shared;
+use crate::parallel::{Shared, threads};
 
 /// Bytes of a line of the cache.
 const LINE: usize = 64;
@@ -33,7 +33,7 @@ impl<'a, T> Ahead<'a, T> {
         let same = of.end < head.sizes.queries;
         Self {
             head: *head,
-            next: if same { Some((*head, of.end)) } else { next(head).map(|head| (head, 0)) },
+            next: if same { Some((*head, of.end)) } else { after(head, 1).map(|head| (head, 0)) },
             of,
             queries: [Some(input.q), None, None],
             keys: (!same).then_some([input.k, input.v]),
@@ -42,11 +42,12 @@ impl<'a, T> Ahead<'a, T> {
         }
     }
 
-    /// For a part of a task of the backward, which is followed by the same part of the next head.
+    /// For a part of a task of the backward, which is followed by the same part of another head. Threads take heads in turn, so it is as
+    /// many heads further on as there are threads.
     pub(super) fn backward(head: &Head, input: &Input<'a, T>, of: Range<usize>, to: Output<T>) -> Self {
         Self {
             head: *head,
-            next: next(head).map(|head| (head, of.start)),
+            next: after(head, threads()).map(|head| (head, of.start)),
             of,
             queries: [Some(input.q), Some(input.dout), Some(input.out)],
             keys: Some([input.k, input.v]),
@@ -91,12 +92,9 @@ fn fetch_to_write<T>(head: &Head, data: Shared<T>, length: usize, row: usize) {
     }
 }
 
-/// The head whose turn is after this one's.
-fn next(head: &Head) -> Option<Head> {
+/// The head that is so many further on.
+fn after(head: &Head, count: usize) -> Option<Head> {
     let s = &head.sizes;
-    if head.head + 1 < s.heads {
-        Some(Head { head: head.head + 1, ..*head })
-    } else {
-        (head.sequence + 1 < s.batch).then(|| Head { sequence: head.sequence + 1, head: 0, ..*head })
-    }
+    let number = head.sequence * s.heads + head.head + count;
+    (number < s.batch * s.heads).then(|| Head { sequence: number / s.heads, head: number % s.heads, ..*head })
 }

@@ -1,5 +1,5 @@
 //! Attention on the CPU: what is cut into tasks, and for whom. What a task does is a [`Forward`] or a [`Backward`]: with
-//! vectors ([`super::vectors`]), for few queries ([`super::few`]), or in bf16 on tile registers ([`super::tiles`]).
+//! vectors ([`super::vectors`]), for few queries ([`super::few`]), or in bf16 on tile registers or AVX512-BF16 ([`super::tiles`]).
 //!
 //! Forward: a task is some queries of one head of one sequence. Backward: a task is one head of one sequence; its queries
 //! are cut into parts where there are few heads, as many on every number of threads, and each part sums its own dk and dv
@@ -16,6 +16,8 @@ use crate::isa::Isa;
 use crate::isa::isa;
 #[cfg(target_arch = "x86_64")]
 use crate::matmul::amx::Amx;
+#[cfg(target_arch = "x86_64")]
+use crate::matmul::avx512::Avx512Bf16;
 use crate::matmul::software::SoftwareTiles;
 use crate::needs::Needs;
 use crate::ops::dropout::active;
@@ -41,6 +43,8 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &S
         DType::BF16 if tiles::apply_to(s) => match isa() {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => forward::<bf16, tiles::Forward<Amx>>(q, k, v, a, s),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => forward::<bf16, tiles::Forward<Avx512Bf16>>(q, k, v, a, s),
             _ => forward::<bf16, tiles::Forward<SoftwareTiles>>(q, k, v, a, s),
         },
         DType::BF16 if few::applies_to(s) => forward::<bf16, few::Forward<bf16>>(q, k, v, a, s),
@@ -103,6 +107,8 @@ pub(super) fn attention_backward(
         DType::BF16 if tiles::apply_to(s) => match isa() {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => backward::<bf16, tiles::Backward<Amx>>(of, dout, a, s, dbias),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => backward::<bf16, tiles::Backward<Avx512Bf16>>(of, dout, a, s, dbias),
             _ => backward::<bf16, tiles::Backward<SoftwareTiles>>(of, dout, a, s, dbias),
         },
         DType::BF16 => backward::<bf16, vectors::Backward<bf16>>(of, dout, a, s, dbias),

@@ -92,7 +92,7 @@ fn kernels_agree_with_the_reference() {
         (2, 3, 40, 2, 16),
         (3, 4, 130, 2, 64),
         (1, 6, 20, 2, 80),
-        // In bf16 on tile registers, where there are any: strips, groups and tiles that are not whole, and one of several parts.
+        // In bf16 on tile registers or AVX512-BF16, where there are any: strips, groups and tiles that are not whole, and one of several parts.
         (1, 8, 2, 2, 32),
         (2, 9, 33, 2, 32),
         (3, 100, 520, 1, 32),

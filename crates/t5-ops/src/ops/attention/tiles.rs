@@ -1,5 +1,5 @@
-//! Attention in bf16 on tile registers: a strip of 32 queries by at most [`KEYS`] keys at a time, so that a strip's scores
-//! go from the products to the softmax and back in the first-level cache.
+//! Attention in bf16 on tile registers or with AVX512-BF16: a strip of 32 queries by at most [`KEYS`] keys at a time, so that
+//! a strip's scores go from the products to the softmax and back in the first-level cache.
 //!
 //! Keys and values are packed once for all queries of a task. What the softmax writes is what the next product reads:
 //! probabilities as rows of a left operand (`p v`) in the forward; in the backward gradients of scores as such rows (`ds k`), and
@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use super::task::Head;
 use super::{Attention, Sizes};
-use crate::isa::has_tiles;
+use crate::isa::multiplies_pairs;
 use crate::matmul::Matrix;
 use crate::matmul::tiles::{BLOCK, Cells, Left, TILE, Tiles};
 use crate::random_mask::RowMask;
@@ -43,7 +43,7 @@ const FEWEST_QUERIES: usize = 8;
 
 /// Whether attention of these sizes runs here, where activations are bf16.
 pub(super) fn apply_to(s: &Sizes) -> bool {
-    has_tiles() && s.head_size.is_multiple_of(BLOCK) && s.queries >= FEWEST_QUERIES
+    multiplies_pairs() && s.head_size.is_multiple_of(BLOCK) && s.queries >= FEWEST_QUERIES
 }
 
 /// Room for what is read in whole blocks.

@@ -1,4 +1,4 @@
-//! What attention on tile registers does with rows of scores. Exponentials are powers of two: scores and bias come
+//! What attention does with rows of scores between products of tiles. Exponentials are powers of two: scores and bias come
 //! multiplied by log2(e).
 
 #[cfg(target_arch = "x86_64")]

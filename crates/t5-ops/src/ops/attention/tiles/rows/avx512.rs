@@ -1,4 +1,4 @@
-//! Rows of scores with AVX-512 and AVX512-BF16, which every processor with tile registers has.
+//! Rows of scores with AVX-512 and AVX512-BF16. Every processor with tile registers has these, too.
 
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, __mmask16, _mm512_add_ps, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cvtne2ps_pbh,
@@ -11,13 +11,20 @@ use half::bf16;
 
 use super::{Gradients, Pairs, Scores, Unit};
 use crate::matmul::amx::Amx;
+use crate::matmul::avx512::Avx512Bf16;
 use crate::matmul::pairs::transpose;
-use crate::matmul::tiles::{BLOCK, TILE};
+use crate::matmul::tiles::{BLOCK, TILE, Tiles};
 use crate::simd::{Avx512, Simd, WIDTH};
 
-impl Unit for Amx {
+/// Kernels of processors that have the instructions.
+trait HasVectors: Tiles {}
+
+impl HasVectors for Amx {}
+impl HasVectors for Avx512Bf16 {}
+
+impl<K: HasVectors> Unit for K {
     fn softmax(row: Scores, state: &mut (f32, f32), p: &mut [u16]) -> f32 {
-        // SAFETY: a machine with tile registers has the instructions.
+        // SAFETY: the machine of such a kernel has the instructions.
         unsafe {
             match row.mask {
                 None => softmax_of::<false>(row, state, p),
@@ -27,7 +34,7 @@ impl Unit for Amx {
     }
 
     fn gradients(rows: [Gradients; 2], dbias: Option<(&mut [f32], &mut [f32])>, to: Pairs) {
-        // SAFETY: a machine with tile registers has the instructions.
+        // SAFETY: the machine of such a kernel has the instructions.
         unsafe {
             match (rows[0].scores.mask.is_some(), dbias) {
                 (false, None) => gradients_of::<false, false>(rows, (&mut [], &mut []), to),
@@ -39,7 +46,7 @@ impl Unit for Amx {
     }
 
     fn turn<'a>(x: &[f32], stride: usize, count: usize, to: impl Fn(usize) -> &'a mut [bf16]) {
-        // SAFETY: a machine with tile registers has the instructions.
+        // SAFETY: the machine of such a kernel has the instructions.
         unsafe { turn_of(x, stride, count, to) }
     }
 }
