@@ -8,6 +8,8 @@ use memory_policy::Name;
 pub const PROCESS: Name = Name::new("process");
 /// Small blocks in the allocator, which have no pages of their own.
 pub const SMALL_BLOCKS: Name = Name::new("small blocks");
+/// Tensors of short samples, which are small blocks, beside the pages of the longest ones.
+pub const SMALL_TENSORS: Name = Name::new("small tensors");
 /// The weights.
 pub const PARAMETERS: Name = Name::new("parameters");
 /// The weights of products in bf16, beside those in f32.
@@ -68,6 +70,6 @@ pub const EVALUATION: Name = Name::new("evaluation");
 pub const GENERATION: Name = Name::new("generation");
 
 /// Rows that are no tensors.
-pub const NOT_TENSORS: [Name; 5] = [PROCESS, SMALL_BLOCKS, LOADER, DATASET, COMMUNICATION];
+pub const NOT_TENSORS: [Name; 6] = [PROCESS, SMALL_BLOCKS, SMALL_TENSORS, LOADER, DATASET, COMMUNICATION];
 /// Rows of tensors whose bytes follow from the model alone.
 pub const EXACT: [Name; 4] = [PARAMETERS, WEIGHT_COPIES, GRADIENTS, OPTIMIZER_STATE];

@@ -22,11 +22,8 @@ const SMALL_BLOCKS_BYTES: u64 = 1 << 20;
 /// The same of each thread beyond [`FEW_THREADS`], with its stack: 0.25 to 0.3 MiB were measured with 16 and 32 threads.
 const BYTES_OF_A_THREAD: u64 = 320 << 10;
 const FEW_THREADS: usize = 2;
-/// The same of training, and of code that no rehearsal runs: up to 0.9 MiB beyond the estimate above were measured, most where short
-/// samples have small tensors.
-const BYTES_OF_TRAINING: u64 = 1 << 20;
-/// The same of evaluation and answers: up to 0.1 MiB beyond the estimate were measured.
-const BYTES_OF_INFERENCE: u64 = 256 << 10;
+/// The same of code that no rehearsal runs, in every phase: in evaluations and answers up to 0.1 MiB beyond the estimate were measured.
+const BYTES_OF_OTHER_CODE: u64 = 256 << 10;
 
 fn small_blocks(threads: usize) -> u64 {
     SMALL_BLOCKS_BYTES + threads.saturating_sub(FEW_THREADS) as u64 * BYTES_OF_A_THREAD
@@ -59,11 +56,11 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
         }
     };
     let mut fixed = vec![CostRow::new(PROCESS, now.rss.0, job.process_note)];
-    let of_work = match &job.work {
-        Work::Training(training) => BYTES_OF_TRAINING + kept_choices(training, &steps),
-        Work::Inference(_) => BYTES_OF_INFERENCE,
+    let choices = match &job.work {
+        Work::Training(training) => kept_choices(training, &steps),
+        Work::Inference(_) => 0,
     };
-    let small = small_blocks(t5_ops::processor().threads) + of_work;
+    let small = small_blocks(t5_ops::processor().threads) + BYTES_OF_OTHER_CODE + choices;
     fixed.push(CostRow::new(SMALL_BLOCKS, small, "threads' heaps, an estimate, and choices for another plan"));
     fixed.extend(held);
     let has_nccl = matches!(&job.work, Work::Training(training) if training.processes.between_cards.is_some());

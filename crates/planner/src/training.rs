@@ -19,7 +19,7 @@ use crate::lever::{FrozenBlocks, Graphs, Space};
 use crate::levers::{PARTS, Step};
 use crate::names::{
     ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, GRAPHS, LOADING, LOSS, OPTIMIZER_STATE, PACKED, PARAMETERS,
-    READING, SAVING, SQUARE_SUMS, VALIDATION_ROWS, WEIGHT_COPIES, WORKSPACE,
+    READING, SAVING, SMALL_TENSORS, SQUARE_SUMS, VALIDATION_ROWS, WEIGHT_COPIES, WORKSPACE,
 };
 use crate::prices::{Prices, moving_time, relative_time};
 use crate::processes::Processes;
@@ -31,6 +31,10 @@ use crate::{Job, StepChoice, place};
 /// Rows that an evaluation computes at a time, at most: enough to keep two cores busy, few enough that a
 /// signal is noticed soon.
 pub const MOST_EVALUATED_TOGETHER: usize = 16;
+
+/// Small blocks of a step, beyond the estimates for every phase: up to 0.9 MiB beyond the first of these were measured. Most are tensors of
+/// short samples, which lie beside the pages of the long ones.
+const SMALL_TENSORS_BYTES: u64 = 768 << 10;
 
 /// The choices of training: the fixed memory of a run, and the ways to carry out a step.
 pub(crate) fn offer(
@@ -210,6 +214,7 @@ impl<'a> Offer<'a> {
         }
         let packed = tensors.iter().filter(|held| held.name == PACKED).map(|held| held.bytes).sum();
         let of_step = rows.iter().filter(|row| row.name != PARAMETERS).map(|row| row.bytes.0).sum();
+        rows.push(CostRow::new(SMALL_TENSORS, SMALL_TENSORS_BYTES, "of short samples, an estimate"));
         rows.extend(self.state_of_choice(levers, false));
         rows.extend(self.weight_copies(levers));
         if levers.repeats {
@@ -481,6 +486,16 @@ mod tests {
         }
         // Logits are rarely what the peak is made of; a finer chunk never holds more.
         assert!(bytes(&choice(16, 0, 16)) <= bytes(&all));
+    }
+
+    #[test]
+    fn tensors_of_short_samples_are_billed_beside_a_step_alone() {
+        with_offer(8, 64, &Pins::default(), (1, 0), |offer| {
+            let choice = offer.choices().next().expect("a way");
+            let is_billed = |rows: &[CostRow]| rows.iter().any(|row| row.name == SMALL_TENSORS);
+            assert!(choice.phases().all(|(name, rows)| is_billed(rows) == (*name == memory_policy::TRAINING)));
+            assert!(choice.other_phases.len() > 1);
+        });
     }
 
     #[test]

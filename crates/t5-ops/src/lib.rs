@@ -89,6 +89,7 @@ pub use device::{
 pub use dispatch::Path;
 pub use graphs::{Changing, Turn, records_launches, records_micro_batches};
 pub use isa::{has_instruction_set, instruction_set};
+pub use matmul::release_kept;
 pub use needs::{Calls, Kept, Needs};
 pub use ops::activation::{
     Activation, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,

@@ -80,4 +80,7 @@ fn threads_keep_no_more_than_operations_state_and_at_least_half() {
             assert!(stated.total() <= 2 * kept, "{sizes:?} {dtype:?}: {kept} bytes are kept, {stated:?} stated");
         }
     }
+    let before = heap::held().live as u64;
+    t5_ops::release_kept();
+    assert_eq!(before - heap::held().live as u64, kept, "all of it can be given back");
 }

@@ -54,6 +54,7 @@ use engine::{Beside, Right};
 use geometry::Geometry;
 pub(crate) use matrix::{Factor, Matrix, MatrixMut, Stored, Threads};
 pub(crate) use panels::Buffer;
+pub use panels::release_kept;
 
 use crate::isa::{Isa, isa};
 use crate::needs::{Kept, elements};

@@ -273,6 +273,13 @@ thread_local! {
     static SPARE: std::cell::RefCell<Vec<Vec<Line>>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
+/// Lets go of the packed operands that the threads of the pool, and this one, keep for their next products.
+pub fn release_kept() {
+    let release = || SPARE.with_borrow_mut(|spare| *spare = Vec::new());
+    rayon::broadcast(|_| release());
+    release();
+}
+
 fn lines_of<T>(len: usize) -> usize {
     len.checked_mul(size_of::<T>()).expect("panels that memory could hold").div_ceil(size_of::<Line>())
 }
