@@ -84,7 +84,9 @@ struct Card {
         works = !work || strcmp(work, "none");
         const char* late = getenv("LOW_MEM_T5_EMULATED_STREAMS");
         using Late = Streams::Late;
-        if (late) streams.late = !strcmp(late, "early") ? Late::First : !strcmp(late, "late") ? Late::Others : Late::None;
+        const std::pair<const char*, Late> kinds[] = {{"early", Late::First}, {"late", Late::Others}, {"all-late", Late::All}};
+        for (const auto& [name, kind] : kinds)
+            if (late && !strcmp(late, name)) streams.late = kind;
     }
     // Whether the driver knows these bytes of the host, so that copies do not wait for them.
     bool is_pinned(const void* at, size_t bytes) const {

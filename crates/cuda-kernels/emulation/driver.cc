@@ -6,7 +6,8 @@
 // Variables, each with the prefix LOW_MEM_T5_EMULATED_: MEMORY, bytes of the card (default 4 GiB); PAGE, the unit of memory that backs
 // addresses, and of the driver's pool (default 2 MiB); MAPPING, `none`: the driver cannot back addresses by memory; CARDS, how many there are
 // to choose from (default 1; a process opens one of them); ORDER, `last` or `random` for another order of threads and blocks; STREAMS, `early`
-// or `late`: work of every stream but the first is done as early or as late as its order allows, where calls otherwise do it; WORK, `none`:
+// or `late`: work of every stream but the first is done as early or as late as its order allows, where calls otherwise do it, and `all-late`:
+// that of all streams is done late; WORK, `none`:
 // kernels and products compute nothing, and memory is zeros, to see the host's part of a large step; FAILURE, N: the N-th allocation finds no
 // memory; REPORT, a file that gets the counts as JSON in the end, with the card's number behind its name but for the first; TRACE, a file that
 // gets each request (trace.h).

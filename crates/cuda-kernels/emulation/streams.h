@@ -39,11 +39,11 @@ class Streams {
     size_t freed_bytes = 0; // since memory went back to the host
 
   public:
-    enum class Late { None, First, Others } late = Late::None;
+    enum class Late { None, First, Others, All } late = Late::None;
 
     Stream* make() {
         all.push_back(std::make_unique<Stream>());
-        all.back()->is_late = late != Late::None && (all.size() == 1) == (late == Late::First);
+        all.back()->is_late = late == Late::All || (late != Late::None && (all.size() == 1) == (late == Late::First));
         return all.back().get();
     }
     Stream& of(void* stream) { return stream ? *static_cast<Stream*>(stream) : null; }

@@ -162,7 +162,7 @@ fn whenever_streams_do_their_work_copies_wait_for_it() {
         "a_home_that_is_locked_follows_its_tensor",
         "values_that_wait_come_back_though_their_memory_served_others",
     ];
-    for (order, name) in ["early", "late"].into_iter().flat_map(|order| tests.map(|name| (order, name))) {
+    for (order, name) in ["early", "late", "all-late"].into_iter().flat_map(|order| tests.map(|name| (order, name))) {
         let ran = test_alone(name, &[(STREAMS, order)]);
         assert!(ran.status.success(), "{order}: {}", String::from_utf8_lossy(&ran.stdout));
     }
