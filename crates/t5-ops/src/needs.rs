@@ -3,7 +3,8 @@
 //! Each operation states its own, beside the kernels of each [`Path`]: [`linear_needs`] those of [`linear`], and so on.
 //! Who plans a step adds them up.
 //!
-//! Left out are sums by row or column, and the tile that each thread works on: less than a MiB a thread.
+//! Left out are sums by row or column, and the tile that each thread works on: less than a MiB a thread. Attention in strips has all keys of
+//! a head in it, and is counted.
 
 use candle_core::DType;
 

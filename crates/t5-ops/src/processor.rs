@@ -70,6 +70,11 @@ impl Processor {
         }
     }
 
+    /// Whether bf16 products multiply pairs along K.
+    pub(crate) fn multiplies_pairs(&self) -> bool {
+        self.has_tiles() || self.instruction_set == InstructionSet::Avx512Bf16
+    }
+
     /// Whether bf16 products run on tile registers.
     pub fn has_tiles(&self) -> bool {
         matches!(self.instruction_set, InstructionSet::Amx | InstructionSet::SoftwareTiles)

@@ -22,20 +22,35 @@ use crate::matmul::software::SoftwareTiles;
 use crate::needs::Needs;
 use crate::ops::dropout::active;
 use crate::parallel::{Shared, for_each_part, for_each_part_by, for_each_part_with, threads};
+use crate::processor::processor;
 use crate::storage::{Element, View, filled, update};
 use crate::vector;
 
 /// Into at least so many parts the queries of all heads are cut, if there are as many: a part is what a thread takes.
 const FEWEST_PARTS: usize = 16;
 
-/// Scores, and sums of values.
-pub(super) fn forward_needs(s: &Sizes) -> Needs {
-    Needs::default().with_products(2, s.product())
+/// Scores, and sums of values. Where strips of tiles are multiplied, the buffers of a thread have all keys of a head. Those for vectors have a
+/// few rows alone, and are left out.
+pub(super) fn forward_needs(s: &Sizes, dtype: DType) -> Needs {
+    let buffers = if in_strips(s, dtype) { processor().threads * tiles::forward_bytes(s) } else { 0 };
+    Needs::bytes(buffers as u64).with_products(2, s.product())
 }
 
 /// Two products for each of forward's; the scores that are computed again are hidden behind them.
-pub(super) fn backward_needs(s: &Sizes) -> Needs {
-    Needs::default().with_products(4, s.product())
+pub(super) fn backward_needs(s: &Sizes, dtype: DType) -> Needs {
+    let parts = processor().threads.min(s.batch * s.heads) * parts(s, tiles::GROUP);
+    let buffers = if in_strips(s, dtype) { parts * tiles::backward_bytes(s) } else { 0 };
+    Needs::bytes(buffers as u64).with_products(4, s.product())
+}
+
+/// Whether strips of tiles are multiplied on the processor that needs are stated for.
+fn in_strips(s: &Sizes, dtype: DType) -> bool {
+    dtype == DType::BF16 && processor().multiplies_pairs() && tiles::fit(s)
+}
+
+/// Into how many parts the queries of a head are cut in the backward, where a part has groups of `each`.
+fn parts(s: &Sizes, each: usize) -> usize {
+    FEWEST_PARTS.div_ceil((s.batch * s.heads).max(1)).min(s.queries.div_ceil(each))
 }
 
 pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &Sizes) -> Result<(Tensor, Tensor)> {
@@ -144,7 +159,7 @@ pub(super) fn backward<T: Element, B: Backward<T> + Send>(
 
     let each = B::queries(a, s);
     let (groups, heads) = (s.queries.div_ceil(each), s.batch * s.heads);
-    let parts = FEWEST_PARTS.div_ceil(heads.max(1)).min(groups);
+    let parts = parts(s, each);
     // Each part of each head of each sequence sums its own gradient of the bias; they are added in order at the end.
     let offsets = s.queries + s.keys - 1;
     let mut partial = vec![0f32; if dbias.is_some() { heads * parts * offsets } else { 0 }];

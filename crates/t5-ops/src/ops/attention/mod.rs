@@ -177,7 +177,7 @@ pub fn attention_at(
 /// What [`attention`] of activations in `dtype` needs, with dropout or without.
 pub fn attention_needs(path: Path, s: &Sizes, dtype: DType, drops: bool) -> Needs {
     match path {
-        Path::Cpu => cpu::forward_needs(s),
+        Path::Cpu => cpu::forward_needs(s, dtype),
         Path::Reference => reference::forward_needs(s, dtype, drops),
         Path::Device if s.head_size <= MOST_HEAD_ON_DEVICE => Needs::launches(1).with_products(2, s.product()),
         Path::Device => reference::forward_needs_on_device(s, dtype, drops),
@@ -234,7 +234,7 @@ pub fn attention_backward(
 /// What [`attention_backward`] needs, as for [`attention_needs`].
 pub fn attention_backward_needs(path: Path, s: &Sizes, dtype: DType, drops: bool, trains_bias: bool) -> Needs {
     match path {
-        Path::Cpu => cpu::backward_needs(s),
+        Path::Cpu => cpu::backward_needs(s, dtype),
         Path::Reference => reference::backward_needs(s, dtype, drops),
         Path::Device if s.head_size <= MOST_HEAD_ON_DEVICE => {
             backward_needs_on_device(s).with_launches(3 + u64::from(trains_bias))

@@ -22,13 +22,13 @@ mod backward;
 mod forward;
 mod rows;
 
-pub(super) use backward::Backward;
-pub(super) use forward::Forward;
+pub(super) use backward::{Backward, backward_bytes};
+pub(super) use forward::{Forward, forward_bytes};
 
 /// Queries of a strip.
 const STRIP: usize = BLOCK;
 /// Queries that a sum of dk and dv takes at a time.
-const GROUP: usize = 4 * STRIP;
+pub(super) const GROUP: usize = 4 * STRIP;
 /// Queries of a task of the forward: for each of them keys and values are packed once.
 const QUERIES: usize = 256;
 /// Keys of a tile: 32 KiB of scores of a strip.
@@ -43,7 +43,12 @@ const FEWEST_QUERIES: usize = 8;
 
 /// Whether attention of these sizes runs here, where activations are bf16.
 pub(super) fn apply_to(s: &Sizes) -> bool {
-    multiplies_pairs() && s.head_size.is_multiple_of(BLOCK) && s.queries >= FEWEST_QUERIES
+    multiplies_pairs() && fit(s)
+}
+
+/// Whether strips of tiles have these sizes.
+pub(super) fn fit(s: &Sizes) -> bool {
+    s.head_size.is_multiple_of(BLOCK) && s.queries >= FEWEST_QUERIES
 }
 
 /// Room for what is read in whole blocks.
@@ -65,6 +70,15 @@ impl Part {
     }
 }
 
+/// Bytes of a cell, and of a sum.
+const CELL: usize = size_of::<u16>();
+const F32: usize = size_of::<f32>();
+
+/// Elements of a bias or of its gradient with room for what is read in whole blocks.
+fn bias_elements(s: &Sizes) -> usize {
+    s.queries + blocks(s.keys) + BLOCK
+}
+
 /// State of a head that both directions keep.
 struct Packed {
     keys: Cells,    // panels of kᵀ: 32 keys each, K deep
@@ -75,8 +89,13 @@ struct Packed {
 impl Packed {
     fn new(s: &Sizes) -> Self {
         let cells = blocks(s.keys) * s.head_size;
-        let bias = vec![0.0; s.queries + blocks(s.keys) + BLOCK];
+        let bias = vec![0.0; bias_elements(s)];
         Self { keys: Cells::new(cells), others: Cells::new(cells), bias }
+    }
+
+    /// Bytes of one.
+    fn bytes(s: &Sizes) -> usize {
+        2 * CELL * blocks(s.keys) * s.head_size + F32 * bias_elements(s)
     }
 
     /// Packs `seen` keys, and of `others` as many rows.

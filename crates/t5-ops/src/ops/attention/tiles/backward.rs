@@ -6,7 +6,9 @@ use std::ops::Range;
 use half::bf16;
 
 use super::rows::{self, Unit};
-use super::{CELLS, GROUP, KEYS, Packed, Part, SCORES, STRIP, blocks, mask_of, pack_across, scores};
+use super::{
+    CELL, CELLS, F32, GROUP, KEYS, Packed, Part, SCORES, STRIP, bias_elements, blocks, mask_of, pack_across, scores,
+};
 use crate::matmul::tiles::{BLOCK, Cells, Left};
 use crate::ops::attention::ahead::Ahead;
 use crate::ops::attention::rows::{convert, dot};
@@ -36,9 +38,19 @@ pub(crate) struct Backward<U> {
     unit: PhantomData<fn() -> U>,
 }
 
+/// Cells of probabilities, and of gradients of scores, of a group.
+const PAIRS: usize = KEYS / BLOCK * rows::panel(GROUP);
+
 /// From one row of the sums of dk and dv to the next.
 fn stride_of_sums(s: &Sizes) -> usize {
     blocks(s.keys) + 16
+}
+
+/// Bytes of these buffers.
+pub(crate) fn backward_bytes(s: &Sizes) -> usize {
+    let (group, sums) = (GROUP * s.head_size, s.head_size * stride_of_sums(s));
+    let cells = blocks(s.keys) * s.head_size + 4 * group + 2 * PAIRS + STRIP * CELLS;
+    Packed::bytes(s) + CELL * cells + F32 * (2 * STRIP * SCORES + GROUP + 2 * bias_elements(s) + group + 2 * sums)
 }
 
 impl<U: Unit> task::Backward<bf16> for Backward<U> {
@@ -48,7 +60,6 @@ impl<U: Unit> task::Backward<bf16> for Backward<U> {
 
     fn new(_: &Attention, s: &Sizes) -> Self {
         let (group, sums) = (GROUP * s.head_size, s.head_size * stride_of_sums(s));
-        let pairs = KEYS / BLOCK * rows::panel(GROUP);
         Self {
             packed: Packed::new(s),
             values: Cells::new(blocks(s.keys) * s.head_size),
@@ -58,11 +69,11 @@ impl<U: Unit> task::Backward<bf16> for Backward<U> {
             dout_t: Cells::new(group),
             scores: scratch(STRIP * SCORES),
             dp: scratch(STRIP * SCORES),
-            p: Cells::new(pairs),
-            ds: Cells::new(pairs),
+            p: Cells::new(PAIRS),
+            ds: Cells::new(PAIRS),
             ds_rows: Cells::new(STRIP * CELLS),
             delta: scratch(GROUP),
-            dbias: [(); 2].map(|()| scratch(s.queries + blocks(s.keys) + BLOCK)),
+            dbias: [(); 2].map(|()| scratch(bias_elements(s))),
             dq: scratch(group),
             dk: scratch(sums),
             dv: scratch(sums),

@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::rows::{self, Unit};
-use super::{CELLS, KEYS, Packed, Part, QUERIES, SCORES, STRIP, blocks, mask_of, scores};
+use super::{CELL, CELLS, F32, KEYS, Packed, Part, QUERIES, SCORES, STRIP, blocks, mask_of, scores};
 use crate::matmul::tiles::{BLOCK, Cells, Left};
 use crate::ops::attention::ahead::Ahead;
 use crate::ops::attention::rows::convert;
@@ -23,6 +23,12 @@ pub(crate) struct Forward<U> {
     p: Cells,         // (32, CELLS): exp(score - largest), zero where dropped or hidden
     out: Vec<f32>,    // (32, K): sums of p v
     unit: PhantomData<fn() -> U>,
+}
+
+/// Bytes of these buffers.
+pub(crate) fn forward_bytes(s: &Sizes) -> usize {
+    let cells = STRIP * s.head_size + STRIP * CELLS;
+    Packed::bytes(s) + CELL * cells + F32 * (STRIP * SCORES + STRIP * s.head_size)
 }
 
 impl<U: Unit> task::Forward<bf16> for Forward<U> {

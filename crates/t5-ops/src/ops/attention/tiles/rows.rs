@@ -49,7 +49,7 @@ pub(crate) struct Pairs<'a> {
 }
 
 /// Cells from one panel of 32 keys to the next, for a right-hand operand of `deep` queries: a line more than it has.
-pub(super) fn panel(deep: usize) -> usize {
+pub(super) const fn panel(deep: usize) -> usize {
     BLOCK * deep + BLOCK
 }
 
