@@ -62,7 +62,7 @@ BUGS = [
     ("locked memory filled before it was read", "waiting.rs", "let after = iter::once(&is_ready).chain(is_read.as_deref());", "let _ = is_read;\n            let after = iter::once(&is_ready);"),
     ("locked memory copied before its values are there", "copies.rs", "[&self.is_free, is_filled]", "[&self.is_free, is_filled].map(|_| &self.is_free)"),
     ("copy not waited for", "copies.rs", "self.lane.borrow().have_computing_wait(&done)", "Ok(drop(done))"),
-    ("memory that serves others while it is copied to", "copies.rs", "let _ = self.wait();", "let _ = &self.is_done;"),
+    ("memory that serves others while it is copied to", "copies.rs", "that is reported.\n            let _ = self.wait();", "that is reported.\n            let _ = &self.is_done;"),
     ("copy of values that are not there", "lane.rs", "self.down.wait(is_ready)?;", "let _ = is_ready;"),
     ("pinned memory filled before it was copied", "lane.rs", "&mut piece.wait().w()?[..length]", "piece.of(length)"),
     ("pinned memory read before it was filled", "lane.rs", "&oldest.wait()?[..part.len()]", "oldest.of(part.len())"),
