@@ -58,7 +58,7 @@ BUGS = [
     ("copy into memory that is in use", "lane.rs", "self.up.wait(is_free).w()?;\n        if", "let _ = is_free;\n        if"),
     ("copy of locked memory into memory that is in use", "lane.rs", "let mut copied = after.into_iter().try_for_each(|event| stream.wait(event));", "let _ = after.into_iter();\n        let mut copied = Ok(());"),
     ("locked memory read before it was filled", "copies.rs", "event.synchronize().w()", "let _ = event;\n        Ok(())"),
-    ("locked memory taken while it is in use", "waiting.rs", "missing -= taken;\n", "missing -= taken;\n                self.free.insert(at, taken);\n"),
+    ("locked memory taken while it is in use", "waiting.rs", "missing -= taken;\n", "slab.free.insert(at, taken);\n                missing -= taken;\n"),
     ("locked memory filled before it was read", "waiting.rs", "let after = iter::once(&is_ready).chain(is_read.as_deref());", "let _ = is_read;\n            let after = iter::once(&is_ready);"),
     ("locked memory copied before its values are there", "copies.rs", "[&self.is_free, is_filled]", "[&self.is_free, is_filled].map(|_| &self.is_free)"),
     ("copy not waited for", "copies.rs", "self.lane.borrow().have_computing_wait(&done)", "Ok(drop(done))"),

@@ -20,7 +20,7 @@ impl FreeRanges {
     }
 
     /// The sum of all ranges.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.bytes
     }
 
@@ -49,6 +49,12 @@ impl FreeRanges {
             self.insert(start + length, found - length);
         }
         Some(start)
+    }
+
+    /// The length of the shortest range that has so many bytes: of the longest one where none has.
+    pub fn closest(&self, length: usize) -> Option<usize> {
+        let fits = self.by_length.range((length, 0)..).next();
+        fits.or_else(|| self.by_length.last()).map(|&(found, _)| found)
     }
 
     /// Takes a range of at most `most` bytes off, from the shortest range: fragments go first.
@@ -117,6 +123,7 @@ mod tests {
     fn bytes_of_one_range_are_cut_out_of_it() {
         let mut free = free(&[(70, 30), (200, 10)]);
         assert_eq!([100, 99, 200, 210].map(|end| free.before(end)), [30, 0, 0, 10]);
+        assert_eq!([1, 10, 11, 31].map(|length| free.closest(length)), [10, 10, 30, 30].map(Some));
         for (start, length) in [(70, 31), (69, 2), (150, 1), (0, 1)] {
             assert!(!free.cut(start, length), "{start}, {length}");
         }

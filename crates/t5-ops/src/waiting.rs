@@ -88,7 +88,6 @@ pub(crate) use way::forget;
 #[cfg(feature = "cuda")]
 mod way {
     use std::cell::RefCell;
-    use std::collections::{BTreeMap, BTreeSet};
     use std::iter;
     use std::rc::Rc;
     use std::sync::Arc;
@@ -96,6 +95,7 @@ mod way {
     use candle_core::cuda_backend::WrapErr;
     use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream};
     use candle_core::{Device, Result, Tensor};
+    use heap::FreeRanges;
 
     use super::LEAST;
     pub(super) use crate::copies::Copied;
@@ -191,42 +191,36 @@ mod way {
     struct Store {
         stream: Arc<CudaStream>,
         slabs: Vec<Slab>,
-        free: FreeRanges,
         /// When all is read that was begun to be copied out of it: such copies come one after another.
         is_read: Option<Rc<CudaEvent>>,
     }
 
-    /// Ranges that are free. A range lies in one slab.
-    #[derive(Debug, Default)]
-    struct FreeRanges {
-        /// Their bytes, by their addresses.
-        by_address: BTreeMap<usize, usize>,
-        by_bytes: BTreeSet<(usize, usize)>,
-        bytes: usize,
-    }
-
-    /// Memory that was locked at one time.
+    /// Memory that was locked at one time. A copy is of one range that the driver knows, so each slab has its own free ranges.
     #[derive(Debug)]
     struct Slab {
         // Before the memory, so that it is unlocked before it is freed.
         _lock: Lock,
         memory: Vec<u8>,
+        free: FreeRanges,
     }
 
     impl Store {
         fn new(stream: Arc<CudaStream>) -> Self {
-            Self { stream, slabs: Vec::new(), free: FreeRanges::default(), is_read: None }
+            Self { stream, slabs: Vec::new(), is_read: None }
         }
 
         fn take(&mut self, bytes: usize) -> Option<Vec<Run>> {
             let pages = bytes.next_multiple_of(PAGE);
-            if self.free.bytes < pages {
-                self.grow(pages - self.free.bytes)?;
+            let free: usize = self.slabs.iter().map(|slab| slab.free.bytes()).sum();
+            if free < pages {
+                self.grow(pages - free)?;
             }
             let mut runs = Vec::new();
             let (mut missing, mut left) = (pages, bytes);
             while missing > 0 {
-                let (at, taken) = self.free.take(missing)?;
+                let (slab, length) = self.closest(missing)?;
+                let taken = length.min(missing);
+                let at = slab.free.take(taken)?;
                 // Of the last page a part is nobody's.
                 runs.push(Run { at, bytes: taken.min(left), taken });
                 missing -= taken;
@@ -235,75 +229,30 @@ mod way {
             Some(runs)
         }
 
+        /// The slab with the shortest range that has so many bytes, or else with the longest one, and the length of that.
+        fn closest(&mut self, bytes: usize) -> Option<(&mut Slab, usize)> {
+            let found = self.slabs.iter_mut().filter_map(|slab| slab.free.closest(bytes).map(|length| (slab, length)));
+            found.min_by_key(|&(_, length)| if length < bytes { (1, usize::MAX - length) } else { (0, length) })
+        }
+
         fn grow(&mut self, bytes: usize) -> Option<()> {
             let memory = vec![0u8; bytes];
             // SAFETY: the memory is kept beside its lock, and never moves.
             let lock = unsafe { Lock::new(&self.stream, memory.as_ptr(), bytes) }?;
-            self.free.insert(memory.as_ptr().expose_provenance(), bytes);
-            self.slabs.push(Slab { _lock: lock, memory });
+            let mut free = FreeRanges::new();
+            free.insert(memory.as_ptr().expose_provenance(), bytes);
+            self.slabs.push(Slab { _lock: lock, memory, free });
             Some(())
         }
 
-        /// A copy is of one range that the driver knows, so neighbours in two slabs stay apart.
         fn give_back(&mut self, run: &Run) {
-            let Some(slab) = self.slabs.iter().map(Slab::range).find(|slab| slab.contains(&run.at)) else { return };
-            let (mut at, mut bytes) = (run.at, run.taken);
-            if let Some((before, length)) = self.free.before(at).filter(|(before, _)| slab.contains(before)) {
-                self.free.remove(before);
-                (at, bytes) = (before, bytes + length);
+            if let Some(slab) = self.slabs.iter_mut().find(|slab| slab.range().contains(&run.at)) {
+                slab.free.insert(run.at, run.taken);
             }
-            let behind = at + bytes;
-            if slab.contains(&behind)
-                && let Some(length) = self.free.remove(behind)
-            {
-                bytes += length;
-            }
-            self.free.insert(at, bytes);
         }
 
         fn release_unused(&mut self) {
-            let free = &mut self.free;
-            self.slabs.retain(|slab| {
-                let range = slab.range();
-                let is_free = free.by_address.get(&range.start) == Some(&range.len());
-                if is_free {
-                    free.remove(range.start);
-                }
-                !is_free
-            });
-        }
-    }
-
-    impl FreeRanges {
-        /// The smallest range that has so many bytes, as far as they go; otherwise the largest one.
-        fn take(&mut self, bytes: usize) -> Option<(usize, usize)> {
-            let fits = self.by_bytes.range((bytes, 0)..).next();
-            let &(length, at) = fits.or_else(|| self.by_bytes.last())?;
-            self.remove(at);
-            let taken = length.min(bytes);
-            if taken < length {
-                self.insert(at + taken, length - taken);
-            }
-            Some((at, taken))
-        }
-
-        /// The range that ends at an address.
-        fn before(&self, at: usize) -> Option<(usize, usize)> {
-            let (&before, &length) = self.by_address.range(..at).next_back()?;
-            (before + length == at).then_some((before, length))
-        }
-
-        fn insert(&mut self, at: usize, bytes: usize) {
-            self.by_address.insert(at, bytes);
-            self.by_bytes.insert((bytes, at));
-            self.bytes += bytes;
-        }
-
-        fn remove(&mut self, at: usize) -> Option<usize> {
-            let bytes = self.by_address.remove(&at)?;
-            self.by_bytes.remove(&(bytes, at));
-            self.bytes -= bytes;
-            Some(bytes)
+            self.slabs.retain(|slab| slab.free.bytes() < slab.memory.len());
         }
     }
 
