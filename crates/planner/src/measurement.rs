@@ -15,7 +15,7 @@ use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use t5::{Files, ParameterSpec};
 use t5_ops::absent;
-use t5_ops::copies::{Coming, Leaving, copied_home};
+use t5_ops::copies::{Coming, Leaving, Returning};
 use t5_ops::page_locked::PageLocked;
 use t5_ops::{
     Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums,
@@ -399,7 +399,8 @@ fn bus_byte(device: &Device) -> candle_core::Result<f64> {
 fn locked_byte(device: &Device) -> candle_core::Result<Option<f64>> {
     let home = Tensor::ones(BUS_BYTES / 4, DType::F32, &Device::Cpu)?;
     let lock = PageLocked::of(&home, device);
-    lock.map(|_lock| both_ways(&home, device, |there| copied_home(there, &home).map(drop))).transpose()
+    let returned = |there: &Tensor| Returning::begin(there, &home)?.map_or(Ok(()), Returning::arrive);
+    lock.map(|_lock| both_ways(&home, device, returned)).transpose()
 }
 
 /// Seconds of a byte of `home` that is copied to a device, and back by `return_home`: the mean of both.

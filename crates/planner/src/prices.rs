@@ -287,8 +287,8 @@ pub fn moving_time(prices: &Prices, written: Written, memory: Bytes) -> Beside {
     let of_bus = |bytes: u64, both_ways: u64| bus * bytes.saturating_sub(both_ways) as f64 / over_the_bus.max(1) as f64;
     let [both_ways_behind, both_ways_alone] = written.both_ways;
     let behind = of_bus(written.behind, both_ways_behind);
-    let alone = of_bus(over_the_bus.saturating_sub(written.behind), both_ways_alone);
-    let alone = prices.file_byte * priced_bytes(prices, written, memory) + alone;
+    let bus_alone = of_bus(over_the_bus.saturating_sub(written.behind), both_ways_alone);
+    let alone = prices.file_byte * priced_bytes(prices, written, memory) + bus_alone;
     Beside { alone, behind, ..Beside::default() }
 }
 

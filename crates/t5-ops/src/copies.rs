@@ -203,27 +203,17 @@ impl Drop for Returning {
     }
 }
 
-/// Copies the values of a tensor on a card to its home, if that is page-locked, and waits until they are there. False: it is not, and has
-/// its old values.
+/// Copies the values of a tensor to its home on the CPU, of its shape and dtype, in memory or in a file. `None`: they are there. Otherwise
+/// they are on their way to page-locked memory.
 ///
 /// # Errors
-/// Those of [`Returning::begin`].
-pub fn copied_home(x: &Tensor, home: &Tensor) -> Result<bool> {
+/// Those of [`Returning::begin`], of reading the tensor on the card, and of writing the home.
+pub fn return_home(x: &Tensor, home: &Tensor, writes: Writes) -> Result<Option<Returning>> {
     let returning = Returning::begin(x, home)?;
-    let is_copied = returning.is_some();
-    returning.map_or(Ok(()), Returning::arrive)?;
-    Ok(is_copied)
-}
-
-/// Copies the values of a tensor to its home on the CPU, of its shape and dtype, in memory or in a file, and waits until they are there.
-///
-/// # Errors
-/// Those of [`copied_home`], of reading the tensor on the card, and of writing the home.
-pub fn return_home(x: &Tensor, home: &Tensor, writes: Writes) -> Result<()> {
-    if copied_home(x, home)? {
-        return Ok(());
+    if returning.is_none() {
+        overwrite_where_it_lies(home, &copy_waits::moved(x, &Device::Cpu)?, writes)?;
     }
-    overwrite_where_it_lies(home, &copy_waits::moved(x, &Device::Cpu)?, writes)
+    Ok(returning)
 }
 
 #[cfg(feature = "cuda")]

@@ -166,7 +166,7 @@ impl Lane {
         })
     }
 
-    /// Copies so many bytes through pieces. `fill` fills one with the bytes from a place on.
+    /// Copies `bytes` bytes through pieces. `fill` is given the place of a piece's first byte, and fills the piece.
     fn fill_and_copy(
         &mut self,
         to: u64,

@@ -11,7 +11,7 @@ use candle_core::{DType, Device, Tensor};
 use heap::FileMemory;
 use t5_ops::Writes;
 use t5_ops::absent;
-use t5_ops::copies::{Coming, Leaving, STAGING_BYTES, copied_home};
+use t5_ops::copies::{Coming, Leaving, Returning, STAGING_BYTES};
 use t5_ops::copy_waits::{self, CopyWaits};
 use t5_ops::page_locked::PageLocked;
 use t5_ops::waiting::{self, Waiting};
@@ -42,6 +42,14 @@ fn brought(to: &Tensor, home: &Tensor) -> candle_core::Result<()> {
     let mut coming = Coming::begin(to)?;
     coming.copy(home)?;
     coming.arrive()
+}
+
+/// Whether a home that is page-locked has its tensor's values now.
+fn copied_home(x: &Tensor, home: &Tensor) -> candle_core::Result<bool> {
+    let returning = Returning::begin(x, home)?;
+    let is_locked = returning.is_some();
+    returning.map_or(Ok(()), Returning::arrive)?;
+    Ok(is_locked)
 }
 
 /// A block's output and what of the large tensor is needed beside it.

@@ -147,10 +147,9 @@ impl Homes {
         let was_here = self.homes.borrow().get(&tensor.id()).is_some_and(|home| home.is_here);
         self.page_in(0, tensor)?;
         let result = f(tensor)?;
-        let returning = Returning::begin(tensor, &values).map_err(Error::from)?;
-        match (returning, self.homes.borrow_mut().get_mut(&tensor.id())) {
-            (Some(returning), Some(home)) => home.returning = Some(returning),
-            _ => self.file.overwrite(&values, tensor)?,
+        let returning = self.file.overwrite(&values, tensor)?;
+        if let Some(home) = self.homes.borrow_mut().get_mut(&tensor.id()) {
+            home.returning = returning;
         }
         if !was_here {
             self.page_out(0, tensor)?;

@@ -81,8 +81,7 @@ impl<T: Ops> Network<T> {
     /// # Errors
     /// Those of [`Pager::fetch`].
     pub fn fetch(&self, part: Part) -> Result<()> {
-        let Some(pager) = &self.pager else { return Ok(()) };
-        self.weights_of(part).try_for_each(|weight| pager.fetch(weight.index, &weight.tensor))
+        self.have_brought(part, |pager, weight| pager.fetch(weight.index, &weight.tensor))
     }
 
     /// While something is computed: waits for the weights of a part that are fetched, as long as their way takes somebody to wait.
@@ -90,8 +89,7 @@ impl<T: Ops> Network<T> {
     /// # Errors
     /// Those of [`Pager::copy`].
     pub fn copy(&self, part: Part) -> Result<()> {
-        let Some(pager) = &self.pager else { return Ok(()) };
-        self.weights_of(part).try_for_each(|weight| pager.copy(weight.index, &weight.tensor))
+        self.have_brought(part, |pager, weight| pager.copy(weight.index, &weight.tensor))
     }
 
     /// The same where nobody has to wait for it.
@@ -99,8 +97,13 @@ impl<T: Ops> Network<T> {
     /// # Errors
     /// Those of [`Pager::copy_by_itself`].
     pub fn copy_by_itself(&self, part: Part) -> Result<()> {
+        self.have_brought(part, |pager, weight| pager.copy_by_itself(weight.index, &weight.tensor))
+    }
+
+    /// Asks whoever brings weights that are somewhere else, if there is anybody, for each of a part.
+    fn have_brought(&self, part: Part, ask: impl Fn(&dyn Pager<T>, &Weight<T>) -> Result<()>) -> Result<()> {
         let Some(pager) = &self.pager else { return Ok(()) };
-        self.weights_of(part).try_for_each(|weight| pager.copy_by_itself(weight.index, &weight.tensor))
+        self.weights_of(part).try_for_each(|weight| ask(pager.as_ref(), weight))
     }
 
     /// Begins to bring a parameter that will be changed soon.

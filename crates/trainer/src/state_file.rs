@@ -13,6 +13,7 @@ use candle_core::{Device, Tensor, TensorId};
 use heap::{FileMemory, LARGE_BYTES};
 use t5::Files;
 use t5::safetensors::PIECE_BYTES;
+use t5_ops::copies::Returning;
 use t5_ops::page_locked::PageLocked;
 use t5_ops::{AdamwHyper, Writes, copies, copy_waits};
 
@@ -151,7 +152,9 @@ impl StateFile {
     /// # Errors
     /// [`t5::Error::Offload`].
     pub fn write(&self, moment: &Tensor, changed: &Tensor) -> Result<()> {
-        copies::return_home(changed, moment, self.writes).map_err(|error| self.error(error))
+        let returning = copies::return_home(changed, moment, self.writes);
+        let is_there = returning.and_then(|returning| returning.map_or(Ok(()), Returning::arrive));
+        is_there.map_err(|error| self.error(error))
     }
 
     /// An error of the file is told apart from those of tensors.

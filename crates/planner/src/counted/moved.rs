@@ -24,13 +24,14 @@ impl StepCounter<'_> {
         let once = passes.written(self.batch(), &levers) + moments;
         // What is written is copied from the device, and read back to it.
         let over_the_bus = if self.of_model.place == Place::Device { 2 * once + weights + trained + read } else { 0 };
-        let behind = if layers.copies_overlap { self.copied_behind(&levers) } else { 0 };
+        let (behind, both_ways) = match layers.copies_overlap {
+            true => self.copied_behind(&levers, weights),
+            false => (0, [0; 2]),
+        };
         match layers.in_host_memory {
             // Weights that nobody trains may lie in the files that they came in.
-            true => {
-                let both_ways = if layers.copies_overlap { self.copied_both_ways(&levers, weights) } else { [0; 2] };
-                Written { over_the_bus, behind, both_ways, locked: over_the_bus - read, ..Written::default() }
-            }
+            true => Written { over_the_bus, behind, both_ways, locked: over_the_bus - read, ..Written::default() },
+            // The host fills and empties pieces one at a time.
             false => Written {
                 once,
                 weights,
@@ -46,24 +47,17 @@ impl StepCounter<'_> {
     }
 
     /// Bytes that are copied between the host and a device while a block is computed: weights that passes need, activations both ways, and
-    /// gradients to the host. Nothing is computed beside what an update needs.
-    fn copied_behind(&self, levers: &Levers) -> u64 {
-        let passes = &self.of_model.passes;
-        let (written, gradients) =
-            (passes.written(self.batch(), levers), passes.gradients_written(self.batch(), levers));
-        passes.weights_copied_behind(levers) + 2 * (written - gradients) + gradients
-    }
-
-    /// Bytes of page-locked memory that go one way while as many or more go the other way: behind blocks, and in an update that changes so
-    /// many bytes of weights.
-    fn copied_both_ways(&self, levers: &Levers, changed: u64) -> [u64; 2] {
+    /// gradients to the host. Nothing is computed beside an update, which changes so many bytes of weights. With them [`Written::both_ways`]
+    /// of page-locked memory.
+    fn copied_behind(&self, levers: &Levers, changed: u64) -> (u64, [u64; 2]) {
         let passes = &self.of_model.passes;
         let gradients = passes.gradients_written(self.batch(), levers);
         let activations = passes.written(self.batch(), levers) - gradients;
+        let weights = passes.weights_copied_behind(levers);
         // Forward takes as many weights as backward.
-        let weights = passes.weights_copied_behind(levers) / 2;
-        let (forward, backward) = (weights.min(activations), gradients.min(weights + activations));
-        // Weights that go home while gradients are read back, and the next weights come.
-        [forward + backward, changed.min(gradients)]
+        let of_a_pass = weights / 2;
+        let (forward, backward) = (of_a_pass.min(activations), gradients.min(of_a_pass + activations));
+        // Weights go home while gradients are read back, and the next weights come.
+        (weights + 2 * activations + gradients, [forward + backward, changed.min(gradients)])
     }
 }

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use candle_core::{DType, Tensor};
 use heap::{FileMemory, LARGE_BYTES};
+use t5_ops::copies::Returning;
 use t5_ops::{Writes, copies};
 
 use crate::config::Config;
@@ -155,8 +156,9 @@ impl WeightFile {
         Ok(result)
     }
 
-    /// Puts other values, of the host or of a device, in the place of a weight's, in the file or in the host's memory.
-    pub fn overwrite(&self, x: &Tensor, values: &Tensor) -> Result<()> {
+    /// Puts other values, of the host or of a device, in the place of a weight's, in the file or in the host's memory. Those of a device may
+    /// be on their way.
+    pub fn overwrite(&self, x: &Tensor, values: &Tensor) -> Result<Option<Returning>> {
         copies::return_home(values, x, self.writes).map_err(|error| self.error(error))
     }
 }

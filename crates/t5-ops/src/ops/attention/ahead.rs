@@ -92,7 +92,7 @@ fn fetch_to_write<T>(head: &Head, data: Shared<T>, length: usize, row: usize) {
     }
 }
 
-/// The head that is so many further on.
+/// The head that comes `count` heads after this one.
 fn after(head: &Head, count: usize) -> Option<Head> {
     let s = &head.sizes;
     let number = head.sequence * s.heads + head.head + count;
