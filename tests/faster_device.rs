@@ -76,14 +76,14 @@ fn a_run_that_names_no_device_takes_the_faster_one_and_stays_there() {
     assert!(planned["predicted_device_peak_bytes"].is_u64(), "{planned:#}");
     speed_up(&scene, 1e-6);
     let stays = go_on(&[], &["--max-steps", "3"]).expect_code(0);
-    assert!(in_one_line(&stays.out).contains("Device cuda; the run was on a card before"), "{}", stays.out);
+    assert!(in_one_line(&stays.out).contains("Device cuda; the run used a card before"), "{}", stays.out);
 
     // Without the card a run that names it says so, and one that does not goes on on the CPU.
     let gone: &[(&str, &str)] = &[("CARDS", "0")];
     let refused = go_on(gone, &["--max-steps", "4", "--device", "cuda"]).expect_code(2);
     assert!(refused.err.contains("cannot use `cuda`") && refused.err.contains("--device cpu"), "{}", refused.err);
     let falls_back = go_on(gone, &["--max-steps", "4"]).expect_code(0);
-    assert!(falls_back.err.contains("the run was on a card before, and goes on on the CPU"), "{}", falls_back.err);
+    assert!(falls_back.err.contains("the run used a card before, and continues on the CPU"), "{}", falls_back.err);
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn a_file_in_the_way_of_turned_rows_is_never_replaced() {
     for name in ["data/train-rows.parquet", "data/train-rows.json"] {
         scene.write(name, "mine");
         let arguments = train(&scene, "rows.jsonl", ".", &[]);
-        arguments.expect_code(2).expect_words(&[name, "is in the way", "`--output`"]);
+        arguments.expect_code(2).expect_words(&[name, "was not made by a run", "`--output`"]);
         assert_eq!(scene.read(name), b"mine");
         std::fs::remove_file(scene.path(name)).unwrap();
     }

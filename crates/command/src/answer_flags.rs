@@ -70,37 +70,37 @@ pub struct ModelsFlags {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Decoding")]
 pub struct DecodingFlags {
-    /// Beams of a beam search (1: no search)
+    /// Beams for each prompt (1: no beam search)
     #[arg(long, value_name = "N")]
     pub num_beams: Option<String>,
-    /// Beams: divide an answer's log-probability by its length to this power
+    /// Beam search: divide an answer's log-probability by its length to this power
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub length_penalty: Option<String>,
-    /// Beams: when the search is over (false, true or never, as in transformers)
+    /// Beam search: when to stop (false, true or never, as in transformers)
     #[arg(long, value_name = "WHEN")]
     pub early_stopping: Option<String>,
-    /// Draw tokens at random. --temperature, --top-k and --top-p mean it, too
+    /// Draw tokens at random; implied by --temperature, --top-k and --top-p
     #[arg(long, visible_alias = "do-sample", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub sample: Option<String>,
     /// Sampling: divide the logits by X (0: no sampling)
     #[arg(long, value_name = "X")]
     pub temperature: Option<String>,
-    /// Sampling: only the N likeliest tokens (0: all) [default: 50]
+    /// Sampling: keep only the N most probable tokens (0: all) [default: 50]
     #[arg(long, value_name = "N")]
     pub top_k: Option<String>,
-    /// Sampling: only the likeliest tokens that have the probability X together [default: 1]
+    /// Sampling: keep the most probable tokens until their probabilities add up to X (1: all) [default: 1]
     #[arg(long, value_name = "X")]
     pub top_p: Option<String>,
-    /// Sampling: seed of everything drawn
+    /// Sampling: random seed
     #[arg(long, value_name = "N")]
     pub seed: Option<String>,
-    /// Make tokens that came already less likely (1: off)
+    /// Make tokens that have already occurred less probable (1: off)
     #[arg(long, value_name = "X")]
     pub repetition_penalty: Option<String>,
-    /// No run of N tokens comes twice (0: off)
+    /// Never repeat a sequence of N tokens (0: off)
     #[arg(long, visible_alias = "no-repeat-ngram-size", value_name = "N")]
     pub no_repeat_ngram: Option<String>,
-    /// No end before N tokens
+    /// Shortest answer in tokens
     #[arg(long, value_name = "N")]
     pub min_new_tokens: Option<String>,
 }

@@ -109,7 +109,7 @@ pub enum Command {
     Bench(BenchArgs),
     /// Make an HTML page of a run, or of several side by side
     Report(ReportArgs),
-    /// Examine this machine: processor, memory, disk, cards, and the line that gets what is missing
+    /// Examine this machine: processor, memory, disk, cards, and commands that install missing parts
     #[command(after_help = DOCTOR)]
     Doctor(DoctorArgs),
     /// Watch a run in the terminal, from its files: `q` leaves, and the run goes on

@@ -122,13 +122,13 @@ pub fn is_measured(prices: PricesFrom) -> bool {
 /// Takes the device that the checkpoint was made on.
 fn go_on(config: &mut Config, opened: &mut Opened, before: Option<&Kernels>) -> Outcome<()> {
     if before.is_none_or(|before| before.device != CARD) {
-        opened.why_device = has_card().then(|| "the run was on the CPU before".to_owned());
+        opened.why_device = has_card().then(|| "the run used the CPU before".to_owned());
         return Ok(());
     }
     match device::open(CARD) {
-        Ok(card) => take(config, opened, card, "the run was on a card before".to_owned()),
+        Ok(card) => take(config, opened, card, "the run used a card before".to_owned()),
         Err(failure) => {
-            report::warn(&format!("the run was on a card before, and goes on on the CPU: {}", first_line(&failure)));
+            report::warn(&format!("the run used a card before, and continues on the CPU: {}", first_line(&failure)));
             take(config, opened, Device::Cpu, "the card is gone".to_owned())
         }
     }

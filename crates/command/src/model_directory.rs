@@ -206,7 +206,7 @@ impl HubId {
         };
         if found.is_some() || repository.is_dir() {
             let problem = format!("`{}` is not complete in the Hugging Face cache ({})", self.id, cache.display());
-            return Err(Failure::unusable(problem).hint(format!("fetch what is missing: `{download}`")));
+            return Err(Failure::unusable(problem).hint(format!("fetch the missing files: `{download}`")));
         }
         // `runs/nosuch` has the form of an id.
         let failure = without_directory(named);

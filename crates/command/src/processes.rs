@@ -245,8 +245,10 @@ impl Together<'_> {
         let cards = plural(t5_ops::cards().unwrap_or(1) as u64, "card");
         Err(Failure::usage(format!("{problem}, and each would plan with all of its memory"))
             .hint(format!("start one process for each card: this process sees {cards}"))
-            .hint("`--device cuda` gives each process of a host the next card; `cuda:0` gives all of them the first")
-            .hint("to share a card, say how much of it each process has with `--device-memory-budget`"))
+            .hint(
+                "`--device cuda` gives each process on a host its own card; `cuda:0` gives all of them the first card",
+            )
+            .hint("to share a card, limit each process with `--device-memory-budget`"))
     }
 
     /// One plan for all: the slowest of those that the processes would choose, with this process' own bill.

@@ -333,7 +333,7 @@ fn turn(
     let theirs = |path: &Path| record.is_none() && std::fs::symlink_metadata(path).is_ok();
     let outputs: Vec<&Path> = [Some(train.as_path()), validation.as_deref()].into_iter().flatten().collect();
     if let Some(path) = outputs.iter().copied().chain([record_path.as_path()]).find(|path| theirs(path)) {
-        return Err(Failure::usage(format!("{}: this file is in the way and was not made by a run", path.display()))
+        return Err(Failure::usage(format!("{}: exists, and was not made by a run", path.display()))
             .hint("move it away, or choose another `--output`"));
     }
     let claim = json!({"settings": settings, "outputs": null});
@@ -423,7 +423,7 @@ fn write(
         row_files::Error::Write(error) => Failure::io("write rows", train, &error),
         row_files::Error::Stopped => {
             Failure::new(Exit::Interrupted, "interrupted while the rows were turned into parquet; nothing was saved")
-                .hint("start the same command again")
+                .hint("run the same command again")
         }
         error => error.into(),
     })?;

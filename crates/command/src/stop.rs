@@ -240,7 +240,7 @@ pub fn nothing_to_save(step: Option<u64>) -> Failure {
 
 /// The end of a command that writes its result last.
 pub fn without_result() -> Failure {
-    Failure::new(Exit::Interrupted, "interrupted; nothing was written").hint("start the same command again")
+    Failure::new(Exit::Interrupted, "interrupted; nothing was written").hint("run the same command again")
 }
 
 /// The end of a run that was only tried.

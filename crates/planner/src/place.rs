@@ -39,8 +39,7 @@ pub fn communication(place: Place, processes: &Processes) -> Vec<CostRow> {
 
 /// The host's part of operands on a device.
 pub fn staging(bytes: u64) -> Option<CostRow> {
-    (bytes > 0)
-        .then(|| CostRow::new(STAGING, bytes, "what the processor makes for the device, or moves to and from it"))
+    (bytes > 0).then(|| CostRow::new(STAGING, bytes, "tensors on their way to or from the device"))
 }
 
 /// Bytes of the host's memory that tensors of a device go through on their way to other processes.

@@ -214,7 +214,7 @@ impl<'a> Offer<'a> {
         }
         let packed = tensors.iter().filter(|held| held.name == PACKED).map(|held| held.bytes).sum();
         let of_step = rows.iter().filter(|row| row.name != PARAMETERS).map(|row| row.bytes.0).sum();
-        rows.push(CostRow::new(SMALL_TENSORS, SMALL_TENSORS_BYTES, "of short samples, an estimate"));
+        rows.push(CostRow::new(SMALL_TENSORS, SMALL_TENSORS_BYTES, "estimate: tensors of short samples"));
         rows.extend(self.state_of_choice(levers, false));
         rows.extend(self.weight_copies(levers));
         if levers.repeats {

@@ -77,7 +77,7 @@ pub enum Error {
     #[error("{0}")]
     Row(RowError),
     /// Some files hold pairs, and others texts alone.
-    #[error("{}: it has a text alone, and {} has prompts and responses", text.display(), pairs.display())]
+    #[error("{}: has only a text column, but {} has prompts and responses", text.display(), pairs.display())]
     Mixed {
         /// A file of texts.
         text: PathBuf,

@@ -170,7 +170,7 @@ fn model_of(question: &Question, config: &Config) -> Outcome<t5::Config> {
     let given = match (&question.model, &question.preset, &config.model.config) {
         (Some(text), ..) => t5::Config::from_json(text, "config.json")?,
         (None, Some(name), _) | (None, None, Some(name)) => t5::Config::preset(name)
-            .ok_or_else(|| Failure::usage(format!("`{name}` is no preset, and its config.json is not there")))?,
+            .ok_or_else(|| Failure::usage(format!("`{name}` is not a preset: give its config.json")))?,
         (None, None, None) => return Err(Failure::usage("the model's config.json is not there")),
     };
     let model = if origin.is_some() { given } else { model::fitted(config, given)? };

@@ -182,7 +182,7 @@ fn out_of_device_memory(error: &str) -> Option<Failure> {
     let failure = || {
         Failure::new(Exit::DoesNotFit, "the device has no memory left")
             .hint("free memory of the device, or give the run less of it: `--device-memory-budget`, a smaller batch")
-            .hint("checkpoints are intact: a run goes on from the newest with `--keep-training`")
+            .hint("checkpoints are intact: resume from the newest with `--keep-training`")
     };
     t5_ops::is_out_of_device_memory(error).then(failure)
 }

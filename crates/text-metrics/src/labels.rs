@@ -28,7 +28,7 @@ struct Counts {
 
 /// There are more than [`MOST_LABELS`] different references, or they are too long: these texts are not labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the references are no labels: expected at most {MOST_LABELS} different ones of together 1 MiB, got more")]
+#[error("the references are not labels: expected at most {MOST_LABELS} distinct ones, 1 MiB in all")]
 pub struct NoLabels;
 
 /// Bytes of all labels at most.

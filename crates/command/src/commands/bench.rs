@@ -252,9 +252,8 @@ fn plan(
 /// A failure of the model or of a step. A bench keeps nothing that could be gone on from.
 fn of_a_step(error: impl Into<trainer::Error>) -> Failure {
     match error.into() {
-        trainer::Error::Model(error @ t5::Error::Offload { .. }) => {
-            Failure::internal(error.to_string()).hint("name a directory with more room: `--offload DIR` and its like")
-        }
+        trainer::Error::Model(error @ t5::Error::Offload { .. }) => Failure::internal(error.to_string())
+            .hint("name a directory with more room: `--offload DIR` and similar flags"),
         error => error.into(),
     }
 }

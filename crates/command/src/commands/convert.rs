@@ -89,7 +89,7 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
             }
             None if counts.read == 0 => Failure::unusable("no rows: the files have a header or nothing"),
             None => Failure::unusable("no row is left for training")
-                .hint("expected at least one row beside those that `--validation-split` takes"),
+                .hint("expected at least one row besides those that `--validation-split` takes"),
         });
     }
     let bytes = outputs.into_iter().map(Output::finish).collect::<Outcome<Vec<u64>>>()?;

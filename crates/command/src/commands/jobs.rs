@@ -140,7 +140,7 @@ fn run(file: &Path, as_json: bool) -> Outcome<()> {
     report::result(&if as_json { format!("{:#}\n", json!(results)) } else { table(&results) })?;
     if stop.requested() {
         return Err(Failure::new(Exit::Interrupted, "interrupted; runs that had begun are saved")
-            .hint("to go on, start the same command again"));
+            .hint("to continue, run the same command again"));
     }
     match ended.iter().filter(|ended| ended.code != 0).count() as u64 {
         0 => Ok(()),

@@ -68,8 +68,10 @@ pub(super) fn check_output(output: &Path, force: bool, inputs: &[&Path]) -> Outc
     let has_more = ["checkpoints", "model", "trainer_state.json"].iter().any(|name| output.join(name).exists());
     if !is_model || has_more {
         let shown = output.display();
-        return Err(Failure::usage(format!("{shown} is no model alone; `--force` replaces models only"))
-            .hint("remove it, or name another directory"));
+        return Err(Failure::usage(format!(
+            "{shown} is not a directory of only a model; `--force` replaces only those"
+        ))
+        .hint("remove it, or name another directory"));
     }
     Ok(())
 }

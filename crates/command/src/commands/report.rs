@@ -50,7 +50,7 @@ pub fn write_page(path: &Path, html: &str) -> Outcome<()> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Ok(text) if is_ours(&text) => {}
         _ => {
-            return Err(Failure::usage(format!("{}: there is a file that this command did not make", path.display()))
+            return Err(Failure::usage(format!("{}: exists, and was not made by this command", path.display()))
                 .hint("name another file, or remove this one"));
         }
     }

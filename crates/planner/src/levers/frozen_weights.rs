@@ -15,7 +15,7 @@ const MATRIX: &str = "matrix";
 pub static WEIGHT_BLOCKS_IN_MEMORY: Lever = Lever {
     name: "weight_blocks_in_memory",
     values: Values::Blocks(MOST_BLOCKS),
-    meaning: "evaluation, answers and adapters with weights on disk: blocks whose weights stay in memory, those of the decoder first",
+    meaning: "evaluation, answers and adapters with weights on disk: blocks whose weights stay in memory, decoder blocks first",
     flag: None,
     layer_major: None,
     device_only: None,
@@ -44,7 +44,7 @@ fn weight_blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 pub static WEIGHTS_AT_A_TIME: Lever = Lever {
     name: "weights_at_a_time",
     values: Values::Words(&["block", MATRIX]),
-    meaning: "evaluation, answers and adapters with weights on disk: hold those of one block or table in memory, or of one matrix or of some rows of a table, which each micro-batch reads again",
+    meaning: "evaluation, answers and adapters with weights on disk: read a block or table at a time, or a matrix or some rows of a table, again for each micro-batch",
     flag: None,
     layer_major: None,
     device_only: None,

@@ -9,7 +9,7 @@ use crate::lever::{Lever, Space, Value, Values};
 pub static COMMUNICATION_OVERLAP: Lever = Lever {
     name: "communication_overlap",
     values: Values::Words(&["none", "block"]),
-    meaning: "layer-major, several processes: wait for a block's gradients and weights, or hold one more block so that they are on their way while another is computed; auto: none with virtual shards",
+    meaning: "layer-major, several processes: wait while gradients and weights are sent, or hold one more block so that sending overlaps with computing; auto: none with virtual shards",
     flag: None,
     layer_major: Some(|value| value.is("block")),
     device_only: None,

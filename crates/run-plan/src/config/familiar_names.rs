@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 /// A flag of another trainer, and the key that it sets here.
-const KEYS: [(&str, &str); 58] = [
+const KEYS: [(&str, &str); 59] = [
     ("--batch-size", "train.batch_size"),
     ("--train-batch-size", "train.batch_size"),
     ("--per-device-train-batch-size", "train.batch_size_per_device"),
@@ -53,6 +53,7 @@ const KEYS: [(&str, &str); 58] = [
     ("--val-data", "data.validation"),
     ("--tokenizer", "data.tokenizer"),
     ("--tokenizer-name", "data.tokenizer"),
+    ("--preset", "model.config"),
     ("--prompt-column", "data.prompt_column"),
     ("--response-column", "data.response_column"),
     ("--text-column", "data.text_column"),
@@ -72,7 +73,7 @@ const KEYS: [(&str, &str); 58] = [
 const MODELS: [&str; 3] = ["--model", "--model-name-or-path", "--model-name"];
 
 /// Flags without a key of their own, and the way to say it here.
-const EXPLAINED: [(&str, &str); 13] = [
+const EXPLAINED: [(&str, &str); 21] = [
     ("--resume", "to resume a run, use `--keep-training` with its `--output`"),
     ("--resume-from-checkpoint", "to resume a run, use `--keep-training` with its `--output`"),
     ("--overwrite-output-dir", "runs are never overwritten; choose another `--output`"),
@@ -86,6 +87,14 @@ const EXPLAINED: [(&str, &str); 13] = [
     ("--load-best-model-at-end", "use `--set checkpoint.model=best`"),
     ("--gpu", "use `--device cuda`"),
     ("--cpu", "use `--device cpu`"),
+    ("--no-cuda", "use `--device cpu`"),
+    ("--adafactor", "Adafactor is the default; beside an adapter use `--set optimizer.name=adafactor`"),
+    ("--load-in-4bit", "use `--lora --set model.base_precision=nf4`"),
+    ("--load-in-8bit", "use `--lora --set model.base_precision=int8`"),
+    ("--deepspeed", "use `mpirun` with `--set parallel.shard=optimizer`, or one process with a `--memory-budget`"),
+    ("--fsdp", "use `mpirun` with `--set parallel.shard=weights`, or one process with a `--memory-budget`"),
+    ("--report-to", "leave it out: every run writes files for TensorBoard, and report.html"),
+    ("--push-to-hub", "leave it out: OUTPUT/model is a Hugging Face directory, which `huggingface-cli upload` takes"),
 ];
 
 /// Replaces the flags of other trainers in a command line, the program's name included.
@@ -200,6 +209,7 @@ mod tests {
         assert!(explained("--resume").unwrap().contains("--keep-training"));
         assert!(explained("--fp16").unwrap().contains("train.precision=bf16"));
         assert!(explained("--batch-size").unwrap().contains("train.batch_size"));
+        assert!(explained("--load-in-4bit").unwrap().contains("model.base_precision=nf4"));
         assert_eq!(explained("--lean-rate"), None);
         assert_eq!(
             (nearest("--modle"), nearest("--batch_sizes"), nearest("--xyz")),

@@ -37,7 +37,7 @@ impl Adapter {
             };
         }
         if values.text("model.init_from").is_none() {
-            return Err(Failure::usage("an adapter needs a model to be beside, and `model.init_from` is not set")
+            return Err(Failure::usage("an adapter needs a base model, and `model.init_from` is not set")
                 .hint("use `--set model.init_from=DIR` with a Hugging Face directory"));
         }
         if values.switch("run.finetune") {

@@ -219,7 +219,7 @@ impl Config {
         if values.list("data.train").is_none_or(|files| files.is_empty()) && !lacks_model {
             return Err(Failure::usage("`data.train` is empty: there is nothing to train on")
                 .hint("name your rows: `--set data.train=rows.parquet`")
-                .hint("without any data, model or `--config`, a demo with its own rows runs"));
+                .hint("with no data, model or `--config`, a demo runs on its own rows"));
         }
         Self::resolve_without_data(values)
     }

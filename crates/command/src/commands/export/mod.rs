@@ -158,7 +158,7 @@ fn check_output(flags: &ExportArgs, inputs: &[&Path]) -> Outcome<()> {
     };
     if !is_export {
         let shown = output.display();
-        return Err(Failure::usage(format!("{shown} is no export; `--force` replaces exports only"))
+        return Err(Failure::usage(format!("{shown} is not an export; `--force` replaces exports only"))
             .hint("remove it, or name another path"));
     }
     Ok(())

@@ -112,7 +112,7 @@ fn keys(flags: &ServeArgs) -> Outcome<Keys> {
     if keys.is_empty() && !flags.listen.ip().is_loopback() && !flags.without_key {
         return Err(Failure::usage(format!("--listen {}: an address of a network needs a key", flags.listen))
             .hint("write a key into a file of your own and name it: `--api-key-file FILE`")
-            .hint("or let everybody ask who can reach it: `--without-key`"));
+            .hint("or accept requests from everyone who can reach it: `--without-key`"));
     }
     Ok(keys)
 }
@@ -253,7 +253,7 @@ fn end_on_signals(server: Drainer) -> Outcome<()> {
                 low_level::exit(128 + signal);
             }
             is_draining = true;
-            report::note("ending: requests that were taken in are answered; a second signal ends it at once");
+            report::note("stopping: accepted requests are answered first; a second signal stops at once");
             server.drain();
         }
     };
