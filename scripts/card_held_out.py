@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Random cases of a card that no test has: predicted and counted memory, results beside the CPU's, and failures.
+"""Tries random cases on a card that no test has: predicted and counted memory, results beside the CPU's, and failures.
 
     python3 scripts/card_held_out.py --binary target/release/train_low_mem [--seed 1] [--cases 60] [--only 7,12] [--inference] [--jobs 2] [--output DIR]
 
-Takes a build with the feature `cuda` and a card, or a build over the emulated one (docs/gpu.md), whose report has the bytes of tensors.
-A case is drawn from its number and the seed alone: the model's shape, precision, optimizer, adapter, levers, graphs, clipping, rows, how much
-memory the driver locks, and a budget of the card. Its run on the card is compared with one on the CPU, and with one whose settings change no bit:
-all on the card, kernel by kernel. Some are killed and resumed, with other settings too; in some an allocation finds no memory; some have
-a learning rate that leaves no finite gradient; some models are evaluated and answer afterwards. With --inference every model is, and is trained
-on the CPU. Writes OUTPUT/card_held_out.jsonl, one line a case, and prints a table. Ends with 1 where a case failed.
+Needs a build with the feature `cuda` and a card, or a build over the emulated card (docs/gpu.md), whose report has the bytes of tensors.
+The number and the seed decide a case: the model's shape, precision, optimizer, adapter, levers, graphs, clipping, rows, how much
+memory the driver locks, and a budget of the card. The run on the card is compared with a run on the CPU, and with a plain run, whose settings change no bit:
+everything is on the card, kernel by kernel. Some runs are killed and resumed, also with other settings. In some an allocation fails. Some have
+a learning rate that leaves no finite gradient. Some models are then evaluated and answer prompts. With --inference every model is, and is trained
+on the CPU. Writes OUTPUT/card_held_out.jsonl, one line a case, and prints a table. Exits 1 if a case failed.
 """
 
 import argparse
@@ -31,21 +31,21 @@ from verify_card import MIB, TOLERANCE, Training, digest, distance, has_checkpoi
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOKENIZER = ROOT / "data" / "sample-tokenizer.json"
-# The emulated card takes a minute where a processor takes a second.
+# The emulated card takes a minute for a processor's second.
 LONGEST_SECONDS = 600
-# The row "pool" of a bill (`crates/planner/src/place.rs`): the units of small and of large tensors, and a share for places between tensors.
+# The row "pool" of a bill (`crates/planner/src/place.rs`): the units of small and of large tensors, and a share for gaps between tensors.
 POOL_UNIT, POOL_FACTOR = 4 * MIB, 1.04
 
-# Another order of sums on the CPU. A relu's kink makes more of rounding, and so does Adafactor where it divides gradients that are zero but for
-# rounding by their size. A case in which the CPU differs from itself says nothing about the card, unless the card differs this many times as much.
+# Another order of sums on the CPU. A relu's kink amplifies rounding. So does Adafactor if gradients are only rounding errors, because it divides them
+# by their size. If the CPU differs from itself in a case, the case proves nothing about the card, unless the card differs this many times as much.
 OTHER_ORDER, MOST_TIMES = {"LOW_MEM_T5_ISA": "portable"}, 4
 
-# Keys that are refused on the CPU.
+# Keys that the CPU refuses.
 OF_CARDS = ["memory.offload_to", "memory.copy_overlap", "memory.weight_copies", "memory.recorded_micro_batches"]
 OFFLOADS = ["memory.activation_offload", "memory.gradient_offload", "memory.weight_offload", "memory.optimizer_offload"]
-# Kernel by kernel, on a card that does things in the order in which they are asked for.
+# Kernel by kernel, on a card that works in the order of the requests.
 PLAIN = {"LOW_MEM_T5_GRAPHS": "none", "LOW_MEM_T5_EMULATED_STREAMS": "", "LOW_MEM_T5_EMULATED_ORDER": "", "LOW_MEM_T5_EMULATED_LOCKABLE": "0"}
-# The exit code of a run whose steps are not finite.
+# The exit code of a run with steps that are not finite.
 DIVERGED = 5
 
 
@@ -68,12 +68,12 @@ def shape(draw):
 
 
 def wide(draw, model):
-    """The same with a large table, so that tensors are more than the fixed costs."""
+    """The same with a large table, so that tensors need more memory than the fixed costs."""
     return {**model, "d_model": draw.choice([96, 104, 131]), "num_layers": 1, "num_decoder_layers": 1, "d_kv": 16, "num_heads": 3}
 
 
 def case(number, seed):
-    """The case of a number: everything that it is made of."""
+    """The case of a number, with all its settings."""
     draw = random.Random(f"{seed} {number}")
     model, is_wide = shape(draw), number % 3 == 0
     if is_wide:
@@ -117,7 +117,7 @@ def case(number, seed):
 
 
 def later_draws(draw, case):
-    """What is drawn after all else, so that a case keeps what an older script drew."""
+    """Draws that come after all others, so that a case keeps the draws of an older script."""
     keys, environment = case["keys"], case["environment"]
     layers = keys.get("memory.accumulation") == "layer-major"
     clipping, evaluations = draw.choice([None, 0, 0.05]), draw.choice([None, 1, 2])
@@ -137,7 +137,7 @@ def later_draws(draw, case):
     if case["then"] == "another lever":
         keys.setdefault("memory.micro_batch_samples", 2)
     if case["then"] == "no memory":
-        # A smaller plan has to be there.
+        # A smaller plan has to exist.
         for name in ["micro_batch_samples", "loss_chunk_rows", "recompute_blocks"]:
             keys.pop(f"memory.{name}", None)
         case["budget"] = None
@@ -146,7 +146,7 @@ def later_draws(draw, case):
         keys |= sets(optimizer__learning_rate=1e30)
     case["answers_in_bf16"] = draw.random() < 0.3
     if draw.random() < 0.15:
-        # A table of positions that is as large as what may lie off a card.
+        # A table of positions as large as the tensors that may be offloaded.
         case["model"] |= {"relative_attention_num_buckets": 4096, "relative_attention_max_distance": 9000}
     keys |= draw.choice([{}, {}, sets(optimizer__weight_decay=0.1), sets(schedule__name="linear", schedule__warmup_steps=2)])
     if case["adapter"]:
@@ -158,7 +158,7 @@ def later_draws(draw, case):
 
 
 def levers(draw, precision, optimizer, batch):
-    """Pins of memory; most cases leave some to the planner."""
+    """Pins of memory levers; most cases leave some to the planner."""
     keys = {}
     if draw.random() < 0.5:
         keys |= sets(memory__micro_batch_samples=draw.randint(1, batch))
@@ -183,18 +183,18 @@ def levers(draw, precision, optimizer, batch):
 
 
 def rows(case, path):
-    """Rows of some lengths, or all longer than the limits."""
+    """Rows of different lengths, or all longer than the limits."""
     draw = random.Random(case["number"])
     words = lambda most: " ".join(str(draw.randint(0, 99)) for _ in range(most if case["even"] else draw.randint(1, most)))
     path.write_text("".join(json.dumps({"prompt": words(33), "response": words(15)}) + "\n" for _ in range(64)))
 
 
 class Wrong(Exception):
-    """Something that a case must not do."""
+    """A forbidden result of a case."""
 
 
 class Tried:
-    """One case on its way: its directory, and the runs so far."""
+    """A case in progress: its directory, and the runs so far."""
 
     def __init__(self, options, case, directory):
         self.options, self.case, self.directory = options, case, directory
@@ -202,7 +202,7 @@ class Tried:
         rows(case, directory / "rows.jsonl")
 
     def ours(self, words, device, until=None, limit=LONGEST_SECONDS, report=None, variables=None):
-        """Runs the binary; exit code, standard output and standard error."""
+        """Runs the binary. Returns exit code, standard output and standard error."""
         words = [str(self.options.binary.resolve()), *map(str, words), "--device", device]
         environment = {**os.environ, "LOW_MEM_T5_PRICES": "built-in", **(self.case["environment"] if device == "cuda" else {}),
                        **(variables or {})}
@@ -258,7 +258,7 @@ class Tried:
         return Training(self.directory / name, code)
 
     def budget(self, words=None):
-        """The budget of the case, of a run or of other words: a multiple of the smallest that a refusal names."""
+        """The budget of the case, for a run or for other words: a multiple of the smallest budget that a refusal names."""
         if not self.case["budget"]:
             return [], {}
         code, _, err = self.ours([*(words or self.flags("refused")), "--device-memory-budget", "1MiB"], "cuda")
@@ -272,12 +272,12 @@ class Tried:
         return ["--device-memory-budget", f"{mib}MiB"], {"smallest_mib": smallest, "budget_mib": mib}
 
     def trial(self):
-        """The whole case; numbers, or what is wrong."""
+        """The whole case. Returns its numbers, or raises."""
         case = self.case
         if case["adapter"]:
             self.base()
         if self.options.inference:
-            # A model that has diverged answers nothing.
+            # A diverged model has no meaningful answers.
             case["keys"]["optimizer.learning_rate"], case["rate"] = 1e-3, ""
             self.trained("card", "cpu")
             return self.answers("beams" if case["then"] == "beams" else "answers")
@@ -285,7 +285,7 @@ class Tried:
         report = self.directory / "report.json"
         run = self.trained("card", "cuda", budget, report=report)
         if run.ran == DIVERGED:
-            # It ends without counts.
+            # The run ends without counts.
             self.beside_the_plain(run)
             return numbers | self.diverged(run)
         numbers |= memory(run, report)
@@ -308,7 +308,7 @@ class Tried:
         return numbers
 
     def beside_the_cpu(self, run):
-        """Distances from the CPU's run, which are those of rounding."""
+        """Distances from the CPU's run, which must be within rounding."""
         cpu = self.trained("cpu", "cpu")
         worst, step = distance(run.of_steps("loss"), cpu.of_steps("loss"))
         norms, _ = distance(run.of_steps("grad_norm"), cpu.of_steps("grad_norm"))
@@ -322,7 +322,7 @@ class Tried:
         return numbers
 
     def resumed(self, whole, budget, more=(), variables=None):
-        """A run that is killed after a checkpoint and goes on has the losses of one that is not."""
+        """A run that is killed after a checkpoint and resumed has the losses of an undisturbed run."""
         metrics = self.directory / "killed" / "metrics.jsonl"
         code, _, _ = self.ours(self.flags("killed", budget), "cuda", until=lambda: has_checkpoint(metrics))
         if code != -signal.SIGKILL:
@@ -332,13 +332,13 @@ class Tried:
         return {"resumed": 1}
 
     def same(self, name, run, whole):
-        """Refuses a run that has other bits than a whole one."""
+        """Refuses a run whose bits differ from a whole run's."""
         for key in ["loss", "grad_norm"]:
             if run.of_steps(key) != whole.of_steps(key):
                 raise Wrong(f"{name}: {key} {run.of_steps(key)} instead of {whole.of_steps(key)}")
         if self.digest(run) != self.digest(whole):
             raise Wrong(f"{name}: the model has other bits")
-        # Their micro-batches follow the memory.
+        # Micro-batches of evaluations depend on the memory.
         evaluations = [{event["step"]: event["loss"] for event in of.events if event["event"] == "eval"} for of in (run, whole)]
         for step in evaluations[0].keys() | evaluations[1].keys():
             found = [of.get(step) for of in evaluations]
@@ -355,18 +355,18 @@ class Tried:
         return digest(file) if file.exists() else None
 
     def has_its_cut(self, run):
-        """Whether bits are decided by pins: a micro-batch of pinned samples, and one plan from the first step to the last."""
+        """Whether pins decide the bits: micro-batches of pinned samples, and one plan from the first step to the last."""
         return "memory.micro_batch_samples" in self.case["keys"] and not any(event["event"] == "replan" for event in run.events)
 
     def cut(self, run):
-        """Pins of all that decides bits."""
+        """Pins of all settings that decide bits."""
         plan = run.last("plan")
         order = "layer-major" if plan.get("layer_major") else "micro-batch-major"
         return sets(memory__micro_batch_samples=plan["micro_batch_samples"], memory__loss_chunk_rows=plan["loss_chunk_rows"],
                     memory__accumulation=order)
 
     def beside_the_plain(self, run):
-        """The same bits with all of it on the card, kernel by kernel."""
+        """The same bits with all tensors on the card, kernel by kernel."""
         if not self.has_its_cut(run):
             return {}
         pins = self.cut(run) | {key: "none" for key in [*OFFLOADS, "memory.copy_overlap"] if self.cut(run)["memory.accumulation"] == "layer-major"}
@@ -390,7 +390,7 @@ class Tried:
         return [word for key, value in pins.items() for word in ("--set", f"{key}={value}")], variables
 
     def without_memory(self, whole, budget, report):
-        """One allocation finds no memory: the same losses in smaller pieces, or exit code 3."""
+        """One allocation fails: the same losses with smaller micro-batches, or exit code 3."""
         allocations = json.loads(report.read_text())["allocations"] if report.exists() else 0
         draw, ends = random.Random(f"failure {self.case['number']}"), []
         for _ in range(5 if allocations else 0):
@@ -415,7 +415,7 @@ class Tried:
         return {"skipped": len(skipped[0])}
 
     def answers(self, way):
-        """`eval` and `generate` with the model, beside those of the CPU."""
+        """`eval` and `generate` with the model, compared with the CPU."""
         beams = 3 if way == "beams" else 1
         model = "card/adapter" if self.case["adapter"] else "card/model"
         numbers = {}
@@ -446,7 +446,7 @@ class Tried:
                    for device in ["cuda", "cpu"]]
         if answers[0] != answers[1]:
             raise Wrong(f"eval: answers {answers}")
-        # The prompt is as long as it may be. With a budget, peaks are said.
+        # The prompt has the greatest allowed length. With a budget, the command prints peaks.
         words = ["generate", "--model", model, "--prompt", "2 + 2", "--max-source-tokens", 3, "--max-new-tokens", 9, "--num-beams", beams, "--json",
                  "--memory-budget", "4GiB"]
         report = self.directory / "of-generate.json"
@@ -459,7 +459,7 @@ class Tried:
         numbers |= {"generate_" + key: value for key, value in (of_budget | shares(peak, predicted, report)).items()}
         if peak > predicted or peak / MIB > of_budget.get("budget_mib", math.inf):
             raise Wrong(f"generate: the peak is above the prediction: {numbers}")
-        # Greedy answers have no score unless it is asked for.
+        # Greedy answers have a score only on request.
         scores = [float(of.get("score", 0)) for of in (ours, others)]
         if ours["response"] != others["response"] or abs(scores[0] - scores[1]) > TOLERANCE["f32"] * abs(scores[1]):
             raise Wrong(f"generate: {ours}, {others}")
@@ -467,7 +467,7 @@ class Tried:
 
 
     def answers_as_graphs(self, model, beams):
-        """Answers in bf16 may be others than the CPU's. As graphs, kernel by kernel and in a budget they have the same bits."""
+        """Answers in bf16 may differ from the CPU's. As graphs, kernel by kernel and in a budget they have the same bits."""
         words = ["generate", "--model", model, "--prompt", "2 + 2", "--prompt", "7", "--max-source-tokens", 5, "--max-new-tokens", 9,
                  "--num-beams", beams, "--json", "--scores", "--precision", "bf16"]
         said_by = [self.ours(words + self.budget(words)[0], "cuda"), self.ours(words, "cuda", variables=PLAIN)]
@@ -477,7 +477,7 @@ class Tried:
 
 
 def shares(peak, predicted, report):
-    """Peaks in MiB. Without the pool's row the prediction of tensors stands beside their count."""
+    """Peaks in MiB. The prediction of tensors, without the pool's row, stands beside their count."""
     numbers = {"peak_mib": peak / MIB, "predicted_mib": predicted / MIB, "error_percent": 100 * (predicted / peak - 1)}
     if report.exists():
         counted = json.loads(report.read_text())
@@ -503,7 +503,7 @@ def phases(run):
 
 
 def is_off(run):
-    """Whether something waits in the host's memory."""
+    """Whether offloaded tensors are in the host's memory."""
     return any(row["name"] == "off the card" for of in phases(run) for row in of["rows"])
 
 
@@ -518,7 +518,7 @@ def said(err):
 
 
 def tried(options, number):
-    """The case's line: what it is, its verdict, its numbers."""
+    """The case's line: its settings, its verdict, its numbers."""
     of, began = case(number, options.seed), time.monotonic()
     directory = pathlib.Path(tempfile.mkdtemp(prefix=f"case-{number}-", dir=options.output))
     one, verdict, reason, numbers = Tried(options, of, directory), "ok", "", {}
@@ -528,7 +528,7 @@ def tried(options, number):
         verdict, reason = "refused", str(error)
     except Wrong as error:
         verdict, reason = "failed", str(error)
-    except Exception as error:  # One case never ends the script.
+    except Exception as error:  # A failing case never ends the script.
         verdict, reason = "failed", f"this script: {error!r}"
     if verdict != "failed":
         shutil.rmtree(directory)

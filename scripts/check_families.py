@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Fine-tune, generate and load again: each family of T5, as its publisher ships it and as transformers saves it.
+"""Fine-tunes each family of T5, as its publisher ships it and as transformers saves it, answers with it, and loads it again.
 
     python scripts/check_families.py --binary target/release/train_low_mem [--keep DIRECTORY] [NAME...]
 
 For each case the script makes a directory with random weights and a small tokenizer of its own, and runs the command as a user would:
-two steps of fine-tuning from it, then `generate` with what came out. The output directory has to load with `AutoModelForSeq2SeqLM`
-(no missing and no unexpected keys) and `AutoTokenizer`, and their greedy answers have to be the texts that `generate` printed.
+two steps of fine-tuning from it, then `generate` with the result. The output directory has to load with `AutoModelForSeq2SeqLM`
+(no missing and no unexpected keys) and `AutoTokenizer`, and their greedy answers have to equal the texts that `generate` printed.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def by_transformers(directory, answers):
         if ids[-1:] != [model.config.eos_token_id]:  # ChatLM's tokenizer leaves the end to its caller
             ids.append(model.config.eos_token_id)
         inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
-        # The cache of transformers 5.23 is sized by num_layers, too small for a deeper decoder.
+        # transformers 5.23 sizes its cache by num_layers, too small for a deeper decoder.
         ids = model.generate(**inputs, do_sample=False, num_beams=1, use_cache=False, max_new_tokens=ANSWER_TOKENS)
         expected = tokenizer.decode(ids[0], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         if answer != expected:
@@ -108,7 +108,7 @@ def fail(name, what, run):
 
 
 def model_of(directory, kind="t5", tied=False, **changes):
-    """A random model for the tokenizer in a directory, whose `config.json` says how many rows its table has."""
+    """A random model for the tokenizer in a directory, whose `config.json` gives the rows of its table."""
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     written = json.loads((directory / "config.json").read_text())
@@ -135,7 +135,7 @@ def hub_config(model, directory, **changes):
 
 
 def as_saved(tokenizer, kind="t5", **changes):
-    """What transformers 5 saves: safetensors, `tokenizer.json`."""
+    """A directory as transformers 5 saves it: safetensors, `tokenizer.json`."""
 
     def make(directory, _):
         made.MAKERS[tokenizer](directory)
@@ -187,7 +187,7 @@ def halves(model, directory):
 
 
 def in_the_cache(make, identifier):
-    """The same in the cache of the hub: links into `blobs`, and a name instead of a directory."""
+    """The same model in the cache of the hub: links into `blobs`, and a name instead of a directory."""
 
     def make_cached(directory, environment):
         make(directory, environment)

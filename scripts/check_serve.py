@@ -4,11 +4,11 @@
     python scripts/check_serve.py --binary target/release/train_low_mem --model runs/a
     python scripts/check_serve.py ... --memory-budget 56MiB --group --clients 64 --seconds 600 --output load.json
 
-Starts the server on a free port, asks it as the client asks OpenAI (completions, chats, streams, several answers, errors, a
-key), compares a stream with the whole answer and the whole answer with `generate`, and ends it with SIGTERM. With
+Starts the server on a free port and sends the openai client's requests (completions, chats, streams, several answers, errors, a
+key). It compares a stream with the whole answer and the whole answer with `generate`, and ends the server with SIGTERM. With
 `--clients N --seconds S` it then loads the server with N clients and prints the percentiles. With `--memory-budget` the peak
 must be within the budget. With `--group` the server runs in a hard memory group whose limit is the budget: a kill is a
-failure. It needs the memory controller of version 1, writable. Needs: openai.
+failure. The group needs the memory controller of version 1, writable. Needs: openai.
 """
 import argparse
 import asyncio
@@ -21,7 +21,7 @@ import openai
 
 from served import add_options, bytes_of, origin, parsed, record, serve
 
-# A request of the longest form that the default flags take: what the bill plans for.
+# A request of the longest form that the default flags accept, which the bill counts.
 LONGEST = {"prompt": [5] * 511, "max_tokens": 256, "extra_body": {"num_beams": 4, "min_tokens": 255}}
 PROMPTS = ["What is 3 plus 4?", "Translate: good morning", "capital of France", "a", "one two three four five six"]
 
@@ -110,7 +110,7 @@ async def load(base_url, key, model, clients, seconds, long_every):
             except openai.RateLimitError as error:
                 refused += 1
                 await asyncio.sleep(float(error.response.headers["retry-after"]))
-            except Exception as error:  # noqa: BLE001: every other one counts
+            except Exception as error:  # noqa: BLE001: every other exception counts
                 errors.append(repr(error))
 
     await asyncio.gather(*(one(number) for number in range(clients)))

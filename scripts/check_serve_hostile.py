@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Sends `train_low_mem serve` requests that no good client sends.
+"""Sends hostile requests to `train_low_mem serve`.
 
     python scripts/check_serve_hostile.py --binary target/release/train_low_mem --model runs/a
 
 Heads and bodies of a byte a second on many connections, bodies that are too large, broken or cut off, wrong types, garbage behind
 a good request, heads that are too large, unknown paths and methods, and clients that leave in the middle of a stream. Each must get
 an error in OpenAI's form with the right status, or be closed within the documented time. Afterwards the server must still answer, and
-its open files, threads and memory must be those after the first round. With `--memory-budget` and `--group` it runs in a hard
-memory group, as in check_serve.py. It needs nothing but Python.
+have the same open files, threads and memory as after the first round. With `--memory-budget` and `--group` it runs in a hard
+memory group, as in check_serve.py. It needs only Python.
 """
 import argparse
 import json
@@ -19,12 +19,12 @@ import time
 
 from served import add_options, bytes_of, origin, parsed, record, serve
 
-# As docs/serve.md has them.
+# The limits of docs/serve.md.
 HEAD_SECONDS = BODY_SECONDS = 10
 CONNECTIONS = 128
 MOST_BODY = 128 << 10
 BODIES = 16
-# A busy machine is late.
+# Tolerance for a busy machine.
 LATE_SECONDS = 5
 
 PATH = "/v1/completions"
@@ -60,14 +60,14 @@ def read_all(stream):
 
 
 def exchange(address, data, half_close=False):
-    """Sends it and reads until the server closes the connection."""
+    """Sends data and reads until the server closes the connection."""
     with connect(address) as stream:
         try:
             stream.sendall(data)
             if half_close:
                 stream.shutdown(socket.SHUT_WR)
         except ConnectionError:
-            pass  # It has refused before it had all of it.
+            pass  # The server has refused before it had received everything.
         return read_all(stream)
 
 
@@ -78,7 +78,7 @@ def parts(answer):
 
 
 def refusal(answer, status, code=None):
-    """The answer must be one error, in OpenAI's form."""
+    """Checks that the answer is one error, in OpenAI's form."""
     if not answer:
         raise Failed("closed without an answer")
     got, lines, body = parts(answer)
@@ -105,7 +105,7 @@ def answers(address):
 
 
 def one_answers(cases):
-    """A request each, and what it must be answered with."""
+    """Sends each request on a connection of its own, and checks its answer."""
     def run(address):
         failed = []
         for name, data, *expected in cases:
@@ -181,7 +181,7 @@ PATH_CASES = [
 
 
 def cut_off(address):
-    """A body that is shorter than its length, of a client that has closed its side."""
+    """A body that is shorter than its length, from a client that has closed its side."""
     for sent in (0, 1, 20):
         data = post({"prompt": "a", "max_tokens": 4})
         begins = data.index(b"\r\n\r\n") + 4
@@ -228,8 +228,8 @@ def pipelined(address):
 
 
 def slowly(address, begin, rest, count, allowed, expected, fills=False):
-    """Sends a byte a second on many connections at once. All must be refused, as one of `expected`, and closed in time. Others are
-    served meanwhile; where the slow ones fill all places, another one may wait, or be told to come again."""
+    """Sends a byte a second on many connections at once. All must be refused, as one of `expected`, and closed in time. Other clients are
+    served meanwhile. If the slow clients fill all places, another client may wait, or be told to retry."""
     failed, slowest = [], [0.0]
 
     def one():
@@ -283,7 +283,7 @@ def slow_heads(count):
 
 
 def slow_bodies(count):
-    # Others wait for their turn, as long as for a body.
+    # Other bodies wait for a free place, for at most the time of a body.
     fills = count > BODIES
     begin, allowed = head("POST", PATH, JSON + "Content-Length: 90\r\n"), BODY_SECONDS * (2 if fills else 1)
     expected = [(408, "body_timeout")] + ([(503, "too_many_bodies")] if fills else [])
@@ -291,7 +291,7 @@ def slow_bodies(count):
 
 
 def silent(address):
-    """Connections that say nothing."""
+    """Connections that send nothing."""
     streams = [connect(address) for _ in range(40)]
     begun = time.monotonic()
     for stream in streams:
@@ -304,7 +304,7 @@ def silent(address):
 
 
 def leaves(address):
-    """Clients that leave in the middle of a stream, every other one with a reset."""
+    """Clients that leave in the middle of a stream, every second one with a reset."""
     ask = post({"prompt": "one two three", "max_tokens": 256, "min_tokens": 255, "stream": True})
     for number in range(100):
         with connect(address) as stream:
@@ -367,7 +367,7 @@ def main():
         record(result, server, options.output)
         if (code := server.end()) != 0:
             failed.append(f"SIGTERM: exit {code}")
-        # Memory of the allocator's arenas is in use after the first round; nothing may be added to it.
+        # The allocator's arenas are in use after the first round; later rounds must not add memory.
         first, last = states[1], states[-1]
         for name in ("files", "threads"):
             if last[name] > states[0][name]:

@@ -24,7 +24,7 @@ def as_f32(value):
 
 
 def events_that_count(path):
-    """The events of metrics.jsonl without those that were written again after a resume."""
+    """The events of metrics.jsonl, without those that a resumed run wrote again."""
     kept = []
     for line in path.read_text().splitlines():
         event = json.loads(line)

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Load what train_low_mem wrote with transformers and compute the validation loss there.
+"""Loads a model that train_low_mem wrote with transformers and computes the validation loss there.
 
     python scripts/check_transformers.py --model RUN/model --data valid.parquet \
         --max-source-tokens 256 --max-target-tokens 256
-    python scripts/check_transformers.py ... --binary target/release/train_low_mem   # runs its `eval` beside
-    python scripts/check_transformers.py ... --eval-json eval.json                   # or takes what it printed
+    python scripts/check_transformers.py ... --binary target/release/train_low_mem   # also runs its `eval`
+    python scripts/check_transformers.py ... --eval-json eval.json                   # or reads the output of an `eval`
 
 With one of the last two, exits 1 if the losses differ by more than 1e-4.
 
 The loss is the sum of the token losses over all rows divided by the number of target tokens, EOS included.
-Prints one JSON object: loss, perplexity, samples, source_tokens, target_tokens, parameters, and what
+Prints one JSON object: loss, perplexity, samples, source_tokens, target_tokens, parameters, and the keys that
 `from_pretrained` reported as missing or unexpected. With --generate it also answers the first N rows greedily
 and adds exact_match and bleu (sacreBLEU, tokenizer --bleu-tokenizer).
 """
@@ -60,7 +60,7 @@ def load(directory):
 @torch.no_grad()
 def validation_loss(model, encoder, pairs, options):
     loss_sum, target_tokens, source_tokens = 0.0, 0, 0
-    # Like lengths together: the same sum with less padding.
+    # Samples of like lengths together: the same sum with less padding.
     pairs = sorted(pairs, key=lambda pair: len(pair[0]) + len(pair[1]))
     for start in range(0, len(pairs), options.batch_size):
         chunk = pairs[start : start + options.batch_size]
@@ -94,7 +94,7 @@ def answers(model, encoder, pairs, options):
 
 
 def our_evaluation(options):
-    """What `train_low_mem eval --json` says about the same rows, or None where it was not asked for."""
+    """The JSON of `train_low_mem eval` for the same rows, or None without the options for it."""
     if options.eval_json:
         return json.loads(pathlib.Path(options.eval_json).read_text())
     if not options.binary:

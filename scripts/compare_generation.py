@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Answers of `train_low_mem generate` beside those of transformers, and the time of both, in turn.
+"""Compares answers of `train_low_mem generate` with those of transformers, and times both in turn.
 
     python scripts/compare_generation.py --model RUN/model --prompts prompts.txt --binary target/release/train_low_mem
     python scripts/compare_generation.py ... --settings num_beams=4 length_penalty=2.0 --rounds 3
 
-Settings have transformers' names. Each round asks both for all prompts, one after the other. Prints one JSON object: answers that
-differ, with both texts, and the seconds of each round. Exits 1 if answers differ; beams that are equal but for rounding may.
-The time that `train_low_mem` takes without prompts is taken off its seconds.
+Settings have transformers' names. Each round runs both programs on all prompts, one after the other. Prints one JSON object: the answers
+that differ, with both texts, and the seconds of each round. Exits 1 if answers differ; beams that are equal up to rounding may.
+The time of `train_low_mem` without prompts is subtracted from its seconds.
 """
 
 import argparse

@@ -3,9 +3,9 @@
 
     python scripts/compare_generation_speed.py --binary target/release/train_low_mem --tokenizer data/sample-tokenizer.json
 
-The model has the shape of T5 v1.0 small, or of base, and random weights. Every source has 64 tokens and every answer 64: no end of the
-sequence comes before. Each round asks one system after the other, each in a process of its own, whose first answers are not counted.
-Prints the medians as a table. CTranslate2 is asked in f32 only. Needs `ctranslate2` besides.
+The model has the shape of T5 v1.0 small, or of base, and random weights. Every source has 64 tokens and every answer 64: no answer
+ends earlier. Each round runs one system after the other, each in a process of its own, whose first answers are not counted.
+Prints the medians as a table. CTranslate2 runs in f32 only. Also needs `ctranslate2`.
 """
 
 import argparse

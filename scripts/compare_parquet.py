@@ -8,10 +8,10 @@
 
 --make writes N rows in one row group with pyarrow's defaults: the rows of --from (columns prompt and response;
 without it made-up text), each rotated at a random place and numbered, so that they do not compress away.
---bench is a command with {file} in it, which prints the line of parquet-dataset's example `million_rows`, or a
-line of JSON with `name`, `rows_per_second`, `peak_rss_bytes` and, if it knows, `base_rss_bytes` and `open_ms`.
+--bench is a command with {file} in it. It prints the line of parquet-dataset's example `million_rows`, or a
+line of JSON with `name`, `rows_per_second`, `peak_rss_bytes` and, if known, `base_rss_bytes` and `open_ms`.
 Every reader runs in a process of its own, in turn, --rounds times; the table holds medians and largest peaks.
-Python readers are stopped after --seconds; what they read until then gives the rate.
+Python readers are stopped after --seconds; the rate counts the rows until then.
 """
 
 import argparse
@@ -32,7 +32,7 @@ import measured_machine
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 COLUMNS = ["prompt", "response"]
 
-# What the example `million_rows` prints.
+# The output of the example `million_rows`.
 MILLION_ROWS = re.compile(
     r"^(?P<mode>\S+): opened in (?P<opened>[\d.]+) ms; .*: (?P<rate>[\d.]+) rows/s; "
     r"peak (?P<above>[\d.]+) MiB above (?P<base>[\d.]+) MiB"
@@ -110,7 +110,7 @@ def pyarrow_batches(file, seconds):
 
 
 def pyarrow_reopen(file, seconds):
-    """Opens the file and reads the row group again for every row: `ultra_low_mem` as the original has it."""
+    """Opens the file and reads the row group again for every row, like the original `ultra_low_mem`."""
     import pyarrow.parquet as parquet
 
     rng = random.Random(0)
@@ -195,7 +195,7 @@ def run_child(command):
 
 
 def parse_line(line):
-    """One result of a child, or None for a line that holds none."""
+    """One result of a child, or None for a line without a result."""
     if line.startswith("{"):
         return json.loads(line)
     found = MILLION_ROWS.search(line)

@@ -5,7 +5,7 @@
 
 The same rows in the same order, the same weights, AdamW, no dropout, one thread a process. Prints losses, the median step time
 without the first two steps, and the largest resident set of any process. `HF_DIR` has weights and a tokenizer.json; the binary is
-built with the feature `mpi`. Needs `accelerate`, `deepspeed` and `ninja` besides.
+built with the feature `mpi`. Also needs `accelerate`, `deepspeed` and `ninja`.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def worker(args):
         tokens = sum(len(encoder.ids(response, args.tokens)) for _, response in batch)
         mine = encoder.batch(batch[rank * share : (rank + 1) * share], args.tokens, args.tokens)
         own = (mine["labels"] != -100).sum()
-        # Both average the gradients of processes; the loss is that of the whole batch's tokens.
+        # Both average the gradients of processes; the loss is per target token of the whole batch.
         loss = (engine or model)(**mine).loss * own * processes / tokens
         if engine:
             engine.backward(loss)
@@ -100,7 +100,7 @@ def worker(args):
 
 
 def of_deepspeed(args, model, optimizer, processes):
-    """The engine of a stage of ZeRO."""
+    """DeepSpeed's engine for a stage of ZeRO."""
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="gloo")
@@ -141,7 +141,7 @@ def of_ours(args, shard, scratch):
         "optimizer.weight_decay": WEIGHT_DECAY,
         "parallel.shard": shard,
     }
-    # Stages hold less layer by layer; without one the fastest plan is taken.
+    # Stages hold less layer by layer; without a stage the fastest plan is used.
     if shard in ("gradients", "weights"):
         settings |= {"memory.accumulation": "layer-major", "memory.disk_writes": 0}
     program = [args.binary.resolve(), "--output", output, "--max-steps", args.steps]

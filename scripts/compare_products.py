@@ -5,8 +5,8 @@
     python scripts/compare_products.py --binary target/release/deps/products-0123456789abcdef [--rounds 3]
 
 Per shape (rows x K x N) and product (y = x W', dx = dy W, dW = dy' x) the median over the rounds, in GFLOP/s of all
-threads. PyTorch's bf16 weights are bf16 already; here they are f32 and are rounded within the time measured.
-`peak` is the kernel alone, on all threads, from the first-level cache: what loads and arithmetic units allow.
+threads. PyTorch's bf16 weights are bf16 already; ours are f32 and are rounded within the time measured.
+`peak` is the kernel alone, on all threads, from the first-level cache: the limit of loads and arithmetic units.
 """
 
 import argparse

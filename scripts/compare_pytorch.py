@@ -6,10 +6,10 @@
     python scripts/compare_pytorch.py --model tiny --batch 4 ...        # PyTorch alone
 
 A step is forward, backward, clipping to norm 1 and transformers' Adafactor over full-length random samples with
-dropout 0.1; train_low_mem runs `bench`, which is the same. With --lora RANK both train a LoRA adapter on every linear
+dropout 0.1; train_low_mem runs `bench`, which does the same. With --lora RANK both train a LoRA adapter on every linear
 layer of the blocks with AdamW, PyTorch with PEFT's. In each round every contender runs once, in a process
-of its own, so that a slow minute of the machine is shared; the table holds the median of all timed steps, the
-largest peak RSS, and the ratio of PyTorch's time and memory to those of train_low_mem in the same precision.
+of its own, so that a slow minute of the machine affects all of them. The table holds the median of all timed steps, the
+largest peak RSS, and the ratio of PyTorch's time and memory to train_low_mem's in the same precision.
 Prints Markdown; --json FILE also keeps every single number.
 """
 
@@ -144,7 +144,7 @@ def shape_flags(options):
 
 
 def environment(isa):
-    """What holds PyTorch (its own kernels, oneDNN, MKL) and train_low_mem to an instruction set."""
+    """Variables that limit PyTorch (its own kernels, oneDNN, MKL) and train_low_mem to an instruction set."""
     if isa is None:
         return None
     onednn = {"avx2": "AVX2", "avx512": "AVX512_CORE"}[isa]
@@ -161,7 +161,7 @@ def run_child(command, isa):
 
 
 def contenders(options):
-    """(name, precision, command) of everything that takes part in a round."""
+    """(name, precision, command) of every contender in a round."""
     rows = []
     for mode in options.modes:
         command = [sys.executable, __file__, "--worker", mode, *shape_flags(options)]
@@ -227,7 +227,7 @@ def table(summary):
 
 
 def verdicts(summary):
-    """Each row of train_low_mem against the fastest of PyTorch's modes of its precision."""
+    """Each row of train_low_mem beside the fastest of PyTorch's modes of its precision."""
     for mine, row in summary.items():
         precision = row["precision"]
         rivals = [(name, r) for name, r in summary.items() if name.startswith("PyTorch") and r["precision"] == precision]
@@ -246,7 +246,7 @@ def main():
     rows = contenders(options)
     results = {name: [] for name, _, _ in rows}
     for number in range(options.rounds):
-        # Every second round backwards, so that nobody always runs after the same neighbour.
+        # Every second round runs backwards, so that no contender always follows the same neighbour.
         for name, _, command in rows if number % 2 == 0 else rows[::-1]:
             result = run_child(command, options.isa)
             results[name].append(result)

@@ -6,8 +6,8 @@
 `cargo build --release --example token_ids -p dataloader` makes the tool. Without directories the script makes one of each kind
 with small vocabularies of its own: `spiece.model` alone (T5, mT5, UMT5), the same with the files of a slow tokenizer,
 `vocab.json` with `merges.txt` (CodeT5), ByT5 without a file, and the `tokenizer.json` that transformers makes of each.
-The reference is `AutoTokenizer`, which for ByT5 is the Python tokenizer and for all others the one of the tokenizers library.
-Ids are compared without special tokens, and those before the text apart; decoded texts are compared, too.
+The reference is `AutoTokenizer`: the Python tokenizer for ByT5, and the tokenizers library for all others.
+Ids are compared without special tokens, and the ids before the text separately. Decoded texts are compared, too.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train with transformers and its Adafactor, independently, and compare with what train_low_mem did.
+"""Trains with transformers and its Adafactor, independently, and compares the result with train_low_mem's.
 
     # cases of scripts/make_hf_case.py, trained here and by the binary:
     python scripts/compare_training.py --case cases/7 cases/8 --binary target/release/train_low_mem
@@ -9,10 +9,10 @@
     # only the reference: losses and gradient norms as JSON
     python scripts/compare_training.py --init HF_DIR --data train.parquet --steps 12 --json
 
-Rows [i*B, (i+1)*B) make step i, epoch after epoch; loss is per target token; the norm is the one before clipping.
+Rows [i*B, (i+1)*B) make step i, epoch after epoch; loss is per target token; the norm is taken before clipping.
 The final parameters are compared in two ways, each the worst over all tensors: relative to the parameter, and
-relative to how far training moved it (the sharper one). `noise` is the same measure for transformers in f32
-against transformers in f64: what is above it by far is a fault, what is near it is rounding. Exits 1 on a
+relative to its change in training (the sharper one). `noise` is the same measure for transformers in f32
+against transformers in f64: a difference far above it is a fault, a difference near it is rounding. Exits 1 on a
 difference over the tolerances.
 """
 
@@ -87,7 +87,7 @@ def arguments():
 
 
 def settings_of(options):
-    """One dictionary of settings per case; command line flags are the case where no folder is given."""
+    """One dictionary of settings per case; without folders, the command line flags are the case."""
     if options.case:
         for folder in options.case:
             case = json.loads((folder / "case.json").read_text())
@@ -137,7 +137,7 @@ def freeze_for_finetuning(model):
 
 
 def step_on(model, batch, optimizer, trainable, settings):
-    """One update; a batch of bad rows alone makes none, and is logged with a loss and norm of 0."""
+    """One update. A batch with only bad rows makes no update, and is logged with a loss and norm of 0."""
     loss = model(**batch, use_cache=False).loss
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(trainable, settings["grad_clip_norm"] or float("inf"))
@@ -147,7 +147,7 @@ def step_on(model, batch, optimizer, trainable, settings):
 
 
 def train(settings, dtype):
-    """Losses, gradient norms and final parameters of transformers; also the parameters it started from."""
+    """Losses, gradient norms and final parameters of transformers; also the initial parameters."""
     model = T5ForConditionalGeneration.from_pretrained(
         settings["init"], dtype=dtype, dropout_rate=0.0, attn_implementation="eager"
     ).train()

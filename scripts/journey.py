@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The first hour of a newcomer, command by command: what was typed, how long it took, and what was printed.
+"""The first hour of a newcomer, command by command: the command line, its duration, and its output.
 
     python scripts/journey.py --binary target/release/train_low_mem --output journey.md
     python scripts/journey.py --binary ... --output ... --models DIR      # also every Hugging Face directory in DIR
 
-Needs nothing but Python. The rows are made up: additions and reversals, 1,800 to train and 200 to validate, as JSONL, CSV, a JSON
-array, chats and parquet. A command that ends otherwise than a newcomer would expect is counted, and the script fails.
+Needs only Python. The rows are made up: additions and reversals, 1,800 to train and 200 to validate, as JSONL, CSV, a JSON
+array, chats and parquet. A command whose result would surprise a newcomer is counted, and the script fails.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def write_material(folder):
 
 
 def commands(models):
-    """(why it is typed, the command, the expected exit code, words that have to be said)."""
+    """(the purpose, the command, the expected exit code, words that the output must have)."""
     small = "--model tiny --tokenizer tok.json --max-steps 20"
     yield "Is it there?", "train_low_mem --version", 0, []
     yield "What can it do?", "train_low_mem --help", 0, ["Examples:"]

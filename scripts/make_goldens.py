@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Write the golden files that the Rust tests compare themselves with.
+"""Writes the golden files for the Rust tests.
 
     python scripts/make_goldens.py                 # everything, into crates/*/tests/goldens
     python scripts/make_goldens.py t5 bleu         # only these groups
     python scripts/make_goldens.py --check         # write nothing: recompute and report the differences
 
-Groups: t5 (models, batches, logits, gradients), families (the same of each family, as it is published), adapters (LoRA by
+Groups: t5 (models, batches, logits, gradients), families (the same for each family, as it is published), adapters (LoRA by
 PEFT: fifty steps, directories, merged weights), generation
 (greedy, beams, processors), configs (config.json texts), adafactor, train (twelve whole steps), schedules, bleu, metrics
 (chrF, ROUGE, labels, stems), quantised (int8 and NF4 weights; needs bitsandbytes), sentence-piece, tokenizers.
-Everything is seeded and runs on one CPU thread; the versions are asserted because the goldens *are* what these versions
-compute. `scripts/README.md` says how to make the environment and what each file holds.
+Everything is seeded and runs on one CPU thread. The script asserts the versions, because other versions compute other
+goldens. `scripts/README.md` describes the environment and the content of each file.
 """
 
 import argparse

@@ -76,11 +76,11 @@ def make_tokenizer(rng, rows, specials):
         )
     tokenizer.train_from_iterator(corpus, trainer)
     end = tokenizer.token_to_id("</s>")
-    if rng.random() < 0.5:  # as T5's own: a post-processor that would add EOS a second time
+    if rng.random() < 0.5:  # like T5's own: a post-processor that would add EOS a second time
         tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
             single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", end)]
         )
-    if rng.random() < 0.3:  # left over from somebody's training; must not be obeyed
+    if rng.random() < 0.3:  # left over from an earlier training; must not be obeyed
         tokenizer.enable_truncation(max_length=7)
         tokenizer.enable_padding(pad_id=tokenizer.token_to_id("<pad>"), pad_token="<pad>", length=9)
     return tokenizer
@@ -126,7 +126,7 @@ def write_model(rng, directory, config):
         again = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"] + ["lm_head.weight"] * (head != "untied")
         tensors |= {name: tensors["shared.weight"].clone() for name in again}
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    if head != "tied" and rng.random() < 0.5:  # as transformers 4 says the same
+    if head != "tied" and rng.random() < 0.5:  # transformers 4 writes the same config in this form
         written = json.loads((directory / "config.json").read_text())
         written.pop("scale_decoder_outputs")
         written |= {"tie_word_embeddings": False, "torch_dtype": written.pop("dtype")}

@@ -1,4 +1,4 @@
-"""What a table of measurements must say about where its numbers come from."""
+"""The origin of measured numbers, for the heading of a table: machine, load, commit, versions."""
 
 import importlib.metadata
 import os
@@ -30,7 +30,7 @@ def commit(repository):
 
 
 def warn_if_busy():
-    """Says on stderr that others are computing: PyTorch's spinning threads suffer most, up to fiftyfold."""
+    """Warns on stderr that other programs are computing: PyTorch's spinning threads suffer most, up to fiftyfold."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > 0.3 * cores:
         print(f"warning: load average {load:.1f} on {cores} cores: not a fair time to measure", file=sys.stderr)
@@ -50,6 +50,6 @@ def rss_bytes():
 
 
 def peak_rss_bytes():
-    """Of this program. What getrusage counts has the peak of whoever started it in it."""
+    """The peak of this program. getrusage's count includes the peak of the process that started it."""
     status = pathlib.Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))

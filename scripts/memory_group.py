@@ -25,7 +25,7 @@ class Group:
         self.path.rmdir()
 
     def command(self, command):
-        """The shell enters the group and becomes the program, so that nothing of it is counted elsewhere."""
+        """The shell enters the group and becomes the program, so that all of the program's memory is counted in the group."""
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.path / "cgroup.procs"), *command]
 
     def counters(self):

@@ -37,7 +37,7 @@ def arguments():
 
 
 def in_a_group(args):
-    """One process of a run: the command in a group, and what it held."""
+    """One process of a run: the command in a group, and its memory."""
     with Group(args.limit) as group:
         child = subprocess.Popen(group.command(args.command))
         _, status, used = os.wait4(child.pid, 0)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Processes of one host over networks of several rates: steps with and without overlap of communication and computation, in pairs.
+"""Several processes of one host over networks of several rates: steps with and without overlap of communication and computation, in pairs.
 
     python scripts/network_rates.py --binary train_low_mem --record OUT.md
 
-A rate is that of `LOW_MEM_T5_NETWORK_BITS_PER_SECOND`: messages take as long as they would over it. The runs of a pair take turns, so
-that what else runs on the machine disturbs both. The binary is built with the feature `mpi`.
+`LOW_MEM_T5_NETWORK_BITS_PER_SECOND` sets a rate: messages take as long as over such a network. The runs of a pair take turns, so
+that other load on the machine disturbs both. The binary is built with the feature `mpi`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def arguments():
 
 
 def run(args, stage, rate, overlap, directory):
-    """The steps of a run, without the first: milliseconds, those of communication and of waiting for it, and bytes sent."""
+    """The steps of a run, without the first: milliseconds in all, of communication and of waiting for it, and bytes sent."""
     output = pathlib.Path(directory) / "run"
     settings = {
         "data.train": f'["{ROOT / "data/sample-train.parquet"}"]', "data.tokenizer": ROOT / "data/sample-tokenizer.json",

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Plants bugs into copies of the kernels and of what copies beside them, one at a time, and runs their tests: each has to fail.
+"""Plants bugs into copies of the kernels and of the code for overlapped copies, one at a time, and runs their tests: each has to fail.
 
     python3 scripts/planted_bugs.py [--only PARTS] [--target DIRECTORY]
 
-Takes Python, a C++ compiler and cargo, and no card: the kernels run over the emulation. Bugs of what only NVIDIA's compiler sees take that
-compiler, too: they are looked for in the PTX that it makes. Without it they are left out. The copy of the repository is made in a
-temporary directory. Before the bugs the tests run as they are, and have to pass. Prints a table in Markdown; ends with 1 where a bug
+Needs Python, a C++ compiler and cargo, and no card: the kernels run over the emulation. Some bugs are visible only to NVIDIA's compiler. They
+need that compiler, because the tests run the PTX that it makes; without it they are left out. The copy of the repository is made in a
+temporary directory. Before the bugs the tests run on the unchanged copy, and have to pass. Prints a table in Markdown. Exits 1 if a bug
 was not caught.
 """
 
@@ -23,7 +23,7 @@ KERNELS = "crates/cuda-kernels/kernels"
 OPERATIONS = "crates/t5-ops/src"
 PTX = "PTX"
 
-# Tests of what lies in a folder, and their environment.
+# The tests of each folder, and their environment.
 SUITES = {
     # The C++ compiler takes most of the time.
     KERNELS: (["-p", "cuda-kernels", "--test", "kernels"], {"CXXFLAGS": "-O1"}),
@@ -90,7 +90,7 @@ BUGS = [
 ]
 
 
-# The same of what the C++ compiler does not see: inline assembler, and what threads do with shared memory in the order that it chose.
+# The same for bugs that the host's C++ compiler hides: in inline assembler, and in accesses to shared memory, whose order it chooses.
 BUGS_OF_PTX = [
     ("operands of tensor cores swapped", "tensor_cores.h", '"r"(b0), "r"(b1)', '"r"(b1), "r"(b0)'),
     ("matrices not transposed", "tensor_cores.h", ".x4.trans.shared", ".x4.shared"),
@@ -117,7 +117,7 @@ def copied(to):
 
 
 def tested(copy, target, of):
-    """Whether the tests of a folder pass, and the names of those that fail; a build that fails is an error."""
+    """Whether the tests of a folder pass, and the names of the failing tests; a build that fails is an error."""
     tests, variables = SUITES[of]
     command = ["cargo", "test", "--release", "--locked", *tests, "--target-dir", target, "--no-fail-fast"]
     environment = {**os.environ, **variables}
@@ -126,7 +126,7 @@ def tested(copy, target, of):
         sys.exit(f"{of} does not compile:\n{build.stderr[-2000:]}")
     ran = subprocess.run(command, cwd=copy, capture_output=True, text=True, env=environment)
     failed = re.findall(r"^test (\S+) \.\.\. FAILED", ran.stdout, re.MULTILINE)
-    # A signal ends the tests without a word.
+    # A signal ends the tests without a message.
     return ran.returncode == 0, failed or ([] if ran.returncode == 0 else ["a signal"])
 
 

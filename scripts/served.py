@@ -1,4 +1,4 @@
-"""`train_low_mem serve` on a free port, and what the kernel says of its process."""
+"""`train_low_mem serve` on a free port, and the kernel's counters of its process."""
 
 import contextlib
 import datetime
@@ -36,7 +36,7 @@ def add_options(parser):
 
 
 def parsed(parser):
-    """What was given to the script."""
+    """The parsed options of the script."""
     options = parser.parse_args()
     if options.group and not options.memory_budget:
         parser.error("--group needs --memory-budget")
@@ -44,7 +44,7 @@ def parsed(parser):
 
 
 def origin():
-    """Where numbers come from: commit, date, machine."""
+    """The origin of the numbers: commit, date, machine."""
     return {
         "commit": measured_machine.commit(pathlib.Path(__file__).parent), "date": datetime.date.today().isoformat(),
         "processor": measured_machine.processor(), "memory_gib": round(measured_machine.total_memory_gib(), 1),
@@ -52,7 +52,7 @@ def origin():
 
 
 def record(result, server, output):
-    """Prints a result with the counters of the group, and writes it where that was asked for."""
+    """Prints a result with the counters of the group, and writes it if the options ask for that."""
     if server.group:
         result["group"] = server.group.counters()
     print(json.dumps(result))
@@ -61,14 +61,14 @@ def record(result, server, output):
 
 
 class Served:
-    """A server that runs."""
+    """A running server."""
 
     def __init__(self, process, address, access_log, group):
         self.process, self.address, self.access_log, self.group = process, address, access_log, group
         self.stderr = []
 
     def status(self):
-        """Of the process: bytes that are resident, the most that ever were, threads, open files."""
+        """The process's resident bytes now and at most, threads, and open files."""
         lines = pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines)
         kib = lambda name: int(fields[name].split()[0]) << 10
@@ -76,7 +76,7 @@ class Served:
         return {"rss_bytes": kib("VmRSS"), "peak_rss_bytes": kib("VmHWM"), "threads": int(fields["Threads"]), "files": files}
 
     def calm(self, before=None, seconds=30):
-        """The status when no connection is open, or no more files than `before`: idle ones are closed after 10 s."""
+        """The status when no connection is open, or no more files than `before` are open: idle connections are closed after 10 s."""
         end = time.monotonic() + seconds
         while True:
             status = self.status()
@@ -92,20 +92,20 @@ class Served:
         return sum(row[1].endswith(port) and row[3] == "01" for row in rows)
 
     def end(self):
-        """Ends it as an administrator does; its exit code."""
+        """Ends the server as an administrator does. Returns its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
 
 def forget(path):
-    """Drops a file's pages from the cache, so that whoever reads it next is charged for them."""
+    """Drops a file's pages from the cache, so that the next reader is charged for them."""
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @contextlib.contextmanager
 def serve(binary, model, flags=(), keys=None, memory_budget=None, in_group=False):
-    """Starts it and waits until it listens. `in_group`: in a hard memory group whose limit is the budget."""
+    """Starts a server and waits until it listens. `in_group`: in a hard memory group whose limit is the budget."""
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(tempfile.NamedTemporaryFile("r", suffix=".jsonl"))
         command = [str(binary), "serve", str(model), "--listen", "127.0.0.1:0", "--access-log", log.name, *flags]
@@ -133,7 +133,7 @@ def serve(binary, model, flags=(), keys=None, memory_budget=None, in_group=False
                     break
             else:
                 sys.exit("the server did not start")
-            # A pipe that nobody reads would one day stop the server.
+            # A pipe without a reader would stop the server once it is full.
             reader = threading.Thread(target=lambda: served.stderr.extend(process.stderr), daemon=True)
             reader.start()
             yield served

@@ -1,27 +1,27 @@
 #!/usr/bin/env python3
-"""Every claim about a card, tried on the machine that has it: results, memory, budgets, prices, and speed beside PyTorch.
+"""Tests every claim about a card on a machine with a card: results, memory, budgets, prices, and speed beside PyTorch.
 
     python3 verify_card.py --binary ./train_low_mem
     python3 verify_card.py --binary ./train_low_mem --parts smoke:1,parity,speed:8 --minutes 5 --output card
-    python3 verify_card.py --binary ./train_low_mem --budget 540 # seconds in all; the numbers that matter most come first
+    python3 verify_card.py --binary ./train_low_mem --budget 540 # seconds in all; the most important numbers come first
     python3 verify_card.py --binary ./train_low_mem --quick      # shapes that take seconds, to try the script
 
-Needs the driver, the binary (built with `--features cuda`), Python and the scripts beside this one; only the part `speed` needs torch and transformers. Each part
-ends by itself within --minutes, or its own minutes after a colon, and names the cases that it had no time for. Within --budget each part has a share
+Needs the driver, the binary (built with `--features cuda`), Python and the scripts beside it; only the part `speed` needs torch and transformers. Each part
+ends within --minutes, or its own minutes after a colon, and names the cases that did not run. Within --budget each part has a share
 of the time that is left, so that every part begins. Writes OUTPUT/verify_card.json, where each case has its command, numbers, verdict and
-seconds, and the page OUTPUT/verify_card.md, whose verdicts come first, and then all that was not measured. Exits 1 if a case failed.
+seconds, and the page OUTPUT/verify_card.md: first the verdicts, and then everything that was not measured. Exits 1 if a case failed.
 
-| part | what is ok |
+| part | ok if |
 | --- | --- |
 | smoke | libraries are found, `doctor` sees the card, and the binary trains, evaluates and answers on it |
 | rates | measured: the bus, products, and attention at 256 and 1,024 keys, as shares of the published peak of the card's dense products |
-| parity | losses are the CPU's (f32: 1e-5 at every step, bf16: 2e-2); twice the same digits, also after kill -9 and a resume |
-| memory | predicted peaks are within 5 % of the peaks by the binary and by nvidia-smi; 48 MiB too much are always allowed |
+| parity | losses equal the CPU's (f32: 1e-5 at every step, bf16: 2e-2); a second run has the same digits, also after kill -9 and a resume |
+| memory | predicted peaks are within 5 % of the peaks by the binary and by nvidia-smi; they may always be 48 MiB too high |
 | budgets | no run fails in a budget that the binary offers, no peak is above its budget, and predictions are within 5 % |
 | levers | each lever runs; its measured price stands beside the planner's |
 | graphs | as graphs and kernel by kernel, in turn, tokens and training steps have the same bits; all micro-batches of later steps are graphs; times of both |
-| offload | with tensors off the card losses keep every digit, and predictions are within 5 %; their prices, and the rate of copies |
-| cards | with a build of `mpi,cuda` or `nccl`: two cards and all of them have one card's losses, memory as predicted, and bits with virtual shards |
+| offload | with tensors off the card losses keep every digit, and predictions are within 5 %; the tensors' prices, and the rate of copies |
+| cards | with a build of `mpi,cuda` or `nccl`: two cards and all cards have one card's losses, memory as predicted, and bits with virtual shards |
 | speed | each contender runs; times, tokens, shares of the peak, and memory of train_low_mem and PyTorch, in turn |
 | large | t5-3b's shape trains in 2 GiB, and an adapter of flan-t5-xxl's in 2 GiB beside 1 GiB of the host, within 2e-2 of ample budgets |
 | sanitizer | compute-sanitizer finds nothing in a step (memcheck, racecheck) |
@@ -51,26 +51,26 @@ import time
 
 MIB = 1 << 20
 PARTS = ["smoke", "rates", "parity", "memory", "budgets", "levers", "graphs", "offload", "cards", "speed", "large", "sanitizer"]
-# The order of parts within a budget, and their shares of it: first what no card has measured.
+# The order of parts within a budget, and their shares of it: measurements that no card has made come first.
 SHARES = {"smoke": 4, "rates": 3, "large": 8, "offload": 5, "sanitizer": 4, "parity": 4, "graphs": 6, "speed": 4, "budgets": 4, "memory": 3,
           "levers": 2, "cards": 1}
-# Of a budget: to end the last command, and to write the page.
+# The part of a budget for ending the last command and writing the page.
 SECONDS_OF_THE_END = 10
 MEMORY_TOLERANCE = 0.05
-# The allocator's pool is billed with a fixed part, which is much of a small model's bill.
+# The bill has a fixed part for the allocator's pool, which is a large share of a small model's bill.
 ALLOWED_ABOVE_THE_PEAK_MIB = 48
-# nvidia-smi counts in MiB, and the driver gives memory out in pieces of 2 MiB.
+# nvidia-smi counts in MiB, and the driver allocates in pieces of 2 MiB.
 SMI_ROUNDING_MIB = 16
 TOLERANCE = {"f32": 1e-5, "bf16": 2e-2}
-# A relu's kink and the default's high rate amplify rounding: there the CPU is up to 6e-3 from itself after 50 steps, in other micro-batches.
+# A relu's kink and the default's high rate amplify rounding: with other micro-batches the CPU's own losses differ by up to 6e-3 after 50 steps.
 SMOOTH = ["--set", 'model.overrides={feed_forward_proj="gated-gelu"}', "--set", "optimizer.learning_rate=3e-3"]
-# Published rates of dense products in bf16 with sums in f32, and in f32 without tensor cores: TFLOP/s. The first of these words in a card's name counts.
+# Published rates of dense products in bf16 with sums in f32, and in f32 without tensor cores: TFLOP/s. The first of these names that is in a card's name counts.
 PEAKS = {"H200 NVL": (835.5, 60.0), "H200": (989.4, 66.9), "H100 PCIe": (756.0, 51.2), "H100 NVL": (835.5, 60.0), "H100": (989.4, 66.9),
          "A100": (312.0, 19.5), "L40S": (362.0, 91.6), "L4": (121.0, 30.3), "RTX 4090": (165.2, 82.6), "RTX 3090": (71.2, 35.6)}
 STOCHASTIC = ["--precision", "bf16", "--master-weights", "stochastic-rounding", "--gradient-precision", "bf16"]
 PRECISIONS = {"f32": ["--precision", "f32"], "bf16": ["--precision", "bf16"], "bf16 stochastic": STOCHASTIC}
 
-# Open MPI starts as many processes as there are cards, whoever asks for it, and leaves them all processors.
+# Open MPI starts as many processes as there are cards, even as root, and does not bind them to processors.
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
             "OMPI_MCA_hwloc_base_binding_policy": "none"}
 
@@ -80,11 +80,11 @@ class NotRun(Exception):
 
 
 class NoTimeLeft(NotRun):
-    """One for which the part's time was over."""
+    """A case that did not start because the part's time was over."""
 
 
 class Failed(Exception):
-    """A case that was tried and is wrong; its numbers so far."""
+    """A case that ran and is wrong; its numbers so far."""
 
     def __init__(self, reason, numbers=None):
         super().__init__(reason)
@@ -92,7 +92,7 @@ class Failed(Exception):
 
 
 class Ran:
-    """A command that ended: exit code, what it printed, seconds, and the card's peak by nvidia-smi where it was watched."""
+    """A command that ended: exit code, output, seconds, and the card's peak by nvidia-smi if it was watched."""
 
     def __init__(self, code, out, err, seconds, card_mib):
         self.code, self.out, self.err, self.seconds, self.card_mib = code, out, err, seconds, card_mib
@@ -111,7 +111,7 @@ class Ran:
 
 
 class CardWatch:
-    """The most memory of the card that nvidia-smi shows during a command, less what was held before it."""
+    """The most memory of the card that nvidia-smi shows during a command, minus the memory in use before it."""
 
     def __init__(self, card):
         self.card = card
@@ -149,7 +149,7 @@ class Session:
 
     def __init__(self, options):
         self.options, self.cases, self.commands, self.part, self.end = options, [], [], None, 0.0
-        # Of each part of which no case, or not all, were tried: why.
+        # Parts of which not all cases ran, each with the reason.
         self.unmeasured = {part: "did not begin" if part in options.parts else "not asked for" for part in PARTS}
         self.binary = str(options.binary.resolve())
         self.is_card = options.device != "cpu"
@@ -158,7 +158,7 @@ class Session:
         self.card = visible[int(number)] if int(number) < len(visible) and visible[int(number)] else number
         self.environment = dict(os.environ, CUDA_DEVICE_ORDER="PCI_BUS_ID", LD_LIBRARY_PATH=library_path(options.libraries), **OPEN_MPI)
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="scratch-", dir=options.output))
-        # The machine is measured anew, whatever an earlier run kept.
+        # The machine is measured again, regardless of earlier runs.
         self.environment["XDG_CACHE_HOME"] = str(self.scratch / "cache")
         self.begun = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
@@ -166,7 +166,7 @@ class Session:
         return self.end - time.monotonic()
 
     def try_part(self, part, seconds):
-        """One part, which never ends the script."""
+        """Runs one part. No failure in it ends the script."""
         self.part, self.end = part, time.monotonic() + seconds
         self.unmeasured[part] = "was not finished"
         try:
@@ -199,7 +199,7 @@ class Session:
                 while child.poll() is None and not cut:
                     time.sleep(0.005 if until else 0.02)
                     cut = time.monotonic() - began > seconds or (until is not None and until())
-            finally:  # Also where somebody stops this script.
+            finally:  # Also if the script is interrupted.
                 if child.poll() is None:
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
@@ -213,7 +213,7 @@ class Session:
         return ran
 
     def ours(self, subcommand, flags, launcher=(), **how):
-        """Runs the binary, whose help has to know every flag, as one process or by a launcher."""
+        """Runs the binary as one process or with a launcher. Its help has to know every flag."""
         flags = [str(flag) for flag in flags]
         for flag in flags:
             if flag.startswith("--") and flag not in self.flags_of(subcommand):
@@ -241,14 +241,14 @@ class Session:
         return ran.expect(0).out
 
     def case(self, name, check):
-        """Tries one case; whatever happens in it is its verdict."""
+        """Tries one case. Every failure in it becomes its verdict."""
         began, self.commands, reason, before = time.monotonic(), [], "", self.cases[-1] if self.cases else {}
         try:
             numbers, verdict = check() or {}, "ok"
         except NotRun as error:
             numbers, verdict, reason = {}, "not run", str(error)
             if isinstance(error, NoTimeLeft) and (before.get("part"), before.get("reason")) == (self.part, reason):
-                # One line stands for all of them.
+                # One line stands for all cases without time.
                 before["others"] = before.get("others", 0) + 1
                 return False
         except Failed as error:
@@ -266,7 +266,7 @@ class Session:
 
 
 def library_path(directories):
-    """Where the loader looks for CUDA's libraries: its own places, --libraries, and the wheels that torch brings."""
+    """Directories in which the loader looks for CUDA's libraries: its own ones, --libraries, and the wheels that torch brings."""
     places = [str(directory.resolve()) for directory in directories]
     for package in ["nvidia", "torch"]:
         found = importlib.util.find_spec(package)
@@ -289,7 +289,7 @@ class Training:
     def __init__(self, directory, ran):
         lines = (directory / "metrics.jsonl").read_text().splitlines() if (directory / "metrics.jsonl").exists() else []
         self.events = [json.loads(line) for line in lines if line.endswith("}")]
-        # A resumed run may make a step again: the last one counts.
+        # A resumed run may repeat a step: the last one counts.
         self.steps = {event["step"]: event for event in self.events if event["event"] == "step"}
         model = directory / "model" / "model.safetensors"
         self.digest = digest(model) if model.exists() else None
@@ -303,7 +303,7 @@ class Training:
 
 
 def digest(path):
-    """Of a file that may be larger than the memory."""
+    """The digest of a file that may be larger than memory."""
     sum_of = hashlib.sha256()
     with open(path, "rb") as file:
         while part := file.read(16 << 20):
@@ -320,7 +320,7 @@ def train_flags(session, name, device, steps, batch, more):
 
 
 def train(session, name, device, steps, batch, more=(), codes=(0,), **how):
-    """A whole run of the embedded data, or of those that `more` names."""
+    """A whole run of the embedded data, or of the data that `more` names."""
     directory, flags = train_flags(session, name, device, steps, batch, more)
     shutil.rmtree(directory, ignore_errors=True)
     ran = session.ours("train", flags, **how).expect(*codes)
@@ -344,7 +344,7 @@ def smoke(session):
         found = {finding["name"]: finding for finding in report["findings"]}
         if "cuda" not in found["program"]["facts"].get("features", []) and session.is_card:
             raise Failed("the binary was built without the feature cuda")
-        # A finding for each card; where there is none, one that says why.
+        # A finding for each card; without a card, a finding that says why.
         seen = [finding["found"] for finding in report["findings"] if finding["name"] == "card"]
         if not seen and cards(session):
             raise Failed("nvidia-smi shows a card, and doctor none")
@@ -461,7 +461,7 @@ def bench(session, model, shape, flags, steps=3, **how):
     result["peak"] = result["device_peak_bytes" if session.is_card else "peak_rss_bytes"] / MIB
     result["predicted"] = result["predicted_device_peak_bytes" if session.is_card else "predicted_peak_bytes"] / MIB
     result["smi"] = ran.card_mib
-    # Such as that recorded launches were refused.
+    # For example, that recorded launches were refused.
     result["warnings"] = [line.strip() for line in ran.err.splitlines() if "warning" in line.lower() or "WARN" in line]
     return result
 
@@ -472,7 +472,7 @@ def warned(result):
 
 
 def prediction(predicted, peaks, more):
-    """The numbers of a prediction beside the peaks by each count, and `more`. Fails where they are apart. All are MiB."""
+    """The numbers of a prediction beside the peaks by each count, and `more`. Fails if they differ too much. All are MiB."""
     numbers, wrong = {"predicted_mib": predicted}, []
     for by, peak in peaks.items():
         if not peak:
@@ -490,7 +490,7 @@ def prediction(predicted, peaks, more):
 
 
 def of_peak(session, tflops, precision):
-    """A rate, and its share of the card's published one, where that is known."""
+    """A rate, and its share of the card's published rate if that is known."""
     name = machine(session)["card"] if session.is_card else ""
     peak = next((rates for known, rates in PEAKS.items() if re.search(rf"\b{known}\b", name)), None)
     share = {"percent_of_peak": 100 * tflops / peak[precision == "f32"]} if peak else {}
@@ -498,7 +498,7 @@ def of_peak(session, tflops, precision):
 
 
 def rates(session):
-    """What the card does in a second: the binary's own measurement, and operations of a step, each waited for."""
+    """Rates of the card: the binary's own measurement, and operations of a step, with a wait after each."""
     quick, device = session.options.quick, session.options.device
     model, shapes, steps = ("tiny", [(1, 8, 8)], 1) if quick else ("t5-base", [(32, 256, 256), (8, 1024, 1024)], 3)
 
@@ -514,7 +514,7 @@ def rates(session):
         times = measured()["f32"].get("card")
         if not times:
             raise NotRun("no card was measured")
-        # Older programs, and drivers that lock no memory, have one rate.
+        # Older programs, and drivers that lock no memory, report only one rate.
         locked = times.get("locked_byte_ps", times["bus_byte_ps"])
         numbers = {"bus_gb_s": 1000 / locked, "through_staging_gb_s": 1000 / times["bus_byte_ps"], "launch_us": times["launch_ps"] / 1e6}
         query = ["nvidia-smi", "-i", session.card, "--query-gpu=pcie.link.gen.max,pcie.link.width.max", "--format=csv,noheader"]
@@ -523,7 +523,7 @@ def rates(session):
             generation, width = map(int, said.split(","))
         except (OSError, ValueError, subprocess.SubprocessError):
             return numbers
-        # Of generation 3 a lane has 8 GT/s, and each later one has twice as many; 128 of 130 bits are data.
+        # A lane of generation 3 has 8 GT/s, and each later generation has twice as many; 128 of 130 bits are data.
         link = width * 2 ** (generation - 3) * 8 / 8 * 128 / 130
         return {**numbers, "link": f"PCIe {generation} x{width}", "link_gb_s": link, "percent_of_link": 100 * numbers["bus_gb_s"] / link}
 
@@ -540,7 +540,7 @@ def rates(session):
         return numbers
 
     def of_adapter(shape):
-        """Where the time of a step goes whose products are of rank 16 beside those of the base."""
+        """The time of each operation of a step with an adapter, whose products are of rank 16 beside the base's products."""
         flags = PRECISIONS["bf16"] + ["--micro-batch", shape[0], "--lora", 16]
         profile = bench(session, model, shape, flags + ["--profile"], steps)["profile"]
         ms = {operation["name"] + "_ms": operation["ms"] for operation in profile["operations"]}
@@ -569,7 +569,7 @@ def memory(session):
     else:
         shapes = {model: [(8, tokens, tokens) for tokens in (512, 128, 1024)] for model in ("t5-small", "t5-base", "chatlm-0.2b")}
         shapes["tiny"] = [(64, 128, 128)]
-    # One shape of every model first, so that a short time sees them all.
+    # One shape of every model first, so that even a short run covers all models.
     order = sorted((rank, model, shape) for model, found in shapes.items() for rank, shape in enumerate(found))
     for _, model, shape in order:
         for precision, flags in PRECISIONS.items():
@@ -592,7 +592,7 @@ def material(session, words, rows, target_words=None):
 
 
 def budgets(session):
-    """Four settings, each with a refusal, which names the smallest budget, and six budgets from there on."""
+    """Four settings. Each has a refusal, which names the smallest budget, and six budgets from that one upwards."""
     flag = "--device-memory-budget" if session.is_card else "--memory-budget"
     bf16 = ["--set", "train.precision=bf16"]
     stochastic = bf16 + ["--set", "train.master_weights=stochastic-rounding", "--set", "train.gradient_precision=bf16"]
@@ -600,7 +600,7 @@ def budgets(session):
         settings = [("tiny", 4, 8, []), ("tiny", 8, 12, []), ("tiny", 4, 8, bf16), ("tiny", 8, 12, stochastic)]
         steps, rows = 2, 64
     else:
-        # First those that no card has measured.
+        # Settings that no card has measured come first.
         settings = [("t5-base", 32, 512, []), ("t5-base", 32, 512, stochastic), ("t5-base", 64, 128, bf16), ("t5-small", 64, 256, [])]
         steps, rows = 4, 512
 
@@ -663,7 +663,7 @@ def levers(session):
         for name, flags in ways.items():
 
             def priced():
-                # The fastest plan again beside each lever: a card's clock falls as it warms.
+                # The fastest plan runs again beside each lever, because a card's clock falls as it warms.
                 result = bench(session, model, shape, PRECISIONS[precision] + flags, steps)
                 before = bench(session, model, shape, PRECISIONS[precision], steps) if flags and not session.options.quick else first
                 numbers = {"step_ms": result["step_ms"], "peak_mib": result["peak"], "micro_batch": result["micro_batch_samples"]} | warned(result)
@@ -676,12 +676,12 @@ def levers(session):
             first = first or found or None
 
 
-# The launchers that have the binary launch steps and tokens as graphs, or kernel by kernel: they set its environment.
+# Launchers that set the binary's environment: it launches steps and tokens as graphs, or kernel by kernel.
 LAUNCHED = {way: ["env", f"LOW_MEM_T5_GRAPHS={value}"] for way, value in {"graphs": "all", "kernels": "none"}.items()}
 
 
 def has_card(session):
-    """Whether there is a card to try the part on; a part that has none says so."""
+    """Whether there is a card for the part; without a card a case says so."""
 
     def none():
         raise NotRun("without a card there is nothing to try")
@@ -692,7 +692,7 @@ def has_card(session):
 
 
 def graphs(session):
-    """Tokens and training steps, recorded and kernel by kernel. A card's clock falls as it warms, so each turn has the other order."""
+    """Tokens and training steps, recorded and kernel by kernel. A card's clock falls as it warms, so the order alternates."""
     if not has_card(session):
         return
     quick, device = session.options.quick, session.options.device
@@ -707,7 +707,7 @@ def graphs(session):
         return found
 
     def launched(ran, way):
-        """Refuses a run of graphs that made none, because nothing would be compared."""
+        """Refuses a run with graphs that launched none, because the comparison would be empty."""
         lines = [line.strip() for line in ran.err.splitlines() if "launched kernel by kernel" in line]
         if way == "graphs" and lines:
             raise Failed(f"no graphs: {lines[0][:300]}")
@@ -741,7 +741,7 @@ def graphs(session):
         return numbers
 
     def all_graphs(numbers):
-        """The numbers of micro-batches of a step, and of those that were launched as graphs: all, or times of graphs are those of kernels."""
+        """The number of a step's micro-batches, and of those launched as graphs. They must be equal, or times of graphs include times of kernels."""
         counts = {key: numbers[key] for key in ("micro_batches", "graph_micro_batches")}
         if counts["graph_micro_batches"] != counts["micro_batches"]:
             raise Failed("not all micro-batches were launched as graphs", counts)
@@ -764,12 +764,12 @@ def graphs(session):
         for run in [run for runs in made.values() for run in runs]:
             if run.of_steps("loss") != first.of_steps("loss") or run.digest != first.digest:
                 raise Failed("losses or models of graphs and of kernels have other bits")
-        # The first half of the steps is left out: they are measured or recorded.
+        # The first half of the steps is left out, because their micro-batches are measured or recorded.
         step_ms = {way: [statistics.median(run.of_steps("step_ms")[len(run.steps) // 2 :]) for run in runs] for way, runs in made.items()}
         peaks = {f"{way}_peak_mib": max(run.last("end")["device_peak_bytes"] for run in runs) / MIB for way, runs in made.items()}
         return {**beside(*step_ms.values(), "step_ms"), **peaks, **all_graphs(first.steps[max(first.steps)])}
 
-    # Small micro-batches first: without graphs their launches take the host longer than the card needs.
+    # Small micro-batches first: without graphs the host takes longer to launch their kernels than the card to run them.
     config, length = ("tiny", 8) if quick else ("chatlm-0.2b", 512)
     for samples in (1, 8):
         session.case(f"{config} bf16, 8 samples in micro-batches of {samples}: bench", lambda: benched(config, samples, length, ways["bf16"]))
@@ -779,24 +779,24 @@ def graphs(session):
             session.case(f"{model} {precision}, {name}: a token", lambda: paced(more + search))
         of_training = ["--set", f"train.precision={precision}"]
         for samples in (batch, batch // 4):
-            # Steps that go layer by layer are not recorded. Rows of logits at a time show in bits, and the planner may choose others for graphs.
+            # Layer-major steps are not recorded. The number of rows of logits at a time changes bits, and the planner may choose another number for graphs.
             pins = {"micro_batch_samples": samples, "accumulation": "micro-batch-major", "loss_chunk_rows": 1024}
             way = [*of_training, *(word for key, value in pins.items() for word in ("--set", f"memory.{key}={value}"))]
             session.case(f"{model} {precision}, micro-batches of {samples}: a step", lambda: stepped(way))
 
 
 def copies(run):
-    """Of each step the milliseconds in which the card waited for copies, and the bytes that were copied to it and from it."""
+    """For each step, the milliseconds in which the card waited for copies, and the bytes that were copied to it and from it."""
     steps = [step for step in run.steps.values() if step.get("copy_wait_ms")]
     return [step["copy_wait_ms"] for step in steps], [step["copied_to_device_bytes"] + step["copied_from_device_bytes"] for step in steps]
 
 
-# Of a way whose copies go beside what is computed, and of one that has nothing to copy.
+# Suffix of settings with overlapped copies, and prefix of settings without copies.
 BESIDE, ALL_THERE = ", copies beside", "all on the card"
 
 
 def offload(session):
-    """Runs whose tensors are off the card, beside one that keeps all of them there: the same losses, and the time that it takes."""
+    """Runs with tensors off the card, beside a run with all tensors on the card: the losses are equal, and the time shows the price."""
     if not has_card(session):
         return
     model, batch, words, steps = ("tiny", 4, 8, 2) if session.options.quick else ("t5-base", 16, 256, 6)
@@ -815,7 +815,7 @@ def offload(session):
                        "bus_gib": plan["step_bus_bytes"] / (1 << 30)}
             waited_ms, copied = (statistics.median(found or [0]) for found in copies(made))
             if waited_ms:
-                # Of copies that are waited for: with files, their reading and writing is in it.
+                # Copies that the card waits for. With files, the time includes reading and writing them.
                 numbers |= {"copy_wait_ms": waited_ms, "copied_gib": copied / (1 << 30), "copied_gib_s": copied / (1 << 30) / waited_ms * 1000}
             losses = made.of_steps("loss")
             if name.startswith(ALL_THERE):
@@ -827,19 +827,19 @@ def offload(session):
                 numbers["price"] = numbers["step_ms"] / first["step_ms"]
             waits = waited.get(name.removesuffix(BESIDE))
             if waits and waits > first.get("step_ms", math.inf):
-                # Of the time that copies cost where they are waited for, the share that is gone.
+                # The share of the copies' cost that overlap hides.
                 numbers["hidden"] = (waits - numbers["step_ms"]) / (waits - first["step_ms"])
             waited[name] = numbers["step_ms"]
             if losses != first["losses"]:
                 raise Failed(f"{name}: losses {losses} instead of {first['losses']}", numbers)
             return prediction(numbers["predicted_mib"], {"peak": numbers["peak_mib"], "smi": made.ran.card_mib}, numbers)
 
-        # All four are pinned: the planner would take others off the card, too.
+        # All four are pinned: otherwise the planner would offload other tensors, too.
         pinned = lambda gone: [word for what, key in keys.items() for word in ("--set", f"memory.{key}_offload={'disk' if what in gone else 'none'}")]
         off = {"everything": pinned(keys), **{what: pinned([what]) for what in keys}}
         ways = {}
         for place in ("host", "disk"):
-            # Once more: a card's clock falls as it warms.
+            # All on the card again, because a card's clock falls as it warms.
             ways[f"{ALL_THERE}, before {place}"] = pinned([])
             for what, more in off.items():
                 there = more + ["--set", f"memory.offload_to={place}"]
@@ -851,7 +851,7 @@ def offload(session):
 
 
 def visible_cards(session):
-    """How many cards a process may choose from."""
+    """The number of cards that a process may choose from."""
     if session.options.cards:
         return session.options.cards
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -865,7 +865,7 @@ def visible_cards(session):
 
 
 def cards_together(session):
-    """One model on two cards, and on all of them, beside the same on one."""
+    """One model on two cards, and on all cards, beside the same model on one card."""
     quick, number = session.options.quick, visible_cards(session)
     model, batch, words, steps = ("tiny", 4, 8, 4) if quick else ("t5-base", 64, 256, 8)
     made = {}
@@ -938,9 +938,9 @@ def cards_together(session):
         session.case(f"{count} cards, then one, with {number} virtual shards", lambda: same_bits(count))
 
 
-# The speed beside PyTorch.
+# Speed beside PyTorch.
 
-# name: (precision of ours, weights, autocast, compile, attention, optimizer). `bench` updates by Adafactor: AdamW is another optimizer.
+# name: (our precision, weights, autocast, compile, attention, optimizer). `bench` updates with Adafactor: AdamW is another optimizer.
 PYTORCH = {
     "eager f32": ("f32", "float32", False, False, "eager", "adafactor"),
     "compile f32": ("f32", "float32", False, True, "eager", "adafactor"),
@@ -956,7 +956,7 @@ PYTORCH = {
     "compile bf16 weights": ("bf16 stochastic", "bfloat16", False, True, "eager", "adafactor"),
     "sdpa bf16 weights": ("bf16 stochastic", "bfloat16", False, False, "sdpa", "adafactor"),
 }
-# Contenders that take turns: precisions of ours, and attentions of PyTorch's. A first torch.compile takes more than a minute.
+# Contenders that take turns: our precisions, and PyTorch's attentions. A first torch.compile takes more than a minute.
 TURNS = {"bf16": (("bf16", "bf16 stochastic"), ("eager",)), "bf16 with SDPA": (("bf16", "bf16 stochastic"), ("sdpa",)), "f32": (("f32",), ("eager", "sdpa"))}
 SHAPES = {
     "tiny": dict(d_model=128, d_ff=512, d_kv=32, num_heads=4, num_layers=3, vocab_size=4096),
@@ -966,14 +966,14 @@ SHAPES = {
 
 
 def step_tflop(model, shape):
-    """Of the products of a step with no second computing of anything, over whole sequences: 10^12 floating-point operations."""
+    """The products of a step without recomputation, over whole sequences: 10^12 floating-point operations."""
     of, (batch, source, target) = SHAPES[model], shape
     inner, feed_forward = of["d_kv"] * of["num_heads"], 2 * of["d_model"] * of["d_ff"]
     attention = of["d_model"] * inner
     encoder = source * (4 * attention + feed_forward) + 2 * source * source * inner
     decoder = target * (6 * attention + feed_forward) + source * 2 * attention + 2 * target * (target + source) * inner
     head = target * of["d_model"] * of["vocab_size"]
-    # Twice for multiply and add; backward is twice forward.
+    # Two operations for each multiply-add; backward has twice the operations of forward.
     return 6 * batch * (of["num_layers"] * (encoder + decoder) + head) / 1e12
 
 
@@ -992,7 +992,7 @@ def work(words):
     with torch.device(device):  # On a few cores random values take half a minute.
         net = T5ForConditionalGeneration(config)
     net = net.to(dtype=getattr(torch, weights)).train()
-    if device != "cpu":  # The weights in f32 are gone, and no part of a step's peak.
+    if device != "cpu":  # The weights in f32 are freed, and do not count towards a step's peak.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     if optimizer == "adamw":
@@ -1021,7 +1021,7 @@ def work(words):
 def speed(session):
     missing = [package for package in ("torch", "transformers") if not importlib.util.find_spec(package)]
     quick, device = session.options.quick, session.options.device
-    # First 16 k tokens in a micro-batch. Nobody cuts a batch.
+    # 16 k tokens in a micro-batch first. No contender splits a batch.
     shapes = [("tiny", (4, 12, 12))] if quick else [("t5-base", (16, 512, 512)), ("t5-base", (32, 512, 128)), ("t5-small", (64, 512, 128))]
     steps, rounds = (1, 2) if quick else (10, 2)
     for (model, shape), turn in [(found, turn) for found in shapes for turn in TURNS]:
@@ -1035,7 +1035,7 @@ def speed(session):
             raise NotRun(f"not installed: {', '.join(missing)}")
 
         if missing and attentions == ("sdpa",):
-            # Its contenders of ours had their turn.
+            # Our contenders already ran in another turn.
             session.case(size, lacking)
             continue
 
@@ -1045,7 +1045,7 @@ def speed(session):
             if missing:
                 lacking()
             words = json.dumps([model, shape, device, steps, name])
-            try:  # PyTorch's own failure is none of the binary's. Its last line says most.
+            try:  # PyTorch's own failure is not the binary's. Its last line is the most informative.
                 ran = session.run([sys.executable, pathlib.Path(__file__).resolve(), "--worker", words], limit=240, watched=session.is_card)
             except Failed as error:
                 raise NotRun(f"PyTorch {error}") from None
@@ -1062,7 +1062,7 @@ def speed(session):
                 try:
                     results.setdefault(name, {})[number] = once(name)
                 except (NotRun, Failed) as error:
-                    # The first reason says most, but for a failure.
+                    # The first reason is the most informative, but a failure replaces it.
                     lacks[name] = error if isinstance(error, Failed) else lacks.get(name, error)
                 typed.setdefault(name, []).extend(session.commands[before:])
             if not (ran := sum(number in found for found in results.values())):
@@ -1089,22 +1089,22 @@ def speed(session):
             session.case(f"{size}: {name}", lambda: summary(name))
 
 
-# Models that are larger than what they are trained in.
+# Models that are larger than the budgets in which they are trained.
 
 
 @functools.lru_cache(None)
 def pool_of_values(exponent):
-    """Random numbers in bf16, of either sign, whose size is from 2^exponent (even after adding 127) to four times that."""
+    """Random numbers in bf16, of either sign. Their absolute values are from 2^exponent (even after adding 127) to four times that."""
     draw, count = random.Random(exponent), 8 << 20
     pool = bytearray(2 * count)
-    # The low byte has seven bits of the mantissa and one of the exponent, the high one the rest of it and the sign.
+    # The low byte has seven bits of the mantissa and one of the exponent, the high byte the rest of the exponent and the sign.
     pool[0::2] = draw.randbytes(count)
     pool[1::2] = draw.randbytes(count).translate(bytes((exponent + 127) // 2 | (byte & 0x80) for byte in range(256)))
     return bytes(pool)
 
 
 def cheap_values(lengths, deviation):
-    """Of a tensor, as `verify_large.make_model` takes them: from one pool for all of about one size, which is as fast as the disk."""
+    """A tensor's values, as `verify_large.make_model` takes them. Tensors of about one size share a pool, so writing is as fast as the disk."""
     left, start = 2 * math.prod(lengths), 2 * (math.prod(lengths) * 7919 % 65_521)
     if deviation is None:
         yield b"\x80\x3f" * (left // 2)
@@ -1123,14 +1123,14 @@ def large(session):
         return
     quick, device, made = session.options.quick, session.options.device, {}
     source, target, steps = (8, 4, 2) if quick else (256, 64, 3)
-    # All weights go over the bus in every step, whatever its tokens: 16 k of them in a source.
+    # All weights cross the bus in every step, regardless of its tokens: 16 k of them in a source.
     batch, adapted = (2, 2) if quick else (64, 16)
     rows = lambda: material(session, source, batch * steps, target)
     # Without a budget a run takes a small plan that is nearly the fastest.
     free = None if quick or not cards(session) else int(0.8 * float(cards(session)[2].split()[0]))
 
     def run(samples, flags, budgets):
-        """A run, whose files go at once, with budgets of card and host."""
+        """A run with budgets of card and host. Its files are deleted at once."""
         limits = [word for flag, mib in zip(("--device-memory-budget", "--memory-budget"), budgets) if mib for word in (flag, f"{mib}MiB")]
         limits += ["--set", "checkpoint.every_minutes=none"]
         try:
@@ -1139,7 +1139,7 @@ def large(session):
             shutil.rmtree(session.scratch / "large", ignore_errors=True)
 
     def smallest(flags):
-        """The budget of the card that a refusal names, for shapes that fit into any."""
+        """The card's budget that a refusal names, for shapes that fit into any budget."""
         said = train(session, "large", device, steps, batch, flags + ["--device-memory-budget", "1MiB"], codes=(3,)).ran.err
         return math.ceil(float(re.search(r"--device-memory-budget (\d+(?:\.\d+)?)MiB", said)[1]))
 
@@ -1212,7 +1212,7 @@ def sanitizer(session):
         measured = ["env", "LOW_MEM_T5_PRICES=built-in"]
         ran = session.run([*measured, "compute-sanitizer", "--tool", tool, "--error-exitcode", 9, session.binary, *words], limit=300)
         said = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", ran.out + ran.err)
-        # Without a summary nobody looked.
+        # Without a summary the tool checked nothing.
         if ran.code or said[-1:] != ["0"]:
             raise Failed(f"exit code {ran.code}: {(ran.out + ran.err).strip()[-600:]}")
         return {"findings": 0}
@@ -1232,11 +1232,11 @@ def sanitizer(session):
             session.case(f"{name}: {tool}", lambda: check(tool, answer(search)))
 
 
-# The results.
+# Results.
 
 
 def cards(session):
-    """The card as nvidia-smi has it, or nothing."""
+    """The card's description by nvidia-smi, or nothing."""
     query = ["nvidia-smi", "-i", session.card, "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=20)
@@ -1248,7 +1248,7 @@ def cards(session):
 
 @functools.lru_cache(None)
 def machine(session):
-    """What a page of numbers has to say about where they come from."""
+    """Facts about the machine and the versions, which a page of numbers must have."""
     name, driver, size, capability = cards(session) or ["unknown: nvidia-smi shows none"] + [None] * 3
     try:
         said = subprocess.run([session.binary, "--version"], capture_output=True, text=True, env=session.environment, timeout=60).stdout
@@ -1308,7 +1308,7 @@ def page(session):
 
 
 def not_measured(session):
-    """Lines on all that was not measured, and why; the tables of the parts name the cases."""
+    """Lines on everything that was not measured, and why; the tables of the parts name the cases."""
     reasons = {}
     for part, reason in session.unmeasured.items():
         reasons.setdefault(reason, []).append(part)
@@ -1322,7 +1322,7 @@ def not_measured(session):
 
 
 def write_results(session):
-    """Writes both files whole, after every case: a script that is killed leaves what it found."""
+    """Writes both files whole, after every case, so that a killed script keeps its results."""
     results = {"begun": session.begun, "arguments": sys.argv[1:], "machine": machine(session), "unmeasured": session.unmeasured,
                "cases": session.cases}
     for name, text in [("verify_card.json", json.dumps(results, indent=1) + "\n"), ("verify_card.md", page(session))]:
@@ -1330,7 +1330,7 @@ def write_results(session):
         try:
             path.with_suffix(".part").write_text(text)
             os.replace(path.with_suffix(".part"), path)
-        except OSError as error:  # Such as a full disk: models go at the end of a part, and the next case writes again.
+        except OSError as error:  # For example, a full disk: models are deleted at the end of a part, and the next case writes again.
             print(f"cannot write {path}: {error}", file=sys.stderr, flush=True)
 
 
@@ -1342,7 +1342,7 @@ def positive(text):
 
 
 def seconds_of(part, options, left):
-    """How long a part may take: its minutes, and of the seconds that are left its share among the parts that are left."""
+    """Seconds for a part: at most its minutes, and its share of the seconds that are left, among the parts that are left."""
     parts = list(options.parts)
     shares = sum(options.shares[later] for later in parts[parts.index(part) :])
     return min(60 * options.parts[part], left * options.shares[part] / shares)
@@ -1368,7 +1368,7 @@ def arguments():
         parser.error(f"no such part: {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
     try:
         options.parts = {part: positive(minutes) if minutes else options.minutes for part, minutes in named}
-        # Who names minutes names shares.
+        # Minutes after a colon are shares, too.
         options.shares = {part: float(minutes) if minutes else SHARES[part] for part, minutes in named}
     except ValueError:
         parser.error(f"--parts {options.parts}: expected minutes after a colon, as in speed:5")
@@ -1383,7 +1383,7 @@ def main():
     options, began = arguments(), time.monotonic()
     if options.worker:
         return work(options.worker)
-    # Who ends it with a signal gets no command that goes on, and no scratch files.
+    # A script that is ended by a signal leaves no running command and no scratch files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options.output.mkdir(parents=True, exist_ok=True)
     options.output = options.output.resolve()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Export models with `train_low_mem export` and ask each file in the programs that it was made for.
+"""Exports models with `train_low_mem export` and answers prompts with each file in the program that reads it.
 
     python scripts/verify_exports.py --binary target/release/train_low_mem --data rows.parquet \\
         [--llama-completion PATH] [--converter] MODEL...
@@ -8,11 +8,11 @@ For each MODEL (a run or a model directory) the first 100 prompts of `--data` ar
 then from the exported files:
 
 * CTranslate2 (f32, int8), from the ids of the model's own tokenizer
-* llama.cpp's `llama-completion` (f32, f16, bf16, q8_0), from the text: it has the tokenizer out of the file. Its cache is kept in f32
-* transformers with `gguf_file=` (f32, q8_0) and the model's own config: 5.23 makes a gated ReLU of every T5 in GGUF by itself
+* llama.cpp's `llama-completion` (f32, f16, bf16, q8_0), from the text: it reads the tokenizer from the file. Its cache is kept in f32
+* transformers with `gguf_file=` (f32, q8_0) and the model's own config: by itself 5.23 reads every T5 in GGUF as a gated ReLU
 
-Answers that differ are counted. In f32 none may: then the script ends with 1. With `--converter` CTranslate2's own converter makes the
-same model, and the variables of `model.bin` are compared. A model that GGUF cannot hold says so in its row.
+Answers that differ are counted. In f32 no answer may differ, or the script exits 1. With `--converter` CTranslate2's own converter makes the
+same model, and the variables of `model.bin` are compared. If GGUF cannot hold a model, its row says so.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def check(model, prompts, arguments, scratch):
             others = differing_variables(directory, dtype, path, scratch / "converted")
             shown = ", ".join(f"`{name}`" for name in others) or "the same bytes"
             print(f"| {model.name} | CTranslate2 | {dtype} | | its converter: {shown} | |", flush=True)
-            # Transformers 5 says of every T5 that its head is tied, and the converter takes its word for the scale.
+            # transformers 5 says of every T5 that its head is tied, and the converter derives the scale from that.
             failed |= bool(set(others) - {"decoder/scale_outputs"})
     for dtype in ["f32", "f16", "bf16", "q8_0"]:
         path = scratch / f"{dtype}.gguf"
@@ -108,7 +108,7 @@ def generate(binary, model, prompts, scratch):
 
 
 def export(binary, model, kind, dtype, path):
-    """Returns the reason of a refusal; nothing where the file was written."""
+    """Returns the reason of a refusal, or nothing if the file was written."""
     command = [binary, "export", "--model", model, "--format", kind, "--dtype", dtype, "--output", path]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == 0:
@@ -125,7 +125,7 @@ def plain(text):
 def tokenizer_of(directory):
     import transformers
 
-    # Run directories have a tokenizer.json, which is the one that the command uses.
+    # Run directories have a tokenizer.json, which the command uses.
     return transformers.PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
 
 
@@ -147,7 +147,7 @@ def ids_with_end(tokenizer, prompt):
 
 
 def differing_variables(directory, dtype, path, target):
-    """Names of the variables that CTranslate2's own converter writes in another way, or that one of the two does not have."""
+    """Names of the variables that CTranslate2's own converter writes differently, or that only one of the two files has."""
     import ctranslate2
 
     converter = ctranslate2.converters.TransformersConverter(str(directory))
@@ -197,7 +197,7 @@ def with_llama(program, path, prompts):
             done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
             if done.returncode != 0:
                 sys.exit(f"{' '.join(map(str, command))}\n{done.stderr}")
-            # Its log thread prints the answer, and on a busy machine may end before it has printed all. This line comes last.
+            # llama-completion's log thread prints the answer, and on a busy machine may end before it has printed everything. This line comes last.
             if LAST_LINE in done.stderr:
                 return plain(END_OF_TEXT.sub("", done.stdout))
         sys.exit(f"{' '.join(map(str, command))}\nnever printed all of its answer")

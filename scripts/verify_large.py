@@ -6,7 +6,7 @@
 
 Makes a model with the shape of flan-t5-xl or xxl and random weights in bf16 (22.3 GB for xxl), and rows that fill every sample. For
 each base a run of three steps is killed with SIGKILL after the second step's checkpoint and resumed. A memory group's limit is the
-budget, page cache included (memory controller of version 1, writable). Prints a table. Needs numpy besides.
+budget, page cache included (memory controller of version 1, writable). Prints a table. Also needs numpy.
 """
 
 import argparse
@@ -34,7 +34,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
 def parameters(shape):
-    """Name, shape and standard deviation of every tensor, as T5 v1.1 begins."""
+    """Name, shape and standard deviation of every tensor, by T5 v1.1's initialisation."""
     model, inner, wide = shape["d_model"], shape["d_kv"] * shape["num_heads"], shape["d_ff"]
     yield "shared.weight", (VOCABULARY, model), 1.0
     yield "lm_head.weight", (VOCABULARY, model), model**-0.5
@@ -58,7 +58,7 @@ def parameters(shape):
 
 
 def normal_values():
-    """From a tensor's lengths and standard deviation to its values in bf16, rounded to nearest; a few MiB at a time."""
+    """Returns a function from a tensor's lengths and standard deviation to its values in bf16, rounded to nearest; a few MiB at a time."""
     import numpy
 
     random = numpy.random.Generator(numpy.random.SFC64(0))
@@ -75,7 +75,7 @@ def normal_values():
 
 
 def make_model(directory, shape, tokenizer, values):
-    """Writes the model; `values` gives the bytes of a tensor by its lengths and standard deviation, which is None where all are 1."""
+    """Writes the model. `values` gives the bytes of a tensor by its lengths and standard deviation, which is None for a tensor of ones."""
     files, bytes_of_file = [[]], 0
     for parameter in parameters(shape):
         bytes_of_parameter = 2 * math.prod(parameter[1])
@@ -114,7 +114,7 @@ def make_model(directory, shape, tokenizer, values):
 
 
 def make_rows(file, rows, source_tokens, target_tokens):
-    """A word is at least a token, so that every sample is full."""
+    """Each word is at least one token, so that every sample is full."""
     words = ["water", "stone", "river", "winter", "light", "paper", "garden", "silver", "music", "bridge", "letter", "mirror"]
     text = lambda row, count: " ".join(words[(5 * row + 7 * at + at * at % 11) % len(words)] for at in range(count))
     with open(file, "w") as out:
@@ -123,7 +123,7 @@ def make_rows(file, rows, source_tokens, target_tokens):
 
 
 def status(process, key):
-    """Bytes, from the process's own counters; None when it has ended."""
+    """Bytes from the process's own counters; None if it has ended."""
     try:
         lines = pathlib.Path(f"/proc/{process}/status").read_text().splitlines()
         lines += pathlib.Path(f"/proc/{process}/io").read_text().splitlines()
@@ -142,7 +142,7 @@ def events(output, kind):
 
 
 def watch(group, command, log, until=None):
-    """Runs a command in the group; its peak and the bytes it read from disks. Kills it when `until` is true."""
+    """Runs a command in the group. Returns its peak and the bytes that it read from disks. Kills it when `until` is true."""
     peak, read = 0, 0
     with open(log, "w") as out:
         process = subprocess.Popen(group.command([str(word) for word in command]), stdout=out, stderr=subprocess.STDOUT)

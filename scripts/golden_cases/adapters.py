@@ -1,9 +1,9 @@
 """Adapter goldens: fifty AdamW steps of LoRA adapters by PEFT, the adapters as PEFT saves them, and its merged weights.
 
-`bases/NAME` are Hugging Face directories. Each case is `CASE/start` and `CASE/final`: the directories that
+`bases/NAME` are Hugging Face directories. Each case has `CASE/start` and `CASE/final`, the directories that
 `save_pretrained` wrote before the first and after the last step, without the model card; `CASE/golden.json` (base, rate,
 decay, the batches that are used in turn, the loss of each step before its update); `CASE/merged.safetensors`: the
-parameters that `merge_and_unload` changed, and of a head that it parted from the shared table the head.
+parameters that `merge_and_unload` changed, and the head if it was separated from the shared table.
 `unusual` holds directories that are only read: `bin` is saved without safetensors.
 """
 
@@ -189,7 +189,7 @@ def trained(model):
 
 
 def merged_weights(base, adapter):
-    """What `merge_and_unload` changed. A tied head is parted first: PEFT would change the shared table with it."""
+    """The parameters that `merge_and_unload` changed. A tied head is separated first: PEFT would change the shared table with it."""
     model = load_base(base)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if model.lm_head.weight is model.shared.weight:
@@ -205,7 +205,7 @@ def save(model, folder):
 
 
 def sort_sets(path):
-    """PEFT writes these lists in the order of a set, which differs from run to run."""
+    """PEFT writes these lists in the order of a set, which differs between runs."""
     with open(path) as file:
         config = json.load(file)
     for key in ("target_modules", "exclude_modules", "modules_to_save"):

@@ -1,9 +1,9 @@
-"""Corpus BLEU goldens from sacreBLEU: `bleu.json` holds corpora and, for each tokenizer, what sacreBLEU says.
+"""Corpus BLEU goldens from sacreBLEU: `bleu.json` holds corpora and, for each tokenizer, sacreBLEU's results.
 
 Each case: {name, hypotheses, references (one per hypothesis), scores: {TOKENIZER: {score, precisions, counts,
 totals, brevity_penalty, hypothesis_length, reference_length, signature, tokenized}}}; `score` and `precisions`
 are percentages. `tokenized` is the tokenizer's own output for hypotheses and references, to find where two
-implementations part.
+implementations differ.
 """
 
 import sacrebleu

@@ -1,4 +1,4 @@
-"""Says where two folders of goldens differ by more than another machine's rounding explains."""
+"""Reports where two folders of goldens differ by more than the rounding of another machine."""
 
 import json
 

@@ -1,6 +1,6 @@
-"""Goldens of each family as its publisher ships it: files of old and new formats, and what transformers computes from them.
+"""Goldens of each family as its publisher ships it: files of old and new formats, and transformers' results for them.
 
-The content of a case is that of `t5_models.py`. `LAYOUTS` says which files hold the weights.
+A case has the same content as in `t5_models.py`. `LAYOUTS` says which files hold the weights.
 """
 
 import json
@@ -37,7 +37,7 @@ CASES = {
     # No shared table under its own name.
     "madlad": (T5, {}, False, "without_shared", {"tie_word_embeddings": False}),
     "ul2": (T5, {"feed_forward_proj": "gated-silu"}, False, "sharded_bin_bf16", {"tie_word_embeddings": False}),
-    # f16, but for `wo`, which transformers keeps in f32; a tensor that nothing uses; few keys in the config.
+    # f16 except `wo`, which transformers keeps in f32; an unused tensor; few keys in the config.
     "flan_f16": (T5, {}, False, "f16", {"tie_word_embeddings": False, "num_decoder_layers": None}),
 }  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""Goldens of generation: a tiny model that learned a little, 100 prompts, and what transformers generates under many settings.
+"""Goldens of generation: a tiny model that learned a little, 100 prompts, and transformers' answers under many settings.
 
 `answers.json`: `sources` (ids, EOS included), and for each of `cases` its `settings`, under transformers' names, and `answers`: for
-each source a list of answers, best first, up to and including EOS; `scores` beside them where beams found them. Each source was
-generated alone. Sources whose answers in f32 differ from those in f64 are not among the 100: there rounding decides.
-`processors.json`: scores, the history of tokens, and what transformers' processors and warpers make of them; null is -inf.
+each source a list of answers, best first, up to and including EOS; `scores` beside them if beams found them. Each source was
+answered alone. Sources whose answers in f32 and f64 differ are not among the 100: there rounding decides.
+`processors.json`: scores, the history of tokens, and the scores after transformers' processors and warpers; null is -inf.
 """
 
 import copy
@@ -43,12 +43,12 @@ CASES = [
     dict(num_beams=3, eos_token_id=[EOS, 7]),
 ]
 MAX_NEW_TOKENS = 14
-# Cases in which rounding is looked for.
+# Cases in which rounding is checked.
 UNSURE = [2, 5, 7, 12, 14]
 
 
 def model():
-    """Learns for some seconds a task with more than one answer: a token stands for one other token, or for two."""
+    """Trains for some seconds on a task with more than one answer: a token stands for one other token, or for two."""
     torch.manual_seed(11)
     model = T5ForConditionalGeneration(T5Config(**CONFIG)).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=8e-3)
@@ -116,7 +116,7 @@ def write(folder):
 
 
 def processors(model):
-    """What `generate` would make of given scores, by the lists that it makes itself."""
+    """The scores that `generate` would compute from given scores, with the processors that it builds itself."""
     torch.manual_seed(5)
     cases = []
     for settings in [

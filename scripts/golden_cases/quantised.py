@@ -4,7 +4,7 @@
   `map`: the 256 values of the dynamic map;
   `CASE.weight` (out, in);
   `CASE.codes`, `CASE.absmax` (u8), `CASE.scales`, `CASE.offset`: `quantize_4bit` with `compress_statistics`;
-  `CASE.dequantised`: what `dequantize_4bit` makes of them;
+  `CASE.dequantised`: the result of `dequantize_4bit` for these;
   `CASE.int8` (their bytes), `CASE.int8_absmax`: `int8_vectorwise_quant`.
 """
 

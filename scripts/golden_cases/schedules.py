@@ -1,7 +1,7 @@
 """Learning rate schedules: the rate that the optimizer uses in each step, the first step first.
 
 `schedules.json` is a list of {name, schedule, peak, total_steps, warmup_steps, div_factor, learning_rates}.
-`peak` is the highest rate; one-cycle starts at `peak / div_factor`, which is what `optimizer.learning_rate` means
+`peak` is the highest rate; one-cycle starts at `peak / div_factor`, which is the meaning of `optimizer.learning_rate`
 there. `warmup_steps` of a one-cycle schedule is torch's `pct_start * total_steps`; torch's default is 0.3.
 """
 
@@ -35,7 +35,7 @@ TRANSFORMERS_NAMES = {"linear": "linear", "cosine": "cosine", "inverse-sqrt": "i
 
 def scheduler(schedule, optimizer, peak, total_steps, warmup_steps, div_factor):
     if schedule == "one-cycle":
-        # Another pct_start only where the case gives a warm-up: the original names div_factor alone.
+        # Another pct_start only if the case gives a warm-up: the original sets div_factor alone.
         start = {} if warmup_steps is None else {"pct_start": warmup_steps / total_steps}
         options = {"div_factor": div_factor, "cycle_momentum": False} | start
         return OneCycleLR(optimizer, max_lr=peak, total_steps=total_steps, **options)

@@ -1,7 +1,7 @@
 """SentencePiece goldens: a `spiece.model` alone, and the ids that transformers' `T5Tokenizer` makes of hostile texts.
 
 `T5/spiece.model` has T5's special tokens and normalization (nmt_nfkc). `none/spiece.model` is not normalized, and has pieces that
-its maker asked for; its `tokenizer_config.json` says that there are no sentinels, as mT5's does.
+its maker requested; its `tokenizer_config.json` says that there are no sentinels, as mT5's does.
 `ids.json` of each: `texts`, and for each its `ids` without the end of the sequence.
 """
 

@@ -1,4 +1,4 @@
-"""T5 config.json texts as the hub, transformers 4 and transformers 5 write them, and what transformers reads in them.
+"""T5 config.json texts as the hub, transformers 4 and transformers 5 write them, and the values that transformers reads in them.
 
 `expected.json` maps each file to the values that `T5Config.from_pretrained` of this version resolves.
 """
@@ -20,7 +20,7 @@ SUMMARIZATION = {
 }
 TRANSLATION = {"early_stopping": True, "max_length": 300, "num_beams": 4, "prefix": "translate English to German: "}
 
-# The first T5 on the hub: few keys, generation settings inside, no word about tying.
+# The first T5 on the hub: few keys, generation settings inside, no key about tying.
 HUB_T5_SMALL = {
     "architectures": ["T5ForConditionalGeneration"],
     "d_ff": 2048,
@@ -109,7 +109,7 @@ RAW = {
     "hub_mt5_small.json": HUB_MT5_SMALL,
     "v4_t5_small.json": V4_T5_SMALL,
     "v4_flan_t5_small.json": V4_FLAN_SMALL,
-    # Unusual but legal: keys of the house beside transformers' own, null where it may be, unlike depths.
+    # Unusual but legal: private keys beside transformers' own, null where it is allowed, different depths.
     "v4_unusual.json": V4_FLAN_SMALL
     | {
         "num_decoder_layers": None,

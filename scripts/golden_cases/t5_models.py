@@ -1,8 +1,8 @@
-"""T5 goldens: a Hugging Face directory, a batch, and what transformers computes from the two.
+"""T5 goldens: a Hugging Face directory, a batch, and transformers' results for the two.
 
 Each case is `<case>/config.json`, `<case>/model.safetensors`, `<case>/golden.json` (scalars, ids) and
 `<case>/golden.safetensors` (tensors). Every directory is written first and then loaded with
-`T5ForConditionalGeneration.from_pretrained`, so the golden is what a user of transformers would see.
+`T5ForConditionalGeneration.from_pretrained`, so the golden is the result that a user of transformers would get.
 
 Shapes: B batch, S source length, T target length, D model size, V vocabulary.
 """
@@ -47,7 +47,7 @@ CASES = {
         [5, 9, 2, 8],
         "untied",
     ),
-    # As transformers 4 saves T5 v1.1: tie_word_embeddings false. Nothing is a multiple of anything.
+    # As transformers 4 saves T5 v1.1: tie_word_embeddings false. No size is a multiple of another.
     "odd_shapes_untied": (
         {
             "vocab_size": 83,
@@ -201,7 +201,7 @@ def load(folder, dtype=torch.float32):
 
 
 def generate(folder, batch):
-    """Greedy answers without the start token, cut after EOS, and the smallest margin of any choice made."""
+    """Greedy answers without the start token, cut after EOS, and the smallest margin of any choice."""
     model = load(folder)
     output = model.generate(
         input_ids=batch["input_ids"],
@@ -307,7 +307,7 @@ def write_bf16(source_folder, folder):
 
 
 def write_hub_layout(source_folder, folder):
-    """What older checkpoints on the hub hold: tied tensors stored again and again, and one that nothing uses."""
+    """The layout of older checkpoints on the hub: tied tensors stored several times, and an unused tensor."""
     model, batch = copy_of(source_folder)
     model.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())

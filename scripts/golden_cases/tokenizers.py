@@ -21,7 +21,7 @@ def reference(directory):
     try:
         return AutoTokenizer.from_pretrained(directory)
     except ValueError:
-        # For UMT5 transformers 5.23 looks for no `spiece.model`, which is one of T5's.
+        # For UMT5 transformers 5.23 does not look for a `spiece.model`, which T5's tokenizer reads.
         return T5Tokenizer.from_pretrained(directory)
 
 
@@ -44,7 +44,7 @@ def piece_names(folder):
 
 
 def slow_t5(folder):
-    """As transformers 4 saves a slow tokenizer: the list of tokens in `tokenizer_config.json`."""
+    """The files that transformers 4 saves for a slow tokenizer: the list of tokens is in `tokenizer_config.json`."""
     spiece("t5", pieces_only=False)(folder)
     first = len(piece_names(folder))
     named = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
@@ -123,7 +123,7 @@ def byt5_hub(folder):
 
 
 def with_more(folder):
-    """Tokens that somebody added, in the files of version 4, with a role of their own and none of the sentinels named."""
+    """Added tokens, in the files of version 4. They have a role of their own, and none of the sentinels is named."""
     spiece("t5", pieces_only=False)(folder)
     first = len(piece_names(folder)) + 100
     write_file(folder / "added_tokens.json", {"<sep>": first, "quick": first + 1, "<end of turn>": first + 2})
@@ -145,7 +145,7 @@ MAKERS = {
     "byt5-hub": byt5_hub,
 }
 
-# Those whose ids are kept as goldens; `sentence_piece.py` has the kinds with `spiece.model` alone.
+# Kinds whose ids are kept as goldens; `sentence_piece.py` has the kinds with `spiece.model` alone.
 KEPT = ("t5-slow", "codet5", "byt5", "byt5-hub")
 
 
