@@ -131,7 +131,7 @@ mod tests {
     use crate::dispatch::overwrite;
     use crate::{change_bytes, with_bytes};
 
-    // On the host alone: a card has no pages to release.
+    // The host alone: a card has no pages to release.
     #[test]
     fn what_was_released_comes_back_as_zeros_for_all_who_hold_it() {
         for dtype in [DType::F32, DType::F64, DType::BF16] {

@@ -100,7 +100,7 @@ pub(crate) fn bytes_mut<T: WithDType>(data: &mut [T]) -> &mut [u8] {
 mod tests {
     use super::*;
 
-    // On the host alone: it has the bytes.
+    // The host alone: it has the bytes.
     #[test]
     fn a_tensor_comes_back_from_its_bytes() {
         for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16, DType::U8] {

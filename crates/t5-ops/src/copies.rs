@@ -389,7 +389,7 @@ mod tests {
 
     use super::*;
 
-    // On the host alone: `tests/copies` checks the same on a card.
+    // The host alone: `tests/copies` checks the same on a card.
     #[test]
     fn on_the_processor_values_are_there_when_a_copy_was_carried_out() {
         let home = Tensor::arange(0f32, 24.0, &Device::Cpu).unwrap().reshape((4, 6)).unwrap();
@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(left.to_vec2::<f32>().unwrap(), home.t().unwrap().to_vec2::<f32>().unwrap());
     }
 
-    // On the host alone: the check is the same on any device.
+    // The host alone: the check is the same on any device.
     #[test]
     #[should_panic(expected = "values arrive that nobody has copied")]
     fn nothing_arrives_before_its_copy() {

@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn the_cpu_has_no_memory_of_its_own_and_computes_in_every_dtype() {
-        // On the host alone: its own memory and dtypes are tested.
+        // The host alone: its own memory and dtypes are tested.
         assert_eq!(device_bytes(&Device::Cpu), None);
         assert!(check_dtype(&Device::Cpu, DType::BF16).is_ok());
     }

@@ -331,7 +331,7 @@ mod tests {
         }
     }
 
-    // On the host alone: its storage has a lock.
+    // The host alone: its storage has a lock.
     #[test]
     fn an_accumulator_that_is_also_an_operand_is_an_error_and_not_a_deadlock() {
         let x = Tensor::zeros((4, 4), DType::F32, &Device::Cpu).unwrap();
@@ -353,7 +353,7 @@ mod tests {
         assert!(filled::<f32>(&[0, 1 << 40][..], |_| Ok(())).is_ok());
     }
 
-    // On the host alone: its storage has slices.
+    // The host alone: its storage has slices.
     #[test]
     fn the_wrong_dtype_is_an_error() {
         let x = Tensor::zeros(4, DType::F64, &Device::Cpu).unwrap();

@@ -63,7 +63,7 @@ mod tests {
         }
     }
 
-    // On the host alone: it is one side of each copy.
+    // The host alone: it is one side of each copy.
     #[test]
     fn some_rows_are_copied_alone() {
         let device = device();
