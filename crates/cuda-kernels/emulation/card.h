@@ -17,7 +17,7 @@ namespace emulation {
 
 using Address = unsigned long long;
 
-constexpr size_t ALIGNMENT = 512;  // of what it gives
+constexpr size_t ALIGNMENT = 512;  // of its allocations
 constexpr size_t MARGIN = 512;     // behind it
 constexpr size_t CONTEXT = 64 << 20;
 // Addresses for each byte of memory that the program allocates itself: memory at `at` has those from base + SPREAD * (at - base) on.

@@ -57,7 +57,7 @@ struct Fibre {
     std::unique_ptr<unsigned char[]> stack;
     At at = At::Running;
     unsigned line = 0;         // where it waits
-    uint64_t slot[4] = {};     // what it shows to its warp
+    uint64_t slot[4] = {};     // its values for its warp
     const void* row = nullptr; // of a matrix that its warp loads together
     std::vector<std::vector<Copy>> copies; // groups in flight; the last one is open
     unsigned barriers = 0, warp_barriers = 0; // that it has passed; counted for kernels from PTX alone

@@ -53,7 +53,7 @@ unsafe impl GlobalAlloc for Allocator {
         count::count(layout.size());
         let block = match is_large(&layout) {
             true => large::allocate(layout.size()).0,
-            // SAFETY: the caller promises about the layout what mimalloc asks for.
+            // SAFETY: the caller's promise about the layout covers mimalloc's requirement.
             false => unsafe { SmallBlocks.alloc(layout) },
         };
         told(block, layout.size())

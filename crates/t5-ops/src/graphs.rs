@@ -90,6 +90,6 @@ impl Changing<'_> {
 pub enum Turn {
     /// Run.
     Work,
-    /// Drop every tensor that it has made, and restore what it has changed, so that it can run again.
+    /// Drop every tensor that the phase has made, and undo its changes, so that it can run again.
     Undo,
 }

@@ -175,7 +175,7 @@ macro_rules! simd {
                     $crate::isa::Isa::Avx2 => return unsafe { avx2::<$($generic),*>($($arg),*) },
                     // SAFETY: as above.
                     $crate::isa::Isa::Avx512 => return unsafe { avx512::<$($generic),*>($($arg),*) },
-                    // SAFETY: as above; what comes after AVX512-BF16 includes it.
+                    // SAFETY: as above; the instruction sets after AVX512-BF16 include it.
                     _ => return unsafe { avx512bf16::<$($generic),*>($($arg),*) },
                 }
             }
@@ -244,7 +244,7 @@ mod tests {
             for (got, x) in to.into_iter().zip(x) {
                 let expected = <bf16 as Element>::from_f32(x);
                 let same = got == expected || got.is_nan() && x.is_nan();
-                // The instruction takes what is too small to be normal for zero.
+                // The instruction treats subnormal operands as zero.
                 assert!(same || x.abs() < f32::MIN_POSITIVE && f32::from(got) == 0.0, "{x}: {got}");
             }
         }
