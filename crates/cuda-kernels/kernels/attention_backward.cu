@@ -1,5 +1,6 @@
 // The backward of attention of bf16 on tensor cores: probabilities are computed again, from scores and their log-sum-exp. Blocks of keys
-// compute the gradients of keys, values and bias, blocks of queries those of queries: each gradient is added by one block, in one order.
+// compute the gradients of keys, values and bias, and blocks of queries the gradients of queries. Each gradient is added by one block, in
+// one order.
 #include "attention_tiles.h"
 
 namespace attention_backward {

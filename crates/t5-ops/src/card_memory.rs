@@ -24,7 +24,7 @@ type Result<T, E = DriverError> = std::result::Result<T, E>;
 const ALIGNMENT: usize = 512;
 /// Tensors of fewer bytes have addresses of their own, so that no small tensor stays in a place that a large one would take.
 const SMALL: usize = 256 << 10;
-/// The driver is asked for pieces of 1 / this of the memory that is held. A piece is given back as a whole, which takes some microseconds.
+/// The driver is asked for pieces of the held memory divided by this. A piece is given back as a whole, which takes some microseconds.
 const HELD_OVER_PIECE: usize = 256;
 
 const OUT_OF_MEMORY: DriverError = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -122,7 +122,7 @@ impl Region {
         };
         let mut memory = 0;
         // SAFETY: these are addresses of this region that nothing backs. The mapping keeps the memory, so its handle may be released. If a
-        // later call fails, the mapping of the earlier calls is undone.
+        // later call fails, the earlier calls are undone.
         unsafe {
             sys::cuMemCreate(&raw mut memory, bytes, &raw const properties, 0).result()?;
             let mapped = sys::cuMemMap(at, bytes, 0, memory, 0).result();

@@ -21,7 +21,7 @@ use rayon::prelude::*;
 
 use crate::page_locked::is_locked;
 
-/// At least this many bytes for each thread that copies.
+/// The bytes of a copy that are worth a thread of their own.
 const SHARE: usize = 512 << 10;
 
 /// The streams of copies of a card, beside the stream that computes, and the pinned memory of the copies.

@@ -1,8 +1,8 @@
 //! The numeric operations that training T5 needs, each with a forward, a backward and a reference.
 //!
-//! An operation is one public function. Behind it stand a *reference*, written in plain candle operations
-//! (any device, any floating dtype; the oracle of the tests and the fallback), and fused kernels for the
-//! CPU, which run when every operand lies on the CPU in `F32` or `BF16`.
+//! An operation is one public function. It has a *reference*, written in plain candle operations (any device, any floating dtype). The
+//! reference is the oracle of the tests and the fallback. Fused kernels for the CPU run when every operand lies on the CPU in `F32` or
+//! `BF16`.
 //!
 //! ```
 //! use candle_core::{DType, Device, Result, Tensor};

@@ -20,8 +20,8 @@ use heap::{FileMemory, Stretch, StretchMut};
 pub enum Writes {
     /// When the system chooses.
     Later,
-    /// Each few megabytes are waited for. In a control group whose limit is the budget the system has no room for more, and would kill the
-    /// process instead of waiting.
+    /// At once: a few megabytes are written at a time, and each piece is waited for. In a control group whose limit is the budget, the
+    /// system has no room for more, and would kill the process instead of waiting.
     Now,
 }
 

@@ -69,7 +69,7 @@ pub(crate) fn exp(x: f32) -> f32 {
 
 /// Adds up lanes pairwise, in a fixed tree: five steps one after the other instead of thirty-one.
 ///
-/// Never inlined: beside this tree the compiler makes scalar code of the loop that filled the lanes.
+/// Never inlined: next to this tree the compiler would make scalar code of the loop that filled the lanes.
 #[inline(never)]
 fn total_of_lanes(lanes: &[f32; LANES]) -> f32 {
     let mut lanes = *lanes;

@@ -134,7 +134,7 @@ mod way {
             let is_ready = lane.launched().w()?;
             let is_read = taken.store.borrow().is_read.clone();
             let after = iter::once(&is_ready).chain(is_read.as_deref());
-            // SAFETY: nothing else uses the memory, and all earlier copies out of it have been waited for.
+            // SAFETY: nothing else uses the memory, and the copy waits for all earlier copies out of it.
             unsafe { lane.down_beside(crate::cuda::address(&x)?, &taken.runs, after) }?
         };
         let copied = Copied::at(Rc::clone(&is_filled), &lane);

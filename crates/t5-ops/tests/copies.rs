@@ -239,7 +239,7 @@ fn values_in_a_file_come_from_it_piece_by_piece() {
     }
 }
 
-/// A tensor of a card with so many elements of its own.
+/// A tensor of `elements` elements on a card, with memory of its own.
 fn of_card(number: usize, elements: usize, card: &Device) -> Tensor {
     let values: Vec<f32> = (0..elements).map(|i| ((i * 31 + number * 7919) % 65_521) as f32).collect();
     Tensor::from_vec(values, elements, &Device::Cpu).unwrap().to_device(card).unwrap()

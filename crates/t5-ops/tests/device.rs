@@ -510,7 +510,7 @@ fn candidates_of_a_card_have_the_scores_of_all_tokens_there() {
         for (place, (&token, &score)) in tokens.iter().zip(&of_tokens).enumerate() {
             assert_eq!(scores[place / 9 * 500 + token as usize].to_bits(), score.to_bits());
         }
-        // All scores vanish beside the last offset.
+        // Added to the last offset, all scores vanish.
         assert_eq!(tokens[18..], [0, 1, 2, 3, 4, 5, 6, 7, 8]);
         let worst = of_tokens[8];
         assert!(scores[..500].iter().filter(|&&score| score > worst).count() < 9, "nothing else is likelier");

@@ -21,7 +21,7 @@ const WIDTH: usize = 128;
 /// As in a file with a header.
 const OFFSET: usize = 4 + 2 * LARGE_BYTES;
 
-/// A file of numbers behind `OFFSET` bytes, removed at the end.
+/// A file of numbers after `OFFSET` bytes, removed at the end.
 struct Numbers(PathBuf);
 
 impl Numbers {

@@ -66,7 +66,7 @@ fn is_wide_enough(cols: usize) -> bool {
     16 * cols.next_multiple_of(48) <= 17 * cols.next_multiple_of(32)
 }
 
-/// Whether products of so many columns are computed in wide blocks on this processor family.
+/// Whether products with this many columns are computed in wide blocks on this processor family.
 fn is_wide(cols: usize) -> bool {
     cfg!(target_arch = "x86_64") && is_wide_enough(cols)
 }
@@ -147,8 +147,8 @@ pub(crate) fn product_bytes(rows: usize, (k, beside, n): (usize, usize, usize), 
     }
 }
 
-/// Bytes that all threads hold of the larger and of the smaller operand of a product (M, K) times (K, N) whose operands both lie across K,
-/// such as the gradient of a weight: of the part of K that this machine sums in one piece. The threads keep the memory for the next
+/// Bytes that all threads hold of the larger and of the smaller operand of a product (M, K) times (K, N), such as the gradient of a weight.
+/// Both operands lie across K. The threads hold the part of K that this machine sums in one piece, and keep the memory for the next
 /// product.
 ///
 /// `operands`: F32 or BF16.

@@ -62,7 +62,7 @@ pub(crate) trait Tiles: Kernel<Cell = u16> {
     /// ends at such a multiple or with A.
     fn pack_left(&self, a: Matrix, rows: Range<usize>, k: Range<usize>, cells: &mut [u16]) {
         check((a.rows, a.cols), &rows, &k, cells);
-        // SAFETY: the machine has the instructions, because `self` exists; the ranges lie inside of A, and the cells are as many.
+        // SAFETY: the machine has the instructions, because `self` exists. The ranges lie inside of A, and there are enough cells.
         unsafe { Self::pack(Side::A, &a.t(), rows, k, cells) }
     }
 

@@ -145,7 +145,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
 /// (R, T, H*K) up to its own position. The bias is for all positions, (H, 2T-1). Returns the result alone.
 ///
 /// # Errors
-/// Other shapes; a position that is not there.
+/// Other shapes; a position outside of the cache.
 pub fn attention_at(
     q: &Tensor,
     [k, v]: [&Tensor; 2],

@@ -98,7 +98,7 @@ pub(crate) fn rows_of_logits(
     let name = format!("cross_entropy_{}_{}", suffix(logits.dtype()), suffix(to));
     let kernel = Kernel::new(logits.device(), Module::CrossEntropy, name)?;
     let kernel = kernel.tensor(logits)?.tensor(labels)?.tensor(losses)?.tensor_or_null(gradients)?;
-    // SAFETY: there are at least as many rows of logits and gradients as labels, which are within the vocabulary, and losses.
+    // SAFETY: labels are within the vocabulary, and there are at least as many rows of logits and gradients, and losses, as labels.
     unsafe { kernel.value(scale).size(width)?.launch([count, 1, 1], THREADS, 32 * size_of::<f32>()) }
 }
 

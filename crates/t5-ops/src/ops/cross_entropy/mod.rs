@@ -122,8 +122,8 @@ pub fn linear_cross_entropy_passes(x: DType, rows: usize, chunk_rows: usize, wit
     }
 }
 
-/// On a card: the weight in the dtype of x. For a chunk: its rows, and logits in f32. With gradients also those of the rows, and those of
-/// the logits unless they overwrite them.
+/// On a card: the weight in the dtype of x. For a chunk: its rows, and logits in f32. With gradients also the gradients of the rows, and
+/// the gradients of the logits unless they overwrite the logits.
 fn needs_on_device(
     rows: usize,
     (vocabulary, width): (usize, usize),

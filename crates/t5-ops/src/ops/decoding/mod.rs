@@ -113,7 +113,7 @@ impl<T> Copy for Position<'_, T> {}
 /// Writes keys and values (R, 1, D) over a position of two caches (R, T, D) of their dtype.
 ///
 /// # Errors
-/// Other shapes or dtypes; a position that is not there.
+/// Other shapes or dtypes; a position outside of the caches.
 pub fn append(caches: [&Tensor; 2], new: [&Tensor; 2], position: Position) -> Result<()> {
     let (rows, length, width) = caches[0].dims3()?;
     for (cache, new) in caches.into_iter().zip(new) {
@@ -157,7 +157,7 @@ pub fn join(parts: &[Tensor]) -> Result<Tensor> {
 /// the first row to the second.
 ///
 /// # Errors
-/// A row or a position that is not there.
+/// A row or a position outside of the cache.
 pub fn copy_rows(cache: &Tensor, pairs: &[(usize, usize)], positions: usize) -> Result<()> {
     let (rows, length, _) = cache.dims3()?;
     if positions > length || pairs.iter().any(|&(from, to)| from.max(to) >= rows) {

@@ -65,7 +65,7 @@ pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DT
         Path::Cpu => cpu::product_needs(rows, size, dtypes[0]),
         Path::Reference => reference::product_needs(rows, size, dtypes, false),
         Path::Device if rows <= FEW_ROWS && dtypes[1] == DType::U8 => few_rows_needs_on_device(rows, size, dtypes[0]),
-        // At a time, as many rows of the weight are numbers as give whole columns of the result.
+        // The rows of the weight that are numbers at a time give whole columns of the result.
         Path::Device => product_needs_on_device(rows, size, dtypes),
     }
 }
