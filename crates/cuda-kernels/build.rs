@@ -11,7 +11,7 @@ use std::process::Command;
 
 use ptx_on_host::Contraction;
 
-/// Each becomes one module of PTX.
+/// The sources. Each becomes one module of PTX.
 const SOURCES: [&str; 14] = [
     "attention",
     "attention_backward",
@@ -28,11 +28,11 @@ const SOURCES: [&str; 14] = [
     "reduce",
     "rows",
 ];
-/// The least compute capability that the kernels are compiled for, where nobody names one: Ampere's, the first with bf16.
+/// The least compute capability that the kernels are compiled for, unless another one is named: Ampere's, the first with bf16.
 const CAPABILITY: &str = "80";
-/// Sources with instructions that Ampere is the first to have. They are of bf16 alone, so that an older card never loads them.
+/// Sources with instructions that Ampere introduced. They are for bf16 alone, so an older card never loads them.
 const OF_AMPERE: [&str; 2] = ["attention_backward", "attention_forward"];
-/// What kernels from PTX take beside the emulation.
+/// Additional sources for kernels from PTX.
 const OF_PTX: [&str; 2] = ["emulation/ptx.cc", "emulation/ptx_profile.cc"];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -53,13 +53,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// A static library of every kernel for the host, and of these sources that run them.
+/// Builds a static library of every kernel for the host, and of these sources that run the kernels.
 fn emulation(sources: &[&str]) -> Result<(), Box<dyn Error>> {
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").opt_level(2).include("emulation").include("kernels");
-    // A card's arithmetic is what the source says. Unused variables are those of other instances of a template.
+    // A card's arithmetic follows the source. Unused variables belong to other instances of a template.
     build.flag_if_supported("-ffp-contract=off").warnings(false);
-    // Nothing names the functions that a kernel is registered by.
+    // Nothing refers to the functions that register a kernel.
     build.link_lib_modifier("+whole-archive");
     build.files(sources.iter().map(|source| Path::new("emulation").join(source)));
     match env::var("LOW_MEM_T5_KERNELS").as_deref() {
@@ -74,7 +74,7 @@ fn emulation(sources: &[&str]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// C++ of what nvcc makes of each source.
+/// Translates the PTX of each source to C++.
 fn from_ptx(contraction: Contraction) -> Result<Vec<PathBuf>, Box<dyn Error>> {
     let folder = PathBuf::from(env::var("OUT_DIR")?).join("from-ptx");
     std::fs::create_dir_all(&folder)?;
@@ -89,8 +89,8 @@ fn from_ptx(contraction: Contraction) -> Result<Vec<PathBuf>, Box<dyn Error>> {
     SOURCES.into_iter().map(translate).collect()
 }
 
-/// Everything that a program for a card needs on a machine without one, and without the toolkit: a driver, cuBLAS and NCCL in a static library.
-/// The toolkit's libraries, which cudarc names to the linker, are empty. Modules only say what they stand for.
+/// Builds a static library with a driver, cuBLAS and NCCL: all that a program for a card needs on a machine without a card and without the
+/// toolkit. The toolkit's libraries, which cudarc names to the linker, are empty. A module is only the name of its source.
 fn emulated_card() -> Result<(), Box<dyn Error>> {
     println!("cargo::rustc-cfg=emulated_card");
     let out = PathBuf::from(env::var("OUT_DIR")?);
@@ -104,7 +104,7 @@ fn emulated_card() -> Result<(), Box<dyn Error>> {
     emulation(&["blas.cc", "driver.cc", "execution.cc", "graphs.cc", "launches.cc", "memory.cc", "nccl.cc", "trace.cc"])
 }
 
-/// `SOURCE.ptx` for each source.
+/// Compiles each source to `SOURCE.ptx`.
 fn compile_to_ptx(folder: &Path) -> Result<(), Box<dyn Error>> {
     let wanted = env::var("CUDA_COMPUTE_CAP").unwrap_or_else(|_| CAPABILITY.to_owned());
     let number = |capability: &str| capability.parse::<u32>().unwrap_or(u32::MAX);

@@ -1,20 +1,20 @@
 //! The launchers of quantised and mixture-of-experts products, with the signatures that candle calls. This project calls none of them.
 
-// candle takes them for functions of C.
+// candle calls them as functions of C.
 #![allow(unsafe_code, non_snake_case)]
 
 use std::ffi::c_void;
 
-/// Functions of C that take arguments of these types, and panic.
+/// Declares functions of C that take arguments of these types, and panic.
 macro_rules! never_called {
     ($($name:ident)*: $arguments:tt -> $result:ty) => {
         $(never_called!(one $name $arguments $result);)*
     };
     (one $name:ident ($($argument:ty),*) $result:ty) => {
-        /// Not here.
+        /// Not implemented.
         ///
         /// # Safety
-        /// Nothing is asked for.
+        /// None: it only panics.
         ///
         /// # Panics
         /// Always. As a function of C it then ends the process.

@@ -1,19 +1,20 @@
 //! The kernels for NVIDIA's cards that candle-core 0.11.1 launches by name, in place of the crate of this name on crates.io.
 //!
-//! That crate takes nvcc 12 minutes of processor time, nearly all of it for quantised and mixture-of-experts products, which this project
-//! never calls. The kernels here are those of `cuda-kernels`, where they are compared with candle's own operations on every machine.
+//! That crate takes nvcc 12 minutes of processor time. Nearly all of it is for quantised and mixture-of-experts products, which this
+//! project never calls. The kernels here are those of `cuda-kernels`, whose tests compare them with candle's own operations on every
+//! machine.
 //!
 //! Invariants
 //!
 //! - The names are those that candle-core uses, and nothing else is public.
-//! - A kernel that is not here is an error of the driver, which finds no function of its name.
-//! - A launcher that is not here panics ([`ffi`]).
+//! - A kernel that is missing here is an error of the driver, which finds no function of its name.
+//! - A launcher that is missing here panics ([`ffi`]).
 
 pub mod ffi;
 
 use cuda_kernels::ptx;
 
-/// Groups of kernels by what they do, as candle has them.
+/// Groups of kernels, as candle divides them.
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Id {
@@ -21,11 +22,11 @@ pub enum Id {
     Affine,
     /// Operations on two elements, and comparisons.
     Binary,
-    /// From one dtype to another.
+    /// Conversions between dtypes.
     Cast,
     /// Convolutions and pools: none.
     Conv,
-    /// Values that are set, copies in two dimensions.
+    /// Setting values, and copies in two dimensions.
     Fill,
     /// Elements by number.
     Indexing,
@@ -35,13 +36,13 @@ pub enum Id {
     Reduce,
     /// Sorting: none.
     Sort,
-    /// A choice by a condition.
+    /// Selection by a condition.
     Ternary,
     /// Functions of an element.
     Unary,
 }
 
-/// Every group: candle has a place for as many modules.
+/// Every group: candle has a place for each of these modules.
 pub const ALL_IDS: [Id; 11] = [
     Id::Affine,
     Id::Binary,
@@ -56,7 +57,7 @@ pub const ALL_IDS: [Id; 11] = [
     Id::Unary,
 ];
 
-/// A text that a driver loads, and the place where candle keeps what was loaded.
+/// A text that a driver loads, and the index at which candle keeps the loaded module.
 #[derive(Debug)]
 pub struct Module {
     index: usize,
@@ -68,7 +69,7 @@ impl Module {
         Self { index: id as usize, ptx }
     }
 
-    /// Its place among as many as [`ALL_IDS`] has. Groups with one text share a place, so that it is loaded once.
+    /// The index, below the length of [`ALL_IDS`]. Groups with the same text share an index, so that the text is loaded once.
     pub fn index(&self) -> usize {
         self.index
     }

@@ -1,4 +1,4 @@
-// cuBLAS's products on the host, by columns as there: operands of f32, f64 or bf16, sums in f32 (f64 for f64).
+// cuBLAS's products on the host, column-major like cuBLAS: operands of f32, f64 or bf16, sums in f32 (f64 for f64).
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "driver.h"
 #include "trace.h"
 
-// Products so far, which the driver reports.
+// The number of products so far, which the driver reports.
 size_t products = 0;
 
 extern "C" {
@@ -24,9 +24,9 @@ namespace {
 enum : int { F32 = 0, F64 = 1, BF16 = 14 }; // cudaDataType
 constexpr int NOT_INITIALISED = 1, INVALID_VALUE = 7, ARCH_MISMATCH = 8, FAILED = 13, NOT_SUPPORTED = 15;
 enum : int { COMPUTE_32F = 68, COMPUTE_64F = 70 }; // cublasComputeType_t
-// Algorithms from this one on allow products of f32 in f16: on cards before Ampere they are looked at.
+// Algorithms from this one on allow products of f32 in f16, so they are checked on cards before Ampere.
 constexpr int DEFAULT_TENSOR_OP = 99;
-// Math modes: products as they are asked for, and a flag of sums of parts that are not rounded to a narrower result.
+// Math modes: products exactly as requested, and a flag that forbids rounding sums of parts to a narrower result.
 constexpr int PEDANTIC = 2, NO_REDUCED_SUMS = 16;
 constexpr size_t WORKSPACE = 4 << 20, WORKSPACE_ALIGNMENT = 256;
 
@@ -41,14 +41,14 @@ int refused(int status, const char* why) {
     return status;
 }
 
-// A matrix (rows, columns) by columns that are `lead` apart, and as many of them as a batch has.
+// A column-major matrix (rows, columns) whose columns are `lead` apart, one for each element of a batch.
 struct Matrix {
     const void* at;
     int type, rows, columns, lead;
     long long stride;
 
     size_t width() const { return type == F64 ? 8 : type == F32 ? 4 : 2; }
-    // Why it is none, if so.
+    // The reason why the matrix is invalid, or null.
     const char* problem(int batch) const {
         if (lead < std::max(1, rows)) return "columns overlap: the leading dimension is less than the rows";
         if (reinterpret_cast<uintptr_t>(at) % width() != 0) return "a matrix that is not aligned to its elements";
@@ -78,7 +78,7 @@ template <class T, class R>
 void multiply(bool a_is_transposed, bool b_is_transposed, int m, int n, int k, double alpha, const T* a, int lda, const T* b, int ldb,
               double beta, R* c, int ldc) {
     using S = typename Sum<T>::Type;
-    // Columns of a, contiguous, so that the innermost loop goes along them.
+    // The columns of a, contiguous, so that the innermost loop runs along them.
     std::vector<S> columns(size_t(m) * k), sums(m);
     for (int l = 0; l < k; l++)
         for (int i = 0; i < m; i++) columns[size_t(l) * m + i] = to_number(a_is_transposed ? a[l + size_t(i) * lda] : a[i + size_t(l) * lda]);
@@ -91,7 +91,7 @@ void multiply(bool a_is_transposed, bool b_is_transposed, int m, int n, int k, d
         }
         for (int i = 0; i < m; i++) {
             R& to = c[i + size_t(j) * ldc];
-            // Without a factor it is not read: it may be no number.
+            // With a factor of zero the old value is not read: it may be no number.
             const S before = beta != 0 ? S(beta) * S(to_number(to)) : S(0);
             from_number(to, S(alpha) * sums[i] + before);
         }
@@ -111,7 +111,7 @@ int cublasDestroy_v2(void* handle) {
     delete static_cast<Handle*>(handle);
     return 0;
 }
-// Another stream has the workspace of the library.
+// With another stream, the library's own workspace is used again.
 int cublasSetStream_v2(void* handle, void* stream) {
     Handle& h = *static_cast<Handle*>(handle);
     h.stream = stream;
@@ -143,7 +143,7 @@ int cublasGemmStridedBatchedEx(void* handle, int transa, int transb, int m, int 
     for (const Matrix& matrix : {of_a, of_b, Matrix{c, type_c, m, n, ldc, stride_c}})
         if (const char* problem = matrix.problem(batch)) return refused(INVALID_VALUE, problem);
     unsigned long long workspace = 0;
-    // A capture that has no workspace of the caller's gets memory of its own for one.
+    // A capture without a workspace of the caller's allocates one that belongs to the graph.
     if (!emulation::capture_of(h.stream)) products++;
     else if (!h.has_workspace && (emulated_cuMemAllocAsync(&workspace, WORKSPACE, h.stream) || emulated_cuMemFreeAsync(workspace, h.stream))) return FAILED;
     emulation::trace("product", size_t(m) * n * k);

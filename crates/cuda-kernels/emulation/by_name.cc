@@ -1,9 +1,9 @@
-// What tests of the kernels call.
+// The functions that the kernels' tests call.
 #include "execution.h"
 
 extern "C" {
 
-// Runs a kernel by its name, on memory of the host. Returns 0 when it ended well; otherwise `problem` says why it did not.
+// Runs a kernel by its name, on memory of the host. Returns 0 on success; otherwise `problem` has the error.
 int cuda_emulation_launch(const char* name, const unsigned grid[3], unsigned threads, size_t shared_bytes, void** arguments,
                           const size_t* sizes, size_t count, int order, int copies_arrive_at_once, char* problem, size_t room) {
     auto say = [&](const std::string& text) {

@@ -1,7 +1,8 @@
-// The emulated card: its memory, its streams, what it can, and what it was asked to do. Of the parts of the driver alone.
+// The emulated card: its memory, its streams, its abilities, and the counts of its requests. Only the parts of the driver use this.
 //
-// LOW_MEM_T5_EMULATED_CAPABILITY is its compute capability, such as 75 (default 80). It decides which kernels load, how much shared memory a
-// block may ask for, and whether cuBLAS multiplies bf16. LOW_MEM_T5_EMULATED_LOCKABLE is how many bytes of the process it can page-lock.
+// LOW_MEM_T5_EMULATED_CAPABILITY is its compute capability, such as 75 (default 80). It decides which kernels load, how much shared memory
+// a block may ask for, and whether cuBLAS multiplies bf16. LOW_MEM_T5_EMULATED_LOCKABLE is the number of bytes of the process that it can
+// page-lock.
 #pragma once
 #include <stdlib.h>
 #include <string.h>
@@ -16,14 +17,14 @@ namespace emulation {
 
 using Address = unsigned long long;
 
-constexpr size_t ALIGNMENT = 512;  // of what it gives
+constexpr size_t ALIGNMENT = 512;  // of its allocations
 constexpr size_t MARGIN = 512;     // behind it
 constexpr size_t CONTEXT = 64 << 20;
-// Addresses of a byte of memory that the program gives out: memory at `at` has those from base + SPREAD * (at - base).
+// Addresses for each byte of memory that the program allocates itself: memory at `at` has those from base + SPREAD * (at - base) on.
 constexpr size_t SPREAD = 2;
 
-// Memory that tensors are taken from: the driver's pool, where freed blocks stay until it is trimmed, or addresses that the program has backed
-// by memory and gives out itself.
+// Memory that tensors come from: the driver's pool, where freed blocks stay until it is trimmed, or addresses that the program has backed
+// with memory and allocates itself.
 struct Pool {
     size_t used = 0, reserved = 0, most_used = 0, most_reserved = 0, threshold = 0;
 
@@ -88,13 +89,13 @@ struct Card {
         for (const auto& [name, kind] : kinds)
             if (late && !strcmp(late, name)) streams.late = kind;
     }
-    // Whether the driver knows these bytes of the host, so that copies do not wait for them.
+    // Whether these bytes of the host are pinned, so that copies are asynchronous.
     bool is_pinned(const void* at, size_t bytes) const {
         auto found = pinned.lower_bound(static_cast<const char*>(at) + bytes);
         return found != pinned.end() && static_cast<const char*>(at) >= found->first - found->second;
     }
-    // The allocation that has this address, from its first byte to behind its last one: memory of a pool, of no pool, or of a graph. Nothing
-    // where none has.
+    // The first and the end address of the allocation that has this address: memory of a pool, of no pool, or of a graph. Zeros if there is
+    // none.
     std::pair<Address, Address> allocation(Address at) const {
         auto block = blocks.upper_bound(at);
         if (block != blocks.begin()) {
@@ -112,7 +113,7 @@ struct Card {
         auto [from, end] = allocation(at);
         return from <= at && at + bytes <= end;
     }
-    // Shared memory of a block that asks for it: the programming guide's table of compute capabilities, less a reserved KiB.
+    // The most shared memory of a block that asks for it: the programming guide's table of compute capabilities, minus a reserved KiB.
     int most_shared_bytes() const {
         switch (capability) {
         case 70: return 96 << 10;

@@ -1,21 +1,25 @@
-// A driver for a card that does not exist: memory is the host's, each call is done before it returns, and kernels are the
-// host-compiled ones, by name. It has the functions that candle and t5-ops call of NVIDIA's driver, with the signatures of cuda.h 13.0.
+// A driver for a card that does not exist. Memory is the host's, each call is done before it returns, and kernels are compiled for the host
+// and found by name. It has the functions of NVIDIA's driver that candle and t5-ops call, with the signatures of cuda.h 13.0.
 //
-// The program gives memory out itself: its functions have the driver's names, and those here are theirs behind `emulated_`.
+// The program allocates memory itself: its functions have the driver's names, and the driver's own begin with `emulated_`.
 //
-// Variables, each with the prefix LOW_MEM_T5_EMULATED_: MEMORY, bytes of the card (default 4 GiB); PAGE, the unit of memory that backs
-// addresses, and of the driver's pool (default 2 MiB); MAPPING, `none`: the driver cannot back addresses by memory; CARDS, how many there are
-// to choose from (default 1; a process opens one of them); ORDER, `last` or `random` for another order of threads and blocks; STREAMS, `early`
-// or `late`: work of every stream but the first is done as early or as late as its order allows, where calls otherwise do it, and `all-late`:
-// that of all streams is done late; WORK, `none`:
-// kernels and products compute nothing, and memory is zeros, to see the host's part of a large step; FAILURE, N: the N-th allocation finds no
-// memory; REPORT, a file that gets the counts as JSON in the end, with the card's number behind its name but for the first; TRACE, a file that
-// gets each request (trace.h).
+// Variables, each with the prefix LOW_MEM_T5_EMULATED_:
+// - MEMORY: bytes of the card (default 4 GiB).
+// - PAGE: the unit of memory that backs addresses, and of the driver's pool (default 2 MiB).
+// - MAPPING, `none`: the driver cannot back addresses with memory.
+// - CARDS: the number of cards to choose from (default 1; a process opens one of them).
+// - ORDER, `last` or `random`: another order of threads and blocks.
+// - STREAMS, `early` or `late`: work of every stream but the first is done as early or as late as its order allows; by default calls do it at
+//   once. `all-late`: the work of all streams is done late.
+// - WORK, `none`: kernels and products compute nothing, and memory is zeros, to measure the host's part of a large step.
+// - FAILURE, N: the N-th allocation finds no memory.
+// - REPORT: a file that gets the counts as JSON at the end. For every card but the first, the card's number is appended to its name.
+// - TRACE: a file that gets each request (trace.h).
 #include <stdio.h>
 
 #include "card.h"
 
-// Of cuBLAS.
+// From cuBLAS.
 extern size_t products;
 
 namespace emulation {
@@ -58,7 +62,7 @@ struct Reporter {
     ~Reporter() { report(); }
 } reporter;
 
-// So much of memory that the driver does not know is copied without a wait for the stream, by CUDA's programming guide.
+// The most bytes of unpinned memory that are copied without a wait for the stream, by CUDA's programming guide.
 constexpr size_t MOST_STAGED = 64 << 10;
 
 } // namespace
@@ -204,7 +208,7 @@ Result cuStreamWaitEvent(void* stream, void* event, unsigned) {
     std::lock_guard guard(card().lock);
     Stream& of = streams().of(stream);
     const Event& e = *static_cast<Event*>(event);
-    // A capture knows nothing of what was recorded outside of it, and nothing outside waits for what is only captured.
+    // A capture knows nothing of work recorded outside of it, and nothing outside waits for work that is only captured.
     if (of.capture && !e.is_captured) return invalidate(of, CAPTURE_ISOLATION);
     if (e.is_captured) return of.capture ? state_of(of) : CAPTURED_EVENT;
     streams().wait(of, e);
@@ -278,7 +282,7 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* st
     card().waiting_uploads += waits;
     trace(waits ? "waiting-upload" : "upload", bytes);
     auto copies = [=] { memcpy(reinterpret_cast<void*>(to), from, bytes); };
-    // Each launch reads what the host has there by then, whether the driver knows that memory or not.
+    // Each launch of a graph reads the host's bytes of that time, from pinned and unpinned memory alike.
     if (of.capture) {
         of.capture->graph->nodes.push_back({NodeKind::Copy, copies, MemoryType::Host, MemoryType::Device});
         return SUCCESS;
@@ -287,7 +291,7 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* st
         give(stream, copies);
         return SUCCESS;
     }
-    // Of memory that the driver does not know it makes a copy before it returns.
+    // The driver copies unpinned memory before it returns.
     auto copy = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
     give(stream, [=] { memcpy(reinterpret_cast<void*>(to), copy->data(), bytes); });
     return SUCCESS;
@@ -303,13 +307,13 @@ Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) 
     trace("download", bytes);
     auto copies = [=] { memcpy(to, reinterpret_cast<const void*>(from), bytes); };
     if (of.capture) {
-        // Only a launch writes to the host. Until then nobody has: NaN, so that who reads it shows.
+        // Only a launch writes to the host. Until then the memory is NaN, so that early reads are detected.
         memset(to, 0xFF, bytes);
         of.capture->graph->nodes.push_back({NodeKind::Copy, copies, MemoryType::Device, MemoryType::Host});
         return SUCCESS;
     }
     give(stream, copies);
-    // Memory that the driver does not know has the bytes when it returns.
+    // Unpinned memory has the bytes when the call returns.
     if (!card().is_pinned(to, bytes)) streams().finish(of);
     return card().state();
 }

@@ -1,4 +1,4 @@
-// What the parts of the emulated driver share: its results, its lock, and streams that may be captured.
+// Code that the parts of the emulated driver share: its results, its lock, and streams that may be captured.
 #pragma once
 #include <mutex>
 
@@ -7,7 +7,7 @@
 namespace emulation {
 
 using Result = int;
-// With the numbers of CUresult.
+// With the values of CUresult.
 enum : Result {
     SUCCESS = 0,
     INVALID_VALUE = 1,
@@ -34,30 +34,30 @@ enum : Result {
 // CU_EVENT_DISABLE_TIMING.
 constexpr unsigned DISABLE_TIMING = 2;
 
-// Whether a context is current on this thread: few calls do without.
+// An error unless a context is current on this thread: few calls work without one.
 Result unless_here(const char* call);
-// Whether these bytes of the card are allocated.
+// An error unless these bytes of the card are allocated.
 Result unless_memory(const char* call, unsigned long long at, size_t bytes);
 // The card's compute capability, such as 80.
 int capability();
 
-// Held by each call.
+// Each call holds this lock.
 std::recursive_mutex& lock();
-// An error of a kernel, which stays.
+// An error of a kernel, which persists.
 Result card_state();
 
-// Whether a stream takes work: not while its capture is invalid.
+// Whether a stream accepts work: not while its capture is invalid.
 Result state_of(Stream& stream);
-// Makes a capture invalid, and says why: once.
+// Makes a capture invalid, and reports the reason once.
 Result invalidate(Stream& stream, Result error);
-// For calls that nobody may make of a stream that is captured.
+// An error for calls that are forbidden on a stream that is captured.
 Result unless_captured(Stream& stream);
-// For calls that a thread may not make while it captures any stream, unless the capture is a relaxed one, nor while another thread has begun
-// a global one.
+// An error for calls that are forbidden while this thread captures any stream, unless the capture is a relaxed one, or while another thread
+// has begun a global capture.
 Result unless_anything_is_captured();
-// Memory of the graph: nothing where the host has none.
+// Allocates memory of a graph; null if the host has none.
 void* allocate_in(Capture& capture, size_t bytes);
-// Whether the memory was the graph's.
+// Frees memory of a graph; false if the memory is not the graph's.
 bool free_in(Capture& capture, void* block);
 
 } // namespace emulation

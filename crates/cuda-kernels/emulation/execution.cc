@@ -1,4 +1,4 @@
-// The scheduler of ../emulation/execution.h.
+// The scheduler of execution.h.
 #include "execution.h"
 
 #if !defined(__x86_64__)
@@ -20,8 +20,8 @@ constexpr size_t STACK_BYTES = 64 << 10;
 constexpr unsigned LANES = 32;
 constexpr size_t MARGIN = 128; // behind shared memory
 
-// Objects that are never destroyed: a thread may be in a launch when another one ends the process.
-// As many fibres as any launch had threads: stacks are made once.
+// These objects are never destroyed: a thread may be in a launch when another one ends the process.
+// There are as many fibres as any launch had threads, so stacks are made once.
 std::vector<Fibre>& fibres = *new std::vector<Fibre>;
 unsigned thread_count; // of this launch
 unsigned running;
@@ -38,7 +38,7 @@ void body() {
 }
 
 #if defined(__x86_64__)
-// Saves what a callee must keep on the stack that is left, and takes it from the other one.
+// Saves the callee-saved registers on the current stack, and restores them from the other stack.
 extern "C" void emulation_switch(void** from, void* to);
 __asm__(".text\n"
         ".globl emulation_switch\n"
@@ -46,7 +46,7 @@ __asm__(".text\n"
         "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
         "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
         "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
-        // Processors predict that a return goes to the latest call, which was made on the other stack.
+        // Not `ret`: processors predict that a return goes to the latest call, which was made on the other stack.
         "  popq %rcx\n  jmp *%rcx\n");
 void* scheduler;
 void leave() { emulation_switch(&fibres[running].stack_pointer, scheduler); }
@@ -65,7 +65,7 @@ void prepare(Fibre& fibre) {
     fibre.stack_pointer = top;
 }
 #else
-// Slower by a system call a switch, and the same everywhere.
+// Costs a system call for each switch, and works on every processor.
 ucontext_t scheduler;
 std::vector<ucontext_t> contexts;
 void leave() { swapcontext(&contexts[running], &scheduler); }
@@ -86,7 +86,7 @@ void prepare(Fibre& fibre) {
 }
 #endif
 
-// Lets the fibres of one warp that can go on do so once, each as far as it gets. Whether the warp can go on after that.
+// Runs each ready fibre of one warp once, as far as it gets. Returns whether the warp can then continue.
 bool run_warp(unsigned warp) {
     unsigned from = warp * LANES, to = std::min(from + LANES, thread_count);
     for (unsigned k = 0; k < to - from && problem.empty(); k++) {
@@ -125,7 +125,7 @@ void run_block(unsigned threads, unsigned seed) {
     }
     std::mt19937 random(seed);
     const unsigned warps = (threads + LANES - 1) / LANES;
-    // Warps that can go on, in ascending order.
+    // Warps that can continue, in ascending order.
     std::vector<unsigned> ready;
     auto all_are_ready = [&] {
         for (unsigned warp = 0; warp < warps; warp++) ready.push_back(warp);

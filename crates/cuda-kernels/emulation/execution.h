@@ -1,7 +1,7 @@
 // CUDA's execution model on one thread of the host.
 //
-// Each thread of a block is a fibre. A fibre runs until it ends, reaches a barrier, or does something together with its warp; then
-// another goes on. Which one is a parameter: results that depend on it are races. Shared memory starts as NaN. What a card leaves
+// Each thread of a block is a fibre. A fibre runs until it ends, reaches a barrier, or takes part in an operation of its warp; then another
+// fibre runs. The order is a parameter: results that depend on it are races. Shared memory starts as NaN. Behaviour that a card leaves
 // undefined (a barrier that some threads do not reach, a collective operation of a part of a warp) is an error here.
 #pragma once
 #include <stdint.h>
@@ -38,7 +38,7 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulation {
 
-// How fibres and blocks take turns, and when copies in flight arrive.
+// The order of fibres and blocks, and the time when copies in flight arrive.
 enum class Order { FirstFirst, LastFirst, Random };
 struct Schedule {
     Order order = Order::FirstFirst;
@@ -57,28 +57,28 @@ struct Fibre {
     std::unique_ptr<unsigned char[]> stack;
     At at = At::Running;
     unsigned line = 0;         // where it waits
-    uint64_t slot[4] = {};     // what it shows to its warp
+    uint64_t slot[4] = {};     // its values for its warp
     const void* row = nullptr; // of a matrix that its warp loads together
     std::vector<std::vector<Copy>> copies; // groups in flight; the last one is open
     unsigned barriers = 0, warp_barriers = 0; // that it has passed; counted for kernels from PTX alone
 };
 
-// Stops this fibre until others have come as far.
+// Stops this fibre until the others have reached this point.
 void wait(At at, unsigned line);
 // Ends the launch with an error.
 [[noreturn]] void fail(const std::string& problem);
-// Aligned to 16 bytes, as the kernels ask for, and to no more.
+// Aligned to exactly 16 bytes, as the kernels require.
 unsigned char* shared_memory();
 size_t shared_bytes();
 // A block's number among all that ever ran.
 size_t block_number();
-// Of the launch.
+// The name of the launched kernel.
 const std::string& kernel_name();
 Fibre& self();
 // The fibre of a lane of the same warp.
 Fibre& peer(int lane);
 Schedule schedule();
-// Whether these bytes are memory of the card. Null where nobody knows.
+// Whether these bytes are memory of the card. Null if that is unknown.
 extern bool (*is_memory)(uint64_t address, size_t bytes);
 
 struct Kernel {
@@ -108,7 +108,7 @@ struct Registered {
     }
 };
 
-// Runs a kernel. Empty when it ended well, otherwise the problem.
+// Runs a kernel. Returns an empty string on success, otherwise the problem.
 std::string launch(const Kernel& kernel, dim3 grid, unsigned threads, size_t shared_bytes, void** arguments, Schedule schedule);
 
 } // namespace emulation

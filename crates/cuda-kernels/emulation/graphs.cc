@@ -1,4 +1,4 @@
-// Streams that are captured, and the graphs of their work.
+// Stream capture, and graphs of captured work.
 //
 // LOW_MEM_T5_EMULATED_GRAPHS: `none` for a driver that captures nothing.
 #include <stdlib.h>
@@ -71,7 +71,7 @@ void* allocate_in(Capture& capture, size_t bytes) {
     graph.not_freed++;
     graph_counts().allocations++;
     graph_counts().bytes += bytes;
-    // NaN, as of every allocation.
+    // NaN, like every allocation.
     graph.nodes.push_back({NodeKind::Allocation, [=] { memset(block, 0xFF, bytes); }});
     return block;
 }
@@ -90,7 +90,7 @@ bool free_in(Capture& capture, void* block) {
 
 namespace {
 
-// The graph of a handle, and how often it was launched.
+// The graph of a handle, and the number of its launches.
 struct Executable {
     std::shared_ptr<Graph> graph;
     size_t launches = 0;
@@ -109,7 +109,7 @@ extern "C" {
 Result cuStreamBeginCapture_v2(void* stream, int mode) {
     std::lock_guard guard(lock());
     if (!has_graphs()) return NOT_SUPPORTED;
-    // The stream that nobody made cannot be captured.
+    // The default stream cannot be captured.
     if (!stream) return CAPTURE_UNSUPPORTED;
     Stream& of = streams().of(stream);
     if (of.capture) return ILLEGAL_STATE;
@@ -146,7 +146,7 @@ Result cuGraphNodeGetType(void* node, int* kind) {
     *kind = int(static_cast<Node*>(node)->kind);
     return SUCCESS;
 }
-// CUDA_MEMCPY3D: of it the types of memory alone, at their offsets.
+// CUDA_MEMCPY3D: only the types of memory, at their offsets.
 Result cuGraphMemcpyNodeGetParams(void* node, void* parameters) {
     const Node& of = *static_cast<Node*>(node);
     if (of.kind != NodeKind::Copy) return INVALID_VALUE;
@@ -168,7 +168,7 @@ Result cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long
 }
 Result cuGraphExecDestroy(void* executable) {
     std::lock_guard guard(lock());
-    // Work that waits holds the graph.
+    // Work that waits keeps the graph alive.
     delete static_cast<Executable*>(executable);
     return SUCCESS;
 }

@@ -1,4 +1,4 @@
-// Every kernel, compiled for the host: one unit, so that the linker keeps what registers itself.
+// Every kernel, compiled for the host as one unit, so that the linker keeps the objects that register kernels.
 #include "../kernels/attention.cu"
 #include "../kernels/attention_backward.cu"
 #include "../kernels/attention_forward.cu"

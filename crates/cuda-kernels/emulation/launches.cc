@@ -14,7 +14,7 @@ constexpr int MOST_SHARED_BYTES = 8;
 constexpr unsigned MOST_BLOCKS_BESIDE = 65535; // along y and z
 constexpr unsigned MOST_BLOCKS = 0x7FFFFFFF;   // along x
 
-// A kernel of a module. What is set for it stays.
+// A kernel of a module. Its attributes stay as they were set.
 struct Function {
     const Kernel* kernel;
     unsigned most_shared_bytes = 48 << 10;
@@ -26,10 +26,10 @@ struct Module {
     std::map<std::string, Function> functions;
 };
 
-// Sources with instructions that the driver has only for Ampere and later.
+// Sources with instructions that the driver accepts only on Ampere and later.
 bool takes_ampere(const std::string& source) { return source == "attention_forward" || source == "attention_backward"; }
 
-// Why a card has no such launch, and the driver's error. Empty: it has.
+// The reason why a card refuses a launch, and the driver's error. Empty if it accepts the launch.
 std::pair<std::string, Result> refusal(const Function& f, dim3 grid, dim3 threads, unsigned shared_bytes) {
     if (!grid.x || !grid.y || !grid.z) return {"a grid without blocks", INVALID_VALUE};
     if (grid.x > MOST_BLOCKS || grid.y > MOST_BLOCKS_BESIDE || grid.z > MOST_BLOCKS_BESIDE) return {"too many blocks along one side", INVALID_VALUE};
@@ -95,7 +95,7 @@ Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsign
     Function& f = *static_cast<Function*>(function);
     Stream& of = streams().of(stream);
     if (Result result = state_of(of)) return result;
-    // A driver loads a kernel when it is first launched, and before CUDA 12.3 it loads nothing while a stream is captured.
+    // A driver loads a kernel at its first launch. Before CUDA 12.3 it loads nothing while a stream is captured.
     if (of.capture && !f.was_launched) {
         fprintf(stderr, "emulated card: %s: captured before it was ever launched\n", f.kernel->name.c_str());
         return invalidate(of, CAPTURE_UNSUPPORTED);
@@ -106,11 +106,11 @@ Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsign
         return result;
     }
     f.was_launched = true;
-    // Those of a graph are counted when it is launched.
+    // Launches of a graph are counted when the graph is launched.
     if (!of.capture) card().launches[f.kernel->name]++;
     trace("launch", f.kernel->name.c_str());
     if (!card().works) return SUCCESS;
-    // Arguments are taken when the kernel is launched, not when it runs.
+    // Arguments are read when the kernel is launched, not when it runs.
     auto values = std::make_shared<std::vector<std::vector<uint64_t>>>();
     for (size_t i = 0; i < f.kernel->sizes.size(); i++) {
         values->emplace_back((f.kernel->sizes[i] + 7) / 8);

@@ -1,4 +1,4 @@
-// The emulated card's memory: the driver's pool, addresses that memory backs, memory of no pool, and memory of the host that the driver knows.
+// The emulated card's memory: the driver's pool, addresses backed by memory, memory of no pool, and pinned memory of the host.
 #include <stdio.h>
 #include <sys/mman.h>
 
@@ -15,13 +15,13 @@ namespace {
 
 using namespace emulation;
 
-// Bytes of memory that is set to zero where nothing is computed.
+// The most bytes that are set to zero where no work is computed.
 constexpr size_t MOST_CLEARED = 1 << 20;
 
-// Memory that nobody has written, or that nobody may read any more, and a margin behind it: NaN, so that such a value shows. Who writes into
-// a margin ends the process. A sanitizer sees each other use of what was freed, and of what was not asked for.
+// Fills uninitialised or freed memory, and a margin after it, with NaN, so that uses of such values are detected. A write into the margin
+// ends the process. A sanitizer detects every other use of freed memory, and of memory that was not allocated.
 void begin_life(char* block, size_t bytes, size_t size) {
-    // Large blocks are fresh pages, which are zeros, and copies alone write to them.
+    // Large blocks are fresh pages, which are zeros, and only copies write to them.
     if (!card().works) {
         if (size < MOST_CLEARED) memset(block, 0, size);
         return;
@@ -30,8 +30,8 @@ void begin_life(char* block, size_t bytes, size_t size) {
     memset(block, 0xFF, size + MARGIN);
     __asan_poison_memory_region(block + bytes, size + MARGIN - bytes);
 }
-// Asked for each access of a kernel from PTX: most are to the allocation of the access before. Nothing is given back during a launch. Where
-// streams are late, memory has been given back in their order when the work that uses it is done, so that nobody knows.
+// Called for each access of a kernel from PTX: most access the same allocation as the access before. Nothing is freed during a launch. If
+// streams are late, memory has already been freed in their order when the work that uses it is done, so this cannot be checked.
 bool is_memory_of_the_card(uint64_t at, size_t bytes) {
     if (streams().late != Streams::Late::None) return true;
     static size_t block;
@@ -50,7 +50,7 @@ void end_life(char* block, size_t bytes, size_t size) {
     memset(block, 0xFF, size);
     __asan_poison_memory_region(block, size + MARGIN);
 }
-// Forgets memory of the host that the driver knows, and says how many bytes it had: none where nothing begins there.
+// Forgets pinned memory of the host, and returns its bytes: 0 if none begins there.
 size_t unpin(void* at) {
     auto& pinned = card().pinned;
     auto found = pinned.upper_bound(static_cast<char*>(at));
@@ -59,12 +59,12 @@ size_t unpin(void* at) {
     pinned.erase(found);
     return bytes;
 }
-// Where the program finds what is mapped at an address.
+// The host address that the program uses for memory mapped at an address.
 void* spread(Address at) {
     const Address base = std::prev(card().addresses.upper_bound(at))->first;
     return reinterpret_cast<void*>(base + SPREAD * (at - base));
 }
-// Memory that nobody holds and that backs nothing goes back.
+// Frees memory that no handle holds and that backs no address.
 void forget(Backing* memory) {
     if (memory->is_held || memory->is_mapped) return;
     card().given.reserved -= memory->bytes;
@@ -85,7 +85,7 @@ Result cuDeviceGetMemPool(void** pool, int) {
     *pool = &card().own;
     return SUCCESS;
 }
-// Unused memory goes back, but for `kept` bytes.
+// Frees unused memory, except `kept` bytes.
 Result cuMemPoolTrimTo(void* pool, size_t kept) {
     std::lock_guard guard(card().lock);
     Pool& p = *static_cast<Pool*>(pool);
@@ -97,7 +97,7 @@ Result cuMemPoolSetAttribute(void* pool, int attribute, void* value) {
     Pool& p = *static_cast<Pool*>(pool);
     switch (attribute) {
     case 4: memcpy(&p.threshold, value, sizeof p.threshold); break;
-    // A peak is set to zero, which stands for now.
+    // Setting a peak to zero resets it to the current value.
     case 6: p.most_reserved = p.reserved; return *static_cast<uint64_t*>(value) ? INVALID_VALUE : SUCCESS;
     case 8: p.most_used = p.used; return *static_cast<uint64_t*>(value) ? INVALID_VALUE : SUCCESS;
     default: return INVALID_VALUE;
@@ -118,7 +118,7 @@ Result cuMemPoolGetAttribute(void* pool, int attribute, void* value) {
     return SUCCESS;
 }
 
-// Addresses, which memory backs later.
+// Reserves addresses, which memory backs later.
 Result cuMemAddressReserve(Address* at, size_t bytes, size_t, Address, unsigned long long) {
     if (!bytes) return INVALID_VALUE;
     void* found = mmap(nullptr, SPREAD * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -163,7 +163,7 @@ Result cuMemMap(Address at, size_t bytes, size_t offset, Backing* memory, unsign
     c.mapped[at] = memory;
     return SUCCESS;
 }
-// CUmemAccessDesc: a location (two ints), flags. Nobody may use what is mapped before.
+// CUmemAccessDesc: a location (two ints), flags. Mapped memory must not be used before this call.
 Result cuMemSetAccess(Address at, size_t bytes, const void* access, size_t count) {
     std::lock_guard guard(card().lock);
     const int* words = static_cast<const int*>(access);
@@ -190,7 +190,7 @@ Result cuMemUnmap(Address at, size_t bytes) {
     return SUCCESS;
 }
 
-// The program has given out `bytes` bytes of memory that backs addresses.
+// The program has allocated `bytes` bytes of memory that backs addresses.
 Result emulated_begin_life(Address at, size_t bytes, void* stream) {
     std::lock_guard guard(card().lock);
     Card& c = card();
@@ -203,7 +203,7 @@ Result emulated_begin_life(Address at, size_t bytes, void* stream) {
     c.given.use(size);
     return SUCCESS;
 }
-// It was given back.
+// The program has freed the memory.
 void emulated_end_life(Address at, void* stream) {
     std::lock_guard guard(card().lock);
     auto found = card().blocks.find(at);
@@ -263,7 +263,7 @@ Result emulated_cuMemFreeAsync(Address at, void* stream) {
     streams().release(of, block, size);
     return SUCCESS;
 }
-// Memory of no pool: whoever asks for it waits.
+// Memory of no pool: the caller waits.
 Result cuMemAlloc_v2(Address* to, size_t bytes) {
     if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
@@ -315,7 +315,7 @@ Result cuMemFreeHost(void* at) {
     return SUCCESS;
 }
 
-// Memory of the process becomes memory that the driver knows. It counts apart from memory that the driver gives.
+// Pins memory of the process. It counts apart from pinned memory that the driver allocates.
 Result cuMemHostRegister_v2(void* at, size_t bytes, unsigned) {
     if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);

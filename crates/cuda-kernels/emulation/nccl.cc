@@ -1,8 +1,8 @@
-// NCCL between processes of one host whose cards do not exist: for tests alone. It has the functions that t5-ops calls, with the signatures of
-// nccl.h 2.30. A call is work of its stream; one that fails there ends the process.
+// NCCL between processes of one host whose cards do not exist, for tests alone. It has the functions that t5-ops calls, with the signatures
+// of nccl.h 2.30. A call is work of its stream; a call that fails there ends the process.
 //
-// A message is a file in a folder of the communicator: written under another name, renamed, and removed by whoever reads it. So nobody waits
-// to send. Sums are added from the last process to the first: in another order than the tree's, and the same everywhere.
+// A message is a file in a folder of the communicator: written under another name, renamed, and removed by its reader. So no sender waits.
+// Sums are added from the last process to the first: in another order than the tree's, and the same everywhere.
 //
 // Two processes of a communicator on one card are refused, as NCCL refuses them: with an invalid usage, when they join.
 #include <stdio.h>
@@ -44,7 +44,7 @@ struct Message {
     size_t bytes;
 };
 
-// Those of a thread's group, which are exchanged at its end.
+// Messages of a thread's group, which are exchanged at its end.
 thread_local bool is_in_group = false;
 thread_local std::vector<Message> to_send, to_receive;
 thread_local void* stream_of_group = nullptr;
@@ -92,7 +92,7 @@ void add(void* sum, const void* other, size_t count, int type) {
         for (size_t i = 0; i < count; i++) static_cast<double*>(sum)[i] += static_cast<const double*>(other)[i];
 }
 
-// Adds up what all have: for process `root` alone, or for all where there is none.
+// Adds up the tensors of all processes: for process `root` alone, or for all of them without a root.
 Result sum(const void* from, void* into, size_t count, int type, Communicator* c, int root) {
     const size_t bytes = count * width(type);
     if (!bytes && count) return INVALID_ARGUMENT;
@@ -127,7 +127,7 @@ Result exchange(const std::vector<Message>& sent, const std::vector<Message>& re
     return result;
 }
 
-// Tells the others which card this process has, and waits for theirs.
+// Tells the other processes the card of this one, and waits for theirs.
 Result meet(Communicator* c, int card) {
     for (int process = 0; process < c->size; process++)
         if (Result error = send({c, process, &card, sizeof card})) return error;
@@ -142,8 +142,8 @@ Result meet(Communicator* c, int card) {
     return INVALID_USAGE;
 }
 
-// Work of a stream. Work that is late has nobody who asks for its result. What is done at once does not keep the card from others, because
-// processes may be threads of one, and wait for each other.
+// Work of a stream. No caller asks for the result of late work. Work that is done at once does not lock the card, because processes may be
+// threads of one process, and wait for each other.
 template <class Work>
 Result give(void* stream, Work work) {
     if (!emulation::is_late(stream)) return work();
@@ -160,10 +160,10 @@ Result give(void* stream, Work work) {
 
 extern "C" {
 
-// Of the driver.
+// From the driver.
 int cuCtxGetDevice(int* device);
 
-// Whoever leaves last finds the folder empty.
+// The last process to leave finds the folder empty.
 Result ncclCommAbort(Communicator* c) {
     rmdir(c->folder.c_str());
     delete c;

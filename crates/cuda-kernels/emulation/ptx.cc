@@ -8,7 +8,7 @@ std::vector<std::pair<uint64_t, size_t>>& constants() {
     return *all;
 }
 
-// Who used a byte of shared memory, and when: counted in blocks, barriers, and barriers of the warp.
+// The last user of a byte of shared memory, and the time of use: counted in blocks, barriers, and barriers of the warp.
 struct Use {
     size_t block = 0;
     unsigned thread = 0, barriers = 0, warp_barriers = 0;
@@ -18,7 +18,7 @@ struct Uses {
     bool several_read = false; // since the last barrier, from more than one warp
 };
 
-// Whether a barrier was between that use and one of this thread now.
+// Whether a barrier separates that use from a use by this thread now.
 bool is_before(const Use& use, const emulation::Fibre& now, unsigned thread) {
     if (use.block != emulation::block_number() || use.barriers != now.barriers || use.thread == thread) return true;
     return use.thread / 32 == thread / 32 && use.warp_barriers != now.warp_barriers;

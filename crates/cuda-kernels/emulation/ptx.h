@@ -1,14 +1,14 @@
-// What instructions of PTX do: a function for each, of its name. crates/ptx-on-host turns PTX into calls of them.
+// Instructions of PTX: a function of its name for each. crates/ptx-on-host turns PTX into calls of them.
 //
-// Written from the Parallel Thread Execution ISA (9.0), not from the kernels. Registers are bits: an f32 is a uint32_t here. Beyond what
-// execution.h refuses, these are errors, as compute-sanitizer reports them: addresses that are not aligned, shared memory that was not asked
-// for, memory of a card that is nobody's, and shared memory that two threads use without a barrier between them.
+// Written from the Parallel Thread Execution ISA (9.0), not from the kernels. Registers are bits: an f32 is a uint32_t here. In addition to
+// the errors of execution.h, these are errors, as in compute-sanitizer: misaligned addresses, shared memory that was not requested, memory
+// of a card that is not allocated, and shared memory that two threads use without a barrier between them.
 #pragma once
 #include "execution.h"
 #include "ptx_memory.h"
 #include "ptx_numbers.h"
 
-// Where a thread is.
+// The position of a thread.
 #define PLACE(name, of) \
     inline uint32_t name##_x() { return of.x; } \
     inline uint32_t name##_y() { return of.y; } \
@@ -18,7 +18,7 @@ PLACE(ntid, blockDim)
 PLACE(ctaid, blockIdx)
 PLACE(nctaid, gridDim)
 
-// Waits of a warp come in two: until all have shown what they have, and until all have seen it.
+// A warp waits twice: until all lanes have shown their values, and until all have read them.
 inline void shown(unsigned line) { emulation::wait(emulation::At::Warp, 2 * line); }
 inline void seen(unsigned line) { emulation::wait(emulation::At::Warp, 2 * line + 1); }
 inline int lane() { return int(threadIdx.x % 32); }
@@ -108,7 +108,7 @@ inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned line, uint32
     load_four_matrices(line, true, m, row);
 }
 
-// 9.7.9, "cp.async": 16 bytes, of which the first `read` are read and the others zero.
+// 9.7.9, "cp.async": 16 bytes. The first `read` bytes are copied and the others are zero.
 inline void cp_async_cg_shared_global(unsigned line, uint64_t to, uint64_t from, uint32_t bytes, uint32_t read) {
     if (bytes != 16 || read > bytes) emulation::fail("a copy of other than 16 bytes");
     ask<Space::Shared>(line, to, 16);

@@ -1,11 +1,11 @@
-// Memory as PTX sees it, and what may not be done with it.
+// Memory as PTX sees it, and checks of its uses.
 #pragma once
 #include "execution.h"
 #include "ptx_profile.h"
 
 enum class Space { Generic, Global, Shared, Local, Param, Const };
 
-// Where shared memory begins in its own space. A card has something there, too, from 8.0 on; and a missing offset shows.
+// The start of shared memory in its own space. A card reserves memory there, too, from 8.0 on; and a missing offset is detected.
 constexpr uint32_t SHARED_BEGIN = 1024;
 inline uint32_t shared_symbol() { return SHARED_BEGIN; }
 
@@ -17,21 +17,21 @@ bool is_constant(uint64_t address, size_t bytes);
 
 inline uint64_t symbol(const uint8_t* array) { return reinterpret_cast<uint64_t>(array); }
 inline uint64_t symbol(uint8_t* array) { return reinterpret_cast<uint64_t>(array); }
-// Of shared memory, and registers that a scope declares without `%`.
+// An address of shared memory, or a register that a scope declares without `%`.
 template <class T>
 T symbol(T x) {
     static_assert(std::is_integral_v<T>, "a number");
     return x;
 }
-// Where results go that nobody needs.
+// The target of unused results.
 struct Nowhere {
     template <class T>
     void operator=(T) const {}
 };
 
-// Whether a thread may use these bytes of shared memory now. Marks that it has.
+// Fails unless a thread may use these bytes of shared memory now. Marks them as used.
 void use_shared(uint32_t offset, size_t bytes, bool writes);
-// Fails where these bytes are not memory of a card.
+// Fails unless these bytes are memory of a card.
 void check_global(uint64_t address, size_t bytes);
 
 template <Space S>
@@ -46,7 +46,7 @@ unsigned char* place(uint64_t address, size_t bytes, bool writes) {
     return reinterpret_cast<unsigned char*>(address);
 }
 
-// What an instruction loads or stores at once: a vector is aligned as a whole.
+// Checks a load or a store: a vector is aligned as a whole.
 template <Space S>
 void ask(unsigned line, uint64_t address, size_t bytes) {
     if (address % bytes != 0) emulation::fail("elements that are read or written together are not aligned");
@@ -64,7 +64,7 @@ void store(uint64_t address, uint64_t value) {
     memcpy(place<S>(address, sizeof x, true), &x, sizeof x);
 }
 
-// Of a copy to shared memory, that of the thread that began it.
+// Marks shared memory that a copy has written, as used by the thread that began the copy.
 inline void arrive(const emulation::Copy& copy) {
     const uint64_t to = reinterpret_cast<uint64_t>(copy.to);
     memcpy(place<Space::Shared>(to, sizeof copy.bytes, true), copy.bytes, sizeof copy.bytes);

@@ -39,7 +39,7 @@ auto part(T whole) {
 inline uint32_t whole(uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; }
 inline uint64_t whole(uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; }
 
-// Of signed and unsigned integers. What overflows wraps.
+// Signed and unsigned integers. Overflow wraps.
 #define INTEGERS(U, S, N, WIDE_U, WIDE_S) \
     inline U add_u##N(U a, U b) { return U(a + b); } \
     inline U add_s##N(U a, U b) { return U(a + b); } \
@@ -102,7 +102,7 @@ inline bool or_pred(bool a, bool b) { return a || b; }
 inline bool xor_pred(bool a, bool b) { return a != b; }
 inline bool not_pred(bool a) { return !a; }
 
-// With the carry of the instruction before.
+// With the carry of the previous instruction.
 inline uint32_t carried(uint32_t& carry, uint64_t sum) {
     carry = uint32_t(sum >> 32 & 1);
     return uint32_t(sum);
@@ -118,7 +118,7 @@ inline uint32_t madc_lo_cc_u32(uint32_t& carry, uint32_t a, uint32_t b, uint32_t
 inline uint32_t madc_hi_cc_u32(uint32_t& carry, uint32_t a, uint32_t b, uint32_t c) { return carried(carry, (uint64_t(a) * b >> 32) + c + carry); }
 inline uint32_t madc_hi_u32(uint32_t& carry, uint32_t a, uint32_t b, uint32_t c) { return uint32_t(uint64_t(a) * b >> 32) + c + carry; }
 
-// `length` bits of `a` from bit `from` on. With a sign, bits above them repeat the last of them, or the highest of `a` behind its end.
+// `length` bits of `a` from bit `from` on. Signed, the bits above repeat the last of them, or the highest bit of `a` if that is passed.
 inline uint32_t bfe_u32(uint32_t a, uint32_t from, uint32_t length) {
     from &= 255, length &= 255;
     const uint64_t bits = from < 32 ? uint64_t(a) >> from : 0;
@@ -138,7 +138,7 @@ inline uint32_t bfe_s32(uint32_t a, uint32_t from, uint32_t length) {
 inline uint32_t shf_l_wrap_b32(uint32_t a, uint32_t b, uint32_t by) { return uint32_t((uint64_t(b) << 32 | a) << (by & 31) >> 32); }
 inline uint32_t shf_r_wrap_b32(uint32_t a, uint32_t b, uint32_t by) { return uint32_t((uint64_t(b) << 32 | a) >> (by & 31)); }
 
-// The lower `length` bits of `a` into `b`, from bit `from` on.
+// Inserts the lower `length` bits of `a` into `b`, from bit `from` on.
 template <class U>
 U inserted(U a, U b, uint32_t from, uint32_t length) {
     constexpr uint32_t BITS = 8 * sizeof(U);
@@ -161,7 +161,7 @@ inline uint32_t prmt_b32(uint32_t a, uint32_t b, uint32_t chosen) {
     return out;
 }
 
-// In another direction of rounding than to nearest.
+// Rounded in another direction than to nearest.
 template <class F, class Operation>
 __attribute__((noinline)) F rounded(int direction, Operation operation) {
     const int before = fegetround();
@@ -171,7 +171,7 @@ __attribute__((noinline)) F rounded(int direction, Operation operation) {
     return result;
 }
 
-// Comparisons are false where an operand is NaN; those with a `u` are true.
+// Comparisons with NaN are false; those with a `u` are true.
 #define FLOATS(U, F, N) \
     inline U add_##N(U a, U b) { return bits(number(a) + number(b)); } \
     inline U add_rn_##N(U a, U b) { return add_##N(a, b); } \
@@ -231,7 +231,7 @@ inline uint32_t ex2_approx_f32(uint32_t a) { return bits(std::exp2(number(a))); 
 inline uint32_t lg2_approx_f32(uint32_t a) { return bits(std::log2(number(a))); }
 inline uint32_t lg2_approx_ftz_f32(uint32_t a) { return bits(std::log2(number(flushed(a)))); }
 inline uint32_t rcp_approx_ftz_f32(uint32_t a) { return flushed(bits(1.0f / number(flushed(a)))); }
-// The upper half of the operand alone counts, and the lower half of the result is zero.
+// Only the upper half of the operand counts, and the lower half of the result is zero.
 inline uint64_t rcp_approx_ftz_f64(uint64_t a) {
     const uint64_t x = bits(1.0 / number(flushed(uint64_t(a >> 32 << 32))));
     return flushed(x) >> 32 << 32;
@@ -242,7 +242,7 @@ inline uint32_t sqrt_approx_f32(uint32_t a) { return bits(std::sqrt(number(a)));
 inline uint32_t div_full_f32(uint32_t a, uint32_t b) { return bits(number(a) / number(b)); }
 inline uint32_t tanh_approx_f32(uint32_t a) { return bits(std::tanh(number(a))); }
 
-// cvt between integers: the lower bits of the source, extended by its sign where it has one.
+// cvt between integers: the lower bits of the source, extended by its sign if it has one.
 #define CONVERT(to, T, from, F, U) \
     inline U cvt_##to##_##from(uint64_t x) { return U(T(F(x))); }
 #define CONVERT_TO(to, T, U) \
@@ -276,8 +276,8 @@ TO_FLOATS(s32, int32_t)
 TO_FLOATS(u64, uint64_t)
 TO_FLOATS(s64, int64_t)
 
-// To integers: to nearest with ties to even (rni), to zero, down, up. What does not fit becomes the nearest that does; NaN becomes 0 in up to 32
-// bits, and the upper bit alone in 64.
+// To integers: to nearest with ties to even (rni), to zero, down, up. Values out of range become the nearest value in range. NaN becomes 0
+// in up to 32 bits, and only the upper bit in 64.
 template <class T>
 T fitted(double x) {
     using Limits = std::numeric_limits<T>;
@@ -306,7 +306,7 @@ TO_INTEGERS(rpi, std::ceil)
 
 inline uint64_t cvt_f64_f32(uint32_t x) { return bits(double(number(x))); }
 inline uint32_t cvt_rn_f32_f64(uint64_t x) { return bits(float(number(x))); }
-// Into [0, 1]; NaN becomes 0.
+// Clamps to [0, 1]; NaN becomes 0.
 inline uint32_t cvt_sat_f32_f32(uint32_t x) { return number(x) > 0 ? bits(std::min(number(x), 1.0f)) : 0; }
 // The first operand is the upper half. NaN has one pattern.
 inline uint32_t cvt_rn_bf16x2_f32(uint32_t high, uint32_t low) {

@@ -78,7 +78,7 @@ void Profile::write() {
 }
 
 namespace {
-// Also where a process ends by `exit`. Never destroyed before: see execution.cc.
+// Also written if a process ends by `exit`. Never destroyed before that: see execution.cc.
 Profile* begin() {
     const char* path = getenv("LOW_MEM_T5_EMULATED_PROFILE");
     if (path) atexit([] { profile->write(); });

@@ -1,7 +1,7 @@
-// Streams of the emulated card, and events. Work of a stream is done in its order: at once, or as late as the order of all streams allows.
+// Streams and events of the emulated card. Work of a stream is done in order: at once, or as late as the order of all streams allows.
 //
-// A stream that is late does its work when somebody waits for it: the host, or another stream for an event. So work that nobody waits for
-// comes too late, and work that does not wait for another stream's comes too early.
+// A late stream does its work only when the host, or another stream's event wait, needs it. So work that nothing waits for comes too late,
+// and work that lacks a wait for another stream comes too early.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -23,7 +23,7 @@ struct Stream {
     std::unique_ptr<Capture> capture;
 };
 
-// A place in a stream's work, and when the stream came there.
+// A place in a stream's work, and the time when the stream reached it.
 struct Event {
     Stream* stream = nullptr;
     size_t place = 0;
@@ -47,7 +47,7 @@ class Streams {
         return all.back().get();
     }
     Stream& of(void* stream) { return stream ? *static_cast<Stream*>(stream) : null; }
-    // A stream that is captured does nothing.
+    // A stream that is captured runs no work.
     void give(Stream& stream, std::function<void()> work, NodeKind kind = NodeKind::Kernel) {
         if (stream.capture) {
             stream.capture->graph->nodes.push_back({kind, std::move(work)});
@@ -57,7 +57,7 @@ class Streams {
         stream.waiting.push_back(std::move(work));
         if (!stream.is_late) finish(stream, stream.given);
     }
-    // Has the first so many pieces of a stream's work done.
+    // Has pieces of a stream's work done up to `until`.
     void finish(Stream& stream, size_t until) {
         while (stream.done < until && !stream.waiting.empty()) {
             auto work = std::move(stream.waiting.front());
@@ -77,7 +77,7 @@ class Streams {
     void wait(Stream& stream, const Event& event) {
         if (event.stream) give(stream, [this, event] { finish(*event.stream, event.place); });
     }
-    // Memory of so many bytes that the stream has freed: none, or the latest. Work from before may still use it, and comes before any other.
+    // Returns memory of this size that the stream has freed last, or null. Earlier work may still use it, and runs before any other.
     void* again(Stream& stream, size_t bytes) {
         auto& freed = stream.freed[bytes];
         if (freed.empty()) return nullptr;
@@ -85,8 +85,8 @@ class Streams {
         freed.pop_back();
         return block;
     }
-    // Memory stays with its stream, as in a pool, until there is much of it: so which memory serves again does not depend on the host. It goes
-    // back to the host when no work may look at it any more.
+    // Freed memory stays with its stream, as in a pool, until there is much of it, so that the reuse of memory does not depend on the host.
+    // Memory is returned to the host once no work can use it any more.
     void release(Stream& stream, void* block, size_t bytes) {
         stream.freed[bytes].push_back(block);
         freed_bytes += bytes;
@@ -110,9 +110,9 @@ class Streams {
 Streams& streams();
 // Work of a stream, for the libraries beside the driver.
 void give(void* stream, std::function<void()> work, NodeKind kind = NodeKind::Kernel);
-// The capture of a stream: none where its work is done.
+// The capture of a stream; null if its work is done.
 Capture* capture_of(void* stream);
-// Whether that work is done later: otherwise all that was given is done.
+// Whether the stream's work is done later. Otherwise all work given so far is done.
 bool is_late(void* stream);
 // Whether kernels and products compute.
 bool works();

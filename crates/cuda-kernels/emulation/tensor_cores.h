@@ -15,7 +15,7 @@ DEVICE void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
     for (int t = 0; t < 4; t++) {
         const emulation::Fibre& of_rows = emulation::peer(row * 4 + t);
         for (int i = 0; i < 2; i++) {
-            // Low word of each slot: the upper row. The second slot: eight columns further.
+            // The low word of each slot is the upper row. The second slot is eight columns further.
             for (int k = 0; k < 2; k++) left[0][2 * t + 8 * i + k] = half(of_rows.slot[i], k), left[1][2 * t + 8 * i + k] = half(of_rows.slot[i], 2 + k);
             const emulation::Fibre& of_columns = emulation::peer((column + i) * 4 + t);
             for (int k = 0; k < 2; k++) right[i][2 * t + k] = half(of_columns.slot[2], k), right[i][2 * t + 8 + k] = half(of_columns.slot[2], 2 + k);

@@ -1,4 +1,4 @@
-// A file of requests. Lines stay in its buffer: to write each one would take longer than most requests.
+// A file of requests. Lines stay in its buffer: writing each one would take longer than most requests.
 #include "trace.h"
 
 #include <chrono>
@@ -7,7 +7,7 @@
 
 namespace {
 
-// None: nobody asks for it.
+// Null unless a trace was requested.
 FILE* file() {
     static FILE* one = [] {
         const char* path = getenv("LOW_MEM_T5_EMULATED_TRACE");

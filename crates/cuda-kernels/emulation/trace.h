@@ -1,5 +1,5 @@
-// What the emulated card was asked for, request by request: LOW_MEM_T5_EMULATED_TRACE is a file that gets a line for each, with the
-// nanoseconds of the host's clock, the request, its bytes or its kernel.
+// The requests to the emulated card, one by one. LOW_MEM_T5_EMULATED_TRACE is a file that gets a line for each, with the nanoseconds of the
+// host's clock, the request, and its bytes or its kernel.
 #pragma once
 #include <cstddef>
 

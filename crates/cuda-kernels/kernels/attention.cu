@@ -1,52 +1,55 @@
-// Attention without tensor cores, for f32, for cards before Ampere, and for heads of any size up to 128; and what both kinds share.
+// Attention without tensor cores: for f32, for cards before Ampere, and for heads of any size up to 128; and the code that both kinds of
+// attention share.
 //
-// A block has four warps. Its rows are 64 of heads of up to 64, and 32 of larger ones; it goes through the rows of the other side 32 at a time.
-// A warp has as many scores, of its quarter of the block's rows, and their sums: a thread has both in rectangles, so that one load of four
-// elements from shared memory serves several products. A block copies its own rows to shared memory, too. Lean kernels read them where they
-// lie, and add up the same in the same order: they are for cards whose shared memory has no room for these rows of the largest heads.
+// A block has four warps. It has 64 rows for heads of up to 64 elements, and 32 rows for larger heads. It goes through the rows of the
+// other side 32 at a time.
+// A warp computes the scores of a quarter of the block's rows, and the sums of these rows. A thread has both in rectangles, so that one
+// load of four elements from shared memory serves several products. A block copies its own rows to shared memory, too. Lean kernels read
+// their own rows from global memory, and add up in the same order. They are for cards whose shared memory has no room for the block's rows
+// of the largest heads.
 #include "attention.h"
 
 namespace attention_plain {
 
-// Rows of a tile, and elements from a row of scores to the next: so that what a warp stores at once is in different banks.
+// Rows of a tile, and elements from one row of scores to the next, so that a warp stores to different banks at once.
 constexpr int TILE = 32, SCORES_ROW = TILE + 8;
-// A thread has scores of so many of the tile's rows, this far apart; and of the block's, as far apart as there are groups of such threads.
+// A thread has scores of ACROSS rows of the tile, APART rows apart, and of rows of the block that are GROUPS apart.
 constexpr int ACROSS = 4, APART = TILE / ACROSS, GROUPS = WARP / APART;
-// Sums of a thread: of so many rows, four columns each.
+// Rows of a thread's sums, of four columns each.
 constexpr int SUMMED = 8;
 
-// Heads of up to COLUMNS.
+// The layout for heads of up to COLUMNS elements.
 template <int COLUMNS>
 struct Layout {
     static constexpr int ROWS = ATTENTION_THREADS * SUMMED * 4 / COLUMNS, OWN = ROWS / (ATTENTION_THREADS / WARP);
     static constexpr int SCORED = OWN / GROUPS, LANES = COLUMNS / 4, STEP = WARP / LANES;
 
-    // Of the block's rows, this thread's first of scores and first of sums.
+    // Rows of the block: the warp's first row, and the first row of this thread's scores and of its sums.
     DEVICE static int own() { return int(threadIdx.x) / WARP * OWN; }
     DEVICE static int scored() { return own() + int(threadIdx.x) % WARP / APART; }
     DEVICE static int summed() { return own() + int(threadIdx.x) % WARP / LANES; }
     DEVICE static int column() { return int(threadIdx.x) % LANES * 4; }
 };
-// Of the tile's rows, this thread's first of scores.
+// The first row of the tile of this thread's scores.
 DEVICE int across() { return int(threadIdx.x) % APART; }
 
-// The head size to a multiple of four.
+// The head size, rounded up to a multiple of four.
 DEVICE int width_of(const AttentionShape& s) { return (s.head_size + 3) / 4 * 4; }
 
-// Elements from a row in shared memory to the next: an odd number of fours, so that rows that follow each other are in different banks.
+// Elements from one row in shared memory to the next: an odd number of fours, so that consecutive rows are in different banks.
 template <int COLUMNS>
 DEVICE int row_in_shared(const AttentionShape& s) {
-    // Known to the compiler where heads have their usual size.
+    // A constant for the compiler if heads have their usual size.
     return COLUMNS == 64 ? COLUMNS + 4 : (width_of(s) / 4 | 1) * 4;
 }
 
-// Rows in shared memory; `row` is from one to the next.
+// Rows in shared memory; `row` is the number of elements from one row to the next.
 struct Tile {
     float* at;
     int row;
 };
 
-// Rows of an operand in memory: `are_fours` where four elements can be read at once.
+// Rows of an operand in memory: `are_fours` if four elements can be read at once.
 template <class T>
 struct Operand {
     const T* at;
@@ -55,7 +58,7 @@ struct Operand {
 
     DEVICE Operand(const T* begin, int row, int rows, const AttentionShape& s)
         : at(begin), row(row), rows(rows), head_size(s.head_size), are_fours(row % 4 == 0 && in_fours(s.head_size, begin)) {}
-    // Elements from `c` of a row: zeros behind its end and behind the last row.
+    // Four elements of a row from `c` on: zeros after its end and after the last row.
     DEVICE Four read(int r, int c) const {
         Four four{{0, 0, 0, 0}};
         if (r >= rows || c >= head_size) return four;
@@ -91,14 +94,14 @@ struct Rows {
     }
 };
 
-// A block's rows that stay where they lie, from `first`.
+// A block's rows in global memory, from `first` on.
 template <class T>
 struct Far {
     Operand<T> rows;
     int first;
 };
 
-// The rows of a block. Those that it copies lie at `shared`, which is moved behind them.
+// The rows of a block. Copied rows lie at `shared`, which is moved past them.
 template <int COLUMNS, bool IS_LEAN, class T>
 DEVICE auto own_rows(float*& shared, const Operand<T>& from, int first, int row, int width) {
     constexpr int ROWS = Layout<COLUMNS>::ROWS;
@@ -120,7 +123,7 @@ DEVICE Four four_of(const Far<T>& rows, int r, int c) {
     return rows.rows.read(rows.first + r, c);
 }
 
-// products[i][k] = row `scored + GROUPS * i` of `rows` times row `across + APART * k` of a tile; `FOURS` of each row are on their way at once.
+// products[i][k] = row `scored + GROUPS * i` of `rows` times row `across + APART * k` of a tile; `FOURS` of each row are in flight at once.
 template <int FOURS, int SCORED, class Own>
 DEVICE void multiply(float (&products)[SCORED][ACROSS], const Own& rows, int scored, const Tile& tile, int width) {
 #pragma unroll
@@ -143,7 +146,7 @@ DEVICE void multiply(float (&products)[SCORED][ACROSS], const Own& rows, int sco
     }
 }
 
-// A thread's scores to shared memory, where `add` reads them.
+// Stores a thread's scores to shared memory, where `add` reads them.
 template <int SCORED>
 DEVICE void put(float* scores, int scored, const float (&x)[SCORED][ACROSS]) {
 #pragma unroll
@@ -156,7 +159,7 @@ DEVICE void put(float* scores, int scored, const float (&x)[SCORED][ACROSS]) {
 template <int COLUMNS>
 DEVICE void add(float (&sums)[SUMMED][4], const float* scores, const Tile& tile, int width) {
     using L = Layout<COLUMNS>;
-    // Sums of columns behind the last are not stored.
+    // Sums of columns after the last are not stored.
     const int column = min(L::column(), width - 4);
     scores += L::summed() * SCORES_ROW;
 #pragma unroll 1
@@ -182,7 +185,7 @@ DEVICE void clear(float (&sums)[SUMMED][4]) {
         for (int c = 0; c < 4; c++) sums[i][c] = 0;
 }
 
-// Stores a thread's sums in rows from `first`, where these are below `rows`.
+// Stores a thread's sums to rows from `first` on, if these are below `rows`.
 template <int COLUMNS, class T>
 DEVICE void store_rows(T* to, int row, int first, int rows, int head_size, const float (&sums)[SUMMED][4]) {
     using L = Layout<COLUMNS>;
@@ -231,9 +234,9 @@ DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const
     const Tile tile_k{shared, row}, tile_v{tile_k.at + TILE * row, row};
     float* probabilities = tile_v.at + TILE * row;
     float* near = probabilities + ROWS * SCORES_ROW;
-    // Factors of rows, from threads with scores to those with sums.
+    // Factors of rows, passed from threads with scores to threads with sums.
     float* factors = near + ROWS + TILE;
-    // The last query of the tile sees most, and its first least.
+    // The last query of the tile sees the most keys, and its first query the fewest.
     const int seen = visible(s, block.length, block.first + ROWS - 1), all_see = visible(s, block.length, block.first);
     const bool drops = dropout.threshold > 0;
     const uint64_t key_of_block = block_key(dropout, block_sample(dropout, samples, block));
@@ -263,7 +266,7 @@ DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const
         for (int i = 0; i < SCORED; i++)
 #pragma unroll
             for (int k = 0; k < ACROSS; k++) scores[i][k] += near[across() + APART * k - (scored + GROUPS * i) + ROWS - 1];
-        // Only tiles at an edge hide anything.
+        // Only tiles at an edge hide any key.
         if (first + TILE > all_see) {
 #pragma unroll
             for (int i = 0; i < SCORED; i++) {
@@ -282,7 +285,7 @@ DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const
             for (int lanes = APART / 2; lanes > 0; lanes /= 2) highest = fmaxf(highest, shuffle_xor(highest, lanes));
             const float shrink = expf(most[i] - highest), base = highest == HIDDEN ? 0.0f : highest;
             most[i] = highest;
-            // A thread has the sum of its keys. Of a row that has seen no key every exponential is 0.
+            // A thread has the sum of its own keys. In a row that has seen no key, every exponential is 0.
             sum[i] *= shrink;
 #pragma unroll
             for (int k = 0; k < ACROSS; k++) {
@@ -320,8 +323,8 @@ DEVICE void forward(const T* q, const T* k, const T* v, const float* bias, const
     store_rows<COLUMNS>(out + size_t(block.batch) * s.queries * out_row + head, out_row, block.first, s.queries, s.head_size, results);
 }
 
-// Shared memory of both backwards, f32: 4 * TILE, 2 * TILE * R, ROWS * SCORES_ROW, and ROWS + TILE. At its end, if not lean, are the block's
-// rows: 2 * ROWS * R.
+// Shared memory of both backward kernels, f32: 4 * TILE, 2 * TILE * R, ROWS * SCORES_ROW, and ROWS + TILE. If not lean, the block's rows
+// follow: 2 * ROWS * R.
 template <int COLUMNS>
 struct Shared {
     OfQuery* queries;
@@ -385,10 +388,10 @@ DEVICE void keys(const T* q, const T* k, const T* v, const T* dout, const float*
         if (int(threadIdx.x) < TILE) parts.queries[threadIdx.x] = next_query;
         BARRIER();
         float p[SCORED][ACROSS], ds[SCORED][ACROSS];
-        // With two at once the sums of keys and values spill.
+        // With two fours at once the sums of keys and values would spill.
         multiply<1>(p, rows_k, scored, tile_q, width);
         multiply<1>(ds, rows_v, scored, tile_dout, width);
-        // Later queries see as many keys as the first.
+        // Later queries see at least as many keys as the first.
         const bool is_edge = block.first + ROWS > visible(s, block.length, first);
 #pragma unroll
         for (int k = 0; k < ACROSS; k++) {
@@ -482,8 +485,8 @@ DEVICE void queries(const T* q, const T* k, const T* v, const T* dout, const flo
     store_rows<COLUMNS>(dq + size_t(block.batch) * s.q_batch + head, s.q_row, block.first, s.queries, s.head_size, of_q);
 }
 
-// delta (B, H, T): of each query of each head the sum of dout * out, both (B, T, H*K). A block has a sum for four of its threads. `LANES`
-// lanes add one, each four elements at a time, together with N = 4. They read for R sums at once.
+// delta (B, H, T): for each query of each head the sum of dout * out, both (B, T, H*K). A block computes one sum for four of its threads.
+// `LANES` lanes add one sum, each lane four elements at a time (with N = 4). They read for R sums at once.
 template <int LANES, int N, int R, class T>
 DEVICE void row_products(const T* out, const T* dout, float* delta, uint32_t sums, uint32_t queries, uint32_t heads, int head_size) {
     const uint32_t teams = blockDim.x / LANES, team = threadIdx.x / LANES, end = (blockIdx.x + 1) * (blockDim.x / 4);
@@ -501,7 +504,7 @@ DEVICE void row_products(const T* out, const T* dout, float* delta, uint32_t sum
             for (int r = 0; r < R; r++)
                 for (int k = 0; k < 4; k++) products[r] += values[r][k] * gradients[r][k];
         }
-        // A lane writes one of them: divisions take long.
+        // A lane writes one of the sums: the divisions take long.
         float own = 0;
         for (int r = 0; r < R; r++) {
             for (int lanes = LANES / 2; lanes > 0; lanes /= 2) products[r] += shuffle_xor(products[r], lanes);
@@ -515,7 +518,7 @@ DEVICE void row_products(const T* out, const T* dout, float* delta, uint32_t sum
 
 } // namespace attention_plain
 
-// Heads of up to `columns`.
+// Kernels for heads of up to `columns` elements.
 #define ATTENTION(suffix, T, columns, is_lean, blocks) \
     KERNEL_OF_BLOCKS(ATTENTION_THREADS, blocks, attention_forward_##suffix, const T* q, const T* k, const T* v, const float* bias, const uint32_t* lengths, \
            Dropout dropout, const uint32_t* samples, T* out, float* lse, AttentionShape s) { \
@@ -533,7 +536,7 @@ DEVICE void row_products(const T* out, const T* dout, float* delta, uint32_t sum
 ATTENTION(narrow_f32, float, 64, false, 3)
 ATTENTION(f32, float, 128, false, 3)
 ATTENTION(bf16, bf16, 128, false, 3)
-// Cards that take these have shared memory for one block or two.
+// Cards that need these have shared memory for one block or two.
 ATTENTION(lean_f32, float, 128, true, 2)
 
 #define DELTA(suffix, T) \
@@ -550,7 +553,7 @@ ATTENTION(lean_f32, float, 128, true, 2)
 DELTA(f32, float)
 DELTA(bf16, bf16)
 
-// dbias (H, T+S-1) += the partial sums of blocks of `tile` keys, in the order of sequences and tiles. A block has 32 numbers of a head,
+// dbias (H, T+S-1) += the partial sums of blocks of `tile` keys, in the order of sequences and tiles. A block has 32 numbers of a head, and
 // the blocks of a head follow each other. Shared memory: see `add_in_order`.
 KERNEL(256, attention_add_bias_gradient, const float* partial, float* dbias, int batch, int heads, int queries, int keys, int tile) {
     SHARED(float, staged);
@@ -560,7 +563,7 @@ KERNEL(256, attention_add_bias_gradient, const float* partial, float* dbias, int
     float* own = dbias + size_t(head) * offsets + min(offset, offsets - 1);
     const float sum = add_in_order(*own, batch * tiles, staged, [&](uint32_t i) {
         const uint32_t sequence = i / tiles, part = i - sequence * tiles, at = offset - part * tile;
-        // Most blocks of keys have a part of few offsets. Minus zero changes no sum. An offset before the first wraps around.
+        // Most blocks of keys contribute to few offsets. Minus zero changes no sum. An offset before the first wraps around.
         return at < length ? partial[((size_t(sequence) * heads + head) * tiles + part) * length + at] : -0.0f;
     });
     if (threadIdx.x < WARP && offset < offsets) *own = sum;

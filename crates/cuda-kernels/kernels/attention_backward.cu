@@ -1,12 +1,13 @@
-// The backward of attention of bf16 on tensor cores: probabilities again, from scores and their log-sum-exp. The gradients of keys,
-// values and bias by blocks of keys, those of queries by blocks of queries: each is added by one block, in one order.
+// The backward of attention of bf16 on tensor cores: probabilities are computed again, from scores and their log-sum-exp. Blocks of keys
+// compute the gradients of keys, values and bias, and blocks of queries the gradients of queries. Each gradient is added by one block, in
+// one order.
 #include "attention_tiles.h"
 
 namespace attention_backward {
 
-// Rows of a block, and of a tile that it goes through.
+// Rows of a block, and of a tile.
 constexpr int ROWS = 64, TILE = 32, N = TILE / 8;
-// Tiles of queries whose numbers are read together: each thread then reads those of one query, and no warp waits for the one that does it.
+// Tiles of queries whose data are read together: each thread then reads the data of one query, and no warp waits for another.
 constexpr int TOGETHER = ATTENTION_THREADS / TILE, MANY = TOGETHER * TILE;
 // Biases of these queries and the keys of a block.
 constexpr int BIASES = ROWS + MANY;
@@ -16,7 +17,7 @@ DEVICE int first_query(const AttentionShape& s, const AttentionBlock& block, int
     return key >= min(block.length, s.keys) ? s.queries : s.is_causal ? key + s.queries - s.keys : 0;
 }
 
-// Where a query's statistics are.
+// The offset of a query's statistics.
 DEVICE size_t statistics(const AttentionShape& s, const AttentionBlock& block) {
     return (size_t(block.batch) * s.heads + block.head) * s.queries;
 }
@@ -29,7 +30,7 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
                  const uint32_t* lengths, const Dropout& dropout, const uint32_t* samples, bf16* dk, bf16* dv, float* partial,
                  const AttentionShape& s) {
     const AttentionBlock block = attention_block(lengths, s, s.keys, ROWS, Most::First);
-    // The largest heads have no register for it.
+    // For the largest heads no register is left.
     const unsigned thread = K > 64 ? threadIdx.x : held_thread();
     const int warp = thread / WARP, lane = thread % WARP, g = lane / 4, t = lane % 4, width = s.heads * K;
     SHARED(bf16, shared);
@@ -49,7 +50,7 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     dout += size_t(block.batch) * s.queries * width + block.head * K;
     lse += statistics(s, block);
     delta += statistics(s, block);
-    // Queries before the first that sees the block's first key see none of its keys.
+    // Queries before the first that sees the block's first key see none of the block's keys.
     const int begin = s.is_causal ? max(block.first + s.queries - s.keys, 0) / TILE : 0;
     const int end = block.first < min(block.length, s.keys) ? (s.queries + TILE - 1) / TILE : begin;
     auto copy = [&](int tile) {
@@ -58,7 +59,7 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
         copy_tile<K, TILE>(tiles_dout + stage * TILE * K, dout, width, tile * TILE, s.queries, thread);
     };
     const uint32_t sample = block_sample(dropout, samples, block);
-    // Copied before it is known whether a query sees the block's keys. Behind the last query are zeros.
+    // Copied before it is known whether a query sees the block's keys. Rows after the last query are zeros.
     copy_tile<K, ROWS>(tile_k, k, s.k_row, block.first, s.keys, thread);
     copy_tile<K, ROWS>(tile_v, v, s.v_row, block.first, s.keys, thread);
     copy(begin);
@@ -70,7 +71,7 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
     const int all_from = first_query(s, block, block.first + warp * 16 + 15);
     const bool drops = dropout.threshold > 0;
     const uint64_t key_of_block = block_key(dropout, sample);
-    // Each thread has numbers of the next tiles: of a query, and one or two biases.
+    // Each thread has data of the next tiles: of one query, and one or two biases.
     static_assert(BIASES <= 2 * ATTENTION_THREADS, "a thread has two biases");
     float lse_read = -INFINITY, delta_read = 0, near_read[2] = {0, 0};
     auto read = [&](int tile) {
@@ -113,7 +114,7 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
             copy(tile + 1);
             end_copies();
         }
-        // On their way while this tile is computed.
+        // In flight while this tile is computed.
         if (reads) read(tile + 1);
         const bf16* tile_q = tiles_q + stage * TILE * K;
         const bf16* tile_dout = tiles_dout + stage * TILE * K;
@@ -128,7 +129,7 @@ DEVICE void keys(const bf16* q, const bf16* k, const bf16* v, const bf16* dout, 
 #pragma unroll
             for (int c = 0; c < 4; c++)
                 p[n][c] = exp2_fast(p[n][c] * LOG2_E + (near[c / 2 * 8 - n * 8 - c % 2] - queries[n * 8 + c % 2].lse));
-        // Beside the exponentials.
+        // Overlaps with the exponentials.
         multiply_rows<K, N>(ds, own_v, tile_dout);
         if (first < all_from) {
 #pragma unroll
@@ -214,7 +215,7 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
         see[r] = visible(s, block.length, query);
         if (drops) own[r].hash = query_hash(key_of_block, block, query);
     }
-    // All queries of the warp see as many keys as its first.
+    // All queries of the warp see at least the keys of its first query.
     const int all_see = visible(s, block.length, block.first + warp * 16);
     if (int(threadIdx.x) < ROWS + TILE) biases[threadIdx.x] = LOG2_E * near_bias<ROWS, TILE>(bias, s, block.head, block.first, 0);
     float of_q[K / 8][4];
@@ -232,7 +233,7 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
             copy(tile + 1);
             end_copies();
         }
-        // On its way while this tile is computed.
+        // In flight while this tile is computed.
         const float next_bias = near_bias<ROWS, TILE>(bias, s, block.head, block.first, first + TILE);
         const bf16* tile_k = tiles_k + stage * TILE * K;
         const float* near = biases + stage * (ROWS + TILE) + 2 * t - row + ROWS - 1;
@@ -275,7 +276,7 @@ DEVICE void queries(const bf16* q, const bf16* k, const bf16* v, const bf16* dou
 
 } // namespace attention_backward
 
-// So many blocks at once of those by keys and of those by queries.
+// Blocks at once of the kernel by keys (OF_KEYS) and of the kernel by queries (OF_QUERIES).
 #define ATTENTION_BACKWARD(K, OF_KEYS, OF_QUERIES) \
     KERNEL_OF_BLOCKS(ATTENTION_THREADS, OF_KEYS, attention_backward_keys_##K, const bf16* q, const bf16* k, const bf16* v, const bf16* dout, const float* bias, \
            const float* lse, const float* delta, const uint32_t* lengths, Dropout dropout, const uint32_t* samples, bf16* dk, bf16* dv, \

@@ -1,6 +1,7 @@
 // Attention of bf16 on tensor cores (Dao 2023, FlashAttention-2): scores are in registers, a tile at a time.
 //
-// A block has four warps and 64 queries, 16 a warp. It goes through the keys it sees, 64 at a time; the next ones are copied meanwhile.
+// A block has four warps and 64 queries, 16 a warp. It goes through the keys that it sees, 64 at a time, and copies the next keys
+// meanwhile.
 #include "attention_tiles.h"
 
 namespace attention_forward {
@@ -30,7 +31,7 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
     copy_tile<K, KEYS>(tiles_k, k, s.k_row, 0, s.keys);
     copy_tile<K, KEYS>(tiles_v, v, s.v_row, 0, s.keys);
     end_copies();
-    // The last query of the tile sees most.
+    // The last query of the tile sees the most keys.
     const int seen = visible(s, block.length, block.first + QUERIES - 1), tiles = (seen + KEYS - 1) / KEYS;
 
     const int row = block.first + warp * 16 + g; // and row + 8
@@ -40,7 +41,7 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
     if (drops)
         for (int r = 0; r < 2; r++) hashes[r] = query_hash(key_of_block, block, row + 8 * r);
     const int see[2] = {visible(s, block.length, row), visible(s, block.length, row + 8)};
-    // All queries of the warp see as many keys as its first.
+    // All queries of the warp see at least the keys of its first query.
     const int all_see = visible(s, block.length, block.first + warp * 16);
     float most[2] = {HIDDEN, HIDDEN}, sum[2] = {0, 0}, results[K / 8][4];
 #pragma unroll
@@ -61,7 +62,7 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
             copy_tile<K, KEYS>(tiles_v + (stage ^ 1) * KEYS * K, v, s.v_row, first + KEYS, s.keys);
             end_copies();
         }
-        // On its way while scores are computed.
+        // In flight while scores are computed.
         const float next_bias = near_bias<QUERIES, KEYS>(bias, s, block.head, block.first, first + KEYS);
         float scores[N][4];
         multiply_rows<K, N>(scores, own, tiles_k + stage * KEYS * K);
@@ -69,7 +70,7 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int c = 0; c < 4; c++) scores[n][c] = scores[n][c] * LOG2_E + near[n * 8 + c % 2 - c / 2 * 8];
-        // Only tiles at an edge hide anything.
+        // Only tiles at an edge hide any key.
         if (first + KEYS > all_see) {
             const int from_here[2] = {see[0] - first - 2 * t, see[1] - first - 2 * t};
 #pragma unroll
@@ -86,7 +87,7 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
             highest[r] = fmaxf(highest[r], shuffle_xor(highest[r], 1));
             highest[r] = fmaxf(highest[r], shuffle_xor(highest[r], 2));
         }
-        // Seldom after the first tiles.
+        // Rarely true after the first tiles.
         if (highest[0] > most[0] || highest[1] > most[1]) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
@@ -100,7 +101,7 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
                 }
             }
         }
-        // A row that has seen no key: every exponential is 0.
+        // In a row that has seen no key, every exponential is 0.
         const float base[2] = {most[0] == HIDDEN ? 0.0f : most[0], most[1] == HIDDEN ? 0.0f : most[1]};
 #pragma unroll
         for (int n = 0; n < N; n++)
@@ -140,7 +141,7 @@ DEVICE void run(const bf16* q, const bf16* k, const bf16* v, const float* bias, 
 
 } // namespace attention_forward
 
-// `BLOCKS` at once, or 0 where the compiler chooses. Of the largest heads shared memory has room for two at most.
+// `BLOCKS` blocks at once, or 0 if the compiler chooses. For the largest heads shared memory has room for two at most.
 #define ATTENTION_FORWARD(K, BLOCKS) \
     KERNEL_OF_BLOCKS(ATTENTION_THREADS, BLOCKS, attention_forward_##K, const bf16* q, const bf16* k, const bf16* v, const float* bias, const uint32_t* lengths, \
            Dropout dropout, const uint32_t* samples, bf16* out, float* lse, AttentionShape s) { \

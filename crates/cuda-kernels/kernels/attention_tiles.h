@@ -1,23 +1,23 @@
-// Tiles of attention on tensor cores: rows of K elements of bf16 in shared memory, in pieces of eight. Eight rows have the same piece in
-// different banks, and a row that is copied fills whole lines of banks.
+// Tiles of attention on tensor cores: rows of K elements of bf16 in shared memory, in pieces of eight. The same piece of eight rows lies in
+// different banks, and a copied row fills whole lines of banks.
 #pragma once
 #include "attention.h"
 #include "tensor_cores.h"
 
-// The index of this thread in a register. Where the compiler has few of them it reads the special one again in each part of a loop, and then
-// waits as long as for shared memory: it cannot do that with what another instruction gave.
+// The index of this thread, held in a register. If registers are scarce, the compiler reads the special register again in each part of a
+// loop, which takes as long as shared memory. It cannot do that with the result of another instruction.
 DEVICE unsigned held_thread() { return shuffle_from(uint32_t(threadIdx.x), threadIdx.x % WARP); }
 
 constexpr int PIECE_BYTES = 16;
-// Bytes from a tile's begin to a piece.
+// Bytes from the start of a tile to a piece.
 template <int K>
 DEVICE unsigned piece_at(unsigned row, unsigned piece) {
     return row * (K * 2) + (piece ^ (K == 32 ? row / 2 % 4 : row % 8)) * PIECE_BYTES;
 }
 DEVICE const unsigned char* bytes_of(const bf16* tile, unsigned at) { return reinterpret_cast<const unsigned char*>(tile) + at; }
 
-// Begins to copy rows `first` to `first + ROWS` of `rows`; zeros behind the last one. A sequence has less than 2^31 rows, a row less than
-// 2^31 bytes.
+// Begins to copy rows `first` to `first + ROWS` of `rows`, and zeros after the last row. A sequence has fewer than 2^31 rows, a row fewer
+// than 2^31 bytes.
 template <int K, int ROWS>
 DEVICE void copy_tile(bf16* to, const bf16* from, int row, int first, int rows, unsigned thread = threadIdx.x) {
     // A thread copies pieces of eight elements, `APART` rows from one to the next.
@@ -37,15 +37,16 @@ DEVICE void copy_tile(bf16* to, const bf16* from, int row, int first, int rows, 
     }
 }
 
-// Sixteen rows from `row` as the left factor: columns 16 * step to 16 * step + 16. Pieces of a step are those of the first, moved.
+// Loads sixteen rows from `row` on as the left factor: columns 16 * step to 16 * step + 16. The pieces of a step are those of the first
+// step, moved.
 template <int K>
 DEVICE void load_left(uint32_t (&m)[4], const bf16* tile, int row, int step, unsigned thread) {
     const int lane = thread % WARP;
     load_matrices(m, bytes_of(tile + row * K, piece_at<K>(lane % 16, lane / 16) ^ step * 32));
 }
 
-// The sixteen rows from `row` of a tile that are a warp's left factor for every tile of the other side. They stay in registers where that
-// costs no resident block: these kernels wait for shared memory more than for anything else.
+// The sixteen rows of a tile from `row` on that are a warp's left factor for every tile of the other side. They stay in registers if that
+// costs no resident block: these kernels wait mostly for shared memory.
 template <int K, bool ARE_KEPT>
 struct LeftRows {
     const bf16* tile;
@@ -53,7 +54,7 @@ struct LeftRows {
     unsigned thread;
     uint32_t kept[ARE_KEPT ? K / 16 : 1][4];
 
-    // When the tile is there.
+    // Called once the tile is in shared memory.
     DEVICE void keep() {
         if constexpr (ARE_KEPT) {
 #pragma unroll
@@ -78,7 +79,7 @@ DEVICE void multiply_rows(float (&products)[N][4], const LeftRows<K, ARE_KEPT>& 
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int c = 0; c < 4; c++) products[n][c] = 0;
-    // Of the largest heads the sums alone take 128 registers in the backward: with two steps at once they spill.
+    // For the largest heads the sums alone take 128 registers in the backward: with two steps at once they would spill.
 #pragma unroll(K > 64 ? 1 : K / 32)
     for (int step = 0; step < K / 16; step += 2) {
         uint32_t a[2][4];
@@ -94,7 +95,7 @@ DEVICE void multiply_rows(float (&products)[N][4], const LeftRows<K, ARE_KEPT>& 
     }
 }
 
-// sums (16, K) += left (16, 8 N) * tile (8 N, K); the left factor is what `multiply_rows` left, rounded to bf16.
+// sums (16, K) += left (16, 8 N) * tile (8 N, K); the left factor is the result of `multiply_rows`, rounded to bf16.
 template <int K, int N>
 DEVICE void add_products(float (&sums)[K / 8][4], const float (&left)[N][4], const bf16* tile, unsigned thread = threadIdx.x) {
     const int lane = thread % WARP;
@@ -112,7 +113,7 @@ DEVICE void add_products(float (&sums)[K / 8][4], const float (&left)[N][4], con
     }
 }
 
-// Writes sums (16, K) times a factor for each of a lane's two rows, where these are below `rows`.
+// Writes sums (16, K) times a factor for each of a lane's two rows, if these are below `rows`.
 template <int K>
 DEVICE void store_rows(bf16* to, int row, int first, int rows, const float (&sums)[K / 8][4], const float (&factors)[2]) {
     const int lane = threadIdx.x % WARP;
@@ -126,15 +127,15 @@ DEVICE void store_rows(bf16* to, int row, int first, int rows, const float (&sum
     }
 }
 
-// The gradient of the bias by the keys of one block, as `DiagonalSums` has it, from products: no thread waits for another's scores.
+// The gradient of the bias by the keys of one block, like `DiagonalSums`, from products: no thread waits for another's scores.
 //
-// A warp has the keys from 16 * warp on, and goes through tiles of 32 queries. With g and t as in tensor_cores.h, a lane's scores of key
-// g + 8r and query 8n + 2t + c are of offset 8(r - n) + (g - 2t - c): those of one r - n and c are one sum. The sums of the smallest two
-// r - n come to no end in a tile, because the next tile is 32 offsets below. Shuffles add those of all lanes, so that each lane has the sum
-// of one of 32 offsets that the tile completes. They lie in shared memory until all warps have theirs.
+// A warp has the keys from 16 * warp on, and goes through tiles of 32 queries. With g and t as in tensor_cores.h, a lane's scores of key g
+// + 8r and query 8n + 2t + c belong to offset 8(r - n) + (g - 2t - c): scores with the same r - n and c are one sum. The sums of the
+// smallest two r - n are not complete after a tile, because the next tile is 32 offsets below. Shuffles add the sums of all lanes, so that
+// each lane has the sum of one of 32 offsets that the tile completes. These sums lie in shared memory until all warps have theirs.
 struct ProductDiagonals {
     static constexpr int TILE = 32, WARPS = ATTENTION_THREADS / WARP, KEYS = 16 * WARPS;
-    // Of a warp: the offsets of four tiles.
+    // The ring of a warp: the offsets of four tiles.
     static constexpr int RING = 4 * TILE;
     unsigned thread;
     float* ring; // WARPS rows of RING
@@ -142,7 +143,7 @@ struct ProductDiagonals {
     int queries;
     float next[2], last[2]; // of each c, the sums that go on: of r - n = -2, which some lanes still need, and of -3
 
-    // All offsets above those of the first tile have sums of zero. There is none where no query sees the keys.
+    // All offsets above those of the first tile have sums of zero. `is_empty`: no query sees the keys.
     DEVICE void begin(unsigned of_thread, float* shared, float* row, int of_queries, int first_tile, bool is_empty) {
         thread = of_thread;
         ring = shared;
@@ -153,7 +154,7 @@ struct ProductDiagonals {
         const int above = is_empty ? 0 : queries - 1 + KEYS - first_tile * TILE;
         for (int i = above + int(thread); i < queries + KEYS - 1; i += ATTENTION_THREADS) to[i] = 0;
     }
-    // `ds`: (16, TILE), what this warp has of a tile.
+    // `ds`: (16, TILE), this warp's part of a tile.
     DEVICE void add(const float (&ds)[TILE / 8][4], int tile) {
         const int warp = thread / WARP, lane = thread % WARP, g = lane / 4, t = lane % 4;
         float sums[2][TILE / 8];
@@ -161,7 +162,7 @@ struct ProductDiagonals {
         for (int c = 0; c < 2; c++) {
             const float first = ds[0][2 + c] + last[c], second = ds[0][c] + ds[1][2 + c], third = ds[1][c] + ds[2][2 + c];
             const float fourth = ds[2][c] + ds[3][2 + c];
-            // Where g - 2t - c is negative, the sum belongs to the eight offsets below.
+            // If g - 2t - c is negative, the sum belongs to the eight offsets below.
             const bool is_below = g < 2 * t + c;
             sums[c][0] = is_below ? next[c] : first;
             sums[c][1] = is_below ? first : second;
@@ -170,11 +171,12 @@ struct ProductDiagonals {
             next[c] = fourth;
             last[c] = ds[3][c];
         }
-        // Offsets of c = 1 are those of c = 0 one row of lanes before.
+        // Offsets of c = 1 are those of c = 0, one row of lanes earlier.
         float all[TILE / 8];
 #pragma unroll
         for (int i = 0; i < TILE / 8; i++) all[i] = sums[0][i] + shuffle_from(sums[1][i], (lane + 4) % WARP);
-        // Four lanes have the same offsets, each one column and two rows from the last. Each of them ends with the sum of i = t.
+        // Four lanes have the same offsets, each one column and two rows from the previous lane. Each of them ends up with the sum of i =
+        // t.
         float half[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -185,7 +187,7 @@ struct ProductDiagonals {
         const int offset = 8 * (3 - t) + (g - 2 * t & 7);
         ring[warp * RING + (offset - tile * TILE & RING - 1)] = (t % 2 == 0 ? half[0] : half[1]) + given;
     }
-    // Writes the 32 sums that all warps have after `tile`. One of the warps does it, after a barrier.
+    // Writes the 32 sums that all warps have completed with `tile`. One of the warps calls this, after a barrier.
     DEVICE void write(int tile) {
         const int warp = thread / WARP, lane = thread % WARP;
         if (warp != (tile & WARPS - 1)) return;
@@ -196,7 +198,7 @@ struct ProductDiagonals {
         for (int w = 0; w < WARPS; w++) sum += ring[w * RING + (16 * (WARPS - w) - 16 + lane - tile * TILE & RING - 1)];
         to[at] = sum;
     }
-    // After the last tile: the sums that it has not completed.
+    // After the last tile: writes the sums that it has not completed.
     DEVICE void finish(int end) {
         const float none[TILE / 8][4] = {};
 #pragma unroll 1

@@ -1,9 +1,9 @@
-// Weights in codes, laid out as `t5_ops::Quantised` says: signed codes with a scale for each row, and NF4 with doubly quantised scales. Parts
-// follow each other without padding, so that an f32 among them may lie at any byte.
+// Weights in codes, in the layout of `t5_ops::Quantised`: signed codes with a scale for each row, and NF4 with doubly quantised scales. The
+// parts follow each other without padding, so an f32 among them may lie at any byte.
 #pragma once
 #include "device.h"
 
-// An f32 whose bytes lie anywhere.
+// Reads an f32 at any byte.
 DEVICE float number_at(const uint8_t* bytes, size_t place) {
     bytes += 4 * place;
     return float_of(uint32_t(bytes[0]) | uint32_t(bytes[1]) << 8 | uint32_t(bytes[2]) << 16 | uint32_t(bytes[3]) << 24);
@@ -34,13 +34,13 @@ CONSTANT float NF4_VALUES[16] = {-1.0f,         -0.6961928f,   -0.52507305f,  -0
                                  0.44070983f,   0.562617f,     0.72295684f,   1.0f};
 CONSTANT float POWERS_OF_TEN[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
 
-// The end between parts `j - 1` and `j` of [0.1, 1] in equal ones, as torch's `linspace` rounds it: from the nearer end.
+// The boundary between parts `j - 1` and `j` of [0.1, 1], cut into equal parts, rounded like torch's `linspace`: from the nearer end.
 DEVICE float boundary(int j, int parts) {
     const float step = (1.0f - 0.1f) / float(parts);
     return j < (parts + 1) / 2 ? fmaf(step, float(j), 0.1f) : fmaf(-step, float(parts - j), 1.0f);
 }
 
-// Of 256 codes in ascending order the value: zero, one, and for each power of ten the middles of 2^i parts with both signs.
+// The value of a code among 256 in ascending order: zero, one, and for each power of ten the middles of 2^i parts with both signs.
 DEVICE float dynamic_value(int code) {
     if (code == 127 || code == 255) return code == 127 ? 0.0f : 1.0f;
     const int place = code < 127 ? 127 - code : code - 127;
@@ -82,7 +82,7 @@ struct Nf4 {
     }
 };
 
-// Values of NF4's codes and of those of its scales: a block fills this table before any of its threads looks there.
+// Values of NF4's codes and of the codes of its scales: a block fills this table before any of its threads reads it.
 constexpr int NF4_TABLE = 16 + 256;
 DEVICE void fill_nf4_table(float* table) {
     for (int i = threadIdx.x; i < 256; i += blockDim.x) table[16 + i] = dynamic_value(i);

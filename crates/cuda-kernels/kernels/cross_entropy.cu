@@ -3,11 +3,11 @@
 
 constexpr uint32_t IGNORED_LABEL = 0xFFFFFFFFu;
 
-// e^x for x of at most 0, to a few units in the last place for what counts in a sum of such numbers: the error grows with -x.
+// e^x for x of at most 0, to a few units in the last place for terms that matter in a sum: the error grows with -x.
 DEVICE float exp_below(float x) { return exp2_fast(x * LOG2_E); }
 
-// A block a row of `width` logits. losses[row] = log-sum-exp(logits) - logits[label], zero where the label is ignored. `gradients`, unless
-// it is null, gets scale * (softmax - one-hot of the label); it may be the memory of the logits where both have one type.
+// A block works on a row of `width` logits. losses[row] = log-sum-exp(logits) - logits[label], zero if the label is ignored. `gradients`,
+// unless it is null, gets scale * (softmax - one-hot of the label); it may be the memory of the logits if both have one type.
 // A thread reads some logits at once, N of them together. Shared memory: 32 f32.
 template <int N, class L, class T>
 DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losses, T* gradients, float scale, int width) {
@@ -24,7 +24,7 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
         if (threadIdx.x == 0) losses[row] = 0;
         return;
     }
-    // The largest logit so far, and the sum of the exponentials below it. A NaN makes the sum one.
+    // The largest logit so far, and the sum of the exponentials below it. A NaN makes the sum NaN.
     float most = -INFINITY, sum = 0;
     int from = threadIdx.x * N;
     for (; from < width; from += step) {
@@ -37,7 +37,7 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++)
             for (int k = 0; k < N; k++) {
-                // Behind the last logit there is none.
+                // After the last logit there is none.
                 if (from + u * stride >= width) values[u][k] = -INFINITY;
                 largest = fmaxf(largest, values[u][k]);
             }
@@ -45,7 +45,7 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
             sum *= exp_below(most - largest);
             most = largest;
         }
-        // So far every logit is minus infinity, or NaN: exponentials are 0, or NaN.
+        // If every logit so far is minus infinity or NaN, exponentials are 0 or NaN.
         const float base = most == -INFINITY ? 0.0f : most;
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++)
@@ -59,7 +59,8 @@ DEVICE void cross_entropy(const L* logits, const uint32_t* labels, double* losse
     // The label's logit is read above by one thread, and may be overwritten below by another.
     BARRIER();
     const float unit = scale / total;
-    // From the end: the thread still has the last logits of two turns, and those read just before are the likeliest to lie in a cache.
+    // From the end: the thread still has the last logits of two turns, and the logits read just before are the most likely to be in a
+    // cache.
     bool has_earlier = true;
     for (from -= step; from >= 0; has_earlier = false) {
 #pragma unroll

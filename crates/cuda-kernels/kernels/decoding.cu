@@ -1,20 +1,20 @@
 // Generation: the likeliest next tokens, the cache of keys and values, and attention of few queries over it.
 #include "attention.h"
 
-// Choosing. Logits are (rows, width); a block has a row of them, and an element of `shared` a warp.
+// Choosing tokens. Logits are (rows, width); a block works on a row of them, and each warp has an element of `shared`.
 
-// A token and the number that it is chosen by.
+// A token and the key that tokens are compared by.
 struct Choice {
     float key;
     uint32_t token;
 };
-// After every token.
+// Comes after every token.
 DEVICE Choice no_choice() { return {-INFINITY, 0xFFFFFFFFu}; }
 
-// The larger key comes first, and of equal ones the first token.
+// The larger key comes first, and with equal keys the first token.
 DEVICE bool is_before(Choice a, Choice b) { return a.key > b.key || (a.key == b.key && a.token < b.token); }
 
-// The first of a block, in every thread of it.
+// Returns the first choice of a block, in every thread of the block.
 DEVICE Choice block_first(Choice own, Choice* shared) {
     for (int lanes = WARP / 2; lanes > 0; lanes /= 2) {
         const Choice other{shuffle_xor(own.key, lanes), shuffle_xor(own.token, lanes)};
@@ -28,7 +28,7 @@ DEVICE Choice block_first(Choice own, Choice* shared) {
     return own;
 }
 
-// The number of the largest logit of each row; numbers that are none are passed over, and without any other it is 0.
+// The index of the largest logit of each row. NaN is skipped; if all are NaN, the index is 0.
 template <class T>
 DEVICE void largest(const T* logits, uint32_t* tokens, int width) {
     SHARED(Choice, shared);
@@ -61,8 +61,8 @@ DEVICE void log_probabilities(const T* logits, float* to, int width) {
     for (int i = threadIdx.x; i < width; i += blockDim.x) to[first + i] = to_float(logits[first + i]) - shift;
 }
 
-// The `count` likeliest tokens of each row and their log-probabilities, in order. Tokens are compared by what they make of the row's
-// offset when they are added to it: a sum in f32, in which small differences may vanish.
+// The `count` likeliest tokens of each row and their log-probabilities, in order. Tokens are compared by the sum of their log-probability
+// and the row's offset, in f32, in which small differences may vanish.
 template <class T>
 DEVICE void candidates(const T* logits, const float* offsets, uint32_t* tokens, float* scores, int width, int count) {
     SHARED(Choice, shared);
@@ -85,10 +85,10 @@ DEVICE void candidates(const T* logits, const float* offsets, uint32_t* tokens, 
 
 // The cache, (rows, capacity, width).
 
-// Whoever records launches has a position in memory, where it changes between them: it is added to the one that was launched with.
+// A recorded launch reads a position from memory, which changes between launches: it is added to the position argument.
 DEVICE int moved(const uint32_t* position) { return position ? int(*position) : 0; }
 
-// Writes keys and values (rows, width) at a position of both caches: a block has a row, of keys or of values.
+// Writes keys and values (rows, width) at a position of both caches: a block works on a row, of keys or of values.
 template <class T>
 DEVICE void append(const T* keys, const T* values, T* key_cache, T* value_cache, int capacity, int width, int position, const uint32_t* at) {
     position += moved(at);
@@ -97,8 +97,8 @@ DEVICE void append(const T* keys, const T* values, T* key_cache, T* value_cache,
     for (int i = threadIdx.x; i < width; i += blockDim.x) to[i] = from[i];
 }
 
-// Copies the first `count` elements of rows, which are `row` apart, over those of others: pairs of numbers, from and to. None is copied
-// from that is copied to. Blocks of one pair along y.
+// Copies the first `count` elements of rows, which are `row` apart, over those of other rows: pairs of numbers, from and to. No row is both
+// copied from and copied to. Blocks of one pair lie along y.
 template <class T>
 DEVICE void copy_rows(const uint32_t* pairs, T* cache, int64_t row, int64_t count) {
     const T* from = cache + pairs[2 * blockIdx.x] * row;
@@ -106,9 +106,9 @@ DEVICE void copy_rows(const uint32_t* pairs, T* cache, int64_t row, int64_t coun
     for (int64_t i = blockIdx.y * blockDim.x + threadIdx.x; i < count; i += gridDim.y * blockDim.x) to[i] = from[i];
 }
 
-// Attention of few queries, without dropout: a block has one query of one head, and its warps have keys in turn, four at a time.
-// Without `lengths` each sequence has `length` keys and, beyond them, the position `at`. The bias moves to the left by that. Rows of the
-// bias are `bias_row` apart.
+// Attention of few queries, without dropout: a block has one query of one head. Its warps take keys in turn, four at a time.
+// Without `lengths` each sequence has `length` keys plus the position `at`. The bias moves to the left by that position. Rows of the bias
+// are `bias_row` apart.
 // Shared memory, f32, for each warp: the head size and two.
 constexpr int FEW_THREADS = 256, FEW_WARPS = FEW_THREADS / WARP, KEYS_AT_ONCE = 4, MOST_PARTS = 128 / WARP;
 

@@ -1,6 +1,6 @@
-// Weights in codes as numbers.
+// Conversion of weights in codes to numbers.
 //
-// Values are those of the processor to the bit: a product (for scales of NF4 a product and a sum) rounded each by itself.
+// Values are those of the processor to the bit: a product (for scales of NF4 a product and a sum), each rounded separately.
 #include "codes.h"
 
 DEVICE void store_eight(float* to, size_t at, const float (&low)[4], const float (&high)[4]) {
@@ -21,7 +21,7 @@ struct Part {
     int width, row, column, rows, columns;
 };
 
-// A thread has so many units of eight elements, or of one.
+// Units of eight elements, or of one, for each thread.
 constexpr int UNITS_EACH = 4;
 
 // to[r][c] = the element (row + r, column + c).
@@ -45,7 +45,7 @@ DEVICE void dequantise(const Codes& codes, T* to, const Part& part) {
     }
 }
 
-// Eight elements of a row are of one block, and their codes and numbers are aligned, where all sizes are multiples of eight.
+// If all sizes are multiples of eight, eight elements of a row belong to one block, and their codes and numbers are aligned.
 template <class Codes, class T>
 DEVICE void dequantise_any(const Codes& codes, T* to, const Part& part) {
     if ((part.width | part.column | part.columns) % 8 == 0) dequantise<8>(codes, to, part);

@@ -1,4 +1,4 @@
-// What kernels may use. Under nvcc these are CUDA's own; elsewhere ../emulation/execution.h stands in for the card, so that the
+// The functions that kernels may use. Under nvcc these are CUDA's own; otherwise ../emulation/execution.h replaces the card, so that the
 // same source is compiled for the host and tested there.
 //
 // A kernel's threads are one-dimensional. Warps have 32 lanes. Dynamic shared memory is the only kind.
@@ -8,8 +8,8 @@
 #ifdef __CUDACC__
 #define DEVICE __device__ __forceinline__
 #define KERNEL(threads, name, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
-// Of which `blocks` are to fit a multiprocessor at once. The compiler then spills only where these blocks leave too few registers, not
-// to fit one more block.
+// A kernel of which `blocks` blocks should fit a multiprocessor at once. The compiler then spills only if these blocks leave too few
+// registers, not to fit one more block.
 #define KERNEL_OF_BLOCKS(threads, blocks, name, ...) extern "C" __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
 #define SHARED(type, name) \
     extern __shared__ __align__(16) unsigned char name##_bytes[]; \
@@ -27,7 +27,7 @@ DEVICE float shuffle_from(float x, int lane) { return __shfl_sync(0xFFFFFFFFu, x
 DEVICE uint32_t shuffle_from(uint32_t x, int lane) { return __shfl_sync(0xFFFFFFFFu, x, lane); }
 DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }
-// Rounded by themselves: the compiler makes one operation of a product and a sum otherwise.
+// Rounded separately: otherwise the compiler makes one operation of a product and a sum.
 DEVICE float times(float x, float y) { return __fmul_rn(x, y); }
 DEVICE float plus(float x, float y) { return __fadd_rn(x, y); }
 // 2^x, to two units in the last place.
@@ -53,7 +53,7 @@ DEVICE uint32_t rounded_bits(float x) {
     uint32_t bits = bits_of(x);
     return x != x ? (bits >> 16) | 0x40u : (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
 }
-// Two f32 as a pair of bf16, the first in the lower half: to nearest, ties to even. NaN stays NaN, with whatever bits.
+// Two f32 as a pair of bf16, the first in the lower half: rounded to nearest, ties to even. NaN stays NaN, with any bits.
 DEVICE uint32_t pack(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     uint32_t pair;
@@ -69,7 +69,7 @@ DEVICE float to_float(bf16 x) { return float_of(uint32_t(x.bits) << 16); }
 DEVICE void from_float(float& to, float x) { to = x; }
 DEVICE void from_float(bf16& to, float x) { to.bits = uint16_t(pack(x, 0.0f)); }
 
-// Four elements at a time: 16 bytes of f32, 8 of bf16. And two of f32, and eight bf16.
+// Four elements at a time: 16 bytes of f32, 8 of bf16. Also two f32, and eight bf16.
 struct alignas(16) Four {
     float x[4];
 };
@@ -83,20 +83,21 @@ struct alignas(16) EightNarrow {
     uint32_t x[4];
 };
 
-// Several elements at once. A card ends a program that reads or writes them elsewhere than at a multiple of their bytes.
+// Several elements at once. A card ends a program that accesses them at an address that is not a multiple of their bytes.
 template <class M, class T>
 DEVICE M* together_at(T* elements) {
     CHECK_ALIGNED(elements, sizeof(M));
     return reinterpret_cast<M*>(elements);
 }
 
-// Whether rows of `width` elements that follow each other can be read four elements at a time: a view may begin at any element.
+// Whether contiguous rows of `width` elements can be read four elements at a time: a view may begin at any element.
 template <class... T>
 DEVICE bool in_fours(int width, const T*... rows) {
     return width % 4 == 0 && ((reinterpret_cast<size_t>(rows) % (4 * sizeof(T)) == 0) && ...);
 }
 
-// N elements as they lie in memory. A thread that reads well ahead keeps them so: as numbers it would wait for them at once.
+// N elements as they lie in memory. A thread that reads well ahead keeps them in this form: converting them to numbers would wait for them
+// at once.
 template <int N, class T>
 struct InMemory {
     static_assert(N == 1, "only f32 and bf16 are read four at a time");
@@ -146,7 +147,7 @@ DEVICE void load(const T* from, size_t at, float (&x)[N]) {
     unpack(packed<N>(from, at), x);
 }
 
-// Elements `at` to `at + 4` of a row that has `count` more; zero where it has less. With N = 4, see `in_fours`, all are there.
+// Elements `at` to `at + 4` of a row that has `count` more; zeros after the row's end. With N = 4, see `in_fours`, all four exist.
 template <int N, class T>
 DEVICE void load_four(const T* from, size_t at, int count, float (&x)[4]) {
     if constexpr (N == 4) {
@@ -162,7 +163,7 @@ DEVICE void store(T* to, size_t at, const float (&x)[N]) {
     *together_at<Packed<N, T>>(to + at) = elements;
 }
 
-// The sum over a warp, in every lane of it.
+// The sum over a warp, in every lane.
 template <class T>
 DEVICE T warp_sum(T x) {
     for (int lanes = WARP / 2; lanes > 0; lanes /= 2) x += shuffle_xor(x, lanes);
@@ -176,7 +177,7 @@ DEVICE float warp_max(float x) {
     return x;
 }
 
-// The sum over a block, in every thread of it. `shared` has room for a value a warp, and is free again afterwards.
+// The sum over a block, in every thread. `shared` has room for a value for each warp, and is free again afterwards.
 template <class T>
 DEVICE T block_sum(T x, T* shared) {
     x = warp_sum(x);
@@ -197,8 +198,8 @@ DEVICE float block_max(float x, float* shared) {
     return most;
 }
 
-// sum + read(0) + read(1) + .. of `parts` numbers, in this order: of a column a lane, in the first warp. All warps of the block read,
-// many parts at a time, and the next ones while the first warp adds. Shared memory: (PARTS_READ, 32) f32 for each warp.
+// sum + read(0) + read(1) + .. of `parts` numbers, in this order: a column for each lane, in the first warp. All warps of the block read,
+// many parts at a time, and read the next parts while the first warp adds. Shared memory: (PARTS_READ, 32) f32 for each warp.
 constexpr int PARTS_READ = 16;
 template <class Read>
 DEVICE float add_in_order(float sum, int parts, float* staged, Read read) {

@@ -1,22 +1,22 @@
-// Dropout, alone and beside a residual; the activation of the feed-forward with its gate and dropout.
+// Dropout, alone and with a residual; the activation of the feed-forward with its gate and dropout.
 #include "random.h"
 
-// A block has `ROWS` rows, which it reads at once, a column of each. All blocks are along x, because a grid has 65,535 at most along its
-// other sides. A sequence has `positions` rows. Shared memory: a key (8 bytes) for each row of a block.
+// A block has `ROWS` rows, and reads a column of each at once. All blocks are along x, because a grid has at most 65,535 along its other
+// sides. A sequence has `positions` rows. Shared memory: a key (8 bytes) for each row of a block.
 constexpr int ROWS = 4;
 
-// The columns of a row that a thread has at once: one; four that follow each other; or two times four, PAIR apart, which share hashes.
+// The columns of a row that a thread has at once: one; four contiguous ones; or two times four, PAIR apart, which share hashes.
 template <int N>
 struct Columns {
     static_assert(N == 1 || N == 4 || N == 8);
     static constexpr int TOGETHER = N == 8 ? 4 : N, PARTS = N / TOGETHER;
 
-    // The first column of a thread, those of all threads being from `from` on.
+    // The first column of this thread, where the columns of all threads begin at `from`.
     DEVICE static int first(int from) {
         const int thread = threadIdx.x;
         return from + (N == 8 ? thread / 2 * 16 + thread % 2 * 4 : thread * N);
     }
-    // Them as they lie in memory.
+    // The columns as they lie in memory.
     template <class T>
     struct Row {
         Packed<TOGETHER, T> parts[PARTS];
@@ -26,8 +26,9 @@ struct Columns {
 #pragma unroll
         for (int part = 0; part < PARTS; part++) row.parts[part] = packed<TOGETHER>(x, at + part * PAIR);
     }
-    // Writes a part of them from `at` on where the thread `is_inside`, or all with the last part. Two threads have 16 bf16 that follow each
-    // other: they exchange four, so that each writes eight at once. A write of fewer bytes takes as long. All threads of a warp take part.
+    // Writes a part of the columns from `at` on if the thread `is_inside`, or all of them with the last part. Two threads have 16
+    // contiguous bf16: they exchange four, so that each writes eight at once. Writing fewer bytes takes as long. All threads of a warp take
+    // part.
     template <class T>
     DEVICE static void write(T* y, size_t at, const Row<T>& row, int part, bool is_inside) {
         if constexpr (N == 8 && sizeof(T) == 2) {
@@ -46,7 +47,7 @@ struct Columns {
             *together_at<Packed<TOGETHER, T>>(y + at + part * PAIR) = row.parts[part];
         }
     }
-    // The numbers by which elements are kept or dropped (`half_hash`), where those of the thread begin at column `i`.
+    // The numbers that decide which elements are kept (`half_hash`), for the thread's columns from `i` on.
     DEVICE static void hash(uint64_t key, int i, uint32_t (&hashes)[N]) {
         const RowHash row = row_hash(key);
 #pragma unroll
@@ -60,9 +61,10 @@ struct Columns {
     }
 };
 
-// f(item, at, hashes, is_inside) for rows of the block, and for N columns of this thread from element `at` on; the item is what `load(at)`
-// gave: rows as they lie in memory. A thread loads the next one before it works on one. Beyond the last row or column it loads the last or
-// first one. All threads of a warp have an f; one of a thread beyond the last column is not inside, and writes nothing.
+// Calls f(item, at, hashes, is_inside) for rows of the block, and for N columns of this thread from element `at` on. The item is the result
+// of `load(at)`: rows as they lie in memory. A thread loads the next item before it works on the current one. After the last row it loads
+// the last row, and after the last column the first column. All threads of a warp call f. A thread after the last column is not inside, and
+// writes nothing.
 template <int N, class L, class F>
 DEVICE void each_of_rows(const Dropout& dropout, const uint32_t* samples, int rows, int positions, int width, L load, F f) {
     SHARED(uint64_t, keys);
@@ -74,7 +76,7 @@ DEVICE void each_of_rows(const Dropout& dropout, const uint32_t* samples, int ro
     };
     auto next = load_of(0, 0);
     if (drops) {
-        // A key takes long: one thread computes it, while rows are on their way.
+        // A key takes long: one thread for each row computes it, while rows are in flight.
         const int row = first + threadIdx.x;
         if (threadIdx.x < ROWS && row < rows) keys[threadIdx.x] = row_key(dropout, samples[row / positions], row % positions);
         BARRIER();
@@ -128,13 +130,13 @@ DEVICE void dropout_rows(const Dropout& dropout, const uint32_t* samples, const 
         });
 }
 
-// Whether rows can be written 16 bytes at a time, a thread with eight columns.
+// Whether rows can be written 16 bytes at a time, eight columns to a thread.
 template <class... T>
 DEVICE bool in_eights(int width, const T*... rows) {
     return width % 16 == 0 && ((reinterpret_cast<size_t>(rows) % 16 == 0) && ...);
 }
 
-// By how many columns a thread has.
+// Chooses the function by the columns of a thread.
 #define BY_COLUMNS(function, width, tensors, ...) \
     if (in_eights tensors) function<8>(__VA_ARGS__); \
     else if (in_fours tensors) function<4>(__VA_ARGS__); \
@@ -150,7 +152,7 @@ DROPOUT(bf16, bf16, 6)
 
 enum Activation { RELU, GELU_NEW, GELU, SILU };
 
-// A kind that the compiler knows.
+// An activation that is a constant for the compiler.
 template <Activation KIND>
 struct Kind {};
 
@@ -176,7 +178,7 @@ DEVICE void activation(Kind<KIND>, float x, float& value, float& slope) {
     }
 }
 
-// f(kind) of a kind that the compiler knows.
+// Calls f(kind) with a kind that is a constant for the compiler.
 template <class F>
 DEVICE void of_kind(int kind, F f) {
     switch (kind) {
@@ -226,7 +228,8 @@ DEVICE void activation_rows(int kind, const Dropout& dropout, const uint32_t* sa
         });
 }
 
-// The result of the forward in the memory of `gate`, the gradient of `gate` in that of `dh`, that of `up`, if there is one, in its own.
+// Writes the forward's result to the memory of `gate`, the gradient of `gate` to the memory of `dh`, and the gradient of `up`, if any, to
+// its own.
 template <int N, class T>
 DEVICE void activation_backward_rows(int kind, const Dropout& dropout, const uint32_t* samples, T* gate, T* up, T* dh, int rows,
                                      int positions, int width) {

@@ -1,14 +1,13 @@
 // Elements of candle's tensors, for the kernels that candle launches by name.
 //
-// Of f16, in which publishers store weights, there are conversions and copies. There is no i16, i32 or f8: this project makes no such
-// tensors.
+// f16, in which publishers store weights, has conversions and copies only. There is no i16, i32 or f8: this project makes no such tensors.
 #pragma once
 #include "device.h"
 
-// M(suffix, T) for each type of elements.
+// Expands M(suffix, T) for each type of elements.
 #define EACH_FLOATING(M) M(f32, float) M(f64, double) M(bf16, bf16)
 #define EACH_TYPE(M) EACH_FLOATING(M) M(u8, uint8_t) M(u32, uint32_t) M(i64, int64_t)
-// M(id, I, suffix, T) for each type of numbers of elements.
+// Expands M(id, I, suffix, T) for each type of indices.
 #define EACH_ID(M, suffix, T) M(u8, uint8_t, suffix, T) M(u32, uint32_t, suffix, T) M(i64, int64_t, suffix, T)
 
 // An IEEE half: 1 + 5 + 10 bits.
@@ -21,7 +20,7 @@ DEVICE float to_float(f16 x) {
     // As an f32 of the same exponent bits it is 2^112 times too small; so are subnormals.
     return float_of(sign | bits_of(float_of(magnitude << 13) * float_of(0x77800000u)));
 }
-// To nearest, ties to even.
+// Rounds to nearest, ties to even.
 DEVICE void from_float(f16& to, float x) {
     const uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
     uint32_t half;
@@ -33,7 +32,7 @@ DEVICE void from_float(f16& to, float x) {
     to.bits = uint16_t(sign | half);
 }
 
-// The type that an element is computed in. A u8 is cut to its eight bits when it is stored.
+// The type in which an element is computed. A u8 is cut to its eight bits when it is stored.
 template <class T>
 struct Computed {
     using Type = T;
@@ -69,7 +68,7 @@ DEVICE void assign(f16& to, W x) {
     from_float(to, float(x));
 }
 
-// Where element `i` of N tensors of the same sizes lies in each. `layout` has `dims` sizes, then as many strides of each tensor.
+// The place of element `i` in each of N tensors of the same sizes. `layout` has `dims` sizes, then as many strides for each tensor.
 // Null stands for contiguous tensors.
 template <int N>
 struct Places {
@@ -78,7 +77,8 @@ struct Places {
     DEVICE Places(size_t i, size_t dims, const size_t* layout) {
         for (int k = 0; k < N; k++) of[k] = layout ? 0 : i;
         if (!layout) return;
-        // Divisions of 64 bits are long. Unrolled, this loop and that of `each_element` take a driver three times as long to load.
+        // Divisions of 64 bits compile to long code. Unrolled, this loop and the one of `each_element` take a driver three times as long to
+        // load.
 #pragma unroll 1
         for (size_t d = dims; d-- > 0;) {
             for (int k = 0; k < N; k++) of[k] += i % layout[d] * layout[(k + 1) * dims + d];
@@ -88,7 +88,7 @@ struct Places {
 };
 DEVICE size_t place(size_t i, size_t dims, const size_t* layout) { return Places<1>(i, dims, layout).of[0]; }
 
-// f(i) for each of `count` elements, by all threads of the grid.
+// Calls f(i) for each of `count` elements, by all threads of the grid.
 template <class F>
 DEVICE void each_element(size_t count, F f) {
 #pragma unroll 1

@@ -16,7 +16,7 @@ DEVICE void binary(size_t count, size_t dims, const size_t* layout, const T* lef
     });
 }
 
-// A function of f32 and that of f64 under one name.
+// A function of f32 and one of f64 under one name.
 #define FUNCTION(name, of_f32, of_f64) \
     DEVICE float name(float x) { return of_f32(x); } \
     DEVICE double name(double x) { return of_f64(x); }
@@ -51,7 +51,7 @@ DEVICE W elu(W x, W alpha) {
     return x > 0 ? x : alpha * (exp_of(x) - 1);
 }
 
-// A division of integers by zero ends a process of the host, and is anything on a card. Here it gives zero.
+// A division of integers by zero ends a process of the host, and is undefined on a card. Here it gives zero.
 DEVICE float quotient(float x, float y) { return x / y; }
 DEVICE double quotient(double x, double y) { return x / y; }
 DEVICE uint32_t quotient(uint32_t x, uint32_t y) { return y == 0 ? 0 : x / y; }
@@ -80,7 +80,7 @@ UNARY(usqr, x * x)
 UNARY(usqrt, sqrt_of(x))
 UNARY(ugelu, gelu_by_tanh(x))
 UNARY(ugelu_erf, gelu_by_erf(x))
-// Of NaN it is zero, as on candle's CPU.
+// For NaN the result is zero, as on candle's CPU.
 UNARY(urelu, x > 0 ? x : 0)
 UNARY(usilu, x * sigmoid(x))
 UNARY(usigmoid, sigmoid(x))
@@ -116,7 +116,7 @@ BINARY(badd, x + y)
 BINARY(bsub, x - y)
 BINARY(bmul, x * y)
 BINARY(bdiv, quotient(x, y))
-// Of NaN and a number the left one, as on candle's CPU.
+// For NaN and a number the result is the left one, as on candle's CPU.
 BINARY(bmaximum, x < y ? y : x)
 BINARY(bminimum, x > y ? y : x)
 
@@ -134,7 +134,7 @@ COMPARISON(le, x <= y)
 COMPARISON(gt, x > y)
 COMPARISON(ge, x >= y)
 
-// The integers of a type: the least one, and the first one after the greatest.
+// The limits of an integer type: the least value, and the first value after the greatest.
 template <class T>
 struct Integers;
 template <>
@@ -150,7 +150,7 @@ struct Integers<int64_t> {
     static constexpr double LEAST = -9223372036854775808.0, END = 9223372036854775808.0;
 };
 
-// A number without its fraction, or the nearest integer that the type has; of NaN zero. This is how Rust converts.
+// A number without its fraction, or the nearest integer of the type; zero for NaN. Rust converts like this.
 template <class T, class W>
 DEVICE T integer(W x) {
     if (x >= W(Integers<T>::END)) return T(uint64_t(Integers<T>::END) - 1);
@@ -183,7 +183,7 @@ DEVICE void convert(int64_t& to, double x) { to = integer<int64_t>(x); }
 EACH_TYPE(CASTS)
 CASTS(f16, f16)
 
-// Copies keep the bits of a NaN. Rows of `copy2d` are `from_stride` elements apart, and `to_stride`.
+// Copies keep the bits of a NaN. Rows of `copy2d` are `from_stride` elements apart in the source, and `to_stride` in the target.
 #define COPIES(suffix, T) \
     KERNEL(1024, ucopy_##suffix, size_t count, size_t dims, const size_t* layout, const T* from, T* to) { \
         each_element(count, [=](size_t i) { to[i] = from[place(i, dims, layout)]; }); \

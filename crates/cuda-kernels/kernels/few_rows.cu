@@ -1,12 +1,12 @@
-// Products of few rows with a weight in codes, as a token of an answer has them: codes become numbers where they are read, and no weight of
-// numbers is written. A warp has a column of the result. Its lanes read codes that follow each other, eight at a time.
+// Products of few rows with a weight in codes, such as a token of an answer. Codes are converted to numbers as they are read, and no weight
+// of numbers is written. A warp has a column of the result. Its lanes read consecutive codes, eight at a time.
 //
-// Numbers are those that `dequantise.cu` makes, in the dtype of the rows. Sums are in f32, and rounded once.
+// The numbers are those of `dequantise.cu`, in the dtype of the rows. Sums are in f32, and rounded once.
 #include "codes.h"
 
 constexpr int AT_ONCE = 512; // columns of the rows that are in shared memory at a time
 
-// A number as the product takes it.
+// Rounds a number to the dtype of the product.
 template <class T>
 DEVICE float in_dtype(float x) {
     T y;
@@ -14,8 +14,9 @@ DEVICE float in_dtype(float x) {
     return to_float(y);
 }
 
-// Where the tile has a column of a row. Of eight columns that a lane reads, the first four of all lanes follow each other, and then the others: so
-// lanes that read four at once read different banks. Of the others halves of a line are swapped: so do lanes that write columns in order.
+// The place of a row's column in the tile. A lane reads eight columns. The first four columns of all lanes follow each other, and then the
+// other four, so that lanes that read four at once read different banks. Among the other four, halves of a line are swapped, so that lanes
+// that write columns in order use different banks, too.
 template <int N>
 DEVICE int place_in_tile(int column) {
     const int half = column % 8 / 4;
@@ -38,7 +39,7 @@ struct Sizes {
     int rows, width, outputs;
 };
 
-// y[r][o] = the sum over k of x[r][k] times the weight's element (o, k), for ROWS rows from blockIdx.y * ROWS on, or as many as there are. A
+// y[r][o] = the sum over k of x[r][k] times the weight's element (o, k), for ROWS rows from blockIdx.y * ROWS on, or fewer at the end. A
 // warp has one of the columns.
 template <int ROWS, int N, class Codes, class T>
 DEVICE void multiply_few(const Codes& codes, float* tile, const T* x, T* y, const Sizes& of) {
@@ -74,14 +75,14 @@ DEVICE void multiply_few(const Codes& codes, float* tile, const T* x, T* y, cons
     }
 }
 
-// Eight elements of a row are of one block, and their codes are aligned, where rows are multiples of eight.
+// If rows are multiples of eight, eight elements of a row belong to one block, and their codes are aligned.
 template <int ROWS, class Codes, class T>
 DEVICE void multiply_few_any(const Codes& codes, float* tile, const T* x, T* y, const Sizes& of) {
     if (of.width % 8 == 0) multiply_few<ROWS, 8>(codes, tile, x, y, of);
     else multiply_few<ROWS, 1>(codes, tile, x, y, of);
 }
 
-// `BLOCKS` at once.
+// `BLOCKS` blocks at once.
 #define FEW_ROWS(each, BLOCKS, suffix, T) \
     KERNEL_OF_BLOCKS(256, BLOCKS, few_rows_##each##_int8_##suffix, const uint8_t* codes, const uint8_t* scales, const T* x, T* y, int rows, int width, \
            int outputs) { \

@@ -1,9 +1,9 @@
 // Elements by number along one dimension, with the names and arguments that candle's `cuda_backend` launches the kernels with.
 //
-// A tensor is (left, size, right): the dimension that is indexed, those before it and those after it.
+// A tensor is (left, size, right): the indexed dimension, the dimensions before it and the dimensions after it.
 #include "elements.h"
 
-// Whether a number stands for no element: the greatest u8 or u32, by candle's convention, and any that the dimension does not have.
+// Whether an index means no element: the greatest u8 or u32, by candle's convention, or an index outside of the dimension.
 template <class I>
 DEVICE bool is_none(I id, size_t size) {
     return id == I(-1) || uint64_t(id) >= size;
@@ -50,8 +50,8 @@ struct Add {
     }
 };
 
-// For each element of `from` (left, from_size, right): update(to[l][id][r], from[l][i][r]). A thread has all elements of its l and
-// its r, in their order, so that no two threads write one element. `ids` has a number for each element, or for each i.
+// For each element of `from` (left, from_size, right): update(to[l][id][r], from[l][i][r]). A thread has all elements of its l and its r,
+// in their order, so no two threads write one element. `ids` has an index for each element, or for each i.
 template <bool OF_EACH_ELEMENT, class I, class T, class U>
 DEVICE void update_columns(const I* ids, const T* from, T* to, size_t left, size_t from_size, size_t to_size, size_t right, U update) {
     each_element(left * right, [=](size_t column) {

@@ -23,7 +23,8 @@ DEVICE void rms_norm(const T* x, const W* weight, float eps, T* y, float* inv_rm
     if (lane == 0) inv_rms[row] = inv;
 }
 
-// The same of a row of at most FOURS * 4 elements a lane, which keeps them: all are on their way at once, and read once.
+// Like the above, for a row of at most FOURS * 4 elements a lane, which the lane keeps: all loads are in flight at once, and each element
+// is read once.
 template <int FOURS, class T, class W>
 DEVICE void rms_norm_in_registers(const T* x, const W* weight, float eps, T* y, float* inv_rms, int rows, int width) {
     const int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -84,7 +85,7 @@ DEVICE void rms_norm_backward(const T* x, const W* weight, const float* inv_rms,
             load<N>(weight, i, factors);
             if (residual) load<N>(residual, at + i, others);
             for (int k = 0; k < N; k++) {
-                // Each thread has columns of its own.
+                // Each thread has its own columns.
                 sums[i + k] += gradients[k] * (values[k] * inv);
                 const float gradient = inv * (gradients[k] * factors[k] - values[k] * mean);
                 values[k] = residual ? others[k] + gradient : gradient;
@@ -96,8 +97,8 @@ DEVICE void rms_norm_backward(const T* x, const W* weight, const float* inv_rms,
     for (int i = threadIdx.x; i < width; i += blockDim.x) partial[size_t(blockIdx.x) * width + i] = sums[i];
 }
 
-// The same where each thread of at most 256 has four columns at most. It keeps what it reads, and its sums, in registers. Some rows have
-// one barrier together. The next ones are read before it.
+// Like the above, for at most 256 threads with at most four columns each. A thread keeps its inputs and its sums in registers. Several rows
+// share one barrier, and the next rows are read before it.
 template <class T, class W>
 DEVICE void rms_norm_backward_in_registers(const T* x, const W* weight, const float* inv_rms, T* dy, const T* residual, float* partial,
                                            int rows, int rows_each, int width) {
@@ -106,7 +107,7 @@ DEVICE void rms_norm_backward_in_registers(const T* x, const W* weight, const fl
     constexpr int WARPS = 256 / WARP;
     const int warps = blockDim.x / WARP, own = threadIdx.x * 4;
     const bool has_columns = own < width;
-    // Threads and rows beyond the last one read the last one, and leave it at that.
+    // Threads and rows after the last read the last one, and write nothing.
     const int column = min(own, width - 4);
     float factors[4], sums[4] = {};
     load<4>(weight, column, factors);
@@ -129,7 +130,7 @@ DEVICE void rms_norm_backward_in_registers(const T* x, const W* weight, const fl
     load_next(first);
 #pragma unroll 1
     for (int row = first, turn = 0; row < end; row += ROWS, turn ^= 1) {
-        // Read in one turn and written again in the next but one: there is a barrier in between.
+        // Read in one turn and written again in the turn after next: there is a barrier in between.
         float* of_turn = scratch + turn * ROWS * WARPS;
         Row read[ROWS];
         float values[4], gradients[4];

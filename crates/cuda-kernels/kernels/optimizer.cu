@@ -1,10 +1,11 @@
-// Sums of squares of gradients, Adafactor, AdamW, and rounding of what they update. Parameters are matrices (rows, width); a vector is one row.
+// Sums of squares of gradients, Adafactor, AdamW, and rounding of updated parameters. Parameters are matrices (rows, width); a vector is
+// one row.
 //
 // One launch works on many tensors: each has an entry of a table, and a block finds its own. How a tensor is cut into blocks, and so
 // the order of its sums, depends on its size alone, and not on the others.
 #include "random.h"
 
-// How an updated bf16 is rounded: to nearest where `key` is not used, otherwise up or down by noise that is a hash of key, row and column.
+// The rounding of an updated bf16: to nearest if `key` is not used, otherwise up or down by noise that is a hash of key, row and column.
 struct Rounding {
     uint64_t key;
     uint32_t is_stochastic;
@@ -13,7 +14,8 @@ struct Rounding {
 
 DEVICE uint64_t noise_key(const Rounding& rounding, uint64_t row) { return mix(rounding.key ^ mix(rounding.first_row + row)); }
 
-// The entry of a table of `count` to which a block belongs: the last whose first block, `first`, is not behind it. The first entry's is 0.
+// The entry of a table of `count` entries that a block belongs to: the last entry whose first block, `first`, is at most `block`. The first
+// entry's is 0.
 template <class T>
 DEVICE const T& entry_of(const T* table, int count, int T::*first, int block) {
     int from = 0, end = count;
@@ -25,13 +27,13 @@ DEVICE const T& entry_of(const T* table, int count, int T::*first, int block) {
     return table[from];
 }
 
-// So many rows or elements at once.
+// Rows or elements at once.
 template <int N>
 struct Together {
     static constexpr int COUNT = N;
 };
 
-// The same the other way, see `load_four`.
+// Stores four elements, see `load_four`.
 template <int N, class T>
 DEVICE void store_four(T* to, size_t at, int count, const float (&x)[4]) {
     if constexpr (N == 4) {
@@ -42,7 +44,7 @@ DEVICE void store_four(T* to, size_t at, int count, const float (&x)[4]) {
     }
 }
 
-// Stores updated elements: `column` and the next ones of a row that has `count` more.
+// Stores updated elements from `column` on, in a row that has `count` more.
 template <int N>
 DEVICE void put(float* to, size_t at, int count, const float (&x)[4], bool, uint64_t, uint32_t) {
     store_four<N>(to, at, count, x);
@@ -50,7 +52,7 @@ DEVICE void put(float* to, size_t at, int count, const float (&x)[4], bool, uint
 template <int N>
 DEVICE void put(bf16* to, size_t at, int count, const float (&x)[4], bool is_stochastic, uint64_t key, uint32_t column) {
     if (!is_stochastic) return store_four<N>(to, at, count, x);
-    // Noise is made for a NaN, too: elements would wait for each other's branches.
+    // Noise is made for a NaN, too: otherwise elements would wait for each other's branches.
     const auto rounded = [&](int j) {
         const uint32_t exact = bits_of(x[j]), noise = hash(key, column + j) >> 16;
         return (x[j] != x[j] ? exact | 0x400000u : exact + noise) >> 16;
@@ -67,12 +69,13 @@ DEVICE void put(bf16* to, size_t at, int count, const float (&x)[4], bool is_sto
 
 // Columns that one block works on.
 constexpr int COLUMNS = 1024;
-// Of which a warp has so many at once, four a lane.
+// Columns that a warp works on at once, four a lane.
 constexpr int WARP_COLUMNS = 4 * WARP;
 // Rows whose squares are added in f32 before they are added in f64.
 constexpr int BLOCK_ROWS = 32;
 
-// A gradient whose squares are added. It has (col_parts, row_parts) blocks of rows_each rows and COLUMNS columns from `first_tile` on.
+// A gradient whose squares are added. It has (col_parts, row_parts) blocks of rows_each rows and COLUMNS columns, from block `first_tile`
+// on.
 struct Gradient {
     const void* values;
     float* of_rows;     // (rows, row_parts), sums on their way
@@ -86,14 +89,14 @@ struct Gradient {
     uint32_t is_bf16;
 };
 
-// The sums of COUNT numbers over a warp, with the bits of warp_sum: lane i has that of number i / (WARP / COUNT). Of eight numbers it takes
-// nine shuffles, not forty.
+// The sums of COUNT numbers over a warp, with the bits of warp_sum: lane i has the sum of number i / (WARP / COUNT). For eight numbers this
+// takes nine shuffles, not forty.
 template <int COUNT>
 DEVICE float sums_over_warp(float (&x)[COUNT]) {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int half = COUNT / 2, lanes = WARP / 2; half > 0; half /= 2, lanes /= 2) {
-        // Of each pair of numbers a lane keeps one, and gives the other to the lane that keeps it.
+        // For each pair of numbers a lane keeps one, and gives the other to the lane that keeps that.
         const bool keeps_upper = lane & lanes;
 #pragma unroll
         for (int i = 0; i < half; i++) {
@@ -105,11 +108,11 @@ DEVICE float sums_over_warp(float (&x)[COUNT]) {
     return x[0];
 }
 
-// Adds the squares of ROWS rows of a warp's columns. This lane has four, where `count` is not below.
+// Adds the squares of ROWS rows of a warp's columns. This lane has four columns, or `count` if that is less.
 template <int N, int ROWS, class G>
 DEVICE void add_squares_of_rows(const G* gradient, int width, int count, float (&of_columns)[4], float* of_rows) {
     float x[ROWS][4], of_row[ROWS];
-    // A lane without columns reads those of the last one that has some.
+    // A lane without columns reads those of the last lane that has some.
     const G* from = N == 4 ? gradient + min(count - 4, 0) : gradient;
     for (int k = 0; k < ROWS; k++) load_four<N>(from, size_t(k) * width, count, x[k]);
     for (int k = 0; k < ROWS; k++) {
@@ -173,7 +176,7 @@ KERNEL_OF_BLOCKS(256, 5, square_sums, const Gradient* table, int count) {
     else add_squares_of<float>(of);
 }
 
-// The parts of square_sums, added in order, by row and by column. A thread a sum.
+// Adds the parts of square_sums in order, by row and by column. A thread has a sum.
 KERNEL(256, finish_square_sums, const Gradient* table, int count) {
     const Gradient of = entry_of(table, count, &Gradient::first_sum, blockIdx.x);
     const int i = (blockIdx.x - of.first_sum) * blockDim.x + threadIdx.x;
@@ -183,14 +186,14 @@ KERNEL(256, finish_square_sums, const Gradient* table, int count) {
         of.row_sums[i] = sum;
     } else if (i - of.rows < of.width) {
         double sum = 0;
-        // A thread has one chain of sums, but these loads do not wait for each other.
+        // A thread has one chain of additions, but these loads do not wait for each other.
 #pragma unroll 16
         for (int part = 0; part < of.col_parts; part++) sum += of.of_columns[size_t(part) * of.width + (i - of.rows)];
         of.col_sums[i - of.rows] = float(sum);
     }
 }
 
-// The totals of the sums by row; a block a gradient. Shared memory: 32 f64.
+// The totals of the sums by row; a block has a gradient. Shared memory: 32 f64.
 KERNEL(256, total_square_sums, const Gradient* table) {
     SHARED(double, scratch);
     const Gradient of = table[blockIdx.x];
@@ -225,7 +228,7 @@ DEVICE void with_elements(const Parameter& of, Work work) {
     else work(wide, wide_gradient);
 }
 
-// The numbers of one update, but for the scale of its gradient: that is known last, and an argument.
+// The constants of one update, except the scale of its gradient: that is known last, and is an argument.
 struct Adafactor {
     double learning_rate, beta2, eps1, eps2, clip_threshold, weight_decay, beta1;
     uint32_t scales_parameter, has_first_moment;
@@ -245,7 +248,7 @@ struct Factored : Parameter {
     int first_factor; // its first block in adafactor_factors
 };
 
-// Moves a factored second moment on, and makes the factors. Block 0 has the rows, the others a thread a column.
+// Updates a factored second moment, and makes the factors. Block 0 has the rows, the others a column for each thread.
 DEVICE void move_factored(const Factored& of, double gradient_scale, int block, double* scratch) {
     const Adafactor& h = of.h;
     const int rows = of.rows, width = of.width;
@@ -265,7 +268,7 @@ DEVICE void move_factored(const Factored& of, double gradient_scale, int block, 
     const double each = square / width;
     double sum = 0;
     int i = threadIdx.x;
-    // So many rows are in flight.
+    // Rows in flight.
     constexpr int ROWS = 4;
     for (; i + (ROWS - 1) * int(blockDim.x) < rows; i += ROWS * blockDim.x) {
         float x[ROWS], squares[ROWS];
@@ -281,13 +284,13 @@ DEVICE void move_factored(const Factored& of, double gradient_scale, int block, 
         row[i] = moved;
         sum += double(moved);
     }
-    // The root of a quotient may not be that of an f32: a row's moment can be far below their mean.
+    // Divides roots, and does not take the root of a quotient, which may not fit an f32: a row's moment can be far below their mean.
     const float root = sqrtf(float(block_sum(sum, scratch) / rows)), scale = float(gradient_scale);
 #pragma unroll 4
     for (i = threadIdx.x; i < rows; i += blockDim.x) factor[i] = scale * (root / sqrtf(row[i]));
 }
 
-// The same for the full second moment of a vector: its one row has the gradient's scale as its factor. A thread an element.
+// Does the same for the full second moment of a vector: its one row has the gradient's scale as its factor. A thread has an element.
 DEVICE void move_full(const Factored& of, double gradient_scale, int block) {
     const Adafactor& h = of.h;
     const int i = block * blockDim.x + threadIdx.x;
@@ -308,12 +311,12 @@ KERNEL_OF_BLOCKS(256, 5, adafactor_factors, const Factored* table, int count, do
     else move_full(of, gradient_scale, block);
 }
 
-// Rows that a block works on before its threads meet: so many have a key in shared memory, and squares are added in f32 as far. A power
-// of two.
+// Rows that a block works on between two barriers. Each of these rows has a key in shared memory, and squares are added in f32 over these
+// rows. A power of two.
 constexpr int MET_ROWS = 128;
 
-// Calls work(together, row, column, step) for all elements of rows `from` to `end`: it has the four columns from `column` on of rows
-// `row`, `row` + `step`, ..., ROWS of them while there are as many, to load all before it uses one.
+// Calls work(together, row, column, step) for all elements of rows `from` to `end`: the four columns from `column` on of rows `row`, `row`
+// + `step`, .., ROWS of them at a time as far as possible, so that all are loaded before the first is used.
 template <int N, int ROWS, class Work>
 DEVICE void each_four(int width, int from, int end, Work work) {
     const int fours = (width + 3) / 4, across = min(fours, int(blockDim.x)), step = blockDim.x / across;
@@ -329,7 +332,7 @@ DEVICE void each_four(int width, int from, int end, Work work) {
     }
 }
 
-// The same of a parameter's rows that belong to this block, MET_ROWS at a time, after before(from, end) of these rows.
+// Does the same for a parameter's rows that belong to this block, MET_ROWS at a time, after before(from, end) of these rows.
 template <int N, int ROWS, class Before, class Work>
 DEVICE void each_of_block(const Parameter& of, Before before, Work work) {
     const int first = (blockIdx.x - of.first_part) * of.rows_each, last = min(first + of.rows_each, of.rows), width = of.width;
@@ -340,7 +343,7 @@ DEVICE void each_of_block(const Parameter& of, Before before, Work work) {
     }
 }
 
-// Four elements of some rows, see `each_four`: of the parameter, and of the update before it is clipped.
+// Four elements of some rows, see `each_four`: of the parameter, and of the update before clipping.
 template <int N, int ROWS, class P, class G>
 DEVICE void load_updates(const P* parameter, const G* gradient, const float* row_factor, const float* col_factor, int width, int row, int column,
                          int step, float (&p)[ROWS][4], float (&update)[ROWS][4]) {
@@ -378,7 +381,7 @@ DEVICE void add_squares(const Factored& of, const P* parameter, const G* gradien
     });
     before(0, 0);
 }
-// A block rows_each rows. Shared memory: 32 f64.
+// A block has rows_each rows. Shared memory: 32 f64.
 KERNEL_OF_BLOCKS(256, 5, adafactor_squares, const Factored* table, int count) {
     SHARED(double, scratch);
     const Factored of = entry_of<Factored>(table, count, &Factored::first_part, blockIdx.x);
@@ -396,12 +399,12 @@ KERNEL_OF_BLOCKS(256, 5, adafactor_squares, const Factored* table, int count) {
     }
 }
 
-// How the update goes on once it is clipped.
+// The factors of an update after clipping.
 struct Clipped {
     float step, keep, beta1;
 };
 
-// From the sums of squares above. One warp makes it: cards for games have few units for f64.
+// Computed from the sums of squares above, by one warp: consumer cards have few units for f64.
 DEVICE Clipped clipped(const Factored& of, Clipped* shared) {
     if (threadIdx.x < WARP) {
         const Adafactor& h = of.h;
@@ -423,7 +426,7 @@ DEVICE Clipped clipped(const Factored& of, Clipped* shared) {
     return *shared;
 }
 
-// The keys of rows `from` to `end`: a key takes as long as the noise of four elements.
+// Makes the keys of rows `from` to `end`: a key takes as long as the noise of four elements.
 DEVICE void make_keys(const Rounding& rounding, int from, int end, uint64_t* keys) {
     if (!rounding.is_stochastic) return;
     BARRIER();
@@ -460,7 +463,7 @@ DEVICE void apply(const Parameter& of, const Clipped& by, const float* row_facto
         }
     });
 }
-// A block rows_each rows. Shared memory: MET_ROWS keys.
+// A block has rows_each rows. Shared memory: MET_ROWS keys.
 KERNEL_OF_BLOCKS(256, 3, adafactor_apply, const Factored* table, int count) {
     SHARED(uint64_t, keys);
     const Factored& of = entry_of<Factored>(table, count, &Factored::first_part, blockIdx.x);
@@ -472,7 +475,7 @@ KERNEL_OF_BLOCKS(256, 3, adafactor_apply, const Factored* table, int count) {
     });
 }
 
-// The same.
+// The constants of one update by AdamW.
 struct Adamw {
     float beta1, beta2;
     float new1, new2; // 1 - beta
@@ -520,7 +523,7 @@ DEVICE void apply_adamw(const Decayed& of, float scale, P* parameter, const G* g
         }
     });
 }
-// A block rows_each rows. Shared memory: MET_ROWS keys.
+// A block has rows_each rows. Shared memory: MET_ROWS keys.
 KERNEL_OF_BLOCKS(256, 3, adamw, const Decayed* table, int count, double gradient_scale) {
     SHARED(uint64_t, keys);
     const Decayed& of = entry_of<Decayed>(table, count, &Decayed::first_part, blockIdx.x);
@@ -531,7 +534,8 @@ KERNEL_OF_BLOCKS(256, 3, adamw, const Decayed* table, int count, double gradient
     });
 }
 
-// Calls work(together, i) for elements `i` and behind of `count` that thread `thread` of `threads` has: four at a time if all are aligned.
+// Calls work(together, i) for the elements of `count`, from `i` on, that thread `thread` of `threads` has: four at a time if all are
+// aligned.
 template <class Work>
 DEVICE void each_element(size_t thread, size_t threads, size_t count, bool are_aligned, Work work) {
     const size_t in_fours = are_aligned ? count / 4 * 4 : 0;
@@ -539,7 +543,7 @@ DEVICE void each_element(size_t thread, size_t threads, size_t count, bool are_a
     for (size_t i = in_fours + thread; i < count; i += threads) work(Together<1>{}, i);
 }
 
-// A weight and its copy in bf16, in blocks of so many elements from `first_block` on.
+// A weight and its copy in bf16, in blocks of a fixed number of elements from `first_block` on.
 struct Narrowed {
     const float* from;
     bf16* to;
@@ -560,7 +564,7 @@ KERNEL(256, narrow_each, const Narrowed* table, int count) {
     });
 }
 
-// The same of one tensor, by the whole grid.
+// Does the same for one tensor, by the whole grid.
 template <class Work>
 DEVICE void each_of_grid(size_t count, bool are_aligned, Work work) {
     each_element(size_t(blockIdx.x) * blockDim.x + threadIdx.x, size_t(gridDim.x) * blockDim.x, count, are_aligned, work);
@@ -581,7 +585,7 @@ DEVICE void add(T* sum, const T* x, size_t count) {
 KERNEL(256, add_f32, float* sum, const float* x, size_t count) { add(sum, x, count); }
 KERNEL(256, add_bf16, bf16* sum, const bf16* x, size_t count) { add(sum, x, count); }
 
-// y = x * factor, rounded once. Every zero is positive, as candle's product and sum give it.
+// y = x * factor, rounded once. Every zero is positive, as in candle's product and sum.
 template <class T>
 DEVICE void scaled(const T* x, T* y, float factor, size_t count) {
     each_of_grid(count, in_fours(4, x, y), [&](auto together, size_t i) {

@@ -1,13 +1,13 @@
 // Sums and extremes over dimensions, with the names and arguments that candle's `cuda_backend` launches them with.
 //
-// A result has `each` elements, which follow each other: `layout` has the dimensions that go at its end.
+// Each element of the result reduces `each` elements, which follow each other: `layout` has the reduced dimensions last.
 #include "elements.h"
 
-// The threads of a block that work on its result: those of its first warp, or one where the block is smaller. candle's blocks have
-// any power of two of threads and no shared memory, and its reductions are not where this project spends time.
+// The threads of a block that work on its result: the first warp, or one thread if the block is smaller. candle's blocks have any power of
+// two of threads and no shared memory, and this project spends little time in its reductions.
 DEVICE unsigned workers() { return blockDim.x < WARP ? 1 : WARP; }
 
-// In f32 for bf16. The order of additions depends on nothing but `each`.
+// In f32 for bf16. The order of additions depends only on `each`.
 template <class T>
 DEVICE void sum_of_block(size_t each, size_t dims, const size_t* layout, const T* from, T* to) {
     if (threadIdx.x >= workers()) return;
@@ -18,7 +18,7 @@ DEVICE void sum_of_block(size_t each, size_t dims, const size_t* layout, const T
     if (threadIdx.x == 0) assign(to[blockIdx.x], sum);
 }
 
-// A thread a result: candle takes this for up to 32 elements each, and for none.
+// A thread for each result: candle uses this for up to 32 elements each, and for none.
 template <class T>
 DEVICE void sum_of_thread(size_t count, size_t each, size_t dims, const size_t* layout, const T* from, T* to) {
     each_element(count, [=](size_t result) {
@@ -28,12 +28,12 @@ DEVICE void sum_of_thread(size_t count, size_t each, size_t dims, const size_t* 
     });
 }
 
-// The greatest element or the least one, or its number among those of the result. Of equals it is the first one.
+// The greatest or the least element, or its index among the elements of the result. Of equal elements it is the first.
 template <bool GREATEST, bool NUMBER, class T, class R>
 DEVICE void extreme_of_block(size_t each, size_t dims, const size_t* layout, const T* from, R* to) {
     if (threadIdx.x >= workers()) return;
     const size_t first = blockIdx.x * each;
-    // Every thread begins with the first element. If it is NaN it stays, and a later NaN is passed over, as on candle's CPU.
+    // Every thread begins with the first element. A NaN there stays, and a later NaN is skipped, as on candle's CPU.
     Wide<T> best = wide(from[place(first, dims, layout)]);
     uint32_t at = 0;
     for (size_t i = threadIdx.x; i < each; i += workers()) {
@@ -50,7 +50,7 @@ DEVICE void extreme_of_block(size_t each, size_t dims, const size_t* layout, con
     else assign(to[blockIdx.x], best);
 }
 
-// One block: two would spill in those of 64 bits.
+// One block: two would spill with elements of 64 bits.
 #define EXTREME(name, GREATEST, NUMBER, suffix, T, R) \
     KERNEL_OF_BLOCKS(1024, 1, fast_##name##_##suffix, size_t, size_t each, size_t dims, const size_t* layout, const T* from, R* to) { \
         extreme_of_block<GREATEST, NUMBER>(each, dims, layout, from, to); \

@@ -1,7 +1,7 @@
-// Rows by number: the embedding and its gradient, rows that count gathered and put back, the relative-position bias.
+// Rows by index: the embedding and its gradient, rows that count gathered and written back, the relative-position bias.
 #include "device.h"
 
-// to[i] = from[ids[i]]; a block a row.
+// to[i] = from[ids[i]]; a block has a row.
 template <int N, class S, class T>
 DEVICE void gather(const uint32_t* ids, const S* from, T* to, int width) {
     const size_t source = size_t(ids[blockIdx.x]) * width, target = size_t(blockIdx.x) * width;
@@ -12,7 +12,7 @@ DEVICE void gather(const uint32_t* ids, const S* from, T* to, int width) {
     }
 }
 
-// to[ids[i]] = from[i]; a block a row. No number is there twice.
+// to[ids[i]] = from[i]; a block has a row. No index occurs twice.
 template <int N, class T>
 DEVICE void scatter(const uint32_t* ids, const T* from, T* to, int width) {
     const size_t source = size_t(blockIdx.x) * width, target = size_t(ids[blockIdx.x]) * width;
@@ -48,9 +48,9 @@ struct alignas(16) FourIds {
 // Ids that a warp has in shared memory at a time.
 constexpr int STAGED = 4 * WARP;
 
-// Sorts `count` rows by id, those of an id in their own order: `order` (2, count) gets the row of each place, then the id of each place.
-// A block works on 32 rows, a lane of each warp on the same one: each warp counts the ids that come before the row's in its part of
-// them. Shared memory: (STAGED + 32) u32 for each warp.
+// Sorts `count` rows by id, and rows of the same id in their own order: `order` (2, count) gets the row of each place, then the id of each
+// place. A block works on 32 rows, and each lane of every warp on one of them: a warp counts the ids that come before the row's in the
+// warp's part of the ids. Shared memory: (STAGED + 32) u32 for each warp.
 KERNEL(256, order_by_id, const uint32_t* ids, uint32_t* order, int count) {
     SHARED(uint32_t, shared);
     const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -85,8 +85,8 @@ KERNEL(256, order_by_id, const uint32_t* ids, uint32_t* order, int count) {
     order[count + place] = id;
 }
 
-// sums[id] += rows[row] for the `count` rows and ids of an `order`, see `order_by_id`, in their order. A block adds all rows of the ids whose first place
-// is one of its 32, in its columns. Many rows are loaded before the first is added.
+// sums[id] += rows[row] for the `count` rows and ids of an `order`, see `order_by_id`, in their order. A block adds all rows of the ids
+// whose first place is one of its 32, in its columns. Many rows are loaded before the first is added.
 template <int N, class T>
 DEVICE void scatter_add(const uint32_t* order, const T* rows, float* sums, int count, int width) {
     constexpr int ROWS = 8, ROWS_OF_ONE_ID = sizeof(T) == 2 ? 32 : 16;
@@ -129,7 +129,7 @@ DEVICE void scatter_add(const uint32_t* order, const T* rows, float* sums, int c
             for (int k = 0; k < ROWS_OF_ONE_ID; k++) matches += at + k < count && sorted[at + k] == id;
             if (matches == 0) break;
             float gradients[ROWS_OF_ONE_ID][N];
-            // Where there are fewer, one of them is loaded again and not added.
+            // If there are fewer, one of them is loaded again and not added.
 #pragma unroll
             for (int k = 0; k < ROWS_OF_ONE_ID; k++) places[k] = order[at + min(k, matches - 1)];
 #pragma unroll
@@ -152,7 +152,7 @@ DEVICE void scatter_add(const uint32_t* order, const T* rows, float* sums, int c
 SCATTER_ADD(f32, float)
 SCATTER_ADD(bf16, bf16)
 
-// bias[h][offset] = table[buckets[offset]][h]; a thread an element of the bias (heads, offsets).
+// bias[h][offset] = table[buckets[offset]][h]; a thread has an element of the bias (heads, offsets).
 template <class T>
 DEVICE void relative_bias(const T* table, const uint32_t* buckets, float* bias, int heads, int offsets) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -165,7 +165,7 @@ KERNEL(256, relative_bias_bf16, const bf16* table, const uint32_t* buckets, floa
     relative_bias(table, buckets, bias, heads, offsets);
 }
 
-// dtable[bucket][h] += the sum of dbias[h][offset] over the offsets of the bucket, in their order; a thread an element of the table.
+// dtable[bucket][h] += the sum of dbias[h][offset] over the offsets of the bucket, in their order; a thread has an element of the table.
 KERNEL(256, relative_bias_backward, const float* dbias, const uint32_t* buckets, float* dtable, int count, int heads, int offsets) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count * heads) return;

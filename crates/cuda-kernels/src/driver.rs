@@ -1,9 +1,10 @@
-//! The driver's own functions behind those that the program defines under the same names: `t5-ops` gives memory of a card out itself.
+//! The driver's own functions behind those that the program defines under the same names: `t5-ops` allocates a card's memory itself.
 //!
-//! With a real driver they are the next ones of that name behind the program's. The emulated one is in the program, so its own have
-//! other names. It is told of each piece of memory that is given out, so that it sees accesses beyond one, and before its time or after it.
+//! With a real driver they are the next functions of that name after the program's. The emulated driver is a part of the program, so its
+//! functions have other names. It is told of each allocated piece of memory. So it detects accesses outside of a piece, before its
+//! allocation or after it is freed.
 
-// The driver's functions are C's.
+// The driver's functions have C's calling convention.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -24,14 +25,14 @@ mod own {
 
     use super::{Allocate, Free};
 
-    /// How many addresses a byte of memory has.
+    /// The number of addresses for each byte of memory.
     pub const SPREAD: u64 = 1;
 
     unsafe extern "C" {
         fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
     }
 
-    /// The function of that name in what was loaded behind the program.
+    /// Returns the function of that name in the libraries that were loaded after the program.
     fn next(name: &CStr) -> *mut c_void {
         // `RTLD_NEXT` of the C library.
         let behind = without_provenance_mut(usize::MAX);
@@ -39,32 +40,32 @@ mod own {
         unsafe { dlsym(behind, name.as_ptr()) }
     }
 
-    /// `None`: the driver has no such function.
+    /// Returns the driver's function, or `None` if the driver has none.
     pub fn allocate() -> Option<Allocate> {
         static FOUND: OnceLock<Option<Allocate>> = OnceLock::new();
-        // SAFETY: nothing, or the driver's function of that name, whose signature this is (cuda.h).
+        // SAFETY: null, or the driver's function of that name, which has this signature (cuda.h).
         *FOUND.get_or_init(|| unsafe { transmute::<*mut c_void, Option<Allocate>>(next(c"cuMemAllocAsync")) })
     }
 
-    /// `None`: the driver has no such function.
+    /// Returns the driver's function, or `None` if the driver has none.
     pub fn free() -> Option<Free> {
         static FOUND: OnceLock<Option<Free>> = OnceLock::new();
-        // SAFETY: nothing, or the driver's function of that name, whose signature this is (cuda.h).
+        // SAFETY: null, or the driver's function of that name, which has this signature (cuda.h).
         *FOUND.get_or_init(|| unsafe { transmute::<*mut c_void, Option<Free>>(next(c"cuMemFreeAsync")) })
     }
 
-    /// Says that a piece was given out, in the order of a stream. An error refuses it.
+    /// Tells the driver that a piece was allocated, in the order of a stream. An error refuses the allocation.
     ///
     /// # Safety
-    /// The piece is memory of the card that nobody else has.
+    /// The piece is memory of the card that nothing else uses.
     pub unsafe fn begin_life(_at: u64, _bytes: usize, _stream: *mut c_void) -> c_int {
         0
     }
 
-    /// Says that a piece was given back, in the order of a stream.
+    /// Tells the driver that a piece was freed, in the order of a stream.
     ///
     /// # Safety
-    /// The piece was given out.
+    /// The piece was allocated.
     pub unsafe fn end_life(_at: u64, _stream: *mut c_void) {}
 }
 
@@ -74,7 +75,8 @@ mod own {
 
     use super::{Allocate, Free};
 
-    /// How many addresses a byte of memory has: behind each piece are some that nobody is given, so that who writes there is seen.
+    /// The number of addresses for each byte of memory: after each piece are addresses that are never given out, so that writes there are
+    /// detected.
     pub const SPREAD: u64 = 2;
 
     unsafe extern "C" {
@@ -84,31 +86,31 @@ mod own {
         fn emulated_end_life(at: u64, stream: *mut c_void);
     }
 
-    /// The emulated driver's.
+    /// Returns the emulated driver's function.
     pub fn allocate() -> Option<Allocate> {
         Some(emulated_cuMemAllocAsync)
     }
 
-    /// The emulated driver's.
+    /// Returns the emulated driver's function.
     pub fn free() -> Option<Free> {
         Some(emulated_cuMemFreeAsync)
     }
 
-    /// Says that a piece was given out, in the order of a stream. An error refuses it.
+    /// Tells the driver that a piece was allocated, in the order of a stream. An error refuses the allocation.
     ///
     /// # Safety
-    /// The piece is memory of the card that nobody else has.
+    /// The piece is memory of the card that nothing else uses.
     pub unsafe fn begin_life(at: u64, bytes: usize, stream: *mut c_void) -> c_int {
-        // SAFETY: as here.
+        // SAFETY: by the caller's promise.
         unsafe { emulated_begin_life(at, bytes, stream) }
     }
 
-    /// Says that a piece was given back, in the order of a stream.
+    /// Tells the driver that a piece was freed, in the order of a stream.
     ///
     /// # Safety
-    /// The piece was given out.
+    /// The piece was allocated.
     pub unsafe fn end_life(at: u64, stream: *mut c_void) {
-        // SAFETY: as here.
+        // SAFETY: by the caller's promise.
         unsafe { emulated_end_life(at, stream) }
     }
 }

@@ -1,4 +1,4 @@
-//! Runs a kernel on the host, as a card would.
+//! Runs a kernel on the host, emulating a card.
 
 // The kernels are C++: they take pointers.
 #![allow(unsafe_code)]
@@ -6,28 +6,28 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 
-/// Which threads and blocks go first, where they may go in any order.
+/// The order of threads and blocks that may run in any order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// The first warp and the first lane.
     FirstFirst,
-    /// The last ones.
+    /// The last warp and the last lane.
     LastFirst,
-    /// Any, the same ones each time.
+    /// A random order, the same each time.
     Random,
 }
 
-/// What a card leaves open: the order, and when asynchronous copies arrive.
+/// Behaviour that a card leaves open: the order, and when asynchronous copies arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// Of warps, lanes and blocks.
+    /// The order of warps, lanes and blocks.
     pub order: Order,
-    /// Copies into shared memory arrive when they are issued; otherwise only when they are waited for.
+    /// Whether copies into shared memory arrive when they are issued. Otherwise they arrive only when they are waited for.
     pub copies_arrive_at_once: bool,
 }
 
 impl Schedule {
-    /// Each of them: results that differ between two of these are a race.
+    /// Returns every schedule: results that differ between two of them are a race.
     pub fn all() -> impl Iterator<Item = Schedule> {
         let orders = [Order::FirstFirst, Order::LastFirst, Order::Random];
         orders
@@ -36,7 +36,7 @@ impl Schedule {
     }
 }
 
-/// How a kernel is launched.
+/// The configuration of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
     /// Blocks in x, y and z.
@@ -47,7 +47,7 @@ pub struct Launch {
     pub shared_bytes: usize,
 }
 
-/// A value that a kernel takes: a pointer, a number, or a struct with C's layout.
+/// An argument of a kernel: a pointer, a number, or a struct with C's layout.
 #[derive(Clone, Debug)]
 pub struct Argument(Vec<u8>);
 
@@ -55,7 +55,7 @@ impl Argument {
     /// The bytes of a value.
     pub fn of<T: Copy>(value: T) -> Self {
         let mut bytes = vec![0u8; size_of::<T>()];
-        // SAFETY: as many bytes as the value has.
+        // SAFETY: both sides have the bytes of the value.
         unsafe { std::ptr::copy_nonoverlapping((&raw const value).cast(), bytes.as_mut_ptr(), bytes.len()) };
         Argument(bytes)
     }
@@ -80,17 +80,17 @@ unsafe extern "C" {
 /// Runs the kernel of this name to its end.
 ///
 /// # Errors
-/// A name or arguments that no kernel has; what a card leaves undefined: barriers and collective operations that some threads miss,
-/// addresses that are not aligned.
+/// A name or arguments that no kernel has. Behaviour that a card leaves undefined: barriers and collective operations that some threads
+/// miss, and misaligned addresses.
 ///
 /// # Safety
-/// Pointers among the arguments point to as much memory as the kernel reads and writes with these sizes.
+/// Pointers among the arguments point to the memory that the kernel reads and writes with these sizes.
 pub unsafe fn launch(name: &str, launch: Launch, arguments: &[Argument], schedule: Schedule) -> Result<(), String> {
-    // Fibres and shared memory are the process's.
+    // Fibres and shared memory belong to the process.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let sizes: Vec<usize> = arguments.iter().map(|argument| argument.0.len()).collect();
-    // Structs are read in place, so that they must be aligned.
+    // Structs are read in place, so they must be aligned.
     let mut aligned: Vec<Vec<u128>> = sizes.iter().map(|size| vec![0; size.div_ceil(size_of::<u128>())]).collect();
     for (argument, to) in arguments.iter().zip(&mut aligned) {
         // SAFETY: there is room for these bytes.
@@ -104,7 +104,7 @@ pub unsafe fn launch(name: &str, launch: Launch, arguments: &[Argument], schedul
         Order::LastFirst => 1,
         Order::Random => 2,
     };
-    // SAFETY: as many arguments as sizes, each in memory of its own; the caller answers for what pointers point to.
+    // SAFETY: as many arguments as sizes, each in memory of its own; pointers are valid by the caller's promise.
     let result = unsafe {
         cuda_emulation_launch(
             text.as_ptr(),

@@ -1,12 +1,12 @@
 //! The kernels for NVIDIA's cards, in CUDA C++ (`kernels/`).
 //!
-//! Those of `elementwise.cu`, `indexing.cu` and `reduce.cu` are launched by candle, the others by `t5-ops`. With the feature `ptx` they
-//! are compiled by nvcc, and [`ptx`] has what a driver loads. Without it they are compiled for the host, over an emulation of
-//! a card's execution model (`emulation/`), and [`emulation`] runs them: this is how they are tested on every machine.
+//! candle launches the kernels of `elementwise.cu`, `indexing.cu` and `reduce.cu`; `t5-ops` launches the others. With the feature `ptx`,
+//! nvcc compiles them, and [`ptx`] has the texts that a driver loads. Without the feature, they are compiled for the host, over an
+//! emulation of a card's execution model (`emulation/`), and [`emulation`] runs them. So they are tested on every machine.
 //!
 //! Invariants
 //!
-//! - A kernel allocates nothing. What it is called with says how much it works on; sizes are checked by who calls it.
+//! - A kernel allocates nothing. Its arguments give the sizes of its work, and the caller checks them.
 //! - Sums are cut by sizes alone and added in a fixed order, without atomic operations: the same inputs give the same bits.
 //! - Sums are in f32 or wider; activations and weights may be bf16. candle's additions in place are rounded to its dtype each time.
 
@@ -15,7 +15,7 @@ pub mod driver;
 #[cfg(not(feature = "ptx"))]
 pub mod emulation;
 
-/// What a driver loads: one text for each source. Without the feature `ptx` they are empty.
+/// The texts that a driver loads, one for each source. Without the feature `ptx` they are empty.
 pub mod ptx {
     #[cfg(feature = "ptx")]
     macro_rules! text {
@@ -23,7 +23,7 @@ pub mod ptx {
             include_str!(concat!(env!("OUT_DIR"), "/", $source, ".ptx"))
         };
     }
-    // `candle-kernels` names these texts in a build of all crates, too, in which no card is asked for.
+    // `candle-kernels` also names these texts in a build of all crates that needs no card.
     #[cfg(not(feature = "ptx"))]
     macro_rules! text {
         ($source:literal) => {
@@ -31,7 +31,7 @@ pub mod ptx {
         };
     }
 
-    /// Attention without tensor cores, and what attention on them shares with it.
+    /// Attention without tensor cores, and the code that it shares with attention on tensor cores.
     pub const ATTENTION: &str = text!("attention");
     /// The backward of attention on tensor cores.
     pub const ATTENTION_BACKWARD: &str = text!("attention_backward");
@@ -41,7 +41,7 @@ pub mod ptx {
     pub const CROSS_ENTROPY: &str = text!("cross_entropy");
     /// The next tokens, and attention over a cache.
     pub const DECODING: &str = text!("decoding");
-    /// Weights in codes as numbers.
+    /// Conversion of weights in codes to numbers.
     pub const DEQUANTISE: &str = text!("dequantise");
     /// Dropout and activations.
     pub const DROPOUT: &str = text!("dropout");
@@ -49,7 +49,7 @@ pub mod ptx {
     pub const ELEMENTWISE: &str = text!("elementwise");
     /// Products of few rows with weights in codes.
     pub const FEW_ROWS: &str = text!("few_rows");
-    /// candle's operations on elements by number.
+    /// candle's operations on elements by index.
     pub const INDEXING: &str = text!("indexing");
     /// RMS layer normalisation.
     pub const NORM: &str = text!("norm");
@@ -57,6 +57,6 @@ pub mod ptx {
     pub const OPTIMIZER: &str = text!("optimizer");
     /// candle's sums and extremes.
     pub const REDUCE: &str = text!("reduce");
-    /// Embeddings, and rows by number.
+    /// Embeddings, and rows by index.
     pub const ROWS: &str = text!("rows");
 }

@@ -1,17 +1,18 @@
-//! A thread for requests to the system that need not be waited for. The system takes a request to read at once only where its queue has room
-//! for all of it: whoever computes would wait for the rest.
+//! A thread for requests to the system that the caller need not wait for. The system starts a request to read at once only if its queue has
+//! room for all of it. Otherwise the thread that computes would wait for the rest.
 
 use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
 type Request = Box<dyn FnOnce() + Send>;
 
-/// Requests that wait: the weights of a few blocks.
+/// The most requests that wait: enough for the weights of a few blocks.
 const MOST_WAITING: usize = 256;
 
 static THREAD: OnceLock<Option<SyncSender<Request>>> = OnceLock::new();
 
-/// Has the thread make a request, after those before it. Where there is none, or too many wait, it is made at once.
+/// Has the thread make a request, after the requests before it. If there is no thread, or too many requests wait, the request is made at
+/// once.
 pub(crate) fn request(request: impl FnOnce() + Send + 'static) {
     let request: Request = Box::new(request);
     let Some(thread) = THREAD.get_or_init(start) else { return request() };

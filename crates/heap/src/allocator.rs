@@ -20,19 +20,19 @@ use crate::pages::{self, Held};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Allocator;
 
-/// Pages are this large, or a divisor of it, wherever this runs; no tensor is aligned to more.
+/// The page size is this or a divisor of it on every system; no tensor has a larger alignment.
 const MOST_ALIGNMENT: usize = 4096;
 
 static ON_REFUSAL: OnceLock<fn(usize)> = OnceLock::new();
 
-/// From here on `f` is called with the bytes of an allocation that the system refused, before whoever asked for it learns
-/// that. Most cannot go on then, and the standard library ends the process with a signal. `f` may end it with more to say. It
-/// must not allocate. The first call counts.
+/// Sets a function that is called with the bytes of an allocation that the system refused, before the caller of the allocator learns of it.
+/// Most callers cannot continue, and the standard library then ends the process with a signal. `f` may end the process with a better
+/// message. It must not allocate. Only the first call of this function counts.
 pub fn on_refusal(f: fn(usize)) {
     let _ = ON_REFUSAL.set(f);
 }
 
-/// The block, about whose absence somebody was told.
+/// Returns the block. If it is null, calls the function of [`on_refusal`] first.
 fn told(block: *mut u8, bytes: usize) -> *mut u8 {
     if block.is_null()
         && let Some(f) = ON_REFUSAL.get()
@@ -46,14 +46,14 @@ fn is_large(layout: &Layout) -> bool {
     layout.size() >= LARGE_BYTES && layout.align() <= MOST_ALIGNMENT && IS_SUPPORTED
 }
 
-// SAFETY: which of the two allocators a block belongs to is a function of its layout, which callers give
-// unchanged to every call about the block; each of the two keeps the contract for its own blocks.
+// SAFETY: a block's layout determines which of the two allocators it belongs to, and callers give the layout
+// unchanged to every call about the block. Each of the two keeps the contract for its own blocks.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count::count(layout.size());
         let block = match is_large(&layout) {
             true => large::allocate(layout.size()).0,
-            // SAFETY: the caller's promise about the layout is the one that is asked for.
+            // SAFETY: the caller's promise about the layout covers mimalloc's requirement.
             false => unsafe { SmallBlocks.alloc(layout) },
         };
         told(block, layout.size())
@@ -67,7 +67,7 @@ unsafe impl GlobalAlloc for Allocator {
         }
         let (block, is_zero) = large::allocate(layout.size());
         if !block.is_null() && !is_zero {
-            // SAFETY: the block has at least `layout.size()` bytes, and nobody else knows it yet.
+            // SAFETY: the block has at least `layout.size()` bytes, and no other code knows it yet.
             unsafe { block.write_bytes(0, layout.size()) };
         }
         told(block, layout.size())
@@ -76,7 +76,7 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         count::count_freed(layout.size());
         match is_large(&layout) {
-            // SAFETY: the caller gives back a block of this layout, so `allocate` made it for this size.
+            // SAFETY: the caller frees a block of this layout, so `allocate` made it for this size.
             true => unsafe { large::free(block, layout.size()) },
             // SAFETY: as in `alloc`; the block came from there, because its layout is small.
             false => unsafe { SmallBlocks.dealloc(block, layout) },
@@ -99,12 +99,12 @@ unsafe impl GlobalAlloc for Allocator {
                 block
             }
             _ => {
-                // SAFETY: the caller's promises about both layouts are the ones that are asked for.
+                // SAFETY: by the caller's promises about both layouts.
                 let new = unsafe { self.alloc(new_layout) };
                 if !new.is_null() {
                     // SAFETY: both blocks have that many bytes, and a block just made overlaps no other.
                     unsafe { new.copy_from_nonoverlapping(block, layout.size().min(new_size)) };
-                    // SAFETY: the caller gives the old block up.
+                    // SAFETY: the caller gives up the old block.
                     unsafe { self.dealloc(block, layout) };
                 }
                 new
@@ -116,34 +116,34 @@ unsafe impl GlobalAlloc for Allocator {
 unsafe extern "C" {
     /// From mimalloc's C interface; `libmimalloc-sys` declares it only together with a hundred others.
     fn mi_collect(force: bool);
-    /// From the C library: what Linux calls the control of a process.
+    /// From the C library: sets attributes of a process on Linux.
     #[cfg(target_os = "linux")]
     fn prctl(option: c_int, ...) -> c_int;
 }
 
-/// Keeps this process from huge pages from here on; where there are none, this does nothing. To be called first in `main`.
+/// Disables huge pages for this process from here on; does nothing on systems without them. Call this first in `main`.
 ///
-/// mimalloc asks for them for the whole of its arena. A first touch, or the kernel's gathering of small pages at any later
-/// moment, then makes 2 MiB resident at a time, whatever is in use: a run's resident set moved by 4 MiB between two steps.
+/// mimalloc asks for huge pages for the whole of its arena. A first touch, or the kernel's gathering of small pages at any later moment,
+/// then makes 2 MiB resident at a time, even if less is in use: a run's resident set moved by 4 MiB between two steps.
 pub fn keep_pages_small() {
     #[cfg(target_os = "linux")]
     {
         const SET_THP_DISABLE: c_int = 41;
         let [yes, unused]: [c_ulong; 2] = [1, 0];
-        // SAFETY: this option takes four numbers and no pointer. Where the kernel does not know it, nothing changes.
+        // SAFETY: this option takes four numbers and no pointer. A kernel that does not know it changes nothing.
         unsafe { prctl(SET_THP_DISABLE, yes, unused, unused, unused) };
     }
 }
 
-/// Gives memory that was freed, but kept for reuse, back to the operating system, on every thread of the pool.
+/// Returns memory that was freed, but kept for reuse, to the operating system, on every thread of the pool.
 ///
-/// Does nothing useful, and no harm, where the binary has not installed [`Allocator`].
+/// Has no effect if the binary has not installed [`Allocator`].
 pub fn release_unused() {
     release_small();
     pages::release();
 }
 
-/// [`release_unused`] of small blocks only: tensors' pages stay, so that the next step faults in nothing.
+/// [`release_unused`] for small blocks only: tensors' pages stay, so that the next step faults in nothing.
 pub fn release_small() {
     let collect = || {
         if !cfg!(miri) {
@@ -155,7 +155,7 @@ pub fn release_small() {
     collect();
 }
 
-/// Memory of large blocks now, and the most that was live at one time since [`release_unused`].
+/// Returns the memory of large blocks now, and the most that was live at one time since [`release_unused`].
 pub fn held() -> Held {
     pages::held()
 }
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn a_block_keeps_its_bytes_while_it_grows_and_shrinks_across_the_border() {
         let sizes = [1000, LARGE_BYTES, LARGE_BYTES + 1, 3 * LARGE_BYTES, LARGE_BYTES - 1, 70, 5 * LARGE_BYTES];
-        // SAFETY: every block is used with the layout it has at that time, within its size, and freed once.
+        // SAFETY: every block is used with the layout that it has at that time, within its size, and freed once.
         unsafe {
             let mut layout = Layout::from_size_align(64, 64).unwrap();
             let mut block = Allocator.alloc(layout);

@@ -1,21 +1,21 @@
-//! What is asked of the allocator, counted while somebody wants to know. Otherwise a count is a load and a branch
-//! that is never taken.
+//! Counts of requests to the allocator, while counting is on. Otherwise a count is a load and a branch that is never
+//! taken.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// Requests to [`Allocator`](crate::Allocator) while it was counting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocations {
-    /// How often memory was asked for.
+    /// The number of allocations.
     pub calls: u64,
-    /// How much, freed or not.
+    /// The bytes that were allocated, freed or not.
     pub bytes: u64,
 }
 
 static IS_COUNTING: AtomicBool = AtomicBool::new(false);
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static BYTES: AtomicU64 = AtomicU64::new(0);
-/// Bytes asked for less bytes freed since counting began: below 0 where blocks from before are freed.
+/// Bytes allocated minus bytes freed since counting began: negative if blocks from before are freed.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 static MOST_LIVE: AtomicI64 = AtomicI64::new(0);
 
@@ -28,17 +28,17 @@ pub fn count_allocations(on: bool) {
     IS_COUNTING.store(on, Relaxed);
 }
 
-/// The most bytes that [`Allocator`](crate::Allocator) had given out at a time since counting began, without those from before.
+/// Returns the most bytes that [`Allocator`](crate::Allocator) had given out at a time since counting began, without blocks from before.
 pub fn most_live() -> u64 {
     u64::try_from(MOST_LIVE.load(Relaxed)).unwrap_or(0)
 }
 
-/// The count of [`Allocator`](crate::Allocator) so far, over all threads.
+/// Returns the count of [`Allocator`](crate::Allocator) so far, over all threads.
 pub fn allocations() -> Allocations {
     Allocations { calls: CALLS.load(Relaxed), bytes: BYTES.load(Relaxed) }
 }
 
-/// Notes that `bytes` were asked for.
+/// Notes that `bytes` bytes were allocated.
 pub(crate) fn count(bytes: usize) {
     if IS_COUNTING.load(Relaxed) {
         CALLS.fetch_add(1, Relaxed);
@@ -48,14 +48,14 @@ pub(crate) fn count(bytes: usize) {
     }
 }
 
-/// Notes that a block has another size, where it is.
+/// Notes that a block was resized in place.
 pub(crate) fn count_resized(old: usize, new: usize) {
     if IS_COUNTING.load(Relaxed) {
         LIVE.fetch_add(new.cast_signed() as i64 - old.cast_signed() as i64, Relaxed);
     }
 }
 
-/// Notes that a block of `bytes` was given back.
+/// Notes that a block of `bytes` bytes was freed.
 pub(crate) fn count_freed(bytes: usize) {
     if IS_COUNTING.load(Relaxed) {
         LIVE.fetch_sub(bytes.cast_signed() as i64, Relaxed);
@@ -70,13 +70,13 @@ mod tests {
 
     #[test]
     fn nothing_is_counted_unless_someone_wants_to_know() {
-        // Other tests ask the allocator for memory at the same time, so that a count can only be held from below.
+        // Other tests allocate at the same time, so a count has a lower bound only.
         let before = allocations();
         count(1);
         assert_eq!(allocations(), before);
         count_allocations(true);
         count(300);
-        // More than other tests ever free.
+        // More bytes than other tests ever free.
         count(MANY);
         count_freed(MANY);
         count_resized(200, 300);

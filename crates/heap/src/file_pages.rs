@@ -1,13 +1,13 @@
-//! What the system keeps in memory of a file that is written and read in pieces, each once.
+//! The page cache of a file that is written and read in pieces, each once.
 
 use std::fs::File;
 
-/// Has the system read no more of the file than it is asked for.
+/// Has the system read no more of the file than was asked for.
 pub fn read_without_ahead(file: &File) {
     advise(file, 0, 0, Advice::Random);
 }
 
-/// Has the system forget bytes of the file that are on the disk, as far as they are whole pages.
+/// Removes bytes of the file that are on the disk from the page cache, as far as they are whole pages.
 pub fn forget(file: &File, offset: u64, bytes: u64) {
     advise(file, offset, bytes, Advice::DontNeed);
 }
@@ -18,7 +18,7 @@ enum Advice {
     DontNeed,
 }
 
-/// Advice that is not taken costs time or memory, nothing else. No bytes: all of the file.
+/// Ignored advice costs time or memory, nothing else. `bytes` of 0 means all of the file.
 #[cfg(target_os = "linux")]
 fn advise(file: &File, offset: u64, bytes: u64, advice: Advice) {
     use rustix::fs;

@@ -1,10 +1,10 @@
-//! Blocks that lie in a file: pages of a shared mapping. They are resident while they are used, and whoever knows that
-//! they will not be for a while has them leave memory; the file keeps what they hold.
+//! Blocks that lie in a file: pages of a shared mapping. They are resident while they are used. A caller that will not use them for a while
+//! has them leave memory; the file keeps their contents.
 //!
-//! The disk has room for the whole file before the first block, so that a full disk is an error then, and not a signal
-//! when a page is written. A file that loses its pages all the same is the matter of [`lost_pages`].
+//! The disk sets room aside for the whole file before the first block. So a full disk is an error at that time, and not a signal when a
+//! page is written. [`lost_pages`] handles a file that loses its pages nevertheless.
 //!
-//! A file that exists already, such as one of weights, can be mapped to be read: its blocks lie where its values lie.
+//! A file that exists already, such as a file of weights, can be mapped for reading: its blocks lie where its values lie.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ use crate::waiting::counting_wait;
 #[derive(Debug)]
 pub struct FileMemory {
     mapping: Arc<Mapping>,
-    /// Where the next block begins. Of a file that is only read, its end: blocks lie where they are asked for.
+    /// The offset of the next block. For a file that is only read, its end: a caller names the place of each block.
     end: AtomicUsize,
 }
 
@@ -34,7 +34,7 @@ pub struct FileMemory {
 #[derive(Debug)]
 struct Mapping {
     file: File,
-    /// The address, of nothing where the file has no bytes.
+    /// The address; unspecified if the file has no bytes.
     start: usize,
     bytes: usize,
     access: system::Access,
@@ -42,7 +42,7 @@ struct Mapping {
 }
 
 thread_local! {
-    /// Where this thread's next large blocks lie, if not in memory.
+    /// The file of this thread's next large blocks; null for memory.
     static WHERE: Cell<*const FileMemory> = const { Cell::new(std::ptr::null()) };
 
     /// The place of this thread's next large block in a file that is only read: offset and bytes.
@@ -50,7 +50,7 @@ thread_local! {
 }
 
 impl FileMemory {
-    /// Room for blocks of `sizes` bytes in a file in `directory`, where nobody else can see it.
+    /// Room for blocks of `sizes` bytes in a file in `directory`, which no other process can see.
     ///
     /// # Errors
     /// The file cannot be made, or the disk or the process's addresses have no room for it.
@@ -64,22 +64,22 @@ impl FileMemory {
         Ok(FileMemory { mapping, end: AtomicUsize::new(0) })
     }
 
-    /// All of a file that exists, to be read where it lies ([`FileMemory::block_at`]). `path` is for messages.
+    /// Maps all of an existing file, to be read in place ([`FileMemory::block_at`]). `path` is for messages.
     ///
-    /// The system shows what the file holds at that time: nobody should write to it while it is mapped. One that is shortened
-    /// ends the process as [`end_on_lost_pages`](crate::end_on_lost_pages) says.
+    /// The system shows the file's contents of that time, so nothing should write to the file while it is mapped. A file that is shortened
+    /// ends the process as [`end_on_lost_pages`](crate::end_on_lost_pages) describes.
     ///
     /// # Errors
-    /// It cannot be mapped.
+    /// The file cannot be mapped.
     pub fn of_file(file: File, path: &Path) -> io::Result<FileMemory> {
         let bytes = usize::try_from(file.metadata()?.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
         let mapping = Arc::new(Mapping::new(file, bytes, path, system::Access::Read)?);
         Ok(FileMemory { mapping, end: AtomicUsize::new(bytes) })
     }
 
-    /// A vector without elements whose capacity, `count` elements, is the file's bytes from `offset` on. It must not be written
-    /// to: the system would end the process. `None` where [`Allocator`](crate::Allocator) is not the program's, or the place can
-    /// be no block: too small, outside of the file, not aligned for the elements, or in use.
+    /// Returns a vector without elements whose capacity, `count` elements, is the file's bytes from `offset` on. It must not be written to:
+    /// the system would kill the process. `None` if [`Allocator`](crate::Allocator) is not the program's allocator, or if the place cannot
+    /// be a block: too small, outside of the file, not aligned for the elements, or in use.
     pub fn block_at<T>(&self, offset: usize, count: usize) -> Option<Vec<T>> {
         let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| bytes >= LARGE_BYTES)?;
         let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.mapping.bytes);
@@ -93,10 +93,10 @@ impl FileMemory {
         is_there.then_some(block)
     }
 
-    /// Calls `f`. Large blocks that it allocates on this thread lie in the file for as long as they live, where
-    /// [`Allocator`](crate::Allocator) is the program's, and the file has room.
+    /// Calls `f`. Large blocks that `f` allocates on this thread lie in the file for as long as they live, if
+    /// [`Allocator`](crate::Allocator) is the program's allocator and the file has room.
     pub fn allocating<R>(&self, f: impl FnOnce() -> R) -> R {
-        /// Sets back what was set before, however `f` ends.
+        /// Restores the previous value when `f` ends or panics.
         struct Before(*const FileMemory);
         impl Drop for Before {
             fn drop(&mut self) {
@@ -107,7 +107,7 @@ impl FileMemory {
         f()
     }
 
-    /// The next `bytes` bytes of the file, which are whole pages of zeros, as memory; and where they are.
+    /// Returns the next `bytes` bytes of the file, which are whole pages of zeros, as memory, and their place.
     fn take(&self, bytes: usize) -> Option<(*mut u8, InFile)> {
         if let Some((offset, exactly)) = PLACE.take().filter(|_| self.mapping.access == system::Access::Read) {
             let mapping = Arc::clone(&self.mapping);
@@ -131,8 +131,8 @@ impl Mapping {
         Ok(Mapping { file, start, bytes, access, watch })
     }
 
-    /// An error if the file is shorter than it was made. To write to such a file would make it longer again, with zeros in
-    /// place of what was lost.
+    /// Returns an error if the file is shorter than it was made. Writing to such a file would make it longer again, with zeros in
+    /// place of the lost bytes.
     fn check_length(&self) -> io::Result<()> {
         match self.file.metadata()?.len() {
             len if len < self.bytes as u64 => {
@@ -146,10 +146,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Before the addresses can be somebody else's.
+        // Before the addresses can be reused.
         self.watch = None;
         if self.bytes > 0 {
-            // SAFETY: it was mapped so. Every block and every stretch of it holds an `Arc` of this, so that there is none.
+            // SAFETY: this mapping has these addresses. Every block and every stretch of it holds an `Arc` of this, so none is left.
             unsafe { page::system::unmap(self.start, self.bytes) };
         }
     }
@@ -160,14 +160,14 @@ impl Drop for Mapping {
 struct InFile {
     mapping: Arc<Mapping>,
     offset: usize,
-    /// Whole pages, but in a file that is only read.
+    /// Whole pages, except in a file that is only read.
     bytes: usize,
-    /// Whether it is counted with the live pages, because it was made resident.
+    /// Whether the block counts as live, because it was made resident.
     is_counted: bool,
 }
 
 impl InFile {
-    /// Gives the block's pages back, which nobody uses any more. No other block will lie there.
+    /// Gives the pages of an unused block back. No other block will lie there.
     fn free(self) {
         let InFile { mapping, offset, bytes, is_counted } = self;
         system::page_out(Stretch { mapping, offset, bytes, elements: PhantomData }.pages());
@@ -176,7 +176,7 @@ impl InFile {
         }
     }
 
-    /// The part of the block, which begins at `block`, that `elements` are. `None` where they are not in it.
+    /// Returns the part of the block, which begins at `block`, that holds `elements`. `None` if they are not in the block.
     fn part<'a>(&self, block: usize, elements: &'a [u8]) -> Option<Stretch<'a>> {
         let (skip, bytes) = (elements.as_ptr().addr().checked_sub(block)?, elements.len());
         let is_inside = skip.checked_add(bytes)? <= self.bytes;
@@ -185,21 +185,21 @@ impl InFile {
     }
 }
 
-/// Blocks by address, and where they lie in files: they are a part of what is live while they are known to be resident.
-// Its nodes are allocated while this is locked; those are small, so they come from mimalloc and never ask for this lock again.
+/// Blocks by address, and their places in files. They count as live while they are known to be resident.
+// The map's nodes are allocated while it is locked; they are small, so they come from mimalloc and never ask for this lock again.
 static BLOCKS: Mutex<BTreeMap<usize, InFile>> = Mutex::new(BTreeMap::new());
 
-/// Whether any block was ever in a file: most runs need not ask more.
+/// Whether any block was ever in a file. Most runs have none, and need no look-up.
 static HAS_BLOCKS: AtomicBool = AtomicBool::new(false);
 
 fn blocks() -> MutexGuard<'static, BTreeMap<usize, InFile>> {
     BLOCKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A block of `bytes` bytes, which are whole pages of zeros, in the file that this thread's blocks lie in, if it has room.
+/// Returns a block of `bytes` bytes, which are whole pages of zeros, in the file of this thread's blocks, if the file has room.
 pub(crate) fn allocate(bytes: usize) -> Option<*mut u8> {
     let memory = WHERE.get();
-    // SAFETY: it is set only while `allocating`, on this thread, borrows what it points to.
+    // SAFETY: the pointer is set only during `allocating`, on this thread, which borrows its target.
     let (block, place) = unsafe { memory.as_ref() }?.take(bytes)?;
     HAS_BLOCKS.store(true, Ordering::Relaxed);
     let (start, mut blocks) = (block.expose_provenance(), blocks());
@@ -212,7 +212,7 @@ pub(crate) fn allocate(bytes: usize) -> Option<*mut u8> {
     Some(block)
 }
 
-/// Gives the pages of a block back that nobody uses any more; false where it lies in no file.
+/// Gives back the pages of an unused block; returns false if it lies in no file.
 pub(crate) fn free(block: *mut u8) -> bool {
     if !HAS_BLOCKS.load(Ordering::Relaxed) {
         return false;
@@ -221,7 +221,7 @@ pub(crate) fn free(block: *mut u8) -> bool {
     place.map(InFile::free).is_some()
 }
 
-/// Has the disk set aside what the file will take, and gives the file its length.
+/// Has the disk set aside room for the file, and gives the file its length.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     use rustix::fs::{FallocateFlags, fallocate};
@@ -229,7 +229,7 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     loop {
         match fallocate(file, FallocateFlags::empty(), 0, bytes.max(1)) {
             Err(Errno::INTR) => {}
-            // Not every file system can.
+            // Some file systems cannot.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => return write_zeros(file, bytes),
             result => return Ok(result?),
         }
@@ -241,8 +241,8 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     write_zeros(file, bytes)
 }
 
-/// Writes `bytes` zeros and waits for the disk. A sparse file would take its room page by page, as pages are used, and a full
-/// disk would then be a signal.
+/// Writes `bytes` zeros and waits for the disk. A sparse file would take its room page by page, as pages are used, and a full disk would
+/// then be a signal.
 fn write_zeros(mut file: &File, bytes: u64) -> io::Result<()> {
     use io::Write;
     let zeros = vec![0; PIECE_BYTES.min(bytes as usize)];
@@ -250,17 +250,17 @@ fn write_zeros(mut file: &File, bytes: u64) -> io::Result<()> {
     while left > 0 {
         let piece = left.min(zeros.len() as u64);
         file.write_all(&zeros[..piece as usize])?;
-        // As in `StretchMut::write`: there may be no memory for what is not on the disk yet.
+        // As in `StretchMut::write`: there may be no memory for bytes that are not on the disk yet.
         file.sync_data()?;
         left -= piece;
     }
     Ok(())
 }
 
-/// Bytes that are asked for at a time, or written before they are waited for, where anything is: whole pages.
+/// Bytes that are read ahead at a time, or written before each wait for the disk: whole pages.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// Borrowed bytes that lie in a file, and where they lie there.
+/// Borrowed bytes that lie in a file, and their place in the file.
 ///
 /// The borrow keeps the block alive and unchanged for as long as this lives.
 #[derive(Debug)]
@@ -272,7 +272,7 @@ pub struct Stretch<'a> {
 }
 
 impl<'a> Stretch<'a> {
-    /// Where the elements lie in a file, if they do: they may be a part of a block.
+    /// Returns the place of the elements if they lie in a file. They may be a part of a block.
     pub fn of(elements: &'a [u8]) -> Option<Stretch<'a>> {
         if !HAS_BLOCKS.load(Ordering::Relaxed) {
             return None;
@@ -282,23 +282,23 @@ impl<'a> Stretch<'a> {
         place.part(block, elements)
     }
 
-    /// How many bytes the elements have.
+    /// Returns the number of bytes of the elements.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The part of `bytes` bytes from byte `start` on. `None` if the stretch ends before that.
+    /// Returns the part of `bytes` bytes from byte `start` on. `None` if the stretch ends before that.
     pub fn part(&self, start: usize, bytes: usize) -> Option<Stretch<'a>> {
         let is_inside = start.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         let mapping = Arc::clone(&self.mapping);
         is_inside.then_some(Stretch { mapping, offset: self.offset + start, bytes, elements: PhantomData })
     }
 
-    /// Has the system read what is not in its page cache, without waiting for it.
+    /// Has the system read the bytes that are not in its page cache, without waiting.
     pub fn read_ahead(&self) {
         let (pages, mapping) = (self.pages(), Arc::clone(&self.mapping));
         ahead::request(move || {
-            // It lives until all of it was asked for.
+            // The mapping lives until all reads were requested.
             let (_mapping, (start, bytes)) = (mapping, pages);
             for first in (0..bytes).step_by(PIECE_BYTES) {
                 system::read_ahead((start + first, PIECE_BYTES.min(bytes - first)));
@@ -306,7 +306,7 @@ impl<'a> Stretch<'a> {
         });
     }
 
-    /// Makes all pages resident: at once where the system can, or by touching each.
+    /// Makes all pages resident: at once if the system can, or by touching each.
     pub fn page_in(&self) {
         if let Some(bytes) = self.count(true) {
             pages::enter(bytes);
@@ -318,7 +318,7 @@ impl<'a> Stretch<'a> {
         });
     }
 
-    /// Has all pages leave the resident set. What they hold stays in the system's page cache, or comes back from the disk.
+    /// Removes all pages from the resident set. Their contents stay in the system's page cache, or are read from the disk again.
     pub fn page_out(&self) {
         system::page_out(self.pages_around());
         if let Some(bytes) = self.count(false) {
@@ -326,7 +326,7 @@ impl<'a> Stretch<'a> {
         }
     }
 
-    /// Notes whether the block is counted, and returns its bytes if that is new. A part of it stands for all.
+    /// Notes whether the block is counted, and returns its bytes if that is a change. A part of a block stands for all of it.
     fn count(&self, is_counted: bool) -> Option<usize> {
         let mut blocks = blocks();
         let (_, place) = blocks.range_mut(..=self.mapping.start + self.offset).next_back()?;
@@ -336,7 +336,7 @@ impl<'a> Stretch<'a> {
     /// Reads the elements without making their pages resident.
     ///
     /// # Panics
-    /// `bytes` are not as many as the elements'.
+    /// If `bytes` has another length than the elements.
     ///
     /// # Errors
     /// The file was shortened, or its disk failed.
@@ -344,7 +344,7 @@ impl<'a> Stretch<'a> {
         counting_wait(|| self.read_beside(bytes))
     }
 
-    /// [`Stretch::read`] for one of several threads. It counts no time: the caller does that once for all ([`crate::count_waits`]).
+    /// [`Stretch::read`] for one of several threads. It counts no time: the caller counts once for all threads ([`crate::count_waits`]).
     ///
     /// # Panics
     /// As [`Stretch::read`].
@@ -355,21 +355,21 @@ impl<'a> Stretch<'a> {
         assert_eq!(bytes.len(), self.bytes, "bytes to read into");
         self.mapping.check_length()?;
         system::read(&self.mapping.file, self.offset as u64, bytes).or_else(|error| match error.kind() {
-            // It was shortened meanwhile.
+            // The file was shortened meanwhile.
             io::ErrorKind::UnexpectedEof => self.mapping.check_length().and(Err(error)),
             _ => Err(error),
         })
     }
 
-    /// The pages that the elements lie on: their address and bytes. Advice about a neighbour's pages harms nobody.
+    /// Returns the address and bytes of the pages that the elements lie on. Advice about a neighbour's pages does no harm.
     fn pages(&self) -> (usize, usize) {
         let first = self.offset / PAGE_BYTES * PAGE_BYTES;
         let end = (self.offset + self.bytes).next_multiple_of(PAGE_BYTES);
         (self.mapping.start + first, end - first)
     }
 
-    /// The address and bytes of these pages, with neighbours that may have been mapped with them. The system maps pieces of its page cache
-    /// whole.
+    /// Returns the address and bytes of these pages, with neighbours that may have been mapped with them: the system maps whole pieces of
+    /// its page cache.
     fn pages_around(&self) -> (usize, usize) {
         const PIECE: usize = 2 << 20;
         let ((start, bytes), mapping) = (self.pages(), &self.mapping);
@@ -388,22 +388,21 @@ impl<'a> Stretch<'a> {
     }
 }
 
-/// As [`Stretch`], of bytes that nobody else reads or writes while this lives: so they may be changed in the file.
+/// Like [`Stretch`], for bytes that no other code reads or writes while this lives, so they may be changed in the file.
 #[derive(Debug)]
 pub struct StretchMut<'a>(Stretch<'a>, PhantomData<&'a mut [u8]>);
 
 impl<'a> StretchMut<'a> {
-    /// Where the elements lie in a file, if they do. Any bytes have to be valid values of theirs.
+    /// Returns the place of the elements if they lie in a file. Any bytes must be valid values of the elements.
     pub fn of(elements: &'a mut [u8]) -> Option<StretchMut<'a>> {
-        // The system will write to the same memory behind the compiler's back.
+        // The system will write to the same memory without the compiler's knowledge.
         let _ = elements.as_mut_ptr().expose_provenance();
         Stretch::of(elements).map(|stretch| StretchMut(stretch, PhantomData))
     }
 
-    /// Replaces the elements without making their pages resident. If asked to, waits for the disk piece by piece.
-    ///
+    /// Replaces the elements without making their pages resident. With `waits`, waits for the disk piece by piece.
     /// # Panics
-    /// `bytes` are not as many as the elements'.
+    /// If `bytes` has another length than the elements.
     ///
     /// # Errors
     /// The file was shortened, or its disk failed.
@@ -432,32 +431,32 @@ mod system {
 
     use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, msync};
 
-    /// What a mapping is for.
+    /// The purpose of a mapping.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum Access {
-        /// A file of this process's own.
+        /// To change a file of this process's own.
         Change,
-        /// A file that others know.
+        /// To read a file that other processes know.
         Read,
     }
 
-    /// A file's first bytes as memory: its address.
+    /// Maps the file's first bytes, and returns the address.
     pub(crate) fn map(file: &File, bytes: usize, access: Access) -> io::Result<usize> {
         let (access, flags) = match access {
             Access::Change => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED),
             Access::Read => (ProtFlags::READ, MapFlags::PRIVATE),
         };
-        // SAFETY: a new mapping at a place of the kernel's choice touches nothing that exists. A file that is changed has no
-        // name: only this process writes to it, and only where nobody borrows what lies there. One that is read holds
-        // numbers, of which every pattern of bits is a value; who writes to it meanwhile gives others, and no more.
+        // SAFETY: a new mapping at an address that the kernel chooses touches no other memory. A file that is changed has no name: only
+        // this process writes to it, and only where its bytes are not borrowed. A file that is read holds numbers, and every pattern of
+        // bits is a number. Another process that writes to it meanwhile changes the numbers, and nothing else.
         let mapped = unsafe { mmap(std::ptr::null_mut(), bytes, access, flags, file, 0) };
         Ok(mapped?.expose_provenance())
     }
 
-    /// Whether the system took the advice about pages of a mapping: if not that costs time or memory, nothing else.
+    /// Advises the system about pages of a mapping, and returns whether it took the advice. Ignored advice costs time or memory, nothing
+    /// else.
     fn advise((start, bytes): (usize, usize), advice: Advice) -> bool {
-        // SAFETY: of the advice that is given here none changes what pages of a file hold: mappings are shared, or never
-        // written to.
+        // SAFETY: none of the advice given here changes the contents of a file's pages: mappings are shared, or never written to.
         unsafe { madvise(std::ptr::with_exposed_provenance_mut::<c_void>(start), bytes, advice) }.is_ok()
     }
 
@@ -465,7 +464,7 @@ mod system {
         advise(pages, Advice::WillNeed);
     }
 
-    /// Linux has it since 5.14.
+    /// Linux has this since 5.14.
     #[cfg(target_os = "linux")]
     pub(crate) fn page_in(pages: (usize, usize)) -> bool {
         advise(pages, Advice::LinuxPopulateRead)
@@ -484,9 +483,9 @@ mod system {
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn page_out(_: (usize, usize)) {}
 
-    /// Waits until what was written to pages of a mapping is on the disk.
+    /// Waits until bytes written to pages of a mapping are on the disk.
     pub(crate) fn write_back(start: usize, bytes: usize) -> io::Result<()> {
-        // SAFETY: pages keep what they hold.
+        // SAFETY: the contents of the pages do not change.
         Ok(unsafe { msync(std::ptr::with_exposed_provenance_mut::<c_void>(start), bytes, MsyncFlags::SYNC) }?)
     }
 

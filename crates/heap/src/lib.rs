@@ -1,11 +1,10 @@
 //! The memory that a process holds: an allocator whose peak can be predicted to the page, blocks that lie in files, and files
 //! without a name.
 //!
-//! Small blocks come from mimalloc. A block of [`LARGE_BYTES`] or more, which is what tensors are, is whole
-//! pages of its own. Freed pages stay mapped and are handed out again, so that a training step faults in
-//! nothing; but live and freed pages together never exceed the most that was ever live at one time. The
-//! resident set of large blocks is therefore the peak of their sizes and nothing else: no size classes,
-//! no arenas, no delay before memory goes back.
+//! Small blocks come from mimalloc. A block of [`LARGE_BYTES`] or more, such as a tensor, is whole pages of its own. Freed pages stay
+//! mapped and are handed out again, so that a training step faults in nothing. But live and freed pages together never exceed the most that
+//! was ever live at one time. The resident set of large blocks is therefore the peak of their sizes and nothing else: no size classes, no
+//! arenas, no delay before memory is returned to the system.
 //!
 //! Blocks that are seldom used may lie in a file instead ([`FileMemory`]).
 //!

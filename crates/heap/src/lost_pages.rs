@@ -1,9 +1,8 @@
-//! A page of a mapped file that is lost: the file was shortened, or its disk failed or is full. The system then sends
-//! SIGBUS, which by default ends the process without a word.
+//! Lost pages of a mapped file: the file was shortened, or its disk failed or is full. The system then sends SIGBUS, which by default ends
+//! the process without a message.
 //!
-//! [`end_on_lost_pages`] installs a handler that names the file and exits. Invariants: it does what a handler may and no
-//! more (atomics, `poll`, `write`, `_exit`), it allocates nothing and takes no lock; a fault at any other address goes to
-//! whoever handled faults before.
+//! [`end_on_lost_pages`] installs a handler that names the file and exits. Invariants: it does only what a signal handler may do (atomics,
+//! `poll`, `write`, `_exit`), allocates nothing and takes no lock. A fault at any other address goes to the previous handler.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -11,24 +10,24 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Files that are watched at the same time. A run has one, or two while weights move.
+/// The most files that are watched at the same time. A run has one, or two while weights move.
 const FILES: usize = 16;
 
-/// Bytes of a file's name that are shown: the last ones of a longer name.
+/// The most bytes of a file's name that are shown: the last ones of a longer name.
 const NAME_BYTES: usize = 1024;
 
-/// A mapping, and what its file is called.
+/// A mapping, and the name of its file.
 struct Slot {
     is_taken: AtomicBool,
-    /// Where the mapping begins, or 0 while the slot tells nothing.
+    /// The first address of the mapping, or 0 while the slot is unused or not ready.
     start: AtomicUsize,
     end: AtomicUsize,
     name_bytes: AtomicUsize,
     name: UnsafeCell<[u8; NAME_BYTES]>,
 }
 
-// SAFETY: the name is written by who has taken the slot, while `start` is 0; it is read by who found its address in a
-// mapping that lives, so that the slot is neither given back nor taken again.
+// SAFETY: the thread that has taken the slot writes the name, while `start` is 0. The name is read for an address in a live mapping, so the
+// slot is neither given back nor taken again.
 unsafe impl Sync for Slot {}
 
 static SLOTS: [Slot; FILES] = [const { Slot::new() }; FILES];
@@ -48,16 +47,16 @@ static LAST_WORDS: OnceLock<LastWords> = OnceLock::new();
 #[derive(Debug)]
 pub(crate) struct Watch(&'static Slot);
 
-/// Watches a mapping of the file that messages call `name`. Where too many are watched, a loss is the system's default.
+/// Watches a mapping of the file that messages call `name`. If too many are watched, a loss has the system's default effect.
 ///
-/// The mapping is to outlive the result.
+/// The mapping must outlive the result.
 pub(crate) fn watch(mapping: Range<usize>, name: &Path) -> Option<Watch> {
     let is_free =
         |slot: &&Slot| slot.is_taken.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let slot = SLOTS.iter().find(is_free)?;
     let name = name.as_os_str().as_encoded_bytes();
     let name = &name[name.len().saturating_sub(NAME_BYTES)..];
-    // SAFETY: the slot is this thread's since it was taken, and no handler reads its name before `start` is set.
+    // SAFETY: this thread has taken the slot, and no handler reads the slot's name before `start` is set.
     unsafe { (&mut *slot.name.get())[..name.len()].copy_from_slice(name) };
     slot.name_bytes.store(name.len(), Ordering::Relaxed);
     slot.end.store(mapping.end, Ordering::Relaxed);
@@ -96,9 +95,8 @@ impl std::fmt::Debug for Slot {
     }
 }
 
-/// From here on a lost page of a [`FileMemory`](crate::FileMemory) ends the process with this exit code. It says on standard
-/// error which file it was, and then the hint. To be called once, first in `main`; where there are no such signals, this does
-/// nothing.
+/// Has a lost page of a [`FileMemory`](crate::FileMemory) end the process with this exit code from here on, with a message on standard
+/// error that names the file, and the hint. Call this once, first in `main`. Does nothing on systems without such signals.
 pub fn end_on_lost_pages(exit: u8, hint: &'static str) {
     #[cfg(unix)]
     system::install(exit, hint);
@@ -116,7 +114,7 @@ mod system {
     use super::{LAST_WORDS, LastWords, NAME_BYTES, SLOTS, Slot};
 
     pub(crate) fn install(exit: u8, hint: &'static str) {
-        // SAFETY: zeros are a valid `sigaction`; with no new action the call only tells the one that is set.
+        // SAFETY: zeros are a valid `sigaction`; without a new action the call only returns the current one.
         let before = unsafe {
             let mut before: libc::sigaction = zeroed();
             libc::sigaction(libc::SIGBUS, null(), &raw mut before);
@@ -125,12 +123,11 @@ mod system {
         if LAST_WORDS.set(LastWords { exit, hint, before }).is_err() {
             return;
         }
-        // On Linux the handler runs on the stack that was interrupted. Threads of the standard library have one for signals, but
-        // with tile registers a signal's frame alone fills it; and an overflow of the stack is another signal. Elsewhere it
-        // may be this one.
+        // On Linux the handler runs on the interrupted stack. Threads of the standard library have a stack for signals, but with tile
+        // registers a signal's frame alone fills it. There a stack overflow is another signal; on other systems it may be this one.
         let stack = if cfg!(target_os = "linux") { 0 } else { libc::SA_ONSTACK };
         // SAFETY: zeros are a valid `sigaction`. The handler has the signature that SA_SIGINFO asks for, and does only what
-        // a handler may.
+        // a handler may do.
         unsafe {
             let mut action: libc::sigaction = zeroed();
             action.sa_sigaction = on_bus_error as *const () as usize;
@@ -141,7 +138,7 @@ mod system {
     }
 
     extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-        // SAFETY: the system passes a pointer to what it knows of the signal.
+        // SAFETY: the system passes a pointer to the signal's data.
         let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
         // A signal from another process has a code of at most zero and no address.
         let lost = if code > 0 { SLOTS.iter().find(|slot| slot.holds(address)) } else { None };
@@ -152,10 +149,10 @@ mod system {
         }
     }
 
-    /// Says which file it was, and ends the process.
+    /// Writes the message that names the file, and ends the process.
     fn end(slot: &Slot, words: &LastWords) -> ! {
         static IS_ENDING: AtomicBool = AtomicBool::new(false);
-        // Other threads may meet lost pages at the same moment: one of them speaks.
+        // Several threads may meet lost pages at the same moment; only one writes.
         if !IS_ENDING.swap(true, Ordering::AcqRel) {
             let mut text = Text { bytes: [0; 2 * NAME_BYTES], end: 0 };
             // SAFETY: the lost page belongs to a mapping that still exists, and the slot of such a mapping does not change.
@@ -166,16 +163,16 @@ mod system {
             text.add(words.hint.as_bytes());
             text.add(b"\n");
             text.write();
-            // SAFETY: ends the process at once, without anything that is not for handlers.
+            // SAFETY: ends the process at once, and calls nothing that a handler may not call.
             unsafe { libc::_exit(c_int::from(words.exit)) }
         }
         loop {
-            // SAFETY: waits for a signal, or for the end that the other thread brings.
+            // SAFETY: waits for a signal, or until the other thread ends the process.
             unsafe { libc::pause() };
         }
     }
 
-    /// As if this handler had not been there.
+    /// Handles the signal as if this handler did not exist.
     fn hand_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
         type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
         match before.sa_sigaction {
@@ -188,13 +185,13 @@ mod system {
                     libc::raise(signal);
                 }
             }
-            // SAFETY: it was set as a handler, and gets what a handler gets. One without SA_SIGINFO ignores what it did not
-            // ask for: it is in registers or on the stack above its frame.
+            // SAFETY: it was set as a handler, and gets a handler's arguments. A handler without SA_SIGINFO ignores the additional
+            // arguments: they are in registers or on the stack above its frame.
             handler => unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) },
         }
     }
 
-    /// A message on the stack. What does not fit is left out.
+    /// A message on the stack. Text that does not fit is dropped.
     struct Text {
         bytes: [u8; 2 * NAME_BYTES],
         end: usize,
@@ -208,12 +205,12 @@ mod system {
             }
         }
 
-        /// To standard error, unless nobody has room for it within a second.
+        /// Writes the message to standard error, unless it accepts nothing within a second.
         fn write(&self) {
             let mut standard_error = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
             // SAFETY: one descriptor, which lives during the call.
             if unsafe { libc::poll(&raw mut standard_error, 1, 1000) } == 1 {
-                // SAFETY: the first `end` bytes are set. Nobody is left to hear of an error here.
+                // SAFETY: the first `end` bytes are set. An error could not be reported any more.
                 let _ = unsafe { libc::write(2, self.bytes.as_ptr().cast(), self.end) };
             }
         }
@@ -227,7 +224,7 @@ mod tests {
     #[test]
     fn an_address_is_known_while_its_mapping_is_watched() {
         let holds = |address| SLOTS.iter().filter(|slot| slot.holds(address)).count();
-        // Addresses that no process has.
+        // No process has these addresses.
         let (start, end) = (usize::MAX - 4096, usize::MAX - 8);
         let watch = watch(start..end, Path::new("file")).unwrap();
         assert_eq!([start - 1, start, end - 1, end].map(holds), [0, 1, 1, 0]);

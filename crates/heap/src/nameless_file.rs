@@ -1,6 +1,6 @@
-//! A file without a name: only this process can use it, and nothing is left of it however the process ends.
+//! A file without a name: only this process can use it, and it disappears however the process ends.
 //!
-//! Where the file system can make such files (`O_TMPFILE`), there is no name at any time. Elsewhere it has a temporary name
+//! If the file system can make such files (`O_TMPFILE`), the file never has a name. Otherwise it has a temporary name
 //! ([`TEMPORARY_PREFIX`](crate::TEMPORARY_PREFIX)), which is removed at once.
 
 use std::fs::File;
@@ -9,16 +9,16 @@ use std::path::{Path, PathBuf};
 
 use crate::temporary_name::{create_private, with_temporary_name};
 
-/// A new file in `directory` to read and write. It has no name by the time it is returned.
+/// Makes a new file in `directory` to read and write. It has no name by the time it is returned.
 ///
 /// # Errors
-/// It cannot be made, or its name cannot be removed.
+/// The file cannot be made, or its name cannot be removed.
 pub fn file_without_name(directory: &Path) -> io::Result<File> {
-    // There are many ways to say that a file system cannot: whatever the error is, a name is tried.
+    // File systems without support return various errors, so after any error a name is tried.
     never_named(directory).or_else(|_| named_and_removed(directory))
 }
 
-/// The text for a file without a name in `directory`, in messages.
+/// Returns the text for a file without a name in `directory`, in messages.
 pub fn shown_path(directory: &Path) -> PathBuf {
     directory.join("<offload file>")
 }
@@ -29,7 +29,7 @@ fn never_named(directory: &Path) -> io::Result<File> {
 
     use rustix::fs::OFlags;
 
-    // With O_EXCL nobody can give it a name later.
+    // With O_EXCL the file can never get a name later.
     let flags = (OFlags::TMPFILE | OFlags::EXCL).bits() as i32;
     File::options().read(true).write(true).mode(0o600).custom_flags(flags).open(directory)
 }

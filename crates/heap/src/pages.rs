@@ -1,7 +1,7 @@
-//! Blocks that are whole pages: mapped, reused, and given back before there are more than were ever live.
+//! Blocks that are whole pages: mapped, reused, and unmapped before there are more than were ever live.
 //!
 //! Invariant: `live + free <= most_live`, all in bytes of whole pages. Pages of files that were made resident are live until they have
-//! left: kept pages make room for them as for a block.
+//! left: free pages are unmapped to make room for them, as for a block.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,11 +11,11 @@ use crate::ranges::FreeRanges;
 /// Memory of large blocks, in bytes of whole pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// In blocks that are in use, of those in files the resident ones.
+    /// In blocks that are in use. Blocks in files count while they are resident.
     pub live: usize,
     /// Freed, and kept for reuse.
     pub free: usize,
-    /// The most that was live at one time since memory was released last.
+    /// The most that was live at one time since memory was last released.
     pub most_live: usize,
 }
 
@@ -26,7 +26,7 @@ struct Pages {
     free: FreeRanges,
 }
 
-// The map of free ranges allocates its nodes while this is locked; those are small, so they come from mimalloc and
+// The map of free ranges allocates its nodes while this is locked. The nodes are small, so they come from mimalloc and
 // never ask for this lock again.
 static PAGES: Mutex<Pages> = Mutex::new(Pages::new());
 
@@ -34,15 +34,15 @@ fn with<R>(f: impl FnOnce(&mut Pages) -> R) -> R {
     f(&mut PAGES.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// A block of at least `size` bytes, and whether it is known to be zero. Null where there is no memory.
+/// A block of at least `size` bytes, and whether it is known to be zero. Null if there is no memory.
 pub(crate) fn allocate(size: usize) -> (*mut u8, bool) {
     with(|pages| pages.allocate(size))
 }
 
-/// Takes a block back.
+/// Frees a block.
 ///
 /// # Safety
-/// `block` came from [`allocate`] for a size of as many pages, and is not used any more.
+/// `block` came from [`allocate`] for a size of as many pages, and is no longer used.
 pub(crate) unsafe fn free(block: *mut u8, size: usize) {
     with(|pages| pages.take_back(block, size));
 }
@@ -52,17 +52,17 @@ pub(crate) fn enter(bytes: usize) {
     with(|pages| pages.enter(bytes.next_multiple_of(PAGE_BYTES)));
 }
 
-/// Counts bytes of a file as live no more, because they are no longer resident.
+/// No longer counts bytes of a file as live, because they are no longer resident.
 pub(crate) fn leave(bytes: usize) {
     with(|pages| pages.live -= bytes.next_multiple_of(PAGE_BYTES));
 }
 
-/// Unmaps everything that is free, and counts the most that is live anew.
+/// Unmaps all free ranges, and resets the peak of live bytes.
 pub(crate) fn release() {
     with(Pages::release);
 }
 
-/// Current memory.
+/// Returns the current counts.
 pub(crate) fn held() -> Held {
     with(|pages| pages.held())
 }
@@ -91,7 +91,7 @@ impl Pages {
         (block, true)
     }
 
-    /// Gives free ranges back until `bytes` more can be live within the invariant.
+    /// Unmaps free ranges until `bytes` more can be live within the invariant.
     fn make_room(&mut self, bytes: usize) {
         let held = self.live + self.free.bytes() + bytes;
         self.give_back(held.saturating_sub(self.most_live.max(self.live + bytes)));
@@ -122,12 +122,12 @@ impl Pages {
         self.most_live = self.most_live.max(self.live);
     }
 
-    /// Unmaps free ranges until `bytes` have gone back or none is left.
+    /// Unmaps free ranges until `bytes` bytes are unmapped or no range is left.
     fn give_back(&mut self, mut bytes: usize) {
         while bytes > 0
             && let Some((start, length)) = self.free.give_up(bytes)
         {
-            // SAFETY: free ranges are mapped by `system::map` and in nobody's use.
+            // SAFETY: `system::map` mapped the free ranges, and nothing uses them.
             unsafe { system::unmap(start, length) };
             bytes = bytes.saturating_sub(length);
         }

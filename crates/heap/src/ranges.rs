@@ -1,4 +1,4 @@
-//! Free ranges of memory, as numbers: which to hand out, and which to give up.
+//! Free ranges of memory, as numbers: which range to hand out, and which to give up.
 //!
 //! Invariants: ranges neither overlap nor touch (neighbours are one range); the two orders hold the same
 //! ranges; `bytes` is their sum.
@@ -14,12 +14,12 @@ pub struct FreeRanges {
 }
 
 impl FreeRanges {
-    /// None.
+    /// An empty set.
     pub const fn new() -> Self {
         Self { by_address: BTreeMap::new(), by_length: BTreeSet::new(), bytes: 0 }
     }
 
-    /// The sum of all ranges.
+    /// Returns the sum of all ranges.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -41,7 +41,7 @@ impl FreeRanges {
         self.bytes += length;
     }
 
-    /// Takes `length` bytes from the shortest range that has them, and the first of these.
+    /// Takes `length` bytes from the shortest range that has them, and returns the address of the first.
     pub fn take(&mut self, length: usize) -> Option<usize> {
         let &(found, start) = self.by_length.range((length, 0)..).next()?;
         self.remove(start, found);
@@ -51,13 +51,13 @@ impl FreeRanges {
         Some(start)
     }
 
-    /// The length of the shortest range that has so many bytes: of the longest one where none has.
+    /// Returns the length of the shortest range of at least `length` bytes, or of the longest range if none is long enough.
     pub fn closest(&self, length: usize) -> Option<usize> {
         let fits = self.by_length.range((length, 0)..).next();
         fits.or_else(|| self.by_length.last()).map(|&(found, _)| found)
     }
 
-    /// Takes a range of at most `most` bytes off, from the shortest range: fragments go first.
+    /// Takes at most `most` bytes from the shortest range, so that fragments are given up first.
     pub(crate) fn give_up(&mut self, most: usize) -> Option<(usize, usize)> {
         let &(found, start) = self.by_length.first()?;
         self.remove(start, found);
@@ -67,7 +67,7 @@ impl FreeRanges {
         Some((start, found.min(most)))
     }
 
-    /// Takes these bytes off, if they lie in one range.
+    /// Takes these bytes out if they lie in one range; otherwise returns false.
     pub fn cut(&mut self, start: usize, length: usize) -> bool {
         let found = self.by_address.range(..=start).next_back().map(|(&from, &found)| (from, found));
         let Some((from, found)) = found.filter(|(from, found)| start + length <= from + found) else { return false };
@@ -80,7 +80,7 @@ impl FreeRanges {
         true
     }
 
-    /// The length of the range that ends there: zero if there is none.
+    /// Returns the length of the range that ends at `end`: 0 if there is none.
     pub fn before(&self, end: usize) -> usize {
         let last = self.by_address.range(..end).next_back();
         last.filter(|(start, length)| **start + **length == end).map_or(0, |(_, &length)| length)

@@ -1,6 +1,6 @@
-//! Names that are ours alone, for what is not finished yet, or is to have no name.
+//! Unique names for files that are not finished yet, or that are to have no name.
 //!
-//! Invariant: what is made under such a name is new. It never stands for a file or a link of somebody else.
+//! Invariant: a file under such a name is new. The name never stands for an existing file or link.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -8,14 +8,14 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Temporary names of this program begin with this, and names of nobody else do. 16 hexadecimal digits follow.
+/// Temporary names of this program begin with this, and no other program's names do. 16 hexadecimal digits follow.
 pub const TEMPORARY_PREFIX: &str = ".train_low_mem-tmp-";
 
-/// Names that are tried. Each is drawn at random, so that two are the same only by somebody's design.
+/// The most names that are tried. Each is drawn at random, so that two names are the same only by intent.
 const TRIES: usize = 64;
 
-/// Makes something in `parent` under a temporary name that nothing had before. The name ends with the parts of `ending`.
-/// `make` fails with [`io::ErrorKind::AlreadyExists`] where a name is taken.
+/// Makes a file or directory in `parent` under a new temporary name, which ends with the parts of `ending`. `make` must fail with
+/// [`io::ErrorKind::AlreadyExists`] if a name is taken.
 ///
 /// # Errors
 /// Those of `make`.
@@ -25,7 +25,7 @@ pub fn with_temporary_name<T>(
     make: impl Fn(&Path) -> io::Result<T>,
 ) -> io::Result<(PathBuf, T)> {
     for _ in 0..TRIES {
-        // Keys of the system's random source, not a clock and not a process id, which repeat in containers.
+        // Keys of the system's random source: a clock or a process id would repeat in containers.
         let mut name = OsString::from(format!("{TEMPORARY_PREFIX}{:016x}", RandomState::new().build_hasher().finish()));
         ending.iter().for_each(|part| name.push(part));
         let path = parent.join(name);
@@ -37,7 +37,7 @@ pub fn with_temporary_name<T>(
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// A file that was not there before, open to be written. Never one behind a symbolic link.
+/// Creates a new file for writing. Never follows a symbolic link.
 ///
 /// # Errors
 /// The name is taken, or the file cannot be made.
@@ -45,7 +45,7 @@ pub fn create_new(path: &Path) -> io::Result<File> {
     create(path, File::options().write(true))
 }
 
-/// A new file that only its owner may open, open to be read and written.
+/// Creates a new file for reading and writing that only its owner may open.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true);

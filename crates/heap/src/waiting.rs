@@ -1,11 +1,11 @@
-//! The time that this process has spent on files that stand in for memory: reading, writing, and waiting for their disk.
+//! The time that this process has spent on files that replace memory: reading, writing, and waiting for their disk.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 static NANOSECONDS: AtomicU64 = AtomicU64::new(0);
 
-/// Counts the time of `f`. Whoever works on several threads counts once, around all of them.
+/// Counts the time of `f`. Work on several threads is counted once, around all of them.
 pub fn counting_wait<T>(f: impl FnOnce() -> T) -> T {
     let began = Instant::now();
     let result = f();
@@ -20,7 +20,7 @@ pub fn count_waits(all: Duration, threads: u32) {
     NANOSECONDS.fetch_add(nanoseconds, Ordering::Relaxed);
 }
 
-/// The time that was counted since the process began.
+/// Returns the time that was counted since the process began.
 pub fn waited() -> Duration {
     Duration::from_nanos(NANOSECONDS.load(Ordering::Relaxed))
 }

@@ -1,28 +1,28 @@
-//! Products and sums that a driver may make one operation.
+//! Products and sums that a driver may contract into one operation.
 //!
 //! "mul/add sequences with no rounding modifiers may be optimized to use fused-multiply-add instructions on the target device" (PTX ISA, `add`).
-//! The driver's compiler does so after PTX, where nobody sees it. Results that must have certain bits have to hold either way.
+//! The driver's compiler does this after PTX, where it cannot be observed. Results that need certain bits have to hold either way.
 
 use std::collections::HashMap;
 
 use crate::pieces::Piece;
 
-/// Which products are rounded before they are added.
+/// The products that are contracted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contraction {
-    /// All whose instruction stands alone in the PTX.
+    /// None. Each product whose instruction stands alone in the PTX is rounded before it is added.
     Nowhere,
-    /// Those alone whose instruction says how it rounds (`mul.rn.f32`), as it may be on a card.
+    /// All except those whose instruction names its rounding (`mul.rn.f32`), as a card may do.
     Everywhere,
 }
 
-/// Makes each sum with a product of the same function one operation, where neither says how it rounds.
+/// Contracts each sum with a product of the same function, unless one of them names its rounding.
 pub(crate) fn contract(pieces: &mut [Piece]) {
     let mut from = 0;
     while from < pieces.len() {
         let mut depth = 0;
         let mut end = from;
-        // A function, or what stands before the next one.
+        // A function, or the text before the next one.
         while end < pieces.len() {
             match pieces[end] {
                 Piece::Open(_) => depth += 1,
@@ -39,7 +39,7 @@ pub(crate) fn contract(pieces: &mut [Piece]) {
     }
 }
 
-/// `mul.f32 %f3, %f1, %f2` as its opcode and operands.
+/// Splits `mul.f32 %f3, %f1, %f2` into its opcode and operands.
 fn parts(text: &str) -> Option<(&str, Vec<&str>)> {
     let (opcode, operands) = text.trim().split_once(char::is_whitespace)?;
     Some((opcode, operands.split(',').map(str::trim).collect()))
@@ -58,7 +58,7 @@ fn contract_function(pieces: &mut [Piece]) {
             Some(guarded) => guarded.split_once(char::is_whitespace).map_or("", |(_, rest)| rest),
             None => text,
         };
-        // More than the results: an operand that is counted as one only prevents a contraction.
+        // Counts more than the results: an operand that is counted as a result only prevents a contraction.
         if let Some((opcode, operands)) = parts(text) {
             let results = if opcode.starts_with("ld.") || opcode.starts_with("mma.") { operands.len() } else { 1 };
             for operand in &operands[..results.min(operands.len())] {
@@ -66,9 +66,9 @@ fn contract_function(pieces: &mut [Piece]) {
             }
         }
     }
-    // An operand that is written once has at the sum the value that it had at the product.
+    // An operand that is written once has the same value at the sum as at the product.
     let stays = |operand: &str| !operand.starts_with('%') || definitions.get(operand) == Some(&1);
-    // Operands by the result. A register is an f32's or an f64's.
+    // The operands of a product, by its result. A register is an f32's or an f64's.
     let mut products: HashMap<String, [String; 2]> = HashMap::new();
     for (opcode, operands) in statements().filter_map(parts) {
         if matches!(opcode, "mul.f32" | "mul.f64") && operands.iter().all(|operand| stays(operand)) {
@@ -83,7 +83,7 @@ fn contract_function(pieces: &mut [Piece]) {
             Some(("sub", kind @ ("f32" | "f64"))) => (false, kind),
             _ => continue,
         };
-        // No instructions of PTX: the header has functions of these names.
+        // These are not instructions of PTX: the header has functions of these names.
         let (name, [a, b], other) = match (products.get(operands[1]), products.get(operands[2])) {
             (Some(product), _) => (if is_sum { "product.plus" } else { "product.minus" }, product, operands[2]),
             (None, Some(product)) => (if is_sum { "product.plus" } else { "minus.product" }, product, operands[1]),

@@ -1,9 +1,9 @@
-//! One instruction.
+//! Translation of one instruction.
 
 use crate::Error;
 use crate::pieces::error;
 
-/// Bytes of a type: 4 of `f32`.
+/// The bytes of a type, such as 4 for `f32`.
 pub(crate) fn bytes_of(kind: &str) -> Option<usize> {
     match kind {
         "b8" | "u8" | "s8" => Some(1),
@@ -14,7 +14,7 @@ pub(crate) fn bytes_of(kind: &str) -> Option<usize> {
     }
 }
 
-/// `@%p1 add.s32 %r3, %r1, 4` as a statement of C++.
+/// Translates `@%p1 add.s32 %r3, %r1, 4` to a statement of C++.
 pub(crate) fn translate(line: usize, text: &str) -> Result<String, Error> {
     let text = text.trim();
     if let Some(guarded) = text.strip_prefix('@') {
@@ -39,7 +39,7 @@ pub(crate) fn translate(line: usize, text: &str) -> Result<String, Error> {
     }
 }
 
-/// Operands between commas; a vector is one of them.
+/// Splits operands at commas; a vector is one operand.
 fn operands_of(line: usize, text: &str) -> Result<Vec<String>, Error> {
     let mut operands = vec![String::new()];
     let mut depth = 0;
@@ -92,7 +92,7 @@ fn operand(line: usize, text: &str) -> Result<String, Error> {
     }
     if text.starts_with(|c: char| c.is_ascii_digit() || c == '-') {
         let number: i128 = text.parse().map_err(|_| unknown())?;
-        // The least number of 64 bits is no literal.
+        // The least number of 64 bits is not a literal.
         return Ok(if number < i128::from(i32::MIN) || number > i128::from(i32::MAX) {
             format!("0x{:x}ull", number as u64)
         } else {
@@ -105,7 +105,7 @@ fn operand(line: usize, text: &str) -> Result<String, Error> {
     Ok(format!("symbol({text})"))
 }
 
-/// Where a result goes: a register, also one that a scope declares without `%`, or nowhere.
+/// The target of a result: a register, a variable that a scope declares without `%`, or nothing.
 fn target(line: usize, text: &str) -> Result<String, Error> {
     let name = text.strip_prefix('%').unwrap_or(text);
     if name == "_" {
@@ -117,13 +117,13 @@ fn target(line: usize, text: &str) -> Result<String, Error> {
     Ok(name.to_owned())
 }
 
-/// `{%r1, %r2}`: its parts.
+/// The parts of `{%r1, %r2}`.
 fn vector(line: usize, text: &str) -> Result<Vec<&str>, Error> {
     let inside = text.strip_prefix('{').and_then(|text| text.strip_suffix('}'));
     Ok(inside.ok_or_else(|| error(line, format!("expected a vector, got {text}")))?.split(',').map(str::trim).collect())
 }
 
-/// `[%rd1+8]` as a number.
+/// The number that `[%rd1+8]` stands for.
 fn address(line: usize, text: &str) -> Result<String, Error> {
     let inside = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
     let inside = inside.ok_or_else(|| error(line, format!("expected an address in brackets, got {text}")))?;
@@ -133,7 +133,7 @@ fn address(line: usize, text: &str) -> Result<String, Error> {
     })
 }
 
-/// The space, the number of elements and their C++ type: of `ld.global.v4.f32`.
+/// The space, the number of elements and their C++ type in an opcode such as `ld.global.v4.f32`.
 fn memory_of(line: usize, parts: &[&str]) -> Result<(&'static str, usize, String), Error> {
     let (mut space, mut count) = ("Space::Generic", 1);
     let (&kind, between) = parts.split_last().expect("an opcode");
@@ -144,7 +144,7 @@ fn memory_of(line: usize, parts: &[&str]) -> Result<(&'static str, usize, String
             "local" => space = "Space::Local",
             "param" => space = "Space::Param",
             "const" => space = "Space::Const",
-            // Where a card keeps it, and that nobody writes it meanwhile.
+            // Where a card caches the value; it says that nothing writes to it meanwhile.
             "nc" => {}
             "v2" => count = 2,
             "v4" => count = 4,
@@ -155,7 +155,7 @@ fn memory_of(line: usize, parts: &[&str]) -> Result<(&'static str, usize, String
     Ok((space, count, format!("{}int{}_t", if kind.starts_with('s') { "" } else { "u" }, bytes * 8)))
 }
 
-/// `ld` gives registers what lies at an address, `st` puts it there: one element, or those of a vector.
+/// `ld` reads registers from an address, `st` writes them there: one element, or those of a vector.
 fn load_or_store(line: usize, parts: &[&str], operands: &[String]) -> Result<String, Error> {
     let (space, count, kind) = memory_of(line, parts)?;
     let [to, from] = operands else { return Err(error(line, "a load or a store has two operands")) };
@@ -173,7 +173,7 @@ fn load_or_store(line: usize, parts: &[&str], operands: &[String]) -> Result<Str
     if count == 1 {
         return Ok(format!("{ask} {}", element(registers, &place)?));
     }
-    // An element may be the address.
+    // The address register may also be an element.
     let mut out = format!("{{ uint64_t at = {place}; {ask}");
     for (i, register) in vector(line, registers)?.into_iter().enumerate() {
         out += &format!(" {}", element(register, &format!("at + sizeof({kind}) * {i}"))?);
@@ -181,7 +181,7 @@ fn load_or_store(line: usize, parts: &[&str], operands: &[String]) -> Result<Str
     Ok(out + " }")
 }
 
-/// `mov.b64 {%r1, %r2}, %rd1` and the other way round: the first part is the lower one.
+/// `mov.b64 {%r1, %r2}, %rd1` and the reverse: the first part is the lower one.
 fn move_parts(line: usize, operands: &[String]) -> Result<String, Error> {
     let [to, from] = operands else { return Err(error(line, "a move has two operands")) };
     if to.starts_with('{') {
@@ -197,7 +197,7 @@ fn move_parts(line: usize, operands: &[String]) -> Result<String, Error> {
     Ok(format!("{} = whole({});", target(line, to)?, parts?.join(", ")))
 }
 
-/// `(retval0), function, (param0, param1)`.
+/// Translates the operands `(retval0), function, (param0, param1)` of a call.
 fn call(line: usize, operands: &[String]) -> Result<String, Error> {
     let name = operands
         .iter()
@@ -212,7 +212,7 @@ fn call(line: usize, operands: &[String]) -> Result<String, Error> {
 fn function(line: usize, opcode: &str, operands: &[String]) -> Result<String, Error> {
     let name = opcode.replace('.', "_");
     let mut arguments = Vec::new();
-    // Instructions that give nothing back, and those that many threads do together.
+    // Instructions without a result, and those that many threads execute together.
     let (mut result, mut given) = (String::new(), operands);
     let gives_nothing = ["bar.", "cp.async"].iter().any(|prefix| opcode.starts_with(prefix));
     let is_together =

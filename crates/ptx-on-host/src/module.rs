@@ -1,4 +1,4 @@
-//! Functions, their parameters, and memory that has a name.
+//! Translation of functions, their parameters, and named memory.
 
 use std::fmt::Write as _;
 
@@ -7,14 +7,14 @@ use crate::contraction::{self, Contraction};
 use crate::instruction;
 use crate::pieces::{Piece, error, pieces};
 
-/// Of memory that has a name: `.param .align 8 .b8 NAME[32]` has 32 bytes.
+/// Named memory: `.param .align 8 .b8 NAME[32]` has 32 bytes.
 struct Memory {
     name: String,
     bytes: usize,
     values: Option<String>,
 }
 
-/// C++ with the functions of `ptx`. `source` is the file that it was compiled from, without its ending; `header` is what the C++ includes.
+/// Returns C++ with the functions of `ptx`. `source` is the name of its source file without the ending; the C++ includes `header`.
 ///
 /// # Errors
 /// Syntax that nvcc does not write, with its line.
@@ -61,7 +61,7 @@ pub fn translate(ptx: &str, source: &str, header: &str, contraction: Contraction
                         kernels.push(head);
                     }
                 } else {
-                    // Declared alone.
+                    // Only declared.
                     out.truncate(out.trim_end().len());
                     out.push_str(";\n");
                 }
@@ -79,7 +79,7 @@ pub fn translate(ptx: &str, source: &str, header: &str, contraction: Contraction
     Ok(out)
 }
 
-/// What stands before the braces of a function.
+/// The text before the braces of a function.
 struct Head {
     line: usize,
     name: String,
@@ -133,7 +133,7 @@ impl Head {
     }
 }
 
-/// `.param .align 8 .b8 NAME[32] = {..}`: its name, its bytes and its values.
+/// The name, the bytes and the values of `.param .align 8 .b8 NAME[32] = {..}`.
 fn memory(line: usize, text: &str) -> Result<Memory, Error> {
     let (declaration, values) = match text.split_once('=') {
         Some((declaration, values)) => {
@@ -213,7 +213,7 @@ fn statement(line: usize, text: &str, out: &mut String) -> Result<(), Error> {
     }
 }
 
-/// `.reg .b32 %r<12>` or `.reg .u32 %a, %b`: variables without a value, as a jump may pass them.
+/// Translates `.reg .b32 %r<12>` or `.reg .u32 %a, %b` to variables without a value, as a jump may pass them.
 fn registers(line: usize, text: &str, out: &mut String) -> Result<(), Error> {
     let (kind, names) =
         text.trim().split_once(char::is_whitespace).ok_or_else(|| error(line, "registers without names"))?;

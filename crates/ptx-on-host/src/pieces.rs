@@ -1,4 +1,4 @@
-//! A text of PTX in its pieces.
+//! Splits the text of PTX into pieces.
 
 use crate::Error;
 
@@ -16,7 +16,7 @@ pub(crate) fn error(line: usize, problem: impl Into<String>) -> Error {
     Error { line, problem: problem.into() }
 }
 
-/// Cuts a text into its pieces. A brace within a statement is a vector's.
+/// Splits a text into its pieces. A brace within a statement is a vector's.
 pub(crate) fn pieces(ptx: &str) -> Result<Vec<Piece>, Error> {
     let mut pieces = Vec::new();
     let mut text = String::new();
@@ -32,7 +32,7 @@ pub(crate) fn pieces(ptx: &str) -> Result<Vec<Piece>, Error> {
                 started = at;
             }
             match c {
-                // After the head of a function and where nothing was begun.
+                // After the head of a function, or between statements.
                 '{' if text.is_empty() => pieces.push(Piece::Open(at)),
                 '{' if text.starts_with(".visible") || text.starts_with(".func") || text.starts_with(".entry") => {
                     pieces.push(Piece::Statement(started, std::mem::take(&mut text)));
@@ -47,7 +47,7 @@ pub(crate) fn pieces(ptx: &str) -> Result<Vec<Piece>, Error> {
                 }
             }
         }
-        // These alone end with their line.
+        // Only these end with their line.
         if is_directive(&text) {
             pieces.push(Piece::Statement(started, std::mem::take(&mut text)));
         } else if !text.is_empty() && !in_vector {

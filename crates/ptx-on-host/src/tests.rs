@@ -1,10 +1,10 @@
-//! Texts as nvcc writes them.
+//! Texts in the form that nvcc writes.
 
 use crate::{Contraction, Error, translate};
 
 const HEAD: &str = ".version 9.0\n.target sm_80\n.address_size 64\n";
 
-/// The C++ of a kernel with these registers and instructions, without what stands around them.
+/// The C++ of a kernel with these registers and instructions, without the code around them.
 fn body(lines: &str, contraction: Contraction) -> Result<Vec<String>, Error> {
     let ptx = format!(
         "{HEAD}\t// .globl k\n.visible .entry k(\n.param .u64 k_param_0,\n.param .align 8 .b8 k_param_1[24]\n)\n.maxntid 64, 1, 1\n\
@@ -121,12 +121,12 @@ fn products_are_contracted_where_nothing_says_how_they_round() {
         ("add.f32 %f5, %f4, %f3;", "f5 = product_plus_f32(f1, f2, f4);"),
         ("sub.f32 %f5, %f3, %f4;", "f5 = product_minus_f32(f1, f2, f4);"),
         ("sub.f32 %f5, %f4, %f3;", "f5 = minus_product_f32(f1, f2, f4);"),
-        // This one says how it rounds.
+        // This sum names its rounding.
         ("add.rn.f32 %f5, %f3, %f4;", "f5 = add_rn_f32(f3, f4);"),
     ] {
         let text = format!("ld.global.v2.f32 {{%f1, %f2}}, [%rd1];\n{product}{sum}");
         assert_eq!(contracted(&text), cpp);
-        // An operand that gets another value in between is not the product's any more.
+        // An operand that gets another value in between is no longer the product's.
         let text = format!("ld.global.v2.f32 {{%f1, %f2}}, [%rd1];\n{product}mov.f32 %f1, 0f00000000;\n{sum}");
         assert!(!contracted(&text).contains("product"), "{text}");
     }

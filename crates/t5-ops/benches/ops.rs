@@ -8,9 +8,9 @@
 //! LOW_MEM_T5_ISA=avx2 cargo bench -p t5-ops --bench ops
 //! ```
 //!
-//! Elementwise operations count no floating-point operations; their rate is that of the bytes of operands and
-//! results. On a busy machine only the best time says anything; with one thread on Linux (`RAYON_NUM_THREADS=1`)
-//! the mean processor time is printed, too, which other processes disturb less.
+//! Elementwise operations count no floating-point operations; their rate is the rate of the bytes of operands and results. On a busy
+//! machine only the best time is meaningful. With one thread on Linux (`RAYON_NUM_THREADS=1`) the mean processor time is printed, too,
+//! which other processes disturb less.
 
 use std::time::Instant;
 
@@ -136,7 +136,7 @@ impl Bench<'_> {
                 feed_forward_activation(&gate, up, a, Some(&dropout)).map(drop)
             })?;
             self.run(&format!("activation_backward {name} + copies"), 0, (4 * inputs + 4) * rows * f, || {
-                // It works in place, on copies: these are timed, too.
+                // The operation works in place, on copies, and making the copies is timed, too.
                 let (gate, up, dh) = (gate.copy()?, up.map(Tensor::copy).transpose()?, dh.copy()?);
                 feed_forward_activation_backward(gate, up, a, Some(&dropout), dh).map(drop)
             })?;
@@ -175,7 +175,7 @@ impl Bench<'_> {
     }
 }
 
-/// The time that this thread has run, if it is the only one that works and the system tells.
+/// The time that this thread has run, if it is the only one that works and the system reports it.
 fn processor_seconds() -> Option<f64> {
     if rayon::current_num_threads() > 1 {
         return None;

@@ -6,9 +6,9 @@
 //! LOW_MEM_T5_ISA=avx2 cargo bench -p t5-ops --bench products
 //! ```
 //!
-//! `scripts/compare_products.py` runs this and PyTorch in turn. Weights are f32 in both precisions, as in training with
-//! f32 masters: bf16 products round them as they pack them, and that is timed, too. With `frozen` the weights are those that
-//! nobody trains: in f32, bf16, f16, int8 and NF4, in turn. With `adapters` they are those of an adapter of rank 16.
+//! `scripts/compare_products.py` runs this and PyTorch in turn. Weights are f32 in both precisions, as in training with f32 masters: bf16
+//! products round them as they pack them, and that is timed, too. With `frozen` the weights are not trained: in f32, bf16, f16, int8 and
+//! NF4, in turn. With `adapters` they belong to an adapter of rank 16.
 
 use std::time::Instant;
 
@@ -79,7 +79,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// (rows, K, N) of products with frozen weights: of many rows, of a batch's, of one that is generated.
+/// (rows, K, N) of products with frozen weights: of many rows, of a batch's rows, and of one generated row.
 const FROZEN: [(usize, usize, usize); 4] = [(2048, 768, 3072), (512, 3072, 768), (256, 768, 768), (8, 768, 3072)];
 
 /// Forward and dx with weights as they are stored.

@@ -1,13 +1,13 @@
-//! Tensors whose values are somewhere else for a while, as in the memory of another process, or in the host's beside a device: their
-//! storage is empty meanwhile.
+//! Tensors whose values are elsewhere for a while, for example in the memory of another process, or in the host's memory beside a device.
+//! Their storage is empty meanwhile.
 //!
-//! Invariants: a tensor keeps its shape and dtype; whoever reads values that are absent panics or fails, and reads no other memory.
+//! Invariants: a tensor keeps its shape and dtype. Code that reads absent values panics or returns an error, and reads no other memory.
 
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
 
-/// Frees the memory of a tensor, of all its views and of all that share its storage. Until [`provide`] nobody may use its values.
+/// Frees the memory of a tensor, of all its views and of all tensors that share its storage. Until [`provide`] nothing may use its values.
 ///
 /// # Errors
 /// A tensor that is not in F32, F64, BF16, F16 or U8.
@@ -15,10 +15,10 @@ pub fn release(x: &Tensor) -> Result<()> {
     x.inplace_op1(&Resize { name: "release", elements: 0 })
 }
 
-/// Gives a tensor that was released its memory back: zeros. One that has its values keeps them.
+/// Gives a released tensor its memory back, filled with zeros. A tensor that has its values keeps them.
 ///
 /// # Errors
-/// Those of [`release`]; a view.
+/// Those of [`release`]; `x` is a view.
 pub fn provide(x: &Tensor) -> Result<()> {
     if !x.is_contiguous() || x.layout().start_offset() != 0 {
         bail!("provide: expected a tensor with storage of its own, got a view with strides {:?}", x.stride());
@@ -64,7 +64,7 @@ impl InplaceOp1 for Resize {
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
         fn resize<T: Clone + Default>(data: &mut Vec<T>, elements: usize) {
             if data.len() != elements {
-                // A new vector of zeros has pages that nobody has touched.
+                // A new vector of zeros has pages that were never touched.
                 *data = vec![T::default(); elements];
             }
         }
@@ -91,7 +91,7 @@ mod cuda {
     use candle_core::op::BackpropOp;
     use candle_core::{CudaDevice, CudaStorage, DType, Result, Shape, Storage, Tensor, bail};
 
-    /// Elements of what stands for an empty storage: a driver gives no memory of 0 bytes.
+    /// Elements of an empty storage: a driver allocates no memory of 0 bytes.
     const EMPTY: usize = 1;
 
     pub fn absent(shape: &Shape, dtype: DType, card: &CudaDevice) -> Result<Tensor> {
@@ -108,7 +108,7 @@ mod cuda {
         Ok(())
     }
 
-    /// Elements that there is memory for.
+    /// Elements that the storage has memory for.
     fn length(storage: &CudaStorage) -> Result<usize> {
         Ok(match storage.dtype() {
             DType::F32 => storage.as_cuda_slice::<f32>()?.len(),

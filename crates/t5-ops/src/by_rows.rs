@@ -1,9 +1,10 @@
 //! Rows of a table in a file, copied to memory while an operation uses them, so that the whole table is never in memory.
 //!
-//! A *window* is the rows that are in memory at a time; [`window_bytes`] states its bytes. A *room* is the memory that they are copied to.
+//! A *window* is the range of rows that are in memory at a time; [`window_bytes`] states its bytes. A *room* is the memory that the rows
+//! are copied to.
 //!
-//! Rows are copied and not mapped, because the system maps more than is asked for: all that its page cache has in one piece. Sums are
-//! computed in the same order as on a table in memory, so no bit depends on the size of a window.
+//! Rows are copied and not mapped, because the system maps more than was asked for: everything that its page cache holds in one piece. Sums
+//! are computed in the same order as on a table in memory, so no bit depends on the size of a window.
 
 use std::ops::Range;
 
@@ -19,16 +20,16 @@ use crate::parallel::{Shared, for_each_part, rows_per_part};
 use crate::processor::processor;
 use crate::storage::Operand;
 
-/// The most rows of a window that all threads share: those of the largest tile of the loss.
+/// The most rows of a window that all threads share: the rows of the loss's largest tile.
 pub(crate) const WINDOW: usize = 1920;
 
-/// The most rows of a window where each thread has its own: those of a block of the loss.
+/// The most rows of a window where each thread has its own: the rows of a block of the loss.
 pub(crate) const OF_THREAD: usize = 96;
 
-/// The fewest rows of the last of several windows. They are columns of a product, and for fewer columns another kernel may be chosen.
+/// The fewest rows of the last of several windows. Rows are columns of a product, and fewer columns might choose another kernel.
 const LEAST: usize = 192;
 
-/// The most bytes of a table (V, D) that an operation has in memory at a time, where it comes from its file by rows.
+/// The most bytes of a table (V, D) in a file that an operation has in memory at a time.
 pub fn window_bytes((vocabulary, width): (usize, usize), dtype: DType) -> u64 {
     let rows = WINDOW.max(processor().threads * OF_THREAD).min(vocabulary);
     elements([rows, width, dtype.size_in_bytes()])
@@ -38,13 +39,13 @@ pub fn window_bytes((vocabulary, width): (usize, usize), dtype: DType) -> u64 {
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
     weight: Factor<'a>,
-    /// Whether they lie in a file and are copied.
+    /// Whether the rows lie in a file and are copied.
     come: bool,
 }
 
 /// Memory for a window of rows.
 pub(crate) enum Room {
-    /// None is needed: rows are used where they lie.
+    /// No memory is needed: rows are used in place.
     None,
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
@@ -74,7 +75,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Some rows: where they lie, or a copy in the room, which this thread fills.
+    /// Returns some rows: in place, or as a copy in the room, which this thread fills.
     pub(crate) fn here<'r>(&self, rows: Range<usize>, room: &'r mut Room) -> Factor<'r>
     where
         'a: 'r,
@@ -111,11 +112,11 @@ impl<'a> Rows<'a> {
             }
             _ => None,
         };
-        // A file that cannot be read was shortened. Touching its pages then ends the process with a message that names the file.
+        // If reading fails, the file was shortened. Touching its pages then ends the process with a message that names the file.
         stored.map_or(part, |stored| Factor::new(stored, count, columns))
     }
 
-    /// Asks the system to read rows that are used soon, and does not wait for them.
+    /// Asks the system to read rows that are used soon, without waiting.
     pub(crate) fn read_ahead(&self, rows: Range<usize>) {
         if self.come
             && let Some(stretch) = self.weight.some_rows(rows).bytes().and_then(Stretch::of)
@@ -130,8 +131,8 @@ impl<'a> Rows<'a> {
         vec![0..self.weight.rows()]
     }
 
-    /// The windows of a product: one of all rows, unless they have to be copied. The last of several has at least [`LEAST`] rows, so that
-    /// the same kernel multiplies all of them.
+    /// The windows of a product: one window of all rows, unless they have to be copied. The last of several has at least [`LEAST`] rows, so
+    /// that the same kernel multiplies all windows.
     pub(crate) fn windows(&self) -> Vec<Range<usize>> {
         let rows = self.weight.rows();
         if !self.come {
@@ -150,14 +151,14 @@ impl<'a> Rows<'a> {
 
 type Read<'a> = &'a dyn Fn(&Stretch, &mut [u8]) -> bool;
 
-/// The first elements of `from`, read from the file until `to` is full. `None` if that fails.
+/// Reads the first elements of `from` from the file until `to` is full. `None` if reading fails.
 fn copy<'r, T: WithDType>(from: &[T], to: &'r mut [T], read: Read) -> Option<&'r [T]> {
     let stretch = Stretch::of(bytes(&from[..to.len()]))?;
     read(&stretch, bytes_mut(to)).then_some(to)
 }
 
-/// A copy of elements in a file, read into `to` by this thread. `None` where that fails: whoever then touches the file's pages says which
-/// file has lost them.
+/// Copies elements in a file to `to`, on this thread. `None` if reading fails. The caller then touches the file's pages, and the process
+/// ends with a message that names the shortened file.
 pub(crate) fn copied<'r, T: WithDType>(from: &[T], to: &'r mut [T]) -> Option<&'r [T]> {
     copy(from, to, &by_this_thread)
 }

@@ -24,7 +24,7 @@ pub fn with_bytes<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
     }
 }
 
-/// Evicts a tensor on the CPU from the processor's caches, so that its next use takes as long as one in a step of a large model.
+/// Evicts a tensor on the CPU from the processor's caches, so that its next use takes as long as in a step of a large model.
 ///
 /// # Errors
 /// As [`with_bytes`].
@@ -32,7 +32,7 @@ pub fn evict_from_caches(x: &Tensor) -> Result<()> {
     with_bytes(x, crate::cache::evict)
 }
 
-/// A tensor on the CPU whose bytes `fill` sets, every one of them: it is given unspecified ones.
+/// A tensor on the CPU whose bytes `fill` must set, every one of them: their values are unspecified before.
 pub fn from_bytes(shape: &Shape, dtype: DType, fill: impl FnOnce(&mut [u8])) -> Result<Tensor> {
     fn of<T: WithDType>(shape: &Shape, fill: impl FnOnce(&mut [u8])) -> Result<Tensor> {
         let count = shape.elem_count();
@@ -51,8 +51,8 @@ pub fn from_bytes(shape: &Shape, dtype: DType, fill: impl FnOnce(&mut [u8])) -> 
     }
 }
 
-/// Calls `f` with the bytes of a contiguous tensor on the CPU, in `F32`, `F64` or `BF16`, to be changed in place, under its
-/// write lock: `f` may look at no tensor in the same memory.
+/// Calls `f` with the bytes of a contiguous tensor on the CPU, in `F32`, `F64` or `BF16`, for changes in place. `f` runs under the tensor's
+/// write lock and must not use a tensor in the same memory.
 ///
 /// # Errors
 /// Another kind of tensor.
@@ -90,9 +90,9 @@ pub(crate) fn bytes<T: WithDType>(data: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
 }
 
-/// As [`bytes`], to be changed: all bytes are values of a number.
+/// Like [`bytes`], for changes in place.
 pub(crate) fn bytes_mut<T: WithDType>(data: &mut [T]) -> &mut [u8] {
-    // SAFETY: as above, alone borrowed; every bit pattern of a number is a value.
+    // SAFETY: as above, and borrowed exclusively; every bit pattern is a number.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
 }
 

@@ -1,17 +1,17 @@
-//! How large the caches of this machine are, for what is cut so that it stays in one.
+//! Sizes of this machine's caches, for work that is cut so that it stays in a cache, and instructions that prefetch and evict.
 
 use std::sync::OnceLock;
 
-/// Where nothing says how large the second-level cache is: what most processors have at least.
+/// The size of the second-level cache if it is unknown: most processors have at least this.
 const LEAST: usize = 512 << 10;
 
-/// Bytes of the second-level cache that one thread has, if all processors that share it are at work.
+/// Bytes of the second-level cache for one thread, if all processors that share the cache are busy.
 pub(crate) fn second_level() -> usize {
     static BYTES: OnceLock<usize> = OnceLock::new();
     *BYTES.get_or_init(|| on_linux("/sys/devices/system/cpu/cpu0/cache").unwrap_or(LEAST))
 }
 
-/// Asks for a line of memory, which may be no address of this process, to come to the second-level cache.
+/// Prefetches a line of memory to the second-level cache, for reading. It may be no address of this process.
 #[inline(always)]
 pub(crate) fn to_read<T>(line: *const T) {
     #[cfg(target_arch = "x86_64")]
@@ -28,11 +28,11 @@ pub(crate) fn to_read<T>(line: *const T) {
     let _ = line;
 }
 
-/// The same for a line that will be written.
+/// Prefetches a line of memory for writing.
 #[inline(always)]
 pub(crate) fn to_write<T>(line: *mut T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch changes nothing; 64-bit processors that do not have this one pass over it.
+    // SAFETY: a prefetch changes nothing; 64-bit processors without this instruction ignore it.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
     }
@@ -48,17 +48,17 @@ pub(crate) fn to_write<T>(line: *mut T) {
 /// Bytes of the shortest line that a cache has.
 const LINE: usize = 64;
 
-/// Evicts memory from all caches, as if something else had been worked on since: for whoever measures how long weights take that
-/// come from memory. Where there is no instruction for it, it stays.
+/// Evicts memory from all caches, as if other work had used them since: for measurements of weights that come from memory. Without an
+/// instruction for it, the memory stays in the caches.
 pub(crate) fn evict(bytes: &[u8]) {
     for line in bytes.chunks(LINE) {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: an address of this process; what was written goes to memory first.
+        // SAFETY: an address of this process; modified lines are written to memory first.
         unsafe {
             std::arch::x86_64::_mm_clflush(line.as_ptr());
         }
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above; Linux lets programs do it.
+        // SAFETY: as above; Linux lets programs use the instruction.
         unsafe {
             std::arch::asm!("dc civac, {}", in(reg) line.as_ptr(), options(nostack, preserves_flags));
         }
@@ -67,7 +67,7 @@ pub(crate) fn evict(bytes: &[u8]) {
     }
 }
 
-/// As the kernel lists them in `directory`, a folder `index0`, `index1`, .. for each cache of a processor.
+/// Reads the size as the kernel lists it in `directory`, which has a folder `index0`, `index1`, .. for each cache of a processor.
 fn on_linux(directory: &str) -> Option<usize> {
     let read = |index: usize, file: &str| std::fs::read_to_string(format!("{directory}/index{index}/{file}")).ok();
     let index = (0..).map_while(|index| Some((index, read(index, "level")?))).find(|(_, level)| level.trim() == "2")?.0;
@@ -76,7 +76,7 @@ fn on_linux(directory: &str) -> Option<usize> {
     (bytes > 0).then_some(bytes / sharing.max(1))
 }
 
-/// `1024K` in bytes.
+/// Converts a size such as `1024K` to bytes.
 fn bytes(size: &str) -> Option<usize> {
     let (digits, unit) = match size.split_at_checked(size.len().checked_sub(1)?)? {
         (digits, "K") => (digits, 1 << 10),
@@ -86,7 +86,7 @@ fn bytes(size: &str) -> Option<usize> {
     digits.parse::<usize>().ok()?.checked_mul(unit)
 }
 
-/// How many processors a list such as `0-3,8` names.
+/// Counts the processors in a list such as `0-3,8`.
 fn processors(list: &str) -> usize {
     let range = |range: &str| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

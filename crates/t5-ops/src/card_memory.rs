@@ -1,12 +1,11 @@
-//! Memory of a card, given out by this program: addresses that are backed by the card's memory as far as tensors need it, and no further than a
-//! limit.
+//! Allocates memory of a card. Addresses are backed by the card's memory only as far as tensors need it, and never beyond a limit.
 //!
-//! A driver's pool takes memory in pieces of 32 MiB, and on an H200 held up to a quarter more than its tensors, beyond its own limit. Here a
-//! tensor takes the smallest place that holds it, so the card holds little beside tensors, and the same on every card.
+//! A driver's pool takes memory in pieces of 32 MiB. On an H200 the pool held up to a quarter more than its tensors, beyond its own limit.
+//! Here a tensor takes the smallest free place that holds it. So the card holds little besides tensors, and the same on every card.
 //!
-//! candle and cudarc ask for memory by the driver's `cuMemAllocAsync` and `cuMemFreeAsync`. This program defines functions of these
-//! names, which serve the streams that [`begin`] was told of and hand everything else to the driver. Memory is in the order of one
-//! stream: a place that was given back serves the next launches while earlier ones may still use it, which come first.
+//! candle and cudarc allocate by the driver's `cuMemAllocAsync` and `cuMemFreeAsync`. This program defines functions of these names: they
+//! serve the streams that were given to [`begin`], and pass all other streams on to the driver. Memory is in the order of one stream: a
+//! freed place serves later launches while earlier launches may still use it, because the earlier ones run first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
@@ -23,34 +22,34 @@ type Result<T, E = DriverError> = std::result::Result<T, E>;
 
 /// A tensor begins at a multiple of this: the alignment that the driver gives.
 const ALIGNMENT: usize = 512;
-/// Smaller tensors have addresses of their own, so that none of them stays in a place that a large one would take.
+/// Tensors of fewer bytes have addresses of their own, so that no small tensor stays in a place that a large one would take.
 const SMALL: usize = 256 << 10;
-/// The driver is asked for pieces of this part of the memory that is held. A piece is given back as a whole, and takes some microseconds.
+/// The driver is asked for pieces of the held memory divided by this. A piece is given back as a whole, which takes some microseconds.
 const HELD_OVER_PIECE: usize = 256;
 
 const OUT_OF_MEMORY: DriverError = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-/// A driver without the function that is asked for.
+/// The error of a driver that lacks the function.
 const NOT_SUPPORTED: c_int = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as c_int;
 
 /// Bytes of a card's memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Count {
-    /// Memory that backs addresses now, and at most so far.
+    /// Memory that backs addresses: now, and the most so far.
     pub held: usize,
     pub held_most: usize,
-    /// The part of it that tensors take now, and at most so far.
+    /// The part of that memory that tensors take: now, and the most so far.
     pub tensors: usize,
     pub tensors_most: usize,
 }
 
-/// Addresses, some of which are backed by memory. A place is counted in bytes of memory from the first.
+/// A range of addresses, parts of which are backed by memory. A place is an offset in bytes from the first address.
 #[derive(Debug)]
 struct Region {
     base: u64,
     bytes: usize,
-    /// Places that are backed and that no tensor has.
+    /// Places that are backed and that no tensor uses.
     free: FreeRanges,
-    /// The bytes of each piece of memory, by the place of its first.
+    /// The bytes of each piece of memory, by the place of its first byte.
     backed: BTreeMap<usize, usize>,
 }
 
@@ -70,7 +69,7 @@ struct CardMemory {
     most: usize,
     /// Memory is backed in multiples of this.
     unit: usize,
-    /// For small tensors and for others.
+    /// One region for small tensors, one for all others.
     regions: [Region; 2],
     /// Tensors by their addresses.
     tensors: HashMap<u64, Place>,
@@ -83,7 +82,7 @@ fn all() -> MutexGuard<'static, Vec<CardMemory>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The kind of memory, and whose.
+/// The properties of an allocation: the kind of memory, and its card.
 fn properties(card: sys::CUdevice) -> sys::CUmemAllocationProp {
     // SAFETY: zeros are a value of each field: kinds, a location, numbers, a null pointer.
     let mut properties: sys::CUmemAllocationProp = unsafe { zeroed() };
@@ -96,12 +95,13 @@ fn properties(card: sys::CUdevice) -> sys::CUmemAllocationProp {
 impl Region {
     fn new(bytes: usize) -> Result<Self> {
         let mut base = 0;
-        // SAFETY: a place for the address. Addresses alone take no memory, and are the process's until it ends.
+        // SAFETY: a place for the address. Addresses alone take no memory, and belong to the process until it ends.
         unsafe { sys::cuMemAddressReserve(&raw mut base, bytes, 0, 0, 0) }.result()?;
         Ok(Self { base, bytes, free: FreeRanges::new(), backed: BTreeMap::new() })
     }
 
-    /// The place from which the least memory makes `bytes` free bytes together, and how much that is, in units.
+    /// Returns the place at which the least additional memory gives `bytes` contiguous free bytes, and that additional memory in bytes, a
+    /// multiple of `unit`. `None` if the region has too few addresses.
     fn place_for(&self, bytes: usize, unit: usize) -> Option<(usize, usize)> {
         let after = self.backed.iter().map(|(place, size)| place + size);
         let until = self.backed.keys().copied().chain([self.bytes]);
@@ -113,7 +113,7 @@ impl Region {
         found.min_by_key(|(_, more)| *more)
     }
 
-    /// Backs `bytes` bytes from a place by memory.
+    /// Backs `bytes` bytes from a place on with memory.
     fn back(&mut self, card: sys::CUdevice, place: usize, bytes: usize) -> Result<()> {
         let (properties, at) = (properties(card), self.base + place as u64);
         let access = sys::CUmemAccessDesc {
@@ -121,8 +121,8 @@ impl Region {
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         let mut memory = 0;
-        // SAFETY: addresses of this region that nothing backs. What is mapped is kept by the mapping, so its handle may go. Where a later
-        // call fails, what the earlier ones did is taken back.
+        // SAFETY: these are addresses of this region that nothing backs. The mapping keeps the memory, so its handle may be released. If a
+        // later call fails, the earlier calls are undone.
         unsafe {
             sys::cuMemCreate(&raw mut memory, bytes, &raw const properties, 0).result()?;
             let mapped = sys::cuMemMap(at, bytes, 0, memory, 0).result();
@@ -138,7 +138,7 @@ impl Region {
         Ok(())
     }
 
-    /// Gives all memory in which no tensor lies back to the driver. Nothing that was launched may still use it.
+    /// Gives every piece of memory in which no tensor lies back to the driver. No launched work may still use it.
     fn trim(&mut self) -> Result<()> {
         let pieces: Vec<(usize, usize)> = self.backed.iter().map(|(&place, &bytes)| (place, bytes)).collect();
         for (place, bytes) in pieces {
@@ -167,13 +167,13 @@ impl CardMemory {
         // SAFETY: a place for the number, and whole properties.
         unsafe { sys::cuMemGetAllocationGranularity(&raw mut unit, &raw const properties, flag) }.result()?;
         let unit = unit.max(ALIGNMENT);
-        // Addresses cost nothing, and a large tensor wants many together.
+        // Addresses cost nothing, and a large tensor needs many contiguous ones.
         let bytes = (2 * total).next_multiple_of(unit);
         let regions = [Region::new(bytes)?, Region::new(bytes)?];
         Ok(Self { card, stream, most: usize::MAX, unit, regions, tensors: HashMap::new(), count: Count::default() })
     }
 
-    /// The address of `bytes` bytes that no tensor has.
+    /// Allocates `bytes` bytes, and returns their address.
     fn take(&mut self, bytes: usize) -> Result<u64> {
         let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
         let own = usize::from(bytes >= SMALL);
@@ -181,7 +181,7 @@ impl CardMemory {
             Some(place) => place,
             None => {
                 let grown = self.grow(own, bytes);
-                // Where it cannot grow there may be room among tensors of other sizes.
+                // If the region cannot grow, there may be room among tensors of other sizes.
                 let from = if grown.is_ok() { own } else { 1 - own };
                 self.place_in(from, bytes).ok_or(grown.err().unwrap_or(OUT_OF_MEMORY))?
             }
@@ -193,18 +193,18 @@ impl CardMemory {
         Ok(address)
     }
 
-    /// Takes the smallest free place of a region that has `bytes` bytes.
+    /// Takes the smallest free place of a region that has at least `bytes` bytes.
     fn place_in(&mut self, region: usize, bytes: usize) -> Option<Place> {
         self.regions[region].free.take(bytes).map(|at| Place { region, at, bytes })
     }
 
-    /// Makes `bytes` free bytes together in a region, if need be of memory that lies between tensors.
+    /// Makes `bytes` contiguous free bytes in a region, if need be from memory that lies between tensors.
     fn grow(&mut self, number: usize, bytes: usize) -> Result<()> {
         let grown = self.grow_at_once(number, bytes);
         if grown != Err(OUT_OF_MEMORY) {
             return grown;
         }
-        // SAFETY: the stream of the caller. All that was launched is done with the memory then.
+        // SAFETY: the stream of the caller. Afterwards no launched work uses the memory.
         unsafe { result::stream::synchronize(std::ptr::with_exposed_provenance_mut(self.stream)) }?;
         self.trim()?;
         self.grow_at_once(number, bytes)
@@ -222,7 +222,8 @@ impl CardMemory {
         Ok(())
     }
 
-    /// The place from which more memory makes `bytes` free bytes together, and how much more. `None`: not within the limit.
+    /// Returns the place at which additional memory gives `bytes` contiguous free bytes, and that additional memory in bytes. `None` if it
+    /// is not within the limit.
     fn more_for(&self, number: usize, bytes: usize) -> Option<(usize, usize)> {
         let (place, more) = self.regions[number].place_for(bytes, self.unit)?;
         self.count.held.checked_add(more).is_some_and(|held| held <= self.most).then_some((place, more))
@@ -243,17 +244,18 @@ impl CardMemory {
     }
 }
 
-/// Whether a stream's launches are recorded. What is taken then is the graph's, and no stream can give other memory back.
+/// Whether launches of a stream are being recorded. Memory that is allocated then belongs to the graph, and a stream must not free any
+/// other memory meanwhile.
 fn is_recorded(stream: *mut c_void) -> bool {
     let idle = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: a stream of the caller.
     unsafe { result::stream::is_capturing(stream.cast()) }.is_ok_and(|status| status != idle)
 }
 
-/// In place of the driver's.
+/// Replaces the driver's `cuMemAllocAsync`.
 ///
 /// # Safety
-/// As the driver's: a place for the address, and a stream.
+/// As for the driver's function: a place for the address, and a stream.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAllocAsync(to: *mut u64, bytes: usize, stream: *mut c_void) -> c_int {
     let mut memories = all();
@@ -261,14 +263,14 @@ unsafe extern "C" fn cuMemAllocAsync(to: *mut u64, bytes: usize, stream: *mut c_
     let Some(memory) = own else {
         drop(memories);
         let of_driver = driver::allocate();
-        // SAFETY: as the caller's.
+        // SAFETY: by the caller's promise.
         return of_driver.map_or(NOT_SUPPORTED, |allocate| unsafe { allocate(to, bytes, stream) });
     };
     let at = match memory.take(bytes) {
         Ok(at) => at,
         Err(DriverError(error)) => return error as c_int,
     };
-    // SAFETY: `take` has just given it out.
+    // SAFETY: `take` has just allocated it.
     let refused = unsafe { driver::begin_life(at, bytes, stream) };
     if refused != 0 {
         memory.give_back(at);
@@ -279,10 +281,10 @@ unsafe extern "C" fn cuMemAllocAsync(to: *mut u64, bytes: usize, stream: *mut c_
     0
 }
 
-/// In place of the driver's.
+/// Replaces the driver's `cuMemFreeAsync`.
 ///
 /// # Safety
-/// As the driver's: an address that was given out, and a stream.
+/// As for the driver's function: an address that was allocated, and a stream.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemFreeAsync(at: u64, stream: *mut c_void) -> c_int {
     let is_recorded = is_recorded(stream);
@@ -290,7 +292,7 @@ unsafe extern "C" fn cuMemFreeAsync(at: u64, stream: *mut c_void) -> c_int {
     let own = memories.iter_mut().find(|memory| memory.tensors.contains_key(&at));
     let is_own = own.is_some();
     if let Some(memory) = own {
-        // SAFETY: it was given out, and is given back once.
+        // SAFETY: it was allocated, and is freed once.
         unsafe { driver::end_life(at, stream) };
         memory.give_back(at);
     }
@@ -298,12 +300,12 @@ unsafe extern "C" fn cuMemFreeAsync(at: u64, stream: *mut c_void) -> c_int {
     if is_own && !is_recorded {
         return 0;
     }
-    // SAFETY: as the caller's. A recording that gives back memory which is not its own is refused by the driver.
+    // SAFETY: by the caller's promise. The driver refuses a recording that frees memory of another owner.
     driver::free().map_or(NOT_SUPPORTED, |free| unsafe { free(at, stream) })
 }
 
-/// Gives out the memory of a device from here on, in the order of its stream. `false`: the driver does, because it cannot back addresses
-/// by memory.
+/// Allocates the memory of a device from here on, in the order of its stream. Returns `false` if the driver keeps allocating, because it
+/// cannot back addresses with memory.
 ///
 /// # Errors
 /// The driver's.
@@ -317,14 +319,14 @@ pub(crate) fn begin(device: &CudaDevice) -> candle_core::Result<bool> {
     let (card, handle) = (context.cu_device(), stream.cu_stream().expose_provenance());
     {
         let mut memories = all();
-        // A stream that is gone may have had the same handle. What it held serves again.
+        // A stream that is gone may have had the same handle. Its memory is used again.
         memories.retain(|memory| memory.stream != handle || memory.card == card);
         match memories.iter_mut().find(|memory| memory.stream == handle) {
             Some(memory) => memory.most = usize::MAX,
             None => memories.push(CardMemory::new(card, handle, context.total_mem().w()?).w()?),
         }
     }
-    // SAFETY: nobody reads it.
+    // SAFETY: nothing reads the element.
     let tried = unsafe { device.alloc::<u8>(1) }?;
     let is_own = count(device).is_some_and(|count| count.tensors > 0);
     drop(tried);
@@ -339,27 +341,28 @@ fn of<R>(device: &CudaDevice, f: impl FnOnce(&mut CardMemory) -> R) -> Option<R>
     all().iter_mut().find(|memory| memory.stream == handle).map(f)
 }
 
-/// How a device's memory is used. `None`: the driver gives it out.
+/// Returns how a device's memory is used. `None` if the driver allocates.
 pub(crate) fn count(device: &CudaDevice) -> Option<Count> {
     of(device, |memory| memory.count)
 }
 
-/// The most that is held beside tensors and places between them: the last unit of each region. `None`: the driver gives it out.
+/// Returns the most memory that is held besides tensors and the places between them: the last unit of each region. `None` if the driver
+/// allocates.
 pub(crate) fn unit(device: &CudaDevice) -> Option<usize> {
     of(device, |memory| memory.unit * memory.regions.len())
 }
 
-/// From here on no more than `most` bytes are held. `None`: the driver gives memory out.
+/// Sets the limit of the memory that is held, in bytes. `None` if the driver allocates.
 pub(crate) fn limit(device: &CudaDevice, most: usize) -> Option<()> {
     of(device, |memory| memory.most = most)
 }
 
-/// Gives the memory between tensors back, when all that was launched is done. `None`: the driver gives memory out.
+/// Gives memory between tensors back to the driver. All launched work must be done. `None` if the driver allocates.
 pub(crate) fn trim(device: &CudaDevice) -> Option<Result<()>> {
     of(device, CardMemory::trim)
 }
 
-/// Begins to look for the most anew.
+/// Resets the peaks to the current values.
 pub(crate) fn forget_most(device: &CudaDevice) {
     of(device, |memory| {
         memory.count.held_most = memory.count.held;
@@ -367,7 +370,7 @@ pub(crate) fn forget_most(device: &CudaDevice) {
     });
 }
 
-/// Gives back what the memories without tensors hold, when all that was launched is done.
+/// Gives back the memory of allocators that have no tensors, once all launched work is done.
 pub(crate) fn release_unused() {
     let is_done =
         result::ctx::get_current().is_ok_and(|context| context.is_some()) && result::ctx::synchronize().is_ok();

@@ -1,11 +1,11 @@
-//! Copies between the host and a card beside what the card computes: on streams of their own, one for each direction.
+//! Copies between the host and a card while the card computes: on streams of their own, one for each direction.
 //!
-//! A copy has three moments. It begins where its tensor has memory, or has its values. It is carried out when work was launched that the card
-//! does meanwhile, because the host fills pinned memory and waits for it, unless its own is page-locked. It arrives where somebody uses
-//! the values.
+//! A copy has three moments. It begins once its tensor has memory (to the card) or has its values (to the host). It is carried out after
+//! the caller launched work for the card to do meanwhile, because the host fills pinned memory and waits for it, unless the host's own
+//! memory is page-locked. It arrives when the values are needed.
 //!
-//! Invariants: memory on the card is taken and given back in the order of the stream that computes, and a tensor is not given back while a
-//! copy may still look at it; nobody waits for the whole card. On other devices a copy is done when it is carried out.
+//! Invariants: memory on the card is allocated and freed in the order of the stream that computes. No tensor is freed while a copy may
+//! still use it. No thread waits for the whole card. On other devices a copy is done when it is carried out.
 
 #[cfg(feature = "cuda")]
 use std::rc::Rc;
@@ -20,7 +20,7 @@ use crate::lane::Run;
 use crate::paging::{Writes, overwrite_where_it_lies};
 use crate::{absent, copy_waits};
 
-/// Pinned memory that copies go through, of a process: a few pieces, in turn.
+/// Bytes of pinned memory that the copies of a process go through: a few pieces, used round robin.
 pub const STAGING_BYTES: u64 = (PIECES * PIECE) as u64;
 const PIECES: usize = 4;
 const PIECE: usize = 4 << 20;
@@ -28,7 +28,7 @@ const PIECE: usize = 4 << 20;
 /// Values on their way from the host to a tensor.
 #[derive(Debug)]
 pub struct Coming {
-    // First, so that the stream that computes waits for the copy before the tensor's memory is given back.
+    // First, so that the stream that computes waits for the copy before the tensor's memory is freed.
     #[cfg(feature = "cuda")]
     way: Option<cuda::Up>,
     to: Tensor,
@@ -36,7 +36,8 @@ pub struct Coming {
 }
 
 impl Coming {
-    /// Gives a tensor memory, unless it has any: from here on it is for the values. Until they arrive nobody may use it.
+    /// Gives a tensor memory unless it has memory already. From here on the memory is reserved for the values; nothing may use it until
+    /// they arrive.
     ///
     /// # Errors
     /// Those of [`absent::provide`].
@@ -50,7 +51,7 @@ impl Coming {
         })
     }
 
-    /// Carries the copy out of `home`, a tensor of this shape and dtype on the CPU.
+    /// Carries out the copy from `home`, a tensor of this shape and dtype on the CPU.
     ///
     /// # Errors
     /// Another shape or dtype; the driver's.
@@ -60,14 +61,14 @@ impl Coming {
         Ok(())
     }
 
-    /// Carries the copy out of page-locked memory, which has its values from an event on, to a tensor on a card that has as many bytes.
-    /// The memory is read at the event that it returns; `None` beside no card.
+    /// Carries out the copy from page-locked memory to a tensor of the same number of bytes on a card. The memory has its values from the
+    /// event `is_filled` on. The returned event is reached when the memory has been read; `None` on the CPU.
     ///
     /// # Errors
     /// The driver's.
     ///
     /// # Safety
-    /// The memory stays locked, and nobody writes to it before the event that is returned.
+    /// The memory stays locked, and nothing writes to it before the returned event.
     #[cfg(feature = "cuda")]
     pub(crate) unsafe fn copy_locked(&mut self, runs: &[Run], is_filled: &CudaEvent) -> Result<Option<Rc<CudaEvent>>> {
         self.is_copied = true;
@@ -77,7 +78,7 @@ impl Coming {
         unsafe { way.copy_locked(&self.to, runs, is_filled) }.map(Some)
     }
 
-    /// The tensor that the values are for.
+    /// Returns the tensor that the values are for.
     pub(crate) fn to(&self) -> &Tensor {
         &self.to
     }
@@ -99,13 +100,13 @@ impl Coming {
         self.is_copied
     }
 
-    /// Has whatever is computed from here on wait for the values.
+    /// Has all work that is launched from here on wait for the values.
     ///
     /// # Errors
     /// The driver's.
     ///
     /// # Panics
-    /// Before the copy.
+    /// If the copy was not carried out.
     pub fn arrive(self) -> Result<()> {
         assert!(self.is_copied, "values arrive that nobody has copied");
         #[cfg(feature = "cuda")]
@@ -116,7 +117,8 @@ impl Coming {
     }
 }
 
-/// Values on their way from a tensor to the host. The tensor keeps its memory until they are there, and nobody may change it.
+/// Values on their way from a tensor to the host. The tensor keeps its memory until they have arrived, and nothing may change it until
+/// then.
 #[derive(Debug)]
 pub struct Leaving {
     x: Tensor,
@@ -125,7 +127,7 @@ pub struct Leaving {
 }
 
 impl Leaving {
-    /// The values that a tensor has when all is done that was launched so far.
+    /// Begins to copy the values that a tensor has when all work launched so far is done.
     ///
     /// # Errors
     /// The driver's.
@@ -138,7 +140,7 @@ impl Leaving {
         })
     }
 
-    /// Carries the copy out: the values on the CPU.
+    /// Carries the copy out, and returns the values on the CPU.
     ///
     /// # Errors
     /// The driver's.
@@ -152,19 +154,19 @@ impl Leaving {
     }
 }
 
-/// Values of a tensor on a card on their way to their home, which is page-locked. The card computes on when they are there. Nobody looks at
-/// the home on the host before [`Returning::arrive`]. One that is dropped has arrived.
+/// Values of a tensor on a card on their way to its home, which is page-locked. Work on the card that is launched later waits for the copy.
+/// Nothing may read the home on the host before [`Returning::arrive`]. Dropping this waits for the copy.
 #[derive(Debug)]
 pub struct Returning {
     #[cfg(feature = "cuda")]
     is_home: Rc<CudaEvent>,
-    /// Its memory is written to until then.
+    /// The copy writes to this tensor's memory until it is done.
     _home: Tensor,
 }
 
 impl Returning {
-    /// Begins to copy the values that a tensor has when all is done that was launched so far. `None`: its home is not page-locked, and
-    /// keeps its old values.
+    /// Begins to copy the values that a tensor has when all work launched so far is done. Returns `None` if the home is not page-locked;
+    /// the home then keeps its old values.
     ///
     /// # Errors
     /// Another shape or dtype; the driver's.
@@ -198,13 +200,13 @@ impl Returning {
 
 impl Drop for Returning {
     fn drop(&mut self) {
-        // Whoever looks at no values has no use for the error.
+        // A caller that drops this reads no values, and so has no use for the error.
         let _ = self.wait();
     }
 }
 
-/// Copies the values of a tensor to its home on the CPU, of its shape and dtype, in memory or in a file. `None`: they are there. Otherwise
-/// they are on their way to page-locked memory.
+/// Copies the values of a tensor to its home on the CPU: a tensor of the same shape and dtype, in memory or in a file. Returns `None` if
+/// the values have arrived. Otherwise they are still on their way to page-locked memory.
 ///
 /// # Errors
 /// Those of [`Returning::begin`], of reading the tensor on the card, and of writing the home.
@@ -238,7 +240,7 @@ mod cuda {
     #[derive(Debug)]
     pub struct Up {
         lane: Rc<RefCell<Lane>>,
-        /// When the memory may be written to.
+        /// Reached when the memory may be written to.
         is_free: CudaEvent,
         copied: Option<Copied>,
     }
@@ -287,17 +289,17 @@ mod cuda {
     #[derive(Debug)]
     pub(crate) struct Copied {
         lane: Rc<RefCell<Lane>>,
-        /// None: it was waited for.
+        /// `None` once it was waited for.
         is_done: Option<Rc<CudaEvent>>,
     }
 
     impl Copied {
-        /// One that is done at an event.
+        /// A copy that is done at an event.
         pub fn at(is_done: Rc<CudaEvent>, lane: &Rc<RefCell<Lane>>) -> Self {
             Self { lane: Rc::clone(lane), is_done: Some(is_done) }
         }
 
-        /// Has whatever is computed from here on wait for it.
+        /// Has all work that is launched from here on wait for the copy.
         pub fn arrive(mut self) -> candle_core::Result<()> {
             self.wait().w()
         }
@@ -309,7 +311,7 @@ mod cuda {
 
     impl Drop for Copied {
         fn drop(&mut self) {
-            // Where nobody waits because something else has failed, that is reported.
+            // If nothing waited for the copy because something else has failed, that is reported.
             let _ = self.wait();
         }
     }
@@ -318,7 +320,7 @@ mod cuda {
     #[derive(Debug)]
     pub struct Down {
         lane: Rc<RefCell<Lane>>,
-        /// When the values are there.
+        /// Reached when the values are there.
         is_ready: CudaEvent,
     }
 
@@ -339,22 +341,22 @@ mod cuda {
         }
     }
 
-    /// Begins to copy a tensor to page-locked memory that stays locked. Whatever is computed from here on waits for it. The values are there
-    /// at the event that it returns; `None` for a tensor on no card.
+    /// Begins to copy a tensor to page-locked memory that stays locked. All work that is launched from here on waits for the copy. The
+    /// returned event is reached when the values are there; `None` for a tensor on the CPU.
     pub fn copy_home(x: &Tensor, home: &mut [u8]) -> candle_core::Result<Option<Rc<CudaEvent>>> {
         let Some(lane) = lane_of(x.device())? else { return Ok(None) };
         let address = crate::cuda::address(x)?;
         let is_home = {
             let mut lane = lane.borrow_mut();
             let is_ready = lane.launched().w()?;
-            // SAFETY: by the caller's promise; the tensor changes after what is computed has waited.
+            // SAFETY: by the caller's promise. Work that changes the tensor is launched later, and waits for the copy.
             unsafe { lane.down_beside(address, &[Run::of(home)], [&is_ready]) }?
         };
         Copied::at(Rc::clone(&is_home), &lane).arrive()?;
         Ok(Some(is_home))
     }
 
-    /// Has this thread wait for an event.
+    /// Blocks this thread until an event is reached.
     pub fn wait(event: &CudaEvent) -> candle_core::Result<()> {
         event.synchronize().w()
     }
@@ -368,7 +370,8 @@ mod cuda {
         LANE.take();
     }
 
-    /// That of a card, for the thread that computes; none of other devices. It is made for the first copy, and stays.
+    /// Returns the lane of a card for the thread that computes, or `None` for other devices. The first copy creates the lane, and the
+    /// thread keeps it.
     pub(crate) fn lane_of(device: &Device) -> candle_core::Result<Option<Rc<RefCell<Lane>>>> {
         let Device::Cuda(card) = device else { return Ok(None) };
         LANE.with_borrow_mut(|known| {
@@ -386,7 +389,7 @@ mod tests {
 
     use super::*;
 
-    // The host alone: `tests/copies` is the same on a card.
+    // The host alone: `tests/copies` checks the same on a card.
     #[test]
     fn on_the_processor_values_are_there_when_a_copy_was_carried_out() {
         let home = Tensor::arange(0f32, 24.0, &Device::Cpu).unwrap().reshape((4, 6)).unwrap();

@@ -1,10 +1,10 @@
-//! What copies between the host and a card cost a thread: their bytes, and the time in which the card computed nothing because of them.
+//! The cost of copies between the host and a card to a thread: their bytes, and the time in which the card was idle because of them.
 //!
-//! Two events of the stream that computes stand around whatever waits for a copy. The first one comes when all is computed that was
-//! launched before, the second one when the card may go on: between them lies the copy itself where it goes through this stream, and
-//! what was waited for where it goes beside it, files that the host reads or writes meanwhile included.
+//! Two events on the stream that computes enclose everything that waits for a copy. The first is reached when all work launched before is
+//! done, the second when the card may continue. Between them lies the copy itself if it goes through this stream. If it goes through
+//! another stream, the wait for it lies between them, including files that the host reads or writes meanwhile.
 //!
-//! Invariants: nothing is waited for that was not waited for before, but in [`so_far`]; on other devices nothing is counted.
+//! Invariants: measuring adds no wait, except in [`so_far`]; on other devices nothing is counted.
 
 use candle_core::{Device, Result, Tensor};
 
@@ -13,7 +13,7 @@ use crate::transfer::copied_to;
 /// Copies of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CopyWaits {
-    /// Seconds in which the card waited for them.
+    /// Seconds in which the card waited for copies.
     pub seconds: f64,
     /// Bytes from the host to the card.
     pub to_card: u64,
@@ -22,7 +22,7 @@ pub struct CopyWaits {
 }
 
 impl CopyWaits {
-    /// Those since an earlier look.
+    /// The copies since an earlier count.
     pub fn since(self, earlier: Self) -> Self {
         Self {
             seconds: self.seconds - earlier.seconds,
@@ -32,7 +32,7 @@ impl CopyWaits {
     }
 }
 
-/// The copies of this thread so far. Waits for those that were begun.
+/// Returns the copies of this thread so far. Waits for copies that were begun.
 ///
 /// # Errors
 /// The driver's.
@@ -43,7 +43,7 @@ pub fn so_far() -> Result<CopyWaits> {
     Ok(CopyWaits::default())
 }
 
-/// Does `work` that waits for copies to or from a device. Within it nothing is counted twice.
+/// Runs `work`, which waits for copies to or from a device. Nested calls are not counted twice.
 ///
 /// # Errors
 /// Those of `work`; the driver's.
@@ -58,7 +58,7 @@ pub fn waiting<R, E: From<candle_core::Error>>(
     }
 }
 
-/// A copy of a tensor on another device, which is waited for; the tensor itself where it is there.
+/// Copies a tensor to another device and waits for the copy; returns the tensor itself if it is there already.
 ///
 /// # Errors
 /// Those of the devices.
@@ -106,7 +106,7 @@ mod cuda {
 
     use super::CopyWaits;
 
-    /// Pairs of events that nobody looks at yet. They are looked at together: a look waits for the last one.
+    /// The most pairs of events that were not read yet. They are read together, because reading waits for the last pair.
     const MOST_PENDING: usize = 1024;
 
     #[derive(Default)]

@@ -1,7 +1,7 @@
 //! Launches the kernels for NVIDIA's cards (`cuda-kernels`) on the stream of candle's device, and multiplies by cuBLAS.
 //!
-//! One stream carries everything that is computed, so a tensor may be dropped as soon as its kernel is launched: its memory is reused behind
-//! it. Another one carries copies alone, which wait for this one and are waited for ([`crate::copies`]).
+//! One stream carries all computation, so a tensor may be dropped as soon as its kernel is launched: later work on the stream reuses the
+//! memory. Other streams carry copies alone. These copies wait for the stream that computes, and it waits for them ([`crate::copies`]).
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -61,7 +61,7 @@ impl Module {
     }
 }
 
-/// Shared memory that a block has without being asked for.
+/// Shared memory that a block has without asking for more.
 const SHARED_BYTES: u32 = 48 << 10;
 
 /// Whether there are kernels for these operands: all on one card, in f32 or bf16.
@@ -71,7 +71,7 @@ pub(crate) fn takes<'a>(operands: impl IntoIterator<Item = &'a Tensor>) -> bool 
     cards.all(|card| card == Some(first))
 }
 
-/// Whether there are kernels for this operand and a weight: numbers, or codes.
+/// Whether there are kernels for this operand and a weight in numbers or in codes.
 pub(crate) fn takes_weight(operand: &Tensor, weight: Weight) -> bool {
     match weight {
         Weight::Dense(weight) | Weight::ByRows(weight) => takes([operand, weight]),
@@ -83,7 +83,7 @@ fn are_on_one_card(a: &Tensor, b: &Tensor) -> bool {
     card_number(a.device()) == card_number(b.device())
 }
 
-/// Whether in addition they have one dtype.
+/// Whether there are kernels for these operands, and all have one dtype.
 pub(crate) fn takes_alike<'a>(operands: impl IntoIterator<Item = &'a Tensor>) -> bool {
     let operands: Vec<&Tensor> = operands.into_iter().collect();
     operands.iter().all(|t| t.dtype() == operands[0].dtype()) && takes(operands)
@@ -94,7 +94,7 @@ pub(crate) fn computes_in(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::BF16)
 }
 
-/// The number of the card that a device is.
+/// The number of a device's card. `None` for other devices.
 fn card_number(device: &Device) -> Option<usize> {
     match device.location() {
         DeviceLocation::Cuda { gpu_id } => Some(gpu_id),
@@ -106,12 +106,12 @@ fn card(device: &Device) -> Result<&CudaDevice> {
     device.as_cuda_device()
 }
 
-/// Whether a block of a card can have this much shared memory, if it asks for it.
+/// Whether a block on this card can have this many bytes of shared memory on request.
 pub(crate) fn has_shared_bytes(device: &Device, bytes: usize) -> Result<bool> {
     Ok(bytes <= SHARED_BYTES as usize || bytes <= most_shared_bytes(device)?)
 }
 
-/// The most that there is for a block. A card is asked once.
+/// The most shared memory of a block, in bytes. The driver is asked once per card.
 fn most_shared_bytes(device: &Device) -> Result<usize> {
     thread_local! {
         /// The number of the card that was asked last, and its answer.
@@ -133,7 +133,7 @@ pub(crate) fn suffix(dtype: DType) -> &'static str {
     if dtype == DType::BF16 { "bf16" } else { "f32" }
 }
 
-/// Whether some byte lies between the first and the last of both tensors.
+/// Whether the byte ranges of both tensors, from the first byte to the last, overlap.
 pub(crate) fn overlap(a: &Tensor, b: &Tensor) -> Result<bool> {
     Ok(meet(&extent(a)?, &extent(b)?))
 }
@@ -147,7 +147,7 @@ pub(crate) fn byte_count(t: &Tensor) -> usize {
     t.elem_count() * t.dtype().size_in_bytes()
 }
 
-/// Where the elements of a contiguous tensor begin.
+/// The address of the first element of a contiguous tensor.
 pub(crate) fn address(t: &Tensor) -> Result<u64> {
     if !t.is_contiguous() {
         bail!("expected a contiguous tensor, got strides {:?}", t.stride())
@@ -155,7 +155,7 @@ pub(crate) fn address(t: &Tensor) -> Result<u64> {
     first_address(t)
 }
 
-/// Refuses to change a tensor in place that shares memory with an operand. On the CPU the lock of its storage shows that.
+/// Refuses to change a tensor in place if it shares memory with an operand. On the CPU the lock of the storage detects this.
 pub(crate) fn check_apart<'a>(op: &str, to: &Tensor, operands: impl IntoIterator<Item = &'a Tensor>) -> Result<()> {
     for operand in operands {
         if overlap(to, operand)? {
@@ -188,7 +188,7 @@ fn extent(t: &Tensor) -> Result<Range<u64>> {
     Ok(first..first + (elements * t.dtype().size_in_bytes()) as u64)
 }
 
-/// Where the rows of a matrix begin, and how far they are apart. `None`: their elements do not follow each other.
+/// The address of a matrix's first row, and the distance between rows. `None` if the elements of a row are not contiguous.
 pub(crate) fn rows_address(t: &Tensor) -> Result<Option<(u64, usize)>> {
     match t.stride() {
         &[row, 1] => Ok(Some((first_address(t)?, row))),
@@ -196,12 +196,12 @@ pub(crate) fn rows_address(t: &Tensor) -> Result<Option<(u64, usize)>> {
     }
 }
 
-/// Where the first element of a tensor lies, as the next launch is given it.
+/// The address of a tensor's first element, for the next launch.
 fn first_address(t: &Tensor) -> Result<u64> {
     Ok(recording::seen(own_address(t)?))
 }
 
-/// The same where no launch is given it.
+/// The address of a tensor's first element, where no launch is given it.
 pub(crate) fn own_address(t: &Tensor) -> Result<u64> {
     let (storage, layout) = t.storage_and_layout();
     let Storage::Cuda(storage) = &*storage else { bail!("expected a tensor on a card") };
@@ -228,7 +228,7 @@ pub(crate) fn own_address(t: &Tensor) -> Result<u64> {
     Ok(base + (layout.start_offset() * t.dtype().size_in_bytes()) as u64)
 }
 
-/// A tensor on the same device whose elements nobody has written.
+/// A tensor on the same device whose elements are not initialised.
 pub(crate) fn unwritten(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
     let shape = shape.into();
     crate::storage::elements(&shape)?;
@@ -246,7 +246,7 @@ pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> R
     if !recording::is_going_on() {
         return Tensor::zeros(shape, dtype, device);
     }
-    // Recorded work finds its memory as other work left it, and sets it to zero with each launch.
+    // A recording reuses memory that holds old values, so each launch has to set it to zero.
     let zeros = unwritten(shape, dtype, device)?;
     set_to_zero(&zeros)?;
     Ok(zeros)
@@ -255,7 +255,7 @@ pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> R
 /// Writes zeros into a contiguous tensor.
 pub(crate) fn set_to_zero(t: &Tensor) -> Result<()> {
     if t.elem_count() == 0 {
-        // candle would launch its kernel anyway, and a card refuses a grid without blocks.
+        // candle would launch its kernel even for no elements, and a card refuses a grid without blocks.
         return Ok(());
     }
     let at = address(t)?;
@@ -264,7 +264,7 @@ pub(crate) fn set_to_zero(t: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// A tensor in another dtype, in memory of its own; itself where it has that one.
+/// Converts a tensor to another dtype, in memory of its own. Returns the tensor itself if it has that dtype.
 pub(crate) fn cast(t: &Tensor, dtype: DType) -> Result<Tensor> {
     if t.dtype() == dtype {
         return Ok(t.clone());
@@ -273,9 +273,9 @@ pub(crate) fn cast(t: &Tensor, dtype: DType) -> Result<Tensor> {
     let other = unwritten(t.shape(), dtype, t.device())?;
     let name = format!("cast_{}_{}", t.dtype().as_str(), dtype.as_str());
     let kernel = Kernel::new(t.device(), Module::Elementwise, name)?;
-    // Without a layout elements follow each other.
+    // Without a layout the elements are contiguous.
     let kernel = kernel.value(count).value(1usize).value(0u64).tensor(&t)?.tensor(&other)?;
-    // SAFETY: two tensors of as many elements.
+    // SAFETY: two tensors of the same number of elements.
     unsafe { kernel.launch([count.div_ceil(1024), 1, 1], 1024, 0)? };
     Ok(other)
 }
@@ -283,19 +283,19 @@ pub(crate) fn cast(t: &Tensor, dtype: DType) -> Result<Tensor> {
 /// Copies the bytes of a contiguous tensor to an address on the card.
 ///
 /// # Safety
-/// There is memory for them.
+/// The address has memory for these bytes.
 pub(crate) unsafe fn copy_to(from: &Tensor, to: u64) -> Result<()> {
     let bytes = byte_count(from);
     let stream = card(from.device())?.cuda_stream();
     stream.context().bind_to_thread().w()?;
     let from = address(from)?;
-    // SAFETY: the tensor has these bytes; the caller's.
+    // SAFETY: the tensor has these bytes; the address by the caller's promise.
     unsafe { driver::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) }.w()?;
     recording::launched([from, to]);
     Ok(())
 }
 
-/// Writes numbers over those of a tensor that has the same count.
+/// Overwrites the numbers of a tensor of the same count.
 pub(crate) fn overwrite(card: &CudaDevice, there: &Tensor, numbers: &[u32]) -> Result<()> {
     if there.elem_count() != numbers.len() {
         bail!("expected {} numbers, got {}", there.elem_count(), numbers.len())
@@ -306,19 +306,19 @@ pub(crate) fn overwrite(card: &CudaDevice, there: &Tensor, numbers: &[u32]) -> R
     unsafe { driver::memcpy_htod_async(address(there)?, numbers, stream.cu_stream()) }.w()
 }
 
-/// A number of elements as kernels count them.
+/// Converts a number of elements to the type that kernels count in.
 pub(crate) fn count(n: usize) -> Result<i32> {
     i32::try_from(n).map_err(|_| candle_core::Error::Msg(format!("expected a size below 2^31 on a card, got {n}")))
 }
 
-/// Structs with C's layout on the card, one after the other. The host does not wait for what was launched before.
+/// Uploads structs with C's layout as one array. The host does not wait for work that was launched before.
 ///
 /// # Safety
 /// They have no padding.
 pub(crate) unsafe fn table<T: Copy>(entries: &[T], device: &Device) -> Result<Tensor> {
     const { assert!(size_of::<T>().is_multiple_of(size_of::<u64>()) && align_of::<T>() == align_of::<u64>()) };
     let words = size_of_val(entries) / size_of::<u32>();
-    // SAFETY: memory of as many words, each of which is written.
+    // SAFETY: memory of this many words, each of which is written.
     let words = unsafe { std::slice::from_raw_parts(entries.as_ptr().cast::<u32>(), words) };
     let (there, stream) = (unwritten(words.len(), DType::U32, device)?, card(device)?.cuda_stream());
     stream.context().bind_to_thread().w()?;
@@ -331,7 +331,7 @@ pub(crate) unsafe fn table<T: Copy>(entries: &[T], device: &Device) -> Result<Te
     Ok(there)
 }
 
-/// One allocation on the card, of which pieces are taken one after the other.
+/// One allocation on the card, from which pieces are taken one after the other.
 pub(crate) struct Scratch {
     memory: Tensor,
     at: u64,
@@ -339,13 +339,13 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Room for pieces, of so many bytes in all: the sum of what each takes, [`of_piece`].
+    /// Allocates `bytes` bytes: the sum of [`of_piece`] over all pieces.
     pub(crate) fn new(bytes: u64, device: &Device) -> Result<Self> {
         let memory = unwritten(bytes as usize / size_of::<f32>(), DType::F32, device)?;
         Ok(Self { at: address(&memory)?, memory, taken: 0 })
     }
 
-    /// The address of the next piece.
+    /// Takes the next piece, and returns its address.
     ///
     /// # Panics
     /// If there is no room for it.
@@ -356,18 +356,18 @@ impl Scratch {
         at
     }
 
-    /// Has the next pieces lie where the first ones do: for work that is launched behind theirs.
+    /// Reuses the memory from the first piece on, for work that is launched after the users of the earlier pieces.
     pub(crate) fn begin_again(&mut self) {
         self.taken = 0;
     }
 
-    /// The memory that all pieces lie in.
+    /// Returns the tensor that holds all pieces.
     pub(crate) fn into_memory(self) -> Tensor {
         self.memory
     }
 }
 
-/// Room for the largest argument, the sizes of attention.
+/// Holds the largest kernel argument, the sizes of attention.
 type Word = [u64; 7];
 
 /// A kernel and its arguments.
@@ -383,13 +383,13 @@ impl<'a> Kernel<'a> {
         Ok(Self { card: card(device)?, module, name: name.into(), arguments: Vec::new() })
     }
 
-    /// A contiguous tensor.
+    /// Adds a contiguous tensor.
     pub(crate) fn tensor(self, t: &Tensor) -> Result<Self> {
         let address = address(t)?;
         Ok(self.value(address))
     }
 
-    /// A contiguous tensor, or null.
+    /// Adds a contiguous tensor, or null.
     pub(crate) fn tensor_or_null(self, t: Option<&Tensor>) -> Result<Self> {
         match t {
             Some(t) => self.tensor(t),
@@ -397,23 +397,23 @@ impl<'a> Kernel<'a> {
         }
     }
 
-    /// A size.
+    /// Adds a size.
     pub(crate) fn size(self, n: usize) -> Result<Self> {
         let n = count(n)?;
         Ok(self.value(n))
     }
 
-    /// A number, or a struct with C's layout.
+    /// Adds a number, or a struct with C's layout.
     pub(crate) fn value<T: Copy>(mut self, value: T) -> Self {
         const { assert!(size_of::<T>() <= size_of::<Word>() && align_of::<T>() <= align_of::<Word>()) };
         let mut word = Word::default();
-        // SAFETY: there is room for it, and it is aligned.
+        // SAFETY: the word is large enough, and aligned.
         unsafe { word.as_mut_ptr().cast::<T>().write(value) };
         self.arguments.push(word);
         self
     }
 
-    /// Launches it. Nothing to do is done without one.
+    /// Launches the kernel, unless the grid is empty.
     ///
     /// # Safety
     /// The arguments are those of the kernel; its tensors have the elements that it reads and writes.
@@ -422,7 +422,7 @@ impl<'a> Kernel<'a> {
             return Ok(());
         }
         let (module, ptx) = self.module.name_and_ptx();
-        // To find a kernel in a module that is loaded, and to set what it may have, is left to the context of the thread.
+        // Finding a kernel in a loaded module, and setting its limits, works on the thread's current context.
         self.card.cuda_stream().context().bind_to_thread().w()?;
         let function = self.card.get_or_load_custom_func(&self.name, module, ptx)?;
         let shared_bytes = u32::try_from(shared_bytes).map_err(candle_core::Error::wrap)?;
@@ -436,7 +436,7 @@ impl<'a> Kernel<'a> {
         for argument in &self.arguments {
             launch.arg(argument);
         }
-        // SAFETY: the caller's.
+        // SAFETY: by the caller's promise.
         unsafe { launch.launch(LaunchConfig { grid_dim, block_dim: (threads, 1, 1), shared_mem_bytes: shared_bytes }) }
             .w()?;
         recording::launched(self.arguments.into_iter().flatten());
@@ -444,17 +444,17 @@ impl<'a> Kernel<'a> {
     }
 }
 
-/// Threads of a block that goes along rows of this width, four elements at a time.
+/// The number of threads of a block that works along rows of this width, four elements at a time.
 pub(crate) fn threads_along(width: usize) -> u32 {
     (width.div_ceil(4).next_multiple_of(32)).clamp(32, 256) as u32
 }
 
-/// Shared memory of a block of as many threads that adds partial sums by the kernels' `add_in_order`: 16 numbers a thread.
+/// Bytes of shared memory for a block of `threads` threads that adds partial sums by the kernels' `add_in_order`: 16 numbers a thread.
 pub(crate) fn bytes_to_add_in_order(threads: u32) -> usize {
     threads as usize * 16 * size_of::<f32>()
 }
 
-/// A matrix of a product: as it is in memory, or transposed.
+/// A matrix of a product, as it lies in memory or transposed.
 #[derive(Clone, Copy)]
 pub(crate) struct Factor<'a> {
     pub(crate) matrix: &'a Tensor,
@@ -488,7 +488,7 @@ pub(crate) fn multiply(
     multiply_into_columns(a, b, (c, 0, size.2), size, alpha, beta)
 }
 
-/// The same into N columns of a wider c: that matrix, the first of the columns, and its width.
+/// Like [`multiply`], but into N columns of a wider c, given as that matrix, the first of the columns, and the matrix's width.
 pub(crate) fn multiply_into_columns(
     a: Factor,
     b: Factor,
@@ -521,10 +521,10 @@ pub(crate) fn multiply_into_columns(
     let (operands, result) = (kind(a.matrix.dtype()), kind(c.dtype()));
     let into = address(c)? + (first * c.dtype().size_in_bytes()) as u64;
     let [of_a, of_b, of_c] = [address(a.matrix)?, address(b.matrix)?, into].map(|at| at as *mut c_void);
-    // Columns are at least one element apart, also where they have none.
+    // cuBLAS asks for at least one element from column to column, even in a matrix without elements.
     let lead = |plain: usize, other: usize, is_transposed| count(if is_transposed { other } else { plain }.max(1));
-    // cuBLAS goes by columns: it is given the transposed product, cᵀ = bᵀ aᵀ, whose matrices are the same bytes.
-    // SAFETY: three matrices on the card of as many elements as the sizes say; candle's handle has candle's stream.
+    // cuBLAS is column-major: it is given the transposed product, cᵀ = bᵀ aᵀ, whose matrices are the same bytes.
+    // SAFETY: three matrices on the card with the elements that the sizes say; candle's handle has candle's stream.
     unsafe {
         cublas::gemm_ex(
             *card.cublas_handle().handle(),
@@ -545,7 +545,7 @@ pub(crate) fn multiply_into_columns(
             result,
             count(width)?,
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
-            // Not the one for tensor cores: before Ampere it lets cuBLAS multiply f32 in f16. bf16 goes by tensor cores with either.
+            // Not the algorithm for tensor cores: before Ampere it lets cuBLAS multiply f32 in f16. bf16 uses tensor cores either way.
             sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
         )
     }

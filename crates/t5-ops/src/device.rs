@@ -1,4 +1,4 @@
-//! A device as its driver describes it: its memory, of which tensors of this process are a part, and what it can compute.
+//! A device as its driver describes it: its memory, a part of which holds tensors of this process, and its compute capability.
 
 use candle_core::{DType, Device, Result, bail};
 
@@ -9,15 +9,15 @@ pub struct DeviceBytes {
     pub name: String,
     /// All of its memory.
     pub total: u64,
-    /// What nobody holds.
+    /// Memory that no process holds.
     pub free: u64,
     /// Memory that this process holds for tensors.
     pub pool: u64,
-    /// The most that it held for them.
+    /// The most that this process held for tensors.
     pub pool_most: u64,
-    /// The part of it that tensors take.
+    /// The part of `pool` that tensors take.
     pub tensors: u64,
-    /// The most that they took.
+    /// The most that tensors took.
     pub tensors_most: u64,
 }
 
@@ -30,7 +30,7 @@ pub fn device_bytes(device: &Device) -> Option<DeviceBytes> {
     }
 }
 
-/// The driver's name of a card and the version of the driver, for whoever keeps what was measured there. `None`: the device is none.
+/// Returns the driver's name of a card and the version of the driver, as a label for measurements. `None` on the CPU.
 pub fn card_and_driver(device: &Device) -> Option<String> {
     match device {
         #[cfg(feature = "cuda")]
@@ -39,7 +39,7 @@ pub fn card_and_driver(device: &Device) -> Option<String> {
     }
 }
 
-/// Opens an NVIDIA card by its number, with one stream for all that is computed. Memory that tensors give back stays this process's.
+/// Opens an NVIDIA card by its number, with one stream for all computation. This process keeps memory of dropped tensors.
 ///
 /// # Errors
 /// A build without the feature `cuda`; the driver's error.
@@ -52,7 +52,7 @@ pub fn open_card(index: usize) -> Result<Device> {
     Ok(device)
 }
 
-/// How many NVIDIA cards this process sees: none in a build without the feature `cuda`.
+/// Counts the NVIDIA cards that this process sees: 0 in a build without the feature `cuda`.
 ///
 /// # Errors
 /// The driver's.
@@ -63,7 +63,7 @@ pub fn cards() -> Result<usize> {
     Ok(0)
 }
 
-/// The name that every process has for a card. `None` on the CPU, or where the driver does not say.
+/// Returns an identifier of a card that is the same in every process. `None` on the CPU, or where the driver does not say.
 pub fn card_id(device: &Device) -> Option<String> {
     match device {
         #[cfg(feature = "cuda")]
@@ -72,8 +72,8 @@ pub fn card_id(device: &Device) -> Option<String> {
     }
 }
 
-/// The most that is held beside tensors and the places between them, because memory comes in units. `None`: the device is the CPU, or its driver
-/// gives tensors their memory and does not say.
+/// Returns the most memory that is held besides tensors and the places between them, because memory comes in units. `None` if the device is
+/// the CPU, or if its driver allocates for tensors and does not say.
 pub fn pool_unit(device: &Device) -> Option<u64> {
     match device {
         #[cfg(feature = "cuda")]
@@ -82,12 +82,12 @@ pub fn pool_unit(device: &Device) -> Option<u64> {
     }
 }
 
-/// From here on no more than `most` bytes of a device are held for tensors. More than that is the driver's error, as on a card of that size.
-/// Lists that this thread keeps there are made again, so that what is held goes back if there are no tensors. Nothing may be recorded yet.
-/// Does nothing on the CPU.
+/// Limits the memory that is held for tensors of a device to `most` bytes. An allocation beyond the limit fails with the driver's error, as
+/// on a card of that size. This thread drops its lists on the card and uploads them again later, so that the memory is given back if there
+/// are no tensors. No recording may exist yet. Does nothing on the CPU.
 ///
 /// # Errors
-/// The driver's, and one that gives tensors their memory itself.
+/// The driver's, and an error where the driver itself allocates for tensors.
 pub fn limit_device(device: &Device, most: u64) -> Result<()> {
     match device {
         #[cfg(feature = "cuda")]
@@ -99,7 +99,7 @@ pub fn limit_device(device: &Device, most: u64) -> Result<()> {
     }
 }
 
-/// Gives the device back what is held beside tensors, and begins to look for the peak anew. Does nothing on the CPU.
+/// Gives the device the memory back that is held besides tensors, and resets the peak. Does nothing on the CPU.
 ///
 /// # Errors
 /// The driver's.
@@ -111,8 +111,8 @@ pub fn release_unused_of_device(device: &Device) -> Result<()> {
     }
 }
 
-/// Gives back what this thread keeps of the cards that it has used: lists, pinned memory, streams and events. A card is closed when the
-/// last of these and of its tensors is gone. The memory that its context takes of the process is then free.
+/// Drops everything that this thread keeps of the cards that it has used: lists, pinned memory, streams and events. A card is closed when
+/// the last of these and of its tensors is gone. The memory of the process that the card's context takes is then free.
 pub fn forget_cards() {
     #[cfg(feature = "cuda")]
     {
@@ -131,15 +131,15 @@ fn forget_lists() {
     crate::ops::adafactor::cuda::forget_totals();
 }
 
-/// Whether a device had no memory left: the driver's or cuBLAS's error, by the name that it has in the text.
+/// Whether an error says that a device had no memory left: the driver's or cuBLAS's error, found by its name in the text.
 pub fn is_out_of_device_memory(error: &str) -> bool {
     ["CUDA_ERROR_OUT_OF_MEMORY", "CUBLAS_STATUS_ALLOC_FAILED"].iter().any(|name| error.contains(name))
 }
 
-/// The least compute capability whose kernels multiply bf16: Ampere's.
+/// The lowest compute capability whose kernels multiply bf16: Ampere's.
 const BF16_FROM: (i32, i32) = (8, 0);
 
-/// Refuses a dtype of activations that a device cannot compute in.
+/// Refuses an activation dtype that a device cannot compute in.
 ///
 /// # Errors
 /// bf16 on a card older than Ampere; the driver's error.
@@ -178,9 +178,9 @@ mod cuda {
     use super::DeviceBytes;
     use crate::card_memory::{self, Count};
 
-    /// The driver's pool, from which tensors come where this program does not give memory out.
+    /// The driver's pool, from which tensors come where this program does not allocate itself.
     fn pool(device: &CudaDevice) -> Result<CUmemoryPool, DriverError> {
-        // SAFETY: the number is that of a device which is open.
+        // SAFETY: the number is that of an open device.
         unsafe { result::device::get_mem_pool(device.cuda_stream().context().cu_device()) }
     }
 
@@ -230,19 +230,20 @@ mod cuda {
     }
 
     pub fn prepare(device: &CudaDevice) -> candle_core::Result<()> {
-        // SAFETY: there is one stream in whose order memory is taken, used and given back. Copies on another one keep a tensor's memory until
-        // they are done, or until this stream waits for them (`crate::copies`).
+        // SAFETY: memory is allocated, used and freed in the order of one stream. Copies on other streams keep a tensor's memory until they
+        // are done, or until this stream waits for them (`crate::copies`).
         unsafe { device.disable_event_tracking() };
         give_workspace(device)?;
         have_sums_in_f32(device)?;
         if card_memory::begin(device)? {
             return Ok(());
         }
-        // A pool gives everything back whenever somebody waits for the device, unless it is told to keep it.
+        // Unless it is told otherwise, a pool gives everything back whenever a thread waits for the device.
         pool(device).and_then(|pool| set(pool, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)).w()
     }
 
-    /// Bytes of cuBLAS's workspace, as its documentation recommends: Hopper's and the data centre's Blackwell, the other Blackwell's, others'.
+    /// Bytes of cuBLAS's workspace, as its documentation recommends: for Hopper and the data centre's Blackwell, for other Blackwell cards,
+    /// and for all others.
     fn workspace_bytes(major: i32) -> usize {
         let mib = match major {
             9..12 => 32,
@@ -252,21 +253,24 @@ mod cuda {
         mib << 20
     }
 
-    /// Gives cuBLAS a workspace of ours, for as long as the process lives. While launches are recorded cuBLAS would ask the driver for one
-    /// of its own, which would be memory of the graph. All products have the same one, so that recorded ones have the same bits.
+    /// Gives cuBLAS a workspace that lives as long as the process. Otherwise cuBLAS would allocate a workspace from the driver while
+    /// launches are recorded, which would be memory of the graph. All products share this workspace, so that recorded products have the
+    /// same bits.
     fn give_workspace(device: &CudaDevice) -> candle_core::Result<()> {
         let bytes = workspace_bytes(capability(device)?.0);
         let blas = device.cublas_handle();
         device.cuda_stream().context().bind_to_thread().w()?;
-        // SAFETY: memory of as many bytes, which nobody else uses and nobody gives back. It is none of the tensors': the context's row has it.
+        // SAFETY: memory of this many bytes, which nothing else uses and which is never freed. It is no tensor's memory: the bill counts it
+        // as part of the context.
         unsafe {
             let workspace = result::malloc_sync(bytes).w()?;
             cublasSetWorkspace_v2(*blas.handle(), workspace as *mut c_void, bytes).result().w()
         }
     }
 
-    /// Has products computed in no less than their sums' f32. cuBLAS may cut one along its sums, and round the parts to the dtype of the result
-    /// before it adds them. Before Ampere it may multiply f32 in f16 as well, where a call names tensor cores: candle's does.
+    /// Has products computed with sums in f32 at least. Otherwise cuBLAS may split a product along its sums, and round the parts to the
+    /// dtype of the result before it adds them. Before Ampere it may also multiply f32 in f16 where a call names tensor cores, as candle's
+    /// calls do.
     fn have_sums_in_f32(device: &CudaDevice) -> candle_core::Result<()> {
         let mode = match capability(device)? < super::BF16_FROM {
             true => cublasMath_t::CUBLAS_PEDANTIC_MATH,
@@ -285,7 +289,7 @@ mod cuda {
         Ok(())
     }
 
-    /// Gives the memory beside tensors back to the device.
+    /// Gives memory that no tensor uses back to the device.
     pub fn trim(device: &CudaDevice) -> candle_core::Result<()> {
         device.cuda_stream().synchronize().w()?;
         // SAFETY: a pool of an open device.
@@ -300,7 +304,7 @@ mod cuda {
             return Ok(());
         }
         let pool = pool(device).w()?;
-        // Zero begins anew from what is held.
+        // Zero resets the peak to the memory that is held now.
         set(pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0).w()?;
         set(pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0).w()
     }

@@ -1,10 +1,10 @@
-//! Which path an operation takes, and what the references share.
+//! Chooses the path that an operation takes, and has the code that references share.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use crate::storage::elements;
 
-/// The path of an operation. It is decided once a call, from the dtypes and devices of the operands.
+/// The path of an operation, decided once per call from the dtypes and devices of the operands.
 ///
 /// The kernels of each path are in files `cpu`, `cuda` and `reference` of an operation's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,12 +13,12 @@ pub enum Path {
     Cpu,
     /// Plain candle operations on the CPU, in any floating dtype.
     Reference,
-    /// Kernels for a card, where there are some for the operands; otherwise plain candle operations there.
+    /// Kernels for a card, where there are kernels for the operands; otherwise plain candle operations on the card.
     Device,
 }
 
 impl Path {
-    /// That of these operands.
+    /// The path of these operands.
     pub(crate) fn of(operands: &[&Tensor]) -> Self {
         if operands.iter().any(|t| !t.device().is_cpu()) {
             return Path::Device;
@@ -27,12 +27,12 @@ impl Path {
         if operands.iter().all(takes) { Path::Cpu } else { Path::Reference }
     }
 
-    /// That of operands of a dtype on the CPU.
+    /// The path of operands of a dtype on the CPU.
     pub fn on_cpu(dtype: DType) -> Self {
         if matches!(dtype, DType::F32 | DType::BF16) { Path::Cpu } else { Path::Reference }
     }
 
-    /// This path, if its kernel takes what else there is; otherwise the reference.
+    /// Returns this path if its kernel takes the other arguments (`takes`), and otherwise the reference.
     pub(crate) fn provided(self, takes: bool) -> Self {
         if takes || self == Path::Device { self } else { Path::Reference }
     }
@@ -48,8 +48,8 @@ pub(crate) fn wide(t: &Tensor) -> Result<Tensor> {
     t.to_dtype(wide_dtype(t))
 }
 
-/// The dtype in which a reference multiplies matrices: that of `t` where the device can
-/// (accelerators accumulate in `F32` by themselves), the wide one on the CPU, whose matmul refuses `BF16`.
+/// The dtype in which a reference multiplies matrices: the dtype of `t` where the device can
+/// (accelerators accumulate in `F32` by themselves), the wide dtype on the CPU, whose matmul refuses `BF16`.
 pub(crate) fn matmul_dtype(t: &Tensor) -> DType {
     match t.device() {
         Device::Cpu => wide_dtype(t),
@@ -63,7 +63,7 @@ pub(crate) fn add_into(accumulator: &Tensor, x: &Tensor) -> Result<()> {
     overwrite(accumulator, &sum)
 }
 
-/// Replaces the contents of `target` by those of `source`, converted to its dtype.
+/// Overwrites `target` with the values of `source`, converted to the dtype of `target`.
 pub(crate) fn overwrite(target: &Tensor, source: &Tensor) -> Result<()> {
     let source = source.to_dtype(target.dtype())?.contiguous()?;
     if target.rank() == 0 {
@@ -72,7 +72,7 @@ pub(crate) fn overwrite(target: &Tensor, source: &Tensor) -> Result<()> {
     target.slice_set(&source, 0, 0)
 }
 
-/// An error unless `t` can be written in place.
+/// Returns an error unless `t` can be written in place.
 pub(crate) fn check_accumulator(op: &str, what: &str, t: &Tensor, expected: &[usize]) -> Result<()> {
     check_shape(op, what, t, expected)?;
     if !t.is_contiguous() {
@@ -81,7 +81,7 @@ pub(crate) fn check_accumulator(op: &str, what: &str, t: &Tensor, expected: &[us
     Ok(())
 }
 
-/// An error unless `t` has exactly the expected shape.
+/// Returns an error unless `t` has exactly the expected shape.
 pub(crate) fn check_shape(op: &str, what: &str, t: &Tensor, expected: &[usize]) -> Result<()> {
     if t.dims() != expected {
         bail!("{op}: {what}: expected shape {expected:?}, got {:?}", t.dims())
@@ -89,7 +89,7 @@ pub(crate) fn check_shape(op: &str, what: &str, t: &Tensor, expected: &[usize]) 
     Ok(())
 }
 
-/// Splits the last dimension off: `(.., K)` gives (product of the rest, K).
+/// Splits off the last dimension: `(.., K)` gives (product of the others, K).
 pub(crate) fn rows_and_width(op: &str, what: &str, t: &Tensor) -> Result<(usize, usize)> {
     match t.dims() {
         [] => bail!("{op}: {what}: expected at least one dimension, got a scalar"),

@@ -1,4 +1,4 @@
-//! What graphs of a card are told: whether to record any, and which values change from one round to the next ([`crate::Rounds`]).
+//! Settings of a card's graphs: whether to record any, and which values change from one round to the next ([`crate::Rounds`]).
 
 use std::sync::OnceLock;
 
@@ -6,7 +6,7 @@ use candle_core::Tensor;
 
 use crate::ops::dropout::key_of_step;
 
-/// The variable that says what is recorded.
+/// The variable that chooses the launches to record.
 const VARIABLE: &str = "LOW_MEM_T5_GRAPHS";
 
 /// Which launches are recorded.
@@ -21,13 +21,12 @@ enum Recorded {
     All,
 }
 
-/// Whether launches that repeat on a card are recorded at all: unless `LOW_MEM_T5_GRAPHS` is `none`. Fixed for the process.
+/// Whether repeated launches on a card are recorded at all: yes, unless `LOW_MEM_T5_GRAPHS` is `none`. Fixed for the process.
 pub fn records_launches() -> bool {
     recorded() != Recorded::Nothing
 }
 
-/// Whether micro-batches of training are recorded, as far as `LOW_MEM_T5_GRAPHS` says so; none where a plan may choose. Fixed for the
-/// process.
+/// Whether `LOW_MEM_T5_GRAPHS` has micro-batches of training recorded. `None` if a plan may choose. Fixed for the process.
 pub fn records_micro_batches() -> Option<bool> {
     match recorded() {
         Recorded::AsPlanned => None,
@@ -67,7 +66,7 @@ pub struct Changing<'a> {
 
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 impl Changing<'_> {
-    /// What is uploaded: the key of dropout in two halves of 32 bits, then the lists.
+    /// The numbers to upload: the key of dropout in two halves of 32 bits, then the lists.
     pub(crate) fn numbers(&self) -> Vec<u32> {
         let key = key_of_step(self.seed, self.step);
         let lengths = self.lengths.iter().flat_map(|list| list.iter().map(|&length| length as u32));
@@ -86,11 +85,11 @@ impl Changing<'_> {
     }
 }
 
-/// What a phase is asked to do.
+/// A request to a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// Run.
     Work,
-    /// Drop every tensor that it has made, and restore what it has changed, so that it can run again.
+    /// Drop every tensor that the phase has made, and undo its changes, so that it can run again.
     Undo,
 }

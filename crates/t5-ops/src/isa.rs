@@ -1,4 +1,4 @@
-//! The instruction set that kernels compute with: what the machine has, and what `LOW_MEM_T5_ISA` asks for instead.
+//! The instruction set of the kernels: the best that the machine has, or the one that `LOW_MEM_T5_ISA` names.
 
 use std::sync::OnceLock;
 
@@ -9,7 +9,7 @@ const VARIABLE: &str = "LOW_MEM_T5_ISA";
 /// before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Isa {
-    /// [`Isa::Portable`] with tile registers in software, so that what surrounds them is tested on any machine.
+    /// [`Isa::Portable`] with tile registers in software, so that the code around the tiles is tested on any machine.
     SoftwareTiles,
     Portable,
     #[cfg(target_arch = "aarch64")]
@@ -24,18 +24,18 @@ pub(crate) enum Isa {
     Amx,
 }
 
-/// Those of this processor family.
+/// The instruction sets of this processor family.
 #[cfg(target_arch = "x86_64")]
 pub(crate) const ALL: [Isa; 6] = [Isa::SoftwareTiles, Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
-/// Those of this processor family.
+/// The instruction sets of this processor family.
 #[cfg(target_arch = "aarch64")]
 pub(crate) const ALL: [Isa; 3] = [Isa::SoftwareTiles, Isa::Portable, Isa::Neon];
-/// Those of this processor family.
+/// The instruction sets of this processor family.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) const ALL: [Isa; 2] = [Isa::SoftwareTiles, Isa::Portable];
 
 impl Isa {
-    /// As `LOW_MEM_T5_ISA` spells it.
+    /// Its name in `LOW_MEM_T5_ISA`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Isa::SoftwareTiles => "software-tiles",
@@ -73,7 +73,7 @@ pub fn instruction_set() -> &'static str {
     isa().name()
 }
 
-/// Whether this machine has the instruction set of that [name](instruction_set), or all that it consists of.
+/// Whether this machine has the instruction set of that [name](instruction_set), with all its extensions.
 pub fn has_instruction_set(name: &str) -> bool {
     ALL.into_iter().any(|isa| isa.name() == name && isa <= detect())
 }
@@ -88,7 +88,7 @@ pub(crate) fn multiplies_pairs() -> bool {
     }
 }
 
-/// What to use of a machine whose best is `best`, and a warning where that is not what was wished.
+/// Chooses an instruction set on a machine whose best is `best`. Returns a warning if it is not the wished one.
 fn choose(wish: Option<&str>, best: Isa) -> (Isa, Option<String>) {
     let Some(wish) = wish else { return (best, None) };
     match ALL.into_iter().find(|isa| isa.name() == wish) {
@@ -132,7 +132,7 @@ pub(crate) fn detect() -> Isa {
     Isa::Portable
 }
 
-/// Asks the kernel of the operating system for the tile registers; false where there are none.
+/// Asks the operating system's kernel for the tile registers; returns false if the machine has none.
 #[cfg(target_arch = "x86_64")]
 fn has_amx() -> bool {
     #[cfg(target_os = "linux")]
@@ -149,8 +149,8 @@ fn has_amx() -> bool {
     }
 }
 
-/// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`: Linux enables the tile registers for a process, all
-/// its threads included, on request only, because they enlarge every saved context.
+/// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`: Linux enables the tile registers for a process, with all
+/// its threads, on request only, because they enlarge every saved context.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn request_permission() -> bool {
     const ARCH_PRCTL: i64 = 158;
@@ -199,7 +199,8 @@ mod tests {
         assert!(warning.ends_with("got `sse9`; portable is used"), "{warning}");
     }
 
-    /// The instruction set is fixed for a process, so each gets one of its own. Products are tested with all of them anyway.
+    /// The instruction set is fixed for a process, so each one is tested in a process of its own. Products are tested with all of them
+    /// anyway.
     #[test]
     fn lesser_instruction_sets_pass_these_tests() {
         // A card has one set of kernels.

@@ -1,4 +1,4 @@
-//! Keys of counter-based random numbers: what an element is, as a number that looks random.
+//! Keys of counter-based random numbers: the identity of an element, mixed into a number that looks random.
 
 /// The finaliser of SplitMix64 (Steele, Lea, Flood 2014; constants of Stafford's variant 13).
 pub fn mix(x: u64) -> u64 {

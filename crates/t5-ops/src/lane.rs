@@ -1,11 +1,11 @@
-//! A lane: the way between a card and the host beside what the card computes. It is a stream of copies for each direction, which a card
-//! copies in at the same time. Copies of page-locked memory the card makes itself; all others go through pieces of pinned memory, which
-//! take turns.
+//! A lane copies between a card and the host while the card computes. It has one stream of copies for each direction, and both directions
+//! run at the same time. The card itself copies page-locked memory. All other copies go through pieces of pinned memory, used round robin.
 //!
-//! A thread that copies has a lane of its own: where two shared one, copies of one would wait for kernels that the other's wait for.
+//! Each thread that copies has a lane of its own. If two threads shared a lane, copies of one thread would wait for kernels that the other
+//! thread's copies wait for.
 //!
-//! Invariants: a copy begins when the events are reached that it is given, and waits for no other copy of the other direction; a piece is
-//! filled when it was copied, and read when it was filled; after an error no copy is under way.
+//! Invariants: a copy begins once the events that it is given are reached, and never waits for a copy of the other direction. A piece is
+//! refilled only after it was copied, and read only after it was filled. After an error no copy is under way.
 
 use std::ffi::c_void;
 use std::io;
@@ -21,22 +21,22 @@ use rayon::prelude::*;
 
 use crate::page_locked::is_locked;
 
-/// As many bytes are worth a thread.
+/// The bytes of a copy that are worth a thread of their own.
 const SHARE: usize = 512 << 10;
 
-/// The streams of copies of a card, beside the one that computes, and the memory that they go through.
+/// The streams of copies of a card, beside the stream that computes, and the pinned memory of the copies.
 #[derive(Debug)]
 pub struct Lane {
     computing: Arc<CudaStream>,
-    /// Of copies to the card.
+    /// The stream of copies to the card.
     up: Arc<CudaStream>,
-    /// Of copies to the host.
+    /// The stream of copies to the host.
     down: Arc<CudaStream>,
-    /// Those that were needed so far, of the most that there are.
+    /// The pieces that were needed so far, at most `most_pieces`.
     pieces: Vec<Piece>,
     most_pieces: usize,
     piece_bytes: usize,
-    /// The piece whose turn it is.
+    /// The piece that the next copy uses.
     next: usize,
 }
 
@@ -51,24 +51,24 @@ impl Lane {
         Ok(Self { computing, up, down, pieces: Vec::new(), most_pieces: pieces, piece_bytes, next: 0 })
     }
 
-    /// When all is done that was launched so far.
+    /// Records an event that is reached when all work launched so far is done.
     pub fn launched(&self) -> Result<CudaEvent, DriverError> {
         self.computing.record_event(None)
     }
 
-    /// Has whatever is launched from here on come after an event.
+    /// Has all work that is launched from here on wait for an event.
     pub fn have_computing_wait(&self, done: &CudaEvent) -> Result<(), DriverError> {
         self.computing.wait(done)
     }
 
-    /// Copies bytes to an address on the card, whose memory is free from an event on. They are there at the event that it returns. Until then
-    /// bytes of page-locked memory stay as they are; of other memory they are read when it returns.
+    /// Copies bytes to an address on the card, once the memory there is free (`is_free`). The returned event is reached when the copy is
+    /// done. Page-locked bytes must not change until then; bytes in other memory have been read when this function returns.
     pub fn up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> candle_core::Result<CudaEvent> {
         let copied = self.copy_up(to, bytes, is_free).and_then(|()| self.up.record_event(None).w());
         self.unless_failed(copied)
     }
 
-    /// The same of what a file has, which no mapped page holds meanwhile.
+    /// Copies bytes of a file like [`Lane::up`], and maps no page of the file meanwhile.
     pub fn up_from_file(&mut self, to: u64, file: &Stretch, is_free: &CudaEvent) -> candle_core::Result<CudaEvent> {
         let copied = self.up.wait(is_free).w().and_then(|()| {
             self.fill_and_copy(to, file.bytes(), |start, piece| heap::counting_wait(|| read(file, start, piece)))
@@ -77,17 +77,17 @@ impl Lane {
         self.unless_failed(copied)
     }
 
-    /// Copies bytes from an address on the card, where they are from an event on. They are there when it returns.
+    /// Copies bytes from an address on the card, once the values are there (`is_ready`). Returns when the copy is done.
     pub fn down(&mut self, from: u64, bytes: &mut [u8], is_ready: &CudaEvent) -> candle_core::Result<()> {
         let copied = self.copy_down(from, bytes, is_ready).w();
         self.unless_failed(copied)
     }
 
-    /// Copies page-locked memory to an address on the card, after these events: the address is free, and the memory has its values. It is
-    /// done at the event that it returns.
+    /// Copies page-locked memory to an address on the card, after two events: the address is free, and the memory has its values. The
+    /// returned event is reached when the copy is done.
     ///
     /// # Safety
-    /// The memory is locked and stays so; nobody writes to it before the event that is returned.
+    /// The memory is locked and stays locked. Nothing writes to the memory before the returned event.
     pub unsafe fn up_beside(
         &mut self,
         to: u64,
@@ -99,11 +99,12 @@ impl Lane {
         self.beside(&up, runs, after, |at, part| unsafe { result::memcpy_htod_async(to + at, part, up.cu_stream()) })
     }
 
-    /// Copies to page-locked memory from an address on the card, after these events: the values are there, and nobody reads the memory any
-    /// more. It is done at the event that it returns.
+    /// Copies from an address on the card to page-locked memory, after these events: the values are there, and all earlier reads of the
+    /// memory are done. The returned event is reached when the copy is done.
     ///
     /// # Safety
-    /// The memory is locked and stays so; until the event nobody else looks at it, nor changes what is at the address.
+    /// The memory is locked and stays locked. Until the returned event nothing else reads or writes the memory, and nothing changes the
+    /// values at the address.
     pub unsafe fn down_beside<'a>(
         &mut self,
         from: u64,
@@ -127,7 +128,7 @@ impl Lane {
         let mut copied = after.into_iter().try_for_each(|event| stream.wait(event));
         let mut at = 0;
         for run in runs {
-            // SAFETY: by the promise of whoever calls either of both.
+            // SAFETY: by the promise of the caller of `up_beside` or `down_beside`.
             let part =
                 unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(run.at), run.bytes) };
             copied = copied.and_then(|()| copy(at, part));
@@ -138,7 +139,7 @@ impl Lane {
 
     fn unless_failed<T>(&self, copied: candle_core::Result<T>) -> candle_core::Result<T> {
         if copied.is_err() {
-            // Some pieces may be on their way.
+            // Copies through some pieces may be under way.
             self.up.synchronize().w()?;
             self.down.synchronize().w()?;
         }
@@ -166,7 +167,7 @@ impl Lane {
         })
     }
 
-    /// Copies `bytes` bytes through pieces. `fill` is given the place of a piece's first byte, and fills the piece.
+    /// Copies `bytes` bytes through pieces. `fill` gets the offset of a piece's first byte and fills the piece.
     fn fill_and_copy(
         &mut self,
         to: u64,
@@ -178,7 +179,7 @@ impl Lane {
             let turn = self.turn().w()?;
             let piece = &mut self.pieces[turn];
             fill(start, &mut piece.wait().w()?[..length])?;
-            // SAFETY: the tensor at this address has all of these bytes, and nobody else uses them until its event was waited for; the
+            // SAFETY: the tensor at this address has all of these bytes, and nothing else uses them until its event was waited for. The
             // piece is not written to before its own event.
             unsafe { result::memcpy_htod_async(to + start as u64, piece.of(length), self.up.cu_stream()) }.w()?;
             piece.is_done.record(&self.up).w()?;
@@ -188,7 +189,7 @@ impl Lane {
 
     fn copy_down(&mut self, from: u64, bytes: &mut [u8], is_ready: &CudaEvent) -> Result<(), DriverError> {
         self.down.wait(is_ready)?;
-        // While the card fills some pieces the host empties the oldest.
+        // The card fills some pieces while the host empties the oldest.
         let pieces = self.most_pieces;
         let lengths: Vec<usize> = bytes.chunks(self.piece_bytes).map(<[u8]>::len).collect();
         let mut filled = Vec::with_capacity(lengths.len());
@@ -198,8 +199,8 @@ impl Lane {
                 let turn = self.turn()?;
                 let piece = &mut self.pieces[turn];
                 piece.wait()?;
-                // SAFETY: the tensor at this address has all of these bytes, and keeps them until this function returns; the piece is
-                // not read before its event.
+                // SAFETY: the tensor at this address has all of these bytes, and keeps them until this function returns. The piece is not
+                // read before its event.
                 unsafe {
                     let at = from + (number * self.piece_bytes) as u64;
                     result::memcpy_dtoh_async(piece.of(length), at, self.down.cu_stream())?;
@@ -218,35 +219,35 @@ impl Lane {
     }
 }
 
-/// Page-locked memory, one of the ranges that a copy of several goes through in their order.
+/// A range of page-locked memory. A copy goes through one or several ranges, in order.
 #[derive(Debug)]
 pub struct Run {
-    /// Its address.
+    /// The address.
     pub at: usize,
-    /// Bytes that are copied.
+    /// The number of bytes to copy.
     pub bytes: usize,
-    /// Bytes that are taken for them.
+    /// The number of bytes that were taken for them.
     pub taken: usize,
 }
 
 impl Run {
-    /// Of memory that is one range.
+    /// The range of all of `memory`.
     pub fn of(memory: &mut [u8]) -> Self {
         let bytes = memory.len();
         Self { at: memory.as_mut_ptr().expose_provenance(), bytes, taken: bytes }
     }
 }
 
-/// Pinned memory.
+/// A piece of pinned memory.
 #[derive(Debug)]
 struct Piece {
     memory: *mut c_void,
     bytes: usize,
-    /// When the latest copy through it is done. cudarc's own type keeps no such event where events are not tracked.
+    /// Reached when the latest copy through the piece is done. cudarc's own type keeps no such event where events are not tracked.
     is_done: CudaEvent,
 }
 
-// SAFETY: it owns its memory, which the driver gave to the process and not to a thread.
+// SAFETY: a piece owns its memory, which the driver gave to the process and not to a thread.
 unsafe impl Send for Piece {}
 
 impl Piece {
@@ -254,37 +255,37 @@ impl Piece {
         let context = stream.context();
         context.bind_to_thread()?;
         let is_done = context.new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
-        // SAFETY: the context of this thread.
+        // SAFETY: the context is bound to this thread.
         let memory = unsafe { result::malloc_host(bytes, 0) }?;
-        // SAFETY: as many bytes as were asked for. Nobody reads what was not written.
+        // SAFETY: the driver gave this many bytes. Nothing reads bytes that were not written.
         unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
         Ok(Self { memory, bytes, is_done })
     }
 
-    /// Its bytes, when the latest copy through it is done.
+    /// Waits until the latest copy through the piece is done, and returns its bytes.
     fn wait(&mut self) -> Result<&mut [u8], DriverError> {
         self.is_done.synchronize()?;
         Ok(self.of(self.bytes))
     }
 
-    /// The first of its bytes, for a copy.
+    /// Returns the first `length` bytes, for a copy.
     fn of(&mut self, length: usize) -> &mut [u8] {
         assert!(length <= self.bytes);
-        // SAFETY: as many bytes, which were written, and this is their only owner.
+        // SAFETY: the memory has this many bytes, all of them written, and this piece is their only owner.
         unsafe { std::slice::from_raw_parts_mut(self.memory.cast(), length) }
     }
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        // Whoever waits for nothing else any more has no use for the error.
+        // A caller that drops the piece has no use for the error.
         let _ = self.is_done.synchronize();
-        // SAFETY: it was made by the driver, and no copy goes through it.
+        // SAFETY: the driver allocated the memory, and no copy through it is under way.
         let _ = unsafe { result::free_host(self.memory) };
     }
 }
 
-/// Reads the bytes of a file from a place on.
+/// Reads bytes of a file from the offset `start` on.
 fn read(file: &Stretch, start: usize, to: &mut [u8]) -> io::Result<()> {
     to.par_chunks_mut(SHARE).enumerate().try_for_each(|(number, to)| {
         let part = file.part(start + number * SHARE, to.len());

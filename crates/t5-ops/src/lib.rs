@@ -1,8 +1,8 @@
 //! The numeric operations that training T5 needs, each with a forward, a backward and a reference.
 //!
-//! An operation is one public function. Behind it stand a *reference*, written in plain candle operations
-//! (any device, any floating dtype; the oracle of the tests and the fallback), and fused kernels for the
-//! CPU, which run when every operand lies on the CPU in `F32` or `BF16`.
+//! An operation is one public function. It has a *reference*, written in plain candle operations (any device, any floating dtype). The
+//! reference is the oracle of the tests and the fallback. Fused kernels for the CPU run when every operand lies on the CPU in `F32` or
+//! `BF16`.
 //!
 //! ```
 //! use candle_core::{DType, Device, Result, Tensor};
@@ -25,17 +25,17 @@
 //!   reductions are in `F32` or wider.
 //! - Arguments named `dw`, `dweight`, `dtable`, `dbias` are accumulators: contiguous tensors that the
 //!   operation adds to in place, so that micro-batches need no second buffer.
-//! - With one instruction set ([`instruction_set`]) the same inputs give the same bits on any number of threads: what is
-//!   summed is cut into parts that depend on sizes only, and partial sums are added in a fixed order.
-//! - Dropout masks are a function of what an element *is* (seed, step, place, sample, position, channel),
+//! - With one instruction set ([`instruction_set`]) the same inputs give the same bits on any number of threads: sums are cut into
+//!   parts that depend on sizes only, and partial sums are added in a fixed order.
+//! - Dropout masks are a function of an element's identity (seed, step, place, sample, position, channel),
 //!   never of how the batch was cut or padded. See [`Dropout`].
 //! - Nothing here knows the structure of T5.
 //!
 //! Shapes: B batch, T query or target length, S key or source length, H heads, K head size, D model size,
 //! V vocabulary, R rows.
 
-// A home of unsafe code: kernels that write disjoint parts of one buffer
-// from several threads, that call strided matrix products, and that use instructions beyond the baseline.
+// Unsafe code is allowed here: kernels write disjoint parts of one buffer from several threads,
+// call strided matrix products, and use instructions beyond the baseline.
 #![allow(unsafe_code)]
 
 pub mod absent;
@@ -139,7 +139,8 @@ pub use rounds::Rounds;
 pub use staging::{STAGING_BYTES, Staged, Staging};
 pub use transfer::copied_to;
 
-/// Raised by every change after which the same inputs give other bits on the same instruction set: a checkpoint records it.
+/// The version of the kernels. It is raised by every change that gives other bits for the same inputs on the same instruction set.
+/// A checkpoint records it.
 pub const KERNELS_VERSION: u32 = 11;
 
 /// The same operations in plain candle operations: the oracle of the tests, and the path for devices and

@@ -1,7 +1,7 @@
-//! The cards of several processes, which send each other tensors by NCCL.
+//! The cards of several processes, which exchange tensors by NCCL.
 //!
-//! A stream of its own carries what is sent. It begins when everything is through that was launched before, and kernels that were launched
-//! after [`Arriving::arrive`] come after it: the host waits for neither. Every process makes the same calls in the same order.
+//! A stream of its own carries the transfers. A transfer begins when all work that was launched before is done. Kernels that are launched
+//! after [`Arriving::arrive`] wait for it; the host waits for neither. Every process makes the same calls in the same order.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use candle_core::{Device, Result, Tensor};
 
 use communicator::{Communicator, Moment};
 
-/// The card of this process among those of the others.
+/// The card of this process, joined with the cards of other processes.
 #[derive(Clone, Debug)]
 pub struct Cards(Rc<Communicator>);
 
@@ -19,16 +19,16 @@ pub struct Arriving {
     cards: Rc<Communicator>,
     sent: Moment,
     has_arrived: bool,
-    /// Memory is given back in the order of the stream that computes: so not before that waits.
+    /// Memory is freed in the order of the stream that computes, so not before that stream has waited for the transfer.
     _tensors: Vec<Tensor>,
 }
 
-/// Who is to have a sum.
+/// The cards that receive a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SumTo {
     /// Every card.
     All,
-    /// That of this process alone.
+    /// The card of this process alone.
     One(usize),
 }
 
@@ -36,7 +36,7 @@ pub enum SumTo {
 pub const HAS_NCCL: bool = cfg!(feature = "nccl");
 
 impl Cards {
-    /// What all of them need to find each other. One process makes it, and tells the others.
+    /// Makes the identifier by which all processes find each other. One process makes it, and tells the others.
     ///
     /// # Errors
     /// NCCL's.
@@ -44,7 +44,7 @@ impl Cards {
         Communicator::id()
     }
 
-    /// Joins the cards of `size` processes, of which this is the `rank`-th, and which all call this with the same `id`.
+    /// Joins the cards of `size` processes. This one is the `rank`-th, and all of them call this with the same `id`.
     ///
     /// # Errors
     /// NCCL's, as for two processes on one card; a device that is no card, and a build without NCCL.
@@ -52,7 +52,7 @@ impl Cards {
         Communicator::join(device, id, rank, size).map(|joined| Self(Rc::new(joined)))
     }
 
-    /// Begins to add up a contiguous tensor over all cards, in an order that is NCCL's.
+    /// Begins to add up a contiguous tensor over all cards, in an order that NCCL chooses.
     ///
     /// # Errors
     /// NCCL's.
@@ -60,7 +60,7 @@ impl Cards {
         self.begin(vec![x.clone()], || self.0.sum(x, to))
     }
 
-    /// Begins to make a contiguous tensor on every card what it is on that of process `root`.
+    /// Begins to overwrite a contiguous tensor on every card with its values on the card of process `root`.
     ///
     /// # Errors
     /// NCCL's.
@@ -68,7 +68,8 @@ impl Cards {
         self.begin(vec![x.clone()], || self.0.broadcast(root, x))
     }
 
-    /// Begins to send contiguous tensors to processes, and to receive others from them: between two, in the order of the lists.
+    /// Begins to send contiguous tensors to processes, and to receive others from them. Between two processes the order is that of the
+    /// lists.
     ///
     /// # Errors
     /// NCCL's.
@@ -86,7 +87,7 @@ impl Cards {
 }
 
 impl Arriving {
-    /// Has what is launched from here on come after what arrives.
+    /// Has all work that is launched from here on wait for the transfer.
     ///
     /// # Errors
     /// The driver's.
@@ -99,7 +100,7 @@ impl Arriving {
 impl Drop for Arriving {
     fn drop(&mut self) {
         if !self.has_arrived {
-            // An error before has been told, and this one would be its consequence.
+            // An earlier error has been reported, and this one would be its consequence.
             let _ = self.cards.wait(&self.sent);
         }
     }
@@ -131,7 +132,7 @@ mod communicator {
         result.map(drop).map_err(|error| Error::Msg(format!("NCCL: {:?}", error.0)))
     }
 
-    /// Elements of a tensor, and their type as NCCL has it.
+    /// The number of elements of a tensor, and their NCCL type.
     fn elements(x: &Tensor) -> Result<(usize, sys::ncclDataType_t)> {
         let of = match x.dtype() {
             DType::F32 => sys::ncclDataType_t::ncclFloat32,
@@ -142,7 +143,7 @@ mod communicator {
         Ok((x.elem_count(), of))
     }
 
-    /// The number of a process as NCCL has it.
+    /// The number of a process in NCCL's type.
     fn number(process: usize) -> Result<i32> {
         i32::try_from(process).map_err(|_| Error::Msg(format!("NCCL: there is no process {process}")))
     }
@@ -162,7 +163,7 @@ mod communicator {
             }
             internal.iter_mut().zip(id).for_each(|(to, &byte)| *to = std::ffi::c_char::from_ne_bytes([byte]));
             let mut cards = MaybeUninit::uninit();
-            // SAFETY: the context of the card is this thread's. NCCL writes the communicator where it succeeds.
+            // SAFETY: the card's context is bound to this thread. NCCL writes the communicator if it succeeds.
             let cards = unsafe {
                 let id = sys::ncclUniqueId { internal };
                 checked(result::comm_init_rank(cards.as_mut_ptr(), number(size)?, id, number(rank)?))?;
@@ -171,7 +172,7 @@ mod communicator {
             Ok(Self { cards, computing, sending })
         }
 
-        /// What is sent from here on comes after what was launched.
+        /// Has transfers from here on wait for the work that was launched.
         pub fn begin(&self) -> Result<()> {
             self.sending.join(&self.computing).w()
         }
@@ -191,7 +192,7 @@ mod communicator {
         pub fn sum(&self, x: &Tensor, to: SumTo) -> Result<()> {
             let ((count, of), at, sum) = (elements(x)?, address(x)?, sys::ncclRedOp_t::ncclSum);
             let (from, into) = (at as *const _, at as *mut _);
-            // SAFETY: the tensor's elements, which nobody looks at before it arrives, and which are held until then.
+            // SAFETY: the tensor's elements, which nothing reads before the transfer arrives, and which are held until then.
             checked(unsafe {
                 match to {
                     SumTo::All => result::all_reduce(from, into, count, of, sum, self.cards, self.stream()),
@@ -226,13 +227,13 @@ mod communicator {
 
     impl Drop for Communicator {
         fn drop(&mut self) {
-            // SAFETY: nobody uses it any more. The others may be gone: an abort does not wait for them.
+            // SAFETY: nothing uses it any more. The other processes may be gone: an abort does not wait for them.
             let _ = unsafe { result::comm_abort(self.cards) };
         }
     }
 }
 
-/// Without NCCL nobody can join.
+/// Without NCCL no process can join.
 #[cfg(not(feature = "nccl"))]
 mod communicator {
     use candle_core::{Device, Result, Tensor, bail};

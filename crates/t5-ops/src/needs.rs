@@ -1,30 +1,30 @@
-//! What a call of an operation needs beside its operands and results: stated before the call, in bytes and arithmetic.
+//! The needs of a call of an operation besides its operands and results: stated before the call, in bytes and arithmetic.
 //!
-//! Each operation states its own, beside the kernels of each [`Path`]: [`linear_needs`] those of [`linear`], and so on.
-//! Who plans a step adds them up.
+//! Each operation states its own needs, beside the kernels of each [`Path`]: [`linear_needs`] states those of [`linear`], and so on. The
+//! planner of a step adds them up.
 //!
-//! Left out are sums by row or column, and the tile that each thread works on: less than a MiB a thread. Attention in strips has all keys of
-//! a head in it, and is counted.
+//! Left out are sums by row or column, and the tile that each thread works on: less than a MiB a thread. Attention in strips keeps all keys
+//! of a head in a tile, so that tile is counted.
 
 use candle_core::DType;
 
 #[cfg(doc)]
 use crate::{Path, linear, linear_needs};
 
-/// What a card is asked to do. Each is a request of the host to the driver, which takes microseconds however small the work is.
+/// Requests of the host to a card's driver. Each takes microseconds, however small the work is.
 ///
-/// Elements that are set to zero when their memory is taken, and copies on the card, are left out.
+/// Setting elements to zero when they are allocated, and copies on the card, are left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
-    /// Graphs that are launched. Kernels, products and uploads inside a graph are not counted below.
+    /// Graph launches. Kernels, products and uploads inside a graph are not counted below.
     pub graphs: u64,
-    /// Kernels that are launched, but for those of matrix products.
+    /// Kernel launches, except those of matrix products.
     pub launches: u64,
     /// Matrix products.
     pub products: u64,
-    /// Copies to the card. Lists that a step uses many times are not among them: who carries the step out counts them once.
+    /// Copies to the card, except lists that a step uses many times: the step counts those once.
     pub uploads: u64,
-    /// Copies from the card, which are waited for.
+    /// Copies from the card. The host waits for each.
     pub downloads: u64,
 }
 
@@ -68,25 +68,25 @@ impl std::ops::Mul<u64> for Calls {
 /// Bytes and arithmetic of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Needs {
-    /// Bytes held while it runs, beside operands and results.
+    /// Bytes held during the call, besides operands and results.
     pub transient: u64,
-    /// Bytes of the host's memory, where operands lie on a device: what the processor makes for it.
+    /// Bytes of the host's memory for data that the processor prepares, where operands lie on a device.
     pub on_host: u64,
     /// Bytes that threads keep for the next call.
     pub kept: Kept,
     /// Multiply-adds of matrix products.
     pub multiply_adds: f64,
-    /// The requests to a card. Those of compositions of candle's operations are not stated.
+    /// The requests to a card. They are not stated for compositions of candle's operations.
     pub calls: Calls,
 }
 
 impl Needs {
-    /// Of bytes alone.
+    /// Needs of bytes alone.
     pub(crate) fn bytes(transient: u64) -> Self {
         Self { transient, ..Self::default() }
     }
 
-    /// Of calls one after the other: the most of each kind, and all arithmetic.
+    /// Needs of calls that run one after the other: the largest of each kind of bytes, and the sum of all arithmetic.
     pub fn most(calls: impl IntoIterator<Item = Self>) -> Self {
         calls.into_iter().fold(Self::default(), |most, call| Self {
             transient: most.transient.max(call.transient),
@@ -97,87 +97,87 @@ impl Needs {
         })
     }
 
-    /// Of kernels of a card that hold nothing.
+    /// Needs of kernels of a card that allocate no memory.
     pub(crate) fn launches(launches: u64) -> Self {
         Self::default().with_launches(launches)
     }
 
-    /// With so many kernels of a card.
+    /// Adds this many kernel launches on a card.
     pub(crate) fn with_launches(self, launches: u64) -> Self {
         self.with_calls(Calls { launches, ..Calls::default() })
     }
 
-    /// With these requests to a card.
+    /// Adds these requests to a card.
     pub(crate) fn with_calls(self, calls: Calls) -> Self {
         Self { calls, ..self }
     }
 
-    /// With so many bytes on the host beside a device.
+    /// Adds this many bytes of the host's memory.
     pub(crate) fn with_bytes_on_host(self, on_host: u64) -> Self {
         Self { on_host, ..self }
     }
 
-    /// With the matrix products (M, K) times (K, N).
+    /// Adds `count` matrix products (M, K) times (K, N).
     pub(crate) fn with_products(self, count: usize, (m, k, n): (usize, usize, usize)) -> Self {
         Self { multiply_adds: count as f64 * (m as f64 * k as f64 * n as f64), ..self }
     }
 }
 
-/// Elements of a shape. Counted in 64 bits wherever this runs: a plan may be for a larger machine.
+/// Counts the elements of a shape, in 64 bits on every machine: a plan may be for a larger machine.
 pub(crate) fn elements<const N: usize>(shape: [usize; N]) -> u64 {
     shape.iter().map(|&size| size as u64).product()
 }
 
-/// So many copies of `elements` in the dtype in which a reference reduces them: `F64` stays, everything else is `F32`.
+/// Bytes of `count` copies of `elements` in the dtype in which a reference reduces them: `F64` stays, all other dtypes become `F32`.
 pub(crate) fn copies(count: u64, elements: u64, dtype: DType) -> u64 {
     count * elements * wide_size(dtype) as u64
 }
 
-/// Operand and result of a reference in that dtype, where they are narrower.
+/// Bytes of the operand and the result of a reference in that dtype, where their own dtype is narrower.
 pub(crate) fn widened(elements: u64, dtype: DType) -> u64 {
     if dtype.size_in_bytes() < wide_size(dtype) { copies(2, elements, dtype) } else { 0 }
 }
 
-/// The size of an element of that dtype.
+/// The size of an element of the dtype in which a reference reduces `dtype`.
 pub(crate) fn wide_size(dtype: DType) -> usize {
     if dtype == DType::F64 { 8 } else { 4 }
 }
 
-/// Bytes of a copy of `elements` in elements of another size; none where they are as large.
+/// Bytes of a copy of `elements` in elements of another size; 0 if the size is the same.
 pub(crate) fn converted(elements: u64, from: DType, size: usize) -> u64 {
     if from.size_in_bytes() == size { 0 } else { elements * size as u64 }
 }
 
-/// Bytes of a copy of `elements` in another dtype; none where it is the same one.
+/// Bytes of a copy of `elements` in another dtype; 0 if the dtype is the same.
 pub(crate) fn cast(elements: u64, from: DType, to: DType) -> u64 {
     if from == to { 0 } else { elements * to.size_in_bytes() as u64 }
 }
 
-/// Bytes of the host that a mask of so many elements takes: f32, before and after it is scaled.
+/// Bytes of the host's memory for a dropout mask of `elements` elements: f32, before and after scaling.
 pub(crate) fn mask_on_host(elements: u64, drops: bool) -> u64 {
     if drops { 2 * elements * size_of::<f32>() as u64 } else { 0 }
 }
 
-/// Bytes that threads keep from one product to the next: of each kind, the most that any product needed.
+/// Bytes that threads keep from one product to the next: for each kind, the most that any product needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// Weights.
+    /// Packed weights.
     pub weights: u64,
-    /// Blocks of logits.
+    /// Packed blocks of logits.
     pub loss: u64,
     /// The larger operand of the gradient of a weight.
     pub larger: u64,
-    /// The smaller one.
+    /// The smaller operand of the gradient of a weight.
     pub smaller: u64,
 }
 
 impl Kept {
-    /// All of it.
+    /// The sum of all kinds.
     pub fn total(self) -> u64 {
         self.weights + self.loss + self.along_tokens()
     }
 
-    /// What depends on the tokens of a pass: the operands of the gradients of weights.
+    /// Bytes that depend on the tokens of a pass: the operands of the gradients of weights.
     pub fn along_tokens(self) -> u64 {
         self.larger + self.smaller
     }

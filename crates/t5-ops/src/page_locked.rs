@@ -1,9 +1,9 @@
-//! Page-locked memory of the host: a card copies to it and from it by itself, at the rate of the bus, while the host goes on. Copies of
-//! other memory go through pieces that are page-locked, which the host fills and empties.
+//! Page-locked memory of the host: a card copies to it and from it by itself, at the rate of the bus, while the host continues. Copies of
+//! other memory go through page-locked pieces, which the host fills and empties.
 //!
-//! Memory is locked where it lies. Where the driver refuses that, copies are slower, and nothing else.
+//! Memory is locked in place. If the driver refuses, copies are slower, and nothing else changes.
 //!
-//! Invariants: locked memory is not freed; it is unlocked when no copy of it is under way.
+//! Invariants: locked memory is not freed; memory is unlocked when no copy of it is under way.
 
 use candle_core::{Device, Tensor};
 
@@ -19,15 +19,15 @@ pub struct PageLocked {
 }
 
 impl PageLocked {
-    /// Locks the memory of a contiguous tensor for copies to and from a device. `None`: there is no card, its driver refuses, or the tensor
-    /// lies in a file.
+    /// Locks the memory of a contiguous tensor for copies to and from a device. `None` if there is no card, its driver refuses, or the
+    /// tensor lies in a file.
     pub fn of(tensor: &Tensor, device: &Device) -> Option<Self> {
         match device {
             _ if is_in_file(tensor) => None,
             #[cfg(feature = "cuda")]
             Device::Cuda(card) => {
                 let (at, bytes) = crate::with_bytes(tensor, |bytes| (bytes.as_ptr(), bytes.len())).ok()?;
-                // SAFETY: the tensor is kept, and with it its memory.
+                // SAFETY: the tensor is kept, and its memory with it.
                 let lock = unsafe { Lock::new(&card.cuda_stream(), at, bytes) }?;
                 Some(Self { _lock: lock, _tensor: tensor.clone() })
             }
@@ -49,7 +49,7 @@ mod cuda {
     /// A range that is locked.
     struct Range {
         bytes: usize,
-        /// How many locks it has: a plan that takes the place of another one locks the same weights.
+        /// The number of locks on the range: a plan that replaces another plan locks the same weights.
         locks: usize,
     }
 
@@ -75,7 +75,7 @@ mod cuda {
     }
 
     impl Lock {
-        /// Locks memory for the card of a stream. `None`: the driver refuses.
+        /// Locks memory for the card of a stream. `None` if the driver refuses.
         ///
         /// # Safety
         /// The memory is allocated for as long as the lock exists.
@@ -103,7 +103,7 @@ mod cuda {
                 return;
             }
             locked.remove(&self.at);
-            // Whoever unlocks memory at the end of a process has no use for an error.
+            // Unlocking at the end of a process has no use for an error.
             let _ = self.context.bind_to_thread().and_then(|()| self.context.synchronize());
             let at = std::ptr::with_exposed_provenance_mut(self.at);
             // SAFETY: it was locked here, and no copy of it is under way.

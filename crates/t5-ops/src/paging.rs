@@ -1,10 +1,10 @@
-//! Tensors in files: resident while they are used, and in the system's page cache or on the disk while they are not.
+//! Tensors in files: resident while they are used, and otherwise in the system's page cache or on the disk.
 //!
-//! All of this is about speed and memory. A tensor in a file is read and changed like any other, whether its pages were
-//! asked for or not, and to ask about a tensor that is not in a file does nothing.
+//! This is only about speed and memory. A tensor in a file is read and changed like any other, whether its pages were asked for or not.
+//! Asking for pages of a tensor that is not in a file does nothing.
 //!
-//! Invariants: a view stands for its own elements, and advice about a view of strides for all of its storage; the file is
-//! written under the tensor's write lock, so that nobody who reads the tensor sees it change.
+//! Invariants: advice about a contiguous view covers its own elements, and advice about a strided view all of its storage. The file is
+//! written under the tensor's write lock, so that no reader of the tensor sees it change.
 
 use std::ops::Range;
 
@@ -15,23 +15,23 @@ use crate::dispatch::{Path, overwrite};
 use crate::storage::{as_they_are, elements, filled, share_storage, with_element};
 use heap::{FileMemory, Stretch, StretchMut};
 
-/// When what is written to a file goes to the disk.
+/// When bytes written to a file go to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writes {
-    /// When the system sees fit.
+    /// When the system chooses.
     Later,
-    /// A few megabytes at a time are waited for: where the system has no room for more, as in a control group whose limit is
-    /// the budget, it kills rather than waits itself.
+    /// At once: a few megabytes are written at a time, and each piece is waited for. In a control group whose limit is the budget, the
+    /// system has no room for more, and would kill the process instead of waiting.
     Now,
 }
 
-/// A copy of `x`, on the CPU, that lies in the file if it is large enough to have pages of its own.
+/// Copies `x`, which is on the CPU, into the file if it is large enough to have pages of its own.
 ///
 /// # Errors
 /// A file that cannot be written.
 pub fn copy_into_file(x: &Tensor, memory: &FileMemory, writes: Writes) -> Result<Tensor> {
     let x = x.contiguous()?;
-    // Its pages are not touched: whole writes are faster, see below.
+    // These pages are not touched: whole writes are faster, as [`copy_from_file`] explains.
     let unset = || match x.dtype() {
         DType::F64 => Tensor::zeros(x.shape(), DType::F64, &Device::Cpu),
         dtype => with_element!(dtype, Value, filled::<Value>(x.shape(), |_| Ok(()))),
@@ -54,9 +54,9 @@ pub fn can_read_in_place(dtype: DType) -> bool {
     (Path::on_cpu(dtype) == Path::Cpu || matches!(dtype, DType::F16 | DType::U8)) && has_order
 }
 
-/// A tensor whose elements are the bytes of a file from `offset` on, where they lie. `None` where they cannot be used there: few
-/// of them, at an odd place, of a dtype that kernels do not take, on a processor whose bytes have another order. The file must
-/// be mapped to be read, and the tensor must not be changed: the system ends a process that does.
+/// Returns a tensor whose elements are the bytes of a file from `offset` on, without a copy. `None` where the bytes cannot be used in
+/// place: too few elements, a misaligned offset, a dtype without kernels, or a processor with another byte order. The file must be mapped
+/// for reading, and the tensor must not be changed: the system kills a process that writes there.
 ///
 /// # Errors
 /// A shape that has too many elements.
@@ -82,26 +82,26 @@ pub fn is_in_file(x: &Tensor) -> bool {
     with_stretch(x, |_| ()).is_some()
 }
 
-/// Has the system read what of the tensor is on the disk only, without waiting for it.
+/// Has the system read those pages of the tensor that are on the disk only, without waiting.
 pub fn read_ahead(x: &Tensor) {
     with_stretch(x, |stretch| stretch.read_ahead());
 }
 
-/// Makes the tensor resident: cheaper than touching its pages one by one.
+/// Makes the tensor resident. Cheaper than touching its pages one by one.
 pub fn page_in(x: &Tensor) {
     with_stretch(x, |stretch| stretch.page_in());
 }
 
-/// Has the tensor leave the resident set until it is used again.
+/// Removes the tensor's pages from the resident set until it is used again.
 pub fn page_out(x: &Tensor) {
     with_stretch(x, |stretch| stretch.page_out());
 }
 
-/// A copy in memory of a tensor in a file, whose own pages stay out of it; nothing if it is not in one. A view that is not
-/// contiguous is copied through its pages.
+/// Copies a tensor in a file to memory, and keeps its own pages out of memory. Returns `None` if the tensor is not in a file. A view that
+/// is not contiguous is copied through its pages.
 ///
-/// To change such a tensor, change a copy and [`overwrite_in_file`]: the first write to each page of a file takes the
-/// kernel longer than to write them together. Adafactor took 2.6 s for 720 MB of weights in their pages.
+/// To change such a tensor, change a copy and [`overwrite_in_file`]. The kernel takes longer for the first write to each page of a file
+/// than for writing the pages together: Adafactor took 2.6 s for 720 MB of weights in their pages.
 ///
 /// # Errors
 /// A file that cannot be read, or that was shortened.
@@ -118,10 +118,10 @@ pub fn copy_from_file(x: &Tensor) -> Result<Option<Tensor>> {
     copied.transpose()
 }
 
-/// Writes the values of a tensor of the same shape and dtype in the place of `x`, which lies in a file.
+/// Overwrites `x`, which lies in a file, with the values of a tensor of the same shape and dtype.
 ///
-/// Waits until nobody reads `x`, like every operation that changes a tensor in place: a thread that holds a guard of its
-/// storage must not call this.
+/// Waits until no reader holds `x`, like every operation that changes a tensor in place. A thread that holds a guard of its storage must
+/// not call this.
 ///
 /// # Errors
 /// A file that cannot be written, or that was shortened. A view that is not contiguous. `values` that share storage with `x`.
@@ -168,7 +168,7 @@ pub fn overwrite_in_file(x: &Tensor, values: &Tensor, writes: Writes) -> Result<
     with_bytes(values, |values| x.inplace_op1(&Overwrite { values, waits: writes == Writes::Now }))?
 }
 
-/// Writes the values of a tensor of the same shape and dtype in the place of `x`, which lies on the CPU: in a file, or in memory.
+/// Overwrites `x`, which lies on the CPU in a file or in memory, with the values of a tensor of the same shape and dtype.
 ///
 /// # Errors
 /// Those of [`overwrite_in_file`].
@@ -176,7 +176,7 @@ pub fn overwrite_where_it_lies(x: &Tensor, values: &Tensor, writes: Writes) -> R
     if is_in_file(x) { overwrite_in_file(x, values, writes) } else { overwrite(x, values) }
 }
 
-/// Calls `f` with where the tensor's elements lie in a file, if they do; all of its storage if it is a view of strides.
+/// Calls `f` with the part of a file in which the tensor's elements lie, if any. For a strided view, this is all of its storage.
 pub(crate) fn with_stretch<R>(x: &Tensor, f: impl FnOnce(&Stretch) -> R) -> Option<R> {
     fn of<T>(data: &[T], range: Option<Range<usize>>) -> Option<Stretch<'_>>
     where

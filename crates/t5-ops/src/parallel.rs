@@ -1,7 +1,7 @@
 //! Cutting work into parts for the threads.
 //!
-//! Parts whose partial results are added up depend on the sizes only, and are added in order: no result depends on the
-//! number of threads or on timing. Parts that write elements of their own may depend on the number of threads.
+//! Where partial results are added up, the parts depend on the sizes only and are added in order, so no result depends on the number of
+//! threads or on timing. Parts that write elements of their own may depend on the number of threads.
 
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -12,57 +12,57 @@ use rayon::prelude::*;
 
 /// Below this many elements a kernel runs on the calling thread: waking others costs more.
 const SERIAL_ELEMENTS: usize = 16 * 1024;
-/// Into at most so many parts rows are cut where the parts' sums are added up: enough for as many threads, and few enough
-/// that adding them up costs nothing.
+/// The most parts that rows are cut into where the parts' sums are added up: enough for this many threads, and few enough that adding them
+/// up costs nothing.
 const SUMMED_PARTS: usize = 16;
 
-/// On how many threads operations run: `RAYON_NUM_THREADS`, or one for each core.
+/// The number of threads that operations run on: `RAYON_NUM_THREADS`, or one for each core.
 pub fn threads() -> usize {
     rayon::current_num_threads()
 }
 
-/// Makes the calling thread one of those that operations run on, if it is called before any operation. As many there are as
-/// `RAYON_NUM_THREADS` says, or else `usual`, or one for each processor.
+/// Makes the calling thread one of the threads that operations run on, if no operation was called before. Their number is
+/// `RAYON_NUM_THREADS`, or else `usual`, or one for each processor.
 ///
-/// A thread outside of the pool hands every operation over, sleeps until it is done, and is woken: two waits for the
-/// scheduler in each of the thousand operations of a step.
+/// A thread outside of the pool hands every operation over, sleeps until it is done, and is woken: two waits for the scheduler in each of
+/// the thousand operations of a step.
 ///
-/// Where the system gives fewer threads than that, operations run on those that it gives.
+/// If the system gives fewer threads, operations run on those.
 pub fn join_threads(usual: Option<usize>) -> Joined {
     let threads = usual.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|count| count.parse().ok()).filter(|&count| count > 0);
     let wanted = asked.unwrap_or(threads);
-    // A pool whose threads cannot start leaves the caller in a pool without threads, where every operation waits for ever. So
-    // the pool gets threads that run already: each waits for its work in it.
+    // If the threads of a pool cannot start, the caller is left in a pool without threads, where every operation waits for ever. So the
+    // pool gets threads that run already: each waits for its work in the pool.
     let mut seats: Vec<Sender<rayon::ThreadBuilder>> = (1..wanted).map_while(|_| start_seat().ok()).collect();
     let given = 1 + seats.len();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(given).use_current_thread().spawn_handler(|thread| {
         let seat = seats.pop().ok_or(ErrorKind::WouldBlock)?;
         seat.send(thread).map_err(|_| ErrorKind::BrokenPipe.into())
     });
-    // An error says that the pool was built already: operations then run as they did, and the threads end.
+    // An error says that the pool was already built: operations then run as before, and these threads end.
     let _ = pool.build_global();
     Joined { wanted, given }
 }
 
-/// The threads of [`join_threads`], the caller's counted.
+/// The threads of [`join_threads`], including the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Joined {
-    /// As many were asked for.
+    /// The number of threads that was asked for.
     pub wanted: usize,
-    /// As many there are.
+    /// The number of threads that there are.
     pub given: usize,
 }
 
-/// Starts a thread that waits for its work in a pool, and ends where none comes.
+/// Starts a thread that waits for its work in a pool, and ends if none arrives.
 fn start_seat() -> std::io::Result<Sender<rayon::ThreadBuilder>> {
     let (seat, work) = channel::<rayon::ThreadBuilder>();
     std::thread::Builder::new().spawn(move || work.recv().map(rayon::ThreadBuilder::run))?;
     Ok(seat)
 }
 
-/// Calls `f` on threads of its own, as many as [`threads`], which have ended when it returns: the buffers that operations leave
-/// with their threads go with them. Where the system gives no more threads, `f` runs on those that there are.
+/// Calls `f` on new threads, as many as [`threads`], which have ended when it returns. The buffers that operations leave with their threads
+/// are freed with them. If the system gives no more threads, `f` runs on the existing ones.
 pub fn on_threads_apart<R: Send>(f: impl FnOnce() -> R + Send) -> R {
     let mut started = Vec::new();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads()).spawn_handler(|thread| {
@@ -76,7 +76,7 @@ pub fn on_threads_apart<R: Send>(f: impl FnOnce() -> R + Send) -> R {
     result
 }
 
-/// How many of `rows` rows of `width` elements a part takes that writes elements of its own.
+/// Returns how many of `rows` rows of `width` elements make a part, where each part writes elements of its own.
 pub(crate) fn rows_per_part(rows: usize, width: usize) -> usize {
     let threads = rayon::current_num_threads();
     if threads == 1 || rows * width <= SERIAL_ELEMENTS {
@@ -86,14 +86,14 @@ pub(crate) fn rows_per_part(rows: usize, width: usize) -> usize {
     rows.div_ceil(4 * threads).max(1)
 }
 
-/// How many of `rows` rows of `width` elements a part takes whose sums are added to those of other parts: as many on every
-/// number of threads.
+/// Returns how many of `rows` rows of `width` elements make a part, where the parts' sums are added up: the same for every number of
+/// threads.
 pub(crate) fn rows_per_sum(rows: usize, width: usize) -> usize {
     let parts = if rows * width <= SERIAL_ELEMENTS { 1 } else { SUMMED_PARTS };
     rows.div_ceil(parts).max(1)
 }
 
-/// Calls `f` with the number of each part, on any thread.
+/// Calls `f` with the number of each part, on any thread of the pool.
 pub fn for_each_part(parts: usize, f: impl Fn(usize) + Sync + Send) {
     if parts <= 1 || rayon::current_num_threads() == 1 {
         (0..parts).for_each(f);
@@ -117,8 +117,8 @@ pub(crate) fn for_each_part_with<S>(
     }
 }
 
-/// Calls `f` with the number of each part, on as many threads as there are workers at most. Each call has one of the
-/// workers for itself: which one depends on timing, so results must not.
+/// Calls `f` with the number of each part, on at most as many threads as there are workers. Each call has a worker to itself. Which worker
+/// depends on timing, so results must not depend on it.
 pub(crate) fn for_each_part_by<W: Send>(workers: &mut [W], parts: usize, f: impl Fn(&mut W, usize) + Sync + Send) {
     let next = AtomicUsize::new(0);
     let (count, workers) = (workers.len().min(parts), Shared::new(workers));
@@ -156,7 +156,7 @@ impl<T> Clone for Shared<T> {
 
 impl<T> Copy for Shared<T> {}
 
-// SAFETY: the accessors are unsafe and ask that no element is reached from two threads at once.
+// SAFETY: the accessors are unsafe, and their callers promise that no two threads reach one element at once.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}

@@ -1,7 +1,7 @@
-//! The most that this machine's units give: the rate of a product's kernel where memory is no obstacle.
+//! The peak rate of this machine's units: the rate of a product's kernel where memory is no obstacle.
 //!
-//! It is measured, not looked up, because no table knows how many cores this process has, how fast they are
-//! clocked under these instructions, and who else uses them now.
+//! It is measured and not looked up: no table knows how many cores this process has, how fast they are clocked
+//! under these instructions, and which other processes use them now.
 
 use candle_core::{DType, Result, bail};
 
@@ -20,7 +20,7 @@ pub fn peak_gflops(dtype: DType) -> Result<f64> {
         DType::BF16 => true,
         other => bail!("peak_gflops: expected F32 or BF16, got {other:?}"),
     };
-    // Every thread multiplies at the same time: the sum is what all of them give together.
+    // All threads multiply at the same time, and their rates are added.
     Ok(rayon::broadcast(|_| kernel_rate(bf16)).iter().sum::<f64>() / 1e9)
 }
 

@@ -1,12 +1,12 @@
-//! The processor that the needs of operations are stated for: this one, or that of the machine that a plan is for.
+//! The processor that the needs of operations are stated for: this one, or the processor of the machine that a plan is for.
 //!
-//! Operations themselves always run as this machine can; only what they would need follows [`count_for`].
+//! Operations themselves always run as this machine can; only their stated needs follow [`count_for`].
 
 use std::cell::Cell;
 
 use crate::{cache, isa, parallel};
 
-/// The facts about a processor that the bytes of operations follow from.
+/// The facts about a processor that determine the bytes of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Processor {
     /// The instruction set that kernels use.
@@ -17,31 +17,31 @@ pub struct Processor {
     pub second_level_bytes: usize,
 }
 
-/// The instruction sets that there are kernels for, on whichever processor.
+/// The instruction sets that have kernels, on any processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstructionSet {
     /// Tile registers in software, for tests.
     SoftwareTiles,
-    /// Nothing beyond the baseline.
+    /// The baseline alone.
     Portable,
-    /// AArch64's.
+    /// NEON, on AArch64.
     Neon,
-    /// With FMA.
+    /// AVX2 with FMA.
     Avx2,
-    /// F, BW, DQ and VL.
+    /// AVX-512: F, BW, DQ and VL.
     Avx512,
-    /// The same, and products of bf16.
+    /// The above, and products of bf16.
     Avx512Bf16,
-    /// The same, and tile registers.
+    /// The above, and tile registers.
     Amx,
 }
 
 impl InstructionSet {
-    /// All of them.
+    /// All instruction sets.
     pub const ALL: [Self; 7] =
         [Self::SoftwareTiles, Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
-    /// As `LOW_MEM_T5_ISA` and [`crate::instruction_set`] spell it.
+    /// Its name in `LOW_MEM_T5_ISA` and [`crate::instruction_set`].
     pub fn name(self) -> &'static str {
         match self {
             Self::SoftwareTiles => "software-tiles",
@@ -54,14 +54,14 @@ impl InstructionSet {
         }
     }
 
-    /// The one of that name.
+    /// Returns the instruction set of that name.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|set| set.name() == name)
     }
 }
 
 impl Processor {
-    /// That of this process.
+    /// Returns the instruction set of this process.
     pub fn of_this_process() -> Self {
         Self {
             instruction_set: InstructionSet::of_name(isa::instruction_set()).unwrap_or(InstructionSet::Portable),
@@ -90,7 +90,7 @@ pub fn processor() -> Processor {
     COUNTED.get().unwrap_or_else(Processor::of_this_process)
 }
 
-/// Has what is counted in `f`, on this thread, stated for another processor.
+/// Calls `f`. Needs that are counted in `f`, on this thread, are stated for another processor.
 pub fn count_for<R>(processor: Processor, f: impl FnOnce() -> R) -> R {
     struct Before(Option<Processor>);
     impl Drop for Before {

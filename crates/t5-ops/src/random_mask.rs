@@ -1,7 +1,7 @@
-//! Masks and noise that are functions of what an element is: a hash of the key of a row and the channel.
+//! Masks and noise that are functions of an element's identity: a hash of the key of a row and the channel.
 //!
-//! A strong 64-bit mix makes the key of a row; a cheap 32-bit mix of that key and the channel, sixteen lanes wide in the
-//! kernels, gives the element. Of a mask two elements share a hash, as 16 bits are enough for each.
+//! A strong 64-bit mix makes the key of a row. A cheap 32-bit mix of that key and the channel, sixteen lanes wide in the kernels, gives the
+//! element. In a mask two elements share a hash, as 16 bits are enough for each.
 
 use crate::keys::mix;
 
@@ -13,12 +13,12 @@ pub(crate) struct RowKey {
 }
 
 impl RowKey {
-    /// The key of row `row` of whatever `key` stands for.
+    /// The key of row `row` of the tensor that `key` stands for.
     pub(crate) fn new(key: u64, row: u64) -> Self {
         RowKey::of(mix(key ^ mix(row)))
     }
 
-    /// The key whose bits these are.
+    /// The key with these bits.
     pub(crate) fn of(key: u64) -> Self {
         RowKey { low: key as u32, high: (key >> 32) as u32 }
     }
@@ -38,7 +38,7 @@ impl RowMask {
         RowMask { key, threshold, scale }
     }
 
-    /// The two halves of the key, and what a hash is compared with.
+    /// The two halves of the key, and the value that a hash is compared with.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) fn parts(&self) -> (u32, u32, u32) {
         (self.key.low, self.key.high, self.threshold)

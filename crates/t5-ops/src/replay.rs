@@ -1,11 +1,11 @@
-//! Work that repeats on a card: its launches are recorded once, and from then on launched as one (a CUDA graph).
+//! Repeated work on a card: its launches are recorded once, and from then on launched together (a CUDA graph).
 //!
-//! A launch costs the host microseconds, and a token of an answer is hundreds of them, each of which the card does in less. A graph is
-//! one. Its kernels have the arguments that they were recorded with, addresses included. So tensors of recorded work lie in an *arena*
-//! that belongs to the recording, and numbers that change are read by the kernels from memory that is written before each launch.
+//! A launch costs the host microseconds. A token of an answer takes hundreds of launches, each of which the card runs in less time. A graph
+//! is one launch. Its kernels keep the arguments that they were recorded with, addresses included. So tensors of recorded work lie in an
+//! *arena* that belongs to the recording, and kernels read changing numbers from memory that is written before each launch.
 //!
-//! Invariants: work has the same bits recorded and not; a graph consists of kernels and copies on the card, and no memory is its own;
-//! where anything cannot be recorded the work is done launch by launch, and a warning says why.
+//! Invariants: recorded work gives the same bits. A graph consists of kernels and copies on the card, and has no memory of its own. If
+//! anything cannot be recorded, the work runs launch by launch, and a warning says why.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -25,7 +25,7 @@ use std::fmt::Display;
 
 use candle_core::{Device, Error, Tensor};
 
-/// Work that repeats, and its recording.
+/// Repeated work, and its recording.
 #[derive(Default)]
 pub struct Replay {
     #[cfg(feature = "cuda")]
@@ -39,7 +39,7 @@ impl std::fmt::Debug for Replay {
 }
 
 impl Replay {
-    /// Work whose recording is measured: it is recorded whatever `LOW_MEM_T5_GRAPHS` says, and nobody is warned where that fails.
+    /// Work whose recording is measured: it is recorded whatever the value of `LOW_MEM_T5_GRAPHS`, and a failure gives no warning.
     pub fn to_be_measured() -> Self {
         Self {
             #[cfg(feature = "cuda")]
@@ -47,12 +47,12 @@ impl Replay {
         }
     }
 
-    /// Does work that depends on tensors and numbers. It is given the numbers where the first of the tensors lies, one after the other.
+    /// Runs work that depends on tensors and numbers. The work gets the numbers as one tensor, on the device of the first of `tensors`.
     ///
-    /// On a card, with the same tensors as the last times, it is recorded, or its recording launched. Work has to do the same for the same
-    /// tensors, whatever the numbers are that kernels read; to keep none of the tensors that it makes, but for the one that it returns;
-    /// and to use no other memory that may move, but for what lives longer than this. No other thread may have the card compute meanwhile:
-    /// its launches would be recorded, too. The next run writes over the tensor that this one returns.
+    /// On a card, with the same tensors as the last times, the work is recorded, or its recording launched. The work must do the same for
+    /// the same tensors, whatever the values of the numbers that kernels read. It must keep none of the tensors that it makes, except the
+    /// one that it returns. It must use no other memory that may move, unless that memory lives longer than this. No other thread may use
+    /// the card meanwhile: its launches would be recorded, too. The next run overwrites the tensor that this one returns.
     ///
     /// # Errors
     /// Those of the work.
@@ -78,14 +78,14 @@ impl Replay {
         false
     }
 
-    /// Gives back the memory of a recording: the next run is as the first one.
+    /// Frees the memory of a recording. The next run counts as the first.
     pub fn forget(&mut self) {
         #[cfg(feature = "cuda")]
         self.on_card.forget();
     }
 }
 
-/// Work that takes a number of the host, which other launches of a recording would have another one of, is not recorded.
+/// Prevents the recording of work that takes a number from the host, because later launches of the recording would need another number.
 pub(crate) fn uses_number(operation: &'static str) {
     #[cfg(feature = "cuda")]
     crate::cuda::recording::refuse(operation);

@@ -120,7 +120,7 @@ impl<K: PartialEq, V> Rounds<K, V> {
         false
     }
 
-    /// What the recorded round of this kind left ([`Rounds::end`]), where the current round is launched.
+    /// The value that the recorded round of this kind left ([`Rounds::end`]). `None` unless the current round is launched as graphs.
     pub fn left_behind(&self) -> Option<&V> {
         #[cfg(feature = "cuda")]
         return self.on_card.left_behind();

@@ -1,23 +1,23 @@
-//! Values of a card that another thread copies to and from the host, beside what is computed there.
+//! Values of a card that another thread copies to and from the host while the card computes.
 //!
-//! A lane of that thread's own carries the copies. Each waits for what was launched before its values were staged, and is through when its
-//! call returns. Until all of them are, nobody else looks at the values: so no kernel has to wait for a copy.
+//! The thread has a lane of its own for these copies. A copy waits for the work that was launched before its values were staged, and is
+//! done when its call returns. Until all copies are done nothing else may use the values, so no kernel has to wait for a copy.
 
 use candle_core::{Device, Result, Tensor};
 
 use streams::{Moment, Streams};
 
-/// Pinned memory that the copies go through, of a process: a few pieces, in turn.
+/// Bytes of pinned memory that the copies of a process go through: a few pieces, used round robin.
 pub const STAGING_BYTES: u64 = (PIECES * PIECE) as u64;
 const PIECES: usize = 4;
 const PIECE: usize = 1 << 20;
 
-/// The way between a card and the host.
+/// The streams between a card and the host.
 #[derive(Clone, Debug)]
 pub struct Staging(Streams);
 
 impl Staging {
-    /// That of a device; none where tensors lie in the host's memory.
+    /// The staging of a device; `None` where tensors lie in the host's memory.
     ///
     /// # Errors
     /// The driver's.
@@ -29,7 +29,7 @@ impl Staging {
         }
     }
 
-    /// A contiguous tensor as the work that was launched until now leaves it. None: it lies in the host's memory.
+    /// Stages a contiguous tensor, with the values it has when the work launched so far is done. `None` if it lies in the host's memory.
     ///
     /// # Errors
     /// The driver's.
@@ -41,7 +41,7 @@ impl Staging {
     }
 }
 
-/// Values that are copied.
+/// Values that are being copied.
 #[derive(Debug)]
 pub struct Staged {
     tensor: Tensor,
@@ -50,12 +50,12 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// How many bytes they are.
+    /// The number of bytes of the values.
     pub fn bytes(&self) -> usize {
         self.tensor.elem_count() * self.tensor.dtype().size_in_bytes()
     }
 
-    /// Copies as many bytes to the host, from the `at`-th on.
+    /// Copies `to.len()` bytes of the values, from byte `at` on, to the host.
     ///
     /// # Errors
     /// The driver's; a tensor that is not contiguous.
@@ -64,7 +64,7 @@ impl Staged {
         self.streams.read(&self.tensor, &self.launched, at, to)
     }
 
-    /// Copies bytes from the host to the `at`-th and those after it.
+    /// Copies bytes from the host to the values, from byte `at` on.
     ///
     /// # Errors
     /// Those of [`Staged::read`].
@@ -95,7 +95,7 @@ mod streams {
 
     #[derive(Clone, Debug)]
     pub struct Streams {
-        /// Beside the lane, so that whoever computes does not wait for copies.
+        /// Outside the lane's lock, so that the thread that computes does not wait for copies.
         computing: Arc<CudaStream>,
         lane: Arc<Mutex<Lane>>,
     }
@@ -125,7 +125,7 @@ mod streams {
     }
 }
 
-/// Without a card there are none.
+/// Without a card there are no streams.
 #[cfg(not(feature = "cuda"))]
 mod streams {
     use candle_core::{Result, Tensor};

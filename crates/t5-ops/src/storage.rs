@@ -40,7 +40,7 @@ pub(crate) enum Target {
 pub(crate) trait Element: WithDType {
     fn to_f32(self) -> f32;
     fn from_f32(x: f32) -> Self;
-    /// Rounds down or up, by the upper half of `noise`: right on average over uniform noise.
+    /// Rounds down or up at random, by the upper half of `noise`. Over uniform noise the expected value is exact.
     fn from_f32_stochastic(x: f32, noise: u32) -> Self;
     /// The elements of a CPU storage if they are of this type.
     fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
@@ -176,8 +176,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// How many elements a shape has. Sizes of which any product overflows are an error, also beside a size of zero: kernels count
-/// rows before they look at their width.
+/// Counts the elements of a shape. Fails if the product of any of its sizes overflows, even where another size is zero: kernels count rows
+/// before they look at the width.
 pub(crate) fn elements(shape: &Shape) -> Result<usize> {
     let count = shape.dims().iter().try_fold(1usize, |count, &size| count.checked_mul(size));
     match count.filter(|&count| count <= isize::MAX as usize) {
@@ -186,7 +186,7 @@ pub(crate) fn elements(shape: &Shape) -> Result<usize> {
     }
 }
 
-/// A new CPU tensor whose elements `write` sets, every one of them.
+/// A new CPU tensor. `write` must set every element.
 pub(crate) fn filled<T: Element>(
     shape: impl Into<Shape>,
     write: impl FnOnce(&mut [T]) -> Result<()>,
@@ -200,7 +200,7 @@ pub(crate) fn filled<T: Element>(
 /// A buffer whose contents are unspecified until written.
 pub(crate) fn scratch<T: Element>(n: usize) -> Vec<T> {
     let mut data = Vec::<T>::with_capacity(n);
-    // SAFETY: every pattern of bytes is a value of an element, which is a float. The capacity is n, and so many are set.
+    // SAFETY: an element is a float, and every pattern of bytes is a float. The capacity is n, and n elements are set.
     unsafe {
         set_unspecified(&mut data.spare_capacity_mut()[..n]);
         data.set_len(n);
@@ -208,8 +208,8 @@ pub(crate) fn scratch<T: Element>(n: usize) -> Vec<T> {
     data
 }
 
-/// The elements that a vector's capacity holds already, because the system put them there. `None` where the compiler cannot be
-/// told so.
+/// Takes all elements of a vector's capacity as its contents, because the system has already filled them. `None` where the compiler cannot
+/// be told so.
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 pub(crate) fn as_they_are<T: WithDType>(mut data: Vec<T>) -> Option<Vec<T>> {
     let count = data.capacity();
@@ -226,7 +226,7 @@ pub(crate) fn as_they_are<T: WithDType>(_: Vec<T>) -> Option<Vec<T>> {
     None
 }
 
-/// Sets memory to whatever it holds, without touching it: kernels write large buffers whole, and a fill
+/// Makes unwritten memory count as initialised, without touching it: kernels write large buffers whole, and a fill
 /// before that would be another pass over memory.
 ///
 /// # Safety
@@ -241,14 +241,14 @@ pub(crate) unsafe fn set_unspecified<T>(data: &mut [std::mem::MaybeUninit<T>]) {
 
 /// # Safety
 ///
-/// As above.
+/// As for the function above.
 #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
 pub(crate) unsafe fn set_unspecified<T>(data: &mut [std::mem::MaybeUninit<T>]) {
-    // SAFETY: zeros are bytes, too.
+    // SAFETY: zero bytes are a value of the type, too.
     unsafe { data.as_mut_ptr().write_bytes(0, data.len()) };
 }
 
-/// Calls `f` with the elements of `t`, to be changed in place, under its write lock.
+/// Calls `f` with the elements of `t` for changes in place, under its write lock.
 ///
 /// Fails if `t` is not contiguous, not on the CPU or not of type `T`, or if it shares storage with one of
 /// `operands`, whose locks `f` may hold.
@@ -275,7 +275,7 @@ pub(crate) fn update<T: Element, R>(
             Ok(())
         }
     }
-    /// Fixes the element type, which `InplaceOp1` has no place for.
+    /// Carries the element type, for which `InplaceOp1` has no place.
     struct Typed<T, F, R>(Update<F, R>, std::marker::PhantomData<T>);
     impl<T: Element, R, F: FnOnce(&mut [T]) -> Result<R>> InplaceOp1 for Typed<T, F, R> {
         fn name(&self) -> &'static str {

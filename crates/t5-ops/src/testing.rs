@@ -38,7 +38,7 @@ pub(crate) fn values(t: &Tensor) -> Vec<f64> {
     t.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Fails unless every element differs by at most `tolerance` of the largest magnitude expected.
+/// Panics unless every element differs by at most `tolerance` times the largest expected magnitude.
 #[track_caller]
 pub(crate) fn assert_close(what: &str, got: &Tensor, expected: &Tensor, tolerance: f64) {
     assert_eq!(got.dims(), expected.dims(), "{what}: shape");

@@ -1,10 +1,11 @@
-//! Copies of tensors on other devices, of their own elements: candle copies all the memory that a view lies in.
+//! Copies of tensors to other devices. Only the tensor's own elements are copied; candle would copy all the memory that a view lies in.
 
 use candle_core::{DType, Device, Result, Tensor};
 
 use crate::bytes::with_bytes;
 
-/// A tensor on another device, with memory for its own elements alone; the tensor itself where it is there. Waits until it is done.
+/// Copies a tensor to another device, with memory for its own elements alone; returns the tensor itself if it is there already. Waits until
+/// the copy is done.
 ///
 /// # Errors
 /// Those of the devices.
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
     use crate::testing::device;
 
-    /// Elements that the memory of an f32 tensor has.
+    /// Elements that the memory of an f32 tensor has room for.
     fn memory(x: &Tensor) -> usize {
         match &*x.storage_and_layout().0 {
             Storage::Cpu(CpuStorage::F32(values)) => values.len(),
@@ -73,7 +74,7 @@ mod tests {
         let down = copied_to(&there.narrow(0, 3, 3).unwrap(), &Device::Cpu).unwrap();
         for part in [&up, &down] {
             assert_eq!(part.flatten_all().unwrap().to_vec1::<f32>().unwrap(), expected);
-            // On the CPU nothing is copied.
+            // On the CPU no elements are copied.
             assert_eq!(memory(part), if device.is_cpu() { 40 } else { 15 });
         }
         let columns = copied_to(&there.t().unwrap(), &Device::Cpu).unwrap();

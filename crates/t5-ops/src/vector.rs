@@ -33,7 +33,7 @@ macro_rules! vectorized {
                     $crate::isa::Isa::SoftwareTiles | $crate::isa::Isa::Portable => {}
                     // SAFETY: `isa` names only instruction sets that this machine was found to have.
                     $crate::isa::Isa::Avx2 => return unsafe { avx2 $(::<$($generic),+>)? ($($arg),*) },
-                    // SAFETY: as above; what comes after AVX-512 includes it.
+                    // SAFETY: as above; the instruction sets after AVX-512 include it.
                     _ => return unsafe { avx512 $(::<$($generic),+>)? ($($arg),*) },
                 }
             }
@@ -69,7 +69,7 @@ pub(crate) fn exp(x: f32) -> f32 {
 
 /// Adds up lanes pairwise, in a fixed tree: five steps one after the other instead of thirty-one.
 ///
-/// Never inlined: beside this tree the compiler makes scalar code of the loop that filled the lanes.
+/// Never inlined: next to this tree the compiler would make scalar code of the loop that filled the lanes.
 #[inline(never)]
 fn total_of_lanes(lanes: &[f32; LANES]) -> f32 {
     let mut lanes = *lanes;
@@ -83,7 +83,7 @@ fn total_of_lanes(lanes: &[f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// Adds up lanes and the terms of what did not fill them.
+/// Adds up lanes and the terms that did not fill a set of lanes.
 #[inline(always)]
 fn total(lanes: [f32; LANES], rest: impl Iterator<Item = f32>) -> f32 {
     total_of_lanes(&lanes) + rest.sum::<f32>()

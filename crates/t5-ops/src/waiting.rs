@@ -1,16 +1,16 @@
 //! Values of a card that wait in page-locked memory of the host.
 //!
-//! Values take whole pages of this memory and give them back. The memory grows where too few pages are free. So it is as large as the most
-//! that ever waited, and is locked once. The host takes no part in a copy: the card reads and writes the memory itself.
+//! Values take whole pages of this memory and give them back. The memory grows when too few pages are free. So it is as large as the most
+//! bytes that ever waited, and is locked once. The host takes no part in a copy: the card reads and writes the memory itself.
 //!
-//! Invariants: a copy out of memory waits for the one into it, and a copy into memory for all that were begun before out of any; memory on
-//! the card stays where it is until a copy from it was waited for.
+//! Invariants: a copy out of memory waits for the copy into it. A copy into memory waits for all copies out of any memory that were begun
+//! before. Memory on the card is not freed until the copies from it have been waited for.
 
 use candle_core::{DType, Result, Shape, Tensor};
 
 use crate::copies::Coming;
 
-/// Fewer bytes do not wait here: the host copies them as fast as it asks a card to.
+/// Values of fewer bytes do not wait here: the host copies them in the time that it takes to ask the card.
 #[cfg(feature = "cuda")]
 const LEAST: usize = 16 << 10;
 
@@ -23,7 +23,7 @@ pub struct Departing {
 }
 
 impl Departing {
-    /// Has whatever is computed from here on wait until the values have left.
+    /// Has all work that is launched from here on wait until the values have left.
     ///
     /// # Errors
     /// The driver's.
@@ -33,7 +33,7 @@ impl Departing {
     }
 }
 
-/// Values that wait.
+/// Values that wait in the host's memory.
 #[derive(Debug)]
 pub struct Waiting {
     memory: way::Memory,
@@ -42,8 +42,8 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Begins to copy what a tensor of a card has when all is done that was launched so far. `None`: it is small, it lies on the CPU, or
-    /// the driver locks no memory.
+    /// Begins to copy the values that a tensor of a card has when all work launched so far is done. Returns `None` if the tensor is small
+    /// or lies on the CPU, or if the driver locks no memory.
     ///
     /// # Errors
     /// The driver's.
@@ -53,7 +53,7 @@ impl Waiting {
         Ok(Some((Self { memory, shape: x.shape().clone(), dtype: x.dtype() }, Departing { copied, x })))
     }
 
-    /// Carries a copy of the values out, to a tensor of their shape and dtype that was begun to be copied to.
+    /// Carries out a copy of the values to the tensor of `coming`, which has their shape and dtype.
     ///
     /// # Errors
     /// The driver's.
@@ -65,18 +65,18 @@ impl Waiting {
         self.memory.copy_to(coming)
     }
 
-    /// Their shape.
+    /// Returns the shape of the values.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Their dtype.
+    /// Returns the dtype of the values.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 }
 
-/// Unlocks and frees memory in which nothing waits, of this thread.
+/// Unlocks and frees this thread's memory in which no values wait.
 pub fn release_unused() {
     #[cfg(feature = "cuda")]
     way::release_unused();
@@ -134,7 +134,7 @@ mod way {
             let is_ready = lane.launched().w()?;
             let is_read = taken.store.borrow().is_read.clone();
             let after = iter::once(&is_ready).chain(is_read.as_deref());
-            // SAFETY: the memory is nobody else's, and whoever had it before has read it.
+            // SAFETY: nothing else uses the memory, and the copy waits for all earlier copies out of it.
             unsafe { lane.down_beside(crate::cuda::address(&x)?, &taken.runs, after) }?
         };
         let copied = Copied::at(Rc::clone(&is_filled), &lane);
@@ -156,7 +156,7 @@ mod way {
     }
 
     impl Taken {
-        /// Takes memory for this many bytes. `None`: the driver locks no more.
+        /// Takes memory for this many bytes. `None` if the driver locks no more.
         fn of(stream: &Arc<CudaStream>, bytes: usize) -> Option<Self> {
             STORE.with_borrow_mut(|known| {
                 let is_of = |store: &Rc<RefCell<Store>>| Arc::ptr_eq(&store.borrow().stream, stream);
@@ -172,7 +172,7 @@ mod way {
 
     impl Memory {
         pub fn copy_to(&self, coming: &mut Coming) -> Result<()> {
-            // SAFETY: the memory is locked while anybody has it. Whoever takes it next waits until it is read.
+            // SAFETY: the memory is locked while it is taken. The next user waits until it is read.
             let is_read = unsafe { coming.copy_locked(&self.taken.runs, &self.is_filled) }?;
             self.taken.store.borrow_mut().is_read = is_read;
             Ok(())
@@ -191,11 +191,11 @@ mod way {
     struct Store {
         stream: Arc<CudaStream>,
         slabs: Vec<Slab>,
-        /// When all is read that was begun to be copied out of it: such copies come one after another.
+        /// Reached when all copies out of the memory that were begun so far are done. Such copies run one after another.
         is_read: Option<Rc<CudaEvent>>,
     }
 
-    /// Memory that was locked at one time. A copy is of one range that the driver knows, so each slab has its own free ranges.
+    /// Memory that was locked in one call. A copy must stay within one range that the driver knows, so each slab has its own free ranges.
     #[derive(Debug)]
     struct Slab {
         // Before the memory, so that it is unlocked before it is freed.
@@ -221,7 +221,7 @@ mod way {
                 let (slab, length) = self.closest(missing)?;
                 let taken = length.min(missing);
                 let at = slab.free.take(taken)?;
-                // Of the last page a part is nobody's.
+                // The last page may be used in part.
                 runs.push(Run { at, bytes: taken.min(left), taken });
                 missing -= taken;
                 left -= taken.min(left);
@@ -229,7 +229,8 @@ mod way {
             Some(runs)
         }
 
-        /// The slab with the shortest range that has so many bytes, or else with the longest one, and the length of that.
+        /// Returns the slab with the shortest free range of at least `bytes` bytes, or else the slab with the longest free range, and the
+        /// length of that range.
         fn closest(&mut self, bytes: usize) -> Option<(&mut Slab, usize)> {
             let found = self.slabs.iter_mut().filter_map(|slab| slab.free.closest(bytes).map(|length| (slab, length)));
             found.min_by_key(|&(_, length)| if length < bytes { (1, usize::MAX - length) } else { (0, length) })
@@ -264,7 +265,7 @@ mod way {
     }
 }
 
-/// Without a card nothing waits here.
+/// Without a card no values wait here.
 #[cfg(not(feature = "cuda"))]
 mod way {
     use candle_core::{Result, Tensor};

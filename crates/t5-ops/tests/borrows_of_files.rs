@@ -1,5 +1,5 @@
-//! Views of tensors in files, and borrows of them: safe code neither reads nor writes what is not the view's own, and nothing
-//! changes behind a borrow.
+//! Views of tensors in files, and borrows of them: safe code reads and writes only the view's own elements, and nothing changes during a
+//! borrow.
 //!
 //! The host alone: a card maps no file.
 
@@ -16,7 +16,7 @@ fn values(x: &Tensor) -> Vec<f32> {
     x.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// So many numbers from `first` on, in a file.
+/// Numbers from `first` on, in a file.
 fn in_file(memory: &FileMemory, first: f32, n: usize) -> Tensor {
     let x = Tensor::arange(first, first + n as f32, &Device::Cpu).unwrap();
     let placed = copy_into_file(&x, memory, Writes::Later).unwrap();
@@ -31,7 +31,7 @@ fn a_view_stands_for_its_own_elements_and_no_others() -> Result<()> {
     let (x, victim) = (in_file(&memory, 0.0, N), in_file(&memory, 7.0, N));
     let before = [&x, &victim].map(values);
 
-    // A broadcast view has more elements than its storage: what they would take lies in the next block.
+    // A broadcast view has more elements than its storage; the missing ones would lie in the next block.
     let row = x.narrow(0, 0, 1)?.broadcast_as((3, N))?;
     let wide = x.reshape((1, N))?.broadcast_as((3, N))?;
     let minus = Tensor::full(-1f32, (3, N), &Device::Cpu)?;
@@ -46,7 +46,7 @@ fn a_view_stands_for_its_own_elements_and_no_others() -> Result<()> {
     assert_eq!(values(&copy_from_file(&transposed)?.unwrap()), values(&square.t()?.contiguous()?));
     assert_eq!([&x, &victim].map(values), before);
 
-    // A part is read and written where it is.
+    // A part is read and written in place.
     let part = x.narrow(0, 100, 2)?;
     assert_eq!(values(&copy_from_file(&part)?.unwrap()), [100.0, 101.0]);
     for writes in [Writes::Later, Writes::Now] {
@@ -60,7 +60,7 @@ fn a_view_stands_for_its_own_elements_and_no_others() -> Result<()> {
     expected[N - 1] = 1.0;
     assert_eq!([values(&x), values(&victim)], [expected.clone(), before[1].clone()]);
 
-    // Advice about views and about nothing changes nothing.
+    // Advice about views and about empty tensors changes no values.
     let nothing = x.narrow(0, N, 0)?;
     for view in [&part, &last, &row, &transposed, &nothing] {
         [read_ahead, page_in, page_out].into_iter().for_each(|advise| advise(view));
@@ -84,11 +84,11 @@ fn what_is_borrowed_does_not_change_until_it_is_given_back() -> Result<()> {
     let (storage, _) = x.storage_and_layout();
     let Storage::Cpu(CpuStorage::F32(borrowed)) = &*storage else { unreachable!("f32 on the CPU") };
     let writer = std::thread::spawn(move || {
-        // Its directory in /proc.
+        // The thread's directory in /proc.
         begun.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
         overwrite_in_file(&other, &values, Writes::Later).unwrap();
     });
-    // The writer has to come as far as it can: to its end, or to where it waits.
+    // The writer must get as far as it can: to its end, or to the point where it waits.
     let stat = std::path::Path::new("/proc").join(begins.recv().unwrap()).join("stat");
     let is_waiting = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") S "));
     let mut waits = 0;

@@ -1,4 +1,4 @@
-//! A table that comes from its file by rows gives the bits of a table in memory, and is never in memory whole.
+//! A table that comes from its file by rows gives the bits of a table in memory, and is never in memory as a whole.
 //!
 //! The host alone: a card gets a table whole.
 
@@ -73,7 +73,7 @@ fn same_bits(vocabulary: usize, dtypes: [DType; 2]) -> Result<()> {
     Ok(())
 }
 
-// One test, because bytes in memory are counted for the whole process.
+// One test, because resident bytes are counted for the whole process.
 #[test]
 fn a_table_by_rows_gives_the_bits_of_one_in_memory_and_never_lies_there_whole() -> Result<()> {
     gives_the_bits_of_one_in_memory()?;
@@ -82,7 +82,7 @@ fn a_table_by_rows_gives_the_bits_of_one_in_memory_and_never_lies_there_whole() 
 
 fn gives_the_bits_of_one_in_memory() -> Result<()> {
     let f32s = [DType::F32; 2];
-    // Several windows that leave 1, 160 or 253 rows for the last one, and a single window.
+    // Several windows with 1, 160 or 253 rows left for the last one, and a single window.
     for vocabulary in [96 * 20 * 2 + 1, 4000, 6013, 1500] {
         same_bits(vocabulary, f32s)?;
     }

@@ -1,4 +1,4 @@
-//! Memory of a card that the program gives out itself. Runs on a card, or on the emulated one.
+//! Memory of a card that the program allocates itself. Runs on a card, or on the emulated one.
 #![cfg(feature = "cuda")]
 
 use candle_core::{DType, Device, Tensor};
@@ -30,7 +30,7 @@ fn memory_between_tensors_goes_where_a_large_one_wants_it_and_no_limit_is_passed
     t5_ops::limit_device(&card, 64 * MIB as u64).unwrap();
     let mut tensors: Vec<Option<Tensor>> = (0..14).map(|i| Some(tensor(4, i as f32, &card).unwrap())).collect();
     tensors.iter_mut().step_by(2).for_each(|tensor| *tensor = None);
-    // Free are 28 MiB in places of four, and six or eight that nothing backs.
+    // 28 MiB are free in places of four, and six or eight MiB that no memory backs.
     let large = tensor(32, 0.5, &card).unwrap();
     for (i, tensor) in tensors.iter().enumerate() {
         let Some(tensor) = tensor else { continue };

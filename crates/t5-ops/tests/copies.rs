@@ -1,5 +1,5 @@
-//! Copies beside what a card computes give the bits of copies that it waits for. Runs on a card, or on the emulated one: there in processes
-//! whose streams do their work as early, and as late, as their order allows, so that a wait that is missing shows.
+//! Copies that overlap with the card's work give the bits of copies that are waited for. Runs on a card, or on the emulated one. There it
+//! runs in processes whose streams do their work as early, and as late, as their order allows, so that a missing wait is detected.
 #![cfg(feature = "cuda")]
 
 #[path = "support/tensors.rs"]
@@ -22,14 +22,14 @@ use self::tensors::{bits, is_emulated, test_alone};
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
 
-/// Of the emulated card (`cuda-kernels/emulation/driver.cc`).
+/// Variables of the emulated card (`cuda-kernels/emulation/driver.cc`).
 const STREAMS: &str = "LOW_MEM_T5_EMULATED_STREAMS";
 const BLOCKS: usize = 6;
 const WIDTH: usize = 48;
-/// More than all pinned memory takes, and no whole number of pieces.
+/// More than all pinned memory, and no whole number of pieces.
 const LARGE: usize = STAGING_BYTES as usize / 4 + 1_300_001;
 
-/// The weight of a block, and something large that belongs to it.
+/// The weight of a block, and a large tensor that belongs to it.
 fn home(block: usize) -> [Tensor; 2] {
     let weight = (0..WIDTH * WIDTH).map(|i| ((i * 7919 + block * 31) % 1009) as f32 / 4000.0 - 0.1).collect();
     let large: Vec<f32> = (0..LARGE).map(|i| (i % 65_521 + block) as f32).collect();
@@ -37,14 +37,14 @@ fn home(block: usize) -> [Tensor; 2] {
     [tensor(weight, &[WIDTH, WIDTH]), tensor(large, &[LARGE])]
 }
 
-/// Gives a tensor that is absent the values of its home.
+/// Gives an absent tensor the values of its home.
 fn brought(to: &Tensor, home: &Tensor) -> candle_core::Result<()> {
     let mut coming = Coming::begin(to)?;
     coming.copy(home)?;
     coming.arrive()
 }
 
-/// Whether a home that is page-locked has its tensor's values now.
+/// Whether a page-locked home has its tensor's values now.
 fn copied_home(x: &Tensor, home: &Tensor) -> candle_core::Result<bool> {
     let returning = Returning::begin(x, home)?;
     let is_locked = returning.is_some();
@@ -52,7 +52,7 @@ fn copied_home(x: &Tensor, home: &Tensor) -> candle_core::Result<bool> {
     Ok(is_locked)
 }
 
-/// A block's output and what of the large tensor is needed beside it.
+/// The output of a block, and the part of the large tensor that it needs.
 fn compute(x: &Tensor, [weight, large]: &[Tensor; 2]) -> Tensor {
     let y = t5_ops::linear(x, weight).unwrap();
     let end = large.narrow(0, LARGE - x.elem_count(), x.elem_count()).unwrap();
@@ -65,7 +65,7 @@ fn input(card: &Device) -> Tensor {
     Tensor::from_vec(values, (5, WIDTH), &Device::Cpu).unwrap().to_device(card).unwrap()
 }
 
-/// The outputs of all blocks, each after the one before, with copies that are waited for.
+/// The outputs of all blocks, one after the other, with copies that are waited for.
 fn one_after_the_other(card: &Device) -> Vec<Vec<u32>> {
     let mut x = input(card);
     (0..BLOCKS)
@@ -76,7 +76,8 @@ fn one_after_the_other(card: &Device) -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// The same, with each block's tensors copied while the block before is computed, and its output while the next one is. Homes may be locked.
+/// The same outputs. Each block's tensors are copied while the previous block is computed, and its output while the next one is. Homes may
+/// be locked.
 fn beside_each_other(card: &Device, is_locked: bool) -> Vec<Vec<u32>> {
     let homes: Vec<_> = (0..=BLOCKS).map(home).collect();
     let locks: Vec<_> = homes.iter().flatten().filter(|_| is_locked).map(|home| PageLocked::of(home, card)).collect();
@@ -95,7 +96,7 @@ fn beside_each_other(card: &Device, is_locked: bool) -> Vec<Vec<u32>> {
         let next = absent(block + 1);
         coming = begin(&next);
         let y = compute(&x, &here);
-        // All that was launched is done meanwhile.
+        // All launched work is done meanwhile.
         copy(&mut coming, block + 1);
         let before = leaving.replace(Leaving::begin(&y).unwrap());
         outputs.extend(before.map(|before| bits(&before.arrive().unwrap())));
@@ -115,7 +116,7 @@ fn copies_beside_what_is_computed_change_no_bit() {
         let got = beside_each_other(&card, is_locked);
         assert!(got == expected, "the outputs have other bits: {:?}, {is_locked}", std::env::var(STREAMS));
     }
-    // A tensor that is larger than all pinned memory, there and back, on memory that others had.
+    // A tensor that is larger than all pinned memory, there and back, in reused memory.
     let [_, large] = home(3);
     let to = absent::absent_like(&large, &card).unwrap();
     let mut coming = Coming::begin(&to).unwrap();
@@ -142,7 +143,7 @@ fn bytes_of_copies_and_the_time_that_the_card_waits_for_them_are_counted_once() 
     assert_eq!(bytes(brought), (of_large, 0));
     assert!(brought.seconds > 0.0);
     assert!(bits(&copy_waits::moved(&to, &Device::Cpu).unwrap()) == bits(&large));
-    // Beside what is computed, there and back.
+    // During other work, there and back.
     let to = absent::absent_like(&weight, &card).unwrap();
     let mut coming = Coming::begin(&to).unwrap();
     coming.copy(&weight).unwrap();
@@ -151,14 +152,14 @@ fn bytes_of_copies_and_the_time_that_the_card_waits_for_them_are_counted_once() 
     let all = copy_waits::so_far().unwrap();
     assert_eq!(bytes(all), (of_large + of_weight, of_large + of_weight));
     assert!(all.seconds > brought.seconds && all.seconds <= began.elapsed().as_secs_f64(), "{all:?}");
-    // Where nothing is copied nothing is counted.
+    // Without a copy nothing is counted.
     copy_waits::moved(&weight, &Device::Cpu).unwrap();
     assert_eq!(copy_waits::so_far().unwrap().since(all), CopyWaits::default());
 }
 
 #[test]
 fn whenever_streams_do_their_work_copies_wait_for_it() {
-    // A real card's streams know no such order.
+    // A real card's streams have no such order.
     if !is_emulated(&t5_ops::open_card(0).expect("a card, or the emulated one")) {
         return;
     }
@@ -187,7 +188,7 @@ fn values_that_nobody_waits_for_are_there_before_their_memory_serves_others() {
         drop(coming);
         drop(to);
         let others = Tensor::zeros(LARGE, DType::F32, &card).unwrap();
-        // A late copy would otherwise be carried out after the values were read. One more that is waited for comes behind it.
+        // Otherwise a late copy would run after the values were read. Another copy that is waited for comes after it.
         let last = absent::absent_like(&small, &card).unwrap();
         let mut coming = Coming::begin(&last).unwrap();
         coming.copy(&small).unwrap();
@@ -208,7 +209,7 @@ fn a_home_that_is_locked_follows_its_tensor() {
     assert_eq!(expected, bits(&home(4)[1]));
     let [lock, again] = [PageLocked::of(&large, &card), PageLocked::of(&large, &card)];
     assert!(lock.is_some() && again.is_some());
-    // It stays locked while anybody asks for it.
+    // The memory stays locked as long as there is any lock on it.
     drop(lock);
     let rows = |x: &Tensor| x.narrow(0, 1000, LARGE - 1001).unwrap();
     assert!(copied_home(&rows(&to), &rows(&large)).unwrap());
@@ -238,7 +239,7 @@ fn values_in_a_file_come_from_it_piece_by_piece() {
     }
 }
 
-/// A tensor of a card with so many elements of its own.
+/// A tensor of `elements` elements on a card, with memory of its own.
 fn of_card(number: usize, elements: usize, card: &Device) -> Tensor {
     let values: Vec<f32> = (0..elements).map(|i| ((i * 31 + number * 7919) % 65_521) as f32).collect();
     Tensor::from_vec(values, elements, &Device::Cpu).unwrap().to_device(card).unwrap()
@@ -250,14 +251,14 @@ fn values_that_wait_come_back_though_their_memory_served_others() {
     assert!(Waiting::begin(&of_card(0, 1000, &card)).unwrap().is_none(), "it is small");
     let on_host = Tensor::zeros(1 << 20, DType::F32, &Device::Cpu).unwrap();
     assert!(Waiting::begin(&on_host).unwrap().is_none());
-    // Sizes that are no whole pages, taken and given back in another order, so that later values lie in parts of what others left.
+    // Sizes that are not whole pages, taken and given back in different orders, so that later values lie in fragments of earlier ones.
     let elements = |number: usize| 20_000 + (number * 48_271 % 97) * 1_537;
     let mut there = Vec::new();
     for number in 0..60 {
         let x = of_card(number, elements(number), &card);
         let (values, departing) = Waiting::begin(&x).unwrap().expect("memory is locked");
         assert_eq!((values.shape(), values.dtype()), (x.shape(), x.dtype()));
-        // Its memory serves others as soon as the copy was waited for, or nobody waits for it any more.
+        // Other values reuse the memory once the copy was waited for, or was dropped.
         if number % 3 == 0 {
             drop(departing)
         } else {
@@ -271,7 +272,7 @@ fn values_that_wait_come_back_though_their_memory_served_others() {
             let mut coming = Coming::begin(&back).unwrap();
             values.copy_to(&mut coming).unwrap();
             drop(values);
-            // Meanwhile its memory is taken by the next.
+            // Meanwhile the next values take its memory.
             let (_next, departing) =
                 Waiting::begin(&of_card(number + 100, elements(number), &card)).unwrap().expect("memory is locked");
             departing.arrive().unwrap();
@@ -279,7 +280,7 @@ fn values_that_wait_come_back_though_their_memory_served_others() {
             assert!(bits(&back) == bits(&of_card(number, elements(number), &card)), "values {number}");
         }
     }
-    // Values that are asked for when nobody has waited for them to be there.
+    // Values that are requested before any wait for them.
     let back = Tensor::zeros(elements(1), DType::F32, &card).unwrap();
     let mut coming = Coming::begin(&back).unwrap();
     let (values, departing) = Waiting::begin(&of_card(1, elements(1), &card)).unwrap().expect("memory is locked");

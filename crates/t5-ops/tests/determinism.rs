@@ -1,4 +1,4 @@
-//! The same inputs give the same bits, on any number of threads and however they are scheduled.
+//! The same inputs give the same bits, on any number of threads and however the threads are scheduled.
 //!
 //! The host alone: its threads. `device` makes each operation twice on a card.
 
@@ -39,7 +39,7 @@ fn norms(dtype: DType) -> Result<Results> {
     Ok(named([("y", y), ("inv_rms", inv_rms), ("dx", dx), ("dweight", dweight)]))
 }
 
-/// With few heads, whose queries are cut into parts, and with many.
+/// With few heads, whose queries are cut into parts, and with many heads.
 fn attentions(dtype: DType) -> Result<Results> {
     let mut results = Results::new();
     for (b, t, heads, size) in [(1, 400, 2, 32), (2, 70, 12, 64)] {
@@ -121,7 +121,7 @@ fn activations(dtype: DType) -> Result<Results> {
     Ok(named([("h", h), ("sum", sum), ("again", again), ("dgate", dgate), ("dup", dup.expect("up has a gradient"))]))
 }
 
-/// Of a matrix and of a vector; in bf16 the parameter is rounded stochastically.
+/// For a matrix and a vector; in bf16 the parameter is rounded stochastically.
 fn updates(dtype: DType) -> Result<Results> {
     let mut results = Results::new();
     for shape in [&[300, 130][..], &[70_000]] {

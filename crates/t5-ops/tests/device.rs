@@ -1,5 +1,5 @@
-//! Operations on a card against those on the CPU: launches, strides, dtypes and places of results. The kernels' own numbers are tested in
-//! `cuda-kernels`. Runs on a card, or on the emulated one.
+//! Compares operations on a card with those on the CPU: launches, strides, dtypes and places of results. `cuda-kernels` tests the kernels'
+//! own numbers. Runs on a card, or on the emulated one.
 #![cfg(feature = "cuda")]
 
 use candle_core::{DType, Device, Result, Tensor};
@@ -52,7 +52,7 @@ fn card() -> Device {
     t5_ops::open_card(0).expect("a card, or the emulated one")
 }
 
-/// Of cases that begin with a dtype of activations, those that the card computes in: before Ampere, f32 alone.
+/// Selects the cases, which begin with a dtype of activations, that the card computes in: before Ampere, f32 alone.
 fn offered<T>(cases: impl IntoIterator<Item = (DType, T)>) -> impl Iterator<Item = (DType, T)> {
     let card = card();
     cases.into_iter().filter(move |(dtype, _)| t5_ops::check_dtype(&card, *dtype).is_ok())
@@ -67,7 +67,7 @@ fn numbers(t: &Tensor) -> Vec<f64> {
     t.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Runs `call` on the CPU, and twice on the card: results agree, and both of the card have the same bits.
+/// Runs `call` on the CPU, and twice on the card: the results agree, and both results of the card have the same bits.
 #[track_caller]
 fn check(what: &str, tolerance: f64, call: impl Fn(&mut Maker) -> Result<Results>) {
     let card = card();
@@ -138,7 +138,7 @@ fn copies_in_bf16_of_many_weights_are_those_of_the_cpu() {
 
 #[test]
 fn products_with_codes_are_those_of_the_cpu() {
-    // Few rows and more; widths that are not read eight at a time, too, and a weight of more bytes than are numbers at a time.
+    // Few rows and more; also widths that are not read eight at a time, and a weight of more bytes than are numbers at a time.
     let shapes = [(18, 40, 24), (3, 33, 50), (16, 70, 1_032), (17, 2_056, 4_104)];
     for (dtype, precision) in dtypes().flat_map(|dtype| PRECISIONS.map(|precision| (dtype, precision))) {
         for (rows, n, k) in shapes {
@@ -241,7 +241,7 @@ fn activations_are_those_of_the_cpu() {
 
 #[test]
 fn attention_is_that_of_the_cpu() {
-    // Heads that tensor cores take, one that they do not, and one that no kernel takes.
+    // Heads that tensor cores take, a size that they do not take, and a size without kernels.
     for (dtype, head_size) in offered([(F32, 16), (F32, 64), (BF16, 64), (BF16, 16), (F32, 132)]) {
         for (has_bias, causal, drop) in [(true, false, Some(drops())), (true, true, None), (false, false, None)] {
             check(
@@ -285,7 +285,7 @@ fn the_relative_position_bias_is_that_of_the_cpu() {
 fn embeddings_are_those_of_the_cpu() {
     for (dtype, of_table) in offered([(F32, F32), (BF16, F32), (BF16, BF16)]) {
         check(&format!("embedding {dtype:?} of {of_table:?}"), tolerance(dtype), |make| {
-            // One id three times, and not one after the other.
+            // One id three times, not contiguously.
             let ids = make.ids(&[4, 0, 9, 4, 2, 4]).reshape((2, 3))?;
             let (table, dy, dtable) =
                 (make.tensor(&[10, 20], of_table), make.tensor(&[2, 3, 20], dtype), make.tensor(&[10, 20], F32));
@@ -385,7 +385,7 @@ fn parameters(make: &mut Maker) -> Result<Vec<(Tensor, Tensor, SecondMoment)>> {
 fn parameters_that_are_updated_together_have_the_bits_that_they_have_alone() {
     let hyper = |i: usize| {
         let rounding = if i.is_multiple_of(2) { Rounding::Stochastic { key: i as u64 } } else { Rounding::Nearest };
-        // Those of another scale are launched apart.
+        // Updates with another scale are launched separately.
         let gradient_scale = if i == 4 { 0.25 } else { 0.5 };
         AdafactorHyper { rounding, learning_rate: 0.1, gradient_scale, ..AdafactorHyper::default() }
     };
@@ -435,7 +435,7 @@ fn updates_that_wait_for_the_scale_have_the_bits_of_those_that_have_it() {
     assert_eq!(adafactor(true).unwrap(), adafactor(false).unwrap());
     let adamw = |is_ready: bool| -> Result<Vec<Vec<f64>>> {
         let mut make = Maker::new(&card());
-        // So many that their table is uploaded in two pieces.
+        // Enough parameters that their table is uploaded in two pieces.
         let parameters: Vec<[Tensor; 4]> = (0..700)
             .map(|i| [BF16, F32, F32, F32].map(|dtype| make.tensor(&[1 + i % 3, 5], dtype).abs().unwrap()))
             .collect();
@@ -477,13 +477,13 @@ fn what_generation_reads_and_copies_is_that_of_the_cpu() {
             t5_ops::append([&cache, &other], [&keys, &values], at)?;
             let moved = other.copy()?;
             t5_ops::append([&moved, &moved.copy()?], [&values, &keys], on_card)?;
-            // One position of the bias of all, by its number and by where it lies.
+            // One position of the bias of all positions, by its number and by its place on the card.
             let bias = make.tensor(&[2, 11], F32);
             let attended = |position| t5_ops::attention_at(&keys, [&cache, &other], &bias, 2, position);
             let scores = t5_ops::scores(&logits, true)?;
             let largest = t5_ops::largest(&logits)?;
             t5_ops::copy_rows(&cache, &[(0, 3), (2, 1)], 4)?;
-            // What lies beyond these positions is nobody's.
+            // Elements after these positions are unspecified.
             Ok(vec![
                 ("scores", Tensor::new(scores, logits.device())?),
                 ("largest", Tensor::new(largest, logits.device())?),
@@ -510,7 +510,7 @@ fn candidates_of_a_card_have_the_scores_of_all_tokens_there() {
         for (place, (&token, &score)) in tokens.iter().zip(&of_tokens).enumerate() {
             assert_eq!(scores[place / 9 * 500 + token as usize].to_bits(), score.to_bits());
         }
-        // All scores vanish beside the last offset.
+        // Added to the last offset, all scores vanish.
         assert_eq!(tokens[18..], [0, 1, 2, 3, 4, 5, 6, 7, 8]);
         let worst = of_tokens[8];
         assert!(scores[..500].iter().filter(|&&score| score > worst).count() < 9, "nothing else is likelier");

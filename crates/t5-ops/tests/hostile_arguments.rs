@@ -1,5 +1,5 @@
-//! Public operations with arguments that no caller should pass, and with those at the edge of what may be passed: an error or the
-//! right result, and never a change outside of the tensors that were named.
+//! Public operations with arguments that no caller should pass, and with arguments at the edge of the valid ones: an error or the right
+//! result, and never a change outside of the named tensors.
 
 #[path = "support/device.rs"]
 mod device;
@@ -38,7 +38,7 @@ fn view(shape: &[usize], dtype: DType) -> Tensor {
     view
 }
 
-/// The same numbers without gaps, one element behind the beginning of an allocation: at no multiple of several elements' bytes.
+/// The same numbers without gaps, one element after the start of an allocation: not aligned to several elements.
 fn behind_one(shape: &[usize], dtype: DType) -> Tensor {
     let all = numbers(shape, dtype);
     let larger = Tensor::cat(&[&numbers(&[1], dtype), &all.flatten_all().unwrap()], 0).unwrap();
@@ -51,7 +51,7 @@ fn values(x: &Tensor) -> Vec<f64> {
     x.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// A tensor to add to, between others whose values are looked at by [`Accumulator::result`].
+/// A tensor to add to, between others whose values [`Accumulator::result`] checks.
 struct Accumulator {
     all: Tensor,
     part: Tensor,
@@ -183,7 +183,7 @@ fn sizes_of_zero_are_errors_or_empty_results() -> Result<()> {
     let ids = Tensor::zeros((1, 2), DType::U32, &device())?;
     assert!(!device().is_cpu() || embedding(&ids, &none(&[0, 6]), DType::F32).is_err());
     assert_eq!(embedding(&ids, &none(&[5, 0]), DType::F32)?.dims(), [1, 2, 0]);
-    // On the CPU candle takes a table without columns for one whose rows overlap. On a card candle is not asked.
+    // On the CPU candle refuses a table without columns, as if its rows overlapped. On a card candle is not called.
     let without_columns = embedding_backward(&ids, &none(&[1, 2, 0]), &none(&[5, 0]));
     assert_eq!(without_columns.is_err(), device().is_cpu());
 
@@ -275,7 +275,7 @@ fn operands_and_results_may_begin_at_any_element() -> Result<()> {
             let mut all = vec![sums, y, to, dx, h, h_again, dgate, dup.unwrap(), sum];
             all.push(embedding(&ids, &make(&[5, 8], dtype), dtype)?);
             all.push(linear(&x, &make(&[16, 8], dtype))?);
-            // With 32 elements of a head bf16 is multiplied by tensor cores. Few queries have a kernel of their own.
+            // With heads of 32 elements, tensor cores multiply bf16. Few queries have a kernel of their own.
             for queries in [2, 12] {
                 let a = Attention {
                     heads: 2,

@@ -1,4 +1,5 @@
-//! What an operation states that threads keep is what they keep: counted by the allocator after calls with more and more rows.
+//! The bytes that an operation states for threads to keep are the bytes that they keep: counted by the allocator after calls with more and
+//! more rows.
 //!
 //! The host alone: threads of a card keep nothing.
 
@@ -13,16 +14,16 @@ use t5_ops::{
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 
-/// Widths of the model and of its feed-forward, and the vocabulary: those of the preset tiny.
+/// Widths of the model and of its feed-forward, and the vocabulary: of the preset tiny.
 const TINY: (usize, usize, usize) = (128, 512, 4096);
-/// The same of t5-small, but for the vocabulary: operands of the gradient of a weight are packed in groups of panels.
+/// The same for t5-small, except the vocabulary: operands of the gradient of a weight are packed in groups of panels.
 const SMALL: (usize, usize, usize) = (512, 2048, 4096);
 
 fn tensor(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::randn(0f32, 1.0, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
 }
 
-/// Bytes that stay alive after a call, and its needs.
+/// Bytes that stay allocated after a call, and its needs.
 fn calls((d, f, vocabulary): (usize, usize, usize), dtype: DType, rows: usize) -> Vec<(&'static str, u64, Needs)> {
     let (x, dy) = (tensor(&[rows, d], dtype), tensor(&[rows, f], dtype));
     let [w, dw, back] = [[f, d], [f, d], [d, f]].map(|shape| tensor(&shape, DType::F32));
@@ -47,7 +48,7 @@ fn calls((d, f, vocabulary): (usize, usize, usize), dtype: DType, rows: usize) -
             stays(&|| linear_backward_weight(&dy, &x, &dw, true)),
             linear_backward_weight_needs(path, rows, (f, d), dtypes),
         ),
-        // Of the layer that leads back: what was the larger operand is the smaller one.
+        // The layer back to the first width: the larger operand is now the smaller one.
         (
             "linear_backward_weight, back",
             stays(&|| linear_backward_weight(&x, &dy, &back, true)),

@@ -1,6 +1,6 @@
-//! A file that is shortened under its mapping ends the process with an exit code and its name, and not with a signal.
+//! A file that is shortened under its mapping ends the process with an exit code and the file's name, and not with a signal.
 //!
-//! Each test starts this test binary again, as a child that does what the test is about.
+//! Each test starts this test binary again, as a child that does the test's work.
 //!
 //! The host alone: a card maps no file.
 
@@ -17,7 +17,7 @@ use t5_ops::{Writes, copy_from_file, copy_into_file, overwrite_in_file, page_in,
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 
-/// Set for the children: what they do.
+/// Set for the children: the work to do.
 const DO: &str = "T5_OPS_TEST_DO";
 const HINT: &str = "what was saved is intact";
 
@@ -30,7 +30,7 @@ impl Drop for Directory {
     }
 }
 
-/// Runs the test of that name in a child, which finds `what` to do.
+/// Runs the test of that name in a child, with the work `what`.
 fn child(test: &str, what: &str) -> (Directory, Output) {
     let directory = std::env::temp_dir().join(format!("t5-ops-{test}-{what}-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
@@ -51,7 +51,7 @@ fn in_file() -> Tensor {
     x
 }
 
-/// Shortens every file of this process that has no name in the working directory any more.
+/// Shortens every file of this process in the working directory whose name was removed.
 fn shorten(bytes: u64) {
     let here = std::env::current_dir().unwrap();
     let mut found = 0;
@@ -120,7 +120,7 @@ fn another_fault_is_what_it_was_before() {
         end_on_lost_pages(21, HINT);
         let _x = in_file();
         if what == "sent" {
-            // By another process, and more than once: the runtime's handler lets the first one pass.
+            // From another process, and more than once: the runtime's handler lets the first signal pass.
             for _ in 0..100 {
                 Command::new("sh").args(["-c", "kill -s BUS $PPID"]).status().unwrap();
             }

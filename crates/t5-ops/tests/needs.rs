@@ -1,4 +1,4 @@
-//! What an operation states that it needs is what it holds: counted by the allocator, on every path.
+//! The bytes that an operation states are the bytes that it holds: counted by the allocator, on every path.
 //!
 //! The host alone: its allocator counts. `needs_of_a_device` is the same on a card.
 
@@ -27,7 +27,7 @@ fn tensor(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::randn(0f32, 1.0, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
 }
 
-/// Bytes that `call` holds at its peak beside what it leaves alive.
+/// Bytes that `call` holds at its peak, besides those that stay allocated after it.
 fn held<R>(call: impl Fn() -> Result<R>) -> u64 {
     // The first call makes the buffers that threads keep.
     drop(call().unwrap());
@@ -38,7 +38,7 @@ fn held<R>(call: impl Fn() -> Result<R>) -> u64 {
     (held.most_live - held.live) as u64
 }
 
-/// Each operation: its name, what it holds and what it states.
+/// Each operation: its name, the bytes that it holds and the bytes that it states.
 fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, Needs)> {
     let (b, t, d, heads) = SIZES;
     let [x, y] = [0, 1].map(|_| tensor(&[b, t, d], dtype));
@@ -65,7 +65,7 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
     let inv_rms = rms_norm(&x, &scale, 1e-6).unwrap().1;
     let (elements, weight, head) = ((ROWS * d) as u64, (512, d), (VOCABULARY, d));
     let gelu = Activation::GeluNew;
-    // What a call takes by value it gets as a copy, which is an operand that stays alive.
+    // A call that takes a tensor by value gets a copy, an operand that stays allocated.
     vec![
         ("embedding", held(|| embedding(&ids, &table, dtype)), embedding_needs(path, ROWS, d, [other, dtype])),
         (
@@ -142,7 +142,7 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
     ]
 }
 
-/// On the CPU what a thread works on is left out.
+/// On the CPU the memory that a thread works in is left out.
 const OF_A_THREAD: u64 = 1 << 20;
 
 #[test]

@@ -1,4 +1,5 @@
-//! An operation on a card holds what it states: counted by the pool that tensors come from. Runs on a card, or on the emulated one.
+//! The bytes that an operation holds on a card are the bytes that it states: counted by the pool that tensors come from. Runs on a card, or
+//! on the emulated one.
 #![cfg(feature = "cuda")]
 
 #[path = "support/tensors.rs"]
@@ -32,7 +33,7 @@ const SHAPES_OF_COPIES: [[usize; 2]; 2] = [[96, 64], [700, 64]];
 /// Lists of numbers, statistics of a row, and units of 512 bytes.
 const SMALL: u64 = 12 << 10;
 
-/// Of the emulated card (`cuda-kernels/emulation`).
+/// A variable of the emulated card (`cuda-kernels/emulation`).
 const CAPABILITY: &str = "LOW_MEM_T5_EMULATED_CAPABILITY";
 
 struct Card(Device);
@@ -45,10 +46,10 @@ impl Card {
         tensor.to_device(&self.0).unwrap()
     }
 
-    /// Compares the statement with the bytes that `call` holds at its peak beside what it leaves alive.
+    /// Compares the statement with the bytes that `call` holds at its peak, besides those that stay allocated after it.
     #[track_caller]
     fn check<R>(&self, name: &str, needs: Needs, call: impl Fn() -> Result<R>) {
-        // The first call leaves lists that are kept.
+        // The first call creates lists that are kept.
         drop(call().unwrap());
         t5_ops::release_unused_of_device(&self.0).unwrap();
         let results = call().unwrap();
@@ -152,7 +153,8 @@ fn largest_heads(card: &Card) {
     card.check("attention_backward", needs, || attention_backward(&of, &dout, &settings, Some(&dbias)));
 }
 
-/// Parameters that are updated together. In the sums of squares the last, which needs most, is a group by itself: then all results exist.
+/// Parameters that are updated together. In the sums of squares the last one, which needs the most, is a group by itself: all results exist
+/// by then.
 const TOGETHER: [(usize, usize); 5] = [(1000, 100), (1, 64), (200, 300), (2, 700_000), (1, 1_500_000)];
 
 /// A parameter's gradient, its moments, and the sums of its gradient.
@@ -221,7 +223,7 @@ fn copies(card: &Card) {
 
 /// Products with a weight in codes, whole and in parts; lengths of adapted rows.
 fn codes(card: &Card, dtype: DType) {
-    // Few rows are multiplied with the codes themselves, more with numbers.
+    // Few rows are multiplied with the codes directly, more rows with numbers.
     let sizes = [(600, 500), (2_056, 4_104)].into_iter().flat_map(|size| [1, 17].map(|rows| (rows, size)));
     for (rows, (n, k)) in sizes {
         let (x, dy) = (card.tensor(&[rows, k], dtype), card.tensor(&[rows, n], dtype));
@@ -245,7 +247,7 @@ fn codes(card: &Card, dtype: DType) {
     }
 }
 
-/// One test: what others hold would count.
+/// One test: memory of other tests would count.
 #[test]
 fn an_operation_on_a_card_holds_what_it_states() {
     let card = Card(t5_ops::open_card(0).expect("a card, or the emulated one"));
@@ -265,7 +267,7 @@ fn an_operation_on_a_card_holds_what_it_states() {
 
 #[test]
 fn attention_holds_the_same_on_cards_with_less_shared_memory() {
-    // A real card has what it has.
+    // The capability of a real card is fixed.
     if !is_emulated(&t5_ops::open_card(0).expect("a card, or the emulated one")) {
         return;
     }

@@ -26,7 +26,7 @@ fn resident_of_files() -> u64 {
     line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
 }
 
-// One test: what is resident is counted for the whole process.
+// One test: resident pages are counted for the whole process.
 #[test]
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 fn a_tensor_in_a_file_is_like_any_other_and_resident_only_while_it_is_used() -> Result<()> {
@@ -40,7 +40,7 @@ fn a_tensor_in_a_file_is_like_any_other_and_resident_only_while_it_is_used() -> 
     let [in_file, half_in_file] = [&large, &half].map(|x| copy_into_file(x, &memory, Writes::Later).unwrap());
     assert!(is_in_file(&in_file) && is_in_file(&half_in_file));
     assert!(!is_in_file(&large));
-    // What has no pages of its own, and what finds no room any more, lies in memory.
+    // Tensors that are too small for pages, or find no room any more, lie in memory.
     assert!(!is_in_file(&copy_into_file(&small, &memory, Writes::Now)?));
     assert!(!is_in_file(&copy_into_file(&large, &memory, Writes::Now)?));
     // Outside of the call blocks lie in memory.
@@ -61,7 +61,7 @@ fn a_tensor_in_a_file_is_like_any_other_and_resident_only_while_it_is_used() -> 
     assert_eq!(values(&in_file), values(&large));
     assert_eq!(values(&half_in_file), values(&half));
 
-    // Changed in its pages, and by a copy: neither is lost when the pages leave.
+    // Changed in its pages, and by a copy: neither change is lost when the pages leave.
     zero(&in_file)?;
     page_out(&in_file);
     assert!(values(&in_file).iter().all(|&x| x == 0.0));
@@ -76,7 +76,7 @@ fn a_tensor_in_a_file_is_like_any_other_and_resident_only_while_it_is_used() -> 
     assert!(overwrite_in_file(&large, &changed, Writes::Later).is_err());
     assert!(overwrite_in_file(&in_file, &small, Writes::Later).is_err());
 
-    // The tensor keeps its pages when the file's handle is gone, and gives them back at last.
+    // The tensor keeps its pages when the file's handle is gone, and frees them at the end.
     drop(memory);
     page_out(&in_file);
     assert_eq!(values(&in_file), values(&changed));

@@ -1,4 +1,4 @@
-//! Tensors that are read where they lie in a file that others know.
+//! Tensors that are read in place, in a file that other processes know.
 //!
 //! The host alone: a card reads no file.
 
@@ -21,7 +21,7 @@ const WIDTH: usize = 128;
 /// As in a file with a header.
 const OFFSET: usize = 4 + 2 * LARGE_BYTES;
 
-/// A file of numbers behind `OFFSET` bytes, removed at the end.
+/// A file of numbers after `OFFSET` bytes, removed at the end.
 struct Numbers(PathBuf);
 
 impl Numbers {
@@ -88,11 +88,11 @@ fn a_place_that_cannot_be_a_tensor_or_is_one_already_is_refused() -> Result<()> 
     assert!(tensor_in_file(&memory, 0, &[usize::MAX, 2], DType::F32).is_err());
     let x = numbers.tensor(&memory);
     assert!(at(OFFSET, ROWS, DType::F32)?.is_none() && at(0, ROWS, DType::F32)?.is_none(), "it is in use");
-    // Another mapping of it is another place.
+    // Another mapping of the file is another place.
     assert_eq!(values(&numbers.tensor(&numbers.mapped())), values(&x));
     drop(x);
     assert!(at(OFFSET, ROWS, DType::F32)?.is_some(), "it is free again");
-    // A file of this process's own is no such file.
+    // A file of this process's own cannot be read in this way.
     let own = FileMemory::create(&std::env::temp_dir(), [1 << 20].into_iter())?;
     assert!(tensor_in_file(&own, 0, &[ROWS, WIDTH], DType::F32)?.is_none());
     Ok(())

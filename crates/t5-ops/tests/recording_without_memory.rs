@@ -1,5 +1,5 @@
-//! Work that finds no memory for its recording is recorded when there is memory again. Runs on a card, or on the emulated one. The test is
-//! a process of its own, because the limit of the card's memory holds for a process.
+//! Work that finds no memory for its recording is recorded when memory is free again. Runs on a card, or on the emulated one. The test is a
+//! process of its own, because the limit of the card's memory applies to a process.
 #![cfg(feature = "cuda")]
 
 use candle_core::{DType, Tensor};

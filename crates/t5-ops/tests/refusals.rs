@@ -1,5 +1,5 @@
-//! Calls that a card refuses, and work that it must not refuse: on other threads, and on cards that can do less. Runs on a card, or on the
-//! emulated one, so that a card shows whether the emulation is right.
+//! Calls that a card refuses, and work that it must not refuse: on other threads, and on less capable cards. Runs on a card, or on the
+//! emulated one, so that a real card shows whether the emulation is right.
 #![cfg(feature = "cuda")]
 // Calls of the driver.
 #![allow(unsafe_code)]
@@ -21,7 +21,7 @@ use t5_ops::{Attended, Attention, Dropout};
 
 use self::tensors::{is_emulated, tensor, test_alone};
 
-/// Of the emulated card (`cuda-kernels/emulation`).
+/// A variable of the emulated card (`cuda-kernels/emulation`).
 const CAPABILITY: &str = "LOW_MEM_T5_EMULATED_CAPABILITY";
 /// The most shared memory of a block that has not asked for more.
 const SHARED_BYTES: u32 = 48 << 10;
@@ -44,7 +44,7 @@ fn launch(card: &CudaDevice, f: &CudaFunction, grid: (u32, u32, u32), threads: u
     let stream = card.cuda_stream();
     let (nowhere, count) = (0u64, 0usize);
     let config = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: shared };
-    // SAFETY: the kernel's arguments; of no elements it reads and writes none.
+    // SAFETY: the kernel's arguments; with no elements it reads and writes none.
     error(unsafe { stream.launch_builder(f).arg(&nowhere).arg(&nowhere).arg(&count).launch(config) })
 }
 
@@ -69,7 +69,7 @@ fn launches_that_no_card_has_are_refused() {
     f.set_attribute(most, 60 << 10).unwrap();
     assert_eq!(launch(card, &f, (1, 1, 1), 256, 60 << 10), None);
     assert_eq!(launch(card, &f, (1, 1, 1), 256, 61 << 10), invalid);
-    // The card goes on.
+    // The card continues.
     assert_eq!(Tensor::ones(2, DType::F32, &device).unwrap().to_vec1::<f32>().unwrap(), [1.0; 2]);
 }
 
@@ -85,12 +85,12 @@ fn a_kernel_is_found_in_its_module_alone() {
 #[test]
 fn a_thread_without_a_context_is_refused_and_operations_bring_their_own() {
     let device = card();
-    // So that nothing but the launch is left to the other thread.
+    // So that only the launch is left to the other thread.
     let (sum, x) = (Tensor::ones(5, DType::F32, &device).unwrap(), Tensor::ones(5, DType::F32, &device).unwrap());
     t5_ops::add_in_place(&sum, &x).unwrap();
     let on_new_thread = |work: &(dyn Fn() + Sync)| std::thread::scope(|scope| scope.spawn(work).join().unwrap());
     on_new_thread(&|| {
-        // SAFETY: memory that is never asked for twice.
+        // SAFETY: memory that is never allocated twice.
         let asked = unsafe { result::malloc_sync(16) };
         assert_eq!(error(asked), Some(CUresult::CUDA_ERROR_INVALID_CONTEXT));
     });
@@ -126,7 +126,7 @@ fn nobody_waits_or_looks_while_launches_are_recorded() {
     }
 }
 
-/// Where a tensor's memory begins.
+/// The address of a tensor's memory.
 fn address(t: &Tensor) -> u64 {
     let (storage, _) = t.storage_and_layout();
     let Storage::Cuda(storage) = &*storage else { panic!("a tensor on the card") };
@@ -191,12 +191,12 @@ fn products_are_of_matrices_that_exist_and_their_sums_are_in_f32() {
         assert_eq!(multiply(&device, dtype, 1, None), Err(blas::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE));
     }
     if is_emulated(&card()) {
-        // A card multiplies all the same. Its sums may then be rounded on their way.
+        // A card multiplies all the same. Its partial sums may then be rounded.
         let default = blas::cublasMath_t::CUBLAS_DEFAULT_MATH;
         assert_eq!(multiply(&device, DType::F32, 2, Some(default)), Ok(vec![2.0; 4]));
         let refused = Err(blas::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
         assert_eq!(multiply(&device, DType::BF16, 2, Some(default)), refused);
-        // A matrix of f32 in memory of half as many bytes.
+        // A matrix of f32 in memory of half its bytes.
         assert_eq!(multiply(&device, DType::F32, 300, None), Err(blas::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE));
     }
 }
@@ -221,7 +221,7 @@ fn write_behind_an_allocation() {
     let [y, x] = [5, 8].map(|count| Tensor::ones(count, DType::F32, &device).unwrap());
     let (to, from, factor, count, f) = (address(&y), address(&x), 2f32, 6usize, kernel(card, "scaled_f32"));
     let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: none: it writes one element behind the result.
+    // SAFETY: none: it writes one element past the result.
     unsafe { card.cuda_stream().launch_builder(&f).arg(&from).arg(&to).arg(&factor).arg(&count).launch(config) }
         .unwrap();
 }
@@ -243,8 +243,8 @@ fn the_emulated_card_ends_a_process_that_writes_behind_an_allocation() {
     assert!(!ran.status.success() && says.iter().any(|says| text.contains(says)), "{text}");
 }
 
-/// Attention, its gradients, and a product, on this card and on the CPU. Heads have the largest size that has kernels, or one that is no
-/// multiple of four.
+/// Attention, its gradients, and a product, on this card and on the CPU. Heads have the largest size that has kernels, or a size that is
+/// not a multiple of four.
 fn computes_as_the_cpu_does(dtype: DType, tolerance: f64) {
     for head in [128, 110] {
         computes_heads_as_the_cpu_does(head, dtype, tolerance);

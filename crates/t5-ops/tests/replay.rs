@@ -1,5 +1,6 @@
-//! Work that is recorded on a card and launched as one gives the bits of the same work launch by launch, and what cannot be recorded is not.
-//! Runs on a card, or on the emulated one: there also in processes whose streams do their work as late as their order allows.
+//! Work that is recorded on a card and launched as one graph gives the bits of the same work launch by launch. Work that cannot be recorded
+//! is not recorded. Runs on a card, or on the emulated one: there also in processes whose streams do their work as late as their order
+//! allows.
 #![cfg(feature = "cuda")]
 
 #[path = "support/tensors.rs"]
@@ -12,7 +13,7 @@ use t5_ops::{Position, Precision, Quantised, Replay};
 
 use self::tensors::{bits, is_emulated, tensor, test_alone};
 
-/// Of the emulated card (`cuda-kernels/emulation`).
+/// A variable of the emulated card (`cuda-kernels/emulation`).
 const STREAMS: &str = "LOW_MEM_T5_EMULATED_STREAMS";
 const GRAPHS: &str = "LOW_MEM_T5_EMULATED_GRAPHS";
 const WIDTH: usize = 24;
@@ -76,7 +77,7 @@ impl Weights {
         let (k, v) = (t5_ops::linear(&n, &self.dense)?, t5_ops::linear(&n, &self.codes)?);
         t5_ops::append([keys, values], [&k, &v], position)?;
         let own = t5_ops::attention_at(&n, [keys, values], bias, HEADS, position)?;
-        // Rows as those of two caches that are answered together.
+        // Rows like those of two caches that are answered together.
         let rows = own.dim(0)?;
         let own = t5_ops::join(&[own.narrow(0, 0, 1)?, own.narrow(0, 1, rows - 1)?])?;
         let key_lengths: Vec<usize> = (0..rows).map(|row| SOURCE - row % 3).collect();
@@ -112,7 +113,7 @@ fn answered(
 #[test]
 fn recorded_work_has_the_bits_of_work_launch_by_launch() {
     let card = card();
-    // Codes of more rows than 16 become numbers in the arena.
+    // With more than 16 rows, codes become numbers in the arena.
     for (rows, dtype) in [(3, DType::F32), (2, DType::BF16), (18, DType::BF16)] {
         let expected = answered(rows, dtype, &card, &mut |weights, cache, number| {
             let ids = Tensor::new(ids(rows, number), &card)?.reshape((rows, 1))?;
@@ -148,7 +149,7 @@ fn sums(replay: &mut Replay, x: &Tensor, work: impl Fn(&Tensor, &Tensor) -> Resu
 fn work_that_cannot_be_recorded_is_done_all_the_same() {
     let card = card();
     let x = Tensor::new(&[1f32, 2., 3.], &card).unwrap();
-    // Memory of candle's, which would be the graph's, and here also a layout that is uploaded.
+    // Memory that candle allocates, which would be the graph's, and here also a layout that is uploaded.
     let takes_memory = |x: &Tensor, step: &Tensor| x.broadcast_add(&step.to_dtype(DType::F32)?);
     // A copy to the host, which waits.
     let waits = |x: &Tensor, step: &Tensor| t5_ops::scaled(x, f64::from(step.to_vec1::<u32>()?[0]));
@@ -165,7 +166,7 @@ fn work_that_cannot_be_recorded_is_done_all_the_same() {
     assert_eq!((got, is_recorded), ([3., 1., 4., 1., 5.].map(|step| vec![step, 2. * step, 3. * step]).to_vec(), false));
     let (got, is_recorded) = sums(&mut Replay::default(), &x, uploads);
     assert_eq!((got, is_recorded), (vec![vec![6., 8., 10.]; 5], false));
-    // Nothing of all this is an error of whoever comes next.
+    // None of this may be reported by the next call.
     let (got, is_recorded) = sums(&mut Replay::default(), &x, |x, _| t5_ops::scaled(x, 2.0));
     assert_eq!((got, is_recorded), (vec![vec![2., 4., 6.]; 5], std::env::var(GRAPHS).is_err()));
 }
@@ -199,22 +200,22 @@ fn a_capture_is_ended_by_calls_that_it_forbids() {
         (Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
     assert_eq!(captured(&|_| Ok(())), (Ok(()), Ok(true)));
     assert_eq!(captured(&|stream| stream.synchronize()), unsupported);
-    // What waits for the whole card counts, too.
+    // A wait for the whole card counts, too.
     assert_eq!(captured(&|stream| stream.context().synchronize()), unsupported);
     let event = stream.record_event(None).unwrap();
     let isolation = Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
     assert_eq!(captured(&|stream| stream.wait(&event)).0, isolation);
     let failed = DriverError(CUresult::CUDA_ERROR_UNKNOWN);
-    // A copy to the host is no error. It moves nothing now, so that whoever records it has to look for it.
+    // A copy to the host is no error. It moves nothing during a recording, so the recording has to detect it.
     assert_eq!(captured(&|_| there.to_vec1::<f32>().map(drop).map_err(|_| failed)), (Ok(()), Ok(true)));
-    // Nothing was done, and the stream goes on.
+    // No work was done, and the stream continues.
     assert_eq!(there.to_vec1::<f32>().unwrap(), [1.0, 2.0]);
 }
 
 #[test]
 fn streams_that_do_their_work_late_and_drivers_without_graphs_change_no_bit() {
     let name = "recorded_work_has_the_bits_of_work_launch_by_launch";
-    // A real card ignores these variables, and has recorded where the test expects that nothing is.
+    // A real card ignores these variables, and has made recordings where the test expects none.
     if !is_emulated(&card()) {
         return;
     }

@@ -67,7 +67,7 @@ struct Layer {
     gradients: [Tensor; 3],
 }
 
-/// What forward keeps.
+/// The tensors that forward keeps.
 #[derive(Clone)]
 struct Saved {
     n: Tensor,
@@ -115,7 +115,7 @@ impl Layer {
         let Saved { n, q, out, lse } = saved;
         let [dtable, dweight, dbias] = &self.gradients;
         let dout = t5_ops::dropout(&dz, self.dropout(1, batch).as_ref())?;
-        // Zeroed in each round, as a model does with the gradient of its bias: the launch that does it has to be recorded, too.
+        // Zeroed in each round, as a model does with the gradient of its bias: this launch has to be recorded, too.
         let fresh = t5_ops::zeros(dbias.dims(), DType::F32, dbias.device())?;
         let of = Attended { q: &q, k: &n, v: &n, out: &out, lse: &lse };
         let (dq, dk, dv) = t5_ops::attention_backward(&of, &dout, &self.attention(batch), Some(&fresh))?;
@@ -137,7 +137,7 @@ impl Layer {
 
 type Kinds = Rounds<(usize, usize), usize>;
 
-/// A round, its loss, and whether its phases were launched.
+/// Runs a round, and returns its loss and whether its phases were launched.
 fn round(rounds: &mut Kinds, layer: &Layer, batch: &Batch, dtype: DType) -> Result<(f64, bool)> {
     let lies = layer.gradients.iter().map(Tensor::id).collect();
     rounds.begin(batch.ids.dims2()?, lies, &batch.changing(&[&batch.ids]))?;
@@ -222,7 +222,7 @@ fn rounds_that_cannot_be_recorded_are_done_all_the_same() {
     let card = card();
     let x = Tensor::new(&[1f32, 2., 3.], &card).unwrap();
     let samples = [0u32];
-    // Memory that candle takes, which would be the graph's; a copy to the host, which waits; a list that is not in `Changing`.
+    // Memory that candle allocates, which would be the graph's; a copy to the host, which waits; a list that is not in `Changing`.
     let others = [4usize];
     let q = tensor(5, &[1, 4, WIDTH], DType::F32, &card);
     let of_list = Attention { heads: HEADS, bias: None, key_lengths: &others, causal: false, dropout: None };
@@ -278,7 +278,7 @@ fn rounds_that_are_recorded_long_after_they_were_measured_find_their_lists() {
     let card = card();
     let position = RelativePosition { buckets: 8, max_distance: 20, bidirectional: true };
     let table = tensor(7, &[position.buckets, HEADS], DType::F32, &card);
-    // Buckets that are kept on the card for whoever asks for them next, and more than are kept.
+    // Buckets that are kept on the card for later requests, and more buckets than are kept.
     for tokens in [6, 5000] {
         let mut rounds = Rounds::<(), ()>::default();
         let bias = || t5_ops::relative_bias(&table, &position, tokens, tokens, 0);
@@ -298,7 +298,7 @@ fn rounds_that_are_recorded_long_after_they_were_measured_find_their_lists() {
             assert_eq!(bits(&found), expected, "{tokens} tokens, round {number}");
             rounds.end(Some(()));
             if number == 6 {
-                // As before an evaluation, which has lists of its own: so many that others are no longer kept.
+                // As before an evaluation, which has lists of its own: enough that other lists are no longer kept.
                 rounds.release();
                 for other in 0..300 {
                     t5_ops::relative_bias(&table, &position, 1, 8 + other, 0).unwrap();
@@ -322,7 +322,7 @@ fn lists_of_a_recording_that_is_refused_are_not_found_by_others() {
     for number in 0..6 {
         let changing = Changing { tensors: &[&ids], lengths: [&[], &[]], samples: &[], seed: 1, step: number };
         rounds.begin((), Vec::new(), &changing).unwrap();
-        // The fourth round is recorded, and has a list that nobody has uploaded.
+        // The fourth round is recorded, and has a list that was never uploaded.
         let keys = if number == 3 { 9 } else { 8 };
         let mut found = None;
         let work = &mut |turn| {
@@ -341,7 +341,7 @@ fn lists_of_a_recording_that_is_refused_are_not_found_by_others() {
 #[test]
 fn streams_that_do_their_work_late_and_what_records_nothing_change_no_bit() {
     let name = "recorded_rounds_have_the_bits_of_rounds_launch_by_launch";
-    // A real card ignores variables of the emulated one, and has recorded where the test expects that nothing is.
+    // A real card ignores variables of the emulated one, and has made recordings where the test expects none.
     let is_emulated = is_emulated(&card());
     let variables = [(STREAMS, "early"), (STREAMS, "late"), (GRAPHS, "none"), (SWITCH, "none")];
     for (variable, value) in variables.into_iter().filter(|(name, _)| is_emulated || *name == SWITCH) {

@@ -7,7 +7,7 @@ use t5_ops::{Attended, Attention, Dropout};
 use crate::card::{Buffer, assert_close, in_every_schedule, launch, null, numbers};
 use crate::dropout::Mask;
 
-/// As the kernels have it.
+/// The struct as the kernels define it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Shape {
@@ -20,10 +20,10 @@ pub struct Shape {
     pub is_causal: i32,
 }
 
-/// Which kernels.
+/// The kernels of a case.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
-    /// Of f32, and heads of up to 64.
+    /// For f32, and heads of up to 64.
     Narrow,
     Plain(DType),
     /// A block's own rows are not copied.
@@ -49,7 +49,7 @@ impl Kind {
         }
     }
 
-    /// Rows of a block: of the forward, of the backward.
+    /// Rows of a block: of the forward, and of the backward.
     fn tiles(self) -> (usize, usize) {
         match self {
             Kind::TensorCores | Kind::Narrow => (64, 64),
@@ -57,7 +57,7 @@ impl Kind {
         }
     }
 
-    /// Bytes of shared memory: of the forward, of the backward by keys, by queries.
+    /// Bytes of shared memory: of the forward, of the backward by keys, and of the backward by queries.
     fn shared(self, head_size: usize) -> [usize; 3] {
         match self {
             Kind::Narrow | Kind::Plain(_) | Kind::Lean => {
@@ -216,7 +216,7 @@ impl Case<'_> {
                 arguments.chain([new_out.pointer(), new_lse.pointer(), shape.clone()]).collect();
             launch(&format!("attention_forward_{suffix}"), grid(t, rows_forward), 128, shared[0], &arguments, schedule);
 
-            // The CPU's, so that both backwards are of one forward.
+            // The CPU's, so that both backward passes belong to one forward.
             let (mut out, mut lse, mut dout) = (Buffer::of(&out), Buffer::of(&lse), Buffer::of(&dout));
             let mut delta = Buffer::new(&[batch, heads, t], DType::F32);
             let sizes = [batch, t, heads, size].map(|n| Argument::of(n as i32));
@@ -279,7 +279,7 @@ fn tensor_cores_agree_with_the_cpu_for_each_head_size() {
 fn masks_and_biases_of_tensor_cores_are_those_of_the_cpu() {
     let cases = [
         Case { queries: 67, keys: 67, lengths: &[67], has_bias: true, is_causal: true, ..Case::default() },
-        // Fewer queries than keys, and more: some then see nothing.
+        // Fewer queries than keys, and more: some queries then see no key.
         Case {
             queries: 9,
             keys: 75,
@@ -291,7 +291,7 @@ fn masks_and_biases_of_tensor_cores_are_those_of_the_cpu() {
         },
         Case { queries: 75, keys: 34, lengths: &[34, 7], is_causal: true, probability: 0.1, ..Case::default() },
         Case { queries: 1, keys: 129, lengths: &[129, 100], has_bias: true, ..Case::default() },
-        // More queries than the backward by keys reads the numbers of at once; it begins at any tile of them.
+        // More queries than the backward by keys reads the data of at once; it may begin at any tile of them.
         Case {
             queries: 200,
             keys: 200,
@@ -364,7 +364,7 @@ fn attention_without_tensor_cores_is_that_of_the_cpu() {
                 is_causal: true,
                 ..Case::default()
             },
-            // Several blocks, and tiles that hide nothing.
+            // Several blocks, and tiles that hide no key.
             Case {
                 kind,
                 queries: 130,

@@ -1,4 +1,4 @@
-//! The kernels that candle launches by name: launched as its `cuda_backend` does, and compared with its operations on the CPU.
+//! The kernels that candle launches by name. They are launched as in candle's `cuda_backend`, and compared with its operations on the CPU.
 
 mod indexing;
 mod reduce;
@@ -17,7 +17,7 @@ fn dtypes() -> impl Iterator<Item = DType> {
     FLOATING.into_iter().chain(INTEGERS)
 }
 
-/// A tensor that is a view of another, contiguous one: this is how a kernel sees it.
+/// A tensor that is a view of a contiguous tensor: a kernel gets it in this form.
 struct View {
     storage: Tensor,
     view: Tensor,
@@ -43,7 +43,7 @@ impl View {
         Self { view: storage.narrow(last, width, width).unwrap(), storage }
     }
 
-    /// The first of the elements along the first dimension, for all of them.
+    /// The elements at the first index of the first dimension, repeated along it.
     fn broadcast(t: &Tensor) -> Self {
         let storage = t.narrow(0, 0, 1).unwrap().contiguous().unwrap();
         Self { view: storage.broadcast_as(t.shape()).unwrap(), storage }
@@ -53,7 +53,7 @@ impl View {
         [Self::contiguous, Self::transposed, Self::narrowed, Self::broadcast].map(|of| of(t))
     }
 
-    /// Sizes and strides, as candle copies them to a card. It passes none of contiguous tensors.
+    /// Sizes and strides, as candle copies them to a card. It passes none for contiguous tensors.
     fn layout<'a>(views: &[&Self]) -> Given<'a> {
         match views.iter().all(|view| view.view.is_contiguous()) {
             true => Given::Value(null()),
@@ -85,7 +85,7 @@ fn size(n: usize) -> Given<'static> {
     Given::Value(Argument::of(n))
 }
 
-/// Launches a kernel, and gives its result.
+/// Launches a kernel, and returns its result.
 #[track_caller]
 fn run(name: &str, [blocks, threads]: [usize; 2], given: &[Given], result: impl Fn() -> Buffer) -> Tensor {
     let results = in_every_schedule(name, |schedule| {
@@ -116,12 +116,12 @@ fn pointer(buffer: &mut Buffer, before: usize) -> Argument {
     if before == 0 { buffer.pointer() } else { buffer.pointer_at(before) }
 }
 
-/// Blocks and threads of candle's launches of a thread an element.
+/// Blocks and threads of a launch with a thread for each element, as in candle.
 fn threads_for(count: usize) -> [usize; 2] {
     [count.div_ceil(1024), 1024]
 }
 
-/// Fails unless every element is the expected one, or NaN like it, or as close to it.
+/// Fails unless every element equals the expected one, is NaN like it, or is within the tolerance.
 #[track_caller]
 fn assert_same(what: &str, got: &Tensor, expected: &Tensor, tolerance: f64) {
     assert_eq!((got.dims(), got.dtype()), (expected.dims(), expected.dtype()), "{what}");
@@ -267,14 +267,14 @@ fn elements_are_copied_and_set_where_they_lie() {
             for from in View::each(&elements(3, shape, dtype)) {
                 check_unary(&format!("ucopy_{suffix}"), &from, &[], &[], &from.view, 0.0);
             }
-            // A value of several elements that share their memory is candle's mistake, not the kernel's.
+            // If several elements of the target share memory, the error is candle's, not the kernel's.
             for to in View::each(&elements(4, shape, dtype)).into_iter().take(3) {
                 let count = to.view.elem_count();
                 let layout = View::layout(&[&to]);
                 let value = Given::Value(number(dtype, 1.0));
                 let given = [size(count), size(shape.len()), layout, value, Given::Result(to.bytes_before())];
                 let got = run(&format!("const_set_{suffix}"), threads_for(count), &given, || Buffer::of(&to.storage));
-                // A copy of its own: candle sets in place.
+                // A separate copy: candle sets values in place.
                 let (expected, last) = (to.storage.copy().unwrap(), shape.len() - 1);
                 let set = match to.view.layout().start_offset() {
                     0 => expected.clone(),
@@ -315,7 +315,7 @@ fn operations_on_two_elements_are_those_of_the_cpu() {
     ];
     for dtype in dtypes() {
         let [left, right] = match dtype {
-            // No difference is negative, and nobody divides by zero.
+            // No difference is negative, and no divisor is zero.
             DType::U8 => [integers(7, &SHAPE, 8.0, 8.0, dtype), integers(8, &SHAPE, 1.0, 8.0, dtype)],
             DType::U32 => [integers(7, &SHAPE, 3e4, 3e4, dtype), integers(8, &SHAPE, 1.0, 3e4, dtype)],
             DType::I64 => [integers(7, &SHAPE, -4e9, 8e9, dtype), integers(8, &SHAPE, -9e5, 8e5, dtype)],
@@ -395,7 +395,7 @@ fn halves_are_converted_as_by_the_half_crate() {
         let expected = f16::from_bits(bits).to_f32();
         assert!(got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan(), "{bits:#06x}: {got}");
     }
-    // Each half, what lies halfway to the next one, and its neighbours; what is too large or too small.
+    // Each half, the value halfway to the next one, and its neighbours; values that are too large or too small.
     let near = |x: f32| [x, x.next_up(), x.next_down()];
     let halfway = got.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
     let edges = [65_504.0, 65_519.996, 65_520.0, 65_536.0, 1e30, f32::INFINITY, f32::NAN, 1e-8, 2.980_232_2e-8, 1e-45];

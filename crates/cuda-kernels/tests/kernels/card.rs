@@ -9,10 +9,10 @@ use half::bf16;
 
 /// Elements before and after a buffer that nothing may touch.
 const MARGIN: usize = 64;
-/// A NaN in each dtype of numbers, so that who reads there shows, too. It is not the one of elements that nobody has written.
+/// A NaN in each dtype of numbers, so that reads there are detected, too. It differs from the NaN of unwritten elements.
 const UNTOUCHED: [u8; 2] = [0xF5, 0x7F];
 
-/// The value of a block, in which a name stands for the type of a dtype.
+/// Evaluates a block in which a name stands for the type of a dtype.
 macro_rules! with_type {
     ($dtype:expr, $T:ident, $value:block) => {
         match $dtype {
@@ -31,7 +31,7 @@ macro_rules! with_type {
     }};
 }
 
-/// Memory of the card with margins.
+/// Memory of the card, with margins.
 pub struct Buffer {
     words: Vec<u128>,
     bytes: usize,
@@ -40,7 +40,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Elements that nobody has written: NaN.
+    /// Unwritten elements: NaN.
     pub fn new(shape: &[usize], dtype: DType) -> Self {
         let bytes = shape.iter().product::<usize>() * dtype.size_in_bytes();
         let words =
@@ -63,7 +63,7 @@ impl Buffer {
     /// Structs with C's layout and without padding, one after the other.
     pub fn of_entries<T: Copy>(entries: &[T]) -> Self {
         let mut buffer = Self::new(&[size_of_val(entries)], DType::U8);
-        // SAFETY: as many bytes, each of which is written.
+        // SAFETY: the memory has this many bytes, each of which is written.
         let bytes = unsafe { std::slice::from_raw_parts(entries.as_ptr().cast(), size_of_val(entries)) };
         buffer.contents_mut().copy_from_slice(bytes);
         buffer
@@ -80,28 +80,28 @@ impl Buffer {
         &mut all[MARGIN * 16..][..self.bytes]
     }
 
-    /// Its address, as an argument.
+    /// The address of the first element, as an argument.
     pub fn pointer(&mut self) -> Argument {
         Argument::of(self.contents_mut().as_mut_ptr())
     }
 
-    /// The same in an entry of a table.
+    /// The address of the first element, for an entry of a table.
     pub fn address(&mut self) -> u64 {
         self.contents_mut().as_mut_ptr() as u64
     }
 
-    /// The address `bytes` behind it.
+    /// The address `bytes` bytes after the first element, as an argument.
     pub fn pointer_at(&mut self, bytes: usize) -> Argument {
         assert!(bytes < self.bytes, "an address within the buffer");
         Argument::of(self.contents_mut()[bytes..].as_mut_ptr())
     }
 
-    /// Its bits.
+    /// The bytes of the elements.
     pub fn bits(&self) -> &[u8] {
         &self.all()[MARGIN * 16..][..self.bytes]
     }
 
-    /// Its elements. Fails if the margins were touched.
+    /// The elements. Fails if the margins were touched.
     #[track_caller]
     pub fn tensor(&self) -> Tensor {
         let (all, contents) = (self.all(), MARGIN * 16..MARGIN * 16 + self.bytes);
@@ -121,7 +121,7 @@ pub fn null() -> Argument {
     Argument::of(std::ptr::null::<u8>())
 }
 
-/// Runs a kernel; the test fails where it does.
+/// Runs a kernel; the test fails if the kernel fails.
 #[track_caller]
 pub fn launch(
     name: &str,
@@ -132,7 +132,7 @@ pub fn launch(
     schedule: Schedule,
 ) {
     let grid = grid.map(|n| u32::try_from(n).expect("a size of a grid"));
-    // SAFETY: every pointer is that of a buffer of the shape that the test says.
+    // SAFETY: every pointer is to a buffer of the shape that the test gives.
     unsafe { emulation::launch(name, Launch { grid, threads, shared_bytes }, arguments, schedule) }.unwrap();
 }
 
@@ -163,7 +163,7 @@ pub fn assert_same_bits(a: &Tensor, b: &Tensor) {
     assert!(Buffer::of(a).bits() == Buffer::of(b).bits(), "other bits: {a} {b}");
 }
 
-/// Fails unless every element differs by at most `tolerance` of the largest magnitude expected.
+/// Fails unless every element differs by at most `tolerance` times the largest expected magnitude.
 #[track_caller]
 pub fn assert_close(what: &str, got: &Tensor, expected: &Tensor, tolerance: f64) {
     assert_eq!(got.elem_count(), expected.elem_count(), "{what}: elements");

@@ -11,7 +11,7 @@ fn losses_and_gradients_are_those_of_the_cpu() {
     let labels = [2u32, IGNORED_LABEL, 0, 4];
     for width in [5, 130, 132, 1100] {
         for (from, to) in [(DType::F32, DType::F32), (DType::F32, DType::BF16), (DType::BF16, DType::BF16)] {
-            // A logit of minus infinity is one that is never chosen.
+            // A token with a logit of minus infinity is never chosen.
             let logits = (numbers(1, &[4, width], DType::F32) * 9.0).unwrap();
             let hidden = Tensor::from_vec(vec![f32::NEG_INFINITY; 2], (2, 1), &Device::Cpu).unwrap();
             let logits = logits.slice_assign(&[0..2, 1..2], &hidden).unwrap().to_dtype(from).unwrap();

@@ -13,7 +13,7 @@ fn floats(t: &Tensor) -> Vec<f32> {
     t.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Logits with ties, among them the largest of a row, and with values that are no numbers.
+/// Logits with ties, among them the largest of a row, and with NaN and infinities.
 fn logits(dtype: DType) -> Tensor {
     let (rows, width) = (5, 301);
     let mut values = floats(&numbers(3, &[rows, width], DType::F32));
@@ -104,7 +104,7 @@ fn a_cache_gets_keys_and_values_and_copies_rows() {
     for dtype in DTYPES {
         let [keys, values] = [1, 2].map(|seed| numbers(seed, &[rows, 1, width], dtype));
         let caches = [3, 4].map(|seed| numbers(seed, &[rows, capacity, width], dtype));
-        // With a position in memory, too, that is added to the other one.
+        // Also with a position in memory that is added to the position argument.
         let moved = Tensor::new(&[9u32, 2], &Device::Cpu).unwrap();
         let appended = |schedule, is_moved: bool| {
             let mut moved = Buffer::of(&moved);
@@ -142,7 +142,7 @@ fn a_cache_gets_keys_and_values_and_copies_rows() {
 
 #[test]
 fn attention_of_few_queries_is_that_of_the_cpu() {
-    // Queries, keys, heads, their size, keys that count; of all alike without a list.
+    // Queries, keys, heads, their size, and keys that count; without a list if the lengths are equal.
     let cases: [(usize, usize, usize, usize, &[usize]); 6] = [
         (1, 1, 1, 1, &[1]),
         (1, 70, 2, 64, &[70, 70]),
@@ -156,7 +156,7 @@ fn attention_of_few_queries_is_that_of_the_cpu() {
             let what = format!("({t}, {s}, {heads}, {size}) {lengths:?} {dtype:?} {has_bias} {causal}");
             let (batch, width) = (lengths.len(), heads * size);
             let [q, k, v] = [(1, t), (2, s), (3, s)].map(|(seed, n)| numbers(seed, &[batch, n, width], dtype));
-            // Part of the rows of a larger one.
+            // Some of the rows of a larger tensor.
             let all = numbers(4, &[heads, t + s + 4], DType::F32);
             let bias = all.narrow(1, 3, t + s - 1).unwrap();
             let a = Attention { heads, bias: has_bias.then_some(&bias), key_lengths: lengths, causal, dropout: None };

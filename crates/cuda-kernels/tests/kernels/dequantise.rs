@@ -1,4 +1,4 @@
-//! Weights in codes as numbers.
+//! Conversion of weights in codes to numbers.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::card::{Buffer, in_every_schedule, launch, numbers, suffix};
 /// NF4's tables, in bytes.
 pub const TABLES: usize = (16 + 256) * 4;
 
-/// A weight in any codes, those of scales among them; scales between -1 and 1.
+/// A weight with all kinds of codes, also of scales; scales lie between -1 and 1.
 pub fn weight(precision: Precision, (rows, width): (usize, usize)) -> Quantised {
     let quantisation = Quantisation::new(precision, (rows, width)).unwrap();
     let mut bytes = Vec::new();
@@ -43,7 +43,7 @@ fn dequantised(w: &Quantised, rows: &Range<usize>, columns: &Range<usize>, dtype
         let sizes = [width, rows.start, columns.start, rows.len(), columns.len()];
         arguments.extend(sizes.map(|size| Argument::of(size as i32)));
         let shared = if precision == Precision::Nf4 { TABLES } else { 0 };
-        // Four units of a thread, of an element at least.
+        // Four units for each thread, each of at least one element.
         let blocks = (rows.len() * columns.len()).div_ceil(4 * 64);
         let name = format!("dequantise_{}_{}", precision.name(), suffix(dtype));
         launch(&name, [blocks, 1, 1], 64, shared, &arguments, schedule);

@@ -28,7 +28,7 @@ impl Mask {
         Self { step: mix(d.seed ^ mix(d.step + 1)), site: d.site, threshold, scale, step_on_card: 0 }
     }
 
-    /// The same mask with its step on the card. The step that is an argument is wrong, and must not be read.
+    /// The same mask with its step on the card. The step argument is wrong, and must not be read.
     fn on_card(self, step: &mut Buffer) -> Self {
         Self { step: 77, step_on_card: step.address(), ..self }
     }

@@ -49,7 +49,7 @@ fn products_of_few_rows_with_codes_are_those_of_the_cpu() {
         for precision in [Precision::Int8, Precision::Nf4] {
             let w = weight(precision, (outputs, width));
             for dtype in [DType::F32, DType::BF16] {
-                // The weight as the product has it: in the dtype of the rows. Sums of the reference are in f64.
+                // The weight as the product takes it: in the dtype of the rows. Sums of the reference are in f64.
                 let weight = w.dequantised().unwrap().to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap();
                 for (rows, kernel) in [(1, 4), (4, 4), (5, 8), (16, 8)] {
                     let x = numbers(rows as u64, &[rows, width], dtype);

@@ -1,4 +1,4 @@
-//! Adafactor, AdamW and what they are made of.
+//! Adafactor, AdamW and their parts.
 
 use candle_core::{DType, Tensor};
 use cuda_kernels::emulation::{Argument, Schedule};
@@ -57,7 +57,7 @@ fn int(n: usize) -> Argument {
     Argument::of(n as i32)
 }
 
-/// (N, K), a vector as one row.
+/// (N, K); a vector is one row.
 fn size_of_matrix(t: &Tensor) -> (usize, usize) {
     t.dims2().unwrap_or((1, t.elem_count()))
 }
@@ -88,13 +88,13 @@ struct Gradient {
     is_bf16: u32,
 }
 
-/// Sums of squares by row and by column, and their total, of each of some gradients.
+/// Sums of squares by row and by column, and their total, for each gradient.
 fn square_sums(gradients: &mut [(&Tensor, Buffer)], schedule: Schedule) -> Vec<[Buffer; 3]> {
     let (mut tiles, mut blocks) = (0, 0);
     let (mut entries, mut scratch, mut sums) = (Vec::new(), Vec::new(), Vec::new());
     for (tensor, gradient) in gradients {
         let (rows, width) = size_of_matrix(tensor);
-        // Blocks of few rows, and blocks of more than are added in f32.
+        // Blocks of few rows, and blocks of more rows than are added in f32.
         let rows_each = if rows > 64 { 67 } else { 3 };
         let (row_parts, col_parts) = (width.div_ceil(COLUMNS), rows.div_ceil(rows_each));
         let (mut of_rows, mut of_columns) = (floats(rows * row_parts), doubles(col_parts * width));
@@ -123,7 +123,7 @@ fn square_sums(gradients: &mut [(&Tensor, Buffer)], schedule: Schedule) -> Vec<[
     launch("square_sums", [tiles, 1, 1], THREADS as u32, COLUMNS * 8 + COLUMNS / 128 * 32 * 4, &arguments, schedule);
     launch("finish_square_sums", [blocks, 1, 1], THREADS as u32, 0, &arguments, schedule);
     launch("total_square_sums", [entries.len(), 1, 1], THREADS as u32, 32 * 8, &arguments[..1], schedule);
-    // Nothing beside them is written.
+    // Only the scratch memory is written.
     scratch.iter().for_each(|buffer| drop(buffer.tensor()));
     sums
 }
@@ -147,7 +147,7 @@ fn squares_are_added_by_row_by_column_and_in_all() {
         assert_close("rows", &got[0], &squares.sum(1).unwrap(), 1e-6);
         assert_close("columns", &got[1], &squares.sum(0).unwrap(), 1e-6);
         assert_close("total", &got[2], &squares.sum_all().unwrap().reshape(1).unwrap(), 1e-6);
-        // Beside others they have the bits that they have alone.
+        // Beside other gradients the sums have the same bits as alone.
         for (alone, got) in sums(&[gradient]).iter().zip(got) {
             assert_same_bits(alone, got);
         }
@@ -179,7 +179,7 @@ struct Case {
 }
 
 impl Case {
-    /// Of this shape, with a second moment of Adafactor's, or of AdamW's where it is whole.
+    /// A parameter of this shape with a second moment of Adafactor's, or of AdamW's if it is `whole`.
     fn new(shape: &[usize], (dtype, grad_dtype): (DType, DType), first: bool, whole: bool, rounding: Rounding) -> Self {
         let positive = |seed, shape: &[usize]| numbers(seed, shape, DType::F32).abs().unwrap();
         let second = match *shape {
@@ -211,10 +211,10 @@ impl OnCard {
         Self { param: Buffer::of(&case.param), grad: Buffer::of(&case.grad), moments }
     }
 
-    /// Its entry, whose blocks begin at `blocks`, which then are behind them.
+    /// The parameter's entry, whose blocks begin at `blocks`. Advances `blocks` past them.
     fn parameter(&mut self, case: &Case, first_row: usize, blocks: &mut usize) -> Parameter {
         let (rows, width) = size_of_matrix(&case.param);
-        // Blocks of few rows, and blocks of more than have keys at once.
+        // Blocks of few rows, and blocks of more rows than have keys at once.
         let rows_each = if rows > 128 { 140 } else { 2 };
         let first_part = *blocks as i32;
         *blocks += rows.div_ceil(rows_each);
@@ -246,10 +246,10 @@ struct Factored {
     first_factor: i32,
 }
 
-/// What every gradient is multiplied by.
+/// The factor of every gradient.
 const SCALE: f64 = 0.7;
 
-/// An update of each by the kernels: parameter and moments.
+/// Updates each parameter by the kernels, and returns parameters and moments.
 fn adafactor(cases: &[Case], hyper: impl Fn(&Case) -> AdafactorHyper, schedule: Schedule) -> Vec<Buffer> {
     let mut on_card: Vec<OnCard> = cases.iter().map(OnCard::of).collect();
     let mut gradients: Vec<_> = cases.iter().map(|case| (&case.grad, Buffer::of(&case.grad))).collect();
@@ -305,7 +305,7 @@ fn assert_updated(cases: &[Case], got: &[Tensor]) {
     }
 }
 
-/// Fails where more than a few values in bf16 have other bits: those whose f32 was beside the border between two of them.
+/// Fails if more than a few values in bf16 have other bits: values whose f32 lay near the boundary between two bf16.
 #[track_caller]
 fn assert_rounded_alike(what: &str, got: &Tensor, expected: &Tensor) {
     if got.dtype() != DType::BF16 {
@@ -329,7 +329,7 @@ fn adafactor_updates_as_the_cpu_does() {
             beta1,
             rounding: case.rounding,
             beta2: 0.4,
-            // Each has its own numbers.
+            // Each case has its own constants.
             learning_rate: 0.05 * case.param.elem_count() as f64,
             weight_decay: 0.1,
             gradient_scale: SCALE,
@@ -419,7 +419,7 @@ struct Narrowed {
 
 #[test]
 fn copies_in_bf16_of_many_weights_are_casts() {
-    // Less than a block, one to the element, and more than two.
+    // Less than a block, exactly one block, and more than two.
     let weights: Vec<Tensor> = [[3, 5], [128, 128], [3, 11_003]]
         .iter()
         .enumerate()

@@ -1,4 +1,4 @@
-//! Lists of the host on a card: the lengths and samples of a micro-batch, which every layer asks for.
+//! Lists of the host on a card: the lengths and samples of a micro-batch, which every layer uses.
 
 use std::cell::RefCell;
 
@@ -6,13 +6,13 @@ use candle_core::{Device, Result, Tensor};
 
 use super::{card_number, recording};
 
-/// Lists that were uploaded last: those of a micro-batch are asked for by every layer. Layer by layer a step goes through the lists of
-/// all micro-batches again and again, so that fewer than these would never be found.
+/// The number of lists that are kept: the latest uploads. Every layer uses the lists of a micro-batch. Layer by layer, a step goes through
+/// the lists of all micro-batches again and again, so a smaller number would never find any.
 const KEPT_LISTS: usize = 256;
 /// Longer lists are not kept.
 const KEPT_LIST: usize = 8192;
 
-/// A list of the host on the card: its values, or, while launches are recorded, the place of those that change.
+/// Returns a list of the host on the card: its values or, while launches are recorded, the place of a list that changes.
 pub(crate) fn changing(list: &[u32], device: &Device) -> Result<Tensor> {
     match recording::place_of(list) {
         Some(place) => Ok(place),
@@ -20,7 +20,7 @@ pub(crate) fn changing(list: &[u32], device: &Device) -> Result<Tensor> {
     }
 }
 
-/// Numbers on the card. Short lists are kept, and uploaded once. Work that is recorded finds those that it was measured with.
+/// Returns numbers on the card. Short lists are kept, and uploaded once. Recorded work finds the lists that it was measured with.
 pub(crate) fn uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
     if let Some(there) = recording::held(list) {
         return Ok(there);
@@ -56,7 +56,7 @@ fn kept_or_uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
         }
         let tensor = Tensor::new(list, device)?;
         if recording::is_captured() {
-            // Memory of a graph that will be refused: nobody may find it here later.
+            // This is memory of a graph that will be refused, so later calls must not find it here.
             return Ok(tensor);
         }
         if kept.len() == KEPT_LISTS {

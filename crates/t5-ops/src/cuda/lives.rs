@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use candle_core::DType;
 
-/// A tensor in an arena begins at a multiple of this many elements: the alignment that any kernel or product may want.
+/// A tensor in an arena begins at a multiple of this many elements: the strictest alignment of any kernel or product.
 pub(super) const ALIGNMENT: usize = 64;
 /// How many kinds of elements there are. Each has its own part of the arena.
 pub(super) const KINDS: usize = 2;

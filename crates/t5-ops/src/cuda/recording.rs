@@ -1,7 +1,7 @@
 //! How launches are recorded on a card: the arena that their tensors come from, and the graph that they become.
 //!
 //! *Work* is the operations of one recording: a token of an answer ([`crate::Replay`]), or a phase of a round ([`crate::rounds`]).
-//! It first runs launch by launch. So kernels are loaded, lists are on the card, and the size of the arena is known.
+//! The work first runs launch by launch, so that kernels are loaded, lists are on the card, and the size of the arena is known.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -19,32 +19,32 @@ use crate::graphs::records_launches;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// How often the same work is done before it is recorded. A recording costs the host about as much as they do, and work that soon changes
-/// is not worth it.
+/// The number of times that the same work runs before it is recorded. A recording costs the host about as much as these runs, so work that
+/// soon changes is not worth it.
 const RUNS_BEFORE: usize = 2;
-/// How many times longer it is done after each attempt that found no memory, which may come back.
+/// The factor by which that number grows after each attempt that found no memory. Memory may become free later.
 const LONGER_WITHOUT_MEMORY: usize = 4;
-/// The number of attempts after which that grows no more.
+/// The number of attempts after which it stops growing.
 const MOST_TIMES_LONGER: u32 = 5;
 
-/// Lists of the host that do not change, and their places on the card, which others may forget.
+/// Lists of the host that do not change, and their places on the card. The cache of lists may drop them.
 pub(super) type Lists = Vec<(Vec<u32>, Tensor)>;
 
-/// Where the tensors of work come from while it is measured or recorded.
+/// The source of memory for the tensors of work while it is measured or recorded.
 #[derive(Default)]
 pub(super) struct Scope {
-    /// While it is recorded.
+    /// The arena, while the work is recorded.
     arena: Option<[Tensor; KINDS]>,
     taken: Sizes,
     most: Sizes,
     held: Lists,
     refused_by: Option<&'static str>,
-    /// The current round, if there is one: it says where its tensors lie, and `arena` is not used.
+    /// The current round, if there is one. The round then places its tensors, and `arena` is not used.
     round: Option<Round>,
 }
 
 impl Scope {
-    /// That of a round, and the lists that such a round was seen to use.
+    /// The scope of a round, with the lists that the measured round used.
     pub(super) fn of_round(round: Round, held: Lists) -> Self {
         Self { round: Some(round), held, ..Self::default() }
     }
@@ -64,7 +64,7 @@ impl Scope {
         });
     }
 
-    /// Takes a tensor that was made between two phases for one of the round's.
+    /// Makes a tensor that was made between two phases one of the round's tensors.
     pub(super) fn enter(&mut self, x: &Tensor, address: u64) {
         if let (Some(round), Some(kind)) = (&mut self.round, kind_of(x.dtype())) {
             round.taken(kind, x.elem_count(), address);
@@ -95,7 +95,7 @@ pub(super) fn is_going_on() -> bool {
     SCOPE.with_borrow(Option::is_some)
 }
 
-/// Whether it is recorded, so that nothing is done now.
+/// Whether work is being recorded, so that launches do not run now.
 pub(super) fn is_captured() -> bool {
     in_scope(|scope| scope.arena.is_some() || scope.round.as_ref().is_some_and(Round::is_recorded)).unwrap_or(false)
 }
@@ -111,19 +111,19 @@ pub(super) fn piece(shape: &Shape, dtype: DType) -> Result<Option<Tensor>> {
         scope.taken[kind] += count.next_multiple_of(ALIGNMENT);
         scope.most[kind] = scope.most[kind].max(scope.taken[kind]);
         let arena = scope.arena.as_ref().map(|arena| &arena[kind]);
-        // What the arena has no room for would be memory of the graph, which is refused in the end.
+        // If the arena has no room, the tensor becomes memory of the graph, and the recording is refused for that.
         let arena = arena.filter(|arena| from + count <= arena.elem_count());
         arena.map(|arena| arena.narrow(0, from, count)?.reshape(shape)).transpose()
     });
     piece.transpose().map(Option::flatten)
 }
 
-/// Notes a tensor that was taken from the pool and not from the arena.
+/// Notes a tensor that was allocated from the pool and not from the arena.
 pub(super) fn taken(t: &Tensor) -> Result<()> {
     if in_round(|_| ()).is_some()
         && let Some(kind) = kind_of(t.dtype())
     {
-        // Not as a use: until now another tensor had this memory, whose life would then last until here.
+        // Not as a use: another tensor had this memory before, and a use would extend its life to this launch.
         let at = own_address(t)?;
         in_round(|round| round.taken(kind, t.elem_count(), at));
     }
@@ -149,17 +149,17 @@ pub(crate) fn key() -> Option<u64> {
     in_round(|round| round.key()).flatten()
 }
 
-/// Whether launches are recorded now, so that lists of the host will have other values when they are launched again.
+/// Whether launches are recorded now, so that lists of the host may have other values at the next launch.
 pub(crate) fn changes_lists() -> bool {
     in_round(|round| round.is_recorded()).unwrap_or(false)
 }
 
-/// The place on the card of a list of the host that changes, while launches are recorded.
+/// The place on the card of a list of the host that changes between launches. `None` unless launches are recorded.
 pub(crate) fn place_of<T>(list: &[T]) -> Option<Tensor> {
     in_round(|round| round.list(list.as_ptr().addr(), list.len())).flatten()
 }
 
-/// Tensors that are taken while this exists are gone when it goes, and their memory serves again.
+/// A scope for temporary tensors: all tensors taken while it exists are dropped before it, and their memory in the arena is reused.
 pub(crate) struct Temporaries(Option<Sizes>);
 
 impl Temporaries {
@@ -181,32 +181,32 @@ pub(super) fn held(list: &[u32]) -> Option<Tensor> {
     in_scope(|scope| Some(scope.held.iter().find(|(values, _)| values == list)?.1.clone())).flatten()
 }
 
-/// Has a recording keep a list that its kernels read.
+/// Makes a recording keep a list that its kernels read.
 pub(super) fn hold(list: &[u32], there: &Tensor) {
     in_scope(|scope| scope.held.push((list.to_vec(), there.clone())));
 }
 
-/// Has the work not be recorded: because of this operation.
+/// Prevents the recording of this work, because of this operation.
 pub(crate) fn refuse(operation: &'static str) {
     in_scope(|scope| scope.refused_by = Some(operation));
 }
 
-/// What a card knows of work that repeats.
+/// The state of repeated work on a card.
 #[derive(Default)]
 pub(crate) struct OnCard {
     of: Vec<TensorId>,
     numbers: Option<Tensor>,
     state: State,
-    /// Nothing is recorded any more.
+    /// No more recordings are made.
     is_refused: bool,
-    /// Attempts that found no memory.
+    /// The number of attempts that found no memory.
     without_memory: u32,
-    /// Whether it is recorded for the time that this takes.
+    /// Whether the work is recorded only to measure the time of a recording.
     is_measured: bool,
 }
 
 enum State {
-    /// How often the work was done, and the elements that its arena has to hold.
+    /// The number of runs so far, and the elements that the arena has to hold.
     Measured(usize, Sizes),
     Recorded(Recording),
 }
@@ -279,7 +279,7 @@ impl OnCard {
         *self = Self { is_refused, without_memory, is_measured, ..Self::default() };
     }
 
-    /// The numbers on the card, where they were the last time.
+    /// Uploads the numbers to their place on the card, which is the same each time.
     fn upload(&mut self, card: &CudaDevice, numbers: &[u32]) -> Result<Tensor> {
         let there = self.numbers.as_ref().filter(|there| there.elem_count() == numbers.len());
         if let Some(there) = there {
@@ -296,7 +296,7 @@ fn runs_before(without_memory: u32) -> usize {
     RUNS_BEFORE * LONGER_WITHOUT_MEMORY.pow(without_memory.min(MOST_TIMES_LONGER))
 }
 
-/// Does work whose tensors come from a scope.
+/// Runs work whose tensors come from a scope.
 pub(super) fn within<R>(scope: Scope, work: impl FnOnce() -> R) -> (R, Scope) {
     let outer = SCOPE.with_borrow_mut(|now| now.replace(scope));
     let result = work();
@@ -313,7 +313,7 @@ struct Recording {
 }
 
 impl Recording {
-    /// Records work, without doing it.
+    /// Records work without running it.
     fn of<E: Display>(
         card: &CudaDevice,
         sizes: Sizes,
@@ -340,15 +340,15 @@ pub(super) fn capture<R>(
     work: impl FnOnce() -> Result<R>,
 ) -> Result<(R, CudaGraph, Scope)> {
     let stream = card.cuda_stream();
-    // Other threads may go on asking for memory.
+    // Other threads may allocate meanwhile.
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
     let (result, scope) = within(scope, work);
-    // Of tensors that were dropped: such an error is told to whoever calls next, and here that would not end what was begun.
+    // An error of dropped tensors. cudarc would report it in the next call, which would then not end the recording.
     let dropped = stream.context().check_err();
     let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
     let recorded = checked(result, dropped.and(graph).w(), scope);
     if recorded.is_err() {
-        // Nor is it an error of whoever comes next that memory of a graph cannot be given back to a pool.
+        // Memory of a graph cannot be given back to a pool. The next call must not report that error either.
         let _ = stream.context().check_err();
     }
     recorded
@@ -367,23 +367,23 @@ fn checked<R>(result: Result<R>, graph: Result<Option<CudaGraph>>, scope: Scope)
     Ok((result, graph, scope))
 }
 
-/// Why a graph is not launched, if some node is of a kind that gives other results than its operation.
+/// The reason to refuse a graph, if some node gives other results than its operation.
 fn refused_node(graph: &CudaGraph) -> Result<Option<&'static str>, DriverError> {
     use sys::CUgraphNodeType_enum::{
         CU_GRAPH_NODE_TYPE_HOST, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE, CU_GRAPH_NODE_TYPE_MEMCPY,
     };
     let mut count = 0;
-    // SAFETY: a graph that exists; without a place for nodes their number is asked for.
+    // SAFETY: a graph that exists. Without a place for nodes, the call only counts them.
     unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &raw mut count) }.result()?;
     let mut nodes: Vec<sys::CUgraphNode> = vec![std::ptr::null_mut(); count];
-    // SAFETY: a place for as many nodes.
+    // SAFETY: a place for this many nodes.
     unsafe { sys::cuGraphGetNodes(graph.cu_graph(), nodes.as_mut_ptr(), &raw mut count) }.result()?;
     for node in nodes {
         let mut kind = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
         // SAFETY: a node of that graph, and a place for its kind.
         unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }.result()?;
         match kind {
-            // No pool and no bill would know of it.
+            // Neither the pool nor the bill would count this memory.
             CU_GRAPH_NODE_TYPE_MEM_ALLOC | CU_GRAPH_NODE_TYPE_MEM_FREE => {
                 return Ok(Some("some operation takes memory that is not the arena's"));
             }
@@ -397,11 +397,11 @@ fn refused_node(graph: &CudaGraph) -> Result<Option<&'static str>, DriverError> 
     Ok(None)
 }
 
-/// Whether a copy's memory is the card's at both ends. While launches are recorded a driver takes copies from and to the host without an
-/// error, and moves nothing: who goes on with the bytes reads memory that nobody wrote.
+/// Whether both ends of a copy are memory of the card. While launches are recorded, a driver accepts copies from and to the host without an
+/// error and moves nothing. The host would then read memory that was never written.
 fn stays_on_card(node: sys::CUgraphNode) -> Result<bool, DriverError> {
     let mut copy = MaybeUninit::<sys::CUDA_MEMCPY3D>::zeroed();
-    // SAFETY: a node that copies, and a place for what it copies. The driver has written that where it gives no error.
+    // SAFETY: a copy node, and a place for its parameters. The driver has written them if it returns no error.
     let copy = unsafe {
         sys::cuGraphMemcpyNodeGetParams(node, copy.as_mut_ptr()).result()?;
         copy.assume_init()

@@ -1,4 +1,5 @@
-//! The current round: where its tensors lie, and where recorded kernels read the values that change. [`crate::rounds`] defines the words.
+//! The current round: the places of its tensors, and of the values that change and that recorded kernels read. [`crate::rounds`] defines
+//! the words.
 
 use candle_core::{CudaDevice, Device, Error, Tensor};
 
@@ -23,7 +24,7 @@ pub(super) fn parts_of_arena(sizes: Sizes, device: &Device) -> Result<[Tensor; K
 impl Arena {
     pub(super) fn new(sizes: Sizes, card: &CudaDevice) -> Result<Self> {
         let device = Device::Cuda(card.clone());
-        // The pool may hold this much in pieces that are too small. The driver can give it back as one.
+        // The pool may hold this much in pieces that are too small. After a trim the driver can allocate it in one piece.
         crate::device::trim(card)?;
         Self::of(parts_of_arena(sizes, &device)?)
     }
@@ -42,7 +43,7 @@ impl Arena {
     }
 }
 
-/// Where the tensors of a round lie in the arena, and where the values lie that change from round to round.
+/// The places in the arena of a round's tensors, and the places of values that change from round to round.
 pub(super) struct Places {
     pub(super) arena: Arena,
     /// The first element of each tensor, in the order in which they are taken.
@@ -87,17 +88,18 @@ impl Round {
         places.arena.tensors[kind].narrow(0, from, elements).map(Some)
     }
 
-    /// Notes, while the round is measured, that such a tensor was taken.
+    /// Notes, while the round is measured, that a tensor was taken.
     pub(super) fn taken(&mut self, kind: usize, elements: usize, address: u64) {
         if self.places.is_none() && !self.is_aside {
             self.lives.take(kind, elements, address, (elements * DTYPES[kind].size_in_bytes()) as u64);
         }
     }
 
-    /// The address that a kernel is given in place of `address`. The tensor there is used by the next launch.
+    /// Returns the address that a kernel is given in place of `address`. The next launch uses the tensor there.
     pub(super) fn seen(&mut self, address: u64) -> u64 {
         if self.is_aside {
-            // Between phases this address may be in memory that a tensor of the round had before: that is no use of it.
+            // Between phases this address may lie in memory that an earlier tensor of the round had. That does not count as a use of the
+            // earlier tensor.
             return address;
         }
         let places = self.places.as_ref();
@@ -122,7 +124,7 @@ impl Round {
         Some(places.inputs.key)
     }
 
-    /// Whether launches are recorded now, so that lists of the host will have other values when they are launched again.
+    /// Whether launches are recorded now, so that lists of the host may have other values at the next launch.
     pub(super) fn is_recorded(&self) -> bool {
         self.places.is_some() && !self.is_aside
     }

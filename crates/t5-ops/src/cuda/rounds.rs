@@ -1,4 +1,4 @@
-//! Rounds on a card: measured, recorded, and from then on one launch for each phase. [`crate::rounds`] defines the words.
+//! Rounds on a card: measured, then recorded, and from then on one launch for each phase. [`crate::rounds`] defines the words.
 //!
 //! All recordings can share one arena: their launches follow each other on one stream, and nothing in it outlives a round.
 
@@ -17,7 +17,7 @@ use crate::graphs::{Changing, Turn, records_launches};
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The most kinds that are remembered: those whose rounds came last.
+/// The most kinds that are remembered: the most recent ones.
 const MOST_KNOWN: usize = 16;
 /// The first round of a kind that is measured, counted from 1. The round before it loads kernels and fills the kept lists.
 const MEASURED: usize = 2;
@@ -41,12 +41,12 @@ struct Known<K, V> {
     of: K,
     runs: usize,
     measured: Option<Lives>,
-    /// The lists that the measured round used. A driver uploads none while launches are recorded, and nobody else keeps them for long.
+    /// The lists that the measured round used. A driver uploads no lists while launches are recorded, and the cache of lists may drop them.
     lists: Lists,
     recorded: Option<Recorded<V>>,
 }
 
-/// A recording with the tensors from outside that its launches use, and what its round left for later ones.
+/// A recording with the tensors from outside that its launches use, and the value that its round left for later rounds.
 struct Recorded<V> {
     recording: Recording,
     lies: Vec<TensorId>,
@@ -66,7 +66,7 @@ enum Now {
 
 /// The rounds that a card has seen, and the current one.
 pub(crate) struct OnCard<K, V> {
-    /// The kind that came last comes first.
+    /// The most recent kind comes first.
     known: Vec<Known<K, V>>,
     arena: Option<[Tensor; KINDS]>,
     now: Now,
@@ -104,7 +104,7 @@ impl<K: PartialEq, V> OnCard<K, V> {
         let known = self.known.iter().position(|known| known.of == of).map(|at| self.known.remove(at));
         let mut known = known.unwrap_or(Known { of, runs: 0, measured: None, lists: Lists::new(), recorded: None });
         known.runs += 1;
-        // The launches of a recording have the addresses of the tensors that were there then.
+        // The launches of a recording hold the addresses of the tensors of that time.
         known.recorded = known.recorded.filter(|recorded| recorded.lies == lies);
         self.lies = lies;
         self.known.truncate(MOST_KNOWN - 1);

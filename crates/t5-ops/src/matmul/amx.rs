@@ -1,10 +1,10 @@
 //! The AMX kernel: a 32 x 32 block of C in four tile registers.
 //!
-//! Eight tile registers of 16 rows of 64 bytes: four hold C (f32), two A (16 rows of 32 bf16 along K), two B
-//! (16 rows of 16 pairs along K). A step of 32 along K loads four tiles and issues four `tdpbf16ps`, each of
-//! which takes 16 cycles, so the unit is busy while the loads are served by the first- and second-level caches.
-//! B is loaded with `tileloaddt1`, which leaves the first-level cache to A: a block that is 512 deep takes 523 ns
-//! so, and 709 ns with `tileloadd` (32 KiB of A and a stream of B do not fit 48 KiB together).
+//! Eight tile registers of 16 rows of 64 bytes: four hold C (f32), two A (16 rows of 32 bf16 along K), two B (16 rows of 16 pairs along K).
+//! A step of 32 along K loads four tiles and issues four `tdpbf16ps` of 16 cycles each, so the unit is busy while the first- and
+//! second-level caches serve the loads.
+//! B is loaded with `tileloaddt1`, which leaves the first-level cache to A: a block that is 512 deep then takes 523 ns, and 709 ns with
+//! `tileloadd` (32 KiB of A and a stream of B do not fit 48 KiB together).
 //!
 //! The instructions have no stable intrinsics; inline assembly is stable.
 
@@ -40,11 +40,11 @@ static TILES: TileConfig = TileConfig {
 
 /// The tile registers of the current thread, configured.
 ///
-/// A thread configures them at its first block and leaves them so: products are many and small, and nothing else
-/// in the process uses them.
+/// A thread configures them at its first block and leaves them configured: products are many and small, and nothing else in the process
+/// uses tiles.
 pub(crate) struct Amx(());
 
-/// A line of a row to copy, by number: from 32 elements of it to a line of a panel.
+/// Copies one row, by number: 32 of its elements to a line of a panel.
 macro_rules! row {
     (0) => {
         row!("[{from}]", "0")
@@ -75,8 +75,8 @@ macro_rules! row {
     };
 }
 
-/// The start of a block: C (32 x 32 at `c`, `row` bytes from row to row) in the first four tile registers, or zeros where
-/// `below` is zero; then `below` is the place of its lower half, and the loop begins at `2:`.
+/// The start of a block: loads C (32 x 32 at `c`, `row` bytes from row to row) into the first four tile registers, or zeros where `below`
+/// is zero. Afterwards `below` points to the lower half of C, and the loop begins at `2:`.
 macro_rules! load_c {
     () => {
         concat!(
@@ -111,7 +111,7 @@ macro_rules! store_c {
     };
 }
 
-/// The kernel, with something to do beside each of the eight tile instructions of a step.
+/// The kernel, with a copy that runs beside each of the eight tile instructions of a step.
 macro_rules! block {
     ($block:ident, $copied:ident, $e0:expr, $e1:expr, $e2:expr, $e3:expr, $e4:expr, $e5:expr, $e6:expr, $e7:expr) => {
         asm!(
@@ -145,7 +145,7 @@ macro_rules! block {
             b = inout(reg) $block.b => _,
             steps = inout(reg) $block.depth / BLOCK => _,
             c = in(reg) $block.c,
-            // Whether C is added to; then the place of its lower half.
+            // Nonzero if C is added to; then the address of its lower half.
             below = inout(reg) usize::from($block.accumulate) => _,
             row = in(reg) $block.stride * 4,
             line = in(reg) 64usize,
@@ -203,7 +203,7 @@ impl Kernel for Amx {
     #[inline]
     unsafe fn block(&self, a: Rows<u16>, b: *const u16, depth: usize, c: *mut f32, stride: usize, accumulate: bool) {
         let nothing = Copied { from: a.data, stride: 0, to: std::ptr::null_mut(), rows: 0 };
-        // SAFETY: by the caller's promise; no rows are copied.
+        // SAFETY: by the caller's promise; zero rows are copied.
         unsafe { self.block_and_copy(Block { a, b, depth, c, stride, accumulate }, nothing) }
     }
 
@@ -270,7 +270,7 @@ impl Tiles for Amx {
                 b = inout(reg) b => _,
                 steps = inout(reg) depth / BLOCK => _,
                 c = in(reg) c,
-                // Whether C is added to; then the place of its lower half.
+                // Nonzero if C is added to; then the address of its lower half.
                 below = inout(reg) usize::from(accumulate) => _,
                 row = in(reg) 4 * stride,
                 line = in(reg) 64usize,

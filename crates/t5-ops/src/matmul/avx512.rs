@@ -1,8 +1,8 @@
-//! The AVX512-BF16 kernel: the packed operands of AMX, multiplied by `vdpbf16ps`. It computes single blocks of them, too.
+//! The AVX512-BF16 kernel: the packed operands of AMX, multiplied by `vdpbf16ps`. Attention uses single blocks, too.
 //!
-//! A block of 32 x 32 is done in four groups of 8 rows: 16 accumulators of 16 columns; a pair of A along K is
-//! broadcast, a line of B holds that pair of K for 16 columns. Rows of A in bf16 are read where they lie: copying them into
-//! a panel first, once for every run of columns, took 6 to 20 % of a product.
+//! A block of 32 x 32 is done in four groups of 8 rows: 16 accumulators of 16 columns. A pair of A along K is broadcast, and a line of B
+//! holds that pair of K for 16 columns. Rows of A in bf16 are read in place: copying them into a panel first, once for every run of
+//! columns, took 6 to 20 % of a product.
 //!
 //! For machines whose `vdpbf16ps` is at full rate (AMD since Zen 4). On Sapphire Rapids it is at half the rate
 //! of f32 FMA, but there AMX is used.
@@ -42,7 +42,7 @@ impl Kernel for Avx512Bf16 {
 
     fn direct(a: &Matrix) -> Option<Rows<u16>> {
         match a.data {
-            // A block reads whole pairs: the zero that fills one up in a panel is not there in a row.
+            // A block reads whole pairs. A panel ends with a zero that completes the last pair, and a row does not.
             Operand::Bf16(data) if a.col_stride == 1 && a.cols.is_multiple_of(Self::LEAST) => {
                 Some(Rows { data: data.as_ptr().cast(), row: a.row_stride, step: 1 })
             }

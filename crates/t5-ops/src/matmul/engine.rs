@@ -1,13 +1,13 @@
-//! One product for every instruction set: what is packed, in which order blocks are computed, on which thread.
+//! One product for every instruction set: which operands are packed, in which order blocks are computed, and on which thread.
 //!
-//! A *run* of column panels is as much of B as stays in the second-level cache of a core while the rows of A pass by, one
-//! row panel in its first-level cache while the panels of the run pass by. A task takes a run, packs it for itself, and
-//! goes through all rows; a row panel is packed just before it is used, or copied beside the blocks of the one before it
+//! A *run* of column panels is the part of B that stays in the second-level cache of a core while the rows of A pass by. Meanwhile one row
+//! panel stays in the first-level cache while the panels of the run pass by. A task takes a run, packs it for itself, and goes through all
+//! rows. A row panel is packed just before it is used, or copied while the blocks of the previous one are computed
 //! ([`Kernel::block_and_copy`]). Packed panels then never leave the core's caches.
 //!
-//! Where there are fewer runs than threads, and where A is transposed (packing a row panel of it would read a line here and
-//! a line there), columns are taken in groups whose panels fit `PACKED_BYTES`: all threads pack a group together, and
-//! with it A if that is transposed, and then take tasks of some row panels times a run.
+//! If there are fewer runs than threads, or if A is transposed (packing one row panel of it would read scattered lines), columns are taken
+//! in groups whose panels fit `PACKED_BYTES`. All threads pack a group together, and a transposed A with it. Then they take tasks of some
+//! row panels times a run.
 //!
 //! Every element of C is one sum along K in one order, whatever the number of threads.
 
@@ -68,7 +68,7 @@ impl Packed {
         self.size
     }
 
-    /// Whether its first `rows` rows and `cols` columns can be multiplied by themselves.
+    /// Whether the first `rows` rows and `cols` columns alone can be multiplied.
     pub(super) fn has_part(&self, rows: usize, cols: usize) -> bool {
         (rows == self.size.0 || rows < self.size.0 && self.slices.len() == 1) && cols <= self.size.1
     }
@@ -76,9 +76,9 @@ impl Packed {
 
 /// The right-hand operand of a product.
 pub(super) enum Right<'a> {
-    /// Packed on the way.
+    /// Packed during the product.
     Factor(Factor<'a>),
-    /// So many of the first rows and columns of what was packed before.
+    /// The first rows and columns, this many, of an operand that was packed before.
     Packed(&'a Packed, (usize, usize)),
 }
 
@@ -92,14 +92,14 @@ impl Right<'_> {
     }
 }
 
-/// A product that is added to another one: of (M, K₂), its rows along K, and (K₂, N), which lies as the other's B does.
+/// A product that is added to another one: of (M, K₂), whose rows lie along K, and (K₂, N), which lies as the other product's B does.
 pub(super) type Beside<'a> = (Factor<'a>, Factor<'a>);
 
 /// `C (+)= A B + A₂ B₂`, in slices of K if panels of all of it would not fit the caches.
 ///
 /// # Safety
 ///
-/// The machine has the instructions of the kernel, which is the one that B was packed for.
+/// The machine has the instructions of the kernel, and B was packed for this kernel.
 pub(super) unsafe fn multiply<K: Kernel>(
     c: &MatrixMut,
     a: Factor,
@@ -108,7 +108,7 @@ pub(super) unsafe fn multiply<K: Kernel>(
     accumulate: bool,
     threads: Threads,
 ) {
-    // A kernel that copies rows of A beside its blocks does so while it computes as deep a piece: not beside one of K₂.
+    // A kernel copies rows of A while it computes a block over the same K, so not beside a block over K₂.
     let copies = a.wide().is_some_and(|a| K::copied(&a).is_some());
     let (within, after) = if copies { (None, beside) } else { (beside, None) };
     // SAFETY: by the caller's promise.
@@ -122,7 +122,7 @@ pub(super) unsafe fn multiply<K: Kernel>(
                 Source::Matrix(&fresh)
             }
             Right::Packed(packed, (rows, cols)) => {
-                // Only what is all in one slice is used in part.
+                // Only a B that is in one slice as a whole is used in part.
                 let packed_rows = if rows == packed.size.0 { k.len() } else { packed.size.0 };
                 let layout = Layout::new::<K>(Side::B, (packed_rows, cols));
                 Source::Packed(packed.slices[number].read(), layout.first::<K>(k.len()))
@@ -146,7 +146,7 @@ pub(super) unsafe fn multiply<K: Kernel>(
             }
             let sums = sums.read::<f32>();
             let write = |i: usize| {
-                // SAFETY: the matrix is handed over to this product, which alone writes it; one task a line.
+                // SAFETY: the matrix belongs to this product, which alone writes it; one task a line.
                 let line = unsafe { c.line(target, i) };
                 write_line(&sums[i * length..][..length], line, accumulate);
             };
@@ -156,7 +156,7 @@ pub(super) unsafe fn multiply<K: Kernel>(
     }
 }
 
-/// Where the panels of B come from in a slice of K.
+/// The source of B's panels in a slice of K.
 enum Source<'a, K: Kernel> {
     Matrix(&'a Panels<'a, K>),
     Packed(&'a [K::Cell], Layout),
@@ -180,7 +180,7 @@ unsafe fn multiply_slice<K: Kernel>(
         direct: a.wide().and_then(|a| K::direct(&a)),
         direct_beside: beside.and_then(|a| a.wide()).and_then(|a| K::direct(&a)),
         copied: a.wide().and_then(|a| K::copied(&a)),
-        // A is packed ahead where it lies across K.
+        // A is packed ahead if it lies across K.
         ahead: a.col_stride != 1,
         a: Panels::<K>::with(Side::A, a.t(), beside.map(Factor::t)),
         accumulate,
@@ -203,11 +203,11 @@ unsafe fn multiply_slice<K: Kernel>(
 struct Product<'a, K: Kernel> {
     c: &'a MatrixMut<'a>,
     a: Panels<'a, K>,
-    /// Rows of A that the kernel takes as they lie.
+    /// Rows of A that the kernel reads in place.
     direct: Option<Rows<K::Cell>>,
-    /// The same of the operand beside it.
+    /// The same for the operand beside A.
     direct_beside: Option<Rows<K::Cell>>,
-    /// Rows of A that it can copy beside a block. None where there is an operand beside it.
+    /// Rows of A that the kernel can copy during a block. `None` if there is an operand beside A.
     copied: Option<Rows<K::Cell>>,
     ahead: bool,
     accumulate: bool,
@@ -216,15 +216,15 @@ struct Product<'a, K: Kernel> {
 /// Packed panels of B.
 #[derive(Clone, Copy)]
 struct Run<'a, K: Kernel> {
-    /// The first is that of column panel `columns.start`.
+    /// The first panel is column panel `columns.start`.
     panels: &'a [K::Cell],
     layout: Layout,
 }
 
 impl<K: Kernel> Product<'_, K> {
-    /// Into how many runs of columns B is cut if each task packs its own, as many for every thread. `None` where A is
-    /// packed ahead, and where columns are so few that reading A once more for every thread costs more than what a shared
-    /// copy of B does, which is written to the shared cache and read back.
+    /// Returns the number of runs of columns that B is cut into if each task packs its own: the same number for every thread. `None` if A
+    /// is packed ahead, or if columns are so few that reading A once more for every thread costs more than a shared copy of B, which is
+    /// written to the shared cache and read back.
     fn own_runs(&self, b: &Panels<K>, threads: usize) -> Option<usize> {
         let shared = b.layout.groups(run_bytes());
         let own = shared.next_multiple_of(threads);
@@ -232,8 +232,8 @@ impl<K: Kernel> Product<'_, K> {
         (!self.ahead && own <= b.layout.count && reads_of_a <= 3 * self.c.cols).then_some(own)
     }
 
-    /// Every task packs a run of columns for itself and goes through all rows. Panels that are over when every thread has as
-    /// many as the others are shared: several threads pack the same one and take a part of the rows each.
+    /// Every task packs a run of columns for itself and goes through all rows. Panels that remain after every thread has the same number
+    /// are shared: several threads pack the same panel and take a part of the rows each.
     ///
     /// # Safety
     ///
@@ -242,7 +242,7 @@ impl<K: Kernel> Product<'_, K> {
         let rows = self.a.layout.count;
         let (even, team) = shares(b.layout.count, threads);
         let of_thread = runs / threads;
-        // A thread's tasks are one after the other, its share of the rest the last of them.
+        // A thread's tasks follow one another; its share of the remaining panels is the last.
         run(threads, threads * (of_thread + 1), 1, |task| {
             let (thread, number) = (task / (of_thread + 1), task % (of_thread + 1));
             if number < of_thread {
@@ -274,7 +274,7 @@ impl<K: Kernel> Product<'_, K> {
         unsafe { self.part(rows, None, columns, Run { panels: panels.read(), layout }) };
     }
 
-    /// Groups of columns are packed by all threads together, or there is one group that was packed before.
+    /// All threads together pack groups of columns, or there is one group that was packed before.
     ///
     /// # Safety
     ///
@@ -291,7 +291,7 @@ impl<K: Kernel> Product<'_, K> {
             let cols = first_col..right.count.min(first_col + columns_fitting);
             for first_row in (0..left.count).step_by(row_group) {
                 let rows = first_row..left.count.min(first_row + row_group);
-                // B is packed once for all groups of rows, A again for each group of columns if it has several.
+                // B is packed once for all groups of rows. A is packed again for each group of columns if it has several groups of rows.
                 let packs_a = self.ahead && (first_col == 0 || row_group < left.count);
                 let a_tasks = if packs_a { self.a.tasks(rows.len()) } else { 0 };
                 let b_tasks = fresh.filter(|_| first_row == 0).map_or(0, |b| b.tasks(cols.len()));
@@ -324,8 +324,8 @@ impl<K: Kernel> Product<'_, K> {
         }
     }
 
-    /// The blocks of C in some row panels and some column panels. `packed_a` begins with the first of the row panels, where
-    /// A is packed ahead.
+    /// Computes the blocks of C in some row panels and some column panels. If A is packed ahead, `packed_a` begins with the first of the
+    /// row panels.
     ///
     /// # Safety
     ///
@@ -334,7 +334,7 @@ impl<K: Kernel> Product<'_, K> {
         // SAFETY: the instructions are there by the caller's promise.
         let kernel = unsafe { K::enter() };
         let (left, right, depth) = (self.a.layout, run.layout, run.layout.depth);
-        // The operand beside begins there, if there is one.
+        // The operand beside A, if any, begins there.
         let first_depth = self.a.first_depth();
         let slice = if packed_a.is_some() { depth } else { even_slice::<K>(first_depth) };
         let own = if packed_a.is_some() { 0 } else { (slice + K::BETWEEN_ROWS) * K::ROWS };
@@ -353,7 +353,7 @@ impl<K: Kernel> Product<'_, K> {
             let k = start + number_in * slice;
             (number < rows.len() * slices).then(|| (panel, k..end.min(k + slice)))
         };
-        // Whether the piece at hand was copied while the one before it was computed.
+        // Whether this piece was copied while the previous one was computed.
         let mut is_there = false;
         for number in 0..rows.len() * slices {
             let (panel, k) = piece(number).expect("a piece of the part");
@@ -392,7 +392,7 @@ impl<K: Kernel> Product<'_, K> {
                 _ => None,
             };
             is_there = copying.is_some();
-            // Of the last step, what there is of the operand: the panels are filled up with zeros.
+            // In the last step, only as much as the operand has: the panels are filled up with zeros.
             let of_block = k.len().min((matrix.rows - (k.start - from)).next_multiple_of(K::LEAST));
             for column in columns.clone() {
                 let at = (panel * K::ROWS, column * K::COLS);
@@ -408,8 +408,7 @@ impl<K: Kernel> Product<'_, K> {
                 if K::ASKS_FOR_C && last {
                     self.c.ask_for_block(at, K::ROWS);
                 }
-                // SAFETY: panels of this piece, rows of A that are there and a buffer of this task; the block of C is the
-                // caller's alone.
+                // SAFETY: panels of this piece, rows of A that exist, and a buffer of this task; the block of C is the caller's alone.
                 unsafe {
                     match beside {
                         None => kernel.block(here, b.as_ptr(), of_block, c, stride, accumulate),
@@ -428,8 +427,8 @@ impl<K: Kernel> Product<'_, K> {
         }
     }
 
-    /// How the piece of A after the one at hand, which is `depth` deep, is copied while that is computed with so many
-    /// columns; `None` where it has to be packed by itself.
+    /// How to copy the next piece of A while the current piece, which is `depth` deep, is computed with this many columns. `None` if the
+    /// next piece has to be packed by itself.
     fn copying(
         &self,
         a: Rows<K::Cell>,
@@ -472,7 +471,7 @@ impl<T> Copying<T> {
     }
 }
 
-/// Into what slices K is cut where A is packed just before use: as deep as may be, and alike where that costs little.
+/// The depth of the slices of K where A is packed just before use: as deep as possible, and equal where that costs little.
 fn even_slice<K: Kernel>(depth: usize) -> usize {
     let steps = depth / K::STEP;
     let least = depth.div_ceil(K::SLICE).max(1);
@@ -480,26 +479,26 @@ fn even_slice<K: Kernel>(depth: usize) -> usize {
     steps.div_ceil(slices) * K::STEP
 }
 
-/// One of the `parts` of so many panels, all as large as can be alike.
+/// Part `part` of `parts` of the panels, with all parts as equal as possible.
 fn share(panels: usize, part: usize, parts: usize) -> Range<usize> {
     panels * part / parts..panels * (part + 1) / parts
 }
 
-/// Of so many panels of B, how many threads take whole, each as many as the others, and how many threads share each of
-/// those that are over. Sharing takes two at least: where there are not as many, some threads have a panel more.
+/// Returns the number of panels of B that threads take whole, the same number each, and the number of threads that share each remaining
+/// panel. Sharing takes two threads at least; if there are fewer, some threads have a panel more.
 pub(super) fn shares(panels: usize, threads: usize) -> (usize, usize) {
     let over = panels % threads;
     if over == 0 || threads / over < 2 { (panels, threads) } else { (panels - over, threads / over) }
 }
 
-/// Into how many parts rows are cut where columns are cut into `runs`: a few tasks a thread even out what else the machine
-/// does, and every thread has as many as the others.
+/// Returns the number of parts that rows are cut into where columns are cut into `runs`. A few tasks a thread even out other work on the
+/// machine, and every thread has the same number.
 fn parts(threads: usize, runs: usize) -> usize {
     let least = if threads == 1 { 1 } else { (4 * threads).div_ceil(runs) };
     (least..least + threads).find(|parts| (runs * parts).is_multiple_of(threads)).unwrap_or(least)
 }
 
-/// Runs tasks on the pool, or here if this is a product of one thread. `grain` tasks are given out together.
+/// Runs tasks on the pool, or on this thread if the product is one thread's. `grain` tasks are given out together.
 fn run(threads: usize, tasks: usize, grain: usize, f: impl Fn(usize) + Sync + Send) {
     if threads == 1 {
         (0..tasks).for_each(f);
@@ -509,7 +508,7 @@ fn run(threads: usize, tasks: usize, grain: usize, f: impl Fn(usize) + Sync + Se
 }
 
 impl MatrixMut<'_> {
-    /// The block at (i, j) if it lies inside, its elements are f32, and its rows are lines of memory.
+    /// Returns the block at (i, j) if it lies inside C, its elements are f32, and its rows are lines of memory.
     fn whole_block(&self, (i, j): (usize, usize), (rows, cols): (usize, usize)) -> Option<*mut f32> {
         match self.data {
             Target::F32(target) if !self.turned && i + rows <= self.rows && j + cols <= self.cols => {
@@ -519,7 +518,7 @@ impl MatrixMut<'_> {
         }
     }
 
-    /// Asks for the rows of the block at (i, j), a line of each, where they are bf16 and will be written.
+    /// Prefetches the rows of the block at (i, j), a line of each, if they are bf16 and will be written.
     fn ask_for_block(&self, (i, j): (usize, usize), rows: usize) {
         if let (Target::Bf16(target), false) = (&self.data, self.turned) {
             (i..self.rows.min(i + rows))
@@ -528,7 +527,7 @@ impl MatrixMut<'_> {
     }
 }
 
-/// Writes what lies inside C of the block at (i, j), which is the first of `sums`.
+/// Writes the part of the block at (i, j) that lies inside C. The block is the first of `sums`.
 ///
 /// # Safety
 ///

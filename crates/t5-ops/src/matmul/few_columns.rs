@@ -1,5 +1,5 @@
-//! Products in f32 with a result of many rows and a few columns, as the input of an adapter times its first matrix is: such a result
-//! fills half of a block of the kernels for AVX-512.
+//! Products in f32 whose result has many rows and a few columns, such as an adapter's input times its first matrix. Such a result fills
+//! half of a block of the kernels for AVX-512.
 //!
 //! B is packed once, and read for several rows of A at a time, whose sums stay in registers. Each element is one sum along K in one
 //! order, whatever the number of threads. Tile registers are faster than this; for AVX512-BF16 there is `few_columns_bf16`.
@@ -18,15 +18,15 @@ use crate::storage::Operand;
 
 /// Rows of A at a time.
 const TOGETHER: usize = 8;
-/// So many values of K ahead of its use a row of A is asked for.
+/// A row of A is prefetched this many values of K ahead of its use.
 const AHEAD: usize = 4 * WIDTH;
 
-/// Whether a result (M, N) is one of this module, if rows of A lie along K: it would leave half of a kernel's blocks empty.
+/// Whether a result (M, N) suits this module, if rows of A lie along K: it would leave half of a kernel's blocks empty.
 pub(super) fn is_better(m: usize, n: usize, kernel: Geometry) -> bool {
     m > MOST_ROWS && n <= MOST.min(kernel.columns() / 2)
 }
 
-/// The operands of `A B`, if they can be multiplied here.
+/// Returns the operands of `A B`, if they can be multiplied here.
 pub(super) fn operands<'a>(a: &Factor<'a>, b: &Factor<'a>) -> Option<[Strides<&'a [f32]>; 2]> {
     let (Stored::Wide(Operand::F32(left)), Stored::Wide(Operand::F32(right))) = (a.data, b.data) else { return None };
     let is_taken = b.cols <= MOST && a.col_stride == 1 && a.cols > 0 && !a.rounds && !b.rounds;
@@ -42,7 +42,7 @@ pub(super) fn multiply(c: &MatrixMut, [a, b]: [Strides<&[f32]>; 2], accumulate: 
     in_rows::<TOGETHER>(c, a.cols, accumulate, threads, |rows, sums| add_up(a, rows, packed, sums));
 }
 
-/// Writes or adds the sums over `k` values of all rows of C, which `add_up` makes of up to `R` rows at a time.
+/// Writes or adds the sums over `k` values of all rows of C. `add_up` computes them for up to `R` rows at a time.
 pub(super) fn in_rows<const R: usize>(
     c: &MatrixMut,
     k: usize,
@@ -89,7 +89,7 @@ simd! {
         packed: &[[f32; MOST]],
         sums: &mut [[f32; MOST]; TOGETHER],
     ) {
-        // As many sums as there are registers for.
+        // No more sums than there are registers.
         if S::SUMS > TOGETHER {
             tile::<S, TOGETHER>(s, a, rows, packed, sums);
         } else {
@@ -102,8 +102,8 @@ simd! {
     }
 }
 
-/// Up to `R` rows. Some elements of each are put beside those of the others before they are used: rows a power of two apart fall into
-/// few sets of the cache.
+/// Multiplies up to `R` rows. Some elements of every row are gathered side by side before they are used: rows a power of two apart fall
+/// into few sets of the cache.
 #[inline(always)]
 fn tile<S: Simd, const R: usize>(
     s: S,
@@ -115,7 +115,7 @@ fn tile<S: Simd, const R: usize>(
     if rows.is_empty() {
         return;
     }
-    // Where there are fewer rows the last one is multiplied again.
+    // If there are fewer rows, the last one is multiplied again.
     let row = |i: usize| &a.data[(rows.start + i).min(rows.end - 1) * a.row_stride..][..a.cols];
     let rows: [&[f32]; R] = std::array::from_fn(row);
     let (packed, packed_rest) = packed[..a.cols].as_chunks::<WIDTH>();

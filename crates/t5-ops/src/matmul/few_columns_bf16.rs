@@ -1,7 +1,7 @@
-//! [`super::few_columns`] in bf16 on AVX512-BF16: rows of A are read in pairs along K where they lie. Only the columns that there are
-//! are computed, half of a block of the kernel.
+//! [`super::few_columns`] in bf16 on AVX512-BF16: rows of A are read in place, in pairs along K. Only the existing columns are computed,
+//! half of a block of the kernel.
 //!
-//! Each element is one sum along K in the order of the kernel, and has the bits that it has there.
+//! Each element is one sum along K in the order of the kernel, and has the same bits as in the kernel.
 
 use std::arch::x86_64::{
     __m512bh, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps,
@@ -25,7 +25,7 @@ use crate::storage::Operand;
 /// Rows of A at a time: enough sums to hide how long one takes.
 const TOGETHER: usize = 16;
 
-/// The operands of `A B`, if they are multiplied here.
+/// Returns the operands of `A B`, if they are multiplied here.
 pub(super) fn operands<'a>(isa: Isa, a: &Factor<'a>, b: &Factor<'a>) -> Option<(Strides<&'a [bf16]>, Matrix<'a>)> {
     let Stored::Wide(Operand::Bf16(rows)) = a.data else { return None };
     let is_taken =
@@ -49,7 +49,7 @@ pub(super) unsafe fn multiply(c: &MatrixMut, (a, b): (Strides<&[bf16]>, Matrix),
     in_rows::<TOGETHER>(c, a.cols, accumulate, threads, add_up);
 }
 
-/// Sums over K of [`TOGETHER`] rows of A from `first` on times every column. Where there are fewer rows the last one is multiplied again.
+/// Sums over K of [`TOGETHER`] rows of A from `first` on times every column. If there are fewer rows, the last one is multiplied again.
 ///
 /// # Safety
 ///
@@ -81,7 +81,7 @@ unsafe fn add_up(a: Strides<&[bf16]>, first: usize, packed: &[u16], sums: &mut [
                     let pair: __m512bh = unsafe {
                         std::mem::transmute(_mm512_set1_epi32(line.cast::<i32>().add(pair).read_unaligned()))
                     };
-                    // The last operand is broadcast as it is read. A broadcast of its own takes a third of the time of such a product.
+                    // The last operand is broadcast as it is read. A separate broadcast would take a third of the time of such a product.
                     *sum = _mm512_dpbf16_ps(*sum, columns, pair);
                 }
             }

@@ -1,8 +1,8 @@
-//! Products of a few rows with the transpose of a weight, as the tokens of a step of generation are: every element is a dot
-//! product with a row of the weight, which is read once, where it lies, and never packed.
+//! Products of a few rows with the transpose of a weight, such as the tokens of a step of generation. Every element is a dot product with a
+//! row of the weight. The weight is read once, in place, and never packed.
 //!
-//! Such a product takes as long as the weight takes to come from memory. Each element is summed in one order, whatever the rows
-//! beside it and the number of threads.
+//! Such a product takes as long as reading the weight from memory. Each element is summed in one order, whatever the other rows and the
+//! number of threads.
 
 use std::ops::Range;
 
@@ -13,15 +13,15 @@ use crate::parallel::{for_each_part, rows_per_part};
 use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
 use crate::storage::{Element, Operand, Target};
 
-/// The most rows of A. With more of them arithmetic takes longer than memory, and packing the weight pays.
+/// The most rows of A. With more rows arithmetic takes longer than memory, and packing the weight pays.
 pub(super) const MOST_ROWS: usize = 16;
 /// Rows of A at a time.
 const TOGETHER: usize = 8;
-/// So far ahead of its use a row of the weight is asked for, where rows are read one after the other.
+/// A row of the weight is prefetched this many bytes ahead of its use, where rows are read one after the other.
 const AHEAD_BYTES: usize = 4 << 10;
 /// The most rows of the weight in one call.
 const GROUP: usize = 16;
-/// Rows of a narrow weight that are widened before they are used.
+/// Rows of a narrow weight that are widened at a time.
 const WIDENED: usize = 4;
 
 /// The rows of A.
@@ -32,7 +32,7 @@ pub(super) fn takes(a: &Matrix, b: &Factor) -> bool {
     (1..=MOST_ROWS).contains(&a.rows) && a.col_stride == 1 && b.row_stride == 1 && a.cols > 0
 }
 
-/// `C (+)= A B` in the precision of A: where A is bf16 and B is not, B is rounded to it.
+/// `C (+)= A B` in the precision of A: if A is bf16 and B is not, B is rounded to bf16.
 pub(super) fn multiply(c: &MatrixMut, a: Matrix, b: Factor, accumulate: bool, threads: Threads) {
     assert!(c.rows == a.rows && c.cols == b.cols && a.cols == b.rows, "the sizes of a product");
     let columns = if threads.count() == 1 { c.cols } else { rows_per_part(c.cols, b.rows) };
@@ -73,7 +73,7 @@ impl Part<'_> {
         }
     }
 
-    /// Up to [`GROUP`] columns; `w` begins with the weight's row of the first.
+    /// Computes up to [`GROUP`] columns; `w` begins with the weight's row of the first column.
     fn group<A: Lanes, W: Lanes>(&self, a: Rows<A>, columns: Range<usize>, w: &[W], stride: usize) {
         let mut sums = [[0.0; GROUP]; MOST_ROWS];
         dots(a, w, stride, columns.len(), &mut sums);
@@ -116,8 +116,7 @@ pub(super) unsafe fn put_in_row(
 }
 
 simd! {
-    /// The dot products of the rows of A with `columns` rows of a weight, each of which begins `stride` elements after the one
-    /// before.
+    /// The dot products of the rows of A with `columns` rows of a weight, which begin `stride` elements apart.
     fn dots<S, A: Lanes, W: Lanes>(
         s,
         a: Rows<'_, A>,
@@ -145,8 +144,8 @@ simd! {
     }
 }
 
-/// `R` rows of A from `first` on with the rows of the weight, `J` of them at a time. A few rows of A wait for the weight, which is
-/// asked for ahead. Many wait for their own elements, which two rows of the weight share.
+/// Multiplies `R` rows of A from `first` on with the rows of the weight, `J` of them at a time. A few rows of A wait for the weight, which
+/// is prefetched. Many rows wait for their own elements, which two rows of the weight share.
 #[inline(always)]
 fn tile<S: Simd, A: Lanes, W: Lanes, const R: usize, const J: usize>(
     s: S,
@@ -156,12 +155,12 @@ fn tile<S: Simd, A: Lanes, W: Lanes, const R: usize, const J: usize>(
 ) {
     let chunks = a.cols / WIDTH;
     let x: [_; R] = std::array::from_fn(|i| a.data[(first + i) * a.row_stride..][..a.cols].as_chunks::<WIDTH>());
-    // Lengths that the compiler sees: the loop has no other checks.
+    // These lengths are known to the compiler, so the loop has no other checks.
     let (x, x_rest) = (x.map(|(whole, _)| &whole[..chunks]), x.map(|(_, rest)| rest));
-    // One loop, whose length is not known beforehand: unrolled, each load would see pieces of the weight, and processors fetch
-    // ahead of a load that goes on where it stopped.
+    // One loop, whose length is not known at compile time. Unrolled, each load would see pieces of the weight, and processors prefetch for
+    // a load that continues where it stopped.
     for column in (0..columns).step_by(J) {
-        // The last row of a group that is not whole is read again.
+        // In a partial group the last row is read again.
         let row = |j: usize| &w[(column + j).min(columns - 1) * stride..][..a.cols];
         let w: [_; J] = std::array::from_fn(|j| row(j).as_chunks::<WIDTH>());
         let (w, w_rest) = (w.map(|(whole, _)| &whole[..chunks]), w.map(|(_, rest)| rest));

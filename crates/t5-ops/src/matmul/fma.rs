@@ -1,8 +1,8 @@
-//! f32 kernels: a block of rows by two or three vectors of columns, its sums in registers, one fused multiply-add for
-//! each sum and k. The same lines of code for every instruction set, over vectors of its width.
+//! f32 kernels: a block of rows by two or three vectors of columns, its sums in registers, one fused multiply-add for each sum and k. The
+//! same code for every instruction set, over vectors of its width.
 //!
-//! The multiply-adds are bound by their units on a core of one's own. On one that is shared with another thread, instructions
-//! are: there three vectors of columns, which take fewer loads for as many sums, and few addresses count.
+//! A core with one busy thread is bound by its multiply-add units. A core that two threads share is bound by instructions: there three
+//! vectors of columns, which take fewer loads for the same number of sums, and few addresses matter.
 //!
 //! | | vector | block | registers |
 //! | --- | --- | --- | --- |
@@ -25,7 +25,7 @@ use super::matrix::Matrix;
 use super::turned::turn;
 use crate::storage::{Element, Operand};
 
-/// Most of K in a panel: with AVX-512 a panel of B then has 192 KiB, the rows of A 32 KiB.
+/// The most of K in a panel: with AVX-512 a panel of B then has 192 KiB, and the rows of A 32 KiB.
 pub(super) const DEPTH: usize = 1024;
 
 #[inline(always)]
@@ -62,19 +62,19 @@ unsafe fn block<V: Lanes, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
-/// Values of K between which no pointer moves.
+/// Values of K between two updates of the pointers.
 const TOGETHER: usize = 4;
 
 /// Elements of a line of the cache.
 const LINE: usize = 16;
-/// Values of K that a panel of B is asked for ahead. It comes from the second-level cache, in lines that are used once, and
-/// those before it are not enough of a hint everywhere: products with AVX-512 gain 2 to 8 % on a core with 1 MiB of it.
+/// A panel of B is prefetched this many values of K ahead. It comes from the second-level cache, in lines that are used once, and not every
+/// processor prefetches them by itself: products with AVX-512 gain 2 to 8 % on a core with 1 MiB of that cache.
 const AHEAD: usize = 8;
 
 /// The sums of a block from a packed panel of A.
 ///
-/// The instructions of a loop over single values of K would be a sixth of those of AVX2: as many as a core of four a cycle
-/// takes in while its units multiply, with none to spare.
+/// In a loop over single values of K, loop instructions would be a sixth of all AVX2 instructions. A core that takes in four a cycle would
+/// then have none to spare while its units multiply.
 ///
 /// # Safety
 ///
@@ -101,11 +101,11 @@ unsafe fn of_panel<V: Lanes, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
-/// The sums of a block, `K` after `K` along the rows of A as they lie.
+/// Computes the sums of a block, one value of K after the other, along the rows of A in place.
 ///
-/// With an address for each of twelve rows there are more of them than registers: a compiler adds up the stride, row after
-/// row, an addition for each two multiply-adds and each after the one before. Every third row is a base here, the two
-/// after it are one and two strides away, which an operand can say, and bases go on by some of K at once.
+/// Twelve rows have more addresses than there are registers. A compiler would add up the stride row after row: a dependent addition for
+/// each two multiply-adds. So every third row has a base here. The two rows after it are one and two strides away, which an operand can
+/// express, and bases advance by several values of K at once.
 ///
 /// # Safety
 ///
@@ -143,7 +143,7 @@ unsafe fn along_rows<V: Lanes, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
-/// Adds, for one of K, the products of an element of each row and the vectors of columns.
+/// Adds, for one value of K, the products of an element of each row and the vectors of columns.
 #[inline(always)]
 unsafe fn multiply_add<V: Lanes, const ROWS: usize, const VECTORS: usize>(
     a: impl Fn(usize) -> *const f32,
@@ -167,7 +167,7 @@ unsafe fn multiply_add<V: Lanes, const ROWS: usize, const VECTORS: usize>(
 }
 
 /// A pointer whose relation to others the compiler does not know.
-// Nothing is read or written through it, which is what the lint asks to be sure of.
+// Nothing is read or written through it, which the lint asks us to make sure of.
 #[allow(clippy::pointers_in_nomem_asm_block)]
 #[inline(always)]
 fn opaque(pointer: *const f32) -> *const f32 {
@@ -192,7 +192,7 @@ fn direct(a: &Matrix) -> Option<Rows<f32>> {
     }
 }
 
-/// Calls `$body` with the elements of a matrix and what makes f32 of each.
+/// Calls `$body` with the elements of a matrix and the function that converts each to f32.
 macro_rules! with_conversion {
     ($matrix:expr, $data:ident, $convert:ident, $body:expr) => {
         match $matrix.data {
@@ -223,11 +223,11 @@ unsafe fn pack<V: Lanes>(m: &Matrix, cols: Range<usize>, k: Range<usize>, width:
     with_conversion!(m, data, convert, unsafe { pack_from::<V, _>(data, m, cols, k, width, panel, convert) });
 }
 
-/// Cells between two rows of A that were converted: rows a power of two apart would fall into few sets of the cache.
+/// Cells between two converted rows of A: rows a power of two apart would fall into few sets of the cache.
 pub(super) const BETWEEN_ROWS: usize = 16;
 
-/// See [`Kernel::rows`]. What lies along K is converted as it lies: turning it, too, was two fifths of a bf16 product's time
-/// on a machine without instructions for bf16.
+/// See [`Kernel::rows`]. Elements along K are converted in place. Transposing them as well took two fifths of a bf16 product's time on a
+/// machine without instructions for bf16.
 #[inline(always)]
 fn rows(m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [f32]) -> Rows<f32> {
     let row = k.len() + BETWEEN_ROWS;
@@ -242,14 +242,14 @@ fn rows(m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [f32]) -> R
     Rows { data: cells.as_ptr(), row, step: 1 }
 }
 
-/// The nearest value that bf16 has.
+/// Rounds to the nearest value of bf16.
 #[inline(always)]
 fn rounded(x: f32) -> f32 {
     <bf16 as Element>::from_f32(x).to_f32()
 }
 
-/// Converts as many whole runs of `N` as there are; returns what is left. All of a run is read before it is written: one element
-/// after the other, which may be the same memory for all that the compiler knows, it would not make vectors of.
+/// Converts all whole runs of `N`; returns the rest. A run is read as a whole before it is written. Otherwise the compiler could not
+/// vectorise, because source and target may be the same memory for all it knows.
 #[inline(always)]
 fn convert_by<'a, const N: usize, T: Copy>(
     from: &'a [T],
@@ -267,8 +267,7 @@ fn convert_by<'a, const N: usize, T: Copy>(
     (from_rest, to_rest)
 }
 
-/// What lies along K is read in runs of this many, so that the lines of the panel are written while they are in the
-/// cache.
+/// Elements along K are read in runs of this many, so that the lines of the panel are written while they are in the cache.
 const RUN: usize = 16;
 
 #[inline(always)]
@@ -292,7 +291,7 @@ unsafe fn pack_from<V: Lanes, T: Copy>(
     if m.col_stride == 1 {
         let start = |k: usize| k * m.row_stride + cols.start;
         if count == width {
-            // `width` is a constant: a row is a few vectors, where one of any length would be a call.
+            // `width` is a constant: copying a row is a few vectors, and would be a call for a variable length.
             for (k, cells) in k.zip(panel.chunks_exact_mut(width)) {
                 let to = &mut cells[..width];
                 if let Some(data) = as_they_are {

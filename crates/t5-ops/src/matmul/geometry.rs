@@ -1,4 +1,4 @@
-//! The sizes of kernels, from which the bytes of a product follow: also of kernels that this machine cannot run.
+//! The sizes of kernels, which determine the bytes of a product: also of kernels that this machine cannot run.
 
 use super::kernel::Kernel;
 use super::panels::{even_group, fitting};
@@ -19,7 +19,7 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// Those of a kernel that is compiled here.
+    /// The sizes of a kernel that is compiled here.
     pub(super) const fn of<K: Kernel>() -> Self {
         Self {
             rows: K::ROWS,
@@ -49,7 +49,7 @@ impl Geometry {
         Self { rows, cols, step: 1, depth, slice: depth, between_rows, cell_bytes: 4 }
     }
 
-    /// The kernel for products that round to bf16, or for those of f32, in wide blocks if there are such.
+    /// The kernel for products that round to bf16, or for products of f32, with wide blocks if it has them.
     pub(super) const fn chosen(set: InstructionSet, rounds: bool, wide: bool) -> Self {
         use InstructionSet as S;
         match (set, rounds, wide) {
@@ -94,12 +94,12 @@ impl Geometry {
         self.panels_of(self.cols, k, n)
     }
 
-    /// The same of panels that are `width` wide.
+    /// The same for panels that are `width` wide.
     fn panels_of(&self, width: usize, k: usize, n: usize) -> (usize, usize) {
         (n.div_ceil(width), k.next_multiple_of(self.step) * width + 64 / self.cell_bytes)
     }
 
-    /// Bytes of the panels of A and of B, where both lie across K: a slice of K at a time, and of either a group of panels.
+    /// Bytes of the panels of A and of B, where both lie across K: for a slice of K at a time, and a group of panels of each.
     pub(super) fn across(&self, (m, k, n): (usize, usize, usize)) -> [u64; 2] {
         let slice = self.slice_of(k).min(k);
         [(self.rows, m), (self.cols, n)].map(|(width, of)| {
@@ -118,8 +118,8 @@ impl Geometry {
         (0..k).step_by(slice).map(bytes).sum()
     }
 
-    /// Bytes that all threads hold for a product with a weight of (K, N), where B is packed on the way, and beside it another of
-    /// (K₂, N).
+    /// Bytes that all threads hold for a product with a weight of (K, N), where B is packed during the product, and for a product with
+    /// another weight of (K₂, N) beside it.
     pub(super) fn product(&self, (k, beside, n): (usize, usize, usize), sums: bool, processor: &Processor) -> u64 {
         let (count, cells) = self.panels(self.depth_of(k, beside), n);
         let threads = processor.threads.min(count.max(1));
@@ -129,8 +129,8 @@ impl Geometry {
         elements([threads, self.own_rows(k) + panels * (cells * self.cell_bytes + sums)])
     }
 
-    /// Bytes that all threads hold for the transpose of a product of `m` rows with a weight whose rows lie along K: rows are packed by all
-    /// together, and the weight is read where it lies.
+    /// Bytes that all threads hold for the transpose of a product of `m` rows with a weight whose rows lie along K: all threads together
+    /// pack the rows, and the weight is read in place.
     pub(super) fn turned(&self, (k, beside, m): (usize, usize, usize), processor: &Processor) -> u64 {
         let (count, cells) = self.panels(self.depth_of(k, beside), m);
         let panels = count.div_ceil(self.runs((count, cells), processor).max(1));
@@ -138,7 +138,7 @@ impl Geometry {
         elements([count, cells, self.cell_bytes]) + elements([processor.threads, self.own_rows(k) + sums])
     }
 
-    /// The fewest runs of so many panels, each of so many cells.
+    /// The fewest runs for this many panels of this many cells.
     fn runs(&self, (count, cells): (usize, usize), processor: &Processor) -> usize {
         count.div_ceil(fitting(count, cells * self.cell_bytes, run_bytes(processor.second_level_bytes)))
     }
@@ -149,19 +149,19 @@ impl Geometry {
         if beside > 0 { first.next_multiple_of(self.step) + beside } else { first }
     }
 
-    /// Bytes in which a thread packs rows of A.
+    /// Bytes that a thread needs to pack rows of A.
     fn own_rows(&self, k: usize) -> usize {
         let rows = self.slice.min(self.slice_of(k).min(k).next_multiple_of(self.step)) + self.between_rows;
         2 * rows * self.rows * self.cell_bytes
     }
 }
 
-/// At most this much of A, and as much of B, is packed at a time where A lies across K: for the gradient of a weight.
+/// The most bytes of A, and of B, that are packed at a time where A lies across K: for the gradient of a weight.
 pub(super) const PACKED_BYTES: usize = 8 << 20;
 
-/// The panels of B that a task goes through for one row panel after the other: they stay in the second-level cache, beside
-/// a panel of A and blocks of C. The more there are, the fewer times A is read; f32 products went from 170 to 230 GFLOP/s
-/// on a machine with caches of 1 MiB, when it was given runs of 640 KiB instead of 1,280.
+/// Bytes of the panels of B that a task goes through for one row panel after the other. They stay in the second-level cache, beside a panel
+/// of A and blocks of C. More panels mean that A is read fewer times. On a machine with caches of 1 MiB, f32 products went from 170 to 230
+/// GFLOP/s with runs of 640 KiB instead of 1,280.
 pub(super) fn run_bytes(second_level_bytes: usize) -> usize {
     second_level_bytes / 8 * 5
 }

@@ -1,8 +1,8 @@
-//! What a kernel is: it multiplies a block, `ROWS` rows of A by `COLS` columns of B over all of K.
+//! A kernel multiplies one block: `ROWS` rows of A by `COLS` columns of B over all of K.
 //!
-//! Both are packed into *panels* of that many rows or columns: for each k, one cell for each of them, in an order that
-//! the kernel chooses for `STEP` values of k at a time. Packing converts (f32 to bf16, bf16 to f32) and fills the edges with
-//! zeros, so kernels know only whole blocks.
+//! Both are packed into *panels* of that many rows or columns: for each k, one cell for each of them, in an order that the kernel chooses
+//! for `STEP` values of k at a time. Packing converts (f32 to bf16, bf16 to f32) and fills the edges with zeros, so kernels see whole
+//! blocks only.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use half::bf16;
 
 use super::matrix::Matrix;
 
-/// Rows that are copied beside one block: a kernel has so many places for it in a step along K.
+/// The most rows that are copied during one block: a kernel has this many places for a copy in a step along K.
 pub(crate) const MOST_COPIED: usize = 8;
 
 /// Which operand a panel is for.
@@ -21,7 +21,7 @@ pub(crate) enum Side {
 }
 
 /// The rows of A of a block. A direct kernel finds element (i, k) at `data[i * row + k * step]`; in a packed
-/// panel the strides are `ROWS`'s own.
+/// panel the strides follow from `ROWS`.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<T> {
     pub data: *const T,
@@ -34,7 +34,7 @@ unsafe impl<T> Send for Rows<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Rows<T> {}
 
-/// A block to compute: what [`Kernel::block`] takes.
+/// A block to compute: the arguments of [`Kernel::block`].
 #[derive(Clone, Copy)]
 pub(crate) struct Block<T> {
     pub a: Rows<T>,
@@ -64,47 +64,46 @@ pub(crate) trait Kernel: Sized {
     /// K is filled up with zeros to a multiple of this.
     const STEP: usize;
 
-    /// A block takes as much of K as is a multiple of this: of what fills a panel up it then multiplies less.
+    /// The K of a block is a multiple of this, so that a block multiplies fewer of the zeros that fill a panel up.
     const LEAST: usize = Self::STEP;
 
-    /// Whether rows of C in bf16 are asked for before their block is computed, so that writing them does not wait for memory.
+    /// Whether rows of C in bf16 are prefetched before their block is computed, so that writing them does not wait for memory.
     const ASKS_FOR_C: bool = false;
 
-    /// At most this much of K in a panel.
+    /// The most of K in a panel.
     const DEPTH: usize;
-    /// This much of K at a time where A is packed just before use: the rows then stay in the first-level cache.
+    /// The most of K at a time where A is packed just before use: the rows then stay in the first-level cache.
     const SLICE: usize;
 
     /// Prepares the current thread.
     ///
     /// # Safety
     ///
-    /// The machine has the instructions of the kernel. So for all functions of the trait.
+    /// The machine has the instructions of the kernel. The same holds for all functions of the trait.
     unsafe fn enter() -> Self;
 
-    /// The elements of A, if blocks can be computed well from them as they lie.
+    /// Returns the elements of A, if blocks can be computed well from them in place.
     fn direct(a: &Matrix) -> Option<Rows<Self::Cell>>;
 
-    /// The elements of A, if [`Kernel::block_and_copy`] can copy them as they lie. A line of `STEP` cells of each row
-    /// follows that of the row before, then the next `STEP` of K.
+    /// Returns the elements of A, if [`Kernel::block_and_copy`] can copy them in place. Lines of `STEP` cells follow each other row by row,
+    /// then come the lines of the next `STEP` of K.
     fn copied(_: &Matrix) -> Option<Rows<Self::Cell>> {
         None
     }
 
-    /// Packs rows `k` of columns `cols` of `m`, which is B or the transpose of A: the part of a panel, `ROWS`
-    /// or `COLS` cells for each k, that belongs to these k. `k` starts at a multiple of `STEP` and ends at one
-    /// or with the matrix.
+    /// Packs rows `k` of columns `cols` of `m`, which is B or the transpose of A, into the part of a panel that belongs to these k: `ROWS`
+    /// or `COLS` cells for each k. `k` starts at a multiple of `STEP` and ends at such a multiple or with the matrix.
     unsafe fn pack(side: Side, m: &Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [Self::Cell]);
 
     /// Cells between the rows that [`Kernel::rows`] puts one after the other.
     const BETWEEN_ROWS: usize = 0;
 
-    /// Rows of A that are converted as they lie, if a block takes them better so than from a panel: `m` is the transpose of A, and
-    /// its columns `cols`, as long as `k`, come into `cells`, `BETWEEN_ROWS` apart.
+    /// Converts rows of A in their own order, if a block takes them better in that form than from a panel. `m` is the transpose of A. Its
+    /// columns `cols`, over `k`, are written to `cells`, `BETWEEN_ROWS` apart.
     ///
     /// # Safety
     ///
-    /// As [`Kernel::pack`]. The result is as good as `cells`.
+    /// As [`Kernel::pack`]. The result is valid as long as `cells`.
     unsafe fn rows(_: &Matrix, _: Range<usize>, _: Range<usize>, _: &mut [Self::Cell]) -> Option<Rows<Self::Cell>> {
         None
     }
@@ -125,12 +124,12 @@ pub(crate) trait Kernel: Sized {
         accumulate: bool,
     );
 
-    /// The same, and beside it at most [`MOST_COPIED`] rows of `depth` are copied: the units that multiply do not wait
-    /// for memory meanwhile. Asked for only where [`Kernel::copied`] offers it.
+    /// Computes a block like [`Kernel::block`], and meanwhile copies at most [`MOST_COPIED`] rows of `depth`, so that the units that
+    /// multiply do not wait for memory. Called only if [`Kernel::copied`] offers it.
     ///
     /// # Safety
     ///
-    /// As [`Kernel::block`]; the rows are there, and the lines of a panel of `depth`, which nothing else reaches.
+    /// As [`Kernel::block`]; the rows exist, and so do the lines of a panel of `depth`, which nothing else reaches.
     unsafe fn block_and_copy(&self, block: Block<Self::Cell>, _: Copied<Self::Cell>) {
         let Block { a, b, depth, c, stride, accumulate } = block;
         // SAFETY: by the caller's promise.
@@ -141,7 +140,7 @@ pub(crate) trait Kernel: Sized {
     ///
     /// # Safety
     ///
-    /// As there.
+    /// As [`super::turned::turn`].
     unsafe fn turn_block(block: *const f32, to: *mut f32);
 
     /// Writes or adds a computed block, `COLS` elements a row, to rows of C in bf16.

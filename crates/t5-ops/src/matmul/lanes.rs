@@ -13,7 +13,7 @@ pub(super) trait Lanes: Copy {
     unsafe fn splat(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
     unsafe fn add(self, other: Self) -> Self;
-    /// Asks for a vector that will be loaded, if the instruction set has a way to.
+    /// Prefetches a vector, if the instruction set can.
     #[inline(always)]
     unsafe fn prefetch(_: *const f32) {}
     /// `self + a b`.
@@ -117,7 +117,7 @@ mod x86 {
         unsafe fn turn(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
             // SAFETY: as above; the caller promises the rows on both sides.
             unsafe {
-                // A loop and not `array::from_fn`, which is compiled without AVX-512 where it is not inlined.
+                // A loop and not `array::from_fn`, whose closure would be compiled without AVX-512 unless it is inlined.
                 let mut rows = [_mm512_setzero_si512(); 16];
                 for (i, row) in rows.iter_mut().enumerate() {
                     *row = _mm512_castps_si512(_mm512_loadu_ps(from.add(i * from_stride)));

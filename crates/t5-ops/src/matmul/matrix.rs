@@ -10,7 +10,7 @@ use crate::narrow::Narrow;
 use crate::parallel::Shared;
 use crate::storage::{Element, Operand, Target};
 
-/// A matrix to read: element (i, j) is the one at `i * row_stride + j * col_stride` of `data`.
+/// A matrix to read: element (i, j) is `data[i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Strides<D> {
     pub(super) data: D,
@@ -25,23 +25,23 @@ pub(crate) struct Strides<D> {
 /// A matrix as kernels read it: in f32 or bf16.
 pub(crate) type Matrix<'a> = Strides<Operand<'a>>;
 
-/// A matrix as a product is given it: kernels never see narrow elements, which are widened a piece at a time.
+/// The operand of a product. Kernels never see narrow elements: they are widened a piece at a time.
 pub(crate) type Factor<'a> = Strides<Stored<'a>>;
 
 /// The elements of a [`Factor`].
 #[derive(Clone, Copy)]
 pub(crate) enum Stored<'a> {
-    /// As kernels read them.
+    /// Elements that kernels read directly.
     Wide(Operand<'a>),
-    /// To be widened to f32.
+    /// Elements that are widened to f32.
     Narrow(Narrow<'a>),
 }
 
 /// Elements one after the other.
 pub(crate) trait Elements: Copy {
-    /// How many.
+    /// The number of elements.
     fn count(&self) -> usize;
-    /// Those from `first` on.
+    /// The elements from `first` on.
     fn skip(self, first: usize) -> Self;
 }
 
@@ -87,7 +87,7 @@ impl<D: Elements> Strides<D> {
         Self { data, rows, cols, row_stride, col_stride: 1, rounds: false }
     }
 
-    /// Rows one after the other.
+    /// Rows of `cols` elements, one after the other.
     pub(crate) fn new(data: D, rows: usize, cols: usize) -> Self {
         Self::strided(data, rows, cols, cols)
     }
@@ -122,7 +122,7 @@ impl<'a> Factor<'a> {
         self.t().columns(rows).t()
     }
 
-    /// Row `row` in f32, of a matrix whose rows lie one after the other.
+    /// Converts row `row` of a matrix with contiguous rows to f32.
     pub(crate) fn widen_row(&self, row: usize, to: &mut [f32]) {
         assert!(self.col_stride == 1 && row < self.rows && to.len() == self.cols, "row {row} of {}", self.rows);
         let first = row * self.row_stride;
@@ -137,7 +137,7 @@ impl<'a> Factor<'a> {
         }
     }
 
-    /// The bytes of its elements. `None` for codes, and where rows do not follow each other without gaps.
+    /// The bytes of the elements. `None` for codes, and if rows do not follow each other without gaps.
     pub(crate) fn bytes(&self) -> Option<&'a [u8]> {
         let count = self.rows * self.cols;
         if self.col_stride != 1 || self.row_stride != self.cols {
@@ -154,7 +154,7 @@ impl<'a> Factor<'a> {
         matches!(self.data, Stored::Wide(Operand::Bf16(_)))
     }
 
-    /// What kernels can read as it lies.
+    /// Returns the matrix if kernels can read its elements directly.
     pub(super) fn wide(&self) -> Option<Matrix<'a>> {
         match self.data {
             Stored::Wide(data) => Some(self.with(data)),
@@ -177,26 +177,26 @@ impl<'a> From<Matrix<'a>> for Factor<'a> {
     }
 }
 
-/// How many elements a matrix reaches over, from its first to its last; `None` beyond all numbers.
+/// The number of elements from the first to the last of a matrix; `None` on overflow.
 fn reach(rows: usize, cols: usize, row_stride: usize) -> Option<usize> {
     if rows == 0 || cols == 0 { Some(0) } else { (rows - 1).checked_mul(row_stride)?.checked_add(cols) }
 }
 
-/// A matrix to write: element (i, j) is `data[start + i * stride + j]`, or `data[start + j * stride + i]` where it is turned.
-/// Nothing else reaches its elements while it lives.
+/// A matrix to write: element (i, j) is `data[start + i * stride + j]`, or `data[start + j * stride + i]` if the matrix is turned. Nothing
+/// else reaches its elements while it lives.
 pub(crate) struct MatrixMut<'a> {
     pub(super) data: Target,
     pub(super) start: usize,
     pub(super) rows: usize,
     pub(super) cols: usize,
-    /// From one line of memory to the next: a row, or a column where it is turned.
+    /// Elements from one line of memory to the next. A line is a row, or a column if the matrix is turned.
     pub(super) stride: usize,
     pub(super) turned: bool,
     elements: PhantomData<&'a mut ()>,
 }
 
 impl<'a> MatrixMut<'a> {
-    /// The first of `data`, rows one after the other.
+    /// The first elements of `data`, with rows one after the other.
     pub(crate) fn new<T: Element>(data: &'a mut [T], rows: usize, cols: usize) -> Self {
         let is_inside = rows.checked_mul(cols).is_some_and(|needed| needed <= data.len());
         assert!(is_inside, "a matrix of {rows} rows of {cols} in {} elements", data.len());
@@ -235,7 +235,7 @@ impl<'a> MatrixMut<'a> {
         Self { rows: self.cols, cols: self.rows, turned: !self.turned, ..self }
     }
 
-    /// How many lines of memory, and how many elements there are in each.
+    /// The number of lines of memory, and the number of elements in each.
     pub(super) fn lines(&self) -> (usize, usize) {
         if self.turned { (self.cols, self.rows) } else { (self.rows, self.cols) }
     }
@@ -263,7 +263,7 @@ impl<'a> MatrixMut<'a> {
     }
 }
 
-/// On how many threads a product runs.
+/// The threads that a product runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Threads {
     /// The calling thread: the caller is itself one of many tasks.

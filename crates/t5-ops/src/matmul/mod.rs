@@ -1,25 +1,24 @@
 //! Matrix products behind one interface: `C (+)= A B`, any strides in A and B, f32 accumulation.
 //!
-//! A transpose is a [`Matrix::t`], never a copy. Operands and result are `F32` or `BF16`. Two f32 operands
-//! are multiplied in f32; where one of them is bf16 the product is a bf16 product: both are rounded to bf16
-//! as they are packed, sums are f32. Narrow operands (f16 and quantised ones, a [`Factor`]) count as f32: they are widened
-//! a piece at a time as they are packed.
+//! A transpose is a [`Matrix::t`], never a copy. Operands and result are `F32` or `BF16`. Two f32 operands are multiplied in f32. If one
+//! operand is bf16, the product is a bf16 product: both are rounded to bf16 as they are packed, and sums are f32. Narrow operands (f16 and
+//! quantised ones, a [`Factor`]) count as f32: they are widened a piece at a time as they are packed.
 //!
 //! | module | |
 //! | --- | --- |
-//! | `engine` | what is packed, in which order blocks are computed, on which thread; the same for all kernels |
+//! | `engine` | which operands are packed, in which order blocks are computed, and on which thread; the same for all kernels |
 //! | `few_columns`, `few_columns_bf16` | products with a result of a few columns, whose many rows of A are read where they lie |
 //! | `few_rows` | products of a few rows with a weight, which is read where it lies |
 //! | `thin`, `thin_bf16` | products with a result of a few rows or columns, of operands that lie across K and are read where they lie |
 //! | `geometry` | the sizes of kernels, and the bytes that follow from them |
-//! | `kernel` | what a kernel is: one block |
+//! | `kernel` | the trait of kernels, which compute one block |
 //! | `matrix` | operands and results as they lie in memory |
 //! | `panels` | packed operands and their memory |
 //! | `amx`, `avx512` | kernels for bf16 operands, over the panels of `pairs` |
 //! | `tiles` | how panels of bf16 lie, and single blocks, for an operation that packs by itself |
 //! | `software` | a kernel of tiles on any machine, for tests |
 //! | `turned` | blocks of a product that is computed as its transpose |
-//! | `rate` | what the kernels alone reach |
+//! | `rate` | the rate that the kernels alone reach |
 //! | `fma` | kernels for f32 operands, over the vectors of `lanes`, and for bf16 where the above are missing |
 //!
 //! Shapes: C (M, N), A (M, K), B (K, N).
@@ -61,19 +60,19 @@ use crate::needs::{Kept, elements};
 use crate::processor::processor;
 use crate::storage::Target;
 
-/// Whether AVX-512 multiplies rows of A as they lie in blocks of 8 x 48 instead of 12 x 32: in fewer instructions, but the last block
-/// may be emptier. Both sum in the same order: the choice shows in no bit of a product.
+/// Whether AVX-512 multiplies rows of A in place in blocks of 8 x 48 instead of 12 x 32: in fewer instructions, but the last block may be
+/// emptier. Both sum in the same order, so no bit of a product depends on the choice.
 fn is_wide_enough(cols: usize) -> bool {
     16 * cols.next_multiple_of(48) <= 17 * cols.next_multiple_of(32)
 }
 
-/// Whether products of so many columns are computed in wide blocks on this processor family.
+/// Whether products with this many columns are computed in wide blocks on this processor family.
 fn is_wide(cols: usize) -> bool {
     cfg!(target_arch = "x86_64") && is_wide_enough(cols)
 }
 
-/// Calls `$body` with the type alias `$kernel` set to the kernel of an instruction set for products that round to bf16, or for
-/// those of f32, in wide blocks if there are such.
+/// Calls `$body` with the type alias `$kernel` set to the kernel of an instruction set for products that round to bf16, or for products of
+/// f32, with wide blocks if it has them.
 macro_rules! with_kernel {
     ($isa:expr, $rounds:expr, $wide:expr, $kernel:ident, $body:expr) => {
         match ($isa, $rounds, $wide) {
@@ -119,8 +118,8 @@ macro_rules! with_kernel {
     };
 }
 
-/// Bytes of the sums of a product (M, K) times (K, N) that is cut along K on this machine, because K is longer than what it sums in
-/// one piece: where its result is bf16, as many f32 as the result has elements hold what is summed so far.
+/// Bytes of the sums of a product (M, K) times (K, N) that this machine cuts along K, because K is longer than one piece can be. If the
+/// result is bf16, an f32 for each element of the result holds the sum so far.
 ///
 /// `operands`, `result`: F32 or BF16.
 pub(crate) fn bytes_of_sums((m, k, n): (usize, usize, usize), operands: DType, result: DType) -> u64 {
@@ -128,8 +127,9 @@ pub(crate) fn bytes_of_sums((m, k, n): (usize, usize, usize), operands: DType, r
     if result == DType::BF16 && k > longest { elements([m, n, size_of::<f32>()]) } else { 0 }
 }
 
-/// Bytes that all threads hold for a layer's output, or for the gradient of its input: a product of so many rows with a weight of (K, N),
-/// whose result is of the dtype of the `operands`, and beside it one with a weight of (`beside`, N). They keep it for the next product.
+/// Bytes that all threads hold for a layer's output, or for the gradient of its input. This is a product of `rows` rows with a weight of
+/// (K, N), whose result has the dtype of the `operands`, and beside it a product with a weight of (`beside`, N). The threads keep the
+/// memory for the next product.
 pub(crate) fn product_bytes(rows: usize, (k, beside, n): (usize, usize, usize), operands: DType) -> u64 {
     let is_bf16 = operands == DType::BF16;
     let processor = processor();
@@ -147,8 +147,9 @@ pub(crate) fn product_bytes(rows: usize, (k, beside, n): (usize, usize, usize), 
     }
 }
 
-/// Bytes that all threads hold of the larger and of the smaller operand of a product (M, K) times (K, N), where both lie across K, as those
-/// of a weight's gradient do: of as much of K as this machine sums in one piece. They keep it for the next product.
+/// Bytes that all threads hold of the larger and of the smaller operand of a product (M, K) times (K, N), such as the gradient of a weight.
+/// Both operands lie across K. The threads hold the part of K that this machine sums in one piece, and keep the memory for the next
+/// product.
 ///
 /// `operands`: F32 or BF16.
 pub(crate) fn across_bytes(size: (usize, usize, usize), operands: DType) -> Kept {
@@ -158,15 +159,15 @@ pub(crate) fn across_bytes(size: (usize, usize, usize), operands: DType) -> Kept
     Kept { larger: left.max(right), smaller: left.min(right), ..Kept::default() }
 }
 
-/// Bytes that a thread holds of an operand of a product (M, K) times (K, N) of operands that lie across K, and keeps for the next
-/// product: all of it, where the result is thin and the operand is the thin one. `None` where both are packed.
+/// Bytes that a thread holds of the thin operand of a product (M, K) times (K, N) with a thin result, whose operands lie across K: all of
+/// it. The thread keeps the memory for the next product. `None` if both operands are packed.
 ///
 /// `operands`: F32 or BF16.
 pub(crate) fn thin_bytes((m, k, n): (usize, usize, usize), operands: DType) -> Option<u64> {
     thin::is_thin(m, n).then(|| thin::kept_bytes(k, operands))
 }
 
-/// `C = A B`, or `C += A B` with `accumulate`. Where an operand is bf16 both are rounded to it.
+/// `C = A B`, or `C += A B` with `accumulate`. If an operand is bf16, both are rounded to bf16.
 pub(crate) fn multiply<'a>(
     c: MatrixMut,
     a: impl Into<Factor<'a>>,
@@ -180,13 +181,13 @@ pub(crate) fn multiply<'a>(
     };
     #[cfg(target_arch = "x86_64")]
     if let Some(operands) = thin_bf16::operands(isa(), &a, &b) {
-        // SAFETY: `isa` names only what this machine was found to have.
+        // SAFETY: `isa` names only instruction sets that this machine was found to have.
         return unsafe { thin_bf16::multiply(&c, operands, accumulate, threads) };
     }
     thin::multiply(&c, &a, &b, accumulate, threads);
 }
 
-/// [`multiply`] in the precision of A: a bf16 B beside an A of f32 is widened, which changes none of its values.
+/// [`multiply`] in the precision of A: if A is f32, a bf16 B is widened, which changes none of its values.
 pub(crate) fn multiply_as_a<'a>(
     c: MatrixMut,
     a: impl Into<Factor<'a>>,
@@ -212,7 +213,7 @@ pub(crate) fn multiply_beside(
     }
     #[cfg(target_arch = "x86_64")]
     if let Some(operands) = few_columns_bf16::operands(isa(), &a, &b).filter(|_| beside.is_none()) {
-        // SAFETY: `isa` names only what this machine was found to have.
+        // SAFETY: `isa` names only instruction sets that this machine was found to have.
         return unsafe { few_columns_bf16::multiply(&c, operands, accumulate, threads) };
     }
     let Some(rows) = a.wide().filter(|rows| few_rows::takes(rows, &b)) else {
@@ -239,21 +240,21 @@ fn multiply_with<'a>(
     multiply_rounding(isa, a.is_bf16() || b.is_bf16(), c, (a, b), None, accumulate, threads);
 }
 
-/// The most rows of A with which a product of what lies along K is computed as its transpose: a weight is then read where it lies, and
-/// rows of A are packed in its place. With more of them packing the weight takes a small part of the time, and turning the result more.
+/// The most rows of A with which a product of operands along K is computed as its transpose: the weight is then read in place, and rows of
+/// A are packed instead. With more rows, packing the weight takes a small part of the time, and turning the result takes more.
 const MOST_TURNED: usize = 128;
 
-/// Rows of A that take about as long as packing the weight: so many more a turned product may be filled up with.
+/// Rows of A that take about as long as packing the weight. A turned product may be filled up with this many more rows.
 const ROWS_OF_PACKING: usize = 12;
 
-/// Whether a product (M, K) times (K, N) is computed as its transpose, if its operands lie along K: by the blocks that M fills up.
+/// Whether to compute a product (M, K) times (K, N) as its transpose, if its operands lie along K: decided by the blocks that M fills up.
 fn is_better_turned(m: usize, n: usize, of_rows: Geometry, of_columns: Geometry) -> bool {
     let (rows, columns) = (m.next_multiple_of(of_rows.rows()), m.next_multiple_of(of_columns.columns()));
     (1..=MOST_TURNED).contains(&m) && m < n && columns <= rows + ROWS_OF_PACKING
 }
 
-/// Whether a product can be computed as its transpose. No bit depends on it without one beside it: each element is the same sum. With
-/// one, both sums are added to an element one after the other, or together.
+/// Whether a product can be computed as its transpose. Without a product beside it, no bit depends on that: each element is the same sum.
+/// With one, the two sums may be added to an element one after the other, or together.
 fn can_be_turned(c: &MatrixMut, (a, b): (&Factor, &Factor), beside: Option<&Beside>, accumulate: bool) -> bool {
     let along = |m: &Factor| m.wide().is_some_and(|m| m.col_stride == 1);
     // Products that round have sums in pieces of K, which would be added to an f32 result in the same two ways.
@@ -272,7 +273,7 @@ fn multiply_rounding(
 ) {
     b.rounds = rounds;
     let beside = beside.map(|(a, b)| (Factor { rounds, ..a }, Factor { rounds, ..b }));
-    // From a packed panel of A narrow blocks take as few instructions, and are faster: dW by 4 to 6 %.
+    // From a packed panel of A, narrow blocks take no more instructions and are faster: dW by 4 to 6 %.
     let wide = a.col_stride == 1 && is_wide(b.cols);
     let geometry = |wide| with_kernel!(isa, rounds, wide, K, Geometry::of::<K>());
     let is_better = is_better_turned(a.rows, b.cols, geometry(wide), geometry(is_wide(a.rows)));
@@ -304,7 +305,7 @@ impl Packed {
         assert!(rounds || !b.is_bf16(), "a bf16 operand makes a product that rounds");
         b.rounds = rounds;
         let wide = is_wide(b.cols);
-        // SAFETY: `isa` names only what this machine was found to have.
+        // SAFETY: `isa` names only instruction sets that this machine was found to have.
         let panels = unsafe { with_kernel!(isa, rounds, wide, K, engine::Packed::new::<K>(b, threads)) };
         Self { panels, isa, rounds, wide }
     }
@@ -328,7 +329,7 @@ pub(crate) fn multiply_packed<'a>(
     multiply_packed_part(c, a, b, accumulate, threads);
 }
 
-/// [`multiply`] with as many of the first rows and columns of a B that was packed before as A has columns and C has columns.
+/// [`multiply`] with the first rows and columns of a B that was packed before: as many rows as A has columns, and the columns of C.
 pub(crate) fn multiply_packed_part<'a>(
     c: MatrixMut,
     a: impl Into<Factor<'a>>,
@@ -377,14 +378,14 @@ fn product(
     }
     let beside = beside.filter(|(a, _)| a.cols > 0);
     a.rounds = rounds;
-    // SAFETY: `isa` names only what this machine was found to have.
+    // SAFETY: `isa` names only instruction sets that this machine was found to have.
     unsafe { with_kernel!(isa, rounds, wide, K, engine::multiply::<K>(&c, a, b, beside, accumulate, threads)) }
 }
 
-/// Operations a second that the kernel for bf16 (or f32) operands reaches on the calling thread, beyond which no
-/// product goes: it reads from the first-level cache only.
+/// The rate of the kernel for bf16 (or f32) operands on the calling thread, in operations a second. No product exceeds it: the kernel reads
+/// from the first-level cache only.
 pub(crate) fn kernel_rate(bf16: bool) -> f64 {
-    // SAFETY: as above.
+    // SAFETY: `isa` names only instruction sets that this machine was found to have.
     unsafe { with_kernel!(isa(), bf16, true, K, rate::block_rate::<K>()) }
 }
 

@@ -1,9 +1,8 @@
-//! Packing for bf16 instructions, which multiply pairs along K: AMX and AVX512-BF16. How panels lie, [`super::tiles`] says.
+//! Packing for bf16 instructions, which multiply pairs along K: AMX and AVX512-BF16. [`super::tiles`] describes the layout of panels.
 //!
-//! What lies along K in memory is copied into lines; what lies across K is interleaved in pairs. A takes the
-//! first as it is and the second transposed (as 16 x 16 pairs), B the other way round. Tiles that are loaded
-//! from rows of A where they lie, without packing, were a third slower: rows a power of two apart fall into few
-//! sets of the caches.
+//! Elements that lie along K in memory are copied into lines; elements that lie across K are interleaved in pairs. A takes the first as
+//! they are and the second transposed (as 16 x 16 pairs), B the other way round. Loading tiles from rows of A in place, without packing,
+//! was a third slower: rows a power of two apart fall into few sets of the caches.
 
 use std::arch::x86_64::{
     __m256i, __m512i, _mm256_loadu_si256, _mm256_maskz_loadu_epi16, _mm512_add_ps, _mm512_castsi512_ps,
@@ -87,9 +86,9 @@ unsafe fn pack_from<T: Load>(
     }
 }
 
-/// 32 rows along K, `stride` apart, as many elements of each as `cells` has place for, into tiles of A.
+/// Copies 32 rows along K, `stride` apart, into tiles of A: as many elements of each row as `cells` has room for.
 ///
-/// Eight rows at a time: the processor fetches ahead in no more than a few dozen places at once.
+/// Eight rows at a time: the processor prefetches from a few dozen places at most.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn copy_rows<T: Load>(from: *const T, stride: usize, cells: &mut [u16]) {
@@ -277,7 +276,7 @@ impl Load for bf16 {
 ///
 /// # Safety
 ///
-/// As there, and as [`pack_a`].
+/// As [`super::kernel::Kernel::write_bf16`] and [`pack`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn write_bf16(
     block: &[f32],

@@ -8,15 +8,15 @@ use crate::narrow::Narrow;
 use crate::parallel::Shared;
 use crate::storage::{Operand, set_unspecified};
 
-/// Values of k that a task of packing takes of an operand that lies across K: as many rows of memory are read at once, and the
-/// processor's prefetchers follow no more. With 32 of them dW took 2 % longer in f32.
+/// Values of k in a packing task of an operand that lies across K. A task reads this many rows of memory at once, and the processor's
+/// prefetchers follow no more. With 32 rows dW took 2 % longer in f32.
 const fn part<K: Kernel>() -> usize {
     if K::STEP > 16 { K::STEP } else { 16 }
 }
 
 /// Elements that are widened at a time: 24 KiB, which stay in the first-level cache until they are packed.
 const WIDENED: usize = 6 << 10;
-/// Of these, along K: a piece of a panel of 48 columns.
+/// The part of them along K: a piece of a panel of 48 columns.
 const WIDENED_DEPTH: usize = 128;
 
 /// Aligned storage of packed panels.
@@ -24,16 +24,16 @@ const WIDENED_DEPTH: usize = 128;
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// How the panels of an operand (K, X) lie one after the other.
+/// The layout of the panels of an operand (K, X), one after the other.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     /// Columns of a panel.
     width: usize,
-    /// K, filled up.
+    /// K, filled up to whole steps.
     pub(super) depth: usize,
-    /// How many there are.
+    /// The number of panels.
     pub(super) count: usize,
-    /// Cells from one panel to the next: a line more than it has, so that the same place in several panels does
+    /// Cells from one panel to the next: a line more than a panel has, so that the same place in several panels does
     /// not fall into the same set of a cache.
     pub(super) cells: usize,
     pub(super) cell_bytes: usize,
@@ -46,33 +46,33 @@ impl Layout {
         Self { width, depth, count: x.div_ceil(width), cells: depth * width + 64 / cell_bytes, cell_bytes }
     }
 
-    /// The first `k` of K in these panels.
+    /// The layout of the first `k` values of K in these panels.
     pub(super) fn first<K: Kernel>(self, k: usize) -> Self {
         Self { depth: k.next_multiple_of(K::STEP), ..self }
     }
 
-    /// How many panels fit `bytes`, at least one.
+    /// The number of panels that fit `bytes`, at least one.
     pub(super) fn fitting(&self, bytes: usize) -> usize {
         fitting(self.count, self.cells * self.cell_bytes, bytes)
     }
 
-    /// In how few groups panels fit `bytes` each.
+    /// The fewest groups of panels that fit `bytes` each.
     pub(super) fn groups(&self, bytes: usize) -> usize {
         self.count.div_ceil(self.fitting(bytes))
     }
 
-    /// How many panels there are in a group that fits `bytes`, all groups being as large as can be alike.
+    /// The number of panels in a group that fits `bytes`, with all groups as equal as possible.
     pub(super) fn even_group(&self, bytes: usize) -> usize {
         even_group(self.count, self.cells * self.cell_bytes, bytes)
     }
 }
 
-/// How many of `count` panels fit `bytes`, at least one.
+/// The number of panels, of `count`, that fit `bytes`, at least one.
 pub(super) fn fitting(count: usize, panel_bytes: usize, bytes: usize) -> usize {
     (bytes / panel_bytes).clamp(1, count.max(1))
 }
 
-/// How many panels there are in a group that fits `bytes`, all groups being as large as can be alike.
+/// The number of panels in a group that fits `bytes`, with all groups as equal as possible.
 pub(super) fn even_group(count: usize, panel_bytes: usize, bytes: usize) -> usize {
     let groups = count.div_ceil(fitting(count, panel_bytes, bytes));
     count.div_ceil(groups.max(1)).max(1)
@@ -83,7 +83,7 @@ pub(super) struct Panels<'a, K: Kernel> {
     side: Side,
     /// (K, X)
     pub(super) matrix: Factor<'a>,
-    /// (K₂, X), behind it in each panel: it lies as the first does.
+    /// (K₂, X), after the first operand in each panel. It lies as the first does.
     pub(super) beside: Option<Factor<'a>>,
     pub(super) layout: Layout,
     kernel: std::marker::PhantomData<fn() -> K>,
@@ -94,7 +94,7 @@ impl<'a, K: Kernel> Panels<'a, K> {
         Self::with(side, matrix, None)
     }
 
-    /// Panels in which another operand follows along K.
+    /// Panels in which another operand follows the first along K.
     pub(super) fn with(side: Side, matrix: Factor<'a>, beside: Option<Factor<'a>>) -> Self {
         let k = beside.map_or(matrix.rows, |beside| {
             let are_alike = beside.cols == matrix.cols && (beside.row_stride == 1) == (matrix.row_stride == 1);
@@ -105,13 +105,13 @@ impl<'a, K: Kernel> Panels<'a, K> {
         Self { side, matrix, beside, layout, kernel: std::marker::PhantomData }
     }
 
-    /// K of the first operand, filled up: there the other one begins.
+    /// K of the first operand, filled up to whole steps. The other operand begins there.
     pub(super) fn first_depth(&self) -> usize {
         self.matrix.rows.next_multiple_of(K::STEP)
     }
 
-    /// The tasks of packing `count` panels, each of which reads memory in order: single panels of what lies
-    /// along K, all panels for a part of K of what lies across.
+    /// The number of packing tasks for `count` panels. Each task reads memory in order: a single panel of an operand that lies
+    /// along K, or all panels for a part of K of an operand that lies across K.
     pub(super) fn tasks(&self, count: usize) -> usize {
         if self.matrix.row_stride == 1 {
             count
@@ -120,12 +120,12 @@ impl<'a, K: Kernel> Panels<'a, K> {
         }
     }
 
-    /// Those of the first operand, where it lies across K.
+    /// The packing tasks of the first operand, if it lies across K.
     fn tasks_across(&self) -> usize {
         self.matrix.rows.div_ceil(part::<K>())
     }
 
-    /// Does one of the `tasks`, for panels `panels` that `to` has place for.
+    /// Runs one of the `tasks`, for the panels `panels`, which `to` has room for.
     ///
     /// # Safety
     ///
@@ -149,7 +149,7 @@ impl<'a, K: Kernel> Panels<'a, K> {
         unsafe { self.pack_of(of, panels.start, panels, k, to) };
     }
 
-    /// Packs some of K of one of the operands, which begins at `from` of K, into panels of which `to` begins with `first`.
+    /// Packs a part of K of one of the operands into panels. The operand begins at `from` of K, and `to` begins with panel `first`.
     ///
     /// # Safety
     ///
@@ -178,7 +178,7 @@ impl<'a, K: Kernel> Panels<'a, K> {
         }
     }
 
-    /// Packs columns `cols` of one of the operands, those of a panel, over `k`: see [`Kernel::pack`].
+    /// Packs columns `cols` of one of the operands, the columns of a panel, over `k`: see [`Kernel::pack`].
     ///
     /// # Safety
     ///
@@ -192,7 +192,7 @@ impl<'a, K: Kernel> Panels<'a, K> {
         }
     }
 
-    /// The same of narrow elements that lie along K.
+    /// Does the same for narrow elements that lie along K.
     ///
     /// # Safety
     ///
@@ -219,8 +219,8 @@ impl<'a, K: Kernel> Panels<'a, K> {
         }
     }
 
-    /// Packs some of K of panels of narrow elements that lie across K, several panels' at a time: short pieces of rows are
-    /// slower to widen.
+    /// Packs a part of K of panels of narrow elements that lie across K, for several panels at a time: short pieces of rows are slower to
+    /// widen.
     ///
     /// # Safety
     ///
@@ -263,9 +263,9 @@ impl<'a, K: Kernel> Panels<'a, K> {
 /// Memory for panels.
 pub(crate) struct Buffer {
     lines: Vec<Line>,
-    /// In elements of the type that it was made for.
+    /// The length in elements of the type that the buffer was made for.
     len: usize,
-    /// Whether the thread keeps it for its next product, so that products do not wait for fresh pages.
+    /// Whether the thread keeps the memory for its next product, so that products do not wait for fresh pages.
     stays: bool,
 }
 
@@ -273,7 +273,7 @@ thread_local! {
     static SPARE: std::cell::RefCell<Vec<Vec<Line>>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
-/// Lets go of the packed operands that the threads of the pool, and this one, keep for their next products.
+/// Frees the packed operands that the threads of the pool, and this one, keep for their next products.
 pub fn release_kept() {
     let release = || SPARE.with_borrow_mut(|spare| *spare = Vec::new());
     rayon::broadcast(|_| release());
@@ -284,7 +284,8 @@ fn lines_of<T>(len: usize) -> usize {
     len.checked_mul(size_of::<T>()).expect("panels that memory could hold").div_ceil(size_of::<Line>())
 }
 
-/// The smallest that is large enough, or else the largest: so a thread keeps no more large ones than a product has at a time.
+/// Takes the smallest spare buffer that is large enough, or else the largest. So a thread keeps no more large buffers than a product has at
+/// a time.
 fn best<T>(spare: &mut Vec<Vec<Line>>, len: usize) -> Vec<Line> {
     let (count, capacity) = (lines_of::<T>(len), |lines: &Vec<Line>| lines.capacity());
     let enough = (0..spare.len()).filter(|&i| capacity(&spare[i]) >= count).min_by_key(|&i| capacity(&spare[i]));
@@ -299,8 +300,8 @@ impl Buffer {
         Self::of::<T>(spare, len, true)
     }
 
-    /// Buffers for the two operands of a product. The larger one is taken first: a thread then keeps no more than the largest of these and
-    /// the largest of the others, whichever operand was the larger one.
+    /// Buffers for the two operands of a product. The larger buffer is taken first. So a thread keeps no more than the largest of the
+    /// larger operands and the largest of the smaller ones, whichever operand was the larger.
     pub(super) fn two<T>(one: usize, other: usize) -> [Self; 2] {
         if one < other {
             let [other, one] = Self::two::<T>(other, one);
@@ -309,7 +310,7 @@ impl Buffer {
         [Self::new::<T>(one), Self::new::<T>(other)]
     }
 
-    /// A buffer that lives longer than a product, or is too large to be kept after it.
+    /// A buffer that lives longer than a product, or that is too large to keep.
     pub(super) fn apart<T>(len: usize) -> Self {
         Self::of::<T>(Vec::new(), len, false)
     }
@@ -318,11 +319,11 @@ impl Buffer {
         let count = lines_of::<T>(len);
         lines.clear();
         if lines.capacity() < count {
-            // Gone before the larger one is made, and nothing of it is copied.
+            // Freed before the larger buffer is allocated; its contents are not copied.
             drop(lines);
             lines = Vec::with_capacity(count);
         }
-        // SAFETY: every bit pattern is a line. The capacity is there, and so many are set.
+        // SAFETY: every bit pattern is a line. The capacity is there, and that many lines are set.
         unsafe {
             set_unspecified(&mut lines.spare_capacity_mut()[..count]);
             lines.set_len(count);
@@ -335,14 +336,14 @@ impl Buffer {
         self.lines.fill(Line([0; 64]));
     }
 
-    /// The elements, of the type that it was made for.
+    /// The elements, of the type that the buffer was made for.
     pub(crate) fn cells<T: Copy>(&mut self) -> &mut [T] {
         assert!(self.len * size_of::<T>() <= size_of_val(self.lines.as_slice()));
         // SAFETY: aligned to 64 bytes and large enough; every bit pattern is a number.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
     }
 
-    /// The same, to read.
+    /// The elements, for reading.
     pub(super) fn read<T: Copy>(&self) -> &[T] {
         assert!(self.len * size_of::<T>() <= size_of_val(self.lines.as_slice()));
         // SAFETY: as above.

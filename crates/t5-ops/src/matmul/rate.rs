@@ -3,16 +3,17 @@
 use super::kernel::{Kernel, packed_rows};
 use super::panels::Buffer;
 
-/// Operations a second of the kernel alone, on the calling thread: one block over and over, its panels in the
-/// first-level cache. Nothing that this machine computes with the kernel is faster.
+/// Operations a second of the kernel alone, on the calling thread: one block over and over, with its panels in the
+/// first-level cache. No work of this kernel on this machine is faster.
 ///
 /// # Safety
 ///
 /// The machine has the instructions of the kernel.
 pub(super) unsafe fn block_rate<K: Kernel>() -> f64 {
-    /// Of K: 16 KiB of bf16 or 12 to 32 KiB of f32 on each side.
+    /// Depth along K: 16 KiB of bf16 or 12 to 32 KiB of f32 on each side.
     const DEEP: usize = 256;
-    /// Blocks timed together, and how often: the best counts, because what else runs only ever takes away.
+    /// The number of blocks that are timed together, and of repetitions. The best counts, because other work on the machine only slows a
+    /// run down.
     const BLOCKS: usize = 2000;
     const TIMES: usize = 9;
     let zeros = |len: usize| {

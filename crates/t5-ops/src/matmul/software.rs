@@ -1,10 +1,10 @@
-//! Tile registers in software: a kernel with the panels and the sums of [`super::amx`](super), so that what surrounds it is
-//! tested on any machine.
+//! Tile registers in software: a kernel with the panels and the sums of [`super::amx`](super), so that the code around it is tested on any
+//! machine.
 //!
-//! Sums are added in the order that Intel's manual gives for `tdpbf16ps`: of each step of 32 along K, products at even and at
-//! odd places apart, then both sums together, then that to C. A product of two bf16 is exact in f32, so a multiplication and an
-//! addition round as one fused. Denormal operands count as zeros, as they do there; denormal sums stay, as they do not. Time says
-//! nothing.
+//! Sums are added in the order that Intel's manual gives for `tdpbf16ps`. In each step of 32 along K, products at even and at odd places
+//! are summed apart, then both sums are added, then the result is added to C. A product of two bf16 is exact in f32, so a multiplication
+//! and an addition round like a fused one. Denormal operands count as zeros, as in the hardware; denormal sums stay, unlike there. Its
+//! speed says nothing.
 
 use std::ops::Range;
 
@@ -110,7 +110,7 @@ impl Tiles for SoftwareTiles {
     }
 }
 
-/// Of each pair along K its even and its odd element in 32 columns.
+/// For each pair along K, its even and its odd element in 32 columns.
 type Columns = [[[f32; BLOCK]; 2]; PAIRS];
 
 /// The two tiles of a step of B, widened.

@@ -57,7 +57,7 @@ const SIZES: [(usize, usize, usize); 15] = [
     (256, 48, 256),
     (33, 300, 513),
     (300, 257, 65),
-    // Rows of A are copied beside blocks: one slice of K, two, and three of which the last is shorter.
+    // Rows of A are copied beside blocks: one slice of K, two slices, and three slices with a shorter last one.
     (130, 330, 128),
     (97, 140, 1024),
     (70, 290, 1088),
@@ -170,7 +170,7 @@ fn bf16_products_of_every_shape_and_stride() {
 
 #[test]
 fn products_larger_than_the_packing_buffers() {
-    // K so long that a panel is larger than a run of B, M (N) and K so large that A (B) is packed in two groups.
+    // K is so long that a panel is larger than a run of B. M (N) and K are so large that A (B) is packed in two groups.
     for (m, n, k, a_transposed, b_transposed) in
         [(40, 70, 20_000, false, true), (520, 40, 9_000, true, true), (40, 520, 9_000, false, false)]
     {
@@ -192,7 +192,7 @@ fn products_larger_than_the_packing_buffers() {
 
 #[test]
 fn a_packed_operand_gives_the_bits_of_one_that_is_packed_on_the_way() {
-    // K is cut into slices in the last.
+    // In the last case K is cut into slices.
     for (case, (m, n, k)) in SIZES.into_iter().chain([(40, 70, 9_000)]).enumerate() {
         for b_transposed in [false, true] {
             let a = Stored::<f32>::random(m, k, false, 0, 1 + case as u64);
@@ -283,7 +283,7 @@ fn an_empty_sum_clears_or_keeps_the_result() {
 
 #[test]
 fn narrow_operands_give_the_bits_of_wide_ones() {
-    // K is cut into slices in the last.
+    // In the last case K is cut into slices.
     for (case, (m, n, k)) in SIZES.into_iter().chain([(40, 70, 9_000), (3, 1030, 200)]).enumerate() {
         let number = Stored::<f32>::random(k, n, false, 0, 100 + case as u64).data;
         let narrow: Vec<half::f16> = number.iter().map(|&x| half::f16::from_f32(x)).collect();
@@ -332,7 +332,8 @@ fn a_product_that_is_computed_as_its_transpose_has_the_same_bits_but_for_one_bes
     }
 }
 
-/// The same product in both ways, with one beside it (where sums may be rounded in another order) and without, written and added.
+/// Computes the same product directly and as its transpose. With a product beside it, sums may round in another order. Both written and
+/// added.
 fn bits_of_transposes<C: Element>(isa: Isa, rounds: bool) {
     let mut turned = 0;
     for (case, (m, n, k)) in [(32, 200, 70), (96, 130, 2100), (127, 515, 600)].into_iter().enumerate() {
@@ -375,7 +376,7 @@ fn the_sizes_of_every_kernel_are_those_that_its_code_has() {
     }
 }
 
-/// Products of few rows: each element against f64, and every row has the bits that it has alone.
+/// Products of few rows: each element against f64, and every row has the bits of the same row alone.
 fn check_few_rows<A: Element, B: Element, C: Element>(tolerance: f64) {
     for (m, n, k) in
         [(1, 1, 1), (1, 64, 512), (2, 7, 33), (3, 9, 48), (5, 130, 100), (8, 33, 15), (9, 70, 640), (16, 6, 47)]
@@ -470,7 +471,7 @@ fn thin_results_of_every_shape_and_type() {
 }
 
 fn check_threads_of_thin_results<T: Element>() {
-    // More columns than a thread has at a time, an odd number of rows, and columns and rows that fill no block.
+    // More columns than a thread has at a time, an odd number of rows, and columns and rows that do not fill a block.
     for (m, n, k) in [(16, 1115, 700), (1115, 5, 701)] {
         let (a, b) = (Stored::<T>::random(m, k, true, 3, 1), Stored::<T>::random(k, n, false, 0, 2));
         let of_threads = |threads| {
@@ -494,7 +495,7 @@ fn threads_show_in_no_bit_of_a_thin_result() {
 
 /// `A B + A₂ B₂` against f64, on every instruction set, with operands of `T`.
 fn check_beside<T: Element, C: Element>(tolerance: f64) {
-    // K is cut into slices in the last.
+    // In the last case K is cut into slices.
     for (m, n, k) in SIZES.into_iter().chain([(40, 70, 4_200)]) {
         for (rank, transposed) in [(16, true), (1, false), (70, true)] {
             let what = format!("({m}, {n}, {k}) beside {rank} {transposed}");

@@ -1,9 +1,9 @@
-//! Products whose result has few rows or few columns, of operands that both lie across K, as the gradients of an adapter are:
-//! packing the wide operand would take longer than multiplying it.
+//! Products whose result has few rows or few columns, of operands that both lie across K, such as the gradients of an adapter. Packing the
+//! wide operand would take longer than multiplying it.
 //!
-//! The thin operand is widened to f32 once. The wide one is read where it lies, some rows of a few blocks of columns at a time: those
-//! of the next rows are asked for meanwhile, and what two passes need is in the first-level cache. Each element is one sum along K in one
-//! order, whatever the number of threads. On AVX512-BF16 `thin_bf16` adds up operands of bf16.
+//! The thin operand is widened to f32 once. The wide operand is read in place, some rows of a few blocks of columns at a time. The next
+//! rows are prefetched meanwhile, and rows that two passes need are in the first-level cache. Each element is one sum along K in one order,
+//! whatever the number of threads. On AVX512-BF16 `thin_bf16` adds up operands of bf16.
 
 use std::ops::Range;
 
@@ -21,11 +21,11 @@ use crate::storage::{Element, Operand};
 
 /// The most rows or columns that a thin result has.
 pub(super) const MOST: usize = WIDTH;
-/// Columns of the wide operand in a block, the sums of which a thread has at a time.
+/// Columns in a block of the wide operand. A thread keeps a block's sums at a time.
 pub(super) const BLOCK: usize = 2 * WIDTH;
 /// The most blocks that a thread has at a time.
 pub(super) const BLOCKS: usize = 16;
-/// Rows of the wide operand that are multiplied with all of these before the next ones are.
+/// Rows of the wide operand that are multiplied with all of these blocks before the next rows are.
 pub(super) const DEPTH: usize = 64;
 /// Bytes of a line of the cache.
 const LINE: usize = 64;
@@ -42,7 +42,8 @@ pub(super) fn is_thin(m: usize, n: usize) -> bool {
     m.min(n) <= MOST
 }
 
-/// Bytes of a thin operand as it is multiplied, which a thread keeps for the next product: [widened](widen), or in pairs of bf16.
+/// Bytes of a thin operand in the form in which it is multiplied, [widened](widen) or in pairs of bf16. A thread keeps them for the next
+/// product.
 pub(super) fn kept_bytes(k: usize, operands: DType) -> u64 {
     let is_in_pairs = operands == DType::BF16 && processor().instruction_set == InstructionSet::Avx512Bf16;
     elements([if is_in_pairs { k.div_ceil(2) } else { k }, MOST, size_of::<f32>()])
@@ -51,7 +52,7 @@ pub(super) fn kept_bytes(k: usize, operands: DType) -> u64 {
 /// Sums of a block of columns with each thin column.
 pub(super) type Sums = [[f32; BLOCK]; MOST];
 
-/// The thin and the wide operand of `A B`, both as rows along K, and whether the wide one is A.
+/// The thin and the wide operand of `A B`, both as rows along K, and whether the wide operand is A.
 pub(super) fn operands<'a>(a: &Matrix<'a>, b: &Matrix<'a>) -> (Matrix<'a>, Matrix<'a>, bool) {
     if a.rows > b.cols { (*b, a.t(), true) } else { (a.t(), *b, false) }
 }
@@ -71,8 +72,8 @@ pub(super) fn multiply(c: &MatrixMut, a: &Matrix, b: &Matrix, accumulate: bool, 
     });
 }
 
-/// Writes or adds the sums over `k` rows of all `columns` columns of the wide operand, which `add_up` makes of some blocks at a time: to
-/// rows of C, or to its columns where it is turned.
+/// Writes or adds the sums over `k` rows of all `columns` columns of the wide operand to rows of C, or to its columns if it is turned.
+/// `add_up` computes the sums of some blocks at a time.
 pub(super) fn in_blocks(
     c: &MatrixMut,
     (is_turned, columns, k): (bool, usize, usize),
@@ -103,7 +104,7 @@ pub(super) fn blocks_of(columns: Range<usize>) -> impl Iterator<Item = Range<usi
     columns.clone().step_by(BLOCK).map(move |first| first..columns.end.min(first + BLOCK))
 }
 
-/// Rows of `cols` elements, `stride` apart, one after the other and filled up with zeros.
+/// Converts rows of `cols` elements, `stride` apart, to contiguous rows that are filled up with zeros.
 pub(super) fn widen<T: Element>(from: &[T], (stride, cols): (usize, usize), to: &mut [f32]) {
     for (k, to) in to.as_chunks_mut::<MOST>().0.iter_mut().enumerate() {
         let row = &from[k * stride..][..cols];
@@ -133,7 +134,7 @@ simd! {
     }
 }
 
-/// The part of these rows in the sums of a block.
+/// Adds the products of these rows to the sums of a block.
 #[inline(always)]
 fn block<S: Simd, T: Lanes>(
     s: S,
@@ -143,7 +144,7 @@ fn block<S: Simd, T: Lanes>(
     columns: Range<usize>,
     sums: &mut Sums,
 ) {
-    // As many sums as there are registers for.
+    // No more sums than there are registers.
     let is_roomy = S::SUMS >= 8 * BLOCK / WIDTH;
     let mut first = 0;
     while first < count {
@@ -160,7 +161,7 @@ fn block<S: Simd, T: Lanes>(
     }
 }
 
-/// The same for `R` thin columns from `first` on and up to `J` vectors of wide ones, whose sums are from `at` on.
+/// The same for `R` thin columns from `first` on and up to `J` vectors of wide columns, whose sums begin at `at`.
 #[inline(always)]
 fn tile<S: Simd, T: Lanes, const R: usize, const J: usize>(
     s: S,
@@ -208,7 +209,7 @@ fn sums_of(row: &mut [f32; BLOCK], at: usize) -> &mut [f32; WIDTH] {
     row[at..].first_chunk_mut().expect("as many as lanes")
 }
 
-/// Asks for what lies `ahead` elements after a part of a row.
+/// Prefetches the memory `ahead` elements after a part of a row.
 #[inline(always)]
 pub(super) fn ask_ahead<T>(row: &[T], ahead: usize) {
     for line in (0..row.len()).step_by(LINE / size_of::<T>()) {

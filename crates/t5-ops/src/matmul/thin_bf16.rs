@@ -26,7 +26,7 @@ const TOGETHER: usize = 8;
 /// Rows of bf16.
 type Bf16<'a> = Strides<&'a [bf16]>;
 
-/// The operands of `A B`, which is a product of [`thin`], if they are multiplied here.
+/// Returns the operands of `A B`, which is a product of [`thin`], if they are multiplied here.
 pub(super) fn operands<'a>(isa: Isa, a: &Matrix<'a>, b: &Matrix<'a>) -> Option<(Bf16<'a>, Bf16<'a>, bool)> {
     let (thin, wide, is_turned) = thin::operands(a, b);
     match (thin.data, wide.data) {
@@ -54,7 +54,7 @@ pub(super) unsafe fn multiply(
     });
 }
 
-/// The rows of the thin operand in pairs, each filled up with zeros to [`MOST`] columns: the first of a pair in the lower half.
+/// Packs the rows of the thin operand in pairs, each filled up with zeros to [`MOST`] columns: the first row of a pair in the lower half.
 fn pairs(thin: Bf16) -> Buffer {
     let mut buffer = Buffer::new::<u32>(thin.rows.div_ceil(2) * MOST);
     for (pair, to) in buffer.cells::<u32>().as_chunks_mut::<MOST>().0.iter_mut().enumerate() {
@@ -86,8 +86,8 @@ unsafe fn add_up(thin: &[[u32; MOST]], count: usize, wide: Bf16, columns: Range<
     }
 }
 
-/// The part of some rows in the sums of a block with thin columns from `first` on. `wide`: elements, rows that are there, elements from one
-/// to the next.
+/// Adds the products of some rows to the sums of a block, for thin columns from `first` on. `wide`: elements, rows that exist, elements
+/// from one row to the next.
 ///
 /// # Safety
 ///

@@ -1,5 +1,5 @@
-//! Tiles: how bf16 operands lie for tile registers, and single blocks of products, for an operation that packs its operands
-//! itself and has other work between two blocks: attention.
+//! Tiles: the layout of bf16 operands for tile registers, and single blocks of products. Attention uses them: it packs its operands itself,
+//! and has other work between two blocks.
 //!
 //! ```text
 //! panel:      for each step of 32 along K two tiles: rows (columns) 0 to 15 and 16 to 31
@@ -18,10 +18,10 @@ use super::panels::Buffer;
 /// Rows and columns of a block, and elements along K of a step.
 pub(crate) const BLOCK: usize = 32;
 
-/// Most of K in a panel, which then has 256 KiB.
+/// The most of K in a panel, which then has 256 KiB.
 pub(super) const DEPTH: usize = 4096;
 
-/// Of it in a block at a time: 32 KiB of A.
+/// The most of K in a block at a time: 32 KiB of A.
 pub(super) const SLICE: usize = 512;
 
 /// Cells of a line.
@@ -32,10 +32,10 @@ pub(crate) const TILE: usize = 16 * LINE;
 /// 32 rows of A.
 #[derive(Clone, Copy)]
 pub(crate) enum Left {
-    /// As [`Tiles::pack_left`] packs them.
+    /// Packed by [`Tiles::pack_left`].
     Packed(*const u16),
-    /// One after the other along K, so many cells apart. Best an odd number of cache lines: rows a power of two apart fall
-    /// into few sets of the caches.
+    /// In place along K, this many cells apart. An odd number of cache lines is best: rows a power of two apart fall into few sets of the
+    /// caches.
     Rows(*const u16, usize),
 }
 
@@ -58,15 +58,15 @@ impl Cells {
 
 /// A kernel whose panels consist of tiles. A value is the right to use the tiles on this thread.
 pub(crate) trait Tiles: Kernel<Cell = u16> {
-    /// Packs rows `rows`, at most 32, of A (M, K) over `k`, filled up with zeros: 32 cells for each k. `k` starts at a multiple
-    /// of 32 and ends at one or with A.
+    /// Packs rows `rows`, at most 32, of A (M, K) over `k`, filled up with zeros: 32 cells for each k. `k` starts at a multiple of 32 and
+    /// ends at such a multiple or with A.
     fn pack_left(&self, a: Matrix, rows: Range<usize>, k: Range<usize>, cells: &mut [u16]) {
         check((a.rows, a.cols), &rows, &k, cells);
-        // SAFETY: the machine has the instructions, because `self` exists; the ranges lie inside of A, and the cells are as many.
+        // SAFETY: the machine has the instructions, because `self` exists. The ranges lie inside of A, and there are enough cells.
         unsafe { Self::pack(Side::A, &a.t(), rows, k, cells) }
     }
 
-    /// The same for columns of B (K, N).
+    /// Packs columns of B (K, N) in the same way.
     fn pack_right(&self, b: Matrix, cols: Range<usize>, k: Range<usize>, cells: &mut [u16]) {
         check((b.cols, b.rows), &cols, &k, cells);
         // SAFETY: as above.
@@ -82,7 +82,7 @@ pub(crate) trait Tiles: Kernel<Cell = u16> {
     unsafe fn multiply(&self, a: Left, b: *const u16, depth: usize, c: *mut f32, stride: usize, accumulate: bool);
 }
 
-/// Ranges of an operand that has so many rows (columns) and so much of K, and cells for them.
+/// Checks ranges of an operand with this many rows (columns) and this much of K, and the cells for them.
 fn check((across, along): (usize, usize), x: &Range<usize>, k: &Range<usize>, cells: &[u16]) {
     assert!(x.end <= across && x.len() <= BLOCK && k.end <= along, "{x:?}, {k:?} of {across}, {along}");
     assert_eq!(cells.len(), k.len().next_multiple_of(BLOCK) * BLOCK, "cells of a panel");

@@ -12,17 +12,17 @@ use crate::parallel::Shared;
 use crate::storage::{Element, Target};
 use crate::vector::vectorized;
 
-/// Elements from one row of a turned block to the next: as many as any kernel has rows.
+/// Elements from one row of a turned block to the next: no kernel has more rows.
 const APART: usize = 32;
 /// Elements of a turned block of the kernel with the most columns.
 pub(super) const ELEMENTS: usize = 48 * APART;
 
-/// Turns a block of `ROWS` rows of `COLS` elements.
+/// Transposes a block of `ROWS` rows of `COLS` elements.
 ///
 /// # Safety
 ///
-/// The machine has the instructions of `V`. There is a row more at `block` for each that is missing to a multiple of its width, and
-/// there are [`ELEMENTS`] at `to`.
+/// The machine has the instructions of `V`. If `ROWS` is no multiple of the vector's width, the missing rows can be read after `block`, and
+/// `to` has room for [`ELEMENTS`].
 #[inline(always)]
 pub(super) unsafe fn turn<V: Lanes, const ROWS: usize, const COLS: usize>(block: *const f32, to: *mut f32) {
     for i in (0..ROWS).step_by(V::WIDTH) {
@@ -33,11 +33,11 @@ pub(super) unsafe fn turn<V: Lanes, const ROWS: usize, const COLS: usize>(block:
     }
 }
 
-/// Turns a block of a kernel of tiles, see [`turn`].
+/// Transposes a block of a kernel of tiles, see [`turn`].
 ///
 /// # Safety
 ///
-/// As there.
+/// As [`turn`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn turn_tiles(block: *const f32, to: *mut f32) {
@@ -45,7 +45,7 @@ pub(super) unsafe fn turn_tiles(block: *const f32, to: *mut f32) {
     unsafe { turn::<std::arch::x86_64::__m512, { tiles::BLOCK }, { tiles::BLOCK }>(block, to) }
 }
 
-/// Writes what lies inside C, whose columns are lines of memory, of the block at (i, j). The block is the first of `sums`, whose
+/// Writes the part of the block at (i, j) that lies inside C, whose columns are lines of memory. The block is the first of `sums`, whose
 /// last [`ELEMENTS`] are for its transpose.
 ///
 /// # Safety
@@ -55,7 +55,7 @@ pub(super) unsafe fn write<K: Kernel>(c: &MatrixMut, (i, j): (usize, usize), sum
     assert!(c.turned && sums.len() >= K::ROWS * K::COLS + ELEMENTS);
     let (rows, cols) = (K::ROWS.min(c.rows - i), K::COLS.min(c.cols - j));
     let (block, place) = (sums.as_mut_ptr(), sums.len() - ELEMENTS);
-    // SAFETY: a block and its transpose, both inside. Rows that are missing to a vector are read from what follows the block.
+    // SAFETY: a block and its transpose, both inside. Rows that are missing to a vector are read from the memory after the block.
     unsafe { K::turn_block(block, block.add(place)) };
     let (turned, start) = (&sums[place..], c.start + j * c.stride + i);
     match c.data {
@@ -81,7 +81,7 @@ struct Lines<T> {
 }
 
 impl<T> Lines<T> {
-    /// `length` elements of each line; the first begin at `start`, those of the next line `stride` after them.
+    /// `length` elements of each line. The first line begins at `start`, and lines are `stride` apart.
     ///
     /// # Safety
     ///
@@ -102,7 +102,7 @@ vectorized! {
         for (number, sums) in turned.chunks_exact(APART).take(lines).enumerate() {
             let to = to.line(number);
             if to.len() == K::ROWS {
-                // Of a length that the compiler knows.
+                // The compiler knows this length.
                 put(&mut to[..K::ROWS], sums[..K::ROWS].iter().copied(), accumulate);
             } else {
                 put(to, sums.iter().copied(), accumulate);

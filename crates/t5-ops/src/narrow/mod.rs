@@ -1,4 +1,4 @@
-//! Elements that are stored narrower than kernels compute with, and how they become f32: f16, and the codes of [`crate::Quantised`].
+//! Elements that are stored narrower than kernels compute with, and their conversion to f32: f16, and the codes of [`crate::Quantised`].
 //!
 //! Frozen weights stay as they are stored. A product widens a piece of them at a time, just before it is packed, so they
 //! never exist wider than a panel. Widening is one product (for NF4's scales a product and a sum) of each element in f32:
@@ -20,12 +20,12 @@ pub(crate) const GROUP: usize = 256;
 #[derive(Clone, Copy)]
 pub(crate) struct Narrow<'a> {
     form: Form<'a>,
-    /// Of those that the form has.
+    /// Skips this many elements of the form.
     first: usize,
     count: usize,
 }
 
-/// How they are stored.
+/// The form in which they are stored.
 #[derive(Clone, Copy)]
 pub(crate) enum Form<'a> {
     F16(&'a [f16]),
@@ -51,7 +51,7 @@ pub(crate) struct Nf4<'a> {
     pub absmax: &'a [u8],
     /// For each group of blocks an f32, little endian.
     pub scales: &'a [[u8; 4]],
-    /// What is added to each scale.
+    /// Added to each scale.
     pub offset: f32,
 }
 
@@ -63,7 +63,7 @@ impl Nf4<'_> {
 }
 
 impl<'a> Narrow<'a> {
-    /// All elements of a form, of which there are so many.
+    /// All elements of a form, `count` of them.
     pub(crate) fn new(form: Form<'a>, count: usize) -> Self {
         let is_there = match form {
             Form::F16(data) => data.len() == count,
@@ -81,7 +81,7 @@ impl<'a> Narrow<'a> {
         self.count
     }
 
-    /// Those from `first` on.
+    /// The elements from `first` on.
     pub(crate) fn skip(self, first: usize) -> Self {
         assert!(first <= self.count, "element {first} of {}", self.count);
         Self { first: self.first + first, count: self.count - first, ..self }
@@ -95,7 +95,7 @@ impl<'a> Narrow<'a> {
         }
     }
 
-    /// Elements from `first` on, as many as there is place for, in f32.
+    /// Converts elements from `first` on to f32, as many as `to` has room for.
     pub(crate) fn widen(&self, first: usize, to: &mut [f32]) {
         assert!(first <= self.count && to.len() <= self.count - first, "{first} and {} of {}", to.len(), self.count);
         let first = self.first + first;

@@ -22,14 +22,14 @@ pub(crate) const NF4: [f32; 16] = [
     1.0,
 ];
 
-/// The dynamic map of 8 bits, in ascending order (Dettmers 2015, "8-bit approximations for parallelism in deep learning"; as
-/// bitsandbytes' `create_dynamic_map` has it): for each power of ten from 1e-6 to 1 the middles of 2^i equal parts of [0.1, 1]
-/// times it, with both signs, and 0 and 1.
+/// The dynamic map of 8 bits, in ascending order (Dettmers 2015, "8-bit approximations for parallelism in deep learning"; bitsandbytes'
+/// `create_dynamic_map`). For each power of ten from 1e-6 to 1, [0.1, 1] is cut into 2^i equal parts, and their middles times the power are
+/// values, with both signs. 0 and 1 are values, too.
 static ABSMAX: LazyLock<[f32; 256]> = LazyLock::new(|| {
     let mut values = vec![0.0, 1.0];
     for i in 0..7u32 {
         let parts = 1usize << i;
-        // As torch's `linspace`: from both ends, in f32, rounded once.
+        // Like torch's `linspace`: from both ends, in f32, rounded once.
         let step = (1.0f32 - 0.1) / parts as f32;
         let boundary = |j: usize| {
             let from_below = j < parts.div_ceil(2);
@@ -45,12 +45,12 @@ static ABSMAX: LazyLock<[f32; 256]> = LazyLock::new(|| {
     values.try_into().expect("256 values")
 });
 
-/// What a code of a block's scale stands for, before its group's scale and the offset.
+/// The value of each code of a block's scale, before its group's scale and the offset.
 pub(crate) fn absmax_map() -> &'static [f32; 256] {
     &ABSMAX
 }
 
-/// The code of the nearest of 256 values in ascending order; of two as near the lower.
+/// The code of the nearest of 256 values in ascending order; of two equally near values, the lower.
 pub(crate) fn nearest(values: &[f32; 256], x: f32) -> u8 {
     let (mut first, mut end) = (0, 255);
     while first < end {
@@ -60,7 +60,7 @@ pub(crate) fn nearest(values: &[f32; 256], x: f32) -> u8 {
     first as u8
 }
 
-/// The same of [`NF4`], without a branch.
+/// The code of the nearest value of [`NF4`], without a branch.
 #[inline(always)]
 pub(crate) fn nearest_of_nf4(x: f32) -> u8 {
     let mut code = 0;

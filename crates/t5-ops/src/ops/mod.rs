@@ -1,5 +1,5 @@
-//! The operations, a folder each: `mod` has its public functions and chooses a path, `cpu` the kernels for the CPU,
-//! `reference` the same in plain candle operations. What an operation holds while it runs is said beside its kernel.
+//! The operations, a folder each: `mod` has its public functions and chooses a path, `cpu` has the kernels for the CPU, and `reference` the
+//! same functions in plain candle operations. The bytes that an operation holds while it runs are stated beside its kernel.
 
 pub(crate) mod activation;
 pub(crate) mod adafactor;

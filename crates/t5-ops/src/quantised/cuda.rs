@@ -1,4 +1,4 @@
-//! Parts of a weight in codes as numbers, and products of few rows with it, on a card.
+//! Conversion of parts of a quantised weight to numbers, and products of few rows with its codes, on a card.
 
 use std::ops::Range;
 
@@ -7,19 +7,19 @@ use candle_core::{DType, Result, Tensor};
 use super::{FEW_ROWS, Precision, Quantised};
 use crate::cuda::{Kernel, Module, address, suffix, unwritten};
 
-/// Threads of a block, and the units of eight elements or of one that each has.
+/// Threads of a block, and the units, of eight elements or of one, for each thread.
 const THREADS: usize = 256;
 const UNITS_EACH: usize = 4;
-/// The values of NF4's codes, and of those of its scales.
+/// Bytes of the values of NF4's codes and of the codes of its scales.
 const TABLES_BYTES: usize = (16 + 256) * size_of::<f32>();
-/// Of a product of few rows: warps of a block, and columns of the rows that are in shared memory at a time.
+/// For a product of few rows: warps of a block, and columns of the rows that are in shared memory at a time.
 const WARPS: usize = THREADS / 32;
 const AT_ONCE: usize = 512;
-/// Its kernels: the rows of a block.
+/// The kernels of that product: the rows of a block.
 const INSTANCES: [usize; 2] = [4, 8];
 
 impl Quantised {
-    /// Rows and columns of it in F32 or BF16, on its card.
+    /// Converts rows and columns of the weight to F32 or BF16, on its card.
     ///
     /// # Errors
     /// The driver's.
@@ -34,12 +34,12 @@ impl Quantised {
         kernel = kernel.size(rows.len())?.size(columns.len())?;
         let unit = if (width | columns.start | columns.len()).is_multiple_of(8) { 8 } else { 1 };
         let units = rows.len() * columns.len() / unit;
-        // SAFETY: the parts of the weight follow each other, and rows and columns are within it; the part has a place for each.
+        // SAFETY: the parts of the weight follow each other, and rows and columns are within it; the result has room for each.
         unsafe { kernel.launch([units.div_ceil(THREADS * UNITS_EACH), 1, 1], THREADS as u32, self.table_bytes())? };
         Ok(part)
     }
 
-    /// `y = x Wᵀ` for at most [`FEW_ROWS`] rows x (R, in), contiguous, into y (R, out): codes become numbers where they are read.
+    /// `y = x Wᵀ` for at most [`FEW_ROWS`] rows x (R, in), contiguous, into y (R, out): codes are converted as they are read.
     ///
     /// # Errors
     /// The driver's.
@@ -52,7 +52,7 @@ impl Quantised {
         let kernel = self.kernel(Module::FewRows, name)?.tensor(x)?.tensor(y)?;
         let kernel = kernel.size(rows)?.size(width)?.size(outputs)?;
         let shared = self.table_bytes() + each * AT_ONCE * size_of::<f32>();
-        // SAFETY: the parts of the weight follow each other; x and y have so many rows, of its widths.
+        // SAFETY: the parts of the weight follow each other; x and y have this many rows, of its widths.
         unsafe { kernel.launch([outputs.div_ceil(WARPS), rows.div_ceil(each), 1], THREADS as u32, shared) }
     }
 

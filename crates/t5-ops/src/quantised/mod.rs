@@ -1,6 +1,6 @@
 //! A frozen weight in codes of 8 or 4 bits, and the operations' view of any weight.
 //!
-//! The codes and scales of a weight are bytes of one tensor, which may lie in a file: nothing of it is wider until a product
+//! The codes and scales of a weight are bytes of one tensor, which may lie in a file: nothing is wider until a product
 //! packs it. In order:
 //!
 //! | precision | bytes |
@@ -8,8 +8,8 @@
 //! | int8 | a signed code for each element, row after row; an f32 for each row: code x scale is the element |
 //! | NF4 | two codes a byte, the first in its upper half; a byte for each block of 64 elements; an f32 for each group of 256 blocks; an f32 for all |
 //!
-//! NF4 is QLoRA's with double quantisation, as bitsandbytes stores it: blocks go through the elements row after row; the scale of
-//! a block is that of its group times the value of its byte in the dynamic map, plus the last f32.
+//! NF4 is QLoRA's with double quantisation, as bitsandbytes stores it. Blocks go through the elements row after row. The scale of a block
+//! is its group's scale times the value of its byte in the dynamic map, plus the last f32.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -41,10 +41,11 @@ use crate::narrow::{BLOCK, Form, GROUP, Int8, Narrow, Nf4};
 use crate::simd::code_at;
 use crate::storage::{View, filled};
 
-/// As many rows are multiplied with codes where these are read, on a card: a token of so many answers. More are worth numbers in memory.
+/// On a card, up to this many rows are multiplied with codes directly: one token each of this many answers. For more rows the codes are
+/// converted to numbers in memory.
 pub(crate) const FEW_ROWS: usize = 16;
 
-/// The codes of a quantised weight.
+/// The precision of a quantised weight's codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// 8 bits an element, and a scale for each row.
@@ -54,7 +55,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// `int8` or `nf4`.
+    /// Its name: `int8` or `nf4`.
     pub fn name(self) -> &'static str {
         match self {
             Precision::Int8 => "int8",
@@ -79,7 +80,7 @@ pub struct QuantisedPart {
     pub count: usize,
 }
 
-/// How a weight is quantised, and its shape: all that its bytes do not say.
+/// The precision and the shape of a quantised weight: all that its bytes do not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantisation {
     precision: Precision,
@@ -88,7 +89,7 @@ pub struct Quantisation {
 }
 
 impl Quantisation {
-    /// Of a weight (rows, cols).
+    /// The quantisation of a weight (rows, cols).
     ///
     /// # Errors
     /// A weight that no memory could hold.
@@ -97,7 +98,7 @@ impl Quantisation {
         Ok(Self { precision, rows, cols })
     }
 
-    /// The codes.
+    /// Returns the precision of the codes.
     pub fn precision(&self) -> Precision {
         self.precision
     }
@@ -107,7 +108,7 @@ impl Quantisation {
         (self.rows, self.cols)
     }
 
-    /// The parts, in order.
+    /// Returns the parts, in order.
     pub fn parts(&self) -> Vec<QuantisedPart> {
         let count = self.rows * self.cols;
         let blocks = count.div_ceil(BLOCK);
@@ -123,14 +124,14 @@ impl Quantisation {
         }
     }
 
-    /// Bytes of all parts.
+    /// Returns the bytes of all parts.
     pub fn bytes(&self) -> usize {
         self.parts().iter().map(QuantisedPart::bytes).sum()
     }
 }
 
 impl QuantisedPart {
-    /// Its bytes.
+    /// Returns the bytes of the part.
     pub fn bytes(&self) -> usize {
         self.count * self.dtype.size_in_bytes()
     }
@@ -145,10 +146,10 @@ pub struct Quantised {
 }
 
 impl Quantised {
-    /// The weight whose parts are in `bytes`: a vector of U8.
+    /// The weight whose parts are in `bytes`, a vector of U8.
     ///
     /// # Errors
-    /// Another tensor, or as many bytes as the shape does not have.
+    /// Another kind of tensor; another number of bytes than the shape has.
     pub fn new(quantisation: Quantisation, bytes: Tensor) -> Result<Self> {
         let expected = quantisation.bytes();
         if bytes.dims() != [expected] || bytes.dtype() != DType::U8 || !bytes.is_contiguous() {
@@ -175,17 +176,17 @@ impl Quantised {
         Self::new(quantisation, Tensor::from_vec(bytes, count, &Device::Cpu)?)
     }
 
-    /// How it is quantised, and its shape.
+    /// Returns its precision and shape.
     pub fn quantisation(&self) -> Quantisation {
         self.quantisation
     }
 
-    /// Its bytes, for paging and for files.
+    /// Returns its bytes, for paging and for files.
     pub fn bytes(&self) -> &Tensor {
         &self.bytes
     }
 
-    /// All of it in f32 (out, in), where it lies, element by element from the codes' definition: for tests and references.
+    /// Converts all of the weight to f32 (out, in), on its device, element by element from the codes' definition: for tests and references.
     ///
     /// # Errors
     /// None in a tensor that can be read.
@@ -202,12 +203,12 @@ impl Quantised {
         all.to_device(self.bytes.device())
     }
 
-    /// The same bytes where kernels of the CPU read them.
+    /// The same bytes on the CPU, where its kernels can read them.
     fn on_cpu(&self) -> Result<Self> {
         Ok(Self { bytes: self.bytes.to_device(&Device::Cpu)?, ..self.clone() })
     }
 
-    /// Some rows of it in f32, on the CPU.
+    /// Converts some rows of the weight to f32, on the CPU.
     ///
     /// # Errors
     /// Rows that it does not have.

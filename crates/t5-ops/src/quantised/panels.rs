@@ -1,28 +1,28 @@
-//! The parts of a weight that are numbers at a time where a product takes no codes: on a card.
+//! Panels of a quantised weight: the parts that are converted to numbers at a time, on a card, where a product takes no codes.
 
 use std::ops::Range;
 
-/// Bytes of a part, at most. It is read again right after it was written, and so much stays in the cache of a large card: 40 MB on an
-/// A100, 50 on an H100. Only T5-3B and flan-t5-xl in f32, and larger models, have weights that are larger.
+/// The most bytes of a panel. It is read right after it is written, and this much stays in the cache of a large card: 40 MB on an A100, 50
+/// MB on an H100. Only T5-3B and flan-t5-xl in f32, and larger models, have weights that are larger.
 const PANEL_BYTES: usize = 32 << 20;
 
-/// Lines of a part are a multiple of this, unless it is the last one: codes are read eight at a time.
+/// The lines of a panel are a multiple of this, except in the last one: codes are read eight at a time.
 const UNIT: usize = 8;
 
-/// How many of `lines` of this length are numbers at a time: all of them, where that is not too much.
+/// The number of lines of this length in a panel: all of them, if that is not too much.
 fn at_a_time(lines: usize, length: usize, element_bytes: usize) -> usize {
     let line_bytes = length.saturating_mul(element_bytes).max(1);
     let lines_at_once = PANEL_BYTES / line_bytes;
     if lines <= lines_at_once { lines } else { (lines_at_once / UNIT * UNIT).max(UNIT).min(lines) }
 }
 
-/// Rows of a weight, or columns, in the parts that are numbers at a time.
+/// The panels of a weight's rows or columns.
 pub(crate) fn in_panels(lines: usize, length: usize, element_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let each = at_a_time(lines, length, element_bytes).max(1);
     (0..lines).step_by(each).map(move |first| first..lines.min(first + each))
 }
 
-/// Bytes of the largest of these parts.
+/// Bytes of the largest panel.
 pub(crate) fn panel_bytes(lines: usize, length: usize, element_bytes: usize) -> u64 {
     (at_a_time(lines, length, element_bytes) * length * element_bytes) as u64
 }

@@ -1,4 +1,4 @@
-//! From numbers to codes, some rows at a time.
+//! Conversion of numbers to codes, some rows at a time.
 
 use candle_core::{Result, bail};
 
@@ -7,7 +7,7 @@ use crate::narrow::tables::{absmax_map, nearest, nearest_of_nf4};
 use crate::narrow::{BLOCK, GROUP};
 use crate::vector::vectorized;
 
-/// Quantises a weight in pieces of its elements. It holds the scales, a block at most, and no codes.
+/// Quantises a weight in pieces of its elements. It holds the scales and at most one block of elements, but no codes.
 ///
 /// The codes are a function of the elements alone, however they are cut into pieces.
 #[derive(Debug)]
@@ -22,17 +22,17 @@ pub struct Quantiser {
 }
 
 impl Quantiser {
-    /// Of a weight that has yet to be read.
+    /// A quantiser of a weight that has yet to be read.
     pub fn new(quantisation: Quantisation) -> Self {
         Self { quantisation, pending: Vec::new(), absmax: Vec::new(), count: 0 }
     }
 
-    /// How it quantises, and the shape.
+    /// Returns the precision and the shape.
     pub fn quantisation(&self) -> Quantisation {
         self.quantisation
     }
 
-    /// The next elements, row after row: appends the codes that they complete.
+    /// Takes the next elements, row after row, and appends the codes that they complete.
     ///
     /// # Errors
     /// A value that is not finite, or more values than the weight has.
@@ -78,7 +78,7 @@ impl Quantiser {
         let start = codes.len();
         match self.quantisation.precision() {
             Precision::Int8 => {
-                // Of a tiny magnitude the inverse is infinite: such a row has codes of 0 and 127 only, which are as near.
+                // For a tiny magnitude the inverse is infinite: such a row has codes of 0 and 127 only, which are as near.
                 let inverse = if absmax == 0.0 { 0.0 } else { 127.0 / absmax };
                 codes.resize(start + values.len(), 0);
                 int8_codes(values, inverse, &mut codes[start..]);
@@ -93,7 +93,7 @@ impl Quantiser {
         }
     }
 
-    /// Appends the codes that are left, and the scales.
+    /// Appends the remaining codes, and the scales.
     ///
     /// # Panics
     /// If values are missing.
@@ -137,7 +137,7 @@ vectorized! {
     }
 }
 
-/// Codes of scales less their mean, in groups; the groups' own scales; the mean.
+/// The codes of scales minus their mean, in groups; the groups' own scales; the mean.
 fn double_quantised(absmax: &[f32]) -> (Vec<u8>, Vec<f32>, f32) {
     let sum: f64 = absmax.iter().map(|&x| f64::from(x)).sum();
     let offset = (sum / absmax.len().max(1) as f64) as f32;

@@ -48,7 +48,7 @@ fn nf4_is_that_of_bitsandbytes() {
         let quantised = Quantised::of(weight, Precision::Nf4).unwrap();
         let ours = parts(&quantised);
         assert_eq!(ours["codes"], bytes(golden("codes")), "{case}");
-        // It takes the mean in f32, and looks scales up in 65,536 steps.
+        // bitsandbytes takes the mean in f32, and looks scales up in 65,536 steps.
         let close = |name: &str| {
             let of = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<f32>>();
             of(&ours[name]).into_iter().zip(of(&numbers(name))).all(|(a, b)| (a - b).abs() <= 4e-7 * b.abs())
@@ -56,7 +56,7 @@ fn nf4_is_that_of_bitsandbytes() {
         assert!(close("scales") && close("offset"), "{case}");
         let others = ours["absmax"].iter().zip(bytes(golden("absmax"))).filter(|(a, b)| *a != b).count();
         assert!(50 * others <= ours["absmax"].len(), "{case}: {others} codes of scales differ");
-        // What it made is read as it reads it.
+        // Its codes are read as bitsandbytes reads them.
         let theirs_in_order = [bytes(golden("codes")), bytes(golden("absmax")), numbers("scales"), numbers("offset")];
         let all = theirs_in_order.concat();
         let count = all.len();
@@ -75,7 +75,7 @@ fn int8_is_that_of_bitsandbytes() {
         let theirs = bytes(golden("int8"));
         let off = ours["codes"].iter().zip(&theirs).map(|(a, b)| (*a as i8).abs_diff(*b as i8));
         let (others, most) = off.fold((0, 0), |(n, most), off| (n + usize::from(off > 0), most.max(off)));
-        // A product in f16 rounds a few to the neighbour.
+        // A product in f16 rounds a few codes to the neighbour.
         assert!(most <= 1 && 100 * others <= theirs.len(), "{case}: {others} codes differ, by at most {most}");
         for (scale, absmax) in ours["scales"].as_chunks().0.iter().zip(floats(golden("int8_absmax"))) {
             assert_eq!(f32::from_le_bytes(*scale), absmax / 127.0, "{case}");
@@ -124,7 +124,7 @@ fn products_have_the_bits_of_those_with_the_dequantised_weight() {
     if !device().is_cpu() {
         return;
     }
-    // K beyond what a panel has, columns that no panel divides, few rows and many.
+    // K beyond a panel's depth, columns that no panel divides, few rows and many.
     for (rows, n, k) in [(1, 300, 257), (5, 64, 128), (70, 33, 600), (3, 97, 2050), (130, 160, 64), (2, 1, 1)] {
         let mut numbers = Numbers::new(9);
         let w = numbers.tensor(&[n, k], DType::F32);

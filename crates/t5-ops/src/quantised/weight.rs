@@ -1,4 +1,4 @@
-//! A weight as an operation is given it.
+//! The weight argument of an operation.
 
 use candle_core::{DType, Result, Tensor};
 
@@ -9,7 +9,7 @@ use crate::matmul::{Factor, Stored};
 use crate::narrow::{Form, Narrow};
 use crate::storage::View;
 
-/// A weight (out, in): a tensor, also in `F16`, or a quantised one. What is narrower than f32 is used as it is stored.
+/// A weight (out, in): a tensor, also in `F16`, or a quantised one. Elements narrower than f32 are used as they are stored.
 #[derive(Clone, Copy, Debug)]
 pub enum Weight<'a> {
     /// Numbers.
@@ -17,7 +17,7 @@ pub enum Weight<'a> {
     /// Codes.
     Quantised(&'a Quantised),
     /// Numbers in a file. The loss and [`crate::linear`] have some of the rows in memory at a time ([`crate::window_bytes`]). Other
-    /// operations use them as [`Weight::Dense`].
+    /// operations treat them as [`Weight::Dense`].
     ByRows(&'a Tensor),
 }
 
@@ -34,7 +34,7 @@ impl<'a> From<&'a Quantised> for Weight<'a> {
 }
 
 impl<'a> Weight<'a> {
-    /// Out and in.
+    /// Returns (out, in).
     ///
     /// # Errors
     /// A tensor that is no matrix.
@@ -45,7 +45,7 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// The tensor of its numbers or bytes.
+    /// Returns the tensor of its numbers or bytes.
     pub fn tensor(&self) -> &'a Tensor {
         match self {
             Weight::Dense(w) | Weight::ByRows(w) => w,
@@ -53,7 +53,7 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// The path of an operation on it and on `operand`.
+    /// The path of an operation on this weight and `operand`.
     pub(crate) fn path_beside(&self, operand: &Tensor) -> Path {
         let takes = match self {
             Weight::Dense(w) | Weight::ByRows(w) => w.dtype() == DType::F16 || Path::on_cpu(w.dtype()) == Path::Cpu,
@@ -62,7 +62,7 @@ impl<'a> Weight<'a> {
         Path::of(&[operand]).provided(takes && self.tensor().device().is_cpu())
     }
 
-    /// All of it as numbers of `dtype`, where it lies.
+    /// Converts all of it to numbers of `dtype`, on its device.
     pub(crate) fn dense(&self, dtype: DType) -> Result<Tensor> {
         match self {
             Weight::Dense(w) | Weight::ByRows(w) => w.to_dtype(dtype),

@@ -32,7 +32,7 @@ impl Avx2 {
     }
 }
 
-/// A mask: the key's part of the first half of the lanes, which have hashes, and what these are compared with.
+/// A mask: the key's part of the first half of the lanes, which have hashes, and the value that these are compared with.
 #[derive(Clone, Copy)]
 pub(crate) struct Keep {
     lanes: __m256i,
@@ -43,7 +43,7 @@ pub(crate) struct Keep {
 /// Lanes of a register.
 const HALF: usize = WIDTH / 2;
 
-/// Both halves of what `$half` makes of halves of the arguments.
+/// Applies `$half` to the halves of the arguments.
 macro_rules! halves {
     ($half:ident, $($x:expr),+) => {
         // SAFETY: as said above the implementation.
@@ -98,7 +98,7 @@ unsafe fn rounded(x: __m256) -> __m256i {
     }
 }
 
-/// Where `x` is `y` at least, without signs.
+/// The lanes where `x >= y`, unsigned.
 #[inline(always)]
 unsafe fn at_least(x: __m256i, y: __m256i) -> __m256 {
     // SAFETY: by the caller's promise.
@@ -180,7 +180,7 @@ impl Simd for Avx2 {
             let twice = _mm_unpacklo_epi8(bytes, bytes);
             let shifts = _mm256_setr_epi32(4, 0, 4, 0, 4, 0, 4, 0);
             let of = |eight: __m128i| {
-                // Of each place the lowest three bits count here; the fourth says in which half.
+                // The lowest three bits of each place select a value; the fourth bit selects the half.
                 let places = _mm256_srlv_epi32(_mm256_cvtepu8_epi32(eight), shifts);
                 let (lower, upper) =
                     (_mm256_permutevar8x32_ps(table[0], places), _mm256_permutevar8x32_ps(table[1], places));
@@ -193,7 +193,7 @@ impl Simd for Avx2 {
     fn store_bf16(self, x: Self::F, to: &mut [bf16; WIDTH]) {
         // SAFETY: as said above the implementation.
         unsafe {
-            // Packing takes turns between the 128 bits of one and of the other.
+            // Packing alternates between the 128-bit halves of both operands.
             let packed = _mm256_packus_epi32(rounded(x[0]), rounded(x[1]));
             _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
         }

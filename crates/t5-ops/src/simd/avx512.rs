@@ -32,7 +32,7 @@ impl<const BF16: bool> Avx512<BF16> {
     }
 }
 
-/// A mask: the key's part of the first half of the lanes, which have hashes, and what these are compared with.
+/// A mask: the key's part of the first half of the lanes, which have hashes, and the value that these are compared with.
 #[derive(Clone, Copy)]
 pub(crate) struct Keep {
     lanes: __m256i,
@@ -93,7 +93,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe {
             let bytes = _mm_loadl_epi64(places.as_ptr().cast());
             let twice = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(bytes, bytes));
-            // Of each place the lowest four bits count.
+            // Only the lowest four bits of each place count.
             let places = _mm512_srlv_epi32(twice, _mm512_setr_epi32(4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0));
             _mm512_permutexvar_ps(places, table)
         }
@@ -213,7 +213,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             let x = _mm256_mullo_epi32(x, _mm256_set1_epi32(FIRST_FACTOR as i32));
             let x = _mm256_xor_si256(x, _mm256_srli_epi32::<15>(x));
             let x = _mm256_mullo_epi32(_mm256_add_epi32(x, keep.high), _mm256_set1_epi32(SECOND_FACTOR as i32));
-            // The upper half is the hash's without its last step, and the lower half of the threshold is zero.
+            // The upper half of the hash does not depend on its last step, and the lower half of the threshold is zero.
             let upper = _mm256_cmpge_epu32_mask(x, keep.threshold);
             let hash = _mm256_xor_si256(x, _mm256_srli_epi32::<16>(x));
             let lower = _mm256_cmpge_epu32_mask(_mm256_slli_epi32::<16>(hash), keep.threshold);

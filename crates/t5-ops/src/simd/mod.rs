@@ -30,14 +30,14 @@ pub(crate) const WIDTH: usize = 16;
 
 /// Operations on sixteen lanes. A value of an implementor stands for the right to use its instructions.
 pub(crate) trait Simd: Copy {
-    /// How many sums of sixteen f32 fit into registers, beside what is added to them.
+    /// The number of sums of sixteen f32 that fit into registers, beside the terms of the sums.
     const SUMS: usize;
 
     /// Sixteen f32.
     type F: Copy;
     /// Sixteen flags.
     type M: Copy;
-    /// The mask of a row of dropout, ready to be asked.
+    /// The mask of a row of dropout, ready for queries.
     type Keep: Copy;
     /// Sixteen f32 to choose from.
     type Table: Copy;
@@ -63,7 +63,7 @@ pub(crate) trait Simd: Copy {
     fn abs(self, x: Self::F) -> Self::F;
     /// Where `x` is not zero or less, NaN included.
     fn positive(self, x: Self::F) -> Self::M;
-    /// The larger; `b` where one is NaN.
+    /// The larger lane; `b` if one is NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// e^x to about 2 units in the last place; 0 far below and large or infinite above the range, NaN for NaN.
     fn exp(self, x: Self::F) -> Self::F;
@@ -175,7 +175,7 @@ macro_rules! simd {
                     $crate::isa::Isa::Avx2 => return unsafe { avx2::<$($generic),*>($($arg),*) },
                     // SAFETY: as above.
                     $crate::isa::Isa::Avx512 => return unsafe { avx512::<$($generic),*>($($arg),*) },
-                    // SAFETY: as above; what comes after AVX512-BF16 includes it.
+                    // SAFETY: as above; the instruction sets after AVX512-BF16 include it.
                     _ => return unsafe { avx512bf16::<$($generic),*>($($arg),*) },
                 }
             }
@@ -244,7 +244,7 @@ mod tests {
             for (got, x) in to.into_iter().zip(x) {
                 let expected = <bf16 as Element>::from_f32(x);
                 let same = got == expected || got.is_nan() && x.is_nan();
-                // The instruction takes what is too small to be normal for zero.
+                // The instruction treats subnormal operands as zero.
                 assert!(same || x.abs() < f32::MIN_POSITIVE && f32::from(got) == 0.0, "{x}: {got}");
             }
         }

@@ -19,7 +19,7 @@ use crate::random_mask::{CHANNEL_FACTOR, FIRST_FACTOR, RowMask, SECOND_FACTOR};
 #[derive(Clone, Copy)]
 pub(crate) struct Neon;
 
-/// A mask: the key's part of the first half of the lanes, which have hashes, and what these are compared with.
+/// A mask: the key's part of the first half of the lanes, which have hashes, and the value that these are compared with.
 #[derive(Clone, Copy)]
 pub(crate) struct Keep {
     lanes: [uint32x4_t; 2],
@@ -30,7 +30,7 @@ pub(crate) struct Keep {
 /// Lanes of a register.
 const QUARTER: usize = WIDTH / 4;
 
-/// All quarters of what `$quarter` makes of quarters of the arguments.
+/// Applies `$quarter` to the quarters of the arguments.
 macro_rules! quarters {
     ($quarter:ident, $($x:expr),+) => {
         // SAFETY: as said above.
@@ -44,7 +44,7 @@ unsafe fn mul_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t
     unsafe { vfmaq_f32(c, a, b) }
 }
 
-/// The larger; `b` where one is NaN.
+/// The larger lane; `b` if one is NaN.
 #[inline(always)]
 unsafe fn max(a: float32x4_t, b: float32x4_t) -> float32x4_t {
     // SAFETY: as above.

@@ -1,6 +1,6 @@
 //! Sixteen lanes of any machine: loops over arrays, which the compiler vectorises as it can.
 //!
-//! Loops, not closures: of a closure that it does not inline the compiler makes a function.
+//! Loops, not closures: the compiler makes a function of a closure that it does not inline.
 
 use half::{bf16, f16};
 
@@ -23,7 +23,7 @@ macro_rules! each {
     }};
 }
 
-/// What `$of` makes of all elements of `$x`, pairwise: `$a` and `$b` of the lower and the upper half.
+/// Folds the elements of `$x` pairwise with `$of`: `$a` and `$b` are elements of the lower and the upper half.
 macro_rules! fold {
     ($x:ident, $a:ident, $b:ident, $of:expr) => {{
         let mut all = $x;

@@ -1,4 +1,4 @@
-//! The device of tests, for every crate that computes.
+//! The device of tests, for every crate with operations on tensors.
 //!
 //! A test that takes [`device`] runs on the CPU, and once more on the emulated card, where CI sets the variable. A test that names the CPU
 //! says why, in a comment that begins with "The host alone:" (`cargo xtask tidy`).
@@ -20,8 +20,8 @@ pub fn device() -> Device {
     DEVICE.with(|device| device.get_or_init(open).clone())
 }
 
-/// The stride with which a test goes through its cases: 1 on the CPU, and `n` on a card, because an emulated one is slow. Take an `n` that
-/// divides the length of no list that the cases are made of, so that each item is tried.
+/// The stride with which a test goes through its cases: 1 on the CPU, and `n` on a card, because an emulated one is slow. Choose an `n`
+/// that divides the length of no list that the cases are made of, so that each item is tried.
 #[allow(dead_code, reason = "most tests try all of their cases")]
 pub fn every(n: usize) -> usize {
     if device().is_cpu() { 1 } else { n }

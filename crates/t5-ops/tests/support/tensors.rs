@@ -10,21 +10,21 @@ pub fn tensor(seed: u64, shape: &[usize], dtype: DType, device: &Device) -> Tens
     Tensor::from_vec(values, shape, device).unwrap().to_dtype(dtype).unwrap()
 }
 
-/// The bits of all elements as f32, of which bf16 is a part.
+/// The bits of all elements as f32, which represents every bf16.
 #[allow(dead_code, reason = "some tests compare values")]
 pub fn bits(x: &Tensor) -> Vec<u32> {
     let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
     x.into_iter().map(f32::to_bits).collect()
 }
 
-/// Whether a card is the emulated one (`cuda-kernels/emulation`). A real one knows nothing of `LOW_MEM_T5_EMULATED_*`, so that a test which
-/// sets these has nothing to look at there.
+/// Whether a card is the emulated one (`cuda-kernels/emulation`). A real card ignores `LOW_MEM_T5_EMULATED_*`, so a test that sets these
+/// variables checks nothing there.
 #[allow(dead_code, reason = "some tests set no such variable")]
 pub fn is_emulated(card: &Device) -> bool {
     t5_ops::device_bytes(card).is_some_and(|bytes| bytes.name.contains("emulated"))
 }
 
-/// One test alone, in a process of its own with these variables, which a driver reads once.
+/// Runs one test alone, in a process of its own with these variables, which a driver reads once.
 #[allow(dead_code, reason = "some tests set no such variable")]
 pub fn test_alone(name: &str, variables: &[(&str, &str)]) -> std::process::Output {
     let mut test = std::process::Command::new(std::env::current_exe().unwrap());

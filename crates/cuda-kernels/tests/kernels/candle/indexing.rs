@@ -1,4 +1,4 @@
-//! Elements by number.
+//! Elements by index.
 
 use candle_core::{DType, Device, Tensor};
 
@@ -7,7 +7,7 @@ use crate::card::Buffer;
 
 const SHAPE: [usize; 3] = [3, 5, 7];
 
-/// Ids below `count` in this shape, and candle's number for none among them.
+/// Ids below `count` in this shape, some of them candle's index for no element.
 fn ids(seed: u64, shape: &[usize], count: usize, dtype: DType) -> Tensor {
     let none = match dtype {
         DType::U8 => i64::from(u8::MAX),
@@ -31,7 +31,7 @@ fn with_size(shape: &[usize], dim: usize, size: usize) -> Vec<usize> {
     shape
 }
 
-/// `INDEX_SELECT` of these ids, as candle launches it.
+/// Launches `INDEX_SELECT` of these ids as candle does.
 fn index_select(from: &View, ids: &View, dim: usize) -> Tensor {
     let (shape, dtype) = (from.view.dims(), from.view.dtype());
     let ([left, right], count) = (sides(shape, dim), ids.view.elem_count());
@@ -44,7 +44,7 @@ fn index_select(from: &View, ids: &View, dim: usize) -> Tensor {
     run(&name, threads_for(elements), &given, || Buffer::new(&with_size(shape, dim, count), dtype))
 }
 
-/// `GATHER`, as candle launches it.
+/// Launches `GATHER` as candle does.
 fn gather(from: &View, ids: &View, dim: usize) -> Tensor {
     let (shape, dtype) = (from.view.dims(), from.view.dtype());
     let ([left, right], count) = (sides(shape, dim), ids.view.elem_count());
@@ -55,7 +55,7 @@ fn gather(from: &View, ids: &View, dim: usize) -> Tensor {
     run(&name, threads_for(count), &given, || Buffer::new(ids.view.dims(), dtype))
 }
 
-/// A kernel that changes `to` in place, as candle launches it.
+/// Launches a kernel that changes `to` in place as candle does.
 fn update(kernel: &str, to: &Tensor, ids: &Tensor, from: &Tensor, dim: usize) -> Tensor {
     let [left, right] = sides(to.dims(), dim);
     let [ids, from] = [ids, from].map(View::contiguous);
@@ -79,7 +79,7 @@ fn elements_are_taken_by_number_as_on_the_cpu() {
             for id in INTEGERS {
                 for (dim, size) in SHAPE.into_iter().enumerate() {
                     let of_one_dimension = ids(3, &[11], size, id);
-                    // Ids that do not follow each other: a column of two.
+                    // Ids that are not contiguous: a column of two.
                     let columns = ids(4, &[11, 2], size, id);
                     let column = View { view: columns.narrow(1, 1, 1).unwrap().squeeze(1).unwrap(), storage: columns };
                     for ids in [View::contiguous(&of_one_dimension), column] {
@@ -101,7 +101,7 @@ fn elements_are_put_and_added_by_number_as_on_the_cpu() {
         let to = elements(6, &SHAPE, dtype);
         for id in INTEGERS {
             for (dim, size) in SHAPE.into_iter().enumerate() {
-                // More than there is room for: some are added to one element.
+                // More elements than the dimension has: some are added to one element.
                 let shape = with_size(&SHAPE, dim, 9);
                 let from = elements(7, &shape, dtype);
                 let one = ids(8, &[9], size, id);

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use super::{FLOATING, Given, View, assert_same, dtypes, elements, flat, numbers, run, size};
 use crate::card::Buffer;
 
-/// A reduction over these dimensions, as candle launches it. The result has the others.
+/// Launches a reduction over these dimensions as candle does. The result has the other dimensions.
 fn reduce(kernel: &str, from: &View, dims: &[usize]) -> Tensor {
     let rank = from.view.rank();
     let (kept, dtype) = ((0..rank).filter(|d| !dims.contains(d)), from.view.dtype());
@@ -26,7 +26,7 @@ fn reduce(kernel: &str, from: &View, dims: &[usize]) -> Tensor {
     run(&format!("fast_{kernel}_{}", dtype.as_str()), grid, &given, || Buffer::new(shape, to))
 }
 
-/// Blocks of one thread, of fewer than a warp has, of a warp, and of as many as there may be.
+/// Blocks of one thread, of fewer threads than a warp, of a warp, and of the most threads.
 const CASES: [(&[usize], &[usize]); 12] = [
     (&[4, 1], &[1]),
     (&[3, 2], &[1]),
@@ -50,7 +50,7 @@ fn sums_are_those_of_the_cpu() {
         for (shape, dims) in CASES.into_iter().chain(of_several) {
             let x = if dtype.is_int() { elements(1, shape, dtype) } else { numbers(1, shape, dtype) };
             for from in View::each(&x) {
-                // Wide, and cut to the bits of the dtype: this is what a sum of integers that does not fit is.
+                // The sum in a wide type, cut to the bits of the dtype: an overflowing sum of integers has these bits.
                 let wide = if dtype.is_int() { DType::I64 } else { DType::F64 };
                 let expected = from.view.to_dtype(wide).unwrap().sum(dims).unwrap().to_dtype(dtype).unwrap();
                 let within = match dtype {
@@ -74,7 +74,7 @@ fn a_sum_of_nothing_is_zero() {
     }
 }
 
-/// Numbers of which many are equal. Some are NaN: the first ones of some results, and later ones of others.
+/// Numbers with many equal values. Some are NaN: the first ones of some results, and later ones of others.
 fn with_equals_and_nan(shape: &[usize], dtype: DType) -> Tensor {
     if dtype.is_int() {
         return elements(2, shape, dtype);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Products with few columns: each element against f64, and every row has the bits that it has among others.
+/// Products with few columns: each element against f64, and every row has the bits of the same row among others.
 fn check_few_columns<C: Element>(tolerance: f64) {
     for (m, n, k) in [(17, 1, 1), (24, 16, 512), (33, 7, 33), (40, 16, 48), (100, 5, 130), (259, 16, 15), (70, 2, 640)]
     {

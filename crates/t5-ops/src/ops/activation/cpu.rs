@@ -46,8 +46,8 @@ pub(super) fn feed_forward_activation(
     })
 }
 
-/// In place: the result of the forward in the memory of `gate`, the gradient of `gate` in that of `dh`, the
-/// gradient of `up` in its own.
+/// In place: the forward's result goes to the memory of `gate`, the gradient of `gate` to the memory of `dh`, and the gradient of `up` to
+/// its own.
 pub(super) fn feed_forward_activation_backward(
     gate: Tensor,
     up: Option<Tensor>,
@@ -99,7 +99,7 @@ pub(super) fn feed_forward_activation_backward(
     Ok((gate, dh, up))
 }
 
-/// The length T of (B, T, F); anything else has no dropout, for which alone it matters.
+/// The length T of (B, T, F). Another shape has no dropout, which alone needs the length.
 fn positions(gate: &Tensor) -> usize {
     gate.dims3().map_or(1, |(_, positions, _)| positions.max(1))
 }
@@ -174,7 +174,7 @@ fn normal_cdf<S: Simd>(s: S, x: S::F) -> S::F {
     let p = s.mul_add(p, t, s.splat(0.254_829_6));
     let gauss = s.exp(s.sub(s.splat(0.0), s.mul(z, z)));
     let tail = s.mul(s.mul(s.splat(0.5), s.mul(p, t)), gauss);
-    // The tail where x is negative, what it leaves of 1 elsewhere.
+    // The tail if x is negative, and 1 minus the tail otherwise.
     let rest = s.where_set(s.positive(x), s.sub(one, s.add(tail, tail)));
     s.add(tail, rest)
 }
@@ -226,7 +226,7 @@ fn backward_lanes<S: Simd, T: Lanes, C: Curve>(
 ) {
     let (value, slope) = C::at(s, T::load(s, gate));
     let d = T::load(s, dh);
-    // One mask for both: the flags are the dear part.
+    // One mask for both: computing the flags costs the most.
     let (value, d) = match *keep {
         None => (value, d),
         Some((keep, scale)) => {

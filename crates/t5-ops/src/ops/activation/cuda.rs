@@ -7,7 +7,7 @@ use crate::cuda::{Kernel, Module, overlap, suffix, unwritten};
 use crate::ops::dropout::Dropout;
 use crate::ops::dropout::cuda::{Mask, launch_on_rows, rows, samples};
 
-/// Its number among the kernels.
+/// The number of the activation in the kernels.
 fn number(a: Activation) -> i32 {
     match a {
         Activation::Relu => 0,
@@ -35,8 +35,8 @@ pub(super) fn feed_forward_activation(
     Ok(h)
 }
 
-/// In place, as on the CPU: the result of the forward in the memory of `gate`, the gradient of `gate` in that of `dh`, that of `up` in
-/// its own.
+/// In place, as on the CPU: the forward's result goes to the memory of `gate`, the gradient of `gate` to the memory of `dh`, and the
+/// gradient of `up` to its own.
 pub(super) fn feed_forward_activation_backward(
     gate: Tensor,
     up: Option<Tensor>,

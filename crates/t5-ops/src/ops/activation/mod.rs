@@ -49,7 +49,7 @@ pub fn feed_forward_activation(
     }
 }
 
-/// What [`feed_forward_activation`] of so many elements of `gate` needs.
+/// Returns the needs of [`feed_forward_activation`] for this many elements of `gate`.
 pub fn feed_forward_activation_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
@@ -58,10 +58,9 @@ pub fn feed_forward_activation_needs(path: Path, elements: u64, dtype: DType) ->
     }
 }
 
-/// The forward's result once more, and the gradients with respect to `gate` and `up`. `d` as in the forward.
+/// Recomputes the forward's result, and returns it with the gradients with respect to `gate` and `up`. `d` as in the forward.
 ///
-/// `gate`, `up` and `dh` are given up by the caller: the three results may lie in their memory, so no other handle
-/// to them may be read afterwards.
+/// The caller gives up `gate`, `up` and `dh`: the three results may lie in their memory, so no other handle to them may be read afterwards.
 pub fn feed_forward_activation_backward(
     gate: Tensor,
     up: Option<Tensor>,
@@ -87,7 +86,7 @@ pub fn feed_forward_activation_backward(
     }
 }
 
-/// What [`feed_forward_activation_backward`] of so many elements of `gate` needs.
+/// Returns the needs of [`feed_forward_activation_backward`] for this many elements of `gate`.
 pub fn feed_forward_activation_backward_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),

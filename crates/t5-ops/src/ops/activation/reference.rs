@@ -25,12 +25,12 @@ pub fn feed_forward_activation(
     dropout(&h, d)?.to_dtype(gate.dtype())
 }
 
-/// Two steps of the function, or of the mask.
+/// Two intermediate tensors of the function, or of the mask.
 pub(super) fn forward_needs(elements: u64, dtype: DType) -> Needs {
     Needs::bytes(copies(2, elements, dtype) + widened(elements, dtype))
 }
 
-/// Steps of the slope, beside the gradient that reaches it.
+/// Intermediate tensors of the slope, besides the gradient that is passed in.
 pub(super) fn backward_needs(elements: u64, dtype: DType) -> Needs {
     Needs::bytes(copies(4, elements, dtype) + widened(elements, dtype))
 }

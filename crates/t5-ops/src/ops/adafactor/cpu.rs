@@ -1,6 +1,6 @@
-//! Three passes over the gradient (sums of squares, size of the update, update) and two over the parameter; the
-//! update is computed twice instead of stored. The first is the one that a global norm needs in any case: the gradient's
-//! scale, which is known only after it, comes out of the sums. Row and column sums are combined in f64.
+//! Three passes over the gradient (sums of squares, size of the update, update) and two over the parameter. The update is computed twice
+//! and not stored. A global norm needs the first pass anyway: the gradient's scale is known only after it, and is factored out of the sums.
+//! Row and column sums are combined in f64.
 
 use candle_core::{Result, Tensor, bail};
 
@@ -27,7 +27,7 @@ pub(super) fn adafactor(
     with_element!(grad.dtype(), G, by_gradient::<G>(param, &grad, sums, second, first, h))
 }
 
-/// See [`SquareSums::of`]; of a matrix.
+/// See [`SquareSums::of`]; for a matrix.
 pub(super) fn square_sums_of(grad: &Tensor) -> Result<SquareSums> {
     let (rows, width) = grad.dims2()?;
     let grad = grad.contiguous()?;
@@ -108,7 +108,7 @@ fn by_gradient<G: Element>(
     })
 }
 
-/// Moves the second moment on. Returns the factors of rows (the gradient's scale included) and columns
+/// Updates the second moment. Returns the factors of rows (the gradient's scale included) and columns
 /// whose product with the gradient is the update before clipping.
 fn factors<G: Element>(
     g: &[G],
@@ -133,7 +133,7 @@ fn factors<G: Element>(
                 decay(v, g, h.beta2, h.gradient_scale, h.eps1);
                 Ok(v.iter().map(|v| v.sqrt().recip()).collect::<Vec<f32>>())
             })?;
-            // One row whose columns have a factor each; the gradient's scale is the factor of the row.
+            // One row, with a factor for each column; the gradient's scale is the factor of the row.
             Ok((vec![h.gradient_scale as f32], factor))
         }
     }
@@ -211,7 +211,7 @@ fn apply<T: Element, G: Element>(
     });
 }
 
-/// Replaces each parameter of a row by what `value` makes of it and of its item.
+/// Replaces each parameter of a row by `value` of it and its item.
 #[inline(always)]
 fn replace<T: Element, I>(
     p: &mut [T],
@@ -305,7 +305,7 @@ vectorized! {
         }
     }
 
-    /// Moves a full second moment on.
+    /// Updates a full second moment.
     fn decay<G: Element>(v: &mut [f32], g: &[G], beta2: f64, scale: f64, eps1: f64) {
         for (v, &g) in v.iter_mut().zip(g) {
             let g = f64::from(g.to_f32()) * scale;

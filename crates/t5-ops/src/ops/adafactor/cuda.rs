@@ -1,6 +1,6 @@
-//! Sums of squares and updates on a card. Each group of gradients takes two launches for its sums, and all together one for their totals;
-//! each group of parameters takes three. Tables are on the card before anybody waits for it.
-//! Nothing is read back. What a step decides on the CPU, the clipping factor of the global norm, comes from sums that are measured before.
+//! Sums of squares and updates on a card. Each group of gradients takes two launches for its sums, and all groups together one launch for
+//! their totals. Each group of parameters takes three launches. Tables are uploaded before the host waits for the card.
+//! Nothing is read back. The clipping factor of the global norm, which the CPU computes in a step, comes from sums that were read before.
 
 use std::cell::RefCell;
 
@@ -17,17 +17,17 @@ use crate::ops::together::{groups, most_of_a_group, of_piece, rows_of_block};
 /// Sums of the squares of a gradient.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceSums {
-    /// What they lie in, with those of many gradients.
+    /// The memory of these sums, shared with the sums of many gradients.
     memory: Tensor,
-    /// The addresses of those by row (N) and by column (K), f32.
+    /// The addresses of the sums by row (N) and by column (K), f32.
     rows_and_columns: [u64; 2],
     /// (N, K).
     size: (usize, usize),
-    /// Of all, among those of other gradients.
+    /// The place of the sum of all squares, among those of other gradients.
     total: Place,
 }
 
-/// A number in a list of f64 on the card. Reading waits for the card, so that many are read at once.
+/// A number in a list of f64 on the card. Reading waits for the card, so many numbers are read at once.
 #[derive(Clone, Debug)]
 struct Place {
     list: Tensor,
@@ -45,7 +45,7 @@ pub(crate) fn forget_totals() {
 }
 
 impl Place {
-    /// The next one of this thread's list.
+    /// Takes the next place in this thread's list.
     fn next(device: &Device) -> Result<Self> {
         NEXT.with_borrow_mut(|next| {
             let is_usable = |place: &Place| place.index < TOTALS && place.list.device().same_device(device);
@@ -63,7 +63,7 @@ impl Place {
     }
 }
 
-/// The totals of some gradients. The next ones begin a new list, so that each step reads as many lists as the others.
+/// Reads the totals of some gradients. The next totals begin a new list, so that each step reads the same number of lists.
 pub(crate) fn totals<'a>(sums: impl IntoIterator<Item = &'a DeviceSums>) -> Result<Vec<f64>> {
     let mut read: Option<(&Tensor, Vec<f64>)> = None;
     let total = |sums: &'a DeviceSums| {
@@ -77,7 +77,7 @@ pub(crate) fn totals<'a>(sums: impl IntoIterator<Item = &'a DeviceSums>) -> Resu
     sums.into_iter().map(total).collect()
 }
 
-/// (N, K), a vector as one row.
+/// (N, K); a vector counts as one row.
 fn rows_and_width(t: &Tensor) -> (usize, usize) {
     t.dims2().unwrap_or((1, t.elem_count()))
 }
@@ -102,7 +102,7 @@ struct Gradient {
     is_bf16: u32,
 }
 
-/// The sums of gradients on one card, in their order. There is one at least.
+/// The sums of gradients on one card, in their order. `gradients` is not empty.
 pub(super) fn square_sums_of(gradients: &[&Tensor]) -> Result<Vec<DeviceSums>> {
     const { assert!(size_of::<Gradient>() as u64 == GRADIENT_BYTES) };
     let device = gradients[0].device();
@@ -146,25 +146,25 @@ pub(super) fn square_sums_of(gradients: &[&Tensor]) -> Result<Vec<DeviceSums>> {
     // SAFETY: an entry has no padding.
     let table = unsafe { table(&entries, device)? };
     let words = size_of::<Gradient>() / size_of::<u32>();
-    // Sums by column, and those by row of 32 rows for each 128 columns.
+    // Sums by column, and sums by row of 32 rows for each 128 columns.
     let shared = COLUMNS * size_of::<f64>() + COLUMNS / 128 * 32 * size_of::<f32>();
     for (group, tiles, blocks) in of_groups {
         let table = table.narrow(0, group.start * words, group.len() * words)?;
         let kernel = |name: &str| Kernel::new(device, Module::Optimizer, name)?.tensor(&table)?.size(group.len());
-        // SAFETY: the table has these entries. Each part of rows and each tile of columns has a block, which writes to a place of its own.
+        // SAFETY: the table has these entries. Each part of rows and each tile of columns has a block, which writes to its own place.
         unsafe { kernel("square_sums")?.launch([tiles, 1, 1], THREADS, shared)? };
         // SAFETY: a thread for each sum.
         unsafe { kernel("finish_square_sums")?.launch([blocks, 1, 1], THREADS, 0)? };
     }
     let kernel = Kernel::new(device, Module::Optimizer, "total_square_sums")?.tensor(&table)?;
-    // SAFETY: a block for each gradient adds the sums of all its rows.
+    // SAFETY: one block for each gradient adds the sums of all its rows.
     unsafe { kernel.launch([entries.len(), 1, 1], THREADS, OF_SUM)? };
     let memory = results.into_memory();
     let of = |(rows_and_columns, size, total)| DeviceSums { memory: memory.clone(), rows_and_columns, size, total };
     Ok(sums.into_iter().map(of).collect())
 }
 
-/// What the kernels know of an update: `Adafactor` of `optimizer.cu`.
+/// The kernels' constants of an update: `Adafactor` of `optimizer.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Hyper {
@@ -212,7 +212,7 @@ struct Factored {
     first_factor: i32,
 }
 
-/// Updates of parameters of one card, but for the scale of their gradients. There is one at least.
+/// Prepares updates of parameters of one card, except the scale of their gradients. `updates` is not empty.
 pub(super) fn ready(updates: &[AdafactorUpdate]) -> Result<Ready> {
     const { assert!(size_of::<Factored>() as u64 == PARAMETER_BYTES) };
     for update in updates {
@@ -256,7 +256,7 @@ pub(super) fn ready(updates: &[AdafactorUpdate]) -> Result<Ready> {
 }
 
 impl Factored {
-    /// An entry whose blocks begin at `first`, of the factors and of the parts, which then are behind them.
+    /// An entry whose blocks of the factors and of the parts begin at `first`. Advances `first` past them.
     fn of(update: &AdafactorUpdate, gradient: &Tensor, scratch: &mut Scratch, first: [&mut usize; 2]) -> Result<Self> {
         let [of_factors, of_parts] = first;
         let (rows, width) = rows_and_width(update.param);
@@ -289,7 +289,7 @@ impl Factored {
     }
 }
 
-/// Where the sums by row and by column of an update's gradient lie.
+/// The addresses of the sums by row and by column of an update's gradient.
 fn sums_of(update: &AdafactorUpdate, size: (usize, usize)) -> Result<[u64; 2]> {
     match &update.sums.on_device {
         Some(sums) if sums.size == size => Ok(sums.rows_and_columns),

@@ -1,6 +1,6 @@
 //! Adafactor (Shazeer and Stern 2018): one parameter's update, in place.
 //!
-//! The formula is that of `transformers.optimization.Adafactor`, with `lr` the learning rate after
+//! The formula is the one of `transformers.optimization.Adafactor`, with `lr` the learning rate after
 //! `scale_parameter`, RMS(x) = sqrt(mean(x²)), g the gradient times `gradient_scale`:
 //!
 //! ```text
@@ -42,7 +42,7 @@ pub struct AdafactorHyper {
     pub beta2: f64,
     /// Added to the squared gradient.
     pub eps1: f64,
-    /// The least RMS of a parameter that `scale_parameter` reckons with.
+    /// The lower limit of a parameter's RMS in `scale_parameter`.
     pub eps2: f64,
     /// The update's RMS is clipped to this, before the learning rate.
     pub clip_threshold: f64,
@@ -58,7 +58,7 @@ pub struct AdafactorHyper {
     pub rounding: Rounding,
 }
 
-/// The constants of transformers, learning rate 1e-3, at the first step: no running mean has begun.
+/// The constants of transformers, learning rate 1e-3, at the first step, before any running mean.
 impl Default for AdafactorHyper {
     fn default() -> Self {
         Self {
@@ -79,30 +79,30 @@ impl Default for AdafactorHyper {
 /// The running second moment of the gradient.
 #[derive(Clone, Debug)]
 pub enum SecondMoment {
-    /// Of a parameter of two or more dimensions (.., N, K).
+    /// For a parameter of two or more dimensions (.., N, K).
     Factored {
         /// Means over columns: (.., N).
         row: Tensor,
         /// Means over rows: (.., K).
         col: Tensor,
     },
-    /// Of a parameter of one dimension: the parameter's shape.
+    /// For a parameter of one dimension: the parameter's shape.
     Full(Tensor),
 }
 
-/// The sums of the squares of a gradient: all that a global norm and a factored second moment ask of it, in one pass.
+/// The sums of the squares of a gradient, from one pass: a global norm and a factored second moment need nothing else of it.
 #[derive(Clone, Debug)]
 pub struct SquareSums {
     total: f64,
-    /// By row (N) and by column (K), of a matrix (N, K) for which there is a kernel.
+    /// Sums by row (N) and by column (K), for a matrix (N, K) for which there is a kernel.
     factored: Option<(Vec<f32>, Vec<f32>)>,
-    /// The same on a card, where the total is, too.
+    /// The same sums on a card, with the total.
     #[cfg(feature = "cuda")]
     on_device: Option<cuda::DeviceSums>,
 }
 
 impl SquareSums {
-    /// The sums of `grad`, which is not scaled.
+    /// Computes the sums of `grad`, which is not scaled.
     pub fn of(grad: &Tensor) -> Result<Self> {
         let _span = tracing::debug_span!("square_sums").entered();
         match Path::of(&[grad]).provided(grad.rank() == 2 && grad.elem_count() > 0) {
@@ -116,7 +116,7 @@ impl SquareSums {
         }
     }
 
-    /// The sums of each gradient, in their order. A card works on all of them together.
+    /// Computes the sums of each gradient, in their order. A card works on all of them together.
     ///
     /// # Errors
     /// The device's.
@@ -142,7 +142,7 @@ impl SquareSums {
         }
     }
 
-    /// Of all elements. A card is waited for.
+    /// Returns the sum over all elements. Waits for a card.
     ///
     /// # Errors
     /// The device's.
@@ -150,7 +150,7 @@ impl SquareSums {
         Ok(Self::totals([self])?[0])
     }
 
-    /// The totals of some gradients. A card is waited for once.
+    /// Returns the totals of some gradients. Waits for a card once.
     ///
     /// # Errors
     /// The device's.
@@ -168,7 +168,7 @@ impl SquareSums {
         Ok(all.into_iter().map(total).collect())
     }
 
-    /// What [`SquareSums::totals`] of so many gradients needs.
+    /// Returns the needs of [`SquareSums::totals`] for this many gradients.
     pub fn totals_needs(path: Path, gradients: usize) -> Needs {
         let downloads = gradients.div_ceil(TOTALS) as u64;
         if path == Path::Device {
@@ -199,7 +199,7 @@ pub fn adafactor(
     adafactor_with_sums(param, grad, &SquareSums::of(grad)?, second, first, h)
 }
 
-/// [`adafactor`] from a gradient whose sums of squares are known.
+/// Computes [`adafactor`] from a gradient whose sums of squares are known.
 pub fn adafactor_with_sums(
     param: &Tensor,
     grad: &Tensor,
@@ -211,7 +211,7 @@ pub fn adafactor_with_sums(
     adafactor_of_each(&[AdafactorUpdate { param, grad, sums, second, first, hyper: *h }])
 }
 
-/// The update of one of several parameters, as [`adafactor_with_sums`] takes it.
+/// The update of one of several parameters: the arguments of [`adafactor_with_sums`].
 #[derive(Clone, Copy, Debug)]
 pub struct AdafactorUpdate<'a> {
     /// The parameter.
@@ -222,16 +222,16 @@ pub struct AdafactorUpdate<'a> {
     pub sums: &'a SquareSums,
     /// The second moment.
     pub second: &'a SecondMoment,
-    /// The first moment, exactly where `beta1` is set.
+    /// The first moment, present exactly if `beta1` is set.
     pub first: Option<&'a Tensor>,
     /// The numbers of this parameter's update.
     pub hyper: AdafactorHyper,
 }
 
-/// [`adafactor_with_sums`] of each parameter. A card works on all of them together; no two may share memory.
+/// Applies [`adafactor_with_sums`] to each parameter. A card works on all of them together; no two may share memory.
 ///
 /// # Errors
-/// Shapes or dtypes that do not fit each other. Some parameters may be changed then, and others not.
+/// Shapes or dtypes that do not fit each other. Some parameters may have changed by then.
 pub fn adafactor_of_each(updates: &[AdafactorUpdate]) -> Result<()> {
     let _span = tracing::debug_span!("adafactor").entered();
     updates.iter().try_for_each(AdafactorUpdate::check)?;
@@ -242,7 +242,8 @@ pub fn adafactor_of_each(updates: &[AdafactorUpdate]) -> Result<()> {
     updates.iter().try_for_each(AdafactorUpdate::make)
 }
 
-/// [`adafactor_of_each`], but for the scale of the gradients, which is not that of their numbers. `None`: no card has kernels for all of them.
+/// Prepares [`adafactor_of_each`], except the scale of the gradients: the `gradient_scale` of each `hyper` is ignored. Returns `None` if no
+/// card has kernels for all parameters.
 ///
 /// # Errors
 /// Those of [`adafactor_of_each`]. No parameter is changed.
@@ -256,13 +257,13 @@ pub fn adafactor_ready(updates: &[AdafactorUpdate]) -> Result<Option<ReadyUpdate
     Ok(None)
 }
 
-/// Updates those that a card takes.
+/// Updates the parameters that a card takes.
 #[cfg(feature = "cuda")]
 fn on_card(updates: &[AdafactorUpdate]) -> Result<()> {
     each_scale(updates, |update| update.hyper.gradient_scale, cuda::ready)
 }
 
-/// Whether kernels for a card take all of them together.
+/// Whether kernels for a card take all parameters together.
 #[cfg(feature = "cuda")]
 fn are_for_card(updates: &[AdafactorUpdate]) -> bool {
     let tensors = || updates.iter().flat_map(|update| [update.param, update.grad].into_iter().chain(update.moments()));
@@ -277,7 +278,7 @@ impl AdafactorUpdate<'_> {
         }
     }
 
-    /// Whether shapes and dtypes are those of kernels.
+    /// Whether kernels take these shapes and dtypes.
     fn fits_kernels(&self) -> bool {
         let is_full = matches!(self.second, SecondMoment::Full(_));
         let are_f32 = self.moments().iter().all(|t| t.dtype() == DType::F32);
@@ -307,30 +308,30 @@ impl AdafactorUpdate<'_> {
     }
 }
 
-/// Totals of a list on a card, which are read at once: as many as a step of a large model needs.
+/// Totals of a list on a card, which are read at once: enough for a step of a large model.
 const TOTALS: usize = 1024;
-/// Columns that one block of a card's kernel works on, as there.
+/// Columns that one block of a card's kernel works on, as in the kernel.
 const COLUMNS: usize = 1024;
-/// Parts in which a card adds the squares of rows, at most.
+/// The most parts in which a card adds the squares of rows.
 const PARTS: usize = 256;
-/// Rows of a part, at least: twice the rows that are added in f32, as the parts' sums are written and read in f64.
+/// The fewest rows of a part: twice the rows that are added in f32, because the parts' sums are written and read in f64.
 const PART_ROWS: usize = 64;
-/// The entry of a gradient in a card's table.
+/// Bytes of a gradient's entry in a card's table.
 const GRADIENT_BYTES: u64 = 80;
-/// The entry of a parameter.
+/// Bytes of a parameter's entry.
 const PARAMETER_BYTES: u64 = 192;
 
-/// How a card cuts the rows of a gradient: rows of a part.
+/// The rows of a part of a gradient on a card.
 fn rows_of_part(rows: usize) -> usize {
     rows.div_ceil(PARTS).next_multiple_of(PART_ROWS)
 }
 
-/// In how many.
+/// The number of parts that a card cuts the rows into.
 fn parts_of_columns(rows: usize) -> usize {
     rows.div_ceil(rows_of_part(rows).max(1))
 }
 
-/// Bytes of a card's sums on their way, of a gradient (N, K).
+/// Bytes of a card's intermediate sums of a gradient (N, K).
 fn scratch_of_gradient((rows, width): (usize, usize)) -> u64 {
     of_piece(elements([rows, width.div_ceil(COLUMNS), size_of::<f32>()]))
         + of_piece(elements([parts_of_columns(rows), width, size_of::<f64>()]))
@@ -343,7 +344,7 @@ fn scratch_of_parameter((rows, width): (usize, usize)) -> u64 {
     floats(rows) + floats(width) + of_piece(2 * elements([parts, size_of::<f64>()]))
 }
 
-/// What [`SquareSums::of_each`] needs for gradients (N, K), a vector being one row.
+/// Returns the needs of [`SquareSums::of_each`] for gradients (N, K), a vector being one row.
 pub fn square_sums_needs(path: Path, sizes: &[(usize, usize)]) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
@@ -358,7 +359,7 @@ pub fn square_sums_needs(path: Path, sizes: &[(usize, usize)]) -> Needs {
     }
 }
 
-/// What [`adafactor_of_each`] needs for parameters (N, K) with their dtypes, a vector being one row.
+/// Returns the needs of [`adafactor_of_each`] for parameters (N, K) with their dtypes, a vector being one row.
 pub fn adafactor_needs(path: Path, parameters: &[((usize, usize), DType)]) -> Needs {
     match path {
         Path::Cpu => Needs::default(),

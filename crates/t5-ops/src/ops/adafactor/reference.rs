@@ -47,7 +47,7 @@ pub(super) fn square_sums_needs(elements: u64) -> Needs {
     Needs::bytes(2 * elements * size_of::<f64>() as u64)
 }
 
-/// The scaled gradient, its squares and the update; the update in f64 and its squares; and the parameter where it is converted.
+/// The scaled gradient, its squares and the update; the update in f64 and its squares; and the parameter if it is converted.
 pub(super) fn needs(elements: u64, param: DType) -> Needs {
     let converted = if param.size_in_bytes() < wide_size(param) { 1 } else { 0 };
     Needs::bytes(copies(3 + converted, elements, param) + square_sums_needs(elements).transient)

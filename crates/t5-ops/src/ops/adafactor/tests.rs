@@ -73,7 +73,7 @@ fn a_bf16_parameter_is_updated_in_f32_and_rounded_as_the_reference_rounds() {
                 for grad in [DType::F32, DType::BF16] {
                     let got = mixed_step(shape, [DType::BF16, grad], &h, adafactor);
                     let expected = mixed_step(shape, [DType::BF16, grad], &h, reference::adafactor);
-                    // The sums differ in their last bits, which turns a rounding here and there.
+                    // The sums differ in their last bits, which changes a few roundings.
                     let turned = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
                     assert!(turned * 200 <= got.len(), "{shape:?} {rounding:?}: {turned} of {}", got.len());
                     assert!(got.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= a.abs() / 64.0));

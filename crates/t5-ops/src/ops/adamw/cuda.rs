@@ -15,7 +15,7 @@ struct Decayed {
     second_moment: u64,
 }
 
-/// Updates of parameters of one card, but for the scale of their gradients. There is one at least.
+/// Prepares updates of parameters of one card, except the scale of their gradients. `updates` is not empty.
 pub(super) fn ready(updates: &[AdamwUpdate]) -> Result<Ready> {
     const { assert!(size_of::<Decayed>() as u64 == TABLE_BYTES) };
     for update in updates {

@@ -1,7 +1,6 @@
 //! AdamW (Loshchilov and Hutter, 2019, arXiv 1711.05101): one parameter's update, in place.
 //!
-//! The formula is that of `torch.optim.AdamW` without `amsgrad`, at update t = 1, 2, .., with g the gradient times
-//! `gradient_scale`:
+//! The formula is the one of `torch.optim.AdamW` without `amsgrad`, at update t = 1, 2, .., with g the gradient times `gradient_scale`:
 //!
 //! ```text
 //! p = p * (1 - learning_rate * weight_decay)
@@ -47,7 +46,7 @@ pub struct AdamwHyper {
     pub gradient_scale: f64,
     /// How a parameter in bf16 is rounded; everything before that is in f32.
     pub rounding: Rounding,
-    /// The row of the whole parameter that the first row here is, where it is updated some rows at a time: noise goes by row.
+    /// The number of the first row here in the whole parameter, if a parameter is updated some rows at a time: noise depends on the row.
     pub first_row: usize,
 }
 
@@ -76,7 +75,7 @@ impl AdamwHyper {
     }
 }
 
-/// The factors of one update, as kernels have them, but for the scale of its gradient.
+/// The factors of one update, as kernels take them, except the scale of its gradient.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Factors {
@@ -113,11 +112,11 @@ impl Factors {
 /// The entry of a parameter in a card's table.
 const TABLE_BYTES: u64 = 104;
 
-/// What [`adamw_of_each`] needs for parameters of so many elements, with their dtypes.
+/// Returns the needs of [`adamw_of_each`] for parameters of these numbers of elements and dtypes.
 pub fn adamw_needs(path: Path, parameters: &[(u64, DType)]) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        // Nothing is on its way: there is one group.
+        // The kernel needs no scratch memory, so there is one group.
         Path::Device => needs_of_groups(&vec![0; parameters.len()], TABLE_BYTES, [1, 0]),
         Path::Reference => Needs::most(parameters.iter().map(|&(elements, dtype)| reference::needs(elements, dtype))),
     }
@@ -132,7 +131,7 @@ pub fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tensor, h: 
     adamw_of_each(&[AdamwUpdate { param, grad, first, second, hyper: *h }])
 }
 
-/// The update of one of several parameters, as [`adamw`] takes it.
+/// The update of one of several parameters: the arguments of [`adamw`].
 #[derive(Clone, Copy, Debug)]
 pub struct AdamwUpdate<'a> {
     /// The parameter.
@@ -147,10 +146,10 @@ pub struct AdamwUpdate<'a> {
     pub hyper: AdamwHyper,
 }
 
-/// [`adamw`] of each parameter. A card works on all of them together; no two may share memory.
+/// Applies [`adamw`] to each parameter. A card works on all of them together; no two may share memory.
 ///
 /// # Errors
-/// Those of [`adamw`]. Some parameters may be changed then, and others not.
+/// Those of [`adamw`]. Some parameters may have changed by then.
 pub fn adamw_of_each(updates: &[AdamwUpdate]) -> Result<()> {
     let _span = tracing::debug_span!("adamw").entered();
     updates.iter().try_for_each(AdamwUpdate::check)?;
@@ -161,7 +160,8 @@ pub fn adamw_of_each(updates: &[AdamwUpdate]) -> Result<()> {
     updates.iter().try_for_each(AdamwUpdate::make)
 }
 
-/// [`adamw_of_each`], but for the scale of the gradients, which is not that of their numbers. `None`: no card has kernels for all of them.
+/// Prepares [`adamw_of_each`], except the scale of the gradients: the `gradient_scale` of each `hyper` is ignored. Returns `None` if no
+/// card has kernels for all parameters.
 ///
 /// # Errors
 /// Those of [`adamw_of_each`]. No parameter is changed.
@@ -175,13 +175,13 @@ pub fn adamw_ready(updates: &[AdamwUpdate]) -> Result<Option<ReadyUpdates>> {
     Ok(None)
 }
 
-/// Updates those that a card takes.
+/// Updates the parameters that a card takes.
 #[cfg(feature = "cuda")]
 fn on_card(updates: &[AdamwUpdate]) -> Result<()> {
     each_scale(updates, |update| update.hyper.gradient_scale, cuda::ready)
 }
 
-/// Whether kernels for a card take all of them together.
+/// Whether kernels for a card take all parameters together.
 #[cfg(feature = "cuda")]
 fn are_for_card(updates: &[AdamwUpdate]) -> bool {
     updates.iter().all(AdamwUpdate::fits_kernels)
@@ -199,7 +199,7 @@ impl AdamwUpdate<'_> {
         check_accumulator("adamw", "second moment", self.second, shape)
     }
 
-    /// Whether shapes and dtypes are those of kernels.
+    /// Whether kernels take these shapes and dtypes.
     fn fits_kernels(&self) -> bool {
         [self.first, self.second].iter().all(|t| t.dtype() == DType::F32) && self.param.elem_count() > 0
     }

@@ -24,7 +24,7 @@ pub fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tensor, h: 
     overwrite(param, &rounded_from(&(kept - update)?, param.dtype(), h.rounding, h.first_row)?)
 }
 
-/// The scaled gradient, the first moment, the square of the gradient, and what a moment is the sum of.
+/// The scaled gradient, the first moment, the square of the gradient, and the two terms of a moment.
 pub(super) fn needs(elements: u64, param: DType) -> Needs {
     Needs::bytes(copies(6, elements, param))
 }

@@ -51,7 +51,7 @@ fn a_bf16_parameter_is_updated_in_f32_and_rounded_as_the_reference_rounds() {
                     param.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
                 };
                 let (got, expected) = (step(adamw), step(reference::adamw));
-                // The last bits of a sum turn a rounding here and there.
+                // The last bits of a sum change a few roundings.
                 let turned = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
                 assert!(turned * 200 <= got.len(), "{shape:?} {rounding:?}: {turned} of {}", got.len());
             }

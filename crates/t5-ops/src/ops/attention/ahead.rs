@@ -1,4 +1,4 @@
-//! Asking for memory before it is needed.
+//! Prefetches memory before it is needed.
 
 use std::ops::Range;
 
@@ -9,11 +9,11 @@ use crate::parallel::{Shared, threads};
 /// Bytes of a line of the cache.
 const LINE: usize = 64;
 
-/// Memory that is asked for while a task computes, because rows of one head lie far apart and nothing else would fetch them
-/// ahead: what the next task will read, and what this one will write.
+/// Memory that is prefetched while a task computes: the next task's input and this task's output. Rows of one head lie far apart, so the
+/// processor would not prefetch them itself.
 pub(super) struct Ahead<'a, T> {
     head: Head,
-    /// The queries of this task: what belongs to keys is asked for in as many shares.
+    /// The queries of this task. Memory of keys is prefetched in this many shares.
     of: Range<usize>,
     /// The head of the next task and its first query.
     next: Option<(Head, usize)>,
@@ -28,7 +28,7 @@ pub(super) struct Ahead<'a, T> {
 }
 
 impl<'a, T> Ahead<'a, T> {
-    /// For a task of the forward, which is followed by that of the next queries.
+    /// For a task of the forward. The next task is that of the next queries.
     pub(super) fn forward(head: &Head, input: &Queries<'a, T>, of: Range<usize>, to: Shared<T>) -> Self {
         let same = of.end < head.sizes.queries;
         Self {
@@ -42,8 +42,8 @@ impl<'a, T> Ahead<'a, T> {
         }
     }
 
-    /// For a part of a task of the backward, which is followed by the same part of another head. Threads take heads in turn, so it is as
-    /// many heads further on as there are threads.
+    /// For a part of a task of the backward. The next task is the same part of another head. Threads take heads in turn, so that head is as
+    /// many heads further as there are threads.
     pub(super) fn backward(head: &Head, input: &Input<'a, T>, of: Range<usize>, to: Output<T>) -> Self {
         Self {
             head: *head,
@@ -56,7 +56,7 @@ impl<'a, T> Ahead<'a, T> {
         }
     }
 
-    /// Asks for what this task writes for one of its queries, and the next task reads in its place.
+    /// Prefetches, for one query of this task, the memory that this task writes and the memory that the next task reads in its place.
     pub(super) fn fetch(&self, query: usize) {
         if !self.of.contains(&query) {
             return;
@@ -77,7 +77,7 @@ impl<'a, T> Ahead<'a, T> {
     }
 }
 
-/// Asks for one row of a head to come to the second-level cache.
+/// Prefetches one row of a head to the second-level cache.
 fn fetch<T>(head: &Head, data: &[T], length: usize, row: usize) {
     let at = head.start(length, row);
     for line in data[at..at + head.sizes.head_size].chunks(LINE / size_of::<T>()) {
@@ -85,7 +85,7 @@ fn fetch<T>(head: &Head, data: &[T], length: usize, row: usize) {
     }
 }
 
-/// Asks for one row of a head that will be written: a store waits for its line otherwise.
+/// Prefetches one row of a head for writing: a store would wait for its line otherwise.
 fn fetch_to_write<T>(head: &Head, data: Shared<T>, length: usize, row: usize) {
     for line in (0..head.sizes.head_size).step_by(LINE / size_of::<T>()) {
         to_write(data.pointer(head.start(length, row) + line));

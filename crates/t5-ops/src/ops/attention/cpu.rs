@@ -1,10 +1,9 @@
-//! Attention on the CPU: what is cut into tasks, and for whom. What a task does is a [`Forward`] or a [`Backward`]: with
-//! vectors ([`super::vectors`]), for few queries ([`super::few`]), or in bf16 on tile registers or AVX512-BF16 ([`super::tiles`]).
+//! Attention on the CPU: cuts the work into tasks. A [`Forward`] or a [`Backward`] carries a task out: with vectors ([`super::vectors`]),
+//! for few queries ([`super::few`]), or in bf16 on tile registers or AVX512-BF16 ([`super::tiles`]).
 //!
-//! Forward: a task is some queries of one head of one sequence. Backward: a task is one head of one sequence; its queries
-//! are cut into parts where there are few heads, as many on every number of threads, and each part sums its own dk and dv
-//! in f32; parts are added in order. Heads are columns of the (B, T, H*K) tensors, read and written with a
-//! stride.
+//! Forward: a task is some queries of one head of one sequence. Backward: a task is one head of one sequence. If there are few heads, the
+//! queries of a head are cut into parts, in the same way for any number of threads. Each part sums its own dk and dv in f32, and the parts
+//! are added in order. Heads are columns of the (B, T, H*K) tensors, read and written with a stride.
 
 use candle_core::{DType, Result, Tensor};
 use half::bf16;
@@ -26,29 +25,29 @@ use crate::processor::processor;
 use crate::storage::{Element, View, filled, update};
 use crate::vector;
 
-/// Into at least so many parts the queries of all heads are cut, if there are as many: a part is what a thread takes.
+/// The queries of all heads are cut into at least this many parts, if there are as many: a thread takes a part at a time.
 const FEWEST_PARTS: usize = 16;
 
-/// Scores, and sums of values. Where strips of tiles are multiplied, the buffers of a thread have all keys of a head. Those for vectors have a
-/// few rows alone, and are left out.
+/// Scores, and sums of values. If strips of tiles are multiplied, the buffers of a thread have all keys of a head. The buffers for vectors
+/// have a few rows only, and are left out.
 pub(super) fn forward_needs(s: &Sizes, dtype: DType) -> Needs {
     let buffers = if in_strips(s, dtype) { processor().threads * tiles::forward_bytes(s) } else { 0 };
     Needs::bytes(buffers as u64).with_products(2, s.product())
 }
 
-/// Two products for each of forward's; the scores that are computed again are hidden behind them.
+/// Two products for each product of the forward; the scores that are computed again are hidden behind them.
 pub(super) fn backward_needs(s: &Sizes, dtype: DType) -> Needs {
     let parts = processor().threads.min(s.batch * s.heads) * parts(s, tiles::GROUP);
     let buffers = if in_strips(s, dtype) { parts * tiles::backward_bytes(s) } else { 0 };
     Needs::bytes(buffers as u64).with_products(4, s.product())
 }
 
-/// Whether strips of tiles are multiplied on the processor that needs are stated for.
+/// Whether the processor that needs are stated for multiplies strips of tiles.
 fn in_strips(s: &Sizes, dtype: DType) -> bool {
     dtype == DType::BF16 && processor().multiplies_pairs() && tiles::fit(s)
 }
 
-/// Into how many parts the queries of a head are cut in the backward, where a part has groups of `each`.
+/// The number of parts that the queries of a head are cut into in the backward, where a part has groups of `each`.
 fn parts(s: &Sizes, each: usize) -> usize {
     FEWEST_PARTS.div_ceil((s.batch * s.heads).max(1)).min(s.queries.div_ceil(each))
 }
@@ -171,7 +170,7 @@ pub(super) fn backward<T: Element, B: Backward<T> + Send>(
             let dk = Shared::new(dk);
             dv = Some(filled::<T>(v.shape(), |dv| {
                 let to = Output { dq, dk, dv: Shared::new(dv) };
-                // Each thread has a head, whose parts follow one another. One that has none left takes parts of the others' heads.
+                // Each thread has a head, whose parts follow one another. A thread without a head takes parts of the others' heads.
                 let worker = |_| (0..parts).map(|_| B::new(a, s)).collect::<Vec<_>>();
                 let mut workers: Vec<_> = (0..threads().min(heads)).map(worker).collect();
                 for_each_part_by(&mut workers, heads, |scratch, task| {

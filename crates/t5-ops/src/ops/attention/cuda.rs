@@ -1,6 +1,6 @@
-//! Attention on a card: on tensor cores for bf16 and the usual head sizes, otherwise without them; few queries, as in generation, have a
-//! block each. The gradients of keys, values and bias come from blocks of keys, those of queries from blocks of queries, so that no two
-//! blocks add to one place. What a call holds does not depend on the kernels that a card takes.
+//! Attention on a card: on tensor cores for bf16 and the usual head sizes, otherwise without them. Few queries, as in generation, have a
+//! block each. Blocks of keys compute the gradients of keys, values and bias, and blocks of queries those of queries, so no two blocks add
+//! to one place. The bytes that a call holds do not depend on the card's kernels.
 
 use candle_core::{DType, Device, Result, Tensor};
 
@@ -24,7 +24,7 @@ pub(super) fn takes(operands: &[&Tensor], a: &Attention, s: &Sizes) -> bool {
     s.head_size <= MOST_HEAD_ON_DEVICE && of_bias && takes_alike(operands.iter().copied())
 }
 
-/// Whether the kernels of the backward read these statistics, and add to such a gradient.
+/// Whether the backward's kernels read these statistics, and add to such a gradient.
 pub(super) fn adds_to(lse: &Tensor, dbias: Option<&Tensor>) -> bool {
     let all = || [lse].into_iter().chain(dbias);
     all().all(|t| t.dtype() == DType::F32) && crate::cuda::takes(all())
@@ -34,16 +34,16 @@ pub(super) fn adds_to(lse: &Tensor, dbias: Option<&Tensor>) -> bool {
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     TensorCores,
-    /// Of f32, and heads of up to 64: a block has twice as many rows.
+    /// For f32, and heads of up to 64: a block has twice the rows.
     Narrow,
     Plain(DType),
-    /// Of f32, with less shared memory: a block's own rows are read where they lie.
+    /// For f32, with less shared memory: a block's own rows are read from global memory.
     Lean,
 }
 
 impl Kind {
-    /// Those of both directions. Before Ampere some cards have no shared memory for the plain ones of the largest heads. Every card that
-    /// computes in bf16 has it.
+    /// The kernels of both directions. Before Ampere, some cards lack shared memory for the plain kernels of the largest heads. Every card
+    /// that computes in bf16 has enough.
     fn of(q: &Tensor, s: &Sizes) -> Result<Self> {
         let plain = Kind::Plain(q.dtype());
         let fits = |kind: Self| has_shared_bytes(q.device(), kind.most_shared(s.head_size));
@@ -55,7 +55,7 @@ impl Kind {
         }
     }
 
-    /// The kernel of this name, with what it begins with.
+    /// The kernel of this name, with its first arguments.
     fn kernel<'a>(self, device: &'a Device, name: &str, s: &Sizes) -> Result<Kernel<'a>> {
         let (module, suffix) = match self {
             Kind::TensorCores if name == "attention_forward" => (Module::AttentionForward, s.head_size.to_string()),
@@ -73,7 +73,7 @@ impl Kind {
         if self == Kind::TensorCores && !address(&x)?.is_multiple_of(16) { x.force_contiguous() } else { Ok(x) }
     }
 
-    /// Rows of a block: queries of the forward, and those of the backward or its keys.
+    /// Rows of a block: the queries of the forward, and the queries or keys of the backward.
     fn rows(self) -> usize {
         match self {
             Kind::TensorCores | Kind::Narrow => 64,
@@ -81,13 +81,14 @@ impl Kind {
         }
     }
 
-    /// Numbers from a row in shared memory to the next, without tensor cores; and those of the block's own rows of one operand there.
+    /// Numbers from one row in shared memory to the next, without tensor cores; and the numbers of the block's own rows of one operand
+    /// there.
     fn rows_in_shared(self, head_size: usize) -> (usize, usize) {
         let row = if self == Kind::Narrow { 64 + 4 } else { (head_size.div_ceil(4) | 1) * 4 };
         (row, if self == Kind::Lean { 0 } else { self.rows() * row })
     }
 
-    /// Bytes of shared memory of the forward; the layouts stand in the kernels' sources.
+    /// Bytes of shared memory of the forward; the kernels' sources describe the layouts.
     fn shared_by_forward(self, head_size: usize) -> usize {
         if self == Kind::TensorCores {
             return (64 + 4 * 64) * 2 * head_size + 2 * 128 * 4;
@@ -96,7 +97,7 @@ impl Kind {
         4 * (2 * 32 * row + 40 * self.rows() + 2 * self.rows() + 32 + own)
     }
 
-    /// The same of the backward, by keys and by queries.
+    /// Bytes of shared memory of the backward, by keys and by queries.
     fn shared_by_backward(self, head_size: usize) -> [usize; 2] {
         if self == Kind::TensorCores {
             let tiles = (2 * 64 + 4 * 32) * 2 * head_size;
@@ -106,20 +107,20 @@ impl Kind {
         [4 * (4 * 32 + 2 * 32 * row + 40 * self.rows() + self.rows() + 32 + 2 * own); 2]
     }
 
-    /// The most of both directions.
+    /// The most bytes of both directions.
     fn most_shared(self, head_size: usize) -> usize {
         let backward = self.shared_by_backward(head_size);
         backward.into_iter().fold(self.shared_by_forward(head_size), usize::max)
     }
 }
 
-/// Queries of a sequence for which a block has one alone: a block of tiles would compute rows that are not there.
+/// Up to this many queries of a sequence, each query has a block of its own: a block of tiles would compute rows that do not exist.
 const FEW_QUERIES: usize = 8;
 /// Threads of such a block.
 const FEW_THREADS: u32 = 256;
 
-/// Attention of few queries without dropout. At a position that lies on the card, to which lengths and bias are those of its number, the
-/// kernel looks there.
+/// Attention of few queries without dropout. If the position lies on the card, lengths and bias are passed for position 0, and the kernel
+/// adds the position that it reads there.
 pub(super) fn attention_of_few(
     q: &Tensor,
     k: &Tensor,
@@ -143,7 +144,7 @@ pub(super) fn attention_of_few(
     let lengths = if are_alike { None } else { Some(lengths(a, s, device)?) };
     let on_card = at.and_then(|at| Some((at.number, at.on_card?)));
     if let Some((number, _)) = on_card {
-        // As of position 0, from where the kernel moves them.
+        // As for position 0; the kernel adds the position.
         length -= number;
         of_bias += (number * size_of::<f32>()) as u64;
     }
@@ -157,7 +158,7 @@ pub(super) fn attention_of_few(
     Ok((out, lse))
 }
 
-/// As the kernels have it.
+/// The struct as the kernels define it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Shape {
@@ -171,7 +172,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// Of contiguous tensors.
+    /// The shape of contiguous tensors.
     fn of(s: &Sizes, a: &Attention) -> Result<Self> {
         let width = s.heads * s.head_size;
         let batch = |rows: usize| (rows * width) as i64;
@@ -187,7 +188,7 @@ impl Shape {
     }
 }
 
-/// What lies on the card beside the operands: lengths, and the samples of a dropout.
+/// Lists on the card besides the operands: lengths, and the samples of a dropout.
 struct Lists<'a> {
     lengths: Tensor,
     dropout: Option<&'a Dropout<'a>>,
@@ -199,7 +200,7 @@ fn lengths(a: &Attention, s: &Sizes, device: &Device) -> Result<Tensor> {
     if let Some(place) = recording::place_of(a.key_lengths) {
         return Ok(place);
     }
-    // More keys than there are count as all of them.
+    // A length beyond the number of keys counts as all keys.
     let lengths: Vec<u32> = a.key_lengths.iter().map(|&length| length.min(s.keys) as u32).collect();
     uploaded(&lengths, device)
 }
@@ -238,7 +239,7 @@ pub(super) fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention, s: &S
     let kernel = kind.kernel(device, "attention_forward", s)?;
     let kernel = kernel.tensor(&q)?.tensor(&k)?.tensor(&v)?.tensor_or_null(bias.as_ref())?;
     let kernel = lists.of_kernel(kernel)?.tensor(&out)?.tensor(&lse)?.value(Shape::of(s, a)?);
-    // SAFETY: shapes are those of `sizes`, which has checked them; each sequence has a length and a sample.
+    // SAFETY: `sizes` has checked these shapes; each sequence has a length and a sample.
     unsafe { kernel.launch(grid(s, a, s.queries, kind.rows()), THREADS, kind.shared_by_forward(s.head_size))? };
     Ok((out, lse))
 }

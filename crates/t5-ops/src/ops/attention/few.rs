@@ -1,6 +1,6 @@
-//! Attention of a few queries, as a step of generation has: keys and values are read where they lie, and nothing is packed.
+//! Attention of a few queries, as in a step of generation: keys and values are read in place, and nothing is packed.
 //!
-//! A key that meets four queries is multiplied four times. To pack it for a kernel takes longer than that.
+//! A key that meets four queries is multiplied four times. Packing the key for a kernel takes longer than that.
 
 use std::ops::Range;
 
@@ -15,10 +15,10 @@ use crate::storage::scratch;
 
 /// The most queries.
 const MOST_QUERIES: usize = 8;
-/// The most keys: all scores of a task are there at once.
+/// The most keys: all scores of a task exist at once.
 const MOST_KEYS: usize = 4096;
 
-/// Whether it is one for this module.
+/// Whether attention of these sizes runs in this module.
 pub(super) fn applies_to(s: &Sizes) -> bool {
     s.queries <= MOST_QUERIES && s.keys <= MOST_KEYS
 }
@@ -91,8 +91,7 @@ impl<T: Lanes> task::Forward<T> for Forward<T> {
 }
 
 simd! {
-    /// Sums of `keys` values (K), which begin `stride` elements one after the other, times the probabilities of each query: p (T, S),
-    /// sums (T, K).
+    /// Sums `keys` values (K), which begin `stride` elements apart, times the probabilities of each query: p (T, S), sums (T, K).
     fn add_up<S, T: Lanes>(s, p: &[T], values: &[T], keys_and_stride: (usize, usize), sums: &mut [f32], size: usize) {
         let keys = keys_and_stride.0;
         let mut left = (p, sums);
@@ -113,7 +112,7 @@ simd! {
     }
 }
 
-/// [`add_up`] for `R` queries, `C` vectors of the values' columns at a time: four sums, as many as are on their way at once.
+/// [`add_up`] for `R` queries, `C` vectors of the values' columns at a time: four sums, enough to hide the latency of an addition.
 #[inline(always)]
 fn add_up_rows<S: Simd, T: Lanes, const R: usize, const C: usize>(
     s: S,

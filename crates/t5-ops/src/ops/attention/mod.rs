@@ -35,9 +35,9 @@ pub struct Attention<'a> {
     /// (H, T+S-1): entry `[h, j - i + T - 1]` is added to the score of query `i` and key `j`.
     /// See [`relative_bias`](crate::relative_bias).
     pub bias: Option<&'a Tensor>,
-    /// For each of the B sequences, how many keys count: keys `j >= length` are masked.
+    /// The number of keys that count in each of the B sequences: keys `j >= length` are masked.
     pub key_lengths: &'a [usize],
-    /// Query `i` sees the keys `j <= i + S - T`: itself and what precedes it, the last query being the last key.
+    /// Query `i` sees the keys `j <= i + S - T`: itself and all before it. The last query is the last key.
     pub causal: bool,
     /// Dropout of the probabilities.
     pub dropout: Option<Dropout<'a>>,
@@ -45,7 +45,7 @@ pub struct Attention<'a> {
 
 /// The largest head for which a card has kernels.
 pub const MOST_HEAD_ON_DEVICE: usize = 128;
-/// Keys of a block of a card's backward, the fewest: each block has sums of the bias's gradient.
+/// The fewest keys of a block of a card's backward: each block has sums of the bias's gradient.
 const KEYS_OF_BLOCK_ON_DEVICE: usize = 32;
 
 /// The sizes of one call.
@@ -74,14 +74,14 @@ impl Sizes {
         needs::elements([self.batch, self.queries.max(self.keys), self.heads, self.head_size])
     }
 
-    /// One of attention's matrix products over all keys, seen or not.
+    /// The sizes of one of attention's matrix products over all keys, masked or not.
     fn product(&self) -> (usize, usize, usize) {
         (self.batch * self.queries, self.keys, self.heads * self.head_size)
     }
 }
 
 impl Attention<'_> {
-    /// How many keys query `i` of sequence `b` sees; they are a prefix.
+    /// The number of keys that query `i` of sequence `b` sees; they are a prefix.
     pub(crate) fn visible(&self, s: &Sizes, b: usize, i: usize) -> usize {
         let length = self.key_lengths[b].min(s.keys);
         if self.causal { length.min((i + 1 + s.keys).saturating_sub(s.queries)) } else { length }
@@ -141,11 +141,11 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
     }
 }
 
-/// [`attention`] of the token at a position, as in generation: one query (R, 1, H*K) of each row over the first keys and values of a cache
-/// (R, T, H*K), itself the last. The bias is that of all positions, (H, 2T-1). Returns the result alone.
+/// [`attention`] of the token at a position, as in generation. Each row has one query (R, 1, H*K), and sees the keys and values of a cache
+/// (R, T, H*K) up to its own position. The bias is for all positions, (H, 2T-1). Returns the result alone.
 ///
 /// # Errors
-/// Other shapes; a position that is not there.
+/// Other shapes; a position outside of the cache.
 pub fn attention_at(
     q: &Tensor,
     [k, v]: [&Tensor; 2],
@@ -174,7 +174,7 @@ pub fn attention_at(
     Ok(attention(q, k, v, &a)?.0)
 }
 
-/// What [`attention`] of activations in `dtype` needs, with dropout or without.
+/// Returns the needs of [`attention`] for activations in `dtype`, with dropout or without.
 pub fn attention_needs(path: Path, s: &Sizes, dtype: DType, drops: bool) -> Needs {
     match path {
         Path::Cpu => cpu::forward_needs(s, dtype),
@@ -199,7 +199,7 @@ pub struct Attended<'a> {
     pub lse: &'a Tensor,
 }
 
-/// The gradients with respect to `q`, `k` and `v`; adds the bias's to `dbias` if given.
+/// Returns the gradients with respect to `q`, `k` and `v`; adds the bias's gradient to `dbias` if given.
 ///
 /// `dout` is the gradient of the result; `a` as in the forward.
 pub fn attention_backward(
@@ -231,7 +231,7 @@ pub fn attention_backward(
     }
 }
 
-/// What [`attention_backward`] needs, as for [`attention_needs`].
+/// Returns the needs of [`attention_backward`], as [`attention_needs`].
 pub fn attention_backward_needs(path: Path, s: &Sizes, dtype: DType, drops: bool, trains_bias: bool) -> Needs {
     match path {
         Path::Cpu => cpu::backward_needs(s, dtype),
@@ -243,8 +243,8 @@ pub fn attention_backward_needs(path: Path, s: &Sizes, dtype: DType, drops: bool
     }
 }
 
-/// On a card: a sum for each query of each head, and the partial sums of a bias's gradient. Two products more than on the CPU: scores
-/// and the gradients of probabilities are computed for keys and for queries.
+/// On a card: a sum for each query of each head, and the partial sums of a bias's gradient. Two products more than on the CPU: scores and
+/// the gradients of probabilities are computed once by keys and once by queries.
 fn backward_needs_on_device(s: &Sizes) -> Needs {
     let heads = needs::elements([s.batch, s.heads]);
     let blocks = s.keys.div_ceil(KEYS_OF_BLOCK_ON_DEVICE) as u64;

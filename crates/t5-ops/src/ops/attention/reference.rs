@@ -17,7 +17,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
     let max = scores.detach().max_keepdim(D::Minus1)?.clamp(-1e30, f64::INFINITY)?;
     let exp = scores.broadcast_sub(&max)?.exp()?;
     let sum = exp.sum_keepdim(D::Minus1)?;
-    // A row without a key has sum 0: divide by 1 instead, and its log-sum-exp is -inf.
+    // A row without a key has sum 0: its divisor is 1 instead, and its log-sum-exp is -inf.
     let divisor = sum.broadcast_add(&seen.affine(-1.0, 1.0)?)?;
     let lse = (max + sum.log()?)?.squeeze(D::Minus1)?;
     let probabilities = exp.broadcast_div(&divisor)?;
@@ -29,22 +29,22 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, a: &Attention) -> Result<(T
     Ok((join(&out, &s)?.to_dtype(q.dtype())?, lse))
 }
 
-/// Scores, their exponentials and the probabilities; with dropout its mask and what it leaves of them. Beside these q, k and v
-/// by heads.
+/// Scores, their exponentials and the probabilities; with dropout also its mask and the masked probabilities. Besides these, q, k and v by
+/// heads.
 pub(super) fn forward_needs(s: &Sizes, dtype: DType, drops: bool) -> Needs {
     let scores = copies(if drops { 5 } else { 3 }, s.scores(), dtype);
     Needs::bytes(scores + copies(3, s.elements(), dtype)).with_products(2, s.product())
 }
 
-/// Probabilities and their gradient, in two steps those of the scores, and with dropout its mask. Beside these q, k, v, the
+/// Probabilities and their gradient, and in two steps the gradient of the scores; with dropout also its mask. Besides these, q, k, v, the
 /// result and its gradient by heads.
 pub(super) fn backward_needs(s: &Sizes, dtype: DType, drops: bool) -> Needs {
     let scores = copies(if drops { 5 } else { 4 }, s.scores(), dtype);
     Needs::bytes(scores + copies(5, s.elements(), dtype)).with_products(5, s.product())
 }
 
-/// The same on a device: with dropout the exponentials, probabilities, mask and what it leaves stand beside the scores;
-/// without, or when values are weighted, one of them in the dtype of the products.
+/// The forward on a device: with dropout, the exponentials, probabilities, mask and masked probabilities exist beside the scores. Without
+/// dropout, or when values are weighted, one of them exists in the dtype of the products.
 pub(super) fn forward_needs_on_device(s: &Sizes, dtype: DType, drops: bool) -> Needs {
     let narrow = if dtype.size_in_bytes() < 4 { s.scores() * dtype.size_in_bytes() as u64 } else { 0 };
     let weighted = copies(3, s.scores(), dtype) + narrow + copies(3, s.elements(), dtype);
@@ -52,14 +52,14 @@ pub(super) fn forward_needs_on_device(s: &Sizes, dtype: DType, drops: bool) -> N
     Needs::bytes(weighted.max(masked)).with_products(2, s.product()).with_bytes_on_host(on_host(s, drops))
 }
 
-/// The same on a device, with q, k, v, the result and its gradient by heads, and the gradient of the values.
+/// The backward on a device, with q, k, v, the result and its gradient by heads, and the gradient of the values.
 pub(super) fn backward_needs_on_device(s: &Sizes, dtype: DType, drops: bool) -> Needs {
     let scores = copies(if drops { 5 } else { 4 }, s.scores(), dtype);
     let by_heads = 5 * s.elements() * dtype.size_in_bytes() as u64 + copies(1, s.elements(), dtype);
     Needs::bytes(scores + by_heads).with_products(5, s.product()).with_bytes_on_host(on_host(s, drops))
 }
 
-/// Bytes of the host: the mask of the probabilities, or which keys are hidden from each query of a sample.
+/// Bytes of the host: the mask of the probabilities, or the keys that are hidden from each query of a sample.
 fn on_host(s: &Sizes, drops: bool) -> u64 {
     mask_on_host(s.scores(), drops).max(s.scores() / s.heads.max(1) as u64 * size_of::<f32>() as u64)
 }
@@ -74,7 +74,7 @@ pub fn attention_backward(
     let Attended { q, k, v, out, lse } = *of;
     let s = a.sizes("attention_backward", q, k, v)?;
     let dtype = wide_dtype(q);
-    // exp(score - lse); rows without a key have lse = -inf, which is lifted so that they give exp(-inf) = 0.
+    // exp(score - lse). Rows without a key have lse = -inf, which is raised so that they give exp(-inf) = 0.
     let lse = lse.to_dtype(dtype)?.unsqueeze(D::Minus1)?.clamp(-1e30, f64::INFINITY)?;
     let probabilities = scores(q, k, a, &s)?.broadcast_sub(&lse)?.exp()?; // (B, H, T, S)
     let (q, k, v, dout) = (split(q, &s)?, split(k, &s)?, split(v, &s)?, split(dout, &s)?);
@@ -86,7 +86,7 @@ pub fn attention_backward(
     };
     let dv = multiply(&masked(&probabilities)?.transpose(2, 3)?, &dout, &q)?;
     let dp = masked(&multiply(&dout, &v.transpose(2, 3)?, &q)?)?;
-    // Row sums of p * dp, without a pass over the scores: dout · out.
+    // Row sums of p * dp, computed without a pass over the scores: dout · out.
     let delta = (dout.to_dtype(dtype)? * out.to_dtype(dtype)?)?.sum_keepdim(D::Minus1)?;
     let ds = (probabilities * dp.broadcast_sub(&delta)?)?;
     let dq = multiply(&ds, &k, &q)?;
@@ -110,7 +110,7 @@ fn join(x: &Tensor, s: &Sizes) -> Result<Tensor> {
     x.transpose(1, 2)?.contiguous()?.reshape((s.batch, (), s.heads * s.head_size))
 }
 
-/// The matrix product in the dtype that the device can multiply, in the wide dtype after it.
+/// Multiplies matrices in a dtype that the device can multiply, and returns the result in the wide dtype.
 fn multiply(a: &Tensor, b: &Tensor, like: &Tensor) -> Result<Tensor> {
     let dtype = matmul_dtype(like);
     let product = a.to_dtype(dtype)?.contiguous()?.matmul(&b.to_dtype(dtype)?.contiguous()?)?;

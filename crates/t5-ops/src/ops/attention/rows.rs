@@ -4,7 +4,7 @@ use crate::random_mask::RowMask;
 use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
 use crate::vector;
 
-/// Inputs of the backward of a row of scores, beside the scores.
+/// Inputs of the backward of a row, besides the scores.
 pub(super) struct Row<'a> {
     /// The key of the first score.
     pub key: usize,
@@ -14,7 +14,7 @@ pub(super) struct Row<'a> {
     pub delta: f32,
 }
 
-// No closure below does arithmetic: the compiler makes functions of them that lack the instruction set.
+// No closure below does arithmetic: the compiler would make functions of them that lack the instruction set.
 
 #[inline(always)]
 #[allow(clippy::manual_map, reason = "`map` takes a closure")]
@@ -34,7 +34,7 @@ fn kept<S: Simd>(s: S, keep: Option<S::Keep>, first: usize, x: S::F) -> S::F {
     }
 }
 
-/// The values of the backward of a row, in every lane.
+/// The constants of the backward of a row, in every lane.
 struct Numbers<S: Simd> {
     keep: Option<S::Keep>,
     scale: S::F,
@@ -43,7 +43,7 @@ struct Numbers<S: Simd> {
 }
 
 impl<S: Simd> Numbers<S> {
-    /// p m and the gradient of the scores, which is added to `dbias`; see [`softmax_backward`].
+    /// Returns p m and the gradient of the scores, which it also adds to `dbias`; see [`softmax_backward`].
     #[inline(always)]
     fn gradients(&self, s: S, first: usize, score: S::F, dp: S::F, dbias: &mut [f32; WIDTH]) -> (S::F, S::F) {
         let e = s.exp(s.sub(score, self.lse));
@@ -61,8 +61,8 @@ impl<S: Simd> Numbers<S> {
 }
 
 simd! {
-    /// Brings the statistics of a row up to date with a tile of its scores, to which the bias is added, and
-    /// writes `exp(score - largest)`, zero where dropped. Returns what earlier sums are to be multiplied by.
+    /// Updates the statistics of a row from a tile of its scores, to which the bias is added. Writes `exp(score - largest)`, zero where
+    /// dropped. Returns the factor for earlier sums.
     pub(super) fn softmax<S, T: Lanes>(
         s,
         scores: &mut [f32],

@@ -1,4 +1,4 @@
-//! What a task of attention on the CPU works on: a head of a sequence, what it reads and writes, and the traits of those who do it.
+//! A task of attention on the CPU: a head of a sequence, its inputs and outputs, and the traits that carry it out.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ impl Head {
         self.sizes.heads * self.sizes.head_size
     }
 
-    /// Where row `position` of a (B, length, H*K) tensor has this head.
+    /// The start of this head in row `position` of a (B, length, H*K) tensor.
     pub(super) fn start(&self, length: usize, position: usize) -> usize {
         (self.sequence * length + position) * self.width() + self.head * self.sizes.head_size
     }
@@ -30,7 +30,7 @@ impl Head {
         Matrix::strided(T::operand(&data[self.start(length, first)..]), rows, self.sizes.head_size, self.width())
     }
 
-    /// Where query `position` of this head is in (B, H, T).
+    /// The index of query `position` of this head in (B, H, T).
     pub(super) fn row(&self, position: usize) -> usize {
         (self.sequence * self.sizes.heads + self.head) * self.sizes.queries + position
     }
@@ -42,9 +42,9 @@ impl Head {
     }
 }
 
-/// Some queries of one head: what a task of the forward does.
+/// A task of the forward: some queries of one head.
 pub(super) trait Forward<T> {
-    /// How many queries, but for the last.
+    /// The number of queries of each task but the last.
     fn queries(a: &Attention, s: &Sizes) -> usize;
 
     fn new(a: &Attention, s: &Sizes) -> Self;
@@ -65,14 +65,14 @@ pub(super) trait Forward<T> {
     );
 }
 
-/// Some queries of one head: what a part of a task of the backward does.
+/// A part of a task of the backward: some queries of one head.
 pub(super) trait Backward<T>: Sized {
-    /// Parts take a whole number of so many queries.
+    /// The queries of a part are a multiple of this.
     fn queries(a: &Attention, s: &Sizes) -> usize;
 
     fn new(a: &Attention, s: &Sizes) -> Self;
 
-    /// Writes dq of these queries, sums what they add to dk and dv, and adds to `dbias` (T+S-1).
+    /// Writes dq of these queries, sums their parts of dk and dv, and adds to `dbias` (T+S-1).
     ///
     /// # Safety
     ///

@@ -92,7 +92,7 @@ fn kernels_agree_with_the_reference() {
         (2, 3, 40, 2, 16),
         (3, 4, 130, 2, 64),
         (1, 6, 20, 2, 80),
-        // In bf16 on tile registers or AVX512-BF16, where there are any: strips, groups and tiles that are not whole, and one of several parts.
+        // In bf16 on tile registers or AVX512-BF16, if there are any: partial strips, groups and tiles, and a case of several parts.
         (1, 8, 2, 2, 32),
         (2, 9, 33, 2, 32),
         (3, 100, 520, 1, 32),
@@ -137,7 +137,7 @@ fn agrees_with_the_reference(
     let of = Attended { q, k, v, out: &out, lse: &lse };
     let got = backward(&of, dout, a, &sizes, Some(&dbias)).unwrap();
     let expected = reference::attention_backward(&of, dout, a, Some(&expected_dbias)).unwrap();
-    // Where there is one visible key its probability is 1 and dq, dk are differences of equals.
+    // With one visible key its probability is 1, and dq and dk are differences of equal numbers.
     let tolerance = |what: &str| if sizes.keys == 1 && what != "dv" { 1.0 } else { tolerance(dtype) };
     assert_close(&format!("{what} dq"), &got.0, &expected.0, tolerance("dq"));
     assert_close(&format!("{what} dk"), &got.1, &expected.1, tolerance("dk"));
@@ -177,7 +177,7 @@ fn padding_changes_nothing() {
         let longer = Case::new((1, 9, 44, 2, size), dtype);
         let pad = |x: &Tensor, like: &Tensor| Tensor::cat(&[x, &like.narrow(1, 9, 35).unwrap()], 1).unwrap();
         let (k, v) = (pad(&case.k, &longer.k), pad(&case.v, &longer.v));
-        // The bias of the padded call begins with that of the other: both start at j - i = -(T - 1).
+        // The bias of the padded call begins with the bias of the other call: both start at j - i = -(T - 1).
         let bias = Tensor::cat(&[&case.bias, &longer.bias.narrow(1, 0, 35).unwrap()], 1).unwrap();
         for a in case.variants().into_iter().filter(|a| !a.causal) {
             let padded = Attention { bias: a.bias.map(|_| &bias), ..a };

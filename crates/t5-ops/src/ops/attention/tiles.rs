@@ -1,13 +1,13 @@
-//! Attention in bf16 on tile registers or with AVX512-BF16: a strip of 32 queries by at most [`KEYS`] keys at a time, so that
-//! a strip's scores go from the products to the softmax and back in the first-level cache.
+//! Attention in bf16 on tile registers or with AVX512-BF16: a strip of 32 queries by at most [`KEYS`] keys at a time, so that a strip's
+//! scores stay in the first-level cache from the products to the softmax and back.
 //!
-//! Keys and values are packed once for all queries of a task. What the softmax writes is what the next product reads:
-//! probabilities as rows of a left operand (`p v`) in the forward; in the backward gradients of scores as such rows (`ds k`), and
-//! probabilities and gradients in pairs of queries, as a right-hand operand (`doutᵀ p`, `qᵀ ds`). So the sums of dk and dv
-//! are transposed until the end. They take a [`GROUP`] of queries at a time, because a sum in tile registers that is 32 deep
-//! takes longer to load and store than to compute.
+//! Keys and values are packed once for all queries of a task. The softmax writes operands of the next product. In the forward these are
+//! probabilities as rows of a left operand (`p v`). In the backward they are gradients of scores as such rows (`ds k`), and probabilities
+//! and gradients in pairs of queries, as a right-hand operand (`doutᵀ p`, `qᵀ ds`). So the sums of dk and dv are transposed until the end.
+//! They take a [`GROUP`] of queries at a time, because a sum in tile registers that is 32 deep takes longer to load and store than to
+//! compute.
 //!
-//! Otherwise it is what [`super::vectors`] does.
+//! Otherwise the algorithm is that of [`super::vectors`].
 
 use std::ops::Range;
 
@@ -29,14 +29,13 @@ pub(super) use forward::{Forward, forward_bytes};
 const STRIP: usize = BLOCK;
 /// Queries that a sum of dk and dv takes at a time.
 pub(super) const GROUP: usize = 4 * STRIP;
-/// Queries of a task of the forward: for each of them keys and values are packed once.
+/// Queries of a task of the forward: keys and values are packed once for each task.
 const QUERIES: usize = 256;
 /// Keys of a tile: 32 KiB of scores of a strip.
 const KEYS: usize = 256;
-/// From one query's scores to the next's: an odd number of cache lines, as everywhere where rows would be a power of two
-/// apart.
+/// Elements from one query's scores to the next's: an odd number of cache lines, because rows must not be a power of two apart.
 const SCORES: usize = KEYS + 16;
-/// The same of cells.
+/// The same for cells.
 const CELLS: usize = KEYS + BLOCK;
 /// For fewer queries packing the keys is not worth it.
 const FEWEST_QUERIES: usize = 8;
@@ -51,12 +50,12 @@ pub(super) fn fit(s: &Sizes) -> bool {
     s.head_size.is_multiple_of(BLOCK) && s.queries >= FEWEST_QUERIES
 }
 
-/// Room for what is read in whole blocks.
+/// `n` rounded up to whole blocks, which are read as a whole.
 fn blocks(n: usize) -> usize {
     n.next_multiple_of(BLOCK)
 }
 
-/// The queries of a strip or a group, and the keys that its last one sees.
+/// The queries of a strip or a group, and the keys that its last query sees.
 struct Part {
     first: usize,
     rows: usize,
@@ -74,7 +73,7 @@ impl Part {
 const CELL: usize = size_of::<u16>();
 const F32: usize = size_of::<f32>();
 
-/// Elements of a bias or of its gradient with room for what is read in whole blocks.
+/// Elements of a bias or of its gradient, with room for whole blocks.
 fn bias_elements(s: &Sizes) -> usize {
     s.queries + blocks(s.keys) + BLOCK
 }
@@ -93,12 +92,12 @@ impl Packed {
         Self { keys: Cells::new(cells), others: Cells::new(cells), bias }
     }
 
-    /// Bytes of one.
+    /// Bytes of such a state.
     fn bytes(s: &Sizes) -> usize {
         2 * CELL * blocks(s.keys) * s.head_size + F32 * bias_elements(s)
     }
 
-    /// Packs `seen` keys, and of `others` as many rows.
+    /// Packs `seen` keys, and the same number of rows of `others`.
     fn pack(&mut self, tiles: &impl Tiles, head: &Head, k: Matrix, others: Matrix, seen: usize, bias: Option<&[f32]>) {
         let size = head.sizes.head_size;
         pack_across(tiles, k, (seen, size), &mut self.keys);
@@ -123,7 +122,7 @@ impl Packed {
         self.keys.read()[key * size..].as_ptr()
     }
 
-    /// Panel `panel` of the tile of keys that begins with `key`, of which the task sees `seen`.
+    /// Panel `panel` of the tile of keys that begins with `key`. The task sees `seen` keys.
     fn other(&self, key: usize, seen: usize, panel: usize, size: usize) -> *const u16 {
         self.others.read()[key * size + panel * BLOCK * blocks(KEYS.min(seen - key))..].as_ptr()
     }

@@ -1,10 +1,9 @@
-//! Attention with vectors and the general products, in f32 and bf16 on every machine: a tile of scores at a time, some
-//! queries by at most [`TILE_KEYS`] keys.
+//! Attention with vectors and the general products, in f32 and bf16 on every machine: a tile of scores at a time, some queries by at most
+//! [`TILE_KEYS`] keys.
 //!
-//! Forward goes through the tiles of visible keys (a prefix, so a mask is a shorter row and not a value) with the largest
-//! score and the sum of exponentials of each row so far, and corrects what it has summed when a larger score comes (Dao et
-//! al. 2022). Probabilities and the gradients of scores are written in the dtype of the activations, so that in bf16 the
-//! products with them are bf16 products.
+//! Forward goes through the tiles of visible keys (a prefix, so a mask is a shorter row and not a value). It keeps the largest score and
+//! the sum of exponentials of each row so far, and rescales its sums when a larger score comes (Dao et al. 2022). Probabilities and the
+//! gradients of scores are written in the dtype of the activations, so that in bf16 the products with them are bf16 products.
 
 use std::ops::Range;
 
@@ -28,7 +27,7 @@ const TILE_KEYS: usize = 512;
 const ROWS: usize = 12;
 /// Scores of a tile: 96 KiB, so that the four tiles of the backward stay in the second-level cache beside the packed keys.
 const TILE_SCORES: usize = 24 * 1024;
-/// The same where queries see a prefix of the keys: a tile computes what its last query sees for all of them.
+/// The same if queries see a prefix of the keys: a tile computes all its queries over the keys that its last query sees.
 const CAUSAL_TILE_SCORES: usize = TILE_SCORES / 2;
 
 /// Queries of a tile.
@@ -46,8 +45,8 @@ fn tiles_of_keys(seen: usize) -> impl Iterator<Item = Range<usize>> {
     (0..seen).step_by(TILE_KEYS).map(move |key| key..seen.min(key + TILE_KEYS))
 }
 
-/// Visible keys filled up with hidden ones to whole vectors, as far as the tile goes: the hidden get a score of
-/// minus infinity, and what is left over at the end of a row is dear.
+/// Visible keys, filled up to whole vectors with hidden keys as far as the tile goes. Hidden keys get a score of minus infinity; a partial
+/// vector at the end of a row is expensive.
 fn whole_lanes(visible: usize, keys: usize) -> usize {
     visible.next_multiple_of(WIDTH).min(keys)
 }
@@ -181,7 +180,7 @@ pub(super) struct Backward<T> {
     p: Vec<T>,        // (tile, keys): probabilities after dropout
     ds: Vec<T>,       // (tile, keys): gradient of the scores
     delta: Vec<f32>,  // (tile): sum of out * dout
-    dbias: Vec<f32>,  // (keys): where nobody wants the gradient of the bias
+    dbias: Vec<f32>,  // (keys): where no gradient of the bias is wanted
     dq: Vec<f32>,     // (tile, K)
     dk: Vec<f32>,     // (S, K)
     dv: Vec<f32>,     // (S, K)

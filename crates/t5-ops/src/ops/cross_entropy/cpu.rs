@@ -1,24 +1,22 @@
 //! Linear + cross-entropy on the CPU, a block of the vocabulary at a time.
 //!
-//! Each chunk of rows takes two passes over the vocabulary. The first computes logits and keeps of each row
-//! the largest logit and the sum of the exponentials below it, block after block (Milakov and Gimelshein
-//! 2018). The second turns logits into their gradient, in the dtype of `x`, and a tile of it goes into dX and
-//! dW while it is in the cache. Between the passes logits are *kept* (`chunk_rows` of them), or, where
-//! products cost less than memory or few rows are asked for, *computed again*, and then no more than a block of them ever
-//! exists.
+//! Each chunk of rows takes two passes over the vocabulary. The first computes logits, and for each row keeps the largest logit and the sum
+//! of the exponentials below it, block after block (Milakov and Gimelshein 2018). The second turns logits into their gradient, in the dtype
+//! of `x`. A tile of the gradient goes into dX and dW while it is in the cache. Between the passes logits are either *kept* (`chunk_rows`
+//! of them) or *computed again*. They are computed again if products cost less than memory, or if few rows are allowed. Then no more than a
+//! block of them exists at a time.
 //!
-//! Logits lie transposed, an entry of the vocabulary after the other: then W, by far the largest operand, is read
-//! row by row as it lies, and what has to be packed for it, the rows of x, is packed once for the whole
-//! vocabulary. So it is for dW.
+//! Logits lie transposed, one entry of the vocabulary after the other. Then W, by far the largest operand, is read row by row in place, and
+//! the other operand, the rows of x, is packed once for the whole vocabulary. The same holds for dW.
 //!
 //! In the first pass the vocabulary is divided into stretches. Each stretch has its own statistics, which are combined
 //! in order at the end. The second pass goes through the vocabulary tile by tile, and all threads work on one tile: on its
 //! blocks of logits, then on its products. Stretches and tiles depend on sizes only, and so does every sum.
 //!
-//! Of a table that comes by rows ([`crate::by_rows`]) only the rows in use are in memory: in the first pass a block for each thread, in the
+//! If a table comes by rows ([`crate::by_rows`]), only the rows in use are in memory: in the first pass a block for each thread, in the
 //! second one tile for all.
 //!
-//! Shapes: C rows of a chunk, filled up with rows of zeros to whole vectors; S from one entry's logits to the next's;
+//! Shapes: C rows of a chunk, filled up with rows of zeros to whole vectors; S logits from one entry to the next;
 //! L stretches; E entries of a tile.
 
 use std::ops::Range;
@@ -42,19 +40,19 @@ use crate::vector::exp;
 
 /// Entries of the vocabulary whose logits are computed at a time: whole blocks of every kernel.
 const BLOCK: usize = 96;
-/// The same where that would leave threads without a block: what all kernels but one take whole.
+/// The same if larger blocks would leave threads idle: whole blocks of all kernels but one.
 const SMALL_BLOCK: usize = 32;
 /// Gradients of logits that go into dX and dW at a time.
 const TILE_CELLS: usize = 480 << 10;
-/// Blocks of a tile, at least and at most: a product as deep as the least is fast, and at the most what all threads do
-/// together takes long enough to be worth waiting for each other.
+/// The fewest and the most blocks of a tile. A product as deep as the fewest is fast. With the most, the threads' common work on a tile is
+/// long compared with the waits between tiles.
 const TILE_BLOCKS: (usize, usize) = (10, 20);
 /// `window_bytes` states the bytes of a tile, or of a block for each thread: neither may be larger.
 const _: () = assert!(TILE_BLOCKS.1 * BLOCK <= WINDOW && BLOCK <= OF_THREAD);
-/// Stretches of the vocabulary, at most: a few for each of many threads.
+/// The most stretches of the vocabulary: a few for each of many threads.
 const STRETCHES: usize = 64;
-/// Rows at a time where logits are computed again: reading W, and adding to dW, cost once for each chunk, sums of dX cost
-/// memory for each of its rows.
+/// Rows at a time if logits are computed again. Reading W, and adding to dW, costs once for each chunk; sums of dX cost memory for each row
+/// of a chunk.
 const RECOMPUTED_ROWS: usize = 1024;
 
 /// Treatment of logits between the two passes.
@@ -64,19 +62,19 @@ pub(super) enum Logits {
     ComputedAgain,
 }
 
-/// Fewer rows than these are not kept: going through the vocabulary for each few rows takes longer than computing their
-/// logits again, many rows at a time (t5-small, f32: 1.48 times the step with 16 rows kept at a time).
+/// With fewer rows than this, logits are not kept. Going through the vocabulary for every few rows takes longer than computing their logits
+/// again, many rows at a time (t5-small, f32: 1.48 times the step with 16 rows kept at a time).
 const FEWEST_KEPT: usize = 32;
 
 impl Logits {
-    /// The faster treatment for activations of this dtype on this machine, if so many rows may be kept.
+    /// The faster treatment for activations of this dtype on this machine, if `chunk_rows` rows may be kept.
     pub(super) fn of(x: DType, chunk_rows: usize) -> Self {
         let again = (x == DType::BF16 && processor().has_tiles()) || chunk_rows < FEWEST_KEPT;
         if again { Logits::ComputedAgain } else { Logits::Kept }
     }
 }
 
-/// How a call is cut.
+/// The sizes that a call is cut into.
 #[derive(Clone, Copy)]
 struct Cut {
     logits: Logits,
@@ -107,22 +105,22 @@ impl Cut {
         self.chunk.next_multiple_of(WIDTH)
     }
 
-    /// Logits of the buffer below.
+    /// The number of logits in the buffer of [`Pass`].
     fn held(&self, vocabulary: usize) -> u64 {
         if self.logits == Logits::Kept { elements([vocabulary, stride(self.lanes())]) } else { 0 }
     }
 
-    /// A block of logits for each thread that computes them again.
+    /// A block of logits for each thread, if they are computed again.
     fn workers(&self) -> Vec<Buffer> {
         (0..threads()).map(|_| Buffer::new::<f32>(self.of_worker())).collect()
     }
 
-    /// Bytes of all of them. The threads keep them for the next call.
+    /// Bytes of all these blocks. The threads keep them for the next call.
     fn bytes_of_workers(&self) -> u64 {
         elements([processor().threads, self.of_worker(), size_of::<f32>()])
     }
 
-    /// Logits of such a block.
+    /// The number of logits in such a block.
     fn of_worker(&self) -> usize {
         if self.logits == Logits::Kept { 0 } else { BLOCK * stride(self.lanes()) }
     }
@@ -132,7 +130,7 @@ impl Cut {
         if self.tile / BLOCK >= 4 * threads() { BLOCK } else { SMALL_BLOCK }
     }
 
-    /// Bytes of the buffers below.
+    /// Bytes of the buffers of [`Pass`].
     fn bytes(&self, vocabulary: usize, width: usize, x: DType, gradients: bool) -> u64 {
         let (rows, stretches, size, rounds) = (self.lanes(), self.stretches, x.size_in_bytes(), x == DType::BF16);
         let statistics = elements([4, rows, 2 * stretches + 2]);
@@ -142,8 +140,8 @@ impl Cut {
     }
 }
 
-/// From one entry's logits to the next's, for `rows` rows: never a multiple of a page, because then the same row of
-/// all entries would fall into one set of the first-level cache.
+/// Logits from one entry to the next, for `rows` rows. Never a multiple of a page: then the same row of all entries would fall into one set
+/// of the first-level cache.
 fn stride(rows: usize) -> usize {
     if rows.is_multiple_of(1024) { rows + WIDTH } else { rows }
 }
@@ -154,7 +152,7 @@ pub(super) fn chunks(x: DType, rows: usize, chunk_rows: usize, with_gradients: b
     rows.div_ceil(Cut::new(logits, rows, 1, chunk_rows).chunk.max(1))
 }
 
-/// Without a second pass there is nothing to keep logits for.
+/// Without a second pass there is no reason to keep logits.
 pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
     let cut = Cut::new(Logits::ComputedAgain, rows, vocabulary, chunk_rows);
     let weights = product_bytes(rows, (width, 0, vocabulary), x);
@@ -165,7 +163,7 @@ pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DT
 
 pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
     let cut = Cut::new(Logits::of(x, chunk_rows), rows, vocabulary, chunk_rows);
-    // The product for dX sums over the entries of a tile, across which the gradients of its logits lie, and rows of W beside them.
+    // The product for dX sums over the entries of a tile. Both its operands lie across these: the gradients of the logits, and rows of W.
     let operands = across_bytes((cut.lanes(), cut.tile.min(vocabulary), width), x);
     let kept = Kept { loss: cut.bytes_of_workers(), ..operands };
     let transient = cut.bytes(vocabulary, width, x, true);
@@ -178,7 +176,7 @@ pub(super) fn loss(x: &Tensor, w: Weight, labels: &[u32], rows: &[u32], c: &Cros
     let (v, d) = w.dims2()?;
     w.with_rows(|w| {
         with_element!(x.dtype(), T, {
-            // Without a second pass there is nothing to keep logits for.
+            // Without a second pass there is no reason to keep logits.
             let cut = Cut::new(Logits::ComputedAgain, rows.len(), v, c.chunk_rows);
             let mut pass = Pass::<T>::new(x_view.slice::<T>()?, w, (v, d), labels, c, cut);
             Ok(rows.chunks(cut.chunk.max(1)).map(|rows| pass.statistics(rows)).sum())
@@ -230,7 +228,7 @@ pub(super) fn gradients(
     Ok((loss, dx))
 }
 
-/// Sets the rows between those that count to zero.
+/// Sets the rows of `dx` that do not count to zero.
 fn clear_ignored<T: Element>(dx: &mut [T], rows: &[u32], width: usize) {
     let mut next = 0;
     for &row in rows {
@@ -251,7 +249,7 @@ struct Pass<'a, T> {
     logit_scale: f32,
     gradient_scale: f32,
     cut: Cut,
-    /// Whether products with W round to bf16: where X is in it.
+    /// Whether products with W round to bf16: if X is bf16.
     rounds: bool,
     x_rows: Vec<T>,          // (C, D): the rows of the chunk, gathered, then zeros
     columns: Option<Packed>, // (D, C): the same as the columns of a right-hand operand
@@ -304,8 +302,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
         stretch * size..self.vocabulary.min((stretch + 1) * size)
     }
 
-    /// Where the logits of the `count` entries at `entry` lie, for `rows` rows: among all that are kept, or at the
-    /// beginning of what the worker has.
+    /// The logits of the `count` entries at `entry`, for `rows` rows: among all that are kept, or at the beginning of the worker's block.
     ///
     /// # Safety
     ///
@@ -376,7 +373,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
                     }
                 }
             }
-            // The threads take the next stretches now. The first one after those is read ahead.
+            // The threads take the next stretches now. The first stretch after those is read ahead.
             let next = stretch + 1 + threads();
             if next < this.cut.stretches {
                 this.w.read_ahead(this.stretch(next));
@@ -390,7 +387,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
         losses.sum()
     }
 
-    /// Combines the statistics of the stretches, in order, into those of the first.
+    /// Combines the statistics of the stretches, in order, into those of the first stretch.
     fn combine(&mut self, rows: usize) {
         let ((largest, of_others), (total, others)) = (self.largest.split_at_mut(rows), self.total.split_at_mut(rows));
         let stretches = 0..self.cut.stretches.saturating_sub(1);
@@ -451,7 +448,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
             for (i, &row) in rows.iter().enumerate() {
                 let label = (this.labels[row as usize] as usize).wrapping_sub(entry);
                 if label < count {
-                    // The difference of two numbers that may be close: rounded once, afterwards.
+                    // The difference of two numbers that may be close: rounded once, after the subtraction.
                     let logit = logits[label * stride(lanes) + i] * this.logit_scale;
                     let p = exp(logit - this.largest[i]) * factors[i];
                     dlogits[label * lanes + i] = T::from_f32(p - scale);
@@ -476,7 +473,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
 }
 
 simd! {
-    /// Brings the statistics of each row up to date with a block of logits, which lie `stride` apart for each entry.
+    /// Updates the statistics of each row from a block of logits, which lie `stride` apart for each entry.
     fn absorb<S>(s, logits: &[f32], stride: usize, scale: f32, largest: &mut [f32], total: &mut [f32]) {
         let scales = s.splat(scale);
         let (largest, total) = (largest.as_chunks_mut::<WIDTH>().0, total.as_chunks_mut::<WIDTH>().0);
@@ -497,7 +494,7 @@ simd! {
         }
     }
 
-    /// Brings the statistics of each row up to date with those of other logits.
+    /// Merges the statistics of each row with those of other logits.
     fn merge<S>(s, of_others: &[f32], others: &[f32], largest: &mut [f32], total: &mut [f32]) {
         let (of_others, others) = (of_others.as_chunks::<WIDTH>().0, others.as_chunks::<WIDTH>().0);
         let (largest, total) = (largest.as_chunks_mut::<WIDTH>().0, total.as_chunks_mut::<WIDTH>().0);

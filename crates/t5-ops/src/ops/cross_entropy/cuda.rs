@@ -1,5 +1,4 @@
-//! Linear + cross-entropy on a card: some rows of logits at a time, in f32 whatever the operands are. Losses are added on the card and
-//! read once.
+//! Linear + cross-entropy on a card: some rows of logits at a time, in f32 for any operands. Losses are added on the card and read once.
 
 use candle_core::{DType, Result, Tensor};
 
@@ -7,15 +6,15 @@ use super::CrossEntropy;
 use crate::cuda::{Factor, Kernel, Module, check_apart, multiplies, multiply, set_to_zero, suffix, unwritten};
 use crate::ops::embedding::cuda::{gathered, scatter};
 
-/// Threads of the block of a row of logits.
+/// Threads of the block that works on a row of logits.
 const THREADS: u32 = 512;
 
-/// Whether there is a product into this gradient.
+/// Whether there is a product into this gradient's dtype and device.
 pub(super) fn takes_gradient(x: &Tensor, dw: &Tensor) -> bool {
     crate::cuda::takes([x, dw]) && multiplies(x.dtype(), dw.dtype())
 }
 
-/// The sum of the losses of `rows`; with `dx` (R, D) their rows of it, and with `dw` the gradient of the weight.
+/// Returns the sum of the losses of `rows`. With `dx` (R, D), writes their rows of it, and with `dw` the gradient of the weight.
 pub(super) fn chunks(
     x: &Tensor,
     w: &Tensor,
@@ -38,7 +37,7 @@ pub(super) fn chunks(
     }
     let most = c.chunk_rows.min(rows.len());
     let logits = unwritten((most, vocabulary), DType::F32, device)?;
-    // In f32 gradients take the place of logits.
+    // In f32 gradients overwrite logits.
     let gradients = match (dx.is_some() || dw.is_some(), dtype) {
         (false, _) => None,
         (true, DType::F32) => Some(logits.clone()),
@@ -84,7 +83,8 @@ pub(super) fn chunks(
     Ok(total[0])
 }
 
-/// The losses (C) of the first `count` rows of logits and, if they are given room, `scale` times the gradients of these.
+/// The losses (C) of the first `count` rows of logits. If there is room for gradients, also writes `scale` times the gradients of these
+/// logits.
 pub(crate) fn rows_of_logits(
     logits: &Tensor,
     labels: &Tensor,
@@ -98,7 +98,7 @@ pub(crate) fn rows_of_logits(
     let name = format!("cross_entropy_{}_{}", suffix(logits.dtype()), suffix(to));
     let kernel = Kernel::new(logits.device(), Module::CrossEntropy, name)?;
     let kernel = kernel.tensor(logits)?.tensor(labels)?.tensor(losses)?.tensor_or_null(gradients)?;
-    // SAFETY: there are at least as many rows of logits and gradients as labels, which are within the vocabulary, and losses.
+    // SAFETY: labels are within the vocabulary, and there are at least as many rows of logits and gradients, and losses, as labels.
     unsafe { kernel.value(scale).size(width)?.launch([count, 1, 1], THREADS, 32 * size_of::<f32>()) }
 }
 

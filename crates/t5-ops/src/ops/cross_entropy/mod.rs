@@ -22,7 +22,7 @@ use crate::ops::linear;
 use crate::quantised::Weight;
 use crate::storage::elements;
 
-/// Rows with this label count for nothing and cost nothing.
+/// Rows with this label add nothing and cost nothing.
 pub const IGNORED_LABEL: u32 = u32::MAX;
 
 /// The scales and the chunk size of one call.
@@ -32,7 +32,7 @@ pub struct CrossEntropy {
     pub logit_scale: f64,
     /// Factor of the gradients (not the loss): 1 / target tokens of the optimizer batch.
     pub gradient_scale: f64,
-    /// The most rows of logits that are kept at a time. Where computing them again is faster, fewer are.
+    /// The most rows of logits that are kept at a time. Fewer are kept if computing them again is faster.
     pub chunk_rows: usize,
 }
 
@@ -51,9 +51,8 @@ pub fn linear_cross_entropy<'a>(x: &Tensor, w: impl Into<Weight<'a>>, labels: &[
     }
 }
 
-/// The sum of the token losses and the gradient with respect to `x` (in its dtype, zero in ignored rows);
-/// with `dw` adds that of `w` to the tensor, or, where the flag is false, writes it there whatever was there. Both
-/// gradients are multiplied by `gradient_scale`.
+/// Returns the sum of the token losses and the gradient with respect to `x` (in its dtype, zero in ignored rows). With `dw`, also adds the
+/// gradient of `w` to the tensor, or overwrites the tensor if the flag is false. Both gradients are multiplied by `gradient_scale`.
 pub fn linear_cross_entropy_backward<'a>(
     x: &Tensor,
     w: impl Into<Weight<'a>>,
@@ -80,8 +79,8 @@ pub fn linear_cross_entropy_backward<'a>(
     }
 }
 
-/// What [`linear_cross_entropy`] needs for `rows` rows that count and a weight (V, D): the dtypes of x and w.
-/// The blocks of logits that threads keep depend on how many threads there are.
+/// Returns the needs of [`linear_cross_entropy`] for `rows` rows that count, a weight (V, D), and the dtypes of x and w. The blocks of
+/// logits that threads keep depend on the number of threads.
 pub fn linear_cross_entropy_needs(
     path: Path,
     rows: usize,
@@ -96,8 +95,8 @@ pub fn linear_cross_entropy_needs(
     }
 }
 
-/// What [`linear_cross_entropy_backward`] needs, as for [`linear_cross_entropy_needs`]; `trains`: with the gradient of the weight. The
-/// arithmetic on the CPU counts it in either case.
+/// Returns the needs of [`linear_cross_entropy_backward`], as [`linear_cross_entropy_needs`]. `trains`: with the gradient of the weight.
+/// The arithmetic on the CPU includes that gradient in either case.
 pub fn linear_cross_entropy_backward_needs(
     path: Path,
     rows: usize,
@@ -113,8 +112,8 @@ pub fn linear_cross_entropy_backward_needs(
     }
 }
 
-/// How often [`linear_cross_entropy`], or with gradients [`linear_cross_entropy_backward`], reads a weight that comes by rows. `rows` are
-/// the rows that count of an x of this dtype.
+/// Returns how often [`linear_cross_entropy`], or with gradients [`linear_cross_entropy_backward`], reads a weight that comes by rows.
+/// `rows` is the number of rows that count, of an x of this dtype.
 pub fn linear_cross_entropy_passes(x: DType, rows: usize, chunk_rows: usize, with_gradients: bool) -> u64 {
     let of_chunk = 1 + u64::from(with_gradients);
     match Path::on_cpu(x) {
@@ -123,8 +122,8 @@ pub fn linear_cross_entropy_passes(x: DType, rows: usize, chunk_rows: usize, wit
     }
 }
 
-/// On a card: the weight in the dtype of x; of a chunk its rows and logits in f32, and where gradients are wanted these, unless they take
-/// the place of logits, and those of its rows.
+/// On a card: the weight in the dtype of x. For a chunk: its rows, and logits in f32. With gradients also the gradients of the rows, and
+/// the gradients of the logits unless they overwrite the logits.
 fn needs_on_device(
     rows: usize,
     (vocabulary, width): (usize, usize),
@@ -138,7 +137,8 @@ fn needs_on_device(
     let of_rows = needs::elements([chunk, width, x.size_in_bytes()]);
     let gradients = if with_gradients { needs::cast(cells, DType::F32, x) + of_rows } else { 0 };
     let logits = cells * size_of::<f32>() as u64;
-    // Of a chunk: its rows, losses and their sum; and the rows of its gradient. Two lists say which rows these are, and their labels.
+    // For a chunk: its rows, losses and their sum; and the rows of its gradient. Two lists hold the numbers of these rows, and their
+    // labels.
     let of_chunk =
         Calls { launches: 3 + u64::from(with_gradients), products: products as u64, uploads: 2, ..Calls::default() };
     let once = Calls { downloads: 1, ..linear::casts(w, x) };
@@ -148,8 +148,8 @@ fn needs_on_device(
         .with_calls(calls)
 }
 
-/// Whether [`linear_cross_entropy_backward`] keeps logits of `chunk_rows` rows between its two passes on the CPU; otherwise it
-/// computes them again, and no more than a block of the vocabulary's ever exists.
+/// Whether [`linear_cross_entropy_backward`] keeps logits of `chunk_rows` rows between its two passes on the CPU. Otherwise it computes
+/// them again, and at most a block of the vocabulary's logits exists at a time.
 pub fn keeps_logits(activations: DType, chunk_rows: usize) -> bool {
     match Path::on_cpu(activations) {
         Path::Cpu => cpu::Logits::of(activations, chunk_rows) == cpu::Logits::Kept,

@@ -34,7 +34,7 @@ pub(super) fn loss(x: &Tensor, w: Weight, labels: &[u32], rows: &[u32], c: &Cros
     Ok(loss)
 }
 
-/// The weight where it is converted; of a chunk its rows and, three times while they are scaled, its logits.
+/// The weight if it is converted; for a chunk its rows and, three times while they are scaled, its logits.
 pub(super) fn loss_needs(
     rows: usize,
     (vocabulary, width): (usize, usize),
@@ -46,7 +46,8 @@ pub(super) fn loss_needs(
     Needs::bytes(of_weight + of_chunk).with_products(1, (rows, width, vocabulary))
 }
 
-/// Beside these the gradient of the weight, which is added, and that of `x` before and after a chunk's is added.
+/// The bytes of [`loss_needs`]; besides, the gradient of the weight that is added, and the gradient of `x` before and after a chunk's part
+/// is added.
 pub(super) fn gradients_needs(rows: usize, weight: (usize, usize), dtypes: [DType; 2], chunk_rows: usize) -> Needs {
     let ((vocabulary, width), [x, _]) = (weight, dtypes);
     let sums = copies(2, elements([vocabulary, width]), x) + copies(2, elements([rows, width]), x);

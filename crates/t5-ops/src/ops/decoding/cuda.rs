@@ -1,11 +1,11 @@
-//! The next tokens and the cache on a card: ids and scores of few tokens come to the host, or one number for each token.
+//! The next tokens and the cache on a card: the host gets ids and scores of a few tokens, or one number for each token.
 
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::Position;
 use crate::cuda::{Kernel, Module, address, byte_count, copy_to, suffix, unwritten, uploaded};
 
-/// Threads of a block that looks at a row of logits, and its shared memory: two numbers for each warp.
+/// Threads of a block for a row of logits, and its shared memory: two numbers for each warp.
 const THREADS: u32 = 1024;
 const SHARED: usize = THREADS as usize / 32 * 8;
 /// Elements of a row that a block copies.
@@ -19,7 +19,7 @@ pub(super) fn largest(logits: &Tensor) -> Result<Vec<u32>> {
     let (rows, width) = logits.dims2()?;
     let logits = logits.contiguous()?;
     let tokens = unwritten(rows, DType::U32, logits.device())?;
-    // SAFETY: rows of this width, each of which gets a token.
+    // SAFETY: rows of this width, and a token for each.
     unsafe { kernel(&logits, "largest")?.tensor(&tokens)?.size(width)?.launch([rows, 1, 1], THREADS, SHARED)? };
     tokens.to_vec1()
 }
@@ -29,7 +29,7 @@ pub(super) fn log_probabilities(logits: &Tensor) -> Result<Vec<f32>> {
     let logits = logits.contiguous()?;
     let scores = unwritten(rows * width, DType::F32, logits.device())?;
     let kernel = kernel(&logits, "log_probabilities")?.tensor(&scores)?.size(width)?;
-    // SAFETY: rows of this width, each element of which gets a score.
+    // SAFETY: rows of this width, and a score for each element.
     unsafe { kernel.launch([rows, 1, 1], THREADS, SHARED)? };
     scores.to_vec1()
 }
@@ -41,7 +41,7 @@ pub(super) fn candidates(logits: &Tensor, offsets: &[f32], count: usize) -> Resu
     let tokens = unwritten(rows * count, DType::U32, device)?;
     let scores = unwritten(rows * count, DType::F32, device)?;
     let kernel = kernel(&logits, "candidates")?.tensor(&offsets)?.tensor(&tokens)?.tensor(&scores)?;
-    // SAFETY: rows of this width, each of which has an offset and gets as many tokens and scores, no more than there are.
+    // SAFETY: rows of this width, each with an offset and with room for this many tokens and scores, which are no more than the row has.
     unsafe { kernel.size(width)?.size(count)?.launch([rows, 1, 1], THREADS, SHARED)? };
     Ok((tokens.to_vec1()?, scores.to_vec1()?))
 }
@@ -61,7 +61,7 @@ pub(super) fn append(
     unsafe { kernel.launch([rows, 2, 1], 256, 0) }
 }
 
-/// Whether no row is copied from that is copied to: then the order does not matter.
+/// Whether no pair copies from a row that another pair copies to. Then the order does not matter.
 fn are_apart(pairs: &[(usize, usize)]) -> bool {
     let is_target = |row: usize| pairs.iter().any(|&(_, to)| to == row);
     let mut targets: Vec<usize> = pairs.iter().map(|&(_, to)| to).collect();
@@ -80,7 +80,7 @@ pub(super) fn copy_rows(cache: &Tensor, pairs: &[(usize, usize)], positions: usi
     let kernel = Kernel::new(device, Module::Decoding, format!("copy_rows_{}", suffix(cache.dtype())))?;
     let (row, count) = (capacity * width, positions * width);
     let kernel = kernel.tensor(&on_card)?.tensor(cache)?.value(row as i64).value(count as i64);
-    // SAFETY: rows are among those of the cache, and no more of their positions are copied than there are.
+    // SAFETY: rows are among those of the cache, and no more positions are copied than the cache has.
     unsafe { kernel.launch([pairs.len(), count.div_ceil(COPIED), 1], 256, 0) }
 }
 

@@ -1,5 +1,4 @@
-//! Beside the layers, generation needs the scores of the next token where they can be looked at, and a cache whose rows can be
-//! copied over each other.
+//! Operations of generation besides the layers: the scores of the next token, and a cache whose rows can be copied over each other.
 
 pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
@@ -13,7 +12,7 @@ use candle_core::{DType, Result, Tensor, bail};
 use crate::dispatch::{Path, check_shape};
 use crate::needs::{Needs, elements};
 
-/// The logits (R, V) as f32, row after row; normalised: their log-softmax.
+/// Returns the logits (R, V) as f32, row after row; with `normalised`, their log-softmax.
 ///
 /// # Errors
 /// Logits of another rank.
@@ -29,7 +28,7 @@ pub fn scores(logits: &Tensor, normalised: bool) -> Result<Vec<f32>> {
     }
 }
 
-/// What [`scores`] needs of (R, V) beside its result: on a card the scores, where they are not the logits.
+/// Returns the needs of [`scores`] for (R, V) besides its result: on a card the scores, unless they are the logits.
 pub fn scores_needs(path: Path, (rows, width): (usize, usize), dtype: DType, normalised: bool) -> Needs {
     let scores = elements([rows, width, size_of::<f32>()]);
     match path {
@@ -39,7 +38,7 @@ pub fn scores_needs(path: Path, (rows, width): (usize, usize), dtype: DType, nor
     }
 }
 
-/// The index of the largest of each row of logits (R, V); of equal ones the first. Values that are not numbers are passed over.
+/// Returns the index of the largest of each row of logits (R, V), the first of equal ones. NaN is skipped.
 ///
 /// # Errors
 /// Logits of another rank.
@@ -52,7 +51,7 @@ pub fn largest(logits: &Tensor) -> Result<Vec<u32>> {
     }
 }
 
-/// What [`largest`] needs of (R, V): the logits as f32, and a copy by rows; on a card nothing.
+/// Returns the needs of [`largest`] for (R, V): the logits as f32, and a copy by rows; on a card nothing.
 pub fn largest_needs(path: Path, (rows, width): (usize, usize)) -> Needs {
     match path {
         Path::Device => Needs::default(),
@@ -60,12 +59,12 @@ pub fn largest_needs(path: Path, (rows, width): (usize, usize)) -> Needs {
     }
 }
 
-/// The most candidates of a row that a card looks for: it goes through the row for each.
+/// The most candidates of a row that a card looks for: it goes through the row once for each.
 const MOST_CANDIDATES: usize = 64;
 
-/// Of each row of logits (R, V) the `count` likeliest tokens and their log-probabilities, those of [`scores`], row after row. They are
-/// in the order of the f32 sums of log-probability and the row's offset; of equal ones the first token comes first, and what is not a
-/// number counts as the least. `None` where [`scores`] are as near: on the CPU.
+/// For each row of logits (R, V), returns the `count` likeliest tokens and their log-probabilities, those of [`scores`], row after row.
+/// They are in the order of the f32 sums of log-probability and the row's offset. Of equal sums the first token comes first, and NaN counts
+/// as the least. `None` on the CPU, where [`scores`] costs no more.
 ///
 /// # Errors
 /// Logits of another rank; another number of offsets than rows.
@@ -85,7 +84,8 @@ pub fn candidates(logits: &Tensor, offsets: &[f32], count: usize) -> Result<Opti
     }
 }
 
-/// What [`candidates`] needs of (R, V): offsets, tokens and scores on a card, and the last two on the host. `None` where there are none.
+/// Returns the needs of [`candidates`] for (R, V): offsets, tokens and scores on a card, and tokens and scores on the host. `None` where
+/// [`candidates`] returns `None`.
 pub fn candidates_needs(path: Path, (rows, width): (usize, usize), count: usize) -> Option<Needs> {
     let found = elements([rows, count, size_of::<u32>() + size_of::<f32>()]);
     let is_found = path == Path::Device && count <= width.min(MOST_CANDIDATES);
@@ -95,9 +95,9 @@ pub fn candidates_needs(path: Path, (rows, width): (usize, usize), count: usize)
 /// The place of a token in a cache.
 #[derive(Debug)]
 pub struct Position<'a, T = Tensor> {
-    /// As a number, which is checked.
+    /// The position as a number, which is checked.
     pub number: usize,
-    /// The same as one `U32` on a card, where kernels look whenever they run: it may change between launches that are recorded
+    /// The position as one `U32` on a card, which kernels read whenever they run: it may change between launches of a recording
     /// ([`crate::Replay`]).
     pub on_card: Option<&'a T>,
 }
@@ -113,7 +113,7 @@ impl<T> Copy for Position<'_, T> {}
 /// Writes keys and values (R, 1, D) over a position of two caches (R, T, D) of their dtype.
 ///
 /// # Errors
-/// Other shapes or dtypes; a position that is not there.
+/// Other shapes or dtypes; a position outside of the caches.
 pub fn append(caches: [&Tensor; 2], new: [&Tensor; 2], position: Position) -> Result<()> {
     let (rows, length, width) = caches[0].dims3()?;
     for (cache, new) in caches.into_iter().zip(new) {
@@ -137,10 +137,11 @@ pub fn append(caches: [&Tensor; 2], new: [&Tensor; 2], position: Position) -> Re
     }
 }
 
-/// The rows of all tensors (.., D), which are of one dtype and alike but for the first dimension: those of one tensor after the other's.
+/// Joins the rows of tensors (.., D) of one dtype, which have the same dimensions but the first: the rows of one tensor after those of
+/// another.
 ///
 /// # Errors
-/// None of them; other shapes or dtypes.
+/// No tensors; other shapes or dtypes.
 pub fn join(parts: &[Tensor]) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if parts.len() > 1 && crate::cuda::takes_alike(parts) && parts.iter().all(Tensor::is_contiguous) {
@@ -152,11 +153,11 @@ pub fn join(parts: &[Tensor]) -> Result<Tensor> {
     Tensor::cat(parts, 0)
 }
 
-/// Copies the first `positions` of rows of `cache` (R, T, D) over those of other rows, in place: of each pair the first to the
-/// second, one pair after the other.
+/// Copies the first `positions` positions of rows of `cache` (R, T, D) over those of other rows, in place: for each pair, in order, from
+/// the first row to the second.
 ///
 /// # Errors
-/// A row or a position that is not there.
+/// A row or a position outside of the cache.
 pub fn copy_rows(cache: &Tensor, pairs: &[(usize, usize)], positions: usize) -> Result<()> {
     let (rows, length, _) = cache.dims3()?;
     if positions > length || pairs.iter().any(|&(from, to)| from.max(to) >= rows) {

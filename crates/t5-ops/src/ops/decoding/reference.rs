@@ -2,7 +2,7 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
-/// The logits as f32; normalised: their log-softmax.
+/// The logits as f32; with `normalised`, their log-softmax.
 pub fn scores(logits: &Tensor, normalised: bool) -> Result<Vec<f32>> {
     let mut scores = logits.to_dtype(DType::F32)?;
     if normalised {

@@ -1,4 +1,4 @@
-//! The same on the CPU. The square of a row of `W + s B A` is taken apart, so that A meets W in one product of r rows:
+//! DoRA on the CPU. The square of a row of `W + s B A` is expanded, so that A is multiplied by W in one product of r rows:
 //! `|w|² + 2 s b·(A w) + s² b·(A Aᵀ b)`.
 
 use candle_core::{Result, Tensor};

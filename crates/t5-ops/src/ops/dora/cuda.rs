@@ -1,11 +1,11 @@
-//! The lengths of the rows of an adapted weight on a card: some rows of it at a time exist, in f32.
+//! The lengths of the rows of an adapted weight on a card: some rows of the weight exist at a time, in f32.
 
 use candle_core::{DType, Result, Tensor};
 
 use crate::cuda::{Factor, Kernel, Module, address, multiply, takes_weight, unwritten};
 use crate::quantised::{Weight, in_panels};
 
-/// Whether all is on one card, the adapter in f32.
+/// Whether all operands are on one card, with the adapter in f32.
 pub(super) fn takes(weight: Weight, a: &Tensor, b: &Tensor) -> bool {
     let are_wide = [a, b].iter().all(|t| t.dtype() == DType::F32);
     are_wide && crate::cuda::takes([a, b]) && takes_weight(a, weight)
@@ -33,7 +33,7 @@ pub(super) fn adapted_lengths(weight: Weight, a: &Tensor, b: &Tensor, scale: f64
         multiply(Factor::plain(&of_b), Factor::plain(&a), &rows, (count, rank, k), scale as f32, 1.0)?;
         let to = address(&lengths)? + (first * size_of::<f32>()) as u64;
         let kernel = Kernel::new(a.device(), Module::Norm, "row_lengths")?.tensor(&rows)?.value(to);
-        // SAFETY: rows of this width, each of which has a length from `to` on.
+        // SAFETY: rows of this width, and a length for each from `to` on.
         unsafe { kernel.size(count)?.size(k)?.launch([count.div_ceil(ROWS), 1, 1], 32 * ROWS as u32, 0)? };
     }
     Ok(lengths)

@@ -1,4 +1,4 @@
-//! What weight-decomposed adapters (DoRA, Liu et al. 2024) need beside the linear map: the lengths of the rows of an adapted
+//! The operations of weight-decomposed adapters (DoRA, Liu et al. 2024) besides the linear map: the lengths of the rows of an adapted
 //! weight, factors on columns, and the gradient of magnitudes.
 //!
 //! Shapes: weight (N, K), a (r, K), b (N, r), x and y (.., N), vectors (N).
@@ -16,7 +16,7 @@ use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
 use crate::needs::{Needs, elements};
 use crate::quantised::{Weight, panel_bytes};
 
-/// The lengths of the rows of `W + scale · B A`, which never exists whole: (N) in F32, or F64 of F64.
+/// Returns the lengths of the rows of `W + scale · B A`, which never exists whole: (N) in F32, or in F64 for F64.
 pub fn adapted_lengths<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
     let weight = weight.into();
     let (n, k) = weight.dims2()?;
@@ -31,18 +31,18 @@ pub fn adapted_lengths<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tensor
     }
 }
 
-/// What [`adapted_lengths`] needs for a weight (N, K) and this rank.
+/// Returns the needs of [`adapted_lengths`] for a weight (N, K) and this rank.
 pub fn adapted_lengths_needs(path: Path, (n, k): (usize, usize), rank: usize) -> Needs {
     match path {
         // The products of A with W and with itself.
         Path::Cpu => Needs::bytes(elements([rank, n + rank, size_of::<f32>()])).with_products(1, (rank, k, n)),
         Path::Reference => Needs::bytes(elements([3, n, k, size_of::<f64>()])).with_products(1, (n, rank, k)),
-        // Rows of the weight in f32, to which those of the product are added.
+        // Rows of the weight in f32, to which the rows of the product are added.
         Path::Device => Needs::bytes(panel_bytes(n, k, size_of::<f32>())).with_products(1, (n, rank, k)),
     }
 }
 
-/// `y` with column `j` multiplied by `factors[j]`, in its memory: no other handle to it may be read afterwards.
+/// Multiplies column `j` of `y` by `factors[j]`, in place: no other handle to `y` may be read afterwards.
 pub fn scale_columns(y: Tensor, factors: &Tensor) -> Result<Tensor> {
     let (_, width) = rows_and_width("scale_columns", "y", &y)?;
     check_shape("scale_columns", "factors", factors, &[width])?;

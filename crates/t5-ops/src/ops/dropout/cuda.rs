@@ -6,7 +6,7 @@ use super::{Dropout, key_of_step};
 use crate::cuda::{Kernel, Module, changing, recording, suffix, unwritten};
 use crate::dispatch::rows_and_width;
 
-/// What kernels know of a dropout.
+/// The kernels' struct of a dropout.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Mask {
@@ -19,7 +19,7 @@ pub(crate) struct Mask {
 }
 
 impl Mask {
-    /// One that drops nothing where there is no dropout.
+    /// The mask of a dropout. Without a dropout, a mask that drops nothing.
     pub(crate) fn of(d: Option<&Dropout>) -> Self {
         match d {
             None => Self { step: 0, site: 0, threshold: 0, scale: 1.0, step_on_card: 0 },
@@ -39,13 +39,14 @@ pub(crate) fn samples(d: Option<&Dropout>, device: &Device) -> Result<Option<Ten
     d.map(|d| changing(d.samples, device)).transpose()
 }
 
-/// The rows of `x`: all, those of a sequence, and their width. Without dropout they are alike.
+/// The rows of `x`: their number, the number in a sequence, and their width. An `x` of another rank than three counts as one sequence; it
+/// has no dropout.
 pub(crate) fn rows(x: &Tensor) -> Result<(usize, usize, usize)> {
     let (rows, width) = rows_and_width("dropout", "x", x)?;
     Ok((rows, x.dims3().map_or(rows, |(_, positions, _)| positions), width))
 }
 
-/// `residual + dropout(x)`, or without a residual the dropped alone.
+/// `residual + dropout(x)`, or `dropout(x)` without a residual.
 pub(super) fn dropout(residual: Option<&Tensor>, x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
     let (x, residual) = (x.contiguous()?, residual.map(Tensor::contiguous).transpose()?);
     let y = unwritten(x.shape(), x.dtype(), x.device())?;
@@ -61,12 +62,12 @@ pub(super) fn dropout(residual: Option<&Tensor>, x: &Tensor, d: Option<&Dropout>
 
 /// Rows of a block.
 const ROWS: usize = 4;
-/// Where a row has a multiple of this, a thread has eight columns at once, and four elsewhere.
+/// If a row is a multiple of this, a thread takes eight columns at once, otherwise four.
 const TWO_FOURS: usize = 16;
-/// Threads of a block at most.
+/// The most threads of a block.
 const THREADS: usize = 256;
 
-/// Threads of a block. In each of its turns along a row all have columns, if there are a warp's.
+/// Threads of a block. In each pass along a row every thread has columns, if the row has enough for a warp.
 fn threads_in_turns(width: usize) -> u32 {
     let columns = if width.is_multiple_of(TWO_FOURS) { width / 8 } else { width.div_ceil(4) };
     let turns = columns.div_ceil(THREADS).max(1);
@@ -77,9 +78,9 @@ fn threads_in_turns(width: usize) -> u32 {
 ///
 /// # Safety
 ///
-/// The arguments before are what the kernel takes, and its tensors have these rows.
+/// The arguments before are the kernel's, and its tensors have these rows.
 pub(crate) unsafe fn launch_on_rows(kernel: Kernel, (rows, positions, width): (usize, usize, usize)) -> Result<()> {
     let kernel = kernel.size(rows)?.size(positions)?.size(width)?;
-    // SAFETY: as the caller promises; each row of a block has a key in shared memory.
+    // SAFETY: by the caller's promise; each row of a block has a key in shared memory.
     unsafe { kernel.launch([rows.div_ceil(ROWS), 1, 1], threads_in_turns(width), ROWS * size_of::<u64>()) }
 }

@@ -1,13 +1,12 @@
-//! Dropout whose mask is a pure function of what an element is.
+//! Dropout whose mask is a pure function of an element's identity.
 //!
-//! Each element of the mask is a hash of (seed, step, site, sample, position, channel); attention
-//! probabilities use (seed, step, site, sample, head, query, key). Nothing else enters: not the way the
-//! optimizer batch is cut into micro-batches, not the padding, not the number of threads, not the dtype. So
-//! the mask is never stored: backward is the same call on the gradient.
+//! Each element of the mask is a hash of (seed, step, site, sample, position, channel). Attention probabilities use (seed, step, site,
+//! sample, head, query, key). Nothing else matters: not how the optimizer batch is cut into micro-batches, not the padding, the number of
+//! threads or the dtype. So the mask is never stored: backward is the same call on the gradient.
 //!
-//! The hash has two stages. A strong 64-bit mix makes the key of a row (everything but the last
-//! coordinate); a cheap 32-bit mix of that key and the channel, sixteen lanes wide in the kernels, gives
-//! the element, which is kept when the result is at least `probability * 2^32`.
+//! The hash has two stages. A strong 64-bit mix makes the key of a row from everything but the last coordinate. A cheap 32-bit mix of that
+//! key and the channel, sixteen lanes wide in the kernels, gives the element. The element is kept if the result is at least `probability *
+//! 2^32`.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -38,14 +37,14 @@ pub struct Dropout<'a> {
     pub seed: u64,
     /// The optimizer step.
     pub step: u64,
-    /// Numbers the places of the model where dropout is applied.
+    /// The number of the place in the model where dropout is applied.
     pub site: u32,
     /// For each sequence of the micro-batch, its index in the whole optimizer batch. Length B.
     pub samples: &'a [u32],
 }
 
 impl Dropout<'_> {
-    /// An element is kept when its hash is at least this: a multiple of 65,536, so that a card needs the upper half of the hash alone.
+    /// An element is kept if its hash is at least this: a multiple of 65,536, so that a card needs only the upper half of the hash.
     ///
     /// The probability is rounded to a multiple of 2^-16, but not to 0 or 1.
     pub(crate) fn threshold(&self) -> u32 {
@@ -99,7 +98,7 @@ impl Dropout<'_> {
     }
 }
 
-/// The dropout if it drops anything, checked against the batch it is applied to.
+/// Returns the dropout if it drops anything. Checks it against the batch that it is applied to.
 pub(crate) fn active<'a>(op: &str, d: Option<&'a Dropout<'a>>, batch: usize) -> Result<Option<&'a Dropout<'a>>> {
     match d {
         None => Ok(None),
@@ -115,7 +114,7 @@ pub(crate) fn kept(d: &Dropout, key: RowKey, channel: u32) -> f32 {
     RowMask::new(key, d.threshold(), 1.0).factor(channel as usize)
 }
 
-/// `(B, T, D)`, or an error if dropout cannot be applied to this shape.
+/// Returns `(B, T, D)`, or an error if dropout cannot be applied to this shape.
 pub(crate) fn batch_rows_width(op: &str, x: &Tensor) -> Result<(usize, usize, usize)> {
     elements(x.shape())?;
     match x.dims() {
@@ -140,7 +139,7 @@ pub fn dropout(x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
     }
 }
 
-/// What [`dropout`] of so many elements needs, if it drops any.
+/// Returns the needs of [`dropout`] for this many elements, if it drops any.
 pub fn dropout_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
@@ -166,7 +165,7 @@ pub fn dropout_add(residual: &Tensor, x: &Tensor, d: Option<&Dropout>) -> Result
     }
 }
 
-/// What [`dropout_add`] of so many elements needs, if it drops any.
+/// Returns the needs of [`dropout_add`] for this many elements, if it drops any.
 pub fn dropout_add_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     dropout_needs(path, elements, dtype)
 }

@@ -19,7 +19,7 @@ pub fn dropout_add(residual: &Tensor, x: &Tensor, d: Option<&Dropout>) -> Result
     residual + dropout(x, d)?
 }
 
-/// The mask, before and after it is scaled.
+/// The mask, before and after scaling.
 pub(super) fn mask_needs(elements: u64, dtype: DType) -> Needs {
     Needs::bytes(copies(1, elements, dtype) + widened(elements, dtype) / 2)
 }

@@ -9,7 +9,7 @@ use crate::parallel::{Shared, for_each_part, for_each_rows};
 use crate::storage::{Element, View, filled, update, with_element};
 use crate::vector::vectorized;
 
-/// Where the rows of a table are read from.
+/// The source of a table's rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum From {
     Memory,

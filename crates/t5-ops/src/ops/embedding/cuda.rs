@@ -1,4 +1,4 @@
-//! The look-up on a card, and the sum of gradients by row of the table: each row's in the order of the ids.
+//! The look-up on a card, and the sum of gradients by row of the table: each row sums in the order of the ids.
 
 use candle_core::{DType, Result, Tensor};
 
@@ -10,7 +10,7 @@ pub(super) fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Te
     gathered(ids, table, dtype)?.reshape(shape)
 }
 
-/// The rows (.., D) of `table` (R, D) that are numbered.
+/// The rows (.., D) of `table` (R, D) with these numbers.
 pub(crate) fn gathered(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     let (ids, table) = (ids.contiguous()?, table.contiguous()?);
     let (count, width) = (ids.elem_count(), table.dim(1)?);
@@ -18,12 +18,12 @@ pub(crate) fn gathered(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Ten
     let name = format!("gather_{}_{}", suffix(table.dtype()), suffix(dtype));
     let kernel = Kernel::new(table.device(), Module::Rows, name)?;
     let kernel = kernel.tensor(&ids)?.tensor(&table)?.tensor(&rows)?.size(width)?;
-    // SAFETY: a row for each id; whoever made the ids has checked that they are rows of the table.
+    // SAFETY: a row for each id; the code that made the ids has checked that they are rows of the table.
     unsafe { kernel.launch([count, 1, 1], threads_along(width), 0)? };
     Ok(rows)
 }
 
-/// Writes `rows` (C, D) over those of `table` (R, D) that are numbered, each once.
+/// Writes `rows` (C, D) over the rows of `table` (R, D) with these numbers, each once.
 pub(crate) fn scatter(ids: &Tensor, rows: &Tensor, table: &Tensor) -> Result<()> {
     let (count, width) = rows.dims2()?;
     let kernel = Kernel::new(table.device(), Module::Rows, format!("scatter_{}", suffix(rows.dtype())))?;
@@ -36,7 +36,7 @@ pub(super) fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> 
     check_apart("embedding_backward", dtable, [dy])?;
     let (ids, dy) = (ids.contiguous()?, dy.contiguous()?);
     let (count, width) = (ids.elem_count(), dtable.dim(1)?);
-    // Of rows and ids. Memory for recorded work is f32 or bf16.
+    // The order of rows and the sorted ids. Memory for recorded work is f32 or bf16.
     let order = unwritten((2, count), DType::F32, dy.device())?;
     let kernel = Kernel::new(dy.device(), Module::Rows, "order_by_id")?;
     let kernel = kernel.tensor(&ids)?.tensor(&order)?.size(count)?;
@@ -47,11 +47,11 @@ pub(super) fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> 
     let kernel = Kernel::new(dy.device(), Module::Rows, format!("scatter_add_{}", suffix(dy.dtype())))?;
     let kernel = kernel.tensor(&order)?.tensor(&dy)?.tensor(dtable)?.size(count)?.size(width)?;
     let columns = width.div_ceil(4 * ADD_THREADS as usize);
-    // SAFETY: as above; the rows that are ordered are those of dy.
+    // SAFETY: as above; the ordered rows are rows of dy.
     unsafe { kernel.launch([count.div_ceil(PLACES), columns, 1], ADD_THREADS, 0) }
 }
 
-/// Rows of a block that orders them, and places of one that adds them.
+/// Rows of a block that orders them, and places of a block that adds them.
 const PLACES: usize = 32;
 /// Threads of these blocks.
 const ORDER_THREADS: u32 = 256;

@@ -16,8 +16,8 @@ use crate::needs::Needs;
 use crate::paging::{can_read_in_place, is_in_file};
 use crate::storage::elements;
 
-/// Looks `ids` up in `table`, which may be in f16, giving rows in `dtype`. An id outside the table is an error. A device does not look
-/// at ids: whoever copies them there has checked them.
+/// Looks `ids` up in `table`, which may be in f16, and returns rows in `dtype`. An id outside the table is an error. A device does not
+/// check ids: the caller checks them before copying them there.
 pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     let _span = tracing::debug_span!("embedding").entered();
     check_ids("embedding", ids)?;
@@ -39,9 +39,9 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     }
 }
 
-/// The same as [`embedding`], for a table that lies in a file. Each row is read with a call of its own. Through the mapping, the system
-/// would read megabytes around a missing page. Where the table is in memory, on a card, or in a dtype that is not read in place, [`embedding`]
-/// is called.
+/// Like [`embedding`], for a table that lies in a file. Each row is read with a call of its own, because through the mapping the system
+/// would read megabytes around a missing page. Calls [`embedding`] if the table is in memory, on a card, or in a dtype that is not read in
+/// place.
 pub fn embedding_by_rows(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     let is_taken = can_read_in_place(table.dtype()) && ids.device().is_cpu() && Path::on_cpu(dtype) == Path::Cpu;
     if !is_taken || !is_in_file(table) {
@@ -52,7 +52,7 @@ pub fn embedding_by_rows(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<T
     cpu::embedding(ids, table, dtype, cpu::From::File)
 }
 
-/// What [`embedding`] of `rows` ids needs: the width of the table, its dtype and that of the result.
+/// Returns the needs of [`embedding`] for `rows` ids, the width of the table, and the dtypes of the table and the result.
 pub fn embedding_needs(path: Path, rows: usize, width: usize, dtypes: [DType; 2]) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
@@ -80,11 +80,11 @@ pub fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<
     }
 }
 
-/// What [`embedding_backward`] of `rows` ids needs: the table (V, D), the dtypes of dy and of dtable.
+/// Returns the needs of [`embedding_backward`] for `rows` ids, the table's (V, D), and the dtypes of dy and of dtable.
 pub fn embedding_backward_needs(path: Path, rows: usize, table: (usize, usize), dtypes: [DType; 2]) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
-        // The gradient of a table in bf16 is that of the composition.
+        // The gradient of a table in bf16 is computed by candle's operations.
         // A card sorts the rows by id first: it writes the order and the sorted ids.
         Path::Device if dtypes[1] == DType::F32 => {
             Needs::bytes(2 * rows as u64 * size_of::<u32>() as u64).with_launches(2)

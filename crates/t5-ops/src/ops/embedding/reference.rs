@@ -12,13 +12,13 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     table.index_select(&ids.flatten_all()?, 0)?.to_dtype(dtype)?.reshape(shape)
 }
 
-/// Rows of the table, where the result has another dtype.
+/// Rows of the table, if the result has another dtype.
 pub(super) fn forward_needs(rows: usize, width: usize, [table, result]: [DType; 2]) -> Needs {
     let transient = if table == result { 0 } else { elements([rows, width, table.size_in_bytes()]) };
     Needs::bytes(transient)
 }
 
-/// The sum, and the gradient of the rows where it has another dtype.
+/// The sum, and the gradient of the rows if it has another dtype.
 pub(super) fn backward_needs(rows: usize, (v, d): (usize, usize), [dy, dtable]: [DType; 2]) -> Needs {
     let size = dtable.size_in_bytes();
     Needs::bytes(elements([v, d, size]) + converted(elements([rows, d]), dy, size))

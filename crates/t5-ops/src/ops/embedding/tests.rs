@@ -39,7 +39,7 @@ fn kernels_agree_with_the_reference() {
 
 #[test]
 fn an_id_outside_the_table_is_an_error() {
-    // The host alone: ids that are on a card are not checked.
+    // The host alone: ids on a card are not checked.
     if !device().is_cpu() {
         return;
     }

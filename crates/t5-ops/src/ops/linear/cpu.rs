@@ -29,8 +29,8 @@ pub(super) fn linear_backward_input(
     product(dy, w, k, accumulate, beside, false)
 }
 
-/// The product of `x` and a weight, or its transpose where `is_turned`, with `width` columns. The product of `beside` is added to it. With
-/// `sum` the result is added to it, in its memory.
+/// The product of `x` and a weight, or its transpose if `is_turned`, with `width` columns, plus the product of `beside`. With `sum`, the
+/// result is added to `sum`, in its memory.
 fn product(
     x: &Tensor,
     w: Weight,
@@ -61,7 +61,7 @@ fn product(
     w.with_rows(|w| {
         with_element!(x.dtype(), T, {
             let multiply = |y: &mut [T], accumulate| {
-                // Only a product with the transpose has a column for each row of the weight. The other sums over all rows at once.
+                // Only a product with the transpose has a column for each row of the weight. The other product sums over all rows at once.
                 let windows = if is_turned { w.windows() } else { w.whole() };
                 let mut room = if is_turned { w.room(WINDOW) } else { Room::None };
                 let y = Shared::new(y);

@@ -1,7 +1,7 @@
-//! The linear map on a card, by cuBLAS: operands of bf16, sums in f32, added to what is there without another tensor.
+//! The linear map on a card, by cuBLAS: operands of bf16, sums in f32, added to the existing result without another tensor.
 //!
-//! A weight in codes becomes numbers part by part. Each part gives whole columns of the result, so that it is rounded once. Few rows are
-//! multiplied with the codes themselves.
+//! A weight in codes is converted to numbers part by part. Each part gives whole columns of the result, so the result is rounded once. Few
+//! rows are multiplied with the codes directly.
 
 use candle_core::{Result, Tensor};
 
@@ -31,7 +31,7 @@ pub(super) fn linear(x: &Tensor, w: Weight, scale: f64, beside: Option<Beside>) 
     }
 }
 
-/// `scale · dy W`, plus the product beside it, added to `sum` if that is given, in its memory.
+/// `scale · dy W`, plus the product beside it, added in place to `sum` if given.
 pub(super) fn linear_backward_input(
     dy: &Tensor,
     w: Weight,
@@ -46,7 +46,7 @@ pub(super) fn linear_backward_input(
     }
 }
 
-/// `alpha · x Wᵀ`, added to `sum` if that is given.
+/// `alpha · x Wᵀ`, added to `sum` if given.
 fn output(x: &Tensor, w: Weight, alpha: f32, sum: Option<Tensor>) -> Result<Tensor> {
     let (rows, k) = rows_and_width("linear", "x", x)?;
     let (n, _) = w.dims2()?;
@@ -72,7 +72,7 @@ fn output(x: &Tensor, w: Weight, alpha: f32, sum: Option<Tensor>) -> Result<Tens
     Ok(y)
 }
 
-/// `alpha · dy W`, added to `sum` if that is given.
+/// `alpha · dy W`, added to `sum` if given.
 fn gradient_of_input(dy: &Tensor, w: Weight, alpha: f32, sum: Option<Tensor>) -> Result<Tensor> {
     let (rows, n) = rows_and_width("linear_backward_input", "dy", dy)?;
     let (_, k) = w.dims2()?;
@@ -104,7 +104,7 @@ pub(super) fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accum
     multiply(Factor::transposed(&dy), Factor::plain(&x), dw, (n, rows, k), 1.0, beta)
 }
 
-/// The tensor that a product of `x` with so many columns is written to, and the factor of what that holds already.
+/// The tensor that a product of `x` with this many columns is written to, and the factor of its old values.
 fn target(sum: Option<Tensor>, width: usize, x: &Tensor) -> Result<(Tensor, f32)> {
     let mut shape = x.dims().to_vec();
     shape.pop();

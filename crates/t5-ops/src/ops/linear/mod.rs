@@ -1,5 +1,5 @@
-//! The linear map `y = x Wᵀ` without a bias, and its two gradients. A frozen weight may be narrower than what is computed
-//! with: f16, or quantised.
+//! The linear map `y = x Wᵀ` without a bias, and its two gradients. A frozen weight may be narrower than the dtype of the computation: f16,
+//! or quantised.
 //!
 //! Shapes: x (.., K), w (N, K), y (.., N). The leading dimensions are rows: R is their product.
 
@@ -17,7 +17,7 @@ use crate::needs::{Calls, Needs, cast, elements};
 use crate::ops::reduce::scaled;
 use crate::quantised::{FEW_ROWS, Weight, in_panels, panel_bytes};
 
-/// A product that is added to another one in the same precision: a narrow one, as that of an adapter.
+/// A product that is added to another one in the same precision, such as an adapter's narrow product.
 #[derive(Clone, Copy, Debug)]
 pub struct Beside<'a> {
     /// (.., R), as many rows as the other product has.
@@ -26,13 +26,13 @@ pub struct Beside<'a> {
     pub w: &'a Tensor,
 }
 
-/// `x Wᵀ`: (.., K) times the transpose of (N, K) gives (.., N), in the dtype of `x`, which is also the
-/// precision of the product: a weight in another dtype, or in codes, has the values that it has in that one.
+/// `x Wᵀ`: (.., K) times the transpose of (N, K) gives (.., N). The result and the product have the dtype of `x`: a weight in another
+/// dtype, or in codes, is converted to it.
 pub fn linear<'a>(x: &Tensor, w: impl Into<Weight<'a>>) -> Result<Tensor> {
     linear_beside(x, w, None)
 }
 
-/// `scale · x Wᵀ`, as [`scaled`] of [`linear`]. A card scales while it multiplies: in bf16 it rounds once and not twice.
+/// `scale · x Wᵀ`, equal to [`scaled`] of [`linear`]. A card scales while it multiplies, so in bf16 it rounds once and not twice.
 pub fn linear_scaled(x: &Tensor, w: &Tensor, scale: f64) -> Result<Tensor> {
     output(x, w.into(), scale, None)
 }
@@ -42,7 +42,7 @@ pub fn linear_beside<'a>(x: &Tensor, w: impl Into<Weight<'a>>, beside: Option<Be
     output(x, w.into(), 1.0, beside)
 }
 
-/// [`linear`], scaled, or plus the product beside it: one of both.
+/// [`linear`], either scaled or with a product beside it.
 fn output(x: &Tensor, w: Weight, scale: f64, beside: Option<Beside>) -> Result<Tensor> {
     let (n, width) = w.dims2()?;
     let _span = tracing::debug_span!("linear", flops = flops(x, n, beside)).entered();
@@ -57,15 +57,15 @@ fn output(x: &Tensor, w: Weight, scale: f64, beside: Option<Beside>) -> Result<T
     }
 }
 
-/// What [`linear`] needs for `rows` rows and a weight (N, K), and for a product with a weight (N, `beside`) beside it, if that is not
-/// zero: the dtypes of x and w, U8 where that is quantised.
+/// Returns the needs of [`linear`] for `rows` rows and a weight (N, K), and for a product with a weight (N, `beside`) beside it unless that
+/// is zero. `dtypes`: of x and w, with U8 for a quantised w.
 pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DType; 2], beside: usize) -> Needs {
     let size = (k, beside, n);
     match path {
         Path::Cpu => cpu::product_needs(rows, size, dtypes[0]),
         Path::Reference => reference::product_needs(rows, size, dtypes, false),
         Path::Device if rows <= FEW_ROWS && dtypes[1] == DType::U8 => few_rows_needs_on_device(rows, size, dtypes[0]),
-        // As many rows of the weight are numbers at a time as give whole columns of the result.
+        // The rows of the weight that are numbers at a time give whole columns of the result.
         Path::Device => product_needs_on_device(rows, size, dtypes),
     }
 }
@@ -84,7 +84,7 @@ fn check_sum(op: &str, sum: &Tensor, x: &Tensor, width: usize) -> Result<()> {
 
 /// The gradient with respect to the input: `dy W`, plus `accumulate` if given.
 ///
-/// dy (.., N), w (N, K), result (.., K) in the dtype of `dy`. `accumulate` is given up by the caller: its
+/// dy (.., N), w (N, K), result (.., K) in the dtype of `dy`. The caller gives up `accumulate`: its
 /// memory may be overwritten with the result, so no other handle to it may be read afterwards.
 pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumulate: Option<Tensor>) -> Result<Tensor> {
     linear_backward_input_beside(dy, w, None, accumulate)
@@ -105,7 +105,7 @@ pub fn linear_backward_input_beside<'a>(
     gradient_of_input(dy, w.into(), 1.0, beside, accumulate)
 }
 
-/// [`linear_backward_input`], scaled, or plus the product beside it and what is accumulated.
+/// [`linear_backward_input`], either scaled, or with a product beside it and the accumulated tensor.
 fn gradient_of_input(
     dy: &Tensor,
     w: Weight,
@@ -131,12 +131,12 @@ fn gradient_of_input(
     }
 }
 
-/// [`scaled`], in the same memory where the scale is 1.
+/// [`scaled`], in the same memory if the scale is 1.
 fn times(x: Tensor, scale: f64) -> Result<Tensor> {
     if scale == 1.0 { Ok(x) } else { scaled(&x, scale) }
 }
 
-/// What [`linear_backward_input`] needs, as [`linear_needs`]: the dtypes of dy and w.
+/// Returns the needs of [`linear_backward_input`], as [`linear_needs`]. `dtypes`: of dy and w.
 pub fn linear_backward_input_needs(
     path: Path,
     rows: usize,
@@ -153,12 +153,13 @@ pub fn linear_backward_input_needs(
     }
 }
 
-/// Operations of a product of `x` with `width` columns, and of the one beside it.
+/// Operations of a product of `x` with `width` columns, and of the product beside it.
 fn flops(x: &Tensor, width: usize, beside: Option<Beside>) -> usize {
     2 * (x.elem_count() + beside.map_or(0, |beside| beside.x.elem_count())) * width
 }
 
-/// An error unless the product beside one of `x` has as many rows, its dtype, and a weight of the size that `size` gives for its rank.
+/// An error unless the product beside one of `x` has as many rows, the dtype of `x`, and a weight of the size that `size` gives for its
+/// rank.
 fn check_beside(
     op: &str,
     beside: Option<Beside>,
@@ -179,10 +180,9 @@ fn are_on_cpu(beside: Option<Beside>) -> bool {
     beside.is_none_or(|Beside { x, w }| Path::of(&[x, w]) == Path::Cpu)
 }
 
-/// The gradient with respect to the weight, in place: `dw += dyᵀ x` with `accumulate`, else `dw = dyᵀ x`,
-/// whatever `dw` held.
+/// The gradient with respect to the weight, in place: `dw += dyᵀ x` with `accumulate`, otherwise `dw = dyᵀ x`.
 ///
-/// dy (.., N), x (.., K), dw (N, K). The sum over rows is in f32; where `dw` is bf16 it is rounded to nearest once a call.
+/// dy (.., N), x (.., K), dw (N, K). The sum over rows is in f32; a bf16 `dw` is rounded to nearest once per call.
 pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: bool) -> Result<()> {
     let _span = tracing::debug_span!("linear_backward_weight", flops = 2 * dy.elem_count() * dw.dim(1)?).entered();
     let (rows, n) = rows_and_width("linear_backward_weight", "dy", dy)?;
@@ -199,7 +199,7 @@ pub fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: 
     }
 }
 
-/// What [`linear_backward_weight`] needs for `rows` rows and a weight (N, K): the dtypes of dy and x, and of dw.
+/// Returns the needs of [`linear_backward_weight`] for `rows` rows and a weight (N, K). `dtypes`: of dy and x, and of dw.
 pub fn linear_backward_weight_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DType; 2]) -> Needs {
     match path {
         Path::Cpu => cpu::backward_weight_needs(rows, (n, k), dtypes),
@@ -208,31 +208,31 @@ pub fn linear_backward_weight_needs(path: Path, rows: usize, (n, k): (usize, usi
     }
 }
 
-/// A product on a card: the weight in the dtype of x, or a panel of it at a time where it is in codes. The weight beside it is of f32 then.
+/// A product on a card: the weight in the dtype of x, or one panel of it at a time if it is in codes. The weight beside it is then of f32.
 fn product_needs_on_device(rows: usize, (k, beside, n): (usize, usize, usize), [x, w]: [DType; 2]) -> Needs {
     let size = x.size_in_bytes();
     let (transient, calls) = match w {
         DType::U8 => {
             let panels = in_panels(n, k, size).count() as u64;
-            // Each panel is made numbers of.
+            // Each panel is converted to numbers.
             let calls = Calls { launches: panels, ..products(panels) };
             (panel_bytes(n, k, size).max(cast(elements([beside, n]), DType::F32, x)), calls)
         }
         _ => (cast(elements([k.max(beside), n]), w, x), products(1) + casts(w, x)),
     };
-    // The weight beside it is an adapter's, which may have another dtype: who has it knows.
+    // The weight beside it is an adapter's, which may have another dtype: the adapter's owner counts the cast.
     let calls = calls + products(u64::from(beside > 0));
     Needs::bytes(transient).with_products(1, (rows, k + beside, n)).with_calls(calls)
 }
 
-/// A product of few rows with codes on a card, in one launch; that beside it has a weight of f32.
+/// A product of few rows with codes on a card, in one launch; the product beside it has a weight of f32.
 fn few_rows_needs_on_device(rows: usize, (k, beside, n): (usize, usize, usize), x: DType) -> Needs {
     let calls = Calls { launches: 1, ..products(u64::from(beside > 0)) };
     let transient = cast(elements([beside, n]), DType::F32, x);
     Needs::bytes(transient).with_products(1, (rows, k + beside, n)).with_calls(calls)
 }
 
-/// So many products on a card.
+/// This many products on a card.
 fn products(products: u64) -> Calls {
     Calls { products, ..Calls::default() }
 }

@@ -27,7 +27,7 @@ pub fn linear_beside<'a>(x: &Tensor, w: impl Into<Weight<'a>>, beside: Option<Be
     (linear(&x.to_dtype(dtype)?, w)? + y.to_dtype(dtype)?)?.to_dtype(x.dtype())
 }
 
-/// A product (R, K) times (K, N) on the CPU, to which something may be added, and beside it one of (R, `beside`): operands and
+/// A product (R, K) times (K, N) on the CPU, which may be added to a tensor, and beside it a product of (R, `beside`): operands and
 /// products in the wide dtype.
 pub(super) fn product_needs(
     rows: usize,
@@ -39,17 +39,17 @@ pub(super) fn product_needs(
     let wide = wide_size(x);
     let needs = |k: usize, adds: bool| {
         let operands = converted(elements([rows, k]), x, wide) + converted(elements([k, n]), w, wide);
-        // The product where it is converted, and where something is added to it.
+        // The product if it is converted, and its sum with another tensor.
         let results =
             converted(elements([rows, n]), x, wide) + if adds { copies(1, elements([rows, n]), x) } else { 0 };
         operands + results
     };
-    // The one beside is added to the other in the wide dtype, before the sum is converted.
+    // The product beside is added to the other one in the wide dtype, before the sum is converted.
     let added = if beside > 0 { needs(beside, true) + copies(1, elements([rows, n]), x) } else { 0 };
     Needs::bytes(needs(k, accumulates).max(added)).with_products(1, (rows, k + beside, n))
 }
 
-/// The rows of dy in a slice that candle's products pack, at most.
+/// The most rows of dy in a slice that candle's products pack.
 const PACKED_ROWS: usize = 512;
 
 /// See [`crate::linear_backward_input`].
@@ -98,7 +98,7 @@ pub(super) fn backward_weight_needs(rows: usize, (n, k): (usize, usize), [x, dw]
     let operands = converted(elements([rows, n]), x, wide) + converted(elements([rows, k]), x, wide);
     // The product, the same in the dtype of dw, and its sum with dw.
     let results = elements([n, k, wide + 2 * dw.size_in_bytes()]);
-    // Where caches are large, candle's products pack all of a slice of dy.
+    // On processors with large caches, candle's products pack all of a slice of dy.
     let packed = elements([n, rows.min(PACKED_ROWS), wide]);
     Needs::bytes(operands + results + packed).with_products(1, (rows, n, k))
 }

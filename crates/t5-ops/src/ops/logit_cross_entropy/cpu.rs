@@ -1,4 +1,4 @@
-//! The same on the CPU, a row at a time.
+//! The loss on the CPU, a row at a time.
 
 use candle_core::{Result, Tensor};
 
@@ -69,7 +69,7 @@ vectorized! {
         let mut largest = f32::NEG_INFINITY;
         for logit in logits {
             let logit = logit.to_f32();
-            // NaN stays: then the loss is none.
+            // NaN stays, so that the loss is NaN.
             largest = if logit > largest || logit.is_nan() { logit } else { largest };
         }
         (largest, sum(logits, |logit| exp(logit.to_f32() - largest)))

@@ -1,11 +1,11 @@
-//! The same on a card.
+//! The loss on a card.
 
 use candle_core::{DType, Result, Tensor};
 
 use crate::cuda::{unwritten, uploaded};
 use crate::ops::cross_entropy::cuda::{add_total, rows_of_logits};
 
-/// The sum of the losses; with a scale, the logits become their gradient.
+/// Returns the sum of the losses; with a scale, overwrites the logits with their gradient.
 pub(super) fn loss(logits: &Tensor, labels: &[u32], gradient_scale: Option<f64>) -> Result<f64> {
     let device = logits.device();
     let (losses, total) = (unwritten(labels.len(), DType::F64, device)?, Tensor::zeros(1, DType::F64, device)?);

@@ -15,7 +15,7 @@ use super::cross_entropy::IGNORED_LABEL;
 use crate::dispatch::{Path, rows_and_width};
 use crate::needs::{Needs, copies};
 
-/// The sum over rows of `log-sum-exp(logits) - logits[label]`; rows with [`crate::IGNORED_LABEL`] count for nothing.
+/// The sum over rows of `log-sum-exp(logits) - logits[label]`; rows with [`crate::IGNORED_LABEL`] add nothing.
 pub fn logit_cross_entropy(logits: &Tensor, labels: &[u32]) -> Result<f64> {
     check(logits, labels)?;
     match Path::of(&[logits]) {
@@ -39,7 +39,7 @@ pub fn logit_cross_entropy_backward(logits: Tensor, labels: &[u32], gradient_sca
     }
 }
 
-/// What either needs for so many logits.
+/// Returns the needs of either function for this many logits.
 pub fn logit_cross_entropy_needs(path: Path, elements: u64, dtype: candle_core::DType) -> Needs {
     match path {
         Path::Cpu | Path::Device => Needs::default(),

@@ -1,4 +1,4 @@
-//! The same in plain candle operations.
+//! The loss in plain candle operations.
 
 use candle_core::{Result, Tensor};
 

@@ -5,7 +5,7 @@ use candle_core::{Result, Tensor};
 use super::TABLE_BYTES;
 use crate::cuda::{Kernel, Module, address, count, table};
 
-/// Threads of a block, and the elements that it copies.
+/// Threads of a block, and the elements that the block copies.
 const THREADS: u32 = 256;
 const ELEMENTS: usize = 16 << 10;
 
@@ -20,7 +20,7 @@ struct Narrowed {
     unused: u32,
 }
 
-/// Copies tensors of one card. There is one at least.
+/// Copies tensors of one card. `pairs` is not empty.
 pub(super) fn narrow_each(pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
     const { assert!(size_of::<Narrowed>() as u64 == TABLE_BYTES) };
     let mut blocks = 0;
@@ -34,6 +34,6 @@ pub(super) fn narrow_each(pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
     // SAFETY: an entry has no padding.
     let table = unsafe { table(&entries, device)? };
     let kernel = Kernel::new(device, Module::Optimizer, "narrow_each")?.tensor(&table)?.size(entries.len())?;
-    // SAFETY: a table of so many entries, each of two tensors of as many elements, of which every element is in one block.
+    // SAFETY: a table of this many entries, each with two tensors of the same number of elements; each element is in one block.
     unsafe { kernel.launch([blocks, 1, 1], THREADS, 0) }
 }

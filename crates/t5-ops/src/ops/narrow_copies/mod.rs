@@ -1,4 +1,4 @@
-//! Copies of f32 weights in bf16, which products take in place of a cast of their own: one launch for all of them.
+//! Copies of f32 weights in bf16: one launch for all of them, so that products need no casts of their own.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -13,7 +13,7 @@ use crate::needs::{Calls, Needs};
 /// Bytes of an entry of the table that is uploaded.
 const TABLE_BYTES: u64 = 32;
 
-/// Writes each first tensor (F32) over the second one (BF16) of its shape, rounded to nearest: the bits of a cast.
+/// Overwrites the second tensor (BF16) of each pair with the first (F32), of the same shape, rounded to nearest: the bits of a cast.
 ///
 /// # Errors
 /// Other dtypes, or two shapes.
@@ -33,7 +33,7 @@ pub fn narrow_each(pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
     }
 }
 
-/// What [`narrow_each`] needs for so many tensors.
+/// Returns the needs of [`narrow_each`] for this many tensors.
 pub fn narrow_each_needs(path: Path, tensors: usize) -> Needs {
     match path {
         Path::Device if tensors > 0 => {

@@ -16,7 +16,7 @@ use candle_core::{DType, Result, Tensor};
 use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
 use crate::needs::Needs;
 
-/// Parts in which a card adds the gradient of the weight, at most: enough blocks for the largest one.
+/// The most parts in which a card adds the gradient of the weight: enough blocks for the largest card.
 const PARTS_ON_DEVICE: u64 = 512;
 
 /// Normalises the rows of `x`. Returns `y` in the dtype of `x` and `1 / rms` of each row (flat, one per
@@ -33,7 +33,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
     }
 }
 
-/// What [`rms_norm`] of so many elements of `x` needs.
+/// Returns the needs of [`rms_norm`] for this many elements of `x`.
 pub fn rms_norm_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     match path {
         Path::Cpu => Needs::default(),
@@ -42,10 +42,10 @@ pub fn rms_norm_needs(path: Path, elements: u64, dtype: DType) -> Needs {
     }
 }
 
-/// The gradient with respect to `x`, in its dtype, plus `residual` if given: what reaches `x` beside the norm.
+/// Returns the gradient with respect to `x`, in its dtype, plus `residual` if given: the gradient that bypasses the norm.
 /// Adds the weight's gradient to `dweight` if given.
 ///
-/// `dy` is given up by the caller: its memory may be overwritten with the result, so no other handle to it may be
+/// The caller gives up `dy`: its memory may be overwritten with the result, so no other handle to it may be
 /// read afterwards.
 pub fn rms_norm_backward(
     x: &Tensor,

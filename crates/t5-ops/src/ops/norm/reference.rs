@@ -19,7 +19,7 @@ pub(super) fn forward_needs(elements: u64, dtype: DType) -> Needs {
     Needs::bytes(copies(1, elements, dtype) + widened(elements, dtype))
 }
 
-/// Normalised rows, the gradient times the weight, and a step to the result.
+/// Normalised rows, the gradient times the weight, and an intermediate tensor of the result.
 pub(super) fn backward_needs(elements: u64, dtype: DType) -> Needs {
     Needs::bytes(copies(3, elements, dtype) + widened(elements, dtype))
 }

@@ -42,7 +42,7 @@ fn kernels_agree_with_the_reference() {
                 let expected =
                     reference::rms_norm_backward(&x, &weight, &inv_rms, &dy, residual, Some(&expected_dweight))
                         .unwrap();
-                // With a single channel the gradient is a difference of equals.
+                // With a single channel the gradient is a difference of equal numbers.
                 close("dx", &dx, &expected, if width == 1 { 1.0 } else { tolerance(dtype) });
                 close("dweight", &dweight, &expected_dweight, 1e-4);
             }

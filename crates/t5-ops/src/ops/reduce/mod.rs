@@ -23,7 +23,7 @@ pub(crate) fn square_sum(x: &Tensor) -> Result<f64> {
 /// Sets every element to zero, in place.
 pub fn zero(x: &Tensor) -> Result<()> {
     if x.elem_count() == 0 {
-        // candle takes rows without columns for rows that overlap. On a card it launches a kernel even for no elements.
+        // candle treats rows without columns as rows that overlap. On a card it launches a kernel even for no elements.
         return Ok(());
     }
     match Path::of(&[x]).provided(x.is_contiguous()) {
@@ -34,7 +34,7 @@ pub fn zero(x: &Tensor) -> Result<()> {
     }
 }
 
-/// A tensor of zeros, whose memory and launch on a card can be recorded ([`crate::Rounds`]).
+/// A tensor of zeros. Its memory and its launch on a card can be recorded ([`crate::Rounds`]).
 ///
 /// # Errors
 /// No memory.
@@ -75,12 +75,12 @@ pub fn scaled(x: &Tensor, scale: f64) -> Result<Tensor> {
     }
 }
 
-/// What [`zero`] and [`add_in_place`] need.
+/// Returns the needs of [`zero`] and [`add_in_place`].
 pub fn in_place_needs(path: Path) -> Needs {
     if path == Path::Device { Needs::launches(1) } else { Needs::default() }
 }
 
-/// What [`scaled`] needs, beside the copies of a composition.
+/// Returns the needs of [`scaled`], besides the copies of a composition.
 pub fn scaled_needs(path: Path) -> Needs {
     if path == Path::Device { Needs::launches(1) } else { Needs::default() }
 }

@@ -4,12 +4,12 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::dispatch::{add_into, overwrite, wide};
 
-/// The same, with candle's operations.
+/// The sum of the squares of all elements, with candle's operations.
 pub fn square_sum(x: &Tensor) -> Result<f64> {
     x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar()
 }
 
-/// The same, with candle's operations.
+/// See [`crate::add_in_place`].
 pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
     if sum.dtype() == DType::BF16 {
         let both = (wide(sum)? + wide(x)?)?;

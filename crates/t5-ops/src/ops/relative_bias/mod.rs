@@ -1,7 +1,7 @@
 //! T5's relative-position bias (Raffel et al. 2020, section 2.1) by offset instead of by pair.
 //!
-//! The bias of query i and key j depends on `j - i` only, so T+S-1 values a head say everything that the
-//! usual (H, T, S) tensor says.
+//! The bias of query i and key j depends on `j - i` only, so T+S-1 values for each head hold all the information of the
+//! usual (H, T, S) tensor.
 //!
 //! Shapes: table, dtable (buckets, H); bias, dbias (H, T+S-1).
 
@@ -92,7 +92,7 @@ pub fn relative_bias(
     reference::relative_bias(table, r, queries, keys, first_query)
 }
 
-/// What [`relative_bias`] needs, and [`relative_bias_backward`]: on the CPU a few thousand values.
+/// Returns the needs of [`relative_bias`] and of [`relative_bias_backward`]: on the CPU a few thousand values.
 pub fn relative_bias_needs(path: Path) -> Needs {
     if path == Path::Device { Needs::launches(1) } else { Needs::default() }
 }
@@ -117,4 +117,4 @@ pub fn relative_bias_backward(
     reference::relative_bias_backward(dbias, r, queries, keys, first_query, dtable)
 }
 
-// A few thousand values a call: on the CPU plain candle operations are all that this needs.
+// A few thousand values a call: on the CPU plain candle operations are fast enough.

@@ -1,4 +1,4 @@
-//! Rounding as kernels know it.
+//! Rounding in the kernels' form.
 
 use super::Rounding;
 
@@ -13,7 +13,7 @@ pub(crate) struct Noise {
 
 impl Noise {
     pub(crate) fn of(rounding: Rounding, first_row: usize) -> Self {
-        // A parameter has fewer rows than 2^31, or no kernel could count them.
+        // A parameter has fewer rows than 2^31; otherwise no kernel could count them.
         let first_row = first_row as u32;
         match rounding {
             Rounding::Nearest => Self { key: 0, is_stochastic: 0, first_row },

@@ -1,4 +1,4 @@
-//! What kernels know of a parameter that is updated.
+//! The kernels' view of parameters that are updated.
 
 use candle_core::{DType, Result, Tensor};
 
@@ -11,7 +11,7 @@ use crate::ops::rounding::cuda::Noise;
 pub(crate) const THREADS: u32 = 256;
 /// Shared memory of a sum over a block.
 pub(crate) const OF_SUM: usize = 32 * size_of::<f64>();
-/// Of the keys of the rows that a block updates between two barriers.
+/// Shared memory of the keys of the rows that a block updates between two barriers.
 pub(crate) const OF_KEYS: usize = 128 * size_of::<u64>();
 
 /// A parameter, its gradient and its first moment: `Parameter` of `optimizer.cu`, which has no padding.
@@ -31,7 +31,7 @@ pub(crate) struct Parameter {
 }
 
 impl Parameter {
-    /// An entry whose blocks begin at `blocks`, which then are behind them. A vector is one row.
+    /// An entry whose blocks begin at `blocks`. Advances `blocks` past them. A vector is one row.
     pub(crate) fn next(
         [values, gradient]: [&Tensor; 2],
         first_moment: Option<&Tensor>,
@@ -57,10 +57,11 @@ impl Parameter {
     }
 }
 
-/// Parameters that a card can update at once. Their table, and what it points to, is there: launches are left, and the scale of gradients.
+/// Parameters that a card can update at once. Their table, and the memory that it points to, are uploaded. Only the launches and the scale
+/// of the gradients are missing.
 #[derive(Debug)]
 pub(crate) struct Ready {
-    /// Of the profile.
+    /// The span in a profile.
     span: fn() -> tracing::Span,
     /// Entries, with the launches over each group of them.
     table: Tensor,
@@ -87,7 +88,7 @@ pub(crate) struct Launch {
 }
 
 impl Ready {
-    /// Those of a table in groups, whose entries point to `held`.
+    /// Prepares the parameters of a table in groups, whose entries point to `held`.
     pub(crate) fn new(span: fn() -> tracing::Span, table: Tensor, groups: Vec<Group>, held: Vec<Tensor>) -> Self {
         Self { span, table, groups, _held: held }
     }
@@ -98,7 +99,7 @@ impl Ready {
         self.launch(gradient_scale)
     }
 
-    /// Updates them, with each gradient times `gradient_scale`.
+    /// Updates the parameters, with each gradient times `gradient_scale`.
     pub(crate) fn launch(&self, gradient_scale: f64) -> Result<()> {
         let entries: usize = self.groups.iter().map(|group| group.entries).sum();
         let words = self.table.elem_count() / entries.max(1);
@@ -109,7 +110,7 @@ impl Ready {
             for Launch { kernel, blocks, shared_bytes, takes_scale } in launches {
                 let kernel = Kernel::new(table.device(), Module::Optimizer, *kernel)?.tensor(&table)?.size(*entries)?;
                 let kernel = if *takes_scale { kernel.value(gradient_scale) } else { kernel };
-                // SAFETY: the table has these entries, whose tensors are held and have their sizes. Each row and column is in one block.
+                // SAFETY: the table has these entries, whose tensors are held and have these sizes. Each row and column is in one block.
                 unsafe { kernel.launch([*blocks, 1, 1], THREADS, *shared_bytes)? };
             }
         }
@@ -117,7 +118,7 @@ impl Ready {
     }
 }
 
-/// Makes updates as they come, as many together as have one scale of their gradients.
+/// Applies updates in order. Consecutive updates with one scale of their gradients are applied together.
 pub(crate) fn each_scale<U>(
     updates: &[U],
     scale: impl Fn(&U) -> f64,
@@ -127,7 +128,7 @@ pub(crate) fn each_scale<U>(
     alike.try_for_each(|updates| ready(updates)?.launch(scale(&updates[0])))
 }
 
-/// Gradients as kernels read them: those that lie otherwise are copied.
+/// Gradients as kernels read them: strided ones are copied.
 pub(crate) fn contiguous<'a>(gradients: impl Iterator<Item = &'a Tensor>) -> Result<Vec<Tensor>> {
     gradients.map(Tensor::contiguous).collect()
 }

@@ -1,6 +1,7 @@
-//! Parameters that a card updates together: a launch for all of a group, whose blocks find their parameter in a table.
+//! Parameters that a card updates together: one launch for a whole group, whose blocks find their parameter in a table.
 //!
-//! How a parameter is cut into blocks depends on its size alone. So its sums, and the bits of its update, do not depend on the others.
+//! The way a parameter is cut into blocks depends on its size alone. So its sums, and the bits of its update, do not depend on the other
+//! parameters.
 
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
@@ -11,16 +12,16 @@ use candle_core::Result;
 
 use crate::needs::{Calls, Needs};
 
-/// Updates that a card is ready for: all that they need is there but the scale of their gradients, so that launches alone are left. Until
-/// they are made, and in between, nothing else may change their tensors.
+/// Updates that are prepared on a card: only the launches and the scale of the gradients are missing. Until the updates are applied, and in
+/// between, nothing else may change their tensors.
 #[derive(Debug)]
 pub struct ReadyUpdates(pub(crate) of_card::Ready);
 
 impl ReadyUpdates {
-    /// Makes them, each from its gradient times `gradient_scale`. That of their numbers does not count.
+    /// Applies the updates, each from its gradient times `gradient_scale`. The `gradient_scale` of each `hyper` is ignored.
     ///
     /// # Errors
-    /// The driver's. Some parameters may be changed then, and others not.
+    /// The driver's. Some parameters may have changed by then.
     pub fn make(self, gradient_scale: f64) -> Result<()> {
         self.0.make(gradient_scale)
     }
@@ -29,7 +30,7 @@ impl ReadyUpdates {
 #[cfg(feature = "cuda")]
 use cuda as of_card;
 
-/// Without cards there are none.
+/// Without cards there are no such updates.
 #[cfg(not(feature = "cuda"))]
 mod of_card {
     #[derive(Debug)]
@@ -42,15 +43,16 @@ mod of_card {
     }
 }
 
-/// Bytes of a table that are uploaded at once: so much of memory that the driver does not know is copied without a wait for what was launched
-/// before, by CUDA's programming guide.
+/// The most bytes of a table that are uploaded at once. By CUDA's programming guide, a copy of up to this many bytes of unpinned memory
+/// does not wait for earlier launches.
 pub(crate) const STAGED_BYTES: u64 = 64 << 10;
-/// Bytes beside operands and results that a group takes, unless one parameter alone takes more.
+/// The most bytes of a group besides operands and results, unless one parameter alone takes more.
 const MOST_BYTES: u64 = 16 << 20;
-/// Parts of rows that are updated by a block each, at most: enough for the largest card, and few enough that each adds all their sums.
+/// The most parts of rows that are updated by a block each: enough for the largest card, and few enough that each block adds all their
+/// sums.
 pub(crate) const PARTS: usize = 1024;
 
-/// Parameters that take so many bytes each, in groups of neighbours.
+/// Splits parameters that take these bytes into groups of neighbours.
 pub(crate) fn groups(bytes: &[u64]) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
     let mut sum = 0;
@@ -67,8 +69,8 @@ pub(crate) fn groups(bytes: &[u64]) -> Vec<Range<usize>> {
     groups
 }
 
-/// The needs of a card for a table. An entry of the table has `entry` bytes, and takes those of `scratch` meanwhile. There are `of_group`
-/// launches over each group of entries, and `of_all` over all of them.
+/// The needs of a card for a table. An entry has `entry` bytes in the table, and takes its bytes of `scratch` meanwhile. There are
+/// `of_group` launches over each group of entries, and `of_all` launches over all entries.
 pub(crate) fn needs_of_groups(scratch: &[u64], entry: u64, [of_group, of_all]: [u64; 2]) -> Needs {
     if scratch.is_empty() {
         return Needs::default();
@@ -84,17 +86,17 @@ pub(crate) fn most_of_a_group(bytes: &[u64]) -> u64 {
     groups(bytes).into_iter().map(|group| bytes[group].iter().sum()).max().unwrap_or(0)
 }
 
-/// What a piece of scratch memory takes.
+/// The bytes that a piece takes of scratch memory.
 pub(crate) fn of_piece(bytes: u64) -> u64 {
     bytes.next_multiple_of(16)
 }
 
-/// Elements that a block updates, about: to find its parameter takes it little time then.
+/// The approximate number of elements that a block updates: finding its parameter then takes little of its time.
 const ELEMENTS: usize = 24 << 10;
-/// Rows that a block updates of a narrow parameter, at most if there are few.
+/// The most rows of a narrow parameter that a block updates, unless the parameter has very many rows.
 const ROWS: usize = 64;
 
-/// Rows that a block updates. Its threads have several of them in flight.
+/// The number of rows that a block updates. Its threads have several of them in flight.
 pub(crate) fn rows_of_block(rows: usize, width: usize) -> usize {
     let few = ELEMENTS.div_ceil(width.max(1)).min(ROWS);
     rows.div_ceil(PARTS).max(few).next_multiple_of(4)
@@ -107,7 +109,7 @@ mod tests {
     #[test]
     fn a_table_is_uploaded_once_for_all_groups_and_in_pieces_that_nobody_waits_for() {
         let calls = |launches, uploads| Calls { launches, uploads, ..Calls::default() };
-        // Tensors with the bytes of each on their way.
+        // Tensors with the bytes of scratch memory of each.
         for (tensors, scratch, bytes, expected) in [
             (0, 0, 0, calls(0, 0)),
             (1, 7, 107, calls(4, 1)),

@@ -1,4 +1,4 @@
-//! Backward: some queries of a head, a group after the other, of each group a strip of 32 after the other.
+//! Backward: some queries of a head, group by group, and each group in strips of 32.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -90,7 +90,7 @@ impl<U: Unit> task::Backward<bf16> for Backward<U> {
         to: Output<bf16>,
         dbias: Option<&mut [f32]>,
     ) {
-        // SAFETY: `apply_to` looked for them.
+        // SAFETY: `apply_to` checked for the instructions.
         let tiles = unsafe { U::enter() };
         self.dk.fill(0.0);
         self.dv.fill(0.0);
@@ -145,7 +145,7 @@ impl<U: Unit> task::Backward<bf16> for Backward<U> {
 }
 
 impl<U: Unit> Backward<U> {
-    /// Packs what belongs to the queries of a group, and clears their dq where they see nothing.
+    /// Packs the operands that belong to the queries of a group, and clears their dq if they see no key.
     fn prepare(&mut self, tiles: &U, head: &Head, input: &Input<bf16>, group: &Part) {
         let (s, rows) = (&head.sizes, group.rows);
         let size = s.head_size;
@@ -169,8 +169,8 @@ impl<U: Unit> Backward<U> {
         }
     }
 
-    /// Scores and their gradients of a strip of a group with the keys of the tile at `key`, and what they add to dq. `seen`: keys
-    /// that are packed.
+    /// Computes scores and their gradients of a strip of a group with the keys of the tile at `key`, and adds to dq. `seen`: the number of
+    /// packed keys.
     #[allow(clippy::too_many_arguments)]
     fn strip(
         &mut self,
@@ -252,7 +252,7 @@ impl<U: Unit> Backward<U> {
         }
     }
 
-    /// The part of a group in dk and dv, for the tile of keys at `key`.
+    /// Adds a group's part to dk and dv, for the tile of keys at `key`.
     fn sums(&mut self, tiles: &U, s: &Sizes, group: &Part, key: usize) {
         let (deep, stride) = (blocks(group.rows), stride_of_sums(s));
         for (left, right, sums) in [(&self.dout_t, &self.p, &mut self.dv), (&self.q_t, &self.ds, &mut self.dk)] {

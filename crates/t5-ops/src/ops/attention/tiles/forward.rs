@@ -1,4 +1,4 @@
-//! Forward: some queries of a head, a strip of 32 after the other.
+//! Forward: some queries of a head, in strips of 32.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -56,7 +56,7 @@ impl<U: Unit> task::Forward<bf16> for Forward<U> {
         to: Shared<bf16>,
         lse: Shared<f32>,
     ) {
-        // SAFETY: `apply_to` looked for them.
+        // SAFETY: `apply_to` checked for the instructions.
         let tiles = unsafe { U::enter() };
         let s = &head.sizes;
         let seen = a.visible(s, head.sequence, queries.end - 1);
@@ -82,8 +82,7 @@ impl<U: Unit> task::Forward<bf16> for Forward<U> {
 }
 
 impl<U: Unit> Forward<U> {
-    /// Sums over all visible keys for a strip. Returns of each query the largest score, times log2(e), and the sum of
-    /// exponentials.
+    /// Sums over all visible keys for a strip. Returns for each query the largest score, times log2(e), and the sum of exponentials.
     #[allow(clippy::too_many_arguments)]
     fn strip(
         &mut self,

@@ -1,5 +1,5 @@
-//! What attention does with rows of scores between products of tiles. Exponentials are powers of two: scores and bias come
-//! multiplied by log2(e).
+//! Operations of attention on rows of scores between products of tiles. Exponentials are powers of two: scores and bias come multiplied by
+//! log2(e).
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -17,7 +17,7 @@ pub(crate) struct Scores<'a> {
     pub scores: &'a [f32],
     /// Times log2(e).
     pub bias: &'a [f32],
-    /// How many keys are seen.
+    /// The number of visible keys.
     pub visible: usize,
     /// The key of the first score.
     pub key: usize,
@@ -34,41 +34,42 @@ pub(crate) struct Gradients<'a> {
     pub delta: f32,
 }
 
-/// Where two rows of the backward go.
+/// The destinations of two rows of the backward.
 pub(crate) struct Pairs<'a> {
     /// The line of the first panel of probabilities: see [`place`].
     pub p: &'a mut [u16],
     pub ds: &'a mut [u16],
-    /// From one panel to the next.
+    /// Cells from one panel to the next.
     pub panel: usize,
-    /// Keys to write, the rest zero.
+    /// The number of keys to write; the rest is zero.
     pub count: usize,
-    /// Gradients of scores as two rows, so many cells apart.
+    /// Gradients of scores as two rows, `apart` cells apart.
     pub rows: &'a mut [u16],
     pub apart: usize,
 }
 
-/// Cells from one panel of 32 keys to the next, for a right-hand operand of `deep` queries: a line more than it has.
+/// Cells from one panel of 32 keys to the next, for a right-hand operand of `deep` queries: a line more than the panel has.
 pub(super) const fn panel(deep: usize) -> usize {
     BLOCK * deep + BLOCK
 }
 
-/// Where the line of queries `row` and `row + 1` is in a panel.
+/// The place of the line of queries `row` and `row + 1` in a panel.
 pub(super) fn place(row: usize, deep: usize) -> usize {
     debug_assert!(row < deep && row.is_multiple_of(2));
     row / BLOCK * 2 * TILE + row % BLOCK / 2 * BLOCK
 }
 
-/// Tiles, and what attention does with rows of scores between two products of them.
+/// Tiles, and the operations of attention on rows of scores between two products of tiles.
 pub(crate) trait Unit: Tiles {
-    /// Brings `state`, the largest score times log2(e) and the sum of exponentials so far, up to date with a row of scores, and
-    /// writes exp(score - largest), zero where dropped or hidden. Returns what earlier sums are to be multiplied by.
+    /// Updates `state`, the largest score times log2(e) and the sum of exponentials so far, from a row of scores. Writes exp(score -
+    /// largest), zero where dropped or hidden. Returns the factor for earlier sums.
     fn softmax(row: Scores, state: &mut (f32, f32), p: &mut [u16]) -> f32;
 
-    /// With p = exp(score + bias - lse), m the dropout mask and dp the gradient of the masked probabilities: writes p m, and the
-    /// gradient of the scores p (m dp - delta), which it also adds to `dbias`, of two queries.
+    /// For two queries, with p = exp(score + bias - lse), m the dropout mask and dp the gradient of the masked probabilities: writes p m
+    /// and the gradient of the scores, p (m dp - delta), and adds that gradient to `dbias`.
     fn gradients(rows: [Gradients; 2], dbias: Option<(&mut [f32], &mut [f32])>, to: Pairs);
 
-    /// The first `count` rows of the transpose of sixteen rows of sixteen numbers, `stride` apart, each to where `to` says.
+    /// Writes the first `count` rows of the transpose of sixteen rows of sixteen numbers, `stride` apart, each to the place that `to`
+    /// returns.
     fn turn<'a>(x: &[f32], stride: usize, count: usize, to: impl Fn(usize) -> &'a mut [bf16]);
 }

@@ -51,18 +51,18 @@ impl<K: HasVectors> Unit for K {
     }
 }
 
-// What is inlined below has no instruction set of its own, because such functions cannot be told to be inlined: callers
-// are compiled for AVX-512 (F, BW, DQ, VL) with AVX512-BF16, and promise to be so.
+// The inlined functions below have no instruction set of their own, because such functions cannot be marked `inline(always)`. Their callers
+// are compiled for AVX-512 (F, BW, DQ, VL) with AVX512-BF16.
 
-/// 2^x, to 2e-7, for x of at most some hundred; 0 for minus infinity, NaN for NaN.
+/// 2^x, to 2e-7, for x up to some hundred; 0 for minus infinity, NaN for NaN.
 #[inline(always)]
 unsafe fn exp2(x: __m512) -> __m512 {
-    /// Towards minus infinity, to whole numbers, without an exception.
+    /// Rounds towards minus infinity, to whole numbers, without an exception.
     const FLOOR: i32 = 0b1001;
     // SAFETY: by the caller's promise.
     unsafe {
-        // The fraction of x; its integer is what the exponent is scaled by. The polynomial is the best approximation of
-        // 2^r, relative, on [0, 1) (Remez).
+        // The fraction of x; its integer part scales the exponent. The polynomial is the best relative approximation of 2^r on [0, 1)
+        // (Remez).
         let r = _mm512_reduce_ps::<FLOOR>(x);
         let p = _mm512_set1_ps(1.877_576_7e-3);
         let p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.989_34e-3));
@@ -86,14 +86,14 @@ impl Scores<'_> {
         }
     }
 
-    /// The same, minus infinity where keys are hidden.
+    /// Sixteen scores with their bias, minus infinity where keys are hidden.
     #[inline(always)]
     unsafe fn seen_at(&self, i: usize) -> __m512 {
         // SAFETY: by the caller's promise.
         unsafe { _mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), self.lanes(i), self.at(i)) }
     }
 
-    /// Which of the sixteen keys at `i` are seen.
+    /// A mask of the visible keys among the sixteen at `i`.
     #[inline(always)]
     fn lanes(&self, i: usize) -> __mmask16 {
         let count = self.visible.saturating_sub(i).min(WIDTH);
@@ -108,7 +108,7 @@ unsafe fn both(first: __m512, second: __m512) -> __m512i {
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) }
 }
 
-/// The same, in pairs of one of each.
+/// Two times sixteen numbers as bf16, in pairs of one of each.
 #[inline(always)]
 unsafe fn pairs(first: __m512, second: __m512) -> __m512i {
     const ORDER: [u16; 32] = {
@@ -146,7 +146,7 @@ fn softmax_of<const DROPS: bool>(row: Scores, (largest, total): &mut (f32, f32),
     unsafe {
         let simd = Avx512::<true>::new();
         let keep = row.mask.map(|mask| simd.mask(mask));
-        // A NaN is not the largest, but a sum with it is NaN.
+        // A NaN is never the largest, but a sum with a NaN is NaN.
         let mut top = [_mm512_set1_ps(f32::NEG_INFINITY); 2];
         for i in (0..whole).step_by(BLOCK) {
             top = [_mm512_max_ps(row.at(i), top[0]), _mm512_max_ps(row.at(i + WIDTH), top[1])];
@@ -178,7 +178,7 @@ fn softmax_of<const DROPS: bool>(row: Scores, (largest, total): &mut (f32, f32),
     }
 }
 
-/// The values of a row, in every lane.
+/// The constants of a row, in every lane.
 struct Numbers<'a> {
     row: Scores<'a>,
     dp: &'a [f32],
@@ -206,7 +206,7 @@ impl<'a> Numbers<'a> {
         }
     }
 
-    /// p m and the gradient of sixteen scores, which is added to `dbias`. `SEES_ALL`: no key is hidden.
+    /// Returns p m and the gradient of sixteen scores, which it also adds to `dbias`. `SEES_ALL`: no key is hidden.
     #[inline(always)]
     unsafe fn at<const DROPS: bool, const ADDS: bool, const SEES_ALL: bool>(
         &self,
@@ -239,7 +239,7 @@ impl<'a> Numbers<'a> {
     }
 }
 
-/// Sixteen keys of two rows: a line of a panel of each, and the gradients of the scores.
+/// Computes sixteen keys of two rows: a line of a panel for each, and the gradients of the scores.
 #[inline(always)]
 unsafe fn half<const DROPS: bool, const ADDS: bool, const SEES_ALL: bool>(
     simd: Avx512<true>,
@@ -289,7 +289,7 @@ fn gradients_of<const DROPS: bool, const ADDS: bool>(
             store(both(of_half[0][1], of_half[1][1]), &mut other_row[i..]);
         }
     }
-    // What none of the two sees, and others of the strip or of the group do.
+    // Keys that neither of the two queries sees, and other queries of the strip or the group do.
     for i in (most..count).step_by(BLOCK) {
         for at in [i / BLOCK * panel, i / BLOCK * panel + TILE] {
             p[at..at + BLOCK].fill(0);

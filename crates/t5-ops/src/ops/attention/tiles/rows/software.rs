@@ -25,7 +25,7 @@ impl Unit for SoftwareTiles {
             return 1.0;
         }
         let before = *largest;
-        // A NaN is not the largest, but a sum with it is NaN.
+        // A NaN is never the largest, but a sum with a NaN is NaN.
         *largest = (0..row.visible).map(|i| row.score(i)).fold(before, f32::max);
         let mut sum = 0.0;
         for (i, p) in p.iter_mut().enumerate().take(row.visible) {
