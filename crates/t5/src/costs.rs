@@ -179,7 +179,7 @@ impl Loading {
         most - held
     }
 
-    /// The most bytes of the host's memory that one parameter takes on its way to a device.
+    /// The most bytes of the host's memory that one parameter takes while it is moved to a device.
     fn on_host(&self) -> u64 {
         let of_one = |spec: &ParameterSpec| {
             let pieces = self.read_from.reading_bytes(spec.elements(), spec.dtype(self.dtype));

@@ -38,7 +38,7 @@ struct Home {
     lock: Option<PageLocked>,
     /// Whether the tensor has the values, too.
     is_here: bool,
-    /// The copy of the values to the tensor, while it goes on.
+    /// The copy of the values to the tensor, while it is in progress.
     coming: Option<Coming>,
 }
 

@@ -185,8 +185,8 @@ impl T5 {
         self.adapted(lora, seed, false)
     }
 
-    /// A second model that is this one with an adapter. Both share the same weights; weights of which the adapter has values of
-    /// its own are copied. Neither model may be trained.
+    /// A second model that is this one with an adapter. Both share the same weights; weights for which the adapter has its own
+    /// values are copied. Neither model may be trained.
     ///
     /// # Errors
     /// As [`T5::with_adapter`].

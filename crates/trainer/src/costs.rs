@@ -222,7 +222,7 @@ pub fn saving(config: &Config, options: &TrainerOptions, parameters: DType, from
         // A moment that is read from a file is on the host.
         piece + writing_bytes(spec.elements(), dtype, dtype, from.device && !is_in_file)
     });
-    // The optimizer has up to two tensors for a parameter, and an untied head is saved twice.
+    // Two, because the optimizer has up to two tensors for a parameter, and a tied head's table may be saved twice.
     let largest = |tensors: &mut dyn Iterator<Item = u64>| {
         let (count, largest) = tensors.fold((0, 0), |(count, most): (u64, u64), bytes| (count + 1, most.max(bytes)));
         2 * count * DESCRIBED_BYTES + largest

@@ -19,8 +19,8 @@ use t5::{Asked, Pager, Parameter};
 use crate::error::{Error, Result};
 use crate::transport::{OnItsWay, Transport};
 
-/// The tensors that each process holds, of those that all need: the stages of ZeRO (<https://arxiv.org/abs/1910.02054>), by whole
-/// parameters, because Adafactor needs whole matrices.
+/// How much each process holds of the tensors that all of them need: the stages of ZeRO (<https://arxiv.org/abs/1910.02054>), by
+/// whole parameters, because Adafactor needs whole matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sharding {

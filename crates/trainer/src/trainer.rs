@@ -51,7 +51,7 @@ pub struct Batch<'a> {
     pub targets: &'a [Vec<u32>],
 }
 
-/// How a step is carried out. Chosen by the memory that is there, and without effect on the mathematics.
+/// How a step is carried out. The available memory decides; the mathematics does not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepPlan {
     /// How the step is cut, and which tensors are recomputed.

@@ -127,7 +127,7 @@ impl<T: Ops> Decoding<'_, T> {
     }
 }
 
-/// The rows of one cache among those of all.
+/// The rows of one cache among the rows of all caches.
 struct PartRows {
     /// The number of the cache.
     cache: usize,

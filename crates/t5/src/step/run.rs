@@ -81,7 +81,7 @@ pub(crate) struct Step<'a, T: Ops> {
     activations: Store<T>,
     gradients: Option<Store<T>>,
     copies_overlap: bool,
-    /// Gradients that wait in a file, by parameter index, and those of the tables. `None`: another process holds the gradient.
+    /// Gradients that wait in a file, by parameter index: of units, then of tables. `None`: another process holds the gradient.
     waiting: Vec<(usize, Option<Stored<T>>)>,
     tables: Vec<(usize, Stored<T>)>,
     entering: Vec<Entering<T>>,
@@ -105,7 +105,7 @@ pub(crate) struct Offload<'a> {
 }
 
 impl<'a, T: Ops> Step<'a, T> {
-    /// A step of which no event was carried out.
+    /// A step before its first event.
     ///
     /// # Errors
     /// A file cannot be created.

@@ -157,7 +157,7 @@ impl WeightFile {
     }
 
     /// Replaces a weight's values in the file or in the host's memory. The new values come from the host or from a device. Values of a
-    /// device may still be on their way when this returns.
+    /// device may arrive later.
     pub fn overwrite(&self, x: &Tensor, values: &Tensor) -> Result<Option<Returning>> {
         copies::return_home(values, x, self.writes).map_err(|error| self.error(error))
     }

@@ -115,7 +115,7 @@ pub(super) fn read_state(directory: &Path, step: u64, manifest: &Manifest) -> Re
     let text = read_bounded(directory, STATE_FILE, MAX_STATE_BYTES)?;
     let read = ManifestEntry { name: STATE_FILE.to_owned(), bytes: text.len() as u64, sha256: files::sha256(&text) };
     manifest.check(directory, &read)?;
-    // From here on it is what was written: what is not understood is of another version, or under another name.
+    // The bytes are those that were written. So a state that cannot be read is of another version, or under another name.
     expect_format(&path, &text, TrainerState::FORMAT)?;
     let state: TrainerState = serde_json::from_slice(&text)
         .map_err(|e| Error::checkpoint(&path, format!("not the state of a trainer ({e})")))?;

@@ -1,4 +1,4 @@
-//! Removing checkpoints that need not be kept, after a newer one is safe. No checkpoint is ever lost.
+//! Removing checkpoints that need not be kept, after a newer one is safe, and never losing another.
 //!
 //! A look at a checkpoint has one of three results:
 //!
