@@ -1,4 +1,4 @@
-//! Engines, which move bytes between processes, and the errors of that.
+//! Engines, which move bytes between processes, and their errors.
 
 use std::fmt::Debug;
 

@@ -1,4 +1,4 @@
-//! The rate of the network between processes, measured by short sums: the bytes that they send, over the time of the process.
+//! The rate of the network between processes, measured by short sums: the bytes that a process sends, divided by the time.
 
 use std::time::Instant;
 

@@ -348,7 +348,7 @@ impl WeightsOnDisk {
         self.by_matrix && all > 0 && (part.is_block() || by_rows)
     }
 
-    /// Whether [`WeightsOnDisk::comes_apart`] is true of every part in the file.
+    /// Whether each operation reads the weights or rows that it needs from the file, every time, for every part in the file.
     pub fn all_come_apart(&self) -> bool {
         self.parts().all(|part| self.comes_apart(part))
     }

@@ -57,7 +57,7 @@ impl<T: Ops> Step<'_, T> {
             }
         }
         observer.handed_over()?;
-        // The observer may look at all gradients until here, so no accumulator may serve another parameter earlier.
+        // The observer may look at all gradients until here, so no accumulator is reused for another parameter earlier.
         aside.into_iter().for_each(|index| grads.put_aside(index));
         Ok(())
     }
