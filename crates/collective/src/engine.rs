@@ -1,20 +1,20 @@
-//! Engines: whoever moves bytes between processes, and what can go wrong between these.
+//! Engines, which move bytes between processes, and their errors.
 
 use std::fmt::Debug;
 
 /// Bytes that a process sends at a time, at most.
 pub const PIECE_BYTES: usize = 4 << 20;
 
-/// What can go wrong between processes.
+/// An error between processes.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The engine gave up: another process is gone, or the network between them.
+    /// The engine gave up: another process has ended, or the network failed.
     #[error("the processes lost each other: {0}")]
     Lost(String),
-    /// They say different things at one place of the program.
+    /// Processes sent different messages at the same place of the program.
     #[error("process {rank} sent {got} bytes where {expected} were expected; do all run the same program and config?")]
     OutOfStep {
-        /// Who sent them.
+        /// The number of the process that sent the bytes.
         rank: usize,
         /// How many were sent.
         got: usize,
@@ -33,26 +33,26 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub trait Engine: Debug {
     /// The number of this process, from 0.
     fn rank(&self) -> usize;
-    /// How many processes there are.
+    /// The number of processes.
     fn size(&self) -> usize;
-    /// Sends to each process the next `send_bytes[process]` bytes of `send`, and puts what each sends here one behind the other
-    /// into `received`, `received_bytes[process]` bytes of each.
+    /// Sends to each process the next `send_bytes[process]` bytes of `send`. Puts the bytes that each sends to this process into
+    /// `received`, one process behind the other: `received_bytes[process]` bytes of each.
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::OutOfStep`].
     fn exchange(&self, send: &[u8], send_bytes: &[usize], received: &mut [u8], received_bytes: &[usize]) -> Result<()>;
-    /// Makes `bytes` everywhere what they are at process `root`.
+    /// Copies `bytes` from process `root` to all others.
     ///
     /// # Errors
     /// [`Error::Lost`].
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<()>;
-    /// Leaves, as every process does now.
+    /// Leaves the group, as every process does at this place.
     fn end(&mut self) {}
-    /// Ends every process, this one with `code`.
+    /// Ends all processes, this one with `code`.
     fn abort(&self, code: i32) -> !;
 }
 
-/// One process has nobody to talk to but itself.
+/// The engine of a group of one process.
 #[derive(Debug)]
 pub(crate) struct Alone;
 

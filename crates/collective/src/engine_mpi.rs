@@ -1,7 +1,7 @@
 //! Processes of MPI, on one host or many.
 //!
-//! Messages do not block: between two looks at one its thread leaves the processor to whoever computes. MPI's own answer to a lost
-//! process is to end the others; an [`Error`] is for what it does report.
+//! Messages do not block: between two tests of a message, its thread leaves the processor to threads that compute. When a process is
+//! lost, MPI itself ends the others; an [`Error`] is for failures that MPI reports.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -17,10 +17,10 @@ use crate::engine::{Engine, Error, Result};
 use crate::group::{Awaited, Group};
 use crate::throttled::{Rate, Throttled};
 
-/// Joins the processes that a launcher started. They talk to each other as fast as MPI does, or at a `rate` that is slower.
+/// Joins the processes that a launcher started. They exchange bytes as fast as MPI does, or at a slower `rate`.
 ///
 /// # Errors
-/// [`Error::Lost`] where MPI was started before.
+/// [`Error::Lost`] if MPI was started before.
 pub fn join(rate: Option<Rate>) -> Result<Group> {
     Group::start(move |awaited| {
         // Only this thread calls MPI.
@@ -36,11 +36,11 @@ pub fn host() -> String {
     mpi::environment::processor_name().unwrap_or_default()
 }
 
-/// MPI, from its start to its end, where every process of the group waits for the others.
+/// MPI, from its start to its end. At the end every process of the group waits for the others.
 struct World {
     world: SimpleCommunicator,
     awaited: Awaited,
-    /// Not dropped where the others may not end, too.
+    /// Not dropped where the other processes may not end, too.
     universe: Option<ManuallyDrop<Universe>>,
 }
 
@@ -51,7 +51,7 @@ impl fmt::Debug for World {
 }
 
 impl World {
-    /// Looks at a message until it is through.
+    /// Tests a message until it is complete.
     fn finish<'a, D: ?Sized, S: Scope<'a>>(&self, mut request: Request<'a, D, S>) {
         let mut looks = 0_u32;
         while let Err(again) = request.test() {
@@ -62,7 +62,7 @@ impl World {
     }
 }
 
-/// Counts and places as MPI takes them: pieces are far below 2 GiB.
+/// Counts and offsets in MPI's integers: pieces are far below 2 GiB.
 fn counts_and_places(bytes: &[usize]) -> Result<(Vec<Count>, Vec<Count>)> {
     let mut place = 0;
     let mut places = Vec::with_capacity(bytes.len());
@@ -88,7 +88,7 @@ impl Engine for World {
     fn exchange(&self, send: &[u8], send_bytes: &[usize], received: &mut [u8], received_bytes: &[usize]) -> Result<()> {
         let (send_counts, send_places) = counts_and_places(send_bytes)?;
         let (counts, places) = counts_and_places(received_bytes)?;
-        // An empty vector's address is 1, which Open MPI takes for `MPI_IN_PLACE`.
+        // An empty vector's address is 1, which Open MPI treats as `MPI_IN_PLACE`.
         let mut nothing = [0];
         let send = if send.is_empty() { &[0][..] } else { send };
         let received = if received.is_empty() { &mut nothing[..] } else { received };

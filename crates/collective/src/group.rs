@@ -1,7 +1,7 @@
-//! A process among others.
+//! A process in its group.
 //!
-//! A thread of its own owns the engine. Others hand it work through a bounded queue, and it does this in the order in which it came:
-//! so every process makes the same calls in the same order, and whoever handed work over may compute meanwhile.
+//! A separate thread owns the engine. Other threads hand work to it through a bounded queue, and it does the work in order.
+//! So every process makes the same calls in the same order, and a thread may compute after it has handed over work.
 
 use std::fmt;
 use std::rc::Rc;
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use crate::engine::{Alone, Engine, Error, Result};
 use crate::wire::{Counters, Wire};
 
-/// Work that may wait in the queue.
+/// The most work in the queue.
 const MOST_WAITING: usize = 1024;
-/// Between two looks of an engine whose messages nobody waits for.
+/// The time between two tests of a message for which no thread waits.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
-/// How long an engine that is in the middle of something may take to end all processes.
+/// The time that a busy engine may take to end all processes.
 const ABORTS_WITHIN: Duration = Duration::from_secs(3);
 
 enum Job {
@@ -26,9 +26,9 @@ enum Job {
     End,
 }
 
-/// Who does the work.
+/// Does the work.
 enum Worker {
-    /// Whoever hands it over: there are no others.
+    /// The calling thread: there are no other processes.
     Here(Wire),
     Thread {
         jobs: SyncSender<Job>,
@@ -50,7 +50,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Whether somebody waits for the end of what an engine does.
+/// Whether a thread waits for the end of an engine's work.
 #[derive(Clone, Debug, Default)]
 pub struct Awaited {
     is_awaited: Arc<AtomicBool>,
@@ -58,7 +58,7 @@ pub struct Awaited {
 }
 
 impl Awaited {
-    /// Lets others compute for a moment, a short one where somebody waits. `looks`: how often this was called for a message.
+    /// Lets other threads compute for a moment, a short one if a thread waits. `looks`: how often this was called for a message.
     pub fn pause(&self, looks: u32) {
         const SPINS: u32 = 256;
         if looks < SPINS && self.is_awaited.load(Ordering::Acquire) {
@@ -76,14 +76,14 @@ impl Awaited {
     }
 }
 
-/// What a process spent on the others so far.
+/// The bytes and the time that a process has spent on communication so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spent {
     /// Bytes sent.
     pub sent_bytes: u64,
-    /// Time in which something was on its way, or one process waited for another.
+    /// Time in which bytes were being moved, or one process waited for another.
     pub communication: Duration,
-    /// Of that, time in which nothing was computed because of it.
+    /// The part of `communication` in which nothing was computed because of it.
     pub waited: Duration,
 }
 
@@ -98,7 +98,7 @@ impl Spent {
         }
     }
 
-    /// The share of communication behind which something was computed. None where there was none.
+    /// The share of communication that computation overlapped. `None` without communication.
     pub fn hidden(self) -> Option<f64> {
         let all = self.communication.as_secs_f64();
         (all > 0.0).then(|| (1.0 - self.waited.as_secs_f64() / all).max(0.0))
@@ -113,10 +113,10 @@ pub struct Pending<T> {
 }
 
 impl<T> Pending<T> {
-    /// Waits for its end.
+    /// Waits for the end of the work.
     ///
     /// # Errors
-    /// [`Error::Lost`] where the thread that does it is gone.
+    /// [`Error::Lost`] if the thread that does it has ended.
     pub fn wait(self) -> Result<T> {
         match self.answer.try_recv() {
             Ok(answer) => return Ok(answer),
@@ -133,7 +133,7 @@ fn gone() -> Error {
 }
 
 impl Shared {
-    /// Waits in `wait`.
+    /// Calls `wait`, which waits for the engine, and counts the time.
     fn while_awaited<T>(&self, wait: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         self.awaited.set(true);
@@ -148,17 +148,17 @@ fn note(counter: &std::sync::atomic::AtomicU64, began: Instant) {
     counter.fetch_add(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
-/// This process and the others. Cheap to clone.
+/// This process's handle of its group. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Group {
     shared: Rc<Shared>,
 }
 
 impl Group {
-    /// The group that an engine connects. It is made by the thread that then makes all calls of it.
+    /// The group that an engine connects. `make` is called by the thread that then makes all calls of the engine.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// `make` returns an error.
     pub fn start<E: Engine + 'static>(make: impl FnOnce(Awaited) -> Result<E> + Send + 'static) -> Result<Self> {
         let (jobs, queue) = sync_channel(MOST_WAITING);
         let (started, first) = channel();
@@ -194,12 +194,12 @@ impl Group {
         self.shared.rank
     }
 
-    /// How many processes there are.
+    /// The number of processes.
     pub fn size(&self) -> usize {
         self.shared.size
     }
 
-    /// Whether this is the process that prints and writes.
+    /// Whether this is the process that prints and writes files.
     pub fn is_first(&self) -> bool {
         self.rank() == 0
     }
@@ -211,12 +211,12 @@ impl Group {
         Spent { sent_bytes, communication: Duration::from_nanos(busy), waited: Duration::from_nanos(waited) }
     }
 
-    /// Counts bytes that this process sends to others in another way than through the group.
+    /// Counts bytes that this process sends to others outside the group.
     pub fn note_sent(&self, bytes: u64) {
         self.shared.counters.sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Hands work over, to be done after what was handed over before. Every process hands the same work over in the same order.
+    /// Hands over work, which is done after all earlier work. Every process hands over the same work in the same order.
     pub fn hand_over<T: Send + 'static>(&self, work: impl FnOnce(&Wire) -> T + Send + 'static) -> Pending<T> {
         let (sender, answer) = channel();
         let pending = Pending { answer, shared: Rc::clone(&self.shared) };
@@ -224,7 +224,7 @@ impl Group {
             Worker::Here(wire) => drop(sender.send(work(wire))),
             Worker::Thread { jobs, .. } => {
                 let job = Job::Work(Box::new(move |wire| drop(sender.send(work(wire)))));
-                // A thread that is gone shows when its answer is waited for.
+                // That the thread has ended shows when its answer is waited for.
                 if let Err(std::sync::mpsc::TrySendError::Full(job)) = jobs.try_send(job) {
                     let _ = self.shared.while_awaited(|| jobs.send(job));
                 }
@@ -255,7 +255,7 @@ impl Group {
         self.call(move |wire| wire.gather_numbers(&mine))
     }
 
-    /// Whether any process says yes.
+    /// Whether `mine` is true in any process.
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::OutOfStep`].
@@ -279,17 +279,17 @@ impl Group {
         self.any(false).map(drop)
     }
 
-    /// Leaves, as every process does now: the engine is let go of, and nothing can be said any more.
+    /// Leaves the group, as every process does at this place. The engine is dropped, and no more calls can be made.
     pub fn end(&self) {
         if let Worker::Thread { jobs, ended } = &self.shared.worker
             && jobs.send(Job::End).is_ok()
         {
-            // An error is a thread that has ended already.
+            // An error means that the thread has ended already.
             let _ = ended.recv();
         }
     }
 
-    /// Ends every process, this one with `code`.
+    /// Ends all processes, this one with `code`.
     pub fn abort(&self, code: i32) -> ! {
         let Worker::Thread { jobs, ended } = &self.shared.worker else { std::process::exit(code) };
         let job = Job::Work(Box::new(move |wire| wire.abort(code)));
@@ -297,12 +297,12 @@ impl Group {
             self.shared.awaited.set(true);
             let _ = ended.recv_timeout(ABORTS_WITHIN);
         }
-        // It is in the middle of a message that will not come. A launcher ends the others when one of them leaves like this.
+        // The thread waits for a message that will not come. A launcher ends the other processes when one exits like this.
         std::process::exit(code)
     }
 }
 
-/// Does what comes, in its order.
+/// Does the work in the queue, in order.
 fn work_on(wire: Wire, queue: &Receiver<Job>, counters: &Counters) {
     while let Ok(job) = queue.recv() {
         match job {

@@ -1,22 +1,22 @@
-//! What launchers of many processes tell each of them through its environment.
+//! The environment variables with which launchers start each of several processes.
 //!
-//! How many processes there are and which one this is says MPI itself. Before it is started, the environment tells whether there is
-//! anything to join, and how many of the processes share this host.
+//! MPI itself tells the number of processes and this process's own number. Before MPI is started, the environment tells whether there
+//! are other processes to join, and how many of them share this host.
 
 /// A launcher that started this process as one of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launched {
-    /// The command that people know.
+    /// The launcher's command.
     pub by: &'static str,
-    /// Processes in all.
+    /// The number of all processes.
     pub processes: usize,
-    /// Those on this host, where it says so.
+    /// The number of processes on this host, if the launcher tells it.
     pub on_this_host: Option<usize>,
-    /// The number of this process among those on this host, from 0, where it says so.
+    /// The number of this process among those on this host, from 0, if the launcher tells it.
     pub number_on_host: Option<usize>,
 }
 
-/// Name, and the variables that say how many processes there are, how many on this host, and which of these this is.
+/// The launcher's name, and the variables for the number of processes, the number on this host, and this process's number on the host.
 const LAUNCHERS: [(&str, [&str; 3]); 4] = [
     ("mpirun", ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"]),
     ("torchrun", ["WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"]),
@@ -27,7 +27,7 @@ const LAUNCHERS: [(&str, [&str; 3]); 4] = [
 
 /// The launcher of this process, if it started more than one. `variable` reads the environment.
 pub fn launched(variable: impl Fn(&str) -> Option<String>) -> Option<Launched> {
-    // `4` or, of several hosts, `4(x2),3`: the largest.
+    // `4` or, for several hosts, `4(x2),3`: the largest.
     let number = |text: String| {
         let parts = text.split(',').map(|part| part.split('(').next().unwrap_or(part).trim().parse::<usize>().ok());
         parts.collect::<Option<Vec<_>>>()?.into_iter().max()
@@ -39,8 +39,8 @@ pub fn launched(variable: impl Fn(&str) -> Option<String>) -> Option<Launched> {
     found.filter(|launched| launched.processes > 1)
 }
 
-/// Threads for each of several processes that share a host, so that all of them together use its processors once. A launcher that has
-/// bound them to processors has divided these already.
+/// Threads for each of several processes that share a host, so that together they use each processor once. If a launcher has bound
+/// them to processors, `available` is this process's share already.
 pub fn threads(available: usize, on_host: usize, processes: usize) -> usize {
     available.min((on_host / processes.max(1)).max(1)).max(1)
 }

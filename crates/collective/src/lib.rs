@@ -1,14 +1,14 @@
-//! Processes that train one model together, and the sums that do not depend on how many they are.
+//! Processes that train one model together, and sums that do not depend on the number of processes.
 //!
-//! * [`Group`]: this process among the others. What they say to each other goes through an engine that exists ([`Engine`]): MPI
-//!   between processes (feature `mpi`), threads of one process in tests ([`threads`]). A thread of the group's own talks to the others,
-//!   so that sums go on ([`Group::hand_over`]) while others compute.
+//! * [`Group`]: this process's handle of its group. An [`Engine`] moves the bytes: MPI between processes (feature `mpi`),
+//!   or threads of one process in tests ([`threads`]). The group has a thread for this,
+//!   so that sums go on ([`Group::hand_over`]) while other threads compute.
 //! * [`Shards`]: the parts that an optimizer batch is divided into, and those that a process has.
 //! * [`sums`]: the sum of one gradient from each shard, in an order that is a function of the number of shards alone. Two
 //!   processes with two shards each and one process with four get the same bits.
 //!
-//! Invariants: every call is collective, that is every process of the group makes it, and all in the same order. No call moves
-//! more than [`PIECE_BYTES`] at a time from one process, so buffers are bounded. This crate knows no tensor and no model.
+//! Invariants: every call is collective: every process of the group makes it, and all make their calls in the same order. No call moves
+//! more than [`PIECE_BYTES`] at a time from one process, so buffers are bounded. This crate uses no tensor and no model.
 
 mod engine;
 #[cfg(feature = "mpi")]

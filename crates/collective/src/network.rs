@@ -1,4 +1,4 @@
-//! The rate of the network between processes, measured by short sums: what they send, over the time that a process takes for them.
+//! The rate of the network between processes, measured by short sums: the bytes that a process sends, divided by the time.
 
 use std::time::Instant;
 
@@ -8,29 +8,29 @@ use crate::shards::Shards;
 use crate::sums::{self, Element, To};
 use crate::wire::Wire;
 
-/// Bytes of the sum that says whether longer ones would take long.
+/// Bytes of the first sum, which tells whether longer ones would take long.
 const FEW_BYTES: usize = 64 << 10;
-/// The seconds that a longer sum takes, at most and about.
+/// About the most seconds that a longer sum takes.
 const MOST_SECONDS: f64 = 0.2;
-/// How often something is timed: what else goes on only ever takes away.
+/// How often a sum is timed. Other load only makes it slower, so the shortest time counts.
 const TIMES: usize = 3;
 
-/// Bits a second that a process sends to the others, as the slowest of them sees it: the same number in all of them.
+/// Bits per second that a process sends to the others. All processes return the slowest one's figure.
 ///
 /// # Errors
-/// Those of the engine.
+/// The engine reports an error.
 pub fn bits_per_second(group: &Group) -> Result<f64> {
     group.hand_over(measure).wait()?
 }
 
 fn measure(wire: &Wire) -> Result<f64> {
-    // Connections are made by the first.
+    // The first sum makes the connections.
     time_of_sum(wire, wire.size())?;
     let few = time_of_sum(wire, FEW_BYTES)?;
     #[expect(clippy::cast_precision_loss, reason = "some MiB")]
     let enough = (MOST_SECONDS / few * FEW_BYTES as f64) as usize;
     let bytes = enough.clamp(FEW_BYTES, PIECE_BYTES);
-    // Each process sends the others their shares, and then the sums of its own.
+    // Each process sends the others their shares, and then its own sums.
     let sent = 2 * bytes / wire.size() * (wire.size() - 1);
     #[expect(clippy::cast_precision_loss, reason = "some MiB")]
     Ok(8.0 * sent as f64 / time_of_sum(wire, bytes)?)
@@ -46,18 +46,18 @@ fn time_of_sum(wire: &Wire, bytes: usize) -> Result<f64> {
     )
 }
 
-/// The seconds that something takes which all processes do together: of some times the shortest, of the process that takes longest, the
-/// same number in all of them. `said`: what all say, as [`Wire::gather_numbers`] has it.
+/// The seconds that a call takes that all processes make together. Returns the shortest of some times, of the slowest process: the
+/// same number in all processes. `said` gathers numbers like [`Wire::gather_numbers`].
 ///
 /// # Errors
-/// Those of both.
+/// `said` or `done` returns an error.
 pub fn shortest<E>(
     said: impl Fn(&[u64]) -> Result<Vec<Vec<u64>>, E>,
     mut done: impl FnMut() -> Result<(), E>,
 ) -> Result<f64, E> {
     let mut shortest = f64::INFINITY;
     for _ in 0..TIMES {
-        // All of them begin together.
+        // All processes begin together.
         said(&[0])?;
         let began = Instant::now();
         done()?;

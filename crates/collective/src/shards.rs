@@ -1,13 +1,13 @@
-//! The parts of an optimizer batch: each is summed by itself, whoever computes it.
+//! The parts of an optimizer batch. Each is summed separately, whichever process computes it.
 
 use std::ops::Range;
 
-/// Shards next to each other whose gradients have been added up: `count` of them from `first` on.
+/// Consecutive shards whose gradients have been added up: `count` of them from `first` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
     /// The first shard.
     pub first: usize,
-    /// How many.
+    /// The number of shards.
     pub count: usize,
 }
 
@@ -17,7 +17,7 @@ impl Stretch {
         Self { first: shard, count: 1 }
     }
 
-    /// Both, where `next` follows this one and they are the two halves of one node of the tree.
+    /// Both stretches together, if `next` follows this one and they are the two halves of one node of the tree.
     pub fn with(self, next: Stretch) -> Option<Stretch> {
         let is_left_half = self.first.is_multiple_of(2 * self.count);
         let are_halves = self.count == next.count && self.first + self.count == next.first;
@@ -25,13 +25,13 @@ impl Stretch {
     }
 }
 
-/// How an optimizer batch is divided among processes: into `count` shards by position, of which each process has some that are
-/// next to each other.
+/// How an optimizer batch is divided among processes: into `count` shards by position. Each process has some consecutive
+/// shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shards {
-    /// Shards of a batch.
+    /// The number of shards of a batch.
     pub count: usize,
-    /// Processes.
+    /// The number of processes.
     pub processes: usize,
 }
 
@@ -41,7 +41,7 @@ impl Shards {
         rank * self.count / self.processes..(rank + 1) * self.count / self.processes
     }
 
-    /// The positions of shard `shard` in a batch of so many.
+    /// The positions of shard `shard` in a batch of `batch` samples.
     pub fn positions(&self, shard: usize, batch: usize) -> Range<usize> {
         shard * batch / self.count..(shard + 1) * batch / self.count
     }
@@ -51,7 +51,7 @@ impl Shards {
         batch.div_ceil(self.count)
     }
 
-    /// The sums that process `rank` is left with: the nodes of the tree over its shards alone.
+    /// The sums that remain for process `rank`: the nodes of the tree over its shards alone.
     pub fn stretches(&self, rank: usize) -> Vec<Stretch> {
         let mut stretches = Vec::new();
         for shard in self.of(rank) {
@@ -60,7 +60,7 @@ impl Shards {
         stretches
     }
 
-    /// The most sums that process `rank` has at a time, with that of the shard that is computed.
+    /// The most sums that process `rank` has at a time, including that of the shard that is being computed.
     pub fn most_sums(&self, rank: usize) -> usize {
         let (mut stretches, mut most) = (Vec::new(), 0);
         for shard in self.of(rank) {
@@ -71,7 +71,7 @@ impl Shards {
     }
 }
 
-/// Adds a stretch behind others, and joins those that are two halves.
+/// Appends a stretch, and joins stretches that are the two halves of a node.
 fn push(stretches: &mut Vec<Stretch>, next: Stretch) {
     stretches.push(next);
     while let [.., left, right] = stretches[..]

@@ -1,7 +1,7 @@
-//! The sum of a gradient over all shards, in an order that does not depend on who computed which.
+//! The sum of a gradient over all shards, in an order that does not depend on which process computed which.
 //!
-//! Shards are the leaves of a binary tree, in their order. A node is the elementwise sum of its two halves, so a process can add up
-//! the nodes that are its own alone, and whoever owns an element adds those of all processes in the tree's order.
+//! Shards are the leaves of a binary tree, in their order. A node is the elementwise sum of its two halves. So a process can add up
+//! the nodes that are its own alone, and the owner of an element adds the nodes of all processes in the tree's order.
 
 use std::ops::Range;
 
@@ -19,12 +19,12 @@ pub enum Element {
     F32,
     /// Double precision.
     F64,
-    /// bfloat16: two are added in f32, and their sum is rounded to nearest.
+    /// bfloat16: two elements are added in f32, and their sum is rounded to nearest.
     Bf16,
 }
 
 impl Element {
-    /// Bytes of one.
+    /// Bytes of one element.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -51,28 +51,28 @@ fn add<const N: usize>(sum: &mut [u8], other: &[u8], of: impl Fn([u8; N], [u8; N
     sum.iter_mut().zip(other).for_each(|(sum, other)| *sum = of(*sum, *other));
 }
 
-/// Who is to have a sum.
+/// The processes that get a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
     /// Every process.
     All,
-    /// This one alone.
+    /// This process alone.
     One(usize),
 }
 
-/// Bytes in memory while something is summed: what is sent, what is received, and the sums. `is_elsewhere`: values do not lie in memory,
-/// so that those of a piece are copied there.
+/// Bytes in memory during a sum: the bytes to send, the received bytes, and the sums. `is_elsewhere`: values do not lie in memory, so
+/// those of a piece are copied there.
 pub fn buffers(shards: Shards, is_elsewhere: bool) -> u64 {
     let most = (0..shards.processes).map(|rank| shards.stretches(rank).len()).max().unwrap_or(1);
     let pieces = 2 * most + 1 + usize::from(is_elsewhere);
     if shards.processes == 1 { 0 } else { (PIECE_BYTES * pieces) as u64 }
 }
 
-/// Sums a gradient over all shards. `whole` and then `rest` are the sums of this process, those of [`Shards::stretches`];
-/// afterwards `whole` is the whole sum wherever it is wanted, and elsewhere it means nothing.
+/// Sums a gradient over all shards. `whole` and then `rest` are this process's sums, those of [`Shards::stretches`].
+/// Afterwards `whole` is the whole sum in the processes of `to`, and undefined in the others.
 ///
 /// # Errors
-/// Those of [`Wire::exchange`] and of [`Values`].
+/// As [`Wire::exchange`] and [`Values`].
 pub fn sum<V: Values + ?Sized>(
     wire: &Wire,
     shards: Shards,
@@ -86,7 +86,7 @@ pub fn sum<V: Values + ?Sized>(
     }
     let stretches: Vec<Vec<Stretch>> = (0..size).map(|process| shards.stretches(process)).collect();
     let bytes = whole.bytes();
-    // Elements of each process. Where one adds up all of them it receives as many from each of the others.
+    // Elements of each process. A process that adds up all of them receives as many from each of the others.
     let share = PIECE_BYTES / size / element.bytes() * element.bytes();
     let piece = if to == To::All { share * size } else { share };
     let (mut send, mut received) = (Vec::new(), Vec::new());
@@ -102,7 +102,7 @@ pub fn sum<V: Values + ?Sized>(
         let mine = of(rank).len();
         let send_bytes: Vec<usize> = (0..size).map(|process| of(process).len() * (1 + rest.len())).collect();
         let received_bytes: Vec<usize> = stretches.iter().map(|stretches| stretches.len() * mine).collect();
-        // Where nothing is added up here, `received` is empty.
+        // If nothing is added up here, `received` is empty.
         received.resize(received_bytes.iter().sum(), 0);
         wire.exchange(&send, &send_bytes, &mut received, &received_bytes)?;
         let nodes = stretches.iter().flatten().copied();
@@ -126,7 +126,7 @@ pub fn sum<V: Values + ?Sized>(
     Ok(())
 }
 
-/// The part of a stretch that a process adds up. An element has the length `units`: its bytes, or 1.
+/// The part of a range that a process adds up. An element has the length `units`: its bytes, or 1.
 pub fn dealt(here: Range<usize>, process: usize, size: usize, units: usize, to: To) -> Range<usize> {
     match to {
         To::One(one) if one == process => here,
@@ -139,10 +139,10 @@ pub fn dealt(here: Range<usize>, process: usize, size: usize, units: usize, to: 
     }
 }
 
-/// The sum of nodes that are next to each other, in the tree's order, where `add` adds the second to the first. None of none.
+/// The sum of consecutive nodes, in the tree's order. `add` adds the second to the first. `None` without nodes.
 ///
 /// # Errors
-/// Those of `add`.
+/// `add` returns an error.
 pub fn fold<T, E>(
     nodes: impl Iterator<Item = (Stretch, T)>,
     add: &mut impl FnMut(&mut T, T) -> Result<(), E>,
@@ -156,7 +156,7 @@ pub fn fold<T, E>(
             join(&mut sums, both, add)?;
         }
     }
-    // Where the number of shards is no power of two, the smaller nodes at the end come first.
+    // If the number of shards is no power of two, the smaller nodes at the end come first.
     while let [.., (left, _), (right, _)] = &sums[..] {
         let both = Stretch { first: left.first, count: left.count + right.count };
         join(&mut sums, both, add)?;
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
     use crate::threads;
 
-    /// The sum of one gradient from each shard by so many processes, as each of them has it.
+    /// The sum of one gradient from each shard by `processes` processes, as each of them has it.
     fn sums(count: usize, processes: usize, elements: usize, to: To) -> Vec<Vec<u8>> {
         let shards = Shards { count, processes };
         threads::run(processes, move |group| {

@@ -14,7 +14,7 @@ struct Thread {
     from: Vec<Receiver<Vec<u8>>>,
 }
 
-/// Runs `work` as so many processes, and returns the result of each.
+/// Runs `work` as `processes` processes, and returns the result of each.
 ///
 /// # Panics
 /// If one of them does.

@@ -1,7 +1,7 @@
-//! A network of a given rate, for tests and benchmarks on one host: an engine that takes as long as it would over that.
+//! A network of a given rate, for tests and benchmarks on one host: an engine whose calls take as long as over that network.
 //!
 //! The model: each process has a link of this rate in both directions. A message takes the time of the bytes that this process sends
-//! or receives, whichever are more. A broadcast takes the time of all copies that its root sends.
+//! or of those that it receives, whichever are more. A broadcast takes the time of all copies that its root sends.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::engine::{Engine, Result};
 /// The rate of a network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
-    /// In each direction.
+    /// The rate in each direction.
     pub bits_per_second: f64,
 }
 
@@ -31,18 +31,18 @@ pub struct Throttled<E> {
 }
 
 impl<E: Engine> Throttled<E> {
-    /// An engine that moves no more than this.
+    /// An engine that moves bytes no faster than this rate.
     pub fn new(engine: E, rate: Option<Rate>) -> Self {
         Self { engine, rate }
     }
 
-    /// Does not end before the time of these bytes is over.
+    /// Makes a call. Returns no earlier than these bytes would take.
     fn taking<T>(&self, bytes: usize, move_them: impl FnOnce() -> Result<T>) -> Result<T> {
         let began = Instant::now();
         let moved = move_them()?;
         let takes = self.rate.map_or(Duration::ZERO, |rate| rate.time(bytes as u64));
         while let Some(left) = takes.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {
-            // Whoever waits for the end of a message wakes this thread.
+            // A thread that waits for the end of a message wakes this thread.
             std::thread::park_timeout(left);
         }
         Ok(moved)

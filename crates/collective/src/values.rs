@@ -4,21 +4,21 @@ use std::ops::Range;
 
 use crate::engine::Result;
 
-/// Values as bytes, read and written some at a time.
+/// Values as bytes, which are read and written a range at a time.
 pub trait Values {
-    /// How many bytes they are.
+    /// The number of bytes.
     fn bytes(&self) -> usize;
 
     /// Appends the bytes of a range to `to`.
     ///
     /// # Errors
-    /// [`crate::Error::Values`] where they cannot be read.
+    /// [`crate::Error::Values`] if they cannot be read.
     fn read(&self, range: Range<usize>, to: &mut Vec<u8>) -> Result<()>;
 
-    /// Has `write` set every byte of a range. It is given as many, of any value.
+    /// Has `write` set every byte of a range. The bytes that `write` is given may have any value.
     ///
     /// # Errors
-    /// Those of `write`; [`crate::Error::Values`] where they cannot be written.
+    /// `write` returns an error; [`crate::Error::Values`] if the bytes cannot be written.
     fn write(&mut self, range: Range<usize>, write: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<()>;
 }
 
@@ -37,11 +37,11 @@ impl Values for [u8] {
     }
 }
 
-/// Values of a process that has none to say: zeros, and whatever is written to them is dropped.
+/// Values of a process that has none to add: zeros. Bytes that are written to them are dropped.
 #[derive(Clone, Debug)]
 pub struct Zeros {
     bytes: usize,
-    /// What is written at a time.
+    /// The bytes that are being written.
     written: Vec<u8>,
 }
 

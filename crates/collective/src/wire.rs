@@ -1,4 +1,4 @@
-//! The way to the other processes, as the thread has it that talks to them.
+//! The connection to the other processes, for the thread that uses it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ pub(crate) struct Counters {
     pub waited_ns: AtomicU64,
 }
 
-/// The engine of a process, and calls that are made of its own. Every process makes the same calls in the same order.
+/// The engine of a process, and calls that are built on it. Every process makes the same calls in the same order.
 #[derive(Debug)]
 pub struct Wire {
     engine: Box<dyn Engine>,
@@ -31,7 +31,7 @@ impl Wire {
         self.engine.rank()
     }
 
-    /// How many processes there are.
+    /// The number of processes.
     pub fn size(&self) -> usize {
         self.engine.size()
     }
@@ -43,7 +43,7 @@ impl Wire {
     /// See [`Engine::exchange`].
     ///
     /// # Errors
-    /// Those of [`Engine::exchange`].
+    /// As [`Engine::exchange`].
     pub fn exchange(
         &self,
         send: &[u8],
@@ -56,19 +56,19 @@ impl Wire {
         self.engine.exchange(send, send_bytes, received, received_bytes)
     }
 
-    /// Gathers `mine` of every process, one behind the other: `bytes[process]` of each.
+    /// Gathers `mine` of every process, one process behind the other: `bytes[process]` of each.
     ///
     /// # Errors
-    /// Those of [`Engine::exchange`].
+    /// As [`Engine::exchange`].
     pub fn gather_into(&self, mine: &[u8], gathered: &mut [u8], bytes: &[usize]) -> Result<()> {
         let send = mine.repeat(self.size());
         self.exchange(&send, &vec![mine.len(); self.size()], gathered, bytes)
     }
 
-    /// What every process says, in the order of their numbers. For short messages.
+    /// The message of every process, in the order of their numbers. For short messages.
     ///
     /// # Errors
-    /// Those of [`Engine::exchange`].
+    /// As [`Engine::exchange`].
     pub fn gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let (size, width) = (self.size(), size_of::<u64>());
         let mut lengths = vec![0; size * width];
@@ -85,10 +85,10 @@ impl Wire {
         Ok(parts.collect())
     }
 
-    /// Some numbers of every process, as many of each.
+    /// Some numbers of every process, equally many of each.
     ///
     /// # Errors
-    /// Those of [`Engine::exchange`].
+    /// As [`Engine::exchange`].
     pub fn gather_numbers(&self, mine: &[u64]) -> Result<Vec<Vec<u64>>> {
         let bytes: Vec<u8> = mine.iter().flat_map(|number| number.to_le_bytes()).collect();
         let mut gathered = vec![0; bytes.len() * self.size()];
@@ -97,10 +97,10 @@ impl Wire {
         Ok(all.chunks(mine.len().max(1)).map(<[u64]>::to_vec).collect())
     }
 
-    /// Makes `bytes` everywhere what they are at process `root`, a piece at a time.
+    /// Copies `bytes` from process `root` to all others, a piece at a time.
     ///
     /// # Errors
-    /// Those of [`Engine::broadcast`].
+    /// As [`Engine::broadcast`].
     pub fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<()> {
         if self.rank() == root {
             self.note_sent(bytes.len() as u64 * (self.size() as u64 - 1));
@@ -108,10 +108,10 @@ impl Wire {
         bytes.chunks_mut(PIECE_BYTES).try_for_each(|piece| self.engine.broadcast(root, piece))
     }
 
-    /// [`Wire::broadcast`] of values that may lie elsewhere.
+    /// [`Wire::broadcast`] for values that may lie outside of memory.
     ///
     /// # Errors
-    /// Those of [`Engine::broadcast`] and of [`Values`].
+    /// As [`Engine::broadcast`] and [`Values`].
     pub fn broadcast_values(&self, root: usize, values: &mut impl Values) -> Result<()> {
         let (bytes, mut piece) = (values.bytes(), Vec::new());
         for start in (0..bytes).step_by(PIECE_BYTES) {
@@ -127,10 +127,10 @@ impl Wire {
         Ok(())
     }
 
-    /// What process 0 says. The others may say anything.
+    /// The message of process 0. Messages of other processes are ignored.
     ///
     /// # Errors
-    /// Those of [`Engine`].
+    /// As [`Engine`].
     pub fn of_first(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
         let length = self.gather_numbers(&[mine.len() as u64])?[0][0];
         let mut said = if self.rank() == 0 { mine } else { vec![0; length as usize] };
@@ -138,12 +138,12 @@ impl Wire {
         Ok(said)
     }
 
-    /// Leaves, as every process does now.
+    /// Leaves the group, as every process does at this place.
     pub(crate) fn end(mut self) {
         self.engine.end();
     }
 
-    /// Ends every process, this one with `code`.
+    /// Ends all processes, this one with `code`.
     pub(crate) fn abort(&self, code: i32) -> ! {
         self.engine.abort(code)
     }

@@ -28,20 +28,20 @@ pub fn open(path: &Path) -> io::Result<File> {
     open_with(OpenOptions::new().read(true), path)
 }
 
-/// Opens a regular file with these options, or makes one where they say so. Sets `options`' custom flags.
+/// Opens a regular file with these options, or makes one if they ask for it. Sets `options`' custom flags.
 ///
 /// # Errors
-/// Those of the system; [`io::ErrorKind::InvalidInput`] for a directory, a pipe, a socket or a device, which is then not
+/// Errors of the system; [`io::ErrorKind::InvalidInput`] for a directory, a pipe, a socket or a device, which is then not
 /// opened, or not read.
 pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // Opening a device can have effects, so what the name stands for is asked first.
+    // Opening a device can have effects, so the kind of the file is asked first.
     match std::fs::metadata(path) {
         Ok(metadata) => expect_regular(metadata.file_type())?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {} // The options may say to make it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {} // The options may ask to make it.
         Err(error) => return Err(error),
     }
     let file = without_waiting(options).open(path)?;
-    // The name may stand for something else by now.
+    // The name may refer to another file by now.
     expect_regular(file.metadata()?.file_type())?;
     Ok(file)
 }
@@ -49,7 +49,7 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
 /// Reads a whole regular file of at most `most_bytes`.
 ///
 /// # Errors
-/// Those of [`open`] and of reading; [`io::ErrorKind::FileTooLarge`] for a longer file.
+/// Errors of [`open`] and of reading; [`io::ErrorKind::FileTooLarge`] for a longer file.
 pub fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let length = file.metadata()?.len();
@@ -69,13 +69,13 @@ pub fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
 /// As [`read`], as text.
 ///
 /// # Errors
-/// Those of [`read`]; [`io::ErrorKind::InvalidData`] where it is not UTF-8.
+/// As [`read`]; [`io::ErrorKind::InvalidData`] for a text that is not UTF-8.
 pub fn read_to_string(path: &Path, most_bytes: u64) -> io::Result<String> {
     String::from_utf8(read(path, most_bytes)?)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("not UTF-8: {}", error.utf8_error())))
 }
 
-/// A pipe opened so does not wait for a writer.
+/// Makes the opening of a pipe not wait for a writer.
 fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     {

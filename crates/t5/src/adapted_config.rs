@@ -1,11 +1,11 @@
-//! An adapter and the model that it is beside: whether they fit.
+//! An adapter and its base model: whether they fit.
 
 use crate::adapter::{HEAD, Lora, SHARED, Targets, is_named};
 use crate::config::Config;
 use crate::error::{Error, Result};
 
 impl Lora {
-    /// Checks the numbers, and that every name is of a layer of the model.
+    /// Checks the numbers, and that every name is the name of a layer of the model.
     ///
     /// # Errors
     /// [`Error::Config`] naming the field.
@@ -52,11 +52,11 @@ impl Lora {
 }
 
 impl Config {
-    /// The model with this adapter. A head that is tied to the embedding and saved with the adapter is a table of its own from then on,
-    /// scaled as before, as it is in PEFT.
+    /// The model with this adapter. If the adapter saves a head that is tied to the embedding, the head becomes a table of its own,
+    /// scaled as before, as in PEFT.
     ///
     /// # Errors
-    /// Those of [`Lora::validate`].
+    /// As [`Lora::validate`].
     pub fn with_adapter(&self, lora: Lora) -> Result<Config> {
         lora.validate(self)?;
         let tie_word_embeddings = self.tie_word_embeddings && !lora.saves(HEAD);

@@ -2,7 +2,7 @@
 //! and how. Its tensors are parameters of the model like any others.
 //!
 //! `y = x Wᵀ + scale · dropout(x) Aᵀ Bᵀ`, where A is (rank, in) and B is (out, rank). With DoRA (Liu et al. 2024) the rows of
-//! `W + scale · B A` are brought to a length that is trained.
+//! `W + scale · B A` are scaled to lengths that are trained.
 
 use std::collections::BTreeMap;
 
@@ -33,9 +33,9 @@ pub struct Lora {
     pub rank_pattern: BTreeMap<String, usize>,
     /// Other alphas for some layers, by the end of their name.
     pub alpha_pattern: BTreeMap<String, f64>,
-    /// Layers whose own weight is trained whole and saved with the adapter: linear ones, norms, relative positions.
+    /// Layers whose own weight is trained as a whole and saved with the adapter: linear ones, norms, relative positions.
     pub modules_to_save: Vec<String>,
-    /// How A starts. B starts at zero.
+    /// The initial values of A. B starts at zero.
     pub init: LoraInit,
 }
 
@@ -61,13 +61,13 @@ impl Default for Lora {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Targets {
-    /// All of the blocks: `q k v o wi wi_0 wi_1 wo`.
+    /// All linear layers of the blocks: `q k v o wi wi_0 wi_1 wo`.
     AllLinear,
-    /// Those with such a name, or whose name ends with it after a dot.
+    /// Layers that have such a name, or whose name ends with it after a dot.
     Names(Vec<String>),
 }
 
-/// How A starts.
+/// The initial values of A.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LoraInit {
@@ -102,7 +102,7 @@ impl Lora {
         Some(LinearLora { rank, scale: alpha / divisor })
     }
 
-    /// Whether the weight of this layer is trained whole.
+    /// Whether the weight of this layer is trained as a whole.
     pub fn saves(&self, module: &str) -> bool {
         self.modules_to_save.iter().any(|name| is_named(module, name))
     }

@@ -1,16 +1,15 @@
-//! The architecture of one T5, as `config.json` says it.
+//! The architecture of one T5, as in `config.json`.
 //!
-//! [`Config`] reads every key that transformers 4 and 5 write for T5 and keeps the ones it does not
-//! know, so that what is saved says everything that was loaded. Three rules of transformers are worth
-//! naming, because files in the wild depend on them:
+//! [`Config`] reads every key that transformers 4 and 5 write for T5, and keeps unknown keys, so a saved file has
+//! everything that was loaded. Three rules of transformers are worth naming, because files in the wild depend on them:
 //!
 //! * `dense_act_fn` and `is_gated_act` are derived from `feed_forward_proj` (`gated-gelu` means the tanh
 //!   form, `gelu_new`), and win over it where the file has them.
 //! * `scale_decoder_outputs` (transformers 5) says whether the decoder's output is scaled by
-//!   `d_model^-0.5` before the head. Without the key it is `tie_word_embeddings` that says so, in some families
+//!   `d_model^-0.5` before the head. In some families, `tie_word_embeddings` says so where the key is missing
 //!   ([`Family::scales_decoder_outputs`]).
-//! * Whether the head is tied is decided by the weights: a separate `lm_head.weight` makes it untied,
-//!   whatever the file says. [`crate::T5::load`] sets `tie_word_embeddings` to what it found.
+//! * The weights decide whether the head is tied: a separate `lm_head.weight` makes it untied,
+//!   whatever the file says. [`crate::T5::load`] sets `tie_word_embeddings` accordingly.
 //!
 //! ```
 //! let config = t5::Config::preset("t5-small").unwrap();
@@ -30,16 +29,16 @@ use crate::stored_dtypes::StoredDtypes;
 
 /// No dimension may exceed this: products of two stay far from overflow, and hostile files are refused.
 const LARGEST_DIMENSION: u64 = 1 << 24;
-/// Layers of a stack: more than any T5 has, and few enough that every plan is counted within seconds.
+/// The largest number of a stack's layers: more than any T5 has, and few enough to count every plan within seconds.
 const LARGEST_LAYERS: u64 = 128;
-/// Buckets of relative positions: more than there are distances between the tokens of any input.
+/// The largest number of buckets of relative positions: more than there are distances between the tokens of any input.
 const LARGEST_BUCKETS: usize = 1 << 16;
 
 const GENERATION_CONFIG: &str = "generation_config.json";
-/// transformers' key for quantised weights, and its method for those that are written here.
+/// transformers' key for quantised weights, and the method name of this project's own.
 const QUANTIZATION: &str = "quantization_config";
 const QUANT_METHOD: &str = "train_low_mem";
-/// Settings of answers that a `config.json` of an older transformers may hold.
+/// Settings of answers that a `config.json` of an older transformers may have.
 const OF_ANSWERS: [&str; 12] = [
     "max_length",
     "max_new_tokens",
@@ -100,23 +99,23 @@ pub struct Config {
     pub eos_token_ids: Vec<u32>,
     /// First input of the decoder in training. Answers begin with [`Config::answer_start`].
     pub decoder_start_token_id: u32,
-    /// The codes of the weights of the blocks' products, where they are quantised: such a model is frozen.
+    /// The codes of the weights of the blocks' products, if they are quantised. Such a model is frozen.
     pub base_precision: Option<Precision>,
-    /// The dtypes that frozen weights are stored in, where they stay in them. They are not part of the file.
+    /// The dtypes that frozen weights are stored in, if they keep them. Not part of the file.
     pub stored: Option<StoredDtypes>,
-    /// The adapter beside the base weights, if there is one. It is not part of the file.
+    /// The adapter beside the base weights, if there is one. Not part of the file.
     pub lora: Option<Lora>,
     /// The other entries of the file.
     pub rest: Rest,
 }
 
-/// The file a [`Config`] came from, as far as the fields do not say it: what is unknown here survives a load
+/// The contents of the file that a [`Config`] came from, beyond its fields. Unknown keys survive a load
 /// and a save.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rest {
     /// The file's object, known keys included.
     raw: Map<String, Value>,
-    /// `generation_config.json`, where one was beside the file.
+    /// `generation_config.json`, if there was one beside the file.
     generation: Option<Map<String, Value>>,
     /// The tokens that `generation_config.json` names for answers.
     answer_ends: Option<Vec<u32>>,
@@ -201,7 +200,7 @@ impl Config {
         let empty = Map::new();
         let of_answers = Reader { raw: generation.as_ref().unwrap_or(&empty), origin: GENERATION_CONFIG };
         let answer_ends = of_answers.get("eos_token_id").map(|_| of_answers.tokens("eos_token_id", &[])).transpose()?;
-        // transformers takes the token that begins texts where no start is named.
+        // Where no start is named, transformers uses the token that begins texts.
         let answer_start = match of_answers.token("decoder_start_token_id")? {
             None => of_answers.token("bos_token_id")?,
             start => start,
@@ -234,7 +233,7 @@ impl Config {
             is_gated_act: read.flag("is_gated_act", gated)?,
             feed_forward_proj,
             tie_word_embeddings,
-            // No mT5 is scaled, whatever its file says.
+            // An mT5's output is never scaled, whatever its file says.
             scale_decoder_outputs: read.flag("scale_decoder_outputs", scales)? && family != Family::Mt5,
             pad_token_id: pad,
             eos_token_ids: read.tokens("eos_token_id", &default.eos_token_ids)?,
@@ -248,7 +247,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Sets `feed_forward_proj` and what transformers derives from it.
+    /// Sets `feed_forward_proj` and the fields that transformers derives from it.
     ///
     /// # Errors
     /// [`Error::Config`] when the projection is not `{ACT}` or `gated-{ACT}` with an activation known here.
@@ -261,7 +260,7 @@ impl Config {
         self.activation().map(|_| ())
     }
 
-    /// Refuses what no T5 can be: zero sizes, sizes beyond any T5, odd bucket counts, unknown
+    /// Refuses values that are invalid for every T5: zero sizes, sizes beyond any T5, odd bucket counts, unknown
     /// activations, token ids outside the vocabulary.
     pub fn validate(&self) -> Result<()> {
         for (key, value, largest) in [
@@ -291,7 +290,7 @@ impl Config {
             let expected = format!("a number from 4 to {LARGEST_BUCKETS}");
             return Err(self.invalid("relative_attention_num_buckets", &buckets.to_string(), &expected));
         }
-        // Half of the buckets are exact distances; the logarithmic rest must have room beyond them.
+        // Half of the buckets are exact distances; the logarithmic other half must have room beyond them.
         if self.relative_attention_max_distance <= buckets / 2 {
             let got = self.relative_attention_max_distance.to_string();
             let expected = format!("more than half of relative_attention_num_buckets ({buckets})");
@@ -345,7 +344,7 @@ impl Config {
         self.num_heads * self.d_kv
     }
 
-    /// Whether a card has a kernel for each operation of this model: without, launches cannot be recorded.
+    /// Whether a card has a kernel for each operation of this model. If not, launches cannot be recorded.
     pub(crate) fn has_kernels_on_card(&self) -> bool {
         self.d_kv <= t5_ops::MOST_HEAD_ON_DEVICE && self.lora.as_ref().is_none_or(|lora| !lora.dora)
     }
@@ -360,17 +359,17 @@ impl Config {
         if self.scale_decoder_outputs { (self.d_model as f64).powf(-0.5) } else { 1.0 }
     }
 
-    /// Refuses a model whose weights are quantised, for what needs their values.
+    /// Refuses a model whose weights are quantised, for operations that need their values.
     pub(crate) fn refuse_quantised(&self, expected: &str) -> Result<()> {
         let Some(precision) = self.base_precision else { return Ok(()) };
         Err(self.invalid(QUANTIZATION, precision.name(), expected))
     }
 
-    /// The `config.json` of this model: the keys it was loaded with, in their order, brought up to date.
+    /// The `config.json` of this model: the keys that it was loaded with, in their order, with current values.
     pub fn to_json(&self) -> Value {
         let mut json = self.rest.raw.clone();
         let mut set = |key: &str, value: Value| {
-            // Keep the file's own spelling of a number that has not changed (`1e-06`, `0` for `0.0`).
+            // Keeps the file's own spelling of a number that has not changed (`1e-06`, `0` for `0.0`).
             let same =
                 json.get(key).is_some_and(|old| old == &value || (old.is_number() && old.as_f64() == value.as_f64()));
             if !same {
@@ -409,7 +408,7 @@ impl Config {
             }
             None => drop(json.remove(QUANTIZATION)),
         }
-        // It names Python files that are not written beside it.
+        // `auto_map` names Python files, which are not written beside this one.
         json.remove("auto_map");
         Value::Object(json)
     }
@@ -433,17 +432,17 @@ impl Config {
         }
     }
 
-    /// The tokens that end an answer: those of `generation_config.json`, or else of `config.json`.
+    /// The tokens that end an answer: from `generation_config.json`, or else from `config.json`.
     pub fn answer_ends(&self) -> &[u32] {
         self.rest.answer_ends.as_ref().unwrap_or(&self.eos_token_ids)
     }
 
-    /// The decoder's first input in an answer: that of `generation_config.json`, or else of `config.json`.
+    /// The decoder's first input in an answer: from `generation_config.json`, or else from `config.json`.
     pub fn answer_start(&self) -> u32 {
         self.rest.answer_start.unwrap_or(self.decoder_start_token_id)
     }
 
-    /// The settings of the model's own for answers, and the file that has them: `generation_config.json`, or, as in
+    /// The model's own settings for answers, and the file that they come from: `generation_config.json`, or, as in
     /// transformers, a `config.json` without one beside it.
     pub fn answer_settings(&self) -> (&Map<String, Value>, &'static str) {
         match &self.rest.generation {
@@ -464,7 +463,7 @@ impl Config {
         Value::Object(json)
     }
 
-    /// Says in the file which dtype the weights beside it are stored in, under the key that is there
+    /// Sets the dtype in the file in which the weights beside it are stored, under the key that is there
     /// (`dtype` in transformers 5, `torch_dtype` before; both versions read the latter).
     pub(crate) fn set_stored_dtype(&mut self, name: &str) {
         let key = if self.rest.raw.contains_key("dtype") { "dtype" } else { "torch_dtype" };
@@ -497,7 +496,7 @@ fn eos_value(ids: &[u32]) -> Value {
     }
 }
 
-/// No T5's `config.json` is longer. Parsed, a file takes up to 50 times its length, and it is kept with the model.
+/// The largest `config.json` that is read. Parsed, a file takes up to 50 times its length, and it is kept with the model.
 const LARGEST_CONFIG_BYTES: u64 = 256 << 10;
 
 /// A JSON file of at most `most_bytes` that holds one object.
@@ -521,7 +520,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The codes of the weights; those of other programs are refused.
+    /// The codes of the weights. Codes of other programs are refused.
     fn base_precision(&self) -> Result<Option<Precision>> {
         let Some(quantization) = self.get(QUANTIZATION) else { return Ok(None) };
         let text = |key: &str| quantization.get(key).and_then(Value::as_str);
@@ -536,7 +535,7 @@ impl Reader<'_> {
         self.raw.get(key).filter(|value| !value.is_null())
     }
 
-    /// The family that `model_type` names, or where it names none the first of the `architectures`.
+    /// The family that `model_type` names or, without it, the first of the `architectures`.
     fn family(&self) -> Result<Family> {
         let refused = |got: &str| Error::Family { origin: self.origin.into(), got: got.into() };
         if let Some(model_type) = self.get("model_type") {

@@ -1,7 +1,7 @@
 //! Settings of a pass over the model: those of an optimizer batch, and those of a stack for its layers.
 //!
 //! Dropout places are numbered, so that a mask is a function of (seed, step, place, sample, position,
-//! channel) and of nothing that memory decides. The numbers are part of exact resume: never renumber.
+//! channel) alone, and not of how memory is spent. Exact resume depends on the numbers: never renumber them.
 
 use candle_core::DType;
 use t5_ops::Dropout;
@@ -15,7 +15,7 @@ pub struct StepContext {
     pub step: u64,
     /// Probability of dropping; 0 switches dropout off.
     pub dropout: f64,
-    /// The same of an adapter's inputs.
+    /// Probability of dropping an element of an adapter's input.
     pub adapter_dropout: f64,
     /// Dtype in which activations are computed and kept.
     pub activations: DType,
@@ -56,25 +56,25 @@ pub(crate) enum Place {
     FeedForwardResidual = 7,
 }
 
-/// The number of a dropout place. `block` is `None` for what is beside the blocks.
+/// The number of a dropout place. `block` is `None` for places outside the blocks.
 pub(crate) fn site(decoder: bool, block: Option<usize>, place: Place) -> u32 {
     let block = block.map_or(0, |block| block as u32 + 1);
     (u32::from(decoder) << 24) | (block << 4) | place as u32
 }
 
-/// The number of the dropout place of the input of an adapter: that of a block's linear layer `linear`, counted from 0, or the head's.
+/// The number of the dropout place of an adapter's input: of a block's linear layer `linear`, counted from 0, or of the head.
 pub(crate) fn adapter_site(decoder: bool, block: Option<usize>, linear: u32) -> u32 {
     let block = block.map_or(0, |block| block as u32 + 1);
     (1 << 25) | (u32::from(decoder) << 24) | (block << 4) | linear
 }
 
-/// The counter that dropout masks come from: what is the same for all layers of a pass over a micro-batch.
+/// The counter that dropout masks come from: the part that all layers of a pass over a micro-batch share.
 #[derive(Clone, Copy)]
 pub(crate) struct Noise<'a> {
     pub seed: u64,
     pub step: u64,
     pub dropout: f64,
-    /// Of adapters' inputs.
+    /// The probability of dropout in adapters' inputs.
     pub adapter_dropout: f64,
     /// The samples' indices in the optimizer batch.
     pub samples: &'a [u32],
@@ -100,7 +100,7 @@ impl<'a> Noise<'a> {
     }
 }
 
-/// The inputs of a stack's layers beside activations.
+/// The inputs of a stack's layers, without activations.
 pub(crate) struct LayerContext<'a, T> {
     pub noise: Noise<'a>,
     /// Valid positions of each sample in this stack.
@@ -116,7 +116,7 @@ impl<'a, T> LayerContext<'a, T> {
         self.noise.dropout(site)
     }
 
-    /// Keys and values of cross attention come from here.
+    /// The encoder's output and its valid positions, for the keys and values of cross attention.
     ///
     /// # Panics
     /// In an encoder: only decoder blocks have cross attention.

@@ -26,19 +26,19 @@ use crate::step::reach::Reach;
 /// One line of the bill.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostRow {
-    /// Its name.
+    /// The row's name.
     pub name: &'static str,
-    /// How much of it.
+    /// The row's bytes.
     pub bytes: u64,
 }
 
-/// The parameters that are trained, and how far backward reaches for them: worked out once for many passes.
+/// The parameters that are trained, and how far backward reaches for them. Computed once for many passes.
 #[derive(Clone, Debug)]
 pub struct Trained {
     specs: Vec<ParameterSpec>,
-    /// Whether this process holds the gradient of each.
+    /// For each trained parameter, whether this process holds its gradient.
     held: Vec<bool>,
-    /// Which of them are a part's, by the part's index: they follow each other.
+    /// The trained parameters of each part, by the part's index: they follow each other.
     parts: Vec<Range<usize>>,
     /// Bytes of a part's gradients with products in f32, and in bf16.
     part_gradient_bytes: Vec<[u64; 2]>,
@@ -46,7 +46,7 @@ pub struct Trained {
 }
 
 impl Trained {
-    /// Those that `is_trained` says.
+    /// The parameters for which `is_trained` returns true.
     pub fn new(config: &Config, is_trained: &dyn Fn(&ParameterSpec) -> bool) -> Trained {
         let specs: Vec<_> = ParameterSpec::all(config).into_iter().filter(is_trained).collect();
         let reach = Reach::to(config, specs.iter().map(|spec| spec.part));
@@ -62,7 +62,7 @@ impl Trained {
         Trained { held: vec![true; specs.len()], specs, parts, part_gradient_bytes, reach }
     }
 
-    /// The same where several processes train, and the gradients of those that `is_held` denies are dropped as soon as they are summed.
+    /// The same parameters, trained by several processes. A gradient is dropped as soon as it is summed if `is_held` returns false.
     pub fn among(mut self, is_held: &dyn Fn(&ParameterSpec) -> bool) -> Trained {
         self.held = self.specs.iter().map(is_held).collect();
         self
@@ -73,22 +73,22 @@ impl Trained {
         Trained::new(config, &|_| true)
     }
 
-    /// In the order of [`ParameterSpec::all`].
+    /// The trained parameters, in the order of [`ParameterSpec::all`].
     pub fn specs(&self) -> &[ParameterSpec] {
         &self.specs
     }
 
-    /// How far backward reaches for them.
+    /// How far backward reaches for these parameters.
     pub(crate) fn reach(&self) -> Reach {
         self.reach
     }
 
-    /// Those of a part.
+    /// The trained parameters of a part.
     pub(crate) fn of(&self, part: Part) -> &[ParameterSpec] {
         self.parts.get(part.index()).map_or(&[], |range| &self.specs[range.clone()])
     }
 
-    /// Those of a part whose gradients another process holds.
+    /// The trained parameters of a part whose gradients another process holds.
     pub(crate) fn dropped_of(&self, part: Part) -> impl Iterator<Item = &ParameterSpec> {
         let range = self.parts.get(part.index()).cloned().unwrap_or_default();
         self.specs[range.clone()].iter().zip(&self.held[range]).filter(|(_, held)| !**held).map(|(spec, _)| spec)
@@ -104,7 +104,7 @@ impl Trained {
         }
     }
 
-    /// The most blocks that `recompute_blocks` can mean: those that backward enters.
+    /// The most blocks that can be recomputed: the blocks that backward enters.
     pub fn blocks(&self) -> usize {
         self.reach.blocks_entered()
     }
@@ -120,16 +120,16 @@ pub fn parameters(config: &Config, dtype: DType) -> u64 {
     ParameterSpec::all(config).iter().map(|spec| spec.bytes(dtype)).sum()
 }
 
-/// What [`crate::T5::load`] or [`crate::T5::init`] needs beside the parameters: pieces of the one that is being read, or the values that are
-/// rounded to one, as far as they exceed what has yet to come. Tables that are stored twice are compared, in pieces, when everything is there.
-/// `stored` says what the files have. Without it, parameters are made, or read from any files.
+/// Bytes that [`crate::T5::load`] or [`crate::T5::init`] needs beside the parameters: pieces of the parameter that is being read, or the
+/// values that are rounded to one. They count as far as they exceed the parameters still to come. Tables that are stored twice are
+/// compared, in pieces, at the end. `stored` describes the files; without it, parameters are made, or read from any files.
 pub fn load(config: &Config, dtype: DType, stored: Option<&StoredWeights>) -> CostRow {
     let bytes = Loading::of(config, dtype, stored).beyond_all(StoredIn::reading_bytes);
     CostRow { name: LOAD, bytes: bytes.max(comparing(config, dtype, stored)) }
 }
 
-/// [`load`] to a device: on the host, and there. No parameter stays on the host, where tables are compared. Those that are made or quantised
-/// are there whole.
+/// [`load`] to a device: the bytes on the host, and on the device. No parameter stays on the host, where tables are compared.
+/// Parameters that are made or quantised are there as a whole.
 pub fn load_to_device(config: &Config, dtype: DType, stored: Option<&StoredWeights>) -> [CostRow; 2] {
     let loading = Loading::of(config, dtype, stored);
     let on_host = loading.on_host().max(comparing(config, dtype, stored));
@@ -138,7 +138,7 @@ pub fn load_to_device(config: &Config, dtype: DType, stored: Option<&StoredWeigh
 
 const LOAD: &str = "load";
 
-/// Comparing tables that are stored twice. An adapter may have a copy of the head.
+/// Bytes for comparing tables that are stored twice. An adapter may have a copy of the head.
 fn comparing(config: &Config, dtype: DType, stored: Option<&StoredWeights>) -> u64 {
     let compares = config.lora.is_some() || stored.is_none_or(|stored| stored.has_duplicates);
     if compares { comparing_table(config, dtype, read_from(stored)) } else { 0 }
@@ -162,13 +162,13 @@ impl Loading {
         Self { specs, dtype, read_from: read_from(stored), are_known }
     }
 
-    /// Whether a parameter may be made, and not read.
+    /// Whether a parameter may be made rather than read.
     fn makes(&self, spec: &ParameterSpec) -> bool {
         spec.quantisation.is_none() && (!self.are_known || spec.is_of_adapter())
     }
 
-    /// The most bytes that a parameter takes beside those that are there, beyond what has yet to come. `reading` says how many reading
-    /// takes. Only a large parameter makes room: small ones have no pages of their own.
+    /// The most bytes that a parameter takes beside the existing ones, beyond the bytes of those still to come. `reading` gives the bytes
+    /// for reading a parameter. Only a large parameter makes room: small ones have no pages of their own.
     fn beyond_all(&self, reading: impl Fn(StoredIn, u64, DType) -> u64) -> u64 {
         let (mut held, mut most) = (0, 0);
         for spec in &self.specs {
@@ -179,7 +179,7 @@ impl Loading {
         most - held
     }
 
-    /// The most bytes of the host's memory that a parameter takes that goes to a device.
+    /// The most bytes of the host's memory that one parameter takes while it is moved to a device.
     fn on_host(&self) -> u64 {
         let of_one = |spec: &ParameterSpec| {
             let pieces = self.read_from.reading_bytes(spec.elements(), spec.dtype(self.dtype));
@@ -198,29 +198,29 @@ fn comparing_table(config: &Config, dtype: DType, stored: StoredIn) -> u64 {
     stored.comparing_bytes(config.vocab_size as u64 * config.d_model as u64, dtype)
 }
 
-/// What [`crate::T5::save`] needs beside the parameters.
+/// Bytes that [`crate::T5::save`] needs beside the parameters.
 pub fn save() -> Vec<CostRow> {
     vec![CostRow { name: "save", bytes: 4 * PIECE_BYTES as u64 }]
 }
 
-/// What is resident of the parameters of a model whose weights lie in a file ([`crate::T5::init_in`]).
+/// The bytes of weights in memory, for a model whose weights lie in a file ([`crate::T5::init_in`]).
 #[derive(Clone, Debug)]
 pub struct WeightsOnDisk {
     specs: Vec<ParameterSpec>,
     dtype: DType,
     lora: Option<Lora>,
-    /// Where they are with other processes, and not in a file: their names.
+    /// The names of weights that other processes hold, where no weight lies in a file.
     elsewhere: Option<HashSet<String>>,
-    /// Parts that have any there.
+    /// Parts that have weights in the file, or elsewhere.
     parts: Vec<Part>,
-    /// Of each part, by its index.
+    /// The bytes of each part, by the part's index.
     in_file: Vec<InFile>,
     always: u64,
-    /// Bytes of these that an adapter adds.
+    /// The adapter's share of `always`.
     adapter: u64,
     /// [`LayerMajor::weights_by_matrix`].
     by_matrix: bool,
-    /// What loading holds beside that: while the largest parameter is made or read, and copied, and while tables are compared.
+    /// Bytes that loading holds beside `always`: while the largest parameter is made or read, and copied, and while tables are compared.
     copying: u64,
     comparing: u64,
 }
@@ -229,11 +229,11 @@ pub struct WeightsOnDisk {
 #[derive(Clone, Copy, Debug, Default)]
 struct InFile {
     all: u64,
-    /// The largest.
+    /// The bytes of the largest parameter.
     largest: u64,
-    /// The most in memory at a time, where weights come one by one and tables by rows.
+    /// The most in memory at a time, where weights are read matrix by matrix and tables by rows.
     apart: u64,
-    /// Whether the part is a table that then comes by rows.
+    /// Whether the part is a table that is read by rows there.
     by_rows: bool,
 }
 
@@ -253,12 +253,13 @@ impl InFile {
 }
 
 impl WeightsOnDisk {
-    /// Of a model of `dtype`.
+    /// The weights of a model of `dtype`.
     pub fn new(config: &Config, dtype: DType) -> WeightsOnDisk {
         WeightsOnDisk::counted(config, dtype, None)
     }
 
-    /// Of a model of `dtype` of which other processes hold the parameters of these names, and no file any ([`crate::T5::load_share`]).
+    /// The weights of a model of `dtype`. Other processes hold the parameters of these names, and no parameter lies in a file
+    /// ([`crate::T5::load_share`]).
     pub fn elsewhere(config: &Config, dtype: DType, names: HashSet<String>) -> WeightsOnDisk {
         WeightsOnDisk::counted(config, dtype, Some(names))
     }
@@ -298,7 +299,7 @@ impl WeightsOnDisk {
         weights.copying = weights.specs.iter().map(copying).max().unwrap_or(0);
         weights.comparing = comparing_table(config, dtype, StoredIn::ANY);
         if weights.elsewhere.is_some() {
-            // A table is released when it was compared, at the end.
+            // A table is released after the comparison, at the end.
             weights.copying += weights.of(Part::Shared) + weights.of(Part::LmHead);
         }
         weights
@@ -314,7 +315,7 @@ impl WeightsOnDisk {
         self
     }
 
-    /// This count, where weights of a block come one by one and tables by rows, or where the weights of a part come together
+    /// This count, where weights of a block are read matrix by matrix and tables by rows, or where the weights of a part are read together
     /// ([`LayerMajor::weights_by_matrix`]).
     #[must_use]
     pub fn coming(self, by_matrix: bool) -> WeightsOnDisk {
@@ -325,17 +326,17 @@ impl WeightsOnDisk {
         if let Some(elsewhere) = &self.elsewhere {
             return elsewhere.contains(&spec.name);
         }
-        // What trains beside a frozen base is in memory wherever the base is.
+        // Parameters that train beside a frozen base are in memory wherever the base lies.
         let trains = self.lora.as_ref().is_some_and(|lora| lora.trains(&spec.name));
         spec.may_leave(self.dtype) && !trains
     }
 
-    /// What stays in memory: parameters that have no pages of their own.
+    /// Bytes that stay in memory: parameters that have no pages of their own.
     pub fn always(&self) -> u64 {
         self.always
     }
 
-    /// Of a part of the model, what is in memory at a time while it is worked on.
+    /// The bytes of a part of the model that are in memory at a time while the part is in use.
     pub(crate) fn at_once(&self, part: Part) -> u64 {
         let InFile { all, apart, .. } = self.of_index(part);
         if self.by_matrix { apart } else { all }
@@ -347,7 +348,7 @@ impl WeightsOnDisk {
         self.by_matrix && all > 0 && (part.is_block() || by_rows)
     }
 
-    /// The same of all that lies in the file.
+    /// Whether each operation reads the weights or rows that it needs from the file, every time, for every part in the file.
     pub fn all_come_apart(&self) -> bool {
         self.parts().all(|part| self.comes_apart(part))
     }
@@ -356,7 +357,7 @@ impl WeightsOnDisk {
         self.in_file.get(part.index()).copied().unwrap_or_default()
     }
 
-    /// All of a part of the model, beside that.
+    /// All bytes of a part of the model in the file.
     pub(crate) fn of(&self, part: Part) -> u64 {
         self.of_index(part).all
     }
@@ -366,23 +367,23 @@ impl WeightsOnDisk {
         self.parts.iter().copied()
     }
 
-    /// The largest parameter of some parts.
+    /// The bytes of the largest parameter of some parts.
     pub(crate) fn largest_of(&self, parts: impl Iterator<Item = Part>) -> u64 {
         parts.map(|part| self.of_index(part).largest).max().unwrap_or(0)
     }
 
-    /// In an evaluation or a generation: a part at a time.
+    /// Bytes in memory during an evaluation or a generation: those of one part at a time.
     pub fn at_a_time(&self) -> u64 {
         self.always + self.parts().map(|part| self.at_once(part)).max().unwrap_or(0)
     }
 
-    /// While a checkpoint is saved: a parameter at a time.
+    /// Bytes in memory while a checkpoint is saved: those of one parameter at a time.
     pub fn saving(&self) -> u64 {
         self.always + self.largest()
     }
 
-    /// While a model is loaded or made: a parameter in memory, and in f32 where it is made and rounded. It is copied to the file without
-    /// touching the file's pages. `later` are the bytes of tensors that are made once the model is loaded, and counted elsewhere.
+    /// Bytes in memory while a model is loaded or made: a parameter, with its values in f32 where it is made and rounded. It is copied to
+    /// the file without touching the file's pages. `later` are the bytes of tensors that are made afterwards and counted elsewhere.
     pub fn loading(&self, later: u64) -> u64 {
         self.always + self.beyond_what_follows(self.in_transit(), later)
     }
@@ -392,24 +393,24 @@ impl WeightsOnDisk {
         self.always + self.beyond_what_follows(self.in_transit_in_place(stored), later)
     }
 
-    /// Bytes in transit beyond those made afterwards. An adapter, and the tensors of `later`, are made once the model is loaded, and take
-    /// the memory of what was in transit.
+    /// Bytes in transit beyond those made afterwards. An adapter, and the tensors of `later`, are made once the model is loaded, in the
+    /// memory of the parameters that were in transit.
     fn beyond_what_follows(&self, in_transit: u64, later: u64) -> u64 {
         in_transit.saturating_sub(self.adapter + later)
     }
 
-    /// Bytes beside [`WeightsOnDisk::always`] while such a model is loaded.
+    /// Bytes beside [`WeightsOnDisk::always`] while a model is loaded that stays where it is stored.
     pub fn in_transit_in_place(&self, stored: &StoredWeights) -> u64 {
         let comparing = if stored.has_duplicates { self.comparing } else { 0 };
         stored.copying(self.dtype).max(comparing)
     }
 
-    /// Bytes of what lies in the file.
+    /// Bytes of all weights in the file.
     pub fn in_files(&self) -> u64 {
         self.in_file.iter().map(|of_part| of_part.all).sum()
     }
 
-    /// The largest parameter in the file.
+    /// The bytes of the largest parameter in the file.
     pub fn largest(&self) -> u64 {
         self.largest_of(self.parts())
     }
@@ -419,17 +420,17 @@ impl WeightsOnDisk {
         self.copying.max(self.comparing)
     }
 
-    /// Bytes of what a step reads and does not change.
+    /// Bytes of weights in the file that a step reads and does not change.
     pub fn frozen(&self, trained: &Trained) -> u64 {
         self.in_files() - self.written(trained)
     }
 
-    /// Bytes of what a step changes.
+    /// Bytes of weights in the file that a step changes.
     pub fn written(&self, trained: &Trained) -> u64 {
         self.bytes_in_file(trained.specs())
     }
 
-    /// The bytes of a part that a step changes.
+    /// Bytes of a part's weights in the file that a step changes.
     pub(crate) fn written_of(&self, part: Part, trained: &Trained) -> u64 {
         self.bytes_in_file(trained.of(part))
     }

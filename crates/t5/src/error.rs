@@ -1,11 +1,11 @@
-//! What can go wrong, with enough in it to act on: what, where, expected, got, and a hint.
+//! The errors of this crate. Each says what went wrong, where, expected and got, and gives a hint.
 
 use std::path::{Path, PathBuf};
 
 /// `Result` with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Every failure of this crate. `Display` is one line; [`Error::hint`] says what to do about it.
+/// Every failure of this crate. `Display` is one line; [`Error::hint`] gives advice.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system refused to open, read, write or sync a file.
@@ -19,15 +19,15 @@ pub enum Error {
     /// A file that stands in for memory cannot be made, read or written.
     #[error("{}: {source}", .path.display())]
     Offload {
-        /// Its directory, and that it has no name there.
+        /// The file's directory. The file itself has no name.
         path: PathBuf,
         /// The system's reason.
         source: std::io::Error,
     },
-    /// Weights that another process holds cannot be had.
+    /// Weights that another process holds cannot be fetched.
     #[error("weights of another process: {0}")]
     Elsewhere(String),
-    /// A model directory does not hold what a model directory holds.
+    /// A model directory lacks something that it needs.
     #[error("{}: {problem}", .path.display())]
     Directory {
         /// The directory.
@@ -37,7 +37,7 @@ pub enum Error {
         /// Advice.
         hint: String,
     },
-    /// A JSON file that is not JSON, or not an object.
+    /// A JSON file does not hold JSON, or not an object.
     #[error("{}: {problem}", .path.display())]
     Json {
         /// The file.
@@ -45,7 +45,7 @@ pub enum Error {
         /// The parser's words.
         problem: String,
     },
-    /// A configuration value that no T5 can have.
+    /// A configuration value is invalid for every T5.
     #[error("{origin}: `{key}` is {got}, expected {expected}")]
     Config {
         /// The file, or the name of the preset.
@@ -57,7 +57,7 @@ pub enum Error {
         /// The accepted values.
         expected: String,
     },
-    /// A model that is no T5, or one with other layers.
+    /// The model is no T5, or one with other layers.
     #[error("{origin}: the model is `{got}`, expected one of the T5 family (`model_type` t5, mt5 or umt5)")]
     Family {
         /// The file.
@@ -65,7 +65,7 @@ pub enum Error {
         /// The `model_type` or architecture found.
         got: String,
     },
-    /// A safetensors file whose header is damaged, truncated or hostile.
+    /// The header of a safetensors file is damaged, truncated or hostile.
     #[error("{}: not a usable safetensors file: {problem}", .path.display())]
     Safetensors {
         /// The file.
@@ -73,7 +73,7 @@ pub enum Error {
         /// The problem with it.
         problem: String,
     },
-    /// A `pytorch_model.bin` that is damaged, of an old format, or holds anything but tensors.
+    /// A `pytorch_model.bin` is damaged, has an old format, or holds anything but tensors.
     #[error("{}: not a usable PyTorch file: {problem}", .path.display())]
     Pytorch {
         /// The file.
@@ -81,7 +81,7 @@ pub enum Error {
         /// The problem with it.
         problem: String,
     },
-    /// A tensor that the model needs and no file has.
+    /// The model needs a tensor that no file has.
     #[error("{}: tensor `{tensor}` is missing, expected shape {expected:?}", .path.display())]
     MissingTensor {
         /// The model directory.
@@ -91,7 +91,7 @@ pub enum Error {
         /// The shape that the configuration implies.
         expected: Vec<usize>,
     },
-    /// A tensor that the configuration has no place for.
+    /// The configuration has no place for a tensor.
     #[error("{}: tensor `{tensor}` has no place in this model", .path.display())]
     UnexpectedTensor {
         /// The file that has it.
@@ -99,7 +99,7 @@ pub enum Error {
         /// Its name.
         tensor: String,
     },
-    /// A tensor with another shape, dtype or content than the model needs.
+    /// A tensor has another shape, dtype or content than the model needs.
     #[error("{}: tensor `{tensor}`: expected {expected}, got {got}", .path.display())]
     TensorMismatch {
         /// The file that has it.
@@ -111,7 +111,7 @@ pub enum Error {
         /// The value in the file.
         got: String,
     },
-    /// A setting in an `adapter_config.json` that cannot be followed.
+    /// An `adapter_config.json` has a setting that this crate does not support.
     #[error("{}: `{key}` is {got}, expected {expected}", .path.display())]
     AdapterConfig {
         /// The file.
@@ -125,7 +125,7 @@ pub enum Error {
         /// Advice.
         hint: &'static str,
     },
-    /// A tensor of an adapter that its configuration and the model do not imply, or one that is not there.
+    /// An adapter has a tensor that its configuration and the model do not imply, or lacks one that they do.
     #[error("{}: tensor `{tensor}`: expected {expected}, got {got}", .path.display())]
     AdapterTensor {
         /// The file of the adapter's tensors.
@@ -137,7 +137,7 @@ pub enum Error {
         /// The shape or values in the file.
         got: String,
     },
-    /// A micro-batch or a list of sources that no model can be run on.
+    /// A micro-batch or a list of sources is invalid for every model.
     #[error("{what}: expected {expected}, got {got}")]
     Batch {
         /// Which sample or list.
@@ -166,7 +166,7 @@ impl Error {
                 "adapter_config.json and the tensors beside it must belong together, and to this model".into(),
             ),
             Error::Json { .. } => Some("the file must hold one JSON object; was it cut short?".into()),
-            // Settings of an adapter are no part of that file.
+            // Settings of an adapter are not in that file.
             Error::Config { key, .. } if key.starts_with("lora.") => Some(format!("set `{key}`")),
             Error::Config { key, .. } => Some(format!("set `{key}` in the model's config.json")),
             Error::Family { .. } => Some(
@@ -199,7 +199,7 @@ impl Error {
     }
 }
 
-/// The command that makes `model.safetensors` of what is beside a file, in the way of transformers.
+/// The command that converts the weights beside a file to `model.safetensors`, as transformers does.
 fn conversion(file: &Path) -> String {
     let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let directory = directory.display().to_string();

@@ -1,4 +1,4 @@
-//! [`Family`]: the T5s that transformers keeps apart by `model_type`, and in what they differ beside sizes.
+//! [`Family`]: the T5s that transformers distinguishes by `model_type`, and their differences beside sizes.
 //!
 //! ByT5, CodeT5, flan-T5, MADLAD-400 and UL2 are of [`Family::T5`], mT0 is of [`Family::Mt5`].
 
@@ -23,7 +23,7 @@ impl Family {
         Family::ALL.into_iter().find(|family| family.model_type() == model_type)
     }
 
-    /// The family of an entry of `architectures`, whatever is on top of the T5: `MT5Model`, `T5WithLMHeadModel`.
+    /// The family of an entry of `architectures`, whatever model is built on the T5: `MT5Model`, `T5WithLMHeadModel`.
     pub fn of_architecture(architecture: &str) -> Option<Family> {
         let is_of = |family: &Family| {
             let class = architecture.strip_prefix(&family.model_type().to_uppercase());
@@ -50,13 +50,13 @@ impl Family {
         }
     }
 
-    /// Whether each block has a table of relative positions, and not block 0 one for all.
+    /// Whether each block has a table of relative positions of its own, rather than block 0 one for all.
     pub fn has_a_table_in_every_block(self) -> bool {
         self == Family::Umt5
     }
 
-    /// Whether the decoder's output is scaled before the head, where the file does not say so and its `tie_word_embeddings`
-    /// is this. As transformers 5.23 does it: version 4 followed `tie_word_embeddings` in every family.
+    /// Whether the decoder's output is scaled before the head, where the file does not say so. `tie_word_embeddings` is the
+    /// file's value. As in transformers 5.23; version 4 followed `tie_word_embeddings` in every family.
     pub fn scales_decoder_outputs(self, tie_word_embeddings: bool) -> bool {
         match self {
             Family::T5 => tie_word_embeddings,

@@ -1,10 +1,10 @@
-//! Weights of a model on a device that wait beside it: in the host's memory, or in files.
+//! Homes of a device model's weights: places in the host's memory, or in files, where the values wait.
 //!
 //! Layers hold tensors of the device, which are empty until a pass asks for their values. The values themselves are at home, on the CPU.
-//! What a pass asked for is let go after it, and a change goes home before that.
+//! Tensors that a pass asked for are emptied after it. Changed values are copied home first.
 //!
-//! Invariants: a tensor and its home have one shape and dtype; of a tensor that is empty the home has the values, or they are on their way
-//! to it, and the device uses them after that.
+//! Invariants: a tensor and its home have the same shape and dtype. If the tensor is empty, its home has the values, or they are on
+//! their way to it, and the device uses them only after they arrived.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ use crate::pager::Pager;
 use crate::parameters::Parameter;
 use crate::step::weights::WeightFile;
 
-/// The homes of some tensors, by those.
+/// The homes of some tensors, by tensor id.
 #[derive(Debug)]
 pub(crate) struct Homes {
     homes: RefCell<HashMap<TensorId, Home>>,
@@ -30,28 +30,28 @@ pub(crate) struct Homes {
 
 #[derive(Debug)]
 struct Home {
-    /// Changed values, on their way to it.
-    // First, so that they are there before the memory is unlocked.
+    /// Changed values that are being copied to the home.
+    // This field is first, so that the copy ends before the memory is unlocked.
     returning: Option<Returning>,
     values: Tensor,
-    /// For copies that the host takes no part in. None of values in a file.
+    /// Page-locks the values, for copies that the host takes no part in. `None` for values in a file.
     lock: Option<PageLocked>,
-    /// Whether the tensor has them, too.
+    /// Whether the tensor has the values, too.
     is_here: bool,
-    /// They are on their way to it.
+    /// The copy of the values to the tensor, while it is in progress.
     coming: Option<Coming>,
 }
 
 impl Homes {
-    /// None yet.
+    /// No homes yet.
     pub fn new(file: Arc<WeightFile>) -> Homes {
         Homes { homes: RefCell::default(), file }
     }
 
-    /// Parameters that were made on the CPU, on a device, but for those that stay at home ([`WeightFile::is_home`]).
+    /// Moves parameters that were made on the CPU to a device, except those that stay at home ([`WeightFile::is_home`]).
     ///
     /// # Errors
-    /// Those of the device.
+    /// The device reports an error.
     pub fn leave(&self, parameters: Vec<Parameter>, config: &Config, device: &Device) -> Result<Vec<Parameter>> {
         let parameter = |parameter: Parameter| {
             let tensor = match self.file.is_home(&parameter, config) {
@@ -66,7 +66,7 @@ impl Homes {
     /// An empty tensor on a device, whose home has these values.
     ///
     /// # Errors
-    /// Those of the device.
+    /// The device reports an error.
     pub fn insert(&self, values: Tensor, device: &Device) -> Result<Tensor> {
         let tensor = absent::absent_like(&values, device)?;
         t5_ops::page_out(&values);
@@ -77,11 +77,11 @@ impl Homes {
         Ok(tensor)
     }
 
-    /// A parameter's tensor that was somewhere, `from` homes or on the device, where it is to be now: on the device, or empty there, with
-    /// its values at home in `to`. Where a base is stored is its home.
+    /// Moves a parameter's tensor from its old place, `from` homes or the device, to its new one: the device, or its home in `to`, with an
+    /// empty tensor on the device. The home of a base's weight is the file where the base is stored.
     ///
     /// # Errors
-    /// Those of the device and of a file.
+    /// The device or a file reports an error.
     pub fn moved(
         from: Option<&Homes>,
         to: Option<&Homes>,
@@ -109,10 +109,10 @@ impl Homes {
         self.homes.borrow().contains_key(&tensor.id())
     }
 
-    /// The values at home of a tensor, when they are there; none if it has no home.
+    /// The values in a tensor's home, after any copy to it has ended. `None` if the tensor has no home.
     ///
     /// # Errors
-    /// Those of the device.
+    /// The device reports an error.
     pub fn of(&self, tensor: &Tensor) -> Result<Option<Tensor>> {
         let mut homes = self.homes.borrow_mut();
         let Some(home) = homes.get_mut(&tensor.id()) else { return Ok(None) };
@@ -120,10 +120,10 @@ impl Homes {
         Ok(Some(home.values.clone()))
     }
 
-    /// The tensor with its values: a copy on the device where it is empty.
+    /// The tensor with its values. If the tensor is empty, this is a copy on the device.
     ///
     /// # Errors
-    /// Those of the device and of a file.
+    /// The device or a file reports an error.
     pub fn with_values(&self, tensor: &Tensor) -> Result<Tensor> {
         let Some(values) = self.of(tensor)? else { return Ok(tensor.clone()) };
         let copy = absent::absent_like(&values, tensor.device())?;
@@ -133,15 +133,15 @@ impl Homes {
         Ok(copy)
     }
 
-    /// Carries a copy of values out. An error of their file is told apart from those of tensors.
+    /// Carries out a copy of values. An I/O error becomes an error of their file.
     fn carry_out(&self, coming: &mut Coming, values: &Tensor) -> Result<()> {
         coming.copy(values).map_err(|error| self.file.error(error))
     }
 
-    /// Has `f` change a tensor, and its home follow.
+    /// Has `f` change a tensor, and then copies the changed values home.
     ///
     /// # Errors
-    /// What `f` returns; those of the device and of a file.
+    /// `f` returns an error, or the device or a file reports one.
     pub fn change<R, E: From<Error>>(&self, tensor: &Tensor, f: impl FnOnce(&Tensor) -> Result<R, E>) -> Result<R, E> {
         let Some(values) = self.of(tensor)? else { return f(tensor) };
         let was_here = self.homes.borrow().get(&tensor.id()).is_some_and(|home| home.is_here);
@@ -157,7 +157,7 @@ impl Homes {
         Ok(result)
     }
 
-    /// Gives a tensor its values, which are on their way.
+    /// Gives a tensor the values that are being copied to it.
     fn arrive(&self, weight: &Tensor) -> Result<()> {
         if let Some(home) = self.homes.borrow_mut().get_mut(&weight.id()) {
             home.coming.take().map_or(Ok(()), Coming::arrive)?;

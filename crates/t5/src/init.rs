@@ -13,10 +13,10 @@ use t5_ops::keys::{self, mix};
 use crate::error::Result;
 use crate::parameters::{Initial, ParameterSpec};
 
-/// Values a thread fills at a time; even, so that pairs stay together.
+/// Values that a thread fills at a time; even, so that pairs stay together.
 const CHUNK_VALUES: usize = 1 << 16;
 
-/// Two values of a distribution, of two outputs of the generator.
+/// Computes two values of a distribution from two outputs of the generator.
 type Pair = fn(u64, u64) -> [f64; 2];
 
 /// The first values of one parameter.
@@ -41,7 +41,7 @@ pub(crate) fn initial_tensor(spec: &ParameterSpec, seed: u64, dtype: DType, devi
     Ok(tensor)
 }
 
-/// Bytes in memory while [`initial_tensor`] makes a parameter: itself, and its values in f32 where they are rounded.
+/// Bytes in memory while [`initial_tensor`] makes a parameter: the parameter, and its values in f32 where they are rounded.
 pub(crate) fn making_bytes(spec: &ParameterSpec, dtype: DType) -> u64 {
     let rounded = if spec.dtype(dtype) == DType::BF16 { spec.elements() * size_of::<f32>() as u64 } else { 0 };
     spec.bytes(dtype) + rounded
@@ -57,7 +57,7 @@ fn uniform(bits: u64) -> f64 {
     ((bits >> 11) + 1) as f64 * (-53f64).exp2()
 }
 
-/// Two values of a standard normal distribution, of two outputs of the generator.
+/// Two values of a standard normal distribution, from two outputs of the generator.
 fn normal_pair(one: u64, other: u64) -> [f64; 2] {
     let radius = (-2.0 * uniform(one).ln()).sqrt();
     let (sin, cos) = (TAU * uniform(other)).sin_cos();
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(long[..CHUNK_VALUES - 1], values(&spec("a", CHUNK_VALUES - 1), 1));
         assert_ne!(long[..8], values(&spec("b", 8), 1));
         assert_ne!(long[..8], values(&spec("a", 8), 2));
-        // No two values of a stretch are alike: the counter does not repeat.
+        // No two values of the sequence are equal: the counter does not repeat.
         let mut sorted = long.clone();
         sorted.sort_by(f32::total_cmp);
         sorted.dedup();

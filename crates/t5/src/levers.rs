@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use crate::config::Config;
 use crate::parameters::Part;
 
-/// How a step is cut, and what it computes again instead of keeping.
+/// How a step is cut, and which tensors are recomputed instead of kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Levers {
     /// The most samples of one micro-batch.
     pub micro_batch_samples: usize,
-    /// Blocks, counted from the first, that keep only their input and run forward again in backward. Layer by layer, all
-    /// blocks do where backward goes through any of them twice.
+    /// The number of blocks, from the first, that keep only their input and run forward again in backward. Layer by layer, all
+    /// blocks do so if backward goes through any of them twice.
     pub recompute_blocks: usize,
     /// Rows of logits that exist at one time in the loss.
     pub loss_chunk_rows: usize,
@@ -32,11 +32,11 @@ pub struct Levers {
     pub repeats: bool,
 }
 
-/// Accumulation of all micro-batches of one layer before the next, with the optimizer inside backward: how it spends memory.
+/// Accumulates all micro-batches of one layer before the next, with the optimizer inside backward. The fields say how to spend memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LayerMajor {
-    /// Blocks, of those that backward visits last, whose gradients are kept from the pass that takes the norm, instead of
-    /// being computed again: 0 holds least, all of them need no second pass.
+    /// Of the blocks that backward visits last, how many keep their gradients from the pass that takes the norm, instead of
+    /// computing them again. 0 holds least; with all blocks there is no second pass.
     pub kept_gradient_blocks: usize,
     /// Whether attention outputs are kept beside block inputs instead of being computed again.
     #[serde(default)]
@@ -49,28 +49,28 @@ pub struct LayerMajor {
     pub blocks_in_memory: usize,
     /// Whether gradients that are not kept wait in a file instead of being computed again.
     pub gradients_on_disk: bool,
-    /// Whether the weights lie in a file ([`T5::move_weights`](crate::T5::move_weights)), those of one block at a time in
-    /// memory.
+    /// Whether the weights lie in a file ([`T5::move_weights`](crate::T5::move_weights)). Memory holds those of one block at a
+    /// time.
     #[serde(default)]
     pub weights_on_disk: bool,
-    /// How many blocks keep their weights in memory although those of the others lie in a file. Only where these are not trained.
+    /// How many blocks keep their weights in memory although the others' lie in a file. Only for weights that are not trained.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub weight_blocks_in_memory: usize,
-    /// Whether weights in a file come to memory apart: those of a block for one product at a time, and tables of the vocabulary by rows.
-    /// Only weights that are not trained do.
+    /// Whether weights in a file are read apart: a block's for one product at a time, tables of the vocabulary by rows.
+    /// Only for weights that are not trained.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub weights_by_matrix: bool,
     /// Whether the optimizer's moments lie in a file, some rows at a time in memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optimizer_on_disk: bool,
-    /// Whether what is said to lie in files lies in the host's memory instead: that of a device.
+    /// With a device: whether the host's memory takes the place of the files.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_host_memory: bool,
-    /// Whether a block's gradients on their way to other processes, and its weights on their way from them, have memory of their own, so
-    /// that another block is computed meanwhile.
+    /// Whether a block's gradients that are sent to other processes, and its weights that come from them, have memory of their own. Another
+    /// block is then computed meanwhile.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overlaps: bool,
-    /// Whether what goes to a device and from it has memory of its own there, so that a block is computed meanwhile: the next block's
+    /// Whether copies to a device and from it overlap with computation. They then have memory of their own there: the next block's
     /// weights, the gradients of the one before, saved activations of another micro-batch.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub copies_overlap: bool,
@@ -97,8 +97,8 @@ impl LayerMajor {
         copies_overlap: false,
     };
 
-    /// Whether a part keeps its weights in memory where `blocks` blocks do. Blocks of the decoder are kept first, because each token of
-    /// an answer needs them. Of each stack the last block is kept first.
+    /// Whether a part keeps its weights in memory if `blocks` blocks do. Blocks of the decoder are kept first, because each token of
+    /// an answer needs them. In each stack the last block is kept first.
     pub fn keeps_weights(blocks: usize, part: Part, config: &Config) -> bool {
         let turn = match part {
             Part::Decoder { block } => config.num_decoder_layers - 1 - block,
@@ -108,7 +108,7 @@ impl LayerMajor {
         turn < blocks
     }
 
-    /// Whether backward goes through any of `blocks` blocks a second time. Then forward keeps no more than their inputs.
+    /// Whether backward goes through any of `blocks` blocks a second time. If so, forward keeps no more than their inputs.
     pub fn goes_twice(&self, blocks: usize) -> bool {
         !self.gradients_on_disk && self.kept_gradient_blocks < blocks
     }
@@ -134,12 +134,12 @@ impl Levers {
         self.layer_major.as_ref().is_some_and(is_elsewhere)
     }
 
-    /// Whether what is off a device lies in the host's memory.
+    /// With a device: whether the host's memory takes the place of the files.
     pub fn has_host_memory(&self) -> bool {
         self.layer_major.is_some_and(|layers| layers.in_host_memory)
     }
 
-    /// Whether copies to a device and from it go beside what is computed.
+    /// Whether copies to a device and from it overlap with computation.
     pub fn copies_overlap(&self) -> bool {
         self.layer_major.is_some_and(|layers| layers.copies_overlap)
     }
@@ -149,12 +149,12 @@ impl Levers {
         self.layer_major.is_some_and(|layers| layers.optimizer_on_disk)
     }
 
-    /// How many blocks keep their weights in memory although those of the others lie in a file.
+    /// How many blocks keep their weights in memory although the others' lie in a file.
     pub fn weight_blocks_in_memory(&self) -> usize {
         self.layer_major.map_or(0, |layers| layers.weight_blocks_in_memory)
     }
 
-    /// Whether weights in a file come one by one.
+    /// Whether weights in a file are read matrix by matrix.
     pub fn has_weights_by_matrix(&self) -> bool {
         self.layer_major.is_some_and(|layers| layers.weights_on_disk && layers.weights_by_matrix)
     }

@@ -1,9 +1,9 @@
-//! T5 for training: layers with explicit forward and backward, Hugging Face names, generation, and what
-//! everything costs in bytes.
+//! T5 for training: layers with explicit forward and backward, Hugging Face names, generation, and the
+//! bytes that everything costs.
 //!
 //! A training step is [`T5::forward_backward`] over the [`MicroBatch`]es of one optimizer batch, which adds
-//! to [`Gradients`]; an optimizer then changes [`T5::parameters`] in place. What is kept between forward and
-//! backward is visible in the layers' `Saved` types and predicted by [`costs`].
+//! to [`Gradients`]; an optimizer then changes [`T5::parameters`] in place. The layers' `Saved` types show the tensors
+//! that are kept between forward and backward, and [`costs`] predicts their bytes.
 //!
 //! ```
 //! use candle_core::{DType, Device};

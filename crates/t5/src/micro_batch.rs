@@ -89,7 +89,7 @@ impl MicroBatch {
         })
     }
 
-    /// Samples in it (B).
+    /// The number of samples (B).
     pub fn samples(&self) -> usize {
         self.samples.len()
     }
@@ -124,7 +124,7 @@ pub(crate) fn pad(
     Ok((ids, lists.iter().map(|list| list.len()).collect()))
 }
 
-/// The longest list's length, after refusing what the model cannot be run on.
+/// Returns the length of the longest list. Refuses lists on which the model cannot run.
 fn check(lists: &[&[u32]], what: &str, samples: &[u32], config: &Config) -> Result<usize> {
     let problem = |i: usize, expected: String, got: String| Error::Batch {
         what: format!("{what} of sample {}", samples[i]),

@@ -39,19 +39,19 @@ const MAGNITUDE: &str = ".lora_magnitude_vector";
 /// Passes borrow it; an optimizer changes the parameters' storage in place between them.
 pub struct T5 {
     config: Config,
-    /// That of its parameters, but for those that [`ParameterSpec::dtype`] excepts.
+    /// The dtype of its parameters, except where [`ParameterSpec::dtype`] says another.
     dtype: DType,
     parameters: Vec<Parameter>,
-    /// Of the weights of products those that are held in bf16, too, by their places; empty where none are.
+    /// Copies of products' weights in bf16, by parameter index, where there is one. Empty without copies.
     copies: Vec<Option<Tensor>>,
     pub(crate) network: Network<Tensor>,
-    /// Where the large parameters lie, if not in memory.
+    /// The file of the large parameters, if they are not in memory.
     file: Option<Arc<WeightFile>>,
-    /// Where they wait, if they are on a device only while they are worked on.
+    /// The homes of weights that are on a device only while they are in use.
     homes: Option<Rc<Homes>>,
     /// The directory that the base was loaded from.
     directory: Option<PathBuf>,
-    /// What an adapter calls its base.
+    /// The name of the base that a saved adapter records.
     base_name: Option<String>,
     /// The recorded micro-batches of steps on a card.
     micro_batches: MicroBatches,
@@ -73,20 +73,20 @@ impl T5 {
         T5::init_in(config, seed, dtype, device, None)
     }
 
-    /// [`T5::init`] whose large weights lie in a file there, if one is asked for, each as soon as it is made: memory then
-    /// holds those that are worked on. Without [`heap::Allocator`] in the program they stay in memory.
+    /// [`T5::init`] whose large weights lie in a file, if `files` is given. Each moves there as soon as it is made, so memory
+    /// holds only the weights in use. Without [`heap::Allocator`] in the program they stay in memory.
     ///
     /// # Errors
-    /// [`Error::Io`], for example where the disk has no room for them.
+    /// [`Error::Io`], for example where the disk has no room for the weights.
     pub fn init_in(config: &Config, seed: u64, dtype: DType, device: &Device, files: Option<&Files>) -> Result<T5> {
         T5::init_at(config, seed, dtype, device, (files, &|_| true))
     }
 
-    /// [`T5::init`] that keeps the values of those parameters that `keeps` says, each released as soon as it is made. Passes need a
-    /// [`Pager`] for the others ([`T5::page_with`]).
+    /// [`T5::init`] that keeps the values of the parameters for which `keeps` returns true; others are released as soon as they are made.
+    /// Passes need a [`Pager`] for the others ([`T5::page_with`]).
     ///
     /// # Errors
-    /// Those of [`T5::init`].
+    /// As [`T5::init`].
     pub fn init_share(
         config: &Config,
         seed: u64,
@@ -120,19 +120,19 @@ impl T5 {
         T5::on(device, config.clone(), dtype, parameters, file)
     }
 
-    /// Loads a Hugging Face directory, values converted to [`ParameterSpec::dtype`] of `dtype`. Needs no second
+    /// Loads a Hugging Face directory. Values are converted to [`ParameterSpec::dtype`] of `dtype`, without a second
     /// copy of any tensor.
     ///
     /// # Errors
-    /// Typed, naming file and tensor: see [`Error`].
+    /// An [`Error`] that names file and tensor.
     pub fn load(directory: &Path, dtype: DType, device: &Device) -> Result<T5> {
         T5::load_at(directory, dtype, device, (Place::Memory, &|_| true), false)
     }
 
-    /// [`T5::load`] that keeps the values of those parameters that `keeps` says, as for [`T5::init_share`].
+    /// [`T5::load`] that keeps the values of the parameters for which `keeps` returns true, as [`T5::init_share`].
     ///
     /// # Errors
-    /// Those of [`T5::load`].
+    /// As [`T5::load`].
     pub fn load_share(
         directory: &Path,
         dtype: DType,
@@ -142,29 +142,29 @@ impl T5 {
         T5::load_at(directory, dtype, device, (Place::Memory, keeps), false)
     }
 
-    /// [`T5::load`] whose large weights lie in a file, as for [`T5::init_in`], each as soon as it is read.
+    /// [`T5::load`] whose large weights lie in a file, as for [`T5::init_in`]. Each moves there as soon as it is read.
     ///
     /// # Errors
-    /// Those of both.
+    /// As [`T5::load`] and [`T5::init_in`].
     pub fn load_in(directory: &Path, dtype: DType, device: &Device, files: Option<&Files>) -> Result<T5> {
         T5::load_at(directory, dtype, device, (files.map_or(Place::Memory, Place::File), &|_| true), false)
     }
 
-    /// [`T5::load`] for passes that train nothing: large weights are read where the directory's files have them in the
-    /// model's dtype, and those that are stored in another lie in a file, as for [`T5::load_in`]. [`crate::StoredWeights`] says which.
-    /// The directory's files must stay as they are while the model is used, and the parameters, too.
+    /// [`T5::load`] for passes that train nothing. Large weights that the directory's files have in the model's dtype are read where they
+    /// lie. Weights that are stored in another dtype lie in a file, as for [`T5::load_in`]. [`crate::StoredWeights`] says which are which.
+    /// The directory's files, and the parameters, must not change while the model is used.
     ///
     /// # Errors
-    /// Those of [`T5::load_in`].
+    /// As [`T5::load_in`].
     pub fn load_in_place(directory: &Path, dtype: DType, device: &Device, files: &Files) -> Result<T5> {
         T5::load_at(directory, dtype, device, (Place::Stored(files), &|_| true), false)
     }
 
-    /// A model of `dtype` that is to stay as it is, but for an adapter beside it: matrices that are stored in f16 or bf16 stay so, which
-    /// gives the same bits as in f32, in memory or, with `files`, as for [`T5::load_in_place`].
+    /// A model of `dtype` whose weights never change; an adapter may train beside them. Matrices that are stored in f16 or bf16 keep that
+    /// dtype, which gives the same bits as f32. They are in memory or, with `files`, lie as for [`T5::load_in_place`].
     ///
     /// # Errors
-    /// Those of [`T5::load_in`].
+    /// As [`T5::load_in`].
     pub fn load_frozen(directory: &Path, dtype: DType, files: Option<&Files>) -> Result<T5> {
         T5::load_at(directory, dtype, &Device::Cpu, (files.map_or(Place::Memory, Place::Stored), &|_| true), true)
     }
@@ -175,18 +175,18 @@ impl T5 {
         Ok(T5 { directory: Some(directory.into()), ..T5::on(device, config, dtype, parameters, file)? })
     }
 
-    /// The model with a new adapter beside its weights, which computes as it did before: B is zero, and with DoRA magnitudes are the
+    /// The model with a new adapter beside its weights. It computes as before: B is zero, and DoRA's magnitudes are the
     /// lengths of the weights' rows. The same seed gives the same bits. The adapter's tensors are in memory, in F32, wherever the
     /// weights are.
     ///
     /// # Errors
-    /// [`Error::Config`] for an adapter that this model cannot have.
+    /// [`Error::Config`] if this model cannot have such an adapter.
     pub fn with_adapter(self, lora: Lora, seed: u64) -> Result<T5> {
         self.adapted(lora, seed, false)
     }
 
-    /// This model with an adapter, and this model as it is: both hold the same weights, and what the adapter has values of
-    /// its own for is copied. Neither may be trained.
+    /// A second model that is this one with an adapter. Both share the same weights; weights for which the adapter has its own
+    /// values are copied. Neither model may be trained.
     ///
     /// # Errors
     /// As [`T5::with_adapter`].
@@ -202,7 +202,7 @@ impl T5 {
         let T5 { config, dtype, parameters, network, file, homes, directory, base_name, copies: _, .. } = self;
         let device = network.shared.tensor.device().clone();
         drop(network);
-        // What is converted, copied or measured has to be here. Of a base in files, all weights would stay in memory otherwise.
+        // Weights are converted, copied or measured in memory. Each is then paged out, or all weights of a base in files would stay.
         let here = |tensor: &Tensor, f: &dyn Fn(&Tensor) -> Result<Tensor>| -> Result<Tensor> {
             let values = homes.as_ref().map_or_else(|| Ok(tensor.clone()), |homes| homes.with_values(tensor))?;
             let result = f(&values)?;
@@ -211,7 +211,7 @@ impl T5 {
         };
         let cast = |to: DType| move |values: &Tensor| Ok(values.to_dtype(to)?);
         let copied = |values: &Tensor| Ok(values.copy()?);
-        // A head that is saved with the adapter starts as the table that it was tied to.
+        // A head that is saved with the adapter starts as a copy of the table that it was tied to.
         let head = config.tie_word_embeddings.then(|| parameters[0].tensor.clone());
         let config = adapted;
         let mut base = parameters.into_iter().filter(|parameter| !is_of_adapter(&parameter.name));
@@ -237,7 +237,7 @@ impl T5 {
                     (None, None) => unreachable!("an adapter takes no parameter away"),
                 }
             } else if spec.name.ends_with(MAGNITUDE) {
-                // W, A and B come before it, and a head that is tied is the first table.
+                // W, A and B come before the magnitude. The weight of a tied head is the first table.
                 let name = format!("{}.weight", spec.name.trim_end_matches(MAGNITUDE));
                 let weight = parameters.iter().rev().find(|parameter| parameter.name == name).unwrap_or(&parameters[0]);
                 let [.., a, b] = parameters.as_slice() else { unreachable!("a magnitude follows its adapter") };
@@ -254,12 +254,12 @@ impl T5 {
         Ok(T5 { directory, base_name, ..T5::assemble(config, dtype, parameters, (file, homes))? })
     }
 
-    /// Moves the weights into a file, or into memory, one by one. Nothing is done where they lie there already. What is trained beside an
-    /// adapter's base stays in memory, and the base, which nobody changes, is read where it is stored.
+    /// Moves the weights into a file, or into memory, one by one. Does nothing where they lie there already. Parameters that train beside
+    /// an adapter's base stay in memory. The base, which never changes, is read where it is stored.
     ///
     /// # Errors
-    /// Where there is no room on the disk, and the model is as it was. A failed copy, or a file that cannot be written: then it
-    /// is of no use.
+    /// The disk has no room: then the model is unchanged. A copy fails, or a file cannot be written: then the model is
+    /// unusable.
     pub fn move_weights(&mut self, files: Option<&Files>) -> Result<()> {
         let blocks_in_memory = files.map_or(0, |files| files.weight_blocks_in_memory);
         let lies_there = |file: &WeightFile| files.is_some_and(|files| file.is_as_in(files));
@@ -270,7 +270,7 @@ impl T5 {
         let is_frozen = self.config.stored.is_some();
         let (stored, file) = match (files, &directory, &self.config.lora) {
             (Some(files), Some(directory), Some(_)) => {
-                // Blocks that are in memory already are not read once more.
+                // Blocks that are in memory already are not read again.
                 let all = Files { weight_blocks_in_memory: 0, ..files.clone() };
                 let place: (Place, Keeps) = (Place::Stored(&all), &|_| true);
                 let (_, parameters, file) = hf::load(directory, dtype, &Device::Cpu, place, is_frozen)?;
@@ -281,7 +281,7 @@ impl T5 {
         };
         let mut stored: HashMap<String, Tensor> =
             stored.into_iter().map(|stored| (stored.name, stored.tensor)).collect();
-        // Whoever else holds a weight would keep it where it was.
+        // Any other handle of a weight would keep its memory.
         let device = self.device().clone();
         let nothing = Tensor::zeros(1, DType::F32, &device)?;
         let Network { shared, encoder, decoder, head, .. } = &mut self.network;
@@ -320,7 +320,7 @@ impl T5 {
         }
         let lie = (file, homes.map(Rc::new));
         *self = T5 { directory, base_name, ..T5::assemble(self.config.clone(), dtype, parameters, lie)? };
-        // Where they lay is no longer needed.
+        // The old places of the weights are free now.
         heap::release_unused();
         Ok(())
     }
@@ -335,21 +335,21 @@ impl T5 {
         self.network.pager.is_some()
     }
 
-    /// Whether passes have to say which weights they work on.
+    /// Whether passes must announce the weights that they use.
     pub(crate) fn has_paged_weights(&self) -> bool {
         self.is_in_file() || self.needs_others()
     }
 
     /// Writes `config.json`, `generation_config.json` and `model.safetensors` into `directory`, tensor by
-    /// tensor, and syncs each file. The bytes are a function of configuration and parameters. Atomicity is
-    /// the caller's: write into a new directory and rename it.
+    /// tensor, and syncs each file. The bytes are a function of configuration and parameters. Writing is not atomic:
+    /// the caller writes into a new directory and renames it.
     pub fn save(&self, directory: &Path) -> Result<()> {
         std::fs::create_dir_all(directory).map_err(Error::io(directory))?;
         hf::save(directory, &self.config, (&self.parameters, self.network.pager.as_deref()))
     }
 
-    /// What [`T5::save`] writes, through sinks of the caller's, who may take checksums on the way: `file` is
-    /// handed each file's name and what writes it. `directory` is for messages.
+    /// Writes the files of [`T5::save`] through the caller's sinks, which may take checksums on the way. `file` is
+    /// called with each file's name and the function that writes it. `directory` is for messages.
     pub fn save_with<E: From<Error>>(
         &self,
         directory: &Path,
@@ -358,24 +358,24 @@ impl T5 {
         hf::save_with(directory, &self.config, (&self.parameters, self.network.pager.as_deref()), file)
     }
 
-    /// While another process saves the same model: takes part in bringing the weights that it does not hold.
+    /// Brings the weights that this process does not hold, while another process saves the same model.
     ///
     /// # Errors
-    /// Those of [`Pager::page_in`].
+    /// As [`Pager::page_in`].
     pub fn lend(&self) -> Result<()> {
         let Some(pager) = &self.network.pager else { return Ok(()) };
         hf::lend(&self.config, &self.parameters, &**pager)
     }
 
-    /// From here on `pager` is asked for weights before they are worked on.
+    /// Sets the pager, which passes ask for weights before they use them.
     pub fn page_with(&mut self, pager: Rc<dyn Pager<Tensor>>) {
         self.network.pager = Some(pager);
     }
 
-    /// What [`T5::save_with`] is to a model, for its adapter alone: a directory that PEFT loads.
+    /// As [`T5::save_with`], for the model's adapter alone: writes a directory that PEFT loads.
     ///
     /// # Errors
-    /// Those of `file` and of writing.
+    /// An error of `file`, or of writing.
     ///
     /// # Panics
     /// Without an adapter.
@@ -388,7 +388,7 @@ impl T5 {
         hf::peft::save_with(directory, &self.config, lora, self.base_name.as_deref(), &self.parameters, file)
     }
 
-    /// Sets what an adapter that is saved calls its base: a directory or the id of a model.
+    /// Sets the name of the base that a saved adapter records: a directory or the id of a model.
     pub fn set_base_name(&mut self, name: &str) {
         self.base_name = Some(name.to_owned());
     }
@@ -408,7 +408,7 @@ impl T5 {
         Ok(T5 { config, dtype, parameters, copies, network, file, homes, directory, base_name, micro_batches, repeats })
     }
 
-    /// A model on a device, of parameters that are there, or on the CPU where they lie in a file.
+    /// A model on a device. Its parameters are on that device, or on the CPU if they lie in a file.
     fn on(
         device: &Device,
         config: Config,
@@ -418,7 +418,7 @@ impl T5 {
     ) -> Result<T5> {
         let file = file.map(Arc::new);
         if file.is_some() {
-            // The memory of weights on their way to it. Pages of the file that are only touched make no room for themselves.
+            // Gives back the memory that weights had before they went to the file. Touching the file's pages does not free it.
             heap::release_unused();
         }
         let homes = file.clone().filter(|_| !device.is_cpu()).map(Homes::new);
@@ -429,10 +429,10 @@ impl T5 {
         T5::assemble(config, dtype, parameters, (file, homes.map(Rc::new)))
     }
 
-    /// Has `f` change the values of parameter `index`, wherever they lie. Returns what `f` does.
+    /// Has `f` change the values of parameter `index`, wherever they lie. Returns the result of `f`.
     ///
     /// # Errors
-    /// Those of `f`; a file that cannot be read or written.
+    /// An error of `f`, or of a file that cannot be read or written.
     pub fn change<R, E: From<Error>>(&self, index: usize, f: impl FnOnce(&Tensor) -> Result<R, E>) -> Result<R, E> {
         let tensor = &self.parameters[index].tensor;
         match (&self.homes, &self.file) {
@@ -442,7 +442,7 @@ impl T5 {
         }
     }
 
-    /// Whether the values of parameter `index` are on the device only while they are worked on.
+    /// Whether the values of parameter `index` are on the device only while they are in use.
     pub fn has_home(&self, index: usize) -> bool {
         self.homes.as_ref().is_some_and(|homes| homes.has(&self.parameters[index].tensor))
     }
@@ -468,17 +468,17 @@ impl T5 {
         &self.network
     }
 
-    /// Where the parameters are.
+    /// The device of the parameters.
     pub fn device(&self) -> &Device {
         self.network.shared.tensor.device()
     }
 
-    /// The sum of a micro-batch's token losses, without dropout and without keeping anything.
+    /// The sum of a micro-batch's token losses, without dropout and without saved activations.
     pub fn loss(&self, batch: &MicroBatch, cx: &EvalContext) -> Result<f64> {
         Ok(self.loss_unless(batch, cx, &|| false)?.expect("nobody interrupts"))
     }
 
-    /// [`T5::loss`] that ends early, with `None`, when `interrupted`, asked before every block, says so.
+    /// [`T5::loss`] that ends early, with `None`. `interrupted` is asked before every block; true ends the pass.
     ///
     /// # Errors
     /// As [`T5::loss`].

@@ -25,16 +25,16 @@ pub(crate) struct Network<T> {
     logit_scale: f64,
     /// Bytes of weights in files that may be read before they are used.
     pub read_ahead_bytes: u64,
-    /// Whoever brings weights that are somewhere else.
+    /// Brings weights that lie elsewhere.
     pub pager: Option<Rc<dyn Pager<T>>>,
 }
 
 impl<T: Ops> Network<T> {
-    /// The network of these parameters, in the order of [`crate::ParameterSpec::all`]. Products take the copies that there are of some.
-    /// `by_matrix`: [`crate::LayerMajor::weights_by_matrix`].
+    /// The network of these parameters, in the order of [`crate::ParameterSpec::all`]. Products use `copies` of parameters where there are
+    /// any. `by_matrix`: [`crate::LayerMajor::weights_by_matrix`].
     ///
     /// # Errors
-    /// An activation that is not known.
+    /// The activation is not known.
     pub fn new(config: &Config, parameters: &[Parameter<T>], copies: &[Option<T>], by_matrix: bool) -> Result<Self> {
         let weights = Weights { parameters, copies, config, by_matrix };
         let shared = weights.get("shared.weight".into());
@@ -58,7 +58,7 @@ impl<T: Ops> Network<T> {
         linears.chain(table)
     }
 
-    /// Begins to read the first weights of a part that fit in `read_ahead_bytes`. Operations read a table ahead that comes by rows.
+    /// Begins to read the first weights of a part that fit in `read_ahead_bytes`. Operations read ahead a table that comes by rows.
     pub fn read_ahead(&self, part: Part) {
         let mut room = self.read_ahead_bytes;
         for weight in self.weights_of(part).filter(|weight| weight.comes != Comes::ByRows) {
@@ -76,48 +76,48 @@ impl<T: Ops> Network<T> {
         }
     }
 
-    /// Begins to bring the weights of a part that are somewhere else.
+    /// Begins to fetch the weights of a part that lie elsewhere.
     ///
     /// # Errors
-    /// Those of [`Pager::fetch`].
+    /// As [`Pager::fetch`].
     pub fn fetch(&self, part: Part) -> Result<()> {
         self.have_brought(part, |pager, weight| pager.fetch(weight.index, &weight.tensor))
     }
 
-    /// While something is computed: waits for the weights of a part that are fetched, as long as their way takes somebody to wait.
+    /// Continues to fetch the weights of a part while something is computed. Waits where a copy needs it.
     ///
     /// # Errors
-    /// Those of [`Pager::copy`].
+    /// As [`Pager::copy`].
     pub fn copy(&self, part: Part) -> Result<()> {
         self.have_brought(part, |pager, weight| pager.copy(weight.index, &weight.tensor))
     }
 
-    /// The same where nobody has to wait for it.
+    /// Continues to fetch the weights of a part as far as possible without waiting.
     ///
     /// # Errors
-    /// Those of [`Pager::copy_by_itself`].
+    /// As [`Pager::copy_by_itself`].
     pub fn copy_by_itself(&self, part: Part) -> Result<()> {
         self.have_brought(part, |pager, weight| pager.copy_by_itself(weight.index, &weight.tensor))
     }
 
-    /// Asks whoever brings weights that are somewhere else, if there is anybody, for each of a part.
+    /// Calls the pager, if there is one, for each weight of a part.
     fn have_brought(&self, part: Part, ask: impl Fn(&dyn Pager<T>, &Weight<T>) -> Result<()>) -> Result<()> {
         let Some(pager) = &self.pager else { return Ok(()) };
         self.weights_of(part).try_for_each(|weight| ask(pager.as_ref(), weight))
     }
 
-    /// Begins to bring a parameter that will be changed soon.
+    /// Begins to fetch a parameter that will be changed soon.
     ///
     /// # Errors
-    /// Those of [`Pager::fetch_to_change`].
+    /// As [`Pager::fetch_to_change`].
     pub fn fetch_to_change(&self, index: usize, weight: &T) -> Result<()> {
         self.pager.as_ref().map_or(Ok(()), |pager| pager.fetch_to_change(index, weight))
     }
 
-    /// Makes a weight in a file resident, unless its operations do that themselves. A weight that waits elsewhere is brought.
+    /// Makes a weight in a file resident, unless its operations do that themselves. Brings a weight that lies elsewhere.
     ///
     /// # Errors
-    /// Those of [`Pager::page_in`].
+    /// As [`Pager::page_in`].
     pub fn page_in(&self, weight: &Weight<T>) -> Result<()> {
         if weight.comes == Comes::Together {
             weight.tensor.page_in();
@@ -125,18 +125,18 @@ impl<T: Ops> Network<T> {
         self.bring(weight)
     }
 
-    /// Has a weight brought that is somewhere else. One in a file stays there, for those who need few of its rows.
+    /// Brings a weight that lies elsewhere. A weight in a file stays there, for an operation that needs few of its rows.
     ///
     /// # Errors
-    /// Those of [`Pager::page_in`].
+    /// As [`Pager::page_in`].
     pub fn bring(&self, weight: &Weight<T>) -> Result<()> {
         self.pager.as_ref().map_or(Ok(()), |pager| pager.page_in(weight.index, &weight.tensor))
     }
 
-    /// Lets go of a weight until it is used again.
+    /// Releases a weight until it is used again.
     ///
     /// # Errors
-    /// Those of [`Pager::page_out`].
+    /// As [`Pager::page_out`].
     pub fn page_out(&self, weight: &Weight<T>) -> Result<()> {
         weight.tensor.page_out();
         self.pager.as_ref().map_or(Ok(()), |pager| pager.page_out(weight.index, &weight.tensor))
@@ -167,8 +167,8 @@ impl<T: Ops> Network<T> {
         T::linear_cross_entropy(&z.as_rows()?, &self.head.weight, labels, &settings)
     }
 
-    /// Loss sum and gradient of the decoder's output (B, T, D); logits exist a chunk of rows at a time, or those of a sample where
-    /// the head has an adapter.
+    /// Loss sum and gradient of the decoder's output (B, T, D). Logits exist for a chunk of rows at a time, or for a sample at a time if the
+    /// head has an adapter.
     pub fn head_backward(
         &self,
         z: T,
@@ -201,7 +201,7 @@ impl<T: Ops> Network<T> {
         let dz = z.zeros(&[1, samples * length, width], z.dtype())?;
         let mut loss = 0.0;
         for sample in 0..samples {
-            // Dropout goes by sample.
+            // Dropout masks depend on the sample.
             let noise = Noise { samples: noise.samples.get(sample..=sample).unwrap_or_default(), ..*noise };
             let x = z.select(&[sample as u32])?.scaled(self.logit_scale)?;
             let (logits, narrow) = self.head.forward_keeping(&x, &noise)?;
@@ -228,7 +228,7 @@ impl<T: Ops> Network<T> {
     }
 }
 
-/// The labels of a sample of (B, T, D). None where operations are counted.
+/// The labels of a sample of (B, T, D). Empty where operations are counted.
 fn labels_of<'a, T: Ops>(labels: &'a [u32], z: &T, sample: usize) -> &'a [u32] {
     let length = z.dims()[1];
     labels.get(sample * length..(sample + 1) * length).unwrap_or_default()

@@ -1,21 +1,21 @@
-//! Weights that are not in this process until they are asked for.
+//! Weights that this process does not hold until it asks for them.
 
 use std::fmt::Debug;
 
 use crate::error::Result;
 
-/// Brings weights that are somewhere else, such as in other processes, while they are worked on.
+/// Brings weights that lie elsewhere, such as in other processes, for as long as they are in use.
 ///
-/// Passes ask for a block's weights before they use them, in an order that depends on the model and the shapes alone, and let go
-/// of them after it.
+/// Passes ask for a block's weights before they use them, and release them afterwards. The order depends on the model and the shapes
+/// alone.
 pub trait Pager<T>: Debug {
-    /// Begins to bring the values of parameter `index`, which will be asked for soon. Nobody looks at them before that.
+    /// Begins to fetch the values of parameter `index`, which will be asked for soon. They are not read before that.
     ///
     /// # Errors
     /// [`crate::Error::Elsewhere`].
     fn fetch(&self, index: usize, weight: &T) -> Result<()>;
 
-    /// The values of parameter `index` that are fetched may be waited for a while, because something is computed meanwhile.
+    /// Continues to fetch parameter `index`. This may wait for a while, because something is computed meanwhile.
     ///
     /// # Errors
     /// [`crate::Error::Elsewhere`].
@@ -23,7 +23,7 @@ pub trait Pager<T>: Debug {
         Ok(())
     }
 
-    /// The same, if nobody waits for it: something else is going to be computed at once.
+    /// Continues to fetch parameter `index` as far as possible without waiting: something else is going to be computed at once.
     ///
     /// # Errors
     /// [`crate::Error::Elsewhere`].
@@ -31,7 +31,7 @@ pub trait Pager<T>: Debug {
         Ok(())
     }
 
-    /// Begins to bring the values of parameter `index`, which will be changed soon, from beside a device. The change of another one goes on
+    /// Begins to copy the values of parameter `index`, which will be changed soon, to the device. Another parameter is changed
     /// meanwhile.
     ///
     /// # Errors
@@ -40,16 +40,16 @@ pub trait Pager<T>: Debug {
         Ok(())
     }
 
-    /// Makes the values of parameter `index` be here. Nothing is done where they are, or always are.
+    /// Makes the values of parameter `index` available. Does nothing if they are, or always are.
     ///
     /// # Errors
     /// [`crate::Error::Elsewhere`].
     fn page_in(&self, index: usize, weight: &T) -> Result<()>;
 
-    /// Parameter `index` is asked for soon: what takes time and no memory here may begin.
+    /// Parameter `index` will be asked for soon: work that takes time but no memory here may begin.
     fn read_ahead(&self, _index: usize, _weight: &T) {}
 
-    /// The values of parameter `index` are not needed for a while.
+    /// Releases the values of parameter `index`, which are not needed for a while.
     ///
     /// # Errors
     /// [`crate::Error::Elsewhere`].

@@ -1,4 +1,4 @@
-//! The parameters of a T5: names, shapes, order. One list, from which everything else is read off.
+//! The parameters of a T5: names, shapes, order. Everything else is derived from this one list.
 //!
 //! Names and layouts are those of transformers' `T5ForConditionalGeneration` (a weight is (out, in)). The
 //! order is the model's: shared embedding, encoder, decoder, head. Parameter `i` is the same parameter in
@@ -42,12 +42,12 @@ impl Part {
         matches!(self, Part::Decoder { .. } | Part::DecoderNorm)
     }
 
-    /// Whether it is a block of a stack.
+    /// Whether the part is a block of a stack.
     pub fn is_block(self) -> bool {
         matches!(self, Part::Encoder { .. } | Part::Decoder { .. })
     }
 
-    /// Whether it is a table of the vocabulary.
+    /// Whether the part is a table of the vocabulary.
     pub fn is_table(self) -> bool {
         matches!(self, Part::Shared | Part::LmHead)
     }
@@ -58,28 +58,28 @@ impl Part {
 pub struct Parameter<T = Tensor> {
     /// The Hugging Face name.
     pub name: String,
-    /// Its values, or its codes and scales. Layers hold the same storage.
+    /// The parameter's values, or its codes and scales. Layers hold the same storage.
     pub tensor: T,
-    /// Where it is.
+    /// The parameter's place in the model.
     pub part: Part,
-    /// How its bytes are to be read, where it is quantised: a frozen weight of a block's product.
+    /// How the bytes of a quantised parameter are read: a frozen weight of a block's product.
     pub quantisation: Option<Quantisation>,
 }
 
 impl Parameter {
-    /// [`ParameterSpec::may_leave`], however large it is.
+    /// As [`ParameterSpec::may_leave`], whatever its size.
     pub(crate) fn is_asked_for(&self) -> bool {
         self.quantisation.is_some() || is_matrix(&self.name, self.tensor.rank())
     }
 }
 
 impl Part {
-    /// The part that the head's table belongs to: that of the embedding where they are one.
+    /// The part that the head's table belongs to: the embedding's part where they are one.
     pub(crate) fn of_head(config: &Config) -> Part {
         if config.tie_word_embeddings { Part::Shared } else { Part::LmHead }
     }
 
-    /// A number of its own, without gaps where both stacks have as many blocks.
+    /// A unique number, without gaps where both stacks have the same number of blocks.
     pub(crate) fn index(self) -> usize {
         match self {
             Part::Shared => 0,
@@ -98,9 +98,9 @@ pub fn is_matrix(name: &str, rank: usize) -> bool {
     rank == 2 && !name.contains("relative_attention_bias") && !is_of_adapter(name)
 }
 
-/// The dtype of a parameter's gradient accumulator: `products` for the weights of a block's products, whose gradient a
-/// micro-batch adds to once. Tables are added to in many small parts (a chunk of logits, a token), vectors and adapters are nothing
-/// beside matrices: they stay in f32, unless `products` is f64.
+/// The dtype of a parameter's gradient accumulator. It is `products` for the weights of a block's products, whose gradient a
+/// micro-batch adds to once. Tables are added to in many small parts (a chunk of logits, a token). Vectors and adapters are tiny
+/// compared with matrices. All these stay in f32, unless `products` is f64.
 pub(crate) fn gradient_dtype(name: &str, part: Part, rank: usize, products: DType) -> DType {
     let is_in_block = matches!(part, Part::Encoder { .. } | Part::Decoder { .. });
     match products {
@@ -110,7 +110,7 @@ pub(crate) fn gradient_dtype(name: &str, part: Part, rank: usize, products: DTyp
     }
 }
 
-/// How a parameter starts when a model is trained from scratch.
+/// The initial values of a parameter when a model is trained from scratch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initial {
     /// The same value everywhere.
@@ -134,13 +134,13 @@ pub struct ParameterSpec {
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Where it is.
+    /// The parameter's place in the model.
     pub part: Part,
     /// transformers' `_init_weights` for it (Mesh TensorFlow's scales).
     pub initial: Initial,
     /// How it is quantised, if it is.
     pub quantisation: Option<Quantisation>,
-    /// The dtype that it is stored in and stays in, in a model of f32: a frozen matrix.
+    /// The dtype that a frozen matrix is stored in, and keeps in a model of f32.
     pub stored: Option<DType>,
 }
 
@@ -150,10 +150,10 @@ impl ParameterSpec {
         self.shape.iter().map(|&n| n as u64).product()
     }
 
-    /// The dtype it is kept in, in a model of `model`: that one, but the vectors and the adapters of a bf16 model are f32. The
-    /// first scale whole channels, the second are trained by small steps, and both are a hundredth of the values.
+    /// The dtype of its values in a model of `model`. It is `model`, except that vectors and adapters of a bf16 model are f32: vectors
+    /// scale whole channels, adapters are trained by small steps, and both are a hundredth of the values.
     ///
-    /// Of a quantised one it is that of its bytes, of a frozen one that stays as it is stored that of its file.
+    /// A quantised parameter has the dtype of its bytes. A frozen one that stays as it is stored has its file's dtype.
     pub fn dtype(&self, model: DType) -> DType {
         if self.quantisation.is_some() {
             return DType::U8;
@@ -165,27 +165,27 @@ impl ParameterSpec {
         if model == DType::BF16 && is_small { DType::F32 } else { model }
     }
 
-    /// Whether products of bf16 would cast it in a model of `model`, so that a copy in bf16 spares that: the weight of a product in f32.
+    /// Whether products of bf16 would cast this parameter in a model of `model`: the f32 weight of a product. A bf16 copy avoids the cast.
     pub fn takes_copy(&self, model: DType, config: &Config) -> bool {
-        // Of a table that is no head, rows are taken.
+        // Only rows are taken of a table that is no head.
         let is_of_product = self.part != Part::Shared || config.tie_word_embeddings;
         let is_wide = self.quantisation.is_none() && self.dtype(model) == DType::F32;
         let rank = self.shape.len();
         is_wide && is_of_product && (is_matrix(&self.name, rank) || (self.is_of_adapter() && rank == 2))
     }
 
-    /// Whether it may lie elsewhere than where it is computed with. Passes ask for matrices alone, so that a large vector stays there, and so
-    /// does a large table of positions.
+    /// Whether the parameter may lie elsewhere than in the memory of the processor that uses it. Passes ask for matrices alone, so a large
+    /// vector or a large table of positions stays there.
     pub(crate) fn may_leave(&self, model: DType) -> bool {
         is_matrix(&self.name, self.shape.len()) && self.bytes(model) >= LARGE_BYTES as u64
     }
 
-    /// Whether it is one of an adapter.
+    /// Whether the parameter belongs to an adapter.
     pub fn is_of_adapter(&self) -> bool {
         is_of_adapter(&self.name)
     }
 
-    /// Its bytes in a model of `model`.
+    /// The parameter's bytes in a model of `model`.
     pub fn bytes(&self, model: DType) -> u64 {
         match self.quantisation {
             Some(quantisation) => quantisation.bytes() as u64,
@@ -193,23 +193,23 @@ impl ParameterSpec {
         }
     }
 
-    /// The shape of the tensor that holds it.
+    /// The shape of the tensor that holds the parameter.
     pub(crate) fn tensor_shape(&self) -> Vec<usize> {
         self.quantisation.map_or_else(|| self.shape.clone(), |quantisation| vec![quantisation.bytes()])
     }
 
-    /// The bytes of its gradient's accumulator; see [`crate::Gradients::new`].
+    /// The bytes of the parameter's gradient accumulator; see [`crate::Gradients::new`].
     pub fn gradient_bytes(&self, products: DType) -> u64 {
         let dtype = gradient_dtype(&self.name, self.part, self.shape.len(), products);
         self.elements() * dtype.size_in_bytes() as u64
     }
 
-    /// How many elements all parameters of the model have, those of an adapter included.
+    /// The number of elements of all parameters of the model, including an adapter's.
     pub fn elements_of_all(config: &Config) -> u64 {
         Self::all(config).iter().map(Self::elements).sum()
     }
 
-    /// Every parameter of the model, in the model's order; those of an adapter follow the weight that they are beside.
+    /// Every parameter of the model, in the model's order. Those of an adapter follow the weight that it belongs to.
     pub fn all(config: &Config) -> Vec<ParameterSpec> {
         let mut list = List { config, specs: Vec::new() };
         let table = vec![config.vocab_size, config.d_model];
@@ -248,7 +248,7 @@ impl List<'_> {
     /// A linear layer: its weight, and its adapter if it has one.
     fn linear(&mut self, name: &str, shape: [usize; 2], part: Part, std: f64) {
         self.normal(format!("{name}.weight"), shape.to_vec(), part, std);
-        // What is trained whole has values.
+        // A layer that is trained as a whole has plain values.
         let is_trained = self.config.lora.as_ref().is_some_and(|lora| lora.saves(name));
         let precision = self.config.base_precision.filter(|_| !is_trained);
         if let (Some(precision), Some(spec)) = (precision, self.specs.last_mut()) {
@@ -272,7 +272,7 @@ impl List<'_> {
         push("lora_A.weight", &[adapter.rank, inputs], first);
         push("lora_B.weight", &[outputs, adapter.rank], Initial::Constant(0.0));
         if lora.dora {
-            // The lengths of the weight's rows, which are known when the weight is there.
+            // The lengths of the weight's rows, which are known once the weight exists.
             push("lora_magnitude_vector", &[outputs], Initial::Constant(1.0));
         }
     }
@@ -328,27 +328,27 @@ impl List<'_> {
 pub(crate) struct Weight<T> {
     pub index: usize,
     pub tensor: T,
-    /// Its values in the dtype of products, where they are held in that one, too.
+    /// The values in the dtype of products, if such a copy is held.
     pub copy: Option<T>,
     pub quantisation: Option<Quantisation>,
-    /// With its part, alone, or by rows: the way from its file to memory. A weight in memory does not use it.
+    /// How the weight gets from its file to memory: with its part, alone, or by rows. Not used for a weight in memory.
     pub comes: Comes,
 }
 
-/// How a weight in a file comes to memory while it is worked on.
+/// How a weight in a file comes to memory while it is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comes {
-    /// With the others of its part.
+    /// With the other weights of its part.
     Together,
-    /// By itself, for one product ([`crate::LayerMajor::weights_by_matrix`]).
+    /// Alone, for one product ([`crate::LayerMajor::weights_by_matrix`]).
     Alone,
     /// A window of rows at a time, for a table of the vocabulary ([`t5_ops::window_bytes`]).
     ByRows,
 }
 
 impl Comes {
-    /// How a frozen weight of this part comes where weights come apart. The table of a head with an adapter comes whole, because one of its
-    /// products sums over the vocabulary.
+    /// How a frozen weight of this part comes to memory where weights are read apart. The table of a head with an adapter comes as a
+    /// whole, because one of the adapter's products sums over the vocabulary.
     pub fn apart(part: Part, config: &Config) -> Comes {
         let has_adapter = || config.lora.as_ref().is_some_and(|lora| lora.of("lm_head").is_some());
         match part {
@@ -360,19 +360,19 @@ impl Comes {
 }
 
 impl<T> Weight<T> {
-    /// Its values as products take them.
+    /// The values that products use.
     pub fn of_products(&self) -> &T {
         self.copy.as_ref().unwrap_or(&self.tensor)
     }
 
-    /// The weight itself, where it is looked at in its own dtype.
+    /// The weight itself, for operations in its own dtype.
     pub fn whole(&self) -> Matrix<'_, T> {
         Matrix { tensor: &self.tensor, quantisation: self.quantisation, comes_by_rows: self.comes == Comes::ByRows }
     }
 }
 
 impl<T: Ops> Weight<T> {
-    /// Calls `f`, which needs the values. Operations on a table that comes by rows read the rows themselves.
+    /// Calls `f`, which needs the values. Operations on a table that comes by rows read its rows themselves.
     pub fn here<R>(&self, f: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         if self.comes != Comes::Alone {
             return f(self);

@@ -6,7 +6,7 @@ use crate::config::Config;
 type Preset = (&'static str, [usize; 6], usize, &'static str);
 
 const PRESETS: &[Preset] = &[
-    // Ours: learns small tasks on two cores in minutes.
+    // This project's own: learns small tasks on two cores in minutes.
     ("tiny", [128, 512, 32, 4, 3, 3], 4096, "relu"),
     // Raffel et al. 2020, section 2.1 and 3.7.
     ("t5-small", [512, 2048, 64, 8, 6, 6], 32128, "relu"),

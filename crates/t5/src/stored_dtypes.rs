@@ -1,6 +1,6 @@
-//! The dtypes in which a model's files have its matrices: weights that nobody trains stay in them, in memory and where they lie.
+//! The dtypes of a model's matrices in its files. Weights that are not trained keep them, in memory and where they lie.
 //!
-//! Invariant: a weight in its stored dtype has the values that it has in the model's, so it gives the same bits.
+//! Invariant: a weight has the same values in its stored dtype as in the model's, so it gives the same bits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A model that stays in the files that it is loaded from answers as one in memory does, bit for bit.
+//! A model that stays in the files that it is loaded from gives the same answers as one in memory, bit for bit.
 
 #[path = "../../t5-ops/tests/support/device.rs"]
 mod device;
@@ -65,7 +65,7 @@ fn loss_and_answers_are_those_of_a_model_in_memory_whatever_is_stored_and_kept()
             (DType::BF16, DType::F32),
             (DType::BF16, DType::BF16),
         ];
-        // On a card one of them for each stored model, so that each is tried once.
+        // On a card, one setting for each stored model, so that each is tried once.
         for (kept, activations) in kept.into_iter().skip(number % every(kept.len())).step_by(every(kept.len())) {
             let case = format!("stored {stored:?}, kept {kept:?}, activations {activations:?}, tied {tied}");
             let files = Files::in_directory(directory.path());
@@ -124,7 +124,7 @@ fn nothing_is_written_where_every_weight_is_used_where_it_is_stored() {
     ));
 }
 
-// The host alone: a frozen model is loaded there, and copied to a card later.
+// The host alone: a frozen model is loaded on the host, and copied to a card later.
 #[test]
 #[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn a_frozen_model_stays_as_it_is_stored_and_gives_the_bits_of_one_in_f32() {
@@ -168,7 +168,7 @@ fn a_frozen_model_stays_as_it_is_stored_and_gives_the_bits_of_one_in_f32() {
                 );
             }
         }
-        // What is trained beside it has f32.
+        // Parameters that are trained beside it are f32.
         let lora = Lora { modules_to_save: vec!["wi".into()], ..Lora::default() };
         let adapted = |model: T5| model.with_adapter(lora.clone(), 3).unwrap();
         let frozen = adapted(T5::load_frozen(directory.path(), DType::F32, Some(&nowhere)).unwrap());
@@ -179,7 +179,7 @@ fn a_frozen_model_stays_as_it_is_stored_and_gives_the_bits_of_one_in_f32() {
     }
 }
 
-/// Blocks move between the base's files and memory, as plans ask for it, and the bits stay.
+/// Blocks move between the base's files and memory, as plans ask for it, and the bits do not change.
 #[test]
 #[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn blocks_of_a_base_move_between_its_files_and_memory() {
@@ -260,7 +260,7 @@ fn step(model: &T5, lora: &Lora, files: &Files, activations: DType) -> (Vec<(usi
     (bits.0, model.loss(&batches[0], &evaluated).unwrap().to_bits())
 }
 
-// The host alone: weights on a card come whole.
+// The host alone: on a card, weights come as a whole.
 #[test]
 #[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn a_table_that_comes_by_rows_trains_and_answers_with_the_bits_of_one_in_memory() {
@@ -271,14 +271,14 @@ fn a_table_that_comes_by_rows_trains_and_answers_with_the_bits_of_one_in_memory(
         (false, DType::F32, DType::BF16, Lora::default()),
         (true, DType::BF16, DType::F32, Lora::default()),
         (false, DType::BF16, DType::BF16, Lora::default()),
-        // Tables that come whole: those of a head with an adapter, and one that is trained.
+        // Tables that come as a whole: those of a head with an adapter, and one that is trained.
         (true, DType::F32, DType::F32, head_too.clone()),
         (false, DType::F32, DType::F32, head_too),
         (true, DType::F32, DType::F32, head_saved),
     ];
     for (tied, kept, activations, lora) in cases {
         let directory = tempfile::tempdir().unwrap();
-        // Two windows of rows and a few more.
+        // Two windows of rows and a remainder.
         let config = Config { vocab_size: 4011, ..config(tied) };
         T5::init(&config, 5, kept, &Device::Cpu).unwrap().save(directory.path()).unwrap();
         let files = Files { weights_by_matrix: true, ..Files::in_directory(directory.path()) };

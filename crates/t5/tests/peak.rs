@@ -1,4 +1,4 @@
-//! The most that a real pass holds, counted by the allocator, beside the count.
+//! The most bytes that a real pass holds, counted by the allocator, compared with the count.
 //!
 //! The host alone: its allocator counts. `peak_on_a_card` is the same on a card.
 
@@ -21,7 +21,7 @@ use self::held::held_at_the_peak;
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 
-/// The allocator counts for the whole process, so one test at a time allocates.
+/// The allocator counts for the whole process, so one test allocates at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A batch of samples of these lengths, in micro-batches.
@@ -49,7 +49,7 @@ fn cx(precisions: Precisions, levers: &Levers) -> StepContext {
     }
 }
 
-/// The bytes that a pass holds at its peak, beside parameters, gradients and operands that products keep for the next one.
+/// The bytes that a pass holds at its peak, beside parameters, gradients and operands that products keep for the next product.
 fn peak(model: &T5, precisions: Precisions, shape: Shape, levers: &Levers) -> u64 {
     let cx = cx(precisions, levers);
     let mut gradients = Gradients::new(model.parameters(), precisions.gradients, &|_| true);
@@ -80,7 +80,7 @@ fn a_pass_holds_at_its_peak_what_was_predicted() {
                     layer_major: None,
                     ..Levers::default()
                 };
-                // Operands that products pack are kept by the threads, and were there before.
+                // Operands that products pack are kept by the threads, and existed before.
                 let count = counter.step(shape, &levers);
                 let predicted = (count.total() - count.packed) as f64;
                 let held = peak(&model, precisions, shape, &levers) as f64;
@@ -90,7 +90,7 @@ fn a_pass_holds_at_its_peak_what_was_predicted() {
     }
 }
 
-/// Measures nothing and changes nothing.
+/// An observer that measures nothing and changes nothing.
 struct Nobody;
 
 impl Observer<Tensor, t5::Error> for Nobody {}
@@ -104,7 +104,7 @@ fn a_step_layer_by_layer_holds_at_its_peak_what_was_predicted() {
     let files = Files::in_directory(directory.path());
     let lora = Lora { rank: 16, targets: Targets::AllLinear, ..Lora::default() };
     let shape = Shape { samples: 8, source_tokens: 128, target_tokens: 64 };
-    // A feed-forward layer may be wider than what bf16 products sum in one piece.
+    // A feed-forward layer may be wider than bf16 products sum in one piece.
     let sizes = [(2, 2048, DType::F32), (2, 2048, DType::BF16), (1, 2048, DType::BF16), (2, 6144, DType::BF16)];
     for (blocks, d_ff, dtype) in sizes {
         let config = Config { num_layers: blocks, num_decoder_layers: blocks, d_ff, ..config.clone() };
@@ -164,7 +164,7 @@ fn generation_holds_at_its_peak_what_was_predicted_with_beams_too() {
     }
 }
 
-/// A matrix may be the most beside few tensors, and a window of the table beside many.
+/// A matrix may take most memory beside few tensors, and a window of the table beside many.
 #[test]
 #[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn answers_and_losses_hold_what_was_predicted_with_the_weights_of_one_operation() {
@@ -202,7 +202,7 @@ fn answers_and_losses_hold_what_was_predicted_with_the_weights_of_one_operation(
     }
 }
 
-/// Bytes beside the model at the most while `f` makes it.
+/// The most bytes beside the model while `f` makes it.
 fn beside_the_model(f: impl FnOnce() -> T5) -> u64 {
     heap::release_unused();
     let model = f();
@@ -233,7 +233,7 @@ fn loading_holds_what_was_predicted_of_the_files_and_no_more_than_was_predicted_
     }
 }
 
-/// Bytes that are resident beyond those before, at the most while `f` makes a model.
+/// The most resident bytes beyond those before, while `f` makes a model.
 #[cfg(target_os = "linux")]
 fn resident_at_the_peak(f: impl FnOnce() -> T5) -> u64 {
     let bytes = |name: &str| {
@@ -242,12 +242,12 @@ fn resident_at_the_peak(f: impl FnOnce() -> T5) -> u64 {
         line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
     };
     heap::release_unused();
-    // From here on the peak is counted anew.
+    // From here on the peak is counted again.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = bytes("VmRSS:");
     let model = f();
     let peak = bytes("VmHWM:") - before;
-    // What was on its way has been given back.
+    // Memory of weights in transit has been given back.
     assert!(bytes("VmRSS:") - before < peak / 4, "{} of {peak} bytes are still resident", bytes("VmRSS:") - before);
     drop(model);
     peak

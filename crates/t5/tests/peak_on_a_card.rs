@@ -8,7 +8,7 @@ use candle_core::{DType, Device};
 use t5::step::count::{Counter, Precisions, Shape};
 use t5::{Beams, Config, GenerateOptions, Gradients, Levers, MicroBatch, Search, StepContext, T5, Watch};
 
-/// Held by the one test that takes memory of the card.
+/// Held by the test that is allocating on the card.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn card() -> Device {

@@ -13,7 +13,7 @@ struct Nothing;
 
 impl Observer<Tensor, Error> for Nothing {}
 
-/// Held by the one test that takes memory of the card.
+/// Held by the test that is allocating on the card.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn card() -> Device {
@@ -65,7 +65,7 @@ fn steps_that_cannot_be_recorded_have_the_bits_of_others() {
     let gradients_of = |repeats: bool| {
         let mut model = T5::init(&config(), 1, DType::F32, &card).unwrap();
         model.repeat_micro_batches(repeats);
-        // Sums in bf16 have no kernel: that shows when backward is recorded, and forward has run by then.
+        // Sums in bf16 have no kernel. That shows when backward is recorded, after forward has run.
         let mut gradients = Gradients::new(model.parameters(), DType::BF16, &|_| true);
         let files = Files::in_directory(&std::env::temp_dir());
         let step = |number: u64| {

@@ -1,8 +1,8 @@
 //! Adafactor (Shazeer & Stern, 2018, arXiv 1804.04235) with the semantics of `transformers.optimization.Adafactor`, option
-//! by option. The arithmetic of one parameter is [`t5_ops::adafactor`]; here are the options and the shapes of its state.
+//! by option. [`t5_ops::adafactor`] has the arithmetic of one parameter; this module has the options and the shapes of its state.
 //!
-//! State of a matrix (R, C) is a row of R and a column of C values (`exp_avg_sq_row`, `exp_avg_sq_col`); of a vector one
-//! value each (`exp_avg_sq`); with `beta1` one more value per parameter (`exp_avg`).
+//! The state of a matrix (R, C) is a row of R and a column of C values (`exp_avg_sq_row`, `exp_avg_sq_col`). A vector has
+//! one value each (`exp_avg_sq`). With `beta1` there is one more value per parameter (`exp_avg`).
 //!
 //! ```
 //! use trainer::adafactor::AdafactorOptions;
@@ -25,7 +25,7 @@ pub struct AdafactorOptions {
     pub learning_rate: Option<f64>,
     /// Added to the squared gradient (`eps[0]`).
     pub eps1: f64,
-    /// The least parameter scale (`eps[1]`).
+    /// The smallest parameter scale (`eps[1]`).
     pub eps2: f64,
     /// The root mean square that an update is clipped to, before the learning rate.
     pub clip_threshold: f64,
@@ -61,7 +61,7 @@ impl Default for AdafactorOptions {
 }
 
 impl AdafactorOptions {
-    /// Refuses what transformers refuses, when it is constructed or at its first step.
+    /// Refuses the options that transformers refuses when the optimizer is constructed or at its first step.
     ///
     /// # Errors
     /// [`Error::InvalidOption`] naming the option.
@@ -152,7 +152,7 @@ impl AdafactorOptions {
         }
     }
 
-    /// Zeroed moments of a parameter of this shape; `zeros` makes them.
+    /// Zeroed moments of a parameter of this shape; `zeros` allocates them.
     pub(crate) fn moments(
         &self,
         shape: &[usize],

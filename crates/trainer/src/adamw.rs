@@ -1,5 +1,5 @@
-//! AdamW (Loshchilov & Hutter, 2019, arXiv 1711.05101) with the semantics of `torch.optim.AdamW` without `amsgrad`. The
-//! arithmetic of one parameter is [`t5_ops::adamw`]; here are the options.
+//! AdamW (Loshchilov & Hutter, 2019, arXiv 1711.05101) with the semantics of `torch.optim.AdamW` without `amsgrad`.
+//! [`t5_ops::adamw`] has the arithmetic of one parameter; this module has the options.
 //!
 //! State is two values of each parameter (`exp_avg`, `exp_avg_sq`): eight bytes beside the four of an f32 parameter.
 
@@ -31,7 +31,7 @@ impl Default for AdamwOptions {
     }
 }
 
-/// The moments of one parameter, both of its shape.
+/// The moments of one parameter, each with the parameter's shape.
 #[derive(Debug)]
 pub(crate) struct Moments {
     pub first: Tensor,
@@ -39,7 +39,7 @@ pub(crate) struct Moments {
 }
 
 impl AdamwOptions {
-    /// Refuses what torch refuses.
+    /// Refuses the options that torch refuses.
     ///
     /// # Errors
     /// [`Error::InvalidOption`] naming the option.
@@ -83,7 +83,7 @@ impl AdamwOptions {
         }
     }
 
-    /// Zeroed moments of a parameter of this shape; `zeros` makes them.
+    /// Zeroed moments of a parameter of this shape; `zeros` allocates them.
     pub(crate) fn moments(
         &self,
         shape: &[usize],

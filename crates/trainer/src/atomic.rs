@@ -1,9 +1,9 @@
-//! Files that are whole or absent: the only place in the house that writes small files.
+//! Files that are whole or absent: the only module of the project that writes small files.
 //!
 //! Invariants:
 //! * A name never points at half a file: everything is written under a temporary name (see [`crate::temporary`]) in the same
 //!   directory, synced, and renamed.
-//! * What is made is on the disk with its name: after a rename the directory that has the name is synced.
+//! * A new file is on the disk with its name: after a rename the directory that has the name is synced.
 //!
 //! ```no_run
 //! trainer::write_atomic("runs/tiny/resolved.toml".as_ref(), b"[run]\n")?;
@@ -34,7 +34,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     sync_directory(&parent)
 }
 
-/// A file that is written piece by piece, and has its name only once it is whole. Dropped before, nothing is left of it.
+/// A file that is written piece by piece, and gets its name only once it is whole. If it is dropped before, nothing is left of it.
 #[derive(Debug)]
 pub struct AtomicFile {
     path: PathBuf,
@@ -44,7 +44,7 @@ pub struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Begins a file that is to be `path`.
+    /// Begins a file that will be `path`.
     ///
     /// # Errors
     /// I/O errors.
@@ -53,20 +53,20 @@ impl AtomicFile {
         Ok(Self { path: path.to_owned(), temporary, file, is_done: false })
     }
 
-    /// The name that the file has until it is whole.
+    /// The temporary name of the file.
     pub fn temporary(&self) -> &Path {
         &self.temporary
     }
 
-    /// The file, to be written.
+    /// The file, for writing.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Gives the file its name. What had the name before is replaced.
+    /// Gives the file its name. A file that had the name is replaced.
     ///
     /// # Errors
-    /// I/O errors. What had the name then has it still, or only the last sync failed.
+    /// I/O errors. The old file then still has the name, or only the last sync failed.
     pub fn commit(mut self) -> Result<()> {
         self.file.sync_all().map_err(|e| Error::io("write", &self.path, e))?;
         fs::rename(&self.temporary, &self.path).map_err(|e| Error::io("replace", &self.path, e))?;

@@ -1,7 +1,7 @@
 //! Sums over the cards of several processes, straight from card to card.
 //!
-//! Where the order of a sum is fixed, cards send each other what they have, and each adds a part of it up in the order of
-//! [`collective::sums`]: the bits are those of processes that go through the host.
+//! Where the order of a sum is fixed, cards send each other their values. Each card adds up a part of the sum in the order of
+//! [`collective::sums`], so the bits are the same as for processes that send through the host.
 
 use candle_core::{DType, Device, Tensor};
 use collective::sums::{To, dealt, fold};
@@ -15,7 +15,7 @@ const PIECE_BYTES: usize = 16 << 20;
 /// Bytes of the sums that are timed.
 const TIMED_BYTES: usize = 16 << 20;
 
-/// Bytes on each card for sums between cards, those of NCCL itself aside.
+/// Bytes on each card for sums between cards, without NCCL's own.
 pub(crate) fn buffers(shards: Shards, is_in_order: bool) -> u64 {
     if is_in_order && shards.processes > 1 { PIECE_BYTES as u64 } else { 0 }
 }
@@ -25,15 +25,15 @@ pub(crate) fn buffers(shards: Shards, is_in_order: bool) -> u64 {
 pub(crate) struct BetweenCards {
     group: Group,
     cards: Cards,
-    /// Received at a time where the order of a sum is fixed.
+    /// Bytes received at a time where the order of a sum is fixed.
     piece_bytes: usize,
 }
 
 impl BetweenCards {
-    /// Joins the cards of a group, this one with `device`. NCCL has taken its memory then.
+    /// Joins the cards of a group, this process with `device`. NCCL has allocated its memory when this returns.
     ///
     /// # Errors
-    /// NCCL's; another process is gone.
+    /// NCCL reports an error, or another process has ended.
     pub fn join(group: &Group, device: &Device) -> Result<Self> {
         let id = if group.is_first() { Cards::id()? } else { Vec::new() };
         let cards = Cards::join(device, &group.of_first(id)?, group.rank(), group.size())?;
@@ -54,10 +54,10 @@ impl BetweenCards {
         (0..self.group.size()).map(|process| Ok((process, of(process)?))).collect()
     }
 
-    /// Bits a second that a process sends in a sum, as the slowest of them sees it.
+    /// Bits per second that a process sends in a sum. All processes return the slowest one's figure.
     ///
     /// # Errors
-    /// NCCL's; another process is gone.
+    /// NCCL reports an error, or another process has ended.
     #[expect(clippy::cast_precision_loss, reason = "some MiB")]
     pub fn bits_per_second(&self, device: &Device) -> Result<f64> {
         let x = Tensor::zeros(TIMED_BYTES / size_of::<f32>(), DType::F32, device)?;
@@ -69,16 +69,16 @@ impl BetweenCards {
         Ok(8.0 * self.sent_in_a_sum(TIMED_BYTES as u64) as f64 / slowest)
     }
 
-    /// Of a sum for all, each process adds up its share, and sends it to the others.
+    /// Bytes that a process sends in a sum for all: each process adds up its share, and sends the result to the others.
     fn sent_in_a_sum(&self, bytes: u64) -> u64 {
         let size = self.group.size() as u64;
         2 * bytes * (size - 1) / size
     }
 
-    /// Begins to add a tensor up over all cards, in an order that is NCCL's.
+    /// Begins to add up a tensor over all cards, in NCCL's order.
     ///
     /// # Errors
-    /// NCCL's.
+    /// NCCL reports an error.
     pub fn begin_sum(&self, x: &Tensor, to: To) -> Result<Arriving> {
         let (bytes, rank) = (bytes(x), self.group.rank());
         let (to, sent) = match to {
@@ -89,10 +89,10 @@ impl BetweenCards {
         Ok(self.cards.begin_sum(x, to)?)
     }
 
-    /// Begins to make a tensor on every card what it is on that of process `root`.
+    /// Begins to copy the values of a tensor from process `root` to every card.
     ///
     /// # Errors
-    /// NCCL's.
+    /// NCCL reports an error.
     pub fn begin_broadcast(&self, root: usize, x: &Tensor) -> Result<Arriving> {
         if self.group.rank() == root {
             self.group.note_sent(bytes(x) * (self.group.size() as u64 - 1));
@@ -100,10 +100,10 @@ impl BetweenCards {
         Ok(self.cards.begin_broadcast(root, x)?)
     }
 
-    /// Adds the sums of all shards up in the order of their tree, into the first of `parts`, which are those of this process.
+    /// Adds up the sums of all shards in the order of their tree, into the first of `parts`. `parts` are this process's sums.
     ///
     /// # Errors
-    /// NCCL's; no memory on the card.
+    /// NCCL reports an error, or the card has no memory.
     pub fn sum_in_order(&self, shards: Shards, parts: &[Tensor], to: To) -> Result<()> {
         let flat = parts.iter().map(Tensor::flatten_all).collect::<candle_core::Result<Vec<_>>>()?;
         let Some(whole) = flat.first() else { return Ok(()) };
@@ -113,7 +113,7 @@ impl BetweenCards {
         let piece = if to == To::All { most * size } else { most };
         let elements = whole.elem_count();
         let of = |start: usize, process| dealt(start..elements.min(start + piece), process, size, 1, to);
-        // Before anything is sent: whoever has no memory for them has asked nobody for anything.
+        // Allocated before anything is sent: a process that has no memory for it has then asked nothing of the others.
         let received = nodes * of(0, self.group.rank()).len();
         let received = Tensor::zeros(received.max(1), whole.dtype(), whole.device())?;
         for start in (0..elements).step_by(piece) {
@@ -122,7 +122,7 @@ impl BetweenCards {
         Ok(())
     }
 
-    /// The same of the elements that are dealt out. `received` has room for those of this process from every node.
+    /// Adds up one piece. `received` has room for this process's elements from every node.
     fn sum_piece(
         &self,
         shards: Shards,
@@ -151,7 +151,7 @@ impl BetweenCards {
         self.exchange(&sent, &nodes)?;
         let nodes = stretches.into_iter().zip(nodes.into_iter().map(|(_, values)| values));
         let sum = fold(nodes, &mut |left: &mut Tensor, right: Tensor| t5_ops::add_in_place(left, &right))?;
-        // Sums for one process are where they belong, but for their place.
+        // In sums for one process, the sum is already at that process, though not at its place.
         let others = |process: &usize| to == To::All || *process == rank;
         let sent = sum.iter().flat_map(|sum| (0..size).filter(others).map(|process| (process, sum.clone())));
         let from = summing.into_iter().filter(others);
@@ -179,14 +179,14 @@ mod tests {
 
     use super::*;
 
-    /// Whether this process has an emulated card for each process of a test. Otherwise the test runs in a process that has: the number of
-    /// cards is fixed when the first one is opened.
+    /// Whether this process has an emulated card for each process of a test. Otherwise the test runs in a new process that has them: the
+    /// number of cards is fixed when the first one is opened.
     fn has_cards(test: &str) -> bool {
         let cards = ("LOW_MEM_T5_EMULATED_CARDS", "3");
         if std::env::var(cards.0).as_deref() == Ok(cards.1) {
             return true;
         }
-        // A machine with real cards has as many as it has, whatever the variable says.
+        // A machine with real cards has its own number of cards, whatever the variable says.
         let bytes = t5_ops::device_bytes(&t5_ops::open_card(0).expect("a card"));
         if !bytes.is_some_and(|bytes| bytes.name.contains("emulated")) {
             return false;
@@ -203,7 +203,7 @@ mod tests {
         t5_ops::open_card(group.rank()).expect("a card for each process")
     }
 
-    /// The sums that process `rank` has, of gradients in f32.
+    /// The sums of process `rank`, of gradients in f32.
     fn parts(shards: Shards, rank: usize, elements: usize) -> Vec<Vec<f32>> {
         let gradient = |node: usize, i: usize| ((node * 31 + i * 7) as f32).sin().exp();
         let nodes = shards.stretches(rank).into_iter();
@@ -287,7 +287,7 @@ mod tests {
             assert_eq!(all, [3.0, 3.0, -7.5]);
             assert!(rank != 2 || one == all);
             assert_eq!(sent, [8.0, 1.0, -2.5]);
-            // Of 12 bytes: 16 in the sum for all, 12 in that for one, 24 in what is sent.
+            // Of 12 bytes: 16 in the sum for all, 12 in the sum for one, 24 in the broadcast.
             assert_eq!(spent, [16 + 12, 16 + 12 + 24, 16][rank]);
         }
     }

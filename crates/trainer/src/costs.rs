@@ -1,4 +1,4 @@
-//! The trainer's own memory, as rows of the bill. The model states its own rows.
+//! The trainer's own memory, as rows of the bill. The model has its own rows.
 
 use std::collections::HashSet;
 
@@ -17,14 +17,14 @@ use crate::options::TrainerOptions;
 use crate::parallel::owners;
 use crate::state_file;
 
-/// Memory for saving a checkpoint of several processes: pieces of a tensor on their way, as values and as bytes, and the buffer of a file.
+/// Memory for saving a checkpoint of several processes: pieces of a tensor in transit, as values and as bytes, and the buffer of a file.
 const SAVE_BYTES: u64 = 4 * t5::safetensors::PIECE_BYTES as u64;
-/// A tensor in the header of its file, as values of JSON and as text.
+/// Bytes of a tensor's entry in the header of its file, as values of JSON and as text.
 const DESCRIBED_BYTES: u64 = 2 << 10;
-/// The run's own state as values of JSON: an estimate.
+/// Bytes of the run's own state as values of JSON: an estimate.
 const STATE_BYTES: u64 = 256 << 10;
 
-/// The bytes of the optimizer's state, held from [`crate::Trainer::new`] on: a pure function of configuration and options.
+/// The bytes of the optimizer's state, which exists from [`crate::Trainer::new`] on: a pure function of configuration and options.
 ///
 /// `parameters` is the dtype of the model's parameters.
 ///
@@ -44,10 +44,10 @@ pub fn optimizer_state(config: &Config, options: &TrainerOptions, parameters: DT
     Ok(CostRow { name: "optimizer state", bytes: elements * width })
 }
 
-/// [`optimizer_state`] of the process that has the largest share of it, where so many deal it out ([`crate::Sharding::Optimizer`]).
+/// [`optimizer_state`] of the process with the largest share, where `processes` share it ([`crate::Sharding::Optimizer`]).
 ///
 /// # Errors
-/// Those of [`optimizer_state`].
+/// As [`optimizer_state`].
 pub fn optimizer_state_of_a_share(
     config: &Config,
     options: &TrainerOptions,
@@ -62,16 +62,16 @@ pub fn optimizer_state_of_a_share(
     Ok(CostRow { name: "optimizer state", bytes: held.into_iter().max().unwrap_or(0) * width })
 }
 
-/// Bytes on each card where cards of several processes send each other gradients, those of NCCL itself aside. `is_in_order`: shards are
-/// summed in an order of their own.
+/// Bytes on each card where cards of several processes send each other gradients, without NCCL's own. `is_in_order`: shards are
+/// summed in a fixed order.
 pub fn between_cards(shards: Shards, is_in_order: bool) -> u64 {
     between_cards::buffers(shards, is_in_order)
 }
 
-/// The parameters that train, each with the one of `processes` that is to update it.
+/// The parameters that train, each with the number of the process that updates it.
 ///
 /// # Errors
-/// Those of [`optimizer_state`].
+/// As [`optimizer_state`].
 pub fn dealt_out(config: &Config, options: &TrainerOptions, processes: usize) -> Result<Vec<(ParameterSpec, usize)>> {
     let specs = ParameterSpec::all(config);
     let trainable =
@@ -82,22 +82,22 @@ pub fn dealt_out(config: &Config, options: &TrainerOptions, processes: usize) ->
     Ok(dealt.filter(|(_, trains)| *trains).map(|(dealt, _)| dealt).collect())
 }
 
-/// The process that holds most in a step, of those that [`dealt_out`] names and that hold their own gradients. Those of the tables wait in
-/// every process until backward is over.
+/// The process that holds most in a step, if each process of [`dealt_out`] holds its own gradients. Every process also holds the
+/// gradients of the tables until backward is over.
 pub fn fullest(dealt: &[(ParameterSpec, usize)]) -> usize {
     let processes = dealt.iter().map(|(_, owner)| owner + 1).max().unwrap_or(0);
     let held = |rank: usize| -> u64 {
         let held = dealt.iter().filter(|(spec, owner)| *owner == rank || spec.part.is_table());
         held.map(|(spec, _)| spec.elements()).sum()
     };
-    // Of several, the first.
+    // The first of several such processes.
     (0..processes).rev().max_by_key(|&rank| held(rank)).unwrap_or(0)
 }
 
 /// The parameters that process `rank` of `processes` does not hold, where each holds its own ([`crate::Sharding::Weights`]).
 ///
 /// # Errors
-/// Those of [`optimizer_state`].
+/// As [`optimizer_state`].
 pub fn weights_elsewhere(
     config: &Config,
     options: &TrainerOptions,
@@ -116,18 +116,18 @@ pub fn weights_elsewhere(
 /// The optimizer's state where its large moments lie in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateOnDisk {
-    /// Bytes in memory: the small moments, and of others the rows that are updated.
+    /// Bytes in memory: the small moments, and the rows of large ones that are being updated.
     pub resident: u64,
-    /// Bytes in memory while a checkpoint is read: the small moments, and the largest on its way.
+    /// Bytes in memory while a checkpoint is read: the small moments, and the largest one in transit.
     pub loading: u64,
     /// Bytes that a step reads and writes.
     pub written: u64,
 }
 
-/// [`optimizer_state`] with its large moments in a file; none where nothing would lie there.
+/// [`optimizer_state`] with its large moments in a file. `None` if no moment would lie there.
 ///
 /// # Errors
-/// Those of [`optimizer_state`].
+/// As [`optimizer_state`].
 pub fn optimizer_state_on_disk(
     config: &Config,
     options: &TrainerOptions,
@@ -153,7 +153,7 @@ pub fn optimizer_state_on_disk(
     }))
 }
 
-/// The parameters that train.
+/// The number of elements of the parameters that train.
 ///
 /// # Errors
 /// An unknown item in `freeze`, or everything frozen.
@@ -164,7 +164,7 @@ pub fn trained_elements(config: &Config, options: &TrainerOptions) -> Result<u64
     Ok(specs.iter().zip(trainable).filter(|(_, trains)| *trains).map(|(spec, _)| spec.elements()).sum())
 }
 
-/// What the update of these parameters together needs on a device: their gradients measured, and applied.
+/// The needs of an update of these parameters together on a device: to measure their gradients, and to apply them.
 pub fn update_on_device(options: &TrainerOptions, specs: &[&ParameterSpec]) -> [Needs; 2] {
     let size = |spec: &&ParameterSpec| match *spec.shape {
         [rows, width] => (rows, width),
@@ -182,7 +182,7 @@ pub fn update_on_device(options: &TrainerOptions, specs: &[&ParameterSpec]) -> [
         }
     };
     let measured = t5_ops::square_sums_needs(Path::Device, &sizes);
-    // What is applied is ready when it was measured, where its gradients stay.
+    // If gradients stay until they are applied, their update is made ready when they are measured.
     [Needs { transient: measured.transient.max(applied.transient), ..measured }, applied]
 }
 
@@ -194,16 +194,16 @@ pub fn saving_of_several() -> CostRow {
 /// Where the tensors of a checkpoint lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SavedFrom {
-    /// On a device, from which pieces of them are copied.
+    /// On a device. They are copied from it a piece at a time.
     pub device: bool,
-    /// Large moments in a file.
+    /// Whether large moments lie in a file.
     pub moments_in_file: bool,
 }
 
 /// Memory for saving, beside that of training: a piece of the largest tensor, the header of its file, a buffer.
 ///
 /// # Errors
-/// Those of [`optimizer_state`].
+/// As [`optimizer_state`].
 pub fn saving(config: &Config, options: &TrainerOptions, parameters: DType, from: SavedFrom) -> Result<CostRow> {
     let specs = ParameterSpec::all(config);
     let trainable =
@@ -219,10 +219,10 @@ pub fn saving(config: &Config, options: &TrainerOptions, parameters: DType, from
         let is_in_file =
             from.moments_in_file && spec.elements() * dtype.size_in_bytes() as u64 >= heap::LARGE_BYTES as u64;
         let piece = if is_in_file { state_file::saved_bytes(&spec.shape, dtype.size_in_bytes()) } else { 0 };
-        // What is read from a file lies on the host.
+        // A moment that is read from a file is on the host.
         piece + writing_bytes(spec.elements(), dtype, dtype, from.device && !is_in_file)
     });
-    // The optimizer has up to two tensors of a parameter, as a head of its own is saved twice.
+    // Two, because the optimizer has up to two tensors for a parameter, and a tied head's table may be saved twice.
     let largest = |tensors: &mut dyn Iterator<Item = u64>| {
         let (count, largest) = tensors.fold((0, 0), |(count, most): (u64, u64), bytes| (count + 1, most.max(bytes)));
         2 * count * DESCRIBED_BYTES + largest

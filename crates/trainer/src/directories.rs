@@ -1,4 +1,4 @@
-//! Directories whose entries are durable: after a directory is made, or a name in it changed, it is synced.
+//! Durable directories: after a directory is made, or a name in it changes, it is synced.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,11 +11,11 @@ pub(crate) fn sync_directory(path: &Path) -> Result<()> {
     File::open(path).and_then(|directory| directory.sync_all()).map_err(|e| Error::io("sync", path, e))
 }
 
-/// Makes a directory and those above it that are missing, each durable in the one above it. Returns those that it made,
+/// Makes a directory and its missing parents, each durable in its own parent. Returns the directories that it made,
 /// outermost first.
 ///
 /// # Errors
-/// I/O errors. Those made before stay.
+/// I/O errors. Directories that were made before the error stay.
 pub fn create_directories(path: &Path) -> Result<Vec<PathBuf>> {
     create_directories_with(path, sync_directory)
 }
@@ -33,13 +33,13 @@ fn create_directories_with(path: &Path, mut sync: impl FnMut(&Path) -> Result<()
     let mut made = Vec::new();
     for directory in missing.into_iter().rev() {
         match fs::create_dir(directory) {
-            // Another process was faster, and syncs it.
+            // Another process made the directory first, and syncs it.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => continue,
             created => created.map_err(|e| Error::io("create", directory, e))?,
         }
         made.push(directory.to_owned());
         match sync(&parent_of(directory)) {
-            // A directory may be one to write to and not to read; it cannot be synced then.
+            // A directory that can be written and not read cannot be synced.
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {}
             synced => synced?,
         }
@@ -47,7 +47,7 @@ fn create_directories_with(path: &Path, mut sync: impl FnMut(&Path) -> Result<()
     Ok(made)
 }
 
-/// The directory that has the name `path`.
+/// The directory that contains the name `path`.
 pub(crate) fn parent_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent.to_owned(),

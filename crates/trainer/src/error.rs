@@ -1,4 +1,4 @@
-//! Errors of training, one variant for each cause that a caller can act on.
+//! Errors of training, one variant for each cause on which a caller can act.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,11 @@ use crate::stats::StepStats;
 /// The result of everything in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of the trainer. `Display` says what, where, expected and got; [`Error::hint`] says what to do about it.
+/// An error of the trainer. `Display` says what, where, expected and got; [`Error::hint`] gives advice.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An option has a value that no run can be made with, or contradicts another.
+    /// An option has an invalid value, or contradicts another.
     #[error("`{name}`: expected {expected}, got {got}")]
     InvalidOption {
         /// The option, by its name in the configuration.
@@ -30,13 +30,13 @@ pub enum Error {
         /// The parts that this model has.
         known: Vec<String>,
     },
-    /// Another process is gone.
+    /// Another process has ended.
     #[error(transparent)]
     Processes(#[from] collective::Error),
     /// The device had no memory for a step. Parameters and state are as they were before it.
     #[error("the device has no memory left for a step: {0}")]
     DeviceMemory(#[source] Box<Error>),
-    /// The device of another process had none. Parameters and state are as they were before the step.
+    /// The device of another process had no memory for a step. Parameters and state are as they were before it.
     #[error("the device of another process has no memory left for a step")]
     DeviceMemoryElsewhere,
     /// Everything is frozen.
@@ -50,10 +50,10 @@ pub enum Error {
         /// Number of targets (or of references).
         targets: usize,
     },
-    /// Macro-F1 is wanted of texts that are no labels.
+    /// Macro-F1 is asked for, but the texts are not labels.
     #[error("macro-F1: {0}")]
     NoLabels(#[from] text_metrics::labels::NoLabels),
-    /// Loss or gradient was not finite so often in a row that waiting is no use. Parameters are those of the last
+    /// Loss or gradient was not finite too often in a row. Parameters are those of the last
     /// finite step.
     #[error(
         "step {}: loss {} and gradient norm {} are not finite, for {in_a_row} steps in a row; training diverged",
@@ -62,7 +62,7 @@ pub enum Error {
     Diverged {
         /// How many steps in a row.
         in_a_row: u32,
-        /// The last of them.
+        /// The stats of the last step.
         stats: Box<StepStats>,
     },
     /// The file system refused.
@@ -70,12 +70,12 @@ pub enum Error {
     Io {
         /// The attempted action, as a verb.
         action: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
-    /// No space, quota or file-size allowance is left. What was being written is gone; what was there before is intact.
+    /// No space, quota or file-size allowance is left. The unfinished file is removed; the files that were there before are intact.
     #[error("{}: no space left to write it ({source}); earlier checkpoints are intact", path.display())]
     DiskFull {
         /// The file that did not fit.
@@ -88,7 +88,7 @@ pub enum Error {
     Locked {
         /// The output directory.
         path: PathBuf,
-        /// The process that holds it, where it could be read.
+        /// The process that holds it, if its id could be read.
         pid: Option<u32>,
     },
     /// A file in the output directory has the name of the run's lock, and no run wrote it.
@@ -99,14 +99,14 @@ pub enum Error {
         /// The found kind of file.
         got: String,
     },
-    /// The lock that this process took no longer lies in its output directory: another run may write there.
+    /// The lock that this process took is no longer in its output directory: another run may write there.
     #[error("{}: the lock of this run is gone: the directory was moved, or its `.lock` was replaced", path.display())]
     LockLost {
         /// The output directory.
         path: PathBuf,
     },
     /// A checkpoint was read and does not agree with its manifest, or has none. Only such a checkpoint may be removed
-    /// before its time.
+    /// early.
     #[error("{}: {reason}", path.display())]
     Torn {
         /// The checkpoint's directory or file.
@@ -114,7 +114,7 @@ pub enum Error {
         /// The problem, with the expected and the found value.
         reason: String,
     },
-    /// The system could not read a checkpoint, which says nothing about whether it is whole.
+    /// The system could not read a checkpoint. It may be whole.
     #[error("{}: could not be read: {source}", path.display())]
     Unreadable {
         /// The checkpoint's directory or file.
@@ -125,14 +125,14 @@ pub enum Error {
     /// A newer version of this program wrote the checkpoint.
     #[error("{}: a newer version of train_low_mem wrote it: format {format}, this version reads {known}", path.display())]
     LaterFormat {
-        /// The file that says so.
+        /// The file with the later format.
         path: PathBuf,
         /// Its format.
         format: u64,
         /// The latest format that this version reads.
         known: u32,
     },
-    /// A checkpoint is not of this model, or not what its name says.
+    /// A checkpoint is not of this model, or does not fit its name.
     #[error("{}: {reason}", path.display())]
     Checkpoint {
         /// The checkpoint's directory or file.
@@ -140,7 +140,7 @@ pub enum Error {
         /// The problem, with the expected and the found value.
         reason: String,
     },
-    /// There are checkpoints, and none of them is whole and can be read.
+    /// There are checkpoints, but none is whole and readable.
     #[error("{}: none of its {} checkpoints can be used: {}", directory.display(), notes.len(), notes.join("; "))]
     NoValidCheckpoint {
         /// The `checkpoints` directory.
@@ -148,7 +148,7 @@ pub enum Error {
         /// The problem of each.
         notes: Vec<String>,
     },
-    /// The model refused.
+    /// The model returned an error.
     #[error(transparent)]
     Model(t5::Error),
     /// A tensor operation failed.
@@ -197,7 +197,7 @@ impl Error {
         })
     }
 
-    /// Of an error before anything has changed: a device without memory is something that a caller can make room in.
+    /// Converts an error before anything has changed. If a device had no memory, the caller can make room and try again.
     pub(crate) fn before_any_change(self) -> Self {
         match self {
             Error::DeviceMemory(_) => self,
@@ -215,7 +215,7 @@ impl Error {
         Error::InvalidOption { name, expected: expected.to_owned(), got: got.to_string() }
     }
 
-    /// An I/O error on `path`; a full disk is told apart.
+    /// An I/O error on `path`. A full disk becomes [`Error::DiskFull`].
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         if is_full(&source) { Error::DiskFull { path, source } } else { Error::Io { action, path, source } }
@@ -240,7 +240,7 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 impl From<t5::Error> for Error {
-    /// A full disk is a full disk, whoever was writing.
+    /// A full disk becomes [`Error::DiskFull`] here, too.
     fn from(error: t5::Error) -> Self {
         match error {
             t5::Error::Io { path, source } => Error::io("read or write", &path, source),

@@ -1,9 +1,9 @@
-//! Evaluation: what a model is worth on samples it was not trained on, batch by batch.
+//! Evaluation: loss and scores of a model on samples that it was not trained on, batch by batch.
 //!
 //! Invariants:
-//! * Token-weighted: losses and token counts are summed over all batches and divided once, so a batch of short answers
-//!   weighs what its tokens weigh. Scores of answers are the corpus's.
-//! * Streaming: nothing is kept of a batch but counters and the first few examples.
+//! * Token-weighted: losses and token counts are summed over all batches and divided once, so each token has the same weight
+//!   in a batch of short answers as in any other. Scores of answers are the corpus's.
+//! * Streaming: only counters and the first few examples of a batch are kept.
 //! * No dropout; parameters are only read.
 //!
 //! ```no_run
@@ -23,7 +23,7 @@ use text_metrics::{Metric, RowScores, Scores, Settings};
 use crate::error::{Error, Result};
 use crate::micro_batches;
 
-/// How an evaluation is carried out.
+/// Options of an evaluation.
 #[derive(Clone, Debug)]
 pub struct EvaluateOptions {
     /// The most samples that are in memory at one time.
@@ -34,7 +34,7 @@ pub struct EvaluateOptions {
     pub generate: Option<GenerateOptions>,
     /// The scores of answers.
     pub metrics: Vec<Metric>,
-    /// Their settings.
+    /// The metrics' settings.
     pub settings: Settings,
     /// How many generated examples the report shows.
     pub examples: usize,
@@ -78,15 +78,15 @@ pub struct Example {
 /// The answer to a sample of a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answered<'a> {
-    /// Which sample of the batch.
+    /// The index of the sample in the batch.
     pub sample: usize,
     /// The generated text.
     pub hypothesis: &'a str,
     /// The right answer.
     pub reference: &'a str,
-    /// The model's score of it, where a beam search found it.
+    /// The model's score of the answer, if a beam search found it.
     pub model_score: Option<f64>,
-    /// Its scores, of the metrics that mean something for one answer.
+    /// The scores of the answer, by the metrics that are defined for one answer.
     pub scores: RowScores,
 }
 
@@ -123,7 +123,7 @@ impl GenerationReport {
     }
 }
 
-/// What a model says of a batch: all that an evaluation needs of it.
+/// The model's results for a batch: all that an evaluation needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Computed {
     /// Sums of token losses, one for each micro-batch.
@@ -132,7 +132,7 @@ pub struct Computed {
     pub answers: Vec<Answer>,
 }
 
-/// An evaluation under way.
+/// An evaluation in progress.
 #[derive(Debug)]
 pub struct Evaluation {
     options: EvaluateOptions,
@@ -144,7 +144,7 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// An evaluation that has seen nothing.
+    /// An evaluation to which nothing was added.
     pub fn new(options: EvaluateOptions) -> Self {
         Evaluation {
             scores: Scores::new(&options.metrics, options.settings),
@@ -156,11 +156,11 @@ impl Evaluation {
         }
     }
 
-    /// Adds a batch of any size. `decode` turns token ids into text and leaves special tokens out. Once `interrupted` says
-    /// so, nothing more is added: such an evaluation is to be dropped. It is asked before every block and every generated token.
+    /// Adds a batch of any size. `decode` turns token ids into text and leaves special tokens out. Nothing more is added once
+    /// `interrupted` returns true, and the evaluation must then be dropped. It is asked before every block and every generated token.
     ///
     /// # Errors
-    /// [`Error::BatchShape`]; what the model refuses.
+    /// [`Error::BatchShape`]; errors of the model.
     pub fn add(
         &mut self,
         model: &T5,
@@ -189,7 +189,7 @@ impl Evaluation {
         Ok(())
     }
 
-    /// What `model` says of a batch whose first sample is number `first` of all. `None` when interrupted.
+    /// Computes the results of `model` for a batch whose first sample is number `first` of all. `None` when interrupted.
     ///
     /// # Errors
     /// As [`Evaluation::add`].
@@ -214,7 +214,7 @@ impl Evaluation {
             computed.losses.push(loss);
             if let Some(generate) = &self.options.generate {
                 let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
-                // What is drawn for a sample follows from its place among all samples.
+                // Random draws for a sample depend on its place among all samples.
                 let number = |source: usize| first + samples[source] as u64;
                 let watch = Watch { interrupted, number: &number, ..Watch::default() };
                 let Some(found) = model.answers(&sources, generate, &watch)? else { return Ok(None) };
@@ -226,7 +226,7 @@ impl Evaluation {
         Ok(Some(computed))
     }
 
-    /// Adds what a model said of a batch, this process' or another's, and shows each answer.
+    /// Adds the results of a model for a batch, from this process or another, and shows each answer.
     pub fn add_computed(
         &mut self,
         batch: &EvaluationBatch,
@@ -280,10 +280,10 @@ impl Evaluation {
         }
     }
 
-    /// The figures of everything added.
+    /// The figures of all added batches.
     ///
     /// # Errors
-    /// [`Error::NoLabels`] where macro-F1 is wanted and the references are none.
+    /// [`Error::NoLabels`] where macro-F1 is asked for and the references are not labels.
     pub fn finish(self) -> Result<EvaluationReport> {
         let loss = self.loss_sum / self.target_tokens as f64;
         let generation = match &self.options.generate {
@@ -305,7 +305,7 @@ impl Evaluation {
 }
 
 impl Computed {
-    /// As a message to other processes; see [`Computed::from_bytes`].
+    /// Encodes the results as a message to other processes; see [`Computed::from_bytes`].
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = (self.losses.len() as u64).to_le_bytes().to_vec();
         bytes.extend(self.losses.iter().flat_map(|loss| loss.to_le_bytes()));
@@ -317,7 +317,7 @@ impl Computed {
         bytes
     }
 
-    /// The message that these bytes are; nothing where they are none.
+    /// Decodes a message of [`Computed::to_bytes`]. `None` for other bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut words = bytes.as_chunks().0.iter().copied();
         let mut next = || words.next();
@@ -427,7 +427,7 @@ mod tests {
     fn an_answer_that_is_the_reference_is_an_exact_match_and_scores_a_hundred() {
         let model = model();
         let (sources, targets) = samples();
-        // Whatever an untrained model says, special tokens included.
+        // An untrained model may answer with any token, including special ones.
         let decode = |ids: &[u32]| ids.iter().map(|id| format!("w{id} ")).collect::<String>();
         let references: Vec<String> = sources
             .iter()

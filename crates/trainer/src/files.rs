@@ -1,4 +1,4 @@
-//! Which file a path stands for, and what is in it: its length and its SHA-256.
+//! The file behind a path, its length and its SHA-256.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -6,10 +6,10 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// Bytes of a file that wait to be written. Those of a large tensor come in larger pieces, and do not wait.
+/// Bytes of a file that are buffered before they are written. Those of a large tensor come in larger pieces, and are not buffered.
 pub(crate) const BUFFER_BYTES: usize = 128 << 10;
 
-/// Which file or directory a path stands for. The same path may stand for another one later.
+/// The identity of the file or directory behind a path. The same path may later lead to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     device: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Of an open file.
+    /// The identity of an open file.
     pub(crate) fn of(file: &fs::Metadata) -> Self {
         #[cfg(unix)]
         {
@@ -31,13 +31,13 @@ impl Identity {
         }
     }
 
-    /// Of what has this name itself, a symbolic link included.
+    /// The identity of the entry with this name itself; a symbolic link is not followed.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         Ok(Self::of(&fs::symlink_metadata(path)?))
     }
 }
 
-/// A writer that knows the length and the SHA-256 of what went through it, so that nothing is read again to be summed.
+/// A writer that knows the length and the SHA-256 of the bytes written through it, so that they need not be read again.
 pub(crate) struct HashingWriter<W> {
     inner: W,
     hash: Sha256,
@@ -49,7 +49,7 @@ impl<W: Write> HashingWriter<W> {
         HashingWriter { inner, hash: Sha256::new(), bytes: 0 }
     }
 
-    /// The writer, the number of bytes and their SHA-256 in hexadecimal.
+    /// Returns the writer, the number of bytes and their SHA-256 in hexadecimal.
     pub(crate) fn finish(self) -> (W, u64, String) {
         (self.inner, self.bytes, hexadecimal(&self.hash.finalize()))
     }
@@ -68,8 +68,8 @@ impl<W: Write> Write for HashingWriter<W> {
     }
 }
 
-/// The length and the SHA-256 of a file of `bytes` bytes, read in small pieces; of a longer one, those of one byte more.
-/// `None` where `interrupted` says so before the end.
+/// The length and the SHA-256 of a file of `bytes` bytes, read in small pieces. Of a longer file, one byte more than `bytes` is read.
+/// `None` when `interrupted` returns true before the end.
 ///
 /// # Errors
 /// I/O errors; the file is not a regular one.

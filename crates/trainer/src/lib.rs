@@ -2,14 +2,14 @@
 //!
 //! * [`Trainer::step`]: gradient accumulation over micro-batches, global-norm clipping, Adafactor or AdamW ([`optimizer`]), a
 //!   [`schedule`], freezing by name ([`freeze`]).
-//! * [`Parallel`]: several processes that make one step together.
+//! * [`Parallel`]: several processes that make each step together.
 //! * [`evaluate`]: loss, perplexity, and the scores of answers ([`text_metrics`]), streaming.
 //! * [`checkpoint`]: atomic, verified, exact to the bit; [`RunLock`]: one writer per output directory;
-//!   [`write_atomic`]: the one way in which the house writes small files.
+//!   [`write_atomic`]: the project's one way to write small files.
 //! * [`costs`]: the trainer's rows of the memory bill.
 //!
 //! Architecture invariants: this crate parses no configuration file, prints nothing and never asks the operating system
-//! about memory. How a batch is cut is told by the caller ([`StepPlan`]) and changes nothing but the order of summation.
+//! about memory. The caller decides how a batch is cut ([`StepPlan`]), which changes nothing but the order of summation.
 
 pub mod adafactor;
 pub mod adamw;

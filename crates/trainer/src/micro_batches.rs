@@ -1,12 +1,12 @@
-//! Cutting an optimizer batch into micro-batches that hold samples of like length.
+//! Cutting an optimizer batch into micro-batches whose samples have similar lengths.
 //!
 //! Invariants:
 //! * Every sample is in exactly one micro-batch.
-//! * The cut is a function of the samples' lengths and of what a micro-batch may hold alone.
+//! * The cut is a function of the samples' lengths and of the limits of a micro-batch alone.
 //! * Which samples share a micro-batch never changes the mathematics: the loss is divided by the target tokens of the whole
 //!   optimizer batch, and dropout is keyed by a sample's index in the uncut batch.
 //!
-//! The longest samples come first, so what does not fit fails at the start of a step and later micro-batches reuse the
+//! The longest samples come first. So a batch that does not fit fails at the start of a step, and later micro-batches reuse the
 //! memory of the first.
 
 /// The indices of each micro-batch's samples, `lengths[i]` being (source, target) tokens of sample `i`.
@@ -18,10 +18,10 @@ pub fn cut(lengths: &[(usize, usize)], micro_batch_samples: usize) -> Vec<Vec<us
     longest_first(lengths).chunks(micro_batch_samples).map(<[usize]>::to_vec).collect()
 }
 
-/// The indices of each micro-batch's samples, each as many as `fits(samples, longest)` admits, and at least one.
+/// The indices of each micro-batch's samples. Each has as many as `fits(samples, longest)` admits, and at least one.
 ///
-/// `fits` is told how many samples there would be and the longest source and target among them; what fits with
-/// some samples has to fit with fewer or shorter ones.
+/// `fits` is given the number of samples and the longest source and target among them. If some samples fit,
+/// fewer or shorter ones must fit, too.
 pub fn cut_within(lengths: &[(usize, usize)], fits: &dyn Fn(usize, (usize, usize)) -> bool) -> Vec<Vec<usize>> {
     let order = longest_first(lengths);
     let mut left = order.as_slice();
@@ -80,7 +80,7 @@ mod tests {
     fn short_samples_share_a_micro_batch_and_long_ones_have_their_own() {
         let lengths = [(2, 2), (9, 9), (2, 2), (30, 30), (2, 1), (2, 2), (8, 9)];
         let cut = cut_within(&lengths, &|samples, (source, target)| samples * (source + target) <= 36);
-        // 60 tokens fit nowhere and are a micro-batch all the same; 2 x 18 fit just so.
+        // 60 tokens fit nowhere and still are a micro-batch; 2 x 18 fit exactly.
         assert_eq!(cut, [vec![3], vec![1, 6], vec![0, 2, 5, 4]]);
     }
 

@@ -1,4 +1,4 @@
-//! A directory of files with names that the caller gives, which appears whole: a model in the files of another program.
+//! A directory of files whose names the caller gives, such as a model in another program's format. It appears as a whole.
 //!
 //! Invariant: only files of these names are ever removed. Others in a directory that is replaced move to the new one.
 
@@ -12,7 +12,7 @@ use crate::temporary::{create_directory, rename_to_free_name, take_name};
 
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// A directory under a temporary name that is being filled. Dropped before it is finished, nothing is left of it.
+/// A directory under a temporary name that is being filled. If it is dropped before it is finished, nothing is left of it.
 #[derive(Debug)]
 pub struct NamedFiles {
     target: PathBuf,
@@ -22,7 +22,7 @@ pub struct NamedFiles {
 }
 
 impl NamedFiles {
-    /// Begins a directory that is to be `target`.
+    /// Begins a directory that will be `target`.
     ///
     /// # Errors
     /// I/O errors.
@@ -34,7 +34,7 @@ impl NamedFiles {
     /// Writes one of the files.
     ///
     /// # Errors
-    /// I/O errors, and those of `write`.
+    /// I/O errors, and errors of `write`.
     pub fn write<E: From<Error>>(
         &mut self,
         name: &str,
@@ -49,7 +49,7 @@ impl NamedFiles {
         Ok(synced.map_err(|e| Error::io("write", &self.target.join(name), e))?)
     }
 
-    /// The length of the files that were written.
+    /// The total length of the files that were written.
     ///
     /// # Errors
     /// I/O errors.
@@ -60,16 +60,16 @@ impl NamedFiles {
         })
     }
 
-    /// Gives the directory its name. Of one that had the name, files of the same names are removed and all others move over.
+    /// Gives the directory its name. From a directory that had the name, files of the same names are removed and all others move over.
     ///
     /// # Errors
-    /// I/O errors. What had the name then has it still, or only the last sync failed.
+    /// I/O errors. The old directory then still has the name, or only the last sync failed.
     pub fn commit(mut self) -> Result<()> {
         let replaced = take_name(&self.temporary, &self.target)?;
         self.is_done = true;
         sync_directory(&parent_of(&self.target))?;
         if let Some(old) = replaced {
-            // What cannot be moved stays where it is, under the temporary name.
+            // A file that cannot be moved stays where it is, under the temporary name.
             let _ = self.empty(&old);
         }
         Ok(())
@@ -96,10 +96,10 @@ impl Drop for NamedFiles {
     }
 }
 
-/// Writes a file of any length, which has its name only once it is whole.
+/// Writes a file of any length, which gets its name only once it is whole.
 ///
 /// # Errors
-/// I/O errors, and those of `write`. What had the name then has it still.
+/// I/O errors, and errors of `write`. A file that had the name then still has it.
 pub fn write_whole<E: From<Error>>(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,

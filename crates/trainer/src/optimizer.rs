@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::parallel::Parallel;
 use crate::state_file::StateFile;
 
-/// An optimizer and its options. In a checkpoint it is told by its options' names.
+/// An optimizer and its options. In a checkpoint, the names of the options tell which optimizer it is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum OptimizerOptions {
@@ -47,7 +47,7 @@ impl From<AdamwOptions> for OptimizerOptions {
 }
 
 impl OptimizerOptions {
-    /// Refuses what the original refuses.
+    /// Refuses the options that the original refuses.
     ///
     /// # Errors
     /// [`crate::Error::InvalidOption`] naming the option.
@@ -66,12 +66,12 @@ impl OptimizerOptions {
         }
     }
 
-    /// Whether the learning rate follows a schedule of the optimizer's own.
+    /// Whether the optimizer has its own schedule of the learning rate.
     pub fn has_own_schedule(&self) -> bool {
         matches!(self, Self::Adafactor(options) if options.relative_step)
     }
 
-    /// Its name, and the kind of its state, for people.
+    /// The optimizer's name, and the kind of its state, for people.
     pub fn in_words(&self) -> &'static str {
         match self {
             Self::Adamw(_) => "AdamW, two moments",
@@ -80,7 +80,7 @@ impl OptimizerOptions {
         }
     }
 
-    /// Number of state values of one parameter of this shape: what [`Optimizer::new`] allocates for it.
+    /// Number of state values of one parameter of this shape, which [`Optimizer::new`] allocates.
     pub(crate) fn state_elements(&self, shape: &[usize]) -> u64 {
         match self {
             Self::Adamw(options) => options.state_elements(shape),
@@ -92,33 +92,33 @@ impl OptimizerOptions {
 /// The optimizer.
 pub struct Optimizer {
     options: OptimizerOptions,
-    /// The seed of stochastic rounding, where parameters are rounded so.
+    /// The seed of stochastic rounding, if parameters are rounded stochastically.
     rounding_seed: Option<u64>,
     updates: u64,
     moments: Vec<Option<Moments>>,
-    /// Where parameters are.
+    /// The device of the parameters.
     device: Device,
-    /// Where the large moments lie, if not in memory.
+    /// The file of the large moments, if they are not in memory.
     file: Option<StateFile>,
-    /// Whether moments lie where [`Optimizer::move_moments`] was told. At first AdamW's are zeros on the CPU that take no memory.
+    /// Whether moments lie where [`Optimizer::move_moments`] puts them. At first AdamW's are zeros on the CPU that take no memory.
     is_placed: bool,
 }
 
 /// A parameter that an update changes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change<'a> {
-    /// Its number among the model's.
+    /// The parameter's index in the model.
     pub index: usize,
     pub values: &'a Tensor,
     pub gradient: &'a Tensor,
-    /// Of the gradient's squares.
+    /// The sums of the gradient's squares.
     pub sums: &'a SquareSums,
 }
 
 const MADE_OF_OPTIONS: &str = "moments are made of the options";
 
 struct Moments {
-    /// Of the parameter's name: every parameter is rounded by other noise.
+    /// The key of the parameter's name: the rounding noise of every parameter differs.
     key: u64,
     of: Of,
 }
@@ -129,8 +129,8 @@ enum Of {
 }
 
 impl Optimizer {
-    /// Zeroed moments for the parameters that `trainable` has `true` for. Those of AdamW are on the CPU: where parameters are on a device,
-    /// [`Optimizer::move_moments`] comes before the first update.
+    /// Zeroed moments for the parameters for which `trainable` has `true`. AdamW's are on the CPU: with parameters on a device,
+    /// [`Optimizer::move_moments`] must come before the first update.
     ///
     /// # Errors
     /// Contradictory options; a failed allocation.
@@ -147,17 +147,17 @@ impl Optimizer {
         Ok(Optimizer { options, rounding_seed: None, updates: 0, moments, device, file: None, is_placed })
     }
 
-    /// Rounds bf16 parameters stochastically: by noise that is a function of this seed, the update, the parameter's
-    /// name and the element, so that it is the same for every plan and number of threads.
+    /// Rounds bf16 parameters stochastically. The noise is a function of this seed, the update, the parameter's
+    /// name and the element, so it is the same for every plan and number of threads.
     pub fn round_stochastically(&mut self, seed: u64) {
         self.rounding_seed = Some(seed);
     }
 
-    /// Moves AdamW's moments into a file, or to where parameters are, one by one. Nothing is done where they lie there already.
+    /// Moves AdamW's moments into a file, or to the parameters' device, one by one. Does nothing where they lie there already.
     /// Adafactor's are small and stay where they are.
     ///
     /// # Errors
-    /// Where there is no room on the disk, and the optimizer is as it was. A failed copy: then it is of no use.
+    /// The disk has no room: then the optimizer is unchanged. A copy fails: then the optimizer is unusable.
     pub fn move_moments(&mut self, files: Option<&Files>) -> Result<()> {
         let is_adamw = matches!(self.options, OptimizerOptions::Adamw(_));
         let lies_there = match (files, &self.file) {
@@ -179,26 +179,26 @@ impl Optimizer {
             };
         }
         (self.file, self.is_placed) = (file, true);
-        // Where they lay is no longer needed.
+        // The old places of the moments are free now.
         heap::release_unused();
         Ok(())
     }
 
-    /// Frees the state of the parameters that `is_held` says no to: another process updates them.
+    /// Frees the state of parameters for which `is_held` returns false: another process updates them.
     pub(crate) fn keep(&mut self, is_held: impl Fn(usize) -> bool) {
         let others = self.moments.iter_mut().enumerate().filter(|(index, _)| !is_held(*index));
         others.for_each(|(_, moments)| *moments = None);
     }
 
-    /// How many updates have been made.
+    /// The number of updates that were made.
     pub fn updates(&self) -> u64 {
         self.updates
     }
 
-    /// The part of an update that changes parameter `index`. [`Optimizer::finish_update`] ends the update.
+    /// Makes the part of an update that changes parameter `index`. [`Optimizer::finish_update`] ends the update.
     ///
     /// # Errors
-    /// A tensor of another shape or dtype than the parameter's.
+    /// A tensor has another shape or dtype than the parameter.
     pub fn update_one(
         &self,
         index: usize,
@@ -211,10 +211,10 @@ impl Optimizer {
         self.update_each(&[Change { index, values, gradient, sums }], learning_rate, gradient_scale)
     }
 
-    /// The same for several parameters, which a card updates together.
+    /// As [`Optimizer::update_one`], for several parameters, which a card updates together.
     ///
     /// # Errors
-    /// Those of [`Optimizer::update_one`]. Some parameters may be changed then, and others not.
+    /// As [`Optimizer::update_one`]. Some parameters may then be changed, and others not.
     pub(crate) fn update_each<'a>(
         &'a self,
         changes: &[Change<'a>],
@@ -240,11 +240,11 @@ impl Optimizer {
         }
     }
 
-    /// [`Optimizer::update_each`] on a card, but for the scale of the gradients, which the host learns last. `None`: there is nothing to make
-    /// ready, as on the CPU and where moments lie in a file.
+    /// Makes [`Optimizer::update_each`] ready on a card, without the scale of the gradients, which the host learns last. `None` where
+    /// nothing can be made ready: on the CPU, or where moments lie in a file.
     ///
     /// # Errors
-    /// Those of [`Optimizer::update_one`]. No parameter is changed.
+    /// As [`Optimizer::update_one`]. No parameter is changed.
     pub(crate) fn ready_each<'a>(&'a self, changes: &[Change<'a>], learning_rate: f64) -> Result<Option<ReadyUpdates>> {
         Ok(match &self.options {
             _ if self.file.is_some() => None,
@@ -257,7 +257,7 @@ impl Optimizer {
         })
     }
 
-    /// Those that train, with their moments.
+    /// The changes of parameters that train, with their moments.
     fn trained<'a>(&'a self, changes: &[Change<'a>]) -> impl Iterator<Item = (Change<'a>, &'a Moments)> {
         changes.iter().filter_map(move |&change| Some((change, self.moments[change.index].as_ref()?)))
     }
@@ -290,7 +290,7 @@ impl Optimizer {
         })
     }
 
-    /// How the parameter of this key is rounded at this update.
+    /// The rounding of the parameter with this key in this update.
     fn rounding(&self, key: u64) -> Rounding {
         match self.rounding_seed {
             Some(seed) => Rounding::Stochastic { key: mix(mix(mix(seed) ^ self.updates) ^ key) },
@@ -298,7 +298,7 @@ impl Optimizer {
         }
     }
 
-    /// Counts an update of which every part was made.
+    /// Counts an update, all parts of which were made.
     pub fn finish_update(&mut self) {
         self.updates += 1;
     }
@@ -327,10 +327,10 @@ impl Optimizer {
         Ok(moments.named().into_iter().map(header).collect())
     }
 
-    /// The state of one trained parameter, of its owner where it is dealt out: then every process has to ask.
+    /// The state of one trained parameter. If owners hold it, the owner's state: then every process has to ask.
     ///
     /// # Errors
-    /// A failed allocation; another process is gone.
+    /// A failed allocation; another process has ended.
     pub(crate) fn state_of(
         &self,
         index: usize,
@@ -352,11 +352,11 @@ impl Optimizer {
         named.collect()
     }
 
-    /// Puts saved tensors in the place of the zeros. `read` is called once for each tensor of [`Optimizer::named_state`], in
-    /// its order, with the name, and returns a tensor of the same shape and dtype.
+    /// Replaces the zeros by saved tensors. `read` is called with the name of each tensor of [`Optimizer::named_state`], in
+    /// order, and returns a tensor of the same shape and dtype.
     ///
     /// # Errors
-    /// The result of `read`.
+    /// `read` returns an error.
     pub(crate) fn restore(
         &mut self,
         parameters: &[Parameter],
@@ -383,7 +383,7 @@ impl Moments {
         let zeros = |device: &Device, shape: &[usize]| Tensor::zeros(shape, dtype, device);
         let dims = parameter.tensor.dims();
         let of = match options {
-            // A plan says where they are to lie, and a device may have no room for them.
+            // A plan decides where these moments lie, and a device may have no room for them.
             OptimizerOptions::Adamw(options) => Of::Adamw(options.moments(dims, |dims| zeros(&Device::Cpu, dims))?),
             OptimizerOptions::Adafactor(options) => Of::Adafactor(options.moments(dims, |dims| zeros(device, dims))?),
         };

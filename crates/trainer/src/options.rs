@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::optimizer::OptimizerOptions;
 use crate::schedule::Schedule;
 
-/// The dtype of activations. Optimizer state stays in f32; so do gradients and weights, unless [`GradientPrecision`] and
-/// [`MasterWeights`] say else.
+/// The dtype of activations. Optimizer state stays in f32; so do gradients and weights, unless [`GradientPrecision`] or
+/// [`MasterWeights`] differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -36,12 +36,12 @@ impl Precision {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MasterWeights {
-    /// f32, rounded to bf16 as products need them.
+    /// f32, rounded to bf16 when products need them.
     #[default]
     F32,
-    /// bf16 and nothing beside it; an update is computed in f32 and rounded up or down at random, right on average.
+    /// bf16 alone. An update is computed in f32 and rounded up or down at random, so that its expected value is exact.
     StochasticRounding,
-    /// bf16 and nothing beside it; updates are rounded to the nearest value, which loses small ones. For comparison.
+    /// bf16 alone. Updates are rounded to the nearest value, which loses small ones. For comparison.
     NearestRounding,
 }
 
@@ -61,7 +61,7 @@ pub enum GradientPrecision {
 pub struct TrainerOptions {
     /// Seed of the dropout masks.
     pub seed: u64,
-    /// Probability of dropping.
+    /// Probability of dropping an element.
     pub dropout: f64,
     /// Dtype of activations.
     pub precision: Precision,
@@ -80,7 +80,7 @@ pub struct TrainerOptions {
     pub optimizer: OptimizerOptions,
     /// The learning rate's curve.
     pub schedule: Schedule,
-    /// Where the schedule ends, in optimizer steps.
+    /// The number of optimizer steps after which the schedule ends.
     pub total_steps: u64,
     /// The number of non-finite steps in a row that ends the run; at least 1.
     pub max_non_finite: u32,
@@ -114,7 +114,7 @@ impl TrainerOptions {
         }
     }
 
-    /// The dtype of the blocks' gradient accumulators, as [`t5::Gradients::new`] takes it.
+    /// The dtype of the blocks' gradient accumulators, for [`t5::Gradients::new`].
     pub fn gradient_dtype(&self) -> DType {
         match (self.precision, self.gradient_precision) {
             (Precision::F64, _) => DType::F64,
@@ -126,7 +126,7 @@ impl TrainerOptions {
     /// Checks every option and every pair of options that can contradict each other.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] naming the first one at fault.
+    /// [`Error::InvalidOption`] naming the first invalid one.
     pub fn validate(&self) -> Result<()> {
         self.optimizer.validate()?;
         self.schedule.validate()?;

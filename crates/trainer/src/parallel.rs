@@ -1,9 +1,9 @@
 //! Several processes that train one model, each on its share of every optimizer batch.
 //!
 //! Invariants:
-//! * The gradient is the sum over the shards of a batch in an order that is a function of their number alone ([`collective::sums`]),
-//!   so that every process makes the same update to the bit, and as many shards give the same bits on any number of processes.
-//! * Every decision of a step (interrupted, not finite, empty) is made from what all processes say, by all of them alike.
+//! * The gradient is the sum over the shards of a batch, in an order that is a function of their number alone ([`collective::sums`]).
+//!   So every process makes the same update to the bit, and the same number of shards gives the same bits on any number of processes.
+//! * All processes make each decision of a step (interrupted, not finite, empty) alike, from the messages of all.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,24 +19,24 @@ use t5::{Asked, Pager, Parameter};
 use crate::error::{Error, Result};
 use crate::transport::{OnItsWay, Transport};
 
-/// What each process holds of what all of them need: the stages of ZeRO (<https://arxiv.org/abs/1910.02054>), by whole parameters,
-/// because Adafactor needs whole matrices.
+/// How much each process holds of the tensors that all of them need: the stages of ZeRO (<https://arxiv.org/abs/1910.02054>), by
+/// whole parameters, because Adafactor needs whole matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sharding {
     /// Everything.
     #[default]
     None,
-    /// The optimizer's state of its own parameters: it updates these, and sends them to the others.
+    /// The optimizer's state of its own parameters alone. It updates these, and sends them to the others.
     Optimizer,
-    /// Moreover, of complete gradients those of its own parameters. Layer by layer those of one block at a time exist beside them.
+    /// Moreover, complete gradients of its own parameters alone. Layer by layer, those of one block at a time exist beside them.
     Gradients,
-    /// Moreover, of matrices its own. Those of others are brought while a block is worked on.
+    /// Moreover, its own matrices alone. Matrices of others are fetched while a block is in use.
     Weights,
 }
 
 impl Sharding {
-    /// As a config has it.
+    /// The word in a configuration.
     pub fn word(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -47,26 +47,26 @@ impl Sharding {
     }
 }
 
-/// The other processes, and the part of this one.
+/// The group of processes that train together, and this process's part in it.
 #[derive(Clone, Debug)]
 pub struct Parallel {
     transport: Transport,
     shards: Shards,
-    /// Whether the number of shards was asked for, and not that of the processes.
+    /// Whether the caller set the number of shards. Otherwise it is the number of processes.
     has_virtual_shards: bool,
-    /// Who holds the optimizer's state of each parameter. Empty: everybody, of all.
+    /// The process that holds the optimizer's state of each parameter. Empty: every process holds all.
     owners: Vec<usize>,
     sharding: Sharding,
-    /// Parameters that are with their owners alone. Empty: none.
+    /// Whether a parameter is with its owner alone. Empty: none is.
     is_shared: Vec<bool>,
-    /// Whoever brings those.
+    /// Fetches those parameters.
     brought: Option<Rc<Brought>>,
 }
 
-/// Something that one process says, and that all of them act on.
+/// A message of one process on which all of them act.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wish {
-    /// To stop.
+    /// The process is to stop.
     pub stop: bool,
     /// A device had no memory for the step.
     pub lacks_memory: bool,
@@ -82,20 +82,20 @@ impl Wish {
     }
 }
 
-/// A share of an optimizer batch among those of other processes.
+/// A process's share of an optimizer batch, and totals of the whole batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
-    /// The place of its first sample in the whole batch.
+    /// The index of the share's first sample in the whole batch.
     pub first_sample: usize,
-    /// Of the whole batch.
+    /// Samples of the whole batch.
     pub samples: u64,
     pub source_tokens: u64,
     pub target_tokens: u64,
     pub padded_tokens: u64,
     pub micro_batches: u64,
-    /// Of the process that has the most.
+    /// The number of micro-batches of the process that has most.
     pub most_micro_batches: usize,
-    /// Somebody wants to stop.
+    /// Whether some process wants to stop.
     pub is_interrupted: bool,
 }
 
@@ -103,7 +103,7 @@ impl Parallel {
     /// This process in its group. A batch has as many shards as there are processes, or more.
     ///
     /// # Errors
-    /// Fewer shards than processes.
+    /// There are fewer shards than processes.
     pub fn new(group: Group, virtual_shards: Option<usize>) -> Result<Self> {
         let shards = shards(virtual_shards, group.size())?;
         let has_virtual_shards = virtual_shards.is_some();
@@ -118,7 +118,7 @@ impl Parallel {
         })
     }
 
-    /// How it reaches the others.
+    /// The way to the other processes.
     #[cfg(test)]
     pub(crate) fn transport(&self) -> &Transport {
         &self.transport
@@ -129,27 +129,27 @@ impl Parallel {
         self.transport.group()
     }
 
-    /// From here on tensors go straight from card to card, where `device` is one and this build has NCCL. Every process calls this, each
+    /// Has tensors go straight from card to card from now on, if `device` is a card and this build has NCCL. Every process calls this, each
     /// with a card of its own.
     ///
     /// # Errors
-    /// NCCL's; [`Error::Processes`].
+    /// NCCL reports an error; [`Error::Processes`].
     pub fn connect_cards(&mut self, device: &Device) -> Result<()> {
         self.transport.connect(device)
     }
 
-    /// Bits a second that a process sends to the others on the way that tensors of `device` take, as the slowest of them sees it.
+    /// Bits per second that a process sends to the others, for tensors of `device`. All processes return the slowest one's figure.
     ///
     /// # Errors
-    /// NCCL's; [`Error::Processes`].
+    /// NCCL reports an error; [`Error::Processes`].
     pub fn bits_per_second(&self, device: &Device) -> Result<f64> {
         self.transport.bits_per_second(device)
     }
 
-    /// From here on tensors of this device are handed over.
+    /// Prepares to send tensors of this device.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver reports an error.
     pub(crate) fn reach(&mut self, device: &Device) -> Result<()> {
         self.transport.reach(device)
     }
@@ -159,7 +159,7 @@ impl Parallel {
         self.shards
     }
 
-    /// Whether each shard is summed by itself, however many a process has.
+    /// Whether each shard is summed separately, even if each process has one.
     pub(crate) fn closes_shards(&self) -> bool {
         self.has_virtual_shards
     }
@@ -169,7 +169,7 @@ impl Parallel {
         self.shards.of(self.group().rank())
     }
 
-    /// Deals the parameters that are trained out to owners, where they are to have any.
+    /// Assigns each trained parameter to an owner, if `sharding` needs owners.
     pub(crate) fn deal_out(&mut self, sharding: Sharding, parameters: &[Parameter], trainable: impl Fn(usize) -> bool) {
         self.sharding = sharding;
         if sharding == Sharding::None {
@@ -181,7 +181,7 @@ impl Parallel {
         self.owners = owners(&parameters.iter().enumerate().map(elements).collect::<Vec<_>>(), self.group().size());
     }
 
-    /// The process that alone updates a parameter; none: every process updates all.
+    /// The process that alone updates a parameter. `None`: every process updates it.
     pub(crate) fn owner(&self, index: usize) -> Option<usize> {
         self.owners.get(index).copied()
     }
@@ -191,7 +191,7 @@ impl Parallel {
         self.owner(index).is_none_or(|owner| owner == self.group().rank())
     }
 
-    /// Has each process hold its own of the matrices that train, and no others: whoever brings them.
+    /// Has each process hold only its own of the matrices that train. Returns the pager that fetches the others.
     pub(crate) fn share_weights(
         &mut self,
         parameters: &[Parameter],
@@ -217,12 +217,12 @@ impl Parallel {
         Ok(brought)
     }
 
-    /// Whether a parameter is with its owner alone.
+    /// Whether only its owner holds a parameter.
     fn is_shared(&self, index: usize) -> bool {
         self.is_shared.get(index).is_some_and(|is_shared| *is_shared)
     }
 
-    /// Whether the owner of a parameter sends it to the others when it has changed, and not when they need it.
+    /// Whether the owner of a parameter sends it to the others after it changed, rather than when they need it.
     pub(crate) fn sends(&self, index: usize) -> bool {
         !self.is_shared(index)
     }
@@ -232,7 +232,7 @@ impl Parallel {
         self.sharding < Sharding::Gradients || self.updates(index)
     }
 
-    /// This process' share of a batch, after everybody has said how large theirs is.
+    /// This process's share of a batch. All processes exchange the sizes of their shares.
     pub(crate) fn share(&self, mine: &Share) -> Result<Share> {
         let Share { samples, source_tokens, target_tokens, padded_tokens, micro_batches, is_interrupted, .. } = *mine;
         let stop = u64::from(is_interrupted);
@@ -251,30 +251,30 @@ impl Parallel {
         })
     }
 
-    /// Begins to add the gradient of a parameter up over all processes, into the first of `parts`. Until it is through nobody may look at
-    /// any of them.
+    /// Begins to add up the gradient of a parameter over all processes, into the first of `parts`. None of them may be read or written
+    /// until the sum has arrived.
     pub(crate) fn begin_sum(&self, index: usize, parts: &[Tensor]) -> Result<OnItsWay> {
         let to = self.owner(index).map_or(To::All, To::One);
         self.transport.begin_sum((self.shards, self.has_virtual_shards), parts, to)
     }
 
-    /// Begins to make a tensor everywhere what it is at process `root`. Until it is through nobody may look at it.
+    /// Begins to copy a tensor's values from process `root` to all others. The tensor may not be read until they have arrived.
     pub(crate) fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> Result<OnItsWay> {
         self.transport.begin_broadcast(root, tensor)
     }
 
-    /// Makes a tensor, wherever each process has it, everywhere what it is at process `root`.
+    /// Copies a tensor's values from process `root` to all others, wherever each process has the tensor.
     pub(crate) fn broadcast(&self, root: usize, tensor: &Tensor) -> Result<()> {
         self.transport.begin_broadcast_from_anywhere(root, tensor)?.arrive()
     }
 
-    /// A step begins, in which nothing was asked of others yet.
+    /// Begins a step. It has asked nothing of the others yet.
     pub(crate) fn begin_step(&self) {
         self.transport.begin_step();
     }
 
-    /// Instead of the rest of a step that this process has no memory for: takes part in what the others ask for until they decide. `asked`:
-    /// all that the step asks for. Nothing that comes of it counts.
+    /// Replaces the rest of a step for which this process has no memory: takes part in the others' requests until they decide. `asked` has
+    /// all requests of the step. The results do not count.
     pub(crate) fn take_part(
         &self,
         asked: &[Asked],
@@ -305,8 +305,8 @@ impl Parallel {
         Ok(())
     }
 
-    /// The loss sums of all shards in their order, the wishes of all together, and the square sums of the parameters: of each
-    /// the one of its owner.
+    /// The loss sums of all shards in order, the wishes of all processes together, and the square sums of the parameters, each from the
+    /// parameter's owner.
     pub(crate) fn agree(&self, losses: &[f64], wish: Wish, sums: &mut [f64]) -> Result<(f64, Wish)> {
         #[cfg(test)]
         self.transport.decide();
@@ -333,15 +333,15 @@ fn elsewhere(error: Error) -> t5::Error {
     t5::Error::Elsewhere(error.to_string())
 }
 
-/// Matrices of which each process holds its own. Every process asks for the same ones in the same order.
+/// Fetches matrices that each process holds a share of. Every process asks for the same matrices in the same order.
 #[derive(Debug)]
 pub(crate) struct Brought {
     transport: Transport,
     owners: Vec<usize>,
     is_shared: Vec<bool>,
-    /// Those that were brought and not let go of. The same in all processes.
+    /// Matrices that were fetched and not released. The same in all processes.
     is_here: RefCell<Vec<bool>>,
-    /// Those on their way, which nobody has asked for yet.
+    /// Matrices that are being fetched and were not asked for yet.
     coming: RefCell<HashMap<usize, OnItsWay>>,
 }
 
@@ -350,7 +350,7 @@ impl Brought {
         self.owners[index] == self.transport.group().rank()
     }
 
-    /// Of a step that is given up: waits for what is on its way, and lets go of everything.
+    /// Ends a step that is given up: waits for matrices that are being fetched, and releases all.
     fn let_go(&self, parameters: &[Parameter]) -> Result<()> {
         for (index, coming) in self.coming.borrow_mut().drain() {
             coming.arrive()?;
@@ -395,10 +395,10 @@ impl Pager<Tensor> for Brought {
     }
 }
 
-/// The shards of a batch among processes: one for each, or as many as were asked for.
+/// Distributes the shards of a batch over processes: one for each, or `virtual_shards`.
 ///
 /// # Errors
-/// Fewer shards than processes.
+/// There are fewer shards than processes.
 pub fn shards(virtual_shards: Option<usize>, processes: usize) -> Result<Shards> {
     let count = virtual_shards.unwrap_or(processes);
     if count < processes {
@@ -408,8 +408,8 @@ pub fn shards(virtual_shards: Option<usize>, processes: usize) -> Result<Shards>
     Ok(Shards { count, processes })
 }
 
-/// The owner of each of some parameters with so many elements to train: from the largest on, each goes to the process that has
-/// least.
+/// The owner of each parameter, by its number of elements to train. From the largest on, each goes to the process that has
+/// fewest elements.
 pub(crate) fn owners(elements: &[u64], processes: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..elements.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(elements[index]));

@@ -1,14 +1,14 @@
 //! The lock of an output directory: one writer at a time.
 //!
 //! Invariants:
-//! * The kernel holds the lock (`flock`), so it ends with the process that took it, however that ends. A lock file that
-//!   is merely there locks nothing: there are no stale locks.
-//! * Taking the lock changes nothing that was there. Only a run that goes on to [`RunLock::own`] the directory does: it writes
-//!   its process id and removes what a killed predecessor left unfinished. A lock dropped before that leaves everything as
-//!   it was: what was made for it goes.
-//! * The lock is the file at its path, not only an open file: [`RunLock::check`] compares them, so that a run whose directory
-//!   was moved or whose lock file was removed does not write beside another one.
-//! * The lock file stays after a run that owned the directory: removing it would let two processes lock two files of the same
+//! * The kernel holds the lock (`flock`), so it ends with the process that took it, however that ends. The mere existence of
+//!   a lock file locks nothing: there are no stale locks.
+//! * Taking the lock changes no existing file. Only a run that continues to [`RunLock::own`] the directory does: it writes
+//!   its process id and removes unfinished files of a killed predecessor. A lock that is dropped before that leaves everything
+//!   unchanged, and removes the files made for it.
+//! * The lock is the file at its path, not only an open file: [`RunLock::check`] compares them. So a run whose directory
+//!   was moved, or whose lock file was removed, does not write beside another run.
+//! * The lock file stays after a run that owned the directory. Without it, two processes could lock two files of the same
 //!   name.
 //!
 //! ```no_run
@@ -31,7 +31,7 @@ use crate::files::Identity;
 use crate::{directories, temporary};
 
 pub(crate) const LOCK_FILE: &str = ".lock";
-/// A process id, its line break, and room for doubt.
+/// A process id, its line break, and some spare bytes.
 const MOST_TEXT_BYTES: u64 = 32;
 
 /// The right to write to an output directory, until it is dropped.
@@ -47,11 +47,11 @@ pub struct RunLock {
 }
 
 impl RunLock {
-    /// Takes the lock of `output`, making the directory where there is none.
+    /// Takes the lock of `output`, and makes the directory if there is none.
     ///
     /// # Errors
-    /// [`Error::Locked`] with the holder's process id while another process has it; [`Error::ForeignLock`] where something
-    /// else has the lock's name; I/O errors. Nothing is changed then.
+    /// [`Error::Locked`] with the holder's process id if another process has the lock; [`Error::ForeignLock`] if something
+    /// else has the lock's name; I/O errors. Nothing is then changed.
     pub fn acquire(output: &Path) -> Result<Self> {
         let mut made = Made(directories::create_directories(output)?);
         let path = output.join(LOCK_FILE);
@@ -63,13 +63,13 @@ impl RunLock {
             match try_lock(&file) {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    // Who has it wrote who it is, unless it is about to.
+                    // The holder has written its process id, unless it is about to.
                     let pid = text_of(&path, &file)?;
                     return Err(Error::Locked { path: output.to_owned(), pid });
                 }
                 Err(TryLockError::Error(e)) => return Err(Error::io("lock", &path, e)),
             }
-            // Between opening and locking, a run that was refused may have removed it.
+            // Between opening and locking, a run that was refused may have removed the file.
             if is_at(&file, &path)? {
                 break file;
             }
@@ -86,7 +86,7 @@ impl RunLock {
         })
     }
 
-    /// Says that the run goes on: writes the process id, and removes what a killed predecessor left unfinished in the
+    /// Takes ownership of the directory: writes the process id, and removes unfinished files of a killed predecessor in the
     /// directory, in its checkpoints and in `subdirectories`.
     ///
     /// # Errors
@@ -102,16 +102,16 @@ impl RunLock {
         Ok(())
     }
 
-    /// Remembers a file or directory that was made before the run owned its directory: if it never does, it is removed.
+    /// Notes a file or directory that was made before the run owned its directory. It is removed if the run never does.
     pub fn note_made(&mut self, path: PathBuf) {
         self.made.push(path);
     }
 
-    /// Checks that the lock still lies where this process took it. A lock file that only went away is made again, as long as
-    /// no other run has made one.
+    /// Checks that the lock is still at the place where this process took it. A lock file that was only removed is made again, unless
+    /// another run has made one.
     ///
     /// # Errors
-    /// [`Error::LockLost`] where the directory is another one now, or another file has the lock's name; I/O errors.
+    /// [`Error::LockLost`] if the directory is another one now, or another file has the lock's name; I/O errors.
     pub fn check(&mut self) -> Result<()> {
         let path = self.path();
         if is_at(&self.file, &path)? {
@@ -132,7 +132,7 @@ impl RunLock {
         Ok(())
     }
 
-    /// The process that had the lock before and ended without letting go of it: it was killed, or the machine stopped.
+    /// The process that had the lock before and ended without releasing it: it was killed, or the machine stopped.
     pub fn crashed_predecessor(&self) -> Option<u32> {
         self.crashed_predecessor
     }
@@ -144,7 +144,7 @@ impl RunLock {
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        // Best effort: the lock itself goes with the file handle.
+        // Best effort: closing the file handle ends the lock itself.
         if self.is_owner {
             let _ = write_pid(&mut self.file, None);
         } else {
@@ -153,7 +153,7 @@ impl Drop for RunLock {
     }
 }
 
-/// Files and directories that are removed when this is dropped, the last one first. A directory that others use stays.
+/// Files and directories that are removed when this is dropped, the last one first. A directory that is not empty stays.
 struct Made(Vec<PathBuf>);
 
 impl Drop for Made {
@@ -165,7 +165,7 @@ impl Drop for Made {
     }
 }
 
-/// Opens the lock file, or makes one, and says whether it did. Changes nothing in one that is there.
+/// Opens the lock file, or makes one. Returns the file, and whether it was made. Does not change an existing file.
 fn open_or_create(path: &Path) -> Result<(File, bool)> {
     loop {
         match fs::symlink_metadata(path) {
@@ -190,7 +190,7 @@ fn open_or_create(path: &Path) -> Result<(File, bool)> {
     }
 }
 
-/// Never through a symbolic link, and without waiting where the file was replaced by a pipe.
+/// Opens an existing file. Does not follow a symbolic link, and does not wait where the file was replaced by a pipe.
 fn open_existing(path: &Path) -> std::io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true);
@@ -221,14 +221,14 @@ fn is_at(file: &File, path: &Path) -> Result<bool> {
     }
 }
 
-/// The process id that a lock file holds, if any. A file with any other text is not ours to write to.
+/// The process id that a lock file holds, if any. A file with any other text is not written to.
 fn text_of(path: &Path, mut file: &File) -> Result<Option<u32>> {
     let mut text = Vec::new();
     let read = file.seek(SeekFrom::Start(0)).and_then(|_| file.take(MOST_TEXT_BYTES + 1).read_to_end(&mut text));
     read.map_err(|e| Error::io("read", path, e))?;
     let foreign = || Error::ForeignLock { path: path.to_owned(), got: "a file with other text".to_owned() };
     let text = str::from_utf8(&text).map_err(|_| foreign())?;
-    // Zeros are what a power cut can leave of a text.
+    // A power cut can leave zeros in place of a text.
     let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
     if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(|_| foreign()) }
 }

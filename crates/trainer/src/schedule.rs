@@ -1,8 +1,8 @@
 //! A schedule: the learning rate of every optimizer step, as a pure function.
 //!
 //! Invariants:
-//! * The rate depends on `(learning_rate, schedule, total_steps, step)` alone, so there is no state to save and a resumed
-//!   run needs nothing but its step number.
+//! * The rate depends on `(learning_rate, schedule, total_steps, step)` alone. So there is no state to save, and a resumed
+//!   run needs only its step number.
 //! * It advances per optimizer step, never per micro-batch.
 //! * Steps count from 0: `factor(0, ..)` is the first step's. Warm-up starts at 0, as in transformers, so the very first
 //!   step of a warmed-up `linear`, `cosine`, `inverse-sqrt` or `constant` schedule has learning rate 0.
@@ -39,8 +39,8 @@ const DEFAULT_TIMESCALE: u64 = 10_000;
 pub enum ScheduleKind {
     /// The learning rate itself, after warm-up.
     Constant,
-    /// torch's `OneCycleLR` as the original trainer calls it: the configured learning rate is where the cycle *starts*,
-    /// the peak is `div_factor` times it, and it ends at `1 / final_div_factor` of it.
+    /// torch's `OneCycleLR` as the original trainer calls it: the cycle *starts* at the configured learning rate,
+    /// peaks at `div_factor` times that rate, and ends at `1 / final_div_factor` of it.
     OneCycle {
         /// Peak over start (`max_lr / initial_lr`).
         div_factor: f64,
@@ -78,13 +78,13 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The learning rate as it is, at every step.
+    /// The configured learning rate at every step.
     pub const CONSTANT: Schedule = Schedule { kind: ScheduleKind::Constant, warmup_steps: None };
 
     /// Checks the constants.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] naming the constant that no schedule can be made of.
+    /// [`Error::InvalidOption`] naming the invalid constant.
     pub fn validate(&self) -> Result<()> {
         let ScheduleKind::OneCycle { div_factor, pct_start, final_div_factor } = self.kind else {
             return Ok(());
@@ -100,9 +100,9 @@ impl Schedule {
         Ok(())
     }
 
-    /// Factor of the configured learning rate at `step` (from 0) of `total_steps`.
+    /// The factor that multiplies the configured learning rate at `step` (from 0) of `total_steps`.
     ///
-    /// Past the end the curve keeps its last value.
+    /// After the end the curve keeps its last value.
     pub fn factor(&self, step: u64, total_steps: u64) -> f64 {
         let warmup = self.warmup_steps.unwrap_or(0);
         if let ScheduleKind::OneCycle { div_factor, pct_start, final_div_factor } = self.kind {
@@ -136,7 +136,7 @@ fn one_cycle(step: u64, total_steps: u64, rising: f64, div_factor: f64, final_di
     let peak = rising - 1.0;
     let (start, end, from, to) =
         if step <= peak { (1.0, div_factor, 0.0, peak) } else { (div_factor, 1.0 / final_div_factor, peak, last) };
-    // A phase of no length is already over. torch divides by zero here.
+    // A phase of length zero has already ended. torch divides by zero here.
     let progress = if to > from { (step - from) / (to - from) } else { 1.0 };
     end + (start - end) / 2.0 * ((PI * progress).cos() + 1.0)
 }

@@ -1,8 +1,8 @@
-//! A directory for a run that is only tried: whatever ends the process, the next one that looks there removes it.
+//! A directory for a dry run. If its process is killed, the next process that looks there removes it.
 //!
 //! Invariants:
-//! * The directory itself is locked (`flock`) for as long as its owner lives. One whose lock is free belongs to nobody.
-//! * Of a directory that nobody owns only files that a run writes are removed. Where anything else is in it, it stays.
+//! * The directory itself is locked (`flock`) as long as its owner lives. A directory whose lock is free has no owner.
+//! * In a directory without owner, only files that a run writes are removed. If it has any other file, it stays.
 //!
 //! ```no_run
 //! let files = ["resolved.toml", "metrics.jsonl"];
@@ -23,11 +23,11 @@ use crate::files::Identity;
 use crate::run_lock::LOCK_FILE;
 use crate::temporary::{self, Kind};
 
-/// A directory that goes with its owner.
+/// A directory that is removed with its owner.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
-    /// Names of files and directories that its owner makes there, beside checkpoints and the lock.
+    /// Names of files and directories that the owner makes there, beside checkpoints and the lock.
     own_names: Vec<&'static str>,
     /// Holds the lock.
     _directory: File,
@@ -35,19 +35,19 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes an empty directory in `parent`, in which the caller will make `own_names` and no others, at any depth.
+    /// Makes an empty directory in `parent`. The caller will make `own_names` in it and no others, at any depth.
     ///
     /// # Errors
-    /// It cannot be made or opened.
+    /// The directory cannot be made or opened.
     pub fn create_in(parent: &Path, own_names: &[&'static str]) -> Result<Self> {
         loop {
             let path = temporary::create_run_directory(parent)?;
-            // Whoever looks for abandoned directories may come between making and locking it, and remove it.
+            // A process that looks for abandoned directories may come between making and locking, and remove this one.
             match File::open(&path) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 opened => {
                     let directory = opened.map_err(|e| Error::io("open", &path, e))?;
-                    // A file system without locks for directories: nobody can take it, so nobody will remove it.
+                    // A file system without locks for directories: no process can take the lock, so none removes the directory.
                     let _ = directory.try_lock();
                     if is_at(&directory, &path) {
                         return Ok(Scratch {
@@ -62,7 +62,7 @@ impl Scratch {
         }
     }
 
-    /// Removes the directories in `parent` whose owners ended without doing so. What cannot be removed stays.
+    /// Removes the directories in `parent` whose owners ended without removing them. A directory that cannot be removed stays.
     pub fn remove_abandoned(parent: &Path, own_names: &[&str]) {
         for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
             let is_ours = temporary::kind_of(&entry.file_name()) == Some(Kind::Run);
@@ -77,15 +77,15 @@ impl Scratch {
         }
     }
 
-    /// Where it is.
+    /// The directory's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes it.
+    /// Removes the directory.
     ///
     /// # Errors
-    /// Something in it cannot be removed, or is none of the owner's.
+    /// Something in it cannot be removed, or was not made by the owner.
     pub fn close(mut self) -> Result<()> {
         self.is_removed = true;
         remove(&self.path, &self.own_names).map_err(|e| Error::io("remove", &self.path, e))
@@ -95,7 +95,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if !self.is_removed {
-            // Best effort: what stays is removed by the next one.
+            // Best effort: the next process removes the rest.
             let _ = remove(&self.path, &self.own_names);
         }
     }
@@ -106,7 +106,7 @@ fn is_at(directory: &File, path: &Path) -> bool {
     matches!((held, Identity::at(path)), (Ok(held), Ok(there)) if held == there)
 }
 
-/// Removes what a run writes into `directory`, and the directory if nothing else is in it.
+/// Removes the files that a run writes into `directory`, and the directory if nothing else is in it.
 fn remove(directory: &Path, own_names: &[&str]) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -147,7 +147,7 @@ mod tests {
         {
             fs::write(path.join(file), "").unwrap();
         }
-        // Ends without removing anything, as a killed process does; its lock goes with it.
+        // Ends without removing anything, like a killed process. The lock ends with the process.
         let Scratch { ref _directory, .. } = scratch;
         _directory.unlock().unwrap();
         std::mem::forget(scratch);

@@ -1,4 +1,4 @@
-//! The part of a trainer that is no tensor, as a checkpoint holds it.
+//! The part of a trainer that a checkpoint holds beside tensors.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ pub struct TrainerState {
     pub score: Option<f64>,
     /// The best score of the run so far.
     pub best_score: Option<Score>,
-    /// The measure that the scores are of. Scores of different measures are not compared.
+    /// The measure of the scores. Scores of different measures are not compared.
     #[serde(default = "loss")]
     pub scored_by: String,
     /// Seed, schedule, optimizer and the rest of the trainer's options.
@@ -28,7 +28,7 @@ pub struct TrainerState {
     pub caller: serde_json::Value,
 }
 
-/// The measure of checkpoints that name none.
+/// The measure of a checkpoint that names none.
 pub(crate) fn loss() -> String {
     "loss".to_owned()
 }

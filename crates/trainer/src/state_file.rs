@@ -1,9 +1,9 @@
-//! A file that the optimizer's large moments lie in, so that memory holds a few rows of them at a time.
+//! A file for the optimizer's large moments, so that memory holds only a few of their rows.
 //!
 //! The moments are tensors like any others. An update reads some rows into memory, changes them and writes them back: each byte is
-//! read once and written once a step. The file has no name: what a run keeps are its checkpoints.
+//! read once and written once in a step. The file has no name: a run keeps its checkpoints only.
 //!
-//! Beside a device the host's memory may take the place of the file, and the rows are changed on the device.
+//! With a device, the host's memory may take the place of the file. The rows are then changed on the device.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -37,35 +37,35 @@ pub(crate) fn resident_bytes(shape: &[usize], size: usize) -> u64 {
     (rows_at_a_time(shape, size).saturating_mul(row)).min(whole) as u64
 }
 
-/// Rows of a moment that are read at a time to be saved.
+/// The number of a moment's rows that are read at a time for saving.
 pub(crate) fn saved_rows(shape: &[usize]) -> usize {
     let columns = shape[1..].iter().product::<usize>().max(1);
     (PIECE_BYTES / size_of::<f32>() / columns).max(1)
 }
 
-/// Bytes of a moment of a parameter of this shape that are read at a time to be saved.
+/// Bytes of a moment of a parameter of this shape that are read at a time for saving.
 pub(crate) fn saved_bytes(shape: &[usize], size: usize) -> u64 {
     let whole = shape.iter().product::<usize>();
     (saved_rows(shape).min(shape[0]) * (whole / shape[0].max(1)) * size) as u64
 }
 
-/// Room for the moments of one optimizer.
+/// The file, or host memory, for the moments of one optimizer.
 #[derive(Debug)]
 pub(crate) struct StateFile {
-    /// None: the host's memory.
+    /// `None`: the host's memory.
     memory: Option<FileMemory>,
-    /// Where parameters are.
+    /// The device of the parameters.
     device: Device,
     /// Whether the system has room for changed moments.
     writes: Writes,
-    /// For messages.
+    /// Named in messages.
     path: PathBuf,
-    /// Those of moments in the host's memory that were updated, for copies that the host takes no part in.
+    /// Page locks of moments in the host's memory that were updated, for copies that the host takes no part in.
     locks: RefCell<HashMap<TensorId, Option<PageLocked>>>,
 }
 
 impl StateFile {
-    /// Room for moments of these sizes, of parameters on a device.
+    /// Room for moments of these sizes, whose parameters are on `device`.
     ///
     /// # Errors
     /// [`t5::Error::Offload`], for example where the disk is full.
@@ -79,17 +79,17 @@ impl StateFile {
         Ok(StateFile { memory, device: device.clone(), writes, path, locks: RefCell::default() })
     }
 
-    /// Whether moments lie where these files are.
+    /// Whether moments lie where `files` puts them.
     pub fn is_as_in(&self, files: &Files) -> bool {
         self.memory.is_none() == files.in_host_memory
     }
 
-    /// Whether a moment lies there, and not where its parameter is.
+    /// Whether a moment lies here, rather than on its parameter's device.
     pub fn holds(&self, moment: &Tensor) -> bool {
         t5_ops::is_in_file(moment) || moment.device().is_cpu() != self.device.is_cpu()
     }
 
-    /// A moment in the file, if it is large enough, and then out of memory. A smaller one is where its parameter is.
+    /// Moves a large moment to the file, and out of memory. A smaller one stays on its parameter's device.
     ///
     /// # Errors
     /// [`t5::Error::Offload`].
@@ -110,7 +110,7 @@ impl StateFile {
     /// AdamW's update of a parameter whose moments lie in the file: [`UPDATED_BYTES`] of each moment are in memory at a time.
     ///
     /// # Errors
-    /// [`t5::Error::Offload`], and those of [`t5_ops::adamw`].
+    /// [`t5::Error::Offload`], and the errors of [`t5_ops::adamw`].
     pub fn update(&self, values: &Tensor, gradient: &Tensor, moments: [&Tensor; 2], hyper: &AdamwHyper) -> Result<()> {
         let failed = |error| self.error(error);
         moments.into_iter().for_each(|moment| self.lock(moment));
@@ -121,7 +121,7 @@ impl StateFile {
             let moments = [part(moments[0])?, part(moments[1])?];
             let read = |moment: &Tensor| -> Result<Tensor> {
                 let copy = t5_ops::copy_from_file(moment).map_err(failed)?;
-                // Rows on the host are copied once, to the device or, on the CPU, beside themselves.
+                // Rows on the host are copied once: to the device or, on the CPU, to other memory.
                 match copy {
                     Some(copy) => copy_waits::moved(&copy, &self.device),
                     None if self.device.is_cpu() => moment.copy(),
@@ -139,7 +139,7 @@ impl StateFile {
         Ok(())
     }
 
-    /// Locks a moment that is updated for the first time.
+    /// Page-locks a moment at its first update.
     fn lock(&self, moment: &Tensor) {
         if self.memory.is_none() && !self.device.is_cpu() && moment.device().is_cpu() {
             let mut locks = self.locks.borrow_mut();
@@ -157,7 +157,7 @@ impl StateFile {
         is_there.map_err(|error| self.error(error))
     }
 
-    /// An error of the file is told apart from those of tensors.
+    /// Converts an operation's error: an I/O error becomes an error of the file.
     fn error(&self, error: candle_core::Error) -> Error {
         match error {
             candle_core::Error::Io(source) => t5::Error::Offload { path: self.path.clone(), source }.into(),
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_parameter_that_is_updated_some_rows_at_a_time_has_the_bits_of_one_that_is_updated_whole() {
-        // Two parts and a bit.
+        // Two parts and a remainder.
         let shape = [2 * UPDATED_BYTES / 4 / 512 + 7, 512];
         let of = |offset: f32, dtype| {
             let values: Vec<f32> = (0..shape[0] * shape[1]).map(|i| (i as f32 * 0.37 + offset).sin()).collect();

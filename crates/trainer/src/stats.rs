@@ -1,4 +1,4 @@
-//! What a step did: its numbers, how it ended, and what its parameters are worth.
+//! The numbers of a step, its outcome, and the score of its parameters.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ pub struct StepStats {
     pub padded_tokens: u64,
     /// How many micro-batches the batch was cut into.
     pub micro_batches: usize,
-    /// How many of this process's micro-batches a card was given as graphs ([`t5::Levers::repeats`]).
+    /// How many of this process's micro-batches were launched on a card as graphs ([`t5::Levers::repeats`]).
     pub graph_micro_batches: usize,
 }
 

@@ -1,16 +1,16 @@
-//! Names that are ours alone, for what is not finished yet, and the removal of what a killed process left under them.
+//! Names of this program's own for unfinished files, and the removal of files that a killed process left under them.
 //!
 //! ```text
-//! .train_low_mem-tmp-0123456789abcdef                a file on its way to its name
-//! .train_low_mem-tmp-0123456789abcdef-part-model     a directory that is to be `model`, or was and is being removed
-//! .train_low_mem-tmp-0123456789abcdef-old-model      the `model` that made way, for the instant before the new one has its name
+//! .train_low_mem-tmp-0123456789abcdef                a file before it gets its name
+//! .train_low_mem-tmp-0123456789abcdef-part-model     a directory that will be `model`, or was and is being removed
+//! .train_low_mem-tmp-0123456789abcdef-old-model      the replaced `model`, for the instant before the new one has its name
 //! .train_low_mem-tmp-0123456789abcdef-run            a dry run, see [`crate::Scratch`]
 //! ```
 //!
 //! Invariants:
-//! * A name is made with `O_CREAT | O_EXCL | O_NOFOLLOW` or `mkdir`, so it never stands for what was there before.
-//! * Only names of exactly these patterns are ever removed, and of a directory only files that a run writes. Whatever else
-//!   lies in it stays, or moves to the directory that takes its place.
+//! * A name is made with `O_CREAT | O_EXCL | O_NOFOLLOW` or `mkdir`, so it never refers to an older file.
+//! * Only names of exactly these patterns are ever removed, and in a directory only files that a run writes. Any other
+//!   file in it stays, or moves to the directory that takes its place.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -29,20 +29,20 @@ const OLD: &str = "-old-";
 /// Suffix of the directory of a dry run.
 pub(crate) const RUN: &str = "-run";
 
-/// The kind of thing under a temporary name.
+/// The kind of entry under a temporary name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A file.
     File,
-    /// A directory that is being filled, or removed, and the name that it is to have, or had.
+    /// A directory that is being filled, or removed, with the name that it will have, or had.
     Part(String),
-    /// A directory that had this name, and gets it back if nothing has it.
+    /// A directory that had this name, and gets it back if the name is free.
     Old(String),
     /// A dry run.
     Run,
 }
 
-/// The kind of thing under `name`, if the name is one of ours.
+/// The kind of entry under `name`, if it is a temporary name.
 pub(crate) fn kind_of(name: &OsStr) -> Option<Kind> {
     let rest = name.to_str()?.strip_prefix(TEMPORARY_PREFIX)?;
     let (id, rest) = rest.split_at_checked(ID_DIGITS)?;
@@ -57,12 +57,12 @@ pub(crate) fn kind_of(name: &OsStr) -> Option<Kind> {
     }
 }
 
-/// Whether a run gives this name to what is not finished.
+/// Whether a run gives this name to unfinished files.
 pub fn is_temporary_name(name: &OsStr) -> bool {
     kind_of(name).is_some()
 }
 
-/// An empty file in `parent`, open to be written.
+/// An empty file in `parent`, open for writing.
 pub(crate) fn create_file(parent: &Path) -> Result<(PathBuf, File)> {
     with_temporary_name(parent, &[], create_new).map_err(|e| Error::io("create a file in", parent, e))
 }
@@ -73,7 +73,7 @@ pub(crate) fn create_run_directory(parent: &Path) -> Result<PathBuf> {
     Ok(made.map_err(|e| Error::io("create a directory in", parent, e))?.0)
 }
 
-/// A fresh, empty directory beside `target`, to be filled and then given to [`commit_directory`].
+/// A new, empty directory beside `target`. The caller fills it and gives it to [`commit_directory`].
 pub(crate) fn create_directory(target: &Path) -> Result<PathBuf> {
     let parent = parent_of(target);
     let made = with_temporary_name(&parent, &[OsStr::new(PART), target.file_name().unwrap_or_default()], |path| {
@@ -82,22 +82,22 @@ pub(crate) fn create_directory(target: &Path) -> Result<PathBuf> {
     Ok(made.map_err(|e| Error::io("create a directory in", &parent, e))?.0)
 }
 
-/// Gives a filled temporary directory its name, in one step also where the name is taken. What had the name is removed then,
-/// but for files in it that are not ours: they move to the new directory.
+/// Gives a filled temporary directory its name, in one step even if the name is taken. The old directory is then removed,
+/// except for foreign files in it: they move to the new directory.
 ///
 /// # Errors
-/// I/O errors. What had the name then has it still and nothing is left of `temporary`, or only the last sync failed.
+/// I/O errors. The old directory then still has the name and nothing is left of `temporary`, or only the last sync failed.
 pub(crate) fn commit_directory(temporary: &Path, target: &Path) -> Result<()> {
     let replaced = take_name(temporary, target).inspect_err(|_| drop(remove_own_directory(temporary)))?;
     sync_directory(&parent_of(target))?;
     if let Some(old) = replaced {
-        // The next start removes the rest with its other leftovers.
+        // The next start removes the rest with other leftovers.
         let _ = remove_replaced(&old, target).or_else(|_| remove_replaced(&old, target));
     }
     Ok(())
 }
 
-/// Gives a filled directory its name. Returns where the one is now that had it.
+/// Gives a filled directory its name. Returns the new path of the directory that had the name.
 pub(crate) fn take_name(temporary: &Path, target: &Path) -> Result<Option<PathBuf>> {
     sync_directory(temporary)?;
     match fs::symlink_metadata(target) {
@@ -111,7 +111,7 @@ pub(crate) fn take_name(temporary: &Path, target: &Path) -> Result<Option<PathBu
     if exchange(temporary, target).is_ok() {
         return Ok(Some(temporary.to_owned()));
     }
-    // A file system that cannot swap two names: for an instant neither has the name, but both are on the disk.
+    // This file system cannot swap two names: for an instant neither has the name, but both directories are on the disk.
     // A process killed in that instant leaves both; [`remove_leftovers`] gives the old one its name back.
     let old = move_out_of_the_way(target, OLD)?;
     if let Err(e) = fs::rename(temporary, target) {
@@ -121,13 +121,13 @@ pub(crate) fn take_name(temporary: &Path, target: &Path) -> Result<Option<PathBu
     Ok(Some(old))
 }
 
-/// Removes a checkpoint or a model, name first, so that being killed on the way leaves a leftover and nothing torn.
+/// Removes a checkpoint or a model. Its name goes first, so that a process killed meanwhile leaves a leftover and nothing torn.
 pub(crate) fn retire_directory(directory: &Path) -> Result<()> {
     let moved = move_out_of_the_way(directory, PART)?;
     remove_own_directory(&moved).map_err(|e| Error::io("remove", directory, e))
 }
 
-/// Takes the name of a directory away from it. Returns where it is now.
+/// Renames a directory to a temporary name. Returns its new path.
 fn move_out_of_the_way(directory: &Path, ending: &str) -> Result<PathBuf> {
     let parent = parent_of(directory);
     let ending = [OsStr::new(ending), directory.file_name().unwrap_or_default()];
@@ -135,14 +135,14 @@ fn move_out_of_the_way(directory: &Path, ending: &str) -> Result<PathBuf> {
     Ok(moved.map_err(|e| Error::io("move out of the way", directory, e))?.0)
 }
 
-/// Renames where nothing has the new name.
+/// Renames a file, unless the new name is taken.
 pub(crate) fn rename_to_free_name(from: &Path, to: &Path) -> io::Result<()> {
     #[cfg(any(target_os = "linux", target_vendor = "apple"))]
     {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
         use rustix::io::Errno;
         match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-            // File systems without it; the names are random or the directory has one writer.
+            // Not supported by the file system. The names are random, or the directory has one writer.
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {}
             renamed => return Ok(renamed?),
         }
@@ -168,7 +168,7 @@ fn exchange(a: &Path, b: &Path) -> io::Result<()> {
     }
 }
 
-/// The names in `directory` that are not those of files which a checkpoint or a model has.
+/// The names in `directory` that are no files of a checkpoint or a model.
 pub(crate) fn foreign_names(directory: &Path) -> io::Result<Vec<OsString>> {
     let mut foreign = Vec::new();
     let listed = checkpoint::listed_names(directory);
@@ -187,7 +187,7 @@ pub(crate) fn foreign_names(directory: &Path) -> io::Result<Vec<OsString>> {
     Ok(foreign)
 }
 
-/// Removes a directory of ours that was replaced by `successor`. What in it is not ours moves there, or stays.
+/// Removes a directory that was replaced by `successor`. Foreign files in it move there, or stay.
 fn remove_replaced(old: &Path, successor: &Path) -> io::Result<()> {
     if fs::symlink_metadata(old)?.file_type().is_symlink() {
         return fs::remove_file(old);
@@ -198,8 +198,8 @@ fn remove_replaced(old: &Path, successor: &Path) -> io::Result<()> {
     remove_own_directory(old)
 }
 
-/// Removes the files of a checkpoint or a model, and their directory once it is empty. One error on the way is tried again:
-/// a save may be the last one, and nobody would come for what it left.
+/// Removes the files of a checkpoint or a model, and their directory once it is empty. Tries again after one error:
+/// this save may be the last one, and nothing would remove the rest later.
 pub(crate) fn remove_own_directory(directory: &Path) -> io::Result<()> {
     match remove_own_directory_once(directory) {
         Err(e) if e.kind() != io::ErrorKind::DirectoryNotEmpty => match remove_own_directory_once(directory) {
@@ -210,7 +210,7 @@ pub(crate) fn remove_own_directory(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// The manifest goes last: it names the files of another version.
+/// Removes the files once. The manifest goes last: it names the files of another version.
 fn remove_own_directory_once(directory: &Path) -> io::Result<()> {
     let foreign = foreign_names(directory)?;
     let manifest = OsStr::new(checkpoint::MANIFEST_FILE);
@@ -228,8 +228,8 @@ fn remove_own_directory_once(directory: &Path) -> io::Result<()> {
     fs::remove_dir(directory)
 }
 
-/// Removes what a killed process left unfinished in `directory`, and gives a directory its name back that was killed between
-/// two names. Only for who is its one writer. What cannot be removed stays: it is in nobody's way.
+/// Removes the unfinished files of a killed process in `directory`. If the process was killed between two renames, gives the replaced
+/// directory its name back. Only for the directory's one writer. A file that cannot be removed stays, and does no harm.
 ///
 /// # Errors
 /// The directory cannot be listed, or a name cannot be given back.
@@ -350,10 +350,10 @@ mod tests {
         let (file, _) = create_file(root).unwrap();
         let half = create_directory(&root.join("step-00000001")).unwrap();
         fs::write(half.join("model.safetensors"), "half").unwrap();
-        // Not what a temporary name stands for.
+        // Entries whose kind does not fit their temporary name.
         fs::create_dir(root.join(".train_low_mem-tmp-ffffffffffffffff")).unwrap();
         fs::write(root.join(".train_low_mem-tmp-ffffffffffffffff-part-model"), "").unwrap();
-        // Ours, with something in it that is not.
+        // A temporary directory with a foreign file in it.
         let with_thesis = create_directory(&root.join("step-00000002")).unwrap();
         fs::write(with_thesis.join("chapter1"), "my only copy").unwrap();
         remove_leftovers(root).unwrap();

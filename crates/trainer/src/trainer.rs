@@ -1,15 +1,15 @@
-//! The step: an optimizer batch in, an exact update of the parameters out.
+//! A step: an exact update of the parameters from an optimizer batch.
 //!
 //! Invariants:
-//! * How a batch is cut into micro-batches changes nothing but the order of summation: the loss is divided by the target
-//!   tokens of the whole batch, and dropout follows a sample's index in it.
+//! * The cut of a batch into micro-batches changes only the order of summation: the loss is divided by the target
+//!   tokens of the whole batch, and dropout depends on a sample's index in it.
 //! * Parameters and optimizer state change only after the whole batch's gradient is known and finite. An interrupted step,
 //!   an empty batch and a non-finite step change neither by a bit.
-//! * Every batch handed in counts as one step, whatever became of it, so the step number is the position in the data and
+//! * Every batch handed in counts as one step, whatever its outcome, so the step number is the position in the data and
 //!   in the schedule.
-//! * Nothing but `(options, batches so far)` decides the next state up to rounding: no clock, no thread count, no memory. To the
-//!   bit it also takes the same [`StepPlan`]s, which cut a batch, and the same kernels ([`t5_ops::instruction_set`],
-//!   [`t5_ops::KERNELS_VERSION`]); the number of threads shows in no bit.
+//! * The next state depends on `(options, batches so far)` alone, up to rounding: on no clock, thread count or memory. The same
+//!   bits also take the same [`StepPlan`]s, which cut a batch, and the same kernels ([`t5_ops::instruction_set`],
+//!   [`t5_ops::KERNELS_VERSION`]). The number of threads changes no bit.
 //!
 //! ```no_run
 //! # fn example(model: t5::T5, sources: Vec<Vec<u32>>, targets: Vec<Vec<u32>>) -> Result<(), trainer::Error> {
@@ -51,13 +51,13 @@ pub struct Batch<'a> {
     pub targets: &'a [Vec<u32>],
 }
 
-/// How a step is carried out: chosen by memory, without a say in the mathematics.
+/// How a step is carried out. The available memory decides; the mathematics does not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepPlan {
-    /// How it is cut, and what is computed again.
+    /// How the step is cut, and which tensors are recomputed.
     pub levers: Levers,
-    /// The longest source and target, in tokens, that [`Levers::micro_batch_samples`] was chosen for. A micro-batch of
-    /// shorter samples takes as many as hold no more than that, one of longer samples fewer. `None`: just
+    /// The longest source and target, in tokens, for which [`Levers::micro_batch_samples`] was chosen. A micro-batch of
+    /// shorter samples has more of them, as long as it holds no more bytes; one of longer samples has fewer. `None`: always
     /// `micro_batch_samples`, whatever their lengths.
     pub longest: Option<(usize, usize)>,
 }
@@ -68,11 +68,11 @@ pub struct Trainer {
     pub(crate) options: TrainerOptions,
     pub(crate) optimizer: Optimizer,
     gradients: Gradients,
-    /// Counts what a micro-batch holds.
+    /// Counts the bytes that a micro-batch holds.
     counter: Counter,
-    /// Where activations and gradients go that are not to stay in memory.
+    /// The files of activations and gradients that do not stay in memory.
     offload: Files,
-    /// The processes that it trains with.
+    /// The processes of this training.
     parallel: Option<Parallel>,
     step: u64,
     non_finite_in_a_row: u32,
@@ -105,7 +105,7 @@ impl Trainer {
         };
         let counter =
             Counter::new(model.config(), precisions, options.dropout, &|spec| trained.contains(spec.name.as_str()))?;
-        // Micro-batches are compared by what they hold where they are computed.
+        // Micro-batches are compared by the bytes that they hold on the device that computes them.
         let counter = if model.device().is_cpu() { counter } else { counter.on_device(&|_| [0; 2]) };
         Ok(Trainer {
             model,
@@ -123,21 +123,21 @@ impl Trainer {
         })
     }
 
-    /// Puts files of activations and gradients, where a plan asks for them, there and not where the system has its own.
+    /// Sets the directory of files of activations and gradients, for plans that need them. The default is the system's own.
     pub fn offload_to(&mut self, files: Files) {
         self.offload = files;
     }
 
-    /// From here on every step is made together with other processes, which have the same model, options and state. Called before
+    /// Makes every step from now on together with other processes, which have the same model, options and state. Called before
     /// the first step.
     ///
     /// # Errors
-    /// Those of the device.
+    /// The device reports an error.
     pub fn join(&mut self, mut parallel: Parallel, sharding: Sharding) -> Result<()> {
         parallel.reach(self.model.device())?;
         parallel.deal_out(sharding, self.model.parameters(), |index| self.gradients.is_trainable(index));
         self.optimizer.keep(|index| parallel.updates(index));
-        // What trains beside a frozen base is small.
+        // The parameters that train beside a frozen base are small.
         if sharding == Sharding::Weights && self.model.config().lora.is_none() {
             let brought =
                 parallel.share_weights(self.model.parameters(), |index| self.gradients.is_trainable(index))?;
@@ -147,7 +147,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// While another process saves: sends it the part of the model and of the optimizer's state that only this one holds.
+    /// Sends the part of the model and of the optimizer's state that only this process holds, while another process saves.
     ///
     /// # Errors
     /// [`Error::Processes`].
@@ -156,12 +156,12 @@ impl Trainer {
         self.dealt_out().map_or(Ok(()), |parallel| self.each_state(parallel, |_| Ok(())))
     }
 
-    /// The processes, where each holds a part of the optimizer's state.
+    /// The processes, if each holds a part of the optimizer's state.
     pub(crate) fn dealt_out(&self) -> Option<&Parallel> {
         self.parallel.as_ref().filter(|parallel| parallel.owner(0).is_some())
     }
 
-    /// The optimizer's state that is dealt out, parameter by parameter. Every process has to ask.
+    /// The distributed optimizer's state, parameter by parameter. Every process has to ask.
     pub(crate) fn each_state(
         &self,
         parallel: &Parallel,
@@ -175,7 +175,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// The processes that it trains with.
+    /// The processes of this training.
     pub fn parallel(&self) -> Option<&Parallel> {
         self.parallel.as_ref()
     }
@@ -186,21 +186,21 @@ impl Trainer {
     /// discards the gradients and ends the step.
     ///
     /// # Errors
-    /// [`Error::BatchShape`]; [`Error::Diverged`] at the `max_non_finite`-th non-finite step in a row; what the model
-    /// refuses, such as token ids outside the vocabulary. All of these leave parameters and state as they were. A file of
-    /// block inputs or gradients that cannot be read back in the second pass of a layer-major step does not: the trainer is then of
-    /// no use.
+    /// [`Error::BatchShape`]; [`Error::Diverged`] at the `max_non_finite`-th non-finite step in a row; errors of the model,
+    /// such as token ids outside the vocabulary. All of these leave parameters and state unchanged. The exception is a file of
+    /// block inputs or gradients that cannot be read back in the second pass of a layer-major step: the trainer is then
+    /// unusable.
     pub fn step(&mut self, batch: &Batch, plan: &StepPlan, interrupted: &dyn Fn() -> bool) -> Result<StepOutcome> {
         self.step_of_shards(batch, &[batch.sources.len()], plan, interrupted)
     }
 
-    /// As [`Trainer::step`], where `batch` is the share of this process, and each of its shards has the next so many of the samples.
-    /// Numbers of the outcome are those of the whole batch.
+    /// As [`Trainer::step`], where `batch` is the share of this process. `shards` has the number of samples of each of its shards, which
+    /// follow each other. Numbers of the outcome are those of the whole batch.
     ///
     /// # Errors
-    /// Those of [`Trainer::step`]; several shards whose gradients are to wait in a file; [`Error::Processes`]. Where the device of one process
-    /// has no memory before they decide, every process has [`Error::DeviceMemory`] or [`Error::DeviceMemoryElsewhere`], and may make the step
-    /// again with another plan.
+    /// As [`Trainer::step`]; several shards whose gradients would wait in a file; [`Error::Processes`]. If the device of one process
+    /// has no memory before the decision, every process returns [`Error::DeviceMemory`] or [`Error::DeviceMemoryElsewhere`], and may
+    /// repeat the step with another plan.
     pub fn step_of_shards(
         &mut self,
         batch: &Batch,
@@ -251,7 +251,7 @@ impl Trainer {
         let holds_copies = self.model.hold_copies(plan.levers.weight_copies);
         self.model.repeat_micro_batches(plan.levers.repeats);
         match plan.levers.layer_major {
-            // An interrupted step may have left a part of a gradient behind.
+            // An interrupted step may have left part of a gradient.
             None => self.gradients.clear(),
             // Accumulators of an earlier plan would stay beside the blocks'.
             Some(_) => self.gradients.release(),
@@ -268,7 +268,7 @@ impl Trainer {
         };
         let rates = (stats.lr, self.options.grad_clip_norm);
         let update = Update::new(&self.model, &self.optimizer, rates, stats.target_tokens, interrupted);
-        // Layer by layer a gradient's memory serves others before it is applied.
+        // Layer by layer, a gradient's memory is used for others before the gradient is applied.
         let mut update = update.keeping_gradients(plan.levers.layer_major.is_none());
         if let Some(parallel) = &self.parallel {
             let shards = parallel.own_shards().zip(of_shards).collect();
@@ -298,7 +298,7 @@ impl Trainer {
         (stats.loss, stats.grad_norm) = (update.loss, update.grad_norm);
         stats.graph_micro_batches = (self.model.micro_batches_as_graphs() - as_graphs) as usize;
         if layers.is_some() {
-            // Layer by layer no gradient outlasts its step, however that ends.
+            // Layer by layer, no gradient stays after its step, however the step ends.
             self.gradients.release();
         }
         if result.as_ref().is_err_and(Error::is_of_device_memory) && !has_others && self.model.stop_repeating() {
@@ -354,7 +354,7 @@ impl Trainer {
         self.parallel.as_ref().map_or_else(|| Ok(mine.clone()), |parallel| parallel.share(&mine))
     }
 
-    /// The micro-batches of a batch with these lengths: no larger than the plan's, and no larger than is any use.
+    /// Cuts a batch with these lengths into micro-batches: no larger than the plan's, and no larger than is useful.
     fn cut(&self, lengths: &[(usize, usize)], plan: &StepPlan) -> Vec<Vec<usize>> {
         let Some((source_tokens, target_tokens)) = plan.longest else {
             return micro_batches::cut(lengths, plan.levers.micro_batch_samples);
@@ -375,23 +375,23 @@ impl Trainer {
         &self.gradients
     }
 
-    /// Gives the device back what nobody needs of the memory that this process keeps there.
+    /// Gives back device memory that this process holds and does not use.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver reports an error.
     pub fn release_unused_of_device(&self) -> Result<()> {
         Ok(t5_ops::release_unused_of_device(self.model.device())?)
     }
 
-    /// Frees the gradients' memory until the next step, for evaluation and saving under a tight budget, and that in which what is off a card
-    /// waits during a step.
+    /// Frees the gradients' memory until the next step, for evaluation and saving under a tight budget. Also frees the host memory in which
+    /// tensors wait that are not on the card during a step.
     pub fn release_gradients(&mut self) {
         self.gradients.release();
         self.model.release_micro_batches();
         t5_ops::waiting::release_unused();
     }
 
-    /// How many batches have been stepped, skipped and empty ones included.
+    /// The number of batches that were stepped, including skipped and empty ones.
     pub fn step_count(&self) -> u64 {
         self.step
     }
@@ -412,7 +412,7 @@ impl Trainer {
         &self.model
     }
 
-    /// The options that it was made with.
+    /// The options that the trainer was made with.
     pub fn options(&self) -> &TrainerOptions {
         &self.options
     }
@@ -422,7 +422,7 @@ impl Trainer {
         &self.optimizer
     }
 
-    /// Notes the score of the parameters as they are (larger is better); says whether it is the best so far.
+    /// Notes the score of the current parameters (larger is better). Returns whether it is the best so far.
     ///
     /// A checkpoint saved before the next step carries it, for `keep_best`. A score that is not a number is ignored.
     pub fn record_score(&mut self, value: f64) -> bool {
@@ -438,7 +438,7 @@ impl Trainer {
         is_best
     }
 
-    /// From here on scores are of this measure, at first the loss. Scores of another measure are forgotten.
+    /// Sets the measure of later scores, which is the loss at first. Scores of another measure are dropped.
     pub fn score_by(&mut self, measure: &str) {
         if self.scored_by != measure {
             (self.last_score, self.best_score) = (None, None);
@@ -446,7 +446,7 @@ impl Trainer {
         }
     }
 
-    /// The measure that scores are of.
+    /// The measure of the scores.
     pub fn scored_by(&self) -> &str {
         &self.scored_by
     }
@@ -456,7 +456,7 @@ impl Trainer {
         self.best_score
     }
 
-    /// Everything that a checkpoint holds beside tensors and the caller's own state.
+    /// Everything that a checkpoint holds beside tensors, with the caller's own state.
     pub(crate) fn state(&self, caller: serde_json::Value) -> TrainerState {
         TrainerState {
             format: TrainerState::FORMAT,
@@ -471,7 +471,7 @@ impl Trainer {
         }
     }
 
-    /// Goes to where `state` was saved. The optimizer's tensors are the caller's to restore.
+    /// Sets step, scores and counters to those of `state`. The caller restores the optimizer's tensors.
     pub(crate) fn set_state(&mut self, state: &TrainerState) {
         self.step = state.step;
         self.non_finite_in_a_row = state.non_finite_in_a_row;
@@ -486,7 +486,7 @@ fn lengths(batch: &Batch) -> Vec<(usize, usize)> {
     batch.sources.iter().zip(batch.targets).map(|(source, target)| (source.len(), target.len())).collect()
 }
 
-/// The micro-batch of some samples of a share of a batch, each with its index in the whole batch, where the share's first is `first`.
+/// The micro-batch of some samples of a share. Each sample keeps its index in the whole batch, where the share begins at `first`.
 fn gather(batch: &Batch, samples: &[usize], first: usize, model: &T5) -> Result<MicroBatch> {
     let sources: Vec<&[u32]> = samples.iter().map(|&i| batch.sources[i].as_slice()).collect();
     let targets: Vec<&[u32]> = samples.iter().map(|&i| batch.targets[i].as_slice()).collect();

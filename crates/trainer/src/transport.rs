@@ -1,4 +1,4 @@
-//! How values of tensors get from process to process: straight from memory or from card to card, or from a card through the host.
+//! The way of tensors' values from process to process: straight from memory, from card to card, or from a card through the host.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -13,41 +13,41 @@ use t5_ops::{Staged, Staging};
 use crate::between_cards::BetweenCards;
 use crate::error::Result;
 
-/// The way of the tensors of a device to the other processes. Every process makes the same calls in the same order.
+/// Sends the tensors of a device to the other processes. Every process makes the same calls in the same order.
 #[derive(Clone, Debug)]
 pub(crate) struct Transport {
     group: Group,
-    /// Where tensors lie on a card.
+    /// Copies values of tensors on a card. `None` before [`Transport::reach`], and on the CPU.
     staging: Option<Staging>,
-    /// Where cards reach each other.
+    /// The way between cards, if cards reach each other.
     cards: Option<BetweenCards>,
     turns: Turns,
 }
 
-/// Calls of a step that were made so far. All processes make them in the same order.
+/// The number of calls that were made in this step. All processes make them in the same order.
 #[derive(Clone, Debug, Default)]
 struct Turns {
     taken: Rc<Cell<usize>>,
-    /// The call for which a test has no memory, and those that were made before the last decision.
+    /// The call for which a test has no memory, and the number of calls before the last decision.
     #[cfg(test)]
     without_memory: Rc<Cell<Option<usize>>>,
     #[cfg(test)]
     before_decision: Rc<Cell<usize>>,
 }
 
-/// Values that processes send each other, while this one does something else.
+/// Values that processes send each other while this process does something else.
 #[derive(Debug)]
 pub(crate) enum OnItsWay {
     /// Through the host.
     Host(Pending<Result<()>>),
     /// From card to card.
     Cards(Arriving),
-    /// They are here for whatever is launched from now on.
+    /// Already here for everything that is launched from now on.
     Here,
 }
 
 impl OnItsWay {
-    /// Waits until they are here.
+    /// Waits until the values are here.
     pub fn arrive(self) -> Result<()> {
         match self {
             OnItsWay::Host(pending) => pending.wait()?,
@@ -58,15 +58,15 @@ impl OnItsWay {
 }
 
 impl Transport {
-    /// From memory.
+    /// A transport from memory.
     pub fn new(group: Group) -> Self {
         Self { group, staging: None, cards: None, turns: Turns::default() }
     }
 
-    /// From here on straight from card to card, where this build can and all processes have cards of their own.
+    /// Sends straight from card to card from now on, if this build can and all processes have cards of their own.
     ///
     /// # Errors
-    /// NCCL's; another process is gone.
+    /// NCCL reports an error, or another process has ended.
     pub fn connect(&mut self, device: &Device) -> Result<()> {
         if HAS_NCCL && !device.is_cpu() && self.group.size() > 1 {
             self.cards = Some(BetweenCards::join(&self.group, device)?);
@@ -74,10 +74,10 @@ impl Transport {
         Ok(())
     }
 
-    /// Bits a second that a process sends to the others, as the slowest of them sees it.
+    /// Bits per second that a process sends to the others. All processes return the slowest one's figure.
     ///
     /// # Errors
-    /// Another process is gone; NCCL's.
+    /// Another process has ended, or NCCL reports an error.
     pub fn bits_per_second(&self, device: &Device) -> Result<f64> {
         match &self.cards {
             Some(cards) => cards.bits_per_second(device),
@@ -85,10 +85,10 @@ impl Transport {
         }
     }
 
-    /// From here on from a device, too.
+    /// Sends from a device, too, from now on.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver reports an error.
     pub fn reach(&mut self, device: &Device) -> Result<()> {
         self.staging = Staging::of(device)?;
         Ok(())
@@ -99,41 +99,41 @@ impl Transport {
         &self.group
     }
 
-    /// The values of a tensor on a card; none of one in memory.
+    /// Access to the values of a tensor on a card. `None` for a tensor in memory.
     fn staged(&self, tensor: &Tensor) -> Result<Option<OnCard>> {
         let staged = self.staging.as_ref().map(|staging| staging.stage(tensor)).transpose()?;
         Ok(staged.flatten().map(|staged| OnCard { staged, bytes: Vec::new() }))
     }
 
-    /// A step begins, in which no call was made yet.
+    /// Begins a step, in which no call was made yet.
     pub fn begin_step(&self) {
         self.turns.taken.set(0);
     }
 
-    /// Calls of this step that were made.
+    /// The number of calls of this step that were made.
     pub fn turns(&self) -> usize {
         self.turns.taken.get()
     }
 
-    /// From here on call number `turn` of a step finds no memory, once.
+    /// Has call number `turn` of a step find no memory, once.
     #[cfg(test)]
     pub fn without_memory_at(&self, turn: usize) {
         self.turns.without_memory.set(Some(turn));
     }
 
-    /// All calls of this step are made that come before its decision.
+    /// Notes that all calls of this step before its decision were made.
     #[cfg(test)]
     pub fn decide(&self) {
         self.turns.before_decision.set(self.turns());
     }
 
-    /// How many they were.
+    /// The number of these calls.
     #[cfg(test)]
     pub fn turns_before_decision(&self) -> usize {
         self.turns.before_decision.get()
     }
 
-    /// Makes a call, which counts where it has begun.
+    /// Makes a call. It counts if it has begun.
     fn take_turn(&self, begin: impl FnOnce() -> Result<OnItsWay>) -> Result<OnItsWay> {
         let taken = self.turns();
         #[cfg(test)]
@@ -146,8 +146,8 @@ impl Transport {
         Ok(begun)
     }
 
-    /// Begins to add the gradient of which these are the sums of this process up over all processes, into the first of them. Until it is
-    /// through nobody may look at any of them. `is_in_order`: bits are those of as many shards in any number of processes.
+    /// Begins to add up a gradient over all processes. `parts` are this process's sums, the first of which takes the result. None of them
+    /// may be read or written until it has arrived. `is_in_order`: the bits depend on the number of shards alone, and not on the processes.
     pub fn begin_sum(&self, (shards, is_in_order): (Shards, bool), parts: &[Tensor], to: To) -> Result<OnItsWay> {
         self.take_turn(|| {
             if let (Some(cards), [whole, rest @ ..]) = (&self.cards, parts) {
@@ -180,7 +180,7 @@ impl Transport {
         }))
     }
 
-    /// [`Transport::begin_sum`] of a process that has nothing to add to a gradient of this shape and dtype, and no use for it.
+    /// [`Transport::begin_sum`] of a process that adds nothing to a gradient of this shape and dtype, and does not use the sum.
     pub fn begin_sum_of_nothing(
         &self,
         (shards, is_in_order): (Shards, bool),
@@ -189,7 +189,7 @@ impl Transport {
     ) -> Result<OnItsWay> {
         let parts = shards.stretches(self.group.rank()).len();
         if self.cards.is_some() {
-            // Nobody looks at them, so that one serves for all.
+            // The values are not read, so one tensor serves for all.
             let zeros = Tensor::zeros(like.elem_count(), dtype, like.device())?;
             return self.begin_sum((shards, is_in_order), &vec![zeros; parts], to);
         }
@@ -197,8 +197,8 @@ impl Transport {
         self.take_turn(|| Ok(self.begin_sum_of_values((shards, element(dtype)), vec![zeros; parts], to)))
     }
 
-    /// Begins to make a tensor that lies at the same place in all processes everywhere what it is at process `root`. Until it is through
-    /// nobody may look at it.
+    /// Begins to copy a tensor's values from process `root` to all others. The tensor lies on a card in all processes, or in memory in all.
+    /// It may not be read until the values have arrived.
     pub fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> Result<OnItsWay> {
         match &self.cards {
             Some(cards) if !tensor.device().is_cpu() => {
@@ -208,7 +208,7 @@ impl Transport {
         }
     }
 
-    /// [`Transport::begin_broadcast`] of a tensor that may be on a card here, and in memory there.
+    /// [`Transport::begin_broadcast`] of a tensor that may be on a card in one process, and in memory in another.
     pub fn begin_broadcast_from_anywhere(&self, root: usize, tensor: &Tensor) -> Result<OnItsWay> {
         self.take_turn(|| {
             let (on_card, tensor) = (self.staged(tensor)?, tensor.clone());
@@ -223,7 +223,7 @@ impl Transport {
         })
     }
 
-    /// [`Transport::begin_broadcast`] of a tensor like this one to a process that has no use for it.
+    /// [`Transport::begin_broadcast`] of a tensor like this one to a process that does not use it.
     pub fn begin_broadcast_to_nobody(&self, root: usize, like: &Tensor) -> Result<OnItsWay> {
         if self.cards.is_some() && !like.device().is_cpu() {
             let unused = Tensor::zeros(like.shape(), like.dtype(), like.device())?;
@@ -269,10 +269,10 @@ fn with_bytes_of_all(
     })?
 }
 
-/// Values on a card, of which some are copied at a time.
+/// Values on a card. Some are copied at a time.
 struct OnCard {
     staged: Staged,
-    /// Those that are copied to it.
+    /// The bytes that are being copied to the card.
     bytes: Vec<u8>,
 }
 

@@ -1,4 +1,4 @@
-//! The update of a step, as its events reach the optimizer: gradients are measured, a decision is made, gradients are applied.
+//! The update of a step: gradients are measured, a decision is made, gradients are applied.
 
 use std::collections::HashMap;
 
@@ -36,23 +36,23 @@ pub(crate) struct Update<'a> {
     /// Other processes, and the micro-batches of each shard of this one.
     parallel: Option<(&'a Parallel, OwnShards)>,
     most_micro_batches: usize,
-    /// Gradients that are summed meanwhile, and parameters that their owners send.
+    /// Gradients that are being summed, and parameters that their owners send.
     sums_on_their_way: HashMap<usize, OnItsWay>,
     parameters_on_their_way: Vec<OnItsWay>,
     /// The loss sums of shards that are complete.
     losses: Vec<f64>,
     sums: Vec<Option<SquareSums>>,
-    /// Gradients on a card, with their parameters' numbers, which wait until all of their event are handed over. None: another process has
-    /// it, and sends the parameter.
+    /// Gradients on a card, with their parameters' indices. They wait until all of their event are handed over. `None`: another process has
+    /// the gradient, and sends the parameter.
     waiting: Vec<(usize, Option<Tensor>)>,
-    /// Whether gradients stay as they were measured until they are applied.
+    /// Whether gradients stay unchanged after they were measured, until they are applied.
     keeps_gradients: bool,
-    /// Their updates, but for the scale: made ready before the host waits for the square sums, so that launches alone come after.
+    /// Their updates without the scale. They are made ready before the host waits for the square sums, so that only launches remain.
     ready: Option<Ready>,
     scale: f64,
-    /// Whether this process has told others, if there are any, what they need to decide.
+    /// Whether this process has sent the others, if there are any, all that they need to decide.
     pub has_decided: bool,
-    /// Whether a parameter has another value, or may have.
+    /// Whether a parameter has changed, or may have.
     pub is_changed: bool,
     /// The mean token loss.
     pub loss: f64,
@@ -96,25 +96,25 @@ impl<'a> Update<'a> {
     }
 }
 
-/// Updates that a card is ready for, of these parameters from these gradients.
+/// Updates that a card is ready to make, of these parameters from these gradients.
 struct Ready {
     of: Vec<(usize, TensorId)>,
     updates: ReadyUpdates,
 }
 
 impl<'a> Update<'a> {
-    /// One where each gradient stays until it is applied, in the same memory.
+    /// Sets whether each gradient stays until it is applied, in the same memory.
     pub fn keeping_gradients(self, keeps_gradients: bool) -> Self {
         Update { keeps_gradients, ..self }
     }
 
-    /// The update of all these processes together, where this one has some shards, each with its micro-batches.
-    /// One of them has the most micro-batches.
+    /// An update of several processes together. This process has some shards, each with its micro-batches.
+    /// `most_micro_batches` is the largest number of micro-batches of any process.
     pub fn among(self, parallel: &'a Parallel, shards: OwnShards, most_micro_batches: usize) -> Self {
         Update { parallel: Some((parallel, shards)), most_micro_batches, ..self }
     }
 
-    /// Whether the gradients of an event wait for each other, to be measured and applied at once: on a card.
+    /// Whether the gradients of an event are collected, to be measured and applied together: on a card.
     fn waits(&self) -> bool {
         !self.model.device().is_cpu()
     }
@@ -124,25 +124,25 @@ impl<'a> Update<'a> {
         self.parallel.as_ref().is_none_or(|(parallel, _)| parallel.updates(index))
     }
 
-    /// The processes and the owner of a parameter, if it has one that sends it to the others when it has changed.
+    /// The processes and the owner of a parameter, if the owner sends it to the others after it changed.
     fn sender(&self, index: usize) -> Option<(&'a Parallel, usize)> {
         let all = self.parallel.as_ref().map(|(parallel, _)| *parallel).filter(|all| all.sends(index));
         all.and_then(|all| Some((all, all.owner(index)?)))
     }
 
-    /// Waits for parameters that other processes update.
+    /// Waits for the parameters that other processes update.
     pub fn arrive(&mut self) -> Result<()> {
         self.parameters_on_their_way.drain(..).try_for_each(OnItsWay::arrive)
     }
 
-    /// Instead of a decision: has the other processes know that this one has no memory for the step. Until then it takes part in what they
-    /// ask for: `asked` is all of it.
+    /// Takes the place of a decision: tells the other processes that this one has no memory for the step. Until the decision, it takes part
+    /// in their requests. `asked` are all of them.
     ///
     /// # Errors
-    /// Those of what is asked for.
+    /// A request fails.
     pub fn give_up(&mut self, asked: &[Asked], gradients: &mut Gradients) -> Result<()> {
         let Some((parallel, _)) = &self.parallel else { return Ok(()) };
-        // Others may still write what is on its way.
+        // Other processes may still write into tensors that are being sent.
         self.sums_on_their_way.drain().try_for_each(|(_, sum)| sum.arrive())?;
         self.waiting.clear();
         self.ready = None;
@@ -155,8 +155,8 @@ impl<'a> Update<'a> {
         parallel.agree(&[], wish, &mut sums).map(drop)
     }
 
-    /// Has a parameter changed, and brought from its owner to all if it has one that sends it. One in a file is there at once, others when
-    /// the step is over.
+    /// Changes a parameter by `change`. If its owner sends it to the others, begins that. A parameter in a file arrives at once, others
+    /// when the step has ended.
     fn change(&mut self, index: usize, change: &dyn Fn(&Tensor) -> Result<()>) -> Result<()> {
         self.is_changed = true;
         let sender = self.sender(index);
@@ -172,7 +172,7 @@ impl<'a> Update<'a> {
         Ok(())
     }
 
-    /// What the optimizer changes of these parameters and gradients.
+    /// The optimizer's changes for these parameters and gradients.
     fn changes<'b>(&'b self, gradients: impl Iterator<Item = (usize, &'b Tensor)>) -> Vec<Change<'b>> {
         let parameters = self.model.parameters();
         let change = |(index, gradient): (usize, &'b Tensor)| {
@@ -182,7 +182,7 @@ impl<'a> Update<'a> {
         gradients.filter_map(change).collect()
     }
 
-    /// Has the card ready for the update of these parameters, while it still computes their gradients.
+    /// Makes the card ready to update these parameters, while it still computes their gradients.
     fn make_ready(&mut self, gradients: &[(usize, &Tensor)]) -> Result<()> {
         let changes = self.changes(gradients.iter().copied());
         let updates = self.optimizer.ready_each(&changes, self.learning_rate)?;
@@ -190,7 +190,7 @@ impl<'a> Update<'a> {
         Ok(())
     }
 
-    /// The square sums of every parameter's gradient, and what anybody wishes. Sets the loss.
+    /// The square sums of every parameter's gradient, and the wishes of all processes. Sets the loss.
     fn agree(&mut self, loss_sum: f64) -> Result<(Vec<f64>, Wish)> {
         let mut totals = SquareSums::totals(self.sums.iter().flatten())?.into_iter();
         let total = |sums: &Option<SquareSums>| sums.as_ref().and_then(|_| totals.next()).unwrap_or(0.0);
@@ -211,7 +211,7 @@ impl<'a> Update<'a> {
 }
 
 impl Observer<Tensor, Error> for Update<'_> {
-    /// Never again once a parameter has changed: a step is made whole or not at all. Several processes stop together, when they decide.
+    /// Never true once a parameter has changed: a step is made as a whole or not at all. Several processes stop together, when they decide.
     fn interrupted(&mut self) -> bool {
         self.parallel.is_none() && !self.is_changed && (self.interrupted)()
     }
@@ -264,11 +264,11 @@ impl Observer<Tensor, Error> for Update<'_> {
         let (sums, wish) = self.agree(loss_sum)?;
         self.grad_norm = norm(&sums);
         self.scale = clip_scale(self.grad_norm, self.max_norm);
-        // The optimizer squares in f32: a gradient whose square is infinite would reach its state as one.
+        // The optimizer squares in f32: an infinite square would reach the optimizer's state.
         let largest_square = (self.grad_norm * self.scale).powi(2) as f32;
         let is_finite = self.loss.is_finite() && self.grad_norm.is_finite() && largest_square.is_finite();
         self.verdict = match is_finite {
-            // Numbers that one of them lacks mean nothing.
+            // If a process lacks memory, the numbers have no meaning.
             _ if wish.lacks_memory => Verdict::LacksMemory,
             false => Verdict::NotFinite,
             true if wish.stop => Verdict::Interrupted,
@@ -278,7 +278,7 @@ impl Observer<Tensor, Error> for Update<'_> {
     }
 
     fn apply(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
-        // A weight that waits off the card is there for its own update alone.
+        // A weight whose home is off the card is on the card for its own update alone.
         if self.waits() && !self.model.has_home(index) {
             self.waiting.push((index, self.updates(index).then(|| gradient.clone())));
             return Ok(());
@@ -334,7 +334,7 @@ impl Observer<Tensor, Error> for Update<'_> {
     }
 }
 
-/// What tells a parameter's gradient from the memory of another.
+/// Identifies a parameter's gradient by its index and its memory.
 fn of((index, gradient): (usize, &Tensor)) -> (usize, TensorId) {
     (index, gradient.id())
 }

@@ -1,5 +1,5 @@
-//! Adapters trained here beside the same adapters trained by PEFT: fifty steps of AdamW from what PEFT saved, for each case of
-//! `scripts/golden_cases/adapters.py`.
+//! Adapters trained by this crate compared with the same adapters trained by PEFT: fifty steps of AdamW from the adapter that PEFT
+//! saved, for each case of `scripts/golden_cases/adapters.py`.
 
 #[path = "../../t5-ops/tests/support/device.rs"]
 mod device;
@@ -42,7 +42,7 @@ fn ids(value: &Value) -> Vec<Vec<u32>> {
     value.as_array().unwrap().iter().map(list).collect()
 }
 
-/// The largest difference of two files' tensors.
+/// The largest difference between two files' tensors.
 fn largest_difference(got: &Path, expected: &Path) -> f32 {
     let [got, expected] = [got, expected].map(|path| Reader::open(path).unwrap());
     let mut largest = 0f32;
@@ -75,7 +75,7 @@ fn check(case: &str) {
     for step in 0..STEPS {
         let batch = &batches[step % batches.len()];
         let (sources, targets) = (ids(&batch["sources"]), ids(&batch["targets"]));
-        // Memory changes nothing: micro-batches, recomputed blocks and rows of logits of every size.
+        // The memory plan changes nothing: micro-batches, recomputed blocks and rows of logits of every size.
         let levers = Levers {
             micro_batch_samples: 1 + step % 4,
             recompute_blocks: step % 3,
@@ -100,7 +100,7 @@ fn check(case: &str) {
     let expected = goldens().join(case).join("final/adapter_model.safetensors");
     let largest = largest_difference(&directory.path().join("adapter_model.safetensors"), &expected);
     assert!(largest <= 1e-5, "{case}: {largest:e}");
-    // The directory is an adapter that comes back the same.
+    // The directory is an adapter that is loaded again unchanged.
     let again = adapted(&base, directory.path());
     for (one, other) in model.parameters().iter().zip(again.parameters()) {
         let values = |tensor: &candle_core::Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();

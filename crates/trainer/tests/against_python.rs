@@ -1,4 +1,4 @@
-//! The trainer beside what it must equal: torch's and transformers' schedules, transformers' Adafactor, and
+//! The trainer compared with its references: torch's and transformers' schedules, transformers' Adafactor, and
 //! whole training steps. The goldens come from `scripts/make_goldens.py`.
 
 #[path = "../../t5-ops/tests/support/device.rs"]
@@ -58,7 +58,7 @@ fn schedules_are_those_of_torch_and_transformers() {
     let goldens = json(&goldens("schedules/schedules.json"));
     for golden in goldens.as_array().unwrap() {
         let total_steps = golden["total_steps"].as_u64().unwrap();
-        // The goldens give one-cycle's peak; the schedule counts from where the cycle starts.
+        // The goldens give one-cycle's peak; the schedule is relative to the start of the cycle.
         let rate = golden["peak"].as_f64().unwrap() / golden["div_factor"].as_f64().unwrap_or(1.0);
         for (step, expected) in floats(&golden["learning_rates"]).into_iter().enumerate() {
             let got = rate * schedule(golden).factor(step as u64, total_steps);

@@ -1,4 +1,4 @@
-//! Gradients summed in bf16, where that was asked for: what they hold, how near they are, and resume to the bit.
+//! Gradients summed in bf16, if asked for: their memory, their accuracy, and resume to the bit.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! A run that is killed again and again, by SIGKILL at moments that nobody chose, ends with the bits of one that was not.
+//! A run that is killed again and again, by SIGKILL at arbitrary moments, ends with the bits of a run that was not killed.
 
 #![cfg(unix)]
 
@@ -19,7 +19,7 @@ use trainer::{Batch, Checkpoints, Levers, RunLock, StepPlan, Trainer, TrainerOpt
 use self::device::device;
 
 const STEPS: u64 = 24;
-/// Set for the child processes: where they run, and how often they save before they wait to be killed.
+/// Set for the child processes: the directory they run in, and how often they save before they wait to be killed.
 const OUTPUT: &str = "TRAINER_TEST_OUTPUT";
 const SAVES: &str = "TRAINER_TEST_SAVES";
 
@@ -39,7 +39,7 @@ fn options() -> TrainerOptions {
     }
 }
 
-/// Runs to the end, or until it has saved `saves` times, from wherever the output directory got to, saving after every step and saying so.
+/// Runs to the end, or until it has saved `saves` times, from the state of the output directory. Saves after every step and prints that.
 fn run(output: &Path, saves: u64) {
     let mut lock = RunLock::acquire(output).unwrap();
     lock.own(&[]).unwrap();
@@ -81,7 +81,7 @@ fn run(output: &Path, saves: u64) {
         checkpoints.save(&trainer, &json!({ "sample": trainer.step_count() * 6 }), None, &|| false).unwrap();
         println!("saved {}", trainer.step_count());
         if trainer.step_count() == last {
-            // Nobody writes anything: whoever has the other end kills this process.
+            // Nothing is written to this pipe: the process at its other end kills this one.
             let _ = std::io::stdin().read(&mut [0]);
         }
     }
@@ -106,7 +106,7 @@ fn a_run_killed_at_any_moment_and_resumed_ends_with_the_same_bytes() {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture", "a_run_killed_at_any_moment_and_resumed_ends_with_the_same_bytes"])
             .env(OUTPUT, &killed)
-            // However late it is killed, it makes one step more than was waited for.
+            // However late the process is killed, it makes one step more than was waited for.
             .env(SAVES, (left + 1).to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,4 +1,4 @@
-//! Layer-major steps against ordinary ones: the same training, to rounding; the same bits again; nothing half done.
+//! Layer-major steps against ordinary ones: the same training up to rounding, the same bits when repeated, and no partial updates.
 
 #[path = "../../t5-ops/tests/support/device.rs"]
 mod device;
@@ -102,7 +102,7 @@ fn everything(trainer: &Trainer) -> Vec<(String, Vec<f64>)> {
     own.chain(trainer.optimizer().named_state(parameters).map(|(name, tensor)| (name, values(tensor)))).collect()
 }
 
-/// Four steps of each of two plans: losses, norms, parameters and state agree.
+/// Makes four steps with each of two plans. Losses, norms, parameters and state agree.
 fn check(options: &TrainerOptions, other: &StepPlan, tolerance: f64) {
     let (mut ordinary, mut trainer) = (new(options.clone()), new(options.clone()));
     for seed in 0..4 {
@@ -160,7 +160,7 @@ fn what_is_kept_and_what_is_on_disk_changes_no_bit_and_leaves_nothing_behind() {
     assert!(in_memory == run(false, true, false, 5));
     assert!(in_memory == run(false, false, true, 5));
     assert!(in_memory == run(true, true, true, 5));
-    // Nothing computed again, or a part: where backward goes through blocks twice it is no choice.
+    // Nothing is recomputed, or a part. If backward goes through blocks twice, there is no choice.
     assert!(in_memory == run(false, false, false, 0));
     assert!(in_memory == run(false, false, true, 0));
     assert!(in_memory == run(true, true, true, 2));

@@ -1,4 +1,4 @@
-//! Weights in bf16 alone: nothing in f32 beside them, the same bits again, and resume to the bit.
+//! Weights in bf16 alone: nothing in f32 beside them, the same bits when repeated, and resume to the bit.
 
 mod support;
 
@@ -42,7 +42,7 @@ fn parameters_are_what_the_bill_says_and_nothing_is_kept_beside_them() {
 #[test]
 fn the_same_seed_gives_the_same_bits_and_another_seed_other_noise() {
     let run = |seed| {
-        // Without dropout the seed is in the noise of the rounding alone.
+        // Without dropout, the seed only affects the noise of the rounding.
         let mut trainer = new(TrainerOptions { seed, dropout: 0.0, ..options(MasterWeights::StochasticRounding) });
         run(&mut trainer, 0, 3);
         bits(&trainer)

@@ -1,4 +1,4 @@
-//! AdamW's moments in a file against moments in memory: the same bits, whatever is done with them.
+//! AdamW's moments in a file against moments in memory: the same bits after every operation.
 
 #[allow(dead_code, reason = "moments of the model there are too small for a file")]
 mod support;
@@ -10,7 +10,7 @@ use trainer::checkpoint::Checkpoints;
 use trainer::costs::{optimizer_state, optimizer_state_on_disk};
 use trainer::{LayerMajor, Levers, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions};
 
-// Only what it allocates can lie in a file.
+// Only memory of this allocator can lie in a file.
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
 
@@ -62,7 +62,7 @@ fn in_files(trainer: &Trainer) -> (usize, u64) {
 fn steps_and_checkpoints_are_the_same_to_the_bit_and_the_bill_says_what_stays_in_memory() {
     let directory = tempfile::tempdir().unwrap();
     for precision in [Precision::F32, Precision::Bf16] {
-        // The system has room for changed moments, and has none.
+        // The system has room for changed moments, or none.
         for unwritten_bytes in [u64::MAX, 0] {
             let files = Files { unwritten_bytes, ..Files::in_directory(directory.path()) };
             let options = options(precision);

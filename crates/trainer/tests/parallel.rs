@@ -1,6 +1,6 @@
-//! Several processes make the step that one makes: the same losses and parameters, with as many shards to the bit.
+//! Several processes make the same step as one: the same losses and parameters; with the same number of shards, to the bit.
 //!
-//! Processes are threads here. What they say to each other is what they would say over MPI.
+//! Processes are threads here. Their messages are those that they would send over MPI.
 
 #[expect(dead_code, reason = "these tests compare more than losses")]
 mod support;
@@ -19,7 +19,7 @@ fn plan(micro_batch_samples: usize, layer_major: Option<LayerMajor>) -> StepPlan
     StepPlan { levers, longest: None }
 }
 
-/// A trainer's numbers after some steps, and every bit of it.
+/// A trainer's numbers after some steps, and all its bits.
 #[derive(PartialEq)]
 struct Ended {
     stats: Vec<StepStats>,
@@ -28,7 +28,7 @@ struct Ended {
 
 impl std::fmt::Debug for Ended {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Values are too many to be read.
+        // There are too many values to print.
         let sums = self.parameters.iter().map(|values| values.iter().map(|value| u64::from(*value)).sum::<u64>());
         f.debug_struct("Ended").field("stats", &self.stats).field("sums", &sums.collect::<Vec<_>>()).finish()
     }
@@ -43,7 +43,7 @@ fn bits(model: &t5::T5) -> Vec<Vec<u32>> {
     values.map(|values| values.into_iter().map(f32::to_bits).collect()).collect()
 }
 
-/// Steps of `samples` samples by so many processes with so many shards; what each of them has then.
+/// Steps of `samples` samples by so many processes with so many shards. Returns the result of each process.
 fn run(
     options: &TrainerOptions,
     (processes, shards): (usize, Option<usize>),
@@ -111,7 +111,7 @@ fn adamw() -> TrainerOptions {
     TrainerOptions { optimizer, ..support::options() }
 }
 
-/// What a block's gradients and weights have memory for on their way.
+/// A block's gradients and weights have memory of their own while they are sent.
 const OVERLAPS: LayerMajor = LayerMajor { overlaps: true, ..LayerMajor::PLAIN };
 
 #[test]
@@ -146,7 +146,7 @@ fn with_as_many_shards_any_number_of_processes_has_the_same_bits() {
     ];
     let cases = layers.map(|layers| (support::options(), layers)).into_iter().chain([(adamw(), layers[2])]);
     for (options, layer_major) in cases.step_by(every(4)) {
-        // Alone nothing is on its way, so the order of events is the plain one.
+        // A single process sends nothing, so the order of events is the plain one.
         let at_once = layer_major.map(|layers| LayerMajor { overlaps: false, ..layers });
         let expected = run(&options, (1, Some(4)), Sharding::None, (&plan(2, at_once), 9)).swap_remove(0);
         let plan = plan(2, layer_major);
@@ -193,7 +193,7 @@ fn owners_of_optimizer_state_and_gradients_change_no_bit() {
                 assert!(ended.iter().all(|ended| ended.stats == expected[0].stats), "{layer_major:?}");
             }
         }
-        // With as many shards the number of processes does not matter either.
+        // With the same number of shards, the number of processes does not matter either.
         let expected = run(&options, (1, Some(4)), Sharding::None, (&plan(2, None), 9)).swap_remove(0);
         assert_eq!(run(&options, (2, Some(4)), Sharding::Gradients, (&plan(2, None), 9))[1], expected);
     }
@@ -207,7 +207,7 @@ fn a_process_without_samples_goes_along() {
         let ended = run(&options, (4, None), Sharding::None, (&plan, 3));
         assert!(ended.iter().all(|other| *other == ended[0]));
         assert_close(&ended[0], &alone(&options, &plan, 3), 1e-5);
-        // Of six shards of three samples some of each process are empty.
+        // Of six shards of three samples, some are empty in each process.
         let expected = run(&options, (1, Some(6)), Sharding::None, (&plan, 3)).swap_remove(0);
         for sharding in [Sharding::None, Sharding::Gradients] {
             assert_eq!(run(&options, (3, Some(6)), sharding, (&plan, 3))[1], expected, "{layer_major:?}");
@@ -219,7 +219,7 @@ fn a_process_without_samples_goes_along() {
 #[test]
 fn whoever_wants_to_stop_stops_all_of_them_before_anything_changes() {
     let options = support::options();
-    // Asked at the beginning of the step and when the update is decided.
+    // Asked at the beginning of the step and at the decision.
     for asked in [0, 1] {
         let ended = threads::run(2, |group| {
             let is_first = group.is_first();

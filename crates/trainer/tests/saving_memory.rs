@@ -1,4 +1,4 @@
-//! What the allocator gives out while a checkpoint is saved, beside what the bill says of it.
+//! Bytes that the allocator gives out while a checkpoint is saved, compared with the bill.
 
 #[allow(dead_code, reason = "no step is made here")]
 mod support;
@@ -12,7 +12,7 @@ use trainer::{LayerMajor, Levers, MasterWeights, Precision, StepPlan, Trainer, T
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
 
-/// The most bytes that saving has at a time.
+/// The most bytes that saving holds at a time.
 fn held(trainer: &Trainer) -> u64 {
     let directory = tempfile::tempdir().unwrap();
     let mut checkpoints = Checkpoints::new(directory.path(), 1, 0);
@@ -60,7 +60,7 @@ fn saving_holds_a_piece_of_a_tensor_and_what_the_bill_says() {
         let from = SavedFrom { device: !support::device().is_cpu(), moments_in_file };
         let predicted = saving(config, options, options.parameter_dtype(), from).unwrap().bytes;
         let what = format!("{held} bytes held, {predicted} predicted, {moments_in_file}");
-        // Beside the caller's own state, which is none here. A card's copy of a piece is billed beside all that is made of one.
+        // There is no state of the caller here. The copy of a piece on a card is billed beside everything that is made from a piece.
         let spare = if from.device { 768 << 10 } else { 640 << 10 };
         assert!(held <= predicted && predicted < held + spare, "{what}");
         eprintln!("{what}");

@@ -1,4 +1,4 @@
-//! The step, on a tiny T5: what may not change the mathematics does not, and what must not reach the parameters does not.
+//! Steps on a tiny T5: the memory plan does not change the mathematics, and invalid gradients never reach the parameters.
 
 #[path = "../../t5-ops/tests/support/device.rs"]
 mod device;
@@ -231,7 +231,7 @@ fn an_interrupted_step_changes_nothing_and_can_be_made_again() {
     let a = done(step(&mut straight, 2, &PLAN));
     assert_eq!(a, b);
     assert!(everything(&stopped) == everything(&straight));
-    // For each micro-batch before each block on the way up and on the way down, the head and the two norms, and once before the
+    // For each micro-batch: before each block in forward and in backward, the head and the two norms. And once before the
     // update.
     let blocks = straight.model().config().blocks();
     assert_eq!(questions, a.micro_batches * (3 + 2 * blocks) + 1);
@@ -248,7 +248,7 @@ fn a_batch_without_samples_is_a_step_that_changes_nothing() {
     assert_eq!((trainer.step_count(), trainer.optimizer().updates()), (2, 1));
 }
 
-/// Makes the model's output not finite from here on.
+/// Makes the model's output non-finite from here on.
 fn poison(trainer: &Trainer, value: f32) -> Tensor {
     let norm = trainer.model().parameters().iter().find(|p| p.name == "decoder.final_layer_norm.weight").unwrap();
     let healthy = norm.tensor.copy().unwrap();

@@ -1,6 +1,7 @@
-//! Weights in a file against weights in memory: the same bits, whatever is done with them.
+//! Weights in a file against weights in memory: the same bits after every operation.
 //!
-//! The host alone: between uses a card holds no tensor of a weight in a file. `tests/card.rs` compares runs whose weights wait off a card.
+//! The host alone: a card's tensor of a weight in a file is empty between uses. `tests/card.rs` compares runs whose weights have homes
+//! off a card.
 
 #[allow(dead_code, reason = "weights of the model there are too small for a file")]
 mod support;
@@ -11,7 +12,7 @@ use t5::{Config, EvalContext, Files, GenerateOptions, MicroBatch, T5};
 use trainer::checkpoint::Checkpoints;
 use trainer::{LayerMajor, Levers, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions};
 
-// Only what it allocates can lie in a file.
+// Only memory of this allocator can lie in a file.
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
 
@@ -70,7 +71,7 @@ fn in_files(model: &T5) -> usize {
 fn steps_evaluations_and_checkpoints_are_the_same_to_the_bit() {
     let directory = tempfile::tempdir().unwrap();
     for precision in [Precision::F32, Precision::Bf16] {
-        // The system has room for changed weights, and has none.
+        // The system has room for changed weights, or none.
         for (unwritten_bytes, kept, in_gradient_files) in
             [(u64::MAX, 0, true), (0, 0, true), (u64::MAX, 0, false), (0, 9, false), (0, 1, true)]
         {

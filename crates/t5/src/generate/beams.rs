@@ -1,9 +1,9 @@
-//! Beam search over one source, step by step, as `_beam_search` of transformers 5.23 does it for a batch of one.
+//! Beam search over one source, step by step, like `_beam_search` of transformers 5.23 for a batch of one.
 //!
-//! The search is given the log-probabilities of the next token of each beam and says which beams go on. It knows no model, so it
-//! can be tried on any numbers. Scores are kept in f32, as there.
+//! The search is given the log-probabilities of the next token of each beam and decides which beams continue. It uses no model, so it
+//! can be tried on any numbers. Scores are kept in f32, as in transformers.
 //!
-//! A beam's keys and values lie in a *slot* of the cache. Of the beams that come from one beam, the first keeps its slot; the
+//! A beam's keys and values lie in a *slot* of the cache. Of the beams that continue the same beam, the first keeps its slot; the
 //! others are copied to slots whose beams ended. So a step copies as little as possible, and in place.
 
 use super::sampling::{Draw, Sampling};
@@ -15,9 +15,9 @@ pub struct Beams {
     pub count: usize,
     /// The sum of an answer's log-probabilities is divided by its length to this power.
     pub length_penalty: f64,
-    /// When a search is over before the longest answer.
+    /// When a search ends before the longest answer.
     pub early_stopping: EarlyStopping,
-    /// Where set, beams go on with tokens drawn at random in place of the likeliest.
+    /// If set, the next tokens of beams are drawn at random rather than the likeliest.
     pub sampling: Option<Sampling>,
 }
 
@@ -27,33 +27,33 @@ impl Default for Beams {
     }
 }
 
-/// When a search is over.
+/// When a search ends. All variants wait until there are as many finished answers as beams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EarlyStopping {
-    /// As many answers as beams are finished, and the best beam, at its length so far, is worse than the worst of them.
+    /// The best beam, at its length so far, is worse than the worst finished answer.
     #[default]
     No,
-    /// As many answers as beams are finished.
+    /// As soon as there are as many finished answers as beams.
     Yes,
-    /// As many answers as beams are finished, and the best beam can become no better than the worst of them, whatever comes.
+    /// The best beam can become no better than the worst finished answer, whatever follows.
     Never,
 }
 
-/// The score of an answer that is not there.
+/// The score of a missing answer.
 const NOTHING: f32 = -1e9;
 
-/// Facts about the answers that a search is for.
+/// Facts about the answers of a search.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends<'a> {
     /// Tokens that end an answer.
     pub eos: &'a [u32],
     /// The longest answer in tokens.
     pub max_new_tokens: usize,
-    /// Number of the source among all, for what is drawn.
+    /// Number of the source among all sources, for random draws.
     pub source: u64,
 }
 
-/// A search under way.
+/// A search in progress.
 #[derive(Clone, Debug)]
 pub struct BeamSearch {
     options: Beams,
@@ -62,7 +62,7 @@ pub struct BeamSearch {
     is_done: bool,
 }
 
-/// An answer in the making.
+/// An unfinished answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Beam {
     /// The decoder's start token and the tokens so far.
@@ -80,18 +80,18 @@ struct Finished {
     is_answer: bool,
 }
 
-/// The log-probabilities of the next token of each slot, after what forbids or favours any.
+/// The log-probabilities of the next token of each slot, after the processors.
 #[derive(Clone, Copy, Debug)]
 pub enum Scores<'a> {
     /// Of every token, (slots, V).
     All(&'a [f32]),
-    /// Of the likeliest tokens, as many for each slot as a search wants: in the order of the sums with the beam's score; of equal ones
-    /// the first token comes first.
+    /// Of the likeliest tokens: for each slot as many as a search wants, ordered by the sum with the beam's score. Of equal sums, the first
+    /// token comes first.
     Likeliest(&'a [u32], &'a [f32]),
 }
 
 impl<'a> Scores<'a> {
-    /// Tokens of a slot and their scores.
+    /// The tokens of a slot, with their scores.
     fn of(self, slot: usize, slots: usize) -> impl Iterator<Item = (usize, f32)> + 'a {
         let (Scores::All(scores) | Scores::Likeliest(_, scores)) = self;
         let width = self.width(slots);
@@ -102,14 +102,14 @@ impl<'a> Scores<'a> {
         scores[slot * width..][..width].iter().enumerate().map(move |(place, &score)| (token(place), score))
     }
 
-    /// Scores of a slot.
+    /// The number of a slot's scores.
     fn width(self, slots: usize) -> usize {
         let (Scores::All(scores) | Scores::Likeliest(_, scores)) = self;
         scores.len() / slots
     }
 }
 
-/// A beam that goes on with a token.
+/// A beam, continued by one token.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     beam: usize,
@@ -119,7 +119,7 @@ struct Candidate {
 }
 
 impl BeamSearch {
-    /// A search that has seen nothing.
+    /// A search that was given no scores yet.
     pub fn new(options: Beams, start_token: u32) -> Self {
         let beam = |slot| Beam { history: vec![start_token], score: if slot == 0 { 0.0 } else { NOTHING }, slot };
         let nothing = Finished { tokens: Vec::new(), score: NOTHING, is_answer: false };
@@ -131,7 +131,7 @@ impl BeamSearch {
         }
     }
 
-    /// The beams that are given a token each.
+    /// The beams that are continued by the next step.
     pub fn running(&self) -> &[Beam] {
         &self.running
     }
@@ -143,12 +143,12 @@ impl BeamSearch {
         }
     }
 
-    /// Whether nothing better is expected.
+    /// Whether the search has ended.
     pub fn is_done(&self) -> bool {
         self.is_done
     }
 
-    /// How many candidates it looks at: where every other one ends, there are enough to go on.
+    /// The number of candidates that a search examines: even if every other one ends, there are enough to continue.
     pub fn wanted(count: usize, eos: &[u32]) -> usize {
         count * (eos.len() + 1).max(2)
     }
@@ -160,8 +160,8 @@ impl BeamSearch {
         }
     }
 
-    /// Goes on by one token. `is_end` says of a history whether it ends there for another reason than a token or its length. Returns the slots
-    /// that the cache has to copy, from and to.
+    /// Continues by one token. `is_end` returns whether a history ends for another reason than its last token or its length. Returns the
+    /// slots that the cache has to copy, from and to.
     pub fn advance(&mut self, scores: Scores, ends: &Ends, is_end: &dyn Fn(&[u32]) -> bool) -> Vec<(usize, usize)> {
         let count = self.options.count;
         let mut candidates = self.candidates(scores, Self::wanted(count, ends.eos), ends);
@@ -174,7 +174,7 @@ impl BeamSearch {
             };
         }
         let finished = self.merged(&candidates, length);
-        // What ended is far behind, and goes on only where there is nothing else.
+        // An ended candidate ranks far behind, and continues only if there is nothing else.
         let behind = |candidate: &Candidate| candidate.score + if candidate.ends { NOTHING } else { 0.0 };
         let mut order: Vec<usize> = (0..candidates.len()).collect();
         order.sort_by(|&a, &b| behind(&candidates[b]).total_cmp(&behind(&candidates[a])));
@@ -188,7 +188,7 @@ impl BeamSearch {
         copies
     }
 
-    /// The best candidates, best first; drawn without replacement where beams are sampled.
+    /// The best candidates, best first; drawn without replacement if beams are sampled.
     fn candidates(&self, scores: Scores, wanted: usize, ends: &Ends) -> Vec<Candidate> {
         let width = scores.width(self.options.count);
         let position = self.running[0].history.len() as u64 - 1;
@@ -202,7 +202,7 @@ impl BeamSearch {
                     Some(sampling) => f64::from(score) + sampling.gumbel(draw, (number * width + token) as u64),
                     None => f64::from(score),
                 };
-                // Of equal ones the first comes first.
+                // Of equal ones, the first comes first.
                 if best.len() == wanted && best[wanted - 1].0 >= key {
                     continue;
                 }
@@ -214,7 +214,7 @@ impl BeamSearch {
         best.into_iter().map(|(_, candidate)| candidate).collect()
     }
 
-    /// The best answers with those that end now. Only the first candidates count: the others are there to go on.
+    /// The best answers, including those that end now. Only the first candidates count: the others are here to continue.
     fn merged(&self, candidates: &[Candidate], length: usize) -> Vec<Finished> {
         let is_full =
             self.options.early_stopping == EarlyStopping::Yes && self.finished.iter().all(|one| one.is_answer);
@@ -225,13 +225,13 @@ impl BeamSearch {
             let tokens = beam.history[1..].iter().copied().chain([candidate.token]).collect();
             all.push(Finished { tokens, score: candidate.score / divisor, is_answer: true });
         }
-        // Stable: of equal ones the older comes first.
+        // The sort is stable: of equal answers, the older comes first.
         all.sort_by(|a, b| b.score.total_cmp(&a.score));
         all.truncate(self.options.count);
         all
     }
 
-    /// Makes the candidates the running beams, and gives each its slot.
+    /// Makes the candidates the running beams, and gives each a slot.
     fn follow(&mut self, next: &[Candidate]) -> Vec<(usize, usize)> {
         let before = std::mem::take(&mut self.running);
         let mut is_taken = vec![false; before.len()];
@@ -264,7 +264,7 @@ impl BeamSearch {
         let is_hopeful = early_stopping == EarlyStopping::Never && length_penalty > 0.0;
         let best_length = if is_hopeful { ends.max_new_tokens } else { length };
         let best = self.running[0].score / (best_length as f64).powf(length_penalty) as f32;
-        // While an answer is missing, that is less than anything.
+        // A missing answer scores less than any other.
         let worst = self.finished.iter().map(|one| one.score).fold(f32::INFINITY, f32::min);
         best > worst
     }
@@ -305,7 +305,7 @@ mod tests {
                 slots[beam.slot].clone_from(&beam.history);
                 scores[beam.slot * V..][..V].copy_from_slice(&model(&beam.history));
             }
-            // The likeliest tokens alone lead to the same beams.
+            // The likeliest tokens alone give the same beams.
             let mut other = search.clone();
             let (tokens, likeliest) = likeliest(&search, &scores, BeamSearch::wanted(options.count, &[1]));
             let copies = search.advance(Scores::All(&scores), &ends, &|_| false);
@@ -335,7 +335,7 @@ mod tests {
         (0..slots).flat_map(of_slot).unzip()
     }
 
-    /// Every answer of at most so many tokens, with the sum of its log-probabilities.
+    /// Every answer of at most `most` tokens, with the sum of its log-probabilities.
     fn all_answers(history: &[u32], sum: f32, most: usize) -> Vec<(Vec<u32>, f32)> {
         let scores = model(history);
         let next = |token: usize| {
@@ -371,7 +371,7 @@ mod tests {
             let scores = model(&history);
             history.push((0..V).max_by(|&a, &b| scores[a].total_cmp(&scores[b])).unwrap() as u32);
         }
-        // One beam keeps two candidates: an end is an answer only while it is the best.
+        // One beam keeps two candidates: an end is an answer only if it is the best.
         assert!(copied == 0 && found[0].0.len() <= 9, "{found:?}");
         assert_eq!(found[0].0[0], history[1]);
     }

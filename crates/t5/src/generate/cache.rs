@@ -1,7 +1,7 @@
-//! The key/value cache, and a step of every row of it.
+//! The key/value cache, and a decoding step of all its rows.
 //!
-//! A source has as many rows as answers are made of it at a time. Keys and values of the source are there once for all of them:
-//! to its cross attention the rows are queries of one sample.
+//! A source has one row for each of its answers that are being made. Its own keys and values exist once for all these rows:
+//! in cross attention, the rows are queries of one sample.
 
 use super::GenerateOptions;
 use crate::config::Config;
@@ -26,7 +26,7 @@ pub(crate) struct Decoding<'a, T> {
 }
 
 impl<T: Ops> Decoding<'_, T> {
-    /// Encodes the sources and projects them to every block's keys and values. `None` when `interrupted` said so.
+    /// Encodes the sources and projects them to every block's keys and values. `None` when `interrupted` returned true.
     pub fn begin(
         &self,
         batch: MicroBatch<T>,
@@ -65,20 +65,20 @@ impl<T: Ops> Decoding<'_, T> {
         }))
     }
 
-    /// Whether any weights come and go.
+    /// Whether any weights are in memory only while they are in use.
     pub fn has_weights_elsewhere(&self) -> bool {
         self.has_paged_weights || self.network.pager.is_some()
     }
 
-    /// Makes space for a token more in these caches.
+    /// Makes space for one more token in these caches.
     pub fn make_space(&self, caches: &mut [&mut Cache<T>]) -> Result<()> {
         caches.iter_mut().try_for_each(|cache| cache.make_space(&self.network.decoder))
     }
 
-    /// The logits (R, V) after a token `ids` (R, 1) of each row of these caches, which have space for it, those of the first cache first.
-    /// `positions` has those of the caches on a card.
+    /// The logits (R, V) after a token `ids` (R, 1) of each row of these caches, in the order of the caches. The caches have space for it.
+    /// `positions` holds the caches' positions on a card.
     ///
-    /// Each product with weights is one for all rows, and attention is apart for each cache, which has its own position.
+    /// Each product with weights is one product for all rows. Attention is computed for each cache, which has its own position.
     pub fn logits(&self, ids: &T, positions: Option<&T>, caches: &[&Cache<T>]) -> Result<T> {
         let Network { shared, decoder, head, .. } = self.network;
         let positions = (0..caches.len()).map(|number| positions.map(|all| all.part(number, 1)).transpose());
@@ -127,7 +127,7 @@ impl<T: Ops> Decoding<'_, T> {
     }
 }
 
-/// The rows of one cache among those of all.
+/// The rows of one cache among the rows of all caches.
 struct PartRows {
     /// The number of the cache.
     cache: usize,
@@ -142,7 +142,7 @@ impl PartRows {
     }
 }
 
-/// What `f` makes of the rows of each cache, one after the other.
+/// Applies `f` to the rows of each cache, and joins the results.
 fn in_parts<T: Ops>(caches: &[&Cache<T>], f: impl Fn(&PartRows, &Cache<T>) -> Result<T>) -> Result<T> {
     let (mut from, is_all) = (0, caches.len() == 1);
     let parts = caches.iter().enumerate().map(|(number, cache)| {
@@ -168,7 +168,7 @@ struct CachedBlock<T> {
 /// The keys and values of every decoder block.
 pub(crate) struct Cache<T> {
     blocks: Vec<CachedBlock<T>>,
-    /// The bias of `capacity` queries and as many keys, (H, 2 capacity - 1): that of all blocks, or one for each. None before the first
+    /// The bias of `capacity` queries and as many keys, (H, 2 capacity - 1): one for all blocks, or one for each. Empty before the first
     /// step.
     biases: Vec<T>,
     source_lengths: Vec<usize>,
@@ -177,7 +177,7 @@ pub(crate) struct Cache<T> {
     /// Positions that `own` has space for.
     capacity: usize,
     most: usize,
-    /// That of the next token.
+    /// The position of the next token.
     position: usize,
 }
 
@@ -200,7 +200,7 @@ impl<T: Ops> Cache<T> {
         &self.biases[block.min(self.biases.len() - 1)]
     }
 
-    /// Rows of all sources.
+    /// The number of rows of all sources.
     pub fn rows(&self) -> usize {
         self.sources * self.rows_of_source
     }
@@ -210,28 +210,28 @@ impl<T: Ops> Cache<T> {
         self.position
     }
 
-    /// Whether the next token makes it have other tensors.
+    /// Whether the next token makes the cache replace its tensors.
     pub fn is_full(&self) -> bool {
         self.position >= self.capacity || self.biases.is_empty()
     }
 
-    /// Goes on by one token.
+    /// Moves on by one token.
     pub fn advance(&mut self) {
         self.position += 1;
     }
 
-    /// Tensors of which one at least is another when its others are: its own keys, those of its sources, the bias.
+    /// The cache's own keys, the keys of its sources, and the bias. If any tensor of the cache is replaced, so is at least one of these.
     pub fn landmarks(&self) -> impl Iterator<Item = &T> {
         let of_block = self.blocks.first().into_iter().flat_map(|block| [&block.own.k, &block.source.k]);
         of_block.chain(self.biases.first())
     }
 
-    /// Goes on at a later position, whose tokens before it are anything: to count a step there.
+    /// Moves on to a later position, for a count of a step there. The tokens before it are undefined.
     pub fn skip_to(&mut self, position: usize) {
         self.position = position;
     }
 
-    /// Doubles the space when the next token is outside of it.
+    /// Doubles the space when there is none for the next token.
     fn make_space(&mut self, decoder: &Stack<T>) -> Result<()> {
         if !self.is_full() {
             return Ok(());
@@ -260,7 +260,7 @@ impl<T: Ops> Cache<T> {
         Ok(())
     }
 
-    /// Copies rows over others: of each pair the first over the second.
+    /// Copies rows: in each pair, from the first to the second.
     pub fn copy_rows(&self, pairs: &[(usize, usize)]) -> Result<()> {
         let positions = self.position;
         for block in self.blocks.iter().filter(|_| !pairs.is_empty()) {

@@ -1,9 +1,9 @@
-//! Generation with a key/value cache: greedy, sampled, or by beam search, as transformers 5.23 generates.
+//! Generation with a key/value cache: greedy, sampled, or by beam search, like that of transformers 5.23.
 //!
 //! The cache holds, for each decoder block, the keys and values of the tokens generated so far (space for a power of two of
-//! them, doubled when full) and of the source. Sources that are done leave the batch when half of it is done.
-//! [`crate::step::count`] rehearses it for the bill. How tokens are chosen is in [`processors`], [`sampling`] and [`beams`],
-//! which know no model.
+//! them, doubled when full) and of the source. Finished sources leave the batch when half of it is finished.
+//! [`crate::step::count`] rehearses generation for the bill. [`processors`], [`sampling`] and [`beams`] choose tokens and
+//! use no model.
 
 pub(crate) mod beams;
 pub(crate) mod cache;
@@ -33,22 +33,22 @@ use crate::ops::Ops;
 pub struct Answer {
     /// The tokens after the decoder's start token, up to and including the end of the sequence.
     pub ids: Vec<u32>,
-    /// Of a beam search: the sum of the tokens' log-probabilities over the length to the length penalty. Otherwise, where
-    /// scores are asked for, their mean. They are those after processors and filters.
+    /// Of a beam search: the sum of the tokens' log-probabilities, divided by the length to the length penalty. Otherwise their
+    /// mean, if scores are asked for. They are the log-probabilities after processors and filters.
     pub score: Option<f64>,
 }
 
-/// What the caller says and sees while answers are made.
+/// The caller's callbacks while answers are made.
 #[derive(Clone, Copy)]
 pub struct Watch<'a> {
     /// Whether to end early, without answers. Asked before every block of the encoder and before every token.
     pub interrupted: &'a dyn Fn() -> bool,
-    /// Whether an answer that is no longer than this ends here.
+    /// Whether an answer that is not longer than this ends here.
     pub is_end: &'a dyn Fn(&[u32]) -> bool,
-    /// Told the tokens of the answer to a source, one more each time. A beam search tells nothing: its answers are known at
+    /// Given the tokens of the answer to a source, one more each time. A beam search does not call it: its answers are known at
     /// the end.
     pub progress: &'a dyn Fn(usize, &[u32]),
-    /// The number of a source among all that are ever asked: what is drawn follows from it.
+    /// The number of a source among all that are ever asked. Random draws depend on it.
     pub number: &'a dyn Fn(usize) -> u64,
 }
 
@@ -75,7 +75,7 @@ impl T5 {
             .collect())
     }
 
-    /// All answers to each source, the best first. `None` where `watch` interrupted it.
+    /// All answers to each source, the best first. `None` if `watch` interrupted generation.
     ///
     /// # Errors
     /// As [`T5::generate`].
@@ -105,7 +105,7 @@ impl T5 {
     }
 }
 
-/// A batch of sources that is being answered.
+/// A batch of sources in generation.
 struct Answering<'a> {
     model: &'a T5,
     decoding: Decoding<'a, Tensor>,
@@ -124,7 +124,7 @@ impl Answering<'_> {
         Ok(Some(self.tokens.logits(&self.decoding, tokens, &mut [&mut self.cache])?))
     }
 
-    /// Drops the sources that are done from the batch, once they are half of it. `active` are those that the cache has.
+    /// Drops finished sources from the batch, once they are half of it. `active` are the sources in the cache.
     fn drop_done(&mut self, active: &mut Vec<usize>, is_done: impl Fn(usize) -> bool) -> Result<()> {
         let left: Vec<usize> = (0..active.len()).filter(|&place| !is_done(active[place])).collect();
         if !left.is_empty() && left.len() * 2 <= active.len() {
@@ -135,7 +135,7 @@ impl Answering<'_> {
         Ok(())
     }
 
-    /// The likeliest token, or one that is drawn, again and again.
+    /// Chooses the likeliest token, or draws one, until every answer has ended.
     fn choose(&mut self, sources: usize) -> Result<Option<Vec<Vec<Answer>>>> {
         let config = self.model.config();
         let mut rows = Rows::new(*self.options, config.answer_start(), sources);
@@ -192,7 +192,7 @@ impl Answering<'_> {
     }
 }
 
-/// Log-probabilities of the next token of searches, as they come from where tensors lie.
+/// Log-probabilities of the next token of several searches, as their device returns them.
 enum NextScores {
     /// Of every token, (R, V).
     All(Vec<f32>),
@@ -200,15 +200,15 @@ enum NextScores {
     Likeliest(Vec<u32>, Vec<f32>),
 }
 
-/// The same of one search.
+/// Log-probabilities of the next token of one search.
 enum SearchScores<'a> {
-    /// They may be changed.
+    /// Of every token; they may be changed.
     All(&'a mut [f32]),
     Likeliest(&'a [u32], &'a [f32]),
 }
 
 impl NextScores {
-    /// By the logits (R, V) of these searches. The likeliest tokens are enough where nothing forbids or draws any.
+    /// The log-probabilities for the logits (R, V) of these searches. The likeliest tokens suffice where none is forbidden or drawn.
     fn of<'a>(
         logits: &Tensor,
         searches: impl Iterator<Item = &'a BeamSearch>,
@@ -228,7 +228,7 @@ impl NextScores {
         logits.scores(true).map(NextScores::All)
     }
 
-    /// Those of one of so many searches.
+    /// The log-probabilities of the search at `place`, of `searches` searches.
     fn of_source(&mut self, place: usize, searches: usize) -> SearchScores<'_> {
         let range = |len: usize| place * (len / searches)..(place + 1) * (len / searches);
         match self {
@@ -243,7 +243,7 @@ impl NextScores {
     }
 }
 
-/// Takes a search a token further. Returns the slots that the cache has to copy, from and to; of a search that is done, none.
+/// Continues a search by one token. Returns the slots that the cache has to copy, from and to; none for a search that has ended.
 fn advance(
     search: &mut BeamSearch,
     scores: SearchScores,
@@ -266,7 +266,7 @@ fn advance(
     search.advance(scores, &ends, &|history| is_end(&history[1..])).into_iter()
 }
 
-/// Changes the log-probabilities (slots, V) of a search as its options say.
+/// Applies the processors and filters of its options to the log-probabilities (slots, V) of a search.
 fn process(search: &BeamSearch, scores: &mut [f32], options: &GenerateOptions, config: &Config) {
     let width = scores.len() / search.running().len();
     for beam in search.running() {

@@ -1,4 +1,4 @@
-//! How to generate.
+//! Options of generation.
 
 use candle_core::DType;
 
@@ -7,20 +7,20 @@ use super::processors::Processors;
 use super::sampling::Sampling;
 use crate::error::{Error, Result};
 
-/// How to generate.
+/// Options of generation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GenerateOptions {
     /// Most tokens generated for a source, EOS included.
     pub max_new_tokens: usize,
     /// Dtype in which activations are computed and cached.
     pub activations: DType,
-    /// What is forbidden or made less likely.
+    /// Rules that forbid tokens or make them less likely.
     pub processors: Processors,
     /// How tokens are chosen.
     pub search: Search,
     /// Answers to each source.
     pub sequences: usize,
-    /// Whether answers that no beam search found have a score, too.
+    /// Whether answers have a score even without beam search.
     pub scores: bool,
 }
 
@@ -40,40 +40,40 @@ impl Default for GenerateOptions {
 /// How tokens are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Search {
-    /// The likeliest token, again and again.
+    /// The likeliest token each time.
     #[default]
     Greedy,
-    /// Tokens that are drawn.
+    /// Tokens that are drawn at random.
     Sample(Sampling),
     /// The likeliest answer, as far as beams find it.
     Beams(Beams),
 }
 
-/// The sizes that the memory of generation depends on.
+/// Sizes that determine the memory of generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AnswerShape {
     /// The longest answer in tokens.
     pub max_new_tokens: usize,
     /// Rows of the cache for each source: beams, or answers.
     pub rows: usize,
-    /// Whether scores are looked at one by one, and not only for the largest.
+    /// Whether all scores are read, rather than only the largest found.
     pub looks_at_scores: bool,
-    /// Whether the likeliest tokens of a row are enough of them, where they can be found: of beams that nothing forbids or draws any of.
+    /// Whether a row's likeliest tokens suffice, if they can be found: for beams of which no token is forbidden or drawn.
     pub likeliest_are_enough: bool,
     /// Whether scores are sorted.
     pub sorts: bool,
 }
 
 impl AnswerShape {
-    /// Of one greedy answer.
+    /// The sizes of one greedy answer.
     pub fn greedy(max_new_tokens: usize) -> Self {
         GenerateOptions { max_new_tokens, ..GenerateOptions::default() }.shape()
     }
 }
 
 impl AnswerShape {
-    /// Bytes beside tensors: histories with those of the candidates, and the tokens of a row in order. Those of one greedy
-    /// answer count for nothing.
+    /// Bytes beside tensors: histories with those of the candidates, and the sorted tokens of a row. They are negligible for one
+    /// greedy answer.
     pub(crate) fn bytes_beside(&self, samples: usize, vocab_size: usize) -> u64 {
         let words = |count: usize| count as u64 * size_of::<u32>() as u64;
         let of_history =
@@ -95,7 +95,7 @@ impl GenerateOptions {
         }
     }
 
-    /// Whether the largest logit alone does not say what comes next.
+    /// Whether more than the largest logit decides the next token.
     pub(crate) fn looks_at_scores(&self) -> bool {
         self.search != Search::Greedy || !self.processors.are_off() || self.scores
     }
@@ -112,10 +112,10 @@ impl GenerateOptions {
         }
     }
 
-    /// Checks every option, and those that can contradict each other, for a vocabulary of so many tokens.
+    /// Checks every option, and the options that can contradict each other, for a vocabulary of `vocab_size` tokens.
     ///
     /// # Errors
-    /// [`Error::Batch`], naming the first one at fault.
+    /// [`Error::Batch`], naming the first invalid option.
     pub fn check(&self, vocab_size: usize) -> Result<()> {
         let fault = |what: &str, expected: &str, got: String| {
             Err(Error::Batch { what: what.to_owned(), expected: expected.to_owned(), got })

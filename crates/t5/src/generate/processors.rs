@@ -1,15 +1,15 @@
-//! What is forbidden or made less likely before a token is chosen, as the logits processors of transformers do it and in their
-//! order: repetition penalty, repeated n-grams, an end before the least length.
+//! Rules that forbid tokens or make them less likely before one is chosen, like the logits processors of transformers and in
+//! their order: repetition penalty, repeated n-grams, an end before the least length.
 //!
-//! A history is everything that the decoder was given: its start token, and what was generated so far. The scores are logits,
-//! or in a beam search log-probabilities.
+//! A history is the decoder's whole input: its start token, and the tokens generated so far. The scores are logits,
+//! or log-probabilities in a beam search.
 
-/// The settings. By default nothing changes.
+/// The settings. The defaults change nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Processors {
-    /// Scores of tokens in the history are divided by this where they are positive, and multiplied where negative; 1: off.
+    /// Positive scores of tokens in the history are divided by this, negative ones multiplied; 1: off.
     pub repetition_penalty: f32,
-    /// No run of so many tokens comes twice; 0: off.
+    /// No sequence of so many tokens occurs twice; 0: off.
     pub no_repeat_ngram: usize,
     /// An answer has at least so many tokens before its end.
     pub min_new_tokens: usize,
@@ -22,7 +22,7 @@ impl Default for Processors {
 }
 
 impl Processors {
-    /// Whether they change anything.
+    /// Whether these settings change nothing.
     pub fn are_off(&self) -> bool {
         *self == Processors::default()
     }

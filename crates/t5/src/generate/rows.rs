@@ -1,11 +1,11 @@
-//! Answers that grow by one chosen token at a time: the likeliest, or one that is drawn.
+//! Answers that grow by one token at a time: the likeliest, or one drawn at random.
 
 use super::Answer;
 use super::options::{GenerateOptions, Search};
 use super::sampling::Draw;
 use crate::config::Config;
 
-/// The rows of all sources, those of a source side by side.
+/// The rows of all sources; those of one source follow each other.
 pub(super) struct Rows {
     options: GenerateOptions,
     rows: Vec<Row>,
@@ -24,7 +24,7 @@ impl Rows {
         Rows { options, rows: (0..sources * options.sequences).map(|_| row()).collect() }
     }
 
-    /// The rows of sources, in the order of the cache.
+    /// The rows of these sources, in the order of the cache.
     fn of(&self, active: &[usize]) -> Vec<usize> {
         let sequences = self.options.sequences;
         active.iter().flat_map(|source| source * sequences..(source + 1) * sequences).collect()
@@ -34,7 +34,7 @@ impl Rows {
         active.iter().any(|&source| !self.is_done(source))
     }
 
-    /// Whether every answer to a source is there.
+    /// Whether every answer to a source is complete.
     pub fn is_done(&self, source: usize) -> bool {
         let sequences = self.options.sequences;
         self.rows[source * sequences..][..sequences].iter().all(|row| row.is_done)
@@ -44,7 +44,7 @@ impl Rows {
         self.of(active).into_iter().map(|row| *self.rows[row].history.last().expect("the start token")).collect()
     }
 
-    /// Adds a token to each row that is not done. `told`, of the number of a row and its answer so far, says whether the
+    /// Adds a token to each unfinished row. `told` is given the number of a row and its answer so far, and returns whether the
     /// answer ends here for another reason than its token.
     pub fn take(
         &mut self,
@@ -64,7 +64,7 @@ impl Rows {
         }
     }
 
-    /// Chooses a token of each row by its scores, (R, V).
+    /// Chooses a token for each row by its scores, (R, V).
     pub fn choose(
         &mut self,
         active: &[usize],
@@ -113,7 +113,7 @@ impl Rows {
     }
 }
 
-/// The index of the largest value; of equal ones the first.
+/// The index of the largest value; the first of equal values.
 fn likeliest(scores: &[f32]) -> u32 {
     let first = (0, f32::NEG_INFINITY);
     scores.iter().enumerate().fold(first, |best, (i, &score)| if score > best.1 { (i, score) } else { best }).0 as u32

@@ -1,8 +1,8 @@
-//! Tokens drawn at random from the likeliest: temperature, then top-k, then top-p, as the warpers of transformers do it and in
+//! Tokens drawn at random from the likeliest: temperature, then top-k, then top-p, like the warpers of transformers and in
 //! their order.
 //!
-//! Invariant: a draw is a function of the seed and of what is drawn (the answer's number, its sequence, the position): how many
-//! prompts are in a batch, and how many threads there are, does not change it.
+//! Invariant: a draw is a function of the seed and of its place (the answer's number, its sequence, the position). It does not
+//! depend on how many prompts are in a batch, or how many threads there are.
 
 use t5_ops::keys::mix;
 
@@ -11,11 +11,11 @@ use t5_ops::keys::mix;
 pub struct Sampling {
     /// Scores are divided by this.
     pub temperature: f32,
-    /// Only so many of the likeliest tokens; 0: all.
+    /// The number of likeliest tokens to draw from; 0: all.
     pub top_k: usize,
-    /// Only the likeliest tokens that have at least this probability together; 1: all.
+    /// Only the likeliest tokens, whose probabilities add up to at least this; 1: all.
     pub top_p: f32,
-    /// Everything drawn follows from it.
+    /// The seed of all draws.
     pub seed: u64,
 }
 
@@ -25,19 +25,19 @@ impl Default for Sampling {
     }
 }
 
-/// What is drawn.
+/// The place of a draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draw {
     /// The number of the source among all.
     pub source: u64,
-    /// Which of its answers.
+    /// The number of the answer among the source's.
     pub sequence: u64,
     /// The position in the answer.
     pub position: u64,
 }
 
 impl Sampling {
-    /// Sets the scores of tokens that are not drawn from to -inf, and divides the others by the temperature. At least `keep`
+    /// Sets the scores of tokens that cannot be drawn to -inf, and divides the others by the temperature. At least `keep`
     /// tokens are left.
     pub fn filter(&self, scores: &mut [f32], keep: usize) {
         if self.temperature != 1.0 {
@@ -52,7 +52,7 @@ impl Sampling {
         }
     }
 
-    /// Forbids the least likely tokens that have at most `1 - top_p` together.
+    /// Forbids the least likely tokens, whose probabilities add up to at most `1 - top_p`.
     fn keep_likeliest(&self, scores: &mut [f32], keep: usize) {
         let possible = |score: f32| score > f32::NEG_INFINITY;
         let mut order: Vec<u32> = (0..scores.len() as u32).filter(|&token| possible(scores[token as usize])).collect();
@@ -72,7 +72,7 @@ impl Sampling {
         order[..forbidden].iter().for_each(|&token| scores[token as usize] = f32::NEG_INFINITY);
     }
 
-    /// A token, with the probability that the softmax of filtered scores gives it.
+    /// Draws a token. Its probability is that of the softmax of the filtered scores.
     pub fn token(&self, scores: &[f32], draw: Draw) -> u32 {
         let largest = f64::from(scores.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         let weight = |score: f32| if score > f32::NEG_INFINITY { (f64::from(score) - largest).exp() } else { 0.0 };
@@ -91,8 +91,8 @@ impl Sampling {
         last
     }
 
-    /// Standard Gumbel noise: the largest of log-probabilities with such noise on them is drawn by the probabilities, and the
-    /// largest few without replacement (Kool et al., 2019).
+    /// Standard Gumbel noise. The largest of log-probabilities with such noise is a draw by the probabilities, and the
+    /// largest few are draws without replacement (Kool et al., 2019).
     pub fn gumbel(&self, draw: Draw, candidate: u64) -> f64 {
         -(-self.uniform(draw, candidate + 1).ln()).ln()
     }
@@ -106,7 +106,7 @@ impl Sampling {
     }
 }
 
-/// The n-th largest value, or the least where there are fewer.
+/// The n-th largest value, or the smallest if there are fewer.
 fn nth_largest(values: &[f32], n: usize) -> f32 {
     let mut sorted = values.to_vec();
     let last = n.min(values.len()).saturating_sub(1);
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(filtered(Sampling::default(), 1), [true; 4]);
     }
 
-    /// Pearson's statistic of draws beside what is expected.
+    /// Pearson's statistic for draws and expected counts.
     fn chi_square(counts: &[u64], expected: &[f64]) -> f64 {
         let draws = counts.iter().sum::<u64>() as f64;
         let cells = counts.iter().zip(expected).filter(|(_, share)| **share > 0.0);

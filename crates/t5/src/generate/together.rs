@@ -1,8 +1,8 @@
 //! Answers that grow together, each with its own settings: sources join and leave between two tokens.
 //!
-//! Every step gives each answer a token more. Products with weights are one for all rows, which is what a step takes its time
-//! for, and each source has a cache of its own. So what a source is answered does not depend on the others up to rounding, and
-//! what it holds is free as soon as it leaves.
+//! Every step adds a token to each answer. Products with weights, which take most of the time, are one product for all rows.
+//! Each source has a cache of its own. So the answer to a source does not depend on the others, up to rounding, and
+//! a source's memory is free as soon as it leaves.
 
 use std::rc::Rc;
 
@@ -47,17 +47,17 @@ enum Growing {
     Beams(BeamSearch),
 }
 
-/// News of a source.
+/// The news about a source after a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grown {
-    /// The source, as [`AnswersTogether::join`] was given it.
+    /// The source's key, as given to [`AnswersTogether::join`].
     pub key: u64,
-    /// Its answers, best first, where they are whole. It has left then.
+    /// The source's answers, best first, once they are complete. The source has then left.
     pub answers: Option<Vec<Answer>>,
 }
 
 impl AnswersTogether {
-    /// Nobody yet.
+    /// No sources yet.
     pub fn new(model: Rc<T5>, activations: DType) -> Self {
         let next = Tokens::of(model.config());
         AnswersTogether { model, activations, members: Vec::new(), next }
@@ -68,22 +68,22 @@ impl AnswersTogether {
         &self.model
     }
 
-    /// Sources that are answered.
+    /// The number of sources.
     pub fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Whether nobody is answered.
+    /// Whether there are no sources.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
-    /// Takes a source in (token ids, EOS included): runs the encoder over it. False where `interrupted` ended that. What is
-    /// drawn follows from `options` alone: every source is number 0.
+    /// Adds a source (token ids, EOS included): runs the encoder over it. Returns false if `interrupted` ended that. Random
+    /// draws depend on `options` alone: every source is number 0.
     ///
     /// # Errors
     /// [`crate::Error::Batch`] for an empty source or an id outside the vocabulary, options that contradict each other, or other
-    /// activations than those of the whole.
+    /// activations than those of this group.
     pub fn join(
         &mut self,
         key: u64,
@@ -107,7 +107,7 @@ impl AnswersTogether {
         Ok(true)
     }
 
-    /// Forgets the sources of which `leaves` says so.
+    /// Keeps only the sources for which `stays` returns true.
     pub fn retain(&mut self, mut stays: impl FnMut(u64) -> bool) {
         let before = self.members.len();
         self.members.retain(|member| stays(member.key));
@@ -116,12 +116,12 @@ impl AnswersTogether {
         }
     }
 
-    /// A token more for everybody. `told` is given a source, which of its answers, and its tokens so far, and says whether the
-    /// answer ends here. A beam search tells its beams as they could go on, and never in order: what it tells counts for the
-    /// end alone. Returns the sources whose answers are whole.
+    /// Adds a token to every answer. `told` is given a source, the number of one of its answers, and the answer's tokens so far. It returns
+    /// whether the answer ends here. For a beam search, `told` is given beams as they could continue, in no order, and only its
+    /// result counts. Returns the sources whose answers are complete.
     ///
     /// # Errors
-    /// A failed operation.
+    /// An operation fails.
     pub fn step(&mut self, told: &mut dyn FnMut(u64, usize, &[u32]) -> bool) -> Result<Vec<Grown>> {
         if self.members.is_empty() {
             return Ok(Vec::new());
@@ -146,7 +146,7 @@ impl AnswersTogether {
             }
         }
         if !grown.is_empty() {
-            // Who leaves takes all memory along that was for it.
+            // A source that leaves takes along all memory that was allocated for it.
             self.next.forget();
         }
         let whole = |key| {
@@ -173,7 +173,7 @@ impl Member {
         }
     }
 
-    /// Takes the logits (R, V) of its rows.
+    /// Takes the logits (R, V) of the source's rows.
     fn take(&mut self, logits: Tensor, model: &T5, told: &mut dyn FnMut(u64, usize, &[u32]) -> bool) -> Result<()> {
         let (config, key) = (model.config(), self.key);
         match &mut self.growing {

@@ -1,8 +1,8 @@
-//! The computing of one token after the other: the logits that the next tokens are chosen by.
+//! The computation of one token after the other: the logits that choose the next tokens.
 //!
-//! On a card the launches of a token are recorded, as long as the same caches go on, and launched as one. Tokens and positions are the
-//! numbers that change. Weights that are somewhere else between two uses have no address to record, and a model with operations that have
-//! no kernel there is not recorded either.
+//! On a card the launches of a token are recorded and launched as one, as long as the same caches continue. Tokens and positions are the
+//! numbers that change. Weights that lie elsewhere between two uses have no address to record. A model with operations that have
+//! no kernel on the card is not recorded either.
 
 use candle_core::Tensor;
 use t5_ops::Replay;
@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::ops::Ops;
 
-/// Tokens of some caches.
+/// Computes the tokens of some caches.
 #[derive(Debug)]
 pub(super) struct Tokens {
     replay: Replay,
@@ -20,16 +20,16 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    /// Of a model.
+    /// For this model's configuration.
     pub fn of(config: &Config) -> Self {
         Self { replay: Replay::default(), is_recordable: config.has_kernels_on_card() }
     }
 
-    /// The logits (R, V) after one more token of each row of these caches, those of the first cache first. They are overwritten by the next
-    /// ones.
+    /// The logits (R, V) after one more token of each row of these caches, in the order of the caches. The next call overwrites
+    /// them.
     ///
     /// # Errors
-    /// A failed operation.
+    /// An operation fails.
     pub fn logits(
         &mut self,
         decoding: &Decoding<Tensor>,
@@ -37,7 +37,7 @@ impl Tokens {
         caches: &mut [&mut Cache<Tensor>],
     ) -> Result<Tensor> {
         if caches.iter().any(|cache| cache.is_full()) {
-            // Caches that grow are there twice for a while.
+            // While caches grow, they exist twice.
             self.replay.forget();
         }
         decoding.make_space(caches)?;
@@ -52,7 +52,7 @@ impl Tokens {
         Ok(logits)
     }
 
-    /// Gives back the memory that a recording has.
+    /// Gives back the memory of a recording.
     pub fn forget(&mut self) {
         self.replay.forget();
     }

@@ -1,5 +1,5 @@
-//! Reading a model directory, as forgiving as transformers and no more: tied duplicates may be there or
-//! not, under any of their names; anything else missing, left over or mis-shaped is an error.
+//! Reading a model directory, as tolerant as transformers and no more. Duplicates of a tied table may be there or
+//! not, under any of their names. Anything else that is missing, left over or mis-shaped is an error.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -22,9 +22,9 @@ const LARGEST_INDEX_BYTES: u64 = 1 << 20;
 
 const SHARED: &str = "shared.weight";
 const LM_HEAD: &str = "lm_head.weight";
-/// Other names of the shared table. Writers that drop duplicates keep whichever comes first to them.
+/// Other names of the shared table. Writers that drop duplicates keep the one that they meet first.
 const EMBEDDINGS: [&str; 2] = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
-/// In T5's first published checkpoints, and unused: cross attention has no position bias.
+/// A table in T5's first published checkpoints, which is not used: cross attention has no position bias.
 const IGNORED: &str = "EncDecAttention.relative_attention_bias.weight";
 /// Weights in the order in which transformers looks for them, in one file or as an index of several.
 const WEIGHTS: [(&str, &str, Format); 2] = [
@@ -52,14 +52,14 @@ impl Format {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place<'a> {
     Memory,
-    /// All in a file of their own.
+    /// All in one new file.
     File(&'a crate::Files),
-    /// Where they are stored, as far as they can be used there, and the others in a file of their own.
+    /// In the files where they are stored, as far as they can be used there. The others lie in a new file.
     Stored(&'a crate::Files),
 }
 
 impl Place<'_> {
-    /// Whether the weights of this part stay in memory although those of others lie in files.
+    /// Whether the weights of this part stay in memory although others lie in files.
     fn keeps(self, part: Part, config: &Config) -> bool {
         match self {
             Place::Stored(files) => LayerMajor::keeps_weights(files.weight_blocks_in_memory, part, config),
@@ -71,8 +71,8 @@ impl Place<'_> {
 /// Whether the values of a parameter stay in this process.
 pub(crate) type Keeps<'a> = &'a dyn Fn(&ParameterSpec) -> bool;
 
-/// Loads configuration and parameters, values converted to [`ParameterSpec::dtype`] of `dtype`, each at its place before
-/// the next is read. The values of those that `keeps` denies are released as soon as they were checked.
+/// Loads configuration and parameters. Values are converted to [`ParameterSpec::dtype`] of `dtype`, and each parameter is at its place
+/// before the next is read. The values of those for which `keeps` returns false are released after they were checked.
 pub(crate) fn load(
     directory: &Path,
     dtype: DType,
@@ -129,10 +129,10 @@ pub(crate) fn load(
     Ok((config, parameters, file))
 }
 
-/// The weights of a model directory as they are stored: what its headers say, and no value.
+/// The weights of a model directory as they are stored: the contents of its headers, without values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredWeights {
-    /// Whether every matrix is stored in bf16: then a model that keeps them so has the same values as one of f32.
+    /// Whether every matrix is stored in bf16. A model that keeps them in bf16 then has the same values as one of f32.
     pub is_bf16: bool,
     /// Whether a table is stored twice. The two are compared when the model is loaded.
     pub has_duplicates: bool,
@@ -140,15 +140,15 @@ pub struct StoredWeights {
     pub read_from: StoredIn,
     /// Bytes of a file that [`crate::T5::load_in_place`] writes, in a model of f32 and of bf16.
     pub copied_bytes: [u64; 2],
-    /// Bytes in memory while the largest of these is copied, in a model of f32 and of bf16.
+    /// Bytes in memory while the largest such parameter is copied, in a model of f32 and of bf16.
     pub copying_bytes: [u64; 2],
 }
 
 impl StoredWeights {
-    /// Of the model in a directory with this configuration.
+    /// The stored weights of the model in a directory with this configuration.
     ///
     /// # Errors
-    /// Those of [`crate::T5::load`] about files and headers.
+    /// As [`crate::T5::load`], for files and headers.
     pub fn of(directory: &Path, config: &Config) -> Result<StoredWeights> {
         let stored = Files::open(directory)?;
         let specs = specs_with_head(config);
@@ -158,7 +158,7 @@ impl StoredWeights {
         };
         let mut matrices = specs.iter().filter(|spec| spec.shape.len() > 1);
         let of = |dtype| stored.copied(&specs, dtype).map(|spec| spec.bytes(dtype)).sum();
-        // A run that goes on reads its own adapter, which is f32.
+        // A resumed run reads its own adapter, which is f32.
         let of_adapter = config.lora.as_ref().map(|_| DType::F32);
         let read_from = StoredIn::of(stored.readers.iter().flat_map(Reader::dtypes).chain(of_adapter));
         let copying =
@@ -173,7 +173,7 @@ impl StoredWeights {
         })
     }
 
-    /// With an adapter that is read after the model.
+    /// These weights, with an adapter that is read after the model.
     #[must_use]
     pub fn with_adapter(self, adapter: &AdapterDirectory) -> Self {
         Self { read_from: self.read_from.and(adapter.stored_in()), ..self }
@@ -184,13 +184,13 @@ impl StoredWeights {
         self.copied_bytes[usize::from(dtype == DType::BF16)]
     }
 
-    /// Bytes in memory while the largest parameter of these is copied.
+    /// Bytes in memory while the largest such parameter is copied.
     pub fn copying(&self, dtype: DType) -> u64 {
         self.copying_bytes[usize::from(dtype == DType::BF16)]
     }
 }
 
-/// Bytes in memory while one parameter is read and copied into a file. Pages of the copy are written without being touched, but for
+/// Bytes in memory while one parameter is read and copied into a file. Pages of the copy are written without being touched, except
 /// those of a dtype that has no kernels.
 pub(crate) fn copying_bytes(spec: &ParameterSpec, dtype: DType, read_from: StoredIn) -> u64 {
     let (bytes, kept) = (spec.bytes(dtype), spec.dtype(dtype));
@@ -199,10 +199,10 @@ pub(crate) fn copying_bytes(spec: &ParameterSpec, dtype: DType, read_from: Store
 }
 
 impl StoredDtypes {
-    /// Of the model in a directory with this configuration.
+    /// The stored dtypes of the model in a directory with this configuration.
     ///
     /// # Errors
-    /// Those of [`crate::T5::load`] about files and headers.
+    /// As [`crate::T5::load`], for files and headers.
     pub fn of(directory: &Path, config: &Config) -> Result<StoredDtypes> {
         Ok(Files::open(directory)?.dtypes(config))
     }
@@ -213,7 +213,7 @@ fn specs_with_head(config: &Config) -> Vec<ParameterSpec> {
     ParameterSpec::all(&Config { tie_word_embeddings: false, ..config.clone() })
 }
 
-/// The weight files of a directory and who holds what.
+/// The weight files of a directory, and which file holds which tensor.
 #[derive(Debug)]
 struct Files {
     readers: Vec<Reader>,
@@ -264,7 +264,7 @@ impl Files {
             }
             holder.insert(tensor.clone(), shard);
         }
-        // A tensor that the index leaves out is no less unexpected, or welcome, than one it lists.
+        // A tensor that the index leaves out is treated like one that it lists.
         for (shard, reader) in readers.iter().enumerate() {
             for name in reader.names() {
                 holder.entry(name).or_insert(shard);
@@ -273,7 +273,7 @@ impl Files {
         Ok(Files { readers, holder })
     }
 
-    /// Those of some parameters that cannot be used where they are stored and are large enough for a file.
+    /// The parameters that cannot be used where they are stored and are large enough for a file.
     fn copied<'a>(&self, specs: &'a [ParameterSpec], dtype: DType) -> impl Iterator<Item = &'a ParameterSpec> {
         specs.iter().filter(move |spec| {
             let name = self.name_of(&spec.name);
@@ -284,7 +284,7 @@ impl Files {
         })
     }
 
-    /// The files as memory, and room for what has to be copied.
+    /// The mapped files, and room for the weights that must be copied.
     fn weight_file(&self, files: &crate::Files, config: &Config, dtype: DType) -> Result<WeightFile> {
         let specs = ParameterSpec::all(config);
         let stored = self.readers.iter().map(Reader::mapped).collect::<Result<_>>()?;
@@ -292,7 +292,7 @@ impl Files {
         WeightFile::beside(stored, files, copied.map(|spec| spec.bytes(dtype)))
     }
 
-    /// The codes and scales of a quantised weight, at their place.
+    /// The codes and scales of a quantised weight, at its place.
     fn quantised(
         &self,
         directory: &Path,
@@ -351,7 +351,7 @@ impl Files {
         EMBEDDINGS.into_iter().chain([LM_HEAD]).find(|other| self.holder.contains_key(*other)).unwrap_or(name)
     }
 
-    /// transformers 5's rule: a head of its own in the file is a head of its own, unless it is equal to
+    /// transformers 5's rule: a separate head in the file is a separate head, unless it equals
     /// the shared table.
     fn is_tied(&self, config: &Config, dtype: DType) -> Result<bool> {
         let embedding = self.name_of(SHARED);
@@ -361,7 +361,7 @@ impl Files {
         }
         let table = [config.vocab_size, config.d_model];
         if head.shape(LM_HEAD) != Some(&table) || shared.shape(embedding) != Some(&table) {
-            return Ok(false); // loading will say which one is mis-shaped
+            return Ok(false); // loading names the mis-shaped one
         }
         are_equal([(head, LM_HEAD), (shared, embedding)], dtype)
     }
@@ -372,7 +372,7 @@ impl Files {
         one_holder == other_holder && self.reader(one).is_some_and(|reader| reader.are_one(one, other))
     }
 
-    /// Refuses tensors without a place, and duplicates of the shared table that differ from it.
+    /// Refuses tensors that have no place in the model, and duplicates of the shared table that differ from it.
     fn check_the_rest(&self, config: &Config, parameters: &[Parameter]) -> Result<()> {
         let known: HashMap<&str, &Tensor> = parameters.iter().map(|p| (p.name.as_str(), &p.tensor)).collect();
         let parts_of = |p: &Parameter| {
@@ -403,7 +403,7 @@ impl Files {
     }
 }
 
-/// The error for a directory without weights that can be read.
+/// The error for a directory without readable weights.
 fn without_weights(directory: &Path) -> Error {
     const OTHERS: [&str; 4] = ["tf_model.h5", "flax_model.msgpack", "rust_model.ot", "adapter_model.safetensors"];
     let hint = match OTHERS.into_iter().find(|name| directory.join(name).is_file()) {
@@ -417,7 +417,7 @@ fn without_weights(directory: &Path) -> Error {
     Error::Directory { path: directory.into(), problem: problem.into(), hint }
 }
 
-/// The weights of a directory, to be read a few rows at a time.
+/// The weights of a directory, for reading a few rows at a time.
 #[derive(Debug)]
 pub(super) struct StoredFiles(Files);
 
@@ -426,12 +426,12 @@ impl StoredFiles {
         Files::open(directory).map(StoredFiles)
     }
 
-    /// [`Files::is_tied`], of the values in f32.
+    /// [`Files::is_tied`], for values in f32.
     pub(super) fn is_tied(&self, config: &Config) -> Result<bool> {
         self.0.is_tied(config, DType::F32)
     }
 
-    /// Refuses files that lack a parameter of the model, have one of another shape, or more than the model.
+    /// Refuses files that lack a parameter of the model, have one of another shape, or have tensors that the model lacks.
     pub(super) fn check_names(&self, directory: &Path, config: &Config) -> Result<()> {
         let files = &self.0;
         let specs = ParameterSpec::all(config);

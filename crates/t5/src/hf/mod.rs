@@ -1,8 +1,8 @@
 //! Hugging Face model directories: `config.json`, `generation_config.json`, `model.safetensors` or `pytorch_model.bin`
 //! (sharded too).
 //!
-//! Both directions go tensor by tensor in pieces of [`crate::safetensors::PIECE_BYTES`]: neither loading nor
-//! saving a model needs a second copy of anything.
+//! Loading and saving go tensor by tensor, in pieces of [`crate::safetensors::PIECE_BYTES`]: neither
+//! needs a second copy of anything.
 
 mod load;
 pub mod peft;

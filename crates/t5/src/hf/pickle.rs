@@ -1,10 +1,10 @@
-//! A `data.pkl` as data: the tensors that it names, and where PyTorch's archive has their values.
+//! A `data.pkl`, read as data: the names of its tensors, and the places of their values in PyTorch's archive.
 //!
-//! A pickle is a program for a machine with a stack, and Python's machine may call any function. This one calls none: it knows
-//! the instructions that build numbers, texts, lists and dictionaries, and takes a call for what it is, a name with
-//! arguments. Of these it understands those with which PyTorch builds a tensor and a dictionary, and refuses the others.
+//! A pickle is a program for a stack machine, and Python's machine may call any function. This one calls none. It knows
+//! the instructions that build numbers, texts, lists and dictionaries, and keeps a call as a name with
+//! arguments. It understands the calls with which PyTorch builds a tensor and a dictionary, and refuses all others.
 //!
-//! Invariants: nothing is executed; a value exists once however often it is named, so that memory is bounded by the pickle's
+//! Invariants: nothing is executed; a value exists once however often it is named, so memory is bounded by the pickle's
 //! length; no recursion.
 //!
 //! Source of the instructions: `pickletools.py` of CPython. Of the calls: `torch/_utils.py`, `torch/serialization.py`.
@@ -16,25 +16,25 @@ const MOST_VALUES: usize = 1 << 18;
 /// Dimensions of a tensor.
 const MOST_DIMENSIONS: usize = 8;
 
-/// A tensor as the pickle has it.
+/// A tensor, as the pickle describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PickledTensor {
     pub name: String,
-    /// PyTorch's class of its values, such as `HalfStorage`.
+    /// PyTorch's class of the values, such as `HalfStorage`.
     pub storage: String,
-    /// The member of the archive below `data/` that has its values.
+    /// The member of the archive below `data/` that holds the values.
     pub key: String,
-    /// Its first value there.
+    /// The index of the tensor's first value in that member.
     pub first: u64,
     pub shape: Vec<usize>,
-    /// Whether its values follow each other, the last dimension fastest.
+    /// Whether the values follow each other, the last dimension fastest.
     pub is_contiguous: bool,
 }
 
-/// The tensors of a pickled dictionary from names to tensors, in its order.
+/// The tensors of a pickled dictionary from names to tensors, in the dictionary's order.
 ///
 /// # Errors
-/// Why it is not one.
+/// The reason why this is no such dictionary.
 pub(crate) fn tensors(bytes: &[u8]) -> Result<Vec<PickledTensor>, String> {
     let mut machine =
         Machine { input: Input { bytes, at: 0 }, values: Vec::new(), stack: Vec::new(), memo: HashMap::new() };
@@ -51,16 +51,16 @@ type Id = usize;
 /// A value, with its parts by their indices.
 #[derive(Debug)]
 enum Value {
-    /// None, a boolean or a float: nothing that a tensor's place depends on.
+    /// None, a boolean or a float: no tensor's place depends on these.
     Other,
     Number(i64),
     Text(String),
     List(Vec<Id>),
     Tuple(Vec<Id>),
     Dictionary(Vec<(Id, Id)>),
-    /// A name of Python's, `module.name`.
+    /// A name in Python, `module.name`.
     Name(String),
-    /// What PyTorch keeps outside of the pickle.
+    /// Data that PyTorch keeps outside the pickle.
     Outside(Id),
     /// A call that was not made: function and arguments.
     Call(Id, Id),
@@ -122,7 +122,7 @@ struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// Carries the instructions out, to the value that is left.
+    /// Carries out the instructions. Returns the remaining value.
     fn run(&mut self) -> Result<Id, String> {
         loop {
             let instruction = self.input.take(1)?[0];
@@ -185,7 +185,7 @@ impl Machine<'_> {
                     self.push(Value::Outside(outside))?;
                 }
                 b'R' | 0x81 => self.call()?,
-                // The state of an object: of a dictionary, what PyTorch knows of modules.
+                // The state of an object. For a dictionary, this is PyTorch's data about modules.
                 b'b' => drop(self.pop()?),
                 b'q' | b'r' => {
                     let key = self.input.number(if instruction == b'q' { 1 } else { 4 })?;
@@ -281,7 +281,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// A call stays as it is, but for that of a dictionary's class, whose entries follow.
+    /// Keeps a call as it is. A call of a dictionary's class becomes a dictionary, whose entries follow.
     fn call(&mut self) -> Result<(), String> {
         let (arguments, function) = (self.pop()?, self.pop()?);
         let is_dictionary = matches!(self.value(function), Value::Name(name) if name == "collections.OrderedDict");
@@ -292,7 +292,7 @@ impl Machine<'_> {
         })
     }
 
-    /// What a value is, for a message.
+    /// Describes a value, for a message.
     fn in_words(&self, id: Id) -> String {
         match self.value(id) {
             Value::Call(function, _) => match self.value(*function) {
@@ -307,7 +307,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The tensor of an entry of the dictionary.
+    /// The tensor in an entry of the dictionary.
     fn tensor(&self, name: Id, tensor: Id) -> Result<PickledTensor, String> {
         let Value::Text(name) = self.value(name) else { return Err("an entry without a name".into()) };
         self.tensor_of(name, tensor).ok_or_else(|| {
@@ -387,7 +387,7 @@ fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
 mod tests {
     use super::*;
 
-    /// `{"a": tensor of shape (2, 3) at value 4 of member 7}`, as protocol 2 has it.
+    /// `{"a": tensor of shape (2, 3) at value 4 of member 7}`, in protocol 2.
     fn one_tensor() -> Vec<u8> {
         let mut bytes =
             b"\x80\x02}q\x00X\x01\x00\x00\x00actorch._utils\n_rebuild_tensor_v2\nq\x01((X\x07\x00\x00\x00storage"
@@ -429,7 +429,7 @@ mod tests {
 
     #[test]
     fn a_value_that_is_named_over_and_over_exists_once() {
-        // Each tuple has the one before it twice: a tree of 2^200 leaves.
+        // Each tuple contains the one before it twice: a tree of 2^200 leaves.
         let mut bytes = b"K\x01q\x00".to_vec();
         for _ in 0..200 {
             bytes.extend(b"h\x00h\x00\x86q\x00");

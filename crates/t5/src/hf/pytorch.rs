@@ -1,7 +1,7 @@
 //! `pytorch_model.bin`: tensors in the archive that PyTorch has written since version 1.6, read in place.
 //!
-//! The archive is a zip whose members are stored as they are: a pickle of the names, shapes and places, and one member for each
-//! tensor's values. So the values are stretches of the file, as in a safetensors file, and [`Reader`] reads them alike.
+//! The archive is a zip whose members are stored without compression: a pickle of the names, shapes and places, and one member for each
+//! tensor's values. So the values are ranges of the file's bytes, as in a safetensors file, and [`Reader`] reads both.
 //!
 //! Invariants: no code of the file is executed ([`super::pickle`]); every stretch lies within its member.
 
@@ -20,12 +20,12 @@ use crate::error::{Error, Result};
 /// A pickle has about 150 bytes a tensor, and the deepest model that is accepted has 3,000 tensors.
 const LARGEST_PICKLE_BYTES: u64 = 2 << 20;
 
-/// Where a pickle is in an archive, and how the names of the members with values begin, below the archive's own name.
+/// The name of the pickle in an archive, and the prefix of the members with values, below the archive's own name.
 const PICKLE: &str = "data.pkl";
 const VALUES: &str = "data/";
 const BYTE_ORDER: &str = "byteorder";
 
-/// Opens a file and finds out which tensors it has.
+/// Opens a file and reads which tensors it has.
 ///
 /// # Errors
 /// [`Error::Io`], or [`Error::Pytorch`] for a damaged file, one of another kind, or one that holds anything but tensors.
@@ -87,7 +87,7 @@ fn read(file: &mut File, archive: &Archive, name: &str, most_bytes: u64) -> Resu
     Ok(bytes)
 }
 
-/// Where the values of a tensor are, of a member that begins at a byte and has so many.
+/// The place of a tensor's values in the file. The member begins at byte `start` and has `member_bytes` bytes.
 fn stretch(tensor: &PickledTensor, (start, member_bytes): (u64, u64)) -> Result<Stretch, Fault> {
     let PickledTensor { name, storage, first, shape, is_contiguous, .. } = tensor;
     let (dtype, width) = match storage.as_str() {
@@ -95,7 +95,7 @@ fn stretch(tensor: &PickledTensor, (start, member_bytes): (u64, u64)) -> Result<
         "HalfStorage" => (Ok(DType::F16), 2),
         "BFloat16Storage" => (Ok(DType::BF16), 2),
         "DoubleStorage" => (Ok(DType::F64), 8),
-        // Read by nobody: an entry that is not asked for may be anything.
+        // An entry that is not asked for may be anything: it is never read.
         other => (Err(other.to_owned()), 0),
     };
     if !is_contiguous {

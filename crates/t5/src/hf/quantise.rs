@@ -1,10 +1,10 @@
 //! A model whose blocks' products have quantised weights: a frozen base for adapters, and for answers in less memory.
 //!
-//! The directory is one of Hugging Face's in every way but these: `config.json` has a `quantization_config` whose `quant_method` is
-//! `train_low_mem`, and each quantised weight NAME is stored as `NAME.codes` and its scales, one after the other, in the order and
-//! with the meaning that [`t5_ops::Quantised`] gives them. Embeddings, head, norms and relative positions are stored as they were.
+//! The directory is a Hugging Face directory with two differences. `config.json` has a `quantization_config` whose `quant_method` is
+//! `train_low_mem`. Each quantised weight NAME is stored as `NAME.codes` and its scales, one after the other, in the order and
+//! with the meaning of [`t5_ops::Quantised`]. Embeddings, head, norms and relative positions are stored as before.
 //!
-//! Weights go from file to file some rows at a time: in memory are [`QUANTISED_BYTES`] of a weight, their codes and its scales.
+//! Weights go from file to file some rows at a time. Memory holds [`QUANTISED_BYTES`] of a weight, their codes and its scales.
 
 use std::io::Write;
 use std::path::Path;
@@ -23,22 +23,22 @@ use crate::parameters::ParameterSpec;
 const QUANTISED_BYTES: usize = 4 << 20;
 const WEIGHTS_FILE: &str = "model.safetensors";
 
-/// What was quantised.
+/// The result of [`quantise_with`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuantisedWeights {
-    /// Weights in codes.
+    /// The number of weights in codes.
     pub quantised: usize,
-    /// Weights that stayed as they were.
+    /// The number of weights that did not change.
     pub kept: usize,
-    /// Bytes of all.
+    /// Bytes of all weights.
     pub bytes: u64,
 }
 
-/// Quantises the weights of a model directory, and hands each file of the new one to `file`: its name, and what writes it.
+/// Quantises the weights of a model directory. Hands each file of the new one to `file`: its name, and the function that writes it.
 /// `metadata` goes into the header of the weights' file.
 ///
 /// # Errors
-/// Those of [`crate::T5::load`]; [`Error::Config`] where the weights are quantised already; [`Error::TensorMismatch`] for a value
+/// As [`crate::T5::load`]; [`Error::Config`] where the weights are quantised already; [`Error::TensorMismatch`] for a value
 /// that is not finite.
 pub fn quantise_with<E: From<Error>>(
     source: &Path,
@@ -122,7 +122,7 @@ fn write_codes<W: Write>(
     })
 }
 
-/// Rows of so many values that are quantised at a time.
+/// The number of rows, of `columns` values each, that are quantised at a time.
 fn rows_at_a_time(columns: usize) -> usize {
     (QUANTISED_BYTES / size_of::<f32>() / columns.max(1)).max(1)
 }

@@ -1,10 +1,10 @@
-//! Files of tensors, streamed: a reader and a writer that hold one piece of one tensor.
+//! Files of tensors, streamed: a reader and a writer that hold one piece of one tensor at a time.
 //!
 //! The format: eight bytes of header length, a JSON header with dtype, shape and byte range of every
 //! tensor, then the tensors' bytes, little endian, without gaps.
 //!
-//! Invariants: nothing that a header declares is believed before it is checked against the file's real
-//! length; what is written is a function of the tensors and the metadata alone (byte-deterministic);
+//! Invariants: everything that a header declares is checked against the file's real
+//! length; the bytes written are a function of the tensors and the metadata alone;
 //! [`Writer::finish`] returns after the bytes are on the disk.
 //!
 //! ```
@@ -37,10 +37,10 @@ use crate::error::{Error, Result};
 
 pub use bytes_held::{StoredIn, writing_bytes};
 
-/// Bytes of a tensor in flight between file and memory.
+/// Bytes of a tensor that are in memory between file and tensor.
 pub const PIECE_BYTES: usize = 1 << 20;
 
-/// Elements of a stored tensor that are compared with another's at a time. Comparing makes several copies of them.
+/// Elements of a stored tensor that are compared with another's at a time. A comparison makes several copies of them.
 const COMPARED_ELEMENTS: usize = PIECE_BYTES / 64;
 
 /// Values that are written at a time.
@@ -49,7 +49,7 @@ const WRITTEN_ELEMENTS: usize = PIECE_BYTES / 8;
 /// Whether two stored tensors have the same shape and, in `dtype`, the same values. They are read some rows at a time.
 ///
 /// # Errors
-/// Those of [`Reader::read`].
+/// As [`Reader::read`].
 pub(crate) fn are_equal([one, (reader, name)]: [(&Reader, &str); 2], dtype: DType) -> Result<bool> {
     let rows = |first, count| reader.read_rows(name, first, count, dtype);
     one.0.has_values(one.1, (&reader.stretch(name)?.shape, dtype), rows)
@@ -67,25 +67,25 @@ pub struct Reader {
     contents: Contents,
 }
 
-/// Which tensors a file has, and where.
+/// The tensors of a file, and their places.
 #[derive(Debug)]
 enum Contents {
     /// The header of a safetensors file, and where the bytes after it begin.
     Header { data_start: u64, header: Metadata },
-    /// What a file of another format was found to hold.
+    /// The tensors that were found in a file of another format.
     Table(BTreeMap<String, Stretch>),
 }
 
-/// Where a file has the values of a tensor.
+/// The place of a tensor's values in a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Stretch {
-    /// The dtype of its values, or the file's word for one that is not read.
+    /// The dtype of the values, or the file's word for one that is not supported.
     pub dtype: std::result::Result<DType, String>,
-    /// Its shape.
+    /// The tensor's shape.
     pub shape: Vec<usize>,
-    /// Its first byte in the file.
+    /// The first byte of the values in the file.
     pub start: u64,
-    /// Bytes of its values.
+    /// Bytes of the values.
     pub bytes: usize,
 }
 
@@ -122,7 +122,7 @@ impl Reader {
         Ok(Reader { path: path.into(), file: Mutex::new(file), contents })
     }
 
-    /// A file of another format, of which somebody found out what it holds: stretches within its length.
+    /// A file of another format. The caller found its tensors, whose bytes lie within the file's length.
     pub(crate) fn of_table(path: &Path, file: File, tensors: BTreeMap<String, Stretch>) -> Reader {
         Reader { path: path.into(), file: Mutex::new(file), contents: Contents::Table(tensors) }
     }
@@ -132,7 +132,7 @@ impl Reader {
         &self.path
     }
 
-    /// The tensors' names; of a safetensors file in its order.
+    /// The tensors' names. For a safetensors file, they are in the file's order.
     pub fn names(&self) -> Vec<String> {
         match &self.contents {
             Contents::Header { header, .. } => header.offset_keys(),
@@ -191,10 +191,10 @@ impl Reader {
         })
     }
 
-    /// Reads some rows of a tensor as `dtype`: shape (count, ..), or of a vector (count,).
+    /// Reads some rows of a tensor as `dtype`: shape (count, ..), or (count,) for a vector.
     ///
     /// # Errors
-    /// Those of [`Reader::read`].
+    /// As [`Reader::read`].
     pub(crate) fn read_rows(&self, name: &str, first: usize, count: usize, dtype: DType) -> Result<Tensor> {
         let whole = self.stretch(name)?;
         let stored = self.stored_dtype(name, &whole)?;
@@ -220,7 +220,7 @@ impl Reader {
         })
     }
 
-    /// [`Reader::equals`] for a tensor of this shape and dtype whose rows come from `rows`: from a first row on, a number of rows.
+    /// [`Reader::equals`] for a tensor of this shape and dtype. `rows` returns its rows, given the first row and a count.
     fn has_values(
         &self,
         name: &str,
@@ -242,18 +242,18 @@ impl Reader {
         Ok(true)
     }
 
-    /// The dtype that a tensor is stored in; none of those that are read, or no such tensor: nothing.
+    /// The dtype that a tensor is stored in. `None` for a dtype that is not supported, or if there is no such tensor.
     pub(crate) fn stored_as(&self, name: &str) -> Option<DType> {
         self.stretch(name).ok()?.dtype.ok()
     }
 
-    /// The dtypes that its matrices are stored in, as far as they are read. Vectors are nothing beside them.
+    /// The supported dtypes that matrices are stored in. Vectors are negligible beside them.
     pub(crate) fn dtypes(&self) -> Vec<DType> {
         let is_matrix = |name: &&String| self.shape(name).is_some_and(|shape| shape.len() > 1);
         self.names().iter().filter(is_matrix).filter_map(|name| self.stored_as(name)).collect()
     }
 
-    /// Where the file has the bytes of a tensor, if they can be used as values of `dtype` there.
+    /// The offset of a tensor's bytes in the file, if they can be used there as values of `dtype`.
     pub(crate) fn place_of(&self, name: &str, dtype: DType) -> Option<usize> {
         let stretch = self.stretch(name).ok()?;
         let start = usize::try_from(stretch.start).ok()?;
@@ -261,7 +261,7 @@ impl Reader {
         (is_usable && t5_ops::can_read_in_place(dtype)).then_some(start)
     }
 
-    /// The file as memory.
+    /// The file, mapped into memory.
     pub(crate) fn mapped(&self) -> Result<FileMemory> {
         let file = self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         file.try_clone().and_then(|file| FileMemory::of_file(file, &self.path)).map_err(Error::io(&self.path))
@@ -296,10 +296,10 @@ impl Reader {
         })
     }
 
-    /// Where the parts of a quantised weight begin, which follow each other.
+    /// The offset of the first part of a quantised weight. The parts follow each other.
     ///
     /// # Errors
-    /// [`Error::TensorMismatch`] naming the part that is of another size or elsewhere; [`Error::Safetensors`] for one that is missing.
+    /// [`Error::TensorMismatch`] naming the part that has another size or lies elsewhere; [`Error::Safetensors`] for a missing one.
     pub(crate) fn place_of_parts(&self, name: &str, parts: &[QuantisedPart]) -> Result<u64> {
         let (mut first, mut end) = (None, None);
         for part in parts {
@@ -328,7 +328,7 @@ impl Reader {
         Ok(first.unwrap_or(0))
     }
 
-    /// So many bytes of the file, as a vector of U8.
+    /// Some bytes of the file, as a vector of U8.
     pub(crate) fn read_bytes(&self, start: u64, bytes: usize) -> Result<Tensor> {
         let stretch = Stretch { dtype: Ok(DType::U8), shape: vec![bytes], start, bytes };
         let mut read = Ok(());
@@ -364,7 +364,7 @@ pub(crate) fn part_name(weight: &str, part: &QuantisedPart) -> String {
     format!("{weight}.{}", part.name)
 }
 
-/// Where a safetensors file has a tensor.
+/// The place of a tensor in a safetensors file.
 fn stretch_of(info: &TensorInfo, data_start: u64) -> Stretch {
     let dtype = match info.dtype {
         Dtype::F32 => Ok(DType::F32),
@@ -379,7 +379,7 @@ fn stretch_of(info: &TensorInfo, data_start: u64) -> Stretch {
     Stretch { dtype, shape: info.shape.clone(), start: data_start + start as u64, bytes: end - start }
 }
 
-/// Git writes a few lines of text in the place of a large file that it did not fetch.
+/// Refuses a Git LFS pointer: a few lines of text that Git writes in place of a large file that it did not fetch.
 pub(crate) fn refuse_pointer(path: &Path, file: &mut File) -> Result<()> {
     const FIRST_LINE: &[u8] = b"version https://git-lfs";
     let mut start = [0; FIRST_LINE.len()];
@@ -391,18 +391,18 @@ pub(crate) fn refuse_pointer(path: &Path, file: &mut File) -> Result<()> {
             problem: "a pointer of Git LFS, not the file itself".into(),
             hint: "fetch the file: `git lfs pull` in the model's directory".into(),
         }),
-        _ => Ok(()), // A shorter file is none, and a failing disk is met again.
+        _ => Ok(()), // A shorter file is no pointer, and an error of the disk will come again.
     }
 }
 
-/// What a file will hold, declared before the first value is written.
+/// A tensor of a file, declared before the first value is written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorHeader {
     /// The tensor's name.
     pub name: String,
-    /// The dtype it is stored in: F32, BF16, F16, F64, U32 or U8.
+    /// The dtype that the tensor is stored in: F32, BF16, F16, F64, U32 or U8.
     pub dtype: DType,
-    /// Its shape.
+    /// The tensor's shape.
     pub shape: Vec<usize>,
 }
 
@@ -442,7 +442,7 @@ impl<W: Write> Writer<W> {
         Writer::in_order(path, sink, tensors, metadata)
     }
 
-    /// [`Writer::new`] for tensors in any order, of which each begins where the one before it ends.
+    /// [`Writer::new`] for tensors in any order. Each begins where the one before it ends.
     pub(crate) fn in_order(
         path: &Path,
         mut sink: W,
@@ -475,10 +475,10 @@ impl<W: Write> Writer<W> {
         self.write_values(tensor, dtype)
     }
 
-    /// [`Writer::write`] for a tensor that is made some rows at a time: `rows` of a first row and a count.
+    /// [`Writer::write`] for a tensor that is made some rows at a time. `rows` is given the first row and a count.
     ///
     /// # Errors
-    /// Those of `rows`, and of writing.
+    /// `rows` returns an error, or writing fails.
     pub fn write_by_rows(
         &mut self,
         name: &str,
@@ -496,7 +496,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Writes the bytes of the next tensors, which follow each other and are made a piece at a time: `write` hands each to its argument.
+    /// Writes the bytes of the next tensors, which follow each other. They are made a piece at a time: `write` hands each to its argument.
     pub(crate) fn write_bytes(
         &mut self,
         names: &[String],
@@ -530,7 +530,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Gives the sink back, neither flushed nor synced. Panics when a declared tensor was not written.
+    /// Returns the sink, neither flushed nor synced. Panics when a declared tensor was not written.
     pub fn into_sink(mut self) -> W {
         let missing = self.declared.next();
         assert!(missing.is_none(), "{}: {missing:?} was declared and not written", self.path.display());

@@ -1,4 +1,4 @@
-//! Writing a model directory. No rename and no temporary name here: the caller owns the directory's fate.
+//! Writing a model directory. The caller makes this atomic: there is no rename and no temporary name here.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -28,7 +28,7 @@ pub(crate) fn save(
     })
 }
 
-/// Hands each file in turn to `file`: its name, and what writes it. Weights that are somewhere else are brought, one at a time.
+/// Hands each file in turn to `file`: its name, and the function that writes it. Weights that lie elsewhere are brought one at a time.
 pub(crate) fn save_with<E: From<Error>>(
     directory: &Path,
     config: &Config,
@@ -38,7 +38,7 @@ pub(crate) fn save_with<E: From<Error>>(
     config.refuse_quantised("a model whose weights are not quantised, to be saved")?;
     let tensors = in_order(config, parameters);
     let mut config = config.clone();
-    // What transformers computes in when it is not told: the dtype of the matrices.
+    // The dtype in which transformers computes by default: that of the matrices.
     let is_bf16 = parameters.iter().filter(|p| p.tensor.rank() > 1).all(|p| stored(p) == DType::BF16);
     config.set_stored_dtype(if is_bf16 { "bfloat16" } else { "float32" });
     config.tie_word_embeddings &= !has_own_head(&config);
@@ -65,7 +65,7 @@ pub(crate) fn save_with<E: From<Error>>(
     })
 }
 
-/// For a process that does not save: asks for what [`save_with`] asks for elsewhere, in its order.
+/// For a process that does not save: asks for the same weights as [`save_with`] does elsewhere, in the same order.
 pub(crate) fn lend(config: &Config, parameters: &[Parameter], pager: &dyn Pager<Tensor>) -> Result<()> {
     in_order(config, parameters).into_iter().try_for_each(|(_, index)| {
         pager.page_in(index, &parameters[index].tensor)?;
@@ -84,13 +84,13 @@ fn in_order<'a>(config: &Config, parameters: &'a [Parameter]) -> Vec<(&'a str, u
     tensors
 }
 
-/// transformers 4 scales whatever is tied. A head of its own with the same values is what both versions read rightly: 4 leaves it
-/// alone, 5 finds the two equal and ties them.
+/// Whether a tied head is written as a separate one. transformers 4 scales the output of every tied head, so an unscaled one is
+/// written with the same values as the table. Version 4 leaves it alone, and 5 finds the two equal and ties them.
 fn has_own_head(config: &Config) -> bool {
     config.tie_word_embeddings && !config.scale_decoder_outputs
 }
 
-/// f64 exists for tests; what others load is f32 or bf16.
+/// The dtype that a parameter is stored in. f64 exists for tests; a saved model is f32 or bf16.
 fn stored(parameter: &Parameter) -> DType {
     if parameter.tensor.dtype() == DType::BF16 { DType::BF16 } else { DType::F32 }
 }

@@ -1,7 +1,7 @@
 //! A model as its directory stores it, with the changes of an adapter if there is one: values in f32, some rows at a time.
 //!
-//! Whoever writes a model in another format, or merged, reads it here. Nothing is held but the rows that are asked for, and the
-//! adapter of the linear layer that they are of.
+//! Code that writes a model in another format, or merged, reads it here. Memory holds only the requested rows, and the
+//! adapter of their linear layer.
 //!
 //! A merged weight is `W + s B A`, or with DoRA `m (W + s B A) / ||W + s B A||` by rows. All arithmetic is in f32.
 
@@ -20,9 +20,9 @@ const HEAD: &str = "lm_head.weight";
 /// Bytes of a weight's rows in f32 that are read at a time. With an adapter up to four copies of them are in memory.
 const ROWS_BYTES: usize = 4 << 20;
 
-/// A model directory whose every tensor has its place, and the adapter beside it.
+/// A model directory in which every tensor has a place in the model, and the adapter beside it.
 ///
-/// Parameters go by the names of [`crate::ParameterSpec::all`] for [`Self::config`].
+/// Parameters have the names of [`crate::ParameterSpec::all`] for [`Self::config`].
 #[derive(Debug)]
 pub struct StoredModel {
     files: StoredFiles,
@@ -35,15 +35,15 @@ pub struct StoredModel {
 #[derive(Debug)]
 struct Adapter {
     directory: AdapterDirectory,
-    /// By the name of the weight.
+    /// The linear layers, by the name of the weight.
     linears: BTreeMap<String, AdaptedLinear>,
 }
 
 impl StoredModel {
-    /// Opens a model directory, and with it the directory of an adapter, or of the run that made one.
+    /// Opens a model directory, and with it the directory of an adapter, or of the run that made an adapter.
     ///
     /// # Errors
-    /// Those of [`crate::T5::load`] and [`AdapterDirectory::open`]; [`Error::Config`] for weights that are quantised.
+    /// As [`crate::T5::load`] and [`AdapterDirectory::open`]; [`Error::Config`] for weights that are quantised.
     pub fn open(directory: &Path, adapter: Option<&Path>) -> Result<StoredModel> {
         let mut config = Config::from_file(&directory.join("config.json"))?;
         config.refuse_quantised(match adapter {
@@ -66,7 +66,7 @@ impl StoredModel {
         Ok(model)
     }
 
-    /// The model, its head tied as the weights are and the adapter leaves it.
+    /// The configuration of the model. Its head is tied if the weights are and the adapter does not change that.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -76,20 +76,20 @@ impl StoredModel {
         self.is_tied && !self.config.tie_word_embeddings
     }
 
-    /// The dtype that a parameter is stored in below the adapter.
+    /// The dtype that a parameter is stored in, without the adapter.
     ///
     /// # Errors
-    /// [`Error::TensorMismatch`] for one that is no float.
+    /// [`Error::TensorMismatch`] for a parameter that is no float.
     pub fn stored_as(&self, name: &str) -> Result<DType> {
         self.files.stored_as(self.base_name(name))
     }
 
-    /// Rows of so many values that are best read at a time.
+    /// The best number of rows, of `columns` values each, to read at a time.
     pub fn rows_at_a_time(columns: usize) -> usize {
         (ROWS_BYTES / size_of::<f32>() / columns.max(1)).max(1)
     }
 
-    /// Reads a parameter to which `read` is given some of its rows in turn: the first of them, and how many.
+    /// Opens a parameter for reading some rows at a time, with the adapter of its layer.
     pub(super) fn parameter<'a>(&'a self, name: &'a str) -> Result<StoredParameter<'a>> {
         let Some(adapter) = &self.adapter else { return Ok(StoredParameter { model: self, name, factors: None }) };
         let factors = match adapter.linears.get(name) {
@@ -102,7 +102,7 @@ impl StoredModel {
     /// Hands the values of a parameter to `each`, some rows at a time and in their order.
     ///
     /// # Errors
-    /// [`Error::Io`], and those of `each`.
+    /// [`Error::Io`], and the errors of `each`.
     pub fn each_rows<E: From<Error>>(
         &self,
         name: &str,
@@ -119,23 +119,23 @@ impl StoredModel {
         Ok(())
     }
 
-    /// Linear layers that have an adapter.
+    /// The number of linear layers that have an adapter.
     pub(super) fn adapted_linears(&self) -> usize {
         self.adapter.as_ref().map_or(0, |adapter| adapter.linears.len())
     }
 
-    /// Parameters that the adapter replaces.
+    /// The number of parameters that the adapter replaces.
     pub(super) fn replaced(&self) -> usize {
         self.adapter.as_ref().map_or(0, |adapter| adapter.directory.layout().saved.len())
     }
 
-    /// The name of a parameter in the base: a head that is tied there is the shared table.
+    /// The name of a parameter in the base: for a head that is tied there, the shared table.
     fn base_name<'a>(&self, name: &'a str) -> &'a str {
         let name = if name == HEAD && self.is_tied { "shared.weight" } else { name };
         self.files.name_of(name)
     }
 
-    /// The head's weight that PEFT stores below an adapter of it must be the base's.
+    /// Checks that the head's weight that PEFT stores below an adapter of the head equals the base's.
     fn check_head(&self) -> Result<()> {
         let Some(Adapter { directory: adapter, .. }) = &self.adapter else { return Ok(()) };
         let Some(below) = adapter.head_below() else { return Ok(()) };
@@ -154,7 +154,7 @@ impl StoredModel {
 }
 
 impl Adapter {
-    /// Whether the adapter has this parameter whole.
+    /// Whether the adapter replaces this parameter as a whole.
     fn replaces(&self, name: &str) -> bool {
         self.directory.layout().saved.iter().any(|(saved, _)| saved == name)
     }
@@ -185,7 +185,7 @@ impl StoredParameter<'_> {
         }
     }
 
-    /// The error for merged weights that are not finite in the dtype that they are to be written in; nothing where no adapter is merged.
+    /// The error for merged weights that are not finite in the dtype in which they are written. `None` where no adapter is merged.
     pub(super) fn not_finite(&self, dtype: DType) -> Option<Error> {
         let adapter = self.model.adapter.as_ref().filter(|_| self.factors.is_some())?;
         let name = format!("{}.lora_B.weight", self.name.trim_end_matches(".weight"));
@@ -208,7 +208,7 @@ impl Factors {
         Ok(Factors { a: read("lora_A.weight")?, b: read("lora_B.weight")?, magnitude, scale: linear.scale })
     }
 
-    /// Some rows of the weight with the adapter: (rows, in).
+    /// Some rows of the weight, merged with the adapter: (rows, in).
     fn merged(&self, base: &Tensor, first: usize, count: usize) -> Result<Tensor> {
         let delta = (self.b.narrow(0, first, count)?.matmul(&self.a)? * self.scale)?;
         let sum = (base + delta)?;

@@ -1,8 +1,8 @@
-//! The members of a zip archive that are stored as they are: where in the file the bytes of each are.
+//! The uncompressed members of a zip archive: the place of each one's bytes in the file.
 //!
-//! PyTorch writes `pytorch_model.bin` so. Nothing is unpacked: a member that is compressed or encrypted is no member here.
+//! PyTorch writes `pytorch_model.bin` in this format. Nothing is unpacked: compressed or encrypted members are not listed.
 //!
-//! Invariant: every length is checked against the file's before memory is taken for it.
+//! Invariant: every length is checked against the file's before memory is allocated for it.
 //!
 //! Source of the layout: PKWARE's APPNOTE.TXT, sections 4.3.7, 4.3.12 and 4.3.14 to 4.3.16.
 
@@ -25,11 +25,11 @@ const END_BYTES: usize = 22;
 const END_64_BYTES: usize = 56;
 const LOCATOR_64_BYTES: usize = 20;
 
-/// An end that has a comment of the greatest length begins so far from the end of the file.
+/// Bytes from the end of the file in which the archive's end begins, even with the longest comment.
 const LARGEST_END_BYTES: u64 = END_BYTES as u64 + 0xffff;
 /// A directory has about 100 bytes a tensor, and the deepest model that is accepted has 3,000 tensors.
 const LARGEST_DIRECTORY_BYTES: u64 = 4 << 20;
-/// Stands for a number that is in the 64-bit field of the entry.
+/// Marks a number that is in the 64-bit field of the entry.
 const IN_EXTRA: u64 = 0xffff_ffff;
 
 /// The directory of an archive.
@@ -39,14 +39,14 @@ pub(crate) struct Archive {
     file_bytes: u64,
 }
 
-/// A member, as the directory has it.
+/// A member, as the directory lists it.
 #[derive(Clone, Copy, Debug)]
 struct Member {
     header: u64,
     bytes: u64,
 }
 
-/// Why an archive is not read: the system's reason, or ours.
+/// Why an archive is not read: a system error, or its format.
 pub(crate) enum Fault {
     Io(io::Error),
     Format(String),
@@ -91,7 +91,7 @@ impl Archive {
         self.members.keys().map(String::as_str)
     }
 
-    /// Where the bytes of a member begin in the file, and how many there are.
+    /// The offset of a member's bytes in the file, and their number.
     pub fn place_of(&self, file: &mut File, name: &str) -> Result<(u64, u64), Fault> {
         let missing = || Fault::Format(format!("it has no member `{name}` that is stored without compression"));
         let &Member { header, bytes } = self.members.get(name).ok_or_else(missing)?;
@@ -111,7 +111,7 @@ impl Archive {
 /// An entry of the directory.
 struct Entry {
     name: String,
-    /// Where it is; none where it is compressed or encrypted.
+    /// The place of its bytes; `None` if they are compressed or encrypted.
     stored: Option<Member>,
 }
 
@@ -130,7 +130,7 @@ impl Entry {
         let (name, rest) = rest.split_at_checked(name).ok_or_else(damaged)?;
         let (extra, rest) = rest.split_at_checked(extra).ok_or_else(damaged)?;
         *left = rest.get(comment..).ok_or_else(damaged)?;
-        // Whole bytes, packed bytes, place: each in the 64-bit field, in this order, where it does not fit here.
+        // Bytes unpacked, bytes packed, and offset: each is in the 64-bit field, in this order, if it does not fit here.
         let mut wide = extra_64(extra);
         let mut size = |at| match number(head, at, 4) {
             IN_EXTRA => {
@@ -147,7 +147,7 @@ impl Entry {
     }
 }
 
-/// The content of the field of 64-bit numbers among an entry's further fields.
+/// The content of the field of 64-bit numbers among an entry's extra fields.
 fn extra_64(mut extra: &[u8]) -> &[u8] {
     while let Some((head, rest)) = extra.split_at_checked(4) {
         let Some((content, rest)) = rest.split_at_checked(number(head, 2, 2) as usize) else { break };
@@ -159,7 +159,7 @@ fn extra_64(mut extra: &[u8]) -> &[u8] {
     &[]
 }
 
-/// Where the directory begins, and its length, as the end of the file says.
+/// The offset of the directory and its length, from the end of the file.
 fn directory_of(file: &mut File, file_bytes: u64) -> Result<(u64, u64), Fault> {
     let tail_start = file_bytes.saturating_sub(LARGEST_END_BYTES + LOCATOR_64_BYTES as u64);
     let mut tail = vec![0; (file_bytes - tail_start) as usize];

@@ -47,7 +47,7 @@ impl<T> Heads<T> {
         [&self.out, &self.lse].into_iter()
     }
 
-    /// The same with `f` of each tensor, in the order of [`Heads::tensors`].
+    /// Applies `f` to each tensor, in the order of [`Heads::tensors`].
     pub fn try_map<U>(self, f: &mut dyn FnMut(T) -> Result<U>) -> Result<Heads<U>> {
         Ok(Heads { out: f(self.out)?, lse: f(self.lse)? })
     }
@@ -71,7 +71,7 @@ impl<T> AttentionSaved<T> {
         tensors.chain(self.narrow.iter().flatten())
     }
 
-    /// The same with `f` of each tensor, in the order of [`AttentionSaved::tensors`].
+    /// Applies `f` to each tensor, in the order of [`AttentionSaved::tensors`].
     pub fn try_map<U>(self, f: &mut dyn FnMut(T) -> Result<U>) -> Result<AttentionSaved<U>> {
         let AttentionSaved { x, q, k, v, heads, narrow } = self;
         let (x, q, k, v, heads) = (f(x)?, f(q)?, f(k)?, f(v)?, heads.try_map(f)?);
@@ -87,18 +87,18 @@ pub(crate) enum AttentionKept<T> {
     Everything(AttentionSaved<T>),
 }
 
-/// Gradients for others than the layer below.
+/// Gradients that go elsewhere than to the layer below.
 pub(crate) struct SideGradients<'a, T> {
     /// Accumulator of the stack's position bias, (H, 2T-1); `None` when its table is frozen.
     pub bias: Option<&'a T>,
-    /// Gradient of the encoder's output so far, where it is wanted.
+    /// Gradient of the encoder's output so far, if it is wanted.
     pub source: &'a mut SourceGradient<T>,
 }
 
-/// The gradient of the encoder's output, which every cross attention adds to.
+/// The gradient of the encoder's output. Every cross attention adds to it.
 #[derive(Debug)]
 pub(crate) enum SourceGradient<T> {
-    /// Nothing trained lies below it.
+    /// Nothing below the encoder's output is trained.
     NotWanted,
     /// Wanted; `None` before the first contribution.
     Wanted(Option<T>),
@@ -140,7 +140,7 @@ impl<T: Ops> Attention<T> {
         [&self.q, &self.k, &self.v, &self.o].into_iter()
     }
 
-    /// `x` is (B, T, D).
+    /// The layer's output. `x` is (B, T, D).
     pub fn forward(&self, x: T, cx: &LayerContext<T>, keep: Keep) -> Result<(T, AttentionKept<T>)> {
         if keep == Keep::Everything {
             let (y, saved) = self.recompute(x, cx, None)?;
@@ -153,7 +153,7 @@ impl<T: Ops> Attention<T> {
         Ok((self.finish(&x, heads, cx)?.0, kept))
     }
 
-    /// Forward that keeps everything; the attention output is computed where it is not given.
+    /// Runs forward again and keeps everything. The attention output is computed unless it is given.
     pub fn recompute(&self, x: T, cx: &LayerContext<T>, given: Option<Heads<T>>) -> Result<(T, AttentionSaved<T>)> {
         let [(q, of_q), (k, of_k), (v, of_v)] = self.products(&x, cx)?;
         let heads = given.map_or_else(|| self.heads(&q, &k, &v, cx), Ok)?;
@@ -264,12 +264,13 @@ impl<T: Ops> Attention<T> {
         Ok(T::attention(q, k, v, &settings)?.0)
     }
 
-    /// The same of queries (B, 1, HK) over the keys and values of the tokens so far (B, C, HK), by the bias of all positions (H, 2C-1).
+    /// As [`Attention::attend`], for queries (B, 1, HK) over the keys and values of the tokens so far (B, C, HK). `bias` is that of all
+    /// positions, (H, 2C-1).
     pub fn attend_at(&self, q: &T, caches: [&T; 2], bias: &T, position: Position<T>) -> Result<T> {
         T::attention_at(q, caches, bias, self.heads, position)
     }
 
-    /// What [`Attention::attend`] gave, projected and added to `x`.
+    /// Projects the result of [`Attention::attend`] and adds it to `x`.
     pub fn add_to(&self, x: &T, heads: &T) -> Result<T> {
         T::dropout_add(x, &self.o.forward(heads, &Noise::NONE)?, None)
     }

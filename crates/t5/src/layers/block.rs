@@ -14,26 +14,26 @@ use crate::step::reach::Keep;
 #[derive(Clone, Debug)]
 pub(crate) struct Block<T> {
     pub attention: Attention<T>,
-    /// In the decoder.
+    /// Cross attention, in the decoder.
     pub cross: Option<Attention<T>>,
     pub feed_forward: FeedForward<T>,
 }
 
-/// Forward runs again from this.
+/// The tensors from which forward runs again.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockInput<T> {
     /// The block's input (B, T, D).
     pub x: T,
-    /// The outputs of its attentions, in their order, where they were kept.
+    /// The outputs of the block's attentions, in their order, if they were kept.
     pub heads: Vec<Heads<T>>,
 }
 
 /// Saved activations of a block: tensors, or the places in a file where they were put.
 #[derive(Clone, Debug)]
 pub(crate) enum BlockSaved<T> {
-    /// What backward runs forward again from.
+    /// The tensors from which backward runs forward again.
     Input(BlockInput<T>),
-    /// Everything that its layers keep.
+    /// Everything that the block's layers keep.
     Layers { attention: AttentionSaved<T>, cross: Option<AttentionSaved<T>>, feed_forward: FeedForwardSaved<T> },
 }
 
@@ -46,7 +46,7 @@ impl<T> BlockSaved<T> {
         }
     }
 
-    /// Its tensors; the block's input is the first.
+    /// The block's tensors; the first is its input.
     pub fn tensors(&self) -> Vec<&T> {
         match self {
             BlockSaved::Input(BlockInput { x, heads }) => {
@@ -59,7 +59,7 @@ impl<T> BlockSaved<T> {
         }
     }
 
-    /// The same with `f` of each tensor, in the order of [`BlockSaved::tensors`].
+    /// Applies `f` to each tensor, in the order of [`BlockSaved::tensors`].
     pub fn try_map<U>(self, f: &mut dyn FnMut(T) -> Result<U>) -> Result<BlockSaved<U>> {
         Ok(match self {
             BlockSaved::Input(BlockInput { x, heads }) => {
@@ -96,7 +96,7 @@ impl<T: Ops> Block<T> {
         self.attention.linears().chain(cross).chain(self.feed_forward.linears())
     }
 
-    /// `x` is (B, T, D).
+    /// The block's output. `x` is (B, T, D).
     pub fn forward(&self, x: T, cx: &LayerContext<T>, keep: Keep) -> Result<(T, Option<BlockSaved<T>>)> {
         let input = matches!(keep, Keep::Input | Keep::Heads).then(|| x.clone());
         let (mut x, attention) = self.attention.forward(x, cx, keep)?;
@@ -120,7 +120,7 @@ impl<T: Ops> Block<T> {
         Ok((y, saved))
     }
 
-    /// Forward again, as far as backward needs it. Masks come from a counter, so the bits are the same.
+    /// Runs forward again, as far as backward needs it. Masks come from a counter, so the bits are the same.
     fn recompute(&self, input: BlockInput<T>, cx: &LayerContext<T>) -> Result<BlockSaved<T>> {
         let mut heads = input.heads.into_iter();
         let (mut x, attention) = self.attention.recompute(input.x, cx, heads.next())?;
@@ -132,8 +132,8 @@ impl<T: Ops> Block<T> {
         Ok(BlockSaved::Layers { attention, cross, feed_forward: self.feed_forward.recompute(x, &cx.noise)? })
     }
 
-    /// Adds the weights' gradients. Returns the gradient of the block's input where `wanted`, and enters
-    /// no layer below which nothing is wanted.
+    /// Adds the weights' gradients. Returns the gradient of the block's input where `wanted`. Does not enter
+    /// a layer below which no gradient is wanted.
     pub fn backward(
         &self,
         saved: BlockSaved<T>,

@@ -41,7 +41,7 @@ pub(crate) struct FeedForwardSaved<T> {
 struct Products<T> {
     gate: T,
     up: Option<T>,
-    /// Of the adapters of both.
+    /// The narrow products of the adapters of gate and up.
     narrow: [Option<T>; 2],
 }
 
@@ -50,7 +50,7 @@ impl<T> FeedForwardSaved<T> {
         [&self.x, &self.gate].into_iter().chain(&self.up).chain(self.narrow.iter().flatten())
     }
 
-    /// The same with `f` of each tensor, in the order of [`FeedForwardSaved::tensors`].
+    /// Applies `f` to each tensor, in the order of [`FeedForwardSaved::tensors`].
     pub fn try_map<U>(self, f: &mut dyn FnMut(T) -> Result<U>) -> Result<FeedForwardSaved<U>> {
         let FeedForwardSaved { x, gate, up, narrow } = self;
         let (x, gate, up) = (f(x)?, f(gate)?, up.map(&mut *f).transpose()?);
@@ -91,13 +91,13 @@ impl<T: Ops> FeedForward<T> {
         Ok(Products { gate, up, narrow: [of_gate, of_up] })
     }
 
-    /// The tensors that forward would have kept, without the output and what comes of its product.
+    /// The tensors that forward would have kept, without the output and without `wo`'s narrow product.
     pub fn recompute(&self, x: T, noise: &Noise) -> Result<FeedForwardSaved<T>> {
         let Products { gate, up, narrow: [of_gate, of_up] } = self.products(&x, noise)?;
         Ok(FeedForwardSaved { x, gate, up, narrow: [of_gate, of_up, None] })
     }
 
-    /// `x` is (B, T, D).
+    /// The layer's output. `x` is (B, T, D).
     pub fn forward(&self, x: T, cx: &LayerContext<T>, keep: bool) -> Result<(T, Option<FeedForwardSaved<T>>)> {
         let Products { gate, up, narrow: [of_gate, of_up] } = self.products(&x, &cx.noise)?;
         let inner = cx.dropout(self.inner);

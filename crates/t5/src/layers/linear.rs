@@ -1,8 +1,8 @@
-//! A linear layer without a bias: one weight (out, in), and its product in three directions; beside it an adapter, where it has
-//! one.
+//! A linear layer without a bias: one weight (out, in), and its product in three directions. It may have an adapter
+//! beside the weight.
 //!
-//! Of an adapter the product of its input with A is kept for backward: it is as narrow as the rank. Its dropped input is
-//! computed again, as is, with DoRA, the output that magnitudes are multiplied with.
+//! An adapter keeps the product of its input with A for backward: that product is as narrow as the rank. Its dropped input
+//! is recomputed. With DoRA, so is the output that the magnitudes are multiplied with.
 
 use crate::adapter::LinearLora;
 use crate::context::Noise;
@@ -11,7 +11,7 @@ use crate::ops::Ops;
 use crate::parameters::Weight;
 use crate::step::gradients::Gradients;
 
-/// `y = x Wᵀ`, plus what the adapter adds.
+/// `y = x Wᵀ`, plus the adapter's output.
 #[derive(Clone, Debug)]
 pub(crate) struct Linear<T> {
     pub weight: Weight<T>,
@@ -30,17 +30,17 @@ pub(crate) struct Adapter<T> {
     /// (out).
     pub magnitude: Option<Weight<T>>,
     pub lora: LinearLora,
-    /// Its dropout's place.
+    /// The number of the adapter's dropout place.
     pub site: u32,
 }
 
 impl<T: Ops> Linear<T> {
-    /// x (.., in) to (.., out).
+    /// Maps x (.., in) to (.., out).
     pub fn forward(&self, x: &T, noise: &Noise) -> Result<T> {
         Ok(self.forward_keeping(x, noise)?.0)
     }
 
-    /// The same, with what [`Linear::backward_weight`] takes: the narrow product of the adapter (.., rank), where there is one.
+    /// As [`Linear::forward`]. Also returns the adapter's narrow product (.., rank), if any, for [`Linear::backward_weight`].
     pub fn forward_keeping(&self, x: &T, noise: &Noise) -> Result<(T, Option<T>)> {
         let Some(adapter) = &self.adapter else { return Ok((self.weight.here(|weight| T::linear(x, weight))?, None)) };
         let input = adapter.input(x, noise)?;
@@ -62,13 +62,13 @@ impl<T: Ops> Linear<T> {
         Ok((y, Some(down)))
     }
 
-    /// What both directions of backward begin with: the gradient of the output, (.., out), and what the adapter makes of it.
+    /// Begins backward: the gradient of the output, (.., out), and the adapter's tensors that both directions need.
     pub fn backward(&self, dy: T) -> Result<OutputGradient<T>> {
         let through = self.adapter.as_ref().map(|adapter| adapter.backward(&dy, &self.weight)).transpose()?;
         Ok(OutputGradient { dy, through })
     }
 
-    /// The gradient of the input, (.., in), plus `sum`, whose memory it takes.
+    /// The gradient of the input, (.., in), plus `sum`. The result takes `sum`'s memory.
     pub fn backward_input(&self, of: &OutputGradient<T>, sum: Option<T>, noise: &Noise) -> Result<T> {
         let dy = &of.dy;
         let (Some(adapter), Some(through)) = (&self.adapter, &of.through) else {
@@ -91,8 +91,8 @@ impl<T: Ops> Linear<T> {
         self.weight.here(|weight| T::linear_backward_input_beside(dz, weight, Some(beside), sum))
     }
 
-    /// Adds `dyᵀ x` to the weight's gradient, and the adapter's to its own, where they are trained. Where forward's narrow product was
-    /// not kept it is computed again.
+    /// Adds `dyᵀ x` to the weight's gradient, and the adapter's gradients to its own, where they are trained. Forward's narrow product is
+    /// computed again if it was not kept.
     pub fn backward_weight(
         &self,
         of: &OutputGradient<T>,
@@ -127,14 +127,14 @@ impl<T: Ops> Linear<T> {
     }
 }
 
-/// The gradient of a layer's output, (.., out), as both directions of backward take it.
+/// The gradient of a layer's output, (.., out), for both directions of backward.
 #[derive(Clone, Debug)]
 pub(crate) struct OutputGradient<T> {
     dy: T,
     through: Option<ThroughAdapter<T>>,
 }
 
-/// The narrow products of some layers, as [`Linear::forward_keeping`] gives them, with `f` of each.
+/// Applies `f` to each of the narrow products of some layers, as [`Linear::forward_keeping`] returns them.
 pub(crate) fn try_map_narrow<T, U, const N: usize>(
     narrow: [Option<T>; N],
     f: &mut dyn FnMut(T) -> Result<U>,
@@ -146,7 +146,7 @@ pub(crate) fn try_map_narrow<T, U, const N: usize>(
     Ok(mapped)
 }
 
-/// What an adapter makes of the gradient of its layer's output.
+/// The tensors that an adapter computes from the gradient of its layer's output.
 #[derive(Clone, Debug)]
 struct ThroughAdapter<T> {
     gain: Option<Gain<T>>,
@@ -154,7 +154,7 @@ struct ThroughAdapter<T> {
     du: T,
 }
 
-/// With DoRA: vectors of (out).
+/// DoRA's vectors, each (out).
 #[derive(Clone, Debug)]
 struct Gain<T> {
     /// The lengths of the rows of `W + scale · B A`.
@@ -164,7 +164,7 @@ struct Gain<T> {
 }
 
 impl<T: Ops> ThroughAdapter<T> {
-    /// The gradient of the output before it was multiplied.
+    /// The gradient of the output before the output was multiplied by the gain.
     fn dz(&self, dy: &T) -> Result<T> {
         through_gain(dy, self.gain.as_ref())
     }
@@ -189,7 +189,7 @@ impl<T: Ops> Adapter<T> {
         weight.here(|weight| T::linear_beside(x, weight, Some((down, self.b.of_products()))))
     }
 
-    /// What the output is multiplied with, where there is a magnitude.
+    /// The factors of the output, if there is a magnitude.
     fn gain(&self, weight: &Weight<T>) -> Result<Option<Gain<T>>> {
         let Some(magnitude) = &self.magnitude else { return Ok(None) };
         let (a, b) = (&self.a.tensor, &self.b.tensor);

@@ -1,11 +1,11 @@
 //! The layers of a T5, each with an explicit forward and backward.
 //!
 //! `forward` takes its input by value and returns the output and, when asked to keep it, a `Saved` that
-//! holds exactly what backward needs; `backward` consumes it and frees every tensor after its last use.
-//! Layers are written over [`crate::ops::Ops`]: run on tensors they compute, run on counted tensors they say what they hold.
+//! holds exactly the tensors that backward needs. `backward` consumes them and frees every tensor after its last use.
+//! Layers are written over [`crate::ops::Ops`]: on tensors they compute, on counted tensors they count the bytes that they hold.
 //!
-//! What is kept is what is dear to compute again. Norms, dropout masks and activations of the
-//! feed-forward layer are recomputed from what is kept, at the price of one pass over memory each.
+//! A layer keeps the tensors that are expensive to compute again. Norms, dropout masks and activations of the
+//! feed-forward layer are recomputed from the kept tensors, at the price of one pass over memory each.
 //!
 //! Shapes: B batch, T length of this stack, S length of the source, H heads, K head size, D model size,
 //! F feed-forward size.
@@ -21,10 +21,10 @@ use crate::config::Config;
 use crate::parameters::{Comes, Parameter, Weight};
 use linear::{Adapter, Linear};
 
-/// Hands parameters to layers by name while a model is put together.
+/// Hands parameters to layers by name while a model is built.
 pub(crate) struct Weights<'a, T> {
     pub parameters: &'a [Parameter<T>],
-    /// Of some parameters, by their places, a copy for products; empty where there are none.
+    /// Copies of parameters for products, by parameter index, where there is one. Empty without copies.
     pub copies: &'a [Option<T>],
     pub config: &'a Config,
     /// [`crate::LayerMajor::weights_by_matrix`].
@@ -32,6 +32,8 @@ pub(crate) struct Weights<'a, T> {
 }
 
 impl<T: Clone> Weights<'_, T> {
+    /// The parameter of this name.
+    ///
     /// # Panics
     /// For a name that [`crate::ParameterSpec::all`] does not list: the two describe one model.
     pub fn get(&self, name: String) -> Weight<T> {
@@ -52,7 +54,7 @@ impl<T: Clone> Weights<'_, T> {
         self.linear_with(self.get(format!("{name}.weight")), name, site)
     }
 
-    /// A linear layer of this name with a weight that may have another.
+    /// A linear layer of this name. Its weight may have another name.
     pub fn linear_with(&self, weight: Weight<T>, name: &str, site: u32) -> Linear<T> {
         let lora = self.config.lora.as_ref();
         let adapter = lora.and_then(|lora| Some((lora, lora.of(name)?))).map(|(lora, linear)| Adapter {

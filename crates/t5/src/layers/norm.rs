@@ -22,7 +22,7 @@ impl<T: Ops> Norm<T> {
         grads.trains(&self.weight)
     }
 
-    /// Gradient of the input, plus `residual`, which reaches it beside the norm; adds the weight's.
+    /// Gradient of the input, plus `residual`, which bypasses the norm. Adds the gradient of the weight.
     pub fn backward(&self, x: &T, inv_rms: &T, dy: T, residual: Option<&T>, grads: &mut Gradients<T>) -> Result<T> {
         let dweight = grads.accumulator(&self.weight)?;
         T::rms_norm_backward(x, &self.weight.tensor, inv_rms, dy, residual, dweight.as_ref())

@@ -1,6 +1,6 @@
 //! The encoder or the decoder: embedding, blocks with one shared position bias or one each, final norm.
 //!
-//! The parts stand side by side. [`crate::step`] says in which order micro-batches go through them.
+//! The stack does not order its parts. [`crate::step`] decides in which order micro-batches go through them.
 
 use candle_core::DType;
 use t5_ops::RelativePosition;
@@ -18,7 +18,7 @@ use crate::step::gradients::Gradients;
 #[derive(Clone, Debug)]
 pub(crate) struct Stack<T> {
     pub blocks: Vec<Block<T>>,
-    /// Relative-position tables, (buckets, H): block 0's, whose bias every block uses, or one of each block.
+    /// Relative-position tables, (buckets, H): block 0's alone, whose bias every block uses, or one of each block.
     tables: Vec<Weight<T>>,
     relative: RelativePosition,
     final_norm: Norm<T>,
@@ -50,12 +50,12 @@ impl<T: Ops> Stack<T> {
         })
     }
 
-    /// Whether each block has a bias of its own, and not that of block 0.
+    /// Whether each block has a bias of its own, rather than block 0's.
     pub fn has_own_biases(&self) -> bool {
         self.tables.len() > 1
     }
 
-    /// Whether the tables are trained: that of block 0 which all share, or those of the blocks.
+    /// Whether each table is trained: block 0's alone, which all blocks share, or one of each block.
     pub fn trained_tables(&self, grads: &Gradients<T>) -> Vec<bool> {
         self.tables.iter().map(|table| grads.trains(table)).collect()
     }
@@ -65,7 +65,7 @@ impl<T: Ops> Stack<T> {
         T::relative_bias(&self.table(block).tensor, &self.relative, queries, keys, first_query)
     }
 
-    /// Adds the gradient of the bias of `length` positions to that of the block's table.
+    /// Adds the gradient of the bias of `length` positions to the gradient of the block's table.
     pub fn bias_backward(&self, block: usize, dbias: &T, length: usize, grads: &mut Gradients<T>) -> Result<()> {
         if let Some(dtable) = grads.accumulator(self.table(block))? {
             T::relative_bias_backward(dbias, &self.relative, length, length, &dtable)?;
@@ -105,7 +105,7 @@ impl<T: Ops> Stack<T> {
         T::dropout(&n, noise.dropout(self.final_site).as_ref())
     }
 
-    /// Gradient of the last block's output; adds the final norm's.
+    /// Gradient of the last block's output. Adds the gradient of the final norm's weight.
     pub fn finish_backward(&self, x: &T, dz: T, noise: &Noise, grads: &mut Gradients<T>) -> Result<T> {
         let dn = T::dropout(&dz, noise.dropout(self.final_site).as_ref())?;
         drop(dz);

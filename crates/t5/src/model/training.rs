@@ -1,4 +1,4 @@
-//! The passes of a model that have a backward: over one micro-batch, and over those of a whole step.
+//! The passes of a model that have a backward: over one micro-batch, and over the micro-batches of a whole step.
 
 use candle_core::Tensor;
 
@@ -16,15 +16,15 @@ use crate::step::run::{Offload, Step};
 use crate::step::schedule::{Event, Outline};
 
 impl T5 {
-    /// One micro-batch: the sum of its token losses, and the gradient of that sum divided by
-    /// `cx.target_tokens` added to `grads`. Over the micro-batches of an optimizer batch this adds up to
+    /// Adds one micro-batch's gradient to `grads` and returns the sum of its token losses. The gradient is that of the sum
+    /// divided by `cx.target_tokens`. Over the micro-batches of an optimizer batch this adds up to
     /// the gradient of the mean token loss, however the batch is cut.
     pub fn forward_backward(&self, batch: &MicroBatch, cx: &StepContext, grads: &mut Gradients) -> Result<f64> {
         Ok(self.forward_backward_unless(batch, cx, grads, &|| false)?.expect("nobody interrupts"))
     }
 
-    /// [`T5::forward_backward`] that ends early, with `None`, when `interrupted` says so. It is asked before every block,
-    /// forward and backward. `grads` then hold a part of a gradient, which is to be discarded.
+    /// [`T5::forward_backward`] that ends early, with `None`. `interrupted` is asked before every block, forward and backward;
+    /// true ends the pass. `grads` then hold a part of a gradient, which must be discarded.
     ///
     /// # Errors
     /// As [`T5::forward_backward`].
@@ -43,15 +43,15 @@ impl T5 {
         Ok(is_done.then(|| step.loss_sum()))
     }
 
-    /// A whole step over the micro-batches of an optimizer batch: every gradient is handed to `observer` to be measured,
-    /// then, if it decides so, to be applied. Files of activations and gradients lie in `files`, where `layer_major` wants
-    /// any. `None` for `layer_major`: one micro-batch after the other, and the gradients stay in `grads`.
+    /// A whole step over the micro-batches of an optimizer batch. Every gradient is handed to `observer` to be measured
+    /// and then, if the observer decides so, to be applied. Files of activations and gradients lie in `files`, if `layer_major` wants
+    /// any. With `layer_major` `None`, one micro-batch follows the other, and the gradients stay in `grads`.
     ///
-    /// False when the observer interrupted the step or decided against the update.
+    /// Returns false when the observer interrupted the step or decided against the update.
     ///
     /// # Errors
-    /// A failed operation, a file that cannot be written or read, and those of the observer. After the decision some
-    /// parameters may have changed then, and others not.
+    /// An operation fails, a file cannot be written or read, or the observer returns an error. After the decision, some
+    /// parameters may then have changed, and others not.
     pub fn step<E: From<Error>>(
         &self,
         batches: &[MicroBatch],
@@ -76,7 +76,7 @@ impl T5 {
         step.run(&events, grads, observer)
     }
 
-    /// Sets whether steps on a card record the launches of micro-batches that repeat. `false` also releases what was recorded.
+    /// Sets whether steps on a card record the launches of micro-batches that repeat. `false` also releases existing recordings.
     pub fn repeat_micro_batches(&mut self, repeats: bool) {
         self.repeats = repeats;
         if !repeats {
@@ -89,12 +89,12 @@ impl T5 {
         self.micro_batches.borrow_mut().release();
     }
 
-    /// Bytes of the memory of recorded micro-batches, on the card.
+    /// Bytes of the card's memory that recorded micro-batches take.
     pub fn recorded_bytes(&self) -> u64 {
         self.micro_batches.borrow().bytes()
     }
 
-    /// How many micro-batches were launched as graphs so far. Those that were recorded meanwhile are not counted.
+    /// The number of micro-batches launched as graphs so far. Those launched while they were recorded are not counted.
     pub fn micro_batches_as_graphs(&self) -> u64 {
         self.micro_batches.borrow().launched()
     }
@@ -104,12 +104,12 @@ impl T5 {
         self.repeats && !self.device().is_cpu() && self.micro_batches.borrow().may_record()
     }
 
-    /// Gives the memory of recorded micro-batches back, and never records again. Returns false where there was no such memory.
+    /// Gives back the memory of recorded micro-batches, and never records again. Returns false where there was no such memory.
     pub fn stop_repeating(&self) -> bool {
         self.micro_batches.borrow_mut().stop()
     }
 
-    /// What [`T5::step`] over so many micro-batches asks other processes for, in its order, until `observer` decides.
+    /// The requests of [`T5::step`] over so many micro-batches to other processes, in order, until `observer` decides.
     pub fn asked<E: From<Error>>(
         &self,
         micro_batches: usize,
@@ -139,12 +139,12 @@ impl T5 {
         outline.training_of_shards(micro_batches, &shards, idle)
     }
 
-    /// Whether copies go beside what a device computes.
+    /// Whether copies overlap with a device's computation.
     fn copies_overlap(&self, layer_major: Option<&LayerMajor>) -> bool {
         !self.device().is_cpu() && layer_major.is_some_and(|layers| layers.copies_overlap)
     }
 
-    /// Of encoder and decoder.
+    /// Whether the position tables of the encoder and of the decoder are trained.
     fn trained_tables(&self, grads: &Gradients) -> [Vec<bool>; 2] {
         [false, true].map(|decoder| self.network.stack(decoder).trained_tables(grads))
     }

@@ -1,6 +1,6 @@
 //! Copies of a model's weights in bf16, for products that would cast them: one cast after an update in place of one for each product.
 //!
-//! Invariants: a copy has the bits of the cast, so that nothing but time and memory depends on it; it belongs to no checkpoint.
+//! Invariants: a copy has the bits of the cast, so only time and memory depend on it; no checkpoint has copies.
 
 use candle_core::{DType, Tensor};
 
@@ -10,17 +10,17 @@ use crate::network::Network;
 use crate::parameters::{Parameter, ParameterSpec};
 
 impl T5 {
-    /// Holds a copy in bf16 of each weight that products of bf16 would cast, or lets the copies go. They give the same bits, and have to
-    /// follow changes: [`T5::refresh_copies`]. Of weights that are not there all along there are none.
+    /// Holds a copy in bf16 of each weight that products of bf16 would cast, or releases the copies. Products give the same bits with them.
+    /// After each update, copies must be refreshed: [`T5::refresh_copies`]. Weights that are not always in memory get no copies.
     ///
     /// # Errors
-    /// Memory that the device does not have.
+    /// The device has not enough memory.
     pub fn hold_copies(&mut self, holds: bool) -> Result<()> {
         let holds = holds && !self.has_paged_weights();
         if holds != self.copies.is_empty() {
             return Ok(());
         }
-        // With copies, or without, steps have other launches: no recording is of use.
+        // Steps with copies have other launches than steps without, so no recording can be used again.
         self.micro_batches.borrow_mut().forget();
         let copy = |(spec, parameter): (ParameterSpec, &Parameter)| {
             let takes_copy = holds && spec.takes_copy(self.dtype, &self.config);
@@ -36,10 +36,10 @@ impl T5 {
         self.refresh_copies()
     }
 
-    /// Has the copies follow the weights, if there are any: after an update.
+    /// Updates the copies, if there are any, from the weights. Call this after an update.
     ///
     /// # Errors
-    /// Those of the device.
+    /// The device reports an error.
     pub fn refresh_copies(&self) -> Result<()> {
         let pairs = self.parameters.iter().zip(&self.copies);
         let pairs: Vec<_> = pairs.filter_map(|(from, to)| Some((&from.tensor, to.as_ref()?))).collect();

@@ -1,4 +1,4 @@
-//! The implementor that computes: candle's tensors and the kernels of [`t5_ops`].
+//! The implementor of operations that computes: candle's tensors and the kernels of [`t5_ops`].
 
 use candle_core::{DType, Tensor};
 use t5_ops::{Activation, Beside, CrossEntropy, Dropout, Quantised, RelativePosition, Weight};
@@ -9,7 +9,7 @@ use super::{Attended, AttentionSettings, Matrix, Ops, Position};
 use crate::error::Result;
 
 impl Matrix<'_, Tensor> {
-    /// Calls `f` with the weight as kernels take it.
+    /// Calls `f` with the weight in the form that kernels take.
     fn with<R>(self, f: impl FnOnce(Weight) -> candle_core::Result<R>) -> Result<R> {
         match self.quantisation {
             Some(quantisation) => Ok(f((&Quantised::new(quantisation, self.tensor.clone())?).into())?),

@@ -1,7 +1,7 @@
-//! The implementor that only counts. A [`Counted`] tensor has a shape and no elements.
+//! The implementor of operations that only counts. A [`Counted`] tensor has a shape and no elements.
 //!
-//! Each operation makes the results that the kernel makes and reuses the memory that the kernel reuses. What a call needs beside
-//! them its kernel states ([`t5_ops::Needs`]); here it is added up.
+//! Each operation makes the results that the kernel makes and reuses the memory that the kernel reuses. A kernel states the memory that
+//! a call needs beside them ([`t5_ops::Needs`]); this module adds it up.
 
 mod files;
 mod ledger;
@@ -89,13 +89,13 @@ impl Counted {
         }
     }
 
-    /// Whether it lies in a file.
+    /// Whether the weight lies in a file.
     #[cfg(test)]
     pub fn is_in_file(&self) -> bool {
         matches!(self.memory.home, Home::File { .. })
     }
 
-    /// Statistics are F32, or F64 of F64.
+    /// The dtype of statistics: F32, or F64 for F64.
     fn statistics(&self) -> DType {
         if self.dtype == DType::F64 { DType::F64 } else { DType::F32 }
     }
@@ -109,12 +109,12 @@ impl Counted {
         if self.sums().is_on_device.get() { Path::Device } else { Path::on_cpu(self.dtype) }
     }
 
-    /// This result of a product, scaled: on a card the product does it.
+    /// This result of a product, scaled. On a card the product scales it.
     fn scaled_after(self, scale: f64) -> Result<Self> {
         if self.path() == Path::Device { Ok(self) } else { self.scaled(scale) }
     }
 
-    /// Adds up a call that leaves its results in the memory of operands on the CPU. A device, which has no kernel for it, holds both.
+    /// Adds up a call whose results take the memory of operands on the CPU. A device has no kernel for it, and holds both.
     fn replaces(&self, needs: Needs, results: u64) {
         let beside = if self.path() == Path::Device { results } else { 0 };
         self.calls(Needs { transient: needs.transient + beside, ..needs });
@@ -131,7 +131,7 @@ impl Counted {
         sums.work.set(Work { all: work.all + needs.multiply_adds, ..work });
     }
 
-    /// Adds up the upload of a list of numbers where it is used for the first time. An empty one stands for lists that are not known.
+    /// Adds up the upload of a list of numbers at its first use. An empty list stands for one that is not known.
     fn uses_list(&self, list: impl Iterator<Item = u32>) {
         let (sums, list) = (self.sums(), list.collect::<Vec<_>>());
         if !list.is_empty() && self.path() == Path::Device && sums.lists.borrow_mut().insert(list) {
@@ -139,31 +139,31 @@ impl Counted {
         }
     }
 
-    /// The samples of a dropout.
+    /// Adds up the upload of a dropout's samples.
     fn drops(&self, dropout: Option<&Dropout>) {
         self.uses_list(dropout.into_iter().flat_map(|dropout| dropout.samples.iter().copied()));
     }
 
-    /// The lists of attention.
+    /// Adds up the upload of attention's lists.
     fn attends_by(&self, settings: &AttentionSettings<Counted>) {
         self.uses_list(settings.key_lengths.iter().map(|&length| length as u32));
         self.drops(settings.dropout.as_ref());
     }
 
-    /// The same of attention.
+    /// Adds up a call of attention whose results have been made.
     fn attends(&self, needs: Needs) {
         self.calls(needs);
         let work = self.sums().work.get();
         self.sums().work.set(Work { attention: work.attention + needs.multiply_adds, ..work });
     }
 
-    /// The same of a loss.
+    /// Adds up a call of a loss whose results have been made.
     fn loses(&self, needs: Needs) {
         self.calls(needs);
         self.sums().loss.set(self.sums().loss.get().max(needs.transient));
     }
 
-    /// The sizes of attention of these queries.
+    /// The sizes of attention with these queries.
     fn attention_sizes(&self, keys: &Counted, heads: usize) -> AttentionSizes {
         let (batch, queries, head_size) = (self.dims[0], self.dims[1], self.width() / heads);
         AttentionSizes { batch, queries, keys: keys.dims[1], heads, head_size }
@@ -176,7 +176,7 @@ impl Counted {
 }
 
 impl Matrix<'_, Counted> {
-    /// Calls `f`, which uses the weight. If it comes by rows, all of them are read `times` times.
+    /// Calls `f`, which uses the weight. If the weight comes by rows, all its rows are read `times` times.
     fn while_used(&self, times: u64, f: impl FnOnce()) {
         if self.comes_by_rows {
             return self.tensor.by_rows(times, f);
@@ -191,7 +191,7 @@ impl Matrix<'_, Counted> {
     }
 }
 
-/// The width of the rows of a product beside another.
+/// The width of the rows of a second product, which is added to the first.
 fn width_beside(beside: Option<(&Counted, &Counted)>) -> usize {
     beside.inspect(|(_, weight)| weight.used()).map_or(0, |(x, _)| x.width())
 }
@@ -534,7 +534,7 @@ impl Ops for Counted {
         Ok(())
     }
 
-    /// Nothing is looked at, so there is nothing to return.
+    /// Counted tensors have no elements, so there is nothing to return.
     fn scores(&self, normalised: bool) -> Result<Vec<f32>> {
         self.calls(t5_ops::scores_needs(self.path(), (self.rows(), self.width()), self.dtype, normalised));
         Ok(Vec::new())

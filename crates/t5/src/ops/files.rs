@@ -1,16 +1,16 @@
-//! Files that tensors lie in between two of their uses, and that nobody else can see.
+//! Files without names, in which tensors lie between two uses.
 //!
-//! Invariants: what is got is what was put, bit by bit; a file has no name, so nothing is left of it however the process
-//! ends; while one tensor is worked on the next is read.
+//! Invariants: a tensor is read back bit by bit as it was written; a file has no name, so nothing of it is left, however the process
+//! ends; while one tensor is in use the next is read.
 //!
-//! There is a file for each thread, and each writes its part of a tensor: the kernel lets one at a time write to a file,
-//! and copying 176 MB of gradients took 42 ms on one thread where both of two took 28. The files are new in every step:
-//! what the system had no reason to put on the disk before the end of the step never gets there, and giving the pages
-//! back costs a sixth of writing them.
+//! There is a file for each thread, and each thread writes its part of a tensor. The kernel lets one thread at a time write to a
+//! file: copying 176 MB of gradients took 42 ms on one thread, 28 ms on two. The files are new in every step:
+//! pages that the system had no reason to write to the disk before the end of the step are never written, and freeing them
+//! costs a sixth of writing them.
 //!
-//! Where the system has no room for pages that are not on the disk yet, as in a control group whose limit is the budget, it kills
-//! rather than waits. So beyond [`Files::unwritten_bytes`] a thread waits for the disk itself, a piece at a time. It then has the system
-//! forget the piece, and once more when it was read back: kept pages would take the place of weights that are needed sooner.
+//! The system may have no room for pages that are not on the disk yet, as in a control group whose limit is the budget. It then kills
+//! the process rather than waits. So beyond [`Files::unwritten_bytes`] a thread waits for the disk itself, a piece at a time. It drops the
+//! piece from the page cache, and again after reading it back: kept pages would take the place of weights that are needed sooner.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -26,25 +26,25 @@ use candle_core::{DType, Shape, Tensor};
 use super::Ops;
 use crate::error::{Error, Result};
 
-/// Where files lie.
+/// The directory of files, and how much of their contents may be in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
-    /// They have no names there.
+    /// The directory. Files have no names there.
     pub directory: PathBuf,
-    /// Bytes of what one kind of tensor takes that may be in memory and not on the disk.
+    /// Bytes of one kind of tensor that may be in the page cache and not on the disk.
     pub unwritten_bytes: u64,
     /// [`crate::LayerMajor::weight_blocks_in_memory`].
     pub weight_blocks_in_memory: usize,
     /// [`crate::LayerMajor::weights_by_matrix`].
     pub weights_by_matrix: bool,
-    /// Bytes of weights that the system has room for before they are used. What is read ahead beyond them is dropped, and read again.
+    /// Bytes of weights that the system has room for before they are used. Weights read ahead beyond them are dropped, and read again.
     pub read_ahead_bytes: u64,
     /// [`crate::LayerMajor::in_host_memory`].
     pub in_host_memory: bool,
 }
 
 impl Files {
-    /// In `directory`, on a machine whose memory has room for them.
+    /// Files in `directory`, on a machine whose memory has room for them.
     pub fn in_directory(directory: &Path) -> Files {
         Files {
             directory: directory.to_owned(),
@@ -56,7 +56,7 @@ impl Files {
         }
     }
 
-    /// The tensor after it was written to files and read back, as a step does: for whoever measures how long that takes.
+    /// Writes a tensor to files and reads it back, as a step does. For measurements of the time that this takes.
     ///
     /// # Errors
     /// [`Error::Offload`].
@@ -70,9 +70,9 @@ impl Files {
 /// A tensor's place in the files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stretch {
-    /// In each of them.
+    /// The same offset in each file.
     start: u64,
-    /// Bytes in each of them but the last that has any.
+    /// Bytes in each file, except the last file that has any.
     share: usize,
     shape: Shape,
     dtype: DType,
@@ -92,53 +92,53 @@ impl Stretch {
     }
 }
 
-/// The least that is worth a thread of its own.
+/// The least number of bytes for which a thread is worthwhile.
 const LEAST_SHARE: usize = 256 << 10;
 
-/// The least that is worth reading ahead: less is read in the time that handing it over takes.
+/// The least number of bytes that is worth reading ahead: fewer are read in the time that the request takes.
 const LEAST_AHEAD: usize = 256 << 10;
 
-/// Bytes, over all threads, after which one waits for the disk where there is no room for more.
+/// Bytes, over all threads, after which a thread waits for the disk if there is no room for more.
 const PIECES: usize = 4 << 20;
 
 /// Files of tensors, one for each thread.
 #[derive(Debug)]
 pub struct TensorFiles {
     files: Arc<Vec<File>>,
-    /// Bytes of each that may not be on the disk yet.
+    /// Bytes of each file that may not be on the disk yet.
     unwritten: Vec<AtomicUsize>,
-    /// Of each, as it was written.
+    /// Length of each file, as it was written.
     lengths: Vec<AtomicU64>,
     unwritten_bytes: u64,
-    /// For messages.
+    /// Named in messages.
     path: PathBuf,
     end: u64,
     written: u64,
-    /// The thread that reads ahead, from the first time on that there is something for it.
+    /// The thread that reads ahead, once there was something to read.
     reader: Option<Reader>,
-    /// What it was asked for and has not handed over.
+    /// The stretch that the thread was asked for and has not handed over.
     ahead: Option<Stretch>,
 }
 
 type Read = std::io::Result<candle_core::Result<Tensor>>;
 
-/// A thread that reads one stretch after another, and ends with its owner.
+/// A thread that reads one stretch after another. It ends with its owner.
 #[derive(Debug)]
 struct Reader {
     asked: SyncSender<Stretch>,
-    /// Nobody else asks; threads that write share the files with it.
+    /// Never contended: writing threads share the files with this struct, so it must be `Sync`.
     read: Mutex<Receiver<Read>>,
 }
 
 impl Reader {
-    /// None where no thread can be started: everything is then read when it is asked for.
+    /// `None` if no thread can be started: everything is then read when it is asked for.
     fn start(files: &Arc<Vec<File>>, forgets: bool) -> Option<Self> {
         let (asked, stretches) = sync_channel::<Stretch>(1);
         let (results, read) = sync_channel(1);
         let read = Mutex::new(read);
         let files = Arc::clone(files);
         let work = move || {
-            // A closed channel is the owner's end.
+            // The owner ends the thread by closing the channel.
             while let Ok(stretch) = stretches.recv() {
                 if results.send(self::read(&files, &stretch, forgets)).is_err() {
                     break;
@@ -151,7 +151,7 @@ impl Reader {
 }
 
 impl TensorFiles {
-    /// Files without names.
+    /// Creates files without names.
     ///
     /// # Errors
     /// [`Error::Offload`].
@@ -161,7 +161,7 @@ impl TensorFiles {
         let open = |_| heap::file_without_name(&files.directory);
         let files =
             (0..t5_ops::threads()).map(open).collect::<std::io::Result<Vec<_>>>().map_err(Error::offload(&path))?;
-        // Backward reads from the end, and what lies behind was read before.
+        // Backward reads from the end, and the bytes behind were read before.
         files.iter().for_each(heap::read_without_ahead);
         let unwritten = files.iter().map(|_| AtomicUsize::new(0)).collect();
         let lengths = files.iter().map(|_| AtomicU64::new(0)).collect();
@@ -181,7 +181,7 @@ impl TensorFiles {
 }
 
 impl TensorFiles {
-    /// Writes a tensor of the CPU behind the ones before.
+    /// Writes a tensor of the CPU behind those already there.
     ///
     /// # Errors
     /// [`Error::Offload`].
@@ -207,13 +207,13 @@ impl TensorFiles {
         Ok(stretch)
     }
 
-    /// The tensor that was put there; begins to read the one that will be asked for after it.
+    /// Reads a tensor. Begins to read `after`, which will be asked for next.
     ///
     /// # Errors
     /// [`Error::Offload`].
     pub fn get(&mut self, stretch: Stretch, after: Option<&Stretch>) -> Result<Tensor> {
         let forgets = self.has_no_room();
-        // What was asked for in vain is taken as well: it makes room for the next.
+        // A stretch that was read ahead in vain is taken as well, to make room for the next.
         let was_ahead = self.ahead.take();
         let reader = was_ahead.as_ref().and(self.reader.as_mut());
         let tensor = heap::counting_wait(|| {
@@ -241,16 +241,16 @@ impl TensorFiles {
 }
 
 impl TensorFiles {
-    /// Whether more was written than the system has room for.
+    /// Whether more bytes were written than the system has room for.
     fn has_no_room(&self) -> bool {
         self.written > self.unwritten_bytes
     }
 
-    /// Writes to one of the files, by one thread at a time.
+    /// Writes to one of the files. Only one thread at a time writes to a file.
     fn write(&self, file: usize, bytes: &[u8], start: u64) -> std::io::Result<()> {
         let (file, unwritten, length) = (&self.files[file], &self.unwritten[file], &self.lengths[file]);
         let piece = (PIECES / self.files.len()).max(LEAST_SHARE);
-        // What is written behind the end of a file that was shortened would make zeros of what was lost.
+        // If the file was shortened, writing behind its end would turn the lost bytes into zeros.
         if file.metadata()?.len() < length.load(Ordering::Relaxed) {
             return Err(shortened());
         }
@@ -258,7 +258,7 @@ impl TensorFiles {
         for (place, bytes) in bytes.chunks(piece).enumerate() {
             file.write_all_at(bytes, start + (place * piece) as u64)?;
             let so_far = unwritten.load(Ordering::Relaxed) + bytes.len();
-            // What was written before there was no room for more is waited for with the first piece.
+            // Bytes written while there was still room are waited for with the first piece.
             let waits = so_far >= piece && (self.written + so_far as u64) > self.unwritten_bytes;
             if waits {
                 file.sync_data()?;
@@ -271,7 +271,7 @@ impl TensorFiles {
     }
 }
 
-/// Where files have no places to read and write at, as in a browser, steps are only counted.
+/// Where files cannot be read and written at an offset, as in a browser, steps are only counted.
 #[cfg(not(unix))]
 trait FileExt {
     fn write_all_at(&self, _: &[u8], _: u64) -> std::io::Result<()> {
@@ -303,7 +303,7 @@ fn read_part(file: &File, part: &mut [u8], start: u64, forgets: bool) -> std::io
     let mut start = start;
     for piece in part.chunks_mut(PIECES) {
         file.read_exact_at(piece, start).map_err(|error| match error.kind() {
-            // The bytes that are read were written before.
+            // The bytes to read were written before.
             ErrorKind::UnexpectedEof => shortened(),
             _ => error,
         })?;
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
         for order in [[0, 1, 2, 3], [3, 1, 0, 2]] {
             for (place, &i) in order.iter().enumerate() {
-                // One announced rightly, one wrongly, one not at all.
+                // The stretch to read ahead is announced rightly, wrongly, or not at all.
                 let after = [order.get(place + 1), Some(&0), None][place % 3].map(|&next| &put[next]);
                 let back = store.get(put[i].clone(), after).unwrap();
                 assert_eq!((back.dtype(), back.dims()), (tensors[i].dtype(), tensors[i].dims()));

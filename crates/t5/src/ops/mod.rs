@@ -1,8 +1,8 @@
-//! The operations that layers are made of, as a trait with two implementors.
+//! The operations that layers use, as a trait with two implementors.
 //!
 //! [`Tensor`] computes: each operation is the function of that name in [`t5_ops`]. [`Counted`] only counts: it has a shape, a
-//! dtype and a place in a [`Ledger`], which adds up the bytes that are alive, their peak, the bytes that go to files and
-//! the arithmetic. Layers, the step and generation are written once, over this trait, so that the bill of a pass comes from
+//! dtype and a place in a [`Ledger`]. The ledger adds up the bytes that are alive, their peak, the bytes that go to files and
+//! the arithmetic. Layers, the step and generation are written once, over this trait. So the bill of a pass comes from
 //! the code of that pass.
 //!
 //! Invariant: an operation that reuses the memory of an argument takes it by value, and both implementors reuse it.
@@ -28,11 +28,11 @@ use crate::error::Result;
 /// The weight of a product, (out, in).
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a, T> {
-    /// Its values, or its codes and scales.
+    /// The weight's values, or its codes and scales.
     pub tensor: &'a T,
-    /// How those are to be read.
+    /// How codes and scales are read.
     pub quantisation: Option<Quantisation>,
-    /// Whether operations copy some of its rows at a time from its file to memory ([`t5_ops::Weight::ByRows`]).
+    /// Whether operations copy a few of its rows at a time from its file to memory ([`t5_ops::Weight::ByRows`]).
     pub comes_by_rows: bool,
 }
 
@@ -45,9 +45,9 @@ impl<'a, T> From<&'a T> for Matrix<'a, T> {
 /// How attention is applied; [`t5_ops::Attention`] over any implementor.
 pub struct AttentionSettings<'a, T> {
     pub heads: usize,
-    /// By offset, (H, T+S-1).
+    /// Position bias by offset, (H, T+S-1).
     pub bias: Option<&'a T>,
-    /// Valid keys of each sample. Not looked at where operations are counted.
+    /// Valid keys of each sample. Not read where operations are counted.
     pub key_lengths: &'a [usize],
     pub causal: bool,
     pub dropout: Option<Dropout<'a>>,
@@ -62,28 +62,28 @@ pub struct Attended<'a, T> {
     pub lse: &'a T,
 }
 
-/// A file that tensors are put in and got from.
+/// Files that tensors are written to and read from.
 pub trait Spill<T: Ops>: Debug {
-    /// Writes a tensor behind the ones before.
+    /// Writes a tensor behind those already there.
     ///
     /// # Errors
     /// [`crate::Error::Offload`].
     fn put(&mut self, x: T) -> Result<T::Stretch>;
 
-    /// The tensor that was put there; begins to read the one that will be asked for after it.
+    /// Reads a tensor. Begins to read `after`, which will be asked for next.
     ///
     /// # Errors
     /// [`crate::Error::Offload`].
     fn get(&mut self, stretch: T::Stretch, after: Option<&T::Stretch>) -> Result<T>;
 
-    /// Where copies go beside what is computed: a tensor that will be asked for next, which has memory from here on.
+    /// Where copies overlap with computation, begins to read a tensor that will be asked for next. It has memory from here on.
     ///
     /// # Errors
-    /// Those of the device.
+    /// The device reports an error.
     fn fetch(&mut self, stretch: &T::Stretch) -> Result<()>;
 
-    /// While something is computed: carries out the copies of tensors that were put, which have memory until then, and of those that are
-    /// fetched.
+    /// Carries out copies while something is computed: of tensors that were put, which keep their memory until then, and of
+    /// tensors that are being fetched.
     ///
     /// # Errors
     /// [`crate::Error::Offload`].
@@ -94,11 +94,11 @@ pub trait Spill<T: Ops>: Debug {
     fn written_bytes(&self) -> u64;
 }
 
-/// A tensor, real or counted, and what layers do with it. Shapes are those of the functions of [`t5_ops`].
+/// A tensor, real or counted, and the operations that layers use. Shapes are those of the functions of [`t5_ops`].
 pub trait Ops: Clone + Debug + Sized {
-    /// Where tensors go that are not to stay in memory.
+    /// Holds the tensors that do not stay in memory.
     type Spill: Spill<Self>;
-    /// Where one lies there.
+    /// A tensor's place there.
     type Stretch: Clone + Debug + PartialEq;
 
     fn dims(&self) -> &[usize];
@@ -109,7 +109,7 @@ pub trait Ops: Clone + Debug + Sized {
         self.dims().iter().map(|&size| size as u64).product::<u64>() * self.dtype().size_in_bytes() as u64
     }
 
-    /// Zeros where `self` lies.
+    /// Zeros on the device of `self`.
     fn zeros(&self, dims: &[usize], dtype: DType) -> Result<Self>;
     /// Sets every element to zero.
     fn clear(&self) -> Result<()>;
@@ -123,14 +123,14 @@ pub trait Ops: Clone + Debug + Sized {
     fn shaped(&self, dims: &[usize]) -> Result<Self>;
     /// `self * scale`, in the same memory where the scale is 1.
     fn scaled(&self, scale: f64) -> Result<Self>;
-    /// A new file for tensors like this one, whose copies may go beside what is computed.
+    /// New files for tensors like this one. Their copies may overlap with computation.
     fn spill(&self, files: &Files, copies_overlap: bool) -> Result<Self::Spill>;
 
-    /// Has a weight that lies in a file read, without waiting for it.
+    /// Begins to read a weight that lies in a file, without waiting for it.
     fn read_ahead(&self);
     /// Makes a weight that lies in a file resident.
     fn page_in(&self);
-    /// Lets a weight that lies in a file leave memory.
+    /// Lets the system drop a weight that lies in a file from memory.
     fn page_out(&self);
     /// Gives free memory back to the system.
     fn release_unused(&self);
@@ -145,7 +145,7 @@ pub trait Ops: Clone + Debug + Sized {
     {
         Self::linear_beside(x, weight, None)
     }
-    /// The same, plus a product of other rows with another weight.
+    /// As `linear`, plus a product of other rows with another weight.
     fn linear_beside<'a>(x: &Self, weight: impl Into<Matrix<'a, Self>>, beside: Option<(&Self, &Self)>) -> Result<Self>
     where
         Self: 'a;
@@ -157,7 +157,7 @@ pub trait Ops: Clone + Debug + Sized {
     {
         Self::linear_backward_input_beside(dy, weight, None, sum)
     }
-    /// The same, plus a product of other rows with another weight.
+    /// As `linear_backward_input`, plus a product of other rows with another weight.
     fn linear_backward_input_beside<'a>(
         dy: &Self,
         weight: impl Into<Matrix<'a, Self>>,
@@ -227,9 +227,9 @@ pub trait Ops: Clone + Debug + Sized {
     where
         Self: 'a;
 
-    /// The cross-entropy of logits (.., V) that exist whole.
+    /// The cross-entropy of logits (.., V), all of which exist at once.
     fn logit_cross_entropy(logits: &Self, labels: &[u32]) -> Result<f64>;
-    /// The loss, and its gradient times the scale in the memory of the logits.
+    /// The loss. Its gradient, times the scale, takes the memory of the logits.
     fn logit_cross_entropy_backward(logits: Self, labels: &[u32], gradient_scale: f64) -> Result<(f64, Self)>;
     /// The lengths of the rows of `W + scale · B A`, (out).
     fn adapted_lengths(weight: Matrix<Self>, a: &Self, b: &Self, scale: f64) -> Result<Self>;
@@ -260,6 +260,6 @@ pub trait Ops: Clone + Debug + Sized {
     fn scores(&self, normalised: bool) -> Result<Vec<f32>>;
     /// The likeliest tokens of each row of (R, V) with their log-probabilities; see [`t5_ops::candidates`].
     fn candidates(&self, offsets: &[f32], count: usize) -> Result<Option<(Vec<u32>, Vec<f32>)>>;
-    /// The index of the largest value of each row of (R, V); of equal ones the first.
+    /// The index of the largest value of each row of (R, V); the first of equal values.
     fn largest(&self) -> Result<Vec<u32>>;
 }

@@ -1,4 +1,4 @@
-//! Where tensors of a step wait that are not to stay where they are computed: in files, or in the host's memory beside a device.
+//! Where a step's tensors wait that do not stay in the memory they are computed in: in files, or in the host's memory beside a device.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,31 +16,31 @@ use crate::error::Result;
 #[derive(Debug)]
 pub struct TensorSpill {
     device: Device,
-    /// None: the host's memory.
+    /// `None`: the host's memory.
     files: Option<TensorFiles>,
-    /// Whether copies go beside what is computed: they are carried out by [`Spill::copy`].
+    /// Whether copies overlap with computation: [`Spill::copy`] then carries them out.
     copies_overlap: bool,
-    /// Tensors that were put and are not there yet.
+    /// Tensors that were put and are still being copied.
     leaving: Vec<(Stretch, Leaving)>,
-    /// Those whose copies the host takes no part in.
+    /// Tensors that are being copied without the host.
     departing: Vec<Departing>,
-    /// Tensors that are asked for next.
+    /// Tensors that will be asked for next.
     coming: Vec<(Stretch, Tensor, Coming)>,
 }
 
-/// A tensor's place there, by which it is known.
+/// A tensor's place, which also identifies the tensor.
 #[derive(Clone, Debug)]
 pub struct Stretch(Rc<RefCell<Place>>);
 
 #[derive(Clone, Debug)]
 enum Place {
-    /// In the files.
+    /// In files.
     File(files::Stretch),
     /// On the CPU.
     Memory(Tensor),
     /// On the CPU, page-locked.
     Waiting(Rc<Waiting>),
-    /// On its way there: its shape and dtype.
+    /// Being copied: its shape and dtype.
     Underway(Shape, DType),
 }
 
@@ -55,7 +55,7 @@ impl Stretch {
         Stretch(Rc::new(RefCell::new(place)))
     }
 
-    /// In the files, if it is there.
+    /// The place in files, if the tensor lies there.
     fn in_files(&self) -> Option<files::Stretch> {
         if let Place::File(stretch) = &*self.0.borrow() { Some(stretch.clone()) } else { None }
     }
@@ -71,7 +71,7 @@ impl Stretch {
 }
 
 impl TensorSpill {
-    /// For tensors of a device. There copies may go beside what is computed.
+    /// A place for tensors of a device, whose copies may overlap with computation.
     ///
     /// # Errors
     /// [`crate::Error::Offload`].
@@ -83,7 +83,7 @@ impl TensorSpill {
         Ok(TensorSpill { device, files, copies_overlap, leaving, departing, coming })
     }
 
-    /// Puts a tensor of the CPU there.
+    /// Puts a tensor of the CPU into its place.
     fn place(&mut self, x: Tensor) -> Result<Place> {
         Ok(match &mut self.files {
             Some(files) => Place::File(files.put(x)?),
@@ -91,7 +91,7 @@ impl TensorSpill {
         })
     }
 
-    /// The tensor of the CPU that was put there.
+    /// Takes a tensor, on the CPU, from its place.
     fn host(&mut self, stretch: &Stretch, after: Option<&Stretch>) -> Result<Tensor> {
         let place = stretch.0.borrow().clone();
         match (place, &mut self.files) {
@@ -101,12 +101,12 @@ impl TensorSpill {
         }
     }
 
-    /// Values that wait in page-locked memory; none where they do not.
+    /// The values, if they wait in page-locked memory.
     fn waiting(&self, stretch: &Stretch) -> Option<Rc<Waiting>> {
         if let Place::Waiting(values) = &*stretch.0.borrow() { Some(Rc::clone(values)) } else { None }
     }
 
-    /// Begins to put a tensor into page-locked memory. `None`: there is none for it.
+    /// Begins to copy a tensor to page-locked memory. `None`: there is no such memory for it.
     fn begin_waiting(&mut self, x: &Tensor) -> Result<Option<Stretch>> {
         if self.files.is_some() {
             return Ok(None);
@@ -119,7 +119,7 @@ impl TensorSpill {
         Ok(Some(Stretch::at(Place::Waiting(Rc::new(values)))))
     }
 
-    /// Carries a copy out that was begun.
+    /// Carries out a copy that was begun.
     fn carry_out(&mut self, stretch: &Stretch, after: Option<&Stretch>, coming: &mut Coming) -> Result<()> {
         match self.waiting(stretch) {
             Some(values) => Ok(values.copy_to(coming)?),
@@ -209,7 +209,7 @@ impl Spill<Tensor> for TensorSpill {
 mod tests {
     use super::*;
 
-    // The host alone: it is about tensors of the CPU.
+    // The host alone: this test is about tensors of the CPU.
     #[test]
     fn tensors_of_the_cpu_wait_in_files_whatever_is_said_of_a_device() {
         let directory = tempfile::tempdir().unwrap();

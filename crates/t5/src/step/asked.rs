@@ -1,6 +1,7 @@
-//! What the processes of a step ask each other for until its decision, in their order: the same for all of them, whatever each computes.
+//! The sums and weights for which the processes of a step ask each other until the decision, in order. The list does not depend on
+//! a process's own work: it is the same for all of them.
 //!
-//! So one that cannot go on knows what the others still wait for.
+//! A process that cannot continue therefore knows the requests that the others still wait for.
 
 use std::collections::HashSet;
 
@@ -9,7 +10,7 @@ use crate::network::Network;
 use crate::ops::Ops;
 use crate::parameters::{Parameter, Part, Weight};
 
-/// Something that all processes take part in.
+/// A request in which all processes take part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// The gradient of parameter `index` is summed.
@@ -17,14 +18,14 @@ pub enum Asked {
         /// The parameter.
         index: usize,
     },
-    /// The values of parameter `index` come from whoever holds them, if somebody holds them alone.
+    /// The values of parameter `index` come from the process that holds them, if one process alone does.
     Weight {
         /// The parameter.
         index: usize,
     },
 }
 
-/// What is asked for in the events before the decision. `trains`: whether a parameter has a gradient.
+/// The requests of the events before the decision. `trains`: whether a parameter has a gradient.
 pub(crate) fn asked<T: Ops>(
     network: &Network<T>,
     parameters: &[Parameter<T>],
@@ -56,13 +57,13 @@ pub(crate) fn asked<T: Ops>(
     list.asked
 }
 
-/// What was asked for so far.
+/// The requests so far.
 struct List<'a> {
     trains: &'a dyn Fn(usize) -> bool,
     asked: Vec<Asked>,
-    /// Weights that came or are coming, and that nobody has let go of.
+    /// Weights that are here or are being fetched, and were not released.
     is_here: HashSet<usize>,
-    /// Gradients that are summed meanwhile.
+    /// Gradients that are being summed.
     on_their_way: HashSet<usize>,
 }
 

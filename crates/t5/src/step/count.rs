@@ -1,7 +1,7 @@
 //! The bill of a step: its events, added up.
 //!
 //! A unit is rehearsed once for each shape and each way of saving: its event is carried out on counted tensors. A tally then
-//! goes through the events of a whole step and composes it from these rehearsals, so that tens of thousands of choices are
+//! goes through the events of a whole step and adds up these rehearsals, so that tens of thousands of choices are
 //! counted in a second.
 //!
 //! ```
@@ -80,22 +80,22 @@ pub struct Precisions {
     pub gradients: DType,
 }
 
-/// Bytes that a step holds at its peak beside parameters that are in memory anyway, and optimizer state.
+/// Bytes that a step holds at its peak, beside optimizer state and parameters that are always in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepCount {
-    /// Of weights that lie in a file, those in memory at the peak; the small ones that always are included.
+    /// Where weights lie in a file: the bytes of weights in memory at the peak, including small weights that are always there.
     pub parameters: Option<u64>,
-    /// Saved activations, and those on their way between blocks, up or down.
+    /// Saved activations, and the activations and gradients that pass between blocks.
     pub activations: u64,
     /// Gradient accumulators.
     pub gradients: u64,
     /// Logits and the sums of the loss.
     pub loss: u64,
-    /// The momentary need of one micro-batch in one block.
+    /// Temporary tensors of one micro-batch in one block.
     pub workspace: u64,
     /// Operands that threads keep packed from one product to the next.
     pub packed: u64,
-    /// Bytes of the host's memory that the processor fills for a device: masks. It is no part of the sum.
+    /// Bytes of the host's memory that the processor fills for a device: masks. They are not part of the sum.
     pub on_host: u64,
 }
 
@@ -107,14 +107,14 @@ impl StepCount {
     }
 }
 
-/// Bytes that a pass without gradients holds at its peak beside the parameters, and its arithmetic.
+/// Bytes that a pass without gradients holds at its peak, beside the parameters, and the arithmetic of that pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct InferenceCount {
     /// The key/value cache; 0 where nothing is generated.
     pub cache: u64,
     /// Logits and the sums of the loss; 0 where something is generated.
     pub loss: u64,
-    /// The momentary need.
+    /// Temporary tensors.
     pub workspace: u64,
     /// Operands that threads keep packed from one product to the next.
     pub packed: u64,
@@ -122,8 +122,8 @@ pub struct InferenceCount {
     pub multiply_adds: f64,
     /// As [`StepCount::on_host`].
     pub on_host: u64,
-    /// The peak, without operands that are kept packed, where each operation reads its weights, or rows of a table, from a file: with those
-    /// that are in memory then.
+    /// The peak without operands that are kept packed, where each operation reads its weights, or rows of a table, from a file. It includes
+    /// the weights that are in memory at that moment.
     pub with_weights: u64,
 }
 
@@ -141,28 +141,28 @@ pub struct Arithmetic {
     pub blocks: Vec<BlockArithmetic>,
     /// The output projection and the loss, forward and backward.
     pub head: f64,
-    /// Forward and backward of everything, nothing computed again.
+    /// Forward and backward of the whole model, without recomputation.
     pub training: f64,
 }
 
 /// Multiply-adds of one block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlockArithmetic {
-    /// Forward once more, for backward: all but the feed-forward's last product.
+    /// Forward a second time, for backward: all but the feed-forward's last product.
     pub again: f64,
-    /// The attention outputs of that: scores and weighted values.
+    /// The attention outputs in `again`: scores and weighted values.
     pub heads: f64,
     /// Backward.
     pub backward: f64,
 }
 
-/// The requests of the passes of a step to a card, without those of the update. Gradients exist already, as in later micro-batches: the
-/// first one begins those of norms and of tables of positions with a launch each.
+/// The requests of a step's passes to a card, without those of the update. Gradients exist already, as in later micro-batches. In the
+/// first one, each gradient of a norm and of a table of positions begins with one launch more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassCalls {
-    /// Of embeddings and blocks, forward and backward: layer by layer of all micro-batches, else of one.
+    /// Embeddings and blocks, forward and backward: of all micro-batches layer by layer, of one otherwise.
     pub blocks: Calls,
-    /// Of the output projection and the loss of one micro-batch.
+    /// The output projection and the loss of one micro-batch.
     pub head: Calls,
 }
 
@@ -171,7 +171,7 @@ pub struct PassCalls {
 pub struct CopiedWeights {
     /// How many there are.
     pub tensors: usize,
-    /// Elements of those in blocks.
+    /// Elements of the weights in blocks.
     pub of_blocks: u64,
     /// Elements of the head's table.
     pub of_head: u64,
@@ -195,25 +195,25 @@ pub struct Counter {
     precisions: Precisions,
     trained: Trained,
     weights: Rc<WeightsOnDisk>,
-    /// `weights` with some blocks in memory, by the number of these blocks and whether others come matrix by matrix.
+    /// `weights` with some blocks in memory, by the number of these blocks and whether the others are read matrix by matrix.
     weights_beside: RefCell<HashMap<(usize, bool), Rc<WeightsOnDisk>>>,
-    /// Whether other processes hold weights, so that they are here while they are worked on.
+    /// Whether other processes hold weights, so that these are in this process only while they are in use.
     has_weights_elsewhere: bool,
     /// Whether gradients are summed over several processes.
     has_others: bool,
-    /// Sums of a gradient that exist at a time, each of other shards of the batch.
+    /// The number of sums of a gradient that exist at a time, each over different shards of the batch.
     sums: usize,
     rehearsal: Rehearsal,
-    /// The same with copies of weights in bf16, where products would cast them.
+    /// The rehearsal with bf16 copies of the weights that products would cast.
     with_copies: Option<Rehearsal>,
     copied: CopiedWeights,
-    /// What whoever trains holds while gradients are handed over.
+    /// The bytes that the trainer holds while gradients are handed over.
     handed_over: HandedOver,
-    /// The tallies of steps over one shape in one cut: other chunks of logits change their heads alone.
+    /// Tallies of steps over one shape, cut into micro-batches one way. Another chunk of logits changes only the cost of the head.
     tallies: RefCell<Tallies>,
 }
 
-/// Tallies of steps over batches of one shape in micro-batches of as many samples. A planner asks for one such cut after the other.
+/// Tallies of steps over batches of one shape, in micro-batches of one size. A planner goes through such cuts one by one.
 #[derive(Debug, Default)]
 struct Tallies {
     cut: Option<(Shape, usize)>,
@@ -221,7 +221,7 @@ struct Tallies {
 }
 
 impl Tallies {
-    /// The tally with these levers, of which the chunk is left out. Those of another cut are forgotten.
+    /// The tally with these levers; the chunk of logits does not matter. Tallies of another cut are dropped.
     fn of(&mut self, batch: Shape, levers: &Levers) -> Option<Tallied> {
         let cut = Some((batch, levers.micro_batch_samples));
         if self.cut != cut {
@@ -232,10 +232,10 @@ impl Tallies {
 }
 
 impl Counter {
-    /// Counts for a model of which `is_trained` trains.
+    /// Counts for a model that trains the parameters for which `is_trained` returns true.
     ///
     /// # Errors
-    /// A config that is not a T5's.
+    /// The config is not a T5's.
     pub fn new(
         config: &Config,
         precisions: Precisions,
@@ -266,7 +266,7 @@ impl Counter {
         })
     }
 
-    /// Counts for one of several processes, which drops the gradients of parameters that `is_held` denies as soon as they are summed.
+    /// Counts for one of several processes. It drops a gradient as soon as it is summed if `is_held` returns false for the parameter.
     #[must_use]
     pub fn among(mut self, is_held: &dyn Fn(&ParameterSpec) -> bool) -> Counter {
         self.trained = self.trained.among(is_held);
@@ -274,19 +274,19 @@ impl Counter {
         self
     }
 
-    /// Counts for one of several processes, which sum their gradients.
+    /// Counts for one of several processes that sum their gradients.
     #[must_use]
     pub fn with_others(self) -> Counter {
         Counter { has_others: true, tallies: RefCell::default(), ..self }
     }
 
-    /// Counts for steps over several shards of a batch, so many sums of whose gradients exist at a time.
+    /// Counts for steps over several shards of a batch. `sums` sums of a gradient exist at a time.
     #[must_use]
     pub fn with_sums(self, sums: usize) -> Counter {
         Counter { sums: sums.max(1), tallies: RefCell::default(), ..self }
     }
 
-    /// Counts for one of several processes, of which others hold the weights of these names.
+    /// Counts for one of several processes, where other processes hold the weights of these names.
     #[must_use]
     pub fn without_weights(mut self, elsewhere: HashSet<String>) -> Counter {
         self.weights = Rc::new(WeightsOnDisk::elsewhere(&self.config, self.precisions.parameters, elsewhere));
@@ -295,12 +295,12 @@ impl Counter {
         self
     }
 
-    /// Whether weights are in memory only while they are worked on.
+    /// Whether weights are in memory only while they are in use.
     pub fn pages_weights(&self, levers: &Levers) -> bool {
         self.has_weights_elsewhere || levers.has_weights_on_disk()
     }
 
-    /// The same for tensors on a device. `handed_over` are the bytes that whoever trains holds while the gradients of these parameters
+    /// Counts for tensors on a device. `handed_over` gives the bytes that the trainer holds while the gradients of these parameters
     /// are handed over together: to be measured, and to be applied.
     #[must_use]
     pub fn on_device(self, handed_over: &dyn Fn(&[&ParameterSpec]) -> [u64; 2]) -> Counter {
@@ -316,7 +316,7 @@ impl Counter {
         self.with_copies.as_ref().filter(|_| levers.weight_copies).unwrap_or(&self.rehearsal)
     }
 
-    /// The parameters that [`Levers::weight_copies`] holds a second time; none where no product casts a weight.
+    /// The parameters that [`Levers::weight_copies`] holds a second time. None where no product casts a weight.
     pub fn copied_weights(&self) -> CopiedWeights {
         self.copied
     }
@@ -326,7 +326,7 @@ impl Counter {
         &self.trained
     }
 
-    /// The parameters of a model whose weights lie in a file, but for those of the blocks that keep them in memory.
+    /// The parameters of a model whose weights lie in a file, without the blocks that keep their weights in memory.
     pub fn weights_on_disk(&self, levers: &Levers) -> Rc<WeightsOnDisk> {
         match (levers.weight_blocks_in_memory(), levers.has_weights_by_matrix()) {
             (0, false) => Rc::clone(&self.weights),
@@ -338,7 +338,7 @@ impl Counter {
         }
     }
 
-    /// The most blocks that `recompute_blocks` can mean: those that backward enters.
+    /// The most blocks that can be recomputed: the blocks that backward enters.
     pub fn blocks(&self) -> usize {
         self.trained.blocks()
     }
@@ -353,7 +353,7 @@ impl Counter {
         StepCount { parameters, packed, on_host: tallied.on_host.max(head.on_host), ..live }
     }
 
-    /// The bytes by which the peak of a step on a device exceeds [`Counter::step`] where micro-batches are recorded ([`Levers::repeats`]).
+    /// The bytes by which recorded micro-batches ([`Levers::repeats`]) raise the peak of a step on a device above [`Counter::step`].
     pub fn recorded_beside(&self, batch: Shape, levers: &Levers) -> u64 {
         self.tally(batch, levers).recorded_beside(&self.head(batch, levers), self.precisions.activations)
     }
@@ -371,12 +371,12 @@ impl Counter {
         self.rehearsal_of(levers).head(micro, levers.loss_chunk_rows)
     }
 
-    /// Bytes that a step writes to files, and reads once or twice; weights that are changed in a file are not in it.
+    /// Bytes that a step writes to files and reads once or twice, without the weights that it changes in a file.
     pub fn written(&self, batch: Shape, levers: &Levers) -> u64 {
         self.tally(batch, levers).written
     }
 
-    /// Gradients among [`Counter::written`].
+    /// The bytes of gradients in [`Counter::written`].
     pub fn gradients_written(&self, batch: Shape, levers: &Levers) -> u64 {
         self.tally(batch, levers).gradients_written
     }
@@ -397,8 +397,8 @@ impl Counter {
         tallied
     }
 
-    /// The events of a step over a batch of this shape, one after the other. The largest of them is [`Counter::step`], but
-    /// for the packed operands, which stay from event to event.
+    /// The events of a step over a batch of this shape, one after the other. The largest of them equals [`Counter::step`],
+    /// without the packed operands, which stay from event to event.
     pub fn timeline(&self, batch: Shape, levers: &Levers) -> Vec<Moment> {
         let outline = self.outline(levers.recompute_blocks, levers.layer_major.as_ref());
         let always = self.pages_weights(levers).then(|| self.weights_on_disk(levers).always());
@@ -417,8 +417,8 @@ impl Counter {
         }
     }
 
-    /// The bytes by which micro-batches are compared: [`Counter::step`] of one micro-batch, micro-batch-major, without the
-    /// packed operands that do not depend on its tokens.
+    /// The bytes by which micro-batches are compared: [`Counter::step`] of one micro-batch, micro-batch-major. It leaves out the
+    /// packed operands that do not depend on the micro-batch's tokens.
     pub fn micro_batch(&self, shape: Shape, recompute_blocks: usize, loss_chunk_rows: usize) -> u64 {
         let levers = Levers {
             micro_batch_samples: shape.samples,
@@ -432,7 +432,7 @@ impl Counter {
         tallied.peak_with(&head).total() + tallied.packed.max(head.packed).along_tokens()
     }
 
-    /// The requests of a step's passes to a card, as if no micro-batch were recorded. Lists that are on the card already count as uploads.
+    /// The requests of a step's passes to a card, if no micro-batch is recorded. Lists that are on the card already count as uploads.
     pub fn pass_calls(&self, batch: Shape, levers: &Levers) -> PassCalls {
         PassCalls { blocks: self.tally(batch, levers).calls, head: self.head(batch, levers).calls }
     }
@@ -486,7 +486,7 @@ impl Counter {
         let cache = decoding.begin(batch, &self.config, &|| false).expect("counting cannot fail");
         let mut cache = cache.expect("nobody interrupts");
         let ids: Counted = ledger.beside(&[samples * rows, 1], DType::U32);
-        // A token at each size of the cache: between them nothing changes.
+        // One token at each size of the cache: nothing changes between two sizes.
         let (mut position, mut multiply_adds) = (0, ledger.work().all);
         loop {
             let before = ledger.work().all;
@@ -502,7 +502,7 @@ impl Counter {
             };
             match answer.looks_at_scores {
                 true if answer.likeliest_are_enough && likeliest().is_some() => Ok(()),
-                // Those of beams hold more than those that are drawn from.
+                // Scores for beams take more memory than scores for sampling.
                 true => logits.scores(true).map(drop),
                 false => logits.largest().map(drop),
             }

@@ -1,13 +1,13 @@
 //! Gradient accumulators: one per trainable parameter, updated in place, and none for a frozen one.
 //!
 //! Invariants: a frozen parameter never has memory here; a trainable one has none until its first
-//! contribution; an accumulator has its parameter's shape and is f32, or f64 for an f64 parameter, or bf16 where that
-//! was asked for ([`Gradients::new`]).
-//! Micro-batches add to the same accumulators, so a gradient is complete when the last one is through. An
+//! contribution; an accumulator has its parameter's shape and is f32, or f64 for an f64 parameter, or bf16 if
+//! [`Gradients::new`] was asked for it.
+//! Micro-batches add to the same accumulators, so a gradient is complete when the last micro-batch is done. An
 //! accumulator that was put aside is used again for the next parameter of its shape.
 //!
-//! Emptying an accumulator touches no memory: what it holds counts as nothing from then on, and the next
-//! contribution overwrites it where the operation can, so that a large weight's gradient is neither set to zero
+//! Emptying an accumulator touches no memory: its old elements count as nothing, and the next
+//! contribution overwrites them where the operation can. So a large weight's gradient is neither set to zero
 //! nor read before it is written.
 
 use candle_core::{DType, Tensor};
@@ -30,11 +30,11 @@ struct Slot<T> {
     trainable: bool,
     dtype: DType,
     accumulator: Option<T>,
-    /// Nothing has been added since the accumulator was emptied: its elements mean nothing.
+    /// Nothing has been added since the accumulator was emptied: its elements have no meaning.
     empty: bool,
     /// Sums of shards that are complete, in their order.
     closed: Vec<(Stretch, T)>,
-    /// The whole sum of what was added before these.
+    /// The sum of all shards of an earlier contribution, which [`Gradients::keep_first`] adds.
     before: Option<T>,
 }
 
@@ -45,10 +45,10 @@ impl<T> Slot<T> {
 }
 
 impl<T: Ops> Gradients<T> {
-    /// Accumulators for the parameters that `trainable` says yes to. Allocates nothing yet.
+    /// Accumulators for the parameters for which `trainable` returns true. Allocates nothing yet.
     ///
-    /// `products` is the dtype of those of the blocks' matrices, F32 or BF16; in BF16 a sum over micro-batches is rounded
-    /// to nearest after each. All others are F32; in an F64 model every one is F64.
+    /// `products` is the dtype of the accumulators of the blocks' matrices, F32 or BF16; in BF16 a sum over micro-batches is rounded
+    /// to nearest after each. All others are F32; in an F64 model every accumulator is F64.
     pub fn new(parameters: &[Parameter<T>], products: DType, trainable: &dyn Fn(&Parameter<T>) -> bool) -> Self {
         let slot = |parameter: &Parameter<T>| {
             let products = if parameter.tensor.dtype() == DType::F64 { DType::F64 } else { products };
@@ -90,12 +90,12 @@ impl<T: Ops> Gradients<T> {
         self.slots.iter().enumerate().filter_map(|(index, slot)| Some((index, slot.gradient()?)))
     }
 
-    /// The accumulators that there are.
+    /// The accumulators that exist.
     pub(crate) fn accumulators(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|slot| slot.accumulator.as_ref())
     }
 
-    /// Gives each trained parameter its accumulator. Those that there were not are empty.
+    /// Gives each trained parameter its accumulator. A new accumulator is empty.
     pub(crate) fn provide(&mut self, parameters: &[Parameter<T>]) -> Result<()> {
         for (index, parameter) in parameters.iter().enumerate() {
             if self.slots[index].trainable && self.slots[index].accumulator.is_none() {
@@ -106,12 +106,12 @@ impl<T: Ops> Gradients<T> {
         Ok(())
     }
 
-    /// Which accumulators are empty, in the model's order.
+    /// For each parameter, whether its accumulator is empty, in the model's order.
     pub(crate) fn are_empty(&self) -> Vec<bool> {
         self.slots.iter().map(|slot| slot.empty).collect()
     }
 
-    /// Sets which accumulators are empty, in the model's order.
+    /// Sets for each parameter whether its accumulator is empty, in the model's order.
     pub(crate) fn set_empty(&mut self, empty: &[bool]) {
         self.slots.iter_mut().zip(empty).for_each(|(slot, empty)| slot.empty = *empty);
     }
@@ -125,8 +125,8 @@ impl<T: Ops> Gradients<T> {
         }
     }
 
-    /// Says that a shard of a gradient is complete: what is added from here on belongs to the next. Sums of shards that are the halves
-    /// of one node of their tree are added up. One that was complete already stays as it is.
+    /// Marks a shard of a gradient as complete: later contributions belong to the next shard. The sums of two shards that are the halves
+    /// of one node of the tree of shards are added up. A shard that was complete already does not change.
     pub(crate) fn close(&mut self, shard: usize, index: usize, weight: &T) -> Result<()> {
         let is_closed = |(closed, _): &(Stretch, T)| shard < closed.first + closed.count;
         if !self.slots[index].trainable || self.slots[index].closed.last().is_some_and(is_closed) {
@@ -147,8 +147,8 @@ impl<T: Ops> Gradients<T> {
         Ok(())
     }
 
-    /// The sums that the gradient of a trained parameter consists of, in the order of the shards: at least one, of zeros where nothing
-    /// was added.
+    /// The sums that make up the gradient of a trained parameter, in the order of the shards. There is at least one, of zeros where
+    /// nothing was added.
     pub(crate) fn parts(&mut self, index: usize, weight: &T) -> Result<Vec<T>> {
         if self.slots[index].closed.is_empty() {
             return Ok(vec![self.complete(index, weight)?]);
@@ -156,7 +156,7 @@ impl<T: Ops> Gradients<T> {
         Ok(self.slots[index].closed.iter().map(|(_, sum)| sum.clone()).collect())
     }
 
-    /// The first of [`Gradients::parts`] is the whole sum now: the gradient, with what [`Gradients::keep_for_later`] kept.
+    /// The first of [`Gradients::parts`] is now the whole sum and becomes the gradient. Adds the sum from [`Gradients::keep_for_later`].
     pub(crate) fn keep_first(&mut self, index: usize) -> Result<()> {
         let slot = &mut self.slots[index];
         let mut closed = slot.closed.drain(..).map(|(_, sum)| sum);
@@ -171,13 +171,13 @@ impl<T: Ops> Gradients<T> {
         Ok(())
     }
 
-    /// Keeps a whole sum until other sums of the same gradient are there.
+    /// Keeps a whole sum until the gradient's other sums are complete.
     pub(crate) fn keep_for_later(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         slot.before = slot.accumulator.take().filter(|_| !std::mem::replace(&mut slot.empty, true));
     }
 
-    /// The accumulator of a trained parameter, of zeros where nothing was added.
+    /// The accumulator of a trained parameter; set to zeros where nothing was added.
     fn complete(&mut self, index: usize, weight: &T) -> Result<T> {
         let (sum, accumulate) = self.taken(index, weight)?;
         if !accumulate {
@@ -192,7 +192,7 @@ impl<T: Ops> Gradients<T> {
         slot.accumulator.take().filter(|_| !slot.empty)
     }
 
-    /// Gives one gradient back that was taken out or put aside.
+    /// Puts back a gradient that was taken out or put aside.
     pub(crate) fn put_back(&mut self, index: usize, gradient: T) {
         let slot = &mut self.slots[index];
         (slot.accumulator, slot.empty) = (Some(gradient), false);
@@ -203,7 +203,7 @@ impl<T: Ops> Gradients<T> {
         self.spare.extend(self.slots[index].accumulator.take());
     }
 
-    /// Frees what was put aside.
+    /// Frees the accumulators that were put aside.
     pub(crate) fn release_spare(&mut self) {
         self.spare.clear();
     }
@@ -217,7 +217,7 @@ impl<T: Ops> Gradients<T> {
         }
     }
 
-    /// Bytes of the accumulators that exist, those put aside included.
+    /// Bytes of all accumulators, including those that were put aside.
     pub fn bytes(&self) -> u64 {
         let closed = self.slots.iter().flat_map(|slot| slot.closed.iter().map(|(_, sum)| sum).chain(&slot.before));
         let tensors = self.slots.iter().filter_map(|slot| slot.accumulator.as_ref()).chain(&self.spare).chain(closed);
@@ -228,7 +228,7 @@ impl<T: Ops> Gradients<T> {
         self.slots[weight.index].trainable
     }
 
-    /// The accumulator to add to, of zeros at its first use. `None` for a frozen parameter.
+    /// The accumulator to add to; set to zeros at its first use. `None` for a frozen parameter.
     pub(crate) fn accumulator(&mut self, weight: &Weight<T>) -> Result<Option<T>> {
         let Some((accumulator, accumulate)) = self.accumulator_or_empty(weight)? else { return Ok(None) };
         if !accumulate {
@@ -237,8 +237,8 @@ impl<T: Ops> Gradients<T> {
         Ok(Some(accumulator))
     }
 
-    /// The accumulator, and whether to add to it or, at its first use, to write every element of it whatever it
-    /// was. `None` for a frozen parameter.
+    /// The accumulator, and whether to add to it. If not, this is its first use, and the caller must overwrite every element.
+    /// `None` for a frozen parameter.
     pub(crate) fn accumulator_or_empty(&mut self, weight: &Weight<T>) -> Result<Option<(T, bool)>> {
         if !self.slots[weight.index].trainable {
             return Ok(None);
@@ -246,7 +246,7 @@ impl<T: Ops> Gradients<T> {
         self.taken(weight.index, &weight.tensor).map(Some)
     }
 
-    /// The accumulator of a trained parameter, which counts as written from here on, and whether it was before.
+    /// The accumulator of a trained parameter, and whether it was written before. It counts as written from now on.
     fn taken(&mut self, index: usize, weight: &T) -> Result<(T, bool)> {
         let slot = &mut self.slots[index];
         let accumulator = match slot.accumulator.take() {

@@ -1,4 +1,4 @@
-//! Whoever trains, as a step sees it.
+//! The trainer, as a step sees it.
 
 use std::ops::Range;
 
@@ -7,23 +7,22 @@ use crate::error::Error;
 /// The shards that a process has of an optimizer batch, by number, each with its micro-batches.
 pub type OwnShards = Vec<(usize, Range<usize>)>;
 
-/// Whoever trains, as a step sees it. `E` is the caller's error. What an observer does not say it leaves as it is: no
-/// interruption, and the update is made.
+/// The trainer, as a step sees it. `E` is the caller's error. By default nothing interrupts the step, and the update is made.
 pub trait Observer<T, E> {
-    /// Asked before every block of every micro-batch; where micro-batches are recorded, only before each pass and the loss. `true` ends the
-    /// step.
+    /// Whether to end the step. Called before every block of every micro-batch; where micro-batches are recorded, only before each pass
+    /// and the loss.
     fn interrupted(&mut self) -> bool {
         false
     }
 
-    /// The shards that this process has of an optimizer batch, each with its micro-batches, where gradients are sums over several:
-    /// then every gradient is handed to [`Observer::begin_sum`] before it is anything else. Empty: a gradient is the sum of what was added.
+    /// The shards that this process has of an optimizer batch, each with its micro-batches, where gradients are sums over several shards.
+    /// Every gradient is then handed to [`Observer::begin_sum`] first. Empty: a gradient is the sum of all contributions.
     fn shards(&self) -> OwnShards {
         Vec::new()
     }
 
-    /// Whether the sum of each shard is complete before it is added to others. Wherever a batch has more shards than one process computes,
-    /// also by a process that has one: so the order of sums is the same for any number of processes.
+    /// Whether the sum of each shard is complete before it is added to others. True for every process wherever a batch has more shards than
+    /// one process computes, even if this process has one shard. So the order of sums is the same for any number of processes.
     fn closes_shards(&self) -> bool {
         self.shards().len() > 1
     }
@@ -33,19 +32,19 @@ pub trait Observer<T, E> {
         0
     }
 
-    /// A shard is complete, with this sum of token losses. Called where there are several.
+    /// A shard is complete, with this sum of token losses. Called where there are several shards.
     fn close(&mut self, loss_sum: f64) {
         let _ = loss_sum;
     }
 
-    /// Whether sums take a while that is worth computing in: then they begin as soon as they can, and the list of events leaves them time.
+    /// Whether sums take so long that it pays to compute meanwhile. Then sums begin as early as possible, and the events leave them time.
     fn overlaps(&self) -> bool {
         false
     }
 
-    /// The sums of this process that the gradient of parameter `index` consists of, in the order of the shards, which nobody looks at until
-    /// [`Observer::end_sum`]. Called for every trained parameter, in the same order by every process; once more where a gradient is
-    /// computed once more.
+    /// Begins to sum the gradient of parameter `index`. `parts` are this process's sums, in the order of the shards. The step does not
+    /// look at them until [`Observer::end_sum`]. Every process calls this for every trained parameter, in the same order, and again where
+    /// a gradient is computed again.
     ///
     /// # Errors
     /// The caller's; the step ends with them.
@@ -54,7 +53,7 @@ pub trait Observer<T, E> {
         Ok(())
     }
 
-    /// From here on the first of these sums is the gradient.
+    /// Ends a sum: from here on the first of its parts is the gradient.
     ///
     /// # Errors
     /// The caller's; the step ends with them.
@@ -63,14 +62,14 @@ pub trait Observer<T, E> {
         Ok(())
     }
 
-    /// Whether this process measures and applies the gradient of a parameter. One that it does not hold is dropped when it is
-    /// summed, and its parameter is received.
+    /// Whether this process measures and applies the gradient of a parameter. A gradient that it does not hold is dropped when it was
+    /// summed, and the parameter is received.
     fn holds(&self, index: usize) -> bool {
         let _ = index;
         true
     }
 
-    /// The complete gradient of parameter `index`, which has not begun to change. Called once for every gradient that is held.
+    /// Measures the complete gradient of parameter `index`, before the update changes anything. Called once for every held gradient.
     ///
     /// # Errors
     /// The caller's; the step ends with them.
@@ -88,7 +87,7 @@ pub trait Observer<T, E> {
         Ok(true)
     }
 
-    /// The gradient of parameter `index` once more: now the parameter may change. Called once for every gradient that is held.
+    /// Applies the gradient of parameter `index`, which was measured: now the parameter may change. Called once for every held gradient.
     ///
     /// # Errors
     /// The caller's. Some parameters are changed then, and others not.
@@ -97,8 +96,8 @@ pub trait Observer<T, E> {
         Ok(())
     }
 
-    /// All gradients of an event have been handed over to be measured, or to be applied. Until then they stay as they are, so that an
-    /// observer may keep them and work on all of them together.
+    /// All gradients of an event have been handed over to be measured, or to be applied. Until then they do not change, so an observer may
+    /// keep them and work on all of them together.
     ///
     /// # Errors
     /// The caller's. Some parameters may be changed then, and others not.
@@ -106,7 +105,7 @@ pub trait Observer<T, E> {
         Ok(())
     }
 
-    /// In the place of [`Observer::apply`], where another process holds the gradient: all of them are here with this parameter.
+    /// Called in place of [`Observer::apply`] where another process holds the gradient. All processes are at this parameter then.
     ///
     /// # Errors
     /// The caller's. Some parameters are changed then, and others not.
@@ -116,7 +115,7 @@ pub trait Observer<T, E> {
     }
 }
 
-/// An observer of passes that have no update: it only interrupts.
+/// An observer of passes that have no update. It can only interrupt them.
 pub(crate) struct Interrupts<'a>(pub &'a dyn Fn() -> bool);
 
 impl<T> Observer<T, Error> for Interrupts<'_> {

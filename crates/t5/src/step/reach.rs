@@ -1,27 +1,27 @@
-//! How far backward reaches, and so what forward keeps: pure functions of which parameters are trained.
+//! How far backward reaches, and so which tensors forward keeps: pure functions of which parameters are trained.
 //!
 //! A stack is, from below, its embedding, its blocks, its final norm. Backward enters everything above the
-//! lowest trained place and nothing below it; what it does not enter keeps nothing. With a frozen encoder
+//! lowest trained place and nothing below it. A block that backward does not enter keeps nothing. With a frozen encoder
 //! and embedding the encoder keeps not a byte.
 
 use crate::config::Config;
 use crate::parameters::Part;
 
-/// What a block keeps for backward.
+/// The tensors that a block keeps for backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Keep {
-    /// Backward does not come here.
+    /// Nothing: backward does not enter the block.
     Nothing,
     /// The block's input; backward runs forward again.
     Input,
-    /// Its input and its attention outputs, which backward then does not recompute.
+    /// The block's input and its attention outputs, which backward then does not recompute.
     Heads,
     /// Everything that its layers' backward needs.
     Everything,
 }
 
 impl Keep {
-    /// The same, but `again` of a block that is computed again.
+    /// Returns `again` for a block that keeps its input alone, and otherwise this value.
     pub fn instead_of_input(self, again: Keep) -> Keep {
         if self == Keep::Input { again } else { self }
     }
@@ -36,7 +36,7 @@ pub(crate) struct StackReach {
 }
 
 impl StackReach {
-    /// No backward into a stack of that many blocks.
+    /// A stack of that many blocks that backward does not enter.
     pub fn nothing(blocks: usize) -> StackReach {
         StackReach { blocks, lowest: blocks + 2 }
     }
@@ -75,7 +75,7 @@ pub(crate) struct Reach {
 }
 
 impl Reach {
-    /// No backward at all.
+    /// Neither stack is entered by backward.
     pub fn nothing(config: &Config) -> Reach {
         Reach {
             encoder: StackReach::nothing(config.num_layers),
@@ -83,7 +83,7 @@ impl Reach {
         }
     }
 
-    /// Backward to every one of the trained parts.
+    /// As far as backward must go to reach all trained parts.
     pub fn to(config: &Config, trained: impl Iterator<Item = Part>) -> Reach {
         let mut reach = Reach::nothing(config);
         let Reach { encoder, decoder } = &mut reach;
@@ -101,17 +101,17 @@ impl Reach {
             }
         }
         if encoder.enters_norm() {
-            decoder.down_to(1); // every cross attention has a share in the encoder's gradient
+            decoder.down_to(1); // every cross attention contributes to the encoder's gradient
         }
         reach
     }
 
-    /// Whether a stack's share in the gradient of the embedding is wanted.
+    /// Whether a stack's contribution to the gradient of the embedding is wanted.
     pub fn enters_embedding(&self, decoder: bool) -> bool {
         if decoder { self.decoder.enters_embedding() } else { self.encoder.enters_embedding() }
     }
 
-    /// Blocks that backward enters: the most that can be recomputed.
+    /// The number of blocks that backward enters: the most that can be recomputed.
     pub fn blocks_entered(&self) -> usize {
         self.encoder.blocks_entered() + self.decoder.blocks_entered()
     }
@@ -125,7 +125,7 @@ impl Reach {
     }
 }
 
-/// The first `recompute_blocks` of the entered blocks keep their input.
+/// How a block is kept: the first `recompute_blocks` of the entered blocks keep their input.
 fn keep(stack: StackReach, block: usize, recompute_blocks: usize) -> Keep {
     if !stack.enters_block(block) {
         return Keep::Nothing;
@@ -142,7 +142,7 @@ mod tests {
         Config { num_layers: 3, num_decoder_layers: 2, ..Config::default() }
     }
 
-    /// What every block keeps, encoder first.
+    /// What every block keeps, encoder first, one letter for each.
     fn kept(trained: &[Part], recompute_blocks: usize) -> String {
         let reach = Reach::to(&config(), trained.iter().copied());
         let letter = |keep| match keep {

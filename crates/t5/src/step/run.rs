@@ -1,6 +1,6 @@
 //! The loop that carries out a list of events.
 //!
-//! It is written over [`Ops`]: on tensors it is the step, on counted tensors its rehearsal. Whoever trains sees the step
+//! The loop is written over [`Ops`]: on tensors it is the step, on counted tensors its rehearsal. The trainer sees the step
 //! through an [`Observer`]: gradients to be measured, the decision, gradients to be applied.
 
 pub(crate) mod rounds;
@@ -26,20 +26,20 @@ use crate::ops::{Files, Ops};
 use crate::parameters::{Parameter, Part};
 use rounds::Repeats;
 
-/// The memory of a micro-batch between events.
+/// The state of a micro-batch between events.
 #[derive(Debug)]
 struct Slot<T: Ops> {
     /// Position bias of encoder and decoder, (H, 2T-1).
     bias: [Option<T>; 2],
-    /// Activations on their way up (B, T, D).
+    /// Activations that forward passes from layer to layer (B, T, D).
     x: Option<T>,
     /// The encoder's output (B, S, D).
     encoded: Option<T>,
-    /// Saved activations of the encoder's blocks and norm, then of the decoder's.
+    /// Saved activations of the blocks and the norm, of the encoder and then of the decoder.
     saved: [Vec<Option<BlockSaved<Stored<T>>>>; 2],
     /// Gradient of the decoder's output (B, T, D).
     dz: Option<T>,
-    /// The gradient on its way down (B, T, D).
+    /// The gradient that backward passes from layer to layer (B, T, D).
     dx: Option<T>,
     /// Gradient of the encoder's output (B, S, D).
     source: SourceGradient<T>,
@@ -62,7 +62,7 @@ impl<T: Ops> Slot<T> {
     }
 }
 
-/// The gradient of a stack's first activations, which waits for the table's gradient.
+/// The gradient of a stack's first activations. It waits until the table's gradient is in memory.
 #[derive(Debug)]
 struct Entering<T: Ops> {
     number: usize,
@@ -70,7 +70,7 @@ struct Entering<T: Ops> {
     dx: Stored<T>,
 }
 
-/// A step on its way through its events.
+/// A step that is being carried out.
 #[derive(Debug)]
 pub(crate) struct Step<'a, T: Ops> {
     network: &'a Network<T>,
@@ -81,20 +81,20 @@ pub(crate) struct Step<'a, T: Ops> {
     activations: Store<T>,
     gradients: Option<Store<T>>,
     copies_overlap: bool,
-    /// Gradients that wait in a file, by parameter index, and those of the tables. None: another process holds it.
+    /// Gradients that wait in a file, by parameter index: of units, then of tables. `None`: another process holds the gradient.
     waiting: Vec<(usize, Option<Stored<T>>)>,
     tables: Vec<(usize, Stored<T>)>,
     entering: Vec<Entering<T>>,
-    /// Parameters whose update by another process is here.
+    /// Parameters for which another process's update was received.
     received: HashSet<usize>,
-    /// Parameters whose gradients are summed meanwhile.
+    /// Parameters whose gradients are being summed.
     on_their_way: HashSet<usize>,
     loss_sum: f64,
-    /// How micro-batches that repeat are recorded and launched, if they are.
+    /// Records and launches micro-batches that repeat. `None`: nothing is recorded.
     repeats: Option<&'a dyn Repeats<T>>,
 }
 
-/// Where the files of a step lie, and for which tensors there are any.
+/// The directory for a step's files, and which tensors are put there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offload<'a> {
     pub files: &'a Files,
@@ -105,10 +105,10 @@ pub(crate) struct Offload<'a> {
 }
 
 impl<'a, T: Ops> Step<'a, T> {
-    /// A step at its beginning.
+    /// A step before its first event.
     ///
     /// # Errors
-    /// A file that cannot be made.
+    /// A file cannot be created.
     pub fn new(
         network: &'a Network<T>,
         parameters: &'a [Parameter<T>],
@@ -156,35 +156,35 @@ impl<'a, T: Ops> Step<'a, T> {
         slot.x.take().or_else(|| slot.encoded.take())
     }
 
-    /// Puts the first micro-batch where a stack begins, for a rehearsal.
+    /// Sets the first micro-batch's state to the beginning of a stack, for a rehearsal.
     pub(super) fn set_stage(&mut self, decoder: bool, bias: T, encoded: Option<T>) {
         self.slots[0].bias[usize::from(decoder)] = Some(bias);
         self.slots[0].encoded = encoded;
     }
 
-    /// The first micro-batch's activations on their way up.
+    /// Sets the activations that enter the first micro-batch's next layer.
     pub(super) fn set_activations(&mut self, x: T) {
         self.slots[0].x = Some(x);
     }
 
-    /// The gradient of the first micro-batch's decoder output.
+    /// Sets the gradient of the first micro-batch's decoder output.
     pub(super) fn set_output_gradient(&mut self, dz: T) {
         self.slots[0].dz = Some(dz);
     }
 
-    /// The first micro-batch's gradients on their way down.
+    /// Sets the gradients that enter backward of the first micro-batch's next unit.
     pub(super) fn set_gradients(&mut self, dx: Option<T>, source: SourceGradient<T>, dbias: Option<T>) {
         let slot = &mut self.slots[0];
         (slot.dx, slot.source, slot.dbias) = (dx, source, dbias);
     }
 
-    /// Bytes of the first micro-batch's saved activations in memory.
+    /// Bytes in memory of the first micro-batch's saved activations.
     pub(super) fn saved_bytes(&self) -> u64 {
         let saved = self.slots.first().into_iter().flat_map(|slot| slot.saved.iter().flatten().flatten());
         saved.flat_map(BlockSaved::tensors).map(Stored::bytes).sum()
     }
 
-    /// Bytes in memory of the first micro-batch.
+    /// Bytes in memory of the first micro-batch's tensors.
     #[cfg(test)]
     pub fn slot_bytes(&self) -> u64 {
         let Slot { bias, x, encoded, dz, dx, dbias, .. } = &self.slots[0];
@@ -198,10 +198,10 @@ impl<'a, T: Ops> Step<'a, T> {
         self.activations.written_bytes() + self.gradients.as_ref().map_or(0, Store::written_bytes)
     }
 
-    /// Carries the events out. False when the observer interrupted them, or decided against the update.
+    /// Carries out the events. Returns false when the observer interrupted them, or decided against the update.
     ///
     /// # Errors
-    /// A failed operation, a file that cannot be written or read, and those of the observer.
+    /// An operation fails, a file cannot be written or read, or the observer returns an error.
     pub fn run<E: From<Error>>(
         &mut self,
         events: &[Event],
@@ -288,7 +288,7 @@ impl<'a, T: Ops> Step<'a, T> {
                 }
             }
             Event::SumHead => {
-                // A head of its own has all of its gradient, and is handed over with it.
+                // An untied head's gradient is complete, and is handed over with that part.
                 let index = self.network.head.weight.index;
                 if index == self.network.shared.index {
                     self.begin_sum(index, grads, observer)?;
@@ -329,7 +329,7 @@ impl<'a, T: Ops> Step<'a, T> {
                     }
                     self.backward(i, way, grads)?;
                     self.copy()?;
-                    // The next unit's weights go between the activations of this one's micro-batches, which are needed before.
+                    // The next unit's weights are copied behind the activations of this unit's second micro-batch, which are needed first.
                     if let Some((next, _)) = way.next.filter(|_| i == way.of.start) {
                         self.network.copy_by_itself(next.part())?;
                     }
@@ -348,7 +348,7 @@ impl<'a, T: Ops> Step<'a, T> {
         Ok(true)
     }
 
-    /// Whether a parameter is one of a part. A tied head's is the table.
+    /// Whether a parameter belongs to a part. A tied head's parameter is the table.
     fn is_in(&self, part: Part, index: usize) -> bool {
         match part {
             Part::LmHead if index == self.network.head.weight.index => true,
@@ -393,7 +393,7 @@ impl<'a, T: Ops> Step<'a, T> {
             }
         };
         let files = &mut self.activations;
-        // Those of the micro-batch before, while this one is computed.
+        // The saved activations of the micro-batch before are copied while this one is computed.
         files.copy()?;
         let mut put = |x: T| if in_memory { Ok(Stored::Memory(x)) } else { files.put(x) };
         let saved = saved.map(|saved| saved.try_map(&mut put)).transpose()?;
@@ -403,7 +403,7 @@ impl<'a, T: Ops> Step<'a, T> {
         Ok(())
     }
 
-    /// Where each block has a position bias of its own, it takes the place of the last one's.
+    /// Where each block has a position bias of its own, replaces the previous block's bias by this block's.
     fn take_own_bias(&mut self, i: usize, decoder: bool, block: usize) -> Result<()> {
         if self.network.stack(decoder).has_own_biases() {
             let bias = &mut self.slots[i].bias[usize::from(decoder)];
@@ -422,7 +422,7 @@ impl<'a, T: Ops> Step<'a, T> {
         self.copy()
     }
 
-    /// Carries out the copies that go beside what is computed.
+    /// Carries out the copies that overlap with computation.
     fn copy(&mut self) -> Result<()> {
         self.activations.copy()?;
         self.gradients.as_mut().map_or(Ok(()), Store::copy)
@@ -431,7 +431,7 @@ impl<'a, T: Ops> Step<'a, T> {
     fn begin(&mut self, of: Range<usize>, is_last_use: bool, wants_source: bool) -> Result<()> {
         for slot in &mut self.slots[of] {
             slot.dx = match &slot.dz {
-                // Without dropout backward writes into it, and a second pass needs it as it is.
+                // Without dropout, backward writes into this tensor, and a second pass needs it unchanged.
                 Some(dz) if !is_last_use && self.cx.dropout == 0.0 => Some(dz.copied()?),
                 Some(dz) if !is_last_use => Some(dz.clone()),
                 _ => slot.dz.take(),
@@ -511,7 +511,7 @@ impl<'a, T: Ops> Step<'a, T> {
 }
 
 impl<T: Ops> Step<'_, T> {
-    /// Where copies go beside what is computed: the saved activations of the next micro-batch, or of the next unit, begin to come.
+    /// Where copies overlap with computation, begins to fetch the saved activations of the next micro-batch, or of the next unit.
     fn fetch_next(&mut self, i: usize, way: &Backward) -> Result<()> {
         if !self.copies_overlap {
             return Ok(());
@@ -546,14 +546,14 @@ fn context<'b, T: Ops>(
     LayerContext { noise, lengths: batch.lengths(decoder), bias, source }
 }
 
-/// The saved activations of a unit, while the first tensor of the next is read.
+/// The saved activations of a unit. Begins to read the first tensor of the next unit meanwhile.
 fn get_back<T: Ops>(
     store: &mut Store<T>,
     saved: BlockSaved<Stored<T>>,
     after: Option<&Stored<T>>,
 ) -> Result<BlockSaved<T>> {
     let order: Vec<Stored<T>> = saved.tensors().into_iter().skip(1).chain(after).cloned().collect();
-    // The last handle of a tensor is the one by which it is read for the last time.
+    // A tensor that has several handles is read for the last time through its last handle.
     let mut following = order.into_iter();
     saved.try_map(&mut |stored| store.get(stored, following.next().as_ref()))
 }
@@ -563,10 +563,10 @@ fn indices<T>(parameters: &[Parameter<T>], is_meant: impl Fn(Part) -> bool) -> V
     meant.map(|(index, _)| index).collect()
 }
 
-/// A pass over one micro-batch that has no backward. `None` when `interrupted`, asked before every block, said so.
+/// A pass over one micro-batch without backward. `interrupted` is asked before every block; `None` when it returned true.
 ///
 /// # Errors
-/// A failed operation.
+/// An operation fails.
 pub(crate) fn infer<'a, T: Ops>(
     network: &'a Network<T>,
     events: &[Event],

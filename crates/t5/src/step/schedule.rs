@@ -1,13 +1,13 @@
 //! The order of events of a step: a pure function of what is trained, the number of micro-batches and the levers.
 //!
-//! One list serves everybody. [`super::run`] carries it out on tensors, [`super::count`] adds it up. Micro-batch-major is the case in
-//! which each micro-batch goes through the whole model before the next, and every gradient stays until the end. Layer-major
-//! takes all micro-batches through one block before the next, so that a block's weights are needed once and its
+//! One list has two readers: [`super::run`] carries it out on tensors, [`super::count`] adds it up. Micro-batch-major, each
+//! micro-batch goes through the whole model before the next, and every gradient stays until the end. Layer-major, all
+//! micro-batches go through one block before the next block. A block's weights are then needed once, and its
 //! gradient can be handed over as soon as the block is done.
 //!
 //! A layer-major step makes up to two backward passes after one forward pass. The first, [`Stage::Measure`], hands each gradient over
-//! for the norm of the whole, the second, [`Stage::Apply`], for the update, when nothing can go wrong half-way. Blocks that keep
-//! their gradient, and those whose gradient waits in a file, are spared the second pass.
+//! for the norm of the whole. The second, [`Stage::Apply`], hands it over for the update, when nothing can fail half-way. Blocks that
+//! keep their gradient, and blocks whose gradient waits in a file, are left out of the second pass.
 
 use std::ops::Range;
 
@@ -43,7 +43,7 @@ impl Unit {
         matches!(self, Unit::Block { .. })
     }
 
-    /// Where its parameters are.
+    /// The part that holds the unit's parameters.
     pub fn part(self) -> Part {
         match self {
             Unit::Norm { decoder: true } => Part::DecoderNorm,
@@ -53,7 +53,7 @@ impl Unit {
         }
     }
 
-    /// Every unit that backward enters, in its order.
+    /// The units that backward enters, in the order of backward.
     pub fn entered(reach: Reach) -> Vec<Unit> {
         let mut units = Vec::new();
         for (decoder, stack) in [(true, reach.decoder), (false, reach.encoder)] {
@@ -66,7 +66,7 @@ impl Unit {
         units
     }
 
-    /// How many of `units`, from the first, do not keep their gradients: those before the last `kept` blocks. A norm that
+    /// The number of `units`, from the first, that do not keep their gradients. They come before the last `kept` blocks. A norm that
     /// only kept blocks follow is kept with them.
     fn dropped(units: &[Unit], kept: usize) -> usize {
         let blocks = |units: &[Unit]| units.iter().filter(|unit| unit.is_block()).count();
@@ -77,7 +77,7 @@ impl Unit {
         dropped
     }
 
-    /// How many of `units`, from the first, are no more than so many blocks and the norms between them and after them.
+    /// The length of the longest start of `units` that has at most `blocks` blocks. It includes the norms between and behind these blocks.
     fn leading(units: &[Unit], blocks: usize) -> usize {
         if blocks == 0 {
             return 0;
@@ -90,7 +90,7 @@ impl Unit {
 /// Where the gradient of a stack's first activations goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToEmbedding {
-    /// Nowhere: the table is not trained, or has it already.
+    /// Nowhere: the table is not trained, or the gradient was added to it before.
     No,
     /// Into the table's gradient at once.
     Now,
@@ -98,20 +98,20 @@ pub(crate) enum ToEmbedding {
     Later,
 }
 
-/// What becomes of a gradient that was handed over.
+/// The next use of a gradient that was handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
     /// It stays.
     Keep,
-    /// Its accumulator serves the next parameter of its shape.
+    /// Its accumulator is used for the next parameter of its shape.
     Reuse,
-    /// It is written to a file, to be read back for the update, and its accumulator serves the next.
+    /// It is written to a file and read back for the update; its accumulator is used for the next parameter of its shape.
     Write,
     /// Its memory is freed.
     Free,
 }
 
-/// One event. `of` are micro-batches, which go through it one after the other.
+/// One event. `of` are micro-batches, which go through the event one after the other.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
     /// Position bias and first activations of a stack.
@@ -119,11 +119,11 @@ pub(crate) enum Event {
         decoder: bool,
         of: Range<usize>,
     },
-    /// Weights that come from somewhere else: they are on their way while others are worked on.
+    /// Begins to fetch weights from another process, or to a device, while other weights are in use.
     Fetch(Part),
-    /// They are copied, now that something is computed meanwhile.
+    /// Copies fetched weights, now that something is computed meanwhile.
     Copy(Part),
-    /// Weights in a file: begin to read, make resident, let go.
+    /// Weights in a file: begin to read, make resident, release.
     ReadAhead(Part),
     PageIn(Part),
     PageOut(Part),
@@ -142,23 +142,23 @@ pub(crate) enum Event {
     Head {
         of: Range<usize>,
     },
-    /// The gradients of this shard are complete: of a part, or of all. With the head, and with all, its loss is, too.
+    /// The gradients of this shard are complete: a part's, or all. With the head's part, or with all, the shard's loss is complete, too.
     Close {
         shard: usize,
         part: Option<Part>,
     },
-    /// The gradient that the head has added to the table begins to be summed over all shards, before the table's rows add theirs.
+    /// Begins to sum the head's contribution to the table's gradient over all shards, before the table's rows add theirs.
     SumHead,
-    /// That sum is needed.
+    /// The sum of [`Event::SumHead`] is needed.
     EndHead,
-    /// The gradients of a part are complete, those of these shards with them, and begin to be summed. They are handed over later.
+    /// The gradients of a part, and with them these shards, are complete, and begin to be summed. They are handed over later.
     Send {
         part: Part,
         closes: Vec<usize>,
     },
-    /// The tables' gradients go to a file until backward is through.
+    /// The tables' gradients go to a file until backward has finished.
     WriteTables,
-    /// The gradient of the decoder's output starts on its way down.
+    /// The gradient of the decoder's output enters backward.
     Begin {
         of: Range<usize>,
         is_last_use: bool,
@@ -166,25 +166,25 @@ pub(crate) enum Event {
     },
     /// A unit's backward.
     Backward(Backward),
-    /// No later event needs the position biases and the encoder's output of these.
+    /// The position biases and the encoder's output of these micro-batches are not needed by any later event.
     Finish {
         of: Range<usize>,
     },
-    /// Complete gradients of a part, or of all.
+    /// Hands over the complete gradients of a part, or of all.
     HandOver {
         part: Option<Part>,
         stage: Stage,
         then: Then,
     },
-    /// Accumulators that nobody reuses are freed.
+    /// Frees accumulators that no later parameter uses.
     ReleaseSpare,
-    /// The tables' gradients come back from their file, and those of the embedding's rows are added.
+    /// The tables' gradients are read back from their file, and those of the embedding's rows are added.
     EnterEmbedding,
-    /// Gradients come back from their file, one by one, are handed over to be applied, and freed.
+    /// Gradients are read back from their file one by one, handed over to be applied, and freed.
     ReadBack,
-    /// Whether the update is made, now that the gradient is measured.
+    /// The observer decides whether the update is made, now that the gradient is measured.
     Decide,
-    /// Copies of weights that were changed are given back to the system.
+    /// Copies of weights that were changed are freed, and their memory is given back to the system.
     ReleaseUnused,
 }
 
@@ -193,7 +193,7 @@ pub(crate) enum Event {
 pub(crate) struct Backward {
     pub unit: Unit,
     pub of: Range<usize>,
-    /// The unit after it with its first micro-batch, whose saved activations may be read ahead.
+    /// The unit that follows, with its first micro-batch, whose saved activations may be read ahead.
     pub next: Option<(Unit, usize)>,
     /// Whether saved activations are freed.
     pub is_last_use: bool,
@@ -209,7 +209,7 @@ pub(crate) struct Backward {
 pub(crate) struct Outline<'a> {
     /// How far backward reaches.
     pub reach: Reach,
-    /// Whether the position tables of encoder and decoder are trained: the one of all blocks, or one of each.
+    /// Whether the position tables of encoder and decoder are trained: the one table of all blocks, or one table for each block.
     pub trains_tables: [&'a [bool]; 2],
     /// Blocks that keep only their input, from the first.
     pub recompute_blocks: usize,
@@ -217,9 +217,9 @@ pub(crate) struct Outline<'a> {
     pub layer_major: Option<&'a LayerMajor>,
     /// Whether weights lie in a file, or come from other processes.
     pub has_paged_weights: bool,
-    /// Whether what is sent to other processes, or comes from them, is on its way while something else is computed.
+    /// Whether data that processes send to each other is transferred while something else is computed.
     pub overlaps: bool,
-    /// Whether what goes to a device and from it does so while something else is computed.
+    /// Whether copies to a device and from it overlap with computation.
     pub copies_overlap: bool,
 }
 
@@ -227,13 +227,13 @@ pub(crate) struct Outline<'a> {
 struct Pass<'a> {
     units: &'a [Unit],
     stage: Stage,
-    /// Units, from the first, that a second pass goes through.
+    /// The number of units, from the first, that a second pass goes through.
     again: usize,
-    /// What becomes of gradients that are complete; `None` where they are not, because other micro-batches follow.
+    /// The next use of gradients that are complete; `None` where they are incomplete, because other micro-batches follow.
     hand_over: Option<HandOver>,
-    /// Shards that this pass over all units completes, and with them all gradients. None where other micro-batches follow.
+    /// Shards that this pass over all units completes, and with them all gradients. `None` where other micro-batches follow.
     completes: Option<&'a [usize]>,
-    /// Shards whose gradients are summed by themselves, or none.
+    /// Shards, each of which sums its gradients separately, or none.
     shards: &'a [(usize, Range<usize>)],
 }
 
@@ -242,7 +242,7 @@ fn send(part: Part, closes: &[usize]) -> Event {
     Event::Send { part, closes: closes.to_vec() }
 }
 
-/// What becomes of the gradients of the first units, until `dropped`. The others stay.
+/// The use of the gradients of the first `dropped` units. The other units keep theirs.
 #[derive(Clone, Copy)]
 struct HandOver {
     dropped: usize,
@@ -288,8 +288,8 @@ impl Outline<'_> {
         self.training_of_shards(n, &[], 0)
     }
 
-    /// A whole step over `n` micro-batches, where those of each of `shards` are summed by themselves. Micro-batch-major the events of
-    /// `idle` more micro-batches follow, which have nothing to compute: all processes ask for weights as often as the one that has most.
+    /// A whole step over `n` micro-batches, where the gradients of each of `shards` are summed separately. Micro-batch-major, the events
+    /// of `idle` more micro-batches follow, which compute nothing: every process asks for weights as often as the one with most work.
     pub fn training_of_shards(self, n: usize, shards: &[(usize, Range<usize>)], idle: usize) -> Vec<Event> {
         if let Some(layers) = self.layer_major {
             return self.layer_major_step(layers, n, shards);
@@ -307,7 +307,7 @@ impl Outline<'_> {
         }
         events.extend(open.map(close));
         if rounds == 0 {
-            // What others begin to sum in their last round.
+            // The sums that other processes begin in their last round.
             self.send_all(&mut events);
         }
         self.micro_batch_major_step(events)
@@ -320,14 +320,14 @@ impl Outline<'_> {
         }
     }
 
-    /// Forward and backward of each micro-batch. Gradients add up, and none is handed over.
+    /// Forward and backward of each micro-batch. Gradients are accumulated, and none is handed over.
     pub fn accumulation(self, of: Range<usize>) -> Vec<Event> {
         let mut events = Vec::new();
         of.for_each(|m| self.round(m..m + 1, None, &mut events));
         events
     }
 
-    /// Forward and backward of some micro-batches. `completes`: these shards, and each gradient with its unit.
+    /// Forward and backward of some micro-batches. With `completes`, these shards are complete, and so is each gradient with its unit.
     fn round(self, of: Range<usize>, completes: Option<&[usize]>, events: &mut Vec<Event>) {
         let units = Unit::entered(self.reach);
         self.forward(of.clone(), &units, units.len(), events);
@@ -348,13 +348,13 @@ impl Outline<'_> {
     fn layer_major_step(self, layers: &LayerMajor, n: usize, shards: &[(usize, Range<usize>)]) -> Vec<Event> {
         let units = Unit::entered(self.reach);
         let dropped = Unit::dropped(&units, layers.kept_gradient_blocks);
-        // Where gradients wait in a file no unit is gone through a second time.
+        // Where gradients wait in a file, no unit goes through a second pass.
         let again = if layers.gradients_on_disk { 0 } else { dropped };
         let in_memory = match layers.boundaries_on_disk {
             true => Unit::leading(&units, layers.blocks_in_memory),
             false => units.len(),
         };
-        // A unit that is gone through a second time is computed again in the first pass, too.
+        // A unit that goes through a second pass is recomputed in the first pass, too.
         let recompute_blocks = if again == 0 { self.recompute_blocks } else { usize::MAX };
         let outline = Outline { recompute_blocks, ..self };
         let mut events = Vec::new();
@@ -366,7 +366,7 @@ impl Outline<'_> {
             [Event::Head { of: of.clone() }, Event::Close { shard: *shard, part: Some(Part::LmHead) }]
         };
         outline.head(head.into_iter().chain(shards.iter().flat_map(of_shard)), &mut events);
-        // Tables that go to a file are summed when they are back.
+        // The gradients of tables that go to a file are summed after they were read back.
         let sends_head = self.overlaps && !layers.gradients_on_disk;
         if sends_head {
             events.push(send(Part::LmHead, &[]));
@@ -392,7 +392,7 @@ impl Outline<'_> {
         for part in [Part::Shared, Part::LmHead] {
             events.push(Event::HandOver { part: Some(part), stage: Stage::Measure, then: Then::Keep });
         }
-        // Of tables whose gradient another process holds.
+        // Accumulators of tables whose gradient another process holds.
         events.push(Event::ReleaseSpare);
         events.push(Event::Decide);
         if again > 0 {
@@ -476,7 +476,7 @@ impl Outline<'_> {
         }
     }
 
-    /// What was fetched is copied to the device behind an event that computes.
+    /// Copies fetched weights to the device while an event is computed.
     fn copy(self, next: Option<Part>, events: &mut Vec<Event>) {
         if let Some(part) = next.filter(|_| self.copies_overlap) {
             self.paging(Event::Copy(part), events);
@@ -489,7 +489,7 @@ impl Outline<'_> {
         }
     }
 
-    /// Whether backward of a unit adds to the gradient of a position bias that a pass through `units` makes use of.
+    /// Whether backward of a unit adds to the gradient of a position bias that a pass through `units` uses.
     fn trains_table(self, unit: Unit, units: &[Unit]) -> bool {
         let Unit::Block { decoder, block } = unit else { return false };
         match self.trains_tables[usize::from(decoder)] {
@@ -503,7 +503,7 @@ impl Outline<'_> {
         let &Pass { units, stage, again, hand_over, completes, shards } = pass;
         let is_last_pass = stage == Stage::Apply || again == 0;
         let wants_source = units.iter().any(|unit| !unit.is_decoder());
-        // A unit whose gradients are summed while the next is computed.
+        // The gradients of a unit are summed while the next unit is computed.
         let (lag, mut behind) = (usize::from(self.overlaps), None);
         events.push(Event::Begin { of: of.clone(), is_last_use: is_last_pass, wants_source });
         for (position, &unit) in units.iter().enumerate() {

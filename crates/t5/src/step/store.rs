@@ -1,4 +1,4 @@
-//! Where tensors lie between two of their uses in a step: in memory, or in files.
+//! Where a step's tensors lie between two uses: in memory, or in files.
 
 use crate::error::Result;
 use crate::ops::{Ops, Spill};
@@ -9,7 +9,7 @@ pub(crate) struct Store<T: Ops> {
     files: Option<T::Spill>,
 }
 
-/// A tensor that was put somewhere.
+/// A tensor that was put into a [`Store`].
 #[derive(Clone, Debug)]
 pub(crate) enum Stored<T: Ops> {
     Memory(T),
@@ -17,7 +17,7 @@ pub(crate) enum Stored<T: Ops> {
 }
 
 impl<T: Ops> Stored<T> {
-    /// Bytes that it holds in memory.
+    /// Bytes of memory that the tensor takes.
     pub fn bytes(&self) -> u64 {
         match self {
             Stored::Memory(x) => x.bytes(),
@@ -27,23 +27,23 @@ impl<T: Ops> Stored<T> {
 }
 
 impl<T: Ops> Store<T> {
-    /// In memory.
+    /// A store in memory.
     pub fn in_memory() -> Self {
         Store { files: None }
     }
 
-    /// In files.
+    /// A store in files.
     pub fn on_disk(files: T::Spill) -> Self {
         Store { files: Some(files) }
     }
 
-    /// Bytes that were written to files so far.
+    /// Bytes written to files so far.
     #[cfg(test)]
     pub fn written_bytes(&self) -> u64 {
         self.files.as_ref().map_or(0, Spill::written_bytes)
     }
 
-    /// Puts a tensor there; in files, behind the ones before.
+    /// Puts a tensor into the store; in a file, behind those already there.
     ///
     /// # Errors
     /// [`Error::Offload`].
@@ -54,10 +54,10 @@ impl<T: Ops> Store<T> {
         }
     }
 
-    /// Where copies go beside what is computed: a tensor that will be asked for next.
+    /// Where copies overlap with computation, begins to read a tensor that will be asked for next.
     ///
     /// # Errors
-    /// Those of the device.
+    /// The device reports an error.
     pub fn fetch(&mut self, stored: &Stored<T>) -> Result<()> {
         match (stored, &mut self.files) {
             (Stored::File(stretch), Some(files)) => files.fetch(stretch),
@@ -65,7 +65,7 @@ impl<T: Ops> Store<T> {
         }
     }
 
-    /// While something is computed: carries out the copies that go beside it.
+    /// Carries out the copies that overlap with computation; called while something is computed.
     ///
     /// # Errors
     /// [`Error::Offload`].
@@ -73,7 +73,7 @@ impl<T: Ops> Store<T> {
         self.files.as_mut().map_or(Ok(()), Spill::copy)
     }
 
-    /// The tensor that was put; begins to read the one that will be asked for after it.
+    /// Takes a stored tensor. Begins to read `after`, which will be asked for next.
     ///
     /// # Errors
     /// [`Error::Offload`].

@@ -1,10 +1,10 @@
-//! A file that a model's weights lie in, so that memory holds those that are worked on and no others.
+//! A file that a model's weights lie in, so that memory holds only the weights in use.
 //!
-//! Layers and optimizers see tensors like any others. Passes ask for a block's weights before they need them and let them
-//! go after (layer by layer once for a whole optimizer batch), so that what is resident is the largest
-//! block, or the table of the vocabulary; whoever does not hint at all is slower and holds more, nothing else. The file
-//! has no name: what a run keeps are its checkpoints. A model that nobody trains can stay in the files that it is loaded from;
-//! a file without a name then has those weights that are stored in another dtype.
+//! Layers and optimizers use these tensors like any others. A pass asks for a block's weights before it needs them and releases
+//! them afterwards, layer by layer once for a whole optimizer batch. So the resident weights are those of the largest
+//! block, or the table of the vocabulary. Code that gives no such hints is slower and holds more, but is correct. The file
+//! has no name: a run keeps its checkpoints only. A model that is not trained can stay in the files that it is loaded from;
+//! a file without a name then holds the weights that are stored in another dtype.
 //!
 //! On a device a pass works on copies of these weights ([`crate::homes`]). There the host's memory may take the place of the file.
 
@@ -21,12 +21,12 @@ use crate::levers::LayerMajor;
 use crate::ops::{Files, Ops};
 use crate::parameters::{Parameter, ParameterSpec, Part};
 
-/// Room for the large weights of one model.
+/// The files, or the host memory, that hold the large weights of one model.
 #[derive(Debug)]
 pub(crate) struct WeightFile {
     /// The model's own files, to be read.
     stored: Vec<FileMemory>,
-    /// None where every weight lies in those.
+    /// `None` where every weight lies in the model's own files.
     memory: Option<FileMemory>,
     /// [`crate::LayerMajor::weight_blocks_in_memory`].
     blocks_in_memory: usize,
@@ -36,14 +36,14 @@ pub(crate) struct WeightFile {
     read_ahead_bytes: u64,
     /// Whether the system has room for changed weights.
     writes: Writes,
-    /// Whether what has no file lies in the host's memory, beside a device.
+    /// Whether weights that lie in no file of the model are kept in the host's memory, beside a device.
     in_host_memory: bool,
-    /// For messages.
+    /// Named in messages.
     path: PathBuf,
 }
 
 impl WeightFile {
-    /// Room for the parameters of a model of `dtype`.
+    /// Room for the parameters of a model, whose dtype is `dtype`.
     ///
     /// # Errors
     /// [`Error::Offload`], for example where the disk is full.
@@ -97,14 +97,14 @@ impl WeightFile {
         WeightFile { blocks_in_memory, ..self }
     }
 
-    /// Whether the weights are where a plan has them.
+    /// Whether the weights lie where a plan puts them.
     pub fn is_as_in(&self, files: &Files) -> bool {
         let &Files { weight_blocks_in_memory, weights_by_matrix, in_host_memory, .. } = files;
         (self.blocks_in_memory, self.by_matrix, self.in_host_memory)
             == (weight_blocks_in_memory, weights_by_matrix, in_host_memory)
     }
 
-    /// Whether a parameter on the CPU stays there while others are on a device.
+    /// Whether a parameter stays on the CPU while others are on a device.
     pub fn is_home(&self, parameter: &Parameter, config: &Config) -> bool {
         let Parameter { name, tensor, part, .. } = parameter;
         let trains = || config.lora.as_ref().is_some_and(|lora| lora.trains(name));
@@ -113,12 +113,12 @@ impl WeightFile {
         t5_ops::is_in_file(tensor) || (parameter.is_asked_for() && goes())
     }
 
-    /// Whether the weights of a part stay where they are computed with.
+    /// Whether the weights of a part stay in the memory of the processor that computes with them.
     pub fn keeps(&self, part: Part, config: &Config) -> bool {
         LayerMajor::keeps_weights(self.blocks_in_memory, part, config)
     }
 
-    /// Values in the host's memory, where that is the place for them, and otherwise in the file if they are large enough.
+    /// Copies values to the host's memory, if weights are kept there, or else to the file if they are large enough.
     pub fn home(&self, values: Tensor) -> Result<Tensor> {
         match self.in_host_memory {
             true => Ok(t5_ops::copy_from_file(&values)?.unwrap_or(values)),
@@ -126,12 +126,12 @@ impl WeightFile {
         }
     }
 
-    /// A weight where one of the model's own files has it. `None` where it cannot be used there.
+    /// A weight in one of the model's own files. `None` where it cannot be used there.
     pub fn stored(&self, file: usize, offset: usize, shape: &[usize], dtype: DType) -> Result<Option<Tensor>> {
         Ok(t5_ops::tensor_in_file(&self.stored[file], offset, shape, dtype)?)
     }
 
-    /// An error of the file is told apart from those of tensors.
+    /// Converts an operation's error: an I/O error becomes an error of the file.
     pub fn error(&self, error: candle_core::Error) -> Error {
         match error {
             candle_core::Error::Io(source) => Error::offload(&self.path)(source),
@@ -139,7 +139,7 @@ impl WeightFile {
         }
     }
 
-    /// The tensor where it is to lie: in the file, if there is one and it is large enough, and then out of memory.
+    /// Moves a tensor to the place where it is to lie. A large tensor goes to the file, if there is one, and leaves memory.
     pub fn place(file: Option<&WeightFile>, x: Tensor) -> Result<Tensor> {
         let Some((file, memory)) = file.and_then(|file| Some((file, file.memory.as_ref()?))) else { return Ok(x) };
         let placed = t5_ops::copy_into_file(&x, memory, file.writes).map_err(|error| file.error(error))?;
@@ -147,7 +147,7 @@ impl WeightFile {
         Ok(placed)
     }
 
-    /// Has `f` change a tensor, which is out of memory then if it lies in the file.
+    /// Has `f` change a tensor. A tensor in the file is paged out, and `f` changes a copy that is then written back.
     pub fn change<R, E: From<Error>>(&self, x: &Tensor, f: impl FnOnce(&Tensor) -> Result<R, E>) -> Result<R, E> {
         t5_ops::page_out(x);
         let Some(copy) = t5_ops::copy_from_file(x).map_err(|error| self.error(error))? else { return f(x) };
@@ -156,8 +156,8 @@ impl WeightFile {
         Ok(result)
     }
 
-    /// Puts other values, of the host or of a device, in the place of a weight's, in the file or in the host's memory. Those of a device may
-    /// be on their way.
+    /// Replaces a weight's values in the file or in the host's memory. The new values come from the host or from a device. Values of a
+    /// device may arrive later.
     pub fn overwrite(&self, x: &Tensor, values: &Tensor) -> Result<Option<Returning>> {
         copies::return_home(values, x, self.writes).map_err(|error| self.error(error))
     }

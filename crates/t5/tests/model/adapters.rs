@@ -1,4 +1,4 @@
-//! Adapters in PEFT's directories, against what PEFT makes of them (`scripts/README.md` lists the cases).
+//! Adapters in PEFT's directories, compared with PEFT's own results (`scripts/README.md` lists the cases).
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -99,7 +99,7 @@ fn weights_are_merged_into_the_dtype_that_is_asked_for() {
             assert_eq!(values(&narrow.read(&name, DType::F32, &device()).unwrap()), values(&rounded), "{name}");
         }
     }
-    // Again from the narrow one: each weight keeps its dtype.
+    // Again from the bf16 one: each weight keeps its dtype.
     let again = tempfile::tempdir().unwrap();
     merge(narrow.path(), &adapter, None, again.path()).unwrap();
     let length = |at: &tempfile::TempDir| std::fs::metadata(at.path().join("model.safetensors")).unwrap().len();
@@ -196,7 +196,7 @@ fn the_first_pattern_in_the_file_decides() {
     assert_eq!(q(serde_json::from_str(other).unwrap()).1, 3);
     let (_, rank, scale) = q(json!({"r": 4, "lora_alpha": 6, "use_rslora": true, "alpha_pattern": {".*q": 10}}));
     assert!(rank == 4 && (scale - 5.0).abs() < 1e-12, "{rank} {scale}");
-    // An index that no layer has leaves the layers that are named whole.
+    // An index that no layer has does not affect layers that are named in full.
     let whole = "encoder.block.0.layer.0.SelfAttention.q";
     let named = layout_with(json!({"target_modules": [whole, "v"], "layers_to_transform": 9})).unwrap();
     assert_eq!(named.iter().map(|(name, ..)| name.as_str()).collect::<Vec<_>>(), [whole]);

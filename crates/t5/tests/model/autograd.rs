@@ -1,4 +1,4 @@
-//! The explicit backward against candle's autograd, in f64: the same model written once more as a plain
+//! The explicit backward against candle's autograd, in f64: the same model, written a second time as a plain
 //! forward over the reference operations, dropout included.
 
 use std::collections::HashMap;
@@ -40,7 +40,7 @@ impl Plain<'_> {
         }
     }
 
-    /// PEFT's LoRA and DoRA, with W and B A whole.
+    /// PEFT's LoRA and DoRA, with W and B A as whole matrices.
     fn adapted(&self, x: &Tensor, y: Tensor, module: &str, lora: &Lora, scale: f64) -> Tensor {
         let [a, b] = ["A", "B"].map(|matrix| self.var(&format!("{module}.lora_{matrix}.weight")));
         let is_head = module == "lm_head";
@@ -250,7 +250,7 @@ fn the_explicit_backward_is_that_of_autograd_under_dropout() {
     check(&Config { family: Family::Umt5, ..config("relu", true) }, 0.1);
 }
 
-/// A model with an adapter that is no longer at its start.
+/// A model with an adapter that has left its initial values.
 fn adapted(config: &Config, lora: Lora) -> T5 {
     let model = T5::init(config, 11, DType::F64, &device()).unwrap().with_adapter(lora, 7).unwrap();
     for parameter in model.parameters().iter().filter(|parameter| t5::is_of_adapter(&parameter.name)) {

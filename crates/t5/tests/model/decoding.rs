@@ -1,4 +1,4 @@
-//! Generation beside transformers: 100 prompts under many settings, token for token.
+//! Generation compared with transformers: 100 prompts under many settings, token for token.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ fn lists(value: &Value) -> Vec<Vec<u32>> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// The model, with the tokens that the settings take for an end.
+/// The model, with the tokens that end an answer in the settings.
 fn model(settings: &Value) -> T5 {
     let directory = tempfile::tempdir().unwrap();
     for file in ["config.json", "generation_config.json", "model.safetensors"] {
@@ -239,7 +239,7 @@ fn sources_that_join_and_leave_between_tokens_are_answered_as_alone() {
             ..greedy
         },
     ];
-    // A draw follows from the seed alone.
+    // A draw depends on the seed alone.
     let number = |_: usize| 0;
     let alone = Watch { number: &number, ..Watch::default() };
     let expected: Vec<Vec<Answer>> = sources[..20]
@@ -250,7 +250,7 @@ fn sources_that_join_and_leave_between_tokens_are_answered_as_alone() {
     let mut together = t5::AnswersTogether::new(std::rc::Rc::clone(&model), DType::F32);
     let (mut joined, mut answered, mut told) = (0, vec![Vec::new(); 20], vec![Vec::new(); 20]);
     for step in 0.. {
-        // One more joins before every other token.
+        // One more source joins before every other token.
         if step % 2 == 0 && joined < 20 {
             assert!(together.join(joined as u64, &sources[joined], &all[joined % all.len()], &|| false).unwrap());
             joined += 1;
@@ -274,7 +274,7 @@ fn sources_that_join_and_leave_between_tokens_are_answered_as_alone() {
             assert_eq!(told[i], answers[0].ids, "source {i}");
         }
     }
-    // One leaves in the middle, and the other is answered as if it had never been there.
+    // One source leaves in the middle. The other is answered as if the first had never been there.
     together.join(1, &sources[1], &greedy, &|| false).unwrap();
     together.join(2, &sources[2], &greedy, &|| false).unwrap();
     together.step(&mut |_, _, _| false).unwrap();
@@ -291,7 +291,7 @@ fn sources_that_join_and_leave_between_tokens_are_answered_as_alone() {
 fn sources_that_go_on_together_at_their_own_positions_are_answered_as_alone() {
     let sources = lists(&golden("answers.json")["sources"]);
     let model = std::rc::Rc::new(model(&Value::Null));
-    // None ends early, so that the three go on together for many tokens, past the first space of their caches.
+    // No answer ends early, so the three go on together for many tokens, past the first capacity of their caches.
     let never_ends = Processors { min_new_tokens: 44, ..Processors::default() };
     let options = GenerateOptions { max_new_tokens: 44, processors: never_ends, ..Default::default() };
     let beams = GenerateOptions { search: Search::Beams(Beams { count: 2, ..Beams::default() }), ..options };

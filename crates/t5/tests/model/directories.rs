@@ -1,4 +1,4 @@
-//! Hugging Face directories: what is written comes back, and what is wrong with one is said.
+//! Hugging Face directories: written models are loaded again, and errors name the problem.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ fn load(directory: &Path) -> Result<T5, Error> {
     T5::load(directory, DType::F32, &device())
 }
 
-/// Writes the weights again, changed by `change`.
+/// Writes the weights again, after `change` changed them.
 fn rewrite(directory: &Path, change: impl Fn(&mut Tensors)) {
     let file = directory.join("model.safetensors");
     let reader = Reader::open(&file).unwrap();
@@ -192,7 +192,7 @@ fn wrong_directories_are_refused() {
     check("config.json: No such file", &|d| std::fs::remove_file(d.join("config.json")).unwrap());
     check("config.json: ", &|d| std::fs::write(d.join("config.json"), "{\"d_model\": ").unwrap());
     check("config.json: expected a JSON object", &|d| std::fs::write(d.join("config.json"), "[]").unwrap());
-    // Valid JSON, but longer than any T5's: what it takes once parsed is 50 times as much.
+    // Valid JSON, but longer than any T5's: parsed, it takes 50 times as much.
     let lengthen = |directory: &Path, file: &str, to: usize| {
         let mut text = std::fs::read(directory.join(file)).unwrap();
         text.resize(to, b' ');
@@ -391,20 +391,20 @@ fn answers_take_their_tokens_and_settings_from_generation_config_first_and_train
     let saved = both.generation_json();
     assert_eq!((&saved["eos_token_id"], &saved["decoder_start_token_id"]), (&json!([4, 5]), &json!(6)));
     assert_eq!(both.to_json()["eos_token_id"], json!(3));
-    // What the file does not name, or names as null, is that of config.json.
+    // A setting that the file lacks, or has as null, is that of config.json.
     let one = of(Some(json!({ "eos_token_id": null, "num_beams": 4 })), &|json| json["num_beams"] = json!(2)).unwrap();
     assert_eq!((one.answer_ends(), one.answer_start()), (&[3][..], 2));
     assert_eq!((&one.answer_settings().0["num_beams"], &one.generation_json()["num_beams"]), (&json!(4), &json!(4)));
-    // No start is named: that of every text.
+    // Without a named start, the start of every text is used.
     assert_eq!(of(Some(json!({ "bos_token_id": 7 })), &same).unwrap().answer_start(), 7);
-    // An older model has one file, and its settings for answers are saved as those of a newer one.
+    // An older model has one file, whose settings for answers are saved as those of a newer one.
     let older = of(None, &|json| json["num_beams"] = json!(2)).unwrap();
     assert_eq!((older.answer_ends(), older.answer_start()), (&[3][..], 2));
     assert_eq!(
         older.generation_json(),
         json!({ "num_beams": 2, "decoder_start_token_id": 2, "eos_token_id": 3, "pad_token_id": older.pad_token_id })
     );
-    // The file with the mistake is named.
+    // The error names the file with the mistake.
     let error = of(Some(json!({ "eos_token_id": "end" })), &same).unwrap_err().to_string();
     assert!(error.contains("generation_config.json") && error.contains("eos_token_id"), "{error}");
     let error = of(Some(json!({ "eos_token_id": 1_000_000 })), &same).unwrap_err().to_string();
@@ -430,7 +430,7 @@ proptest::proptest! {
         content.splice(position..end, bytes);
         content.truncate(cut.unwrap_or(usize::MAX));
         std::fs::write(&file, content).unwrap();
-        // Damage may go unnoticed (a weight is a weight); where it is noticed it is an error with a message.
+        // Damage may go unnoticed (a weight is a weight). If it is noticed, it is an error with a message.
         if let Err(error) = load(directory.path()) {
             assert!(!error.to_string().is_empty());
         }

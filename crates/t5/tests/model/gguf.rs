@@ -1,9 +1,9 @@
 //! A model in GGUF with Hugging Face's names, computed by candle's `quantized_t5`.
 //!
-//! Its decoder uses the encoder's buckets of relative positions, which are the same for distances below 8: so the first 8 tokens of
+//! candle's decoder uses the encoder's buckets of relative positions. They are the same for distances below 8, so the first 8 tokens of
 //! an answer are compared.
 //!
-//! The host alone: a file is tested, and candle's model reads it there.
+//! The host alone: the test is about a file, and candle's model reads it there.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use candle_transformers::quantized_var_builder::VarBuilder;
 use model_formats::{Dtype, Weights, gguf};
 use t5::StoredModel;
 
-/// Tokens of an answer that candle's decoder has the right buckets for.
+/// Tokens of an answer for which candle's decoder has the right buckets.
 const COMPARED: usize = 8;
 
-/// The first error on the way from file to file, as text.
+/// The first error during the conversion, as text.
 #[derive(Debug)]
 struct Problem(#[expect(dead_code, reason = "shown by an expectation that fails")] String);
 
@@ -47,7 +47,7 @@ impl Weights for Stored {
     }
 }
 
-/// Writes the model of a directory, and gives it to candle.
+/// Writes the model of a directory, and loads it in candle.
 fn in_candle(directory: &Path, dtype: Dtype) -> candle_t5::T5ForConditionalGeneration {
     let stored = StoredModel::open(directory, None).expect("a model");
     let config = stored.config().clone();

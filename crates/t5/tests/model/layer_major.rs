@@ -1,4 +1,4 @@
-//! Layer-major accumulation against the ordinary one: the same gradients, however memory is spent.
+//! Layer-major accumulation against the ordinary one: the same gradients, whatever the memory plan.
 
 use crate::support::*;
 use candle_core::{DType, Tensor};
@@ -109,7 +109,7 @@ fn check(config: &Config, dtype: DType, trained: Trained, layers: &LayerMajor, t
             for ((parameter, got), expected) in model.parameters().iter().zip(got).zip(&expected) {
                 let name = format!("{}, {layers:?}, {recompute_blocks} blocks computed again", parameter.name);
                 let (Some(got), Some(expected)) = (got, expected) else {
-                    // An accumulator that nothing was added to is not handed over, and not made in the ordinary way either.
+                    // An accumulator to which nothing was added is not handed over, and the ordinary way makes none either.
                     assert_eq!(got.is_some(), expected.is_some(), "{name}");
                     continue;
                 };
@@ -189,7 +189,7 @@ fn an_interrupted_pass_ends_before_the_next_micro_batch() {
     let mut grads = Gradients::new(model.parameters(), DType::F32, &|_| true);
     let (layers, directory) = (LayerMajor::default(), tempfile::tempdir().unwrap());
     let files = Files::in_directory(directory.path());
-    // Ends at the question of that number; says how many were asked.
+    // Interrupts at the question of that number. Returns how many were asked.
     let mut run_until = |last: usize| {
         let mut asked = Asks { asked: 0, last };
         let ended = !model.step(&micro_batches, &cx, Some(&layers), &files, &mut grads, &mut asked).unwrap();

@@ -1,5 +1,5 @@
 //! Tests of whole models: against transformers' golden files, against candle's autograd and T5, of model
-//! directories, and of what must hold whatever memory decides.
+//! directories, and of properties that hold for every memory plan.
 
 mod adapters;
 mod autograd;

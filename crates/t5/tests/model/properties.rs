@@ -100,7 +100,7 @@ fn bf16_activations_give_nearly_the_same_loss_and_gradient() {
     let (half, half_grads) = cut(&model, &[&[0, 1, 2, 3, 4]], &context(target_tokens(), DType::BF16));
     assert!((half / loss - 1.0).abs() < 0.01, "{half} instead of {loss}");
     assert!(half_grads.iter().all(|(_, g)| g.dtype() == DType::F32));
-    // Over all gradients together, as a step sees them.
+    // Over all gradients together, as in a step.
     let norm = |values: Vec<f64>| values.iter().map(|v| v * v).sum::<f64>();
     let square: f64 = grads.iter().map(|(_, g)| norm(values(g))).sum();
     let difference = |((_, a), (_, b)): (&(String, Tensor), &(String, Tensor))| {
@@ -195,7 +195,7 @@ fn generation_stops_at_any_eos_while_others_go_on() {
     let (sources, _) = data();
     let options = |max_new_tokens| GenerateOptions { max_new_tokens, activations: DType::F64, ..Default::default() };
     let free = model.generate(&slices(&sources), &options(40)).unwrap();
-    // Make tokens that were generated the ends: answers must be the same up to their first one.
+    // Makes generated tokens the ends of answers: these must be the same up to their first end.
     let eos: Vec<u32> = vec![free[0][3], free[1][10], free[2][0]];
     let ended = T5::init(&Config { eos_token_ids: eos.clone(), ..relu() }, 2, DType::F64, &device()).unwrap();
     let answers = ended.generate(&slices(&sources), &options(40)).unwrap();

@@ -1,4 +1,4 @@
-//! Models with quantised weights: the same as with the values that their codes stand for.
+//! Models with quantised weights: the same results as with the values of their codes.
 
 use std::fs::File;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn quantise(source: &Path, precision: Precision, target: &Path) -> Result<t5::Qu
     quantise_with(source, precision, target, &[], |name, write| write(&mut File::create(target.join(name)).unwrap()))
 }
 
-/// A directory with the values that the codes of another stand for, as f32.
+/// A directory with the values of another's codes, as f32.
 // The host alone: a file is written.
 fn dequantised(source: &Path, target: &Path) {
     let model = T5::load(source, DType::F32, &Device::Cpu).unwrap();
@@ -65,7 +65,7 @@ fn a_quantised_model_has_the_losses_answers_and_gradients_of_the_values_of_its_c
         };
         same_loss(narrow.loss(&batch, &cx).unwrap(), expected);
         same_loss(in_place.loss(&batch, &cx).unwrap(), expected);
-        // The codes are near the model that they were made from.
+        // The codes are close to the model that was quantised.
         let far = if precision == Precision::Int8 { 0.01 } else { 0.2 };
         assert!((expected / golden.loss_sum - 1.0).abs() < far, "{name} {precision:?}: {expected}");
         let options = GenerateOptions { max_new_tokens: 6, activations: DType::F32, ..Default::default() };
@@ -115,7 +115,7 @@ fn codes_on_the_device_of_these_tests_have_the_losses_answers_and_gradients_of_t
             }
             (answers, losses, all)
         };
-        // The host alone: a card is compared with this model.
+        // The host alone: the card's test compares with this model.
         let (got, expected) = (of(&device()), of(&Device::Cpu));
         assert_eq!(got.0, expected.0, "{name} {precision:?}");
         for (got, expected) in got.1.iter().zip(&expected.1) {

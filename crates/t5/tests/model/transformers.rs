@@ -1,4 +1,4 @@
-//! Agreement with transformers, on golden files: what is read, what is computed, what is generated.
+//! Agreement with transformers, on golden files: reading, results and generation.
 
 use crate::support::*;
 use candle_core::{DType, Tensor};
@@ -16,7 +16,7 @@ const CASES: [&str; 19] = [
     "sharded",
     "bf16_stored",
     "hub_layout",
-    // Families, as they are published.
+    // Families, as published.
     "mt5",
     "mt5_hub",
     "umt5",

@@ -9,18 +9,19 @@ use sha2::{Digest, Sha256};
 use super::export::export_quantised_as;
 use crate::error::{Error, Result};
 
-/// Where the header of the weights' file has the fingerprint of the model that they were made from.
+/// The key in the weights' header under which the fingerprint of the source model is stored.
 const SOURCE: &str = "source_sha256";
 
-/// Of a file as much is read at each of so many places that are as far apart as can be, its start and its end among them. More of
-/// it, and to begin a run would be to read the model once more.
+/// Of each file, `READ_BYTES` are read at each of `PLACES` evenly spaced places, including its start and its end. More would amount to
+/// reading the model once more at the start of a run.
 const PLACES: u64 = 64;
 const READ_BYTES: u64 = 16 << 10;
 
-/// Makes `target` the quantised model of `source`; `None` where it is already, by the fingerprint of the source: lengths of its files
-/// and what they hold at some places.
+/// Makes `target` the quantised model of `source`. `None` if it already is, by the fingerprint of the source: the lengths of its files
+/// and their contents at some places.
 ///
 /// # Errors
+/// As [`super::export_quantised`]; a source that cannot be read.
 /// Those of [`super::export_quantised`]; a source that cannot be read.
 pub fn keep_quantised(source: &Path, precision: t5::Precision, target: &Path) -> Result<Option<t5::QuantisedWeights>> {
     let fingerprint = fingerprint(source)?;
@@ -34,7 +35,7 @@ pub fn keep_quantised(source: &Path, precision: t5::Precision, target: &Path) ->
     export_quantised_as(source, precision, target, &[(SOURCE, &fingerprint)]).map(Some)
 }
 
-/// Of the files in a model directory.
+/// The fingerprint of the files in a model directory.
 fn fingerprint(source: &Path) -> Result<String> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -64,7 +65,7 @@ fn add(hash: &mut Sha256, path: &Path, file: &mut File) -> io::Result<()> {
     hash.update(length.to_le_bytes());
     let mut bytes = vec![0; length.min(READ_BYTES) as usize];
     let last = length - bytes.len() as u64;
-    // Of a short file everything, some of it more than once.
+    // A short file is read completely, and parts of it more than once.
     for place in 0..PLACES {
         file.seek(SeekFrom::Start(last * place / (PLACES - 1)))?;
         file.read_exact(&mut bytes)?;
@@ -102,7 +103,7 @@ mod tests {
         // The same lengths, other weights.
         write(2);
         assert!(made(t5::Precision::Int8));
-        // A file that was cut is no base.
+        // A truncated file is no base.
         let weights = target.join("model.safetensors");
         let length = fs::metadata(&weights).unwrap().len();
         File::options().write(true).open(&weights).unwrap().set_len(length - 1).unwrap();

@@ -1,4 +1,4 @@
-//! The model a run leaves behind: `OUTPUT/model/`, whole or not there.
+//! The model that a run leaves behind: `OUTPUT/model/`, whole or absent.
 
 use std::path::Path;
 
@@ -12,16 +12,16 @@ use crate::temporary;
 /// Writes a Hugging Face directory, replacing one of the same name in one step.
 ///
 /// # Errors
-/// [`crate::Error::DiskFull`] and other I/O errors; what was there before is then untouched.
+/// [`crate::Error::DiskFull`] and other I/O errors. An existing directory is then unchanged.
 pub fn export_model(model: &t5::T5, target: &Path, tokenizer: Option<TokenizerFiles>) -> Result<()> {
     let place = Place::new(temporary::create_directory(target)?);
     save::commit_or_remove(&place.path, target, || save::write_model(&place, model, tokenizer).map(drop))
 }
 
-/// Copies the model of a checkpoint, such as the best one, without loading it, as [`export_model`] would have written it.
+/// Copies the model of a checkpoint, such as the best one, without loading it. The files are those that [`export_model`] would write.
 ///
 /// # Errors
-/// [`crate::Error::Torn`] where it does not agree with its manifest, [`crate::Error::Unreadable`] where it cannot be read; as
+/// [`crate::Error::Torn`] if the checkpoint does not agree with its manifest, [`crate::Error::Unreadable`] if it cannot be read; as
 /// [`export_model`].
 pub fn export_checkpoint(checkpoint: &Path, target: &Path) -> Result<()> {
     let manifest = Manifest::read(checkpoint)?;
@@ -30,7 +30,7 @@ pub fn export_checkpoint(checkpoint: &Path, target: &Path) -> Result<()> {
     save::commit_or_remove(&place.path, target, || {
         for entry in &manifest.files {
             let name = entry.name.as_str();
-            // Everything but what a run goes on from belongs to the model.
+            // Every file belongs to the model, except those that only a resumed run needs.
             if ![OPTIMIZER_FILE, STATE_FILE].contains(&name) {
                 let copied = save::copy(&checkpoint.join(name), &place, name)?;
                 manifest.check(checkpoint, &copied)?;
@@ -40,11 +40,11 @@ pub fn export_checkpoint(checkpoint: &Path, target: &Path) -> Result<()> {
     })
 }
 
-/// Merges an adapter into the model of a directory, as [`t5::peft::merge_with`] does it, with the tokenizer's files of the base beside
+/// Merges an adapter into the model of a directory, like [`t5::peft::merge_with`]. The base's tokenizer files are copied beside
 /// the new weights.
 ///
 /// # Errors
-/// Those of [`t5::peft::merge_with`]; as [`export_model`].
+/// As [`t5::peft::merge_with`] and [`export_model`].
 pub fn export_merged(
     base: &Path,
     adapter: &Path,
@@ -59,16 +59,16 @@ pub fn export_merged(
     })
 }
 
-/// Quantises the weights of the model of a directory, as [`t5::quantise_with`] does it, with the tokenizer's files of the source
+/// Quantises the weights of the model of a directory, like [`t5::quantise_with`]. The source's tokenizer files are copied
 /// beside them.
 ///
 /// # Errors
-/// Those of [`t5::quantise_with`]; as [`export_model`].
+/// As [`t5::quantise_with`] and [`export_model`].
 pub fn export_quantised(source: &Path, precision: t5::Precision, target: &Path) -> Result<t5::QuantisedWeights> {
     export_quantised_as(source, precision, target, &[])
 }
 
-/// [`export_quantised`] with entries of the header of the weights' file.
+/// [`export_quantised`] with additional entries in the header of the weights' file.
 pub(super) fn export_quantised_as(
     source: &Path,
     precision: t5::Precision,
@@ -82,7 +82,7 @@ pub(super) fn export_quantised_as(
     })
 }
 
-/// Makes a model directory that has the tokenizer's files of another.
+/// Makes a model directory with the tokenizer files of another.
 fn export_from<R>(source: &Path, target: &Path, write: impl FnOnce(&Place) -> Result<R>) -> Result<R> {
     let place = Place::new(temporary::create_directory(target)?);
     save::commit_or_remove(&place.path, target, || {

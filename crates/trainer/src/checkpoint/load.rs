@@ -1,4 +1,4 @@
-//! Finding the newest whole checkpoint, and going on from it.
+//! Finding the newest whole checkpoint, and resuming from it.
 
 use std::io::ErrorKind;
 use std::mem::take;
@@ -25,7 +25,7 @@ impl Checkpoints {
     /// The newest checkpoint in `directory` whose every byte agrees with its manifest; `None` where there are none.
     ///
     /// # Errors
-    /// [`Error::NoValidCheckpoint`] where there are some and none is whole and readable; [`Error::LaterFormat`] where a newer
+    /// [`Error::NoValidCheckpoint`] if there are checkpoints and none is whole and readable; [`Error::LaterFormat`] if a newer
     /// version wrote a newer one; I/O errors on the directory itself.
     pub fn newest_valid(directory: &Path) -> Result<Option<Found>> {
         let listed = list(directory)?;
@@ -38,8 +38,8 @@ impl Checkpoints {
         }
     }
 
-    /// The whole checkpoint with the best score, if any was scored; what is wrong with better ones is in its notes, as is
-    /// what is wrong with those whose score could not be read.
+    /// The whole checkpoint with the best score, if any was scored. Its notes have the problems of better ones, and of those
+    /// whose score could not be read.
     ///
     /// # Errors
     /// [`Error::LaterFormat`]; I/O errors on the directory itself.
@@ -76,7 +76,7 @@ impl Checkpoints {
     }
 }
 
-/// The first in this order that is whole, and what is wrong with those before it.
+/// The first whole checkpoint in this order, and the problems of those before it.
 fn first_valid(candidates: impl IntoIterator<Item = (u64, PathBuf)>) -> Result<(Option<Found>, Vec<String>)> {
     let mut notes = Vec::new();
     for (step, path) in candidates {
@@ -89,7 +89,7 @@ fn first_valid(candidates: impl IntoIterator<Item = (u64, PathBuf)>) -> Result<(
     Ok((None, notes))
 }
 
-/// The manifest of a checkpoint, which lists all that one must have.
+/// The manifest of a checkpoint, which must list all required files.
 pub(super) fn manifest_of(path: &Path) -> Result<Manifest> {
     let manifest = Manifest::read(path)?;
     let is_listed = |name: &str| manifest.files.iter().any(|file| file.name == name);
@@ -102,20 +102,20 @@ pub(super) fn manifest_of(path: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
-/// Checks every byte of a checkpoint and reads its state; `None` where that was interrupted.
+/// Checks every byte of a checkpoint and reads its state. `None` when interrupted.
 pub(super) fn verify(path: &Path, step: u64, interrupted: &dyn Fn() -> bool) -> Result<Option<TrainerState>> {
     let manifest = manifest_of(path)?;
     let is_whole = manifest.verify(path, interrupted)?;
     is_whole.then(|| read_state(path, step, &manifest)).transpose()
 }
 
-/// Reads the state, which must be the one that the manifest sums.
+/// Reads the state, whose checksum must be the manifest's.
 pub(super) fn read_state(directory: &Path, step: u64, manifest: &Manifest) -> Result<TrainerState> {
     let path = directory.join(STATE_FILE);
     let text = read_bounded(directory, STATE_FILE, MAX_STATE_BYTES)?;
     let read = ManifestEntry { name: STATE_FILE.to_owned(), bytes: text.len() as u64, sha256: files::sha256(&text) };
     manifest.check(directory, &read)?;
-    // From here on it is what was written: what is not understood is of another version, or under another name.
+    // The bytes are those that were written. So a state that cannot be read is of another version, or under another name.
     expect_format(&path, &text, TrainerState::FORMAT)?;
     let state: TrainerState = serde_json::from_slice(&text)
         .map_err(|e| Error::checkpoint(&path, format!("not the state of a trainer ({e})")))?;
@@ -127,10 +127,10 @@ pub(super) fn read_state(directory: &Path, step: u64, manifest: &Manifest) -> Re
 }
 
 impl Trainer {
-    /// A trainer that goes on where `found` was saved, with the same plan and kernels to the same bits.
+    /// A trainer that resumes from `found`; with the same plan and kernels, to the same bits.
     ///
-    /// `options` are usually `found.state.options`; others are taken as given, as long as the same parameters train with
-    /// the same moments. Whether a changed option is what the user wants is the caller's to ask.
+    /// `options` are usually `found.state.options`. Other options are accepted as long as the same parameters train with
+    /// the same moments. The caller asks whether the user wants a changed option.
     ///
     /// # Errors
     /// Errors of the model and the options; [`Error::Checkpoint`] if the optimizer's state does not belong to this model and
@@ -139,10 +139,10 @@ impl Trainer {
         Trainer::resume_in(found, options, dtype, device, None)
     }
 
-    /// [`Trainer::resume`] with the model's weights in a file, where one is asked for; see [`T5::load_in`].
+    /// [`Trainer::resume`] with the model's weights in a file, if `weights` is given; see [`T5::load_in`].
     ///
     /// # Errors
-    /// Those of both.
+    /// As [`Trainer::resume`] and [`T5::load_in`].
     pub fn resume_in(
         found: &Found,
         options: TrainerOptions,
@@ -153,11 +153,11 @@ impl Trainer {
         Trainer::resume_from_files(found, options, dtype, device, [weights, None])
     }
 
-    /// [`Trainer::resume_in`] with the optimizer's moments in a file, too, where the second is given: none is in memory longer than
-    /// it takes to put it there.
+    /// [`Trainer::resume_in`] with the optimizer's moments in a file, too, if `moments` is given. Each is in memory only until it is
+    /// in the file.
     ///
     /// # Errors
-    /// Those of [`Trainer::resume_in`].
+    /// As [`Trainer::resume_in`].
     pub fn resume_from_files(
         found: &Found,
         options: TrainerOptions,
@@ -168,10 +168,10 @@ impl Trainer {
         Trainer::resume_with(found, T5::load_in(&found.path, dtype, device, weights)?, options, moments)
     }
 
-    /// [`Trainer::resume`] that keeps the values of those parameters that `keeps` says; see [`T5::load_share`].
+    /// [`Trainer::resume`] that keeps the values of the parameters for which `keeps` returns true; see [`T5::load_share`].
     ///
     /// # Errors
-    /// Those of [`Trainer::resume`].
+    /// As [`Trainer::resume`].
     pub fn resume_share(
         found: &Found,
         options: TrainerOptions,
@@ -182,11 +182,11 @@ impl Trainer {
         Trainer::resume_with(found, T5::load_share(&found.path, dtype, device, keeps)?, options, None)
     }
 
-    /// [`Trainer::resume`] of a checkpoint that has an adapter and not its base: `model` is the base with an adapter of the same
-    /// settings, and takes the values that were saved. Moments lie in a file where one is given.
+    /// [`Trainer::resume`] of a checkpoint that has an adapter and not its base. `model` is the base with an adapter of the same
+    /// settings, and takes the saved values. Moments lie in a file if `moments` is given.
     ///
     /// # Errors
-    /// Those of [`Trainer::resume`] and [`t5::peft::AdapterDirectory::open`].
+    /// As [`Trainer::resume`] and [`t5::peft::AdapterDirectory::open`].
     pub fn resume_adapter(found: &Found, model: T5, options: TrainerOptions, moments: Option<&Files>) -> Result<Self> {
         let adapter = t5::peft::AdapterDirectory::open(&found.path, model.config())?;
         adapter.fill(model.parameters())?;

@@ -1,5 +1,5 @@
-//! A manifest: the list of a directory's files with their lengths and checksums. Written last, it makes a directory a
-//! checkpoint; what does not agree with it is torn.
+//! A manifest: the list of a directory's files with their lengths and checksums. The manifest is written last and makes a directory a
+//! checkpoint. A checkpoint that does not agree with its manifest is torn.
 
 use std::fs;
 use std::io;
@@ -29,7 +29,7 @@ pub struct ManifestEntry {
     pub sha256: String,
 }
 
-/// The files of a checkpoint, the manifest itself excepted.
+/// The files of a checkpoint, except the manifest itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     format: u32,
@@ -42,7 +42,7 @@ impl Manifest {
         Manifest { format: FORMAT, files }
     }
 
-    /// The length of all files together.
+    /// The total length of all files.
     pub fn total_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
@@ -50,7 +50,7 @@ impl Manifest {
     /// Reads the manifest of `directory`.
     ///
     /// # Errors
-    /// [`Error::Torn`] where there is none or it was read and is none, [`Error::Unreadable`] where it could not be read,
+    /// [`Error::Torn`] if there is no manifest or its contents are none, [`Error::Unreadable`] if it could not be read,
     /// [`Error::LaterFormat`].
     pub fn read(directory: &Path) -> Result<Self> {
         let path = directory.join(MANIFEST_FILE);
@@ -67,7 +67,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Checks that every file is there and as long as it should be: what can be seen without reading them.
+    /// Checks that every file is there and has its length: all that can be checked without reading them.
     ///
     /// # Errors
     /// [`Error::Torn`] or [`Error::Unreadable`], naming the file.
@@ -88,7 +88,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Checks every byte of every file. False where `interrupted`, which is asked every few milliseconds, ended that early.
+    /// Checks every byte of every file. Returns false if `interrupted`, which is asked every few milliseconds, ended that early.
     ///
     /// # Errors
     /// [`Error::Torn`] or [`Error::Unreadable`], naming the file.
@@ -103,7 +103,7 @@ impl Manifest {
         Ok(true)
     }
 
-    /// Checks what was read of one file.
+    /// Checks one file, of which `read` has the measured length and checksum.
     pub(super) fn check(&self, directory: &Path, read: &ManifestEntry) -> Result<()> {
         let expected = self.files.iter().find(|file| file.name == read.name);
         if let Some(expected) = expected.filter(|expected| *expected != read) {
@@ -120,10 +120,10 @@ pub(super) fn read_bounded(directory: &Path, name: &str, most_bytes: u64) -> Res
     regular_file::read(&path, most_bytes).map_err(|e| not_read(directory, &path, e))
 }
 
-/// Says whether a file of a checkpoint is missing, which is torn, or could not be read, which may be anything.
+/// Tells whether a file of a checkpoint is missing, which makes the checkpoint torn, or could not be read, which may have any reason.
 ///
-/// A missing file is one that the system says is not there while it shows the directory that it should be in. A link to
-/// nowhere, or a directory that went away, is neither.
+/// A file is missing if the system reports it absent while the directory that should contain it is there. A dangling
+/// link, or a directory that was removed, is neither.
 fn not_read(directory: &Path, path: &Path, error: io::Error) -> Error {
     let says_absent = |e: &io::Error| e.kind() == io::ErrorKind::NotFound;
     let is_missing = says_absent(&error)
@@ -132,7 +132,7 @@ fn not_read(directory: &Path, path: &Path, error: io::Error) -> Error {
     if is_missing { Error::torn(path, "missing") } else { Error::unreadable(path, error) }
 }
 
-/// Refuses a file that says to be of a later format than `known`, whatever else is in it.
+/// Refuses a file that declares a later format than `known`, whatever else is in it.
 pub(super) fn expect_format(path: &Path, text: &[u8], known: u32) -> Result<()> {
     #[derive(Deserialize)]
     struct Format {
@@ -145,7 +145,7 @@ pub(super) fn expect_format(path: &Path, text: &[u8], known: u32) -> Result<()> 
         Ok(Format { format }) if format < u64::from(known) => {
             Err(Error::torn(path, format!("expected format {known}, got {format}")))
         }
-        // That it is no JSON is said by who reads the rest of it.
+        // If the text is no JSON, the code that reads the rest reports that.
         _ => Ok(()),
     }
 }

@@ -1,24 +1,24 @@
-//! A checkpoint: a directory from which a run goes on, with the same plan and kernels to the same bits, and which is also a Hugging Face model.
+//! A checkpoint: a directory from which a run resumes, with the same plan and kernels to the same bits. It is also a Hugging Face model.
 //!
 //! ```text
 //! OUTPUT/checkpoints/step-00000100/
 //!   config.json  generation_config.json  model.safetensors    loads with `from_pretrained`
 //!   tokenizer.json  tokenizer_config.json    load with `AutoTokenizer.from_pretrained`
-//!   spiece.model ...        what else the tokenizer came with
+//!   spiece.model ...        other files of the tokenizer
 //!   optimizer.safetensors   the optimizer's moments, named as torch and transformers name them
 //!   trainer_state.json      step, counters, scores, the trainer's options, and the caller's own state
 //!   manifest.json           lengths and SHA-256 of all of these; written last
 //! ```
 //!
-//! Where an adapter is trained, its files are there in place of the model's, as PEFT loads them: `adapter_config.json`,
+//! If an adapter is trained, its files take the place of the model's, as PEFT loads them: `adapter_config.json`,
 //! `adapter_model.safetensors`. The base is never copied.
 //!
 //! Invariants:
-//! * A directory has its final name only when everything in it is on the disk; its manifest is the proof. Older checkpoints
+//! * A directory has its final name only when everything in it is on the disk; its manifest proves that. Older checkpoints
 //!   are removed only after that.
-//! * Nothing is resumed that does not agree with its manifest to the last byte: a torn checkpoint, or one that could not be
-//!   read, is passed over, with a note, for the newest whole one. It stays where it is.
-//! * A checkpoint that a newer version wrote is neither resumed nor passed over, replaced or removed.
+//! * A run resumes only from a checkpoint that agrees with its manifest to the last byte. A torn or unreadable checkpoint
+//!   is skipped, with a note, for the newest whole one. It stays where it is.
+//! * A checkpoint that a newer version wrote is neither resumed nor skipped, replaced or removed.
 //! * Saving holds one piece of one tensor at a time.
 //! * One process writes (see [`crate::RunLock`]).
 //!
@@ -58,17 +58,17 @@ use crate::error::{Error, Result};
 use crate::files::Identity;
 use crate::state::TrainerState;
 
-/// Where a run keeps its checkpoints, inside its output directory.
+/// The directory of a run's checkpoints, inside its output directory.
 pub const CHECKPOINTS_DIRECTORY: &str = "checkpoints";
 /// The optimizer's moments.
 pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 /// [`TrainerState`].
 pub const STATE_FILE: &str = "trainer_state.json";
-/// The tokenizer, copied as it is.
+/// The tokenizer, copied unchanged.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
-/// The tokenizer facts that transformers needs to read it.
+/// The settings of the tokenizer that transformers needs to read it.
 pub const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
-/// Further files of tokenizers, which go beside the others where the tokenizer came with them.
+/// Further files of tokenizers, which are copied if the tokenizer came with them.
 pub const COMPANION_FILES: [&str; 7] = [
     "spiece.model",
     "vocab.json",
@@ -81,17 +81,17 @@ pub const COMPANION_FILES: [&str; 7] = [
 /// The files that [`t5::T5::save`] writes.
 pub const MODEL_FILES: [&str; 3] = ["config.json", "generation_config.json", "model.safetensors"];
 
-/// The files of [`t5::peft::ADAPTER_FILES`] without which there is no adapter.
+/// The files of [`t5::peft::ADAPTER_FILES`] that every adapter has.
 pub(crate) const ADAPTER_FILES: [&str; 2] = [t5::peft::ADAPTER_FILES[0], t5::peft::ADAPTER_FILES[1]];
 
-/// The tokenizer that goes beside a model. The trainer keeps it and does not read it.
+/// The tokenizer that is saved beside a model. The trainer copies it and does not read it.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenizerFiles<'a> {
     /// The `tokenizer.json`.
     pub json: TokenizerJson<'a>,
     /// The text of its `tokenizer_config.json`.
     pub config: &'a str,
-    /// Further files of the tokenizer, each with one of the names of [`COMPANION_FILES`], copied as they are. One that is gone
+    /// Further files of the tokenizer, each with one of the names of [`COMPANION_FILES`], copied unchanged. A file that was removed
     /// meanwhile is left out.
     pub companions: &'a [PathBuf],
 }
@@ -99,11 +99,11 @@ pub struct TokenizerFiles<'a> {
 /// A `tokenizer.json`.
 #[derive(Clone, Copy, Debug)]
 pub enum TokenizerJson<'a> {
-    /// A file, to copy as it is.
+    /// A file, which is copied unchanged.
     File(&'a Path),
-    /// The text of one that is in no file.
+    /// The text of a tokenizer that is in no file.
     Text(&'a str),
-    /// None: the tokenizer is known by its class alone.
+    /// None: the tokenizer's class alone identifies it.
     None,
 }
 
@@ -113,11 +113,11 @@ pub struct Checkpoints {
     directory: PathBuf,
     keep_last: usize,
     keep_best: usize,
-    /// The measure of the scores that count.
+    /// The measure of the scores that are compared.
     scored_by: String,
-    /// Those that this process wrote, or read to the last byte.
+    /// Checkpoints that this process wrote, or read to the last byte.
     verified: BTreeMap<PathBuf, Identity>,
-    /// Those of which was said why they stay.
+    /// Checkpoints for which it was reported why they stay.
     noted: BTreeSet<PathBuf>,
 }
 
@@ -126,28 +126,28 @@ pub struct Checkpoints {
 pub struct Saved {
     /// Its directory.
     pub path: PathBuf,
-    /// The length of its files together.
+    /// The total length of its files.
     pub bytes: u64,
     /// Older checkpoints that were removed, torn ones included.
     pub pruned: Vec<PathBuf>,
-    /// Further notes: old checkpoints that were torn and removed, those that stay because they could not be read, and
-    /// errors without consequences for the new one.
+    /// Further notes: old checkpoints that were torn and removed, checkpoints that stay because they could not be read, and
+    /// errors that do not affect the new one.
     pub notes: Vec<String>,
 }
 
-/// A checkpoint whose every byte agreed with its manifest.
+/// A checkpoint that agrees with its manifest in every byte.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Its directory.
     pub path: PathBuf,
     /// Its state.
     pub state: TrainerState,
-    /// The problems of newer checkpoints that were skipped, one sentence each. They are still there.
+    /// The problems of newer checkpoints that were skipped, one sentence each. Those checkpoints are still there.
     pub notes: Vec<String>,
 }
 
 impl Checkpoints {
-    /// The checkpoints in `directory` (made at the first save), of which the newest `keep_last` (at least one) and the
+    /// The checkpoints in `directory` (made at the first save). The newest `keep_last` (at least one) and the
     /// `keep_best` with the best scores are kept.
     pub fn new(directory: &Path, keep_last: usize, keep_best: usize) -> Self {
         Checkpoints {
@@ -161,7 +161,7 @@ impl Checkpoints {
     }
 
     /// Notes that this checkpoint is whole to the last byte: [`Checkpoints::newest_valid`] returned it, or this process wrote
-    /// it. It is not read again to be counted.
+    /// it. Pruning then does not read it again.
     pub fn remember(&mut self, checkpoint: &Path) {
         if let Ok(identity) = Identity::at(checkpoint) {
             self.verified.insert(checkpoint.to_owned(), identity);
@@ -178,7 +178,7 @@ impl Checkpoints {
         self.noted.remove(checkpoint);
     }
 
-    /// Where they are.
+    /// The directory of the checkpoints.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -189,7 +189,7 @@ impl Checkpoints {
     }
 }
 
-/// The checkpoints in a directory, whole or not, newest first. Only names that a run gives count.
+/// The checkpoints in a directory, whole or not, newest first. Other names than a run's are ignored.
 fn list(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -218,14 +218,14 @@ pub(crate) fn step_of(name: &OsStr) -> Option<u64> {
     (name_of(step) == name).then_some(step)
 }
 
-/// Whether a run gives this name to a file of a checkpoint or a model.
+/// Whether this is the name of a file that a run writes for a checkpoint or a model.
 pub(crate) fn is_own_name(name: &OsStr) -> bool {
     let others = [OPTIMIZER_FILE, STATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, MANIFEST_FILE];
     let of_model = MODEL_FILES.iter().chain(&ADAPTER_FILES);
     of_model.chain(&others).chain(&COMPANION_FILES).any(|own| name == *own)
 }
 
-/// The names that the manifest in `directory` lists; none where it has none that can be read.
+/// The names that the manifest in `directory` lists. Empty without a readable manifest.
 pub(crate) fn listed_names(directory: &Path) -> Vec<String> {
     Manifest::read(directory)
         .map(|manifest| manifest.files.into_iter().map(|file| file.name).collect())

@@ -1,19 +1,19 @@
-//! Removing checkpoints that nobody asked to keep, after a newer one is safe. Never losing one.
+//! Removing checkpoints that need not be kept, after a newer one is safe, and never losing another.
 //!
-//! A look at a checkpoint ends in one of three ways:
+//! A look at a checkpoint has one of three results:
 //!
-//! * **whole**: its files are there, as long as its manifest says, and its state is the one that the manifest sums;
+//! * **whole**: its files exist with the lengths in its manifest, and its state has the manifest's checksum;
 //! * **torn**: it was read and disagrees with its manifest, or has none;
-//! * **unknown**: it could not be read, or another version wrote it. Nothing is known about it, so it stays and counts for
-//!   nothing.
+//! * **unknown**: it could not be read, or another version wrote it. Nothing is known about it, so it stays and does not
+//!   count.
 //!
 //! Invariants:
 //! * The checkpoint that was just saved stays.
-//! * Nothing is removed before `keep_last` newer ones are known to be whole to the last byte. This process knows that of those
-//!   that it wrote or resumed from; any other one it reads once. After that a look costs a few small reads, so that saving
-//!   does not read what it wrote. Those with the best scores are verified in the same way before another one goes.
-//! * A torn one is removed under the same condition, and named. What is unknown, or holds files that no run writes, stays
-//!   and is named once.
+//! * Nothing is removed before `keep_last` newer ones are known to be whole to the last byte. This process knows that of the
+//!   checkpoints that it wrote or resumed from, and reads any other one once. After that a look costs a few small reads, so saving
+//!   does not read back its own files. Those with the best scores are verified in the same way before another one is removed.
+//! * A torn checkpoint is removed under the same condition, and reported. One that is unknown, or has files that no run writes, stays
+//!   and is reported once.
 
 #[cfg(test)]
 mod tests;
@@ -48,10 +48,10 @@ struct Looked {
     condition: Condition,
 }
 
-/// Keeps the newest `keep_last` and the `keep_best` with the best scores, of those up to `newest`, which was just saved.
+/// Keeps the newest `keep_last` and the `keep_best` with the best scores, of the checkpoints up to `newest`, which was just saved.
 ///
-/// Later ones stay: they are there when a run went back to an earlier step, which will reach and replace them. Nothing that
-/// fails here concerns the new checkpoint: it becomes a note.
+/// Later ones stay. They exist if a run went back to an earlier step, and that run will replace them. An error
+/// here does not affect the new checkpoint: it becomes a note.
 pub(super) fn prune(checkpoints: &mut Checkpoints, newest: u64, saved: &mut Saved, interrupted: &dyn Fn() -> bool) {
     let listed = match list(&checkpoints.directory) {
         Ok(listed) => listed,
@@ -76,7 +76,7 @@ pub(super) fn prune(checkpoints: &mut Checkpoints, newest: u64, saved: &mut Save
     }
 }
 
-/// Which of these, newest first, stay; `None` where too little is known to remove any.
+/// Which of these checkpoints, newest first, stay. `None` if too little is known to remove any.
 fn kept(checkpoints: &mut Checkpoints, older: &mut [Looked], interrupted: &dyn Fn() -> bool) -> Option<Vec<usize>> {
     let newest_first: Vec<usize> = (0..older.len()).collect();
     let mut kept = verified(checkpoints, older, &newest_first, checkpoints.keep_last, interrupted)?;
@@ -85,7 +85,7 @@ fn kept(checkpoints: &mut Checkpoints, older: &mut [Looked], interrupted: &dyn F
     }
     let mut scored: Vec<(f64, usize)> =
         older.iter().enumerate().filter_map(|(i, looked)| Some((score(looked)?, i))).collect();
-    // Stable: of equal scores the newest is the best.
+    // The sort is stable: of equal scores, the newest is the best.
     scored.sort_by(|a, b| b.0.total_cmp(&a.0));
     let best_first: Vec<usize> = scored.into_iter().map(|(_, index)| index).collect();
     kept.extend(verified(checkpoints, older, &best_first, checkpoints.keep_best, interrupted)?);
@@ -99,7 +99,7 @@ fn score(looked: &Looked) -> Option<f64> {
     }
 }
 
-/// The first `most` in this order that are whole to the last byte. `None` where that was interrupted.
+/// The first `most` in this order that are whole to the last byte. `None` when interrupted.
 fn verified(
     checkpoints: &mut Checkpoints,
     older: &mut [Looked],
@@ -131,7 +131,7 @@ fn verified(
     Some(found)
 }
 
-/// A look at everything but the tensors. Its score is the one by this measure.
+/// Looks at everything but the tensors. The score is the one by this measure.
 fn look(path: &Path, step: u64, measure: &str) -> Condition {
     let state = load::manifest_of(path).and_then(|manifest| {
         manifest.verify_lengths(path)?;
@@ -143,7 +143,7 @@ fn look(path: &Path, step: u64, measure: &str) -> Condition {
     }
 }
 
-/// Removes a checkpoint and says whether it did; what prevents it becomes a note.
+/// Removes a checkpoint and returns whether it did. A failure becomes a note.
 fn remove(checkpoints: &mut Checkpoints, saved: &mut Saved, path: &Path) -> bool {
     let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_symlink());
     let foreign = if is_link { Ok(Vec::new()) } else { temporary::foreign_names(path) };
@@ -170,7 +170,7 @@ fn remove(checkpoints: &mut Checkpoints, saved: &mut Saved, path: &Path) -> bool
     true
 }
 
-/// Says once, and not at every save, why a checkpoint stays.
+/// Reports why a checkpoint stays, once and not at every save.
 fn note_once(checkpoints: &mut Checkpoints, saved: &mut Saved, path: &Path, reason: &str) {
     if checkpoints.noted.insert(path.to_owned()) {
         saved.notes.push(format!("kept {}, because {reason}", path.display()));
@@ -190,16 +190,16 @@ fn reason(error: &Error) -> String {
     }
 }
 
-/// The thing that was at the path of a new checkpoint.
+/// The entry that was at the path of a new checkpoint.
 #[derive(Default)]
 pub(super) struct Before {
-    /// Where it is now, if it may not be replaced.
+    /// Its new path, if it may not be replaced.
     pub(super) aside: Option<PathBuf>,
     /// The note about it.
     pub(super) note: Option<String>,
 }
 
-/// Makes way for a checkpoint of the same step: a whole or a torn one will be replaced, any other one moves aside.
+/// Makes way for a checkpoint of the same step. A whole or a torn one will be replaced; any other entry moves aside.
 pub(super) fn make_way(target: &Path, step: u64) -> Result<Before> {
     match fs::symlink_metadata(target) {
         Ok(_) => {}

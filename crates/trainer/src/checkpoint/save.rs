@@ -18,14 +18,14 @@ use crate::trainer::Trainer;
 use crate::{directories, files, state_file, temporary};
 
 impl Checkpoints {
-    /// Saves the trainer as it is. When this returns the checkpoint is on the disk and would survive a power cut.
+    /// Saves the trainer's current state. When this returns, the checkpoint is on the disk and would survive a power cut.
     ///
-    /// `caller` is given back by [`Checkpoints::newest_valid`]; `tokenizer` goes beside the model. A checkpoint of the same step is
-    /// replaced in one step; one that could not be read is moved aside instead. What an earlier process left unfinished is
-    /// removed first. Once `interrupted` says so, no old checkpoint is read to its end any more: then more of them stay.
+    /// [`Checkpoints::newest_valid`] returns `caller` again; `tokenizer` is copied beside the model. A checkpoint of the same step is
+    /// replaced in one step; one that could not be read is moved aside instead. Unfinished files of an earlier process are
+    /// removed first. Once `interrupted` returns true, no more old checkpoints are read to the end, so more of them stay.
     ///
     /// # Errors
-    /// [`Error::DiskFull`] and other I/O errors. Older checkpoints are then untouched, and nothing is left of the new one.
+    /// [`Error::DiskFull`] and other I/O errors. Older checkpoints are then unchanged, and nothing is left of the new one.
     pub fn save(
         &mut self,
         trainer: &Trainer,
@@ -46,10 +46,10 @@ impl Checkpoints {
     }
 }
 
-/// A directory to write into, and how files are made in it.
+/// A directory to write into, and the function that creates its files.
 pub(super) struct Place<'a> {
     pub(super) path: PathBuf,
-    /// Makes an empty file; a test gives a full disk.
+    /// Creates an empty file. A test simulates a full disk.
     pub(super) create: &'a dyn Fn(&Path) -> io::Result<File>,
 }
 
@@ -59,7 +59,7 @@ impl Place<'_> {
     }
 }
 
-/// Writes a checkpoint into a temporary directory, which becomes `target`. Returns its length, and what became of the one that
+/// Writes a checkpoint into a temporary directory, which becomes `target`. Returns its length, and what happened to the entry that
 /// had its name.
 pub(super) fn write(
     temporary: &Place,
@@ -76,13 +76,13 @@ pub(super) fn write(
     });
     match (&written, before.aside) {
         (Ok(_), _) | (Err(_), None) => {}
-        // Nothing took its place.
+        // There is no new checkpoint in its place.
         (Err(_), Some(aside)) => drop(temporary::rename_to_free_name(&aside, target)),
     }
     Ok((written?, before.note.into_iter().collect()))
 }
 
-/// Fills a temporary directory and gives it its name; on any error removes it, so that a full disk is not kept full.
+/// Fills a temporary directory and gives it its name. On any error it removes the directory, so that a full disk does not stay full.
 pub(super) fn commit_or_remove<T>(temporary: &Path, target: &Path, fill: impl FnOnce() -> Result<T>) -> Result<T> {
     let filled = fill();
     if filled.is_err() {
@@ -93,7 +93,7 @@ pub(super) fn commit_or_remove<T>(temporary: &Path, target: &Path, fill: impl Fn
     Ok(value)
 }
 
-/// Writes all files of a checkpoint, the manifest last. Returns their length together.
+/// Writes all files of a checkpoint, the manifest last. Returns their total length.
 fn fill(
     place: &Place,
     trainer: &Trainer,
@@ -108,7 +108,7 @@ fn fill(
     Ok(manifest.total_bytes() + last.bytes)
 }
 
-/// The files that make the directory a Hugging Face model, or an adapter of one.
+/// Writes the files that make the directory a Hugging Face model, or an adapter of one.
 pub(super) fn write_model(
     place: &Place,
     model: &t5::T5,
@@ -121,7 +121,7 @@ pub(super) fn write_model(
     };
     match model.config().lora {
         None => model.save_with(&place.path, &mut file)?,
-        // Without a card: one that is there is the user's.
+        // Without a card: an existing one is the user's.
         Some(_) => model.save_adapter_with(&place.path, |name, write| match ADAPTER_FILES.contains(&name) {
             true => file(name, write),
             false => Ok(()),
@@ -136,7 +136,7 @@ pub(super) fn write_model(
         entries.push(write_text(place, TOKENIZER_CONFIG_FILE, tokenizer.config)?);
         for path in tokenizer.companions.iter().filter(|path| path.is_file()) {
             let name = path.file_name().and_then(|name| name.to_str());
-            // No file of another name would be removed with the checkpoint.
+            // A file of another name would not be removed with the checkpoint.
             if let Some(name) = name.filter(|name| COMPANION_FILES.contains(name)) {
                 entries.push(copy(path, place, name)?);
             }
@@ -162,7 +162,7 @@ fn write_optimizer(place: &Place, trainer: &Trainer) -> Result<ManifestEntry> {
                 writer.write(&name, tensor)?;
                 continue;
             }
-            // No more than a piece is in memory.
+            // At most a piece is in memory.
             writer.write_by_rows(&name, state_file::saved_rows(tensor.dims()), |first, count| {
                 let piece = tensor.narrow(0, first, count)?;
                 Ok(t5_ops::copy_from_file(&piece)?.unwrap_or(piece))
@@ -207,14 +207,14 @@ fn write_text(place: &Place, name: &str, text: &str) -> Result<ManifestEntry> {
     write_file(place, name, |file| file.write_all(text.as_bytes()).map_err(|e| Error::io("write", &path, e)))
 }
 
-/// Copies a file, summing it on the way.
+/// Copies a file and computes its checksum meanwhile.
 pub(super) fn copy(from: &Path, place: &Place, name: &str) -> Result<ManifestEntry> {
     let mut source = regular_file::open(from).map_err(|e| Error::io("open", from, e))?;
     let path = place.path.join(name);
     write_file(place, name, |file| io::copy(&mut source, file).map(drop).map_err(|e| Error::io("write", &path, e)))
 }
 
-/// Writes one file through a checksum and syncs it, so that it need not be read again to be summed.
+/// Writes one file through a checksum and syncs it, so that it need not be read again for its checksum.
 pub(super) fn write_file(
     place: &Place,
     name: &str,

@@ -227,7 +227,7 @@ fn a_torn_checkpoint_is_never_resumed() {
     for name in names(&path) {
         let whole = fs::read(path.join(&name)).unwrap();
         for (damage, apply) in &damages {
-            // White space after a manifest changes nothing that it says.
+            // White space after a manifest does not change its contents.
             if name == MANIFEST_FILE && ["longer", "cut at the end"].contains(damage) {
                 continue;
             }
@@ -337,7 +337,7 @@ fn the_newest_and_the_best_are_kept_and_the_rest_go() {
 #[test]
 fn a_damaged_checkpoint_never_pushes_out_a_whole_one() {
     let (directory, trainer) = two_checkpoints();
-    // A run went on from step 1, and a torn step 3 is still there.
+    // The run resumed from step 1, and a torn step 3 is still there.
     fs::create_dir(directory.path().join("step-00000003")).unwrap();
     fs::remove_dir_all(directory.path().join("step-00000002")).unwrap();
     Checkpoints::new(directory.path(), 1, 0).save(&trainer, &json!(null), None, &|| false).unwrap();
@@ -392,7 +392,7 @@ fn what_a_tokenizer_came_with_goes_with_every_checkpoint_and_away_with_it() {
     let beside = tempfile::tempdir().unwrap();
     let companions = ["spiece.model", "special_tokens_map.json", "notes.txt", "added_tokens.json"];
     let companions = companions.map(|name| beside.path().join(name));
-    // The last one is gone meanwhile.
+    // The last one was removed meanwhile.
     companions[..3].iter().for_each(|path| fs::write(path, "of the tokenizer").unwrap());
     let tokenizer = TokenizerFiles { json: TokenizerJson::None, config: "{}", companions: &companions };
     let mut checkpoints = Checkpoints::new(directory.path(), 1, 0);

@@ -1,4 +1,4 @@
-//! A step for which one of several processes has no memory, at each of the calls that it makes of the others.
+//! A step for which one of several processes has no memory, at each of its calls to the others.
 
 use candle_core::DType;
 use collective::threads;
@@ -21,7 +21,7 @@ fn plan(layer_major: Option<LayerMajor>) -> StepPlan {
     StepPlan { levers, longest: None }
 }
 
-/// Steps of the same samples, of which a process has those of its shards.
+/// Steps of the same samples. Each process has the samples of its shards.
 struct Steps {
     trainer: Trainer,
     plan: StepPlan,
@@ -61,8 +61,8 @@ impl Steps {
     }
 }
 
-/// The losses of some steps, before each of which one process, in turn, has no memory for its next call. Checks that a step which ended so
-/// has changed nothing. None: nobody lacks any, for so many steps.
+/// The losses of some steps. Before each step one process, in turn, has no memory for its next call. Checks that a step that ended so
+/// has changed nothing. `None`: no process lacks memory, for that many steps.
 fn losses(shards: Option<usize>, sharding: Sharding, plan: StepPlan, undisturbed: Option<usize>) -> Vec<Vec<f64>> {
     threads::run(PROCESSES, |group| {
         let rank = group.rank();
@@ -102,7 +102,7 @@ fn a_process_without_memory_has_all_of_them_make_the_step_again_with_the_same_bi
     for sharding in [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights] {
         [None, Some(plain), Some(overlapping)].into_iter().for_each(|layer_major| check(sharding, None, layer_major));
     }
-    // Of six shards of five samples one is empty, and each process has two.
+    // Of six shards of five samples, one is empty, and each process has two.
     check(Sharding::None, Some(6), Some(overlapping));
     [None, Some(plain)].into_iter().for_each(|layer_major| check(Sharding::Weights, Some(6), layer_major));
 }

@@ -1,4 +1,4 @@
-//! A small model in any precision, steps over batches that are functions of the step, and every bit of what comes of them.
+//! A small model in any precision, steps over batches that are functions of the step, and every bit of the results.
 
 #[path = "../../../t5-ops/tests/support/device.rs"]
 pub mod device;

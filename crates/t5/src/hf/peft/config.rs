@@ -1,7 +1,7 @@
 //! `adapter_config.json`: PEFT's settings of an adapter.
 //!
-//! PEFT adds keys with every release. One that is unknown here is passed over while its value is null, false or empty, and
-//! refused otherwise: it may change what the adapter computes.
+//! PEFT adds keys with every release. A key that is unknown here is ignored while its value is null, false or empty, and
+//! refused otherwise: it may change the adapter's computation.
 
 use std::path::{Path, PathBuf};
 
@@ -25,9 +25,9 @@ const LARGEST_BYTES: u64 = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct AdapterConfig {
     path: PathBuf,
-    /// The model that the adapter was trained on, as its maker called it.
+    /// The model that the adapter was trained on, by the name in the file.
     pub base_model: Option<String>,
-    /// Rank of the adapters, where no pattern says another.
+    /// Rank of the adapters, except where a pattern gives another.
     pub rank: usize,
     /// The scale's numerator.
     pub alpha: f64,
@@ -73,7 +73,7 @@ pub struct AdaptedLinear {
     pub scale: f64,
 }
 
-/// What an adapter changes in one model.
+/// The changes of an adapter to one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     /// The linear layers with an adapter, in the model's order.
@@ -88,7 +88,7 @@ impl AdapterConfig {
     /// Reads the file of an adapter's directory.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Json`], or [`Error::AdapterConfig`] for a setting that cannot be followed.
+    /// [`Error::Io`], [`Error::Json`], or [`Error::AdapterConfig`] for a setting that is not supported.
     pub fn read(directory: &Path) -> Result<AdapterConfig> {
         let path = directory.join(CONFIG_FILE);
         let raw = read_object(&path, LARGEST_BYTES)?;
@@ -134,10 +134,10 @@ impl AdapterConfig {
         &self.modules_to_save
     }
 
-    /// What the adapter changes in a model.
+    /// The changes of the adapter to a model.
     ///
     /// # Errors
-    /// [`Error::AdapterConfig`] where it changes nothing, or something that is not supported.
+    /// [`Error::AdapterConfig`] where the adapter changes nothing, or something that is not supported.
     pub fn layout(&self, model: &Config) -> Result<Layout> {
         let linears = self.targets(model)?;
         let (rank, alpha) = (self.ranks(&linears)?, self.alphas(&linears)?);
@@ -157,8 +157,8 @@ impl AdapterConfig {
         Ok(layout)
     }
 
-    /// The adapter with this layout, for training it on. Its names are those of the file where they mean the same; otherwise each
-    /// layer is named in full.
+    /// The adapter with this layout, for further training. Its names are those of the file where they mean the same. Otherwise each
+    /// layer has its full name.
     pub fn lora(&self, model: &Config, layout: &Layout) -> Lora {
         let linears = modules::linears(model);
         let plain = Lora {
@@ -284,7 +284,7 @@ impl AdapterConfig {
         self.by_first_key("alpha_pattern", &self.alpha_pattern, self.alpha, linears)
     }
 
-    /// For each linear the value of the first key that matches its name.
+    /// For each linear layer, the value of the first key that matches its name.
     fn by_first_key<T: Copy>(
         &self,
         key: &str,
@@ -294,7 +294,7 @@ impl AdapterConfig {
     ) -> Result<Vec<T>> {
         let wrong = |got: String| self.error(key, &got, "regular expressions for the names of layers");
         let mut values = vec![None; linears.len()];
-        // One compiled pattern at a time: there may be one for each layer.
+        // One compiled pattern at a time, as there may be one for each layer.
         for (text, value) in patterns {
             let pattern = Pattern::of_key(text).map_err(wrong)?;
             for (found, linear) in values.iter_mut().zip(linears) {
@@ -344,7 +344,7 @@ impl AdapterConfig {
     }
 }
 
-/// The names that some layer has: PEFT passes over the others.
+/// The names that some layer has: PEFT ignores the others.
 fn names_in(linears: &[Linear], names: &[String]) -> Vec<String> {
     let is_known = |name: &&String| linears.iter().any(|linear| is_end(&linear.name, name));
     names.iter().filter(is_known).cloned().collect()

@@ -1,4 +1,4 @@
-//! The entries of an `adapter_config.json`: which are read, which are passed over, which are refused.
+//! The entries of an `adapter_config.json`: some are read, some ignored, some refused.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ const LARGEST_RANK: u64 = 1 << 16;
 /// More patterns than the deepest model has layers.
 const MOST_PATTERNS: usize = 4096;
 
-/// Keys that do not change what a loaded adapter computes.
+/// Keys that do not change the computation of a loaded adapter.
 const WITHOUT_EFFECT: [&str; 15] = [
     "auto_mapping",
     "base_model_name_or_path",
@@ -58,7 +58,7 @@ const REFUSED: [(&str, &str); 8] = [
     ("trainable_token_indices", "train the head or nothing of the vocabulary: `modules_to_save`"),
     ("use_qalora", "its adapters work on a quantized base alone"),
 ];
-/// Starts of `init_lora_weights` that take something out of the base weights.
+/// Prefixes of `init_lora_weights` whose initialisation changes the base weights.
 const CHANGES_BASE: [&str; 6] = ["pissa", "olora", "corda", "loftq", "lora_ga", "mica"];
 
 /// `layers_to_transform` with `layers_pattern`.
@@ -127,7 +127,7 @@ impl Entries<'_> {
         Ok(())
     }
 
-    /// `init_lora_weights`, as far as it is a name.
+    /// `init_lora_weights`, if it is a name.
     pub(super) fn init(&self) -> Result<Option<&str>> {
         const KEY: &str = "init_lora_weights";
         let name = match self.get(KEY) {
@@ -237,7 +237,7 @@ impl Entries<'_> {
     }
 }
 
-/// Whether a value says nothing: null, false, or nothing in it.
+/// Whether a value is empty: null, false, or without contents.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

@@ -1,4 +1,4 @@
-//! A model whose weights hold an adapter, as a model directory. The weights go from the base's files to the new one some rows at a
+//! A model directory whose weights have an adapter merged into them. The weights go from the base's files to the new one some rows at a
 //! time ([`StoredModel`]).
 
 use std::io::Write;
@@ -14,7 +14,7 @@ use crate::parameters::ParameterSpec;
 
 const WEIGHTS_FILE: &str = "model.safetensors";
 
-/// What a merge did.
+/// The result of a merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Merged {
     /// Linear layers that had an adapter.
@@ -27,11 +27,11 @@ pub struct Merged {
     pub bytes: u64,
 }
 
-/// Merges an adapter into the model of a directory, and hands each file of the new model to `file`: its name, and what writes it.
-/// Without a `dtype` each weight keeps the one that it is stored in.
+/// Merges an adapter into the model of a directory. Hands each file of the new model to `file`: its name, and the function that writes
+/// it. Without a `dtype` each weight keeps its stored dtype.
 ///
 /// # Errors
-/// Those of [`StoredModel::open`]; [`Error::AdapterTensor`] for merged weights that are not finite.
+/// As [`StoredModel::open`]; [`Error::AdapterTensor`] for merged weights that are not finite.
 pub fn merge_with<E: From<Error>>(
     base: &Path,
     adapter: &Path,
@@ -77,7 +77,7 @@ fn headers(model: &StoredModel, specs: Vec<ParameterSpec>, dtype: Option<DType>)
             stored => stored,
         };
         let is_vector = spec.shape.len() == 1;
-        // The vectors of a narrow model stay in f32, as in every model that is written here.
+        // The vectors of a narrow model stay in f32, as in every model that this crate writes.
         let wanted = dtype.map(|dtype| if is_vector { DType::F32 } else { dtype });
         Ok(TensorHeader { name: spec.name, dtype: wanted.unwrap_or(stored), shape: spec.shape })
     };

@@ -7,7 +7,7 @@
 //! base_model.model.lm_head.weight                                              a module that is saved whole
 //! ```
 //!
-//! The semantics are PEFT 0.21's. An adapter that cannot be followed exactly is refused with the key or tensor at fault.
+//! The semantics are PEFT 0.21's. An adapter with anything unsupported is refused, with the key or tensor at fault.
 
 mod config;
 mod entries;
@@ -22,7 +22,7 @@ pub use merge::{Merged, merge_with};
 pub use save::{ADAPTER_FILES, save_with};
 pub use weights::AdapterDirectory;
 
-/// What PEFT puts before the model's own names.
+/// The prefix of the model's names in PEFT's files.
 const PREFIX: &str = "base_model.model.";
 
 /// The name of a tensor in an adapter's file, by the model's own name for it.

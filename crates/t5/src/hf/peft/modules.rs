@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::parameters::ParameterSpec;
 
 const WEIGHT: &str = ".weight";
-/// The head, which is a module of its own also where its weight is the shared table.
+/// The head: a module of its own even if its weight is the shared table.
 pub(super) const LM_HEAD: &str = "lm_head";
 
 /// A linear layer.
@@ -43,12 +43,12 @@ fn is_embedding(module: &str) -> bool {
     module == "shared" || module.ends_with("relative_attention_bias")
 }
 
-/// The parameters of the model without an adapter, with the head's own whether it is tied or not.
+/// The parameters of the model without an adapter. They include the head's own, even if it is tied.
 pub(super) fn base_parameters(config: &Config) -> Vec<ParameterSpec> {
     ParameterSpec::all(&Config { tie_word_embeddings: false, lora: None, ..config.clone() })
 }
 
-/// The parameters below the modules with such an ending, as `modules_to_save` names them: without regard to dots.
+/// The parameters of modules whose name ends so. As in `modules_to_save`, the ending may begin anywhere, not only behind a dot.
 pub(super) fn below<'a>(parameters: &'a [ParameterSpec], ending: &str) -> Vec<&'a ParameterSpec> {
     let is_below = |spec: &&ParameterSpec| {
         let dots = spec.name.match_indices('.').map(|(at, _)| &spec.name[..at]);

@@ -1,12 +1,12 @@
-//! How the entries of `adapter_config.json` name modules: by their last names, or by Python's regular expressions.
+//! Names of modules in the entries of `adapter_config.json`: their last names, or Python's regular expressions.
 //!
 //! The rules are PEFT 0.21's (`check_target_module_exists` and `get_pattern_key`). A module is `encoder.block.0.layer.0.SelfAttention.q`.
 
 use fancy_regex::{Regex, RegexBuilder};
 
-/// A pattern that is longer is no pattern of module names.
+/// The longest accepted pattern of module names.
 const LONGEST_PATTERN: usize = 4096;
-/// Steps back that matching one name may take, and bytes of a compiled pattern.
+/// Limits: backtracking steps for matching one name, and bytes of a compiled pattern.
 const MOST_STEPS: usize = 10_000;
 const MOST_COMPILED_BYTES: usize = 1 << 20;
 
@@ -34,7 +34,7 @@ pub(super) fn is_end(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// A regular expression as Python reads it.
+/// A regular expression with Python's meaning.
 #[derive(Clone, Debug)]
 pub(super) struct Pattern(Regex);
 
@@ -44,17 +44,17 @@ impl Pattern {
         Pattern::compile(text, &format!(r"\A(?:{text})\z"))
     }
 
-    /// A key of `rank_pattern` or `alpha_pattern`: it matches whole names and what is behind a dot.
+    /// A key of `rank_pattern` or `alpha_pattern`: it matches whole names and endings behind a dot.
     pub(super) fn of_key(key: &str) -> Result<Pattern, String> {
         Pattern::compile(key, &format!(r"\A(?:.*\.)?(?:{key})\z"))
     }
 
-    /// An entry of `modules_to_save`, which keeps a module and all below it from being a target.
+    /// An entry of `modules_to_save`. The module and all modules below it are no targets.
     pub(super) fn below(name: &str) -> Result<Pattern, String> {
         Pattern::compile(name, &format!(r"\A(?:.*\.)?{name}(?:\..*)?\z"))
     }
 
-    /// The index of a layer: the first number behind `.NAME.`, where any of the names may be given.
+    /// The index of a layer: the first number behind `.NAME.`, for any of the names.
     pub(super) fn index_below(name: Option<&str>) -> Result<Pattern, String> {
         match name {
             None => Pattern::compile("", r"\A.*?\.[^.]*\.(\d+)\."),

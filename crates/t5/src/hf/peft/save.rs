@@ -1,4 +1,4 @@
-//! Writing an adapter as PEFT 0.21 reads it: few keys, for every release of PEFT has others.
+//! Writing an adapter as PEFT 0.21 reads it: few keys, because every release of PEFT has others.
 
 use std::io::Write;
 use std::path::Path;
@@ -23,11 +23,11 @@ const CARD_FILE: &str = "README.md";
 /// The files that [`save_with`] writes.
 pub const ADAPTER_FILES: [&str; 3] = [CONFIG_FILE, SAFETENSORS_FILE, CARD_FILE];
 
-/// Hands each file of an adapter's directory to `file`: its name, and what writes it. `base` is what the model without the adapter
-/// is called. Of the parameters those of the adapter and those that it replaces are written, in f32.
+/// Hands each file of an adapter's directory to `file`: its name, and the function that writes it. `base` is the name of the model
+/// without the adapter. The parameters of the adapter, and those that it replaces, are written in f32.
 ///
 /// # Errors
-/// Those of `file` and of writing.
+/// `file` returns an error, or writing fails.
 pub fn save_with<E: From<Error>>(
     directory: &Path,
     model: &Config,
@@ -89,7 +89,7 @@ fn settings(model: &Config, lora: &Lora, base: Option<&str>) -> Value {
     entries.into()
 }
 
-/// PEFT's alphas are whole where they can be.
+/// PEFT writes alphas as whole numbers if they are whole.
 fn number(value: f64) -> Value {
     let whole = value as i64;
     #[expect(clippy::cast_precision_loss, reason = "compared with the value that it came from")]
@@ -110,8 +110,8 @@ fn targets(model: &Config, lora: &Lora) -> Vec<String> {
     names
 }
 
-/// The modules that are saved whole. PEFT compares the ends of names without regard to dots: where that would mean more modules, each
-/// is named in full.
+/// The modules that are saved as a whole. PEFT compares the ends of names without regard to dots. Where that would match more modules,
+/// each has its full name.
 fn modules_to_save(model: &Config, lora: &Lora) -> Vec<String> {
     let parameters = modules::base_parameters(model);
     let means_more = |name: &str| modules::below(&parameters, name).iter().any(|spec| !lora.trains(&spec.name));
@@ -122,7 +122,7 @@ fn modules_to_save(model: &Config, lora: &Lora) -> Vec<String> {
     trained.filter_map(|spec| spec.name.strip_suffix(".weight").map(String::from)).collect()
 }
 
-/// The card that hubs show.
+/// The model card that hubs show.
 fn card(base: Option<&str>) -> String {
     let name = base.filter(|name| !name.is_empty()).map(|name| Value::from(name).to_string());
     let (key, tag) = match &name {

@@ -1,4 +1,4 @@
-//! An adapter's directory, opened: its settings, what they change in a model, and tensors that agree with both.
+//! An adapter's directory, opened: its settings, their changes to a model, and tensors that agree with both.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ const PYTORCH_FILE: &str = "adapter_model.bin";
 /// PEFT stores the weight below an adapter of the head, too.
 const HEAD_BELOW: &str = "lm_head.base_layer.weight";
 
-/// An adapter's directory, every tensor of which has its place in a model.
+/// An adapter's directory in which every tensor has a place in a model.
 #[derive(Debug)]
 pub struct AdapterDirectory {
     config: AdapterConfig,
@@ -33,7 +33,7 @@ impl AdapterDirectory {
     /// Opens the directory of an adapter for a model: the directory itself, or a run's, whose adapter is in `adapter`.
     ///
     /// # Errors
-    /// Those of [`AdapterConfig::read`] and [`AdapterConfig::layout`]; [`Error::AdapterTensor`] for a tensor that is missing, left
+    /// As [`AdapterConfig::read`] and [`AdapterConfig::layout`]; [`Error::AdapterTensor`] for a tensor that is missing, left
     /// over or of another shape; [`Error::Safetensors`] or [`Error::Pytorch`] for a damaged file.
     pub fn open(directory: &Path, model: &Config) -> Result<AdapterDirectory> {
         let directory = Self::find(directory)?;
@@ -54,7 +54,7 @@ impl AdapterDirectory {
         Ok(adapter)
     }
 
-    /// The directory with the files of an adapter that was named by it or by the run that made it.
+    /// The directory with an adapter's files. `named` is that directory, or the directory of the run that made the adapter.
     ///
     /// # Errors
     /// [`Error::Directory`].
@@ -81,12 +81,12 @@ impl AdapterDirectory {
         &self.config
     }
 
-    /// What the adapter changes in the model.
+    /// The changes of the adapter to the model.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The dtypes that its tensors are stored in.
+    /// The dtypes that the adapter's tensors are stored in.
     pub(in crate::hf) fn stored_in(&self) -> StoredIn {
         StoredIn::of(self.reader.dtypes())
     }
@@ -105,19 +105,19 @@ impl AdapterDirectory {
         self.reader.read(&name_in_file(name), dtype, device)
     }
 
-    /// The adapter, for training it on.
+    /// The adapter, for further training.
     pub fn lora(&self, model: &Config) -> Lora {
         self.config.lora(model, &self.layout)
     }
 
-    /// Puts the adapter's values into the parameters of a model with [`Self::lora`]: those of the adapter, and those that it replaces.
+    /// Puts values into the parameters of a model with [`Self::lora`]: the adapter's own, and those of the parameters that it replaces.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn fill(&self, parameters: &[Parameter]) -> Result<()> {
         for Parameter { name, tensor, .. } in parameters {
             if self.has(name) {
-                // Not by a tensor in between: a saved head is as large as the table.
+                // Without a tensor in between: a saved head is as large as the table.
                 self.reader.read_over(&name_in_file(name), tensor)?;
             }
         }
@@ -134,7 +134,7 @@ impl AdapterDirectory {
         self.reader.read_rows(&name_in_file(name), first, count, DType::F32)
     }
 
-    /// The name of the head's weight below its adapter, where the file has it.
+    /// The name of the head's weight below its adapter, if the file has it.
     pub(in crate::hf) fn head_below(&self) -> Option<&'static str> {
         self.has(HEAD_BELOW).then_some(HEAD_BELOW)
     }
@@ -163,7 +163,7 @@ impl AdapterDirectory {
         Error::AdapterTensor { path, tensor, expected, got }
     }
 
-    /// Holds names, shapes and dtypes of the file to what the settings imply.
+    /// Checks names, shapes and dtypes of the file against the settings.
     fn check(&self, model: &Config) -> Result<()> {
         let mut expected: BTreeMap<String, Vec<usize>> = self.layout.saved.iter().cloned().collect();
         for linear in &self.layout.linears {

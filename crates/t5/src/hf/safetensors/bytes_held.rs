@@ -15,10 +15,10 @@ const PAGE_BYTES: u64 = 4 << 10;
 pub struct StoredIn([bool; FLOATS.len()]);
 
 impl StoredIn {
-    /// Those of files that nobody has looked at.
+    /// The dtypes of files that were not examined: any.
     pub const ANY: Self = Self([true; FLOATS.len()]);
 
-    /// These.
+    /// A set of these dtypes.
     pub fn of(dtypes: impl IntoIterator<Item = DType>) -> Self {
         let mut found = [false; FLOATS.len()];
         dtypes
@@ -28,7 +28,7 @@ impl StoredIn {
         Self(found)
     }
 
-    /// Those of other files, too.
+    /// This set, together with another.
     #[must_use]
     pub fn and(self, others: Self) -> Self {
         Self::of(self.dtypes().chain(others.dtypes()))
@@ -38,8 +38,8 @@ impl StoredIn {
         FLOATS.into_iter().zip(self.0).filter_map(|(dtype, is_there)| is_there.then_some(dtype))
     }
 
-    /// What [`super::Reader::read`] holds at most beside the tensor of `elements` values of `dtype` that it returns: a piece as bytes and as
-    /// values, and once more where they are converted.
+    /// The most bytes that [`super::Reader::read`] holds beside the tensor of `elements` values of `dtype` that it returns: a piece as bytes
+    /// and as values, and a second time where the values are converted.
     pub(crate) fn reading_bytes(self, elements: u64, dtype: DType) -> u64 {
         let block = |bytes: u64| bytes.next_multiple_of(PAGE_BYTES);
         self.of_pieces(elements, |stored, values| {
@@ -47,12 +47,12 @@ impl StoredIn {
         })
     }
 
-    /// What a device holds meanwhile beside the tensor, where that is on one: a piece as values, and once more where they are converted.
+    /// The most bytes that a device holds meanwhile, if the tensor is on one: a piece as values, and a second time where they are converted.
     pub(crate) fn reading_bytes_on_device(self, elements: u64, dtype: DType) -> u64 {
         self.of_pieces(elements, |stored, values| values * (size(stored) + converted_bytes(stored, dtype)))
     }
 
-    /// The most bytes of a piece: `of_piece` says how many so many values of a stored dtype take.
+    /// The most bytes of a piece. `of_piece` returns the bytes for a stored dtype and a number of values.
     fn of_pieces(self, elements: u64, of_piece: impl Fn(DType, u64) -> u64) -> u64 {
         let bytes = |stored: DType| of_piece(stored, elements.min(PIECE_BYTES as u64 / size(stored)));
         self.dtypes().map(bytes).max().unwrap_or(0)
@@ -66,9 +66,9 @@ impl StoredIn {
     }
 }
 
-/// The bytes of large blocks that [`super::Writer::write`] holds at most beside a tensor of `elements` values of `dtype` that becomes
-/// one of `stored` values: a piece as values, as bytes, and once more where it is converted or copied from a device. bf16 values go
-/// through f32, of which there are two pieces before there are bytes.
+/// The most bytes of large blocks that [`super::Writer::write`] holds beside a tensor of `elements` values of `dtype` that it writes
+/// as `stored`. A piece is there as values, as bytes, and again where it is converted or copied from a device. bf16 values go
+/// through f32: two such pieces exist before the bytes do.
 pub fn writing_bytes(elements: u64, dtype: DType, stored: DType, is_on_device: bool) -> u64 {
     let values = elements.min(WRITTEN_ELEMENTS as u64);
     let block = |size: u64| (values * size).next_multiple_of(PAGE_BYTES);

@@ -8,13 +8,13 @@ use super::{Counted, Ledger};
 use crate::error::Result;
 use crate::ops::{Ops, Spill};
 
-/// Counted files: what was written, and the tensor that is read ahead.
+/// Counted files: the bytes written, and the tensor that is read ahead.
 #[derive(Debug)]
 pub(crate) struct CountedFiles {
     ledger: Ledger,
     written: u64,
     ahead: RefCell<Option<(CountedStretch, Counted)>>,
-    /// Whether tensors are copied beside what is computed; those that were put, and those that are fetched.
+    /// Whether copies overlap with computation. Then the tensors that were put, and those that are fetched, are listed.
     copies_overlap: bool,
     leaving: Vec<Counted>,
     coming: Vec<(CountedStretch, Counted)>,
@@ -29,7 +29,7 @@ pub(crate) struct CountedStretch {
 }
 
 impl CountedFiles {
-    /// Of tensors that are added up there.
+    /// Files of tensors whose bytes this ledger adds up.
     pub fn new(ledger: Ledger, copies_overlap: bool) -> CountedFiles {
         let (ahead, leaving, coming) = (RefCell::new(None), Vec::new(), Vec::new());
         CountedFiles { ledger, written: 0, ahead, copies_overlap, leaving, coming }

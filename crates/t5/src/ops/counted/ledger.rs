@@ -1,4 +1,4 @@
-//! What counted tensors add up.
+//! The sums over counted tensors.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -14,7 +14,7 @@ use super::Counted;
 pub struct Work {
     /// Of all products.
     pub all: f64,
-    /// Of these, in attention: scores and weighted values.
+    /// Of the products in attention: scores and weighted values.
     pub attention: f64,
 }
 
@@ -26,29 +26,29 @@ impl std::ops::Sub for Work {
     }
 }
 
-/// What is added up.
+/// The sums.
 #[derive(Debug, Default)]
 pub(super) struct Sums {
     pub(super) live: Cell<u64>,
     pub(super) peak: Cell<u64>,
     /// Bytes of weights in files that are in memory and not in `live`: their memory is counted elsewhere.
     pub(super) weights: Cell<u64>,
-    /// The most that `live` and `weights` were together.
+    /// The largest sum of `live` and `weights`.
     pub(super) peak_with_weights: Cell<u64>,
-    /// Of `live`, memory of tensors that are gone, where it is held.
+    /// The part of `live` that belongs to freed tensors whose memory is held.
     pub(super) held: Cell<Option<u64>>,
-    /// The most that a loss held beside its operands and results. It is a part of `peak`.
+    /// The most bytes that a loss held beside its operands and results. They are part of `peak`.
     pub(super) loss: Cell<u64>,
     pub(super) work: Cell<Work>,
     pub(super) kept: Cell<Kept>,
-    /// The most that a call held in the host's memory for a device.
+    /// The most bytes that a call held in the host's memory for a device.
     pub(super) on_host: Cell<u64>,
-    /// The requests to a card, and the lists of numbers that are there.
+    /// The requests to a card, and the lists of numbers that were uploaded.
     pub(super) calls: Cell<Calls>,
     pub(super) lists: RefCell<HashSet<Vec<u32>>>,
     /// Whether tensors lie on a device.
     pub(super) is_on_device: Cell<bool>,
-    /// Weights that were asked for where they lie in a file.
+    /// Bytes of weights that were asked for where they lie in a file.
     pub(super) paged_in: Cell<u64>,
 }
 
@@ -65,33 +65,33 @@ impl Sums {
         }
     }
 
-    /// Bytes that are held for the time of a call.
+    /// Notes bytes that are held during a call.
     pub(super) fn momentary(&self, bytes: u64) {
         let now = self.live.get() + bytes;
         self.peak.set(self.peak.get().max(now));
         self.peak_with_weights.set(self.peak_with_weights.get().max(now + self.weights.get()));
     }
 
-    /// Notes that `bytes` of weights that are counted elsewhere come to memory.
+    /// Notes that `bytes` of weights that are counted elsewhere are in memory.
     pub(super) fn come(&self, bytes: u64) {
         self.weights.set(self.weights.get() + bytes);
         self.momentary(0);
     }
 
-    /// Notes that they leave memory.
+    /// Notes that `bytes` of such weights have left memory.
     pub(super) fn leave(&self, bytes: u64) {
         self.weights.set(self.weights.get() - bytes);
     }
 }
 
-/// Where counted tensors are added up.
+/// Adds up counted tensors.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger {
     pub(super) sums: Rc<Sums>,
 }
 
 impl Ledger {
-    /// A tensor that counts.
+    /// A tensor whose memory is counted here.
     pub fn tensor(&self, dims: &[usize], dtype: DType) -> Counted {
         let bytes = dims.iter().map(|&size| size as u64).product::<u64>() * dtype.size_in_bytes() as u64;
         self.sums.add(bytes);
@@ -126,7 +126,7 @@ impl Ledger {
         self.sums.live.get()
     }
 
-    /// The most that were alive at a time since the last [`Ledger::begin`].
+    /// The most bytes alive at a time since the last [`Ledger::begin`].
     pub fn peak(&self) -> u64 {
         self.sums.peak.get()
     }
@@ -136,7 +136,7 @@ impl Ledger {
         self.sums.peak_with_weights.get()
     }
 
-    /// What a loss held at its peak beside its operands and results.
+    /// The most bytes that a loss held beside its operands and results.
     pub fn loss(&self) -> u64 {
         self.sums.loss.get()
     }
@@ -146,12 +146,12 @@ impl Ledger {
         self.sums.work.get()
     }
 
-    /// What threads keep from one product to the next.
+    /// The operands that threads keep packed from one product to the next.
     pub fn kept(&self) -> Kept {
         self.sums.kept.get()
     }
 
-    /// The most that a call held in the host's memory for a device.
+    /// The most bytes that a call held in the host's memory for a device.
     pub fn on_host(&self) -> u64 {
         self.sums.on_host.get()
     }
@@ -176,13 +176,13 @@ impl Ledger {
         self.sums.is_on_device.set(true);
     }
 
-    /// On a device: until the result goes, memory of tensors that go stays taken.
+    /// On a device: until the result is dropped, the memory of dropped tensors stays taken.
     pub fn hold(&self) -> Held {
         self.sums.held.set(self.is_on_device().then_some(0));
         Held(Rc::clone(&self.sums))
     }
 
-    /// Begins a new count. Tensors that are alive stay so.
+    /// Begins a new count. Tensors that are alive stay counted.
     pub fn begin(&self) {
         let Sums { live, peak, peak_with_weights, loss, work, kept, on_host, calls, lists, paged_in, .. } = &*self.sums;
         peak.set(live.get());
@@ -201,16 +201,16 @@ impl Ledger {
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) sums: Rc<Sums>,
-    /// While it exists.
+    /// Bytes, as long as the memory exists.
     pub(super) bytes: u64,
     pub(super) home: Home,
 }
 
-/// Where a tensor lies while nobody asks for it.
+/// Where a tensor lies while it is not in use.
 #[derive(Debug)]
 pub(super) enum Home {
     Memory,
-    /// In a file, and from its first use until it is paged out in memory.
+    /// In a file. It is in memory from its first use until it is paged out.
     #[cfg_attr(not(test), expect(dead_code, reason = "whole steps are rehearsed by tests"))]
     File {
         is_resident: Cell<bool>,
@@ -227,7 +227,7 @@ impl Drop for Memory {
     }
 }
 
-/// Memory of tensors that are gone, which is free when this goes.
+/// Memory of dropped tensors, which is freed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Held(Rc<Sums>);
 

@@ -16,14 +16,15 @@ use crate::step::observer::Observer;
 use crate::step::run::Step;
 use crate::step::run::rounds::{Repeats, Round};
 
-/// What whoever trains needs for gradients that are handed over together: to be measured, and to be applied.
+/// The trainer's needs for gradients that are handed over together: to be measured, and to be applied.
 type Needed<'a> = &'a dyn Fn(&[&ParameterSpec]) -> [Needs; 2];
 
 impl Counter {
-    /// The requests of a step to a card, over a batch of this shape, all samples as long as the longest. `needed` says those of an update.
+    /// The requests of a step to a card, over a batch of this shape, where every sample is as long as the longest. `needed` gives the
+    /// requests of an update.
     ///
-    /// Uploads are the most that there are: a list of lengths or samples that a step before had is there already. Lists of positions are
-    /// not among them; they are uploaded once for each length.
+    /// Uploads are an upper bound: a list of lengths or samples from the step before is on the card already. Lists of positions are
+    /// left out, as each length is uploaded once.
     pub fn calls(&self, batch: Shape, levers: &Levers, needed: Needed) -> Calls {
         let (rehearsal, outline) =
             (self.rehearsal_of(levers), self.outline(levers.recompute_blocks, levers.layer_major.as_ref()));
@@ -51,7 +52,7 @@ impl Counter {
         let events = outline.training(batches.len());
         let run = step.and_then(|mut step| step.run(&events, &mut gradients, &mut update));
         run.expect("counting cannot fail");
-        // The ids of either stack.
+        // The ids of the encoder and of the decoder.
         let of_batches = Calls { uploads: 2, ..Calls::default() } * batches.len() as u64;
         let totals = SquareSums::totals_needs(Path::Device, self.trained.specs().len()).calls;
         let copies = if levers.weight_copies { self.copied_weights().tensors } else { 0 };
@@ -70,7 +71,7 @@ struct Recorded<'a> {
 }
 
 impl Recorded<'_> {
-    /// The requests in their place: for each micro-batch two graphs, and one upload of its numbers.
+    /// The requests that replace those inside graphs: two graphs for each micro-batch, and one upload of its numbers.
     fn beside(&self) -> Calls {
         let graphs = self.graphs.get();
         Calls { graphs, uploads: graphs / 2, ..Calls::default() }
@@ -113,7 +114,7 @@ impl Repeats<Counted> for Recorded<'_> {
     fn end(&self, _: Option<Vec<bool>>) {}
 }
 
-/// A micro-batch whose lists are like no other's.
+/// A micro-batch whose lists differ from every other's.
 fn of_micro_batch(ledger: &Ledger, shape: Shape, number: u32) -> MicroBatch<Counted> {
     let list = |kind: u32| vec![3 * number + kind; shape.samples];
     let lengths = |kind| list(kind).into_iter().map(|length| length as usize).collect();
@@ -130,7 +131,7 @@ struct Update<'a> {
     specs: &'a [ParameterSpec],
     needed: Needed<'a>,
     is_decided: bool,
-    /// Numbers of parameters whose gradients have been handed over.
+    /// Indices of parameters whose gradients have been handed over.
     waiting: Vec<usize>,
     calls: Calls,
 }
@@ -223,7 +224,7 @@ mod tests {
                 let PassCalls { blocks, head } = counter.pass_calls(SHAPE, &levers);
                 let parts = if layer_major.is_some() { blocks + head * 4 } else { (blocks + head) * 4 };
                 assert_eq!(parts.products, all.products, "{levers:?}");
-                // Of the vectors' gradients, which no product begins: those of the norms, and of two tables of positions.
+                // Launches that begin the gradients that no product begins: those of the norms, and of two tables of positions.
                 let begun = 2 * 3 + 3 * 3 + 2 + 2;
                 let passes = if layer_major == Some(LayerMajor::PLAIN) { 1..=2 } else { 1..=1 };
                 let more = all.launches - parts.launches;
@@ -237,9 +238,9 @@ mod tests {
         let config = with_blocks(2);
         let parameters = ParameterSpec::all(&config).len() as u64;
         let major = calls(&config, 8, None);
-        // Ids of either stack, two lists of lengths, one of samples, two of the loss, and the update. Losses, and totals.
+        // Ids of encoder and decoder, two lists of lengths, one of samples, two of the loss, and the update. Losses, and totals.
         assert_eq!((major.uploads, major.downloads), (2 + 3 + 2 + 1, 2));
-        // Without an update.
+        // The launches without the update.
         let forward_and_backward = major.launches - 2 * parameters;
         assert!(forward_and_backward > 100, "{forward_and_backward} launches");
     }

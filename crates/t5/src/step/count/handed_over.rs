@@ -1,14 +1,14 @@
-//! What whoever trains holds while a gradient is handed over: nothing where it has kernels, copies of the gradient elsewhere.
+//! The bytes that the trainer holds while a gradient is handed over: none where it has kernels, copies of the gradient elsewhere.
 
 use std::collections::HashMap;
 
 use crate::parameters::{ParameterSpec, Part};
 use crate::step::schedule::Stage;
 
-/// Bytes for gradients that are measured, and for those that are applied.
+/// Bytes while gradients are measured, and while they are applied.
 type Bytes = [u64; 2];
 
-/// The most for the gradients of each part, and for all.
+/// The bytes for the gradients of each part, and for all together.
 #[derive(Debug, Default)]
 pub(super) struct HandedOver {
     of_part: HashMap<Part, Bytes>,
@@ -16,7 +16,7 @@ pub(super) struct HandedOver {
 }
 
 impl HandedOver {
-    /// Of these parameters, where those that are handed over together need so much.
+    /// Calculates the bytes for these parameters; `bytes` gives them for gradients that are handed over together.
     pub fn new(parameters: &[ParameterSpec], bytes: &dyn Fn(&[&ParameterSpec]) -> Bytes) -> HandedOver {
         let mut parts: HashMap<Part, Vec<&ParameterSpec>> = HashMap::new();
         for spec in parameters {
@@ -26,7 +26,7 @@ impl HandedOver {
         HandedOver { of_part, of_all: bytes(&parameters.iter().collect::<Vec<_>>()) }
     }
 
-    /// The most while the gradients of a part, or all, are handed over.
+    /// The bytes while the gradients of a part, or all, are handed over.
     pub fn bytes(&self, part: Option<Part>, stage: Stage) -> u64 {
         let [measured, applied] = match part {
             Some(part) => self.of_part.get(&part).copied().unwrap_or_default(),

@@ -3,7 +3,7 @@
 /// Bytes that are held at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Live {
-    /// Of weights in a file.
+    /// Weights that lie in a file.
     pub weights: u64,
     pub activations: u64,
     pub gradients: u64,

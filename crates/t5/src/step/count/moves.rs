@@ -1,5 +1,5 @@
-//! How often a step moves what belongs to a part: its gradients to be summed over processes, and its weights where each process holds its
-//! own, or where they lie in files.
+//! How often a step moves the tensors of a part: its gradients, to be summed over processes, and its weights, where they lie in files or
+//! each process holds a share of them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -30,22 +30,22 @@ impl Moves {
         self.brought.get(&part).copied().unwrap_or(0)
     }
 
-    /// How often all weights of a part are brought. Of the shared table, an embedding needs a few rows.
+    /// How often all weights of a part are brought. An embedding needs only a few rows of the shared table.
     fn paged_in(&self, part: Part) -> u64 {
         self.brought(part) - if part == Part::Shared { self.looked_up } else { 0 }
     }
 }
 
-/// Bytes of weights that a step reads from the files that they lie in. Rows that an embedding looks up are not among them.
+/// Bytes of weights that a step reads from their files. Rows that an embedding looks up are left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WeightsRead {
-    /// Of those that it changes.
+    /// Weights that the step changes.
     pub trained: u64,
-    /// Of the others, however many micro-batches there are.
+    /// Weights that the step does not change. Their bytes do not depend on the number of micro-batches.
     pub frozen: u64,
-    /// Of others that come one by one, what each micro-batch reads again. It does not depend on the micro-batch's samples.
+    /// Unchanged weights that are read matrix by matrix: the bytes that each micro-batch reads. They do not depend on its samples.
     pub by_micro_batch: u64,
-    /// Of a table that comes by rows, what each micro-batch reads: twice the table for each chunk of the loss.
+    /// A table that is read by rows: the bytes that each micro-batch reads, which are twice the table for each chunk of the loss.
     pub of_table: u64,
 }
 
@@ -70,24 +70,24 @@ impl Counter {
         }
         for part in weights.parts().filter(|part| !weights.comes_apart(*part)) {
             let trained = weights.written_of(part, &self.trained);
-            // To a device a table is copied whole, whatever is looked up in it.
+            // A table is copied to a device as a whole, whichever rows are looked up.
             let is_copied = self.rehearsal.ledger().is_on_device();
             let times = if is_copied { moves.brought(part) } else { moves.paged_in(part) };
-            // What is changed is read once more.
+            // Weights that are changed are read once more.
             read.trained += (times + 1) * trained;
             read.frozen += times * (weights.of(part) - trained);
         }
         read
     }
 
-    /// [`WeightsRead::of_table`] without the rest, in bytes.
+    /// [`WeightsRead::of_table`] alone, in bytes.
     pub fn table_read(&self, batch: Shape, levers: &Levers) -> u64 {
         let is_by_rows =
             levers.has_weights_by_matrix() && self.weights_on_disk(levers).comes_apart(Part::of_head(&self.config));
         if is_by_rows { self.head(batch, levers).paged_in } else { 0 }
     }
 
-    /// Bytes of weights that a step copies to a device while it computes a block. However many micro-batches it has.
+    /// Bytes of weights that a step copies to a device while it computes a block. They do not depend on the number of micro-batches.
     pub fn weights_copied_behind(&self, levers: &Levers) -> u64 {
         if !levers.has_weights_on_disk() {
             return 0;

@@ -1,4 +1,4 @@
-//! Events carried out on counted tensors, one unit and one micro-batch at a time, and remembered.
+//! Events carried out on counted tensors, one unit and one micro-batch at a time. The counts are remembered.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -24,21 +24,21 @@ use crate::step::schedule::{Backward, Event, ToEmbedding, Unit};
 /// The counts of one event for one micro-batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
-    /// The most that was alive beyond what was alive before, in bytes.
+    /// The largest number of bytes alive during the event, beyond the bytes alive before it.
     pub extra: u64,
-    /// The bytes by which that grows where weights in files come one by one, or by rows.
+    /// The bytes by which `extra` grows where weights are read from files matrix by matrix, or by rows.
     pub weights: u64,
-    /// Bytes alive after it beyond those before it; less than 0 where it frees.
+    /// Bytes alive after the event, less those alive before it; negative where the event frees memory.
     pub after: i64,
-    /// Of these, saved activations.
+    /// Saved activations in `after`.
     pub saved: u64,
-    /// Of `extra`, logits and the sums of the loss.
+    /// Logits and the sums of the loss in `extra`.
     pub loss: u64,
     pub work: Work,
     pub packed: Kept,
-    /// In the host's memory, for a device.
+    /// Bytes in the host's memory, for a device.
     pub on_host: u64,
-    /// Of weights in a file, what is read where they come one by one.
+    /// Bytes that are read from files where weights are read matrix by matrix.
     pub paged_in: u64,
     /// The requests to a card.
     pub calls: Calls,
@@ -68,7 +68,7 @@ pub(super) enum Scene {
     /// The gradient of the decoder's output, kept for a second pass.
     Begin,
     Backward(BackwardScene),
-    /// A gradient enters the embedding without its unit.
+    /// The gradient of a stack's first activations enters the embedding without its unit.
     Enter {
         decoder: bool,
     },
@@ -83,7 +83,7 @@ pub(super) struct BackwardScene {
     pub keeps_dz: bool,
     pub passes_on: bool,
     pub trains_table: bool,
-    /// The first block that backward enters of its stack.
+    /// Whether this is the first block of its stack that backward enters.
     pub is_first: bool,
     pub source: Source,
     pub into_embedding: bool,
@@ -94,11 +94,11 @@ pub(super) struct Rehearsal {
     ledger: Ledger,
     network: Network<Counted>,
     parameters: Vec<Parameter<Counted>>,
-    /// Accumulators of everything that is trained: they are counted as gradients, not here.
+    /// Accumulators of all trained parameters. They are counted as gradients, not here.
     gradients: RefCell<Gradients<Counted>>,
     trains_tables: [Vec<bool>; 2],
     cx: StepContext,
-    /// For each block of encoder and decoder, the first that is like it.
+    /// For each block of encoder and decoder, the first block that is like it.
     like: [Vec<usize>; 2],
     remembered: RefCell<HashMap<(Shape, Scene), Cost>>,
 }
@@ -106,7 +106,7 @@ pub(super) struct Rehearsal {
 /// The multiply-adds of a block.
 pub(super) struct BlockWork {
     pub forward: f64,
-    /// Where backward enters it.
+    /// Recomputation and backward; `None` where backward does not enter the block.
     pub entered: Option<BlockArithmetic>,
 }
 
@@ -175,7 +175,7 @@ impl Rehearsal {
         self.like[usize::from(decoder)].len()
     }
 
-    /// Of encoder and decoder.
+    /// Whether the position tables of the encoder and of the decoder are trained.
     pub fn trains_tables(&self) -> [&[bool]; 2] {
         self.trains_tables.each_ref().map(Vec::as_slice)
     }
@@ -192,14 +192,14 @@ impl Rehearsal {
         self.cost(shape, Scene::Head { chunk_rows })
     }
 
-    /// The counts of a scene, of which units have been replaced by those that they are like.
+    /// The counts of a scene. The caller has replaced each unit by the first one like it.
     pub fn cost(&self, shape: Shape, scene: Scene) -> Cost {
         if let Some(cost) = self.remembered.borrow().get(&(shape, scene)) {
             return *cost;
         }
         let cost = self.rehearse(shape, scene).expect("counting cannot fail");
         let mut remembered = self.remembered.borrow_mut();
-        // Who cuts batches asks for other shapes all the time.
+        // A caller that cuts batches asks for new shapes all the time.
         if remembered.len() >= 1 << 14 {
             remembered.clear();
         }
@@ -340,7 +340,7 @@ impl Rehearsal {
     }
 }
 
-/// The parameters of a model, whose memory is counted elsewhere. Those of blocks and tables count what would be read from a file.
+/// The parameters of a model, whose memory is counted elsewhere. Those of blocks and tables count the bytes that are read from a file.
 fn parameters(specs: &[ParameterSpec], dtype: DType, ledger: &Ledger) -> Vec<Parameter<Counted>> {
     let parameter = |spec: &ParameterSpec| {
         let (shape, dtype) = (spec.tensor_shape(), spec.dtype(dtype));
@@ -353,7 +353,7 @@ fn parameters(specs: &[ParameterSpec], dtype: DType, ledger: &Ledger) -> Vec<Par
     specs.iter().map(parameter).collect()
 }
 
-/// The copies of weights that products would cast, counted elsewhere.
+/// The copies of weights that products would cast. Their memory is counted elsewhere.
 fn copies(config: &Config, specs: &[ParameterSpec], precisions: &Precisions, ledger: &Ledger) -> Vec<Option<Counted>> {
     let copy = |spec: &ParameterSpec| {
         spec.takes_copy(precisions.parameters, config).then(|| ledger.beside(&spec.tensor_shape(), DType::BF16))
@@ -375,7 +375,7 @@ pub(super) fn batch(ledger: &Ledger, shape: Shape) -> MicroBatch<Counted> {
     }
 }
 
-/// For each block of a stack, the first that has the same parameters and of which the same are trained.
+/// For each block of a stack, the first block that has and trains the same parameters.
 fn alike(specs: &[ParameterSpec], trains: &[bool], blocks: usize, decoder: bool) -> Vec<usize> {
     // Backward of block 0 ends with the table of positions.
     let mut masks: Vec<Vec<(bool, &str, &[usize])>> =
@@ -386,7 +386,7 @@ fn alike(specs: &[ParameterSpec], trains: &[bool], blocks: usize, decoder: bool)
             Part::Decoder { block } if decoder => block,
             _ => continue,
         };
-        // Adapters may be in some blocks only, and of other ranks.
+        // Adapters may be in some blocks only, and of different ranks.
         let name = spec.name.splitn(4, '.').last().unwrap_or_default();
         masks[block].push((*trains, name, &spec.shape));
     }

@@ -1,4 +1,4 @@
-//! A step's events added up, from the rehearsals of its units.
+//! The sum of a step's events, from the rehearsals of its units.
 
 use std::rc::Rc;
 
@@ -16,15 +16,15 @@ use crate::parameters::{ParameterSpec, Part};
 use crate::step::reach::Keep;
 use crate::step::schedule::{Backward, Event, Outline, Stage, Then, ToEmbedding, Unit};
 
-/// Shape and bytes of an accumulator: one that was put aside serves another of its kind.
+/// Shape and bytes of an accumulator. An accumulator that was put aside is used again for another of the same kind.
 type Kind<'a> = (&'a [usize], u64);
 
-/// The state of a count in the middle of a step.
+/// The state of a count while it goes through a step.
 pub(super) struct Tally<'a> {
     counter: &'a Counter,
     /// One micro-batch.
     micro: Shape,
-    /// The other micro-batches of an event for all: how many as large, and what is left.
+    /// Where an event is for all micro-batches: the number of full ones, and the shape of a smaller last one.
     full: u64,
     rest: Option<Shape>,
     levers: &'a Levers,
@@ -45,9 +45,9 @@ pub(super) struct Tally<'a> {
     paged_in: u64,
     calls: Calls,
     spare: Vec<Kind<'a>>,
-    /// What each unit saves: in memory or in a file.
+    /// How each unit saves its activations, and whether in memory.
     places: Vec<(Unit, Keep, bool)>,
-    /// Of the backward pass that goes on.
+    /// The state of the current backward pass.
     keeps_dz: bool,
     wants_source: bool,
     is_first: bool,
@@ -55,15 +55,15 @@ pub(super) struct Tally<'a> {
     /// Gradients of first activations that wait in memory, and parts whose gradients wait in a file.
     entering: u64,
     waiting: Vec<Part>,
-    /// Whether the weights of the current part come one by one, or by rows. The cost of each scene then has the bytes that are in memory.
+    /// Whether the weights of the current part are read matrix by matrix, or by rows. Each scene's cost then has the bytes in memory.
     come_apart: bool,
     head_comes_apart: bool,
-    /// Weights of the next part, on their way from other processes or to a device.
+    /// Bytes of the next part's weights, while they are fetched from other processes or to a device.
     fetched: u64,
-    /// Saved activations of the micro-batch before, and gradients, that are on their way from a device.
+    /// Bytes that are being copied from a device: saved activations of the micro-batch before, and gradients.
     leaving: u64,
     leaving_gradients: u64,
-    /// Every moment, where they are asked for.
+    /// Every moment, for a timeline.
     noted: Option<Noted>,
 }
 
@@ -91,7 +91,7 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// The same from moment to moment, the head with its chunk of logits.
+    /// The moments of a step. That of the head includes its chunk of logits.
     pub fn timeline(counter: &'a Counter, outline: Outline, batch: Shape, levers: &'a Levers) -> Noted {
         Tally::through(counter, outline, batch, levers, Some(Noted::default())).noted.unwrap_or_default()
     }
@@ -155,7 +155,7 @@ impl<'a> Tally<'a> {
         }
         if levers.layer_major.is_none() {
             tally.passes = std::mem::take(&mut tally.peak);
-            // When the last micro-batch is through, gradients are measured and applied.
+            // After the last micro-batch, gradients are measured and applied.
             for stage in [Stage::Measure, Stage::Apply] {
                 tally.hands_over(None, stage);
             }
@@ -214,7 +214,7 @@ impl<'a> Tally<'a> {
                     self.live.gradients += self.sums() * self.gradients_of(self.table(Part::LmHead));
                 }
                 self.saved = self.live.activations;
-                // The gradient takes the place of the output; the loss is added where the chunk is known.
+                // The gradient takes the place of the output; `at_head` adds the loss, whose chunk is not known here.
                 let leaving = std::mem::take(&mut self.leaving);
                 self.head = Live { workspace: self.live.workspace + leaving, ..self.live };
                 self.head_comes_apart = self.come_apart;
@@ -236,7 +236,7 @@ impl<'a> Tally<'a> {
             Event::Backward(way) => self.backward(way),
             &Event::HandOver { part: Some(part), stage, then } => {
                 if stage == Stage::Apply && self.levers.has_weights_on_disk() && self.live.weights == 0 {
-                    // Those of the part were let go of while its gradients were summed.
+                    // The part's weights were released while its gradients were summed.
                     self.live.weights = self.largest_changed(std::iter::once(part));
                     self.moment(0);
                     self.live.weights = 0;
@@ -273,7 +273,7 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// Notes a moment at which this much is held beside what is alive.
+    /// Notes a moment at which `workspace` bytes are held beside those that are alive.
     fn moment(&mut self, workspace: u64) {
         let now = Live { workspace: self.live.workspace + workspace, ..self.live };
         if let Some(noted) = &mut self.noted {
@@ -284,7 +284,7 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// Calls `f` while so much is held beside what is alive.
+    /// Calls `f` while `bytes` more are held.
     fn beside<R>(&mut self, bytes: u64, f: impl FnOnce(&mut Self) -> R) -> R {
         self.live.workspace += bytes;
         let result = f(self);
@@ -292,7 +292,7 @@ impl<'a> Tally<'a> {
         result
     }
 
-    /// Adds what a micro-batch reads of a unit's weights.
+    /// Adds the bytes of a unit's weights that a micro-batch reads.
     fn reads(&mut self, unit: Unit, scene: Scene) {
         if self.levers.has_weights_by_matrix() && self.weights.of(unit.part()) > 0 {
             self.paged_in += self.counter.rehearsal_of(self.levers).cost(self.micro, scene).paged_in;
@@ -304,7 +304,7 @@ impl<'a> Tally<'a> {
         self.counter.rehearsal_of(self.levers).cost(self.micro, scene).saved
     }
 
-    /// The same of a unit whose saved activations lie in a file; nothing of others.
+    /// As [`Tally::saved_by`], for a unit whose saved activations lie in a file. Other units count 0.
     fn saved_in_file(&self, unit: Unit) -> u64 {
         let place = self.places.iter().find(|(other, _, in_memory)| *other == unit && !in_memory);
         let scene = |keep| Scene::Forward { unit: self.counter.rehearsal_of(self.levers).like(unit), keep };
@@ -316,8 +316,8 @@ impl<'a> Tally<'a> {
         self.full + u64::from(self.rest.is_some()) > 1
     }
 
-    /// All micro-batches through an event, one after the other, where each leaves behind `from_files` bytes more than the
-    /// scene does. Returns the sum of these.
+    /// Takes all micro-batches through an event, one after the other. Each leaves behind `from_files` bytes more than the
+    /// scene does. Returns the sum of these bytes.
     fn all_through(&mut self, scene: Scene, from_files: impl Fn(Shape, &Cost) -> i64) -> i64 {
         let rehearsal = self.counter.rehearsal_of(self.levers);
         let left = |shape: Shape| {
@@ -334,7 +334,7 @@ impl<'a> Tally<'a> {
         let total = one * full + rest;
         self.packed = self.packed.max(cost.packed);
         self.on_host = self.on_host.max(cost.on_host);
-        // The most is held by the last where each leaves something behind, and by the first where each frees something.
+        // If each micro-batch leaves something behind, the last holds most; if each frees something, the first does.
         let before = self.live.activations;
         self.live.activations = before.checked_add_signed((total - one).max(0)).expect("bytes of a step");
         let weights = self.live.weights;
@@ -345,7 +345,7 @@ impl<'a> Tally<'a> {
         one_from_files * full + rest_from_files
     }
 
-    /// Adds these requests of each micro-batch.
+    /// Adds these requests for each micro-batch.
     fn asks(&mut self, calls: Calls) {
         self.calls = self.calls + calls * (self.full + u64::from(self.rest.is_some()));
     }
@@ -357,7 +357,7 @@ impl<'a> Tally<'a> {
         self.add_gradients(unit.part());
         let is_block = matches!(unit, Unit::Block { .. });
         if to_embedding == ToEmbedding::Now && !std::mem::replace(&mut self.has_embedding, true) {
-            // A tied head has begun it already.
+            // A tied head has begun this gradient already.
             if self.table(Part::LmHead) != Part::Shared && self.levers.layer_major.is_some() {
                 self.live.gradients += self.gradients_of(Part::Shared);
             }
@@ -385,7 +385,7 @@ impl<'a> Tally<'a> {
             true => 0,
             false => rehearsal.cost(shape, Scene::Forward { unit: scene.unit, keep }).saved,
         };
-        // From a file: the unit's activations, and those of its next micro-batch or of the next unit: all, or the first tensor.
+        // Bytes from a file: the unit's activations, and all or the first tensor of those of its next micro-batch or of the next unit.
         let following = next.map(|(next, _)| next).into_iter().chain(self.has_more().then_some(unit));
         let from_file = match self.levers.copies_overlap() {
             true => saved(self.micro) + following.map(|unit| self.saved_in_file(unit)).max().unwrap_or(0),
@@ -395,7 +395,7 @@ impl<'a> Tally<'a> {
                 saved(self.micro) + self.read_ahead(firsts.max().unwrap_or(0))
             }
         };
-        // The activations that a file gave were not alive before.
+        // Activations that were read from a file were not alive before.
         let through =
             |tally: &mut Self| tally.all_through(Scene::Backward(scene), |shape, _| saved(shape).cast_signed());
         let read = self.beside(from_file, through);
@@ -408,12 +408,12 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// The gradient of a stack's first activations, for the whole batch.
+    /// Counts the gradient of a stack's first activations, for the whole batch, while it waits for the embedding.
     fn wait_for_embedding(&mut self, decoder: bool) {
         self.asks(self.counter.rehearsal_of(self.levers).cost(self.micro, Scene::Enter { decoder }).calls);
         let rest = self.rest.map_or(0, |rest| self.between_units(decoder, rest));
         let bytes = self.between_units(decoder, self.micro) * self.full + rest;
-        // It is what the unit has passed on.
+        // This is the gradient that the unit has passed on.
         if self.levers.layer_major.is_some_and(|layers| layers.boundaries_on_disk) {
             self.live.activations -= bytes;
             self.write(bytes);
@@ -423,7 +423,7 @@ impl<'a> Tally<'a> {
     }
 
     fn add_gradients(&mut self, part: Part) {
-        // Micro-batch-major all of them stay from step to step, and are counted apart.
+        // Micro-batch-major, all gradients stay from step to step, and are counted apart.
         if self.levers.layer_major.is_none() {
             return;
         }
@@ -447,7 +447,7 @@ impl<'a> Tally<'a> {
         self.write(bytes);
     }
 
-    /// What whoever trains holds meanwhile.
+    /// Notes a moment at which the trainer holds memory for gradients that are handed over.
     fn hands_over(&mut self, part: Option<Part>, stage: Stage) {
         let bytes = self.counter.handed_over.bytes(part, stage);
         if bytes > 0 {
@@ -458,7 +458,7 @@ impl<'a> Tally<'a> {
     fn hand_over(&mut self, part: Part, then: Then) {
         let counter = self.counter;
         let dropped = || counter.trained.dropped_of(part);
-        // Sums of other shards were added to the first.
+        // The sums of other shards were added to the first.
         for spec in counter.trained.of(part).iter().flat_map(|spec| std::iter::repeat_n(spec, counter.sums - 1)) {
             self.spare.push((spec.shape.as_slice(), self.bytes_of(spec)));
         }
@@ -486,7 +486,7 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// The tables come back, and the gradients that waited for them are added.
+    /// The tables' gradients are read back, and the gradients that waited for them are added.
     fn enter_embedding(&mut self) {
         self.live.gradients -= std::mem::take(&mut self.leaving_gradients);
         let is_on_disk = self.levers.layer_major.is_some_and(|layers| layers.gradients_on_disk);
@@ -502,7 +502,7 @@ impl<'a> Tally<'a> {
         if enters.contains(&true) && (head != Part::Shared || !is_on_disk) {
             self.live.gradients += self.sums() * self.gradients_of(Part::Shared);
         }
-        // One that enters, and the next that is read.
+        // The gradient that is added, and the next, which is being read.
         let costs = [false, true].map(|decoder| {
             if !enters[usize::from(decoder)] {
                 return 0;
@@ -515,7 +515,7 @@ impl<'a> Tally<'a> {
         self.live.activations -= std::mem::take(&mut self.entering);
     }
 
-    /// Of so many bytes that are read ahead from files, those that lie with other tensors: beside a device they are on the host.
+    /// Bytes read ahead from files, as far as they lie with the other tensors: none for a device, where they are on the host.
     fn read_ahead(&self, bytes: u64) -> u64 {
         if self.counter.rehearsal_of(self.levers).ledger().is_on_device() { 0 } else { bytes }
     }
@@ -527,8 +527,8 @@ impl<'a> Tally<'a> {
         (shape.samples * tokens) as u64 * (config.d_model * precisions.activations.size_in_bytes()) as u64
     }
 
-    /// One gradient that waited after the other, and the next being read. To a device the next comes with its weight, where copies go
-    /// beside what is computed.
+    /// Gradients that waited are applied one after the other, while the next is read. Where copies overlap with computation, the next is
+    /// copied to the device with its weight.
     fn read_back(&mut self) {
         let at_once = self.changed_at_once();
         let specs = || self.waiting.iter().flat_map(|part| self.counter.trained.of(*part));
@@ -542,7 +542,7 @@ impl<'a> Tally<'a> {
         self.live.weights = 0;
     }
 
-    /// The gradients that are left, one after the other. A weight of a block comes while the one before is changed.
+    /// The remaining gradients are applied one after the other. In blocks, a weight is fetched while the one before is changed.
     fn update_the_rest(&mut self) {
         if !self.counter.pages_weights(self.levers) {
             return;
@@ -555,18 +555,18 @@ impl<'a> Tally<'a> {
         self.live.weights = 0;
     }
 
-    /// Weights of blocks that an update has on a device at a time.
+    /// The number of blocks' weights that an update has on a device at a time.
     fn changed_at_once(&self) -> u64 {
         if self.levers.copies_overlap() { 2 } else { 1 }
     }
 
-    /// The bytes of the largest weight of the parts that are trained: it is in memory while it is changed.
+    /// The bytes of the largest weight of the trained ones among these parts: it is in memory while it is changed.
     fn largest_changed(&self, parts: impl Iterator<Item = Part>) -> u64 {
         let is_changed = |part: &Part| self.weights.written_of(*part, &self.counter.trained) > 0;
         self.weights.largest_of(parts.filter(is_changed))
     }
 
-    /// Sums of a gradient that exist at a time.
+    /// The number of sums of a gradient that exist at a time.
     fn sums(&self) -> u64 {
         self.counter.sums as u64
     }
@@ -585,7 +585,7 @@ impl<'a> Tally<'a> {
         spec.gradient_bytes(self.counter.precisions.gradients)
     }
 
-    /// Of a part's weights, those that are resident while it is worked on, where they lie in a file.
+    /// The bytes of a part's weights that are resident while the part is in use, if they lie in a file.
     fn weights_of(&self, part: Part) -> u64 {
         if self.counter.pages_weights(self.levers) { self.weights.at_once(part) } else { 0 }
     }

@@ -1,4 +1,4 @@
-//! A tally beside the whole step: carried out on counted tensors, and on real ones.
+//! A tally compared with the whole step: on counted tensors, and on real ones.
 
 use candle_core::{DType, Tensor};
 
@@ -35,7 +35,7 @@ fn gated_untied() -> Config {
     config
 }
 
-/// Ways through a step, each with a number of blocks to be computed again.
+/// Ways through a step, each with a number of blocks that are recomputed.
 fn ways() -> Vec<(usize, Option<LayerMajor>)> {
     let layers = [
         LayerMajor::PLAIN,
@@ -48,14 +48,14 @@ fn ways() -> Vec<(usize, Option<LayerMajor>)> {
         LayerMajor { boundaries_on_disk: true, gradients_on_disk: true, blocks_in_memory: 2, ..LayerMajor::PLAIN },
     ];
     let plain = [0, 1, 4, 9].map(|recompute_blocks| (recompute_blocks, None));
-    // Copies that go beside what is computed have memory of their own.
+    // Copies that overlap with computation have memory of their own.
     let beside = layers.iter().filter(|layers| layers.boundaries_on_disk || layers.gradients_on_disk);
     let beside: Vec<LayerMajor> = beside.map(|layers| LayerMajor { copies_overlap: true, ..*layers }).collect();
     let by_layer = layers.iter().chain(&beside).flat_map(|layers| [0, 2, 99].map(|blocks| (blocks, Some(*layers))));
     plain.into_iter().chain(by_layer).collect()
 }
 
-/// The same for one of several processes: a block on its way may have memory of its own.
+/// The same ways for one of several processes, where weights that are being fetched may have memory of their own.
 fn ways_among() -> Vec<(usize, Option<LayerMajor>)> {
     let overlaps = |(blocks, layers): (usize, Option<LayerMajor>)| {
         (blocks, layers.map(|layers| LayerMajor { overlaps: true, ..layers }))
@@ -71,7 +71,7 @@ const TRAINED: [Trains; 5] = [
     &|part| matches!(part, Part::DecoderNorm),
 ];
 
-/// Changes parameters as [`T5::change`] does: those in a file as copies. Of some, other processes hold the gradients.
+/// Changes parameters as [`T5::change`] does; those in a file by way of a copy. Other processes hold the gradients of some.
 struct Changes<'a>(&'a [Parameter<Counted>], Held<'a>, OwnShards);
 
 /// Whether this process holds the gradient of a parameter of this name.
@@ -102,7 +102,7 @@ impl Observer<Counted, Error> for Changes<'_> {
     }
 }
 
-/// The whole step on counted tensors: the peak without what threads keep, and bytes written.
+/// The whole step on counted tensors: the peak without operands that threads keep, and bytes written.
 fn rehearse(
     config: &Config,
     precisions: Precisions,
@@ -119,11 +119,11 @@ fn rehearse(
 struct Rehearsed {
     peak: u64,
     written: u64,
-    /// Weights that were asked for where they lie in a file.
+    /// Bytes of weights that were asked for, where they lie in a file.
     paged_in: u64,
 }
 
-/// The same by one of several processes, with so many shards of as many micro-batches each.
+/// The whole step by one of several processes, with `shards` shards of equally many micro-batches.
 fn rehearse_among(
     config: &Config,
     precisions: Precisions,
@@ -154,13 +154,13 @@ fn rehearse_among(
         levers.layer_major.is_some_and(|layers| layers.weights_by_matrix),
     )
     .unwrap();
-    // Of a model with an adapter whose base stays in its files, nothing else trains.
+    // In a model with an adapter whose base stays in its files, only the adapter trains.
     let base = config.lora.as_ref().filter(|_| levers.has_weights_on_disk());
     let is_trained = |name: &str, part| trains(part) && base.is_none_or(|lora| lora.trains(name));
     let mut grads =
         Gradients::new(&parameters, precisions.gradients, &|parameter| is_trained(&parameter.name, parameter.part));
     if levers.layer_major.is_none() {
-        // Micro-batch-major they are there from the step before.
+        // Micro-batch-major, the accumulators exist from the step before.
         for (index, parameter) in parameters.iter().enumerate() {
             grads
                 .accumulator(&Weight {
@@ -240,7 +240,7 @@ fn a_tally_is_a_close_upper_bound_of_the_whole_step_on_counted_tensors() {
                             let what = format!("{levers:?} {shape:?} {precisions:?} {count:?}");
                             assert_eq!(counter.written(shape, &levers), written, "{what}");
                             assert!(peak <= counted, "{peak} rehearsed, {counted} counted: {what}");
-                            // A unit's accumulators are counted as if all were there from its beginning.
+                            // A unit's accumulators are counted as if all existed from its beginning.
                             let slack = 0.12 * counted as f64;
                             assert!((counted - peak) as f64 <= slack, "{peak} rehearsed, {counted} counted: {what}");
                         }
@@ -289,7 +289,7 @@ fn the_sums_of_several_shards_are_counted_layer_by_layer() {
     let precisions = Precisions { parameters: DType::F32, activations: DType::F32, gradients: DType::F32 };
     let shape = Shape { samples: 8, source_tokens: 6, target_tokens: 5 };
     for config in [relu(), gated_untied()] {
-        // Of 4 shards, three sums exist while the fourth is computed but for the half that is added up.
+        // While the fourth of 4 shards is computed, three sums exist, because the first two shards were added up.
         for (shards, sums) in [(2, 2), (4, 3)] {
             let counter = Counter::new(&config, precisions, 0.1, &|_| true).unwrap().with_sums(sums).with_others();
             for (recompute_blocks, layer_major) in ways_among() {
@@ -352,7 +352,7 @@ fn weights_of_a_base_are_counted_where_they_are_and_as_often_as_they_are_read() 
         let (mut before, of_all) =
             (u64::MAX, counter.weights_on_disk(&Levers::default()).of(Part::Decoder { block: 0 }));
         for weight_blocks_in_memory in [0, 1, 2, 4, 5] {
-            // Twice, or a third time for those gradients that are computed again.
+            // Weights are read twice, or three times where gradients are computed again.
             for (kept_gradient_blocks, gradients_on_disk) in [(0, true), (99, false), (0, false), (3, false)] {
                 let layers = LayerMajor { kept_gradient_blocks, gradients_on_disk, ..LayerMajor::PLAIN };
                 let layer_major = Some(LayerMajor { weights_on_disk: true, weight_blocks_in_memory, ..layers });
@@ -377,7 +377,7 @@ fn weights_of_a_base_are_counted_where_they_are_and_as_often_as_they_are_read() 
                 }
             }
         }
-        // The head alone.
+        // The head's table alone.
         let table = 32_128 * 512 * 4;
         assert!(before >= table && before < table + of_all, "{before}");
     }
@@ -410,7 +410,7 @@ fn weights_of_a_base_that_come_one_by_one_are_read_for_each_micro_batch_and_hold
                 let Rehearsed { peak, paged_in, .. } =
                     rehearse_among(&config, precisions, 0.1, of_step, shape, &matrix);
                 let read = counter.weights_read(shape, &matrix);
-                // The table comes by rows too, so nothing is read independently of micro-batches.
+                // The table is read by rows too, so nothing is read independently of micro-batches.
                 assert_eq!((read.trained, read.frozen), (0, 0));
                 assert_eq!(read.in_micro_batches(4 / micro_batch_samples), paged_in, "{matrix:?}");
                 let count = counter.step(shape, &matrix);
@@ -446,7 +446,7 @@ fn fewer_saved_activations_hold_less_and_every_lever_saves() {
     let decoder = Counter::new(&config, precisions, 0.1, &|spec| spec.part.is_decoder()).unwrap();
     assert_eq!(decoder.blocks(), 6);
     let by_layer = |layers: LayerMajor| counter.step(shape, &levers(99, Some(layers))).total();
-    // Where every block keeps its gradient there is no second pass, and nothing is held for it.
+    // Where every block keeps its gradient, there is no second pass and nothing is held for it.
     let by_kept: Vec<u64> = (0..12)
         .map(|kept_gradient_blocks| by_layer(LayerMajor { kept_gradient_blocks, ..LayerMajor::PLAIN }))
         .collect();
@@ -461,7 +461,7 @@ fn a_pass_takes_about_three_multiply_adds_a_token_for_each_weight_it_goes_throug
     let shape = Shape { samples: 2, source_tokens: 16, target_tokens: 16 };
     let all = Counter::new(&config, precisions, 0.1, &|_| true).unwrap().arithmetic(shape);
     let weights = ParameterSpec::elements_of_all(&config);
-    // The table is a weight of the decoder's tokens only; cross-attention goes through half of its for the source.
+    // The table is a weight of the decoder's tokens only; half of cross-attention's weights are used for the source's tokens.
     let encoder = 6.0 * (4.0 * 512.0 * 512.0 + 2.0 * 512.0 * 2048.0);
     let decoder = weights as f64 - encoder;
     let expected = 3.0 * 32.0 * (encoder + decoder);
@@ -470,7 +470,7 @@ fn a_pass_takes_about_three_multiply_adds_a_token_for_each_weight_it_goes_throug
     let decoder = Counter::new(&config, precisions, 0.1, &|spec| spec.part.is_decoder()).unwrap().arithmetic(shape);
     let of = |blocks: &[BlockArithmetic]| blocks.iter().map(|block| block.backward).sum::<f64>();
     assert!((all.training - of(&all.blocks) + of(&decoder.blocks) - decoder.training).abs() < 1.0);
-    // A frozen encoder needs no gradient of the source. The trained norm of the first block still needs that of its products' input.
+    // A frozen encoder needs no gradient of the source. The first block's trained norm still needs its products' input gradient.
     let to_source = of(&all.blocks[6..]) - of(&decoder.blocks);
     assert!((to_source - 6.0 * 2.0 * 32.0 * 512.0 * 512.0).abs() < 1.0, "{to_source}");
 }
@@ -486,7 +486,7 @@ fn the_narrow_product_of_an_adapter_is_not_computed_again_for_backward() {
     };
     // Widths of inputs and outputs of a block's layers. Three products go with each: forward, for the input, for the weight.
     let (encoder, decoder) = (4.0 * 1024.0 + 2.0 * 2560.0, 8.0 * 1024.0 + 2.0 * 2560.0);
-    // But not for the input of the first blocks.
+    // The first blocks need no product for their input.
     let of_a_token = 3.0 * (3.0 * encoder + 2.0 * decoder) - 2.0 * 3.0 * 512.0;
     let more = training(24) - training(16);
     assert!((more - 8.0 * 32.0 * of_a_token).abs() < 1.0, "{more} and {of_a_token}");
@@ -503,22 +503,22 @@ fn below_the_lowest_adapter_backward_computes_nothing() {
         let counter = Counter::new(&config, precisions, 0.1, &|spec| spec.is_of_adapter()).unwrap();
         counter.arithmetic(shape).blocks.iter().map(|block| block.backward).collect()
     };
-    // The first block needs no gradient of its input, which q, k and v each compute by their weight and by A.
+    // The first block needs no gradient of its input. Each of q, k and v computes that gradient by its weight and by A.
     let all = backward(&[]);
     let input = 32.0 * 512.0 * (512.0 + 16.0);
     for first in [0, 3] {
         assert!((all[first + 1] - all[first] - 3.0 * input).abs() < 1.0, "{all:?}");
     }
-    // Backward computes nothing of the encoder, and no self-attention below the lowest adapter.
+    // Backward computes nothing in the encoder, and no self-attention below the lowest adapter.
     let of_decoder = backward(&["EncDecAttention.q"]);
     assert_eq!(of_decoder.len(), 2);
     assert!(of_decoder[1] - of_decoder[0] > 4.0 * 32.0 * 512.0 * 512.0, "{of_decoder:?}");
-    // Below an adapter of the output projection alone, backward computes no gradients of scores and of the products before them.
+    // Below an adapter of the output projection alone, backward computes no gradients of scores or of the products before them.
     let [output, query] = ["SelfAttention.o", "SelfAttention.q"].map(|name| backward(&[name]));
     assert!(query[0] - output[0] > 32.0 * 512.0 * 512.0, "{output:?} {query:?}");
 }
 
-/// Saved activations of a real forward pass, beside those that are counted.
+/// Compares the saved activations of a real forward pass with the counted ones.
 #[test]
 fn real_activations_take_the_bytes_that_were_counted() {
     let shapes = [(1, 6, 4), (2, 7, 5), (3, 4, 9)];
@@ -582,7 +582,7 @@ fn the_largest_moment_of_a_timeline_is_the_step() {
                 let moments = counter.timeline(shape, &levers);
                 let largest = moments.iter().map(|moment| moment.held.total()).max();
                 assert_eq!(largest, Some(step.total() - step.packed), "{levers:?}");
-                // Layer-major, the rows are those of the peak, where the loss may be over.
+                // Layer-major, the rows are those of the peak, where the loss may have ended.
                 let micro = Shape { samples, ..shape };
                 let loss = counter.rehearsal.head(micro, levers.loss_chunk_rows).loss;
                 let head = moments.iter().find(|moment| moment.pass == "loss").unwrap();

@@ -1,43 +1,43 @@
-//! A step from moment to moment: the most that is held while each of its events goes on.
+//! A step from moment to moment: the most bytes that are held during each of its events.
 
 use super::StepCount;
 use super::live::Live;
 use crate::step::schedule::{Event, Stage, Then, Unit};
 
-/// The most that is held during one event.
+/// The most bytes that are held during one event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// The part of the step: `encoder`, `loss`, `decoder backward`, `update`.
     pub pass: &'static str,
     /// The event within it: `block 3`, `embedding`, `norm`.
     pub what: String,
-    /// The bytes, as [`super::Counter::step`] counts them; saved activations and workspace as they are at this moment.
+    /// The bytes, in the rows of [`super::Counter::step`]. Saved activations and workspace are those of this moment.
     pub held: StepCount,
 }
 
-/// What a tally notes for a timeline.
+/// The notes of a tally for a timeline.
 #[derive(Debug, Default)]
 pub(super) struct Noted {
-    /// The most of the event that goes on.
+    /// The largest moment of the current event.
     most: Live,
     begun: usize,
     moments: Vec<(&'static str, String, Live)>,
 }
 
 impl Noted {
-    /// An event begins, with so much held.
+    /// Begins an event at which `live` is held.
     pub fn begin(&mut self, live: Live) {
         self.most = live;
     }
 
-    /// A moment of the event that goes on.
+    /// Notes a moment of the current event.
     pub fn moment(&mut self, now: Live) {
         if now.total() > self.most.total() {
             self.most = now;
         }
     }
 
-    /// The moments, with the weights that always are in memory where the others lie in a file.
+    /// The moments. `always`: the bytes of weights that are always in memory, where the others lie in a file.
     pub fn moments(self, always: Option<u64>) -> Vec<Moment> {
         let held = |live: Live| {
             let Live { weights, activations, gradients, loss, workspace } = live;
@@ -47,7 +47,7 @@ impl Noted {
         self.moments.into_iter().map(|(pass, what, live)| Moment { pass, what, held: held(live) }).collect()
     }
 
-    /// The event is over. One that computes nothing is no moment of its own.
+    /// Ends the event. An event that computes nothing adds no moment.
     pub fn end(&mut self, event: &Event) {
         self.begun += usize::from(matches!(event, Event::Begin { .. }));
         if let Some((pass, what)) = words(event, self.begun) {
@@ -56,7 +56,7 @@ impl Noted {
     }
 }
 
-/// The part of a step that an event belongs to, and its own name. `begun` backward passes have begun.
+/// The part of the step that an event belongs to, and the event's name. `begun` is the number of backward passes that have begun.
 fn words(event: &Event, begun: usize) -> Option<(&'static str, String)> {
     let of_unit = |unit: Unit| match unit {
         Unit::Norm { .. } => "norm".to_owned(),

@@ -29,14 +29,14 @@ pub(crate) struct Kind {
     dropouts: [u64; 2],
     recompute_blocks: usize,
     events: usize,
-    /// Whether nothing has been added to each parameter's gradient.
+    /// For each parameter, whether nothing has been added to its gradient.
     empty: Vec<bool>,
 }
 
-/// Recorded micro-batches. On the host, a recorded one leaves which gradients are empty after it.
+/// Recorded micro-batches. For each recording, the host remembers which gradients are empty after it.
 pub(crate) type MicroBatches = RefCell<Rounds<Kind, Vec<bool>>>;
 
-/// A micro-batch on its way forward and backward, with all that its kind depends on.
+/// A micro-batch that goes forward and backward, with everything that its kind depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Round<'r, T> {
     batch: &'r MicroBatch<T>,
@@ -123,7 +123,7 @@ pub(super) struct Span {
     pub(super) events: usize,
 }
 
-/// The span of the micro-batch with which these events begin, if no other event comes between its own.
+/// The span of the micro-batch whose events come first, if no other event lies between them.
 pub(super) fn span(events: &[Event]) -> Option<Span> {
     let Some(Event::Embed { decoder: false, of }) = events.first() else { return None };
     let goes_up = |event: &Event| match event {
@@ -144,7 +144,7 @@ pub(super) fn span(events: &[Event]) -> Option<Span> {
 }
 
 impl<T: Ops> Step<'_, T> {
-    /// Carries out the events of a micro-batch in phases, or event by event. Returns false where the observer has interrupted it.
+    /// Carries out the events of a micro-batch, in phases or event by event. Returns false where the observer interrupted it.
     pub(super) fn go_round<E: From<Error>>(
         &mut self,
         repeats: &dyn Repeats<T>,
@@ -153,7 +153,7 @@ impl<T: Ops> Step<'_, T> {
         observer: &mut dyn Observer<T, E>,
     ) -> Result<bool, E> {
         let (batch, cx, parameters) = (&self.batches[span.micro_batch], &self.cx, self.parameters);
-        // A round's own memory serves others when the round is over, and gradients outlive it.
+        // A round's own memory is used for other tensors after the round, and gradients outlive the round.
         gradients.provide(parameters)?;
         if !repeats.begin(&Round { batch, cx, parameters, gradients, events: events.len() })? {
             return self.carry_out_each(events, gradients, observer);
@@ -188,7 +188,7 @@ impl<T: Ops> Step<'_, T> {
         if observer.interrupted() {
             return Ok(false);
         }
-        // Backward may have to run twice only while it is recorded.
+        // Backward may have to run twice, but only while it is recorded.
         let before = repeats.is_recorded_now().then(|| gradients.are_empty());
         let (mut dz, mut is_undone) = (dz, false);
         self.slots[i].dz = dz.clone();
@@ -200,11 +200,11 @@ impl<T: Ops> Step<'_, T> {
                 return Ok(());
             }
             if is_undone {
-                // Whatever backward cannot be recorded for may read tensors without being seen. So recorded launches of forward may have
-                // used their memory again, and forward runs once more.
+                // An operation of backward that cannot be recorded may read tensors without being seen. Recorded launches of forward may
+                // therefore have used their memory again, so forward runs once more.
                 self.compute(up, gradients)?;
                 self.slots[i].x = None;
-                // A tensor of its own, so that the arena is given back.
+                // A tensor outside the arena, so that the arena can be given back.
                 self.slots[i].dz = dz.take().map(|dz| dz.copied()).transpose()?;
             }
             self.compute(down, gradients)
@@ -216,7 +216,7 @@ impl<T: Ops> Step<'_, T> {
         Ok(true)
     }
 
-    /// Carries out events of forward or backward. Nothing interrupts them: a graph has all of them.
+    /// Carries out events of forward or backward. They are not interrupted, as a graph has all of them.
     fn compute(&mut self, events: &[Event], gradients: &mut Gradients<T>) -> Result<()> {
         self.carry_out_each(events, gradients, &mut Interrupts(&|| false)).map(|_| ())
     }

@@ -1,4 +1,4 @@
-//! Gradients that are complete: summed over shards and processes, handed over, and put where they wait.
+//! Complete gradients: summed over shards and processes, handed over, and kept where they wait.
 
 use super::{Entering, Step, indices};
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ impl<T: Ops> Step<'_, T> {
         grads: &mut Gradients<T>,
         observer: &mut dyn Observer<T, E>,
     ) -> Result<(), E> {
-        // What is handed over for good at the end was summed when it was measured.
+        // A gradient that is applied at the end was summed when it was measured.
         let is_new = stage == Stage::Measure || part.is_some();
         let is_summed = is_new && !observer.shards().is_empty();
         let mut aside = Vec::new();
@@ -47,7 +47,7 @@ impl<T: Ops> Step<'_, T> {
                         let stored = is_held.then(|| files.put(gradient.clone())).transpose()?;
                         self.waiting.push((index, stored));
                     }
-                    // On its way to the host it keeps its memory, which serves no other meanwhile.
+                    // While a gradient is copied to the host, its memory is not used for another gradient.
                     match self.copies_overlap {
                         true => drop(grads.take(index)),
                         false => aside.push(index),
@@ -57,12 +57,12 @@ impl<T: Ops> Step<'_, T> {
             }
         }
         observer.handed_over()?;
-        // The observer may look at all of them until now: none is another parameter's before.
+        // The observer may look at all gradients until here, so no accumulator is reused for another parameter earlier.
         aside.into_iter().for_each(|index| grads.put_aside(index));
         Ok(())
     }
 
-    /// Begins to sum a gradient over all shards, unless it is on its way.
+    /// Begins to sum a gradient over all shards, unless that sum has begun.
     pub(super) fn begin_sum<E: From<Error>>(
         &mut self,
         index: usize,
@@ -129,14 +129,14 @@ impl<T: Ops> Step<'_, T> {
             };
             let gradient = files.get(stored, waiting.peek().and_then(|(_, next)| next.as_ref()))?;
             observer.apply(index, &gradient)?;
-            // They come back one by one, and no two are in memory for longer than it takes to read one ahead.
+            // Gradients are read one by one. Two are in memory only while the next is read ahead.
             observer.handed_over()?;
         }
         Ok(())
     }
 
-    /// Where copies go beside what is computed: a gradient that is read back next begins to come, and its parameter with it. Both are on
-    /// their way while the parameter before is changed and goes home.
+    /// Where copies overlap with computation, begins to fetch the gradient that is read back next, and its parameter. Both are copied while
+    /// the parameter before is changed and returned.
     fn fetch_to_change(&mut self, next: Option<&(usize, Option<Stored<T>>)>) -> Result<()> {
         let (Some(files), Some((index, Some(stored)))) = (&mut self.gradients, next) else { return Ok(()) };
         if !self.copies_overlap {
@@ -147,7 +147,7 @@ impl<T: Ops> Step<'_, T> {
         self.network.fetch_to_change(*index, &self.parameters[*index].tensor)
     }
 
-    /// The same of a parameter whose gradient is here, behind another one. No table is here beside another parameter.
+    /// As [`Step::fetch_to_change`], for a parameter whose gradient is in memory. A table is not fetched beside another parameter.
     fn fetch_to_change_behind(&self, index: usize, next: Option<&usize>) -> Result<()> {
         let Some(&next) = next.filter(|_| self.copies_overlap) else { return Ok(()) };
         if [index, next].into_iter().any(|index| self.parameters[index].part.is_table()) {
@@ -156,7 +156,7 @@ impl<T: Ops> Step<'_, T> {
         self.network.fetch_to_change(next, &self.parameters[next].tensor)
     }
 
-    /// The update of a parameter by another process, once.
+    /// Receives another process's update of a parameter, once.
     fn receive<E>(&mut self, index: usize, observer: &mut dyn Observer<T, E>) -> Result<(), E> {
         if self.received.insert(index) { observer.receive(index) } else { Ok(()) }
     }

@@ -34,7 +34,7 @@ fn micro_batch_major_takes_one_micro_batch_through_everything_and_layer_major_al
     ];
     let by_micro_batch = units.map(|unit| (unit, 0..1)).into_iter().chain(units.map(|unit| (unit, 1..2)));
     assert_eq!(backward(&events(None, 2)), by_micro_batch.collect::<Vec<_>>());
-    // No gradient stays: the second pass goes through every unit once more.
+    // No gradient stays: the second pass goes through every unit again.
     let twice = [units, units].concat().into_iter().map(|unit| (unit, 0..2)).collect::<Vec<_>>();
     assert_eq!(backward(&events(Some(&LayerMajor::PLAIN), 2)), twice);
     let waits = LayerMajor { gradients_on_disk: true, ..LayerMajor::PLAIN };
