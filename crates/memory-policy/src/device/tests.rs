@@ -116,7 +116,7 @@ fn without_a_device_budget_a_share_of_what_is_free_is_taken_and_an_unknown_devic
     assert_eq!(plan_of(&with_card(6000)).step.samples, 2); // the share is 4800; 500 + 4096 and 5 % are more
     assert_eq!(plan_of(&with_card(6100)).step.samples, 4);
     let unknown = plan_of(&host(20_000));
-    assert_eq!((unknown.step.samples, unknown.bill.device.as_ref().unwrap().budget), (4, None)); // without a budget, the plan leaves memory that would gain 10 %
+    assert_eq!((unknown.step.samples, unknown.bill.device.as_ref().unwrap().budget), (4, None)); // a guest leaves memory that gains 10 %
     assert!(unknown.bill.to_string().contains("the device's memory is unknown"), "{}", unknown.bill);
 }
 
