@@ -142,7 +142,7 @@ impl From<parquet_dataset::Error> for Failure {
 #[cfg(feature = "datasets")]
 impl From<dataloader::Error> for Failure {
     fn from(error: dataloader::Error) -> Self {
-        // The trainer's errors use the same words for rows in a batch as for files that are opened.
+        // The loader's errors use the same words for rows in a batch as for files that are opened.
         let error = match error {
             dataloader::Error::Dataset(error) => return error.into(),
             dataloader::Error::Rows(error) => return error.into(),

@@ -78,7 +78,7 @@ pub struct Run {
     pub log_every_steps: Option<u64>,
     /// Start from `model.init_from`, freeze encoder and shared embedding.
     pub finetune: bool,
-    /// Whether the bits of a run must not depend on anything else, including memory.
+    /// Whether nothing, including the available memory, may change the bits of a run.
     pub deterministic: bool,
     /// Parts that may differ from the checkpoint's.
     pub allow_changes: Vec<String>,
@@ -132,7 +132,7 @@ pub struct Train {
     pub eval_max_new_tokens: usize,
     /// Evaluations without an improvement after which the run ends; `None`: never.
     pub early_stopping_patience: Option<u64>,
-    /// The least improvement over the best evaluation that counts as one.
+    /// An evaluation is better only if it exceeds the best one by more than this.
     pub early_stopping_min_delta: f64,
     /// The metrics of answers that are shown.
     pub eval_metrics: Vec<text_metrics::Metric>,
