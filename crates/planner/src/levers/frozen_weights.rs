@@ -1,4 +1,4 @@
-//! The levers of frozen weights that stay in their files: the blocks whose weights stay in memory nevertheless, and the weights of other
+//! The levers of frozen weights that stay in their files: the blocks whose weights still stay in memory, and the weights of other
 //! blocks that are in memory at a time.
 
 use memory_policy::Place;
