@@ -567,7 +567,7 @@ impl Session {
         &self.history
     }
 
-    /// The same numbers, for changes.
+    /// The same numbers, mutable.
     pub fn history_mut(&mut self) -> &mut History {
         &mut self.history
     }
