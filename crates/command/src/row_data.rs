@@ -3,7 +3,7 @@
 //! ```text
 //! OUTPUT/data/train-rows.parquet        the rows of `data.train`
 //! OUTPUT/data/validation-rows.parquet   the rows of `data.validation`, or those that `data.validation_split` took
-//! OUTPUT/data/train-rows.json           which bytes and settings they were made from; written last
+//! OUTPUT/data/train-rows.json           the bytes and settings that they were made from; written last
 //! ```
 //!
 //! Invariants:

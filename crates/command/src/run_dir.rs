@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! OUTPUT/resolved.toml   the config as resolved
-//! OUTPUT/data/           rows of files that are no parquet, turned into it
+//! OUTPUT/data/           rows of other files, converted to parquet
 //! OUTPUT/metrics.jsonl   one line per event
 //! OUTPUT/report.html     the run as a page
 //! OUTPUT/events.out.tfevents.0.train_low_mem   the same numbers for TensorBoard

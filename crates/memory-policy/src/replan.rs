@@ -8,9 +8,9 @@
 //! * Hysteresis. A plan shrinks only if its predicted peak itself no longer fits, so the headroom absorbs noise. It grows only after a
 //!   faster plan has fitted with a margin in [`CALM_REPLANS`] calls in a row; one call without calm restarts the count.
 //! * Only a plan that pressure has shrunk grows back: a plan that the budget limits stays as it is.
-//! * Shrinking comes before swapping. If the machine swaps, or its tasks wait for memory, while little is left beside the plan, the plan
-//!   shrinks as if a tenth of the memory that it could hold were gone already. It also does so if other programs have left less memory than
-//!   the plan's headroom: this process must then give back some of the memory that it holds.
+//! * Shrinking comes before swapping. Little may be left beside the plan while the machine swaps or its tasks wait for memory. Then the
+//!   plan shrinks as if a tenth of the memory that it could hold were gone already. It also does so if other programs have left less memory
+//!   than the plan's headroom: this process must then give back some of the memory that it holds.
 //! * A run never stops here. If not even the smallest plan fits, that plan is followed, and the change reports it once. If the machine then
 //!   swaps in [`SWAPPING_REPLANS`] replans in a row, [`Replanned::is_hopeless`] is true. The caller decides whether to continue.
 

@@ -177,8 +177,8 @@ impl Prices {
 
     /// Prices of a card beside any processor: not measured. A micro-batch of t5-base has about 12,000 launches of candle's kernels, of
     /// about 5 microseconds each. In that time a card would multiply one to five thousand tokens; tens of thousands keep its units busy.
-    /// Scores lie in memory, and each chunk of the loss waits for the device. If a card makes 4 * 10^13 multiply-adds a second, a byte on a
-    /// bus of 10 GB/s costs four thousand of them, and a byte in a file at 2 GB/s twenty thousand. A cast moves 6 bytes, at 2 TB/s.
+    /// Scores lie in memory, and each chunk of the loss waits for the device. At 4 * 10^13 multiply-adds a second, a byte on a bus of
+    /// 10 GB/s costs four thousand of them. A byte in a file at 2 GB/s costs twenty thousand. A cast moves 6 bytes, at 2 TB/s.
     pub fn card() -> Self {
         Self {
             overhead_tokens: 2048.0,
