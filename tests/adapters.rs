@@ -1,4 +1,4 @@
-//! `--lora`: an adapter is trained beside a model that stays as it is, saved as PEFT saves it, resumed, asked and merged.
+//! `--lora`: trains an adapter beside a frozen model, saves it as PEFT does, resumes it, generates with it and merges it.
 
 use crate::files::tensors;
 use crate::run::{Scene, short};
@@ -58,7 +58,7 @@ fn weights_that_stay_in_the_model_s_files_train_the_same_adapter() {
     let scene = scene();
     let layers = ["--set", "memory.accumulation=layer-major", "--set", "memory.micro_batch_samples=2"];
     scene.run(&tune("memory", &[&layers[..], &["--set", "memory.weight_offload=none"]].concat())).expect_code(0);
-    // How many blocks stay in memory is the planner's choice otherwise, by measured speeds.
+    // Without this pin, the planner chooses the number of blocks in memory, by measured speeds.
     let none = ["--set", "memory.weight_offload=disk", "--set", "memory.weight_blocks_in_memory=0"];
     scene.run(&tune("files", &[&layers[..], &none].concat())).expect_code(0);
     let losses = |run: &str| {
@@ -69,7 +69,7 @@ fn weights_that_stay_in_the_model_s_files_train_the_same_adapter() {
         assert!((one - other).abs() < 1e-4, "{one} {other}");
     }
 
-    // Two of six blocks stay in memory, and as much less is read.
+    // Two of six blocks stay in memory, so a third less is read.
     let some = ["--set", "memory.weight_offload=disk", "--set", "memory.weight_blocks_in_memory=2"];
     let words = ["weights of 2 blocks in memory", "Disk reads", "of weights a step"];
     scene.run(&tune("some", &[&layers[..], &some].concat())).expect_code(0).expect_words(&words);
@@ -77,7 +77,7 @@ fn weights_that_stay_in_the_model_s_files_train_the_same_adapter() {
     let read = |run: &str| scene.events(run, "plan")[0]["step_read_bytes"].as_u64().expect("bytes");
     assert!(read("memory") == 0 && read("some") > 0 && read("some") < read("files"));
 
-    // A matrix at a time: each micro-batch reads the blocks again, and no bit is another.
+    // A matrix at a time: each micro-batch reads the blocks again, and every bit is the same.
     let matrix = [&layers[..], &none, &["--set", "memory.weights_at_a_time=matrix"]].concat();
     let words = ["matrix at a time"];
     scene.run(&tune("matrix", &matrix)).expect_code(0).expect_words(&words);

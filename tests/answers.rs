@@ -37,7 +37,7 @@ fn beams_give_several_scored_answers_and_the_same_ones_in_any_batch() {
             assert_eq!(one["response"], other["response"]);
         }
     }
-    // Fewer at a time in a small budget, and never more than it.
+    // A small budget allows fewer samples at a time, and is never exceeded.
     let refused = generate(&scene, &["--num-beams", "8", "--memory-budget", "10MiB"]).expect_code(3);
     let hint = refused.err.lines().find(|line| line.starts_with("hint: ")).expect("a hint");
     let budget = hint.split_whitespace().find(|word| word.ends_with("MiB")).expect("a size");
@@ -121,7 +121,7 @@ fn predictions_hold_each_row_with_its_scores_and_their_mean_is_the_report_s() {
     scene.run(&[&usual[..], &metrics].concat()).expect_code(2).expect_words(&["--metrics", "rogue", "rougeLsum"]);
 }
 
-/// Evaluates after each step by a score that no evaluation improves enough.
+/// Evaluates after each step, with a score that no evaluation improves enough.
 const STALLED: [&str; 10] = [
     "--set",
     "train.eval_every_steps=1",
@@ -158,7 +158,7 @@ fn a_run_that_gets_no_better_stops_at_the_same_step_whether_or_not_it_was_interr
     assert_eq!(end(&parts)["reason"], "done");
     parts.run(&short(&[&STALLED[..], &["--keep-training"]].concat())).expect_code(0);
     assert_eq!((&end(&parts)["reason"], &end(&parts)["step"]), (&"early_stopping".into(), &3.into()));
-    // With more patience the run goes on.
+    // With more patience the run continues.
     let patient = [&STALLED[..], &["--keep-training", "--set", "train.early_stopping_patience=50"]].concat();
     parts.run(&short(&patient)).expect_code(0);
     assert_eq!((&end(&parts)["reason"], &end(&parts)["step"]), (&"done".into(), &6.into()));

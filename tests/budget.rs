@@ -1,4 +1,4 @@
-//! The budget: planned, printed, refused where nothing fits.
+//! The budget: planned, printed, and refused if nothing fits.
 
 use crate::run::{Ran, Scene, short};
 

@@ -13,7 +13,8 @@ use on_a_card::{arguments, assert_within, emulated_scene, of_steps};
 use run::{Ran, Scene};
 use serde_json::Value;
 
-/// A launcher that sets variables for a command. Those of the program have their full names, those of the emulated card lack their prefix.
+/// A launcher that sets variables for a command. Variables of the program have their full names; those of the emulated card come without
+/// their prefix.
 fn with(variables: &[(&str, &str)]) -> String {
     let set = |&(name, value): &(&str, &str)| match name.starts_with("LOW_MEM_T5_") {
         true => format!("{name}={value}"),
@@ -96,7 +97,7 @@ fn copies_of_weights_in_bf16_change_no_bit_and_spare_launches() {
     }
 }
 
-/// The keys that take everything off the card that can be.
+/// The keys that take all possible tensors off the card.
 const OFF_THE_CARD: [&str; 10] = [
     "--set",
     "memory.activation_offload=disk",
@@ -128,7 +129,7 @@ fn what_is_off_the_card_changes_no_bit_and_leaves_room_there() {
         let on_card = run("card", &[layers]);
         let on_disk = run("disk", &[&OFF_THE_CARD]);
         let on_host = run("host", &[&OFF_THE_CARD, &["--set", "memory.offload_to=host"]]);
-        // Copies beside what is computed, on a card whose streams do their work as early, and as late, as their order allows.
+        // Copies that overlap computation, on a card whose streams do their work as early, or as late, as their order allows.
         let beside = |place: &str, streams| {
             let of_place = format!("memory.offload_to={place}");
             let more = ["--set", &of_place, "--set", "memory.copy_overlap=block"];
@@ -144,7 +145,7 @@ fn what_is_off_the_card_changes_no_bit_and_leaves_room_there() {
     }
 }
 
-/// Blocks after blocks, and micro-batches after micro-batches.
+/// Several blocks, and several micro-batches.
 const DEEPER: [&str; 4] = [
     "--set",
     "model.overrides={num_layers=2, num_decoder_layers=3, d_model=64, d_ff=96, feed_forward_proj=\"gated-gelu\"}",
@@ -173,7 +174,7 @@ fn copies_beside_what_is_computed_change_no_bit_however_early_or_late_they_are()
             let [pinned, locked, left] = ["most_pinned_bytes", "most_locked_bytes", "locked_bytes"]
                 .map(|key| report[key].as_u64().expect("bytes"));
             assert!(locked <= lockable, "{run}: {locked} bytes are locked");
-            // The bill is that of saving, when only weights are off the card. Gradients of tables are in a step, too.
+            // If only weights are off the card, the bill is that of saving. A step also has gradients of tables.
             let has_all = if name == "once" { locked > off } else { locked >= off };
             assert!(has_all || lockable < u64::MAX, "{run}: {locked} bytes are locked, {off} are off the card");
             assert_eq!(left, 0, "{run}: all is unlocked at the end");
@@ -181,7 +182,7 @@ fn copies_beside_what_is_computed_change_no_bit_however_early_or_late_they_are()
         };
         let waits = run("late", "none", u64::MAX);
         assert_eq!(waits.2.0, 0, "{name}: nothing is pinned where nobody needs it");
-        // All that is locked at a time, a part of it, and nothing.
+        // All memory that is locked at a time can be locked, or a part of it, or none.
         let most = waits.2.1;
         for (streams, lockable) in [("early", most), ("late", most), ("late", most / 2), ("late", 0)] {
             let beside = run(streams, "block", lockable);
@@ -213,12 +214,12 @@ fn a_card_is_measured_once_and_the_file_of_a_run_has_its_prices() {
         assert!(prices("first")[key].as_f64().is_some_and(|price| price > 0.0), "{key} in {}", prices("first"));
     }
     println!("{}", prices("first"));
-    // A driver that records nothing has no price of graphs.
+    // A driver that cannot record has no price of graphs.
     let setup = format!("{measured}2; export LOW_MEM_T5_EMULATED_GRAPHS=none").replace("cache\"2", "cache2\"");
     scene.run_after(&setup, &arguments(&["--device", "cuda", "--max-steps", "1", "--output", "each"])).expect_code(0);
     let has_price = of_launches.map(|key| prices("each")[key].as_f64().is_some_and(|price| price > 0.0));
     assert_eq!(has_price, [true, true, false, false], "{}", prices("each"));
-    // The card's speed is another entry than the processor's.
+    // The card's speed and the processor's are separate entries.
     let on_cpu = arguments(&["--max-steps", "1", "--output", "cpu"]);
     let said = scene.run_after(measured, &on_cpu).expect_code(0).err;
     assert!(said.contains("measured the speed of this machine in "), "{said}");
@@ -249,7 +250,7 @@ fn the_bytes_that_cross_the_bus_are_those_that_the_plan_says() {
         println!("{name}: {counted} bytes a step, {planned} predicted");
         let error = (counted as f64 / planned as f64 - 1.0).abs();
         assert!(error < 0.05, "{name}: {counted} bytes a step, {planned} predicted");
-        // A run counts the same, and how long the card waited.
+        // A run counts the same bytes, and the time that the card waited.
         for event in scene.events(&format!("{name}-8"), "step") {
             let of = |key: &str| event[key].as_f64().expect("a number");
             let error = (of("copied_to_device_bytes") + of("copied_from_device_bytes")) / planned as f64 - 1.0;
@@ -318,7 +319,7 @@ fn a_killed_run_on_a_card_goes_on_to_the_same_bits() {
     check("nf4", &adapter, "adapter/adapter_model.safetensors");
 }
 
-/// The counts that an emulated card leaves.
+/// The counts that an emulated card writes.
 fn report(scene: &Scene, name: &str) -> Value {
     serde_json::from_slice(&scene.read(name)).expect("JSON")
 }
@@ -336,7 +337,7 @@ fn a_card_without_memory_is_a_smaller_plan_or_an_error_that_says_so() {
     on_card(&scene, &[], &[&free[..], &rate, &["--output", "other"]].concat()).expect_code(0);
     let with_rate = of_steps(&scene, "other", "loss");
     for part in 1..24 {
-        // Some of them with everything off the card.
+        // Some runs have everything off the card.
         let (way, expected) = if part < 16 { (&[][..], &expected) } else { (&off[..], &with_rate) };
         let (failing, run) = ((allocations * (part % 15 + 1) / 16).to_string(), format!("run-{part}"));
         let ran = on_card(&scene, &[("FAILURE", &failing)], &[&free[..], way, &["--output", &run]].concat());
@@ -368,7 +369,7 @@ fn a_budget_of_the_card_is_never_exceeded() {
     }
     let refused = on_card(&scene, &[], &["--device-memory-budget", "70MiB", "--output", "refused"]).expect_code(3);
     assert!(refused.err.contains("--device-memory-budget"), "{}", refused.err);
-    // A card of that size, which another program has filled but for this.
+    // A card of that size, with only this much memory left by another program.
     let ran = on_card(&scene, &[("MEMORY", &(160u64 << 20).to_string())], &["--output", "small-card"]);
     ran.expect_code(0);
 }
@@ -379,7 +380,7 @@ fn the_units_in_which_a_card_gives_memory_are_measured() {
     for unit_mib in [2, 32] {
         let (bytes, run) = ((unit_mib << 20).to_string(), format!("units-of-{unit_mib}"));
         let ran = on_card(&scene, &[("PAGE", &bytes)], &["--output", &run]).expect_code(0);
-        // Small tensors have units of their own.
+        // Small tensors have separate units.
         ran.expect_words(&[&format!("{} MiB of units", 2 * unit_mib)]);
         let last = &scene.events(&run, "end")[0];
         let [peak, predicted] =
@@ -429,7 +430,7 @@ fn answers_on_a_card_are_those_of_the_cpu_and_little_is_copied_for_a_token() {
     scene.run(&arguments(&["--output", "run", "--max-steps", "4"])).expect_code(0);
     let codes = ["convert-base", "--model", "run/model", "--precision", "nf4", "--output", "codes"].map(str::to_owned);
     scene.run(&codes).expect_code(0);
-    // Scores of all tokens come to the host where some are drawn.
+    // If tokens are sampled, the scores of all tokens are copied to the host.
     let ways: [(&str, &[&str], u64); 3] = [
         ("greedy", &[], 8),
         ("beams", &["--num-beams", "4"], 512),
@@ -444,7 +445,7 @@ fn answers_on_a_card_are_those_of_the_cpu_and_little_is_copied_for_a_token() {
             let count = |counts: &Value, key: &str| counts[key].as_u64().expect("a count");
             let more = |key: &str| (count(&long, key) - count(&short, key)) as f64 / 16.0;
             let (uploads, bytes) = (more("uploads"), more("downloaded_bytes"));
-            // One of the graph, and those that choose tokens or copy rows of both caches of a block.
+            // One launch of the graph, and launches that choose tokens or copy rows of both caches of a block.
             let (of_graphs, launches) = (more("graph_launches"), more("launches"));
             assert!(of_graphs == 1.0 && launches <= 3.0, "{model} {name}: {of_graphs} of graphs, {launches} others");
             assert_eq!(long["graph_allocations"], 0, "{model} {name}: memory of graphs");
@@ -454,7 +455,7 @@ fn answers_on_a_card_are_those_of_the_cpu_and_little_is_copied_for_a_token() {
                 more("allocations"),
                 more("downloads")
             );
-            // Ids; of beams their scores, and rows that are copied.
+            // Token ids; with beams also their scores, and the rows to copy.
             assert!(uploads <= 3.0 && bytes <= most_bytes as f64, "{model} {name}: {uploads} uploads, {bytes} bytes");
             assert_eq!(long["left_bytes"], 0, "memory of the card is left");
         }
@@ -466,7 +467,7 @@ fn tokens_that_are_one_launch_have_the_bits_of_those_launched_kernel_by_kernel()
     let Some(scene) = emulated_scene() else { return };
     scene.run(&arguments(&["--output", "run", "--max-steps", "4"])).expect_code(0);
     let shorter = ["--prompt", "1", "--prompt", "before 120", "--prompt", "after 3", "--prompt", "7 8 9 10"];
-    // Past three capacities of a cache, and with rows that end before the others.
+    // Longer than three capacities of a cache, and with rows that end before the others.
     let ways: [(&str, &[&str]); 4] = [
         ("greedy", &["--max-new-tokens", "70"]),
         ("beams", &["--num-beams", "3", "--num-return-sequences", "2", "--max-new-tokens", "40"]),
@@ -502,7 +503,7 @@ fn steps_on_a_card_use_our_own_kernels_and_wait_for_nothing_else() {
     assert!(kernels["dequantise_nf4_f32"].as_u64() > Some(0), "products take codes");
 }
 
-/// Compares runs of four and of eight steps. The kernels of the longer one, by name.
+/// Compares runs of four and of eight steps. Returns the kernels of the longer run, by name.
 fn check_kernels_of_a_step(scene: &Scene, name: &str, way: &[&str]) -> serde_json::Map<String, Value> {
     let counts = |steps: &str| {
         let run = format!("{name}-{steps}");
@@ -515,7 +516,7 @@ fn check_kernels_of_a_step(scene: &Scene, name: &str, way: &[&str]) -> serde_jso
     let more = |key: &str| eight[key].as_u64().expect("a count") - four[key].as_u64().expect("a count");
     let of = |counts: &Value, kernel: &str| counts["kernels"].get(kernel).and_then(Value::as_u64).unwrap_or(0);
     let kernels = eight["kernels"].as_object().expect("kernels");
-    // Names of candle's operations, of which four more steps need none.
+    // Names of candle's operations that four more steps do not launch.
     let of_candle =
         ["cast_", "badd_", "bsub_", "bmul_", "bdiv_", "ucopy_", "uexp_", "fast_", "is_u32", "ia_u32", "where_"];
     for kernel in kernels.keys().filter(|kernel| of_candle.iter().any(|of_candle| kernel.starts_with(of_candle))) {
@@ -532,7 +533,7 @@ fn check_kernels_of_a_step(scene: &Scene, name: &str, way: &[&str]) -> serde_jso
     kernels.clone()
 }
 
-/// A model of one block a side, with another feed-forward and head.
+/// A model of one block a side, with another kind of feed-forward layer and head.
 fn shaped(projection: &str, is_tied: bool) -> [String; 2] {
     let shape = "num_layers=1, num_decoder_layers=1, d_model=64, d_ff=96";
     let head = format!("feed_forward_proj=\"{projection}\", tie_word_embeddings={is_tied}");
@@ -574,7 +575,7 @@ fn a_step_asks_the_card_for_what_its_plan_says() {
         let way = way.concat();
         let counts = |steps: &str, run: &str| {
             let one = ["--max-steps", steps, "--output", run, "--set", "memory.micro_batch_samples=4"];
-            // Recorded steps are compared in `recorded_steps`.
+            // `recorded_steps` compares recorded steps.
             let variables = [("REPORT", "counts.json"), ("LOW_MEM_T5_GRAPHS", "none")];
             on_card(&scene, &variables, &[&one[..], &whole, &quiet, &way].concat()).expect_code(0);
             report(&scene, "counts.json")
@@ -586,7 +587,7 @@ fn a_step_asks_the_card_for_what_its_plan_says() {
         for key in ["launches", "products", "downloads"] {
             assert_eq!(counted(key), predicted(key), "{name}: {key} of {three}");
         }
-        // Lists of lengths and of samples that a step before had are not uploaded again.
+        // Lists of lengths and of samples that an earlier step used are not uploaded again.
         let micro_batches = 4 / plan["micro_batch_samples"].as_u64().expect("a count");
         let (uploads, most) = (counted("uploads"), predicted("uploads"));
         assert!(uploads <= most && most <= uploads + 3 * micro_batches, "{name}: {uploads} uploads of {most}");

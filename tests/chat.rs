@@ -1,8 +1,8 @@
-//! `chat`: lines in, answers out, settings in between, by one model or several.
+//! `chat`: reads lines, prints answers and accepts settings in between, with one model or several.
 
 use crate::run::{Ran, Scene, short};
 
-/// The chat of these lines.
+/// Runs `chat` with these lines.
 fn chat(scene: &Scene, more: &str, lines: &str) -> Ran {
     scene.write("lines.txt", lines);
     let program = env!("CARGO_BIN_EXE_train_low_mem");
@@ -23,7 +23,7 @@ fn a_prompt_is_answered_as_by_generate_and_settings_change_what_comes_next() {
     let beams = generated(&scene, "run", &["--num-beams", "3"]);
     let ran = chat(&scene, "", "after 75\n/set num_beams 3\nafter 75\n").expect_code(0);
     assert_eq!(ran.out, format!("{greedy}{beams}"), "{}", ran.err);
-    // What the bill does not count cannot be set, and a wrong line ends nothing.
+    // Settings beyond the bill are refused, and a wrong line does not end the chat.
     let ran = chat(&scene, "", "/set num_beams 9\n/set max_new_tokens 9\n/nonsense\nafter 75\n/quit\nafter 75\n")
         .expect_code(0);
     assert_eq!(ran.out, greedy);

@@ -1,4 +1,4 @@
-//! The presets in `configs/`: each plans as it stands.
+//! The presets in `configs/`: each can be planned unchanged.
 
 use crate::run::{Scene, repository};
 

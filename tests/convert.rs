@@ -1,4 +1,4 @@
-//! `convert`, `inspect` and `train-tokenizer` on files that are no parquet; `data.source_prefix`.
+//! `convert`, `inspect` and `train-tokenizer` on files that are not parquet; `data.source_prefix`.
 
 use std::sync::Arc;
 
@@ -126,7 +126,7 @@ fn a_source_prefix_is_kept_with_the_model_and_used_by_eval_and_generate() {
         ran.expect_code(0).json()["loss"].as_f64().expect("a loss")
     };
     let last = scene.events("run", "eval").pop().expect("an evaluation")["loss"].as_f64().expect("a loss");
-    // Sums of other batches differ in the last digits.
+    // Sums over other batches differ in the last digits.
     assert!((eval(&[]) - last).abs() < 1e-6, "as the run evaluated itself");
     assert!((eval(&["--set", "data.source_prefix="]) - last).abs() > 1e-6);
     let without =

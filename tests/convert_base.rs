@@ -1,4 +1,4 @@
-//! `convert-base`: models with quantised weights, and what may be done with them.
+//! `convert-base`: models with quantised weights, and their permitted uses.
 
 use crate::run::{Scene, repository};
 
@@ -24,7 +24,7 @@ fn convert_base_writes_a_model_that_is_used_in_the_place_of_the_one_it_was_made_
     convert(&["nf4"]).expect_code(2).expect_words(&["narrow already exists", "`--force`"]);
     convert(&["int8", "--force"]).expect_code(0).expect_words(&["weights in int8", "peak"]);
     assert_ne!(std::fs::read(scene.path("narrow/model.safetensors")).expect("weights"), before);
-    // The same bytes again.
+    // Writes the same bytes again.
     convert(&["nf4", "--force"]).expect_code(0);
     assert_eq!(std::fs::read(scene.path("narrow/model.safetensors")).expect("weights"), before);
     scene
@@ -53,7 +53,7 @@ fn an_adapter_is_trained_beside_a_base_that_is_quantised_once_and_resumes_there(
     assert_eq!(base().modified().expect("a time"), made, "it is made once");
     let other = ["--max-steps", "4", "--keep-training", "--set", "model.base_precision=int8"];
     tune(&other).expect_code(2);
-    // The run is asked beside the weights that it was trained beside.
+    // The run's adapter is evaluated beside the weights that it was trained with.
     let loss = |model: &[&str]| {
         let of_rows = ["--data", &rows["data.train=".len()..], "--samples", "8", "--generate-samples", "0", "--json"];
         let said = scene.run(&[&["eval"], model, &of_rows].concat()).expect_code(0);
@@ -68,7 +68,7 @@ fn an_adapter_is_trained_beside_a_base_that_is_quantised_once_and_resumes_there(
     assert_eq!(without, unquantised);
     assert!(words.contains("base-nf4: no such model") && words.contains("not quantised"), "{words}");
     std::fs::rename(scene.path("away"), scene.path("tuned/base-nf4")).expect("a base");
-    // A quantised model is a base without the key, and is not trained itself.
+    // A quantised model is a base even without the key, and is not trained itself.
     let beside = |more: &[&str]| {
         let run = ["--set", "model.init_from=tuned/base-nf4", "--output", "again", "--max-steps", "1"];
         scene.run(&[&run[..], &["--set", &rows], more].concat())

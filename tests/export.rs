@@ -31,7 +31,7 @@ fn export_writes_gguf_as_a_file_or_a_directory_with_the_scores_of_the_run() {
     for dtype in ["f16", "bf16", "q8_0"] {
         export(&["--output", "narrow", "--dtype", dtype, "--force"]).expect_code(0);
     }
-    // A narrower file beside it, and the card of the first.
+    // A file of a narrower dtype is written beside the first, and keeps the first card.
     assert_eq!(scene.names("narrow"), ["README.md", "model-bf16.gguf", "model-f16.gguf", "model-q8_0.gguf"]);
     assert!(length(&scene, "narrow/model-q8_0.gguf") < length(&scene, "narrow/model-f16.gguf"));
     let card = String::from_utf8(scene.read("narrow/README.md")).expect("text");
@@ -116,7 +116,7 @@ fn export_refuses_what_a_format_cannot_hold_and_leaves_nothing() {
     assert_eq!(scene.names("out"), ["README.md", "model-f32.gguf"]);
 }
 
-/// A directory with a T5 of one block and a table of 128 MiB, all of zeros, which take no room on the disk.
+/// A directory with a T5 of one block and a table of 128 MiB. All weights are zero, so they take no space on the disk.
 fn wide(scene: &Scene) {
     const ROWS: usize = 1 << 16;
     const WIDTH: usize = 512;

@@ -9,7 +9,7 @@ use crate::run::{Ran, Scene, repository};
 const MEASURED: &str = "unset LOW_MEM_T5_PRICES; export XDG_CACHE_HOME=\"$PWD/cache\"";
 const KEPT: &str = "cache/train_low_mem/speed.json";
 
-/// A run that names no device, with these variables of the emulated card, without their prefix.
+/// A run that names no device. Variables are those of the emulated card, without their prefix.
 fn auto(scene: &Scene, variables: &[(&str, &str)], more: &[&str]) -> Ran {
     let set = |(name, value): &(&str, &str)| format!("; export LOW_MEM_T5_EMULATED_{name}={value}");
     let variables: String = variables.iter().map(set).collect();
@@ -21,12 +21,12 @@ fn resolved(scene: &Scene, run: &str) -> String {
     String::from_utf8(scene.read(&format!("{run}/resolved.toml"))).expect("UTF-8")
 }
 
-/// A first screen without the ends of its lines.
+/// A first screen without its line breaks.
 fn in_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Has the kept speed of the card be so many times the measured one.
+/// Multiplies the card's kept speed by a factor.
 fn speed_up(scene: &Scene, times: f64) {
     fn scale(value: &mut Value, times: f64) {
         for (name, value) in value.as_object_mut().into_iter().flatten() {
@@ -56,7 +56,7 @@ fn a_run_that_names_no_device_takes_the_faster_one_and_stays_there() {
     assert!(report["launches"].as_u64().is_some_and(|launches| launches > 0), "{report}");
     assert_eq!((&report["open_contexts"], &report["left_bytes"]), (&Value::from(0), &Value::from(0)), "{report}");
 
-    // The emulated card computes on the processor: its speed is another one here, not its numbers.
+    // The emulated card computes on the processor. This changes its recorded speed, not its results.
     speed_up(&scene, 1e6);
     let fast = auto(&scene, &[], &["--output", "fast"]).expect_code(0);
     let screen = in_one_line(&fast.out);
@@ -68,7 +68,7 @@ fn a_run_that_names_no_device_takes_the_faster_one_and_stays_there() {
     assert!(peak <= predicted, "{peak} of {predicted} bytes");
     assert_within("loss", &of_steps(&scene, "fast", "loss"), &of_steps(&scene, "slow", "loss"), 1e-5);
 
-    // Whoever goes on stays on the device: by the file of the run, by its checkpoint, and with other prices.
+    // A resumed run stays on its device: by the run's file, by its checkpoint, and with other prices.
     let go_on =
         |variables, more: &[&str]| auto(&scene, variables, &[&["--keep-training", "--output", "fast"], more].concat());
     let planned =
@@ -78,7 +78,7 @@ fn a_run_that_names_no_device_takes_the_faster_one_and_stays_there() {
     let stays = go_on(&[], &["--max-steps", "3"]).expect_code(0);
     assert!(in_one_line(&stays.out).contains("Device cuda; the run used a card before"), "{}", stays.out);
 
-    // Without the card a run that names it says so, and one that does not goes on on the CPU.
+    // Without the card, a run that names it reports an error. A run that does not name it continues on the CPU.
     let gone: &[(&str, &str)] = &[("CARDS", "0")];
     let refused = go_on(gone, &["--max-steps", "4", "--device", "cuda"]).expect_code(2);
     assert!(refused.err.contains("cannot use `cuda`") && refused.err.contains("--device cpu"), "{}", refused.err);
@@ -97,7 +97,7 @@ fn a_card_that_is_full_or_absent_or_not_measured_leaves_the_run_on_the_cpu() {
     assert!(resolved(&scene, "absent").contains("device = \"auto\""), "{}", resolved(&scene, "absent"));
     let built_in = scene.run(&arguments(&["--max-steps", "1", "--output", "built-in"])).expect_code(0);
     assert!(in_one_line(&built_in.out).contains("`auto` takes a card by measured prices alone"), "{}", built_in.out);
-    // A plan without data opens no card, and says for which device it is.
+    // A plan without data opens no card, and names the device that it is for.
     let planned = scene.run(&["plan", "--json", "--set", "model.config=tiny"]).expect_code(0);
     let reason = planned.json()["device_reason"].as_str().unwrap_or_default().to_owned();
     assert!(reason.contains("planned for the CPU") && planned.err.contains(&reason), "{}", planned.err);
@@ -123,7 +123,7 @@ fn answers_are_made_on_the_faster_device_and_are_the_same() {
     let bench = ["bench", "--json", "--model", "run/model/config.json"];
     let bench = || command(&scene, any, &[&bench[..], &sizes].concat()).expect_code(0).json();
 
-    // Nothing is measured for a card that is not there, or that nothing says how fast it is.
+    // Nothing is measured for a card that is absent, or whose prices are not measured.
     let [absent, built_in] = [generate(gone), scene.run(&[&usual[..], &prompts].concat()).expect_code(0)];
     assert_eq!((absent.err.as_str(), scene.path("cache").exists()), ("", false));
     assert!(built_in.err.contains("on the CPU: `auto` takes a card by measured prices alone"), "{}", built_in.err);

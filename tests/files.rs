@@ -1,4 +1,4 @@
-//! Files that tests hand to the command, and tensors that they take out of what it wrote.
+//! Files that tests pass to the command, and tensors that they read from its output.
 
 use std::collections::BTreeMap;
 use std::fs::File;

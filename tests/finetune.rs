@@ -1,4 +1,4 @@
-//! `--finetune`: what is frozen does not change by a bit, the rest learns.
+//! `--finetune`: frozen parameters keep every bit, and the others learn.
 
 use crate::files::tensors;
 use crate::run::{Scene, short};

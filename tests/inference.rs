@@ -1,10 +1,10 @@
-//! `eval` and `generate` in a budget: weights in the model's files or in memory, and the same numbers.
+//! `eval` and `generate` in a budget: weights in the model's files or in memory, with the same results.
 
 use serde_json::Value;
 
 use crate::run::{Ran, Scene, repository, short};
 
-/// A run of a model whose weights are more than the process takes, and a scene with it.
+/// A scene with a run of a model whose weights exceed the process's own memory.
 fn trained(more: &[&str]) -> Scene {
     let scene = Scene::new();
     let shape = "model.overrides={ d_model = 128, d_kv = 32, d_ff = 8192, num_heads = 4, num_layers = 2 }";
@@ -33,7 +33,7 @@ fn smallest(refused: &Ran) -> String {
     hint.split_whitespace().find(|word| word.ends_with("MiB")).expect("a size").to_owned()
 }
 
-/// Figures that do not say how they were computed.
+/// Results without the fields that describe how they were computed.
 fn figures(mut evaluated: Value) -> Value {
     let fields = evaluated.as_object_mut().expect("an object");
     for key in ["weights", "copied_weight_bytes", "predicted_peak_bytes", "peak_rss_bytes"] {
@@ -42,7 +42,7 @@ fn figures(mut evaluated: Value) -> Value {
     evaluated
 }
 
-/// Where the system can map files.
+/// Whether the system can map files.
 const MAPS: bool = cfg!(all(target_os = "linux", target_pointer_width = "64"));
 
 #[test]

@@ -1,4 +1,4 @@
-//! Runs beside each other: `--wait`, `jobs`, and lists of runs.
+//! Several runs on one machine: `--wait`, `jobs`, and lists of runs.
 
 use crate::run::{Scene, short};
 
@@ -9,7 +9,7 @@ fn with_ledger(scene: &Scene, line: &str) -> crate::run::Ran {
     scene.shell(&format!("export XDG_RUNTIME_DIR=\"$PWD/runtime\"; program={program:?}; {line}"))
 }
 
-/// Another process, in the ledger of a scene: what it has reserved is free when it is killed.
+/// Another process in the ledger of a scene. Killing it frees the memory that it has reserved.
 struct Other {
     process: std::process::Child,
 }
@@ -88,7 +88,7 @@ fn a_run_that_is_added_to_a_list_is_taken_up_while_the_list_is_trained() {
     let quoted: Vec<String> = short(&[])[..18].iter().map(|word| format!("{word:?}")).collect();
     scene.write("list.toml", format!("# Mine.\n[[run]]\noutput = \"runs/one\"\nflags = [{}]", quoted.join(", ")));
     let flags = short(&[])[..18].iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
-    // The first run waits for memory that another process has reserved, until another has been added.
+    // The first run waits for memory that another process has reserved, until a further run has been added.
     let other = Other::reserves(&scene, 1 << 50, "");
     let line = format!(
         "$program jobs run list.toml > said 2>&1 & run=$!; \

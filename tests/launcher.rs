@@ -2,7 +2,7 @@
 
 use crate::run::Scene;
 
-/// A launcher of so many processes, on however few processors, with variables of the form `NAME=value`. It shares no directory with other
+/// A launcher of this many processes, also on fewer processors, with variables of the form `NAME=value`. It shares no directory with other
 /// launchers.
 pub fn mpirun(scene: &Scene, processes: usize, variables: &[String]) -> String {
     let root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1";

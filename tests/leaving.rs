@@ -1,4 +1,4 @@
-//! Leaving: what signals lead to, and output that nobody reads.
+//! Ends of a run: signals, and output without a reader.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::run::{BUILT_IN_PRICES, Scene, short};
 
-/// A run of steps that never ends by itself and saves nothing by itself.
+/// A run that neither ends nor saves without a signal.
 const ENDLESS: [&str; 4] = ["--set", "train.max_steps=1000000", "--set", "checkpoint.every_steps=1000000"];
 
-/// The command, which hears SIGHUP even where the tests were started with `nohup`: what is ignored is inherited.
+/// The command with SIGHUP enabled. If the tests were started with `nohup`, it would inherit that SIGHUP is ignored.
 fn command(scene: &Scene, arguments: &[String]) -> Command {
     let mut command = Command::new("env");
     command
@@ -31,7 +31,7 @@ fn signal(child: &Child, names: &[&str]) {
     }
 }
 
-/// Stops a process and waits until it is stopped: what it is sent then waits until it continues.
+/// Stops a process and waits until it is stopped. Signals sent to it then wait until it continues.
 fn hold(child: &Child) {
     signal(child, &["STOP"]);
     let held = waitpid(Some(Pid::from_child(child)), WaitOptions::UNTRACED).unwrap();
@@ -91,7 +91,7 @@ fn a_pipe_that_nobody_reads_holds_up_neither_the_steps_nor_the_end() {
 #[test]
 fn a_signal_before_the_first_step_leaves_at_once_and_saves_nothing() {
     let scene = Scene::new();
-    // A step of all rows, which ends in no test, however late the signal comes.
+    // A step of all rows, which takes longer than any test, so a signal always comes in time.
     let all_rows = ["--set", "train.batch_size=46017"];
     for (words, step) in [("Output ", "before step 1"), ("evaluating", "before step 1")] {
         let mut running = scene.start(&short(&[&["--set", "train.eval_samples=0"][..], &all_rows].concat()));
@@ -101,7 +101,7 @@ fn a_signal_before_the_first_step_leaves_at_once_and_saves_nothing() {
         assert!(!scene.path("run/checkpoints").exists());
     }
     scene.run(&short(&["--max-steps", "2", "--set", "train.max_steps=2"])).expect_code(0);
-    // The same of a run that goes on: its checkpoint stays as it is.
+    // The same for a resumed run: its checkpoint stays unchanged.
     let goes_on = ["--keep-training", "--allow-changed", "batch-size"];
     let mut running = scene.start(&short(&[&goes_on[..], &all_rows].concat()));
     assert!(running.wait_for("Output "));
@@ -118,7 +118,7 @@ fn the_second_signal_says_what_is_lost_and_has_a_code_of_its_own() {
         let mut run = command(&scene, &short(&ENDLESS));
         let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         wait_for(&mut BufReader::new(child.stdout.take().unwrap()), "step 3/");
-        // Both are there when it continues, so the second is not too late. Signals that wait together have no order.
+        // Both signals are pending when it continues, so the second is not too late. Pending signals have no order.
         hold(&child);
         signal(&child, &[names[0], names[1], "CONT"]);
         let mut said = String::new();
@@ -194,7 +194,7 @@ fn a_result_is_written_whole_or_is_an_error_and_a_reader_may_go_away() {
     assert!(ended.stderr.is_empty() && ended.status.code().is_none(), "{ended:?}");
 }
 
-/// Runs the command below a limit of the shell, on two threads whatever the machine has: each takes address space.
+/// Runs the command below a limit of the shell, always on two threads, because each thread takes address space.
 fn limited(scene: &Scene, limit: &str, arguments: &[String]) -> std::process::Output {
     let mut run = Command::new("sh");
     run.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_train_low_mem")]);
@@ -229,7 +229,8 @@ fn sizes_that_no_model_has_are_refused_and_a_deep_model_is_planned_in_little_mem
         let overrides = format!("model.overrides={{{overrides}}}");
         scene.run(&["plan", "--set", &overrides]).expect_code(4).expect_words(&[words, "hint: "]);
     }
-    // The rehearsal does not have the model's buckets: 65,536 of them for 4 heads would be many times as much as all else.
+    // The rehearsal does not use the model's number of buckets: 65,536 of them for 4 heads would take many times as much memory as
+    // everything else.
     let deep =
         "model.overrides={relative_attention_num_buckets=65536,relative_attention_max_distance=65537,num_layers=20}";
     let rss = |more: &[&str]| {
@@ -245,7 +246,7 @@ fn sizes_that_no_model_has_are_refused_and_a_deep_model_is_planned_in_little_mem
 fn an_evaluation_that_is_interrupted_leaves_neither_its_predictions_nor_its_rows() {
     let scene = Scene::new();
     scene.run(&short(&["--max-steps", "2"])).expect_code(0);
-    // Rows that are turned into parquet first: also those go.
+    // Rows that are first converted to parquet: the converted files are removed, too.
     let rows: String = (0..2000).map(|n| format!("{{\"prompt\": \"after {n}\", \"response\": \"{n}\"}}\n")).collect();
     scene.write("rows.jsonl", rows);
     let temporary = scene.path("temporary");

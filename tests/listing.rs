@@ -36,7 +36,7 @@ fn bash_completes_flags_and_the_keys_of_set() {
     let scene = Scene::new();
     scene.write("completions.bash", scene.run(&["completions", "bash"]).expect_code(0).out);
     let completed = |words: &[&str]| {
-        // As bash calls it when somebody presses the tabulator behind the last word.
+        // As bash calls it when the user presses Tab after the last word.
         let script = "source completions.bash; COMP_WORDS=(\"$@\"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); \
             compopt() { :; }; _train_low_mem \"$1\" \"${COMP_WORDS[COMP_CWORD]}\" \"${COMP_WORDS[COMP_CWORD - 1]}\"; \
             printf '%s\n' \"${COMPREPLY[@]}\"";

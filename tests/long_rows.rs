@@ -1,4 +1,4 @@
-//! Rows that are one enormous word, rows that cannot be used, and what is no text: the budget and the exit codes hold.
+//! Rows with one enormous word, unusable rows, and files without text: the budget and the exit codes hold.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ fn word(letters: &[u8], bytes: usize, seed: u64) -> String {
     (0..bytes).map(|_| char::from(next())).collect()
 }
 
-/// 300 short rows, of which every 30th has a megabyte of DNA, hexadecimal digits or base64 in a single word.
+/// 300 short rows. Every 30th row has a megabyte of DNA, hexadecimal digits or base64 in a single word.
 fn enormous_words(scene: &Scene) -> PathBuf {
     let alphabets: [&[u8]; 3] =
         [b"ACGT", b"0123456789abcdef", b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"];
@@ -53,11 +53,11 @@ fn train(scene: &Scene, rows: &str, more: &[&str]) -> Ran {
         "--set",
         "memory.micro_batch_samples=auto",
     ];
-    // Each thread more takes memory of a budget.
+    // Each further thread takes memory of the budget.
     scene.run_under("env RAYON_NUM_THREADS=2", &short(&[&arguments, more].concat()))
 }
 
-/// The peak that a command printed because it was given a budget.
+/// The peak that a command prints if it has a budget.
 fn printed_peak(ran: &Ran) -> usize {
     let line = ran.err.lines().find(|line| line.starts_with("peak ")).expect("a peak");
     line.split_whitespace().nth(1).and_then(|bytes| bytes.parse().ok()).expect("bytes")

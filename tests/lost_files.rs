@@ -1,10 +1,10 @@
-//! Files that can be written or read no longer: an error that says which, and a run that goes on.
+//! Files that can no longer be written or read: the error names the file, and the run can be resumed.
 
 #![cfg(unix)]
 
 use crate::run::{Scene, short};
 
-/// The final weights of the short run that nothing disturbed.
+/// The final weights of the short run without a disturbance.
 fn undisturbed(scene: &Scene, more: &[&str]) -> Vec<u8> {
     scene.run(&short(&[more, &["--output", "whole"]].concat())).expect_code(0);
     scene.read("whole/model/model.safetensors")
@@ -15,7 +15,7 @@ fn a_limit_on_the_size_of_files_is_an_error_and_no_signal() {
     let scene = Scene::new();
     let expected = undisturbed(&scene, &[]);
     let arguments = short(&["--keep-training"]);
-    // Units of 512 bytes: nothing at all, less than the sample data, less than a checkpoint's weights.
+    // Limits in units of 512 bytes: nothing, less than the sample data, and less than a checkpoint's weights.
     for limit in [0, 100, 2000] {
         let ran = scene.run_after(&format!("ulimit -f {limit}"), &arguments).expect_code(1);
         ran.expect_words(&["error: ", "File too large", "hint: ", "`ulimit -f`"]);
@@ -24,7 +24,7 @@ fn a_limit_on_the_size_of_files_is_an_error_and_no_signal() {
     assert_eq!(scene.read("run/model/model.safetensors"), expected);
 }
 
-/// Cuts the files without names off that a process has in a directory; returns how many.
+/// Truncates the files without names that a process has in a directory. Returns their number.
 #[cfg(target_os = "linux")]
 fn shorten(process: u32, directory: &std::path::Path) -> usize {
     let directory = directory.canonicalize().expect("the output directory");
@@ -45,7 +45,7 @@ fn an_offload_file_that_is_shortened_under_a_run_is_named_and_the_run_goes_on_fr
     let arguments = short(&more);
     let mut running = scene.start(&arguments);
     assert!(running.wait_for("saved run/checkpoints/step-00000004"));
-    // The run stands still while its file is shortened.
+    // The run is stopped while its file is shortened.
     running.signal("STOP");
     let count = shorten(running.id(), &scene.path("run"));
     running.signal("CONT");

@@ -1,8 +1,7 @@
 //! Whole-command tests: every promise of the public interface, kept by the binary that users run.
 //!
-//! One test binary with a module per topic. [`run::Scene`] starts the command in a directory of its own and
-//! waits for it; what it printed and wrote is all that a test may look at. A test trains a tiny model for
-//! a few steps and takes seconds.
+//! One test binary with a module per topic. [`run::Scene`] starts the command in a directory of its own and waits for it. A test may only
+//! use the command's output and files. A test trains a tiny model for a few steps and takes seconds.
 
 mod files;
 mod run;

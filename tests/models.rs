@@ -1,4 +1,4 @@
-//! Models by the names that users have for them, and the tokenizers that belong to them.
+//! Models by their users' names, and the tokenizers that belong to them.
 
 use crate::run::{Ran, Scene, short};
 
@@ -13,7 +13,7 @@ fn a_model_is_found_by_its_run_and_by_its_id_in_the_local_cache_of_the_hub() {
     scene.run(&short(&["--set", "train.max_steps=1"])).expect_code(0);
     let expected = answers(&scene, "run/model").expect_code(0).out;
     assert_eq!(answers(&scene, "run").expect_code(0).out, expected);
-    // As `huggingface_hub` lays it out: links into a directory of contents.
+    // The layout of `huggingface_hub`: links into a directory of contents.
     let repository = "home/hub/models--org--name";
     for (number, name) in scene.names("run/model").into_iter().enumerate() {
         scene.write(&format!("{repository}/blobs/{number}"), scene.read(&format!("run/model/{name}")));
@@ -23,7 +23,7 @@ fn a_model_is_found_by_its_run_and_by_its_id_in_the_local_cache_of_the_hub() {
     }
     scene.write(&format!("{repository}/refs/main"), "77");
     assert_eq!(answers(&scene, "org/name").expect_code(0).out, expected);
-    // What the tokenizer came with goes on to the next model.
+    // The other files of the tokenizer are copied to the next model.
     scene.write(&format!("{repository}/snapshots/77/special_tokens_map.json"), "{}");
     let tuning = ["--finetune", "--set", "model.init_from=org/name", "--max-steps", "1", "--output", "tuned"];
     scene.run_after("export HF_HOME=$PWD/home HF_HUB_CACHE=", &short(&tuning)).expect_code(0);

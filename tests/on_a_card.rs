@@ -1,8 +1,8 @@
-//! What the tests of the command on cards share.
+//! Common functions of the tests of the command on cards.
 
 use crate::run::{Scene, short};
 
-/// A step small enough for an emulated card, with gated gelu: a relu's kink would make more of rounding.
+/// A step small enough for an emulated card, with gated gelu: a relu's kink would amplify rounding.
 const SMALL: [&str; 6] = [
     "--set",
     "model.overrides={num_layers=1, num_decoder_layers=1, d_model=64, d_ff=96, feed_forward_proj=\"gated-gelu\"}",
@@ -14,13 +14,13 @@ const SMALL: [&str; 6] = [
 
 /// The command's arguments for such a step.
 pub fn arguments(more: &[&str]) -> Vec<String> {
-    // A model that there is has its own shape.
+    // An existing model has its own shape.
     let is_there = more.iter().any(|argument| argument.starts_with("model.init_from="));
     short(&[&SMALL[if is_there { 2 } else { 0 }..], more].concat())
 }
 
-/// A scene whose card is the emulated one, which leaves counts. `None`: a real card leaves none and ignores the variables of the emulated
-/// one, so that a test of these has nothing to look at.
+/// A scene whose card is the emulated one, which writes counts. `None` for a real card: it writes no counts and ignores the variables of
+/// the emulated one, so a test of these does nothing.
 pub fn emulated_scene() -> Option<Scene> {
     let scene = Scene::new();
     scene.run_under("env LOW_MEM_T5_EMULATED_REPORT=any.json", &["--version"]).expect_code(0);
@@ -32,7 +32,7 @@ pub fn of_steps(scene: &Scene, run: &str, key: &str) -> Vec<f64> {
     scene.events(run, "step").iter().map(|line| line[key].as_f64().expect("a number")).collect()
 }
 
-/// Compares numbers of two runs, each relative to what it should be.
+/// Compares numbers of two runs, with a tolerance relative to the expected ones.
 #[track_caller]
 pub fn assert_within(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(got.len(), expected.len(), "{what}");

@@ -49,7 +49,7 @@ fn a_tokenizer_is_trained_from_parquet_or_text_and_never_overwritten() {
     train(&rows, "a.json").expect_code(2).expect_words(&["a.json already exists", "hint: `--force`"]);
     scene.write("texts.txt", "one two three\n".repeat(50));
     train("texts.txt", "c.json").expect_code(0).expect_words(&["from 50 texts"]);
-    // A tokenizer of one's own, and a preset that takes its size.
+    // A new tokenizer, and a preset that takes its size.
     let data = format!("data.train={rows}");
     let arguments = ["--set", &data, "--set", "data.tokenizer=a.json", "--output", "run"];
     scene.run(&short(&arguments)).expect_code(0);

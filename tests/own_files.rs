@@ -1,4 +1,4 @@
-//! Whose files are whose: what a run writes, finds and removes, and what it never touches.
+//! Ownership of files: the files that a run writes, finds and removes, and the files that it never touches.
 
 #![cfg(unix)]
 
@@ -11,7 +11,7 @@ use std::time::SystemTime;
 
 use crate::run::{Scene, short};
 
-/// Everything below a directory: what it holds and when it changed last.
+/// Everything below a directory: contents, and times of the last change.
 fn listing(scene: &Scene, name: &str) -> BTreeMap<PathBuf, (Option<Vec<u8>>, SystemTime)> {
     let mut found = BTreeMap::new();
     let mut left = vec![scene.path(name)];
@@ -49,7 +49,7 @@ fn files_of_others_stay_whatever_their_names() {
         ".tmp-beside",
     ];
     let _ = others.map(|name| scene.write(name, "my only copy"));
-    // The run has nothing to overwrite: what an earlier version left of a save is no checkpoint.
+    // The run has nothing to overwrite: leftovers of an earlier version's save are no checkpoint.
     scene.run(&short(&["--keep-training", "--output", "home"])).expect_code(0);
     scene.run(&short(&["--keep-training", "--output", "home", "--set", "train.max_steps=8"])).expect_code(0);
     scene.run(&short(&["--dry-run", "--output", "home/other"])).expect_code(0);
@@ -77,12 +77,12 @@ fn what_a_killed_run_left_is_removed_by_the_run_that_owns_the_directory() {
 fn a_refused_run_changes_nothing() {
     let scene = Scene::new();
     scene.run(&short(&[])).expect_code(0);
-    // A torn last line, which a run that goes on removes.
+    // A torn last line, which a resumed run removes.
     let mut metrics = scene.read("run/metrics.jsonl");
     metrics.extend(b"{\"event\":\"st");
     scene.write("run/metrics.jsonl", &metrics);
     scene.write("run/.train_low_mem-tmp-0123456789abcdef", "half a file");
-    // A killed run leaves its lock like this.
+    // A killed run leaves such a lock.
     scene.write("run/.lock", "4000000\n");
     let keep = ["--keep-training", "--set", "train.max_steps=8"];
     let before = listing(&scene, "run");
@@ -97,7 +97,7 @@ fn a_refused_run_changes_nothing() {
     let lock = fs::File::open(scene.path("run/.lock")).expect("a lock");
     lock.try_lock().expect("nobody has it");
     unchanged(&keep, 2, &["in use by another run", "4000000"]);
-    // A child that another test is starting has the open file, too, until it is another program.
+    // A child that another test is starting also has the open file, until it executes another program.
     lock.unlock().expect("it was locked");
     scene.run(&short(&keep)).expect_code(0);
     assert_eq!(scene.read("run/.lock"), b"");
@@ -111,7 +111,7 @@ fn a_run_that_never_began_leaves_no_directory_behind() {
         assert_ne!(scene.run(&arguments).code, Some(0));
         assert!(scene.names(".").is_empty(), "{:?}", scene.names("."));
     }
-    // Earlier files stay, and nothing is added.
+    // Earlier files stay, and none are added.
     scene.write("runs/notes", "mine");
     scene.run(&short(&["--output", "runs", "--memory-budget", "20MiB"])).expect_code(3);
     assert_eq!(scene.names("runs"), ["notes"]);
@@ -150,7 +150,7 @@ fn a_pipe_or_a_device_in_place_of_a_file_never_makes_the_command_wait() {
     }
     from(&["resuming from run/checkpoints/step-00000006"]);
 
-    // Files of the run: a config is needed, the others are made again.
+    // Files of the run: the config is required; the others are made again.
     make_pipe(&scene.path("run/finished.json"));
     make_pipe(&scene.path("run/page-map.bin"));
     scene.run(&short(&["--keep-training"])).expect_code(0);
@@ -227,7 +227,7 @@ fn a_lock_that_is_a_link_is_refused_and_its_target_untouched() {
 fn a_run_that_lost_its_directory_to_another_one_stops_and_writes_nothing_more() {
     for is_moved in [false, true] {
         let scene = Scene::new();
-        // It stands still in a step: it saves when it is asked to leave, and never before.
+        // The run is stopped within a step. It saves when it is asked to stop, and never before.
         let rarely = ["--set", "train.max_steps=100000", "--set", "checkpoint.every_steps=100000"];
         let mut first = scene.start(&short(&rarely));
         assert!(first.wait_for("step 3/"));
@@ -246,7 +246,7 @@ fn a_run_that_lost_its_directory_to_another_one_stops_and_writes_nothing_more() 
         let ran = first.end().expect_code(1);
         ran.expect_words(&["run: the lock of this run is gone", "hint: look for another run"]);
         let after = listing(&scene, "run");
-        // Lines that the first run still appends are in a file that it has open.
+        // Lines that the first run still appends go to a file that it has open.
         let but_metrics = |mut found: BTreeMap<PathBuf, _>| {
             found.remove(&scene.path("run/metrics.jsonl"));
             found
@@ -262,7 +262,7 @@ fn a_killed_dry_run_is_removed_by_the_next_one_and_by_a_run() {
         let mut dry = scene.start(&short(&["--dry-run", "--output", "runs/a"]));
         assert!(dry.wait_for("Output "));
         dry.kill();
-        // As one that was killed later leaves it, and one that is still running.
+        // Leftovers of a dry run that was killed later, and of one that is still running.
         let left = ".train_low_mem-tmp-0123456789abcdef-run";
         for file in ["resolved.toml", "sample-data/sample-train.parquet", "checkpoints/step-00000001/model.safetensors"]
         {
@@ -307,7 +307,7 @@ fn paths_that_are_not_utf8_are_paths_like_any_other() {
     let text = fs::read_to_string(&resolved).expect("the config");
     assert!(text.contains("rows-%FD.parquet") && text.contains("run-%FF"), "{text}");
     assert!(scene.path(".").join(&output).join("checkpoints/step-00000008").is_dir());
-    // The config repeats the run; the embedded data lies below its own directory.
+    // The config repeats the run. The embedded data is below its own directory.
     let again = [OsStr::new("--config"), resolved.as_os_str(), OsStr::new("--output"), &other];
     assert_eq!(run(&again).0, Some(0));
     assert_eq!(run(&[OsStr::new("--output"), &name(b"embedded-\xfc")]).0, Some(0));

@@ -1,4 +1,4 @@
-//! The page "Will it fit?": its answers are those of `plan`.
+//! The page "Will it fit?": its answers equal those of `plan`.
 
 use run_plan::Question;
 use run_plan::answer::Kernels;
@@ -14,7 +14,7 @@ fn instruction_set(case: &Value) -> &str {
     if t5_ops::has_instruction_set(wanted) { wanted } else { "portable" }
 }
 
-/// The question of a case, for a program that holds `rss` bytes when it begins.
+/// The question of a case, for a program that holds `rss` bytes at its start.
 fn question(case: &Value, rss: u64) -> Question {
     let set =
         case["set"].as_array().expect("a list").iter().map(|one| one.as_str().expect("text").to_owned()).collect();
@@ -37,7 +37,7 @@ fn question(case: &Value, rss: u64) -> Question {
 fn the_page_answers_as_plan_does_to_the_byte() {
     let cases: Vec<Value> = serde_json::from_str(CASES).expect("JSON");
     let scene = Scene::new();
-    // Every third: each command plans a model of its own.
+    // Every third case: each command plans another model.
     for case in cases.iter().step_by(3) {
         let what = &case["what"];
         if !case["model"].is_null() {
@@ -59,7 +59,7 @@ fn the_page_answers_as_plan_does_to_the_byte() {
         let printed = asked("--json");
         if printed.code != Some(0) {
             let answer = run_plan::answer(&question(20 << 20));
-            // How much the refused process held, it does not say.
+            // The memory of the refused process is unknown, so only the words before the first number are compared.
             let first =
                 |text: &str| text.lines().next().map(|line| line.split(char::is_numeric).next().map(str::to_owned));
             assert_eq!(

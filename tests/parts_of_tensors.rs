@@ -1,4 +1,4 @@
-//! Of a tensor that is worked on in parts, each part crosses the bus once and alone.
+//! If a tensor is processed in parts, each part crosses the bus once and separately.
 
 use serde_json::Value;
 
@@ -35,7 +35,7 @@ fn a_save_copies_each_value_from_the_card_once() {
     let model = scene.read("run/model/model.safetensors").len() as u64;
     let downloaded = number(&counts, "downloaded_bytes");
     println!("{downloaded} bytes are downloaded for a model of {model}");
-    // Once for the checkpoint, and once where it is compared with what is there.
+    // One copy for the checkpoint, and one for the comparison with the existing model.
     assert!(downloaded <= 3 * model, "{downloaded} bytes are downloaded for a model of {model}");
 }
 
@@ -69,7 +69,7 @@ fn a_saved_head_of_an_adapter_is_read_in_its_place() {
     let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
     scene.run_under(&with(&[("REPORT", "eval.json")]), &words).expect_code(0);
     let most = number(&report(&scene, "eval.json"), "most_used_bytes");
-    // The base's table, and the head that was tied to it. A tensor in between would be a third one.
+    // The base's table, and the head that was tied to it. A tensor in transit would be a third copy.
     let table = 12301 * 64 * 4;
     println!("{most} bytes at most, {table} in each table");
     assert!(most < 3 * table, "{most} bytes at most, {table} in each table");

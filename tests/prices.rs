@@ -1,4 +1,4 @@
-//! Prices: measured once on a machine, kept, and written into the file of a run. No test depends on what they are.
+//! Prices: measured once on a machine, kept, and written to the file of a run. No test depends on their values.
 
 use crate::run::{Scene, short};
 
@@ -23,7 +23,7 @@ fn a_machine_is_measured_once_whatever_becomes_of_the_file_that_keeps_it() {
     scene.write("cache/train_low_mem/speed.json", "{ not what was written");
     assert!(plan(MEASURED).err.contains(SAID));
     assert!(!plan(MEASURED).err.contains(SAID));
-    // Below a file there can be no directory.
+    // There can be no directory below a file.
     let ran = plan("unset LOW_MEM_T5_PRICES; export XDG_CACHE_HOME=\"$PWD/tiny.toml\"");
     assert!(ran.err.contains("not kept"), "{}", ran.err);
 }
@@ -35,7 +35,7 @@ fn the_file_of_a_run_has_the_prices_that_it_was_planned_with() {
     let planned = scene.events("run", "plan").remove(0);
     let text = String::from_utf8(scene.read("run/resolved.toml")).unwrap();
     assert!(text.contains("# measured on this machine: time that levers cost"), "{text}");
-    // The word of the environment is for those that say nothing.
+    // The environment's word applies only to configs without prices.
     let again = scene.run(&["plan", "--json", "--config", "run/resolved.toml"]).expect_code(0).json();
     assert_eq!(again["prices"], planned["prices"]);
 }

@@ -1,12 +1,12 @@
-//! What the host asks a card for between the last gradient and the end of an update: when the host knows the sums of squares, launches alone
-//! are left. So the card waits for nothing that could have been done while it computed.
+//! The host's requests to a card between the last gradient and the end of an update. When the host knows the sums of squares, only launches
+//! are left. So the card does not wait for requests that the host could have sent during computation.
 
 use crate::on_a_card::emulated_scene;
 use crate::run::Scene;
 
 const UPDATES: usize = 3;
 
-/// The requests of a run that updates so many times, as the emulated driver got them.
+/// The requests of a run with this many updates, as the emulated driver received them.
 fn requests(scene: &Scene, name: &str, way: &[&str]) -> Vec<String> {
     let file = format!("{name}.trace");
     let one = ["--max-steps", &UPDATES.to_string(), "--output", name, "--set", "checkpoint.every_steps=100"];
@@ -17,7 +17,8 @@ fn requests(scene: &Scene, name: &str, way: &[&str]) -> Vec<String> {
     text.lines().map(|line| line.split_once(' ').expect("a request").1.to_owned()).collect()
 }
 
-/// Those behind the launch of the totals, up to the last launch of the update, of each of the last updates: others are of measured prices.
+/// The requests of each of the last updates: from behind the launch of the totals to the last launch of the update. Earlier updates belong
+/// to measured prices.
 fn of_updates(requests: &[String], last: &str) -> Vec<Vec<String>> {
     let mut starts: Vec<usize> = (0..requests.len()).filter(|&at| requests[at] == "launch total_square_sums").collect();
     starts.drain(..starts.len() - UPDATES);
@@ -49,7 +50,7 @@ fn when_the_sums_of_squares_are_known_an_update_is_launches_alone() {
             let at = update.iter().position(|request| request.starts_with("download ")).expect("sums are read");
             let (before, after) = (&update[..at], &update[at + 1..]);
             assert_eq!(after, launches, "{name}");
-            // The table is there by then, and nobody has waited.
+            // The table has been uploaded by then, without a wait.
             let is = |kind: &str| before.iter().filter(|request| request.split(' ').next() == Some(kind)).count();
             assert_eq!(
                 (is("upload"), is("waiting-upload"), is("wait"), is("launch")),

@@ -6,7 +6,7 @@ use crate::on_a_card::{arguments, emulated_scene, of_steps};
 use crate::run::{Ran, Scene};
 use crate::{answers, on_card, report, with};
 
-/// Nine steps, so that graphs are launched: that begins with the fifth or sixth step.
+/// Nine steps, so that graphs are launched: they begin with the fifth or sixth step.
 const LONG: [&str; 12] = [
     "--max-steps",
     "9",
@@ -61,7 +61,7 @@ fn steps_of_few_launches_have_the_bits_of_steps_launched_kernel_by_kernel() {
             |place: &str, variables: &[(&str, &str)]| trained(&scene, variables, &format!("{name}-{place}"), &way);
         let (graphs, numbers, model, counts) = run("graphs", &[]);
         assert!(!graphs.err.contains("kernel by kernel"), "{name}: {}", graphs.err);
-        // Without graphs, with a driver that records nothing, and with streams in another order. Ways other than bf16 try the first alone.
+        // Without graphs, with a driver that cannot record, and with streams in another order. Cases other than bf16 try only the first.
         let others: [(&str, &[(&str, &str)]); 3] = [
             ("none", &[("LOW_MEM_T5_GRAPHS", "none")]),
             ("refused", &[("GRAPHS", "none")]),
@@ -97,7 +97,7 @@ fn a_pin_has_micro_batches_recorded_and_the_variable_wins() {
         (launches, ran, of_steps(&scene, run, "loss"), scene.read(&format!("{run}/model/model.safetensors")))
     };
     let says = |ran: &Ran| {
-        // However the line is broken.
+        // Wherever lines are broken.
         let words: Vec<&str> = ran.out.split_whitespace().collect();
         words.join(" ").contains("micro-batches recorded")
     };
@@ -115,7 +115,7 @@ fn a_pin_has_micro_batches_recorded_and_the_variable_wins() {
         assert_eq!(says(&ran), run == "asked", "{run}: {}", ran.out);
         assert!(of_run == losses && of_model == model, "{run}: other bits");
     }
-    // The file of the run has the pin.
+    // The run's file has the pin.
     let plan = scene.run(&["plan", "--json", "--config", "all/resolved.toml"]).expect_code(0).json();
     assert_eq!(plan["repeats"], true, "{plan}");
 }
@@ -131,7 +131,7 @@ fn benched(scene: &Scene, variables: &[(&str, &str)], more: &[&str]) -> (Ran, Va
 #[test]
 fn timed_steps_of_a_bench_launch_every_micro_batch_as_graphs() {
     let Some(scene) = emulated_scene() else { return };
-    // One micro-batch a step, two, and four, of one kind and of two; and three, the last of which is smaller.
+    // One, two and four micro-batches a step, of one kind and of two; and three, the last of which is smaller.
     for (samples, micro_batches) in [("4", 1), ("2", 2), ("1", 4), ("3", 2)] {
         let bench = |steps: &str| {
             let (ran, counts) = benched(&scene, &[], &["--json", "--steps", steps, "--micro-batch", samples]);
@@ -150,11 +150,11 @@ fn timed_steps_of_a_bench_launch_every_micro_batch_as_graphs() {
     let says = |ran: &Ran, text: &str| ran.out.contains(&format!("micro-batches launched as graphs: {text} a step"));
     let (ran, _) = benched(&scene, &[], &["--steps", "1", "--micro-batch", "2"]);
     assert!(says(&ran, "2 of 2") && !ran.err.contains("kernel by kernel"), "{} {}", ran.out, ran.err);
-    // A driver that records nothing: one warning, and no more steps than are needed.
+    // With a driver that cannot record, there is one warning, and no more steps than necessary.
     let (ran, _) = benched(&scene, &[("GRAPHS", "none")], &["--steps", "3", "--micro-batch", "2"]);
     assert!(says(&ran, "0 of 2"), "{}", ran.out);
     assert_eq!(ran.err.matches("kernel by kernel").count(), 1, "{}", ran.err);
-    // A plan that records nothing says nothing of graphs.
+    // A plan without recordings does not mention graphs.
     let none = [("LOW_MEM_T5_GRAPHS", "none")];
     let (ran, counts) = benched(&scene, &none, &["--json", "--steps", "1", "--micro-batch", "2"]);
     let said = ran.json();
@@ -170,7 +170,7 @@ fn steps_of_uneven_rows_that_resume_have_the_same_bits() {
     let (_, of_each, of_model, _) = trained(&scene, &[("LOW_MEM_T5_GRAPHS", "none")], "each", &way);
     assert!(numbers == of_each && model == of_model, "{numbers:?} and {of_each:?}");
     println!("uneven: {} graphs, {} launches of them", counts["graphs"], counts["graph_launches"]);
-    // Saved in its sixth step, and then killed. Graphs existed by then; the resumed run has to record its own.
+    // Saved in its sixth step, and then killed. Graphs existed by then; the resumed run must record its own.
     let saves = ["--set", "checkpoint.every_steps=6", "--output", "part"];
     let part = [&LONG[..], &way, &saves].concat();
     let all = arguments(&[&["--device", "cuda"], &part[..]].concat());
@@ -216,7 +216,7 @@ fn a_recorded_step_asks_the_card_for_what_its_plan_says() {
 #[test]
 fn steps_between_saves_have_the_same_bits() {
     let Some(scene) = emulated_scene() else { return };
-    // Gradients are given back before a save, and taken again in the step after it.
+    // Gradients are freed before a save, and allocated again in the step after it.
     let saves = [&WHOLE[..], &["--set", "checkpoint.every_steps=2"]].concat();
     let of_products = [&BF16[..], &["--set", "train.gradient_precision=bf16"]].concat();
     for (name, way) in [("f32", &[][..]), ("bf16", &of_products)] {

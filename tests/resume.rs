@@ -1,8 +1,8 @@
-//! Killed, interrupted, damaged, finished: what `--keep-training` does then.
+//! `--keep-training` after a run was killed, interrupted, damaged or finished.
 
 use crate::run::{ENDLESS, OF_A_STEP, Scene, short};
 
-/// The final weights of the short run that nothing interrupted.
+/// The final weights of the short run without an interruption.
 fn uninterrupted(scene: &Scene, more: &[&str]) -> Vec<u8> {
     scene.run(&short(&[more, &["--output", "whole"]].concat())).expect_code(0);
     scene.read("whole/model/model.safetensors")
@@ -13,8 +13,8 @@ fn a_run_killed_at_many_moments_ends_with_the_same_bits() {
     let scene = Scene::new();
     let every_step = ["--set", "checkpoint.every_steps=1", "--set", "train.eval_every_steps=3"];
     let arguments = |more: &[&str]| short(&[&every_step[..], &ENDLESS, &["--keep-training"], more].concat());
-    // Each attempt prints the memory plan first; then come evaluations, steps, and saves. Killing after ever other lines ends the run
-    // inside each of them. True: it was killed before its end.
+    // Each attempt first prints the memory plan, then evaluations, steps, and saves. Killing it after different numbers of lines ends the
+    // run inside each of them. Returns true if the run was killed before its end.
     let killed = |attempt: usize, arguments: &[String]| {
         let mut running = scene.start(arguments);
         let lines = 1 + attempt * 7 % 15;
@@ -29,7 +29,7 @@ fn a_run_killed_at_many_moments_ends_with_the_same_bits() {
     for attempt in 1..8 {
         assert!(killed(attempt, &arguments(&[])), "it has no end");
     }
-    // And in its last steps, in its last evaluation, and while the model gets its place.
+    // Also in its last steps, in its last evaluation, and while the model is written to its place.
     let last = scene.two_more_steps("run");
     let mut attempts = 8..60;
     while killed(attempts.next().expect("the run makes progress"), &arguments(&["--set", &last])) {}
@@ -133,7 +133,7 @@ fn one_process_writes_to_an_output_directory() {
         scene.run(&short(more)).expect_code(2).expect_words(&["error: run: in use by another run, process ", "hint: "]);
     }
     first.kill();
-    // The lock went with its process.
+    // The process's end has released the lock.
     scene.run(&short(&["--keep-training"])).expect_code(0);
 }
 
@@ -162,7 +162,7 @@ fn a_damaged_newest_checkpoint_is_passed_over_and_that_is_said() {
         .expect_words(&["error: run/checkpoints: none of its", "hint: "]);
 }
 
-/// A run of nine steps over 18 rows, three epochs in file order, of which two were made. The arguments that it goes on with.
+/// A run of nine steps over 18 rows, three epochs in file order, after two steps. Returns the arguments that resume it.
 fn stopped_over_rows(scene: &Scene) -> Vec<String> {
     let texts: Vec<String> = (0..18).map(|row| format!("say number {row}")).collect();
     let column: Vec<Option<&str>> = texts.iter().map(|text| Some(text.as_str())).collect();
@@ -192,7 +192,7 @@ fn stopped_over_rows(scene: &Scene) -> Vec<String> {
     arguments
 }
 
-/// Changes one text of the file where it lies.
+/// Changes one text of the file in place.
 fn change(scene: &Scene, from: &str, to: &str) {
     let mut bytes = scene.read("rows.parquet");
     let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).expect("a plain page");

@@ -1,5 +1,5 @@
-//! Training files that are no parquet: turned once beside the run, the same rows in every form, used again, and bound to
-//! the run that read them.
+//! Training files that are not parquet: converted once beside the run, with the same rows in every format. They are used again, and bound
+//! to the run that read them.
 
 use std::fmt::Write;
 
@@ -57,7 +57,7 @@ fn the_same_rows_in_any_form_train_to_the_same_losses() {
     let text = lines(
         |prompt, response| json!({"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]}),
     );
-    // A directory is its files: the hidden one and the notes are none of them.
+    // A directory stands for its files, except the hidden file and the notes.
     let (first, second) = text.split_at(text.match_indices('\n').nth(9).unwrap().0 + 1);
     for (name, text) in [("a.jsonl", first), ("b.json", second), (".c.jsonl", "x"), ("notes.md", "x")] {
         scene.write(&format!("chats/{name}"), text);
@@ -78,7 +78,7 @@ fn turned_rows_are_used_again_until_their_source_changes() {
     scene.write("rows.jsonl", pairs());
     train(&scene, "rows.jsonl", "run", &["--max-steps", "2"]).expect_code(0);
     let turned = scene.read("run/data/train-rows.parquet");
-    // The same bytes under other times.
+    // The same bytes with other times.
     scene.write("rows.jsonl", pairs());
     let ran = train(&scene, "rows.jsonl", "run", &["--keep-training", "--max-steps", "3"]).expect_code(0);
     assert!(ran.out.contains("turned before into run/data/train-rows.parquet"), "{}", ran.out);

@@ -1,4 +1,4 @@
-//! Starting the command and looking at what it left.
+//! Starts the command and reads its output and files.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -33,19 +33,19 @@ pub const SHORT: [&str; 20] = [
     "run",
 ];
 
-/// Steps without an end: a signal to such a run always comes before its last step. Its learning rate does not depend on the number of steps.
+/// Endless steps: a signal to such a run always comes before its last step. Its learning rate does not depend on the number of steps.
 pub const ENDLESS: [&str; 4] = ["--set", "schedule.name=constant", "--set", "train.max_steps=1000000"];
 
 /// Words that the line of every step has, and no other line.
 pub const OF_A_STEP: &str = "(mean ";
 
-/// The environment in which no plan depends on how fast the machine is.
+/// The environment in which no plan depends on the speed of the machine.
 pub const BUILT_IN_PRICES: [(&str, &str); 1] = [("LOW_MEM_T5_PRICES", "built-in")];
 
-/// No command of a test takes as long.
+/// The longest time of a test's command.
 const LONGEST: Duration = Duration::from_secs(900);
 
-/// A directory of its own for one test; the command runs in it.
+/// A separate directory for one test. The command runs in it.
 pub struct Scene {
     directory: TempDir,
 }
@@ -53,7 +53,7 @@ pub struct Scene {
 /// Output and exit code of a finished command.
 #[derive(Debug)]
 pub struct Ran {
-    /// The exit code; `None` where a signal ended it.
+    /// The exit code; `None` if a signal ended it.
     pub code: Option<i32>,
     /// Standard output.
     pub out: String,
@@ -61,14 +61,14 @@ pub struct Ran {
     pub err: String,
 }
 
-/// A command that runs. Killed when the test is over.
+/// A running command. It is killed when the test ends.
 pub struct Running {
     child: Child,
     lines: BufReader<ChildStdout>,
 }
 
-/// The short run's arguments, and more. Where those name a model or data, the demo's other parts are named as well: the
-/// command then takes none of them by itself.
+/// The short run's arguments, and more. If the others name a model or data, the demo's other parts are named as well, because the command
+/// then takes none of them by default.
 pub fn short(more: &[&str]) -> Vec<String> {
     let names = |key: &str| more.iter().any(|argument| argument.starts_with(key));
     let (data, weights) = (names("data.train="), names("model.init_from="));
@@ -130,7 +130,7 @@ impl Scene {
         names
     }
 
-    /// Every file below a directory of the scene, with what it holds.
+    /// Every file below a directory of the scene, with its contents.
     pub fn contents(&self, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut found = BTreeMap::new();
         let mut left = vec![self.path(name)];
@@ -146,7 +146,7 @@ impl Scene {
         found
     }
 
-    /// The setting with which a run of [`ENDLESS`] ends: two steps after the last one that it has saved, of which it may have made the first.
+    /// The setting that ends a run of [`ENDLESS`]: two steps after the last saved one, of which the run may have made the first.
     #[track_caller]
     pub fn two_more_steps(&self, run: &str) -> String {
         let names = self.names(&format!("{run}/checkpoints"));
@@ -203,7 +203,7 @@ impl Scene {
         started(self.command(arguments))
     }
 
-    /// The same below another command, such as `env NAME=value`.
+    /// Starts the command below another one, such as `env NAME=value`.
     pub fn start_under<S: AsRef<str>>(&self, launcher: &str, arguments: &[S]) -> Running {
         started(self.under(launcher, arguments))
     }
@@ -225,7 +225,7 @@ fn started(mut command: Command) -> Running {
     Running { child, lines }
 }
 
-/// Runs a command to its end. One that hangs is named, where the test runner would wait for ever.
+/// Runs a command to its end. A command that hangs fails the test by name; the test runner would wait for ever.
 fn to_the_end(mut command: Command) -> Ran {
     let named = format!("{command:?}");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -243,7 +243,7 @@ fn to_the_end(mut command: Command) -> Ran {
 }
 
 impl Running {
-    /// Reads what the command prints up to a line that contains `words`; false where it ended before.
+    /// Reads the command's output up to a line that contains `words`; false if it ended before.
     pub fn wait_for(&mut self, words: &str) -> bool {
         let mut line = String::new();
         while self.lines.read_line(&mut line).expect("a pipe") > 0 {
@@ -255,19 +255,19 @@ impl Running {
         false
     }
 
-    /// Reads `count` lines of what the command prints; false where it ended before.
+    /// Reads `count` lines of the command's output; false if it ended before.
     pub fn wait_for_lines(&mut self, count: usize) -> bool {
         let mut line = String::new();
         (0..count).all(|_| self.lines.read_line(&mut line).expect("a pipe") > 0)
     }
 
-    /// The first line of standard error with these words; what came before it is gone.
+    /// The first line of standard error with these words. Earlier lines are consumed.
     #[track_caller]
     pub fn error_line(&mut self, words: &str) -> String {
         let errors = self.child.stderr.as_mut().expect("a pipe");
         let mut line = Vec::new();
         let mut byte = [0];
-        // No byte more is taken than the line has: the rest is read at the end.
+        // Reads no byte beyond the line: the rest is read at the end.
         while errors.read(&mut byte).expect("a pipe") > 0 {
             line.push(byte[0]);
             if byte[0] == b'\n' {
@@ -321,7 +321,7 @@ impl From<Output> for Ran {
 }
 
 impl Ran {
-    /// Holds the command to its exit code, and shows what it printed where it had another.
+    /// Checks the exit code, and shows the output if it differs.
     #[track_caller]
     pub fn expect_code(self, code: i32) -> Self {
         let Self { code: got, out, err } = &self;
@@ -329,7 +329,7 @@ impl Ran {
         self
     }
 
-    /// Holds the command to words that it must have printed, on either output.
+    /// Checks that the command printed these words, on either output.
     #[track_caller]
     pub fn expect_words(self, words: &[&str]) -> Self {
         let Self { out, err, .. } = &self;

@@ -1,10 +1,11 @@
-//! The bits of a run do not depend on the number of threads. They depend on the cut of a batch and the instruction set, and the run says so.
+//! The bits of a run do not depend on the number of threads. They depend on the cut of a batch and the instruction set, and the run reports
+//! these.
 
 use crate::run::{ENDLESS, Ran, Scene, short};
 
 const MODEL: &str = "run/model/model.safetensors";
 
-/// The short run in which the budget alone says how many samples a micro-batch has.
+/// The short run, in which only the budget determines the samples of a micro-batch.
 fn unpinned(more: &[&str]) -> Vec<String> {
     let settings = [
         "--set",

@@ -1,4 +1,4 @@
-//! Memory decides nothing that is learnt: the same run at four budgets.
+//! Memory has no influence on the result of training: the same run at four budgets.
 
 use serde_json::Value;
 
@@ -6,8 +6,8 @@ use crate::run::{Scene, short};
 
 /// The run of the tests: dropout on, any number of samples at a time.
 ///
-/// At a rate of 5e-2 training is chaotic: the same run in two cuts agrees to 1e-8 for 18 steps,
-/// and after 50 of them to 1e-1. At 3e-4 what summation order leaves stays what it is.
+/// At a rate of 5e-2 training is chaotic: the same run in two cuts agrees to 1e-8 for 18 steps, and after 50 of them to 1e-1. At 3e-4 the
+/// difference caused by summation order does not grow.
 fn fifty_steps(more: &[&str]) -> Vec<String> {
     let fifty = [
         "--max-steps",
@@ -26,7 +26,7 @@ fn fifty_steps(more: &[&str]) -> Vec<String> {
     short(&[&fifty[..], more].concat())
 }
 
-/// The steps of a run, and how its batches were cut.
+/// The steps of a run, and the cuts of its batches.
 struct Followed {
     steps: Vec<Value>,
 }
@@ -43,7 +43,7 @@ impl Followed {
         self.steps[step][key].as_f64().unwrap_or_else(|| panic!("{key} in {}", self.steps[step]))
     }
 
-    /// Holds every step to that of the run at an ample budget.
+    /// Compares every step with that of the run at an ample budget.
     fn expect_same_as(&self, ample: &Self, name: &str) {
         for step in 0..50 {
             let key = "rows";
@@ -87,7 +87,7 @@ fn four_budgets_see_the_same_rows_and_lose_the_same_at_every_one_of_fifty_steps(
 fn a_run_that_shrinks_and_grows_on_its_way_sees_and_loses_the_same() {
     let scene = Scene::new();
     let ample = Followed::run(&scene, "ample", &["--memory-budget", "2GiB"]);
-    // Nothing is left beside the process for ten steps, and then there is again.
+    // No memory is left beside the process for ten steps, and then there is plenty again.
     let [plenty, nothing] =
         [8u64 << 30, 0].map(|available| format!(r#"{{"total": 17179869184, "available": {available}}}"#));
     let machine: Vec<&str> = [vec![plenty.as_str(); 11], vec![&nothing; 10], vec![&plenty]].concat();

@@ -1,4 +1,4 @@
-//! `serve`: the command's answers over HTTP are those of `generate`, adapters are models by their names, and it ends in order.
+//! `serve`: answers over HTTP equal those of `generate`, adapters are models with their own names, and the server ends in order.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -99,7 +99,7 @@ fn an_adapter_is_a_model_by_its_name_and_is_loaded_beside_the_base() {
     };
     let expected = ["run", "one", "two"].map(generated);
     let server = start(&scene, &["--adapter", "one=one", "--adapter", "two"]);
-    // There and back: what an adapter has of its own is no part of the base.
+    // Switches to an adapter and back: the base must not keep any of the adapter's values.
     for turn in [0, 1, 2, 1, 0] {
         let model = ["run", "one", "two"][turn];
         let (status, answer) = server.ask(&json!({"prompt": "after 75", "model": model}));

@@ -1,5 +1,5 @@
-//! The command under `mpirun`, each process on a card of its own: emulated ones (`LOW_MEM_T5_CUDA=emulated`, docs/gpu.md). Needs an MPI, and
-//! the features `cuda` and `mpi`, or `nccl`: then from card to card.
+//! The command under `mpirun`, with emulated cards for its processes (`LOW_MEM_T5_CUDA=emulated`, docs/gpu.md). Needs an MPI, and the
+//! features `cuda` and `mpi`, or `nccl` for transfers from card to card.
 
 mod launcher;
 mod on_a_card;
@@ -17,19 +17,19 @@ fn arguments(more: &[&str]) -> Vec<String> {
     on_a_card::arguments(&[&["--max-steps", "4"], more].concat())
 }
 
-/// Bytes of a small batch that cross the bus, at most.
+/// The most bytes of a small batch that cross the bus.
 const MOST_BATCH_BYTES: u64 = 32 << 10;
 
-/// How processes and cards go together.
+/// The assignment of processes to cards.
 #[derive(Clone, Copy, Debug)]
 enum Cards {
     /// One process on one card.
     One,
-    /// Two processes, each on a card of its own: where this build has NCCL, from card to card.
+    /// Two processes, each on a card of its own. If this build has NCCL, tensors go from card to card.
     Two,
-    /// Three.
+    /// Three processes on three cards.
     Three,
-    /// Four.
+    /// Four processes on four cards.
     Four,
     /// Two processes on one card, which always go through the host.
     Shared,
@@ -39,12 +39,12 @@ fn on_cards(scene: &Scene, cards: Cards, more: &[&str]) -> Ran {
     with_variables(scene, &[], cards, more)
 }
 
-/// The same with variables of the emulated cards, without their prefix.
+/// Runs with variables of the emulated cards, without their prefix.
 fn with_variables(scene: &Scene, variables: &[(&str, &str)], cards: Cards, more: &[&str]) -> Ran {
     starting(scene, variables, cards, "", more)
 }
 
-/// The same where `program`, a space before it, starts the command in each process.
+/// Runs with `program`, followed by a space, before the command in each process.
 fn starting(scene: &Scene, variables: &[(&str, &str)], cards: Cards, program: &str, more: &[&str]) -> Ran {
     let budget = ["--device-memory-budget", "1GiB"];
     let (processes, cards, budget) = match cards {
@@ -58,7 +58,7 @@ fn starting(scene: &Scene, variables: &[(&str, &str)], cards: Cards, program: &s
     let variables = variables.iter().map(|(name, value)| (*name, (*value).to_owned())).chain([number]);
     let variables = variables.map(|(name, value)| format!("LOW_MEM_T5_EMULATED_{name}={value}"));
     let launcher = launcher::mpirun(scene, processes, &variables.collect::<Vec<_>>()) + program;
-    // By a measured rate another plan is the fastest where the machine is busy.
+    // With a measured rate, another plan would be the fastest on a busy machine.
     let network = ["--set", "parallel.network_mbit=10000"];
     scene.run_under(&launcher, &arguments(&[&["--device", "cuda"], budget, &network, more].concat()))
 }
@@ -88,7 +88,7 @@ fn assert_predicted(scene: &Scene, run: &str) {
 fn two_cards_have_the_losses_of_the_cpu_whatever_each_of_them_holds() {
     let Some(scene) = emulated_scene() else { return };
     let by_layer = [&ADAMW[..], &BY_LAYER].concat();
-    // One of the processes has no sample then.
+    // Here one of the processes has no sample.
     let idle = ["--set", "train.batch_size=1", "--set", "memory.communication_overlap=none"];
     let idle = [&by_layer[..], &idle].concat();
     for (name, way) in [("adafactor", &[][..]), ("adamw", &ADAMW), ("layers", &by_layer), ("idle", &idle)] {
@@ -96,7 +96,7 @@ fn two_cards_have_the_losses_of_the_cpu_whatever_each_of_them_holds() {
         scene.run(&arguments(&[way, &["--output", &cpu]].concat())).expect_code(0);
         let mut cases = vec![("none", Cards::Two)];
         match name {
-            // Micro-batch by micro-batch weights are brought for virtual shards alone.
+            // Micro-batch by micro-batch, weights can be sharded only with virtual shards.
             "layers" => cases.extend([("gradients", Cards::Two), ("weights", Cards::Two), ("weights", Cards::Shared)]),
             "idle" => cases.push(("gradients", Cards::Two)),
             _ => cases.extend([("none", Cards::Shared), ("optimizer", Cards::Two)]),
@@ -149,7 +149,7 @@ fn virtual_shards_give_the_same_file_for_one_card_and_two_and_after_a_resume() {
 fn two_processes_on_one_card_are_told_and_share_it_where_each_has_a_budget() {
     let Some(scene) = emulated_scene() else { return };
     let told = "processes 0, 1 of 2 compute on one card";
-    // These measure their network.
+    // These runs measure their network.
     let few = ["--max-steps", "2", "--output", "shared", "--set", "parallel.network_mbit=auto"];
     let named = on_cards(&scene, Cards::Two, &[&few[..], &["--device", "cuda:1"]].concat());
     named.expect_code(2).expect_words(&[told, "`--device-memory-budget`"]);
@@ -167,7 +167,7 @@ fn gradients_cross_the_bus_as_often_as_the_plan_says() {
         let counts = |steps: &str| {
             let run = format!("{shard}-{steps}");
             let rarely = ["--set", "checkpoint.every_steps=100", "--set", "train.eval_every_steps=100"];
-            // Over a slow network a plan may take gradients off the card, which cross the bus, too.
+            // Over a slow network a plan may take gradients off the card, which then also cross the bus.
             let network = ["--set", "parallel.network_mbit=100000"];
             let more =
                 [&["--max-steps", steps], &rarely[..], &network, &ADAMW, &["--set", &sharding, "--output", &run]]
@@ -183,7 +183,7 @@ fn gradients_cross_the_bus_as_often_as_the_plan_says() {
         let counted = (0..2).map(|card| (four[card] - two[card]) / 2).max().expect("two cards");
         let planned = scene.events(&format!("{shard}-4"), "plan")[0]["step_bus_bytes"].as_u64().expect("bytes");
         println!("{shard}: {counted} bytes a step, {planned} predicted");
-        // And what a step takes on one card: ids, positions, losses.
+        // In addition, a step on one card copies ids, positions and losses.
         let is_near = (planned..planned + MOST_BATCH_BYTES).contains(&counted);
         assert!(is_near, "{shard}: {counted} bytes a step, {planned} predicted");
         assert_eq!(planned == 0, cfg!(feature = "nccl"), "from card to card nothing goes through the host");
@@ -272,8 +272,8 @@ fn allocations(scene: &Scene, file: &str) -> u64 {
     report["allocations"].as_u64().expect("a count")
 }
 
-/// Starts the command, where the counts and the failing allocation are those of process 1 alone: two processes on one card would write into
-/// one file of counts at once.
+/// Starts the command with counts and the failing allocation only in process 1. Two processes on one card would write to one file of counts
+/// at once.
 const OF_ONE: &str = "[ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ] \
     || unset LOW_MEM_T5_EMULATED_FAILURE LOW_MEM_T5_EMULATED_REPORT\nexec \"$@\"\n";
 

@@ -1,5 +1,4 @@
-//! The command under `mpirun`: needs an MPI, and the feature `mpi`. The sums themselves are tested without either, in `trainer` and
-//! `collective`.
+//! The command under `mpirun`: needs an MPI, and the feature `mpi`. `trainer` and `collective` test the sums themselves, without either.
 
 mod launcher;
 #[expect(dead_code, reason = "made for every test of the command")]
@@ -8,14 +7,14 @@ mod run;
 use run::{Ran, Scene, short};
 use serde_json::Value;
 
-/// Runs the command as so many processes.
+/// Runs the command as this many processes.
 fn together(scene: &Scene, processes: usize, arguments: &[String]) -> Ran {
-    // By a measured rate another plan is the fastest where the machine is busy, and `plan` has no others to measure with.
+    // With a measured rate, another plan would be the fastest on a busy machine. And `plan` has no other processes for measuring.
     let network = ["--set", "parallel.network_mbit=10000"].map(str::to_owned);
     measuring(scene, processes, &[&network[..], arguments].concat())
 }
 
-/// The same where the processes measure their network.
+/// The same with a measured network.
 fn measuring(scene: &Scene, processes: usize, arguments: &[String]) -> Ran {
     scene.run_under(&launcher::mpirun(scene, processes, &[]), arguments)
 }
@@ -94,7 +93,7 @@ fn layer_by_layer_every_stage_of_sharding_has_the_bits_of_none() {
                 (of("communication_ms"), of("communication_wait_ms"), of("communication_hidden"));
             assert!(all > 0.0 && waited >= 0.0 && (0.0..=1.0).contains(&hidden), "{line}");
         }
-        // Answers and losses of an evaluation, where weights come from each other.
+        // Answers and losses of an evaluation, in which processes receive weights from each other.
         let evaluated = |run: &str| {
             let of = &scene.events(run, "eval")[0];
             [of["loss"].clone(), of["bleu"].clone(), of["exact_match"].clone()]
@@ -121,7 +120,7 @@ fn an_adapter_beside_a_quantised_base_is_trained_by_two() {
 #[test]
 fn one_process_that_fails_ends_all_and_says_which_it_was() {
     let scene = Scene::new();
-    // A budget that a single process would have, four of which are more than any machine has.
+    // A single process would accept this budget. The sum for two processes exceeds any machine's memory.
     let ran = together(&scene, 2, &short(&["--memory-budget", "900TiB"]));
     ran.expect_code(3).expect_words(&["2 processes on", "`--memory-budget` is for each process"]);
     let ran = together(&scene, 2, &short(&["--set", "parallel.virtual_shards=1"]));
@@ -185,7 +184,7 @@ fn the_bytes_that_a_process_sends_are_those_that_the_plan_said() {
         let planned = scene.events(&output, "plan")[0]["step_sent_bytes"].as_f64().expect("bytes");
         let sent: Vec<f64> =
             scene.events(&output, "step").iter().map(|line| line["sent_bytes"].as_f64().expect("bytes")).collect();
-        // Of the first process; the plan is that of the one that sends most.
+        // The count is that of the first process. The plan is that of the process that sends most.
         let counted = sent[1] - sent[0];
         assert!((planned / counted - 1.0).abs() < 0.001, "{shard} {more:?}: {planned} planned, {counted} sent");
     }

@@ -1,7 +1,7 @@
-//! The commands that README, `--help` and the last screen of a run show: each runs as it is shown.
+//! The commands in README, `--help` and the last screen of a run: each works as shown.
 //!
-//! They run one after the other in one directory, as a reader would type them. Rows are there under every name that they use;
-//! everything else is made by the command before.
+//! They run one after the other in one directory, as a reader would type them. Rows exist under every name that they use; earlier commands
+//! make everything else.
 
 use std::os::unix::fs::symlink;
 
@@ -22,7 +22,7 @@ fn newcomer() -> Scene {
     scene
 }
 
-/// The commands of a text: lines that begin with the program's name, `\` at their end continuing them. Usage lines are none.
+/// The commands of a text: lines that begin with the program's name, and their continuation lines after `\`. Usage lines do not count.
 fn commands(text: &str) -> Vec<String> {
     let joined = text.replace("\\\n", " ");
     let lines = joined.lines().map(str::trim).filter(|line| {
@@ -47,7 +47,7 @@ fn every_command_of_the_readme_and_of_help_runs_as_it_is_shown() {
         let scene = newcomer();
         let mut ran = 0;
         for line in commands(&text) {
-            // The demo takes a minute, and is run by `.ci/run`.
+            // The demo takes a minute; `.ci/run` runs it.
             if line != "train_low_mem" {
                 let outcome = in_a_shell(&scene, &line);
                 assert_eq!(outcome.code, Some(0), "{name}: {line}\n{}{}", outcome.out, outcome.err);

@@ -1,10 +1,10 @@
-//! The requirement documents' situations, planned: each is a machine and a budget, none is a special case.
+//! Plans the requirement documents' situations: each is a machine and a budget, and none is a special case.
 
 use crate::run::{Scene, sample};
 
 const GIB: u64 = 1 << 30;
 
-/// Plans t5-small, 64 samples of 256+256 tokens a step, on a machine with so much memory in all and so much left.
+/// Plans t5-small, 64 samples of 256+256 tokens a step, on a machine with this much total and available memory.
 fn plan(scene: &Scene, total_gib: u64, available: u64, flags: &[&str]) -> serde_json::Value {
     scene.write("machine.json", format!(r#"[{{"total": {}, "available": {available}}}]"#, total_gib * GIB));
     scene.write("t5.toml", "[model]\nconfig = \"t5-small\"\n[train]\nbatch_size = 64\n");
@@ -58,7 +58,7 @@ fn cards_of_4_6_12_and_20_gigabytes_hold_the_tensors_beside_a_host_with_1_4_giga
         assert!(time <= 1.015 * before, "a bigger card is never slower by more than counts as nothing");
         before = time;
     }
-    // Whatever is off the card takes room beside it, or files, and crosses the bus.
+    // Tensors off the card take memory beside it, or files, and cross the bus.
     let card = format!(r#"{{"name": "a card", "total": {}, "free": {}}}"#, 20 * GIB, 20 * GIB - GIB / 4);
     let roomy = format!(r#"[{{"total": {}, "available": {}, "device": {card}}}]"#, 16 * GIB, 14 * GIB);
     scene.write("roomy.json", roomy);

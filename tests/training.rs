@@ -1,4 +1,4 @@
-//! The embedded default, a few steps of it: files, figures, and the same figures again.
+//! The embedded default, for a few steps: its files, its results, and the same results again.
 
 use crate::run::{Scene, short};
 use serde_json::Value;
@@ -217,12 +217,12 @@ fn a_dry_run_of_keep_training_takes_the_step_that_comes_next_and_changes_nothing
     ]);
     assert_eq!(scene.names("."), ["run"]);
     assert!(scene.contents("run") == before, "a file of the run was changed");
-    // The step that was tried is the one that is made.
+    // The real run makes the same step that the dry run has tried.
     scene.run(&more).expect_code(0);
     let loss = scene.events("run", "step").iter().find(|line| line["step"] == 7).and_then(|line| line["loss"].as_f64());
     let loss = loss.expect("step 7 has a loss");
     assert!(tried.out.contains(&format!("dry run: loss {loss:.4},")), "{loss}: {}", tried.out);
-    // Nothing is left to try.
+    // No step is left to try.
     scene.run(&dry).expect_code(0).expect_words(&["this run is finished: 8 steps"]);
     scene
         .run(&short(&["--keep-training", "--dry-run", "--output", "other"]))

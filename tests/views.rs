@@ -1,4 +1,4 @@
-//! Views of runs: the page, TensorBoard's events, several runs side by side, the bill as a picture.
+//! Views of runs: the page, TensorBoard's events, several runs side by side, and the bill as a picture.
 
 use std::fs;
 
@@ -39,13 +39,13 @@ fn a_run_leaves_a_page_with_the_numbers_of_its_metrics() {
     assert!(page.len() < 300_000, "{}", page.len());
 }
 
-/// Steps of the records of an event file, by their length prefixes; sums are checked in `run-report`.
+/// Steps of the records of an event file, found by their length prefixes. `run-report` tests the checksums.
 fn recorded_steps(mut file: &[u8]) -> Vec<u64> {
     let mut steps = Vec::new();
     while let Some(length) = file.first_chunk::<8>() {
         let length = u64::from_le_bytes(*length) as usize;
         let record = &file[12..12 + length];
-        // After the time comes the step, where the record has one.
+        // The step follows the time, if the record has one.
         if record[9] == 2 << 3 {
             assert!(record[10] < 128, "a short run");
             steps.push(u64::from(record[10]));
@@ -60,7 +60,7 @@ fn a_resumed_run_has_no_step_twice_in_its_events_and_pages() {
     let scene = Scene::new();
     scene.run(&short(&["--set", "checkpoint.every_steps=4"])).expect_code(0);
     let whole = recorded_steps(&scene.read(EVENTS));
-    // As a run leaves it that was killed after step 6: its newest checkpoint is that of step 4.
+    // The state after the run was killed after step 6: its newest checkpoint is that of step 4.
     fs::remove_dir_all(scene.path("run/checkpoints/step-00000006")).expect("the last checkpoint");
     fs::remove_dir_all(scene.path("run/model")).expect("the model");
     fs::remove_file(scene.path("run/finished.json")).expect("the end");
@@ -72,7 +72,7 @@ fn a_resumed_run_has_no_step_twice_in_its_events_and_pages() {
     let page = page(&scene, "run/report.html");
     assert_eq!(figures(&page)["steps"], json!(6));
     assert!(page.contains("resumed at step 4"));
-    // From the files the page is the same, but for the configs' headings.
+    // Made from the files, the page is the same except for the configs' headings.
     scene.run(&["report", "run", "--output", "again.html"]).expect_code(0).expect_words(&["wrote again.html"]);
     assert_eq!(figures(&page), figures(&self::page(&scene, "again.html")));
 }
@@ -88,7 +88,7 @@ fn several_runs_share_a_page_that_replaces_no_other_file() {
     let runs: Vec<&Value> = found.as_array().expect("a list").iter().map(|run| &run["run"]).collect();
     assert_eq!(runs, ["a", "b"]);
     assert!(both.contains("optimizer.learning_rate") && both.contains("0.002"), "the settings that differ");
-    // A page of ours is replaced, nothing else.
+    // Only a page of this program is replaced.
     scene.run(&["report", "a", "b"]).expect_code(0);
     scene.write("mine.html", "<p>my only copy</p>");
     scene.run(&["report", "a", "--output", "mine.html"]).expect_code(2).expect_words(&["mine.html", "hint: "]);

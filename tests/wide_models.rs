@@ -1,4 +1,4 @@
-//! Models so wide that their norms and tables of positions are as large as what may lie off a card.
+//! Models so wide that their norms and tables of positions are as large as tensors that may lie off a card.
 
 use crate::on_a_card::of_steps;
 use crate::run::{Ran, Scene, short};

@@ -1,9 +1,9 @@
-//! Wrong input of every kind: the exit code, what is wrong and where, and a hint.
+//! Wrong input of every kind: the exit code, an error that names problem and place, and a hint.
 
 use crate::files;
 use crate::run::{Scene, repository, sample, short};
 
-/// Runs the command and holds it to its exit code, to an `error:` line with these words and to a hint.
+/// Runs the command and checks its exit code, an `error:` line with these words, and a hint.
 #[track_caller]
 fn check(scene: &Scene, arguments: &[&str], code: i32, words: &[&str]) {
     let ran = scene.run(arguments).expect_code(code);
@@ -119,7 +119,7 @@ fn a_directory_for_the_files_of_bench_that_is_none_is_said_with_its_flag() {
             check(&scene, &[&bench[..], &[flag, directory]].concat(), 2, &words);
         }
     }
-    // Wherever it stands among others.
+    // In any position among other flags.
     let both = ["--offload", ".", "--offload-weights", "absent"];
     check(&scene, &[&bench[..], &both].concat(), 2, &["--offload-weights", "absent"]);
 }

@@ -1,4 +1,4 @@
-//! The flags of commands that answer: where weights lie, how answers are made, and the arguments of `eval` and `generate`.
+//! The flags of commands that answer: the place of weights, the settings of answers, and the arguments of `eval` and `generate`.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub struct WeightFlags {
 }
 
 impl WeightFlags {
-    /// The budgets that they name.
+    /// The budgets of these flags.
     pub fn budgets(&self) -> Outcome<Budgets> {
         options::budgets(self.memory_budget.as_deref(), self.device_memory_budget.as_deref())
     }
@@ -106,7 +106,7 @@ pub struct DecodingFlags {
 }
 
 impl DecodingFlags {
-    /// The keys of a model's own defaults with the flags over them, and its longest answer in tokens, where it says one.
+    /// The model's own default keys, overridden by the flags, and the model's longest answer in tokens, if it has such a setting.
     pub fn over(&self, model: &t5::Config) -> Outcome<(Values, Option<usize>)> {
         let mut values = Values::defaults();
         let (settings, file) = model.answer_settings();

@@ -1,8 +1,8 @@
-//! The embedded default: a tiny T5 and sample data inside the program, so that a fresh installation can
-//! show itself learning from any directory.
+//! The embedded default: a tiny T5 and sample data inside the program. With them a fresh installation can demonstrate training in any
+//! directory.
 //!
-//! The config is `configs/tiny.toml`, the files are those of `data/`. They are written beside the run,
-//! where they can be looked at and where `--keep-training` finds them again.
+//! The config is `configs/tiny.toml`, and the files are those of `data/`. They are written beside the run, so that users can look at them
+//! and `--keep-training` finds them again.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use toml::Value;
 use crate::config::{Origin, Values, paths};
 use crate::failure::{Failure, Outcome};
 
-/// The name that the embedded config has as an origin.
+/// The origin that values of the embedded config have.
 pub const EMBEDDED: &str = "embedded default";
-/// Where the embedded files go, below the output directory.
+/// The directory of the embedded files, below the output directory.
 pub const DIRECTORY: &str = "sample-data";
 
 const CONFIG: &str = include_str!("../../../configs/tiny.toml");
@@ -29,22 +29,21 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     std::iter::once(DIRECTORY).chain(FILES.iter().map(|(name, _)| *name))
 }
 
-/// Lays the embedded config over the defaults.
+/// Sets the values of the embedded config.
 pub fn apply(values: &mut Values) -> Outcome<()> {
     values.apply_file(EMBEDDED, CONFIG)
 }
 
-/// Whether the embedded config applies: it is a demo, with settings that suit its own model and rows. Who names a model or data
-/// gets the defaults of the table of keys.
+/// Whether the embedded config applies. It is a demo, and its settings suit its own model and rows. With a model or data of the user's, the
+/// defaults of the table of keys apply.
 pub fn is_wanted(typed: &Values) -> bool {
     ["run.finetune", "model.config", "model.init_from", "data.train"]
         .iter()
         .all(|key| *typed.origin(key) == Origin::Default)
 }
 
-/// Writes the embedded files that the config still asks for below `output`, and points the config there.
-/// Files that are there already with the same content are left alone, and with another one never replaced. `made` is told of
-/// each file and directory.
+/// Writes the embedded files that the config still needs below `output`, and sets their paths in the config. An existing file with the same
+/// content is left alone; a file with other content is never replaced. `made` is called with each new file and directory.
 pub fn place(values: &mut Values, output: &Path, made: &mut impl FnMut(PathBuf)) -> Outcome<()> {
     for key in ["data.train", "data.validation", "data.tokenizer"] {
         let setting = values.setting(key);

@@ -1,4 +1,4 @@
-//! Rows that were left out: the first is named, a large share is warned of, and a run that could use none ends.
+//! Skipped rows: the first is named, a large share causes a warning, and a run without any usable row ends.
 
 use serde_json::json;
 
@@ -6,16 +6,16 @@ use crate::failure::{Failure, Outcome};
 use crate::saved::History;
 use crate::session::Session;
 
-/// The share of rows, in percent, above which leaving them out is more than a blemish.
+/// The share of skipped rows, in percent, above which the run warns.
 const LARGE_SHARE_PERCENT: u64 = 10;
-/// The share of fewer rows says little.
+/// With fewer rows, the share is not significant.
 const LEAST_ROWS: u64 = 200;
 
 impl Session {
-    /// Counts the rows of a batch that were left out. Says so the first time, and again where they become many.
+    /// Counts the skipped rows of a batch. Warns the first time, and again if the share becomes large.
     ///
     /// # Errors
-    /// At the end of an epoch or of the run, where no row at all could be used.
+    /// At the end of an epoch or of the run, if no row could be used.
     pub fn note_bad_rows(&mut self, batch: &dataloader::Batch) -> Outcome<()> {
         let step = self.trainer.step_count();
         let is_at_end = batch.position_after.epoch > batch.epoch || self.trainer.is_done();

@@ -1,4 +1,4 @@
-//! `model.base_precision`: the base below an adapter in codes of 8 or 4 bits, in a directory beside the run that is made once.
+//! `model.base_precision`: the base below an adapter in codes of 8 or 4 bits. Its directory beside the run is made once.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::failure::Outcome;
 use crate::report;
 use crate::run_dir::BASES;
 
-/// The name of the directory of a base in this precision, in that of its run.
+/// The name of the directory of a base in this precision, inside the run's directory.
 pub fn name(precision: Precision) -> &'static str {
     match precision {
         Precision::Int8 => BASES[0],
@@ -19,7 +19,7 @@ pub fn name(precision: Precision) -> &'static str {
     }
 }
 
-/// The directory to load the base from: `source`, or where it is to be quantised, its copy beside the run.
+/// The directory to load the base from: `source`, or its quantised copy beside the run.
 pub fn prepare(source: &Path, wanted: Option<Precision>, root: &Path) -> Outcome<PathBuf> {
     let is_quantised =
         || -> Outcome<bool> { Ok(t5::Config::from_file(&source.join("config.json"))?.base_precision.is_some()) };

@@ -1,11 +1,11 @@
-//! Which evaluation is better than another, and when none is any more.
+//! Compares evaluations, and decides when they no longer improve.
 
 use serde::{Deserialize, Serialize};
 use text_metrics::Metric;
 
 use crate::evaluation::Figures;
 
-/// The figure by which evaluations are compared.
+/// The value by which evaluations are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Measure {
     /// The loss: lower is better.
@@ -37,7 +37,7 @@ impl Measure {
         }
     }
 
-    /// A score for reading.
+    /// A score as text.
     pub fn shown(self, score: f64) -> String {
         match self {
             Self::Loss => format!("{:.4}", -score),
@@ -46,8 +46,8 @@ impl Measure {
     }
 }
 
-/// How long the evaluations of a run have not become better. A checkpoint holds it, so a run that resumes stops where it would
-/// have stopped.
+/// The number of evaluations without an improvement. A checkpoint holds it, so a resumed run stops at the same step as an uninterrupted
+/// one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stalled {
     /// The measure.
@@ -59,8 +59,7 @@ pub struct Stalled {
 }
 
 impl Stalled {
-    /// Notes an evaluation. Its score is better if it exceeds the best one by more than `least`; one that is not a number is
-    /// no better.
+    /// Notes an evaluation. Its score is better if it exceeds the best one by more than `least`; NaN is never better.
     pub fn note(&mut self, measure: Measure, score: f64, step: u64, least: f64) {
         if self.measure != measure.name() {
             *self = Self { measure: measure.name().to_owned(), ..Self::default() };
@@ -73,7 +72,7 @@ impl Stalled {
         }
     }
 
-    /// Why a run ends here that waits for so many evaluations; `None` where it goes on.
+    /// The reason to end a run that waits for this many evaluations; `None` if the run continues.
     pub fn ends(&self, measure: Measure, patience: Option<u64>) -> Option<String> {
         let patience = patience.filter(|patience| self.measure == measure.name() && self.evaluations >= *patience)?;
         let (best, step) = self.best?;

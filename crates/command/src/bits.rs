@@ -1,7 +1,7 @@
 //! The last bits of a run depend on its config, its data, the cut of a batch, and the kernels.
 //!
-//! The number of threads is not among it. A checkpoint records both, and a run that goes on compares: where they differ it
-//! says so in one line, or, with `run.deterministic`, is refused.
+//! They do not depend on the number of threads. A checkpoint records the cut and the kernels, and a resumed run compares them. If they
+//! differ, it warns in one line, or is refused with `run.deterministic`.
 
 use candle_core::DType;
 use memory_policy::{Budgets, MemorySnapshot};
@@ -22,12 +22,12 @@ pub struct Kernels {
     pub instruction_set: String,
     /// See [`t5_ops::KERNELS_VERSION`].
     pub version: u32,
-    /// On how many threads they ran: for people, no bit depends on it.
+    /// The number of threads, for people: no bit depends on it.
     pub threads: usize,
 }
 
 impl Kernels {
-    /// Those of this process.
+    /// The kernels of this process.
     pub fn of_this_process(device: &candle_core::Device) -> Self {
         let device = match device {
             candle_core::Device::Cpu => "cpu",
@@ -43,10 +43,10 @@ impl Kernels {
     }
 }
 
-/// The part of a config that tells which numbers of a plan decide bits.
+/// The settings of a run that determine which levers change bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Scope {
-    /// Whether a micro-batch has a pinned number of samples, whatever they hold.
+    /// Whether the number of samples in a micro-batch is pinned, with any lengths.
     is_pinned: bool,
     /// Whether activations or gradients are bf16.
     has_bf16: bool,
@@ -54,7 +54,7 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// That of a run.
+    /// The scope of a run.
     pub fn of(config: &Config, options: &trainer::TrainerOptions, device: &candle_core::Device) -> Self {
         Self {
             is_pinned: config.memory.pins.of(MICRO_BATCH_SAMPLES.name).is_some(),
@@ -64,13 +64,13 @@ impl Scope {
     }
 }
 
-/// One thing that decides bits and is another than it was.
+/// One setting that changes bits, with its old and its new value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     setting: &'static str,
     was: String,
     now: String,
-    /// The same for people.
+    /// The difference in words.
     words: String,
 }
 
@@ -91,7 +91,7 @@ pub fn of_levers(was: &Levers, now: &Levers, scope: Scope) -> Vec<Difference> {
     let [before, after] = [was, now].map(|levers| levers.micro_batch_samples);
     let words = format!("the batch is cut into micro-batches of {after} samples instead of {before}");
     compare("memory.micro_batch_samples", before, after, words);
-    // Where samples are not counted, as many share a micro-batch as these two leave memory for.
+    // Unless samples are pinned, both of these levers determine how many samples share a micro-batch.
     let [before, after] = [was, now].map(|levers| if scope.is_pinned { 0 } else { levers.recompute_blocks });
     compare("memory.recompute", before, after, format!("{after} blocks are recomputed instead of {before}"));
     let [before, after] = [was, now].map(|levers| rows_of_loss(levers, scope));
@@ -110,8 +110,8 @@ pub fn of_levers(was: &Levers, now: &Levers, scope: Scope) -> Vec<Difference> {
     found
 }
 
-/// The rows of logits at a time, as far as they show in a bit: where logits are computed again, so many are taken at a time
-/// however few a plan has room for.
+/// The rows of logits at a time, or 0 if they change no bit. Logits that are computed again always take the same number of rows, however
+/// few a plan has room for.
 fn rows_of_loss(levers: &Levers, scope: Scope) -> usize {
     let dtype = if scope.has_bf16 { DType::BF16 } else { DType::F32 };
     let shows = !scope.is_pinned || !scope.is_on_cpu || t5_ops::keeps_logits(dtype, levers.loss_chunk_rows);
@@ -144,7 +144,7 @@ fn of_kernels(was: &Kernels, now: &Kernels, scope: Scope) -> Vec<Difference> {
     found
 }
 
-/// An instruction set, as what computes.
+/// The name of an instruction set for messages.
 fn in_words_of(instruction_set: &str) -> String {
     match instruction_set {
         "software-tiles" => "tiles in software".to_string(),
@@ -152,7 +152,7 @@ fn in_words_of(instruction_set: &str) -> String {
     }
 }
 
-/// The instruction set as far as it shows in a bit: those that add products of bf16 compute f32 alike.
+/// The instruction set as far as it changes bits: those that add products of bf16 compute f32 in the same way.
 fn decisive(name: &str, scope: Scope) -> &str {
     match name {
         "amx" | "avx512bf16" if !scope.has_bf16 => "avx512",
@@ -161,25 +161,25 @@ fn decisive(name: &str, scope: Scope) -> &str {
     }
 }
 
-/// Where a run goes on from: what its checkpoint says.
+/// The facts in the checkpoint that a run resumes from.
 pub struct Before<'a> {
-    /// Where it lies.
+    /// The name of the checkpoint.
     pub checkpoint: String,
     /// The plan of its last step.
     pub plan: &'a Plan,
-    /// The kernels that made it, if recorded.
+    /// The kernels that made the checkpoint, if recorded.
     pub kernels: Option<&'a Kernels>,
 }
 
-/// The plan of a resumed run, and its changes of bits, in one line and for the metrics.
+/// The plan of a resumed run, with a warning about changed bits.
 pub struct Resumed {
     /// The plan.
     pub plan: Plan,
-    /// Changes of bits.
+    /// The warning, if bits change.
     pub warning: Option<Warning>,
 }
 
-/// Changes of bits, in one line and for the metrics.
+/// A warning about changed bits: one line, and an event for the metrics.
 pub struct Warning {
     /// The line.
     pub text: String,
@@ -187,16 +187,16 @@ pub struct Warning {
 }
 
 impl Warning {
-    /// The fields of its event.
+    /// The fields of the warning's event.
     pub fn event(&self, step: u64) -> Value {
         json!({"step": step, "kind": "bits", "message": self.text, "differences": self.differences})
     }
 }
 
-/// The plan of a run that goes on: that of its checkpoint where it may be, and with `run.deterministic` always.
+/// The plan of a resumed run: the checkpoint's plan if possible, and with `run.deterministic` always.
 ///
 /// # Errors
-/// Exit 3 where nothing fits; exit 2 where `run.deterministic` is set and the bits would change.
+/// Exit 3 if nothing fits; exit 2 if `run.deterministic` is set and the bits would change.
 pub fn go_on(
     before: &Before,
     now: &Kernels,
@@ -225,7 +225,7 @@ pub fn go_on(
     Ok(Resumed { plan, warning })
 }
 
-/// The same offers as far as their steps have the cut of a plan.
+/// The costs limited to steps with the same cut as a plan.
 pub fn with_cut_of(costs: &Costs, plan: &Plan, scope: Scope) -> Costs {
     let mut costs = costs.clone();
     costs.steps.retain(|step| of_levers(&plan.step.levers, &step.what.levers, scope).is_empty());
@@ -261,7 +261,7 @@ fn warning(differences: &[Difference], is_said: bool, plan: &Plan) -> Option<War
     (!lines.is_empty()).then(|| Warning { text: lines.join("; "), differences: to_json(differences) })
 }
 
-/// `cut`: whether the cut of a batch is among what differs, and why it can not be kept.
+/// `cut`: `Some` if the cut of a batch is among the differences, with the reason why it cannot be kept, if it does not fit.
 fn refused(before: &Before, differences: &[Difference], cut: Option<Option<&DoesNotFit>>, plan: &Plan) -> Failure {
     let line = |d: &Difference| format!("\n  {}: was {}, now {}", d.setting, d.was, d.now);
     let lines: String = differences.iter().map(line).collect();
@@ -296,7 +296,7 @@ mod tests {
 
     const SCOPE: Scope = Scope { is_pinned: false, has_bf16: false, is_on_cpu: true };
 
-    /// Micro-batches of 4 in 400 MiB, of 2 in 200, which are slower.
+    /// Micro-batches of 4 in 400 MiB, and slower micro-batches of 2 in 200 MiB.
     fn costs() -> Costs {
         let step = |samples: usize, relative_time: f64| {
             let levers = Levers { micro_batch_samples: samples, loss_chunk_rows: 256, ..Levers::default() };

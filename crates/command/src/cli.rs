@@ -1,7 +1,7 @@
-//! The command line as typed: flags and subcommands, nothing resolved.
+//! The command line as typed: flags and subcommands, without their meaning.
 //!
-//! [`crate::config`] decides the meaning of the flags; here they are only read. `train` is the default
-//! subcommand. In a flag's name `_` and `-` are the same, so `--learn_rate` is `--learn-rate`.
+//! [`crate::config`] determines the meaning of the flags; this module only reads them. `train` is the default subcommand. In a flag's name
+//! `_` and `-` are equivalent, so `--learn_rate` is `--learn-rate`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -267,7 +267,7 @@ pub struct ConvertBaseArgs {
     pub json: bool,
 }
 
-/// What `bench` measures beside steps.
+/// The other measurements of `bench`.
 #[derive(Debug, Subcommand)]
 pub enum OtherBench {
     /// Measure answers as `serve` makes them: tokens a second, time to the first token, peak memory
@@ -306,10 +306,10 @@ pub struct BenchArgs {
     /// bf16
     #[arg(long, value_name = "RANK")]
     pub lora: Option<u32>,
-    /// Bytes that the process may hold: the planner chooses what no flag says
+    /// Bytes that the process may hold; the planner chooses the levers that no flag sets
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<Bytes>,
-    /// GPU memory limit: the planner chooses what no flag says
+    /// GPU memory limit; the planner chooses the levers that no flag sets
     #[arg(long, value_name = "SIZE")]
     pub device_memory_budget: Option<Bytes>,
     /// Levers
@@ -368,7 +368,7 @@ fn hyphenated(argument: OsString) -> OsString {
     value.map_or(name.clone(), |value| format!("{name}={value}")).into()
 }
 
-/// clap's message in the house's form: one `error:` and a `hint:`.
+/// clap's message in the program's own form: one `error:` and a `hint:`.
 fn usage_failure(error: &clap::Error) -> Failure {
     let text = error.render().to_string();
     let body = text.strip_prefix("error: ").unwrap_or(&text);
@@ -386,7 +386,7 @@ fn usage_failure(error: &clap::Error) -> Failure {
         return failure.hint("every key needs a `--set` of its own: `--set a=1 --set b=2`");
     }
     match error.get(ContextKind::SuggestedArg).or_else(|| error.get(ContextKind::SuggestedSubcommand)) {
-        // A flag that is not shown is none that somebody meant.
+        // A hidden flag is never suggested.
         Some(ContextValue::String(nearest)) if nearest != "--machine" => {
             failure.hint(format!("did you mean `{nearest}`?"))
         }
@@ -413,7 +413,7 @@ impl TrainArgs {
         self.output.is_some() || self.set.iter().any(|assignment| assignment.trim_start().starts_with("run.output_dir"))
     }
 
-    /// Applies the flags to the config's values: named flags first, then `--set`, which wins.
+    /// Applies the flags to the config's values: named flags first, then `--set`, which takes precedence.
     pub fn apply(&self, values: &mut Values) -> Outcome<()> {
         let flags = [
             ("--memory-budget", "memory.budget", &self.memory_budget),

@@ -1,4 +1,4 @@
-//! The device that computes: opened by its name, and where its tensors lie.
+//! The device that computes: opened by its name, and the place of its tensors.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -15,7 +15,7 @@ use crate::processes;
 /// The name that leaves the choice to the program.
 pub const AUTO: &str = "auto";
 
-/// Opens the device of this name. `auto` is the CPU: a run that names none may go to a card later ([`crate::faster_device`]).
+/// Opens the device of this name. `auto` is the CPU: a run that names no device may move to a card later ([`crate::faster_device`]).
 pub fn open(name: &str) -> Outcome<Device> {
     let failed = |error: candle_core::Error| {
         let feature = name.split(':').next().unwrap_or(name);
@@ -38,32 +38,32 @@ pub fn open(name: &str) -> Outcome<Device> {
     }
 }
 
-/// The cards as the driver's library describes them before this process opens one; none where it says nothing.
+/// The cards as the driver's library describes them before this process opens one; empty if the library reports none.
 static UNOPENED: OnceLock<Vec<Card>> = OnceLock::new();
 
-/// How many NVIDIA cards this process sees. None is opened for that.
+/// The number of NVIDIA cards that this process sees. Counting them opens none.
 pub fn cards() -> candle_core::Result<usize> {
     // The driver's first call already takes some memory of a card.
     UNOPENED.get_or_init(|| memory_policy::cards().map_or_else(|_| Vec::new(), |found| found.cards));
     t5_ops::cards()
 }
 
-/// Opens the device that a flag names; none where it names none: that is chosen when it is known what is computed.
+/// Opens the device that a flag names; `None` without a flag. Then the device is chosen when the computation is known.
 pub fn named(flag: Option<&str>) -> Outcome<Option<Device>> {
     flag.filter(|name| *name != AUTO).map(open).transpose()
 }
 
-/// The index of the card that a process opens: that of its name, or without one the next for each process of a host.
+/// The index of the card that a process opens: the index in the name, or else the next card for each process of a host.
 fn index_of_process(name: &str, number_on_host: usize, cards: usize) -> usize {
     if name.contains(':') { index(name) } else { number_on_host % cards.max(1) }
 }
 
-/// The index of the card that a name such as `cuda:1` means.
+/// The index of the card in a name such as `cuda:1`.
 pub fn index(name: &str) -> usize {
     name.strip_prefix("cuda:").and_then(|index| index.parse().ok()).unwrap_or(0)
 }
 
-/// The card that this process computes on, as all processes call it; none for the CPU.
+/// The card that this process computes on, by a name that all processes share; `None` for the CPU.
 pub fn card(device: &Device, name: &str) -> Option<String> {
     let index = index(name);
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
@@ -71,30 +71,31 @@ pub fn card(device: &Device, name: &str) -> Option<String> {
     (!device.is_cpu()).then(|| seen.map_or_else(|| index.to_string(), str::to_owned))
 }
 
-/// Where the tensors of a device lie.
+/// The place of a device's tensors.
 pub fn place(device: &Device) -> Place {
     if device.is_cpu() { Place::Host } else { Place::Device }
 }
 
-/// Refuses to compute in a dtype that the device has no kernels for.
+/// Refuses a dtype for which the device has no kernels.
 pub fn check_dtype(device: &Device, activations: DType) -> Outcome<()> {
     t5_ops::check_dtype(device, activations).map_err(|error| {
         Failure::usage(error.to_string()).hint("`--precision f32` works on every card").hint("or `--device cpu`")
     })
 }
 
-/// Holds the device to the plan's budget: tensors come from a pool that cannot hold more. A warning where the driver has no such limit.
+/// Limits the device to the plan's budget: tensors come from a pool that cannot hold more. Returns a warning if the driver has no such
+/// limit.
 pub fn limit(device: &Device, plan: &Plan, now: &MemorySnapshot) -> Option<String> {
     let budget = plan.bill.device.as_ref()?.budget?;
     let beside = plan.bill.device.as_ref()?.rows.iter().filter(|row| row.name == planner::names::CONTEXT);
     let beside: Bytes = beside.map(|row| row.bytes).sum();
-    // What other programs hold cannot be had.
+    // Memory that other programs hold is not available.
     let ceiling = now.device.as_ref().map_or(budget, |device| budget.min(device.ceiling()));
     let limited = t5_ops::limit_device(device, ceiling.saturating_sub(beside).0);
     limited.err().map(|error| format!("the driver cannot limit this process to its budget on the device: {error}"))
 }
 
-/// Adds the peak of a device and the predicted one to an event or a result, where a device computes.
+/// Adds the peak of a device and its predicted peak to an event or a result, if a device computes.
 pub fn add_peaks(now: &MemorySnapshot, predicted: Bytes, to: &mut Value) {
     if let Some(device) = &now.device {
         to["device_peak_bytes"] = json!(device.peak.0);
@@ -102,19 +103,19 @@ pub fn add_peaks(now: &MemorySnapshot, predicted: Bytes, to: &mut Value) {
     }
 }
 
-/// A device as it was when it was opened, before anything was computed there.
+/// The state of a device when it was opened, before any computation there.
 #[derive(Clone, Debug, Default)]
 pub struct FirstLook {
     bytes: DeviceBytes,
-    /// What was free before this process opened it, where that is known.
+    /// Free memory before this process opened it, if known.
     free_before: Option<u64>,
-    /// The most that its pool takes beside what it is asked for; zero where that is not known.
+    /// The most bytes that its pool takes beyond a request; zero if unknown.
     pool_unit: Bytes,
-    /// What its libraries will load into the host's memory for a step.
+    /// Host memory that its libraries will take for a step.
     kernels_on_host: Bytes,
 }
 
-/// Looks at a device that was opened just now; none on the CPU, or where the driver does not say.
+/// Reads the state of a newly opened device; `None` on the CPU, or if the driver does not report it.
 pub fn first_look(device: &Device) -> Option<FirstLook> {
     let bytes = t5_ops::device_bytes(device)?;
     let before = UNOPENED.get().zip(t5_ops::card_id(device));
@@ -123,7 +124,7 @@ pub fn first_look(device: &Device) -> Option<FirstLook> {
     Some(FirstLook { bytes, free_before, pool_unit: Bytes(t5_ops::pool_unit(device).unwrap_or(0)), kernels_on_host })
 }
 
-/// A probe of this machine and of the device that was opened.
+/// A probe of this machine and of the opened device.
 pub fn probe(device: &Device, first_look: Option<FirstLook>) -> SystemProbe {
     let probe = SystemProbe::new();
     let counted = device.clone();
@@ -133,24 +134,24 @@ pub fn probe(device: &Device, first_look: Option<FirstLook>) -> SystemProbe {
     }
 }
 
-/// A context takes no more than this before kernels are loaded: twice what an H200's does, with driver 580. What others hold may look
-/// like one.
+/// The largest memory of a context before kernels are loaded: twice that of an H200 with driver 580. Without a limit, memory of other
+/// programs could be taken for the context.
 const LARGEST_CONTEXT_BYTES: u64 = 1 << 30;
 
-/// What cuBLAS' kernels for the sizes of a step take of the host's memory beside those of a rehearsal: on an H200, 15 MiB in bf16.
+/// Host memory that cuBLAS' kernels for the sizes of a step take, beyond those of a rehearsal: 15 MiB on an H200 in bf16.
 const KERNELS_ON_HOST: Bytes = Bytes::mib(24);
-/// The library that has them, compressed.
+/// The library that contains them, compressed.
 const LIBRARY_OF_KERNELS: &str = "libcublasLt";
 
-/// Whether this process has a library of that name. The emulated card has none.
+/// Whether this process has loaded a library of that name. The emulated card loads none.
 fn has_library(name: &str) -> bool {
     std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.lines().any(|mapping| mapping.contains(name)))
 }
 
-/// The memory of an opened device: what its driver counts as free, and what of the rest is ours.
+/// The memory of an opened device: the driver's count of free memory, and this process's part of the rest.
 ///
-/// Tensors are taken from a pool that belongs to this process, so they are known exactly, whoever else uses the device. The
-/// context, its kernels and its libraries are what free memory fell by until the first look, which is after a rehearsal.
+/// Tensors come from a pool of this process, so their bytes are exact even if other processes use the device. The context, its kernels and
+/// its libraries are the decrease of free memory until the first snapshot, which follows a rehearsal.
 struct OpenedMemory {
     count: Box<dyn Fn() -> Option<DeviceBytes> + Send + Sync>,
     at_opening: FirstLook,
@@ -203,7 +204,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A device of 8 GiB that plays these counts back: MiB that are free, in the pool, and at most in the pool.
+    /// A device of 8 GiB that plays these counts back, in MiB: free memory, the pool, and the pool's peak.
     fn scripted(free_before: Option<u64>, script: &'static [[u64; 3]]) -> OpenedMemory {
         let next = AtomicUsize::new(0);
         let count = move || {
@@ -225,13 +226,13 @@ mod tests {
 
     #[test]
     fn what_free_memory_falls_by_in_a_rehearsal_is_the_context_and_tensors_are_the_pool() {
-        // The context takes 300 MiB at once and 150 with kernels and libraries; 32 are the pool's after the rehearsal.
+        // The context takes 300 MiB at once and 150 MiB with kernels and libraries. After the rehearsal, the pool has 32 MiB.
         let memory = scripted(None, &[[7892, 0, 0], [7710, 32, 64], [5710, 2032, 2532], [4710, 2032, 2532]]);
         let [rehearsed, training, beside_others] = [0; 3].map(|_| memory.memory().expect("it counts"));
         let of = |memory: &DeviceMemory| [memory.used, memory.peak, memory.free, memory.ceiling()].map(|b| b.0 / MIB);
         assert_eq!(of(&rehearsed), [482, 514, 7710, 8192]);
         assert_eq!(of(&training), [2482, 2982, 5710, 8192]);
-        // A GiB that another process takes is not ours, and less is left.
+        // A GiB that another process takes does not count as this process's, but less memory is left.
         assert_eq!(of(&beside_others), [2482, 2982, 4710, 7192]);
         assert_eq!((rehearsed.total, rehearsed.name.as_str()), (Bytes::gib(8), "a card"));
     }
@@ -242,7 +243,7 @@ mod tests {
             scripted(free_before, &[[2048, 0, 0], [1948, 0, 0]]).memory().expect("it counts").used.0 / MIB
         };
         assert_eq!(used(None), LARGEST_CONTEXT_BYTES / MIB + 100);
-        // Where it is known what was free, all of the fall is ours, and nothing else.
+        // If the free memory before opening is known, this process took exactly the decrease.
         assert_eq!(used(Some(2575)), 527 + 100);
     }
 

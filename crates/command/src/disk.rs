@@ -1,4 +1,4 @@
-//! Room on the disk, known before anything is written, and the use that a process makes of its files.
+//! Space on the disk, checked before anything is written, and the use that a process makes of its files.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,10 +8,10 @@ use run_plan::pace::DiskNeed;
 
 use crate::failure::{Exit, Failure, Outcome};
 
-/// Refuses a run whose directory has less room than it needs. A file system that does not say has enough.
+/// Refuses a run whose directory has less free space than it needs. A file system that does not report its space passes.
 ///
 /// # Errors
-/// Exit 1, as a full disk later would.
+/// Exit 1, as for a disk that fills up later.
 pub fn check(need: &DiskNeed, directory: &Path) -> Outcome<()> {
     match free_bytes(directory) {
         Some(free) if free < need.total() => Err(refusal(need, directory, free)),
@@ -37,22 +37,22 @@ fn refusal(need: &DiskNeed, directory: &Path, free: Bytes) -> Failure {
     }
 }
 
-/// The use that this process makes of files in place of memory.
+/// The use of files in place of memory by this process.
 #[derive(Clone, Copy, Debug)]
 pub struct FileUse {
-    /// Time spent reading and writing them, and waiting for their disk.
+    /// Time spent on reading and writing these files, and on waiting for their disk.
     pub waited: Duration,
-    /// Bytes that came from a disk and not from the page cache, of these and of all other files; none where the system does not say.
+    /// Bytes of these and all other files that came from a disk and not from the page cache; `None` if the system does not count them.
     pub disk_read_bytes: Option<u64>,
 }
 
 impl FileUse {
-    /// Since the process began.
+    /// The use since the process began.
     pub fn so_far() -> Self {
         Self { waited: heap::waited(), disk_read_bytes: disk_read_bytes() }
     }
 
-    /// Since then.
+    /// The use since this value was taken.
     pub fn until_now(self) -> Self {
         let now = Self::so_far();
         let read = now.disk_read_bytes.zip(self.disk_read_bytes);
@@ -60,20 +60,20 @@ impl FileUse {
     }
 }
 
-/// As `/proc/self/io` says on Linux.
+/// The count in `/proc/self/io`, on Linux.
 fn disk_read_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/io").ok()?;
     text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
 }
 
-/// The space that a process of this user may still fill where `directory` is, or would be made.
+/// The space that this user may still fill where `directory` is, or would be created.
 pub fn free_bytes(directory: &Path) -> Option<Bytes> {
     let system = rustix::fs::statvfs(existing_ancestor(directory)).ok()?;
-    // Some file systems without a size of their own say zero of both.
+    // Some file systems without a size report zero for both numbers.
     (system.f_blocks > 0).then(|| Bytes(system.f_bavail.saturating_mul(system.f_frsize)))
 }
 
-/// The nearest directory on the way up that exists.
+/// The nearest existing directory: `path` or one of its parents.
 pub fn existing_ancestor(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     absolute.ancestors().find(|ancestor| ancestor.is_dir()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)

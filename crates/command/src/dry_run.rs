@@ -1,8 +1,8 @@
-//! `--dry-run`: one step, one save, one load, and nothing left behind.
+//! `--dry-run`: tries one step, one save and one load, and leaves nothing behind.
 //!
-//! Everything happens as in a real run, plan and first batch included, but in a directory of its own beside
-//! the output directory, on the same disk, which is removed at the end. A killed dry run's is removed by the next run. With `--keep-training` the step is the one after
-//! the newest checkpoint of the output directory, which is read and not changed.
+//! A dry run does the same as a real run, including plan and first batch. It uses a directory of its own beside the output directory, on
+//! the same disk, and removes it at the end. The next run removes the directory of a killed dry run. With `--keep-training` the step is the
+//! one after the newest checkpoint of the output directory, which is read and not changed.
 
 use std::path::Path;
 use std::time::Instant;
@@ -66,7 +66,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     session.report.finish();
     let checkpoints = session.run.checkpoints();
     let predicted = session.plan.predicted_peak;
-    // A run that goes on loads into an empty process: two models at a time were never planned for.
+    // A resumed run loads into an empty process. Memory was never planned for two models at a time.
     let Session { config, opened, .. } = session;
     let loaded = load(&checkpoints, &config, &opened)?;
     let now = SystemProbe::new().snapshot()?;
@@ -82,7 +82,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     Ok(scratch.close()?)
 }
 
-/// Goes on from what was just saved, as `--keep-training` would.
+/// Resumes from the saved checkpoint, as `--keep-training` would.
 fn load(directory: &Path, config: &Config, opened: &Opened) -> Outcome<Trainer> {
     let found = Checkpoints::newest_valid(directory)?
         .ok_or_else(|| Failure::internal(format!("{}: nothing was saved", directory.display())))?;

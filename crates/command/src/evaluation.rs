@@ -1,7 +1,7 @@
-//! Evaluation on parquet rows: the same figures from the loop and from `train_low_mem eval`.
+//! Evaluation on rows, with the same results in the training loop and in `train_low_mem eval`.
 //!
-//! The first rows of the validation files in file order, streamed: loss over all of them, the scores of answers
-//! over the first of them, because generating costs far more than scoring.
+//! An evaluation streams the first rows of the validation files in file order. The loss covers all of these rows. The scores of answers
+//! cover only the first of them, because generating costs far more than scoring.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use crate::stop::Stop;
 /// Settings of an evaluation.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Rows, from the first; 0: all.
+    /// Rows to evaluate, from the first; 0: all.
     pub samples: u64,
-    /// Of these, rows that are generated; 0: all.
+    /// The first of these rows, which are answered; 0: all.
     pub generate_samples: u64,
     /// Rows computed at a time.
     pub micro_batch_samples: usize,
     /// Rows of logits that exist at a time.
     pub loss_chunk_rows: usize,
-    /// How answers are generated, and the dtype of activations.
+    /// Options of generation, and the dtype of activations.
     pub generate: GenerateOptions,
-    /// The scores that are wanted. BLEU and exact match are computed anyway.
+    /// The requested scores. BLEU and exact match are always computed.
     pub metrics: Vec<Metric>,
     /// Settings of the scores.
     pub of_metrics: text_metrics::Settings,
@@ -59,35 +59,35 @@ pub struct Figures {
     pub generated_samples: u64,
     /// The scores of the answers, BLEU and exact match among them.
     pub values: Vec<(Metric, f64)>,
-    /// The settings of scores that have some.
+    /// The settings of scores that have settings.
     pub signatures: Vec<(Metric, String)>,
-    /// The scores that were asked for.
+    /// The requested scores.
     pub wanted: Vec<Metric>,
     /// A few answers.
     pub examples: Vec<Example>,
 }
 
-/// Someone who watches an evaluation.
+/// Callbacks of an evaluation, and the processes that share it.
 pub struct Watcher<'a> {
-    /// Told each answer, in the order of the rows.
+    /// Called with each answer, in the order of the rows.
     pub answered: &'a mut dyn FnMut(&AnsweredRow) -> Outcome<()>,
-    /// Told how many rows are done, of how many.
+    /// Called with the number of finished rows, and the number of all rows.
     pub progress: &'a mut dyn FnMut(u64, u64),
-    /// Processes that share the rows out. Each has all figures then, as one process alone would have them.
+    /// Processes that divide the rows among them. Each process then has the same results as a single process would.
     pub group: Option<&'a Group>,
 }
 
-/// The answer to a row.
+/// A row and its answer.
 pub struct AnsweredRow<'a> {
     /// The row, from 0.
     pub row: u64,
-    /// Its prompt, where prompts are kept.
+    /// Its prompt, if prompts are kept.
     pub prompt: Option<&'a str>,
-    /// The answer, the right one, and its scores.
+    /// The answer, the reference, and the scores.
     pub answered: &'a Answered<'a>,
 }
 
-/// Evaluates `model`, or returns nothing where `stop` was requested meanwhile: it is asked before every block, token and row.
+/// Evaluates `model`. Returns `None` if a stop was requested meanwhile; this is checked before every block, token and row.
 pub fn evaluate(
     model: &T5,
     dataset: &Arc<Dataset>,
@@ -104,7 +104,7 @@ pub fn evaluate(
         loader.stop_on(stop.flag());
     }
     let (mut seen, mut bad_rows) = (0, 0);
-    // A tokenizer that fails ends the evaluation once the batch in hand is done.
+    // If the tokenizer fails, the evaluation ends after the current batch.
     let failed = std::cell::Cell::new(None);
     let decode = |ids: &[u32]| tokenizer.decode(ids).map_err(|error| failed.set(Some(error))).unwrap_or_default();
     while seen < rows {
@@ -146,24 +146,24 @@ pub fn evaluate(
     Ok(Some(Figures::sum(generated.finish()?, &scored.finish()?, bad_rows, &settings.metrics)))
 }
 
-/// As many batches as there are processes, each for one of them to compute.
+/// One batch for each process to compute.
 struct Round {
     batches: Vec<Batch>,
     parts: Vec<Part>,
     rows: u64,
 }
 
-/// Rows of a batch that are treated alike.
+/// Rows of a batch that are all generated, or all scored.
 struct Part {
     batch: usize,
     range: Range<usize>,
     is_generated: bool,
-    /// The number of its first sample among those that are treated alike.
+    /// The number of its first sample among those of the same treatment.
     first: u64,
 }
 
 impl Round {
-    /// The next batches, where so many rows are done, of so many, the first of which are generated.
+    /// The next batches. `seen` of the `rows` rows are finished, and the first `generated_rows` rows are generated.
     fn next(
         loader: &mut DataLoader,
         group: Option<&Group>,
@@ -174,7 +174,7 @@ impl Round {
             let seen = seen + round.rows;
             let Some(made) = (if seen < rows { loader.next_batch()? } else { None }) else { break };
             let length = made.len().min(usize::try_from(rows - seen).unwrap_or(usize::MAX));
-            // Rows that are generated come first, so a batch has at most one border in it.
+            // Generated rows come first, so a batch has at most one border in it.
             let border = usize::try_from(generated_rows.saturating_sub(seen)).unwrap_or(usize::MAX).min(length);
             let parts = [(true, 0..border, seen), (false, border..length, seen.saturating_sub(generated_rows))];
             for (is_generated, range, first) in parts {
@@ -183,13 +183,13 @@ impl Round {
             round.rows += length as u64;
             round.batches.push(made);
         }
-        // Those of tokenizing never make room for a tensor.
+        // The tokenizer's small blocks do not make room for tensors.
         heap::release_small();
         Ok(round)
     }
 
-    /// What the model says of each part: of its own batch each process asks the model, of the others the process that did. `None`
-    /// when somebody is to stop.
+    /// The model's results for each part. Each process computes its own batch, and receives the results of the others. `None` if any
+    /// process should stop.
     fn compute(
         &self,
         model: &T5,
@@ -207,7 +207,7 @@ impl Round {
         };
         let Some(group) = group else { return self.parts.iter().map(|part| of(part, interrupted)).collect() };
         if model.needs_others() {
-            // Every process asks for the same weights at the same time, so all of them do the same, and stop together.
+            // Every process asks for the same weights at the same time. So all processes compute the same parts, and stop together.
             let interrupted = || group.any(interrupted()).unwrap_or(true);
             return self.parts.iter().map(|part| of(part, &interrupted)).collect();
         }
@@ -237,7 +237,7 @@ impl Round {
 }
 
 impl Settings {
-    /// The rows of `dataset` that are evaluated, and those that are answered.
+    /// The rows of `dataset` that are evaluated, and the rows that are answered.
     pub fn counts(&self, dataset: &Dataset) -> RowCounts {
         RowCounts::new(self.samples, self.generate_samples, Some(dataset.rows()))
     }
@@ -256,7 +256,7 @@ impl Settings {
         }
     }
 
-    /// Rows in file order, made when asked for.
+    /// A loader of rows in file order, which makes batches on demand.
     fn loader(&self, dataset: &Arc<Dataset>, tokenizer: &Arc<Tokenizer>) -> Outcome<DataLoader> {
         let options = in_file_order(&self.loader, self.micro_batch_samples);
         Ok(DataLoader::new(Arc::clone(dataset), Arc::clone(tokenizer), options, Position::default(), NOTHING_AHEAD)?)
@@ -271,14 +271,14 @@ impl Settings {
         }
     }
 
-    /// Whether a row's last text is the right answer as it stands. A span-corruption target is not a text.
+    /// Whether a row's last text is the reference itself. A span-corruption target is not a text.
     fn has_references(&self) -> bool {
         matches!(self.loader.objective, dataloader::Objective::TextToText { .. })
     }
 }
 
 impl Figures {
-    /// Both parts together, each target token weighing the same.
+    /// Combines both parts. Each target token has the same weight.
     fn sum(generated: EvaluationReport, scored: &EvaluationReport, bad_rows: u64, wanted: &[Metric]) -> Self {
         let target_tokens = generated.target_tokens + scored.target_tokens;
         let loss_sum = |report: &EvaluationReport| {
@@ -305,12 +305,12 @@ impl Figures {
         }
     }
 
-    /// A score of the answers; 0 where there are none.
+    /// A score of the answers; 0 if there are none.
     pub fn value(&self, metric: Metric) -> f64 {
         self.values.iter().find(|(other, _)| *other == metric).map_or(0.0, |(_, value)| *value)
     }
 
-    /// The `eval` event's fields, and what `eval --json` prints.
+    /// The fields of the `eval` event, and the output of `eval --json`.
     pub fn to_json(&self) -> Value {
         let mut json = json!({
             "loss": number(self.loss),
@@ -331,7 +331,7 @@ impl Figures {
         json
     }
 
-    /// One line for reading.
+    /// The results in one line of text.
     pub fn line(&self) -> String {
         let scores: String = self
             .wanted
@@ -347,7 +347,7 @@ impl Figures {
         )
     }
 
-    /// The settings of the scores that were asked for, a line each.
+    /// The settings of the requested scores, one per line.
     pub fn signature_lines(&self) -> String {
         let is_wanted = |metric: &Metric| self.wanted.contains(metric);
         let mut lines: Vec<String> = Vec::new();
@@ -359,7 +359,7 @@ impl Figures {
         lines.join("\n")
     }
 
-    /// The examples, for the `eval` event: long texts are cut.
+    /// The examples for the `eval` event, with long texts cut.
     pub fn examples_json(&self) -> Value {
         const MOST_CHARACTERS: usize = 1000;
         let text = |text: &str| run_report::figures::clipped(text, MOST_CHARACTERS);
@@ -369,7 +369,7 @@ impl Figures {
         examples.collect()
     }
 
-    /// The examples, for reading.
+    /// The examples as text.
     pub fn examples_text(&self) -> String {
         let shown = |text: &str| text.chars().take(120).collect::<String>().replace('\n', " ");
         let lines = self.examples.iter().map(|example| {
@@ -382,7 +382,7 @@ impl Figures {
     }
 }
 
-/// A perplexity for reading: that of an untrained model has no end.
+/// A perplexity as text: that of an untrained model is unlimited.
 pub fn perplexity(perplexity: f64) -> String {
     if perplexity < 1e6 { format!("{perplexity:.2}") } else { format!("{perplexity:.1e}") }
 }

@@ -1,8 +1,7 @@
-//! The device of a command that names none (`--device auto`): the card where it is the faster path, and the CPU everywhere else.
+//! The device of a command that names none (`--device auto`): a card if it is faster, otherwise the CPU.
 //!
-//! What a command does is planned for both as it would start, within the budgets of each and by the measured prices of each. The one
-//! whose step, or whose answer, is predicted to take less time is taken. The config of a run has its name from then on, and a run that
-//! goes on stays where it was.
+//! The command's work is planned for both devices as it would start there, with the budgets and the measured prices of each device. The
+//! device with the shorter predicted step or answer is taken. A run's config then names this device, and a resumed run stays on it.
 
 use candle_core::{DType, Device};
 use planner::Wanted;
@@ -23,29 +22,29 @@ use crate::{device, machine, report};
 
 const CPU: &str = "cpu";
 const CARD: &str = "cuda";
-/// Why the CPU is taken where prices are given, or built in.
+/// The reason for the CPU if prices are given or built in.
 const NOT_MEASURED: &str = "`auto` takes a card by measured prices alone, and `memory.prices` has others";
 
-/// The seconds of a step or of an answer on a device, or why it cannot make one.
+/// The seconds of a step or of an answer on a device, or the reason why the device cannot compute it.
 type Offer = Result<f64, String>;
 
-/// A device, and why it is this one, where nobody named it and there are others.
+/// A device. If it was chosen among several, also the reason.
 pub struct Chosen {
     /// The device.
     pub device: Device,
-    /// Why it is this one.
+    /// The reason for this device.
     pub why: Option<String>,
 }
 
 impl Chosen {
-    /// Says in a line on standard error which device it is, where nobody named it and there are others.
+    /// Prints a line to standard error with the device and the reason, if it was chosen among several.
     pub fn note(&self) {
         if let Some(why) = &self.why {
             report::note(&format!("on the {}: {why}", if self.device.is_cpu() { "CPU" } else { "card" }));
         }
     }
 
-    /// Adds the same to a result.
+    /// Adds the device and the reason to a result.
     pub fn add_to(&self, result: &mut Json) {
         if let Some(why) = &self.why {
             result["device"] = json!(name(&self.device));
@@ -54,8 +53,8 @@ impl Chosen {
     }
 }
 
-/// Chooses the device of a command that is no run: the one that was `named` and opened, or else the faster one. `offer` says the seconds
-/// of `what`, such as "a step", on a device, as far as they are known.
+/// Chooses the device of a command other than a run: the device that was `named` and opened, or else the faster one. `offer` returns the
+/// seconds of `what`, such as "a step", on a device, if known.
 pub fn of_command(
     named: Option<&Device>,
     prices: PricesFrom,
@@ -73,13 +72,13 @@ pub fn of_command(
     Chosen { device, why: Some(why) }
 }
 
-/// Chooses the device of a run that names none: that of the checkpoint that it goes on from, or else the faster one. Several processes stay on
-/// the CPU.
+/// Chooses the device of a run that names none: that of the checkpoint that it resumes from, or else the faster one. Several processes stay
+/// on the CPU.
 ///
-/// On a build for the CPU alone, and on a machine without a card, nothing changes.
+/// In a build for the CPU only, and on a machine without a card, this changes nothing.
 ///
 /// # Errors
-/// A checkpoint of another program.
+/// The checkpoint is from another program.
 pub fn choose(
     config: &mut Config,
     opened: &mut Opened,
@@ -101,7 +100,7 @@ pub fn choose(
     Ok(())
 }
 
-/// The device that a plan assumes which opens none, where that is not the only one.
+/// The reason for the device that a plan assumes without opening any, if there are several devices.
 pub fn assumed(config: &Config) -> Option<String> {
     (config.run.device == AUTO && has_card()).then(|| {
         "planned for the CPU: without data no card is opened and measured; a run with `auto` compares both, and `--device cuda` plans for a card"
@@ -109,17 +108,17 @@ pub fn assumed(config: &Config) -> Option<String> {
     })
 }
 
-/// Whether this process sees a card. None is opened for that.
+/// Whether this process sees a card. The check opens none.
 fn has_card() -> bool {
     device::cards().is_ok_and(|cards| cards > 0)
 }
 
-/// Whether prices are measured on the device that they are of.
+/// Whether prices are measured on the device itself.
 pub fn is_measured(prices: PricesFrom) -> bool {
     matches!(prices, PricesFrom::Measured | PricesFrom::MeasuredAgain)
 }
 
-/// Takes the device that the checkpoint was made on.
+/// Takes the device of the checkpoint.
 fn go_on(config: &mut Config, opened: &mut Opened, before: Option<&Kernels>) -> Outcome<()> {
     if before.is_none_or(|before| before.device != CARD) {
         opened.why_device = has_card().then(|| "the run used the CPU before".to_owned());
@@ -140,7 +139,7 @@ fn compare(config: &mut Config, opened: &mut Opened, flags: &TrainArgs) -> Outco
     take(config, opened, device, why)
 }
 
-/// The faster device, and why. It is planned for the CPU before the card is opened.
+/// The faster device, and the reason. The work is planned for the CPU before the card is opened.
 fn compared(what: &str, mut offer: impl FnMut(&Device) -> Outcome<Option<f64>>) -> (Device, String) {
     let mut on = |device: &Device| -> Offer {
         let seconds = offer(device).map_err(|failure| first_line(&failure));
@@ -158,7 +157,7 @@ fn compared(what: &str, mut offer: impl FnMut(&Device) -> Outcome<Option<f64>>) 
     (card.filter(|_| takes_card).unwrap_or(Device::Cpu), why)
 }
 
-/// Whether the card is taken, and why.
+/// Whether the card is taken, and the reason.
 fn faster(what: &str, on_cpu: &Offer, on_card: &Offer) -> (bool, String) {
     match (on_cpu, on_card) {
         (Ok(cpu), Ok(card)) => {
@@ -172,7 +171,7 @@ fn faster(what: &str, on_cpu: &Offer, on_card: &Offer) -> (bool, String) {
     }
 }
 
-/// The seconds of a step of the run on a device, which is open from then on.
+/// The seconds of a step of the run on a device. The device is open afterwards.
 fn step_seconds(config: &Config, opened: &mut Opened, flags: &TrainArgs, device: &Device) -> Outcome<Option<f64>> {
     let config = with_device(config, name(device))?;
     opened.compute_on(device.clone())?;
@@ -183,7 +182,7 @@ fn step_seconds(config: &Config, opened: &mut Opened, flags: &TrainArgs, device:
     Ok(run.pace.step_time().map(|time| time.as_secs_f64()))
 }
 
-/// Has the run compute on a device, and its config name it.
+/// Makes the run compute on a device, and writes its name to the config.
 fn take(config: &mut Config, opened: &mut Opened, device: Device, why: String) -> Outcome<()> {
     *config = with_device(config, name(&device))?;
     opened.compute_on(device)?;
@@ -192,8 +191,8 @@ fn take(config: &mut Config, opened: &mut Opened, device: Device, why: String) -
     Ok(())
 }
 
-/// Gives back the memory of measuring and planning for the device that was not taken. A card is closed, because its context takes memory of
-/// the process.
+/// Frees the memory of measuring and planning for the device that was not taken. A card is closed, because its context takes memory of the
+/// process.
 fn forget_other(taken: &Device) {
     if taken.is_cpu() {
         t5_ops::forget_cards();
@@ -227,7 +226,7 @@ mod tests {
         for (on_cpu, on_card, takes_card, words) in [
             (Ok(2.0), Ok(0.5), true, "500 ms on the card and 2.0 s on the CPU"),
             (Ok(0.5), Ok(2.0), false, "2.0 s on the card and 500 ms on the CPU"),
-            // Nothing is gained by a card that is as fast.
+            // A card that is only as fast is not taken.
             (Ok(2.0), Ok(2.0), false, "2.0 s on the card"),
             (refused(), Ok(2.0), true, "on the CPU: no room"),
             (Ok(2.0), refused(), false, "the card is left alone: no room"),

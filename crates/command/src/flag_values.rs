@@ -92,7 +92,7 @@ impl From<Precision> for trainer::GradientPrecision {
     }
 }
 
-/// `True`, `true`, `1`, `yes` and their opposites, as other command-line libraries spell them.
+/// `True`, `true`, `1`, `yes` and their opposites, in the spellings of other command-line libraries.
 pub fn truth(text: &str) -> Result<bool, String> {
     match text.to_lowercase().as_str() {
         "true" | "1" | "yes" | "on" => Ok(true),
@@ -101,12 +101,12 @@ pub fn truth(text: &str) -> Result<bool, String> {
     }
 }
 
-/// A path, or a glob, as the text that it has in a config.
+/// The parser of a path or a glob. Its result is the text that a config has for it.
 pub fn typed_path() -> impl TypedValueParser<Value = String> {
     OsStringValueParser::new().map(|path| paths::to_text(&path))
 }
 
-/// `KEY=VALUE`, where the value of a key for paths need not be UTF-8.
+/// The parser of `KEY=VALUE`. The value of a key for paths may not be UTF-8.
 pub fn assignment_text() -> impl TypedValueParser<Value = String> {
     OsStringValueParser::new().try_map(|typed| match typed.to_str() {
         Some(text) => Ok(text.to_owned()),

@@ -1,9 +1,8 @@
-//! The identity of a run, which `--keep-training` compares with that of the checkpoint.
+//! The identity of a run. `--keep-training` compares it with the checkpoint's identity.
 //!
-//! Five parts decide which numbers come out: the data (rows, order, lengths), the tokenizer, the model,
-//! the batch size and the seed. A checkpoint records them; a run that differs in one is refused with the
-//! difference, unless `--allow-changed` names the part. Other settings, such as the learning rate, may
-//! change from one stretch of a run to the next and are only reported.
+//! Five parts determine a run's results: the data (rows, order, lengths), the tokenizer, the model, the batch size and the seed. A
+//! checkpoint records them. A run with another part is refused, with the difference, unless `--allow-changed` names the part. Other
+//! settings, such as the learning rate, may change when a run resumes, and are only reported.
 
 use memory_policy::plural;
 use serde_json::{Map, Value, json};
@@ -13,13 +12,13 @@ use crate::config::keys::KEYS;
 use crate::failure::{Failure, Outcome};
 use crate::open::Opened;
 
-/// Words about settings whose values say little to a person. They are not compared.
+/// Texts for people about settings whose values are hard to read. They are not compared.
 const ABOUT: &str = "about";
 
-/// The parts, by the names that `--allow-changed` takes, each with its settings.
+/// The parts and their settings. The parts have the names that `--allow-changed` accepts.
 pub fn identity(config: &Config, opened: &Opened) -> Value {
     let mut identity = parts(config, opened);
-    // Checkpoints from before there were two do not name theirs.
+    // Checkpoints from before there were two optimizers do not name theirs.
     if config.optimizer.is_adamw {
         identity["model"]["optimizer.name"] = json!("adamw");
     }
@@ -27,7 +26,7 @@ pub fn identity(config: &Config, opened: &Opened) -> Value {
         identity["model"]["base_precision"] = json!(precision.name());
     }
     if let Some(lora) = &opened.model.lora {
-        // What an adapter computes depends on the weights that it is beside; another seed of its start changes nothing later.
+        // The results of an adapter depend on the weights beside it. A different seed for its initial values makes no difference later.
         identity["model"]["lora"] = json!({"rank": lora.rank, "alpha": lora.alpha, "rslora": lora.rslora, "dora": lora.dora,
             "targets": lora.targets, "rank_pattern": lora.rank_pattern, "alpha_pattern": lora.alpha_pattern,
             "modules_to_save": lora.modules_to_save, "dropout": lora.dropout});
@@ -58,7 +57,7 @@ fn parts(config: &Config, opened: &Opened) -> Value {
     })
 }
 
-/// Refuses to go on where a part changed that is not allowed to.
+/// Refuses to resume if a part changed and the change is not allowed.
 pub fn hold(saved: &Value, now: &Value, allowed: &[String], checkpoint: &str) -> Outcome<()> {
     let mut differences = Vec::new();
     let mut parts = Vec::new();
@@ -84,7 +83,7 @@ pub fn hold(saved: &Value, now: &Value, allowed: &[String], checkpoint: &str) ->
         .hint(format!("to resume anyway, add `--allow-changed {}`", parts.join(","))))
 }
 
-/// `name: was X, is Y` for each setting that differs; objects are compared key by key.
+/// `name: was X, is Y` for each different setting. Objects are compared key by key.
 fn differences_of(was: Option<&Value>, is: &Value) -> Vec<String> {
     let empty = Map::new();
     let was = was.and_then(Value::as_object).unwrap_or(&empty);
@@ -114,7 +113,7 @@ fn shown(value: Option<&Value>) -> String {
     }
 }
 
-/// Settings that changed since the checkpoint and may: one line each.
+/// Settings that changed since the checkpoint, and may change: one line each.
 pub fn changed_settings(saved_config: &str, config: &Config) -> Vec<String> {
     let Ok(saved) = toml::from_str::<toml::Table>(saved_config) else { return Vec::new() };
     let reported = |name: &str| ["train.", "optimizer.", "schedule."].iter().any(|section| name.starts_with(section));

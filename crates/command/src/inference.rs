@@ -1,4 +1,4 @@
-//! What `eval`, `generate` and `serve` share: the plan, and the model where the plan has it.
+//! The common part of `eval`, `generate` and `serve`: the plan, and the model with its weights placed by the plan.
 
 use std::path::Path;
 
@@ -15,24 +15,24 @@ use crate::failure::{Exit, Failure, Outcome};
 use crate::faster_device::{self, Chosen};
 use crate::{device, report, speed};
 
-/// The longest source and answer, in tokens, by which devices are compared: few are as long as they may be.
+/// The longest source and answer, in tokens, for comparing devices: few texts are as long as allowed.
 const TYPICAL: (usize, usize) = (128, 64);
 
-/// A model that nobody trains, before it is loaded.
+/// A model for inference, before it is loaded.
 pub struct Asked<'a> {
     /// Its directory.
     pub directory: &'a Path,
-    /// The directory of an adapter, which its shape has.
+    /// The directory of an adapter, which is part of `config`.
     pub adapter: Option<&'a Path>,
-    /// Its shape.
+    /// Its config.
     pub config: &'a t5::Config,
-    /// Where it computes, where somebody said so; otherwise on the faster device.
+    /// The device that a flag names. Without one, the faster device is chosen.
     pub device: Option<&'a Device>,
-    /// The prices by which that is found.
+    /// The prices for that choice.
     pub prices: PricesFrom,
     /// Dtype of activations.
     pub activations: DType,
-    /// Dtype of the weights, where another than the stored one was asked for.
+    /// Dtype of the weights, if one other than the stored dtype was requested.
     pub parameters: Option<DType>,
     /// Flags of the command.
     pub flags: &'a WeightFlags,
@@ -46,24 +46,24 @@ pub struct Shape {
     pub longest: (usize, usize),
     /// The answers.
     pub answer: AnswerShape,
-    /// Answers for each sample: fewer than one where some are only evaluated.
+    /// Answers for each sample: less than one if some samples are only evaluated.
     pub answered: f64,
-    /// How many rows are evaluated and answered.
+    /// The numbers of rows that are evaluated and answered.
     pub counts: RowCounts,
-    /// Whether each sample has a cache of its own, and comes and leaves when it likes.
+    /// Whether each sample has its own cache, and may arrive and leave at any time.
     pub is_served: bool,
-    /// What the program holds beside.
+    /// Rows of the program's other memory.
     pub beside: Vec<CostRow>,
 }
 
 impl Shape {
-    /// Answers alone, of at most `samples` sources at a time, each with at most `source_tokens` tokens.
+    /// Only answers, to at most `samples` sources at a time, each with at most `source_tokens` tokens.
     pub fn of_answers(samples: usize, source_tokens: usize, answer: AnswerShape) -> Self {
         let (longest, beside) = ((source_tokens, 1), Vec::new());
         Self { samples, longest, answer, answered: 1.0, counts: RowCounts::ANY, is_served: false, beside }
     }
 
-    /// A batch of `samples` samples with the lengths by which devices are compared.
+    /// A batch of `samples` samples with the lengths for comparing devices.
     fn typical(&self, samples: usize) -> AnsweredBatch {
         let (source_tokens, target_tokens) = self.longest;
         AnsweredBatch {
@@ -75,17 +75,17 @@ impl Shape {
     }
 }
 
-/// A plan for a model, and what is needed to load it.
+/// A plan for a model, and the values needed to load it.
 pub struct Planned<'a> {
     asked: Asked<'a>,
     on: OnDevice,
-    /// Where it computes.
+    /// The device that computes.
     pub chosen: Chosen,
     /// The plan.
     pub plan: Plan,
 }
 
-/// The facts about a device that a plan follows from.
+/// The facts about a device that determine a plan.
 struct OnDevice {
     device: Device,
     model: t5::Config,
@@ -97,13 +97,13 @@ struct OnDevice {
 
 /// The rows that are evaluated.
 type Rows<'a> = Option<planner::EvaluatedRows<'a>>;
-/// What bounds a plan.
+/// The limits of a plan.
 type Within<'a> = (Budgets, &'a Pins);
 
 impl<'a> Asked<'a> {
-    /// The fastest plan that fits, on the device that was named or on the faster one. A line says which one that is.
+    /// The fastest plan that fits, on the named device or on the faster one. Prints a line with a chosen device.
     ///
-    /// Weights keep the precision in which they are stored: whether in f32 or in bf16, the same values give the same bits.
+    /// Weights keep the precision in which they are stored: the same values give the same bits, in f32 or in bf16.
     pub fn plan(self, shape: &Shape, rows: Rows<'_>, within: Within<'_>) -> Outcome<Planned<'a>> {
         let what = if rows.is_some() {
             "a row".to_owned()
@@ -125,14 +125,14 @@ impl<'a> Asked<'a> {
         Ok(Planned { asked: self, on, chosen, plan })
     }
 
-    /// The device before it is planned for, after a rehearsal.
+    /// The facts about the device, after a rehearsal.
     fn on(&self, device: &Device) -> Outcome<OnDevice> {
         let stored = StoredWeights::of(self.directory, self.config)?;
         let adapter = self.adapter.map(|adapter| AdapterDirectory::open(adapter, self.config)).transpose()?;
         let stored = adapter.iter().fold(stored, StoredWeights::with_adapter);
         let parameters = self.parameters.unwrap_or(if stored.is_bf16 { DType::BF16 } else { DType::F32 });
         device::check_dtype(device, self.activations)?;
-        // A card has no kernels for every dtype that a frozen base may keep.
+        // A card does not have kernels for every dtype of a frozen base.
         let kept = self.config.stored.clone().filter(|_| device.is_cpu());
         let model = t5::Config { stored: kept, ..self.config.clone() };
         let probe = device::probe(device, device::first_look(device));
@@ -140,7 +140,7 @@ impl<'a> Asked<'a> {
         Ok(OnDevice { device: device.clone(), model, parameters, stored, now, probe })
     }
 
-    /// The job there.
+    /// The job on that device.
     fn job<'b>(&self, on: &'b OnDevice, shape: &Shape, rows: Rows<'b>, (budgets, pins): Within<'b>) -> Job<'b> {
         let activations = self.activations;
         let inference = Inference {
@@ -158,7 +158,7 @@ impl<'a> Asked<'a> {
         Job { place, prices: Prices::at(place, activations), ..job }
     }
 
-    /// The fastest plan that fits there.
+    /// The fastest plan that fits on that device.
     fn plan_on(&self, on: &OnDevice, job: &Job<'_>) -> Outcome<Plan> {
         let plan = planner::plan(job, &on.now).map_err(|error| match Failure::from(error) {
             failure if failure.exit == Exit::DoesNotFit && self.activations == DType::F32 => {
@@ -169,7 +169,7 @@ impl<'a> Asked<'a> {
         Ok(plan.plan)
     }
 
-    /// The pace of a plan over such batches, as far as the device was measured.
+    /// The pace of a plan over such batches, if the device was measured.
     fn pace(&self, on: &OnDevice, job: &Job<'_>, plan: &Plan, batch: AnsweredBatch) -> Outcome<Option<InferencePace>> {
         let speed = speed::measured(self.prices, &on.model, &on.device, &self.flags.offload_dir)?;
         Ok(planner::inference_pace(job, &on.now, plan, &speed, batch))
@@ -182,13 +182,13 @@ impl Planned<'_> {
         self.plan.bill.to_string()
     }
 
-    /// What answers hold beside the parameters.
+    /// Counts the bytes of answers beside the parameters.
     pub fn answer_bytes(&self) -> Outcome<planner::AnswerBytes> {
         let precisions = (self.on.parameters, self.asked.activations);
         Ok(planner::AnswerBytes::new(&self.on.model, precisions, device::place(&self.on.device))?)
     }
 
-    /// The pace of the plan over such batches, where devices are measured.
+    /// The pace of the plan over such batches, if devices are measured.
     pub fn pace(&self, shape: &Shape, within: Within<'_>, batch: AnsweredBatch) -> Outcome<Option<InferencePace>> {
         let job = self.asked.job(&self.on, shape, None, within);
         let is_measured = faster_device::is_measured(self.asked.prices);
@@ -196,7 +196,7 @@ impl Planned<'_> {
         Ok(pace.flatten())
     }
 
-    /// The peak so far beside the predicted one, for people.
+    /// The peak so far and the predicted peak, in words.
     pub fn peaks_in_words(&self) -> Outcome<String> {
         let (now, plan) = (self.on.probe.snapshot()?, &self.plan);
         let device = now.device.as_ref().map(|device| {
@@ -206,7 +206,7 @@ impl Planned<'_> {
         Ok(format!("peak {} bytes, {} predicted{device}", now.peak_rss.0, plan.predicted_peak.0))
     }
 
-    /// Adds the same to a result, and why the device is the one that it is.
+    /// Adds both peaks to a result, and the reason for the device.
     pub fn add_peaks(&self, result: &mut Value) -> Outcome<()> {
         self.chosen.add_to(result);
         let (now, plan) = (self.on.probe.snapshot()?, &self.plan);
@@ -216,7 +216,7 @@ impl Planned<'_> {
         Ok(())
     }
 
-    /// Loads the model to where the plan has its weights. From here on a device gives no more than its budget.
+    /// Loads the model, with its weights placed by the plan. After this, the device is limited to its budget.
     pub fn load(&self) -> Outcome<T5> {
         let Asked { directory, flags, .. } = &self.asked;
         let OnDevice { device, parameters, now, .. } = &self.on;
@@ -245,7 +245,7 @@ impl Planned<'_> {
             }
             _ => model,
         };
-        // The memory of what was on its way.
+        // Frees the memory of tensors in transit.
         heap::release_unused();
         Ok(model)
     }

@@ -40,7 +40,7 @@ pub struct AddArgs {
     pub flags: Vec<String>,
 }
 
-/// What `jobs` does beside listing them.
+/// The actions of `jobs` other than listing runs.
 #[derive(Subcommand, Clone, Debug)]
 pub enum JobsCommand {
     /// Add a run to a list; `jobs run` of that list takes it up while it goes on

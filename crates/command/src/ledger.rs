@@ -1,12 +1,13 @@
-//! Runs beside each other: `train --wait` starts when what its plan needs is left by the others: memory, memory of a card, disk space.
+//! Several runs on one machine: `train --wait` starts when other runs leave enough memory, card memory and disk space for its plan.
 //!
-//! The ledger is one file, where each waiting or running run has a line: its process, and the bytes that it reserves. There is no
-//! daemon. Whoever looks at the ledger holds its lock and removes the lines of processes that are gone.
+//! The ledger is one file with a line for each waiting or running run: its process, and the bytes that it reserves. There is no daemon.
+//! Each process that reads the ledger holds its lock, and removes the lines of processes that have ended.
 //!
 //! Invariants:
-//! * A run reserves the bytes of its plan, its headroom included, before it loads anything. Reserved bytes that others do not
-//!   hold yet count as taken. How much of a card another process holds is not known here: all that others reserved on it counts.
-//! * Runs start in the order of their arrival. A later one goes first only where the earlier ones do not fit.
+//! * A run reserves the bytes of its plan, including headroom, before it loads anything. Reserved bytes that other runs do not hold yet
+//!   count as taken. The ledger does not know how much of a card another process holds, so all bytes that other runs reserved on it count
+//!   as taken.
+//! * Runs start in the order of their arrival. A later run starts first only if the earlier ones do not fit.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -24,36 +25,36 @@ use crate::disk::{existing_ancestor, free_bytes};
 use crate::failure::{Failure, Outcome};
 use crate::stop::{self, Stop};
 
-/// A longer ledger is none.
+/// A longer ledger is invalid.
 const MAX_BYTES: u64 = 16 << 20;
-/// Between two looks of a run that waits.
+/// The time between two checks of a waiting run.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How long a run relies on what it saw of the others.
+/// The time for which a run relies on its last view of the other runs.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// A run in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
-    /// Its process, and when that started: a number may be given again.
+    /// Its process id. The start time is needed too, because ids are reused.
     pub pid: u32,
     started: u64,
-    /// Place in the order of arrival.
+    /// Its place in the order of arrival.
     number: u64,
     /// Seconds since 1970 at its arrival.
     pub arrived: u64,
     /// Its output directory.
     pub output: PathBuf,
-    /// Bytes that it reserves; of one that waits, those that it needs at least.
+    /// Bytes that it reserves; for a waiting run, the least that it needs.
     pub bytes: u64,
     /// The card that it computes on, and the bytes that it reserves there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub card: Option<(String, u64)>,
-    /// What it reserves on a disk.
+    /// Its reservation on a disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<OnDisk>,
-    /// Whether it still waits.
+    /// Whether it is still waiting.
     pub waits: bool,
-    /// Whether it waits for memory, which later ones then leave to it, or for something else.
+    /// Whether it waits for memory. Later runs then leave the memory to it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     waits_for_memory: bool,
 }
@@ -63,26 +64,26 @@ pub struct Line {
 pub struct OnDisk {
     /// The number of the file system.
     device: u64,
-    /// Bytes of files in place of memory, which are gone when the run is.
+    /// Bytes of files in place of memory, which are removed with the run.
     files: u64,
     /// Bytes of checkpoints and the model, which stay.
     kept: u64,
 }
 
 impl OnDisk {
-    /// Of a run that writes to this directory; none where the system does not say which disk that is.
+    /// The space for a run that writes to this directory; `None` if the system does not identify the disk.
     fn of(need: &DiskNeed, directory: &Path) -> Option<Self> {
         let metadata = existing_ancestor(directory).metadata().ok()?;
         Some(Self { device: metadata.dev(), files: need.files, kept: need.checkpoints.saturating_add(need.model) })
     }
 
-    /// All of it.
+    /// The sum.
     pub fn bytes(&self) -> u64 {
         self.files.saturating_add(self.kept)
     }
 
-    /// The room that is missing beside these others on a disk with so much free space: needed, and left. None where it is enough, or
-    /// where no end of theirs would make it so.
+    /// The needed and the remaining space, if the disk, with `free` bytes free, has too little beside these other runs. `None` if the space
+    /// is enough, or if it would not be enough even after they end.
     fn waits_beside(&self, others: &[Line], free: Bytes) -> Option<Resource> {
         let running = others.iter().filter(|line| !line.waits);
         let on_disk = running.filter_map(|line| Some((line, line.disk.as_ref()?)));
@@ -97,7 +98,7 @@ impl OnDisk {
     }
 }
 
-/// What a run needs, and where.
+/// The needs of a run.
 pub struct Needs<'a> {
     /// The machine that it is planned for.
     pub machine: &'a dyn Probe,
@@ -105,7 +106,7 @@ pub struct Needs<'a> {
     pub costs: &'a Costs,
     /// Their limits.
     pub budgets: memory_policy::Budgets,
-    /// The name of the card that it computes on; none for the CPU.
+    /// The name of the card that it computes on; `None` for the CPU.
     pub card: Option<String>,
     /// The disk space of a plan.
     pub disk: &'a dyn Fn(&MemorySnapshot, &Plan) -> Outcome<DiskNeed>,
@@ -113,17 +114,17 @@ pub struct Needs<'a> {
 
 /// Whether a run can start beside the others.
 struct Fit {
-    /// The machine as the others leave it.
+    /// The machine without the memory of the others.
     left: MemorySnapshot,
-    /// Host memory of the plan, or the least that would do.
+    /// Host memory of the plan, or the least that would be enough.
     memory: Bytes,
     card: Option<(String, u64)>,
     disk: Option<OnDisk>,
-    /// The resource that others have to give back first; none where the run starts, or is left to whoever plans.
+    /// The resource that the others must free first. `None` if the run starts, or if planning will report the problem.
     waits_for: Option<Resource>,
 }
 
-/// A resource of the machine: how much is needed, and how much is left.
+/// A resource of the machine: the needed bytes, and the remaining bytes.
 enum Resource {
     Memory(Bytes, Bytes),
     Card(Bytes, Bytes),
@@ -144,15 +145,15 @@ impl Resource {
 /// The disk space of one way to carry out a step.
 type Known = (planner::Step, DiskNeed);
 
-/// What was found beside other runs.
+/// The result of a check beside other runs.
 enum Found {
     Fit(Box<Fit>),
-    /// A plan whose disk space has to be known first, on the machine as the others leave it.
+    /// A plan whose disk space must be computed first, and the machine without the memory of the others.
     Unknown(Box<(MemorySnapshot, Plan)>),
 }
 
 impl Needs<'_> {
-    /// How the run fits beside these others.
+    /// Checks whether the run fits beside these others.
     fn beside(&self, now: &MemorySnapshot, others: &[Line], output: &Path, known: Option<&Known>) -> Found {
         let left = beside(now, others, self.card.as_deref());
         let mut fit = Fit { left, memory: Bytes::ZERO, card: None, disk: None, waits_for: None };
@@ -160,8 +161,8 @@ impl Needs<'_> {
             Ok(plan) => plan,
             Err(refusal) => {
                 fit.memory = refusal.smallest_plan.required();
-                // Without a budget of its own a run has a share of what is left. One that does not even fit alone is left to
-                // whoever plans, and says why.
+                // Without a budget of its own, a run has a share of the remaining memory. A run that does not fit even alone does not wait:
+                // planning reports the reason.
                 let alone = alone(now, others, self.card.as_deref());
                 let fits_alone = || memory_policy::plan(&alone, self.costs, self.budgets).is_ok();
                 if matches!(refusal.limited_by, Limit::DeviceAvailable | Limit::DeviceBudget) {
@@ -185,7 +186,7 @@ impl Needs<'_> {
     }
 }
 
-/// Bytes of the files below a directory, as far as they can be looked at.
+/// Bytes of the files below a directory, as far as they are readable.
 fn written_below(directory: &Path) -> u64 {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let bytes = |entry: std::fs::DirEntry| match entry.file_type() {
@@ -196,14 +197,14 @@ fn written_below(directory: &Path) -> u64 {
     entries.map(bytes).sum()
 }
 
-/// The file.
+/// The ledger file.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     directory: PathBuf,
 }
 
 impl Ledger {
-    /// That of this user.
+    /// The ledger of this user.
     ///
     /// # Errors
     /// The directory cannot be made.
@@ -229,7 +230,7 @@ impl Ledger {
         self.change(|lines| lines.clone())
     }
 
-    /// Looks at the lines under the lock, without those of processes that are gone, and writes them again where `f` changes them.
+    /// Calls `f` with the lines under the lock, without those of processes that have ended. Writes the lines again if `f` changes them.
     fn change<T>(&self, f: impl FnOnce(&mut Vec<Line>) -> T) -> Outcome<T> {
         let path = self.directory.join("ledger.json");
         let failed = |error: std::io::Error| Failure::io("use the ledger of runs", &path, &error);
@@ -237,7 +238,7 @@ impl Ledger {
         let lock = lock.map_err(failed)?;
         flock(&lock, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
         let before: Vec<Line> = match regular_file::read(&path, MAX_BYTES) {
-            // One that is damaged is begun again: every run that lives writes its line again.
+            // A damaged ledger is started again: every living run writes its line again.
             Ok(text) => serde_json::from_slice(&text).unwrap_or_default(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(failed(error)),
@@ -249,16 +250,16 @@ impl Ledger {
             let text = serde_json::to_vec(&lines).map_err(|error| Failure::internal(error.to_string()))?;
             trainer::write_atomic(&path, &text)?;
         }
-        // By hand: a child that another thread is starting has the open file, too, until it is another program.
+        // Unlocked explicitly: a child that another thread is starting also has the open file, until it executes another program.
         let _ = flock(&lock, FlockOperation::Unlock);
         Ok(result)
     }
 
-    /// Waits until a plan of these choices fits beside the other runs, and reserves its bytes. Returns the memory that is left to this
-    /// run, and its line. A budget that nothing fits is left to whoever plans.
+    /// Waits until a plan of these choices fits beside the other runs, and reserves its bytes. Returns the memory that remains for this
+    /// run, and its line. If nothing fits the budget, this returns too, and planning reports the reason.
     ///
     /// # Errors
-    /// The ledger cannot be used; a signal came.
+    /// The ledger cannot be used, or a signal came.
     pub fn admit(
         &self,
         output: &Path,
@@ -296,7 +297,7 @@ impl Ledger {
                 };
                 *lines = others;
                 let free = fit.left.ceiling();
-                // One that waits for another card or for a disk keeps nobody from memory.
+                // A run that waits for another card or for a disk does not hold back others from memory.
                 let goes_first = |line: &&Line| line.waits && line.number < mine.number && line.bytes <= free.0;
                 let before = lines.iter().filter(|line| line.waits && line.number < mine.number).count();
                 let mut before_for_memory = lines.iter().filter(|line| line.waits_for_memory);
@@ -313,7 +314,7 @@ impl Ledger {
             let (fit, before) = match found {
                 Ok(found) => found,
                 Err(plan) => {
-                    // It takes a while: other runs need not wait for it.
+                    // The computation takes a while, so it runs without the lock.
                     let (left, plan) = *plan;
                     known = Some((plan.step, (needs.disk)(&left, &plan)?));
                     continue;
@@ -325,7 +326,7 @@ impl Ledger {
                 let others = memory_policy::plural(before as u64, "run");
                 say(&format!("{}; {others} before this one", resource.in_words()));
             }
-            // The end of another run gives no sign.
+            // The end of another run sends no signal, so this waits for a fixed time.
             let nobody = Mutex::new(());
             let held = nobody.lock().unwrap_or_else(PoisonError::into_inner);
             drop(Condvar::new().wait_timeout(held, LOOK_EVERY));
@@ -336,10 +337,10 @@ impl Ledger {
     }
 }
 
-/// When the others were looked at, the bytes that they have yet to take, and those that they reserved on this run's card.
+/// The last view of the others: its time, the bytes that they have yet to take, and the bytes that they reserved on this run's card.
 type Seen = Arc<Mutex<Option<(Instant, (u64, u64))>>>;
 
-/// The line of this run; removed when it is dropped.
+/// The line of this run. Dropping this value removes the line.
 #[derive(Debug)]
 pub struct Reserved {
     ledger: Ledger,
@@ -350,7 +351,7 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// Another plan: its bytes are reserved from here on, in memory, on the card and on the disk.
+    /// Reserves the bytes of another plan from here on: memory, card memory and disk space.
     ///
     /// # Errors
     /// The ledger cannot be used.
@@ -365,7 +366,7 @@ impl Reserved {
         })
     }
 
-    /// The machine as it is left to this run by the others.
+    /// A probe of the machine without the memory of the other runs.
     pub fn left_of(&self, machine: Box<dyn Probe>) -> Box<dyn Probe> {
         let (ledger, card, seen) = (self.ledger.clone(), self.card.clone(), Arc::clone(&self.seen));
         Box::new(Left { machine, ledger, pid: self.pid, card, seen })
@@ -374,12 +375,12 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        // Whoever looks next would find the process gone.
+        // If this fails, the next process that reads the ledger removes the line.
         let _ = self.ledger.change(|lines| lines.retain(|line| line.pid != self.pid));
     }
 }
 
-/// The memory of a machine without what other runs have reserved and do not hold yet.
+/// The memory of a machine without the bytes that other runs have reserved and do not hold yet.
 struct Left {
     machine: Box<dyn Probe>,
     ledger: Ledger,
@@ -402,12 +403,12 @@ impl Probe for Left {
     }
 }
 
-/// The memory that is left beside other runs.
+/// The memory that remains beside other runs.
 fn beside(now: &MemorySnapshot, others: &[Line], card: Option<&str>) -> MemorySnapshot {
     without(now, (outstanding(others.iter()), reserved_on(others.iter(), card)))
 }
 
-/// The memory that is left when the other runs are gone.
+/// The memory that remains after the other runs have ended.
 fn alone(now: &MemorySnapshot, others: &[Line], card: Option<&str>) -> MemorySnapshot {
     let held = Bytes(others.iter().map(|line| resident(line.pid)).sum());
     let on_card = Bytes(reserved_on(others.iter(), card));
@@ -418,7 +419,7 @@ fn alone(now: &MemorySnapshot, others: &[Line], card: Option<&str>) -> MemorySna
     MemorySnapshot { available: now.available + held, device, ..now.clone() }
 }
 
-/// The machine without memory that others take, and without what they take of the card.
+/// The machine without `bytes` of memory, and with at least `on_card` bytes of the card taken.
 fn without(now: &MemorySnapshot, (bytes, on_card): (u64, u64)) -> MemorySnapshot {
     let left = now.ceiling().saturating_sub(now.rss).saturating_sub(Bytes(bytes));
     let device = now.device.clone().map(|device| {
@@ -428,7 +429,7 @@ fn without(now: &MemorySnapshot, (bytes, on_card): (u64, u64)) -> MemorySnapshot
     MemorySnapshot { available: left, device, ..now.clone() }
 }
 
-/// The card of a plan that computes there, and the bytes that it reserves on it.
+/// The card of a plan, and the bytes that the plan reserves on it.
 fn on_card(card: Option<&str>, plan: &Plan) -> Option<(String, u64)> {
     let peak = plan.predicted_device_peak;
     card.filter(|_| peak > Bytes::ZERO).map(|card| (card.to_owned(), (peak + memory_policy::headroom(peak)).0))
@@ -445,11 +446,11 @@ fn outstanding<'a>(lines: impl Iterator<Item = &'a Line>) -> u64 {
     lines.filter(|line| !line.waits).map(|line| line.bytes.saturating_sub(resident(line.pid))).sum()
 }
 
-/// When a process started, in ticks since the system did; none where there is no such process. One that has ended is none,
-/// though its parent has not asked for its exit code: the first process of a container may never do so.
+/// The start time of a process, in ticks since the system started; `None` if there is no such process. A process that has ended counts as
+/// none, even if its parent has not collected its exit code: the first process of a container may never do so.
 fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program is in brackets and may hold anything.
+    // The name of the program is in parentheses, and may contain any characters.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let has_ended = matches!(fields.next()?, "Z" | "X");
     fields.nth(18).filter(|_| !has_ended)?.parse().ok()
@@ -523,7 +524,7 @@ mod tests {
             ..MemorySnapshot::default()
         };
         assert!(resident(std::process::id()) > 0);
-        // A process that holds little, from one look to the next.
+        // A process that holds little memory, and the same amount at each check.
         let mut other = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let (pid, held) = (other.id(), resident(other.id()));
         let others = [line(pid, 0, held + (1 << 30), false), line(pid, 1, 1 << 40, true)];
@@ -582,7 +583,7 @@ mod tests {
         let others = [on("0", false), on("1", false), on("0", true)];
         assert_eq!(left(&others, Some("0")), Some(Bytes::gib(13)));
         assert_eq!(left(&others, None), Some(Bytes::gib(23)));
-        // What is held by whoever is in no ledger is seen by the driver alone.
+        // Memory of a process without a line in the ledger is visible only to the driver.
         assert_eq!(alone(&now, &others, Some("0")).device.map(|device| device.free), Some(Bytes::gib(23)));
     }
 

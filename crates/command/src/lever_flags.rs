@@ -9,18 +9,18 @@ use planner::{Flag, LEVERS, Lever, Pins, Takes, Value, Values};
 
 use crate::failure::{Failure, Outcome};
 
-/// Levers that were named on the command line, and where the files lie that some of them write.
+/// Levers that were set on the command line, and the directories for their files.
 #[derive(Clone, Debug, Default)]
 pub struct LeverFlags {
     /// The named values.
     pins: Pins,
-    /// The directories that were named, with the flags that named them.
+    /// The given directories, with their flags.
     directories: Vec<(&'static str, PathBuf)>,
 }
 
 impl LeverFlags {
-    /// The values that were named, and with a place those that the other levers have there where nobody chooses: so a measurement
-    /// of one lever leaves the others alone.
+    /// The given values. With a place, also the usual values of the other levers there: so a measurement of one lever leaves the others
+    /// unchanged.
     pub fn pins(&self, usual_at: Option<Place>) -> Pins {
         let Some(place) = usual_at else { return self.pins.clone() };
         let others = flags().filter(|(lever, _)| self.pins.of(lever.name).is_none());
@@ -30,12 +30,12 @@ impl LeverFlags {
         })
     }
 
-    /// Where files lie: in the directory that was named first. The system's own directory for such files lies in memory on many machines.
+    /// The directory for files: the first given one. The system's own temporary directory is in memory on many machines.
     pub fn directory(&self) -> &Path {
         self.directories.first().map_or(Path::new("."), |(_, directory)| directory)
     }
 
-    /// Refuses a directory that was named and in which no file can be made.
+    /// Refuses a given directory in which no file can be made.
     ///
     /// # Errors
     /// Exit 2.

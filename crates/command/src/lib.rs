@@ -1,12 +1,11 @@
 //! The command `train_low_mem`, which trains T5 inside a byte budget.
 //!
-//! The program calls [`main`]. It reads the command line (`cli`: what was typed) and the config
-//! (`config`: what it means), opens what they name (`open`), says what the job is (`job`), asks
-//! the planner for a plan, hands plain numbers to the parts and runs the loop. Start reading at
-//! `train`: the loop is one screen.
+//! The program calls [`main`]. It reads the command line (`cli`: flags as typed) and the config (`config`: their meaning), opens the named
+//! files (`open`), and builds the job (`job`). Then it asks the planner for a plan, passes plain numbers to the other crates, and runs the
+//! loop. Start reading at `train`: the loop is one screen.
 //!
-//! Architecture invariant: this crate contains no algorithm. It is the only one that knows the policy, the
-//! command line and the config, and the only one that prints.
+//! Architecture invariant: this crate contains no algorithm. It is the only crate that knows the policy, the command line and the config,
+//! and the only one that prints.
 
 mod answer_flags;
 mod assets;
@@ -71,11 +70,10 @@ use cli::{Cli, Command, Typed};
 use failure::{Failure, Outcome};
 use run_plan::{config, failure, job, ways_out};
 
-/// Required stack of the main thread. A lower limit (`ulimit -s`) does not bind other threads.
+/// Required stack of the main thread. A lower limit (`ulimit -s`) does not affect other threads.
 const STACK_BYTES: u64 = 2 << 20;
 
-/// The whole program: reads the arguments, does what they say, and gives the exit code. The caller's allocator is
-/// [`heap::Allocator`].
+/// The whole program: reads the arguments, runs the command, and returns the exit code. The caller's allocator is [`heap::Allocator`].
 pub fn main() -> ExitCode {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Stack).current;
     if limit.is_none_or(|bytes| bytes >= STACK_BYTES) {
@@ -95,7 +93,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The command from its arguments to its exit code.
+/// Runs the command from its arguments to its exit code.
 fn run_and_say() -> ExitCode {
     warnings::listen();
     heap::keep_pages_small();
@@ -126,7 +124,7 @@ fn run_and_say() -> ExitCode {
     code
 }
 
-/// Ends the process when the system refuses memory: what asks for it cannot go on without. Allocates nothing.
+/// Ends the process if the system refuses memory, because the caller cannot continue without it. Allocates nothing.
 fn out_of_memory(bytes: usize) {
     const HINTS: &str = "hint: the machine or a limit (`ulimit -v`, `ulimit -d`) leaves less memory than planned; try a \
         smaller `--memory-budget`\nhint: checkpoints are intact: resume from the newest with `--keep-training`";
@@ -138,7 +136,7 @@ fn out_of_memory(bytes: usize) {
     signal_hook::low_level::exit(failure::Exit::DoesNotFit as i32);
 }
 
-/// Message and place of the last panic. A panic that is caught and turned into an error is not shown.
+/// Message and place of the last panic. A panic that is caught and converted to an error is not shown.
 static LAST_PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 fn remember_panic(panic: &PanicHookInfo<'_>) {
@@ -159,7 +157,7 @@ fn run(typed: Typed) -> Outcome<()> {
     let cli = match typed {
         Typed::Command(cli) => cli,
         Typed::Help(help) => {
-            // Coloured on a terminal only; a reader that went away is no error.
+            // Coloured on a terminal only. If the reader has gone, that is no error.
             let _ = help.print();
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Lists that need nothing but the program itself: config keys and shell completions.
+//! Lists that need only the program itself: config keys and shell completions.
 
 use clap::builder::PossibleValue;
 use clap::{Command, CommandFactory};
@@ -7,7 +7,7 @@ use clap_complete::Shell;
 use crate::cli::Cli;
 use crate::config::keys::{self, KEYS, Key};
 
-/// Every config key with its default, what it may be and its meaning.
+/// Every config key with its default, its accepted values and its meaning.
 pub fn keys() -> String {
     keys::by_section(|key, name| {
         format!("{:<36} # {} ({})", format!("{name} = {}", key.default), key.meaning, key.expected())
@@ -26,7 +26,7 @@ pub fn completions(shell: Shell) -> String {
     }
 }
 
-/// A command without what help does not show, and with the keys of the config as values of `--set`.
+/// A command without hidden flags, and with the config's keys as values of `--set`.
 fn shown(command: &Command) -> Command {
     let arguments =
         command.get_arguments().filter(|argument| !argument.is_hide_set()).map(|argument| match argument.get_long() {
@@ -48,7 +48,7 @@ fn assignment(key: &Key) -> PossibleValue {
     PossibleValue::new(leaked(&format!("{}=", key.name))).help(key.meaning)
 }
 
-/// clap keeps text that lives as long as the process, which ends after it has printed the script.
+/// clap stores text for the life of the process, which ends after it has printed the script.
 fn leaked(text: &str) -> &'static str {
     text.to_owned().leak()
 }

@@ -1,4 +1,4 @@
-//! The machine that a run is planned for: this one, or one that a file describes.
+//! The machine that a run is planned for: this one, or the machine that a file describes.
 
 use memory_policy::{MemorySnapshot, Probe, ScriptedProbe, SystemProbe};
 
@@ -8,8 +8,8 @@ use crate::failure::{Failure, Outcome};
 use crate::open::Opened;
 use crate::{device, report, setup};
 
-/// The source of memory snapshots: this machine, or the one that `--machine` describes. If a GPU is to compute and its
-/// memory is unknown, a note says so and the run continues. Without `opened`, a GPU is looked at through its driver's library.
+/// The source of memory snapshots: this machine, or the machine that `--machine` describes. If a GPU computes and its memory is unknown, a
+/// note says so and the run continues. Without `opened`, a GPU's memory is read through its driver's library.
 pub fn machine(flags: &TrainArgs, config: &Config, opened: Option<&Opened>) -> Outcome<Box<dyn Probe>> {
     let Some(path) = &flags.machine else {
         let Some(index) = card(&config.run.device) else { return Ok(Box::new(SystemProbe::new())) };
@@ -32,12 +32,12 @@ pub fn machine(flags: &TrainArgs, config: &Config, opened: Option<&Opened>) -> O
     Ok(Box::new(ScriptedProbe::around_this_process(snapshots)))
 }
 
-/// A probe of this machine and of the device that is open.
+/// A probe of this machine and of the opened device.
 pub fn probe_of(opened: &Opened) -> SystemProbe {
     device::probe(&opened.device, opened.first_look.clone())
 }
 
-/// The index of the NVIDIA card that a device's name means, as [`device::open`] would open it.
+/// The index of the NVIDIA card for a device's name, as [`device::open`] would open it.
 fn card(name: &str) -> Option<u32> {
     name.starts_with("cuda").then(|| u32::try_from(device::index(name)).unwrap_or(u32::MAX))
 }

@@ -1,12 +1,11 @@
 //! `metrics.jsonl`: one JSON object a line, append only, one write a line.
 //!
-//! A killed run leaves lines after its last checkpoint. The run that goes on appends a `resume` event with
-//! the checkpoint's step and then writes those steps again: of two lines with the same step the later one
-//! counts (with the same plan and kernels they are equal). Only a torn last line, which a crash of the
-//! system can leave, is ever removed.
+//! A killed run leaves lines after its last checkpoint. The resumed run appends a `resume` event with the checkpoint's step, and then
+//! writes those steps again. Of two lines with the same step the later one is valid; with the same plan and kernels both are equal. Only a
+//! torn last line, which a crash of the system can leave, is ever removed.
 //!
-//! A line that cannot be written never stops the run. It waits, [`MOST_WAITING_BYTES`] of such lines at most, and is written
-//! with a later event once that is possible.
+//! A line that cannot be written never stops the run. At most [`MOST_WAITING_BYTES`] of such lines wait, and are written with a later event
+//! as soon as possible.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -17,7 +16,7 @@ use std::time::SystemTime;
 use rustix::fs::OFlags;
 use serde_json::{Map, Value, json};
 
-/// Bytes of lines that may wait until the file takes them.
+/// Bytes of lines that may wait for the file.
 const MOST_WAITING_BYTES: usize = 256 << 10;
 
 /// `metrics.jsonl`, opened with the first event.
@@ -25,9 +24,9 @@ const MOST_WAITING_BYTES: usize = 256 << 10;
 pub struct Metrics {
     path: PathBuf,
     file: Option<File>,
-    /// Bytes that the file did not take yet; the first line may have been begun.
+    /// Bytes that could not be written yet. The first line may be partly written.
     waiting: Vec<u8>,
-    /// Lines that found no room there, either.
+    /// Lines that were lost because too many bytes were waiting.
     lost_lines: u64,
     has_warned: bool,
 }
@@ -38,7 +37,7 @@ impl Metrics {
         Self { path: path.to_path_buf(), file: None, waiting: Vec::new(), lost_lines: 0, has_warned: false }
     }
 
-    /// Appends a line that [`line()`] made, after what waits. The first time that this cannot be done there is a warning.
+    /// Appends a line of [`line()`] after the waiting bytes. Returns a warning on the first failure.
     pub fn append(&mut self, line: &str) -> Option<String> {
         let has_room = |waiting: &[u8]| waiting.is_empty() || waiting.len() + line.len() <= MOST_WAITING_BYTES;
         if has_room(&self.waiting) || (self.write_waiting().is_ok() && has_room(&self.waiting)) {
@@ -56,7 +55,7 @@ impl Metrics {
         ))
     }
 
-    /// The warning at the end about lines that the file lacks.
+    /// The warning at the end about lines that are missing in the file.
     pub fn missing(&self) -> Option<String> {
         let waiting = self.waiting.iter().filter(|byte| **byte == b'\n').count() as u64;
         let lines = self.lost_lines + waiting;
@@ -106,12 +105,12 @@ fn open(path: &Path) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// A number as JSON: what JSON has no number for is the string `NaN`, `inf` or `-inf`.
+/// A number as JSON. Numbers that JSON does not have become the strings `NaN`, `inf` or `-inf`.
 pub fn number(value: f64) -> Value {
     if value.is_finite() { json!(value) } else { json!(value.to_string()) }
 }
 
-/// Where the last line that ends in a line break ends. Reads backwards, a block at a time.
+/// The position after the last line break. Reads backwards, a block at a time.
 fn length_of_whole_lines(file: &mut File) -> std::io::Result<u64> {
     const BLOCK: u64 = 4096;
     let mut end = file.seek(SeekFrom::End(0))?;
@@ -128,7 +127,7 @@ fn length_of_whole_lines(file: &mut File) -> std::io::Result<u64> {
     Ok(0)
 }
 
-/// Which rows a step learnt from, in which order, in a word that differs where they differ.
+/// A short digest of the rows of a step, in order. It differs if the rows or their order differ.
 pub fn rows_digest(rows: &[u64]) -> String {
     let key = rows.iter().fold(dataloader::Key::new(rows.len() as u64), |key, &row| key.of(row));
     format!("{:016x}", key.stream().bits())

@@ -1,8 +1,8 @@
-//! From what a user calls a model to its directory: the directory itself, the run that made it, or the id of a model in the
+//! Finds the directory of a model from the user's name for it: the directory itself, the run that made it, or the id of a model in the
 //! local cache of the Hugging Face hub.
 //!
-//! Nothing is fetched. The cache is laid out as `huggingface_hub` does it: `models--ORG--NAME/refs/REVISION` names a
-//! directory of `models--ORG--NAME/snapshots`, whose files are links into `blobs`.
+//! Nothing is downloaded. The cache has the layout of `huggingface_hub`: `models--ORG--NAME/refs/REVISION` names a directory of
+//! `models--ORG--NAME/snapshots`, whose files are links into `blobs`.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use crate::failure::{Failure, Outcome};
 use crate::run_dir::{self, RESOLVED};
 use crate::{base, report};
 
-/// A file with a name of a revision is no longer.
+/// The most bytes of a file that names a revision.
 const LARGEST_REF_BYTES: u64 = 1 << 10;
 
 /// The directory of a model that a user named.
@@ -33,7 +33,7 @@ pub fn find(named: &Path) -> Outcome<PathBuf> {
     }
 }
 
-/// A model, and the adapter beside it if there is one.
+/// A model, and the adapter beside it, if any.
 #[derive(Debug)]
 pub struct Adapted {
     /// The directory of the model.
@@ -42,8 +42,7 @@ pub struct Adapted {
     pub adapter: Option<PathBuf>,
 }
 
-/// The model that a user named, and the adapter. A name of an adapter, or of the run that made it, stands for both: its settings
-/// name the model.
+/// The named model and the adapter. If the name is that of an adapter, or of the run that made it, the adapter's settings name the model.
 pub fn find_adapted(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted> {
     let adapter = adapter.map(AdapterDirectory::find).transpose()?;
     let has = |file: &str| named.join(file).exists();
@@ -56,8 +55,8 @@ pub fn find_adapted(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted> {
     Ok(Adapted { directory: base_of(&adapter)?, adapter: Some(adapter) })
 }
 
-/// The same for whoever computes with the model. Below the adapter of a run that quantised its base lies that copy: beside those
-/// weights it was trained.
+/// The same directories for computing with the model. If a run quantised the base of its adapter, the base is that copy, because the
+/// adapter was trained beside those weights.
 pub fn find_as_trained(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted> {
     let mut found = find_adapted(named, adapter)?;
     if adapter.is_none()
@@ -74,7 +73,7 @@ pub fn find_as_trained(named: &Path, adapter: Option<&Path>) -> Outcome<Adapted>
     Ok(found)
 }
 
-/// The place of the quantised base of a run's adapter, by the config of the run.
+/// The quantised base of a run's adapter, according to the run's config.
 fn quantised_base(run: &Path) -> Outcome<Option<PathBuf>> {
     let resolved = run.join(RESOLVED);
     if !resolved.is_file() {
@@ -100,17 +99,17 @@ pub fn base_of(adapter: &Path) -> Outcome<PathBuf> {
     })
 }
 
-/// The directory of a model whose shape a user named, where it is a directory or an id of the hub. A name without `/` may be a
-/// preset's, and one of a file is none.
+/// The directory of a model whose config a user named, if the name is a directory or an id of the hub. A name without `/` may be a preset,
+/// and a file has no directory.
 pub fn beside_config(named: &Path) -> Outcome<Option<PathBuf>> {
     let is_file = named.is_file() || named.extension().is_some_and(|extension| extension == "json");
     let is_model = named.is_dir() || (named.components().count() == 2 && !is_file);
     if is_model { find(named).map(Some) } else { Ok(None) }
 }
 
-/// The tokenizer that a user named: its file, or a model that has one.
+/// The named tokenizer: a file, or the tokenizer of a model.
 pub fn find_tokenizer(named: &Path) -> Outcome<PathBuf> {
-    // What is no regular file is refused by whoever opens it.
+    // The code that opens the file refuses anything except regular files.
     if named.exists() && !named.is_dir() {
         return Ok(named.to_owned());
     }
@@ -119,7 +118,7 @@ pub fn find_tokenizer(named: &Path) -> Outcome<PathBuf> {
         return Err(Failure::unusable(format!("{}: no such file, expected a tokenizer", named.display()))
             .hint("paths are relative to the directory where the command runs"));
     }
-    // A directory of a tokenizer alone has no config.json.
+    // A directory with only a tokenizer has no config.json.
     let own = Some(named).filter(|named| named.is_dir()).and_then(Tokenizer::in_directory);
     if let Some(tokenizer) = own {
         return Ok(tokenizer);
@@ -130,7 +129,7 @@ pub fn find_tokenizer(named: &Path) -> Outcome<PathBuf> {
 
 /// The error for a model without a tokenizer.
 pub fn without_tokenizer(directory: &Path) -> Failure {
-    // A new tokenizer under weights that were trained with another would make noise of them.
+    // With a new tokenizer, weights that were trained with another would produce noise.
     Failure::unusable(format!(
         "{}: no tokenizer in it: expected tokenizer.json, spiece.model, or vocab.json with merges.txt",
         directory.display()
@@ -139,7 +138,7 @@ pub fn without_tokenizer(directory: &Path) -> Failure {
 }
 
 fn of_directory(directory: &Path) -> Outcome<PathBuf> {
-    // A config that is no regular file is refused by whoever opens it.
+    // The code that opens the config refuses anything except regular files.
     let has_config = |directory: &Path| directory.join("config.json").exists();
     if has_config(directory) {
         return Ok(directory.to_owned());
@@ -208,7 +207,7 @@ impl HubId {
             let problem = format!("`{}` is not complete in the Hugging Face cache ({})", self.id, cache.display());
             return Err(Failure::unusable(problem).hint(format!("fetch the missing files: `{download}`")));
         }
-        // `runs/nosuch` has the form of an id.
+        // `runs/nosuch` looks like an id.
         let failure = without_directory(named);
         let parent = named.parent().filter(|parent| !parent.as_os_str().is_empty());
         if parent.is_some_and(Path::is_dir) || !failure.hints.is_empty() {
@@ -224,7 +223,7 @@ impl HubId {
     }
 }
 
-/// Where `huggingface_hub` keeps what it fetched.
+/// The directory where `huggingface_hub` stores downloads.
 fn cache() -> PathBuf {
     let home = std::env::home_dir().unwrap_or_default();
     let of = |variable: &str| {
@@ -236,7 +235,7 @@ fn cache() -> PathBuf {
     of("HF_HUB_CACHE").or_else(|| of("HUGGINGFACE_HUB_CACHE")).or_else(in_home).unwrap_or_else(user)
 }
 
-/// The files of a revision; without one of `main`, or of the only revision that there is.
+/// The files of a revision; without a name, of `main`, or of the only revision.
 fn snapshot(repository: &Path, revision: Option<&str>) -> Option<PathBuf> {
     let snapshots = repository.join("snapshots");
     let named = |name: &str| {

@@ -1,7 +1,6 @@
-//! From names to things: files, tokenizer, model config, datasets, device.
+//! Opens what a config names: files, tokenizer, model config, datasets, device.
 //!
-//! Nothing here is large: footers, a tokenizer, a config. Weights are loaded by [`crate::session`], after
-//! the bill was printed.
+//! All of these are small: footers, a tokenizer, a config. [`crate::session`] loads the weights after the bill was printed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,29 +18,29 @@ use crate::{device, model_directory, report};
 
 /// Everything that a run reads from, opened.
 pub struct Opened {
-    /// Where tensors live.
+    /// The device of the tensors.
     pub device: Device,
-    /// The memory of a card when it was opened, before anything was computed there.
+    /// The memory of a card when it was opened, before any computation there.
     pub first_look: Option<FirstLook>,
-    /// Why it is this device, where nobody named one and there are others.
+    /// The reason for this device, if it was chosen among several.
     pub why_device: Option<String>,
-    /// Shared by loaders and evaluation.
+    /// The tokenizer, which loaders and evaluation share.
     pub tokenizer: Arc<Tokenizer>,
-    /// The shape of the model.
+    /// The config of the model.
     pub model: t5::Config,
     /// The directory of `model.init_from`.
     pub init_from: Option<PathBuf>,
-    /// The weights there, which stay there: an adapter is trained beside them.
+    /// The weights in that directory, if they stay there: an adapter is trained beside them.
     pub stored: Option<t5::StoredWeights>,
     /// The directory of `lora.init_from`.
     pub adapter: Option<PathBuf>,
     /// Training rows.
     pub train: Arc<Dataset>,
-    /// Validation rows, where there are any.
+    /// Validation rows, if any.
     pub validation: Option<Arc<Dataset>>,
-    /// The checksum at the end of the page map that an earlier run left.
+    /// The checksum at the end of the page map of an earlier run.
     pub kept_page_map: Option<[u8; 32]>,
-    /// An event for each set of files that was turned into parquet.
+    /// An event for each set of files that was converted to parquet.
     pub turned: Vec<serde_json::Value>,
 }
 
@@ -49,13 +48,13 @@ pub struct Opened {
 pub struct KeptPageMap {
     /// The result of [`Dataset::page_map`].
     pub bytes: Vec<u8>,
-    /// Whether the pages must hold what they held then.
+    /// Whether the pages must still have the recorded digests.
     pub keeps_digests: bool,
 }
 
 impl Opened {
-    /// Opens what the config names: tokenizer and model first, which are cheap to look at. Then `rows` finds the files with
-    /// the rows, which may take long, and the config names those.
+    /// Opens the files that the config names: tokenizer and model first, because these are quick to open. Then `rows` finds the files with
+    /// the rows, which may take long, and the config names those files.
     pub fn new(
         config: &mut Config,
         rows: impl FnOnce(&mut Config) -> Outcome<Vec<serde_json::Value>>,
@@ -64,7 +63,7 @@ impl Opened {
         let kept_page_map = page_map.as_ref().and_then(|kept| kept.bytes.last_chunk().copied());
         let device = device::open(&config.run.device)?;
         let init_from = config.model.init_from.as_deref().map(model_directory::find).transpose()?;
-        // A model that is no T5 is said to be none before anything is asked of its tokenizer.
+        // A model that is not a T5 is reported before its tokenizer is opened.
         init_from.as_deref().map(|directory| t5::Config::from_file(&directory.join("config.json"))).transpose()?;
         let tokenizer = Arc::new(Tokenizer::load(&tokenizer_path(config, init_from.as_deref())?)?);
         let mut model = model_config(config, init_from.as_deref(), &tokenizer)?;
@@ -118,7 +117,7 @@ impl Opened {
         })
     }
 
-    /// Has tensors live on another device from now on.
+    /// Moves tensors to another device from now on.
     pub fn compute_on(&mut self, device: Device) -> Outcome<()> {
         self.first_look = device::first_look(&device);
         if let (Some(directory), Some(_)) = (&self.init_from, &self.stored) {
@@ -129,14 +128,14 @@ impl Opened {
     }
 }
 
-/// The dtypes that a frozen base keeps. A card has no kernels for every dtype that there may be.
+/// The dtypes that a frozen base keeps. A card does not have kernels for every possible dtype.
 fn stored_dtypes(device: &Device, directory: &Path, model: &t5::Config) -> Outcome<Option<t5::StoredDtypes>> {
     let dtypes = || t5::StoredDtypes::of(directory, model);
     Ok(device.is_cpu().then(dtypes).transpose()?)
 }
 
-/// The files of a list of paths and globs, in the list's order, those of a glob by name. A pattern that
-/// names an existing file is that file, whatever characters it has.
+/// The files of a list of paths and globs, in the list's order; the files of a glob are sorted by name. A pattern that names an existing
+/// file is that file, even if it has special characters.
 pub fn files(key: &str, patterns: &[String]) -> Outcome<Vec<PathBuf>> {
     let mut found = Vec::new();
     for pattern in patterns {
@@ -164,10 +163,10 @@ pub fn files(key: &str, patterns: &[String]) -> Outcome<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Files that Hugging Face datasets keep beside their rows.
+/// Files that Hugging Face datasets store beside their rows.
 const ABOUT_ROWS: [&str; 3] = ["dataset_info.json", "dataset_infos.json", "dataset_dict.json"];
 
-/// The files of a directory that may hold rows, by name. Hidden ones, other directories and [`ABOUT_ROWS`] are left out.
+/// The files of a directory that may hold rows, sorted by name. Hidden files, other directories and [`ABOUT_ROWS`] are left out.
 fn files_of(key: &str, directory: &Path) -> Outcome<Vec<PathBuf>> {
     let failed = |error| Failure::io("list it", directory, &error);
     let mut found = Vec::new();
@@ -218,7 +217,7 @@ fn tokenizer_path(config: &Config, init_from: Option<&Path>) -> Outcome<PathBuf>
         .hint("or use an existing one: `--set data.tokenizer=tokenizer.json`"))
 }
 
-/// Warns where pretrained weights are given another tokenizer than their own.
+/// Warns if pretrained weights are combined with another tokenizer than their own.
 fn warn_of_another_tokenizer(directory: &Path, tokenizer: &Tokenizer) {
     let own = Tokenizer::in_directory(directory).filter(|own| own != tokenizer.path());
     let Some(Ok(own)) = own.map(|own| Tokenizer::load(&own)) else { return };
@@ -231,7 +230,7 @@ fn warn_of_another_tokenizer(directory: &Path, tokenizer: &Tokenizer) {
     }
 }
 
-/// The model's shape: that of `model.init_from`, or a preset or file, fitted to the tokenizer.
+/// The model's config: that of `model.init_from`, or a preset or file, fitted to the tokenizer.
 fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer) -> Outcome<t5::Config> {
     let mut model = match (init_from, &config.model.config) {
         (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?,
@@ -256,7 +255,7 @@ fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer
     Ok(model)
 }
 
-/// The model's shape as far as the config says it: a preset's own vocabulary where there is no tokenizer.
+/// The model's config as far as it is known without data: a preset keeps its own vocabulary if there is no tokenizer.
 pub fn model_without_data(config: &Config) -> Outcome<t5::Config> {
     let init_from = config.model.init_from.as_deref().map(model_directory::find).transpose()?;
     if let Ok(path) = tokenizer_path(config, init_from.as_deref()) {
@@ -275,8 +274,8 @@ pub fn model_without_data(config: &Config) -> Outcome<t5::Config> {
     Ok(model)
 }
 
-/// A config for new weights. A preset speaks the tokenizer's language (size, end, padding); a file is
-/// taken as it is, but for `model.vocab_size` and `model.overrides`.
+/// A config for new weights. A preset is fitted to the tokenizer (size, end, padding). A file is used unchanged, except for
+/// `model.vocab_size` and `model.overrides`.
 fn scratch_config(config: &Config, name: &str, tokenizer: &Tokenizer) -> Outcome<t5::Config> {
     let mut model = named_config(name)?;
     if is_preset(name) {
@@ -288,7 +287,7 @@ fn scratch_config(config: &Config, name: &str, tokenizer: &Tokenizer) -> Outcome
     fitted(config, model)
 }
 
-/// The model with the prefix, the precision of the base and the adapter that the config asks for.
+/// The model with the prefix, the precision of the base and the adapter of the config.
 fn adapted(config: &Config, model: t5::Config, init_from: Option<&Path>) -> Outcome<t5::Config> {
     run_plan::model::adapted(config, model, init_from, |model| {
         let Some(directory) = config.lora.as_ref().and_then(|adapter| adapter.init_from.as_ref()) else {
@@ -305,7 +304,7 @@ fn is_preset(name: &str) -> bool {
     t5::Config::preset(name).is_some()
 }
 
-/// A preset, a `config.json`, or the one of a model.
+/// A preset, a `config.json`, or the config of a model.
 pub fn named_config(name: &str) -> Outcome<t5::Config> {
     if let Some(preset) = t5::Config::preset(name) {
         return Ok(preset);
@@ -338,7 +337,7 @@ pub fn objective(config: &Config) -> Objective {
     }
 }
 
-/// The stream of training batches.
+/// The options of the training batches.
 pub fn loader_options(config: &Config, model: &t5::Config) -> LoaderOptions {
     LoaderOptions {
         objective: objective(config),

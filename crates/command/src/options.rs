@@ -1,4 +1,4 @@
-//! From the config's words to the options of an evaluation and of a budget. No decision is made here.
+//! Converts the config to the options of an evaluation and of a budget. This module makes no decisions.
 
 use memory_policy::{Budget, Budgets};
 use planner::Plan;
@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::evaluation::Settings;
 use crate::failure::{Failure, Outcome};
 
-/// How the loop evaluates.
+/// The settings of evaluations in the training loop.
 pub fn evaluation(config: &Config, model: &t5::Config, plan: &Plan) -> Settings {
     Settings {
         samples: config.train.eval_samples,
@@ -27,7 +27,7 @@ pub fn evaluation(config: &Config, model: &t5::Config, plan: &Plan) -> Settings 
     }
 }
 
-/// sacreBLEU's tokenizer by its name, which the config has checked; none for `auto`.
+/// sacreBLEU's tokenizer by its name, which the config has checked; `None` for `auto`.
 fn tokenization(name: &str) -> Option<Tokenization> {
     match name {
         "zh" => Some(Tokenization::Zh),
@@ -38,7 +38,7 @@ fn tokenization(name: &str) -> Option<Tokenization> {
     }
 }
 
-/// The budget of a `--memory-budget` flag; without one, the usual share of what is available.
+/// The budget of a `--memory-budget` flag; without one, the usual share of the available memory.
 pub fn budget(flag: Option<&str>) -> Outcome<Budget> {
     budget_of_flag("--memory-budget", flag)
 }

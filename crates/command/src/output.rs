@@ -1,16 +1,16 @@
 //! The output of a run while it trains. A slow or absent reader never makes the run wait.
 //!
-//! A thread of its own writes; what is to be shown waits for it in a short queue.
+//! A thread of its own writes. Text waits for it in a short queue.
 //!
 //! Invariants:
 //! * [`show`] never waits for a reader.
-//! * The queue holds at most [`MOST_BYTES`] of progress. Progress that finds no room is dropped. A message (a warning, an error, the
-//!   last line) takes the place of the oldest progress instead.
+//! * The queue holds at most [`MOST_BYTES`] of progress. Progress that does not fit is dropped. A message (a warning, an error, the last
+//!   line) replaces the oldest progress instead.
 //! * Dropped lines are counted, and the count is shown once there is room again.
-//! * Pieces of one stream keep their order. Where both streams take bytes, they keep it between them, too.
+//! * Pieces of one stream keep their order. While both streams accept bytes, the order between them is kept, too.
 //! * [`drain`] waits for a bounded time.
 //!
-//! Before [`start`], and where the system gives no thread, [`show`] writes at once as any tool does.
+//! Before [`start`], and if the system provides no thread, [`show`] writes at once, like any other tool.
 
 use std::collections::VecDeque;
 use std::io::{Stderr, Stdout, Write};
@@ -25,16 +25,16 @@ use rustix::io::Errno;
 /// Bytes that may wait for the thread.
 const MOST_BYTES: usize = 64 << 10;
 
-/// Bytes written at a time: a pipe that reports room has room for as many.
+/// Bytes written at a time: a pipe that reports room accepts this many.
 const CHUNK_BYTES: usize = 4096;
 
-/// How long the thread looks at one stream that takes nothing before it asks whether the other has something new.
+/// The time that the thread waits for a blocked stream before it checks the other stream for new text.
 const RECHECK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// How long the end of the program waits for readers.
+/// The time that the end of the program waits for readers.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Where a piece goes.
+/// The stream of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -43,62 +43,62 @@ pub enum Stream {
     Err,
 }
 
-/// Treatment of a piece when the buffer is full.
+/// The treatment of a piece when the queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A state of the progress bar: dropped, and nobody misses it.
+    /// A state of the progress bar: dropped without being counted.
     Frame,
     /// A line of progress: dropped and counted.
     Progress,
-    /// A warning, an error, the last line: takes the place of progress.
+    /// A warning, an error, the last line: replaces progress.
     Message,
 }
 
 static OUTPUT: Output = Output { queue: Mutex::new(Queue::new()), changed: Condvar::new() };
 static HAS_THREAD: AtomicBool = AtomicBool::new(false);
-/// The number of a process that says nothing but why it ends; 0 where this one speaks.
+/// The rank of a silent process, which prints only its error; 0 for a process that prints.
 static SILENT: AtomicUsize = AtomicUsize::new(0);
 
-/// From here on this process, number `rank` of several, shows nothing but its error.
+/// Silences this process, number `rank` of several: from here on it prints only its error.
 #[cfg(feature = "mpi")]
 pub fn be_silent(rank: usize) {
     SILENT.store(rank, Ordering::Release);
 }
 
-/// The number of this process, where it is silent.
+/// The rank of this process, if it is silent.
 pub fn silent_rank() -> Option<usize> {
     Some(SILENT.load(Ordering::Acquire)).filter(|rank| *rank > 0)
 }
 
-/// Starts the thread. Where the system gives none, what is shown is written where it is said.
+/// Starts the thread. If the system provides none, [`show`] writes at once.
 pub fn start() {
     let thread = std::thread::Builder::new().name("output".into()).stack_size(256 << 10);
     let started = thread.spawn(|| OUTPUT.write_all(&std::io::stdout(), &std::io::stderr()));
     HAS_THREAD.store(started.is_ok(), Ordering::Release);
 }
 
-/// Shows a piece of text as it is, unless this process is to be silent.
+/// Shows a piece of text unchanged, unless this process is silent.
 pub fn show(stream: Stream, kind: Kind, text: &str) {
     if silent_rank().is_none() {
         show_anyway(stream, kind, text);
     }
 }
 
-/// Shows a piece of text as it is.
+/// Shows a piece of text unchanged.
 pub fn show_anyway(stream: Stream, kind: Kind, text: &str) {
     if HAS_THREAD.load(Ordering::Acquire) {
         OUTPUT.lock().push(stream, kind, text);
         OUTPUT.changed.notify_all();
         return;
     }
-    // Whether anybody reads it is the reader's business.
+    // An error is ignored: the text may have no reader.
     let _ = match stream {
         Stream::Out => std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush()),
         Stream::Err => std::io::stderr().write_all(text.as_bytes()),
     };
 }
 
-/// Waits until everything was written, [`PATIENCE`] at most. Messages on standard error get another try then.
+/// Waits until everything was written, but at most [`PATIENCE`]. Then tries remaining messages on standard error once more.
 pub fn drain() {
     let (mut queue, _) = OUTPUT
         .changed
@@ -109,7 +109,7 @@ pub fn drain() {
     }
 }
 
-/// Writes to standard error past the queue, if that takes it at once: for an end in which nothing may be allocated.
+/// Writes to standard error without the queue, if that accepts bytes at once. For ends of the process that must not allocate.
 pub fn say_at_last(text: &[u8]) {
     let stderr = std::io::stderr();
     let mut polled = [PollFd::new(&stderr, PollFlags::OUT)];
@@ -118,7 +118,7 @@ pub fn say_at_last(text: &[u8]) {
     }
 }
 
-/// The queue, and how the thread learns of it.
+/// The queue, and the condition that wakes the thread.
 #[derive(Debug)]
 struct Output {
     queue: Mutex<Queue>,
@@ -130,7 +130,7 @@ impl Output {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread: writes what comes, for ever.
+    /// The thread's loop: writes pieces for ever.
     fn write_all(&self, out: &Stdout, err: &Stderr) {
         let fds = [out.as_fd(), err.as_fd()];
         loop {
@@ -147,7 +147,7 @@ impl Output {
             else {
                 continue;
             };
-            // Not under the lock: a terminal that reports room may still wait.
+            // The write is outside the lock, because a terminal that reports room may still block.
             let chunk = self.lock().chunk(stream);
             let written = rustix::io::write(fds[stream as usize], &chunk);
             self.lock().note_written(stream, written);
@@ -156,7 +156,7 @@ impl Output {
     }
 }
 
-/// Which of some files take bytes without waiting. A file whose reader is gone does: it gives an error at once.
+/// Whether each of these files accepts bytes without waiting. A file whose reader has gone does: it returns an error at once.
 fn takes_bytes(fds: &[BorrowedFd<'_>], patience: &Timespec) -> Vec<bool> {
     let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::OUT)).collect();
     match poll(&mut polled, Some(patience)) {
@@ -165,13 +165,13 @@ fn takes_bytes(fds: &[BorrowedFd<'_>], patience: &Timespec) -> Vec<bool> {
     }
 }
 
-/// A piece of text on its way.
+/// A piece of text and its progress.
 #[derive(Debug)]
 struct Piece {
     stream: Stream,
     kind: Kind,
     text: String,
-    /// Counts pieces of both streams.
+    /// Its number among the pieces of both streams.
     number: u64,
     written: usize,
 }
@@ -180,13 +180,13 @@ struct Piece {
 #[derive(Debug)]
 struct Queue {
     pieces: VecDeque<Piece>,
-    /// The piece that the thread is writing, by stream: it is no longer dropped.
+    /// The piece that the thread is writing, by stream. It cannot be dropped any more.
     taken_up: [Option<Piece>; 2],
     bytes: usize,
     next_number: u64,
-    /// Lines dropped since the count was shown last, by stream.
+    /// Lines dropped since the count was last shown, by stream.
     dropped: [u64; 2],
-    /// Whether nobody reads a stream any more.
+    /// Whether a stream's reader has gone.
     is_gone: [bool; 2],
 }
 
@@ -207,12 +207,12 @@ impl Queue {
             1 => format!("1 line was dropped\n{text}"),
             lines => format!("{lines} lines were dropped\n{text}"),
         };
-        // Messages are few. Where nothing can be dropped for them they find as much room again.
+        // Messages are few. If nothing can be dropped for them, they may use twice the room.
         let most = if kind == Kind::Message { 2 * MOST_BYTES } else { MOST_BYTES };
         if kind == Kind::Message {
             self.make_room(text.len());
         }
-        // A piece that is larger than the queue goes alone.
+        // A piece that is larger than the queue must be alone.
         if self.bytes > 0 && self.bytes + text.len() > most {
             self.dropped[stream as usize] += lines(kind, &text).saturating_sub(u64::from(dropped > 0));
             return;
@@ -223,7 +223,7 @@ impl Queue {
         self.next_number += 1;
     }
 
-    /// Drops the oldest progress until so many bytes find room, as far as that goes.
+    /// Drops the oldest progress until `bytes` bytes fit, or no progress is left.
     fn make_room(&mut self, bytes: usize) {
         while self.bytes + bytes > MOST_BYTES
             && let Some(oldest) = self.pieces.iter().position(|piece| piece.kind != Kind::Message)
@@ -234,7 +234,7 @@ impl Queue {
         }
     }
 
-    /// Takes up the next piece of each stream that has none in the making.
+    /// Takes the next piece of each stream for which the thread is writing none.
     fn take_up(&mut self) {
         for stream in [Stream::Out, Stream::Err] {
             if self.taken_up[stream as usize].is_none()
@@ -245,21 +245,21 @@ impl Queue {
         }
     }
 
-    /// Streams with a piece taken up, the older piece's first.
+    /// Streams with a piece in progress. The older piece's stream comes first.
     fn waiting(&self) -> Vec<Stream> {
         let mut pieces: Vec<&Piece> = self.taken_up.iter().flatten().collect();
         pieces.sort_by_key(|piece| piece.number);
         pieces.into_iter().map(|piece| piece.stream).collect()
     }
 
-    /// The next bytes of the piece that was taken up.
+    /// The next bytes of the stream's piece in progress.
     fn chunk(&self, stream: Stream) -> Vec<u8> {
         let piece = self.taken_up[stream as usize].as_ref();
         let left = piece.map_or(&[][..], |piece| &piece.text.as_bytes()[piece.written..]);
         left[..left.len().min(CHUNK_BYTES)].to_vec()
     }
 
-    /// The outcome of writing them.
+    /// Notes the result of writing them.
     fn note_written(&mut self, stream: Stream, written: Result<usize, Errno>) {
         let Some(piece) = &mut self.taken_up[stream as usize] else { return };
         match written {
@@ -272,7 +272,7 @@ impl Queue {
                     self.bytes -= self.pieces.iter().filter(of_stream).map(|piece| piece.text.len()).sum::<usize>();
                     self.pieces.retain(|piece| piece.stream != stream);
                 } else {
-                    // A full disk, for example: later lines may find room.
+                    // A full disk, for example: later lines may be written.
                     self.dropped[stream as usize] += lines(piece.kind, &piece.text);
                 }
                 piece.written = piece.text.len();
@@ -284,7 +284,7 @@ impl Queue {
         }
     }
 
-    /// Takes what is left of a stream's messages out of the thread's hands.
+    /// Removes a stream's remaining messages from the queue and returns them.
     fn take_messages(&mut self, stream: Stream) -> Vec<String> {
         let (taken, kept): (Vec<Piece>, Vec<Piece>) =
             self.pieces.drain(..).partition(|piece| piece.stream == stream && piece.kind == Kind::Message);
@@ -297,7 +297,7 @@ impl Queue {
     }
 }
 
-/// The lines of a piece that somebody would miss.
+/// The lines of a piece that count as dropped.
 fn lines(kind: Kind, text: &str) -> u64 {
     if kind == Kind::Frame { 0 } else { text.lines().count() as u64 }
 }
@@ -306,7 +306,7 @@ fn lines(kind: Kind, text: &str) -> u64 {
 mod tests {
     use super::*;
 
-    /// Writes everything that waits for streams that take so much, in the order of the thread.
+    /// Writes all waiting pieces to streams that accept every byte, in the order of the thread.
     fn written(queue: &mut Queue) -> String {
         let mut all = String::new();
         while !queue.is_done() {

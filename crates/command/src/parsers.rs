@@ -1,10 +1,10 @@
-//! The command's parsers of foreign bytes as functions, for tools that try them on damaged input.
+//! The command's parsers of external bytes as functions, for tools that test them on damaged input.
 
 use std::path::Path;
 
 use crate::{config, metrics, run_dir};
 
-/// Reads the text of a config file, resolves it and writes it as `resolved.toml` would be.
+/// Reads the text of a config file, resolves it and writes it as for `resolved.toml`.
 pub fn config(text: &str) -> Result<(), String> {
     let mut values = config::Values::defaults();
     values.apply_file("config.toml", text).map_err(|failure| failure.to_string())?;
@@ -19,7 +19,7 @@ pub fn assignment(text: &str) -> Result<(), String> {
     config::Config::resolve(values).map(|_| ()).map_err(|failure| failure.to_string())
 }
 
-/// Opens a `metrics.jsonl` to append, which removes a torn last line, and appends one.
+/// Opens a `metrics.jsonl` for appending, which removes a torn last line, and appends a line.
 pub fn metrics(path: &Path) -> Result<(), String> {
     let line = metrics::line("step", serde_json::json!({ "step": 1 }));
     metrics::Metrics::new(path).append(&line).map_or(Ok(()), Err)

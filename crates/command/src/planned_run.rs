@@ -1,4 +1,4 @@
-//! The plan of a run before it starts, as `plan` prints it and as the choice of a device compares it.
+//! The plan of a run before it starts, for `plan` and for the choice of a device.
 
 use candle_core::Device;
 use dataloader::{BatchShare, Position};
@@ -13,22 +13,22 @@ use crate::job::RunJob;
 use crate::open::Opened;
 use crate::{open, options, run_data, setup, speed};
 
-/// A plan, its pace, and the steps of the run where they are known.
+/// A plan, its pace, and the steps of the run, if known.
 pub struct PlannedRun {
     /// The plan, and the costs that it was made from.
     pub planned: Planned,
     /// Its pace.
     pub pace: RunPace,
-    /// Steps of the run.
+    /// Steps of the run, if known.
     pub total_steps: Option<u64>,
 }
 
 impl PlannedRun {
-    /// The plan of the config's run, at its beginning. Without data it is the plan as far as it is known then: the queue of
-    /// batches, and no dataset.
+    /// The plan of the config's run at its beginning. Without data, the plan covers what is known then: the queue of batches, but no
+    /// dataset.
     ///
     /// # Errors
-    /// Nothing fits; options that the planner refuses.
+    /// Nothing fits, or the planner refuses the options.
     pub fn new(
         config: &Config,
         opened: Option<&Opened>,
@@ -53,14 +53,14 @@ impl PlannedRun {
             None => open::model_without_data(&config)?,
         };
         let device = opened.map_or(&Device::Cpu, |opened| &opened.device);
-        // How much a run of unknown length writes is unknown, too: files are offered only where they are pinned.
+        // If the length of a run is unknown, so are its writes. Files are then offered only if they are pinned.
         let options = options::trainer_options(&config, &model, steps.unwrap_or(u64::MAX));
         let data = opened.zip(feed.as_ref().map(|(loader, _)| loader));
         let priced = speed::priced_run(&config, &model, &options, device)?;
         let now = answer::for_another_start(planner::rehearse(&model, &options, device, machine)?);
         let data = data.map(|(opened, loader)| run_data::of(&config, opened, loader));
         if config.memory.budget.is_none() && processes > 1 {
-            // As the processes of a host agree on it.
+            // The share that the processes of a host agree on.
             config.memory.budget = Some(planner::budget_of(None).resolve(&now).0 / processes as u64);
         }
         let rows = opened.map(|opened| run_data::looked_at(&config, opened, steps));

@@ -1,4 +1,4 @@
-//! A file of answers, one JSON object per line: there whole or not at all.
+//! A file of answers, one JSON object per line. It appears complete or not at all.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::failure::{Failure, Outcome};
 /// Bytes that are written together.
 const PIECE_BYTES: usize = 1 << 16;
 
-/// A file of answers in the making. Dropped before [`Predictions::finish`] it leaves nothing.
+/// A file of answers that is being written. Dropping it before [`Predictions::finish`] leaves nothing.
 pub struct Predictions {
     file: AtomicFile,
     path: PathBuf,
@@ -20,18 +20,18 @@ pub struct Predictions {
 }
 
 impl Predictions {
-    /// Begins a file that is to be `path`; what has that name is replaced at the end.
+    /// Begins a file that will become `path`. An existing file of that name is replaced at the end.
     pub fn create(path: &Path) -> Outcome<Self> {
         let file = AtomicFile::create(path)?;
         Ok(Self { file, path: path.to_owned(), waiting: Vec::with_capacity(PIECE_BYTES) })
     }
 
-    /// The name that the file has until it is whole.
+    /// The temporary name of the incomplete file.
     pub fn temporary(&self) -> &Path {
         self.file.temporary()
     }
 
-    /// Adds an answer: its row, prompt, reference and prediction, and the scores that one answer has.
+    /// Adds an answer: its row, prompt, reference and prediction, and the scores of a single answer.
     pub fn add(&mut self, row: &AnsweredRow) -> Outcome<()> {
         let answered = row.answered;
         let mut line = json!({ "row": row.row });
@@ -56,7 +56,7 @@ impl Predictions {
         written.map_err(|error| Failure::io("write the predictions", &self.path, &error))
     }
 
-    /// Gives the file its name.
+    /// Renames the file into place.
     pub fn finish(mut self) -> Outcome<()> {
         self.write()?;
         Ok(self.file.commit()?)

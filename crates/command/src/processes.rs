@@ -1,6 +1,6 @@
-//! This process among those that train together: found, asked to agree, and left.
+//! This process among several that train together: joining them, agreeing with them, and leaving them.
 //!
-//! Every process runs the whole command. The first one prints and writes; the others do what it does in silence, and wait for it where
+//! Every process runs the whole command. The first one prints and writes. The others do the same work silently, and wait for the first when
 //! it makes files that all of them read. A failure of one process ends all of them.
 
 use std::collections::HashSet;
@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::{output, report};
 
-/// The processes of this run; one alone where no launcher started several.
+/// The processes of this run; a single one if no launcher started several.
 #[derive(Debug, Default)]
 pub struct Processes {
     group: Option<Group>,
@@ -30,19 +30,19 @@ pub fn launched() -> Option<Launched> {
     launcher::launched(|name| std::env::var(name).ok())
 }
 
-/// This process' share of the threads of its host, where several processes are on it.
+/// This process' share of the threads of its host, if several processes run there.
 pub fn threads() -> Option<usize> {
     let here = launched()?.on_this_host?;
     let available = std::thread::available_parallelism().map_or(1, usize::from);
     Some(launcher::threads(available, online_processors().unwrap_or(available), here))
 }
 
-/// The number of this process among those that were started on its host, from 0.
+/// The number of this process among those started on its host, from 0.
 pub fn number_on_host() -> usize {
     launched().and_then(|launched| launched.number_on_host).unwrap_or(0)
 }
 
-/// Processors of this host, those that this process may not use included.
+/// Processors of this host, including those that this process may not use.
 fn online_processors() -> Option<usize> {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
     let count = |range: &str| {
@@ -57,7 +57,7 @@ impl Processes {
     /// Joins the processes that a launcher started.
     ///
     /// # Errors
-    /// This build knows no MPI: each process would train the whole run alone, in the same directory.
+    /// This build has no MPI: each process would train the whole run alone, in the same directory.
     pub fn join() -> Outcome<Self> {
         let Some(launched) = launched() else { return Ok(Self::default()) };
         Self::join_launched(launched)
@@ -90,12 +90,12 @@ impl Processes {
         Ok(Self { group: Some(group) })
     }
 
-    /// The group, where there are several.
+    /// The group, if there are several processes.
     pub fn group(&self) -> Option<&Group> {
         self.group.as_ref()
     }
 
-    /// Leaves: together after an end that all of them reach, and otherwise all of them with this one.
+    /// Leaves the group. After success or an interruption all processes leave together; after a failure of this one, all are aborted.
     pub fn leave(self, ended: Outcome<()>) -> Outcome<()> {
         let Some(group) = &self.group else { return ended };
         if let Err(failure) = &ended
@@ -111,7 +111,7 @@ impl Processes {
     }
 }
 
-/// The part of one process in what all of them do; none where it is alone.
+/// The group of a process, for actions of all processes together; `None` for a single process.
 #[derive(Clone, Copy, Debug)]
 pub struct Together<'a>(pub Option<&'a Group>);
 
@@ -121,7 +121,7 @@ impl Together<'_> {
         self.0.is_none_or(Group::is_first)
     }
 
-    /// Makes files that all processes read: the first process first, and the others find them.
+    /// Makes files that all processes read. The first process makes them, and the others find them.
     pub fn in_turn<T>(self, make: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
         let Some(group) = self.0 else { return make() };
         if group.is_first() {
@@ -133,21 +133,21 @@ impl Together<'_> {
         make()
     }
 
-    /// What the first process found, for all.
+    /// The first process' value, for all processes.
     pub fn of_first<T: Serialize + DeserializeOwned>(self, mine: T) -> Outcome<T> {
         let Some(group) = self.0 else { return Ok(mine) };
         let said = group.of_first(serde_json::to_vec(&mine).map_err(unreadable)?)?;
         serde_json::from_slice(&said).map_err(unreadable)
     }
 
-    /// The numbers of the processes that say yes. One alone has the number 0.
+    /// The ranks of the processes that pass `true`. A single process has rank 0.
     pub fn those_who(self, yes: bool) -> Outcome<Vec<usize>> {
         let said =
             self.0.map_or_else(|| Ok(vec![vec![u64::from(yes)]]), |group| group.gather_numbers(&[u64::from(yes)]))?;
         Ok((0..said.len()).filter(|&rank| said[rank][0] != 0).collect())
     }
 
-    /// Of an error that all of them know of: one process says it and ends all, and the others wait for that.
+    /// After an error that all processes know of, lets process `rank` report it and end all of them. The others wait for that end.
     pub fn leave_the_end_to(self, rank: usize) -> Outcome<()> {
         match self.0 {
             Some(group) if group.rank() != rank => Ok(group.meet()?),
@@ -155,23 +155,23 @@ impl Together<'_> {
         }
     }
 
-    /// How a batch is divided.
+    /// The division of a batch.
     ///
     /// # Errors
-    /// Fewer virtual shards than processes; `parallel.*` of a run of one process that has no use for it.
+    /// There are fewer virtual shards than processes, or a run of one process has `parallel.*` settings that need several.
     pub fn parallel(self, config: &Config) -> Outcome<Option<Parallel>> {
         let shards = config.parallel.virtual_shards;
         let group = match (self.0, shards) {
             (Some(group), _) => group.clone(),
-            // One process with several shards has the bits of several processes.
+            // One process with several shards has the same bits as several processes.
             (None, Some(2..)) => Group::alone(),
             (None, _) => return Ok(None),
         };
         Ok(Some(Parallel::new(group, shards)?))
     }
 
-    /// Measures the network between the processes, unless the config says how fast it is. With virtual shards it is not measured: plans,
-    /// and with them bits, would depend on it.
+    /// Measures the network between the processes, unless the config has its rate. With virtual shards the network is not measured, because
+    /// plans, and with them bits, would depend on it.
     pub fn measure_network(self, config: &mut Config, parallel: Option<&Parallel>, device: &Device) -> Outcome<()> {
         let (Some(_), Some(parallel)) = (self.0, parallel) else { return Ok(()) };
         if config.parallel.network.is_none() && config.parallel.virtual_shards.is_none() {
@@ -180,7 +180,7 @@ impl Together<'_> {
         Ok(())
     }
 
-    /// Checks that the budgets of the processes on a host are no more than it has, and without a budget gives each an equal share.
+    /// Checks that the budgets of a host's processes do not exceed its memory. Without a budget, gives each process an equal share.
     pub fn share_memory(self, config: &mut Config, now: &MemorySnapshot) -> Outcome<()> {
         let Some(group) = self.0 else { return Ok(()) };
         let budget = planner::budget_of(config.memory.budget).resolve(now);
@@ -194,7 +194,7 @@ impl Together<'_> {
                 .collect()
         };
         let (on_host, in_group) = (budgets(&|_| true), budgets(&|group| group == own_group));
-        // What all of them may hold: of the host, and of a control group, which a launcher may make for each.
+        // The memory that all of them may hold: of the host, and of a control group, which a launcher may create for each process.
         let shared = [(Some(now.available), on_host), (now.group.as_ref().map(ControlGroup::available), in_group)];
         let shared = shared.into_iter().filter_map(|(available, budgets)| {
             let processes = budgets.len().max(1) as u64;
@@ -224,11 +224,11 @@ impl Together<'_> {
         Ok(())
     }
 
-    /// Finds processes that compute on one card, and notes in the config whether there are any. A warning for one of those that were told
-    /// how much of the card is their own.
+    /// Finds processes that compute on the same card, and notes in the config whether there are any. If this process shares its card and
+    /// has a budget for it, returns a warning.
     ///
     /// # Errors
-    /// Those that were not: each of them would take all of it.
+    /// This process shares its card without a budget: each process would take all of the card's memory.
     pub fn check_cards(self, config: &mut Config, device: &Device) -> Outcome<Option<String>> {
         let Some(group) = self.0 else { return Ok(None) };
         let mine = t5_ops::card_id(device).map(|card| Ok::<_, Failure>((host(group)?, card))).transpose()?;
@@ -251,10 +251,10 @@ impl Together<'_> {
             .hint("to share a card, limit each process with `--device-memory-budget`"))
     }
 
-    /// One plan for all: the slowest of those that the processes would choose, with this process' own bill.
+    /// One plan for all: the slowest of the processes' own plans, with this process' own bill.
     ///
     /// # Errors
-    /// It does not fit here. `is_bound`: then the plan is followed as far as it goes.
+    /// The plan does not fit here. With `is_bound`, the plan is followed anyway.
     pub fn one_plan(
         self,
         mine: Plan,
@@ -279,7 +279,7 @@ impl Together<'_> {
     }
 }
 
-/// What each process says, by its number.
+/// The values of all processes, by rank.
 fn of_all<T: Serialize + DeserializeOwned>(group: &Group, mine: &T) -> Outcome<Vec<T>> {
     let said = group.gather(&serde_json::to_vec(mine).map_err(unreadable)?)?;
     said.iter().map(|said| serde_json::from_slice(said).map_err(unreadable)).collect()
@@ -289,12 +289,12 @@ fn unreadable(error: serde_json::Error) -> Failure {
     Failure::internal(format!("a message between processes: {error}"))
 }
 
-/// A machine with so much memory left, and nothing else.
+/// A machine with this much available memory, and nothing else.
 fn of_available(available: Bytes) -> MemorySnapshot {
     MemorySnapshot { available, ..MemorySnapshot::default() }
 }
 
-/// The part of every batch that this process reads.
+/// This process' share of every batch.
 pub fn batch_share(parallel: Option<&Parallel>) -> BatchShare {
     parallel.map_or_else(BatchShare::default, |parallel| BatchShare {
         shards: parallel.shards(),
@@ -313,7 +313,7 @@ fn host(_: &Group) -> Outcome<String> {
     Ok("this host".into())
 }
 
-/// For tests and benchmarks: the bits a second of a network that processes on one host are to behave as if they had.
+/// For tests and benchmarks: the simulated network rate between processes on one host, in bits a second.
 #[cfg(feature = "mpi")]
 const NETWORK_VARIABLE: &str = "LOW_MEM_T5_NETWORK_BITS_PER_SECOND";
 

@@ -1,14 +1,13 @@
-//! [`Profile`]: where the time of a step goes, operation by operation.
+//! [`Profile`]: the time of a step, operation by operation.
 //!
-//! Each numeric operation opens a `tracing` span with the floating-point operations that it is about to do, and
-//! nobody listens. A [`Profiler`] listens during the steps that it is given, on their thread: it adds up, for each
-//! name, the time and the allocations between a span's two ends less those of the spans inside it. So the rows add
-//! up to the step, with one row for what happens outside of every operation.
+//! Each numeric operation opens a `tracing` span with the floating-point operations that it is about to do. Normally the spans have no
+//! listener. A [`Profiler`] listens on the steps' thread. For each name it adds up the time and the allocations between a span's two ends,
+//! without those of inner spans. So the rows add up to the step, with one row for the work outside all operations.
 //!
-//! A card is waited for at both ends of a span, so that an operation's time is its own. Such a step takes longer than one whose launches
-//! go ahead of the card.
+//! The profiler waits for a card at both ends of a span, so that an operation's time is its own. Such a step takes longer than a step whose
+//! launches run ahead of the card.
 //!
-//! Without a profiler a span is a load and a branch, and what its fields say is not computed.
+//! Without a profiler a span costs a load and a branch, and its fields are not computed.
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,47 +24,47 @@ use tracing::{Dispatch, Event, Metadata, Subscriber};
 use crate::failure::{Failure, Outcome};
 use crate::warnings;
 
-/// Watches steps.
+/// Profiles steps.
 pub struct Profiler {
     spans: Arc<Spans>,
     dispatch: Dispatch,
     probe: SystemProbe,
-    /// The rate of the units that the steps' products run on, on a processor.
+    /// The peak rate of the units that compute the steps' products, on a processor.
     peak_gflops: Option<f64>,
     steps: u32,
     whole: Totals,
     faults: Option<PageFaults>,
 }
 
-/// Where the time of an average step went.
+/// The time of an average step, by operation.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// Measured peak rate of this machine, all threads together. Of a card none is measured.
+    /// Measured peak rate of this machine with all threads. For a card it is not measured.
     pub peak_gflops: Option<f64>,
-    /// The steps it is the average of.
+    /// The number of steps in the average.
     pub steps: u32,
-    /// One step.
+    /// The whole step.
     pub step: Totals,
-    /// Its parts, the longest first; what lies outside of every operation is one of them.
+    /// Its operations, longest first. The work outside all operations is one of them.
     pub operations: Vec<(&'static str, Totals)>,
-    /// Page faults of one step, where the system counts them.
+    /// Page faults of one step, if the system counts them.
     pub faults: Option<PageFaults>,
 }
 
 /// Cost of an operation. In a [`Profile`], the share of one step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
-    /// Time in the operation itself.
+    /// Time in the operation itself, without inner operations.
     pub time: Duration,
     /// How often it was called.
     pub calls: u64,
-    /// Floating-point operations that it said it would do; 0 where it did not say.
+    /// Floating-point operations that it declared; 0 if it declared none.
     pub flops: u64,
     /// Its allocations, on any thread.
     pub allocations: Allocations,
 }
 
-/// The name of what lies outside of every operation.
+/// The name of the row for work outside all operations.
 const OUTSIDE: &str = "outside of operations";
 
 impl Profiler {
@@ -80,12 +79,12 @@ impl Profiler {
         Ok(Self { spans, dispatch, probe, peak_gflops, steps: 0, whole: Totals::default(), faults })
     }
 
-    /// Watches a step.
+    /// Profiles a step.
     pub fn watch<T>(&mut self, step: impl FnOnce() -> T) -> T {
         heap::count_allocations(true);
         let faults = self.probe.page_faults();
         let (result, time, allocations) = tracing::dispatcher::with_default(&self.dispatch, || {
-            // Whether a span has a listener is remembered from when it was first opened: without one, as a rule.
+            // `tracing` remembers whether a span has a listener from its first use, when there usually was none.
             tracing::callsite::rebuild_interest_cache();
             self.spans.wait_for_card();
             let (before, began) = (heap::allocations(), Instant::now());
@@ -102,7 +101,7 @@ impl Profiler {
         result
     }
 
-    /// The measurements, as an average step.
+    /// The profile of an average step.
     pub fn finish(self) -> Profile {
         let mut outside = Totals { calls: 0, ..self.whole };
         let mut operations = self.spans.lock().operations.clone();
@@ -132,7 +131,7 @@ impl Totals {
         self.allocations.bytes += allocations.bytes;
     }
 
-    /// Of `steps` steps one's share.
+    /// The average of `steps` steps.
     fn of_one(self, steps: u32) -> Self {
         let share = |sum: u64| sum / u64::from(steps);
         Self {
@@ -178,7 +177,7 @@ impl Profile {
         })
     }
 
-    /// A table to read.
+    /// The profile as a table of text.
     pub fn to_text(&self) -> String {
         let peak = self.peak_gflops.map_or("the card is waited for after each operation".to_owned(), |peak| {
             format!("peak rate of this machine: {peak:.0} GFLOP/s")
@@ -211,7 +210,7 @@ impl Profile {
         Some(totals.gflops()? / self.peak_gflops?)
     }
 
-    /// Of a step's time.
+    /// The share of the step's time.
     fn share(&self, totals: &Totals) -> f64 {
         totals.time.as_secs_f64() / self.step.time.as_secs_f64().max(1e-9)
     }
@@ -221,7 +220,7 @@ fn less(all: Allocations, part: Allocations) -> Allocations {
     Allocations { calls: all.calls.saturating_sub(part.calls), bytes: all.bytes.saturating_sub(part.bytes) }
 }
 
-/// Adds spans up by name.
+/// Adds up spans by name.
 struct Spans {
     sums: Mutex<Sums>,
     /// The card that they compute on.
@@ -230,9 +229,9 @@ struct Spans {
 
 #[derive(Default)]
 struct Sums {
-    /// By name, in the order in which the names came.
+    /// By name, in the order of their first use.
     operations: Vec<(&'static str, Totals)>,
-    /// The spans that are entered, the innermost last.
+    /// The entered spans. The innermost is last.
     entered: Vec<Entered>,
 }
 
@@ -249,7 +248,7 @@ impl Spans {
         self.sums.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until everything that was launched is done. A failure of the card is the next operation's to tell.
+    /// Waits until all launched work is done. The next operation reports a failure of the card.
     fn wait_for_card(&self) {
         if let Some(card) = &self.card {
             let _ = card.synchronize();
@@ -262,7 +261,7 @@ impl Subscriber for Spans {
         metadata.is_span() || warnings::is_one(metadata)
     }
 
-    /// Spans of one name are one operation, so its place is their id.
+    /// Spans with the same name are one operation, so its index is their id.
     fn new_span(&self, span: &Attributes<'_>) -> Id {
         let mut sums = self.lock();
         let name = span.metadata().name();
@@ -323,7 +322,7 @@ mod tests {
 
     fn profile(step: impl Fn()) -> Profile {
         let mut profiler = Profiler::new(DType::F32, &Device::Cpu).expect("a peak");
-        // Not watched, as a step that is left out of the measurement.
+        // This step is not profiled, like a step that a measurement leaves out.
         step();
         profiler.watch(&step);
         profiler.watch(&step);
@@ -357,7 +356,7 @@ mod tests {
             std::hint::black_box((0..200_000u64).fold(1, |a, b| std::hint::black_box(a ^ b)));
             inside.set(inside.get().min(start.elapsed()));
         });
-        // A mean of steps is no less than the shortest.
+        // The mean of steps is not less than the shortest step.
         assert!(operation(&seen, "inner").time >= inside.get(), "{seen:?}");
         let parts: Duration = seen.operations.iter().map(|(_, totals)| totals.time).sum();
         assert!(parts <= seen.step.time && seen.step.time - parts < Duration::from_micros(1), "{seen:?}");

@@ -1,20 +1,20 @@
-//! Progress of a run in figures: how far it is, how fast, and how long it still takes.
+//! Progress of a run in numbers: completed steps, speed, and remaining time.
 //!
-//! No clock here: whoever notes a step says when.
+//! This module reads no clock: the caller passes the time of each step.
 
 use std::time::{Duration, Instant};
 
 use memory_policy::{Bytes, counted, plural};
 
-/// Steps that the smoothed loss mostly depends on.
+/// The number of recent steps that mostly determine the smoothed loss.
 const SMOOTHED_STEPS: f64 = 20.0;
 
-/// The figures of one step.
+/// The numbers of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepLine {
     /// Counted from 1.
     pub step: u64,
-    /// Passes over the data, this step included: 1.25 is a quarter of the second.
+    /// Passes over the data, including this step: 1.25 is a quarter of the second pass.
     pub epoch: f64,
     /// Mean loss per target token.
     pub loss: f64,
@@ -28,9 +28,9 @@ pub struct StepLine {
     pub took: Duration,
     /// Resident set now.
     pub rss: Bytes,
-    /// The most that it may be, where somebody said it.
+    /// The memory budget, if it was given.
     pub budget: Option<Bytes>,
-    /// Memory of the device that computes, where that is not the CPU.
+    /// Memory of the device that computes, unless that is the CPU.
     pub on_device: Option<Bytes>,
 }
 
@@ -45,7 +45,7 @@ impl StepLine {
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
     total_steps: u64,
-    /// Steps that were made before this process.
+    /// Steps made before this process.
     first_step: u64,
     /// The plan's time for a step.
     predicted: Option<Duration>,
@@ -58,19 +58,19 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A run of `total_steps` that has `done` steps behind it.
+    /// A run of `total_steps` steps, of which `done` are complete.
     pub fn new(total_steps: u64, done: u64) -> Self {
         Self { total_steps, first_step: done, step: done, ..Self::default() }
     }
 
-    /// Before the first step of this process, the time of a step is the plan's.
+    /// Sets the plan's time of a step, which is used before the first step of this process.
     pub fn predict(&mut self, step: Option<Duration>) {
         self.predicted = step;
     }
 
-    /// A step ended at `now`.
+    /// Notes a step that ended at `now`.
     pub fn note(&mut self, line: &StepLine, now: Instant) {
-        // Loading and the evaluation before the first step do not happen again.
+        // Loading and the evaluation before the first step happen only once, so they do not count.
         self.began.get_or_insert(now.checked_sub(line.took).unwrap_or(now));
         self.step = line.step;
         self.tokens += line.tokens;
@@ -83,12 +83,12 @@ impl Progress {
         }
     }
 
-    /// An evaluation ended.
+    /// Notes the loss of an evaluation.
     pub fn note_validation(&mut self, loss: f64) {
         self.validation_loss = Some((loss, self.validation_loss.is_some_and(|(before, _)| loss > before)));
     }
 
-    /// Steps in all.
+    /// The number of all steps.
     pub fn total_steps(&self) -> u64 {
         self.total_steps
     }
@@ -98,12 +98,12 @@ impl Progress {
         self.step <= self.first_step + 3
     }
 
-    /// Since the first step of this process began.
+    /// The time since the first step of this process began.
     pub fn elapsed(&self, now: Instant) -> Duration {
         self.began.map_or(Duration::ZERO, |began| now.saturating_duration_since(began))
     }
 
-    /// Until the last step, evaluations and saves included as far as there were any.
+    /// The time until the last step. It includes evaluations and saves at the rate seen so far.
     pub fn time_left(&self, now: Instant) -> Option<Duration> {
         let done = u32::try_from(self.step.saturating_sub(self.first_step)).unwrap_or(u32::MAX);
         let left = u32::try_from(self.total_steps.saturating_sub(self.step)).unwrap_or(u32::MAX);
@@ -130,7 +130,7 @@ impl Progress {
         )
     }
 
-    /// The text beside a progress bar: what matters most comes first, since a narrow terminal cuts it.
+    /// The text beside a progress bar. The most important values come first, because a narrow terminal cuts the text.
     pub fn beside_bar(&self, line: Option<&StepLine>, now: Instant) -> String {
         let left = self.time_left(now).map_or("-:--".to_string(), clock);
         let times = format!("{}<{left}", clock(self.elapsed(now)));
@@ -150,7 +150,7 @@ impl Progress {
         )
     }
 
-    /// Steps, time and throughput of this process; nothing where it made no step.
+    /// Steps, time and throughput of this process; `None` if it made no step.
     pub fn summary(&self, now: Instant) -> Option<String> {
         let steps = self.step.saturating_sub(self.first_step);
         let seconds = self.stepping.as_secs_f64();
@@ -212,11 +212,11 @@ mod tests {
         assert_eq!(progress.time_left(start), None);
         progress.predict(Some(Duration::from_secs(3)));
         assert_eq!(progress.time_left(start), Some(Duration::from_secs(3 * 810)));
-        // A minute of loading and evaluation before the first step counts for nothing.
+        // The minute of loading and evaluation before the first step does not count.
         let now = start + Duration::from_secs(60);
         progress.note(&line(191, 1.0), now);
         assert_eq!(progress.time_left(now), Some(Duration::from_secs(2 * 809)));
-        // An evaluation of eight seconds between two steps does.
+        // The eight seconds of an evaluation between two steps count.
         let now = now + Duration::from_secs(10);
         progress.note(&line(192, 1.0), now);
         assert_eq!(progress.time_left(now), Some(Duration::from_secs(6 * 808)));

@@ -1,8 +1,8 @@
-//! Progress for a person: lines that stay, and on a terminal a bar below them.
+//! Progress for people: lines of text, and on a terminal a bar below them.
 //!
-//! Everything about a run is for reading; scripts read `metrics.jsonl`. Lines go to standard output and warnings
-//! to standard error, both through [`crate::output`]: output that nobody reads never stops a run. What a command was
-//! asked to print is another matter: [`result`] writes all of it or fails.
+//! These texts are for people; scripts read `metrics.jsonl`. Lines go to standard output and warnings to standard error, both through
+//! [`crate::output`], so a run never stops because its output is not read. The result that a command was asked to print is different:
+//! [`result`] writes all of it or fails.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -14,10 +14,10 @@ use crate::failure::{Failure, Outcome};
 use crate::output::{self, Kind, Stream, show};
 use crate::progress::{Progress, StepLine};
 
-/// Writes a command's result to standard output, waiting for the reader as any tool does.
+/// Writes a command's result to standard output, and waits for the reader like any other tool.
 ///
 /// # Errors
-/// Where it cannot be written. A reader that went away ends the process as it ends any tool: by SIGPIPE.
+/// The result cannot be written. If the reader has gone, SIGPIPE ends the process, like any other tool.
 pub fn result(text: &str) -> Outcome<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -30,22 +30,22 @@ pub fn result(text: &str) -> Outcome<()> {
     }
 }
 
-/// Says something about a run.
+/// Prints a line about a run.
 pub fn print(text: &str) {
     show(Stream::Out, Kind::Message, text);
 }
 
-/// A warning, on standard error.
+/// Prints a warning to standard error.
 pub fn warn(text: &str) {
     show(Stream::Err, Kind::Message, &format!("{} {text}\n", painted("warning:", YELLOW)));
 }
 
-/// Something beside the output proper, on standard error.
+/// Prints a note to standard error.
 pub fn note(text: &str) {
     show(Stream::Err, Kind::Message, &format!("{text}\n"));
 }
 
-/// The error that ends the program, on standard error.
+/// Prints the error that ends the program to standard error.
 pub fn error(failure: &Failure) {
     let of = output::silent_rank().map(|rank| format!("process {rank}: ")).unwrap_or_default();
     let text = format!("{failure}\n");
@@ -63,7 +63,7 @@ const RED: u8 = 31;
 const YELLOW: u8 = 33;
 const CYAN: u8 = 36;
 
-/// A bold word in colour, on a terminal whose user did not say no to it (<https://no-color.org>).
+/// A bold word in colour, on a terminal whose user has not disabled colour (<https://no-color.org>).
 fn painted(word: &str, colour: u8) -> String {
     static HAS_COLOURS: LazyLock<bool> = LazyLock::new(|| {
         let refuses = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -82,8 +82,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// A report of a run of `total_steps` that has `done` steps behind it. A line comes every `log_every_steps`, or by the
-    /// clock; a terminal has a bar as well.
+    /// A report of a run of `total_steps` steps, of which `done` are complete. It prints a line every `log_every_steps` steps, or at
+    /// intervals of time. A terminal also has a bar.
     pub fn new(total_steps: u64, done: u64, log_every_steps: Option<u64>) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let target = ProgressDrawTarget::term_like_with_hz(Box::new(Terminal::default()), FRAMES_A_SECOND);
@@ -96,17 +96,17 @@ impl Report {
         Self { bar, progress: Progress::new(total_steps, done), log_every_steps, last_line: None }
     }
 
-    /// The time that a step takes by the plan: what is known before the first one.
+    /// Sets the plan's time of a step, which is used before the first step.
     pub fn predict(&mut self, step: Option<Duration>) {
         self.progress.predict(step);
     }
 
-    /// A line that stays.
+    /// Prints a line.
     pub fn line(&self, text: &str) {
         self.show(Kind::Progress, text);
     }
 
-    /// The line that a run ends with.
+    /// Prints the last line of a run.
     pub fn last_line(&self, text: &str) {
         self.show(Kind::Message, text);
     }
@@ -119,7 +119,7 @@ impl Report {
         }
     }
 
-    /// A warning.
+    /// Prints a warning.
     pub fn warn(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| warn(text)),
@@ -127,14 +127,14 @@ impl Report {
         }
     }
 
-    /// The steps begin: the bar is there before the first of them ends.
+    /// Begins the steps, and shows the bar before the first step ends.
     pub fn begin(&self) {
         if let Some(bar) = &self.bar {
             bar.set_message(self.progress.beside_bar(None, Instant::now()));
         }
     }
 
-    /// A step is done: moves the bar, and prints a line where one is due.
+    /// Notes a finished step: moves the bar, and prints a line if one is due.
     pub fn step(&mut self, line: &StepLine) {
         let now = Instant::now();
         self.progress.note(line, now);
@@ -149,7 +149,7 @@ impl Report {
         }
     }
 
-    /// Whether a step has a line: by its number, or else by the clock, more and more seldom.
+    /// Whether a step has a line: by its number, or else by time, at growing intervals.
     fn is_due(&self, step: u64, now: Instant) -> bool {
         if let Some(every) = self.log_every_steps {
             return step.is_multiple_of(every);
@@ -158,14 +158,14 @@ impl Report {
         self.progress.is_at_the_start() || self.last_line.is_none_or(|last| now.duration_since(last) >= gap)
     }
 
-    /// An evaluation is under way: the bar says so.
+    /// Shows a running evaluation in the bar.
     pub fn evaluating(&self, done: u64, all: u64) {
         if let Some(bar) = &self.bar {
             bar.set_message(format!("evaluating: {done}/{all} rows"));
         }
     }
 
-    /// An evaluation is done.
+    /// Notes a finished evaluation.
     pub fn note_validation(&mut self, loss: f64) {
         self.progress.note_validation(loss);
     }
@@ -183,7 +183,7 @@ impl Report {
     }
 }
 
-/// The progress of rows, on standard error: a bar on a terminal, otherwise a line now and then.
+/// The progress of rows, on standard error: a bar on a terminal, otherwise occasional lines.
 pub struct RowProgress {
     bar: Option<ProgressBar>,
     began: Instant,
@@ -191,7 +191,7 @@ pub struct RowProgress {
 }
 
 impl RowProgress {
-    /// Nothing is done yet.
+    /// The progress before the first row.
     pub fn new() -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{bar:16} {pos}/{len} rows  {msg}");
@@ -202,7 +202,7 @@ impl RowProgress {
         Self { bar, began: Instant::now(), last_line: Instant::now() }
     }
 
-    /// So many rows are done, of so many.
+    /// Notes that `done` of `all` rows are finished.
     pub fn note(&mut self, done: u64, all: u64) {
         let now = Instant::now();
         #[expect(clippy::cast_precision_loss, reason = "counts of rows")]
@@ -230,14 +230,14 @@ impl RowProgress {
     }
 }
 
-/// Between two lines of steps, where the config says no number: at the start, and in a run of many hours.
+/// The shortest time between two lines of steps, if the config gives no number. It applies at the start, and in a run of many hours.
 const LEAST_GAP: Duration = Duration::from_secs(10);
 const LARGEST_GAP: Duration = Duration::from_secs(300);
 
-/// How often the bar is drawn, at most.
+/// The most frames of the bar in a second.
 const FRAMES_A_SECOND: u8 = 10;
 
-/// The terminal on standard error, written to by the output's thread: what is drawn together is shown together.
+/// The terminal on standard error. The output's thread writes to it, and everything drawn together appears together.
 #[derive(Debug, Default)]
 struct Terminal {
     frame: Mutex<String>,

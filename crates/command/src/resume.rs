@@ -1,4 +1,4 @@
-//! Where a run stands: the checkpoint that it resumes from, and whether anything is left to do.
+//! The state of a run: the checkpoint that it resumes from, and whether any work is left.
 
 use dataloader::BatchShare;
 use trainer::checkpoint::{Checkpoints, Found};
@@ -10,7 +10,7 @@ use crate::open::Opened;
 use crate::run_dir::RunDir;
 use crate::{identity, report, saved, setup};
 
-/// The newest valid checkpoint, held against the config; nothing where the run saved none.
+/// The newest valid checkpoint, checked against the config; `None` if the run has saved none.
 pub fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) -> Outcome<Option<Found>> {
     let Some(found) = Checkpoints::newest_valid(&run.checkpoints())? else {
         report::warn(&format!("{}: no checkpoint yet; starting from scratch", run.root().display()));
@@ -30,7 +30,7 @@ pub fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) 
     Ok(Some(found))
 }
 
-/// Whether nothing is left to do, which is said.
+/// Whether no work is left. If so, prints that.
 pub fn is_finished(config: &Config, opened: &Opened, run: &RunDir, found: Option<&Found>) -> Outcome<bool> {
     let Some(found) = found else { return Ok(false) };
     let step = found.state.step;

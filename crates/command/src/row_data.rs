@@ -1,18 +1,17 @@
-//! The rows of a run: parquet files as they are, and everything else turned into parquet once, beside the run.
+//! The rows of a run. Parquet files are read in place; all other files are converted to parquet once, beside the run.
 //!
 //! ```text
 //! OUTPUT/data/train-rows.parquet        the rows of `data.train`
 //! OUTPUT/data/validation-rows.parquet   the rows of `data.validation`, or those that `data.validation_split` took
-//! OUTPUT/data/train-rows.json           which bytes and settings they were made from; written last
+//! OUTPUT/data/train-rows.json           the bytes and settings that they were made from; written last
 //! ```
 //!
 //! Invariants:
-//! * Files that hold the two columns of text as parquet are read where they are, unless rows are split off.
-//! * What was turned is used again as long as the sources, the settings and the result are the same. A source counts as the
-//!   same if size, times and inode are, or else if its SHA-256 is.
-//! * A file of these names that is not ours is never replaced: without a record that names it the run is refused.
-//! * A run that resumes never reads other rows unnoticed: if a source changed it is refused, with `--allow-changed data` as
-//!   the way out.
+//! * Parquet files with the two columns of text are read in place, unless rows are split off.
+//! * Converted files are used again while the sources, the settings and the result are unchanged. A source is unchanged if its size, times
+//!   and inode are, or else if its SHA-256 is.
+//! * A file of these names that no run made is never replaced: without a record that names it, the run is refused.
+//! * A resumed run never reads other rows unnoticed. If a source changed, the run is refused, unless `--allow-changed data` permits it.
 
 use std::cell::Cell;
 use std::io::BufWriter;
@@ -34,32 +33,32 @@ use crate::stop::Stop;
 
 const TRAIN: &str = "train-rows";
 const VALIDATION: &str = "validation-rows";
-/// A change in how rows are turned is another number: what was turned before is made again.
+/// The version of the conversion. After a change of the version, files are converted again.
 const FORMAT: u64 = 1;
-/// A longer record is none.
+/// A longer record is invalid.
 const MAX_RECORD_BYTES: u64 = 64 << 20;
-/// The end of a turned file, which its record knows: the footer and more.
+/// The end of a converted file, which its record has a digest of: the footer and more.
 const TAIL_BYTES: u64 = 1 << 20;
-/// Rows that a plan looks at; the rest is estimated.
+/// Rows that planning reads; the number of the others is estimated.
 const PLANNED_ROWS: u64 = 100_000;
-/// Between two lines about how far it is.
+/// The time between two lines of progress.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
-/// How the rows are wanted.
+/// The caller's requirements for the rows.
 #[derive(Clone, Copy)]
 pub struct Wanted<'a> {
-    /// Whether the run resumes: it is then bound to the rows that it read before.
+    /// Whether the run resumes. Then it must read the same rows as before.
     pub resumes: bool,
-    /// Whether an estimate of their number is enough.
+    /// Whether an estimated number of rows is enough.
     pub to_plan: bool,
-    /// Whether somebody asked to stop.
+    /// The request to stop, if any.
     pub stop: &'a Stop,
-    /// Where a line for a person goes.
+    /// Prints a line for people.
     pub say: fn(&str),
 }
 
-/// Finds the rows that the config names, and turns what is no parquet, or not of the two columns. The config then names the
-/// files and columns to read. Returns an event for each set of files that was turned.
+/// Finds the rows that the config names, and converts files that are not parquet, or have other columns. Afterwards the config names the
+/// files and columns to read. Returns an event for each set of converted files.
 pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<Vec<Value>> {
     let train = open::files(config.label_of_rows(), &config.data.train)?;
     let validation = match config.data.validation.is_empty() {
@@ -81,7 +80,7 @@ pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Out
     if train.is_text() && !config.data.chosen.is_text {
         become_pretraining(config)?;
     }
-    // Files that can be read in place say by their columns what is read; the turned ones have columns of ours.
+    // Files that are read in place keep their own columns; converted files have this program's columns.
     let in_place = match config.data.validation_split {
         None if unpacked.is_empty() => common_columns(&train),
         _ => None,
@@ -129,12 +128,12 @@ pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Out
     Ok(events)
 }
 
-/// A line among those of a run.
+/// Prints a line among those of a run.
 pub fn in_the_open(text: &str) {
     report::print(&format!("{text}\n"));
 }
 
-/// A text column alone is for pretraining, where the config does not say otherwise.
+/// Selects pretraining for a single text column, unless the config has an objective.
 fn become_pretraining(config: &mut Config) -> Outcome<()> {
     if config.data.objective_is_chosen {
         return Err(Failure::unusable(
@@ -152,10 +151,10 @@ fn become_pretraining(config: &mut Config) -> Outcome<()> {
     Ok(())
 }
 
-/// An error in finding columns, with the key that names them.
+/// An error in finding columns, with the key that sets them.
 fn unfit(error: row_files::Error, config: &Config) -> Failure {
     let row_files::Error::Columns { columns, path, .. } = &error else { return error.into() };
-    // A column of numbers is there, and is none of text.
+    // A column of numbers exists, but has no text.
     let wanted = open::objective(config).columns();
     if is_parquet(path)
         && let Err(error @ parquet_dataset::Error::WrongType { .. }) =
@@ -179,7 +178,7 @@ fn unfit(error: row_files::Error, config: &Config) -> Failure {
     )
 }
 
-/// Whether a file is plain parquet, by its first bytes. One that cannot be read is left to the reader of parquet.
+/// Whether a file is plain parquet, by its first bytes. A file that cannot be read is left to the parquet reader, which reports it.
 fn is_parquet(path: &Path) -> bool {
     use std::io::Read;
     let mut magic = [0; 4];
@@ -190,7 +189,7 @@ fn is_parquet(path: &Path) -> bool {
     }
 }
 
-/// The columns that all files hold as plain parquet; nothing where a file has to be turned.
+/// The columns that all files have as plain parquet; `None` if a file must be converted.
 fn common_columns(conversion: &Conversion) -> Option<Vec<String>> {
     let mut columns: Option<Vec<String>> = None;
     for (_, kind, pairing) in &conversion.sources {
@@ -205,7 +204,7 @@ fn common_columns(conversion: &Conversion) -> Option<Vec<String>> {
     columns
 }
 
-/// The columns that the config names, in the words of the files' reader.
+/// The columns that the config names, as the reader's type.
 fn chosen(columns: &Columns) -> Chosen {
     let Columns { prompt, response, text, is_text } = columns.clone();
     Chosen { prompt, response, text, is_text }
@@ -225,7 +224,7 @@ fn bad_rows(bad_rows: BadRows) -> row_files::BadRows {
     }
 }
 
-/// Says which columns were found, where nobody named them and they are not the usual ones.
+/// Prints the columns that were found, if the config names none and they are not the usual ones.
 fn say_columns(conversion: &Conversion, chosen: &Chosen, say: fn(&str)) {
     let Some((path, _, pairing)) = conversion.sources.first() else { return };
     let is_usual = pairing.flat() == Some(("prompt", "response")) || chosen.is_text;
@@ -234,14 +233,14 @@ fn say_columns(conversion: &Conversion, chosen: &Chosen, say: fn(&str)) {
     }
 }
 
-/// A place for files that have to lie somewhere while a command reads them. It goes with the result.
+/// A temporary directory for files that a command reads. Dropping the result removes it.
 pub fn scratch() -> Outcome<trainer::Scratch> {
     let (temporary, names) = (std::env::temp_dir(), own_names());
     trainer::Scratch::remove_abandoned(&temporary, &names);
     Ok(trainer::Scratch::create_in(&temporary, &names)?)
 }
 
-/// Compressed parquet files, unpacked for as long as they are read.
+/// Compressed parquet files, unpacked while they are read.
 #[derive(Default)]
 pub struct Unpacked {
     scratch: Option<trainer::Scratch>,
@@ -254,7 +253,7 @@ impl Unpacked {
         self.count == 0
     }
 
-    /// The files, with an unpacked one in the place of each that is compressed parquet.
+    /// The files, with an unpacked file in place of each compressed parquet file.
     pub fn files(&mut self, files: &[PathBuf], say: fn(&str)) -> Outcome<Vec<PathBuf>> {
         files.iter().map(|path| self.file(path, say)).collect()
     }
@@ -329,7 +328,7 @@ fn turn(
     for made in trainer::create_directories(&directory)? {
         run.note_made(made);
     }
-    // Before anything is replaced: files of these names that no record knows are somebody else's.
+    // Checked before anything is replaced: files of these names without a record are not this program's.
     let theirs = |path: &Path| record.is_none() && std::fs::symlink_metadata(path).is_ok();
     let outputs: Vec<&Path> = [Some(train.as_path()), validation.as_deref()].into_iter().flatten().collect();
     if let Some(path) = outputs.iter().copied().chain([record_path.as_path()]).find(|path| theirs(path)) {
@@ -434,7 +433,7 @@ fn write(
     Ok(counts)
 }
 
-/// A row that ends the run, with the way around it.
+/// Adds the setting that skips bad rows to the error of a row.
 fn or_skip(failure: Failure, config: &Config) -> Failure {
     match failure.exit == Exit::Unusable && config.data.bad_rows != BadRows::Skip {
         true => failure.hint("`--set data.bad_rows=skip` skips and counts rows that cannot be used"),
@@ -452,7 +451,7 @@ fn no_rows(key: &str, conversion: &Conversion, counts: &Counts) -> Failure {
     }
 }
 
-/// One line for a person: the files, where texts come from, and what became of the rows.
+/// One line for people: the files, the columns of their texts, and the numbers of rows.
 fn in_words(key: &str, conversion: &Conversion, counts: &Counts, seconds: f64) -> String {
     let (path, kind, pairing) = &conversion.sources[0];
     let files = match conversion.sources.len() {
@@ -480,7 +479,7 @@ pub fn counts_json(counts: &Counts) -> Value {
     })
 }
 
-/// Everything beside the sources that the result depends on.
+/// All settings that the result depends on, besides the sources.
 fn settings_json(conversion: &Conversion, columns: &[String], config: &Config, split: Option<Share>) -> Value {
     json!({
         "format": FORMAT,
@@ -494,13 +493,13 @@ fn settings_json(conversion: &Conversion, columns: &[String], config: &Config, s
     })
 }
 
-/// A record of ours, also of a conversion that did not end.
+/// A record of this program, even of an unfinished conversion.
 fn read_record(path: &Path) -> Option<Value> {
     let record: Value = serde_json::from_slice(&regular_file::read(path, MAX_RECORD_BYTES).ok()?).ok()?;
     record["settings"]["format"].is_u64().then_some(record)
 }
 
-/// A source as its record knows it.
+/// The facts about a source in its record.
 fn source_json(path: &Path, digest: Option<&Digested>) -> Outcome<Value> {
     let digest = match digest {
         Some(digest) => digest.clone(),
@@ -509,7 +508,7 @@ fn source_json(path: &Path, digest: Option<&Digested>) -> Outcome<Value> {
     Ok(json!({"file": path.display().to_string(), "stat": stat(path), "bytes": digest.bytes, "sha256": digest.sha256}))
 }
 
-/// A turned file as its record knows it.
+/// The facts about a converted file in its record.
 fn output_json(path: &Path) -> Outcome<Value> {
     let tail = tail(path).map_err(|error| Failure::io("read it again", path, &error))?;
     Ok(json!({"file": path.file_name().map(|name| name.to_string_lossy()), "bytes": tail.0, "tail_sha256": tail.1}))
@@ -526,7 +525,7 @@ fn tail(path: &Path) -> std::io::Result<(u64, String)> {
     Ok((bytes, row_files::sha256(&end)))
 }
 
-/// Whether the turned files are those of the record. Their pages have checksums, which are compared when they are read.
+/// Whether the converted files are those of the record. Checksums of their pages are compared when the pages are read.
 fn holds(outputs: &Value, train: &Path, validation: Option<&Path>) -> bool {
     let paths: Vec<&Path> = [Some(train), validation].into_iter().flatten().collect();
     let Some(outputs) = outputs.as_array().filter(|outputs| outputs.len() == paths.len()) else { return false };
@@ -537,7 +536,7 @@ fn holds(outputs: &Value, train: &Path, validation: Option<&Path>) -> bool {
     })
 }
 
-/// Whether the sources hold what they held when they were turned.
+/// Whether the sources are unchanged since they were converted.
 fn are_the_same(originals: &[PathBuf], sources: &Value) -> Outcome<bool> {
     let Some(sources) = sources.as_array().filter(|sources| sources.len() == originals.len()) else {
         return Ok(false);
@@ -555,7 +554,7 @@ fn are_the_same(originals: &[PathBuf], sources: &Value) -> Outcome<bool> {
     Ok(true)
 }
 
-/// Size, inode and times: the same for a file that nobody wrote to.
+/// Size, inode and times: unchanged for a file that was not written to.
 fn stat(path: &Path) -> Value {
     #[cfg(unix)]
     {

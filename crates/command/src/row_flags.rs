@@ -22,7 +22,7 @@ pub struct ColumnFlags {
 }
 
 impl ColumnFlags {
-    /// The columns that were named.
+    /// The columns that the flags name.
     pub fn chosen(&self) -> Chosen {
         Chosen {
             prompt: self.prompt_column.clone(),

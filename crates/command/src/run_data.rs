@@ -1,4 +1,4 @@
-//! The rows that a run has open, as its plan and its pace take them.
+//! The opened rows of a run, for its plan and its pace.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub fn of<'a>(config: &Config, opened: &'a Opened, loader: &'a DataLoader) -> Ru
     RunData { feed, evaluated, stored: opened.stored }
 }
 
-/// As many rows as the run reads.
+/// The number of rows that the run reads.
 fn rows_read(config: &Config, rows: u64) -> RowsRead {
     let (train, batch_samples) = (&config.train, config.train.batch_size as u64);
     let rows = config.data.estimated_rows.unwrap_or(rows);
@@ -39,7 +39,7 @@ fn rows_read(config: &Config, rows: u64) -> RowsRead {
     RowsRead { samples: of_epochs.min(of_steps), batch_samples }
 }
 
-/// Source and target tokens of rows from all over the run; none where they cannot be read.
+/// Source and target tokens of rows from the whole run; none if they cannot be read.
 pub fn looked_at(config: &Config, opened: &Opened, steps: Option<u64>) -> RowsLookedAt {
     let samples = steps.unwrap_or(u64::MAX).saturating_mul(config.train.batch_size as u64);
     let samples = samples.min(opened.train.rows());
@@ -53,7 +53,7 @@ pub fn looked_at(config: &Config, opened: &Opened, steps: Option<u64>) -> RowsLo
         let start = Position { epoch: 0, sample: samples / PLACES * place };
         let (dataset, tokenizer) = (Arc::clone(&opened.train), Arc::clone(&opened.tokenizer));
         let loader = DataLoader::new(dataset, tokenizer, options.clone(), start, NOTHING_AHEAD);
-        // Whoever reads the row for a step says what is wrong with it.
+        // If a row is bad, the step that reads it reports the error.
         loader.ok()?.next_batch().ok()?
     };
     let mut looked_at = RowsLookedAt { all: opened.train.rows(), ..RowsLookedAt::default() };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! OUTPUT/resolved.toml   the config as resolved
-//! OUTPUT/data/           rows of files that are no parquet, turned into it
+//! OUTPUT/data/           rows of other files, converted to parquet
 //! OUTPUT/metrics.jsonl   one line per event
 //! OUTPUT/report.html     the run as a page
 //! OUTPUT/events.out.tfevents.0.train_low_mem   the same numbers for TensorBoard
@@ -10,12 +10,12 @@
 //! OUTPUT/checkpoints/    step-00000100, ...
 //! OUTPUT/model/          the finished model
 //! OUTPUT/adapter/        or the finished adapter, where one is trained
-//! OUTPUT/finished.json   which step the model is of, and what it is worth; written last
+//! OUTPUT/finished.json   the step of the model, and its evaluations; written last
 //! ```
 //!
-//! One process writes here: it holds [`trainer::RunLock`]. `--dry-run` only looks at it. A run that is refused, because of
-//! the directory, its data or its budget, leaves the directory as it was: nothing is written before [`RunDir::own`], but
-//! for the embedded data and turned rows, which go again.
+//! One process writes here: it holds [`trainer::RunLock`]. `--dry-run` only reads the directory. A run that is refused, because of the
+//! directory, its data or its budget, leaves the directory unchanged. Nothing is written before [`RunDir::own`], except the embedded data
+//! and converted rows, which are removed again.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -30,16 +30,16 @@ use crate::failure::{Failure, Outcome};
 
 /// The config as resolved.
 pub const RESOLVED: &str = "resolved.toml";
-/// A longer config is not one.
+/// A longer config is invalid.
 pub const MOST_CONFIG_BYTES: u64 = 16 << 20;
-/// Where the pages of the training files lie.
+/// The map of the training files' pages.
 pub const PAGE_MAP: &str = "page-map.bin";
-/// Where rows of files that are no parquet go.
+/// The directory for rows of files that are not parquet.
 pub const ROWS: &str = "data";
-/// That directory, and every file in it.
+/// That directory, and the files in it.
 const TURNED: [&str; 5] =
     [ROWS, "train-rows.parquet", "validation-rows.parquet", "train-rows.json", "validation-rows.json"];
-/// Compressed parquet files that are unpacked while they are read, at most.
+/// Names for compressed parquet files that are unpacked while they are read.
 pub const UNPACKED: [&str; 8] = [
     "unpacked-1.parquet",
     "unpacked-2.parquet",
@@ -61,17 +61,17 @@ const FINISHED: &str = "finished.json";
 const MODEL: &str = "model";
 const ADAPTER: &str = "adapter";
 
-/// A longer `finished.json` is not one: it holds two evaluations.
+/// A longer `finished.json` is invalid: it holds two evaluations.
 const MAX_FINISHED_BYTES: u64 = 16 << 20;
 
-/// Lays the config that a run wrote as resolved over what is there.
+/// Sets the values of the resolved config that a run wrote.
 pub fn apply_resolved(values: &mut Values, path: &Path) -> Outcome<()> {
     let text = regular_file::read_to_string(path, MOST_CONFIG_BYTES)
         .map_err(|error| Failure::io("read the config of the run", path, &error))?;
     values.apply_file(&path.display().to_string(), &text)
 }
 
-/// Every name that a run gives to a file or directory, those of checkpoints, models and the lock excepted.
+/// All names of files and directories of a run, except those of checkpoints, models and the lock.
 pub fn own_names() -> Vec<&'static str> {
     [RESOLVED, PAGE_MAP, METRICS, PAGE, EVENTS, FINISHED, MODEL, ADAPTER]
         .into_iter()
@@ -90,13 +90,13 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Creates the directory where needed and takes its lock. Until it is owned, nothing that was there changes.
+    /// Creates the directory if necessary, and takes its lock. Existing files stay unchanged until the directory is owned.
     pub fn lock(root: &Path) -> Outcome<Self> {
         let lock = RunLock::acquire(root)?;
         Ok(Self { root: root.to_path_buf(), lock: Some(lock) })
     }
 
-    /// The directory as it is, or is not, to look at: without its lock nothing may be written there.
+    /// The directory for reading, whether or not it exists. Without its lock nothing may be written there.
     pub fn look_at(root: &Path) -> Self {
         Self { root: root.to_path_buf(), lock: None }
     }
@@ -106,13 +106,13 @@ impl RunDir {
         self.lock.is_some()
     }
 
-    /// Says that the run is not refused: from here on it writes. Removes what killed predecessors left unfinished, and
-    /// dry runs beside the directory that nobody runs any more.
+    /// Marks the run as accepted: from here on it writes. Removes unfinished files of killed processes, and abandoned dry runs beside the
+    /// directory.
     pub fn own(&mut self) -> Outcome<()> {
         let Some(lock) = &mut self.lock else { return Ok(()) };
         lock.own(&[assets::DIRECTORY, ROWS])?;
         let root = std::path::absolute(&self.root).unwrap_or_else(|_| self.root.clone());
-        // A dry run lies in the nearest directory that there was at its time.
+        // A dry run lies in the nearest directory that existed when it began.
         root.ancestors().for_each(|directory| Scratch::remove_abandoned(directory, &own_names()));
         Ok(())
     }
@@ -124,7 +124,7 @@ impl RunDir {
         }
     }
 
-    /// Checks that no other run can have taken this directory, as it could if it was moved or its lock removed.
+    /// Checks that no other run can have taken this directory, which is possible if it was moved or its lock was removed.
     pub fn check(&mut self) -> Outcome<()> {
         Ok(self.lock.as_mut().map_or(Ok(()), RunLock::check)?)
     }
@@ -139,7 +139,7 @@ impl RunDir {
         self.root.join(trainer::checkpoint::CHECKPOINTS_DIRECTORY)
     }
 
-    /// Where the finished model goes: `OUTPUT/model`, or `OUTPUT/adapter` where an adapter is trained.
+    /// The place of the finished model: `OUTPUT/model`, or `OUTPUT/adapter` if an adapter is trained.
     pub fn model(&self, config: &t5::Config) -> PathBuf {
         self.root.join(if config.lora.is_some() { ADAPTER } else { MODEL })
     }
@@ -149,7 +149,7 @@ impl RunDir {
         self.root.join(METRICS)
     }
 
-    /// The step of `OUTPUT/model`, where the run was finished.
+    /// The step of `OUTPUT/model`, if the run is finished.
     pub fn finished_step(&self) -> Option<u64> {
         let text = regular_file::read(&self.root.join(FINISHED), MAX_FINISHED_BYTES).ok()?;
         let finished: Value = serde_json::from_slice(&text).ok()?;
@@ -158,13 +158,13 @@ impl RunDir {
         finished["step"].as_u64().filter(|_| is_there)
     }
 
-    /// Says that `OUTPUT/model` is the model of this step. The last thing that a run writes.
+    /// Records that `OUTPUT/model` is the model of this step. This is the last file that a run writes.
     pub fn finish(&self, step: u64, history: &impl Serialize) -> Outcome<()> {
         let text = json!({ "step": step, "history": history });
         Ok(trainer::write_atomic(&self.root.join(FINISHED), format!("{text:#}\n").as_bytes())?)
     }
 
-    /// Refuses to start a new run where one has saved something.
+    /// Refuses to start a new run in a directory with saved files.
     pub fn refuse_to_overwrite(&self) -> Outcome<()> {
         let has_checkpoints = self.has_checkpoints()?;
         let mut what = if has_checkpoints { Some("checkpoints") } else { None };
@@ -185,7 +185,7 @@ impl RunDir {
         .hint("or start a new run elsewhere with `--output DIR`"))
     }
 
-    /// Whether anything lies among the checkpoints but what a killed process did not finish.
+    /// Whether the directory of checkpoints has anything except unfinished files of a killed process.
     fn has_checkpoints(&self) -> Outcome<bool> {
         let path = self.checkpoints();
         let failed = |error| Failure::io("list it", &path, &error);
@@ -202,7 +202,7 @@ impl RunDir {
     }
 }
 
-/// Whether the system says that there is nothing. Any other error says nothing about what there is.
+/// Whether the error says that the file does not exist. Any other error leaves that open.
 fn is_absence(error: &std::io::Error) -> bool {
     error.kind() == ErrorKind::NotFound
 }

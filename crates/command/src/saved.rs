@@ -1,4 +1,4 @@
-//! The binary's part of a checkpoint: position in the data, identity of the run, and the facts that decided its bits.
+//! The command's part of a checkpoint: position in the data, identity of the run, and the facts that determine its bits.
 
 use dataloader::Position;
 use planner::Plan;
@@ -16,47 +16,47 @@ pub struct History {
     pub first_evaluation: Option<Value>,
     /// The newest evaluation.
     pub last_evaluation: Option<Value>,
-    /// Rows left out so far.
+    /// Rows skipped so far.
     pub bad_rows: u64,
-    /// Rows used and left out so far.
+    /// Rows used and skipped so far.
     #[serde(default)]
     pub read_rows: u64,
-    /// Sources and targets that were cut at their most tokens so far.
+    /// Sources and targets that were cut so far.
     #[serde(default)]
     pub cut: (u64, u64),
-    /// Whether the share of rows left out was warned of.
+    /// Whether the run has warned of the share of skipped rows.
     #[serde(default)]
     pub warned_of_bad_rows: bool,
-    /// The first of them.
+    /// The first skipped row.
     pub first_bad_row: Option<String>,
-    /// A source of the validation rows, for trying the model.
+    /// A source of the validation rows, as an example prompt.
     pub example_prompt: Option<String>,
-    /// Evaluations without a better one.
+    /// Evaluations without an improvement.
     #[serde(default)]
     pub stalled: Stalled,
     /// Steps skipped because loss or gradient was not finite.
     pub skipped_steps: u64,
 }
 
-/// The binary's part of a checkpoint.
+/// The command's part of a checkpoint.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Saved {
-    /// Where in the data the next step begins.
+    /// The position in the data where the next step begins.
     pub position: Position,
     /// Identity of the run, which a resume compares; see [`crate::identity`].
     pub identity: Value,
     /// Numbers for the report at the end.
     pub history: History,
-    /// The plan of the last step: going on keeps how a batch was cut where memory allows it.
+    /// The plan of the last step. A resumed run keeps the cut of a batch if memory allows it.
     pub plan: Plan,
-    /// The kernels: with the plan they decide every bit. Checkpoints before 2026-11-23 lack them.
+    /// The kernels. Together with the plan they determine every bit. Checkpoints before 2026-11-23 lack them.
     #[serde(default)]
     pub kernels: Option<Kernels>,
     /// The text of `resolved.toml`.
     pub config: String,
 }
 
-/// This program's part of a checkpoint.
+/// The command's part of a checkpoint.
 pub fn saved_state(found: &Found) -> Outcome<Saved> {
     serde_json::from_value(found.state.caller.clone()).map_err(|error| {
         Failure::unusable(format!("{}: trainer_state.json: {error}", found.path.display())).hint(

@@ -1,8 +1,8 @@
-//! A run's parts, held together, and what happens to them between two steps.
+//! The parts of a run, and the work between two steps.
 //!
-//! [`crate::train`] reads as the loop; this module is what its verbs do: replan, record, evaluate, save,
-//! finish. A run stands at `position` in the data: where the samples of the steps made so far end. It
-//! moves only when a step is made, so a checkpoint never counts a batch that was fetched and not used.
+//! [`crate::train`] is the loop; this module has its verbs: replan, record, evaluate, save, finish. A run's `position` in the data is the
+//! end of the samples of all steps so far. It moves only when a step is made, so a checkpoint never counts a batch that was fetched but not
+//! used.
 
 mod as_graphs;
 mod disk_needs;
@@ -56,9 +56,9 @@ pub struct Session {
     pub config: Config,
     /// The open data, tokenizer and model files.
     pub opened: Opened,
-    /// Where it writes.
+    /// The output directory.
     pub run: RunDir,
-    /// Whether someone asked it to stop.
+    /// The request to stop, if any.
     pub stop: Stop,
     /// The plan that the next step follows.
     pub plan: Plan,
@@ -79,21 +79,21 @@ pub struct Session {
     checkpoints: Checkpoints,
     position: Position,
     history: History,
-    /// Steps that were made before this process.
+    /// Steps made before this process.
     first_step: u64,
     saved_step: Option<u64>,
     saved_at: Instant,
-    /// Parts of the data's pages that the kept page map knows.
+    /// Parts of the data's pages that the kept page map includes.
     kept_stretches: u64,
-    /// The peak that a person was told last.
+    /// The peak that was last shown to the user.
     shown_peak: Bytes,
     as_graphs: AsGraphs,
-    /// The processes of this run, where there are several.
+    /// The processes of this run, if there are several.
     group: Option<Group>,
     agreed: together::Agreed,
-    /// What was sent to them until the last step.
+    /// The communication with them until the last step.
     spent: Spent,
-    /// Its memory and disk space among other runs, if it waited for them.
+    /// Its reservation of memory and disk space, if it waited for other runs.
     reserved: Option<(Reserved, DiskNeeds)>,
 }
 
@@ -103,36 +103,36 @@ pub struct Parts {
     pub config: Config,
     /// The open data, tokenizer and model files.
     pub opened: Opened,
-    /// Where it writes.
+    /// The output directory.
     pub run: RunDir,
-    /// Whether someone asked it to stop.
+    /// The request to stop, if any.
     pub stop: Stop,
-    /// The checkpoint that it goes on from.
+    /// The checkpoint that it resumes from.
     pub found: Option<Found>,
     /// The source of memory snapshots.
     pub machine: Box<dyn Probe>,
-    /// The processes of this run, where there are several.
+    /// The processes of this run, if there are several.
     pub group: Option<Group>,
-    /// Where the run reserves its memory, if it waits for it.
+    /// The ledger for its reservation, if it waits for memory.
     pub ledger: Option<Ledger>,
 }
 
 impl Session {
-    /// Plans, prints the bill, and only then loads what is large.
+    /// Plans, prints the bill, and only then loads the weights.
     pub fn start(parts: Parts) -> Outcome<Self> {
         let Parts { mut config, mut opened, mut run, stop, found, mut machine, group, ledger } = parts;
         let together = Together(group.as_ref());
         let mut parallel = together.parallel(&config)?;
         let shared_card = together.check_cards(&mut config, &opened.device)?;
         let share = processes::batch_share(parallel.as_ref());
-        // Before the process is measured: the memory of the views is part of it.
+        // Before the process is measured, so that the measurement includes the memory of the views.
         let mut views = Views::of(run.root());
         let saved = found.as_ref().map(saved_state).transpose()?;
         let steps_done = found.as_ref().map_or(0, |found| found.state.step);
         let position = saved.as_ref().map_or_else(Position::default, |saved| saved.position);
         if let (None, Some(directory)) = (&found, &opened.init_from) {
             run_plan::model::check_trainable(&opened.model, Some(directory))?;
-            // What is wrong with the files is said before anything is planned for them.
+            // Errors in the files are reported before planning.
             t5::StoredWeights::of(directory, &opened.model)?;
         }
         let (loader, total_steps) = setup::steps(&config, &opened, position, steps_done, share)?;
@@ -157,7 +157,7 @@ impl Session {
         let priced = priced.with(together.of_first(priced.prices)?);
         priced.note_in(&mut config)?;
         if let Some(parallel) = parallel.as_mut().filter(|_| !config.parallel.shares_cards) {
-            // Before the device is looked at: what it takes for this is no tensors'.
+            // Before the device is measured: memory for this connection does not belong to tensors.
             parallel.connect_cards(&opened.device)?;
         }
         together.measure_network(&mut config, parallel.as_ref(), &opened.device)?;
@@ -165,7 +165,7 @@ impl Session {
         together.share_memory(&mut config, &now)?;
         let wanted = Wanted::Undominated(saved.as_ref().map(|saved| &saved.plan));
         let data = run_data::of(&config, &opened, &loader);
-        // Those of the whole run: a run that goes on sees the same rows, and so has the same choices.
+        // Lengths of rows of the whole run: a resumed run reads the same rows, and so has the same choices.
         let rows = run_data::looked_at(&config, &opened, Some(total_steps));
         let job = RunJob {
             config: &config,
@@ -222,7 +222,7 @@ impl Session {
         report.line(&format!("{}{}", plan.bill, pace.in_words()));
         report.predict(pace.step_time());
         disk::check(&pace.disk_need(), run.root())?;
-        // Nothing refuses the run any more: from here on it writes.
+        // The run can no longer be refused: from here on it writes.
         setup::begin(&config, &opened, &mut run)?;
         if let Some(source) = opened.init_from.take() {
             let prepare = || base::prepare(&source, config.model.base_precision, run.root());
@@ -299,7 +299,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Looks at memory and follows another plan where the old one no longer fits, or a faster one does.
+    /// Checks the memory. Follows another plan if the current one no longer fits, or if a faster one does.
     pub fn replan(&mut self) -> Outcome<()> {
         let now = self.machine.snapshot()?;
         let mut replanned = memory_policy::replan(&now, &self.costs, self.budgets, &self.plan);
@@ -307,7 +307,7 @@ impl Session {
         self.follow(replanned)
     }
 
-    /// Follows a plan, and says what changes.
+    /// Follows a plan, and reports the change.
     fn follow(&mut self, replanned: Replanned) -> Outcome<()> {
         let was = std::mem::replace(&mut self.plan, replanned.plan);
         if replanned.is_hopeless && !self.is_hopeless {
@@ -328,7 +328,7 @@ impl Session {
             }
             self.report.line(&line);
             if !matches!(change, Change::Grown { .. }) {
-                // Pages of the larger plan's steps would be reused, and never leave.
+                // The allocator would reuse pages of the larger plan's steps and never return them.
                 t5_ops::waiting::release_unused();
                 heap::release_unused();
             }
@@ -351,8 +351,8 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the run should leave now: someone asked for it, or the machine has no memory for it. Several processes leave when all of
-    /// them know.
+    /// Whether the run should stop now: on request, or because the machine has no memory for it. Several processes stop when all of them
+    /// know.
     pub fn should_stop(&self) -> bool {
         match self.group {
             Some(_) => self.agreed.stop || self.is_hopeless,
@@ -360,22 +360,23 @@ impl Session {
         }
     }
 
-    /// The plan's numbers for the trainer.
+    /// The plan's values for the trainer.
     pub fn step_plan(&self) -> StepPlan {
         let data = &self.config.data;
-        // A pinned number of samples is meant literally.
+        // A pinned number of samples is exact.
         let is_pinned = self.config.memory.pins.of(MICRO_BATCH_SAMPLES.name).is_some();
         let longest = (!is_pinned).then_some((data.max_source_tokens, data.max_target_tokens));
         StepPlan { levers: self.plan.step.levers, longest }
     }
 
-    /// Hands the plan's numbers to the loader.
+    /// Passes the plan's limits to the loader.
     pub fn feed(&mut self) {
         self.opened.train.set_residency(self.plan.loader.residency.of_dataset());
         self.loader.set_limits(self.plan.loader.limits());
     }
 
-    /// Where nothing is made ahead, this thread has tokenized. Its small blocks go back before a step: they never make room for a tensor.
+    /// If nothing is made ahead, this thread has tokenized. Frees its small blocks before a step, because they never make room for a
+    /// tensor.
     pub fn release_what_made_it(&self) {
         let dataloader::LoaderLimits { prefetch_batches, decode_threads } = self.loader.limits();
         if prefetch_batches.min(decode_threads) == 0 {
@@ -383,7 +384,7 @@ impl Session {
         }
     }
 
-    /// Notes what became of a batch. False where the step was interrupted and does not count.
+    /// Records the outcome of a batch. Returns false if the step was interrupted and does not count.
     pub fn record(&mut self, outcome: StepOutcome, batch: &dataloader::Batch, took: &Took) -> Outcome<bool> {
         let (stats, kind) = match outcome {
             StepOutcome::Interrupted => return Ok(false),
@@ -469,7 +470,7 @@ impl Session {
         text.map_or(Ok(()), |text| self.warn(&text, json!({"step": stats.step, "kind": "no_graphs"})))
     }
 
-    /// A warning, for people and in the metrics.
+    /// Issues a warning, for the user and in the metrics.
     pub fn warn(&mut self, text: &str, mut fields: Value) -> Outcome<()> {
         self.report.warn(text);
         fields["message"] = json!(text);
@@ -477,21 +478,21 @@ impl Session {
         Ok(())
     }
 
-    /// A line in the metrics. Where it cannot be written the run goes on, and says so once.
+    /// Writes a line to the metrics. If that fails, the run continues, and warns once.
     fn note_event(&mut self, event: &str, fields: Value) {
         self.log.record(event, fields).for_each(|warning| self.report.warn(&warning));
-        // Only in a directory that is still this run's.
+        // Only while the directory still belongs to this run.
         let shows = matches!(event, "eval" | "checkpoint" | "end") && self.run.check().is_ok();
         if let Some(warning) = shows.then(|| self.log.write_page()).flatten() {
             self.report.warn(&warning);
         }
     }
 
-    /// Gives freed memory back to the system: every so many steps where the config pins it, otherwise where
-    /// what is held and unused would break the budget in the next step.
+    /// Returns freed memory to the system: after every N steps if the config pins N. Otherwise only if unused memory would exceed the
+    /// budget in the next step.
     ///
-    /// Tensors' pages are reused and never exceed their own peak, so what can pile up is small blocks; they go
-    /// back first, because they cost least to get again.
+    /// Pages of tensors are reused and never exceed their own peak, so only small blocks can accumulate. They are returned first, because
+    /// they are the cheapest to allocate again.
     pub fn clear_cache(&self) -> Outcome<()> {
         if let Some(every) = self.config.memory.clear_cache_every_steps {
             if every > 0 && self.trainer.step_count().is_multiple_of(every) {
@@ -510,7 +511,7 @@ impl Session {
         Ok(())
     }
 
-    /// At the end of an epoch: freed memory goes back, and what is held is said.
+    /// At the end of an epoch, returns freed memory to the system and reports the memory that is held.
     pub fn note_epoch(&mut self, batch: &dataloader::Batch) -> Outcome<()> {
         let after = batch.position_after;
         if after.epoch == batch.epoch && after.sample < self.loader.samples_per_epoch() {
@@ -525,7 +526,7 @@ impl Session {
         self.trainer.step_count() > self.first_step
     }
 
-    /// The last event.
+    /// Records the last event.
     pub fn record_end(&mut self, reason: &str) -> Outcome<()> {
         let step = self.trainer.step_count();
         let now = self.probe.snapshot()?;
@@ -541,7 +542,7 @@ impl Session {
         Ok(())
     }
 
-    /// Memory at one of a run's key moments, in the metrics. A person is told where the peak has grown by a tenth.
+    /// Records memory at one of a run's key moments in the metrics. Tells the user if the peak has grown by a tenth.
     pub fn note_memory(&mut self, moment: &str) -> Outcome<()> {
         let now = self.probe.snapshot()?;
         let mut event = json!({"step": self.trainer.step_count(), "moment": moment, "rss_bytes": now.rss.0,
@@ -555,7 +556,7 @@ impl Session {
         Ok(())
     }
 
-    /// The most that the process held so far, and where a device computes, the most that it held there.
+    /// The most bytes that the process has held, and, if a device computes, the most that it has held there.
     pub fn peaks(&self) -> (Bytes, Option<Bytes>) {
         let now = self.probe.snapshot().unwrap_or_default();
         (now.peak_rss, now.device.map(|device| device.peak))
@@ -566,7 +567,7 @@ impl Session {
         &self.history
     }
 
-    /// The same, to add to.
+    /// The same numbers, mutable.
     pub fn history_mut(&mut self) -> &mut History {
         &mut self.history
     }

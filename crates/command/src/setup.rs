@@ -1,4 +1,4 @@
-//! From the command line to a config and opened files: the steps that `train`, `plan` and `--dry-run` share.
+//! From the command line to a config and opened files: the common steps of `train`, `plan` and `--dry-run`.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -15,19 +15,19 @@ use crate::report;
 use crate::row_data::{self, Wanted};
 use crate::run_dir::{self, MOST_CONFIG_BYTES, PAGE_MAP, RESOLVED, RunDir};
 
-/// A larger page map is made again: it would be that of some forty million pages.
+/// A larger page map is ignored and made again: it would have about forty million pages.
 const MAX_PAGE_MAP_BYTES: u64 = 1 << 30;
 
-/// Defaults, then the config file, then the flags, resolved.
+/// Reads the defaults, then the config file, then the flags, and resolves them.
 ///
-/// Without `--config`, `--keep-training` takes the config that the output directory's run was started with. A command that
-/// names neither a model nor data takes the embedded default.
+/// Without `--config`, `--keep-training` uses the config that the output directory's run was started with. A command with neither a model
+/// nor data uses the embedded default.
 pub fn read_config(flags: &TrainArgs) -> Outcome<Config> {
     let values = read_values(flags)?;
     Config::resolve(values)
 }
 
-/// As [`read_config`], but the data may be missing: a plan can be made without.
+/// As [`read_config`], but the data may be missing: a plan can be made without data.
 pub fn read_config_to_plan(flags: &TrainArgs) -> Outcome<Config> {
     let values = read_values(flags)?;
     Config::resolve_without_data(values)
@@ -52,7 +52,7 @@ fn read_values(flags: &TrainArgs) -> Outcome<Values> {
     Ok(values)
 }
 
-/// Whether there is a file of this name. One that cannot be looked at is not taken for absent.
+/// Whether a file of this name exists. Failing to examine it is an error, not absence.
 fn is_there(path: &Path) -> Outcome<bool> {
     match std::fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
@@ -61,17 +61,17 @@ fn is_there(path: &Path) -> Outcome<bool> {
     }
 }
 
-/// Lays a config file over what is there.
+/// Sets the values of a config file.
 pub fn apply_file(values: &mut Values, path: &Path) -> Outcome<()> {
     values.apply_file(&path.display().to_string(), &read_named_file(path, "config")?)
 }
 
-/// The text of a file that the user named as the `what`.
+/// The text of a file that the user named. `what` describes the file in errors.
 pub fn read_named_file(path: &Path, what: &str) -> Outcome<String> {
     regular_file::read_to_string(path, MOST_CONFIG_BYTES).map_err(|error| unread(path, what, &error))
 }
 
-/// A file that the user named cannot be read: a wrong name is the user's mistake, a failing disk is not.
+/// The failure for a named file that cannot be read. A wrong name is the user's mistake; a failing disk is not.
 fn unread(path: &Path, what: &str, error: &std::io::Error) -> Failure {
     use ErrorKind::{FileTooLarge, InvalidData, InvalidInput, NotADirectory, NotFound, PermissionDenied};
     if ![NotFound, PermissionDenied, NotADirectory, InvalidInput, InvalidData, FileTooLarge].contains(&error.kind()) {
@@ -81,7 +81,7 @@ fn unread(path: &Path, what: &str, error: &std::io::Error) -> Failure {
         .hint("paths are relative to the current directory; `configs/` has examples")
 }
 
-/// Puts the embedded files that the config asks for below the directory of the run.
+/// Writes the embedded files that the config needs below the directory of the run.
 pub fn place_embedded_files(config: Config, run: &mut RunDir) -> Outcome<Config> {
     let mut values = config.values;
     let root = run.root().to_owned();
@@ -89,13 +89,13 @@ pub fn place_embedded_files(config: Config, run: &mut RunDir) -> Outcome<Config>
     Config::resolve(values)
 }
 
-/// Opens what the config names, with the page map that an earlier run may have left in `directory`.
+/// Opens the files that the config names, with the page map that an earlier run may have left in `directory`.
 ///
-/// A run that goes on ([`Wanted::resumes`]) is held to the data that it read before, unless `--allow-changed data` says otherwise:
-/// a page with other bytes is then an error when it is read, and a file that was only touched is a warning here.
+/// A resumed run ([`Wanted::resumes`]) must read the same data as before, unless `--allow-changed data` permits changes. A page with other
+/// bytes is an error when it is read. A file of which only the time changed causes a warning here.
 pub fn open(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<Opened> {
     let directory = run.root().to_owned();
-    // A memory of what the data files say: without it they are read again.
+    // A cache of facts about the data files: without it the files are read again.
     let kept = regular_file::read(&directory.join(PAGE_MAP), MAX_PAGE_MAP_BYTES).ok();
     let keeps_digests = wanted.resumes && !config.run.allow_changes.iter().any(|part| part == "data");
     let page_map = kept.map(|bytes| KeptPageMap { bytes, keeps_digests });
@@ -109,17 +109,17 @@ pub fn open(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcom
             first.display()
         ));
     }
-    // Only for what reading them costs: an evaluation starts at the first row.
+    // The pages are needed only for the memory of reading them: an evaluation starts at the first row.
     opened.validation.as_ref().map(|validation| validation.find_pages()).transpose()?;
     Ok(opened)
 }
 
-/// Writes the page map again, with the digests of the pages that were read meanwhile.
+/// Writes the page map again, with the digests of the pages that have been read.
 pub fn keep_page_map(opened: &Opened, directory: &Path) -> Outcome<()> {
     Ok(trainer::write_atomic(&directory.join(PAGE_MAP), &opened.train.page_map()?)?)
 }
 
-/// Takes the directory for a run that is not refused, and writes down what the run is.
+/// Takes the directory for an accepted run, and writes the run's config.
 pub fn begin(config: &Config, opened: &Opened, run: &mut RunDir) -> Outcome<()> {
     run.own()?;
     if !run.is_locked() {
@@ -134,8 +134,8 @@ pub fn begin(config: &Config, opened: &Opened, run: &mut RunDir) -> Outcome<()> 
     Ok(trainer::write_atomic(&run.root().join(RESOLVED), config.to_toml(heading).as_bytes())?)
 }
 
-/// The stream of batches from `position` on, and the step at which the run ends when `done` steps are made:
-/// where the epochs end or `train.max_steps` says, whichever comes first.
+/// The stream of batches from `position` on, and the step at which the run ends after `done` steps so far: at the end of the epochs or at
+/// `train.max_steps`, whichever is first.
 pub fn steps(
     config: &Config,
     opened: &Opened,

@@ -1,8 +1,9 @@
-//! The speed of this machine, or of a card in it: measured once, kept in the user's cache directory, and turned into the prices of a run.
+//! The speed of this machine, or of a card in it. It is measured once, kept in the user's cache directory, and converted to the prices of a
+//! run.
 //!
-//! The file is `train_low_mem/speed.json` in `$XDG_CACHE_HOME`, or else in `~/.cache`. It holds one measurement for each
-//! processor, instruction set, number of threads, card with its driver, and size of model, all of one build of this program. A file
-//! that is missing, damaged or not writable is no error: the machine is measured again.
+//! The file is `train_low_mem/speed.json` in `$XDG_CACHE_HOME`, or else in `~/.cache`. It has one measurement for each processor,
+//! instruction set, number of threads, card with its driver, and size of model, all of one build of this program. If the file is missing,
+//! damaged or not writable, the machine is measured again.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -20,23 +21,23 @@ use crate::disk::existing_ancestor;
 use crate::failure::{Failure, Outcome};
 use crate::{job, report};
 
-/// A longer file is not ours.
+/// A longer file is not from this program.
 const MAX_CACHE_BYTES: u64 = 1 << 20;
-/// Measurements that are kept, the newest.
+/// The most measurements that are kept; older ones are removed.
 const MOST_KEPT: usize = 64;
 const CACHE_FILE: &str = "speed.json";
 
-/// The prices that the config asks for, of a run of this model on a device. A plan for a card does not open it, and has the CPU there.
+/// The prices of a run of this model on a device, from the source in the config. A plan for a card does not open it, and passes the CPU.
 ///
 /// # Errors
-/// The planner refuses the options; an operation fails.
+/// The planner refuses the options, or an operation fails.
 pub fn priced_run(config: &Config, model: &t5::Config, options: &TrainerOptions, device: &Device) -> Outcome<Priced> {
     let tokens = (config.data.max_source_tokens, config.data.max_target_tokens);
     let directory = existing_ancestor(&config.run.output_dir);
     priced(config.memory.prices, model, options, tokens, (job::place(config), device), &directory)
 }
 
-/// The prices from such a source. Files are measured in `directory`.
+/// The prices from this source. Files are measured in `directory`.
 ///
 /// # Errors
 /// As [`priced_run`].
@@ -48,7 +49,7 @@ pub fn priced(
     (place, device): (Place, &Device),
     directory: &Path,
 ) -> Outcome<Priced> {
-    // A processor's speed says nothing of a card's that is not there.
+    // If the card is not open, the processor's speed does not apply to it.
     let is_there = place == Place::Host || device.is_cuda();
     if !is_there || matches!(from, PricesFrom::Given(_) | PricesFrom::BuiltIn) {
         return Ok(Priced::without_measuring(from, place, options.precision.activations()));
@@ -61,7 +62,7 @@ pub fn priced(
     })
 }
 
-/// The speed of a device at the sizes of a model, measured where that has not been done. Files are measured in `directory`.
+/// The speed of a device at the sizes of a model. Measures it if that has not been done. Files are measured in `directory`.
 ///
 /// # Errors
 /// An operation fails.
@@ -83,16 +84,16 @@ struct Kept {
     speed: MachineSpeed,
 }
 
-/// The facts that a measurement is of.
+/// The circumstances of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Circumstances {
-    /// Version of the program and of its kernels, size and time of its file.
+    /// Version of the program and of its kernels, and size and time of its file.
     build: String,
     /// The processor's name.
     processor: String,
     instruction_set: String,
     threads: usize,
-    /// Of a card, its name and its driver's.
+    /// The name of a card and the version of its driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     card: Option<String>,
     sizes: MeasuredSizes,
@@ -116,7 +117,7 @@ impl Circumstances {
 }
 
 impl Cache {
-    /// The kept measurements; none where there is no such file, or another one.
+    /// The kept measurements; none if there is no such file, or if it has another format.
     fn read(path: &Path) -> Self {
         let bytes = regular_file::read(path, MAX_CACHE_BYTES).unwrap_or_default();
         serde_json::from_slice(&bytes).unwrap_or_default()
@@ -126,7 +127,7 @@ impl Cache {
         self.measured.iter().rev().find(|kept| kept.circumstances == *circumstances).map(|kept| kept.speed)
     }
 
-    /// With one more, without those of other builds.
+    /// Adds a measurement, and removes those of other builds.
     fn with(mut self, kept: Kept) -> Self {
         let (build, of) = (&kept.circumstances.build, &kept.circumstances);
         self.measured.retain(|other| other.circumstances.build == *build && other.circumstances != *of);
@@ -144,7 +145,7 @@ impl Cache {
     }
 }
 
-/// The kept speed of this machine or of a card, or else the measured one, which is then kept.
+/// The kept speed of this machine or of a card. If there is none, measures it and keeps it.
 fn kept_speed(sizes: MeasuredSizes, device: &Device, directory: &Path, again: bool) -> Outcome<MachineSpeed> {
     let circumstances = Circumstances::of_this_process(sizes, device);
     let what = if device.is_cpu() { "this machine" } else { "this card" };
@@ -164,7 +165,7 @@ fn kept_speed(sizes: MeasuredSizes, device: &Device, directory: &Path, again: bo
     heap::release_unused();
     let seconds = began.elapsed().as_secs_f64();
     let kept = match &path {
-        // Read again: another process may have kept one meanwhile.
+        // The file is read again, because another process may have kept a measurement meanwhile.
         Some(path) => match Cache::read(path).with(Kept { circumstances, speed }).write(path) {
             Ok(()) => format!("kept in {}", path.display()),
             Err(error) => format!("not kept: {error}"),
@@ -175,14 +176,14 @@ fn kept_speed(sizes: MeasuredSizes, device: &Device, directory: &Path, again: bo
     Ok(speed)
 }
 
-/// The directory of our own below the user's cache directory.
+/// This program's directory below the user's cache directory.
 fn cache_directory() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
     Some(caches.join("train_low_mem"))
 }
 
-/// The processor's name as the system gives it.
+/// The processor's name according to the system.
 fn processor() -> String {
     let mut text = String::new();
     // The first processor's lines are enough.

@@ -1,4 +1,4 @@
-//! The first screen of a run: what will be trained, on what, how, and until when. A colleague can check it at a glance.
+//! The first screen of a run: the model, the data, the settings, and the end of the run. A colleague can check it at a glance.
 
 use memory_policy::{counted, labelled, plural};
 use t5::{Lora, Targets};
@@ -13,7 +13,7 @@ use crate::progress::rate;
 /// The screen, one labelled paragraph for each subject. `done` steps were made before.
 ///
 /// # Errors
-/// `train.freeze` names nothing, or everything.
+/// `train.freeze` matches nothing, or everything.
 pub fn text(config: &Config, opened: &Opened, options: &TrainerOptions, done: u64, total: u64) -> Outcome<String> {
     let paragraphs = [
         Some(("Model", model(config, opened, options, done)?)),
@@ -137,7 +137,7 @@ fn length(config: &Config, opened: &Opened, done: u64, total: u64) -> String {
     format!("{steps}, {epochs:.2} epochs of {}; {ended_by}{early}", plural(an_epoch, "step"))
 }
 
-/// The device, and why it is this one, where nobody named it.
+/// The device, and the reason for it, if it was chosen among several.
 fn device(kernels: &Kernels, why: Option<&str>) -> String {
     let device = match kernels.device.as_str() {
         "cpu" => format!("CPU, {}, kernels for {}", plural(kernels.threads as u64, "thread"), kernels.instruction_set),

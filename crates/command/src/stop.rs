@@ -1,11 +1,11 @@
-//! Signals: SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the run to stop; a second one ends it at once.
+//! Signals: SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the run to stop; a second signal ends it at once.
 //!
-//! A thread waits for them. The first signal says what happens next and raises a flag. The trainer and the evaluation read the
-//! flag between blocks and tokens, the loop saves and leaves with exit code 75. Before a model is there nothing could be
-//! saved: then the thread itself ends the process, with the same code. The second signal says which steps are lost and ends
-//! the process with 128 and the signal's number. Checkpoints are renamed into place whole, so neither corrupts anything.
+//! A thread waits for signals. On the first signal it prints what happens next, and sets a flag. The trainer and the evaluation read the
+//! flag between blocks and tokens; the loop saves and exits with code 75. Before a model is loaded there is nothing to save, so the thread
+//! itself ends the process, with the same code. On the second signal it prints the steps that are lost, and ends the process with 128 and
+//! the signal's number. Checkpoints are renamed into place whole, so neither signal corrupts them.
 //!
-//! SIGHUP stays ignored where it was ignored at the start: `nohup` asks for that.
+//! SIGHUP stays ignored if it was ignored at the start, which `nohup` does.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,39 +21,39 @@ use crate::output::{self, Kind, Stream};
 /// Held by the thread that ends the process.
 static END: Mutex<()> = Mutex::new(());
 
-/// To be called before a thread says why it ends the process, and with which code: there is one end and one code. A second
-/// thread that calls this waits, and is gone with the process.
+/// A thread calls this before it prints why it ends the process. So the process has one end and one exit code. A second thread that calls
+/// this waits until the process has ended.
 pub fn end_here() {
     std::mem::forget(END.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
-/// Makes a write beyond the limit on the size of a file (`ulimit -f`) an error of that write. By default the signal that comes
-/// with it ends the process. To be called first in `main`.
+/// Turns a write beyond the file size limit (`ulimit -f`) into an error of that write. By default the signal SIGXFSZ would end the process.
+/// `main` must call this first.
 pub fn survive_file_size_limit() {
-    // Nobody reads the flag: a signal that has a handler does nothing else. If it cannot have one, all is as by default.
+    // The flag is never read: a signal with a handler has no other effect. If the handler cannot be installed, the default stays.
     let _ = flag::register(SIGXFSZ, Arc::default());
 }
 
-/// Whether someone asked the run to stop, and what the run says about itself for that moment.
+/// Whether the run was asked to stop, and the state of the run that decides the reaction.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
     requested: Arc<AtomicBool>,
     stands: Arc<Mutex<Standing>>,
 }
 
-/// Where a run stands, as far as leaving is concerned.
+/// The state of a run that decides the reaction to a signal.
 #[derive(Clone, Debug, Default)]
 struct Standing {
     doing: Doing,
-    /// Steps made so far, once that is known.
+    /// Steps made so far, if known.
     step: Option<u64>,
-    /// Of these, steps that no checkpoint has.
+    /// The steps among these that no checkpoint has.
     unsaved_steps: u64,
     /// Whether this process has made a step.
     has_made_steps: bool,
-    /// The end of a command that saves nothing: the first signal leads to it.
+    /// The end of a command that saves nothing. The first signal causes it.
     end: Option<fn() -> Failure>,
-    /// Files and directories that are removed where the process is ended from here.
+    /// Files and directories to remove if a signal ends the process.
     leftovers: Vec<PathBuf>,
 }
 
@@ -67,7 +67,7 @@ enum Doing {
     Training,
     /// A checkpoint is being written.
     Saving,
-    /// The last step is saved; what is left is the model's place in the output directory.
+    /// The last step is saved, and the model is being written to the output directory.
     Finishing,
 }
 
@@ -89,7 +89,7 @@ impl Stop {
             handled.push(SIGHUP);
         }
         let failed = |error| Failure::internal(format!("cannot install handlers for signals: {error}"));
-        // A signal after the second does not wait for the words about the second.
+        // A signal after the second ends the process without waiting for the second one's message.
         let is_leaving = Arc::new(AtomicBool::new(false));
         for &signal in &handled {
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&is_leaving)).map_err(failed)?;
@@ -102,7 +102,7 @@ impl Stop {
             move || signals.forever().for_each(|signal| of_thread.heed(signal, &is_leaving))
         });
         if spawned.is_err() {
-            // Without words, then: the first signal raises the flags, and the second finds the one that ends the process.
+            // No message here: the first signal sets the flags, and the second finds the flag that ends the process.
             for signal in handled {
                 flag::register(signal, Arc::clone(&stop.requested)).map_err(failed)?;
                 flag::register(signal, Arc::clone(&is_leaving)).map_err(failed)?;
@@ -121,17 +121,17 @@ impl Stop {
         &self.requested
     }
 
-    /// So many steps are behind the run that is about to start.
+    /// Notes that the run is about to start after `step` steps.
     pub fn starts_at(&self, step: u64) {
         self.standing().step = Some(step);
     }
 
-    /// The run can leave in order from here: a model is there, and the loop asks for signals.
+    /// Notes that the run can stop in order from here on: a model is loaded, and the loop checks for signals.
     pub fn can_leave_in_order(&self) {
         self.standing().doing = Doing::Training;
     }
 
-    /// Another step is made.
+    /// Notes another step.
     pub fn note_step(&self, step: u64) {
         let mut standing = self.standing();
         standing.step = Some(step);
@@ -139,29 +139,29 @@ impl Stop {
         standing.has_made_steps = true;
     }
 
-    /// A checkpoint is being written.
+    /// Notes that a checkpoint is being written.
     pub fn note_saving(&self) {
         self.standing().doing = Doing::Saving;
     }
 
-    /// Every step so far is in a checkpoint.
+    /// Notes that every step so far is in a checkpoint.
     pub fn note_saved(&self) {
         let mut standing = self.standing();
         standing.doing = Doing::Training;
         standing.unsaved_steps = 0;
     }
 
-    /// Nothing is left but to put the model into its place.
+    /// Notes that only the model remains to be written to its place.
     pub fn note_finishing(&self) {
         self.standing().doing = Doing::Finishing;
     }
 
-    /// The command saves nothing: the first signal ends it at once, with these words.
+    /// Notes that the command saves nothing: the first signal ends it at once with this failure.
     pub fn ends_with(&self, end: fn() -> Failure) {
         self.standing().end = Some(end);
     }
 
-    /// Makes something that is removed where a signal ends the process: no signal comes between the two.
+    /// Makes a file or directory that is removed if a signal ends the process. No signal is handled between the two.
     pub fn remove_at_end<T>(&self, make: impl FnOnce() -> Outcome<T>, path: impl FnOnce(&T) -> &Path) -> Outcome<T> {
         let mut standing = self.standing();
         let made = make()?;
@@ -173,7 +173,7 @@ impl Stop {
         self.stands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread: what a signal leads to, said and done.
+    /// The thread's reaction to a signal: prints a message, and sets the flag or ends the process.
     fn heed(&self, signal: i32, is_leaving: &AtomicBool) {
         let standing = self.standing().clone();
         match standing.next(signal, self.requested()) {
@@ -183,7 +183,7 @@ impl Stop {
             }
             Next::Leave(code, words) => {
                 is_leaving.store(true, Ordering::Relaxed);
-                // A run that leaves in order meanwhile must not end with its own code after these words.
+                // A run that ends in order at the same time must not exit with its own code after this message.
                 end_here();
                 output::show(Stream::Err, Kind::Message, &format!("{words}\n"));
                 output::drain();
@@ -198,7 +198,7 @@ impl Stop {
 }
 
 impl Standing {
-    /// The reaction to `signal`, the first one or another.
+    /// The reaction to `signal`. `is_another`: it is not the first one.
     fn next(&self, signal: i32, is_another: bool) -> Next {
         let name = low_level::signal_name(signal).unwrap_or("signal");
         let lost = match self.unsaved_steps {
@@ -228,7 +228,7 @@ impl Standing {
     }
 }
 
-/// The end of a run that has not made a step since its start, `step` steps after the first where that is known.
+/// The failure of a run that has made no step since its start, after `step` earlier steps, if known.
 pub fn nothing_to_save(step: Option<u64>) -> Failure {
     let before = step.map_or_else(|| "before the first step".to_owned(), |step| format!("before step {}", step + 1));
     let again = match step {
@@ -238,17 +238,17 @@ pub fn nothing_to_save(step: Option<u64>) -> Failure {
     Failure::new(Exit::Interrupted, format!("interrupted {before}; nothing to save")).hint(again)
 }
 
-/// The end of a command that writes its result last.
+/// The failure of a command that writes its result last.
 pub fn without_result() -> Failure {
     Failure::new(Exit::Interrupted, "interrupted; nothing was written").hint("run the same command again")
 }
 
-/// The end of a run that was only tried.
+/// The failure of a dry run.
 pub fn tried() -> Failure {
     Failure::new(Exit::Interrupted, "interrupted; a dry run saves nothing")
 }
 
-/// Whether the process ignores a signal. Linux says so; elsewhere SIGHUP keeps the meaning that it has.
+/// Whether the process ignores a signal. Linux reports it; on other systems SIGHUP keeps its default.
 fn is_ignored(signal: i32) -> bool {
     let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return true };
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,4 @@
-//! The last screen of a run: did it learn, where is the model, what next.
+//! The last screen of a run: whether it learned, where the model is, and what to do next.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -38,9 +38,9 @@ pub fn summary(run: &Session, from: &Path) -> String {
     let _ = writeln!(text, "{kind}: saved to {} (from {})", model.display(), from.display());
     let prompt = history.example_prompt.as_deref().unwrap_or("...");
     let model = quoted(&model);
-    // Commands that run as they are shown: the program as it was called, and rows that are there.
+    // The shown commands work as they are: they use the program as it was called, and existing rows.
     let program = std::env::args_os().next().map_or("train_low_mem".to_string(), |name| quoted(Path::new(&name)));
-    // The files that were named, rather than what they were turned into.
+    // The user's own files, not the files that they were converted to.
     let named = |key: &str| run.config.values.list(key).and_then(|files| files.into_iter().next());
     let rows = named("data.validation").or_else(|| named("data.train"));
     let rows = rows.as_ref();
@@ -64,21 +64,21 @@ pub fn summary(run: &Session, from: &Path) -> String {
     text
 }
 
-/// The directory that the shown command for fine-tuning writes: beside this run's, and not there yet.
+/// The output directory of the shown fine-tuning command: beside this run's directory, and not existing yet.
 fn unused_beside(output: &Path) -> PathBuf {
     let names = std::iter::once("tuned".to_string()).chain((2..).map(|number| format!("tuned-{number}")));
     let mut paths = names.map(|name| output.with_file_name(name));
     paths.find(|path| !path.exists()).unwrap_or_else(|| output.with_file_name("tuned"))
 }
 
-/// A path as a shell reads it.
+/// A path, quoted for a shell.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+:@%=,".contains(c);
     if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
-/// How many texts of the steps made were longer than the model saw them.
+/// The number of texts in the steps made that were cut for the model.
 fn cut(history: &History, most: (usize, usize)) -> String {
     let used = history.read_rows.saturating_sub(history.bad_rows).max(1);
     let mut text = String::new();
@@ -98,7 +98,7 @@ fn cut(history: &History, most: (usize, usize)) -> String {
     text
 }
 
-/// Four figures, before the first step and after the last.
+/// Four values, before the first step and after the last.
 fn before_and_after(first: &Value, last: &Value) -> String {
     let mut text = format!("{:<18}{:>12}{:>12}\n", "on validation rows", "before", "after");
     let percent = |value: &Value| value.as_f64().map_or("-".to_string(), |share| format!("{:.1} %", 100.0 * share));

@@ -1,8 +1,7 @@
-//! `train_low_mem train`: the loop, and the way into and out of it.
+//! `train_low_mem train`: the loop, its setup and its end.
 //!
-//! Start reading at [`run_steps`]: it is the whole of training in the order in which it happens. Between two
-//! steps the control plane decides (plan, limits, evaluation, checkpoint, stop); within a step there is
-//! only data. What the verbs do is in [`crate::session`].
+//! Start reading at [`run_steps`]: it is the whole of training, in order. Between two steps the control plane decides (plan, limits,
+//! evaluation, checkpoint, stop); within a step there is only data. The verbs are implemented in [`crate::session`].
 
 use std::time::Instant;
 
@@ -20,7 +19,7 @@ use crate::session::{Parts, Session, Took, copies_so_far};
 use crate::stop::{self, Stop};
 use crate::{faster_device, machine, output, row_data, setup, summary};
 
-/// Runs `train` from its flags.
+/// Runs `train` with its flags.
 pub fn train(flags: &TrainArgs) -> Outcome<()> {
     output::start();
     let processes = Processes::join()?;
@@ -37,7 +36,7 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
     if flags.dry_run {
         return Err(Failure::usage("`--dry-run` tries a run of one process").hint("start it without the launcher"));
     }
-    // The same for all: said before one of them makes a file.
+    // This failure is the same in all processes, so it is reported before any of them makes a file.
     together.parallel(&config)?;
     if flags.wait && together.0.is_some() {
         return Err(Failure::usage("`--wait` is for runs of one process").hint("start it without the launcher"));
@@ -52,7 +51,7 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
             false => RunDir::look_at(&config.run.output_dir),
         };
         if !keep_training && together.is_first() {
-            // Again, now that no other run can come in between.
+            // Checked again, because from here on no other run can interfere.
             run.refuse_to_overwrite()?;
         }
         config = setup::place_embedded_files(config.clone(), &mut run)?;
@@ -63,7 +62,7 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
     })?;
     let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &run)? } else { None };
     if is_finished(&config, &opened, &run, found.as_ref())? {
-        // Leftovers of the finished run are removed now; if that fails again, nothing depends on it.
+        // Removes leftovers of the finished run. A failure does not matter.
         let _ = run.own();
         return Ok(());
     }
@@ -82,18 +81,18 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
         && failure.exit != Exit::Interrupted
     {
         let reason = if failure.exit == Exit::Diverged { "diverged" } else { "failed" };
-        // The failure is what counts; that its record could not be written adds nothing to it.
+        // The failure is reported; an error in recording it adds nothing.
         let _ = session.record_end(reason);
     }
     let Session { loader, .. } = session;
     if ended.is_err() {
-        // Its threads may be in the middle of a row or wait for a disk: the process does not wait for them.
+        // The loader's threads may be reading a row or waiting for a disk. The process does not wait for them.
         std::mem::forget(loader);
     }
     ended
 }
 
-/// How the loop ended.
+/// The end of the loop.
 enum Ended {
     Done,
     Interrupted,
@@ -134,14 +133,14 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         run.save_if_due()?;
         run.note_epoch(&batch)?;
     }
-    // Before the first step of this process there is nothing that its checkpoint, if it has one, does not hold.
+    // Before the first step of this process, its checkpoint, if any, already has everything.
     if run.has_made_steps() || run.is_over() {
         run.save()?;
     }
     Ok(if run.is_over() && run.is_evaluated() { Ended::Done } else { Ended::Interrupted })
 }
 
-/// After the last step: the model where it belongs, and what was learned.
+/// After the last step: puts the model in its place, and reports the results.
 fn finish(run: &mut Session) -> Outcome<()> {
     run.stop.note_finishing();
     run.run.check()?;
@@ -153,12 +152,12 @@ fn finish(run: &mut Session) -> Outcome<()> {
             export_checkpoint(&best, &run.run.model(&run.opened.model))?;
             best
         }
-        // The other processes, which have their shares of it, are done.
+        // The other processes have shares of the model, and are done.
         None if run.trainer.model().needs_others() => {
             export_checkpoint(&run.checkpoint_path(), &run.run.model(&run.opened.model))?;
             run.checkpoint_path()
         }
-        // The model in memory is the one that was saved last, and is exported whether or not that can be read.
+        // The model in memory is the last saved one. It is exported even if that checkpoint cannot be read.
         None => {
             export_model(run.trainer.model(), &run.run.model(&run.opened.model), Some(run.tokenizer_files()))?;
             run.checkpoint_path()
@@ -175,7 +174,7 @@ fn finish(run: &mut Session) -> Outcome<()> {
     Ok(())
 }
 
-/// A signal came: what was done is saved, and the exit code says that the run can go on.
+/// After a signal: the steps are saved, and the exit code says that the run can be resumed.
 fn interrupted(run: &mut Session) -> Outcome<()> {
     run.record_end("interrupted")?;
     let (step, path) = (run.trainer.step_count(), run.checkpoint_path());

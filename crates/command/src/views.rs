@@ -1,9 +1,9 @@
 //! Views of a run beside its metrics: `report.html`, and the event file of TensorBoard.
 //!
-//! They are made of the events, so they hold nothing that `metrics.jsonl` lacks, and they never stop a run: the first one
-//! that cannot be written is a warning. Their memory does not grow with the run. It is taken before the plan measures the process.
+//! Views are made of the events, so they hold nothing that `metrics.jsonl` lacks. They never stop a run: the first failed write is a
+//! warning. Their memory does not grow with the run, and is taken before the plan measures the process.
 //!
-//! The event file of a run that goes on is made anew from the steps that count: no step is in it twice.
+//! The event file of a resumed run is made again from the valid steps, so no step is in it twice.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -28,14 +28,14 @@ pub struct Views {
 }
 
 impl Views {
-    /// Of the run in this directory. Nothing is read or written yet.
+    /// The views of the run in this directory. Nothing is read or written yet.
     pub fn of(root: &Path) -> Self {
         let name = root.display().to_string();
         Self { root: root.to_owned(), run: Run::new(&name), events: None, has_warned: false }
     }
 
-    /// The run begins to write. One that resumes at a step has the events up to it behind it. Returns a warning where the views
-    /// cannot be made.
+    /// Begins the views when the run begins to write. A run that resumes at a step includes the events up to it. Returns a warning if the
+    /// views cannot be made.
     pub fn begin(&mut self, metrics: &Path, resumes_at: Option<u64>, config: &str) -> Option<String> {
         self.run.set_config(config);
         let begun = self.make_events(metrics, resumes_at);
@@ -46,7 +46,7 @@ impl Views {
         begun.err().and_then(|failure| self.warning(EVENTS, &failure.message))
     }
 
-    /// The event file as it was at the step, and the run as its page shows it.
+    /// Makes the event file up to the step, and the state of the page.
     fn make_events(&mut self, metrics: &Path, resumes_at: Option<u64>) -> Outcome<()> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let atomic = AtomicFile::create(&self.root.join(EVENTS))?;
@@ -56,7 +56,7 @@ impl Views {
         let mut events = EventFile::begin(out, began_ms).map_err(|error| failed(&error))?;
         let (run, mut result) = (&mut self.run, Ok(()));
         if resumes_at.is_some() {
-            // Without its metrics a run goes on as well; its views then begin here.
+            // A run can continue without its metrics; its views then begin here.
             let _ = run_report::read_lines(metrics, resumes_at, &mut |line| {
                 run.note_line(line);
                 if result.is_ok() {
@@ -69,17 +69,17 @@ impl Views {
         Ok(atomic.commit()?)
     }
 
-    /// Shows an event. Returns a warning the first time that it cannot be written.
+    /// Shows an event. Returns a warning on the first failed write.
     pub fn note(&mut self, line: &str) -> Option<String> {
         let line = Line::parse(line)?;
         self.run.note_line(&line);
         let error = self.events.as_mut()?.note(&line).err()?;
-        // A part of a record may be there: what came after it could not be read.
+        // A part of a record may have been written, and records after it could not be read.
         self.events = None;
         self.warning(EVENTS, &format!("cannot append: {error}"))
     }
 
-    /// Writes the page again. Returns a warning the first time that this cannot be done.
+    /// Writes the page again. Returns a warning on the first failure.
     pub fn write_page(&mut self) -> Option<String> {
         let page = run_report::page::of_run(&self.run);
         let error = trainer::write_atomic(&self.root.join(PAGE), page.as_bytes()).err()?;
@@ -96,22 +96,22 @@ impl Views {
 /// The events of a run: in `metrics.jsonl`, and in the views.
 #[derive(Debug)]
 pub struct Log {
-    /// None where another process writes for this one.
+    /// `None` if another process writes for this one.
     of: Option<(Metrics, Views)>,
 }
 
 impl Log {
-    /// Appends to these metrics, and shows the same in these views.
+    /// A log that appends to these metrics, and shows the same events in these views.
     pub fn new(metrics: Metrics, views: Views) -> Self {
         Self { of: Some((metrics, views)) }
     }
 
-    /// That of a process whose events another one records.
+    /// The log of a process whose events another process records.
     pub fn of_another() -> Self {
         Self { of: None }
     }
 
-    /// Records an event. Returns warnings about what cannot be written, each once.
+    /// Records an event. Returns warnings about failed writes, each once.
     pub fn record(&mut self, event: &str, fields: Value) -> impl Iterator<Item = String> {
         let warnings = self.of.as_mut().map_or([None, None], |(metrics, views)| {
             let line = metrics::line(event, fields);
@@ -120,12 +120,12 @@ impl Log {
         warnings.into_iter().flatten()
     }
 
-    /// Writes the page again. Returns a warning the first time that this cannot be done.
+    /// Writes the page again. Returns a warning on the first failure.
     pub fn write_page(&mut self) -> Option<String> {
         self.of.as_mut().and_then(|(_, views)| views.write_page())
     }
 
-    /// The warning at the end about lines that `metrics.jsonl` lacks.
+    /// The warning at the end about lines that are missing in `metrics.jsonl`.
     pub fn missing(&self) -> Option<String> {
         self.of.as_ref().and_then(|(metrics, _)| metrics.missing())
     }

@@ -1,5 +1,4 @@
-//! Warnings of the libraries. They raise `tracing` events, because they do not print; [`listen`] makes warnings of the
-//! program of them.
+//! Warnings of the libraries. Libraries do not print; they raise `tracing` events, and [`listen`] turns these into warnings of the program.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -14,7 +13,7 @@ use crate::report;
 
 /// Shows every warning of a library from now on. Spans stay as cheap as without a listener: a load and a branch.
 pub fn listen() {
-    // It fails only where it was called before.
+    // It fails only if it was called before.
     let _ = tracing::subscriber::set_global_default(Warnings);
 }
 
@@ -23,7 +22,7 @@ pub fn is_one(metadata: &Metadata<'_>) -> bool {
     metadata.is_event() && *metadata.level() <= Level::WARN
 }
 
-/// Shows a warning once, however often it is raised.
+/// Shows a warning once, even if it is raised several times.
 pub fn show(event: &Event<'_>) {
     static SHOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut message = Message(String::new());

@@ -1,4 +1,4 @@
-//! The bill: what a plan will hold, row by row, printed before anything of it is allocated.
+//! The bill: the memory of a plan, row by row, printed before the plan allocates anything.
 //!
 //! ```text
 //! Memory plan       predicted peak 2.25 GiB of 4.00 GiB (--memory-budget);
@@ -24,25 +24,25 @@ pub struct Bill {
     pub budget: Bytes,
     /// Who set the budget: `--memory-budget`.
     pub budget_source: String,
-    /// Memory available to the process when the bill was made, whatever the budget.
+    /// Memory available to the process when the bill was made, regardless of the budget.
     pub available: Bytes,
-    /// Whose limit `available` is: `host` or `cgroup`.
+    /// The source of the limit in `available`: `host` or `cgroup`.
     pub available_set_by: String,
     /// The rows of the peak: fixed rows, then the step's, then the loader's.
     pub rows: Vec<CostRow>,
-    /// Kept free for what the rows do not know.
+    /// Memory kept free for needs that no row predicts.
     pub headroom: Bytes,
-    /// Where the headroom's size comes from.
+    /// The source of the headroom's size.
     pub headroom_note: String,
-    /// The sum of the rows: what the operating system's own peak is predicted to be.
+    /// The sum of the rows: the predicted peak as the operating system counts it.
     pub predicted_peak: Bytes,
     /// The peak of every phase, fixed rows and loader included.
     #[serde(default)]
     pub phases: Vec<CostRow>,
-    /// The rows of every phase, fixed rows and loader included: those of the process's own memory.
+    /// The rows of every phase, including fixed rows and the loader's, in the process's own memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub phase_rows: Vec<Phase>,
-    /// The phase that `rows` and `predicted_peak` are about: the one with the highest peak.
+    /// The phase with the highest peak: `rows` and `predicted_peak` describe it.
     #[serde(default)]
     pub binding: Name,
     /// The gain of a larger budget, in words.
@@ -56,7 +56,7 @@ pub struct Bill {
 }
 
 impl fmt::Display for Bill {
-    /// The rows that matter.
+    /// The rows above a small share; smaller ones together.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text(false))
     }
@@ -96,7 +96,7 @@ impl Bill {
         text
     }
 
-    /// Which phase of the run the rows are about, and in full the peaks of the others.
+    /// The phase that the rows describe; in full, also the peaks of the other phases.
     fn largest_phase(&self, unit: Unit, is_full: bool) -> String {
         if self.phases.len() < 2 {
             return String::new();

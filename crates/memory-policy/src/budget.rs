@@ -2,28 +2,28 @@
 
 use crate::{Bytes, MemorySnapshot};
 
-/// How much of what this process could hold it takes when no budget was given, in percent.
+/// The share of [`MemorySnapshot::ceiling`] that the process takes if no budget was given, in percent.
 ///
-/// The rest is for everything else on the machine: it was measured as free at one instant only.
+/// The rest is for other programs on the machine: it was measured as free at one instant only.
 pub const DEFAULT_SHARE_PERCENT: u64 = 80;
 
-/// Headroom, in percent of the predicted peak: how far the operating system's count may lie above
-/// the prediction before the budget is broken.
+/// Headroom, in percent of the predicted peak: the operating system's count may exceed the prediction by this much before it exceeds the
+/// budget.
 pub(crate) const HEADROOM_PERCENT: u64 = 5;
 
 /// The least headroom: thread stacks and the allocator's own pages do not shrink with the model.
 pub(crate) const LEAST_HEADROOM: Bytes = Bytes::mib(8);
 
-/// How much more another start of the same command may measure for the process itself: its pages are counted, and which
-/// of them are there differs from start to start. What is named as enough for later is named with it.
+/// Bytes by which another start of the same command may measure a larger process, because the resident pages differ from start to start. A
+/// budget that is recommended for a later start includes these bytes.
 pub const ANOTHER_START: Bytes = Bytes::mib(1);
 
 /// The memory limit of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
-    /// This much: `--memory-budget`. The promise that the whole process stays below it.
+    /// This many bytes: `--memory-budget`. The whole process promises to stay below them.
     Explicit(Bytes),
-    /// [80 % of the ceiling](DEFAULT_SHARE_PERCENT): of what this process holds and may still take.
+    /// [80 % of the ceiling](DEFAULT_SHARE_PERCENT): of the memory that this process holds and may still take.
     ShareOfAvailable,
 }
 
@@ -36,7 +36,7 @@ impl Budget {
         }
     }
 
-    /// Who set it, for the bill.
+    /// The source of the budget, for the bill.
     pub(crate) fn source(self) -> String {
         match self {
             Self::Explicit(_) => "--memory-budget".to_string(),
@@ -47,7 +47,7 @@ impl Budget {
 
 /// The headroom beside a predicted peak: 5 % of it, and at least 8 MiB.
 ///
-/// A function of the prediction alone, so that the smallest budget is one and not a fixed point.
+/// The headroom depends on the prediction only, so the smallest budget follows without a fixed point.
 pub fn headroom(predicted_peak: Bytes) -> Bytes {
     predicted_peak.percent(HEADROOM_PERCENT).max(LEAST_HEADROOM)
 }

@@ -57,7 +57,7 @@ impl Bytes {
     }
 }
 
-/// The largest unit of which there is at least one; whole numbers without decimals.
+/// Shows the largest unit that gives at least one; whole numbers have no decimals.
 ///
 /// `512 MiB`, `1.50 GiB`, `31.4 MiB`, `17 B`.
 impl fmt::Display for Bytes {
@@ -121,7 +121,7 @@ impl FromStr for Bytes {
         if let Ok(whole) = number.parse::<u64>() {
             return whole.checked_mul(scale).map(Self).ok_or_else(too_large);
         }
-        // Left over: fractions, whole numbers beyond 64 bits, and what is not a number at all.
+        // The remaining cases: fractions, whole numbers beyond 64 bits, and texts that are no number.
         let fraction: f64 = number.parse().map_err(|_| ParseBytesError::NotANumber(text.to_string()))?;
         let bytes = fraction * scale as f64;
         if bytes < u64::MAX as f64 { Ok(Self(bytes as u64)) } else { Err(too_large()) }

@@ -19,22 +19,22 @@ pub struct Cards {
 /// A card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
-    /// What the driver calls it.
+    /// The driver's name for it.
     pub name: String,
     /// Its UUID in hexadecimal digits.
     pub id: String,
     /// Its memory.
     pub total: Bytes,
-    /// How much of it is free.
+    /// Free bytes of it.
     pub free: Bytes,
     /// Its compute capability, such as `9.0`.
     pub capability: Option<String>,
 }
 
-/// The cards, or why nothing is known of them: most machines have no driver.
+/// The cards that this process may see. Most machines have no driver, which is an error.
 ///
 /// # Errors
-/// The words of the driver's library.
+/// The message of the driver's library.
 #[cfg(not(any(target_family = "wasm", target_env = "musl")))]
 pub fn cards() -> Result<Cards, String> {
     let read = || -> Result<Cards, NvmlError> {
@@ -47,7 +47,7 @@ pub fn cards() -> Result<Cards, String> {
     read().map_err(|error| format!("NVML: {error}"))
 }
 
-/// Nothing is known of them: WebAssembly and static programs load no libraries.
+/// Always fails: WebAssembly and static programs load no libraries.
 ///
 /// # Errors
 /// Always.

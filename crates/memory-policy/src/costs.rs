@@ -1,6 +1,6 @@
-//! Costs: what the parts of a run would hold, stated by the parts as rows of name and bytes.
+//! Costs: the memory of the parts of a run. Each part states its own as rows of name and bytes.
 //!
-//! A choice is one setting of a part's levers with the rows that it would cost and its relative time.
+//! A choice is one setting of a part's levers, with its rows and its relative time.
 //! A lever is pinned by offering only the choices that have the pinned value.
 
 use std::fmt;
@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, Name, Place};
 
-/// One line of the bill: what something costs, and why that much.
+/// One line of the bill: a holder of memory, its bytes, and the reason for their number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CostRow {
     /// The holder of the bytes.
     pub name: Name,
-    /// How many bytes it holds at the peak.
+    /// Bytes at the peak.
     pub bytes: Bytes,
-    /// Where the number comes from, for people: `188 M x f32`. May be empty.
+    /// The source of the number, for people: `188 M x f32`. May be empty.
     pub note: String,
-    /// Where the bytes lie.
+    /// The memory that the bytes are in.
     #[serde(default, skip_serializing_if = "Place::is_host")]
     pub place: Place,
 }
@@ -29,19 +29,19 @@ impl CostRow {
         Self { name, bytes: Bytes(bytes), note: note.into(), place: Place::Host }
     }
 
-    /// The same row, elsewhere.
+    /// The same row in the memory at `place`.
     #[must_use]
     pub fn at(self, place: Place) -> Self {
         Self { place, ..self }
     }
 }
 
-/// A part of a run that is not the step, and what it holds beside the fixed rows.
+/// A part of a run other than the step, and its memory beside the fixed rows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
     /// Its name.
     pub name: Name,
-    /// Its memory at the peak.
+    /// Rows at its peak.
     pub rows: Vec<CostRow>,
 }
 
@@ -50,51 +50,51 @@ pub trait Setting: Clone + PartialEq + fmt::Debug {
     /// The values, for people: `micro-batches of 16`.
     fn in_words(&self) -> String;
 
-    /// The levers that have a value here, by the names of their pins, with their values.
+    /// The levers with a value in this setting: the names of their pins, and the values.
     fn levers(&self) -> Vec<(&'static str, String)>;
 
-    /// Whether this setting's other levers all have the values that they have in `other`, those aside that always move
-    /// with `lever`.
+    /// Whether this setting and `other` differ only in `lever`, and in levers that always change with it.
     fn differs_only_in(&self, lever: &str, other: &Self) -> bool;
 
-    /// Whether a run may change from the one to the other, and nothing that it does would be another.
+    /// Whether a run may change from this setting to `other` without changing any result.
     fn does_the_same_as(&self, other: &Self) -> bool {
         self == other
     }
 
-    /// Whether it takes a disk for memory. Of two that are about as fast, the one without is taken where it fits.
+    /// Whether this setting uses a disk in place of memory. If two choices are about equally fast and both fit, the one without files is
+    /// taken.
     fn uses_files(&self) -> bool {
         false
     }
 }
 
-/// One setting, what it would hold, and how long it would take.
+/// One setting, with its memory and its time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Choice<S> {
     /// The choice.
     pub what: S,
     /// Memory of this choice at its peak, without the fixed rows.
     pub rows: Vec<CostRow>,
-    /// Its memory in the other phases of a run. Phases of one name, of a step and of its loader, are one phase.
+    /// Memory of this choice in the other phases of a run. If a step and its loader both have a phase of the same name, it is one phase.
     pub other_phases: Vec<Phase>,
-    /// Time of a step over the time of the fastest choice: 1.0 is the fastest, 1.3 takes 30 % longer.
+    /// Time of a step relative to the fastest choice: 1.0 is the fastest, 1.3 takes 30 % longer.
     pub relative_time: f64,
 }
 
-/// The name of the phase that a step is.
+/// The name of the step's phase.
 pub const TRAINING: Name = Name::new("training");
 
-/// The name of the phase in which the samples of a step are made before anything of it is computed. A step states for it what it
-/// leaves behind, and a loader what it holds only then.
+/// The name of the phase in which the samples of a step are made, before the step computes anything. For this phase, a step states the
+/// memory that it leaves behind, and a loader the memory that it holds only then.
 pub const FEEDING: Name = Name::new("feeding");
 
-/// The name of the phase in which a model is loaded. Nothing is fed before it is there: of a loader nothing is held.
+/// The name of the phase in which a model is loaded. The loader holds nothing before the model is loaded.
 pub const LOADING: Name = Name::new("loading");
 
 /// The sizes of the allocator's small blocks are multiples of this.
 const BLOCK_BYTES: usize = 16;
 
-/// [`TRAINING`], to be borrowed from.
+/// [`TRAINING`], as a static that can be borrowed.
 static STEP: Name = TRAINING;
 
 impl<S> Choice<S> {
@@ -103,7 +103,7 @@ impl<S> Choice<S> {
         Self { what, rows, other_phases: Vec::new(), relative_time }
     }
 
-    /// Bytes of this choice itself, of which a run keeps many to plan again.
+    /// Bytes of this choice itself. A run keeps many choices so that it can plan again.
     pub fn own_bytes(&self) -> u64 {
         let block = |bytes: usize| bytes.next_multiple_of(BLOCK_BYTES) as u64;
         let of_rows = |rows: &[CostRow]| -> u64 {
@@ -128,7 +128,7 @@ impl<S> Choice<S> {
         Held { loading: of_phase(LOADING), fed: fed.max().unwrap_or_default(), feeding: of_phase(FEEDING) }
     }
 
-    /// The phase that holds most at `place`; of equal ones the first.
+    /// The phase that holds most at `place`; the first of equal ones.
     pub(crate) fn largest_phase_at(&self, place: Place) -> (&Name, &[CostRow]) {
         let first = (&STEP, self.rows.as_slice());
         self.phases()
@@ -136,25 +136,25 @@ impl<S> Choice<S> {
     }
 }
 
-/// What a choice holds of the process's own memory, beside the fixed rows.
+/// The bytes that a choice holds of the process's own memory, beside the fixed rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Held {
-    /// In the phase [`LOADING`].
+    /// Bytes in the phase [`LOADING`].
     loading: Bytes,
-    /// In the largest of all other phases.
+    /// Bytes in the largest of all other phases.
     fed: Bytes,
-    /// In the phase [`FEEDING`].
+    /// Bytes in the phase [`FEEDING`].
     pub feeding: Bytes,
 }
 
 impl Held {
-    /// The most that a step and its loader, of which `rows` are always held, hold together.
+    /// The most bytes that a step and its loader hold together. `rows` are the loader's bytes in every phase but loading.
     pub fn with_loader(self, rows: Bytes, loader: Self) -> Bytes {
         self.loading.max(rows + self.fed.max(self.feeding + loader.feeding))
     }
 }
 
-/// Everything that the parts offer, and what it would cost: ways to carry out a step (`S`), and ways to feed it (`L`).
+/// All choices that the parts offer, with their costs: ways to carry out a step (`S`), and ways to feed it (`L`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Costs<S, L> {
     /// The fixed part of a step, for the bill's last line: `128 samples a step`.
@@ -167,10 +167,9 @@ pub struct Costs<S, L> {
     pub loaders: Vec<Choice<L>>,
 }
 
-/// Of some choices those that some budget would take: none of the others holds no more, takes no longer and needs no files
-/// where it needs none. Those that
-/// `is_kept` says stay, too. What is left out is let go at once, so of tens of thousands of choices, 100 MiB, only the
-/// hundreds that matter exist at a time.
+/// Returns the choices that some budget would take. A choice is left out if another one holds no more memory, takes no longer, and needs
+/// files only if this one does. Choices for which `is_kept` returns true always stay. Omitted choices are freed at once: of tens of
+/// thousands of choices (100 MiB), only hundreds exist at a time.
 pub fn undominated<S: Setting>(
     choices: impl IntoIterator<Item = Choice<S>>,
     is_kept: impl Fn(&Choice<S>) -> bool,
@@ -189,7 +188,7 @@ pub fn undominated<S: Setting>(
             left.push((choice, held));
         }
     }
-    // Copies have no room to spare in their vectors, and lie together where the choices that were left out had lain between them.
+    // Clones have vectors without spare capacity, and lie together in the memory that omitted choices have freed.
     left.into_iter().map(|(choice, _)| choice.clone()).collect()
 }
 

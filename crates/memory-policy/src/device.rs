@@ -1,7 +1,7 @@
-//! Device memory: a second budget, planned by the same function as the process's own.
+//! Device memory: a second budget. The function that plans the process's own memory plans it, too.
 //!
-//! A card has its own memory, its own budget and its own rows. A plan has to fit both; where a run's tensors lie on the
-//! host no row is the device's, and its budget bounds nothing.
+//! A card has its own memory, its own budget and its own rows. A plan must fit both budgets. If a run's tensors lie on the host, no row is
+//! the device's, and the device's budget limits nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::budget::{Budget, DEFAULT_SHARE_PERCENT, headroom};
 use crate::layout::{self, Unit};
 use crate::{Bytes, CostRow, MemorySnapshot};
 
-/// Where bytes lie.
+/// The memory that bytes are in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
@@ -32,7 +32,7 @@ impl Place {
 pub struct DeviceMemory {
     /// The driver's name for it.
     pub name: String,
-    /// All of it.
+    /// Total memory.
     pub total: Bytes,
     /// Free memory.
     pub free: Bytes,
@@ -41,14 +41,14 @@ pub struct DeviceMemory {
     /// The most that this process has held.
     #[serde(skip_serializing_if = "is_zero")]
     pub peak: Bytes,
-    /// Of `used`: what its allocator holds for tensors, in use or not.
+    /// The part of `used` that the allocator holds for tensors, in use or not.
     #[serde(skip_serializing_if = "is_zero")]
     pub pool: Bytes,
-    /// The most that the allocator takes beside what it is asked for; zero where that is not known.
+    /// The most bytes that the allocator takes beyond a request; zero if unknown.
     #[serde(skip_serializing_if = "is_zero")]
     pub pool_unit: Bytes,
-    /// Of the host's memory, what its libraries take when a step first needs kernels that a small rehearsal did not; zero where no
-    /// library loads any.
+    /// Host memory that the device's libraries take when a step first needs kernels that a small rehearsal did not need. Zero if no library
+    /// loads any.
     #[serde(skip_serializing_if = "is_zero")]
     pub kernels_on_host: Bytes,
 }
@@ -59,18 +59,18 @@ fn is_zero(bytes: &Bytes) -> bool {
 }
 
 impl DeviceMemory {
-    /// The most that this process could hold of it now.
+    /// The most bytes of it that this process could hold now.
     pub fn ceiling(&self) -> Bytes {
         self.used + self.free
     }
 }
 
-/// The budgets of a run. One [`Budget`] alone is the process's, and leaves the device's to what is free.
+/// The budgets of a run. A single [`Budget`] is the process's; the device's is then a share of its free memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budgets {
-    /// Of the process's own memory.
+    /// The budget of the process's own memory.
     pub process: Budget,
-    /// Of the device's.
+    /// The budget of the device's memory.
     pub device: Budget,
 }
 
@@ -98,7 +98,7 @@ impl DeviceLimit {
         Self { budget, ceiling }
     }
 
-    /// Whether a plan with this peak fits. One without a row on the device fits any.
+    /// Whether a plan with this peak fits. A plan without rows on the device always fits.
     pub fn admits(&self, peak: Bytes) -> bool {
         peak == Bytes::ZERO
             || (self.budget.is_none_or(|budget| peak + headroom(peak) <= budget)
@@ -110,7 +110,7 @@ impl DeviceLimit {
         [self.budget, self.ceiling].into_iter().flatten().min().unwrap_or_default()
     }
 
-    /// Whether the budget is what limits.
+    /// Whether the budget is the limit, not the free memory.
     pub fn is_budget(&self) -> bool {
         self.ceiling.is_none_or(|ceiling| self.budget.is_some_and(|budget| budget <= ceiling))
     }
@@ -119,20 +119,20 @@ impl DeviceLimit {
 /// The predicted memory of a plan on the device, row by row.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceBill {
-    /// The most that may be held there; `None` where it is not known.
+    /// The most bytes that may be held there; `None` if unknown.
     pub budget: Option<Bytes>,
-    /// Who set the budget, and what the device is.
+    /// The source of the budget, and the device's name.
     pub source: String,
     /// The rows of the peak.
     pub rows: Vec<CostRow>,
     /// The sum of the rows.
     pub predicted_peak: Bytes,
-    /// Kept free beside them.
+    /// Bytes kept free beside the rows.
     pub headroom: Bytes,
 }
 
 impl DeviceBill {
-    /// The bill of `rows`, none where there are none.
+    /// The bill of `rows`; `None` if there are no rows.
     pub(crate) fn of(rows: Vec<CostRow>, now: &MemorySnapshot, budget: Budget) -> Option<Self> {
         if rows.is_empty() {
             return None;
@@ -157,7 +157,7 @@ impl DeviceBill {
 }
 
 impl DeviceBill {
-    /// Its part of the bill.
+    /// The device's part of the bill as text.
     pub(crate) fn text(&self, is_full: bool) -> String {
         let unit = Unit::of(self.predicted_peak);
         let budget = self.budget.map_or("an unknown budget".to_string(), |budget| Unit::of(budget).show(budget));

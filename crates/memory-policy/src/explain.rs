@@ -1,4 +1,4 @@
-//! An explanation of a plan: for each lever, what was chosen and what its other values would save or cost.
+//! An explanation of a plan: for each lever, the chosen value, and the memory and time of the other values.
 
 use crate::costs::{peak_at, sum_at};
 use crate::{Bytes, Choice, Costs, Plan, Setting};
@@ -6,11 +6,11 @@ use crate::{Bytes, Choice, Costs, Plan, Setting};
 /// One lever of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explained {
-    /// The lever's name, that of its pin.
+    /// The lever's name, which is also its pin's.
     pub lever: &'static str,
     /// The value that the plan has.
     pub chosen: String,
-    /// Every other value that was offered, all other levers left as they are.
+    /// Every other value that was offered, with all other levers unchanged.
     pub others: Vec<Other>,
 }
 
@@ -19,13 +19,13 @@ pub struct Explained {
 pub struct Other {
     /// The value.
     pub value: String,
-    /// The predicted peak with it, where tensors lie: of the device, or of the process.
+    /// The predicted peak with this value: of the device if tensors lie there, else of the process.
     pub predicted_peak: Bytes,
-    /// Time of a step over the plan's.
+    /// Time of a step relative to the plan's.
     pub relative_time: f64,
 }
 
-/// Every lever of `plan`, which was made from `costs`.
+/// Explains every lever of `plan`, which was made from `costs`.
 pub fn explain<S: Setting, L: Setting>(costs: &Costs<S, L>, plan: &Plan<S, L>) -> Vec<Explained> {
     let step = costs.steps.iter().find(|step| step.what.does_the_same_as(&plan.step));
     let loader = costs.loaders.iter().find(|loader| loader.what.does_the_same_as(&plan.loader));
@@ -37,7 +37,7 @@ pub fn explain<S: Setting, L: Setting>(costs: &Costs<S, L>, plan: &Plan<S, L>) -
     explained
 }
 
-/// The levers of one choice among others, with the peak that each would have.
+/// The levers of one choice, with the peak of each other choice.
 fn explained<T: Setting>(
     chosen: &Choice<T>,
     offered: &[Choice<T>],

@@ -1,4 +1,4 @@
-//! How bills look: columns of names, sizes and shares that fit a terminal of 80 columns.
+//! The layout of bills: columns of names, sizes and shares that fit a terminal of 80 columns.
 
 use crate::{Bytes, CostRow};
 
@@ -8,10 +8,10 @@ const WIDTH: usize = 78;
 const LABEL: usize = 18;
 /// Columns of the longest bar.
 const BAR: usize = 8;
-/// Rows with a smaller share are shown together, unless everything is asked for.
+/// Rows with a smaller share are shown together, unless the bill is in full.
 const LEAST_PERCENT: f64 = 2.0;
 
-/// The unit of a bill: one for all of its rows, so that they compare at a glance.
+/// The unit of a bill. All of its rows have the same unit, so that sizes are easy to compare.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Unit {
     Gib,
@@ -19,12 +19,12 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// The unit for rows of which this is the largest.
+    /// The unit for rows whose largest value is `largest`.
     pub fn of(largest: Bytes) -> Self {
         if largest >= Bytes::gib(1) { Self::Gib } else { Self::Mib }
     }
 
-    /// `bytes` in this unit: `530.1 MiB`, `1.25 GiB`. A size that would show as nothing is below the smallest that shows.
+    /// `bytes` in this unit: `530.1 MiB`, `1.25 GiB`. A size that would be rounded to zero is shown as `<0.1 MiB` or `<0.01 GiB`.
     pub fn show(self, bytes: Bytes) -> String {
         let (bits, decimals, name, least) = match self {
             Self::Gib => (30, 2, "GiB", 0.01),
@@ -37,12 +37,12 @@ impl Unit {
     }
 }
 
-/// A label and a text, whose further lines are indented to the same column.
+/// A label and a text. Further lines of the text are indented to the same column.
 pub fn labelled(label: &str, text: &str) -> String {
     wrapped(&format!("{label:<LABEL$}"), LABEL, text)
 }
 
-/// The rows of a bill, the largest first. Unless `is_full`, small ones are one row.
+/// The rows of a bill, largest first. Unless `is_full`, small rows are combined into one.
 pub fn rows(rows: &[CostRow], unit: Unit, is_full: bool) -> String {
     let total: Bytes = rows.iter().map(|row| row.bytes).sum();
     let percent = |bytes: Bytes| 100.0 * bytes.0 as f64 / total.0.max(1) as f64;
@@ -75,7 +75,7 @@ fn row(name: &str, size: &str, share: &str, bar: &str, note: &str) -> String {
     wrapped(&start, indent, note)
 }
 
-/// `start`, then `text` in lines that begin at column `indent` and end before [`WIDTH`] where words allow it.
+/// `start`, then `text` in lines that begin at column `indent` and end before [`WIDTH`] if words are short enough.
 fn wrapped(start: &str, indent: usize, text: &str) -> String {
     let (mut lines, mut line) = (String::new(), start.to_owned());
     let mut is_empty = true;

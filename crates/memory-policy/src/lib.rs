@@ -1,29 +1,29 @@
-//! Memory policy: how much memory there is, what a plan would need, and which plan to follow.
+//! Memory policy: the memory that there is, the memory that a plan would need, and the choice of a plan.
 //!
-//! Three nouns. A [`MemorySnapshot`] is what the machine and this process hold at one instant; a
-//! [`Probe`] takes one. [`Costs`] are what the parts say they would hold, as named rows, for every
-//! choice they offer. A [`Plan`] is one choice out of them, with the [`Bill`] that explains it.
+//! Three nouns. A [`MemorySnapshot`] holds the memory of the machine and of this process at one instant; a [`Probe`] takes one. [`Costs`]
+//! are the memory of every offered choice, stated by the parts as named rows. A [`Plan`] is one of these choices, with the [`Bill`] that
+//! explains it.
 //!
 //! # Invariants
 //!
 //! * [`plan`] and [`replan`] are pure: no clock, no `/proc`, no device, no randomness. The same
 //!   snapshot, costs and budget give the same plan.
-//! * A plan's predicted peak and its headroom together never exceed the budget, nor what this
-//!   process could hold at all ([`MemorySnapshot::ceiling`]).
+//! * A plan's predicted peak and its headroom together never exceed the budget. Nor do they exceed the most that this process could hold
+//!   ([`MemorySnapshot::ceiling`]).
 //! * There is no ladder of thresholds. Among the choices that fit, the fastest wins; a bigger budget
 //!   therefore never gives a slower plan.
-//! * With an explicit budget and enough memory for it, the plan is a function of budget and costs
-//!   alone: what else runs on the machine does not change it.
+//! * With an explicit budget and enough memory for it, the plan is a function of budget and costs only. Other programs on the machine do
+//!   not change it.
 //! * A device has a budget and rows of its own; a plan fits both budgets, or neither is promised.
-//! * This crate weighs bytes against time and knows nothing of what is chosen: a [`Setting`] says itself in words, and a
-//!   plan carries it.
+//! * This crate compares bytes and time, and knows nothing about the settings. A [`Setting`] describes itself in words, and a plan carries
+//!   it.
 //!
 //! # Use
 //!
 //! ```
 //! use memory_policy::*;
 //!
-//! /// Samples computed at a time, of a step or of what feeds it.
+//! /// Samples computed at a time, in a step or in its loader.
 //! #[derive(Clone, Debug, PartialEq)]
 //! struct AtATime(u64);
 //!

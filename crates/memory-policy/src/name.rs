@@ -1,4 +1,5 @@
-//! The name of a row or a phase of the bill: a constant of who states it, so that rows are found by it and not by text.
+//! The name of a row or a phase of the bill. Each part declares its names as constants, so that code finds rows by constants and not by
+//! text.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,7 +23,7 @@ impl Name {
         Self(Cow::Borrowed(shown))
     }
 
-    /// As the bill shows it.
+    /// The name as the bill shows it.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,12 +1,10 @@
-//! A plan: the fastest of the offered choices that fits the budget, and why.
+//! A plan: the fastest of the offered choices that fits the budget, and its reasons.
 //!
-//! [`plan`] is a pure function and the only place that weighs memory against time. It looks at every
-//! pair of a step choice and a loader choice; of those whose predicted peak and headroom fit, it takes
-//! the one with the smallest product of relative times, then the one that holds least, then the faster
-//! of those, then the one that was offered first. All pairs within [`NO_SLOWER_PERCENT`] of the fastest that
-//! is offered at all count as equally fast, so memory that buys no time is not taken; where nobody named a
-//! budget, all within [`GUEST_PERCENT`]. The comparison with the fastest offer, not with the fastest that
-//! fits, is what keeps a bigger budget from ever giving a slower plan.
+//! [`plan`] is a pure function, and the only place that compares memory with time. It looks at every pair of a step choice and a loader
+//! choice whose predicted peak and headroom fit. It takes the pair with the smallest product of relative times, then the pair that holds
+//! least, then the faster one, then the pair offered first. All pairs within [`NO_SLOWER_PERCENT`] of the fastest offered pair count as
+//! equally fast, so a plan takes no memory that gains no time. Without an explicit budget, the limit is [`GUEST_PERCENT`]. Pairs are
+//! compared with the fastest offered pair, not with the fastest that fits. For this reason a bigger budget never gives a slower plan.
 
 use std::fmt;
 
@@ -19,11 +17,11 @@ use crate::{
     Bill, Budgets, Bytes, Choice, CostRow, Costs, DeviceBill, MemorySnapshot, Name, Phase, Place, Setting, Traffic,
 };
 
-/// A pair that takes at most this much longer than the fastest offer is as fast: less than a step's own noise.
+/// A pair that takes at most this much longer than the fastest offer counts as equally fast: less than the noise of a step.
 const NO_SLOWER_PERCENT: f64 = 1.5;
 
-/// The same where no budget was named: the process is a guest then, and leaves memory that would make its step only
-/// this much faster to whoever else needs it. For a T5 step it is often a third of the memory.
+/// The same limit without an explicit budget. The process is then a guest: it leaves memory to other programs if that memory would make its
+/// step only this much faster. For a T5 step it is often a third of the memory.
 const GUEST_PERCENT: f64 = 10.0;
 
 /// The source of the limit that a plan had to fit.
@@ -32,32 +30,32 @@ const GUEST_PERCENT: f64 = 10.0;
 pub enum Limit {
     /// The budget.
     Budget,
-    /// The machine or a control group: less than the budget is there.
+    /// The machine or a control group: it has less memory than the budget.
     Available,
     /// The device's budget.
     DeviceBudget,
-    /// The device: less than its budget is free.
+    /// The device: its free memory is less than its budget.
     DeviceAvailable,
 }
 
 /// The plan until the next one: values of the levers of a step (`S`) and of its loader (`L`), and their memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan<S, L> {
-    /// How a step is carried out.
+    /// The levers of a step.
     #[serde(flatten)]
     pub step: S,
-    /// How it is fed.
+    /// The levers of its loader.
     #[serde(flatten)]
     pub loader: L,
-    /// The budget as resolved when the run was planned first.
+    /// The budget in bytes, as resolved by the first plan of the run.
     pub budget: Bytes,
     /// The source of the limit that this plan had to fit: the budget, or the available memory if that was less.
     pub limited_by: Limit,
     /// Predicted peak of the process, without headroom.
     pub predicted_peak: Bytes,
-    /// Kept free beside the predicted peak.
+    /// Bytes kept free beside the predicted peak.
     pub headroom: Bytes,
-    /// Time of a step over the time of the fastest plan that was offered.
+    /// Time of a step relative to the fastest plan that was offered.
     pub relative_time: f64,
     /// Predicted peak of the device, without headroom; none if tensors are on the host.
     #[serde(default)]
@@ -73,7 +71,7 @@ pub struct Plan<S, L> {
     /// Replans in a row in which the machine swapped under the smallest plan.
     #[serde(skip)]
     pub(crate) swapping_replans: u32,
-    /// The counters of swap and control group at the last replan: traffic is their growth.
+    /// The counters of swap and control group at the last replan. Traffic is the difference from them.
     #[serde(skip)]
     pub(crate) seen: Option<Traffic>,
 }
@@ -84,12 +82,12 @@ impl<S, L> Plan<S, L> {
         self.predicted_peak + self.headroom
     }
 
-    /// The smallest budget of the device that this plan fits; nothing where no tensor lies there.
+    /// The smallest budget of the device that this plan fits; zero if no tensor lies there.
     pub fn required_on_device(&self) -> Bytes {
         self.bill.device.as_ref().map_or(Bytes::ZERO, |device| device.predicted_peak + device.headroom)
     }
 
-    /// The predicted peak where tensors lie: of the device, or of the process.
+    /// The predicted peak of the memory that tensors lie in: the device's, or the process's.
     pub fn peak_of_tensors(&self) -> Bytes {
         match self.place_of_tensors() {
             Place::Device => self.predicted_device_peak,
@@ -107,7 +105,7 @@ impl<S, L> Plan<S, L> {
 pub struct DoesNotFit<S, L> {
     /// The limit: the budget, or the available memory if that is less.
     pub limit: Bytes,
-    /// Which of the two it was.
+    /// The source of that limit.
     pub limited_by: Limit,
     /// The smallest budget for which one of the offered choices fits.
     pub smallest_budget: Bytes,
@@ -152,12 +150,12 @@ impl<S, L> fmt::Display for DoesNotFit<S, L> {
 
 impl<S: fmt::Debug, L: fmt::Debug> std::error::Error for DoesNotFit<S, L> {}
 
-/// The fastest offered plan that fits the budget, what this process could hold now, and the same two of the device
-/// where it holds anything. A [`Budget`] alone is the process's.
+/// Returns the fastest offered plan that fits the budget and the memory that this process could hold now. If it holds anything on the
+/// device, it must also fit the device's budget and free memory. A single [`Budget`] is the process's.
 ///
 /// # Errors
 ///
-/// [`DoesNotFit`] when nothing does, with the smallest budget that would.
+/// [`DoesNotFit`] if no plan fits. It has the smallest budget that would be enough.
 ///
 /// # Panics
 ///
@@ -171,7 +169,7 @@ pub fn plan<S: Setting, L: Setting>(
     plan_within(now, costs, budgets.process.resolve(now), budgets)
 }
 
-/// [`plan`] within as many bytes as the process's budget of `wanted` was resolved to before.
+/// [`plan`] with a budget in bytes that the process's budget of `wanted` was resolved to earlier.
 pub(crate) fn plan_within<S: Setting, L: Setting>(
     now: &MemorySnapshot,
     costs: &Costs<S, L>,
@@ -181,7 +179,7 @@ pub(crate) fn plan_within<S: Setting, L: Setting>(
     plan_of(now, costs, budget, wanted, |_| true)
 }
 
-/// [`plan_within`] of the steps that are allowed. How fast a plan has to be is measured by all of them.
+/// [`plan_within`], limited to allowed steps. Whether a plan is fast enough is still decided by comparison with all steps.
 pub(crate) fn plan_of<S: Setting, L: Setting>(
     now: &MemorySnapshot,
     costs: &Costs<S, L>,
@@ -200,7 +198,7 @@ pub(crate) fn plan_of<S: Setting, L: Setting>(
         ..Bill::default()
     };
     let fastest = candidates.iter().map(|candidate| candidate.relative_time).fold(f64::INFINITY, f64::min);
-    // Who is a guest where tensors lie: that is the memory that time is traded for.
+    // The budget of the memory that tensors lie in decides whether the process is a guest: that memory is traded for time.
     let lies_on_device = candidates.iter().any(|candidate| candidate.device_peak > Bytes::ZERO);
     let place = if lies_on_device { Place::Device } else { Place::Host };
     let percent = match if lies_on_device { wanted.device } else { wanted.process } {
@@ -223,7 +221,7 @@ pub(crate) fn plan_of<S: Setting, L: Setting>(
         let is_short = limited_by == Limit::Budget && best.device_peak > Bytes::ZERO && !device.is_budget();
         return Ok(finished(best, frame(budget), if is_short { Limit::DeviceAvailable } else { limited_by }));
     }
-    // The device is to blame where the process's own memory would do.
+    // If the process's own memory would be enough, the device does not fit.
     let by_device = |a: &&Candidate<'_, S, L>, b: &&Candidate<'_, S, L>| a.device_peak.cmp(&b.device_peak);
     if let Some(smallest) = candidates.iter().filter(|candidate| fits_host(candidate)).min_by(by_device) {
         let limited_by = if device.is_budget() { Limit::DeviceBudget } else { Limit::DeviceAvailable };
@@ -273,7 +271,7 @@ fn candidates<S, L>(costs: &Costs<S, L>) -> Vec<Candidate<'_, S, L>> {
     pairs.collect()
 }
 
-/// The pair that holds least; the fastest of them where several do.
+/// The pair that holds least; the fastest of several such pairs.
 fn smallest<'c, 'a, S: Setting, L: Setting>(candidates: &'c [Candidate<'a, S, L>]) -> &'c Candidate<'a, S, L> {
     candidates.iter().min_by(|a, b| a.compare_size(b)).expect("there is at least one pair")
 }
@@ -283,36 +281,36 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
         self.predicted_peak + headroom(self.predicted_peak)
     }
 
-    /// What has to be there at this instant: the peak, and what no prediction knows. The rest of the
-    /// headroom is for later, and is the budget's to keep.
+    /// Bytes that must be available at this instant: the peak, and the least headroom. The rest of the headroom is for later, and only the
+    /// budget must have room for it.
     fn needs_now(&self) -> Bytes {
         self.predicted_peak + LEAST_HEADROOM
     }
 
-    /// Faster first, then without files, then smaller; up to `as_fast` nothing is faster than another, but among equally large
-    /// ones. `min_by` keeps the first of equals: the order of the offer.
+    /// Orders by time, then pairs without files first, then by memory. Times up to `as_fast` count as equal, except between pairs of equal
+    /// memory. `min_by` keeps the first of equals: the order of the offer.
     fn compare(&self, other: &Self, as_fast: f64) -> std::cmp::Ordering {
         let [time, other_time] = [self, other].map(|candidate| candidate.relative_time.max(as_fast));
         let bytes = |candidate: &Self| candidate.predicted_peak + candidate.device_peak;
         let exactly = self.relative_time.total_cmp(&other.relative_time);
-        // Where memory is there, nobody wants a disk to be worn out for less of it.
+        // If there is enough memory, a disk should not be worn out to save some.
         let files = |candidate: &Self| candidate.step.what.uses_files();
         let files = files(self).cmp(&files(other));
         time.total_cmp(&other_time).then(files).then(bytes(self).cmp(&bytes(other))).then(exactly)
     }
 
-    /// Smaller first, in the process's own memory and so in the budget that it requires; then faster.
+    /// Orders by the process's own memory, and so by the required budget; then by time.
     fn compare_size(&self, other: &Self) -> std::cmp::Ordering {
         self.predicted_peak.cmp(&other.predicted_peak).then(self.relative_time.total_cmp(&other.relative_time))
     }
 
-    /// The smallest budget of a place that this pair fits.
+    /// The smallest budget at `place` that this pair fits.
     fn required_at(&self, place: Place) -> Bytes {
         let peak = if place.is_host() { self.predicted_peak } else { self.device_peak };
         peak + headroom(peak)
     }
 
-    /// The gain of the smallest budget that is faster, in words: the budget of the place where tensors lie, which limits them.
+    /// The gain of the smallest budget with a faster plan, in words. The budget is that of the memory that tensors lie in.
     fn next(&self, candidates: &[Self], as_fast: f64, (place, wanted): (Place, Budgets), budget: Bytes) -> String {
         let (flag, budget_there) = match place {
             Place::Host => ("--memory-budget", wanted.process),
@@ -322,7 +320,7 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
             let required = |candidate: &&Self| candidate.required_at(place);
             required(a).cmp(&required(b)).then(a.compare_size(b))
         };
-        // A guest gives up a little time for much memory, and should know.
+        // A guest gives up a little time for much memory, and its user should know.
         let (next, than, why) = match budget_there {
             Budget::Explicit(_) => {
                 let time = self.relative_time.max(as_fast);
@@ -358,7 +356,7 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
         rows.filter(|row| row.place == Place::Device).cloned().collect()
     }
 
-    /// A phase with all its rows in the process's own memory, of which `of_step` are the step's.
+    /// A phase with all its rows in the process's own memory. `of_step` are the step's rows.
     fn phase(&self, costs: &Costs<S, L>, name: &Name, of_step: &[CostRow]) -> Phase {
         let of_loader = self.loader.other_phases.iter().filter(|phase| phase.name == *name);
         let rows = costs.fixed.iter().chain(of_step).chain(of_loader.flat_map(|phase| &phase.rows));
@@ -367,7 +365,7 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
         Phase { name: name.clone(), rows: rows.cloned().collect() }
     }
 
-    /// The phases in which the step or its loader holds anything. Only some loaders hold anything while they feed.
+    /// The phases in which the step or its loader holds memory. Only some loaders hold any in the feeding phase.
     fn phases(&self, costs: &Costs<S, L>) -> Vec<Phase> {
         let feeds = self.loader.held().feeding > Bytes::ZERO;
         let is_held = |(name, rows): &(&Name, &[CostRow])| !rows.is_empty() && (**name != FEEDING || feeds);
@@ -375,7 +373,7 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
         phases.map(|(name, rows)| self.phase(costs, name, rows)).collect()
     }
 
-    /// This pair as a plan. `frame` is a bill that knows the budget and not yet what it is spent on.
+    /// This pair as a plan. `frame` is a bill with the budget, but without rows.
     fn plan(&self, costs: &Costs<S, L>, frame: Bill, limited_by: Limit) -> Plan<S, L> {
         let Self { step, loader, predicted_peak, device_peak, relative_time } = *self;
         let headroom = headroom(predicted_peak);

@@ -1,4 +1,4 @@
-//! Probes: what takes a [`MemorySnapshot`].
+//! Probes, which take a [`MemorySnapshot`].
 //!
 //! [`SystemProbe`] reads the machine; [`ScriptedProbe`] plays snapshots back, so that a test can put a
 //! run under pressure at a chosen step.
@@ -38,11 +38,11 @@ pub trait DeviceProbe: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// Why nothing is known of it, in words.
+    /// The reason why nothing is known of the memory, in words.
     fn memory(&self) -> Result<DeviceMemory, String>;
 }
 
-/// Why no snapshot could be taken.
+/// The reason why no snapshot could be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     /// A counter that every kernel with `/proc` has could not be read.
@@ -53,7 +53,7 @@ pub enum ProbeError {
         /// The system's message.
         source: std::io::Error,
     },
-    /// A counter's file was read and does not say what it should.
+    /// A counter's file was read, but has an unexpected text.
     #[error("{}: expected {expected}, got {got}", path.display())]
     Malformed {
         /// The file.
@@ -63,23 +63,23 @@ pub enum ProbeError {
         /// The found text.
         got: String,
     },
-    /// Neither `/proc` nor the operating system's own interface says how much memory there is.
+    /// Neither `/proc` nor the operating system's own interface reports the memory.
     #[error("this system does not report its memory")]
     Unsupported,
 }
 
-/// Reads the machine: `/proc` and control groups where they exist, the operating system's own
-/// interface (system calls on Linux, `sysinfo` on other systems) elsewhere.
+/// Reads the machine: `/proc` and control groups if they exist. Otherwise it uses the operating system's own interface: system calls on
+/// Linux, `sysinfo` on other systems.
 ///
-/// Control groups of version 1 and 2 are read, also mounted side by side, over the whole hierarchy
-/// from the process's own group to the root: the level that leaves the least wins.
+/// Control groups of version 1 and 2 are read, also mounted side by side, over the whole hierarchy from the process's own group to the
+/// root. The level that leaves the least memory decides.
 #[derive(Debug)]
 pub struct SystemProbe {
     /// `/`, or a fixture tree that looks like one.
     root: PathBuf,
-    /// The largest resident set seen, for systems that do not keep it themselves.
+    /// The largest resident set seen, for systems that do not record it.
     peak_seen: AtomicU64,
-    /// The device that computes, where that is not the CPU.
+    /// The probe of the device that computes, unless that is the CPU.
     device: Option<Arc<dyn DeviceProbe>>,
 }
 
@@ -94,30 +94,30 @@ impl SystemProbe {
         Self { root: root.into(), peak_seen: AtomicU64::new(0), device: None }
     }
 
-    /// The same probe, which also looks at the NVIDIA card of this index. Without driver or card its snapshots have no
-    /// device memory; [`SystemProbe::device_memory`] says why.
+    /// The same probe, which also reads the memory of the NVIDIA card of this index. Without driver or card its snapshots have no device
+    /// memory; [`SystemProbe::device_memory`] returns the reason.
     #[must_use]
     pub fn with_card(self, index: u32) -> Self {
         self.with_device(Arc::new(nvml::Card::new(index)))
     }
 
-    /// The same probe, which also looks at the device that computes.
+    /// The same probe, which also reads the memory of the device that computes.
     #[must_use]
     pub fn with_device(self, device: Arc<dyn DeviceProbe>) -> Self {
         Self { device: Some(device), ..self }
     }
 
-    /// The device's memory, or why nothing is known of it; `None` where no device was asked for.
+    /// The device's memory, or the reason why nothing is known of it; `None` if the probe has no device.
     pub fn device_memory(&self) -> Option<Result<DeviceMemory, String>> {
         self.device.as_ref().map(|device| device.memory())
     }
 
-    /// The page faults of this process so far; `None` where the system does not count them.
+    /// The page faults of this process so far; `None` if the system does not count them.
     pub fn page_faults(&self) -> Option<PageFaults> {
         faults::page_faults(&self.root.join("proc"))
     }
 
-    /// The larger of this resident set and all before it.
+    /// The larger of this resident set and all earlier ones.
     fn peak_with(&self, rss: Bytes) -> Bytes {
         Bytes(self.peak_seen.fetch_max(rss.0, Ordering::Relaxed).max(rss.0))
     }
@@ -149,8 +149,8 @@ impl Probe for SystemProbe {
     }
 }
 
-/// A snapshot of Linux where `/proc` is not mounted. Files in memory count as used. The resident set is the largest one so far:
-/// no system call says how large it is now.
+/// A snapshot of Linux without a mounted `/proc`. Files in memory count as used. The resident set is the largest one so far, because no
+/// system call returns the current one.
 #[cfg(target_os = "linux")]
 fn from_system() -> Option<MemorySnapshot> {
     use nix::sys::resource::{UsageWho, getrusage};
@@ -191,7 +191,7 @@ fn from_system() -> Option<MemorySnapshot> {
     })
 }
 
-/// There is no system to ask.
+/// WebAssembly has no system to ask.
 #[cfg(target_family = "wasm")]
 fn from_system() -> Option<MemorySnapshot> {
     None
@@ -202,12 +202,12 @@ fn from_system() -> Option<MemorySnapshot> {
 pub struct ScriptedProbe {
     script: Vec<MemorySnapshot>,
     next: AtomicUsize,
-    /// Measures what a snapshot says about the process itself.
+    /// Measures the process's own counters, if they are not scripted.
     process: Option<SystemProbe>,
 }
 
 impl ScriptedProbe {
-    /// A probe that gives these snapshots, one a call.
+    /// A probe that returns these snapshots, one for each call.
     ///
     /// # Panics
     ///
@@ -217,7 +217,7 @@ impl ScriptedProbe {
         Self { script, next: AtomicUsize::new(0), process: None }
     }
 
-    /// The same, with the process's own counters measured: another machine with this process on it.
+    /// The same probe with the process's own counters measured: this process on another machine.
     ///
     /// # Panics
     ///

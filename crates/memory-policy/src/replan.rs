@@ -1,21 +1,18 @@
-//! Replanning: the same plan, unless others take the memory that it counts on.
+//! Replanning: keeps the plan unless other programs take memory that it needs.
 //!
-//! [`replan`] is asked at every step boundary; [`plan_again`] when a run goes on after it was stopped.
+//! [`replan`] is called at every step boundary, and [`plan_again`] when a stopped run is resumed.
 //!
 //! # Invariants
 //!
-//! * Without pressure nothing changes: a plan that still fits what is there is kept.
-//! * Hysteresis. A plan shrinks only when its predicted peak itself no longer fits, so that the
-//!   headroom absorbs noise; it grows only after a faster plan has fitted with a margin for
-//!   [`CALM_REPLANS`] calls in a row, and one call without calm starts the count again.
-//! * Only what pressure took grows back: a plan that the budget limits stays as it is.
-//! * Shrinking comes before swapping. When the machine swaps, or its tasks wait for memory, while little is left
-//!   beside the plan, the plan shrinks as if a tenth of what it could hold were gone already. So it does when others have
-//!   taken what was there, down to less than the plan's headroom: what this process holds already is not all its own
-//!   to keep.
-//! * A run never stops here. When not even the smallest plan fits, that plan is followed and the
-//!   change says so once. When the machine then swaps [`SWAPPING_REPLANS`] times in a row,
-//!   [`Replanned::is_hopeless`] says so; whether to go on is the caller's decision.
+//! * Without pressure nothing changes: a plan that still fits the available memory is kept.
+//! * Hysteresis. A plan shrinks only if its predicted peak itself no longer fits, so the headroom absorbs noise. It grows only after a
+//!   faster plan has fitted with a margin in [`CALM_REPLANS`] calls in a row; one call without calm restarts the count.
+//! * Only a plan that pressure has shrunk grows back: a plan that the budget limits stays as it is.
+//! * Shrinking comes before swapping. Little may be left beside the plan while the machine swaps or its tasks wait for memory. Then the
+//!   plan shrinks as if a tenth of the memory that it could hold were gone already. It also does so if other programs have left less memory
+//!   than the plan's headroom: this process must then give back some of the memory that it holds.
+//! * A run never stops here. If not even the smallest plan fits, that plan is followed, and the change reports it once. If the machine then
+//!   swaps in [`SWAPPING_REPLANS`] replans in a row, [`Replanned::is_hopeless`] is true. The caller decides whether to continue.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,32 +22,32 @@ use crate::{Budget, Budgets, Bytes, Costs, DeviceMemory, DoesNotFit, Limit, Memo
 /// Replans in a row in which a faster plan must fit before it is taken.
 pub const CALM_REPLANS: u32 = 20;
 
-/// Replans in a row in which the machine swaps under the smallest plan before going on is hopeless.
+/// Replans in a row in which the machine swaps under the smallest plan before the run counts as hopeless.
 pub const SWAPPING_REPLANS: u32 = 5;
 
-/// Pressure counts where less than this share of the plan's peak is left beside what is held, in percent:
-/// other processes may stall elsewhere on a machine that has plenty left for this one.
+/// Pressure counts only if less than this share of the plan's peak is left beside the plan, in percent. Other processes may be stalled on a
+/// machine that has plenty of memory left for this one.
 const LITTLE_LEFT_PERCENT: u64 = 25;
 
-/// How much more than a faster plan needs must be there before it counts as fitting, in percent.
+/// The margin of memory that must be available beyond a faster plan's needs before it counts as fitting, in percent.
 const CALM_MARGIN_PERCENT: u64 = 10;
 
-/// The plan to follow from here, and what changed if anything did.
+/// The plan to follow from here, and the change, if any.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replanned<S, L> {
-    /// Follow this one until the next call, and hand it to the next call.
+    /// The plan to follow until the next call, which takes it as `previous`.
     pub plan: Plan<S, L>,
     /// The change, for the `replan` event; `None` almost always.
     pub change: Option<Change>,
-    /// Whether the machine keeps swapping although the plan is the smallest: better to stop and resume later.
+    /// Whether the machine keeps swapping although the plan is the smallest. Then it is better to stop and resume later.
     pub is_hopeless: bool,
 }
 
-/// Why a plan was replaced.
+/// The reason why a plan was replaced.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// Others took memory that the plan counted on.
+    /// Other programs took memory that the plan needs.
     #[error("memory pressure: the plan needs {needed}, only {available} are available")]
     Shrunk {
         /// The old plan's predicted peak.
@@ -58,7 +55,7 @@ pub enum Change {
         /// Memory available to this process.
         available: Bytes,
     },
-    /// Memory that had been taken is free again, and has been for a while.
+    /// Memory that other programs had taken has been free again for some time.
     #[error("memory is free again: {available} are available, a faster plan needs {needed}")]
     Grown {
         /// Memory that the new plan needs, headroom included.
@@ -66,7 +63,7 @@ pub enum Change {
         /// Memory available to this process.
         available: Bytes,
     },
-    /// The plan is the smallest one and not even that fits.
+    /// The plan is the smallest one, and it does not fit either.
     #[error("memory pressure: even the smallest plan needs {needed}, only {available} are available")]
     DoesNotFit {
         /// The smallest plan's predicted peak.
@@ -76,10 +73,10 @@ pub enum Change {
     },
 }
 
-/// The plan to follow from here, given the one followed so far.
+/// Returns the plan to follow from here, given the plan followed so far.
 ///
-/// An explicit `budget` stands as given; a share of what is available was resolved when the run was
-/// planned first, and `previous` remembers it.
+/// An explicit budget in `budgets` is used as given. A share of the available memory was resolved when the run was first planned, and
+/// `previous` has the result.
 pub fn replan<S: Setting, L: Setting>(
     now: &MemorySnapshot,
     costs: &Costs<S, L>,
@@ -102,11 +99,11 @@ pub fn replan<S: Setting, L: Setting>(
     replanned
 }
 
-/// Whether memory is short here and now: the host has little left and swaps or lets tasks wait, or the control
-/// group has little left and everything in it waits, or it meets its limit while the host swaps.
+/// Whether memory is short here and now. Either the host has little left and swaps or makes tasks wait. Or the control group has little
+/// left, and all of its tasks wait, or it reaches its limit while the host swaps.
 ///
-/// That a group meets its limit is no sign by itself: its limit counts page cache, which is reclaimed in peace. Together
-/// with swapping it says whose pages are swapped: those of this group, however much the host has left.
+/// A group that reaches its limit is no sign by itself: the limit counts page cache, which can be reclaimed without harm. Together with
+/// swapping it shows that this group's pages are swapped, even if the host has much memory left.
 fn is_pressed<S, L>(now: &MemorySnapshot, previous: &Plan<S, L>) -> bool {
     let seen = previous.seen.unwrap_or(now.traffic);
     let swaps = now.traffic.swapped_out > seen.swapped_out || now.traffic.swapped_in > seen.swapped_in;
@@ -119,16 +116,15 @@ fn is_pressed<S, L>(now: &MemorySnapshot, previous: &Plan<S, L>) -> bool {
     ((swaps || waits) && is_short(now.available)) || ((group_waits || group_swaps) && group_is_short)
 }
 
-/// Whether others have taken memory since the plan was made, and have left less than its headroom.
+/// Whether other programs have taken memory since the plan was made, and have left less than its headroom.
 ///
-/// A process keeps the pages of its last step, so that its plan's peak alone may fit for ever while nothing is left
-/// for anybody.
+/// A process keeps the pages of its last step. So its plan's peak alone may fit for ever while other programs have no memory left.
 fn is_crowded<S, L>(now: &MemorySnapshot, previous: &Plan<S, L>) -> bool {
     let taken = previous.bill.available.saturating_sub(now.ceiling());
     now.usable() < previous.headroom && taken > previous.headroom
 }
 
-/// Keeps the plan, or replaces it by one that fits or is faster.
+/// Keeps the plan, or replaces it by a plan that fits or is faster.
 fn follow<S: Setting, L: Setting>(
     now: &MemorySnapshot,
     costs: &Costs<S, L>,
@@ -162,13 +158,12 @@ fn follow<S: Setting, L: Setting>(
     }
 }
 
-/// The plan of a run that goes on: that of its earlier part, `previous`, where it is still offered, still
-/// fits and was made for the same budget; otherwise a new one.
+/// Returns the plan of a resumed run: the `previous` plan, if it is still offered, still fits and was made for the same budget; otherwise a
+/// new one.
 ///
-/// What the process itself holds is measured, so the bill of a second start differs by a few pages, and
-/// near a border [`plan()`] could then cut the step otherwise: the same mathematics in another order of
-/// summation. Keeping the numbers of the step makes going on exact to the bit, where the same kernels compute. The loader's numbers may
-/// change, because no result depends on them.
+/// The memory of the process itself is measured, so the bill of a second start differs by a few pages. Near a border [`plan()`] could then
+/// cut the step in another way: the same mathematics in another order of summation. With the same step settings, a resumed run has exactly
+/// the same bits, if the same kernels compute. The loader's settings may change, because no result depends on them.
 ///
 /// # Errors
 ///
@@ -199,7 +194,8 @@ pub fn plan_again<S: Setting, L: Setting>(
     plan(now, costs, budgets)
 }
 
-/// The fastest plan that still fits, or the smallest there is; `needed` by the old one, `available` where it was short.
+/// The fastest plan that still fits, or else the smallest. `needed` are the bytes of the old plan, and `available` the memory that was too
+/// small for it.
 fn shrink<S: Setting, L: Setting>(
     now: &MemorySnapshot,
     costs: &Costs<S, L>,
@@ -221,15 +217,15 @@ fn shrink<S: Setting, L: Setting>(
     }
 }
 
-/// A snapshot of a machine with a tenth less to hold: growth has to clear a higher bar. Of what this process holds
-/// already, what lies above counts as gone: it is to be given back.
+/// A snapshot of a machine that can hold a tenth less, so that growth needs a margin. Memory that this process holds above that counts as
+/// gone, because the process must give it back.
 fn with_margin(now: &MemorySnapshot) -> MemorySnapshot {
     let ceiling = now.ceiling().percent(100 - CALM_MARGIN_PERCENT);
     let rss = now.rss.min(ceiling);
     MemorySnapshot { rss, available: ceiling.saturating_sub(rss), ..now.clone() }
 }
 
-/// The same for the device's memory.
+/// A snapshot with a tenth less device memory.
 fn with_margin_on_device(now: MemorySnapshot) -> MemorySnapshot {
     let with_margin = |device: DeviceMemory| {
         let ceiling = device.ceiling().percent(100 - CALM_MARGIN_PERCENT);
@@ -268,7 +264,7 @@ mod tests {
 
     const BUDGET: Budget = Budget::Explicit(Bytes::gib(1));
 
-    /// Follows a run through what the machine has at each step; returns samples and changes.
+    /// Follows a run through the memory that the machine has at each step. Returns samples and changes.
     fn follow(budget: Budget, ceilings_mib: &[u64]) -> (Vec<usize>, Vec<Change>) {
         let mut current = plan(&with_ceiling(ceilings_mib[0]), &costs(), budget).unwrap();
         let (mut samples, mut changes) = (vec![current.step.samples], Vec::new());
@@ -295,7 +291,7 @@ mod tests {
 
     #[test]
     fn pressure_shrinks_the_plan_only_when_its_peak_no_longer_fits() {
-        // 900 MiB are predicted and 945 required: the headroom is there to be used.
+        // 900 MiB are predicted and 945 required: the headroom may be used.
         let (samples, changes) = follow(BUDGET, &[2000, 920, 900, 899, 530]);
         assert_eq!(samples, [8, 8, 8, 4, 4]);
         let [needed, available] = [900, 899].map(Bytes::mib);
@@ -308,7 +304,7 @@ mod tests {
         let calm = CALM_REPLANS as usize;
         let mut ceilings = vec![2000, 600];
         ceilings.extend(vec![2000; calm - 1]);
-        ceilings.push(600); // one call without calm starts the count again
+        ceilings.push(600); // one call without calm restarts the count
         ceilings.extend(vec![2000; calm]);
         let (samples, changes) = follow(BUDGET, &ceilings);
         assert_eq!(samples[..2], [8, 4]);
@@ -319,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_machine_at_the_edge_does_not_make_the_plan_swing() {
-        // 945 MiB would do for 8 samples; without a margin above it the plan stays where it is.
+        // 945 MiB are enough for 8 samples, but without a margin the plan stays as it is.
         let mut ceilings = vec![2000, 600];
         ceilings.extend([1000, 946].repeat(50));
         let (samples, changes) = follow(BUDGET, &ceilings);
@@ -334,7 +330,7 @@ mod tests {
         assert_eq!(samples, [8, 1, 1, 1, 1]);
         let [needed, available] = [200, 150].map(Bytes::mib);
         assert_eq!(changes, [Change::DoesNotFit { needed, available }]);
-        // A plan that pressure shrank grows back from there, too.
+        // A plan that pressure has shrunk grows back from there, too.
         ceilings.extend([2000; CALM_REPLANS as usize]);
         let (samples, changes) = follow(BUDGET, &ceilings);
         assert!(samples.last() == Some(&8) && matches!(changes[..], [_, Change::Grown { .. }]), "{changes:?}");
@@ -361,7 +357,7 @@ mod tests {
         }
     }
 
-    /// The costs of a second start, whose process happens to hold a little less or more.
+    /// The costs of a second start, whose process holds a little less or more.
     fn costs_of_second_start(process_mib: u64) -> Costs {
         let mut costs = costs();
         costs.fixed[0].bytes = Bytes::mib(process_mib);
@@ -387,7 +383,7 @@ mod tests {
         let mut costs = costs();
         costs.steps.retain(|step| [4, 8].contains(&step.what.samples) && step.what.repeated == 0);
         let of = |samples: usize| costs.steps.iter().find(|step| step.what.samples == samples).unwrap().relative_time;
-        // The kept step is slower than the fastest by nearly as much as a guest accepts: a slower loader is too slow for both.
+        // The kept step is slower than the fastest by almost as much as a guest accepts. With a slower loader, the pair is too slow.
         let slower = 1.08 * of(8) / of(4);
         costs.steps.iter_mut().filter(|step| step.what.samples == 4).for_each(|step| step.relative_time *= slower);
         let guest = Budget::ShareOfAvailable;
@@ -406,7 +402,7 @@ mod tests {
         check(&with_ceiling(4000), &costs(), same, 4);
         check(&with_ceiling(4000), &costs(), BUDGET, 8); // another budget
         check(&with_ceiling(4000), &costs(), Budget::ShareOfAvailable, 8);
-        check(&with_ceiling(400), &costs(), same, 2); // less is there
+        check(&with_ceiling(400), &costs(), same, 2); // less is available
         check(&with_ceiling(4000), &costs_of_second_start(300), same, 2); // no longer fits
         let mut pinned = costs();
         pinned.steps.truncate(1);
@@ -415,7 +411,7 @@ mod tests {
         assert!(refusal.is_err());
     }
 
-    /// A host with so much left beside the plan that it follows, which swaps or not.
+    /// A host with this much memory left, and with this count of pages swapped out.
     fn swapping(ceiling_mib: u64, swapped_out: u64) -> MemorySnapshot {
         let traffic = crate::Traffic { swapped_out, ..Default::default() };
         MemorySnapshot { traffic, ..with_ceiling(ceiling_mib) }
@@ -431,7 +427,7 @@ mod tests {
         let pressed = replan(&swapping(950, 8), &costs(), BUDGET, &quiet.plan);
         assert!(matches!(pressed.change, Some(Change::Shrunk { .. })), "{:?}", pressed.change);
         assert_eq!(pressed.plan.step.samples, 4);
-        // Others may swap on a machine that has plenty left for us.
+        // Other processes may swap on a machine that has plenty of memory left for this one.
         let elsewhere = replan(&swapping(5000, 9), &costs(), BUDGET, &quiet.plan);
         assert_eq!(elsewhere.change, None);
     }
@@ -448,12 +444,12 @@ mod tests {
         let samples = |now: &MemorySnapshot| replan(now, &costs(), BUDGET, &first).plan.step.samples;
         assert_eq!(samples(&holding(895, 45)), 8);
         assert_eq!(samples(&holding(895, 44)), 4);
-        // Nor may it keep its plan because it holds more than that predicts.
+        // A process that holds more than its plan predicts must give way, too.
         assert_eq!(samples(&holding(920, 10)), 4);
-        // Memory that was never there was not taken by others.
+        // Other programs did not take memory that was never there.
         let tight = Plan { bill: crate::Bill { available: Bytes::mib(945), ..first.bill.clone() }, ..first.clone() };
         assert_eq!(replan(&holding(895, 30), &costs(), BUDGET, &tight).change, None);
-        // It grows back when they let go, and stays where it is while they do not.
+        // The plan grows back when they free memory, and not before.
         let mut current = replan(&holding(895, 10), &costs(), BUDGET, &first).plan;
         for left in std::iter::repeat_n(300, 2 * CALM_REPLANS as usize) {
             current = replan(&holding(500, left), &costs(), BUDGET, &current).plan;
@@ -480,9 +476,9 @@ mod tests {
         let check = |now: &MemorySnapshot, samples: usize| {
             assert_eq!(replan(now, &costs(), BUDGET, &quiet).plan.step.samples, samples, "{now:?}");
         };
-        check(&within(7, 900), 8); // page cache went
-        check(&within(8, 3), 8); // others swap
-        check(&within(8, 4), 4); // we do
+        check(&within(7, 900), 8); // page cache was dropped
+        check(&within(8, 3), 8); // other groups swap
+        check(&within(8, 4), 4); // this group swaps
     }
 
     #[test]

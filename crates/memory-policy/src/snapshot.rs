@@ -1,5 +1,5 @@
-//! A memory snapshot: what the machine, the process's control groups and the process itself hold at
-//! one instant. Plain data, so that every decision made from it can be replayed.
+//! A memory snapshot: the memory of the machine, of the process's control groups and of the process itself at one instant. It is plain
+//! data, so every decision made from it can be replayed.
 
 use std::fmt;
 
@@ -9,38 +9,38 @@ use crate::{Bytes, DeviceMemory};
 
 /// Memory of the machine and of this process at one instant.
 ///
-/// `Default` is an empty machine; tests name the fields that they mean and take the rest from it.
+/// `Default` is an empty machine; tests set the fields that they need and take the rest from it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemorySnapshot {
     /// RAM of the host.
     pub total: Bytes,
-    /// RAM that the host could give out without swapping: free, and caches that can be dropped.
+    /// RAM that the host could give out without swapping: free memory, and caches that can be dropped.
     pub available: Bytes,
     /// Swap space of the host.
     pub swap_total: Bytes,
-    /// Swap space of the host that is in use, by whomever.
+    /// Swap space of the host in use by any process.
     pub swap_used: Bytes,
     /// Resident set of this process.
     pub rss: Bytes,
     /// The largest resident set that this process has had.
     pub peak_rss: Bytes,
-    /// How much of this process lies in swap.
+    /// Bytes of this process in swap.
     pub swapped: Bytes,
-    /// The control group that leaves this process the least, where there is one with a limit.
+    /// The control group that leaves this process the least memory; `None` without a limit.
     pub group: Option<Group>,
-    /// The memory of the device that computes, where it has its own and a probe finds it.
+    /// The memory of the device that computes, if it has its own and a probe finds it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceMemory>,
-    /// How long tasks wait for memory on the whole host; `None` where the kernel does not say.
+    /// The share of time in which tasks wait for memory on the whole host; `None` if the kernel does not report it.
     pub pressure: Option<Pressure>,
-    /// The same for this process's own control group.
+    /// The same share for this process's own control group.
     pub group_pressure: Option<Pressure>,
     /// Counters of swap and control group since their start.
     pub traffic: Traffic,
 }
 
-/// Counters that only grow; what counts is their growth between two snapshots.
+/// Counters that only grow. Their growth between two snapshots is the traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Traffic {
@@ -48,20 +48,20 @@ pub struct Traffic {
     pub swapped_out: u64,
     /// Pages that the host has read from swap.
     pub swapped_in: u64,
-    /// How often this process's control group met its limit and had to reclaim.
+    /// How often this process's control group reached its limit and had to reclaim memory.
     pub group_reclaims: u64,
 }
 
-/// A control group with a memory limit that this process lives in, directly or through a parent.
+/// A control group with a memory limit that contains this process, directly or through a child group.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     /// The group's path inside its hierarchy: `/` or `/user.slice/user-1000.slice`.
     pub path: String,
     /// The limit of the group.
     pub limit: Bytes,
-    /// Its usage, page cache included.
+    /// Bytes in use, including page cache.
     pub used: Bytes,
-    /// The part that the kernel could drop at once: page cache that no process has mapped.
+    /// The bytes in use that the kernel could drop at once: page cache that no process has mapped.
     pub reclaimable: Bytes,
 }
 
@@ -90,12 +90,12 @@ impl MemorySnapshot {
         }
     }
 
-    /// The most that this process could hold now: what it holds, and what it may still take.
+    /// The most that this process could hold now: the memory that it holds, and the memory that it may still take.
     pub fn ceiling(&self) -> Bytes {
         self.rss + self.usable()
     }
 
-    /// Which of host and group decides [`usable`](Self::usable): `"host"` or `"cgroup"`.
+    /// The source of [`usable`](Self::usable): `"host"` or `"cgroup"`.
     pub fn usable_is_set_by(&self) -> &'static str {
         match &self.group {
             Some(group) if group.available() < self.available => "cgroup",

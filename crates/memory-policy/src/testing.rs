@@ -31,7 +31,7 @@ impl Setting for Cut {
     }
 }
 
-/// A way to feed it.
+/// A way to feed a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ahead {
     pub batches: usize,

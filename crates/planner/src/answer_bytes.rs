@@ -1,4 +1,4 @@
-//! The bytes of answers of any lengths: what a server admits a request by.
+//! The bytes of answers of any length. A server uses them to decide whether to admit a request.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,22 +10,22 @@ use t5::step::count::{Counter, Precisions};
 
 use crate::error::Result;
 
-/// Lengths are counted in steps of so many tokens: a count goes through every layer.
+/// Lengths are rounded up to a multiple of this many tokens, because a count goes through every layer.
 const STEP_TOKENS: usize = 16;
 
-/// Counts that are kept.
+/// The most counts that are kept.
 const MOST_KEPT: usize = 4096;
 
-/// Counts what answers to sources hold beside the parameters, as the bill does: keys and values, workspace, packed operands.
+/// Counts the bytes of answers beside the parameters, as the bill does: keys and values, workspace, packed operands.
 ///
-/// What several sources hold together is at most the sum of what each holds alone.
+/// Several sources together hold at most the sum of the bytes that each holds alone.
 pub struct AnswerBytes {
     passes: Counter,
     known: RefCell<HashMap<(usize, usize, AnswerShape), u64>>,
 }
 
 impl AnswerBytes {
-    /// Of a model in these precisions, of its weights and of activations, whose tensors lie there.
+    /// Counts for a model with these dtypes of weights and of activations, whose tensors lie at `place`.
     ///
     /// # Errors
     /// A config that is not a T5's.
@@ -36,7 +36,7 @@ impl AnswerBytes {
         Ok(Self { passes, known: RefCell::default() })
     }
 
-    /// Of so many sources of so many tokens, answered together. Lengths are rounded up.
+    /// The bytes of `samples` sources of `source_tokens` tokens, answered together. Lengths are rounded up.
     pub fn of(&self, samples: usize, source_tokens: usize, answer: AnswerShape) -> u64 {
         let rounded = |tokens: usize| tokens.max(1).next_multiple_of(STEP_TOKENS);
         let answer = AnswerShape { max_new_tokens: rounded(answer.max_new_tokens), ..answer };

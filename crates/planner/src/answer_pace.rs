@@ -1,6 +1,6 @@
-//! The pace of answers and losses: how long a plan takes for them on a machine of measured speed.
+//! The pace of answers and losses: the time that a plan takes for them on a machine of measured speed.
 //!
-//! Nothing is chosen by it but the device: plans of inference follow from built-in prices.
+//! Only the device is chosen by this pace: plans of inference follow from built-in prices.
 
 use memory_policy::{Bytes, MemorySnapshot, Place};
 use t5::{Levers, ParameterSpec, Part};
@@ -17,7 +17,7 @@ use crate::speed::{DECODER_BLOCK, MachineSpeed, Speed};
 pub struct AnsweredBatch {
     /// Samples that are computed together.
     pub samples: usize,
-    /// Caches of keys and values: one for all, or as a server has it, one for each sample.
+    /// Caches of keys and values: one for all samples, or, in a server, one for each sample.
     pub caches: usize,
     /// Tokens of a source.
     pub source_tokens: usize,
@@ -28,9 +28,10 @@ pub struct AnsweredBatch {
 /// The time of a batch in inference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InferencePace {
-    /// Seconds until the sources have been read: the encoder, and the keys and values that the decoder takes from it.
+    /// Seconds until the sources have been read: the encoder, and the keys and values of cross attention that the decoder takes from its
+    /// output.
     pub reading_seconds: f64,
-    /// Seconds of a token of every answer, in the mean of all.
+    /// Seconds of one token of every answer, on average.
     pub token_seconds: f64,
     /// Seconds of the losses of all samples.
     pub loss_seconds: f64,
@@ -46,7 +47,7 @@ impl InferencePace {
     }
 }
 
-/// The pace of a plan of inference over such a batch; none where something is trained.
+/// The pace of an inference plan over such a batch; `None` if the plan trains.
 pub fn inference_pace(
     job: &Job<'_>,
     now: &MemorySnapshot,
@@ -60,16 +61,16 @@ pub fn inference_pace(
     Some(pass.pace(&plan.step.levers, memory_for_reading(job, now)))
 }
 
-/// Elements of the weights of products, by the rows that they are multiplied with.
+/// Elements of the weights of products, grouped by the rows that multiply them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Products {
-    /// With all tokens of a source: the encoder.
+    /// Weights of the encoder, multiplied with all tokens of a source.
     encoder: Elements,
-    /// With them too: cross attention's keys and values.
+    /// Weights of cross attention's keys and values, also multiplied with all tokens of a source.
     source: Elements,
-    /// With those of a target, one after the other in an answer: the other weights of the decoder.
+    /// Other weights of the decoder, multiplied with the tokens of a target; in an answer, one token after the other.
     decoder: Elements,
-    /// The same of the head.
+    /// Weights of the head, multiplied with the same tokens.
     head: Elements,
 }
 
@@ -118,7 +119,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Weights that are brought for each pass of the encoder, and of the decoder.
+    /// The time of copying weights to the place of computation, for one pass of the encoder and one of the decoder.
     fn bringing_ps(&self, levers: &Levers, memory: Bytes) -> [f64; 2] {
         let Job { model, .. } = self.job;
         let elsewhere = weights_elsewhere(model, &ParameterSpec::all(model), self.inference.parameters, levers);
@@ -152,7 +153,7 @@ impl Pass<'_> {
         self.beside(computed, *num_decoder_layers as f64 * speed.answers.block_ps)
     }
 
-    /// A token of every answer.
+    /// The time of one token of every answer.
     fn token_ps(&self) -> f64 {
         let (t5::Config { num_decoder_layers, .. }, answers) = (self.job.model, &self.speed.answers);
         let (rows, blocks) = (self.rows(), *num_decoder_layers as f64);
@@ -165,7 +166,8 @@ impl Pass<'_> {
         self.beside(computed, operations) + self.scores_ps()
     }
 
-    /// The time of what is computed, and of its operations beside that. A card is asked for the next one while it computes.
+    /// The time of arithmetic that takes `computed` and whose operations take `operations`. A card receives the next operation while it
+    /// computes.
     fn beside(&self, computed: f64, operations: f64) -> f64 {
         match self.job.place {
             Place::Host => computed + operations,
@@ -173,14 +175,14 @@ impl Pass<'_> {
         }
     }
 
-    /// Scores of each token that a card hands over to be looked at.
+    /// The time of copying each token's scores from a card, if the host looks at them.
     fn scores_ps(&self) -> f64 {
         let card = self.speed.card.filter(|_| self.inference.answer.looks_at_scores);
         let bytes = self.rows() * self.job.model.vocab_size as f64 * size_of::<f32>() as f64;
         card.map_or(0.0, |card| card.bus_byte_ps * bytes)
     }
 
-    /// Rows of a token.
+    /// Rows of the products of one token.
     fn rows(&self) -> f64 {
         (self.batch.samples * self.inference.answer.rows) as f64
     }
@@ -193,19 +195,19 @@ impl Pass<'_> {
         (self.batch.samples * self.batch.target_tokens) as f64
     }
 
-    /// Multiply-adds of a block's attention of one token of every answer, which sees half of the longest answer in the mean.
+    /// Multiply-adds of one block's attention for one token of every answer. On average the token sees half of the longest answer.
     fn attended_by_token(&self) -> f64 {
         let keys = self.batch.target_tokens as f64 / 2.0 + self.batch.source_tokens as f64;
         2.0 * self.inner() * self.rows() * keys
     }
 
-    /// Attention of `blocks` blocks, forward: `queries` and `keys` are those of each sample.
+    /// The time of attention in `blocks` blocks, forward. `queries` and `keys` are numbers per sample.
     fn attention_ps(&self, blocks: usize, queries: usize, keys: usize) -> f64 {
         let multiply_adds = 2.0 * self.inner() * (self.batch.samples * queries * keys * blocks) as f64;
         self.speed.attention_ps * (1.0 + self.speed.attention_overhead_keys / keys.max(1) as f64) * multiply_adds
     }
 
-    /// What encoder blocks do beside products, forward.
+    /// The time of the operations between the products of encoder blocks, forward.
     fn between_ps(&self, blocks: f64, rows: f64) -> f64 {
         self.speed.between_ps * blocks * rows * self.job.model.d_model as f64
     }
@@ -275,7 +277,7 @@ mod tests {
                     attention(target, target + source)
                 };
                 assert_eq!(evaluated, expected);
-                // The cache has room for all tokens from the first one on, and is counted whole.
+                // The cache has room for all tokens from the first step on, so it is counted whole.
                 let attended = rows as f64 * attention(target, target + source);
                 let tokens = pass.rows() * target as f64;
                 assert_eq!(generated, of_source + of_target * tokens + attention(source, source) + attended);
@@ -283,7 +285,7 @@ mod tests {
         }
     }
 
-    /// The pace of t5-small, whose weights lie in memory unless these pins say otherwise.
+    /// The pace of t5-small. Its weights lie in memory unless these pins say otherwise.
     fn pace(parameters: DType, answer: AnswerShape, pins: &Pins, place: Place, speed: Speed) -> InferencePace {
         let model = preset("t5-small");
         let now = testing::machine();
@@ -309,7 +311,7 @@ mod tests {
         let answer = AnswerShape::greedy(BATCH.target_tokens);
         let of = |parameters, speed| pace(parameters, answer, &Pins::default(), Place::Host, speed);
         let [wide, narrow] = [DType::F32, DType::BF16].map(|dtype| of(dtype, testing::speed()).token_seconds);
-        // Six blocks of 4.2 M elements, and a table of 16.4 M; cross attention's keys and values are there.
+        // Six blocks of 4.2 M elements, and a table of 16.4 M. The keys and values of cross attention exist already.
         let elements = 6.0 * (6.0 * 512.0 * 512.0 + 2.0 * 512.0 * 2048.0) + 32_128.0 * 512.0;
         assert!((wide / (elements * 40e-12) - 1.0).abs() < 1e-9, "{wide}");
         assert!((wide / narrow - 2.0).abs() < 1e-9, "{wide} {narrow}");
@@ -330,16 +332,16 @@ mod tests {
         let there = of(&Pins::default(), answer, speed);
         let off = Pins::default().with("weight_offload", Value::Word("disk"));
         let off = of(&off.with("weight_blocks_in_memory", Value::Count(0)), answer, speed);
-        // All weights of the decoder, the table included, and some latency for each of them.
+        // All weights of the decoder, including the table, and some latency for each of them.
         let bytes = (6 * (8 * 512 * 512 + 2 * 512 * 2048) + 32_128 * 512) as f64 * 4.0;
         let over_the_bus = (off.token_seconds - there.token_seconds) / (bytes * 50e-12);
         assert!((1.0..1.1).contains(&over_the_bus), "{over_the_bus}");
         assert!(off.reading_seconds > there.reading_seconds);
-        // Where scores are looked at, they cross it, too.
+        // If the host looks at scores, they cross the bus, too.
         let looks = of(&Pins::default(), AnswerShape { looks_at_scores: true, ..answer }, speed);
         let scores = 4.0 * 32_128.0 * 4.0 * 50e-12;
         assert!((looks.token_seconds - there.token_seconds - scores).abs() < 1e-9);
-        // A card is asked for the next operation while it computes.
+        // A card receives the next operation while it computes.
         let fixed = AnswerSpeed { block_ps: 1e6, ..speed.answers };
         let hidden = of(&Pins::default(), answer, Speed { answers: fixed, ..speed });
         assert!((hidden.token_seconds - there.token_seconds).abs() < 1e-12);

@@ -1,7 +1,7 @@
 //! The speed of answers: a token takes products of few rows with every weight of the decoder, and many small operations.
 //!
-//! A step's products have hundreds of rows and their time is that of their arithmetic. Those of a token have a row for each answer: they
-//! take the time of reading the weight, and more the more rows there are. So they are measured for themselves.
+//! A step's products have hundreds of rows, and their time is that of their arithmetic. A token's products have one row for each answer.
+//! They take the time of reading the weight, and more with more rows. So they are measured separately.
 
 use candle_core::DType;
 use serde::{Deserialize, Serialize};
@@ -12,36 +12,36 @@ use serde::{Deserialize, Serialize};
 pub struct AnswerSpeed {
     /// Products of few rows with weights of f32.
     pub f32_weights: FewRows,
-    /// The same with weights of bf16.
+    /// Products of few rows with weights of bf16.
     pub bf16_weights: FewRows,
-    /// A multiply-add of attention of one query a row, over keys and values of its own.
+    /// A multiply-add of attention of one query a row, over the row's own keys and values.
     pub query_ps: f64,
-    /// The operations of a decoder block, however small its sizes are.
+    /// The fixed time of a decoder block's operations, however small its sizes are.
     pub block_ps: f64,
-    /// The same for each further source with a cache of its own, as a server's have.
+    /// The fixed time of a decoder block's operations for each further source with its own cache, as in a server.
     pub source_ps: f64,
-    /// The same of a token beside its blocks: embedding, head and choice.
+    /// The fixed time of a token outside the blocks: embedding, head and choice.
     pub token_ps: f64,
 }
 
-/// The time of a product for each element of its weight, in picoseconds, by its rows.
+/// The time of a product for each element of its weight, in picoseconds, by the number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FewRows {
-    /// Of one row.
+    /// A product of one row.
     pub one_row_ps: f64,
-    /// Of eight rows.
+    /// A product of eight rows.
     pub eight_rows_ps: f64,
-    /// Of 32 rows: where more are, each takes the time of its arithmetic.
+    /// A product of 32 rows. Each further row takes the time of its arithmetic.
     pub most_rows_ps: f64,
 }
 
-/// The rows whose products are measured.
+/// The numbers of rows that are measured.
 pub const MEASURED_ROWS: [usize; 3] = [1, 8, 32];
 
 impl FewRows {
-    /// The time of an element of the weight in a product of `rows` rows: between two measured ones in proportion, and beyond the last
-    /// `a_row` for each.
+    /// The time of an element of the weight in a product of `rows` rows. It is interpolated between measured numbers of rows; each row
+    /// beyond the last of them adds `a_row`.
     #[expect(clippy::cast_precision_loss, reason = "a few rows")]
     pub(crate) fn element_ps(&self, rows: f64, a_row: f64) -> f64 {
         let [one, eight, most] = MEASURED_ROWS.map(|rows| rows as f64);
@@ -60,9 +60,9 @@ impl FewRows {
 /// Elements of weights, by the dtype in which they are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Elements {
-    /// Of f32.
+    /// Elements read as f32.
     pub f32: f64,
-    /// Of bf16 and of codes: those are counted as bf16.
+    /// Elements read as bf16 or as codes; codes are counted as bf16.
     pub narrow: f64,
 }
 
@@ -72,7 +72,7 @@ impl Elements {
         self.f32 + self.narrow
     }
 
-    /// These, and `elements` more of `dtype`.
+    /// These elements, and `elements` more of `dtype`.
     #[expect(clippy::cast_precision_loss, reason = "elements of a model")]
     pub fn with(self, elements: u64, dtype: DType) -> Self {
         match dtype {

@@ -1,4 +1,4 @@
-//! The bytes and the arithmetic of a model, counted by rehearsal: the one place that asks [`t5::step::count`].
+//! The bytes and the arithmetic of a model, counted by rehearsal. No other module asks [`t5::step::count`].
 
 mod moved;
 
@@ -21,7 +21,7 @@ use crate::names::{ACTIVATIONS, BOUNDARIES, CACHE, GRADIENTS, LOSS, PACKED, PARA
 use crate::processes::Processes;
 use crate::step_parts::Parts;
 
-/// Tensors that are held, by the name of their row.
+/// Bytes of tensors in memory, by the name of their row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     pub name: Name,
@@ -29,7 +29,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// As a row of the bill.
+    /// The row of the bill.
     pub fn row(&self, note: impl Into<String>) -> CostRow {
         CostRow::new(self.name.clone(), self.bytes, note)
     }
@@ -39,22 +39,22 @@ fn held(rows: impl IntoIterator<Item = (Name, u64)>) -> Vec<Held> {
     rows.into_iter().map(|(name, bytes)| Held { name, bytes }).collect()
 }
 
-/// An evaluation and a generation of some samples.
+/// Counts of an evaluation and of a generation over some samples. Every pair holds the evaluation first.
 #[derive(Debug)]
 pub struct Evaluated {
-    /// The tensors of each.
+    /// Tensors.
     pub rows: [Vec<Held>; 2],
-    /// Bytes of the host's memory of each, beside tensors on a device.
+    /// Bytes of the host's memory beside tensors on a device.
     pub on_host: [u64; 2],
-    /// The multiply-adds of each.
+    /// Multiply-adds.
     pub multiply_adds: [f64; 2],
-    /// Bytes of each with the weights of one operation, as [`InferenceCount::with_weights`].
+    /// Bytes including the weights of one operation, as [`InferenceCount::with_weights`].
     with_weights: [u64; 2],
 }
 
 impl Evaluated {
-    /// The tensors of each beside `at_a_time` bytes of weights, where each operation reads its own: the operation that holds most may be one
-    /// with few weights.
+    /// The tensors beside `at_a_time` bytes of weights, where each operation reads its own weights. The operation with the largest
+    /// workspace may have small weights, so the workspace is limited accordingly.
     pub fn beside_weights(&self, at_a_time: u64) -> [Vec<Held>; 2] {
         let mut rows = self.rows.clone();
         for (rows, all) in rows.iter_mut().zip(self.with_weights) {
@@ -66,21 +66,21 @@ impl Evaluated {
     }
 }
 
-/// A step.
+/// The bytes of a step.
 #[derive(Debug)]
 pub struct Step {
-    /// Its tensors at its peak, beside parameters that lie in memory.
+    /// Tensors at the step's peak, beside parameters that lie in memory.
     pub tensors: Vec<Held>,
-    /// Bytes of the host's memory beside tensors on a device: made for it, or on their way.
+    /// Bytes of the host's memory beside tensors on a device: operands that the host makes for it, and copies under way.
     pub on_host: u64,
-    /// Bytes of activations and gradients that wait in the host's memory.
+    /// Bytes of activations and gradients that are kept in the host's memory while the device does not need them.
     pub waiting: u64,
 }
 
-/// Many ask for the same.
+/// Shared, because many choices need the same counts.
 pub type EvaluationRows = Rc<Evaluated>;
 
-/// Samples and those of them that are answered, rows of logits at a time, and the answers.
+/// The key of an evaluation's counts: evaluated and answered samples, rows of logits at a time, and the answers.
 type EvaluationOf = ([usize; 2], usize, AnswerShape);
 
 /// Counts passes of one model in one precision, over samples of at most these lengths. Nothing is allocated.
@@ -91,12 +91,12 @@ pub struct Counter<'a> {
     longest: (usize, usize),
     passes: t5::step::count::Counter,
     place: Place,
-    /// Many choices ask for the same.
+    /// Counts made so far: many choices need the same ones.
     evaluated: RefCell<HashMap<EvaluationOf, EvaluationRows>>,
 }
 
 impl<'a> Counter<'a> {
-    /// Of passes that train nothing.
+    /// Counts passes that train nothing.
     ///
     /// # Errors
     /// A config that is not a T5's.
@@ -115,7 +115,7 @@ impl<'a> Counter<'a> {
         Self { model, activations, longest, passes, place: Place::Host, evaluated: RefCell::default() }
     }
 
-    /// The same for tensors at `place`.
+    /// The same counter for tensors at `place`.
     pub fn at(self, place: Place) -> Self {
         match place {
             Place::Host => self,
@@ -132,8 +132,8 @@ impl<'a> Counter<'a> {
         costs::parameters(self.model, dtype)
     }
 
-    /// Beside the parameters while they are loaded to `place`: a tensor that is read on the host, and on its way there. `stored` are the
-    /// files, where they are known.
+    /// Rows beside the parameters while they are loaded to `place`: a tensor that is read on the host, and its copy to `place`. `stored`
+    /// describes the model's files, if known.
     pub fn loading(&self, dtype: DType, place: Place, stored: Option<&StoredWeights>) -> Vec<CostRow> {
         let row = |of: costs::CostRow| CostRow::new(Name::new(of.name), of.bytes, "a tensor in transit");
         match place {
@@ -145,7 +145,7 @@ impl<'a> Counter<'a> {
         }
     }
 
-    /// The tensors of an evaluation of `samples` samples, and of a generation of such answers to `answered` of them.
+    /// The tensors of an evaluation of `samples` samples, and of generating such answers to `answered` of them.
     pub fn evaluation(
         &self,
         [samples, answered]: [usize; 2],
@@ -184,30 +184,30 @@ impl<'a> Counter<'a> {
         Rc::clone(rows)
     }
 
-    /// Bytes of the parameters in memory, where all lie there.
+    /// Bytes of the parameters, if all lie in memory.
     pub fn resident(&self, dtype: DType) -> Resident {
         let all = self.parameters(dtype);
         Resident { loading: all, saving: all, at_a_time: all }
     }
 
-    /// The weights that are where they are computed with only while they are worked on.
+    /// The weights that are at the place of computation only while they are used.
     pub fn paged(&self, levers: &Levers) -> Rc<WeightsOnDisk> {
         self.passes.weights_on_disk(levers)
     }
 
-    /// The same of a model that stays where it is stored. `later` are the bytes of tensors that are made once it is loaded.
+    /// Bytes of the parameters of a model that stays where it is stored. `later` are the bytes of tensors that are made after loading.
     pub fn resident_in_place(&self, stored: &StoredWeights, levers: &Levers, later: u64) -> Resident {
         let weights = self.passes.weights_on_disk(levers);
         self.resident_paged(&weights, weights.loading_in_place(stored, later))
     }
 
-    /// Of weights that are there a part at a time. Those of a device are loaded on the host, where `loading` is billed.
+    /// Bytes of weights that come a part at a time. Those of a device are loaded on the host, and `loading` is billed there.
     fn resident_paged(&self, weights: &WeightsOnDisk, loading: u64) -> Resident {
         let loading = if self.place == Place::Device { weights.always() } else { loading };
         Resident { loading, saving: weights.saving(), at_a_time: weights.at_a_time() }
     }
 
-    /// Bytes of weights that operations hold one after the other, where each reads its own from the files.
+    /// Bytes of weights in memory while operations follow each other; `None` unless each operation reads its own weights from the files.
     pub fn weights_of_an_operation(&self, levers: &Levers) -> Option<u64> {
         let weights = self.passes.weights_on_disk(levers);
         let comes_apart = levers.has_weights_by_matrix() && weights.all_come_apart();
@@ -219,21 +219,21 @@ impl<'a> Counter<'a> {
     }
 }
 
-/// Counts steps of a model of which some parameters train.
+/// Counts steps of a model. Some of its parameters may be frozen.
 pub struct StepCounter<'a> {
     of_model: Counter<'a>,
     batch_samples: usize,
-    /// Bytes of the parameters where all lie in memory.
+    /// Bytes of the parameters if all lie in memory.
     parameters: u64,
     square_sums: u64,
     gradients: DType,
     freezes: bool,
     state_on_disk: Option<StateOnDisk>,
-    /// Bytes of the host's memory that the update of a parameter on a device takes, at most.
+    /// The most bytes of the host's memory that the update of a parameter on a device takes.
     update_on_host: u64,
 }
 
-/// Bytes of the parameters in memory in the phases of a run.
+/// Bytes of the parameters in memory, by the phases of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
     /// While the model is loaded or made.
@@ -245,7 +245,7 @@ pub struct Resident {
 }
 
 impl<'a> StepCounter<'a> {
-    /// Of steps over `batch_samples` samples.
+    /// Counts steps over `batch_samples` samples.
     ///
     /// # Errors
     /// An unknown item in `freeze`, or everything frozen.
@@ -291,7 +291,7 @@ impl<'a> StepCounter<'a> {
         self.of_model.passes.pages_weights(levers)
     }
 
-    /// The same for tensors at `place`. On a device the trainer's options say what an update holds.
+    /// The same counter for tensors at `place`. On a device, `options` determines the host's memory for an update.
     pub fn at(self, place: Place, options: &TrainerOptions) -> Self {
         if place == Place::Host {
             return self;
@@ -318,12 +318,12 @@ impl<'a> StepCounter<'a> {
         self.freezes
     }
 
-    /// Bytes of all gradients where they exist together.
+    /// Bytes of all gradients, if they exist together.
     pub fn gradient_bytes(&self) -> u64 {
         self.of_model.passes.trained().gradient_bytes(self.gradients)
     }
 
-    /// The optimizer's state where its large moments lie in a file, if it has any.
+    /// The optimizer's state with its large moments in a file; `None` if it has no large moments.
     pub fn state_on_disk(&self) -> Option<StateOnDisk> {
         self.state_on_disk
     }
@@ -332,12 +332,12 @@ impl<'a> StepCounter<'a> {
         self.gradients
     }
 
-    /// Bytes of the sums of squares of every gradient.
+    /// Bytes of the sums of squares of all gradients.
     pub fn square_sums(&self) -> u64 {
         self.square_sums
     }
 
-    /// A step with these levers, at its peak, beside parameters that lie in memory.
+    /// The bytes of a step with these levers at its peak, beside parameters that lie in memory.
     pub fn training(&self, levers: &Levers) -> Step {
         let count = self.of_model.passes.step(self.batch(), levers);
         let saved = if levers.layer_major.is_some() { BOUNDARIES } else { ACTIVATIONS };
@@ -353,17 +353,17 @@ impl<'a> StepCounter<'a> {
         Step { tensors, on_host, waiting }
     }
 
-    /// Bytes of the host's memory that copies go through beside what a device computes, and weights on their way from files.
+    /// Bytes of the host's pinned memory for copies that overlap computation, and for weights read from files.
     pub fn pinned(&self, levers: &Levers) -> u64 {
         let Some(layers) = levers.layer_major.filter(|_| self.of_model.place == Place::Device) else { return 0 };
-        // A base that nobody trains may lie in its own files, wherever others wait.
+        // A frozen base may stay in its own files, even if other tensors are kept in the host's memory.
         let are_in_files = !layers.in_host_memory || self.of_model.model.lora.is_some();
         let reads_files = layers.weights_on_disk && are_in_files;
         if layers.copies_overlap || reads_files { t5_ops::copies::STAGING_BYTES } else { 0 }
     }
 
-    /// Bytes in the host's memory of the largest tensor on its way between a device and where it waits. One that waits in memory is there
-    /// already, and of others the next one is read ahead.
+    /// Bytes in the host's memory of the largest tensor on its way between a device and its place outside. A tensor kept in the host's
+    /// memory needs no extra bytes. Of tensors in files, the next one is read ahead.
     fn in_transit(&self, levers: &Levers) -> u64 {
         let Some(layers) = levers.layer_major.filter(|_| self.of_model.place == Place::Device) else { return 0 };
         let passes = &self.of_model.passes;
@@ -379,7 +379,8 @@ impl<'a> StepCounter<'a> {
         weights.max(moments).max(gradients).max(activations)
     }
 
-    /// Bytes of the largest tensor that a block saves of a micro-batch: as wide as the feed-forward, where that is saved.
+    /// Bytes of the largest tensor that a block saves of a micro-batch. It is as wide as the feed-forward layer if the block saves that
+    /// layer's activations.
     fn largest_activation(&self, levers: &Levers) -> u64 {
         let t5::Config { d_model, d_ff, num_heads, d_kv, .. } = *self.of_model.model;
         let keeps_all =
@@ -390,8 +391,8 @@ impl<'a> StepCounter<'a> {
         (tokens * width * self.of_model.activations.size_in_bytes()) as u64
     }
 
-    /// Bytes of weights and moments that stay in the host's memory because they are off the device; of a frozen `base` those that are no part
-    /// of its own files.
+    /// Bytes of weights and moments that stay in the host's memory because they are off the device. Of a frozen `base`, tensors that stay
+    /// in its own files do not count.
     pub fn off_the_card(&self, levers: &Levers, base: Option<&StoredWeights>, parameters: DType) -> u64 {
         let Some(layers) = levers.layer_major.filter(|layers| layers.in_host_memory) else { return 0 };
         let passes = &self.of_model.passes;
@@ -401,22 +402,22 @@ impl<'a> StepCounter<'a> {
         moments + if layers.weights_on_disk { weights() } else { 0 }
     }
 
-    /// A step with these levers from moment to moment.
+    /// The moments of a step with these levers, in order.
     pub fn timeline(&self, levers: &Levers) -> Vec<Moment> {
         self.of_model.passes.timeline(self.batch(), levers)
     }
 
-    /// The requests of a step with these levers to a card.
+    /// The requests that a step with these levers sends to a card.
     pub fn calls(&self, levers: &Levers, options: &TrainerOptions) -> Calls {
         self.of_model.passes.calls(self.batch(), levers, &|specs| trainer::costs::update_on_device(options, specs))
     }
 
-    /// The requests of the passes of a micro-batch to a card, as if it were not recorded.
+    /// The requests that the passes of a micro-batch send to a card if it is not recorded.
     pub fn pass_calls(&self, levers: &Levers) -> PassCalls {
         self.pass_calls_in(self.batch(), levers)
     }
 
-    /// The same of a micro-batch of these samples, and source and target tokens.
+    /// The requests that the passes of a micro-batch of these samples, source and target tokens send to a card if it is not recorded.
     pub fn pass_calls_of(&self, samples: usize, longest: (usize, usize), levers: &Levers) -> PassCalls {
         let (source_tokens, target_tokens) = longest;
         self.pass_calls_in(Shape { samples, source_tokens, target_tokens }, levers)
@@ -424,13 +425,13 @@ impl<'a> StepCounter<'a> {
 
     fn pass_calls_in(&self, batch: Shape, levers: &Levers) -> PassCalls {
         let PassCalls { blocks, head } = self.of_model.passes.pass_calls(batch, levers);
-        // All micro-batches ask for as much.
+        // All micro-batches make the same number of requests.
         let parts = levers.layer_major.map_or(1, |_| levers.micro_batches(batch.samples)).max(1) as u64;
         let Calls { launches, products, .. } = blocks;
         PassCalls { blocks: Calls { launches: launches / parts, products: products / parts, ..Calls::default() }, head }
     }
 
-    /// The requests of a step beside those of its passes: of the update, of gradients that are begun, and of copies of weights.
+    /// The requests of a step outside its passes: updates, the start of gradients, and copies of weights.
     pub fn update_calls(&self, levers: &Levers, options: &TrainerOptions) -> Calls {
         let PassCalls { blocks, head } = self.pass_calls(levers);
         let all = self.calls(&Levers { repeats: false, ..*levers }, options);
@@ -445,7 +446,7 @@ impl<'a> StepCounter<'a> {
         self.of_model.passes.is_recordable()
     }
 
-    /// The bytes by which recorded micro-batches raise the peak of a step above [`StepCounter::training`].
+    /// The bytes that recorded micro-batches add to the peak of [`StepCounter::training`].
     pub fn recorded_beside(&self, levers: &Levers) -> u64 {
         self.of_model.passes.recorded_beside(self.batch(), levers)
     }
@@ -455,13 +456,13 @@ impl<'a> StepCounter<'a> {
         self.of_model.passes.moves(micro_batches, levers)
     }
 
-    /// Bytes of the parameters in memory in other phases of a run. A frozen `base` stays where it is stored. `state` are the bytes of the
-    /// optimizer's state, which is made once the model is loaded.
+    /// Bytes of the parameters in memory in the other phases of a run. A frozen `base` stays where it is stored. `state` are the bytes of
+    /// the optimizer's state, which is made after the model is loaded.
     pub fn resident(&self, levers: &Levers, base: Option<&StoredWeights>, state: u64) -> Resident {
         if self.pages_weights(levers) {
             let weights = self.of_model.passes.weights_on_disk(levers);
             if let Some(base) = base {
-                // What is saved is the adapter.
+                // Only the adapter is saved.
                 return Resident { saving: weights.always(), ..self.of_model.resident_in_place(base, levers, state) };
             }
             return self.of_model.resident_paged(&weights, weights.loading(state));
@@ -469,12 +470,12 @@ impl<'a> StepCounter<'a> {
         Resident { loading: self.parameters, saving: self.parameters, at_a_time: self.parameters }
     }
 
-    /// Bytes of weights that a step of `micro_batches` micro-batches reads, with these levers, from the files that they lie in.
+    /// Bytes of weights that a step of `micro_batches` micro-batches with these levers reads from files.
     pub fn weights_read(&self, levers: &Levers, micro_batches: usize) -> u64 {
         self.of_model.passes.weights_read(self.batch(), levers).in_micro_batches(micro_batches)
     }
 
-    /// Bytes of a table that comes by rows that each micro-batch reads. [`StepCounter::weights_read`] includes them.
+    /// Bytes that each micro-batch reads of a table that comes by rows. [`StepCounter::weights_read`] includes them.
     pub fn table_read(&self, levers: &Levers) -> u64 {
         self.of_model.passes.table_read(self.batch(), levers)
     }
@@ -495,14 +496,14 @@ impl<'a> StepCounter<'a> {
         (of_blocks + of_head) * DType::BF16.size_in_bytes() as u64
     }
 
-    /// Elements that a micro-batch does not cast with these levers, less those that are cast after an update, of which a micro-batch is so
-    /// large a part.
+    /// Elements whose casts a micro-batch is spared with these levers. Casts after an update are subtracted; `part` is the micro-batch's
+    /// share of the step.
     #[expect(clippy::cast_precision_loss, reason = "elements of a model")]
     pub fn spared_casts(&self, levers: &Levers, part: f64) -> Parts {
         let CopiedWeights { of_blocks, of_head, .. } = self.copied_weights(levers);
         let blocks = self.blocks();
         let recomputed = levers.recompute_blocks.min(blocks) as f64 / blocks.max(1) as f64;
-        // A block that backward visits twice is computed again in both passes.
+        // A block that backward visits twice is computed again in both visits.
         let again = match levers.layer_major {
             Some(layers) if layers.goes_twice(blocks) => 3.0,
             _ => recomputed,
@@ -524,8 +525,8 @@ impl<'a> StepCounter<'a> {
     }
 }
 
-/// The counter of one of several processes, each of which holds its own of gradients or weights. Shares are about as large, and all
-/// processes count the one that takes most: so they choose among the same plans.
+/// The counter of one of several processes that divide gradients or weights among them. Shares have about the same size. All processes
+/// count the largest share, so they choose the same plan.
 fn among(
     passes: t5::step::count::Counter,
     model: &t5::Config,

@@ -17,10 +17,10 @@ pub enum Error {
     /// The machine's memory cannot be read.
     #[error(transparent)]
     Probe(#[from] memory_policy::ProbeError),
-    /// The job asks for something that only a device has, and tensors lie on the host.
+    /// The job asks for a setting that exists only on a device, and tensors lie on the host.
     #[error("{what} is for cards, and tensors are on the CPU")]
     OnADeviceAlone {
-        /// What it asks for, by the names of its key and its flag.
+        /// The setting, by the names of its key and its flag.
         what: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Where the batches of a step come from, and the ways to feed it that follow.
+//! The source of a step's batches, and the ways to feed a step from it.
 
 use memory_policy::CostRow;
 
@@ -17,18 +17,18 @@ use crate::without_datasets::Rows;
 pub enum Feed<'a> {
     /// Rows of a dataset.
     Rows(Rows<'a>),
-    /// Rows of a dataset that is not known yet: batches of samples of these tokens are counted.
+    /// Rows of a dataset that is not known yet: batches of samples with this many tokens are counted.
     Unknown {
         /// Samples of a batch.
         samples: usize,
         /// Source and target tokens together.
         tokens: usize,
     },
-    /// Nothing that is held: samples come from elsewhere.
+    /// Samples come from elsewhere, and the loader holds nothing.
     Given,
 }
 
-/// A batch of token ids, as the loader will state it once there are rows.
+/// The bytes of a batch of token ids, as the loader will count them once there are rows.
 const fn batch_bytes(samples: u64, tokens: u64) -> u64 {
     samples * (4 * tokens + 96)
 }
@@ -36,7 +36,7 @@ const fn batch_bytes(samples: u64, tokens: u64) -> u64 {
 #[cfg(feature = "datasets")]
 const _: () = assert!(batch_bytes(128, 4096) == dataloader::batch_bytes(128, 4096));
 
-/// The ways to feed a step, those that the pins leave.
+/// The ways to feed a step that the pins allow.
 pub(crate) fn choices(feed: &Feed<'_>, pins: &Pins) -> Vec<FeedingChoice> {
     match feed {
         Feed::Rows(rows) => rows.choices(pins),

@@ -1,4 +1,4 @@
-//! A way to feed a step: how far ahead batches are made, by how many threads, and what the dataset keeps in memory.
+//! A way to feed a step: batches made ahead, threads that make them, and the data that the dataset keeps in memory.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub enum DatasetResidency {
     /// Every row, decoded.
     InMemory,
-    /// The blocks read last, up to this many bytes.
+    /// The blocks read last, up to a number of bytes.
     RowGroupCache {
         /// The most that the cache may hold.
         bytes: Bytes,
@@ -22,7 +22,7 @@ pub enum DatasetResidency {
 }
 
 impl DatasetResidency {
-    /// The word that pins it.
+    /// The word that pins this residency.
     pub fn name(&self) -> &'static str {
         match self {
             Self::InMemory => "in_memory",
@@ -58,7 +58,7 @@ impl Setting for Feeding {
     }
 
     fn levers(&self) -> Vec<(&'static str, String)> {
-        // They are offered together.
+        // Both settings are offered together.
         vec![("loader", self.in_words())]
     }
 

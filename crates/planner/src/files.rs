@@ -1,5 +1,4 @@
-//! Files that stand in for memory: where they lie, how much is written to them, and how much of that the system keeps in
-//! memory beside the run.
+//! Files that replace memory: their place, the bytes written to them, and the part that the system keeps in the page cache beside the run.
 
 use std::path::Path;
 
@@ -8,47 +7,47 @@ use t5::LayerMajor;
 
 use crate::Plan;
 
-/// Bytes that a step writes to files.
+/// Bytes that a step writes to files, reads from them, or copies to and from a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// Activations, gradients and moments: written once and read once.
     pub once: u64,
-    /// Weights: read in forward, in backward and to be changed, and written.
+    /// Weights: read in forward, in backward and for the update, and then written.
     pub weights: u64,
     /// Frozen weights, which are only read.
     pub frozen: u64,
-    /// The same as often as a step reads them.
+    /// Frozen weights, counted each time that a step reads them.
     pub read: u64,
-    /// Of frozen weights that come one by one, what each micro-batch reads. It does not depend on the micro-batch's samples.
+    /// Frozen weights that come one by one: the bytes that each micro-batch reads. They do not depend on the micro-batch's samples.
     pub read_by_micro_batch: u64,
-    /// All that is copied between the host and a device.
+    /// All bytes that are copied between the host and a device.
     pub over_the_bus: u64,
-    /// Of these, what is copied while a block is computed.
+    /// The part of `over_the_bus` that is copied while a block is computed.
     pub behind: u64,
-    /// Of those behind a block, and of all others, the bytes that go one way while as many or more go the other way.
+    /// Bytes of copies that overlap with as many bytes or more in the other direction: those behind a block, and all others.
     pub both_ways: [u64; 2],
-    /// Of what is copied, the bytes whose place on the host is page-locked memory.
+    /// The part of `over_the_bus` that is copied from or to page-locked memory of the host.
     pub locked: u64,
 }
 
 impl Written {
-    /// The bytes of `count` micro-batches. Each also reads `of_table` bytes of a table that comes by rows.
+    /// The bytes of `count` micro-batches. Each micro-batch also reads `of_table` bytes of a table that comes by rows.
     #[must_use]
     pub fn in_micro_batches(self, count: usize, of_table: u64) -> Self {
         let by_micro_batch = self.read_by_micro_batch + of_table;
         Self { read: self.read + by_micro_batch * count as u64, read_by_micro_batch: 0, ..self }
     }
 
-    /// Of all kinds that are written.
+    /// All bytes that are written.
     pub fn total(self) -> u64 {
         self.once + self.weights
     }
 }
 
-/// The percentage of free memory that files may fill before Linux makes those who write them wait: `vm.dirty_ratio` as it comes.
+/// The percentage of free memory that written files may fill before Linux makes the writing process wait: the default of `vm.dirty_ratio`.
 pub(crate) const UNWRITTEN_PERCENT: u64 = 20;
 
-/// Where a run's files lie, and how much of them the system keeps in memory beside it.
+/// The directory of a run's files, and how much of them the system keeps in memory beside the run.
 pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
     let memory = memory_for_each(memory_beside(now, plan), plan.step.levers.layer_major.as_ref());
     let weight_blocks_in_memory = plan.step.levers.weight_blocks_in_memory();
@@ -65,7 +64,7 @@ pub fn files(directory: &Path, now: &MemorySnapshot, plan: &Plan) -> t5::Files {
     }
 }
 
-/// The share of the memory for files that activations take; gradients, weights and moments take as much each.
+/// The share of the memory for files that each kind gets: activations, gradients, weights and moments share equally.
 fn memory_for_each(memory: Bytes, layers: Option<&LayerMajor>) -> Bytes {
     let kinds = |layers: &LayerMajor| {
         let LayerMajor { boundaries_on_disk, gradients_on_disk, weights_on_disk, optimizer_on_disk, .. } = *layers;
@@ -75,12 +74,12 @@ fn memory_for_each(memory: Bytes, layers: Option<&LayerMajor>) -> Bytes {
     Bytes(memory.0 / kinds.max(1))
 }
 
-/// Bytes of files that stay in memory beside a process that holds `held` bytes.
+/// Bytes of files that stay in the page cache beside a process that holds `held` bytes.
 pub fn memory_for_files(now: &MemorySnapshot, held: Bytes) -> Bytes {
     now.ceiling().saturating_sub(held).percent(UNWRITTEN_PERCENT)
 }
 
-/// Bytes of files that stay in memory beside a plan, which may need far less than its budget.
+/// Bytes of files that stay in the page cache beside a plan, which may need far less than its budget.
 pub fn memory_beside(now: &MemorySnapshot, plan: &Plan) -> Bytes {
     memory_for_files(now, plan.predicted_peak + headroom(plan.predicted_peak))
 }

@@ -1,7 +1,7 @@
-//! Inference as choices: samples at a time, rows of logits at a time, and where the weights lie.
+//! The choices of inference: samples at a time, rows of logits at a time, and the place of the weights.
 //!
-//! The levers are those of a step, from the same table. Weights in a file are read where the model's own files have them;
-//! those that are stored in another dtype are copied to a file first.
+//! The levers come from the table of a step's levers. Weights in a file are read from the model's own files. Weights stored in another
+//! dtype are first copied to a file.
 
 use candle_core::DType;
 use memory_policy::{Bytes, CostRow, Name, Phase, Place};
@@ -20,7 +20,7 @@ use crate::prices::{READ, READ_FROM_DISK};
 use crate::reading_bytes::Reading;
 use crate::{Job, StepChoice, place};
 
-/// The ways of inference. `memory_for_reading`: what the system may keep in memory of files that are read.
+/// The choices of inference. `memory_for_reading`: bytes of files that the system may keep in memory while they are read.
 pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>, memory_for_reading: Bytes) -> Result<Vec<StepChoice>> {
     let counter = Counter::new(job.model, inference.parameters, inference.activations, job.longest)?.at(job.place);
     let specs = ParameterSpec::all(job.model);
@@ -31,10 +31,10 @@ pub(crate) fn offer(job: &Job<'_>, inference: &Inference<'_>, memory_for_reading
     Ok(choices)
 }
 
-/// A copy to a device takes some ten microseconds before its first byte. At 10 GB/s this many bytes take that long.
+/// A copy to a device takes about ten microseconds before its first byte. At 10 GB/s this many bytes take that long.
 const COPY_BYTES: u64 = 100_000;
 
-/// The part that all choices share.
+/// The values that all choices share.
 struct Offer<'a> {
     job: &'a Job<'a>,
     inference: &'a Inference<'a>,
@@ -44,10 +44,10 @@ struct Offer<'a> {
 }
 
 impl Offer<'_> {
-    /// The combinations of the levers that inference has. It goes through the layers once, like a step that goes layer by
-    /// layer and trains nothing.
+    /// The combinations of inference's levers. Inference goes through the layers once, like a step that goes layer by layer and trains
+    /// nothing.
     fn levers(&self) -> Vec<Levers> {
-        // A pinned micro-batch is a step's: how many samples inference takes, it was told itself.
+        // A pinned micro-batch is meant for a step. The number of samples in inference is a setting of its own.
         let mut pins = Pins::default();
         let pinned = [&LOSS_CHUNK_ROWS, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY, &WEIGHTS_AT_A_TIME, &OFFLOAD_TO];
         for lever in pinned.map(|lever| lever.name) {
@@ -95,7 +95,7 @@ impl Offer<'_> {
             let on_host = place::staging(on_host.max(self.in_transit(levers).unwrap_or(0)));
             Phase { name, rows: rows.chain(on_host).chain(self.off_the_card(levers)).collect() }
         };
-        // Where weights lie in a file, what is on its way is counted with them. No row is read before the model is there.
+        // If weights lie in a file, their rows include the transit buffer. No row is read before the model is loaded.
         let reads_no_weights = levers.has_weights_on_disk() && levers.weight_blocks_in_memory() == 0;
         let transit: Vec<CostRow> = match self.in_transit(levers) {
             Some(bytes) => place::staging(bytes).into_iter().chain(self.off_the_card(levers)).collect(),
@@ -127,17 +127,17 @@ impl Offer<'_> {
         }
     }
 
-    /// Bytes in the host's memory of a weight on its way to a device; none where weights are there, or there is no device.
+    /// Bytes in the host's memory of a weight on its way to a device; `None` if weights stay on the device, or if there is none.
     fn in_transit(&self, levers: &Levers) -> Option<u64> {
         let is_off = self.job.place == Place::Device && levers.has_weights_on_disk();
         let paged = || self.counter.paged(levers);
         let stored = self.inference.stored.as_ref();
         let in_place = || stored.map_or(0, |stored| paged().in_transit_in_place(stored));
-        // One in a file goes through pieces.
+        // A weight in a file is copied in pieces.
         is_off.then(|| paged().largest().max(in_place()).max(t5_ops::copies::STAGING_BYTES))
     }
 
-    /// Weights that are copied to the host's memory because they are off a device.
+    /// The row of weights that are copied to the host's memory because they are off a device.
     fn off_the_card(&self, levers: &Levers) -> Option<CostRow> {
         let copied = self.inference.stored.filter(|_| levers.has_host_memory());
         place::off_the_card(copied.map_or(0, |stored| stored.copied(self.inference.parameters)))
@@ -151,7 +151,7 @@ impl Offer<'_> {
         }
     }
 
-    /// Where the parameters lie.
+    /// The place of the parameters, in words.
     fn note(&self, levers: &Levers) -> String {
         let dtype = self.inference.parameters;
         let kept_in = if dtype == DType::BF16 { "bf16" } else { "f32" };
@@ -166,8 +166,9 @@ impl Offer<'_> {
         place::note_of_weights(&format!("{kept_in}, {file}"), self.job.place, levers)
     }
 
-    /// The share of an answer's arithmetic that is the encoder's, by weights and tokens. A card's fixed costs are large: the encoder has all
-    /// tokens of a source at once, and they are its own. Of the processor's, which are small, the decoder's few rows stand for all.
+    /// The encoder's share of an answer's arithmetic, by weights and tokens. On a card, whose fixed costs are large, the encoder's are
+    /// counted apart: it computes all tokens of a source at once. A processor's fixed costs are small, so the decoder's few rows stand for
+    /// all.
     #[expect(clippy::cast_precision_loss, reason = "bytes and tokens are far below 2^53")]
     fn share_of_encoder(&self, source_tokens: f64, new_rows: f64) -> f64 {
         if self.job.place == Place::Host {
@@ -187,7 +188,7 @@ impl Offer<'_> {
         let elsewhere = weights_elsewhere(self.job.model, &self.specs, self.inference.parameters, levers);
         let bus = if self.job.place == Place::Device { prices.bus_byte } else { 0.0 };
         let [encoder, decoder] = bringing(elsewhere, self.memory_for_reading, prices.file_byte, bus);
-        // As in a step, a product takes the time of so many tokens beside its arithmetic.
+        // As in a step, a product has a fixed cost in the time of so many tokens.
         let pass = |multiply_adds: f64, tokens: f64| multiply_adds * (1.0 + prices.overhead_tokens / tokens);
         let loss = if self.inference.has_targets {
             let keeps = self.job.place == Place::Device || t5_ops::keeps_logits(DType::F32, levers.loss_chunk_rows);
@@ -201,22 +202,22 @@ impl Offer<'_> {
         let in_encoder = generation * self.share_of_encoder(source_tokens as f64, new_tokens * rows);
         let encoding = pass(in_encoder, samples * source_tokens.max(1) as f64);
         let decoding = pass(generation - in_encoder, samples * rows);
-        // The decoder is read for each token.
+        // The decoder's weights are read for each token.
         let answers = encoding + decoding + encoder + decoder * new_tokens;
         (loss + answers) / samples
     }
 }
 
-/// Weights of one of the stacks.
+/// Weights of the encoder or of the decoder.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StackWeights {
-    /// Their bytes.
+    /// Bytes.
     bytes: u64,
-    /// The bytes whose time their way to a device takes.
+    /// Bytes, plus [`COPY_BYTES`] for each weight: they give the time of copying to a device.
     copied: u64,
 }
 
-/// The weights of such parts: those that a pass of the encoder reads, and those that each token of an answer needs.
+/// The weights of the parts that `is_one` selects: those that a pass of the encoder reads, and those that each token of an answer needs.
 fn weights(specs: &[ParameterSpec], dtype: DType, is_one: impl Fn(Part) -> bool) -> [StackWeights; 2] {
     let mut of = [StackWeights::default(); 2];
     for spec in specs.iter().filter(|spec| is_one(spec.part)) {
@@ -228,7 +229,7 @@ fn weights(specs: &[ParameterSpec], dtype: DType, is_one: impl Fn(Part) -> bool)
     of
 }
 
-/// The weights that are brought to where they are computed with each time that they are needed.
+/// The weights that are copied to the place of computation each time that they are needed.
 pub(crate) fn weights_elsewhere(
     model: &t5::Config,
     specs: &[ParameterSpec],
@@ -239,8 +240,8 @@ pub(crate) fn weights_elsewhere(
     weights(specs, dtype, |part| levers.has_weights_on_disk() && !stays(part))
 }
 
-/// The time of bringing them, where the system may keep `memory` bytes of files in memory. `file_byte` is the time of a byte that is written to a
-/// file and read back, and `bus_byte` that of one that is copied to a device.
+/// The time of copying these weights, where the system may keep `memory` bytes of files in memory. `file_byte` is the time of a byte that
+/// is written to a file and read back, and `bus_byte` the time of a byte that is copied to a device.
 #[expect(clippy::cast_precision_loss, reason = "bytes are far below 2^53")]
 pub(crate) fn bringing(elsewhere: [StackWeights; 2], memory: Bytes, file_byte: f64, bus_byte: f64) -> [f64; 2] {
     let bytes = elsewhere.iter().map(|weights| weights.bytes).sum::<u64>();
@@ -295,7 +296,7 @@ mod tests {
         assert_eq!(plans[0].step.evaluation_samples, 8);
         assert!(plans[3].step.evaluation_samples < 8);
         assert!(words(&plans[3]).contains("in the model's own files; one matrix at a time in memory"));
-        // Where weights have to be in memory, they are billed whole.
+        // If weights must stay in memory, the bill has all of them.
         let refused = planned(&inference(DType::F32, None), 200, &Pins::default());
         let Err(crate::Error::DoesNotFit(refusal)) = refused else { panic!("60 M parameters do not fit 200 MiB") };
         assert!(refusal.smallest_budget > Bytes(60_506_624 * 4));
@@ -323,7 +324,7 @@ mod tests {
         for row in [LOSS, WORKSPACE] {
             assert_eq!(bytes(&few, EVALUATION, row.clone()), bytes(&whole, EVALUATION, row), "{}", few.bill);
         }
-        // What is compared are times of a sample, whoever is answered.
+        // The compared times are times of a sample, and do not depend on the number of answered rows.
         assert_eq!(few.relative_time.to_bits(), whole.relative_time.to_bits());
     }
 
@@ -357,7 +358,7 @@ mod tests {
         t5_ops::window_bytes((32_128, 512), dtype).max((2048 * 512 * dtype.size_in_bytes()) as u64)
     }
 
-    /// The words of the parameters' row.
+    /// The note of the parameters' row.
     fn words(plan: &Plan) -> String {
         let row = plan.bill.rows.iter().find(|row| row.name == PARAMETERS);
         row.map(|row| row.note.clone()).unwrap_or_default()
@@ -370,7 +371,7 @@ mod tests {
             _ => panic!("25 MiB are too few"),
         };
         let [whole, half] = [DType::F32, DType::BF16].map(|dtype| smallest(&inference(dtype, Some(testing::STORED))));
-        // The two tables of relative positions stay in memory all along.
+        // The two tables of relative positions always stay in memory.
         let tables = 2 * 32 * 8 * 2;
         assert_eq!(whole.saturating_sub(half), Bytes(at_a_time(DType::F32) - at_a_time(DType::BF16) + tables));
         let copied = StoredWeights { copied_bytes: [0, 120 << 20], copying_bytes: [0, 240 << 20], ..testing::STORED };
@@ -385,7 +386,7 @@ mod tests {
     fn memory_that_is_left_keeps_blocks_of_weights_those_of_the_decoder_first() {
         let on_disk = Pins::default().with(WEIGHT_OFFLOAD.name, Value::Word("disk"));
         let kept = |plan: &Plan| plan.step.levers.weight_blocks_in_memory();
-        // The system has no memory for files beside these budgets.
+        // Beside these budgets the system has no memory for files.
         let planned = |mib: u64, pins: &Pins| {
             let model = t5::Config::preset("t5-small").expect("a preset");
             let now = MemorySnapshot { rss: Bytes::mib(20), available: Bytes::mib(mib), ..MemorySnapshot::default() };
@@ -396,12 +397,12 @@ mod tests {
         let budgets = [52, 82, 112, 142, 172];
         let plans = budgets.map(|mib| planned(mib, &on_disk));
         let blocks = plans.each_ref().map(kept);
-        // The encoder is read once for an answer, and keeping it buys no time.
+        // The encoder is read once for an answer, so keeping it in memory saves no time.
         assert_eq!(blocks, [0, 2, 4, 6, 6]);
         for (mib, plan) in budgets.into_iter().zip(&plans) {
             assert!(plan.predicted_peak <= Bytes::mib(mib));
             assert!(plan.relative_time <= plans[0].relative_time);
-            // A block of the decoder has 16 MiB, one of the encoder 12.
+            // A block of the decoder has 16 MiB, a block of the encoder 12.
             let weights = plan.bill.rows.iter().find(|row| row.name == PARAMETERS).map_or(0, |row| row.bytes.0);
             let of_decoder = kept(plan).min(6) as u64;
             let of_encoder = kept(plan) as u64 - of_decoder;

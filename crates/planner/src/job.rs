@@ -1,4 +1,4 @@
-//! The job: what is computed, over what, within which budget.
+//! The job: the computation, its data, and its budget.
 
 use candle_core::DType;
 use memory_policy::{Budget, Budgets, Bytes, CostRow, Place};
@@ -19,7 +19,7 @@ pub struct Job<'a> {
     pub model: &'a t5::Config,
     /// The work.
     pub work: Work<'a>,
-    /// Samples of an optimizer step; in inference, samples at a time, at most.
+    /// Samples of an optimizer step; in inference, the most samples at a time.
     pub samples: usize,
     /// The longest source and target in tokens.
     pub longest: (usize, usize),
@@ -31,9 +31,9 @@ pub struct Job<'a> {
     pub pins: &'a Pins,
     /// The loader and dataset of a step.
     pub feed: Feed<'a>,
-    /// The process's own memory, for people.
+    /// A note about the process's own memory, for the bill.
     pub process_note: &'a str,
-    /// The time that levers cost on this machine.
+    /// The prices of levers on this machine.
     pub prices: Prices,
 }
 
@@ -49,21 +49,21 @@ pub enum Work<'a> {
 /// The settings of training beside those of the job.
 #[derive(Clone)]
 pub struct Training<'a> {
-    /// How it trains.
+    /// Options of the trainer.
     pub options: &'a TrainerOptions,
-    /// Bytes that the whole run may write to files in place of memory, where no pin says so.
+    /// Bytes that the whole run may write to files in place of memory, unless a pin asks for files.
     pub disk_writes: u64,
     /// The evaluation between steps, if any.
     pub evaluation: Option<Evaluation<'a>>,
     /// Whether checkpoints are saved.
     pub saves: bool,
-    /// Which of the ways to carry out a step are wanted.
+    /// The choices that the caller wants.
     pub wanted: Wanted<'a>,
-    /// The files of a base that is frozen beside an adapter and can be read where it is stored.
+    /// The files of a base that is frozen beside an adapter, if they can be read where they are stored.
     pub base: Option<StoredWeights>,
     /// The processes that train together.
     pub processes: Processes,
-    /// Source and target tokens of some rows of the run; none where all are as long as they may be.
+    /// Source and target tokens of some rows of the run; empty if all rows are as long as allowed.
     pub lengths: &'a [(usize, usize)],
 }
 
@@ -74,7 +74,7 @@ pub struct Evaluation<'a> {
     pub answer: AnswerShape,
     /// How many rows are evaluated and answered.
     pub counts: RowCounts,
-    /// The rows that it reads, where they are known.
+    /// The rows that the evaluation reads, if known.
     pub rows: Option<EvaluatedRows<'a>>,
 }
 
@@ -91,7 +91,7 @@ pub struct Inference<'a> {
     pub activations: DType,
     /// Dtype in which parameters are kept.
     pub parameters: DType,
-    /// The weights in the model's files, where they may stay there. `None`: they have to be in memory.
+    /// The weights in the model's files, if they may stay there. `None`: they must be in memory.
     pub stored: Option<StoredWeights>,
     /// The answers.
     pub answer: AnswerShape,
@@ -99,23 +99,24 @@ pub struct Inference<'a> {
     pub counts: RowCounts,
     /// Whether losses are computed, too.
     pub has_targets: bool,
-    /// The rows that are read, where they come from a dataset.
+    /// The rows that are read, if they come from a dataset.
     pub rows: Option<EvaluatedRows<'a>>,
-    /// What the program holds beside, in every phase.
+    /// Rows of the program's other memory, in every phase.
     pub beside: Vec<CostRow>,
 }
 
-/// Which of the ways to carry out a step are wanted.
+/// The choices that the caller wants.
 #[derive(Clone, Copy)]
 pub enum Wanted<'a> {
-    /// All, to be explained.
+    /// All choices, for an explanation.
     All,
-    /// Those that some budget would take, and this plan's: little memory, for who plans within a budget that holds already.
+    /// The choices that some budget would take, and the choice of this plan. They take little memory, for planning within a budget that is
+    /// already in use.
     Undominated(Option<&'a Plan>),
 }
 
 impl<'a> Job<'a> {
-    /// Inference over at most `samples` samples at a time, of at most these source and target tokens.
+    /// A job of inference over at most `samples` samples at a time, with at most these source and target tokens.
     pub fn of_inference(
         model: &'a t5::Config,
         inference: Inference<'a>,
@@ -138,7 +139,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// So many bytes, or a share of what is available.
+/// A budget of this many bytes, or a share of the available memory.
 pub fn budget_of(bytes: Option<u64>) -> Budget {
     bytes.map_or(Budget::ShareOfAvailable, |bytes| Budget::Explicit(Bytes(bytes)))
 }

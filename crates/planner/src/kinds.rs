@@ -1,17 +1,17 @@
-//! The shapes of micro-batches, and whether they are the same step after step, so that a card can launch recordings of them.
+//! The shapes of micro-batches. If the shapes are the same step after step, a card can launch recordings of micro-batches.
 
 use t5_ops::keys::mix;
 use trainer::micro_batches::cut_within;
 
-/// Steps that are looked at.
+/// Steps that are simulated.
 const STEPS: u64 = 8;
-/// Samples of each, at most.
+/// The most samples of each step.
 const MOST_SAMPLES: usize = 256;
-/// Shapes of a step, at most. A card remembers sixteen kinds of micro-batches, and the first one of a step is of another kind than later
-/// ones of its shape.
+/// The most shapes of a step. A card remembers sixteen kinds of micro-batches. The first micro-batch of a step is of another kind than
+/// later ones of the same shape.
 const MOST_SHAPES: usize = 8;
 
-/// Samples of a micro-batch, and the most source and target tokens of one of them.
+/// Samples of a micro-batch, and the most source and target tokens of a sample in it.
 pub type Shape = (usize, (usize, usize));
 
 /// Source and target tokens together.
@@ -19,7 +19,8 @@ pub fn tokens((source, target): (usize, usize)) -> usize {
     source + target
 }
 
-/// The shapes of the micro-batches that samples of these `lengths` are cut into. None has more tokens than `samples` of the `longest` ones.
+/// The shapes of the micro-batches that samples of these `lengths` are cut into. No micro-batch has more tokens than `samples` of the
+/// `longest` samples.
 pub fn shapes(lengths: &[(usize, usize)], samples: usize, longest: (usize, usize)) -> Vec<Shape> {
     let most = samples.max(1) * tokens(longest);
     let micro_batches = cut_within(lengths, &|samples, longest| samples * tokens(longest) <= most);
@@ -30,9 +31,9 @@ pub fn shapes(lengths: &[(usize, usize)], samples: usize, longest: (usize, usize
     micro_batches.into_iter().map(shape).collect()
 }
 
-/// Whether steps of `samples` samples have the same micro-batches of at most `micro_batch_samples` of the `longest` ones. `lengths` are source
-/// and target tokens of some rows of the run, from which the samples of some steps are drawn. Without any, all samples are as long as they
-/// may be.
+/// Whether steps of `samples` samples have the same micro-batches, each with at most the tokens of `micro_batch_samples` of the `longest`
+/// samples. `lengths` are source and target tokens of some rows of the run, from which the samples of some steps are drawn. If `lengths` is
+/// empty, all samples are as long as allowed.
 pub fn repeat(lengths: &[(usize, usize)], samples: usize, micro_batch_samples: usize, longest: (usize, usize)) -> bool {
     if lengths.is_empty() {
         return true;
@@ -60,7 +61,7 @@ mod tests {
         assert!(repeats(&[], 4) && repeats(&[(64, 32)], 4) && repeats(&[(10, 7)], 4));
         let uneven: Vec<(usize, usize)> = (0..32).map(|i| (64 - i, 32 - i / 2)).collect();
         assert!(!repeats(&uneven, 4) && !repeats(&uneven, 1));
-        // Most rows are cut, and a short one is never alone.
+        // Most rows are cut, and a short row is never alone.
         let mostly: Vec<(usize, usize)> = (0..32).map(|i| if i == 5 { (9, 9) } else { (64, 32) }).collect();
         assert!(repeats(&mostly, 4));
         assert!(!repeats(&mostly, 1), "a short row has a micro-batch of its own in some steps");

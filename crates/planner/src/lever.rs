@@ -1,26 +1,26 @@
-//! A lever: a name, the values that a pin may have, and how it is read from and written to [`t5::Levers`].
+//! A lever: its name, the values of a pin, and how its value is read from and written to [`t5::Levers`].
 
 use std::collections::HashSet;
 
 use memory_policy::Place;
 use t5::{Config, Levers, ParameterSpec, Part};
 
-/// A value of a lever, as a pin names it.
+/// A value of a lever, as a pin gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// How many.
+    /// A number.
     Count(usize),
-    /// Which.
+    /// A word.
     Word(&'static str),
 }
 
 impl Value {
-    /// The count; none where it is a word.
+    /// The number, or `None` for a word.
     pub fn count(self) -> Option<usize> {
         if let Self::Count(count) = self { Some(count) } else { None }
     }
 
-    /// The word; none where it is a count.
+    /// The word, or `None` for a number.
     pub fn word(self) -> Option<&'static str> {
         if let Self::Word(word) = self { Some(word) } else { None }
     }
@@ -29,7 +29,7 @@ impl Value {
         matches!(self, Self::Word(other) if other == word)
     }
 
-    /// As a config file has it.
+    /// The value as a config file writes it.
     pub(crate) fn written(self) -> String {
         if let Self::Word(word) = self { format!("\"{word}\"") } else { self.shown() }
     }
@@ -42,14 +42,14 @@ impl Value {
     }
 }
 
-/// The values that a pin may have.
+/// The values that a pin accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
-    /// A whole number from the first to the last.
+    /// A whole number from the first to the last, both included.
     Count(usize, usize),
-    /// A number of blocks, at most; more than there are means all.
+    /// At most this number of blocks. A number above the model's blocks means all blocks.
     Blocks(usize),
-    /// One of these.
+    /// One of these words.
     Words(&'static [&'static str]),
 }
 
@@ -59,7 +59,7 @@ impl Values {
         if let Self::Words(words) = self { words.last().map(|word| Value::Word(word)) } else { None }
     }
 
-    /// The word of the list that is `text`.
+    /// The word of the list that equals `text`.
     pub fn word(self, text: &str) -> Option<Value> {
         let Self::Words(words) = self else { return None };
         words.iter().find(|word| **word == text).map(|word| Value::Word(word))
@@ -73,60 +73,60 @@ pub struct Flag {
     pub long: &'static str,
     /// The argument after it.
     pub takes: Takes,
-    /// Its line in the help.
+    /// The line in the help.
     pub help: &'static str,
-    /// Beside these pins and where tensors lie, the value where no flag names one and no budget leaves it to the planner; `None`: the
-    /// planner's choice.
+    /// The default, given these pins and the place of tensors. It applies if no flag gives a value and no budget leaves the choice to the
+    /// planner. `None`: the planner chooses.
     pub usual: fn(&Pins, Place) -> Option<Value>,
 }
 
 /// The argument after a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
-    /// The value, which the help calls so.
+    /// A value, under this name in the help.
     Value(&'static str),
-    /// Nothing: the flag is the last of the lever's words.
+    /// Nothing: the flag selects the last of the lever's words.
     Nothing,
-    /// A directory for the file that the last of the lever's words asks for.
+    /// A directory for the file that the last of the lever's words needs.
     Directory,
 }
 
-/// A row of the table.
+/// A row of the table of levers.
 #[derive(Debug)]
 pub struct Lever {
-    /// `memory.NAME` pins it, and explanations call it so.
+    /// The name: `memory.NAME` pins the lever, and explanations use it.
     pub name: &'static str,
-    /// The values that a pin may have.
+    /// The values that a pin accepts.
     pub values: Values,
-    /// Its sentence in the list of config keys.
+    /// The sentence in the list of config keys.
     pub meaning: &'static str,
-    /// Its flag in `bench`, where it has one.
+    /// The flag in `bench`, if any.
     pub flag: Option<Flag>,
-    /// Whether it is a part of layer-major accumulation: values that say so, where others would not.
+    /// Whether a value needs layer-major accumulation. `None`: no value does.
     pub layer_major: Option<fn(Value) -> bool>,
-    /// Values that have a meaning on a device alone.
+    /// Whether a value exists only on a device. `None`: no value does.
     pub(crate) device_only: Option<fn(Value) -> bool>,
-    /// Its value; none where it has no meaning under the others.
+    /// Reads the value; `None` if the lever has no meaning under the other levers.
     pub(crate) get: fn(&Levers) -> Option<Value>,
-    /// Sets it, where it has a meaning.
+    /// Sets the value, if the lever has a meaning.
     pub(crate) set: fn(&mut Levers, Value),
-    /// Values that are offered after those that the levers before it have; none: leave it.
+    /// The values to offer, given the values of the levers before this one. Empty: the value is left as it is.
     pub(crate) offered: fn(&Space<'_>, &Levers) -> Vec<Value>,
-    /// Its value in a plan's last line; none: not worth a word.
+    /// The value in a plan's last line. `None`: it is not mentioned.
     pub(crate) words: fn(&Levers) -> Option<String>,
-    /// Whether the levers after it move with it.
+    /// Whether a change of this lever also changes the levers after it.
     pub(crate) moves_the_next: bool,
 }
 
 impl Lever {
-    /// Values that are offered after those that the levers before it have, where tensors lie; none: leave it.
+    /// The values to offer at the place of tensors, given the values of the levers before this one. Empty: the value is left as it is.
     pub(crate) fn offered(&self, space: &Space<'_>, so_far: &Levers) -> Vec<Value> {
         let mut values = (self.offered)(space, so_far);
         values.retain(|value| self.works_at(space.place, *value));
         values
     }
 
-    /// Whether this value can be carried out where tensors lie.
+    /// Whether this value can be carried out at `place`.
     pub fn works_at(&self, place: Place, value: Value) -> bool {
         place == Place::Device || !self.device_only.is_some_and(|is_device_only| is_device_only(value))
     }
@@ -140,7 +140,7 @@ impl Lever {
 
     /// Whether a plan with these levers writes a file because of this one.
     pub(crate) fn writes_a_file(&self, levers: &Levers) -> bool {
-        // A lever of cards says where what others take off the card lies.
+        // A lever for cards only names the place of tensors that other levers take off the card.
         self.device_only.is_none() && (self.get)(levers).is_some_and(|value| value.is("disk"))
     }
 }
@@ -148,7 +148,7 @@ impl Lever {
 /// The facts that offers depend on, beside other levers.
 #[derive(Clone, Copy, Debug)]
 pub struct Space<'a> {
-    /// Values that are not to be chosen.
+    /// Values that are fixed.
     pub pins: &'a Pins,
     /// Where tensors lie.
     pub place: Place,
@@ -160,33 +160,33 @@ pub struct Space<'a> {
     pub target_tokens: usize,
     /// Whether the optimizer has moments that are worth a file.
     pub has_large_moments: bool,
-    /// The blocks whose weights may stay in memory while others lie in files. None where these weights are trained.
+    /// The blocks whose weights may stay in memory while others lie in files. `None` if these weights are trained.
     pub frozen: Option<FrozenBlocks>,
-    /// Whether other processes train the same model, and what they are sent has a price.
+    /// Whether other processes train the same model, so that communication has a price.
     pub has_others: bool,
-    /// Whether products cast weights that stay where they are computed with.
+    /// Whether products cast weights that stay at the place of computation.
     pub casts_weights: bool,
-    /// Whether they cast those of an adapter, which are small.
+    /// Whether products cast an adapter's weights, which are small.
     pub casts_adapter: bool,
-    /// Recordings of micro-batches; none where a card cannot record them.
+    /// Recordings of micro-batches; `None` if a card cannot record them.
     pub graphs: Option<Graphs>,
 }
 
 /// Recordings of micro-batches on a card.
 #[derive(Clone, Copy, Debug)]
 pub struct Graphs {
-    /// Whether the environment asks for them, or forbids them, whatever pins say.
+    /// Whether the environment asks for recordings, or forbids them, regardless of pins.
     pub are_wanted: Option<bool>,
     /// Whether launches of kernels and of graphs have prices.
     pub have_prices: bool,
 }
 
-/// The blocks of a model that is not trained itself.
+/// The blocks of a model whose own weights are frozen.
 #[derive(Clone, Copy, Debug)]
 pub struct FrozenBlocks {
-    /// All of them.
+    /// The number of blocks.
     pub blocks: usize,
-    /// The most counts of them that are offered.
+    /// The most numbers of blocks that are offered.
     pub most_counts: usize,
     /// Whether the vocabulary's table is larger than every block. Then it pays to keep blocks in memory while the table comes by rows.
     pub has_larger_table: bool,
@@ -203,12 +203,12 @@ impl FrozenBlocks {
     }
 }
 
-/// Values that are not the planner's to choose, by the names of their levers. The default pins nothing.
+/// Fixed values of levers, by the names of the levers. The default pins nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pins(Vec<(&'static str, Value)>);
 
 impl Pins {
-    /// These, and one more.
+    /// These pins, and one more.
     #[must_use]
     pub fn with(mut self, lever: &'static str, value: Value) -> Self {
         self.0.retain(|(name, _)| *name != lever);
@@ -226,7 +226,7 @@ impl Pins {
         self.of(lever).and_then(Value::count)
     }
 
-    /// Whether the lever of this name is pinned to this word; none where it is not pinned.
+    /// Whether the lever is pinned to this word; `None` if it is not pinned.
     pub(crate) fn is(&self, lever: &Lever, word: &str) -> Option<bool> {
         self.of(lever.name).map(|value| value.is(word))
     }

@@ -1,8 +1,8 @@
-//! The levers: one table of what a plan may choose for a step.
+//! The levers: one table of the settings that a plan may choose for a step.
 //!
-//! A row says a lever's name, the values that a pin may have, its sentence in the list of config keys, its flag in
-//! `bench`, how it is read from and written to [`t5::Levers`], which values are offered after the levers before it, and
-//! its words in a plan. A new lever is a row here, a price in [`crate::Prices`], and its work in `t5`.
+//! A row has a lever's name, the values that a pin accepts, its sentence in the list of config keys, and its flag in `bench`. It also has
+//! functions that read and write the value in [`t5::Levers`], offer values given the levers before it, and word it in a plan. A new lever
+//! needs a row here, a price in [`crate::Prices`], and its work in `t5`.
 
 use memory_policy::{Place, Setting};
 use serde::{Deserialize, Serialize};
@@ -10,13 +10,13 @@ use t5::{LayerMajor, Levers};
 
 use crate::lever::{Flag, Lever, Pins, Space, Takes, Value, Values};
 
-/// Rows of logits at a time. The last: logits are computed again.
+/// Rows of logits at a time. With the last value, logits are computed again.
 const CHUNKS: [usize; 4] = [1024, 256, 64, 1];
 
-/// Into so many parts blocks are cut where some of them may stay in memory.
+/// The number of parts into which blocks are divided if some of them may stay in memory.
 pub(crate) const PARTS: usize = 8;
 
-/// As many values a lever over blocks has, at most: those of a deeper model are evenly spaced, and planning stays quick.
+/// The most values of a lever over blocks. For a deeper model the values are evenly spaced, so that planning stays quick.
 pub(crate) const MOST_COUNTS: usize = 64;
 
 const NONE_OR_DISK: Values = Values::Words(&["none", "disk"]);
@@ -59,7 +59,7 @@ fn keeps_every_gradient(space: &Space<'_>, layers: &LayerMajor) -> bool {
     layers.kept_gradient_blocks == space.blocks
 }
 
-/// The counts of an offer that a pin leaves.
+/// The pinned count, or else all offered counts.
 fn counts_or(pin: Option<usize>, offered: impl IntoIterator<Item = usize>) -> Vec<Value> {
     match pin {
         Some(pin) => vec![Value::Count(pin)],
@@ -67,7 +67,7 @@ fn counts_or(pin: Option<usize>, offered: impl IntoIterator<Item = usize>) -> Ve
     }
 }
 
-/// The words of an offer that a pin leaves.
+/// The pinned word, or else all offered words.
 fn words_or(space: &Space<'_>, lever: &Lever, offered: &[&'static str]) -> Vec<Value> {
     match space.pins.of(lever.name) {
         Some(pin) => vec![pin],
@@ -75,7 +75,7 @@ fn words_or(space: &Space<'_>, lever: &Lever, offered: &[&'static str]) -> Vec<V
     }
 }
 
-/// Counts of blocks that are offered, from none to all, in at most `most_counts` steps.
+/// Counts of blocks to offer, from none to all, in at most `most_counts` steps.
 fn counts(blocks: usize, most_counts: usize) -> Vec<usize> {
     let step = blocks.div_ceil(most_counts).max(1);
     let mut counts: Vec<usize> = (0..=blocks).step_by(step).chain([blocks]).collect();
@@ -83,7 +83,7 @@ fn counts(blocks: usize, most_counts: usize) -> Vec<usize> {
     counts
 }
 
-/// The sizes of the largest part where `n` is cut into 1, 2, 3 and so on parts as even as can be, each once.
+/// The sizes of the largest part if `n` is cut evenly into 1, 2, 3 ... parts, each size once.
 fn even_cuts(n: usize) -> Vec<usize> {
     let mut sizes: Vec<usize> = (1..=n.max(1)).map(|parts| n.div_ceil(parts).max(1)).collect();
     sizes.dedup();
@@ -162,9 +162,10 @@ pub static ACCUMULATION: Lever = Lever {
 };
 
 fn accumulation(space: &Space<'_>, _: &Levers) -> Vec<Value> {
-    // Layer by layer every block is computed again, unless files spare that: a number of them asks for the other way.
+    // Layer by layer, every block is computed again unless files make that unnecessary. So a pinned number of blocks asks for the other
+    // order.
     let asks_for_blocks = space.pins.of(RECOMPUTE_BLOCKS.name).is_some();
-    // A pin of what only layers one by one have asks for those.
+    // A pin that exists only layer by layer asks for that order.
     let is_of_layers = |lever: &&Lever| {
         let says_so = |value| lever.layer_major.is_some_and(|says_so| says_so(value));
         space.pins.of(lever.name).is_some_and(says_so)
@@ -255,7 +256,7 @@ pub static GRADIENT_OFFLOAD: Lever = Lever {
 
 fn gradient_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let Some(layers) = levers.layer_major else { return Vec::new() };
-    // Where every block keeps its gradient none waits in a file.
+    // If every block keeps its gradient, no gradient lies in a file.
     let offered: &[_] = if keeps_every_gradient(space, &layers) { &["none"] } else { &["none", "disk"] };
     words_or(space, &GRADIENT_OFFLOAD, offered)
 }
@@ -282,8 +283,8 @@ pub static WEIGHT_OFFLOAD: Lever = Lever {
 
 fn weight_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let Some(layers) = levers.layer_major else { return Vec::new() };
-    // Weights are as large as gradients and needed three times as often, so gradients go to a file before them. Memory
-    // that is left then keeps gradients. Beside a card the host may have room for weights and none for gradients, which are f32.
+    // Weights are as large as gradients and needed three times as often, so gradients go to a file first. The remaining memory then keeps
+    // gradients. Beside a card, the host may have room for weights but not for gradients, which are f32.
     let goes_once = layers.gradients_on_disk || keeps_every_gradient(space, &layers);
     let is_offered = goes_once || space.place == Place::Device;
     words_or(space, &WEIGHT_OFFLOAD, if is_offered { &["none", "disk"] } else { &["none"] })
@@ -311,9 +312,9 @@ pub static OPTIMIZER_OFFLOAD: Lever = Lever {
 
 fn optimizer_offload(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let Some(layers) = levers.layer_major else { return Vec::new() };
-    // Moments cost a file as much for each byte as gradients do.
+    // A byte of moments in a file costs as much as a byte of gradients.
     let goes_once = layers.gradients_on_disk || keeps_every_gradient(space, &layers);
-    // Nor are an adapter's moments as large as a block's weights.
+    // An adapter's moments are smaller than a block's weights, too.
     let is_worth_it = space.has_large_moments && goes_once && layers.weight_blocks_in_memory == 0;
     words_or(space, &OPTIMIZER_OFFLOAD, if is_worth_it { &["none", "disk"] } else { &["none"] })
 }
@@ -343,7 +344,7 @@ pub static ATTENTION_HEADS: Lever = Lever {
 
 fn attention_heads(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let Some(layers) = levers.layer_major else { return Vec::new() };
-    // Beside a second pass attention outputs are little.
+    // Beside a second pass, attention outputs cost little.
     let goes_once = keeps_every_gradient(space, &layers) || layers.gradients_on_disk;
     words_or(space, &ATTENTION_HEADS, if goes_once { &["recompute", "keep"] } else { &["recompute"] })
 }
@@ -374,18 +375,18 @@ pub static RECOMPUTE_BLOCKS: Lever = Lever {
 fn recompute_blocks(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let (pin, blocks) = (pinned_blocks(space, &RECOMPUTE_BLOCKS), space.blocks);
     let Some(layers) = levers.layer_major else { return counts_or(pin, counts(blocks, MOST_COUNTS)) };
-    // Blocks that backward visits twice are computed again, whatever the number.
+    // Blocks that backward visits twice are always computed again.
     if layers.goes_twice(blocks) {
         return vec![Value::Count(blocks)];
     }
-    // Where nothing is computed again, attention outputs are kept in any case: offered once.
+    // If nothing is computed again, attention outputs are always kept, so this choice is offered once.
     let is_alone = layers.heads_kept || space.pins.of(ATTENTION_HEADS.name).is_some();
     let least_kept = space.pins.count(KEPT_GRADIENT_BLOCKS.name).unwrap_or(0);
     let offered = match layers {
         _ if !is_alone => vec![blocks],
-        // In a file all of it costs no memory.
+        // In a file, all activations cost no memory.
         LayerMajor { boundaries_on_disk: true, .. } => vec![blocks, 0],
-        // In memory it is worth more than gradients are, which can wait in a file.
+        // In memory, activations are worth more than gradients, which can lie in a file.
         LayerMajor { gradients_on_disk: true, kept_gradient_blocks, .. } if kept_gradient_blocks == least_kept => {
             counts(blocks, MOST_COUNTS).into_iter().rev().collect()
         }
@@ -426,13 +427,13 @@ fn blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     if !levers.layer_major.is_some_and(|layers| layers.boundaries_on_disk) {
         return Vec::new();
     }
-    // Inputs alone are little.
+    // Block inputs alone are small.
     let end = if levers.recompute_blocks == 0 { space.blocks.max(1) } else { 1 };
     let part = space.blocks.div_ceil(PARTS).max(1);
     counts_or(pinned_blocks(space, &BLOCKS_IN_MEMORY), (0..end).step_by(part))
 }
 
-/// Every lever of a step, in the order in which the search sets them: what a lever offers depends on those before it.
+/// Every lever of a step, in the order in which the search sets them: the values that a lever offers depend on the levers before it.
 pub static LEVERS: [&Lever; 18] = [
     &MICRO_BATCH_SAMPLES,
     &LOSS_CHUNK_ROWS,
@@ -454,7 +455,7 @@ pub static LEVERS: [&Lever; 18] = [
     &RECORDED_MICRO_BATCHES,
 ];
 
-/// Levers of what feeds a step: pins alone, because they are offered together.
+/// Levers of feeding a step. They are only pins, because all three are offered together.
 pub static FEEDING_LEVERS: [(&str, Values, &str); 3] = [
     (PREFETCH_BATCHES, Values::Count(1, 1 << 20), "optimizer batches that the loader prepares ahead"),
     (DECODE_THREADS, Values::Count(1, 1024), "threads that read and tokenize"),
@@ -470,7 +471,7 @@ pub(crate) const DECODE_THREADS: &str = "decode_threads";
 pub(crate) const DATASET_RESIDENCY: &str = "dataset_residency";
 
 impl Pins {
-    /// A pin that says layer-major accumulation while another says micro-batch-major.
+    /// The name of a pin that needs layer-major accumulation while another pin asks for micro-batch-major.
     pub fn contradiction(&self) -> Option<&'static str> {
         self.is(&ACCUMULATION, "micro-batch-major").filter(|is| *is)?;
         let says_layers = |lever: &&&Lever| {
@@ -479,7 +480,7 @@ impl Pins {
         LEVERS.iter().find(says_layers).map(|lever| lever.name)
     }
 
-    /// The first pin that cannot be carried out where tensors lie: its lever and its value.
+    /// The first pin that cannot be carried out at `place`: its lever and its value.
     pub fn that_fails_at(&self, place: Place) -> Option<(&'static Lever, Value)> {
         let pinned = LEVERS.iter().filter_map(|lever| Some((*lever, self.of(lever.name)?)));
         pinned.into_iter().find(|(lever, value)| !lever.works_at(place, *value))
@@ -492,7 +493,7 @@ pub fn lever_of_a_pin() -> impl Iterator<Item = (&'static str, Values, &'static 
     levers.chain(FEEDING_LEVERS)
 }
 
-/// How a step is carried out, and how many samples an evaluation takes at a time beside it.
+/// The levers of a step, and the number of samples that an evaluation computes at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     /// The step's levers.
@@ -506,7 +507,7 @@ pub struct Step {
     pub is_inference: bool,
 }
 
-/// Levers that inference has. Of frozen weights it has one matrix at a time, unless a pin says otherwise: not worth a word.
+/// Levers of inference. It holds one matrix of frozen weights at a time unless a pin says otherwise, so plans do not mention that lever.
 static OF_INFERENCE: [&Lever; 5] =
     [&MICRO_BATCH_SAMPLES, &LOSS_CHUNK_ROWS, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY, &OFFLOAD_TO];
 
@@ -525,10 +526,10 @@ impl Setting for Step {
 
     fn levers(&self) -> Vec<(&'static str, String)> {
         let value = |lever: &&Lever| {
-            // Of a lever of cards, a value that every place has is not worth a line.
+            // For a lever that exists only on cards, a value that every place has is not shown.
             let is_worth_it = |value: &Value| lever.device_only.is_none_or(|is_device_only| is_device_only(*value));
             let value = (lever.get)(&self.levers).filter(is_worth_it)?;
-            // The levers that move with it say what it comes with.
+            // A lever that moves the levers after it is shown with their values.
             Some((
                 lever.name,
                 if lever.moves_the_next { in_words_from(lever, &self.levers, value) } else { value.shown() },

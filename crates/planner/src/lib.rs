@@ -1,19 +1,19 @@
-//! The planner: from a job to the plan that it follows.
+//! The planner: turns a job into its plan.
 //!
-//! A [`Job`] says what is computed, over what, within which budget. [`costs`] turns it into everything that could be
-//! chosen, each choice with its bytes as rows of a bill and its relative time; [`plan()`] takes the fastest that fits.
+//! A [`Job`] names the computation, its data and its budget. [`costs`] lists all choices, each with its bytes as rows of a bill and its
+//! relative time. [`plan()`] takes the fastest choice that fits.
 //!
 //! # Levers
 //!
-//! [`LEVERS`] is the one table of a step's levers: name, values, pin, flag, words. Config keys, the flags of `bench` and
-//! `plan --explain` are read from it, and the search goes through it. A price is beside the others in [`Prices`].
+//! [`LEVERS`] is the only table of a step's levers: name, values, pin, flag, words. Config keys, the flags of `bench`, and `plan --explain`
+//! read it, and the search goes through it. A lever's price is in [`Prices`].
 //!
 //! # Invariants
 //!
-//! * Costs are a function of job and snapshot: no clock, no file. What is measured of a machine comes as values.
-//! * Bytes of tensors are counted by [`t5`] and never estimated here; what else a process holds is measured or stated by
-//!   the part that holds it.
-//! * A pinned lever is offered with that value alone.
+//! * Costs are a function of job and snapshot: no clock, no file. Measurements of a machine come in as values.
+//! * Bytes of tensors are counted by [`t5`] and never estimated here. The other memory of a process is measured, or stated by the part that
+//!   holds it.
+//! * A pinned lever is offered with its pinned value only.
 
 mod answer_bytes;
 mod answer_pace;
@@ -91,7 +91,7 @@ pub type Plan = memory_policy::Plan<Step, Feeding>;
 pub type Costs = memory_policy::Costs<Step, Feeding>;
 /// A way to carry out a step.
 pub type StepChoice = memory_policy::Choice<Step>;
-/// A way to feed it.
+/// A way to feed a step.
 pub type FeedingChoice = memory_policy::Choice<Feeding>;
 /// No choice fits.
 pub type DoesNotFit = memory_policy::DoesNotFit<Step, Feeding>;

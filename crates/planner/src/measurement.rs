@@ -1,8 +1,8 @@
 //! The measurement of a machine's speed: the operations of a step, timed one kind after another.
 //!
-//! It runs before memory is measured, on threads of its own, and holds one matrix of a block at a time, so nothing of it stays
-//! and no plan's peak is lower. What else runs on the machine only ever takes away: the shortest time of several counts, less the
-//! time in which threads waited for a processor.
+//! The measurement runs before memory is measured, on threads of its own, and holds one matrix of a block at a time. So none of its memory
+//! stays, and no plan's peak is lower than its own. Other programs can only make work slower. So the shortest of several times counts, less
+//! the time in which threads waited for a processor.
 
 mod answers;
 mod launches;
@@ -28,7 +28,7 @@ use self::times::{shortest, shortest_on, shortest_without};
 use crate::rounding::significant;
 use crate::speed::{CardTimes, MachineSpeed, Speed};
 
-/// The sizes that are measured: those of a model, as far as larger ones would be no faster.
+/// The measured sizes: those of a model, but no larger than needed for full speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredSizes {
@@ -45,7 +45,7 @@ pub struct MeasuredSizes {
 }
 
 impl MeasuredSizes {
-    /// Of a model.
+    /// The sizes to measure for a model.
     pub fn of(model: &t5::Config) -> Self {
         let d_kv = model.d_kv.min(256);
         Self {
@@ -62,55 +62,55 @@ impl MeasuredSizes {
     }
 }
 
-/// Of a weight in f32; its gradient has as many.
+/// Bytes of a weight in f32; its gradient has as many.
 const BYTES_OF_A_WEIGHT: u64 = 4;
-/// What the last cache of a processor holds, about.
+/// Bytes that a processor's last cache holds, approximately.
 const MOST_CACHED: u64 = 32 << 20;
 
 /// The time that one kind of work may take.
 const OF_A_KIND: Duration = Duration::from_millis(90);
-/// An update reads a gradient twice and a parameter, and writes the parameter. What it writes here stays in a cache. In a step it
-/// makes room for the next one.
+/// An update reads a gradient twice and a parameter once, and writes the parameter. In this measurement the written values stay in a cache.
+/// In a step they are written back to make room for the next ones.
 const WRITTEN_BACK: f64 = 4.0 / 3.0;
-/// Rows of the shorter of the two products from whose times the fixed cost follows. With fewer of them some products are computed as
-/// their transposes, which packs no weight.
+/// Rows of the shorter of the two products whose times give the fixed cost. With fewer rows some products are computed as their transposes,
+/// which packs no weight.
 const FEW_ROWS: usize = 192;
-/// The same on a card, for each unit of [`Measured::scale`]: it needs more to be busy.
+/// Rows of the shorter product on a card, for each unit of [`Measured::scale`]: a card needs more rows to be busy.
 const FEW_ROWS_OF_CARDS: usize = 64;
-/// The largest fixed cost of a product that is believed, in rows.
+/// The largest plausible fixed cost of a product, in rows.
 const MOST_OVERHEAD_ROWS: f64 = 256.0;
-/// Multiply-adds of the longer one, about.
+/// Multiply-adds of the longer product, approximately.
 const MANY_MULTIPLY_ADDS: usize = 1 << 30;
 /// Words of the measured vocabulary.
 const VOCABULARY: usize = 2048;
-/// Rows of a chunk of logits: the two from whose times the fixed cost of a chunk follows.
+/// Rows of the two chunks of logits whose times give the fixed cost of a chunk.
 const CHUNKS: [usize; 2] = [256, 64];
-/// The largest fixed cost of a chunk that is believed, in rows.
+/// The largest plausible fixed cost of a chunk, in rows.
 const MOST_OVERHEAD_CHUNK_ROWS: f64 = 128.0;
-/// Tokens of the measured attention and rows of what lies between products.
+/// Tokens of the measured attention, and rows of the measured operations between products.
 const TOKENS: usize = 256;
-/// Tokens of a sample in the measured attention: the two from whose times the fixed cost of a query follows.
+/// Tokens of a sample in the two measurements of attention whose times give the fixed cost of a query.
 const ATTENDED: [usize; 2] = [TOKENS, 32];
-/// The largest fixed cost of a query that is believed, in keys.
+/// The largest plausible fixed cost of a query, in keys.
 const MOST_OVERHEAD_KEYS: f64 = 1024.0;
 /// Bytes that are written to a file.
 const FILE_BYTES: usize = 4 << 20;
 /// [`Measured::scale`] of cards.
 const SCALE_OF_CARDS: usize = 8;
-/// How many times that of fast ones is.
+/// The factor by which [`Measured::scale`] is larger for fast cards.
 const FASTER: usize = 4;
-/// A card is fast whose products of a few rows take less time: about what the host takes to launch them. On an H200 a step would be
-/// predicted to take 1.6 times its time otherwise.
+/// A card is fast if its products of a few rows take less than this many seconds, about the time that the host takes to launch them.
+/// Measured like other cards, an H200 would have a predicted step time of 1.6 times the real one.
 const SHORT: f64 = 2e-3;
-/// Free memory of a card on which it is measured as a fast one, in bytes.
+/// Free memory that a card needs to be measured as a fast one, in bytes.
 const ROOM: u64 = 1 << 30;
 /// Bytes that are copied to a card.
 const BUS_BYTES: usize = 8 << 20;
 
-/// Measures the machine with operations of these sizes; files lie in `directory`, if it takes any.
+/// Measures the machine with operations of these sizes. Files lie in `directory`, if it can hold any.
 ///
 /// # Errors
-/// An operation that fails.
+/// An operation failed.
 pub fn measure(sizes: MeasuredSizes, directory: &Path) -> candle_core::Result<MachineSpeed> {
     t5_ops::on_threads_apart(|| {
         let file_byte_ps = file_byte(directory)?.map(significant);
@@ -119,11 +119,11 @@ pub fn measure(sizes: MeasuredSizes, directory: &Path) -> candle_core::Result<Ma
     })
 }
 
-/// Measures a card with operations of these sizes; files lie in `directory`, if it takes any. A card that does not multiply bf16 has the
-/// speed of f32 there.
+/// Measures a card with operations of these sizes. Files lie in `directory`, if it can hold any. A card that does not multiply bf16 gets
+/// the speed of f32 for bf16.
 ///
 /// # Errors
-/// An operation that fails.
+/// An operation failed.
 pub fn measure_card(sizes: MeasuredSizes, device: &Device, directory: &Path) -> candle_core::Result<MachineSpeed> {
     let speed = t5_ops::on_threads_apart(|| {
         let file_byte_ps = file_byte(directory)?.map(significant);
@@ -146,7 +146,7 @@ struct Measured<'a> {
     sizes: MeasuredSizes,
     dtype: DType,
     device: &'a Device,
-    /// A card needs as many times the rows and samples of a processor to be busy.
+    /// The rows and samples that the device needs to be busy, over those of a processor.
     scale: usize,
 }
 
@@ -206,12 +206,12 @@ impl<'a> Measured<'a> {
         self.parameter(shape)?.to_dtype(self.dtype)
     }
 
-    /// The same in f32.
+    /// Random numbers in f32.
     fn parameter(&self, shape: &[usize]) -> candle_core::Result<Tensor> {
         if self.device.is_cpu() {
             return Tensor::rand(-1f32, 1f32, shape, &Device::Cpu);
         }
-        // Many rows take no room on the host when they are copies of one.
+        // Copies of one row: random numbers for all rows would take memory on the host.
         let width = shape.last().copied().unwrap_or(1);
         let row = Tensor::rand(-1f32, 1f32, width, &Device::Cpu)?.to_device(self.device)?;
         row.broadcast_as(shape)?.contiguous()
@@ -221,7 +221,7 @@ impl<'a> Measured<'a> {
         Tensor::zeros(shape, DType::F32, self.device)
     }
 
-    /// The shortest time of work on weights and their gradients, which come from where those of the model do.
+    /// The shortest time of work on weights and their gradients. They come from a cache or from memory, as the model's do.
     fn shortest(
         &self,
         weights: &[&Tensor],
@@ -234,20 +234,19 @@ impl<'a> Measured<'a> {
         shortest_without(if self.evicts() { weights } else { &[] }, limit, work)
     }
 
-    /// Whether weights and gradients are taken out of the caches before each use. Those of a card are read from its memory anyway, as in
-    /// a step.
+    /// Whether weights and gradients are evicted from the caches before each use. A card reads them from its memory anyway, as in a step.
     fn evicts(&self) -> bool {
         self.sizes.from_memory && self.device.is_cpu()
     }
 
-    /// The products that are timed, (output, input) of each and how often a block has it.
+    /// The timed products: (output, input) of each, and how often a block has it.
     fn weights(&self) -> [((usize, usize), f64); 3] {
         let MeasuredSizes { d_model, d_ff, .. } = self.sizes;
         let inner = self.sizes.inner();
         [((inner, d_model), 4.0), ((d_ff, d_model), 1.0), ((d_model, d_ff), 1.0)]
     }
 
-    /// Of a block's products, forward and backward.
+    /// Multiply-adds of a block's products for one row, forward and backward.
     fn multiply_adds_of_a_row(&self) -> f64 {
         self.weights().iter().map(|&((n, k), times)| 3.0 * times * (n * k) as f64).sum()
     }
@@ -256,7 +255,7 @@ impl<'a> Measured<'a> {
         if self.device.is_cpu() { FEW_ROWS } else { FEW_ROWS_OF_CARDS * self.scale }
     }
 
-    /// So many that the longer product takes its share of the time, whatever the machine.
+    /// A number of rows with which the longer product takes its share of the time on any machine.
     fn many_rows(&self, few: f64) -> usize {
         let by_size = (MANY_MULTIPLY_ADDS as f64 / self.multiply_adds_of_a_row()) as usize;
         let few_rows = self.few_rows();
@@ -275,13 +274,13 @@ impl<'a> Measured<'a> {
             let backward_weight = || linear_backward_weight(&dy, &x, &gradient, true);
             seconds += times
                 * if self.evicts() {
-                    // Between two uses of a weight or of its gradient a step works on all the others.
+                    // Between two uses of a weight or of its gradient, a step works on all the others.
                     let limit = OF_A_KIND / 6;
                     shortest_without(&[&weight], limit, forward)?
                         + shortest_without(&[&weight], limit, backward_input)?
                         + shortest_without(&[&gradient], limit, backward_weight)?
                 } else {
-                    // Threads that wait for work are woken once, as in a step.
+                    // Threads are woken once for all products, as in a step.
                     self.shortest(&[], OF_A_KIND / 2, || {
                         forward().and_then(|()| backward_input()).and_then(|()| backward_weight())
                     })?
@@ -321,8 +320,8 @@ impl<'a> Measured<'a> {
         Ok(seconds / (3 * rows * d_model * vocabulary) as f64)
     }
 
-    /// Seconds for each element of a block's input of what an encoder block does beside products and attention, forward and
-    /// backward.
+    /// Seconds of an encoder block's other operations, for each element of its input, forward and backward. Products and attention are not
+    /// included.
     fn between(&self) -> candle_core::Result<[f64; 2]> {
         let MeasuredSizes { d_model, d_ff, .. } = self.sizes;
         let tokens = TOKENS * self.scale;
@@ -350,10 +349,10 @@ impl<'a> Measured<'a> {
         Ok([forward / elements, backward / elements])
     }
 
-    /// Seconds of an update of a parameter and of its gradient's part in the norm.
+    /// Seconds to update a parameter, and to add its gradient to the norm.
     fn update(&self) -> candle_core::Result<f64> {
         let MeasuredSizes { d_model, d_ff, .. } = self.sizes;
-        // A step updates all parameters by a few launches.
+        // A step updates all parameters with a few launches.
         let rows = if self.is_fast() { 2 * FASTER * d_ff } else { d_ff };
         let [parameter, gradient] = [self.parameter(&[rows, d_model])?, self.parameter(&[rows, d_model])?];
         let second = SecondMoment::Factored { row: self.zeros(&[rows])?, col: self.zeros(&[d_model])? };
@@ -368,8 +367,8 @@ impl<'a> Measured<'a> {
     }
 }
 
-/// The time of a unit of work, and the fixed cost of a piece of it in units, at most `most`. Given is how long a unit takes in a
-/// piece of many units and in one of few: `t (1 + cost / units)`.
+/// Returns the time of a unit of work, and the fixed cost of a piece in units, at most `most`. `in_many` and `in_few` are the times of a
+/// unit in a piece of many units and of few: `t (1 + cost / units)`.
 fn with_fixed_cost(units: [usize; 2], [in_many, in_few]: [f64; 2], most: f64) -> (f64, f64) {
     let [many, few] = units.map(|units| units as f64);
     let ratio = in_few / in_many;
@@ -380,7 +379,7 @@ fn with_fixed_cost(units: [usize; 2], [in_many, in_few]: [f64; 2], most: f64) ->
 /// The dropout of T5, of one sample.
 const DROPOUT: Dropout<'static> = Dropout { probability: 0.1, seed: 0, step: 0, site: 0, samples: &[0] };
 
-/// Picoseconds of a byte that is written to a file in `directory` and read back; none where it takes no file.
+/// Picoseconds to write a byte to a file in `directory` and read it back; `None` if the directory cannot hold a file.
 fn file_byte(directory: &Path) -> candle_core::Result<Option<f64>> {
     let x = Tensor::zeros(FILE_BYTES / 4, DType::F32, &Device::Cpu)?;
     let files = Files::in_directory(directory);
@@ -389,13 +388,13 @@ fn file_byte(directory: &Path) -> candle_core::Result<Option<f64>> {
     Ok(seconds.map(|seconds| seconds * 1e12 / FILE_BYTES as f64))
 }
 
-/// Seconds of a byte that is copied to a device and back, through pinned memory, in the mean of both ways.
+/// Seconds to copy a byte to a device or back through pinned memory: the mean of both directions.
 fn bus_byte(device: &Device) -> candle_core::Result<f64> {
     let home = Tensor::ones(BUS_BYTES / 4, DType::F32, &Device::Cpu)?;
     both_ways(&home, device, |there| Leaving::begin(there)?.arrive().map(drop))
 }
 
-/// The same of a byte whose place on the host is page-locked. `None`: the driver locks no memory.
+/// Seconds to copy a byte between page-locked memory of the host and a device. `None`: the driver locks no memory.
 fn locked_byte(device: &Device) -> candle_core::Result<Option<f64>> {
     let home = Tensor::ones(BUS_BYTES / 4, DType::F32, &Device::Cpu)?;
     let lock = PageLocked::of(&home, device);
@@ -403,7 +402,7 @@ fn locked_byte(device: &Device) -> candle_core::Result<Option<f64>> {
     lock.map(|_lock| both_ways(&home, device, returned)).transpose()
 }
 
-/// Seconds of a byte of `home` that is copied to a device, and back by `return_home`: the mean of both.
+/// Seconds to copy a byte of `home` to a device, or back with `return_home`: the mean of both directions.
 fn both_ways(
     home: &Tensor,
     device: &Device,
@@ -420,14 +419,14 @@ fn both_ways(
     Ok((up + down) / (2 * BUS_BYTES) as f64)
 }
 
-/// Seconds of the launch of a kernel.
+/// Seconds to launch a kernel.
 fn launch(device: &Device) -> candle_core::Result<f64> {
     let x = Tensor::ones(1, DType::F32, device)?;
     shortest_on(device, OF_A_KIND / 4, || (0..launches::LAUNCHES).try_for_each(|_| t5_ops::scaled(&x, 0.5).map(drop)))
         .map(|seconds| seconds / launches::LAUNCHES as f64)
 }
 
-/// Seconds of the cast of an element of a weight to bf16.
+/// Seconds to cast an element of a weight to bf16.
 fn weight_cast(device: &Device) -> candle_core::Result<f64> {
     let weight = Tensor::ones(BUS_BYTES / 4, DType::F32, device)?;
     let seconds = shortest_on(device, OF_A_KIND / 4, || weight.to_dtype(DType::BF16).map(drop))?;

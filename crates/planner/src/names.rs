@@ -1,4 +1,4 @@
-//! The names of the bill's rows and phases. Rows are found by these constants, never by text.
+//! The names of the bill's rows and phases. Code finds rows by these constants, never by text.
 
 /// The phase in which the model is loaded or made.
 pub use memory_policy::LOADING;
@@ -6,9 +6,9 @@ use memory_policy::Name;
 
 /// The program itself: measured.
 pub const PROCESS: Name = Name::new("process");
-/// Small blocks in the allocator, which have no pages of their own.
+/// Blocks in the allocator that are too small to have pages of their own.
 pub const SMALL_BLOCKS: Name = Name::new("small blocks");
-/// Tensors of short samples, which are small blocks, beside the pages of the longest ones.
+/// Tensors of short samples, which are small blocks and lie beside the pages of the longest samples' tensors.
 pub const SMALL_TENSORS: Name = Name::new("small tensors");
 /// The weights.
 pub const PARAMETERS: Name = Name::new("parameters");
@@ -20,7 +20,7 @@ pub const GRAPHS: Name = Name::new("graphs");
 pub const OPTIMIZER_STATE: Name = Name::new("optimizer state");
 /// Sums of gradients.
 pub const GRADIENTS: Name = Name::new("gradients");
-/// Of every gradient, for the norm and the update.
+/// Sums of squares of every gradient, for the norm and the update.
 pub const SQUARE_SUMS: Name = Name::new("square sums");
 /// Saved activations of a micro-batch.
 pub const ACTIVATIONS: Name = Name::new("activations");
@@ -32,23 +32,23 @@ pub const PACKED: Name = Name::new("packed operands");
 pub const CACHE: Name = Name::new("key/value cache");
 /// Logits and their product.
 pub const LOSS: Name = Name::new("loss");
-/// The largest momentary need beside what is kept.
+/// The largest momentary need beside the tensors that are kept.
 pub const WORKSPACE: Name = Name::new("workspace");
-/// What the processor makes in the host's memory for a device.
+/// Operands that the processor makes in the host's memory for a device.
 pub const STAGING: Name = Name::new("staging");
-/// What lies in the host's memory because the device has no room for it.
+/// Tensors that lie in the host's memory because the device has no room for them.
 pub const OFF_THE_CARD: Name = Name::new("off the card");
 /// The device's context, kernels and libraries.
 pub const CONTEXT: Name = Name::new("context");
 /// Kernels that a device's libraries load into the host's memory when they first need them.
 pub const KERNELS: Name = Name::new("kernels");
-/// What the device's allocator holds beside tensors.
+/// Memory that the device's allocator holds beside tensors.
 pub const POOL: Name = Name::new("pool");
-/// Batches and what makes them.
+/// Batches, and the memory of the loader that makes them.
 pub const LOADER: Name = Name::new("loader");
 /// The data kept between reads.
 pub const DATASET: Name = Name::new("dataset");
-/// What is sent to other processes and received from them at a time.
+/// Buffers of data sent to other processes and received from them at a time.
 pub const COMMUNICATION: Name = Name::new("communication");
 /// Rows that an evaluation reads.
 pub const VALIDATION_ROWS: Name = Name::new("validation rows");
@@ -62,9 +62,9 @@ pub const ADAPTERS: Name = Name::new("adapters");
 
 /// The phase in which a checkpoint is written.
 pub const SAVING: Name = Name::new("saving");
-/// The phase in which the rows of an evaluation are read, before anything is computed with them.
+/// The phase in which the rows of an evaluation are read, before any computation.
 pub const READING: Name = Name::new("reading");
-/// The phase in which losses are computed and nothing is learned.
+/// The phase in which losses are computed without training.
 pub const EVALUATION: Name = Name::new("evaluation");
 /// The phase in which text is generated.
 pub const GENERATION: Name = Name::new("generation");

@@ -1,7 +1,7 @@
-//! The pace of a run: how long a step takes, and how many bytes it writes to files.
+//! The pace of a run: the time of a step, and the bytes that it writes to files.
 //!
-//! Time follows from a plan's levers, measured prices and the lengths of samples: short samples share a micro-batch, so each
-//! micro-batch is counted for itself. Nothing is chosen by it.
+//! The time follows from a plan's levers, measured prices and the lengths of samples. Short samples share a micro-batch, so each
+//! micro-batch is counted separately. No choice depends on the pace.
 
 use memory_policy::{MemorySnapshot, Place};
 use t5::Levers;
@@ -19,35 +19,35 @@ use crate::traffic::{Computed, Traffic};
 /// The pace of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pace {
-    /// Seconds of a step; none where prices were not measured.
+    /// Seconds of a step; `None` if prices were not measured.
     pub step_seconds: Option<f64>,
     /// Bytes that a step writes to files in place of memory.
     pub step_written_bytes: u64,
-    /// Bytes of weights that a step reads from the files that they lie in: from the disk where the system's page cache does not have them.
+    /// Bytes of weights that a step reads from files: from the disk if they are not in the page cache.
     pub step_read_bytes: u64,
-    /// Bytes that a step copies between the host and a device, beside its batch: also those on their way to and from other processes.
+    /// Bytes that a step copies between the host and a device, except its batch. Copies for other processes are included.
     pub step_bus_bytes: u64,
-    /// Of these, what is copied while blocks are computed.
+    /// The part of `step_bus_bytes` that is copied while blocks are computed.
     pub step_bus_bytes_behind: u64,
-    /// On a card, the seconds of a step in which it waits for these copies and for files; none where prices were not measured.
+    /// On a card, the seconds of a step in which it waits for these copies and for files; `None` if prices were not measured.
     pub step_copy_wait_seconds: Option<f64>,
-    /// On a card, the host's seconds for the launches of a step of full-length samples, most of which go by while the card computes; none
-    /// where launches were not measured.
+    /// On a card, the host's seconds for the launches of a step of full-length samples. Most of them overlap with the card's computation.
+    /// `None` if launches were not measured.
     pub step_launch_seconds: Option<f64>,
     /// The most bytes that one of several processes sends to the others in a step.
     pub step_sent_bytes: u64,
-    /// The seconds in which a process sends or receives, one thing after the other.
+    /// The seconds in which a process sends or receives, one transfer after the other.
     pub step_sent_seconds: f64,
-    /// Those of them in which nothing is computed meanwhile: a part of [`Pace::step_seconds`]. Without measured prices they are counted
-    /// for a processor of usual speed.
+    /// The part of `step_sent_seconds` in which nothing is computed; [`Pace::step_seconds`] includes it. Without measured prices it is
+    /// computed for a processor of usual speed.
     pub step_waited_seconds: f64,
 }
 
-/// The pace of a plan. `lengths` are source and target tokens of some of the samples of a step; without any, all samples are as
-/// long as they may be.
+/// The pace of a plan. `lengths` are source and target tokens of some of the samples of a step. If `lengths` is empty, all samples are as
+/// long as allowed.
 ///
 /// # Errors
-/// An unknown item in `freeze`, or everything frozen. Inference has no steps, and a pace of nothing.
+/// An unknown item in `freeze`, or everything frozen. Inference has no steps, so its pace is the default.
 pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize, usize)]) -> Result<Pace> {
     let Work::Training(training) = &job.work else { return Ok(Pace::default()) };
     let levers = plan.step.levers;
@@ -55,7 +55,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
     let counter = counter.at(job.place, training.options);
     let all_longest = [job.longest];
     let lengths = if lengths.is_empty() { &all_longest } else { lengths };
-    // Files of activations grow with the tokens, those of gradients and weights do not.
+    // Files of activations grow with the tokens; files of gradients and weights do not.
     let mean = |of: fn(&(usize, usize)) -> usize| lengths.iter().map(of).sum::<usize>().div_ceil(lengths.len()).max(1);
     let of_mean = StepCounter::new(
         job.model,
@@ -97,7 +97,7 @@ impl StepOf<'_> {
         Some(self.seconds_of_passes(prices, lengths)? + self.seconds_of_update(prices)?)
     }
 
-    /// The seconds of the update, for which the host launches kernels, too.
+    /// The seconds of the update. The host launches its kernels, too.
     #[expect(clippy::cast_precision_loss, reason = "parameters are far below 2^53")]
     fn seconds_of_update(&self, prices: &Prices) -> Option<f64> {
         let computing = prices.parameter_ps? * self.counter.trained_elements() as f64;
@@ -109,7 +109,7 @@ impl StepOf<'_> {
     fn seconds_of_passes(&self, prices: &Prices, lengths: &[(usize, usize)]) -> Option<f64> {
         let multiply_add_ps = prices.multiply_add_ps?;
         let samples = self.job.samples;
-        // A few samples stand for all of a step.
+        // A few samples stand for all samples of a step.
         let known: Vec<(usize, usize)> = lengths.iter().copied().cycle().take(samples.min(MOST_SAMPLES)).collect();
         let micro_batches = kinds::shapes(&known, self.levers.micro_batch_samples, self.job.longest);
         let moved = moving_time(prices, self.written, self.memory).times(1.0 / samples as f64);
@@ -135,14 +135,14 @@ impl StepOf<'_> {
         levers.repeats && kinds::repeat(lengths, *samples, levers.micro_batch_samples, *longest)
     }
 
-    /// The requests of an update to a card; none where their launches have no price.
+    /// The requests of an update to a card; none if launches have no price.
     fn update_calls(&self) -> Calls {
         let Work::Training(training) = &self.job.work else { return Calls::default() };
         let is_priced = self.job.place == Place::Device && self.job.prices.launch > 0.0;
         if is_priced { self.counter.update_calls(&self.levers, training.options) } else { Calls::default() }
     }
 
-    /// The host's seconds for the launches of a step of full-length samples, where they have a price.
+    /// The host's seconds for the launches of a step of full-length samples, if they have a price.
     fn launching_seconds(&self) -> Option<f64> {
         let (prices, levers) = (&self.job.prices, &self.levers);
         let multiply_add_ps = prices.multiply_add_ps.filter(|_| prices.launch > 0.0)?;
@@ -154,7 +154,7 @@ impl StepOf<'_> {
         Some((passes + prices.launching(&self.update_calls())) * multiply_add_ps * 1e-12)
     }
 
-    /// The seconds that a step on a card takes longer than if nothing had to be moved.
+    /// The seconds by which copies and files make a step on a card longer.
     fn copy_wait_seconds(&self, lengths: &[(usize, usize)]) -> Option<f64> {
         if self.job.place == Place::Host {
             return None;
@@ -168,7 +168,7 @@ impl StepOf<'_> {
         if let Work::Training(training) = &self.job.work { training.processes.shards_of_a_process() } else { 1 }
     }
 
-    /// The pace with what is sent to other processes meanwhile.
+    /// The pace with the bytes sent to other processes.
     #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
     fn with_sent(&self, pace: Pace, traffic: &Traffic, lengths: &[(usize, usize)]) -> Pace {
         let Self { job, counter, ref levers, .. } = *self;
@@ -179,7 +179,7 @@ impl StepOf<'_> {
         let calls = || counter.pass_calls(levers);
         let beside = Beside::default().with_launches(&job.prices, calls, self.is_recorded(lengths));
         let time = relative_time(&job.prices, levers, tokens, arithmetic, beside);
-        // The update of parameters hides nothing.
+        // The update of parameters overlaps with no communication.
         let passes = self.seconds_of_passes(&traffic.with_speed(&job.prices), lengths);
         let unit = passes.unwrap_or(0.0) / time;
         let step = Computed { time, arithmetic, levers, micro_batches };
@@ -196,7 +196,7 @@ impl StepOf<'_> {
     }
 }
 
-/// Samples of a step that are counted one by one.
+/// Samples of a step that are counted individually.
 const MOST_SAMPLES: usize = 256;
 
 #[cfg(test)]
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn a_step_takes_the_time_of_its_tokens() {
         let [long, short] = [&[][..], &[(64, 64)]].map(|lengths| of(lengths, false).step_seconds.unwrap());
-        // 8 x 512 tokens through 60 M parameters, forward and backward: some 370 billion multiply-adds.
+        // 8 x 512 tokens through 60 M parameters, forward and backward: about 370 billion multiply-adds.
         assert!((0.3..0.6).contains(&long), "{long}");
         assert!((3.8..4.8).contains(&(long / short)), "{long} {short}");
         assert_eq!(of(&[LONGEST; 3], false).step_seconds, Some(long));

@@ -1,7 +1,7 @@
-//! Where tensors lie, and what is carried out there.
+//! The place of tensors, and the settings that it allows.
 //!
-//! A device has kernels of its own, and some things lie beside a device alone. The table of levers says which of their values do
-//! ([`crate::Lever::works_at`]); the search leaves the others out, and here a job that asks for one is refused.
+//! Some kernels, and some values of levers, exist only on a device. The table of levers says which values do ([`crate::Lever::works_at`]).
+//! The search leaves the others out, and this module refuses a job that asks for one.
 
 use memory_policy::{Bytes, CostRow, MemorySnapshot, Place};
 use t5::Levers;
@@ -13,10 +13,10 @@ use crate::levers::in_blocks;
 use crate::names::{COMMUNICATION, CONTEXT, KERNELS, OFF_THE_CARD, POOL, STAGING};
 use crate::processes::Processes;
 
-/// Refuses a job that asks for something that the place of its tensors cannot carry out.
+/// Refuses a job that asks for a setting that the place of its tensors cannot carry out.
 ///
 /// # Errors
-/// [`Error::OnADeviceAlone`], which names it.
+/// [`Error::OnADeviceAlone`], which names the setting.
 pub fn check(job: &Job<'_>) -> Result<()> {
     if let Some((lever, value)) = job.pins.that_fails_at(job.place) {
         let flag = lever.flag.map(|flag| format!(" (`bench --{}`)", flag.long)).unwrap_or_default();
@@ -25,7 +25,7 @@ pub fn check(job: &Job<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Bytes in the host's memory and on a device while processes talk.
+/// The rows of buffers in the host's memory and on a device for communication between processes.
 pub fn communication(place: Place, processes: &Processes) -> Vec<CostRow> {
     let Processes { buffers, between_cards, .. } = *processes;
     let note = match (place, between_cards) {
@@ -37,17 +37,17 @@ pub fn communication(place: Place, processes: &Processes) -> Vec<CostRow> {
     of(buffers, note, Place::Host).into_iter().chain(on_cards).collect()
 }
 
-/// The host's part of operands on a device.
+/// The row of operands on the host for a device.
 pub fn staging(bytes: u64) -> Option<CostRow> {
     (bytes > 0).then(|| CostRow::new(STAGING, bytes, "tensors on their way to or from the device"))
 }
 
-/// Bytes of the host's memory that tensors of a device go through on their way to other processes.
+/// Bytes of pinned host memory through which a device's tensors go to other processes.
 pub fn pinned_for_others(place: Place, processes: &Processes) -> u64 {
     if place == Place::Device && processes.number > 1 { t5_ops::STAGING_BYTES } else { 0 }
 }
 
-/// Where tensors lie, in words.
+/// The place of tensors, in words.
 pub fn in_memory(place: Place) -> &'static str {
     match place {
         Place::Host => "in memory",
@@ -55,7 +55,7 @@ pub fn in_memory(place: Place) -> &'static str {
     }
 }
 
-/// Words about weights that are `kept` in files, and how many of them are `here`.
+/// A note about weights: where they are `kept`, and how many are in memory at a time.
 pub(crate) fn note_of_weights(kept: &str, place: Place, levers: &Levers) -> String {
     let here = in_memory(place);
     let (one, of_others) =
@@ -67,24 +67,26 @@ pub(crate) fn note_of_weights(kept: &str, place: Place, levers: &Levers) -> Stri
     }
 }
 
-/// What is kept in the host's memory beside a device.
+/// The row of tensors kept in the host's memory beside a device.
 pub fn off_the_card(bytes: u64) -> Option<CostRow> {
     let note = "weights, moments, activations and gradients that are off the card";
     (bytes > 0).then(|| CostRow::new(OFF_THE_CARD, bytes, note))
 }
 
-/// A card's context with the modules of candle's kernels: an assumption, until a card is opened and its free memory says more.
+/// A card's context with the modules of candle's kernels. It is assumed until a card is opened and its free memory is known.
 const ASSUMED_CONTEXT_BYTES: u64 = 384 << 20;
-/// The workspace of cuBLAS on a card of compute capability 9.0, which takes most: NVIDIA's documentation of `cublasSetWorkspace`.
+/// The workspace of cuBLAS on a card of compute capability 9.0, which needs most: NVIDIA's documentation of `cublasSetWorkspace`.
 const CUBLAS_WORKSPACE_BYTES: u64 = 32 << 20;
-/// Buffers of NCCL, which it has for each other card and channel: an assumption.
+/// Buffers of NCCL for the other cards and channels: an assumption.
 const ASSUMED_NCCL_BYTES: u64 = 256 << 20;
-/// The most that is held beside tensors because memory comes in units, until a card is opened: units of 2 MiB for small and for large tensors.
+/// The most memory that is unused because the pool grows by units, until a card is opened: units of 2 MiB for small and for large tensors.
 const ASSUMED_POOL_UNIT: Bytes = Bytes(4 << 20);
-/// Room between tensors, because they go in another order than they came. Runs of T5 have 1 to 8 %, but for their limit.
+/// Unused memory between tensors, because they are freed in another order than allocated. Runs of T5 have 1 to 8 %, unless the limit
+/// prevents it.
 const POOL_PERCENT: u64 = 4;
 
-/// What a device holds beside tensors, whatever is chosen, with NCCL or without. Once it has been opened and a step was rehearsed on it, that is measured.
+/// The row of memory that a device holds beside tensors under every plan, with NCCL or without. After a device has been opened and a step
+/// rehearsed on it, this memory is measured.
 pub fn context(place: Place, has_nccl: bool, now: &MemorySnapshot) -> Option<CostRow> {
     if place == Place::Host {
         return None;
@@ -101,14 +103,14 @@ pub fn context(place: Place, has_nccl: bool, now: &MemorySnapshot) -> Option<Cos
     Some(row.at(place))
 }
 
-/// What a device's libraries will load into the host's memory.
+/// The row of kernels that a device's libraries will load into the host's memory.
 pub fn kernels_on_host(place: Place, now: &MemorySnapshot) -> Option<CostRow> {
     let bytes = now.device.as_ref().filter(|_| place == Place::Device)?.kernels_on_host;
     let note = "assumed: those that cuBLAS loads for the sizes of a step";
     (bytes > Bytes::ZERO).then(|| CostRow::new(KERNELS, bytes.0, note))
 }
 
-/// Adds what is held on the device beside the tensors of each phase and those of `fixed`.
+/// Adds the row of the device's pool to each phase, for the tensors of the phase and of `fixed`.
 pub fn add_pool(choice: &mut StepChoice, fixed: &[CostRow], now: &MemorySnapshot) {
     let of_tensors = |rows: &[CostRow]| -> Bytes {
         let on_device = rows.iter().filter(|row| row.place == Place::Device && row.name != CONTEXT);
@@ -124,7 +126,7 @@ pub fn add_pool(choice: &mut StepChoice, fixed: &[CostRow], now: &MemorySnapshot
     }
 }
 
-/// The memory that is held on a device beside tensors of this size.
+/// The row of memory that a device's pool holds beside `tensors` bytes of tensors.
 fn pool_beside(tensors: Bytes, now: &MemorySnapshot) -> CostRow {
     let (unit, known) = match now.device.as_ref().map(|device| device.pool_unit) {
         None | Some(Bytes::ZERO) => (ASSUMED_POOL_UNIT, "assumed"),

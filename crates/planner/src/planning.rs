@@ -1,4 +1,4 @@
-//! From a job to its plan: the costs of everything that could be chosen, and the fastest that fits.
+//! From a job to its plan: the costs of all choices, and the fastest choice that fits.
 
 use memory_policy::{Bytes, CostRow, MemorySnapshot, Place, undominated};
 
@@ -8,7 +8,7 @@ use crate::job::{Job, Training, Wanted, Work};
 use crate::names::{PROCESS, SMALL_BLOCKS};
 use crate::{Costs, Plan, StepChoice, feed, inference, place, training};
 
-/// A plan, and what it was chosen from.
+/// A plan, and the choices that it was taken from.
 pub struct Planned {
     /// The plan.
     pub plan: Plan,
@@ -16,24 +16,23 @@ pub struct Planned {
     pub costs: Costs,
 }
 
-/// What the allocator keeps of blocks that are no pages of their own, in the threads' heaps, beyond what the
-/// rehearsal left there: an estimate.
+/// Small blocks that the allocator keeps in the threads' heaps, beyond those that the rehearsal left there: an estimate.
 const SMALL_BLOCKS_BYTES: u64 = 1 << 20;
-/// The same of each thread beyond [`FEW_THREADS`], with its stack: 0.25 to 0.3 MiB were measured with 16 and 32 threads.
+/// Small blocks and the stack of each thread beyond [`FEW_THREADS`]: 0.25 to 0.3 MiB were measured with 16 and 32 threads.
 const BYTES_OF_A_THREAD: u64 = 320 << 10;
 const FEW_THREADS: usize = 2;
-/// The same of code that no rehearsal runs, in every phase: in evaluations and answers up to 0.1 MiB beyond the estimate were measured.
+/// Small blocks of code that no rehearsal runs, in every phase. In evaluations and answers up to 0.1 MiB beyond the estimate were measured.
 const BYTES_OF_OTHER_CODE: u64 = 256 << 10;
 
 fn small_blocks(threads: usize) -> u64 {
     SMALL_BLOCKS_BYTES + threads.saturating_sub(FEW_THREADS) as u64 * BYTES_OF_A_THREAD
 }
 
-/// Bytes of the choices that a run keeps, to plan again between two steps.
+/// Bytes of the choices that a run keeps so that it can plan again between two steps.
 fn kept_choices(training: &Training<'_>, steps: &[StepChoice]) -> u64 {
     let own_bytes = |steps: &[StepChoice]| steps.iter().map(StepChoice::own_bytes).sum();
     match training.wanted {
-        // Whoever explains a plan sees all of them.
+        // These choices are made for an explanation, so they include dominated choices, which a run does not keep.
         Wanted::All => own_bytes(&undominated(steps.iter().cloned(), |_| false)),
         Wanted::Undominated(_) => own_bytes(steps),
     }
@@ -42,8 +41,7 @@ fn kept_choices(training: &Training<'_>, steps: &[StepChoice]) -> u64 {
 /// The choices of a job, with their costs.
 ///
 /// # Errors
-/// Errors of the trainer; [`crate::Error::OnADeviceAlone`] where the job asks for something that the place of its tensors cannot
-/// carry out.
+/// Errors of the trainer; [`crate::Error::OnADeviceAlone`] if the job asks for a setting that the place of its tensors cannot carry out.
 pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
     place::check(job)?;
     let (held, mut steps) = match &job.work {
@@ -78,15 +76,15 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
     Ok(Costs { task, fixed, steps, loaders })
 }
 
-/// What the system may keep in memory of files that are read.
+/// Bytes of files that the system may keep in memory while they are read.
 pub(crate) fn memory_for_reading(job: &Job<'_>, now: &MemorySnapshot) -> Bytes {
     now.ceiling().saturating_sub(job.budgets.process.resolve(now))
 }
 
-/// The fastest plan that fits, and what it was chosen from.
+/// The fastest plan that fits, and the choices that it was taken from.
 ///
 /// # Errors
-/// As [`costs`]; [`crate::Error::DoesNotFit`] where nothing fits the budget.
+/// As [`costs`]; [`crate::Error::DoesNotFit`] if no choice fits the budget.
 pub fn plan(job: &Job<'_>, now: &MemorySnapshot) -> Result<Planned> {
     let costs = costs(job, now)?;
     let plan = memory_policy::plan(now, &costs, job.budgets)?;

@@ -5,10 +5,10 @@ use memory_policy::{Bytes, CostRow, Name};
 use crate::Plan;
 use crate::names::{EXACT, NOT_TENSORS, PROCESS};
 
-/// The row that most likely was too small when `phase` made the process hold `peak`, `tensors` of it in tensors.
+/// Names the row that most likely was too small when the process held `peak` bytes in `phase`, of them `tensors` bytes in tensors.
 ///
-/// Tensors above what their rows say: the largest row of that phase that is not known exactly. Otherwise what
-/// grew is not tensors, and the rows that are measured or estimated are to blame.
+/// If the tensors exceed their rows, returns the largest row of that phase whose bytes are not exact. Otherwise memory outside tensors
+/// grew, and the measured or estimated rows were too small.
 pub fn wrong_row(plan: &Plan, phase: &Name, peak: Bytes, tensors: Bytes) -> String {
     let rows = &plan.bill.rows;
     let is_tensor = |row: &&CostRow| !NOT_TENSORS.contains(&row.name);

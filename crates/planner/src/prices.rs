@@ -1,10 +1,10 @@
-//! Prices: the time of a step under each choice, over the time of the fastest.
+//! Prices: the time of a step under each choice, relative to the fastest.
 //!
-//! A price is arithmetic times a measured factor. How much a choice computes again is counted, product by product,
-//! because models differ in it: a quarter of a step of t5-small is its vocabulary, which is never computed again.
+//! A price is arithmetic times a measured factor. The arithmetic that a choice computes again is counted, product by product, because
+//! models differ in it: the vocabulary is a quarter of a step of t5-small, and is never computed again.
 //!
-//! The factors are measured where the run is ([`crate::Speed`]), or built in: `bench/runs` has the tables of levers that the
-//! built-in ones come from, and those of budgets, which compare the prices of whole plans with measured steps.
+//! The factors are measured on the machine of the run ([`crate::Speed`]), or built in. `bench/runs` has the tables of levers that the
+//! built-in factors come from, and the tables of budgets, which compare the prices of whole plans with measured steps.
 
 use candle_core::DType;
 use memory_policy::{Bytes, Place};
@@ -37,75 +37,74 @@ fn is_nothing(tokens: &f64) -> bool {
 /// Rows of a chunk whose logits are computed again.
 const CHUNK_WITHOUT_LOGITS: f64 = 1024.0;
 
-/// What levers cost in time on one machine, by the units that multiply: plain values, so that a run plans the same way
-/// from them anywhere.
+/// The time that levers cost on one machine, by the units that multiply. They are plain values, so a run makes the same plan from them
+/// anywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prices {
-    /// What a micro-batch costs beside its arithmetic, in the time of so many tokens: weights packed, gradients
-    /// touched.
+    /// Fixed cost of a micro-batch, in the time of so many tokens: packing weights, and reading and writing gradients.
     pub overhead_tokens: f64,
-    /// The tokens of a micro-batch from which on larger ones gain nothing.
+    /// The tokens of a micro-batch beyond which larger ones gain nothing.
     #[serde(default = "enough_tokens", skip_serializing_if = "is_enough")]
     pub enough_tokens: f64,
-    /// The same of what is computed again in a micro-batch. The built-in prices have it in those of the arithmetic.
+    /// Fixed cost of the operations that a micro-batch computes again, in tokens. The built-in prices include it in the prices of
+    /// arithmetic.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub again_overhead_tokens: f64,
-    /// The time of a multiply-add of a product that is computed again, over that of an average one of the step.
+    /// The time of a multiply-add of a product that is computed again, relative to an average multiply-add of the step.
     pub again: f64,
-    /// The same of attention outputs.
+    /// The relative time of a multiply-add of attention outputs that are computed again.
     pub heads: f64,
-    /// The same for a second backward pass.
+    /// The relative time of a multiply-add of a second backward pass.
     pub second: f64,
-    /// The time of writing a byte to a file that stays in memory and reading it, in multiply-adds of an average one of
-    /// the step.
+    /// The time of writing a byte to a file that stays in the page cache, and reading it, in average multiply-adds of the step.
     pub file_byte: f64,
-    /// The time of copying a byte between the host and a device, in multiply-adds of an average one of the step.
+    /// The time of copying a byte between the host and a device, in average multiply-adds of the step.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub bus_byte: f64,
-    /// The same of a byte that comes from page-locked memory of the host or goes there; 0 where it was not measured.
+    /// The same time for a byte in page-locked memory of the host; 0 if it was not measured.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub locked_bus_byte: f64,
-    /// The time of casting an element of a weight to bf16 on a device, in multiply-adds of an average one of the step.
+    /// The time of casting an element of a weight to bf16 on a device, in average multiply-adds of the step.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub weight_cast: f64,
-    /// The host's time to launch a kernel on a card, in multiply-adds of an average one of the step; 0 where it was not measured.
+    /// The host's time to launch a kernel on a card, in average multiply-adds of the step; 0 if it was not measured.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub launch: f64,
-    /// The same of a matrix product.
+    /// The host's time to launch a matrix product, in the same unit.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub product_launch: f64,
-    /// The time of launching a graph on a card, beside its nodes, in multiply-adds of an average one of the step; 0 where it was not measured.
+    /// The time of launching a graph on a card, without its nodes, in average multiply-adds of the step; 0 if it was not measured.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub graph_launch: f64,
-    /// The time of each node of a graph that has little to do; 0 where it was not measured.
+    /// The time of each short node of a graph, in the same unit; 0 if it was not measured.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub graph_node: f64,
-    /// Price of a byte that goes to the disk, relative to one that stays in the page cache.
+    /// Price of a byte that goes to the disk, relative to a byte that stays in the page cache.
     pub disk: f64,
-    /// Price of a byte of weights, which is read three times, relative to one that is written and read once.
+    /// Price of a byte of weights, which is read three times, relative to a byte that is written and read once.
     pub weights: f64,
-    /// The same where it goes to the disk.
+    /// Price of a byte of weights that goes to the disk, in the same unit.
     pub weights_to_disk: f64,
     /// Fixed cost of a chunk of the loss, in rows: the vocabulary is packed for each.
     pub overhead_rows: f64,
-    /// Whether logits are computed again whatever the chunk, so that every price has it in it.
+    /// Whether logits are always computed again, so that every price includes it.
     pub never_keeps_logits: bool,
-    /// The time of an average multiply-add of the step in picoseconds, where it was measured.
+    /// The time of an average multiply-add of the step in picoseconds, if measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiply_add_ps: Option<f64>,
-    /// The time of the optimizer's update of a parameter in picoseconds, where it was measured.
+    /// The time of the optimizer's update of a parameter in picoseconds, if measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameter_ps: Option<f64>,
 }
 
 impl Prices {
-    /// Of f32, and of bf16 where that is widened to f32 as it is packed, as measured on t5-small.
+    /// Prices of f32, and of bf16 that is widened to f32 as it is packed, measured on t5-small.
     ///
-    /// To the disk: steps of t5-small that write 788 MB, in control groups without memory for files and outside of them.
-    /// Weights: t5-small over 2 x 48+96 tokens 1.3 (687 ms, and 602 with the gradients in files instead), over 8 x 256+256
-    /// 2.5; chatlm-0.2b over 1 x 320+320 1.8. To the disk: a step of chatlm-0.2b over 4 x 256+256 tokens took 10.9 s in a
-    /// group of 900 MiB, and 14.2 s with its weights in a file in one of 260 MiB.
+    /// To the disk: steps of t5-small that write 788 MB, in control groups without memory for files and outside of them. Weights: t5-small
+    /// over 2 x 48+96 tokens has 1.3 (687 ms, and 602 ms with the gradients in files instead), and over 8 x 256+256 2.5; chatlm-0.2b over 1
+    /// x 320+320 has 1.8. Weights to the disk: a step of chatlm-0.2b over 4 x 256+256 tokens took 10.9 s in a group of 900 MiB. With its
+    /// weights in a file, in a group of 260 MiB, it took 14.2 s.
     pub const fn vectors() -> Self {
         Self {
             overhead_tokens: 65.0,
@@ -132,7 +131,7 @@ impl Prices {
         }
     }
 
-    /// Of bf16 on tile registers. The products are faster, what lies between them is not.
+    /// Prices of bf16 on tile registers. Only the products are faster; the operations between them are not.
     pub const fn tiles() -> Self {
         Self {
             overhead_tokens: 200.0,
@@ -146,7 +145,7 @@ impl Prices {
         }
     }
 
-    /// Whether every price is a number that a plan can be made from.
+    /// Whether every price is a number that the planner can use.
     pub fn are_sound(&self) -> bool {
         let Self {
             overhead_tokens,
@@ -176,10 +175,10 @@ impl Prices {
         has_tokens && work.into_iter().chain(moved).chain(launched).chain(given).all(are_in_range)
     }
 
-    /// Of a card, whatever processor is beside it: not measured. A micro-batch of t5-base is some 12,000 launches of candle's kernels,
-    /// of about 5 microseconds each, in which a card would multiply one to five thousand tokens; tens of thousands keep its units
-    /// busy. Scores lie in memory, and each chunk of the loss waits for the device. Where a card makes 4 * 10^13 multiply-adds a second, 10 GB/s of
-    /// its bus are four thousand for a byte, and a file's 2 GB/s are twenty thousand. A cast moves 6 bytes, at 2 TB/s.
+    /// Prices of a card beside any processor: not measured. A micro-batch of t5-base has about 12,000 launches of candle's kernels, of
+    /// about 5 microseconds each. In that time a card would multiply one to five thousand tokens; tens of thousands keep its units busy.
+    /// Scores lie in memory, and each chunk of the loss waits for the device. At 4 * 10^13 multiply-adds a second, a byte on a bus of
+    /// 10 GB/s costs four thousand of them. A byte in a file at 2 GB/s costs twenty thousand. A cast moves 6 bytes, at 2 TB/s.
     pub fn card() -> Self {
         Self {
             overhead_tokens: 2048.0,
@@ -196,17 +195,17 @@ impl Prices {
         }
     }
 
-    /// Of a byte that is copied between a device and a place on the host, which is page-locked or not.
+    /// The price of a byte that is copied between a device and the host, whose memory is page-locked or not.
     pub fn of_bus(&self, is_locked: bool) -> f64 {
         if is_locked && self.locked_bus_byte > 0.0 { self.locked_bus_byte } else { self.bus_byte }
     }
 
-    /// Built in, for tensors that lie there.
+    /// The built-in prices for tensors at `place`.
     pub fn at(place: Place, activations: DType) -> Self {
         if place == Place::Device { Self::card() } else { Self::of_units(activations) }
     }
 
-    /// Of the units of this process that multiply activations of this dtype.
+    /// The built-in prices of this process's units that multiply activations of this dtype.
     pub fn of_units(activations: DType) -> Self {
         if activations == DType::BF16 && t5_ops::processor().has_tiles() { Self::tiles() } else { Self::vectors() }
     }
@@ -216,13 +215,13 @@ impl Prices {
 const GRAPHS: f64 = 2.0;
 
 impl Prices {
-    /// The host's time for these requests, in multiply-adds; nothing where the launch of a kernel has no price.
+    /// The host's time for these requests, in multiply-adds; 0 if the launch of a kernel has no price.
     #[expect(clippy::cast_precision_loss, reason = "requests of a step")]
     pub(crate) fn launching(&self, calls: &Calls) -> f64 {
         self.launch * calls.launches as f64 + self.product_launch * calls.products as f64
     }
 
-    /// The time of launching the same as the graphs of a micro-batch. Graphs without a price are launched as kernels.
+    /// The time of launching the same requests as the graphs of a micro-batch. Graphs without a price are launched as kernels.
     #[expect(clippy::cast_precision_loss, reason = "requests of a step")]
     pub(crate) fn launching_graphs(&self, calls: &Calls) -> f64 {
         if !self.knows_graphs() {
@@ -231,37 +230,38 @@ impl Prices {
         GRAPHS * self.graph_launch + self.graph_node * (calls.launches + calls.products) as f64
     }
 
-    /// Whether graphs have a price, and launches that they are compared with.
+    /// Whether graphs have a price, and the launches that they replace do, too.
     pub(crate) fn knows_graphs(&self) -> bool {
         self.launch > 0.0 && self.graph_node > 0.0
     }
 }
 
-/// The time of reading a byte of a mapped file, over that of writing it to a file and reading it back: where the system has
-/// it in memory, and where it comes from the disk.
+/// The time of reading a byte of a mapped file, relative to writing it to a file and reading it back: from the page cache, and from the
+/// disk.
 pub const READ: f64 = 0.1;
 pub const READ_FROM_DISK: f64 = 1.0;
 
-/// What a micro-batch takes beside its arithmetic, in multiply-adds: bytes that move, and launches.
+/// The time of a micro-batch beside its arithmetic, in multiply-adds: bytes that move, and launches.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Beside {
-    /// While nothing is computed.
+    /// The time in which nothing is computed.
     pub alone: f64,
-    /// While blocks are computed, as long as that takes.
+    /// The time that overlaps with the computation of blocks.
     pub behind: f64,
-    /// Casts of weights that are spared. The prices of products include them.
+    /// The time of weight casts that are saved. The prices of products include them.
     pub spared: Parts,
-    /// The host's time for launches, which a card does not wait for where it has as much to compute.
+    /// The host's time for launches. A card does not wait for them while it computes as long.
     pub launching: Parts,
 }
 
 impl Beside {
-    /// The same step without the casts of these elements of weights.
+    /// The same micro-batch without the casts of these elements of weights.
     pub fn without_casts(self, prices: &Prices, elements: Parts) -> Self {
         Self { spared: elements.times(prices.weight_cast), ..self }
     }
 
-    /// The same step with these launches, those of blocks in graphs where it `is_recorded`. Nobody counts them where they have no price.
+    /// The same micro-batch with these launches. Those of blocks are launched as graphs if it `is_recorded`. If launches have no price,
+    /// `calls` is not called.
     pub fn with_launches(self, prices: &Prices, calls: impl FnOnce() -> PassCalls, is_recorded: bool) -> Self {
         if prices.launch == 0.0 {
             return self;
@@ -271,7 +271,7 @@ impl Beside {
         Self { launching: Parts { blocks, head: prices.launching(&calls.head) }, ..self }
     }
 
-    /// A share of it.
+    /// A share of these times.
     pub fn times(self, share: f64) -> Self {
         let Self { alone, behind, spared, launching } = self;
         let (spared, launching) = (spared.times(share), launching.times(share));
@@ -279,7 +279,7 @@ impl Beside {
     }
 }
 
-/// The time of moving what is `written`, where there is so much `memory` for files.
+/// The time of moving the `written` bytes, with `memory` bytes of memory for files.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
 pub fn moving_time(prices: &Prices, written: Written, memory: Bytes) -> Beside {
     let Written { over_the_bus, locked, .. } = written;
@@ -292,28 +292,28 @@ pub fn moving_time(prices: &Prices, written: Written, memory: Bytes) -> Beside {
     Beside { alone, behind, ..Beside::default() }
 }
 
-/// What is `written` to files as so many bytes that stay in memory, where there is `memory` for them; weights come last.
+/// The price of the `written` bytes, in bytes that stay in memory, with `memory` bytes of memory for files. Weights come last.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
 fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
     let Written { once, weights, frozen, read, .. } = written;
     let beyond = |bytes: u64, memory: u64| bytes.saturating_sub(memory) as f64;
     let to_the_disk = (prices.disk - 1.0) * beyond(once, memory.0);
     let weights_to_disk = (prices.weights_to_disk - prices.weights) * beyond(weights, memory.0.saturating_sub(once));
-    // The system drops what is only read before anything else, and keeps it in all memory that is free.
+    // The system drops pages that are only read before others, and may keep them in all free memory.
     let is_kept = frozen <= memory.0.saturating_mul(100 / UNWRITTEN_PERCENT);
     let reading = (if is_kept { READ } else { READ_FROM_DISK }) * read as f64;
     once as f64 + to_the_disk + prices.weights * weights as f64 + weights_to_disk + reading
 }
 
-/// The time of a step whose micro-batches have so many tokens, over that of one that computes nothing again in
-/// micro-batches of enough tokens. Of the bytes of `beside` that move while blocks are computed, a step waits for what takes longer than
-/// these. Blocks, and the head, take the longer one of what they compute and of the host's launches.
+/// The time of a step whose micro-batches have `tokens` tokens, relative to a step that computes nothing again in micro-batches of enough
+/// tokens. Copies in `beside` overlap with blocks; a step waits only for the time by which they take longer. Blocks take the longer of
+/// their computation and the host's launches, and so does the head.
 pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic: &Arithmetic, beside: Beside) -> f64 {
     let share = |blocks: &[BlockArithmetic], of: fn(&BlockArithmetic) -> f64| {
         blocks.iter().map(of).sum::<f64>() / arithmetic.training
     };
     let blocks = arithmetic.blocks.as_slice();
-    // Blocks that backward visits twice are computed again in the first pass, too.
+    // Blocks that backward visits twice are also computed again in the first visit.
     let recomputed = match levers.layer_major {
         Some(layers) if layers.goes_twice(blocks.len()) => blocks,
         _ => &blocks[..levers.recompute_blocks.min(blocks.len())],
@@ -323,18 +323,18 @@ pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic
     let again = prices.again * with_fixed_costs * share(recomputed, |block| block.again - block.heads)
         + heads * share(recomputed, |block| block.heads);
     let layer_by_layer = levers.layer_major.map_or(0.0, |layers| {
-        // Backward ends with the first blocks. They keep their gradients; what comes before takes forward and backward
-        // a second time, or a file.
+        // Backward ends with the first blocks, and they keep their gradients. The other blocks need forward and backward a second time, or
+        // a file.
         let dropped = &blocks[layers.kept_gradient_blocks.min(blocks.len())..];
         let dropped = if layers.gradients_on_disk { &[] } else { dropped };
         prices.second * with_fixed_costs * share(dropped, |block| block.again + block.backward)
     });
-    // Logits that are computed again are so in large chunks: one product of the head's three. On vectors that is where few
-    // rows are asked for, in bf16 as in f32.
+    // Logits are computed again in large chunks, which repeats one of the head's three products. On vectors this happens with few rows, in
+    // bf16 as in f32.
     let keeps = prices.never_keeps_logits || t5_ops::keeps_logits(DType::F32, levers.loss_chunk_rows);
     #[expect(clippy::cast_precision_loss, reason = "rows of a chunk")]
     let rows = if keeps { levers.loss_chunk_rows.max(1) as f64 } else { CHUNK_WITHOUT_LOGITS };
-    // A micro-batch may have fewer of them: half of its tokens, about, are the target's.
+    // A micro-batch may have fewer rows: about half of its tokens are the target's.
     #[expect(clippy::cast_precision_loss, reason = "tokens of a micro-batch")]
     let rows = rows.min((tokens as f64 / 2.0).max(1.0));
     let head = arithmetic.head / arithmetic.training;
@@ -404,7 +404,7 @@ mod tests {
             ((1, 12, 256), Some(6), 1.75),
             ((1, 12, 256), Some(12), 1.30),
             ((4, 12, 256), Some(0), 1.90),
-            // In bf16, on AVX-512 without instructions for it.
+            // bf16 on AVX-512 without bf16 instructions.
             ((4, 0, 256), None, 1.01),
             ((1, 0, 256), None, 1.13),
             ((8, 12, 256), None, 1.16),
@@ -447,7 +447,7 @@ mod tests {
         let (computed, head) = (time(0.0, 0.0), arithmetic.head / arithmetic.training);
         assert!((time(0.5, 0.0) - computed - 0.5).abs() < 1e-9);
         assert_eq!(time(0.0, 0.9 * (1.0 - head)), computed);
-        // What takes longer than the blocks is waited for, and nothing else.
+        // The step waits only for the time by which copies take longer than the blocks.
         let [once, more] = [3.0, 5.0].map(|behind| time(0.0, behind));
         assert!((more - once - 2.0).abs() < 1e-9 && once < computed + 3.0 && once > 3.0, "{once} {more} {computed}");
     }

@@ -1,30 +1,29 @@
-//! The processes that train one model together, as a plan counts them.
+//! The processes that train one model together, as the planner counts them.
 
 use trainer::Sharding;
 
 use crate::rounding::significant;
 
-/// One of several processes that train together. The default is one alone.
+/// One of several processes that train together. The default is a single process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Processes {
-    /// How many they are.
+    /// The number of processes.
     pub number: usize,
-    /// The most shards of a batch that one of them has.
+    /// The most shards of a batch that one process has.
     pub most_shards: usize,
-    /// The most sums of a gradient that one of them sends.
+    /// The most sums of a gradient that one process sends.
     pub sent_sums: usize,
     /// Bytes that are sent and received at a time in the host's memory.
     pub buffers: u64,
-    /// Where cards send each other tensors themselves (NCCL): the bytes on each of them that are received at a time. None: they go through
-    /// the host.
+    /// Bytes that each card receives at a time, if cards send tensors to each other directly (NCCL). `None`: tensors go through the host.
     pub between_cards: Option<u64>,
-    /// Sums of a gradient that exist at a time, each of other shards of the batch.
+    /// Sums of a gradient that exist at a time. Each is over other shards of the batch.
     pub gradient_sums: usize,
     /// Whether each shard of a batch is summed by itself, so that the bits do not depend on the number of processes.
     pub closes_shards: bool,
-    /// How many deal out among them what [`Processes::sharding`] says.
+    /// The number of processes among which the values of [`Processes::sharding`] are divided.
     pub owners: usize,
-    /// What each holds of what all of them need.
+    /// The values that are divided among processes.
     pub sharding: Sharding,
     /// The network between them.
     pub network: Network,
@@ -44,7 +43,7 @@ impl Default for Network {
 }
 
 impl Network {
-    /// Of a measured rate: rounded to halves of powers of two, because what decides a plan is not to hang on the noise of a measurement.
+    /// A measured rate, rounded to halves of powers of two. Otherwise the noise of a measurement could change a plan.
     pub fn measured(bits_per_second: f64) -> Self {
         let rounded = ((bits_per_second.max(1.0).log2() * 2.0).round() / 2.0).exp2();
         Self { bits_per_second: significant(rounded) }

@@ -1,4 +1,4 @@
-//! The rows that an evaluation reads, and what reading them holds.
+//! The rows that an evaluation reads, and the memory of reading them.
 
 use dataloader::{BadRows, LoaderLimits, LoaderOptions, OrderOptions, Tokenizer};
 use parquet_dataset::{Dataset, Residency};
@@ -8,10 +8,10 @@ use crate::reading_bytes::Reading;
 /// Micro-batches read together and sorted by length, so that little is padded.
 const BATCHES_SORTED_TOGETHER: usize = 4;
 
-/// Nothing is held ahead: the evaluating thread reads for itself.
+/// Nothing is read ahead: the evaluating thread reads for itself.
 pub const NOTHING_AHEAD: LoaderLimits = LoaderLimits { prefetch_batches: 0, decode_threads: 0 };
 
-/// The stream of an evaluation that computes `samples` rows at a time: each row once, in file order.
+/// The options of an evaluation that computes `samples` rows at a time: each row once, in file order.
 pub fn in_file_order(loader: &LoaderOptions, samples: usize) -> LoaderOptions {
     LoaderOptions {
         batch_size: samples.max(1) * BATCHES_SORTED_TOGETHER,
@@ -28,9 +28,9 @@ pub fn in_file_order(loader: &LoaderOptions, samples: usize) -> LoaderOptions {
 pub struct EvaluatedRows<'a> {
     /// The training task.
     pub loader: LoaderOptions,
-    /// Who encodes them.
+    /// The tokenizer that encodes them.
     pub tokenizer: &'a Tokenizer,
-    /// Where they are.
+    /// The dataset that holds them.
     pub dataset: &'a Dataset,
 }
 
@@ -40,7 +40,7 @@ impl EvaluatedRows<'_> {
         self.dataset.rows()
     }
 
-    /// What reading holds, `samples` rows computed at a time. Tokenizer and footers are the process's.
+    /// The memory of reading when `samples` rows are computed at a time. Tokenizer and footers belong to the process's own memory.
     pub(crate) fn bytes(&self, samples: usize) -> Reading {
         let options = in_file_order(&self.loader, samples);
         let loader = dataloader::costs(&options, NOTHING_AHEAD, self.tokenizer, self.dataset);

@@ -1,10 +1,10 @@
-//! The bytes of reading, whoever reads.
+//! The bytes of reading, for every kind of rows.
 
-/// The bytes that the rows of an evaluation take: it reads some, and then computes with them.
+/// The bytes that the rows of an evaluation take. An evaluation alternates between reading rows and computing with them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reading {
-    /// While they are read and tokenized.
+    /// Bytes while rows are read and tokenized.
     pub rows: u64,
-    /// While the batch that was made of them is computed with. The small blocks of tokenizing were given back.
+    /// Bytes of the batch during computation. By then, the tokenizer's small blocks have been freed.
     pub batch: u64,
 }

@@ -1,8 +1,8 @@
-//! A rehearsal: a step, a loss and an answer of the smallest model there is, before memory is measured.
+//! A rehearsal: a step, a loss and an answer of the smallest possible model, before memory is measured.
 //!
-//! The program's own memory is measured, not guessed. But code is paged in when it first runs, and threads
-//! get their stacks and buffers when they first work. After a rehearsal both are there, and the row `process` of
-//! the bill is what it will be during the run. It takes milliseconds and leaves nothing else behind.
+//! The program's own memory is measured, not guessed. But code is paged in when it first runs, and threads get their stacks and buffers
+//! when they first work. After a rehearsal both are in memory, so the bill's row `process` has the same bytes as during the run. A
+//! rehearsal takes milliseconds and leaves nothing else behind.
 
 use candle_core::{DType, Device};
 use memory_policy::{MemorySnapshot, Probe};
@@ -14,7 +14,7 @@ use crate::error::Result;
 const SAMPLES: usize = 4;
 const TOKENS: usize = 64;
 
-/// Rehearses what a run with these options does with a model of this kind, and takes the snapshot that it is planned from.
+/// Rehearses a run with these options and this kind of model, and takes the snapshot that planning starts from.
 ///
 /// # Errors
 /// The rehearsal failed, or the machine's memory cannot be read.
@@ -46,7 +46,7 @@ pub fn rehearse(
     Ok(probe.snapshot()?)
 }
 
-/// The same of a loss and an answer alone.
+/// Rehearses a loss and an answer only, and takes the snapshot.
 ///
 /// # Errors
 /// As [`rehearse`].
@@ -63,7 +63,7 @@ pub fn rehearse_inference(
     Ok(probe.snapshot()?)
 }
 
-/// Gives back what a rehearsal has left behind and other rows of a bill have: packed operands, too.
+/// Frees memory that a rehearsal leaves and that other rows of a bill count, such as packed operands.
 fn release() {
     t5_ops::release_kept();
     heap::release_unused();
@@ -96,7 +96,7 @@ pub(crate) fn smallest(model: &t5::Config) -> t5::Config {
         eos_token_ids: vec![1],
         pad_token_id: 0,
         decoder_start_token_id: 0,
-        // Its weights are new.
+        // Its weights are new, so there is no base to read.
         base_precision: None,
         stored: None,
         ..model.clone()

@@ -7,7 +7,7 @@ use crate::counted::StepCounter;
 use crate::error::Result;
 use crate::job::{Job, Work};
 
-/// The requests of a plan's step to a card, all samples as long as the longest; none where nothing is trained, or on the host.
+/// The requests of a plan's step to a card, if all samples are as long as the longest. `None` on the host, or if nothing is trained.
 ///
 /// # Errors
 /// An unknown item in `freeze`, or everything frozen.

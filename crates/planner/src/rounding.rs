@@ -1,6 +1,6 @@
 //! Numbers for reading.
 
-/// Rounded to three significant digits, for reading.
+/// Rounds to three significant digits.
 pub(crate) fn significant(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;

@@ -1,11 +1,11 @@
-//! How many rows are evaluated, and how many of them are answered.
+//! The number of rows that are evaluated, and the number of them that are answered.
 
-/// The rows of an evaluation: the first ones of a dataset, of which the first ones are answered.
+/// The rows of an evaluation: the first rows of a dataset are evaluated, and the first of these are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowCounts {
-    /// All that are evaluated.
+    /// Rows that are evaluated.
     pub evaluated: u64,
-    /// Of these, those that are answered.
+    /// Evaluated rows that are also answered.
     pub answered: u64,
 }
 
@@ -13,7 +13,8 @@ impl RowCounts {
     /// Any number, all answered.
     pub const ANY: Self = Self { evaluated: u64::MAX, answered: u64::MAX };
 
-    /// Of a dataset of `rows` rows, where that is known, the first `samples`, of which the first `generate_samples` are answered. 0: all.
+    /// Counts for a dataset of `rows` rows, if known: the first `samples` are evaluated, and the first `generate_samples` of them answered.
+    /// 0: all.
     pub fn new(samples: u64, generate_samples: u64, rows: Option<u64>) -> Self {
         let wanted = |count: u64| if count == 0 { u64::MAX } else { count };
         let evaluated = wanted(samples).min(rows.unwrap_or(u64::MAX));
@@ -22,7 +23,7 @@ impl RowCounts {
 
     /// The most rows of a batch of `samples` rows that are evaluated, and answered.
     pub fn in_a_batch(&self, samples: usize) -> [usize; 2] {
-        // A batch that the rows never fill is smaller. Of none there is a plan, too.
+        // A batch is smaller if the rows never fill it. Even without rows there is a plan.
         [self.evaluated, self.answered].map(|rows| samples.min(usize::try_from(rows).unwrap_or(usize::MAX)).max(1))
     }
 }

@@ -1,4 +1,4 @@
-//! The rows of a dataset that is open, as training reads them.
+//! The rows of an open dataset, as training reads them.
 
 use dataloader::{DataLoader, LoaderLimits};
 use memory_policy::{Bytes, CostRow, FEEDING, Phase, plural};
@@ -11,7 +11,7 @@ use crate::levers::{DATASET_RESIDENCY, DECODE_THREADS, PREFETCH_BATCHES};
 use crate::names::{DATASET, LOADER};
 
 impl DatasetResidency {
-    /// In the dataset's own words.
+    /// Converts to the dataset's type.
     pub fn of_dataset(self) -> Residency {
         match self {
             Self::InMemory => Residency::InMemory,
@@ -22,7 +22,7 @@ impl DatasetResidency {
 }
 
 impl Feeding {
-    /// In the loader's own words.
+    /// Converts to the loader's type.
     pub fn limits(&self) -> LoaderLimits {
         LoaderLimits { prefetch_batches: self.prefetch_batches, decode_threads: self.decode_threads }
     }
@@ -31,41 +31,41 @@ impl Feeding {
 /// Rows of a dataset, as they are read in training.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
-    /// Where they are.
+    /// The dataset that holds them.
     pub dataset: &'a Dataset,
-    /// Who makes batches of them.
+    /// The loader that makes batches of them.
     pub loader: &'a DataLoader,
-    /// Whether they are shuffled, in windows of so many blocks.
+    /// The blocks of a window, if rows are shuffled.
     pub window_blocks: Option<u64>,
-    /// As many of them as the run reads.
+    /// The number of rows that the run reads.
     pub read: RowsRead,
 }
 
-/// How many rows a run reads.
+/// The number of rows that a run reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowsRead {
-    /// Rows of all steps; a row counts each time. `u64::MAX`: the run has no end.
+    /// Rows of all steps. A row counts each time that it is read. `u64::MAX`: the run has no end.
     pub samples: u64,
     /// Rows of a step.
     pub batch_samples: u64,
 }
 
-/// The blocks of rows that a dataset has, and that a shuffled run reads together.
+/// The blocks of rows of a dataset, and the window of blocks that a shuffled run reads together.
 #[derive(Clone, Copy)]
 struct Blocks {
     all: u64,
     rows_of_each: u64,
-    /// Those of a window. The whole-file shuffle works in one and begins the next; file order needs two blocks.
+    /// Blocks of a window. The whole-file shuffle reads one window and begins the next; file order needs two blocks.
     window: u64,
 }
 
 impl RowsRead {
-    /// The most blocks that are worth keeping: no row that is read lies in another, or has not been read before.
+    /// The most blocks that are worth keeping: later reads touch no other block that has been read before.
     fn kept_blocks(&self, blocks: Blocks) -> u64 {
         (blocks.window + 1).min(blocks.all).min(self.samples).max(1)
     }
 
-    /// The share of a run's reads that come first to their block, and so decode it even where blocks are kept.
+    /// The share of a run's reads that are the first from their block. They decode the block even if blocks are kept.
     #[expect(clippy::cast_precision_loss, reason = "a ratio")]
     fn share_of_first_reads(&self, blocks: Blocks) -> f64 {
         if self.samples == u64::MAX {
@@ -90,7 +90,7 @@ impl Rows<'_> {
         let mut choices = Vec::new();
         for (residency, residency_time) in self.residencies(pins) {
             for &(prefetch_batches, decode_threads) in &ahead {
-                // Making a batch costs a few percent of a step, hidden behind it where a thread does it.
+                // Making a batch costs a few percent of a step. With a thread of its own, it overlaps with the step.
                 let waiting = match prefetch_batches.min(decode_threads) {
                     0 => 1.05,
                     _ if prefetch_batches == 1 => 1.005,
@@ -106,8 +106,8 @@ impl Rows<'_> {
         choices
     }
 
-    /// Rows of the loader and the dataset: those that are always held, and those of the time before a step, where nothing is made
-    /// ahead. What they hold already, tokenizer and footers, is measured with the process.
+    /// Rows of the loader and of the dataset: memory that is always held, and memory held before a step if nothing is made ahead. Memory
+    /// that they hold already, such as tokenizer and footers, is measured with the process.
     fn held(&self, feeding: &Feeding) -> [Vec<CostRow>; 2] {
         let runs_ahead = feeding.prefetch_batches.min(feeding.decode_threads) > 0;
         let note = match feeding.prefetch_batches {
@@ -138,11 +138,11 @@ impl Rows<'_> {
         let block_bytes = dataset.mean_row_bytes().saturating_mul(rows_of_each.min(dataset.rows()));
         let kept_bytes = block_bytes.saturating_mul(self.read.kept_blocks(blocks)).min(dataset.bytes_of_all_blocks());
         let cache = |bytes: u64| DatasetResidency::RowGroupCache { bytes: Bytes(bytes) };
-        // Without any block in memory, every batch decodes its pages; with blocks only who comes first to one.
+        // Without any block in memory, every batch decodes its pages. With blocks, only the first read of a block decodes.
         let direct = if self.window_blocks.is_some() { 0.05 } else { 0.01 };
         let first = direct * self.read.share_of_first_reads(blocks);
-        // A block that stays saves its decoding in later epochs only. A cache smaller than the window decodes
-        // blocks again within an epoch. One that is smaller than a block never holds any.
+        // A block that stays in memory saves its decoding in later epochs only. A cache smaller than the window decodes blocks again within
+        // an epoch. A cache smaller than a block never holds one.
         let again = if self.read.samples > dataset.rows() { 1.002 } else { 1.0 };
         let mut offers = vec![(DatasetResidency::InMemory, 1.0 + first), (cache(kept_bytes), again + first)];
         if kept_bytes / 4 >= block_bytes {
@@ -182,7 +182,7 @@ mod tests {
         assert!(share(1 << 20, 64) < 0.01);
         let one_block = Blocks { all: 1, ..blocks };
         assert_eq!(read(8, 4).share_of_first_reads(one_block), 0.5);
-        // All blocks stay, so later epochs come first to none.
+        // All blocks stay, so no read of later epochs is the first from its block.
         assert_eq!(read(4096 * 50, 4096).share_of_first_reads(one_block), 0.02);
     }
 }

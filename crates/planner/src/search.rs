@@ -1,7 +1,7 @@
-//! The search space: the combinations of levers that are offered, those that the pins leave.
+//! The search space: the offered combinations of levers that the pins allow.
 //!
-//! Nothing is weighed here. What is left out is dominated by something that is offered, for a reason said beside it.
-//! Beside each lever of the table stands what it offers, given the levers before it.
+//! The search does not compare choices. Each omitted combination is dominated by an offered one, for a reason given in a comment. Each
+//! lever of the table offers values that depend on the levers before it.
 
 use t5::Levers;
 
@@ -9,7 +9,7 @@ use crate::lever::{Lever, Space};
 use crate::levers::{LEVERS, LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES};
 
 impl Space<'_> {
-    /// Every combination of some levers, the first of them varying slowest.
+    /// Every combination of some levers. The first lever varies slowest.
     pub fn combinations(&self, levers: &[&Lever], from: Levers) -> Vec<Levers> {
         levers.iter().fold(vec![from], |combinations, lever| {
             let with_lever = |so_far: Levers| {
@@ -22,14 +22,14 @@ impl Space<'_> {
         })
     }
 
-    /// Every way through a step's samples, and every cut of a step: a choice has one of each.
+    /// Every way through a step's samples, and every cut of a step. A choice has one of each.
     pub fn ways_and_cuts(&self) -> (Vec<Levers>, Vec<Levers>) {
         let is_of_the_cut = |lever: &&&Lever| [MICRO_BATCH_SAMPLES.name, LOSS_CHUNK_ROWS.name].contains(&lever.name);
         let (cuts, ways): (Vec<&Lever>, Vec<&Lever>) = LEVERS.iter().partition(|lever| is_of_the_cut(lever));
         (self.combinations(&ways, Levers::default()), self.combinations(&cuts, Levers::default()))
     }
 
-    /// Whether the files that are written with these levers were asked for.
+    /// Whether pins ask for all files that these levers write.
     pub fn files_are_pinned(&self, levers: &Levers) -> bool {
         let files = LEVERS.iter().filter(|lever| lever.writes_a_file(levers));
         files.into_iter().all(|lever| self.pins.of(lever.name).is_some())
@@ -100,7 +100,7 @@ mod tests {
         assert!(
             pinned.iter().all(|layers| layers.weight_blocks_in_memory == if layers.weights_on_disk { 2 } else { 0 })
         );
-        // Weights that are trained in their file are never kept.
+        // Trained weights in a file are never kept in memory.
         assert!(!ways(&pins).into_iter().filter_map(|way| way.layer_major).any(|layers| kept(&layers)));
     }
 
@@ -129,7 +129,7 @@ mod tests {
         let in_files = |layers: &LayerMajor| {
             layers.kept_gradient_blocks == 1 && layers.boundaries_on_disk && layers.gradients_on_disk
         };
-        // Once with the activations of no block in memory, of one, and of two.
+        // The activations of no block, of one block, and of two blocks in memory.
         assert_eq!(offered(&pins, &in_files), [3, 3, 0, 0, 0]);
         let partly = |layers: &LayerMajor| in_files(layers) && layers.blocks_in_memory == 2;
         assert_eq!(offered(&pins, &partly), [0]);
@@ -138,7 +138,7 @@ mod tests {
         };
         assert_eq!(offered(&pins, &in_memory), [3, 3, 2, 1, 0]);
 
-        // Weights go to a file when backward goes through a block once, or where that was asked for.
+        // Weights go to a file if backward goes through a block once, or if a pin asks for it.
         let weights = |pins: &Pins| -> Vec<LayerMajor> {
             let layers = ways(pins).into_iter().filter_map(|way| way.layer_major);
             layers.filter(|layers| layers.weights_on_disk).collect()

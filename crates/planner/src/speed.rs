@@ -1,8 +1,8 @@
-//! The speed of a machine: the time of each kind of work of a step, as measured; and from it the prices for a model.
+//! The speed of a machine: the measured time of each kind of work of a step, and the prices for a model that follow from it.
 //!
-//! Kinds of work differ in speed, and models in how much of each they do. So a speed is kept for each kind, and the prices
-//! of a model follow from its arithmetic. Prices are rounded to eighths of powers of two: what decides a plan does not hang
-//! on the noise of a measurement. Times are not rounded so, because nothing depends on them.
+//! Kinds of work differ in speed, and models differ in how much of each kind they do. So a speed is kept for each kind, and a model's
+//! prices follow from its arithmetic. Prices are rounded to eighths of powers of two, so that the noise of a measurement rarely changes a
+//! plan. Times are not rounded this way, because no choice depends on them.
 
 use candle_core::DType;
 use memory_policy::Place;
@@ -23,7 +23,7 @@ use crate::rounding::significant;
 pub struct Speed {
     /// A multiply-add of a product with a weight, forward and backward, over many rows.
     pub product_ps: f64,
-    /// Fixed cost of a product in the time of so many rows: the weight is packed and its gradient touched.
+    /// Fixed cost of a product, in the time of so many rows: packing the weight, and reading and writing its gradient.
     pub product_overhead_rows: f64,
     /// A multiply-add of attention, forward, over many keys.
     pub attention_ps: f64,
@@ -39,16 +39,16 @@ pub struct Speed {
     pub head_overhead_rows: f64,
     /// The operations between the products of a block, for each element of its input, forward.
     pub between_ps: f64,
-    /// The same, backward.
+    /// The operations between the products of a block, for each element of its input, backward.
     pub between_backward_ps: f64,
     /// The optimizer's update of a parameter.
     pub update_ps: f64,
-    /// A byte that is written to a file and read back, where it stays in memory; none where no file could be made.
+    /// A byte that is written to a file and read back while it stays in memory; `None` if no file could be made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_byte_ps: Option<f64>,
-    /// Of answers.
+    /// The speed of answers.
     pub answers: AnswerSpeed,
-    /// Of a card, the times that a processor does not have.
+    /// Times that only a card has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub card: Option<CardTimes>,
 }
@@ -57,38 +57,39 @@ pub struct Speed {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CardTimes {
-    /// A byte from the host or to it, through pinned memory: half of one there and one back.
+    /// A byte copied between the host and a card through pinned memory: the mean of both directions.
     pub bus_byte_ps: f64,
-    /// The same where its place on the host is page-locked; none where the driver locks none, and in a file of an earlier program.
+    /// A byte copied between page-locked memory of the host and a card. `None` if the driver locks no memory, and in a file of an earlier
+    /// version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub locked_byte_ps: Option<f64>,
-    /// The launch of a kernel that has little to do, among many.
+    /// The launch of a short kernel, among many.
     pub launch_ps: f64,
     /// The cast of an element of a weight to bf16.
     pub cast_ps: f64,
-    /// Of the host and of graphs; none in a file of an earlier program.
+    /// The host's times and those of graphs; `None` in a file of an earlier version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launches: Option<LaunchTimes>,
 }
 
-/// Times of the host, which launches what a card does, in picoseconds.
+/// Times in which the host launches a card's work, in picoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LaunchTimes {
-    /// To put the launch of a kernel on the stream, without waiting for it.
+    /// The time to put the launch of a kernel on the stream, without waiting for it.
     pub kernel_ps: f64,
-    /// The same of a matrix product.
+    /// The time to put a matrix product on the stream.
     pub product_ps: f64,
-    /// Of graphs; none where the driver records nothing.
+    /// Times of graphs; `None` if the driver cannot record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graph: Option<GraphTimes>,
 }
 
-/// Times of graphs of kernels that have little to do, in picoseconds.
+/// Times of graphs of short kernels, in picoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GraphTimes {
-    /// The launch of a graph, beside its nodes.
+    /// The launch of a graph, without its nodes.
     pub launch_ps: f64,
     /// Each of its nodes.
     pub node_ps: f64,
@@ -104,31 +105,32 @@ pub struct MachineSpeed {
     pub bf16: Speed,
 }
 
-/// Products of attention backward over those forward.
+/// Time of attention's products backward, relative to forward.
 const ATTENTION_BACKWARD: f64 = 2.5;
-/// The operations between the products of a decoder block, over those of an encoder block: it has three parts, not two.
+/// The operations between the products of a decoder block, relative to an encoder block: a decoder block has three parts, an encoder block
+/// two.
 pub(crate) const DECODER_BLOCK: f64 = 1.5;
 
 /// The times of a training pass, in picoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Times {
-    /// Of what is computed again for backward, attention outputs apart.
+    /// Operations that are computed again for backward, except attention outputs.
     again: f64,
-    /// Of attention outputs.
+    /// Attention outputs that are computed again.
     heads: f64,
-    /// Of backward.
+    /// Backward.
     backward: f64,
-    /// Of products with weights.
+    /// Products with weights.
     products: f64,
-    /// Of the whole pass.
+    /// The whole pass.
     training: f64,
 }
 
-/// The time of a byte that a step writes to a file and reads back, over that of one of the few that are measured: those are still
-/// in a cache when they are read. Steps of t5-small that write 230 to 610 MB took 1.6 to 2.4 times as long a byte
-/// (`bench pace`, AMD EPYC of 32 MiB).
+/// The time of a byte that a step writes to a file and reads back, relative to a byte of the few that are measured: those are still in a
+/// cache when they are read. Steps of t5-small that write 230 to 610 MB took 1.6 to 2.4 times as long for each byte (`bench pace`, AMD EPYC
+/// of 32 MiB).
 const FROM_NO_CACHE: f64 = 2.0;
-/// [`Prices::weights`] beside it, in the same steps.
+/// [`Prices::weights`] with this factor, from the same steps.
 const WEIGHTS: f64 = 3.0;
 
 impl Speed {
@@ -139,7 +141,7 @@ impl Speed {
             + elements.narrow * bf16_weights.element_ps(rows, self.product_ps)
     }
 
-    /// A byte that is written to a file and read back among many, in picoseconds. Where no file could be made, that of the built-in prices.
+    /// Picoseconds to write a byte to a file and read it back, among many bytes. If no file could be made, the built-in price applies.
     pub(crate) fn byte_in_files_ps(&self) -> f64 {
         self.file_byte_ps.map_or(Prices::vectors().file_byte * self.product_ps, |time| FROM_NO_CACHE * time)
     }
@@ -153,7 +155,7 @@ impl Speed {
             * (model.num_layers as f64 * tokens.0 as f64
                 + DECODER_BLOCK * model.num_decoder_layers as f64 * tokens.1 as f64);
         let (between, between_backward) = (self.between_ps * elements, self.between_backward_ps * elements);
-        // Encoder and decoder attend to their own tokens, the decoder to both.
+        // Encoder and decoder attend to their own tokens; the decoder also attends to the source.
         #[expect(clippy::cast_precision_loss, reason = "tokens of a sample")]
         let keys = ((tokens.0 + tokens.1) as f64 / 2.0).max(1.0);
         let heads_time = self.attention_ps * (1.0 + self.attention_overhead_keys / keys) * heads;
@@ -189,7 +191,7 @@ impl Speed {
         let [again, heads, backward] = sums(arithmetic);
         let average = times.training / arithmetic.training;
         let relative = |time: f64, multiply_adds: f64| coarse(time / multiply_adds.max(1.0) / average);
-        // Rows of a product are those of one side, and a micro-batch is counted in tokens of both.
+        // A product's rows are tokens of one side, but a micro-batch is counted in tokens of both sides.
         let of_products = 2.0 * self.product_overhead_rows;
         let built_in = match self.card {
             Some(card) => {
@@ -231,8 +233,8 @@ impl Speed {
 }
 
 impl CardTimes {
-    /// The fixed cost of a micro-batch. Where the host's launches have a price of their own, it is the time that the card itself needs for
-    /// as many kernels, which a graph shows. Else it is that of the launches, even where a card hides them.
+    /// The fixed cost of a micro-batch. If the host's launches have their own price, it is the card's own time for as many kernels, which a
+    /// graph shows. Otherwise it is the time of the launches, even if a card hides them.
     #[expect(clippy::cast_precision_loss, reason = "requests of a step")]
     fn fixed(self, counter: &StepCounter<'_>, options: &TrainerOptions) -> f64 {
         let levers = Levers { micro_batch_samples: 1, loss_chunk_rows: 256, ..Levers::default() };
@@ -246,13 +248,13 @@ impl CardTimes {
 }
 
 impl MachineSpeed {
-    /// With activations of this dtype.
+    /// The speed with activations of this dtype.
     pub fn of(&self, activations: DType) -> &Speed {
         if activations == DType::BF16 { &self.bf16 } else { &self.f32 }
     }
 
-    /// The prices of steps of a model over samples of at most these lengths, and the time of a step in bf16 over that of the
-    /// same step in f32.
+    /// The prices of steps of a model over samples of at most these lengths, and the time of a step in bf16 relative to the same step in
+    /// f32.
     ///
     /// # Errors
     /// An unknown item in `freeze`, or everything frozen.
@@ -271,13 +273,13 @@ impl MachineSpeed {
     }
 }
 
-/// Multiply-adds of all blocks: forward once more, the attention outputs of that, and backward.
+/// Multiply-adds of all blocks: forward a second time, the part of it for attention outputs, and backward.
 fn sums(arithmetic: &Arithmetic) -> [f64; 3] {
     let sum = |of: fn(&BlockArithmetic) -> f64| arithmetic.blocks.iter().map(of).sum();
     [sum(|block| block.again), sum(|block| block.heads), sum(|block| block.backward)]
 }
 
-/// Rounded to an eighth of a power of two; 0 stays 0.
+/// Rounds to an eighth of a power of two; 0 stays 0.
 fn coarse(value: f64) -> f64 {
     let rounded = ((value.max(1e-9).log2() * 8.0).round() / 8.0).exp2();
     if value < 1e-3 { 0.0 } else { significant(rounded) }
@@ -333,12 +335,13 @@ mod tests {
         );
         assert_eq!((fast.overhead_tokens, fast.again_overhead_tokens), (0.0, 0.0));
         assert_eq!((fast.enough_tokens, fast.never_keeps_logits), (Prices::card().enough_tokens, true));
-        // Some six hundred launches and products of 4 microseconds, and some 90 million multiply-adds a token.
+        // About six hundred launches and products of 4 microseconds, and about 90 million multiply-adds a token.
         let slow = prices(&Speed { card: Some(CardTimes { launch_ps: 4e6, ..card }), ..even() });
         assert!((1.0..8.0).contains(&slow.overhead_tokens), "{slow:?}");
         assert!(slow.are_sound() && !slow.knows_graphs());
         assert_eq!((slow.launch, slow.product_launch, slow.graph_launch, slow.graph_node), (0.0, 0.0, 0.0, 0.0));
-        // With a price of its own a launch is no fixed cost any more. A node of a graph is, which the card needs a quarter as long for.
+        // If launches have their own price, they are no longer a fixed cost. A node of a graph is: the card needs a quarter of the launch
+        // time for it.
         let graph = Some(GraphTimes { launch_ps: 8e6, node_ps: 1e6 });
         let launches = Some(LaunchTimes { kernel_ps: 4e6, product_ps: 5e6, graph });
         let priced = prices(&Speed { card: Some(CardTimes { launch_ps: 4e6, launches, ..card }), ..even() });
@@ -363,7 +366,7 @@ mod tests {
         let priced = prices(&Speed { card: Some(card), ..even() });
         assert_eq!(priced.of_bus(true), priced.of_bus(false));
         assert_eq!(serde_json::to_value(card).unwrap(), serde_json::from_str::<serde_json::Value>(old).unwrap());
-        // A table without prices of launches is written without them, and read again.
+        // A table without prices of launches is written without them, and can be read again.
         let table = serde_json::to_value(Prices::card()).unwrap();
         assert!(table.get("launch").is_none() && table.get("graph_node").is_none(), "{table}");
         assert_eq!(serde_json::from_value::<Prices>(table).unwrap(), Prices::card());

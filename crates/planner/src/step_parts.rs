@@ -1,7 +1,7 @@
-//! The parts of a micro-batch that the host launches one after the other. A card computes one launch while the host makes the next ones, so
-//! a part takes the longer one of both times.
+//! The parts of a micro-batch that the host launches one after the other. A card computes one launch while the host makes the next ones. So
+//! each part takes the longer of the card's time and the host's time.
 
-/// The parts of a micro-batch that the host launches one after the other, in multiply-adds of an average one of the step.
+/// The parts of a micro-batch that the host launches one after the other, in average multiply-adds of the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Parts {
     /// Embeddings and blocks, forward and backward.

@@ -13,7 +13,7 @@ use crate::prices::Prices;
 use crate::processes::Processes;
 use crate::speed::Speed;
 
-/// A model in f32 that was published, and of which nothing is copied.
+/// A model published in f32, of which nothing is copied.
 pub(crate) const STORED: StoredWeights = StoredWeights {
     is_bf16: false,
     has_duplicates: false,
@@ -22,7 +22,7 @@ pub(crate) const STORED: StoredWeights = StoredWeights {
     copying_bytes: [0; 2],
 };
 
-/// Training that writes no files unless asked, without evaluation, by one process alone.
+/// Training by a single process, without evaluation. It writes no files unless a pin asks for them.
 pub(crate) fn training(options: &TrainerOptions) -> Training<'_> {
     Training {
         options,
@@ -57,7 +57,7 @@ pub(crate) fn machine() -> MemorySnapshot {
     MemorySnapshot { available: Bytes::gib(64), total: Bytes::gib(64), ..MemorySnapshot::default() }
 }
 
-/// A machine whose products of few rows take ten picoseconds for each byte of their weight, and nothing else any time.
+/// A machine whose products of few rows take ten picoseconds for each byte of their weight. Everything else takes no time.
 pub(crate) fn answer_speed() -> AnswerSpeed {
     let of_bytes =
         |bytes: f64| FewRows { one_row_ps: 10.0 * bytes, eight_rows_ps: 10.0 * bytes, most_rows_ps: 10.0 * bytes };
@@ -65,7 +65,7 @@ pub(crate) fn answer_speed() -> AnswerSpeed {
     AnswerSpeed { f32_weights, bf16_weights, query_ps: 0.0, block_ps: 0.0, source_ps: 0.0, token_ps: 0.0 }
 }
 
-/// The same machine, whose other work takes ten picoseconds a multiply-add.
+/// The same machine, with ten picoseconds for each multiply-add of other work.
 pub(crate) fn speed() -> Speed {
     Speed {
         product_ps: 10.0,

@@ -1,7 +1,7 @@
-//! A step of a plan from moment to moment: the rows of the bill while each event goes on.
+//! A plan's step as a list of moments: the rows of the bill during each event.
 //!
-//! The largest moment is the bill's training phase: what the process holds beside the step stays all along, and rows of
-//! tensors are counted by the same tally.
+//! The largest moment is the training phase of the bill. Memory outside the step is constant, and the same tally counts the rows of
+//! tensors.
 
 use memory_policy::{CostRow, TRAINING};
 use serde::Serialize;
@@ -16,7 +16,7 @@ use crate::names::{ACTIVATIONS, BOUNDARIES, GRADIENTS, LOSS, PARAMETERS, WORKSPA
 /// The moments of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Timeline {
-    /// Names of the rows, those first that stay all along.
+    /// Names of the rows. Constant rows come first.
     pub rows: Vec<String>,
     /// The moments, in order.
     pub moments: Vec<Moment>,
@@ -33,7 +33,7 @@ pub struct Moment {
     pub bytes: Vec<u64>,
 }
 
-/// The timeline of a plan's steps; none where nothing is trained, or where tensors are on a device.
+/// The timeline of a plan's steps; `None` if nothing is trained, or if tensors are on a device.
 ///
 /// # Errors
 /// An unknown item in `freeze`, or everything frozen.

@@ -1,9 +1,9 @@
-//! Bytes that processes send each other in a step, and the time that they take beside its arithmetic.
+//! The bytes that processes send to each other in a step, and the time that they add to the step.
 //!
-//! One thread of a process talks to the others, and does one thing after the other. Gradients of a block are on their way while the
-//! next one is computed. Layer by layer no block begins before those of the block before the last are through; micro-batch by
-//! micro-batch the last one waits for all of them. Weights of a block come while the one before is worked on. The rest has to be
-//! waited for. So a step is gone through block by block, in [`Line`].
+//! Each process has one thread that communicates, one transfer after the other. A block's gradients are sent while the next block is
+//! computed. Layer by layer, a block begins only after the gradients of the block before the previous one have been transferred.
+//! Micro-batch by micro-batch, only the last micro-batch transfers gradients, and it waits for all of them. A block's weights are received
+//! while the previous block is computed. The step waits for all other transfers. So [`Line`] goes through a step block by block.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,49 +20,49 @@ use crate::job::Training;
 use crate::prices::Prices;
 use crate::processes::Processes;
 
-/// The time of a multiply-add in picoseconds where it was not measured: some processor's, and the card's of [`Prices::card`].
+/// The time of a multiply-add in picoseconds if it was not measured: of a typical processor, and of the card of [`Prices::card`].
 const MULTIPLY_ADD_PS: f64 = 20.0;
 const MULTIPLY_ADD_PS_ON_A_CARD: f64 = 0.025;
 
-/// What is sent in a step. Bytes on the line are those for which the thread that talks is busy: where one process sends to one, the
-/// others wait for it.
+/// The bytes sent in a step. Bytes on the line keep the communicating thread busy: while one process sends to another, the others wait for
+/// it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     /// The bytes that the busiest process sends.
     pub bytes: u64,
     /// On the line: gradients that are complete before backward enters a block.
     pub before: u64,
-    /// On the line: those of each block that backward enters, in the order of [`Arithmetic::blocks`].
+    /// On the line: gradients and weights of each block that backward enters, in the order of [`Arithmetic::blocks`].
     pub blocks: Vec<OfBlock>,
-    /// On the line: the weights of a head, which come while the block before is worked on.
+    /// On the line: the weights of a head, which are received while the previous block is computed.
     pub head: u64,
-    /// On the line: what is sent when nothing is left to compute. Tables, and parameters that their owners updated.
+    /// On the line: tables, and parameters that their owners updated. They are sent when nothing is left to compute.
     pub alone: u64,
-    /// Of a process on a card: the bytes of all these that it copies to the host, and from there.
+    /// The bytes of all these transfers that a process on a card copies to the host and back.
     pub over_the_bus: u64,
 }
 
-/// What a block has on the line.
+/// The bytes of a block on the line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OfBlock {
-    /// Its gradients.
+    /// Bytes of its gradients.
     pub gradients: u64,
-    /// How often these are complete.
+    /// How often its gradients are complete in a step.
     pub sums: u64,
-    /// Its weights, where other processes hold them.
+    /// Bytes of its weights, if other processes hold them.
     pub weights: u64,
-    /// How often these come.
+    /// How often its weights are received in a step.
     pub brought: u64,
 }
 
 impl Sent {
-    /// Bytes that are copied over the bus for each one on the line, by the thread that talks.
+    /// Bytes that the communicating thread copies over the bus for each byte on the line.
     #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
     fn copied(&self) -> f64 {
         self.over_the_bus as f64 / self.on_the_line().max(1) as f64
     }
 
-    /// All that is on the line.
+    /// All bytes on the line.
     pub fn on_the_line(&self) -> u64 {
         let of_block = |block: &OfBlock| block.sums * block.gradients + block.brought * block.weights;
         self.before + self.head + self.alone + self.blocks.iter().map(of_block).sum::<u64>()
@@ -79,22 +79,22 @@ struct Owned {
 
 type Known = HashMap<(Option<LayerMajor>, usize), Rc<Sent>>;
 
-/// What several processes send each other.
+/// The traffic between several processes.
 pub struct Traffic {
     processes: Processes,
     place: Place,
     has_tied_head: bool,
-    /// Blocks of the encoder, and of both stacks.
+    /// The number of blocks of the encoder, and of both stacks.
     blocks: (usize, usize),
     owned: Vec<Owned>,
-    /// Numbers that all say to all.
+    /// Bytes of the numbers that every process sends to all others.
     numbers: u64,
-    /// Many choices send the same, by their order of a step and its micro-batches.
+    /// Counts made so far, by layer-major levers and number of micro-batches: many choices send the same bytes.
     known: RefCell<Known>,
 }
 
 impl Traffic {
-    /// That of a job; none where one process trains alone.
+    /// The traffic of a job; `None` for a single process.
     ///
     /// # Errors
     /// An unknown item in `freeze`, or everything frozen.
@@ -124,17 +124,18 @@ impl Traffic {
         Ok(Some(Self { processes, place, has_tied_head, blocks, owned, numbers, known: RefCell::default() }))
     }
 
-    /// Micro-batches of a process, a shard of whose batch has so many samples.
+    /// Micro-batches of a process, if a shard of its batch has `samples` samples.
     pub fn micro_batches(&self, samples: usize, levers: &Levers) -> usize {
         self.processes.shards_of_a_process() * levers.micro_batches(samples)
     }
 
-    /// What is sent in a step. A shard of a process's batch has at most `samples` samples.
+    /// The bytes sent in a step. A shard of a process's batch has at most `samples` samples.
     ///
-    /// A sum for all is added up by all processes, each its share of the elements, which it then sends to the others. One for an owner goes
-    /// there, and the changed weights come back: at once, or where each process holds its own ([`Sharding::Weights`]) when they are used.
+    /// For a sum that all processes need, each process adds up its share of the elements and sends it to the others. A sum for one owner is
+    /// sent to the owner, which sends the updated weights back: at once, or, if each process holds only its own ([`Sharding::Weights`]),
+    /// when they are used.
     pub fn sent(&self, counter: &StepCounter<'_>, samples: usize, levers: &Levers) -> Rc<Sent> {
-        // Layer by layer a step sends the same however it is cut.
+        // Layer by layer, a step sends the same bytes with any micro-batches.
         let micro_batches = if levers.layer_major.is_some() { 1 } else { self.micro_batches(samples, levers) };
         let mut known = self.known.borrow_mut();
         let count = || Rc::new(self.count(counter, micro_batches, levers));
@@ -145,7 +146,7 @@ impl Traffic {
         let moves = counter.moves(micro_batches, levers);
         let numbers = (self.processes.number as u64 - 1) * self.numbers;
         let mut sent = Sent { alone: numbers, blocks: vec![OfBlock::default(); counter.blocks()], ..Sent::default() };
-        // Where each holds everything they send the same.
+        // If each process holds all parameters, all processes send the same bytes.
         let ranks = if self.processes.sharding == Sharding::None { 1 } else { self.processes.number };
         let mut by_rank = vec![numbers; ranks];
         let mut bus_by_rank = vec![0; ranks];
@@ -163,13 +164,13 @@ impl Traffic {
         Sent { bytes: most(by_rank), over_the_bus: most(bus_by_rank), ..sent }
     }
 
-    /// Whether the head's part in the sums of a table is summed by itself.
+    /// Whether the head's share of a table's gradient is summed separately.
     fn sums_head_apart(&self, part: Part, levers: &Levers) -> bool {
         let is_apart = self.processes.closes_shards && self.has_tied_head && levers.layer_major.is_some();
         part == Part::Shared && is_apart
     }
 
-    /// What a process sends of the gradients and weights of a part.
+    /// Bytes that a process sends of the gradients and weights of a part.
     fn bytes_of(&self, rank: usize, owned: &Owned, moved: Moved) -> u64 {
         let Processes { number, sent_sums, sharding, .. } = self.processes;
         let (processes, others, parts) = (number as u64, number as u64 - 1, sent_sums as u64);
@@ -181,7 +182,7 @@ impl Traffic {
         moved.sums * gradients + self.times_of_weights(owned, moved) * others * owned.weight_bytes[rank]
     }
 
-    /// How often the weights of a part go from their owners to the others.
+    /// How often the weights of a part are sent from their owners to the others.
     fn times_of_weights(&self, owned: &Owned, moved: Moved) -> u64 {
         match self.processes.sharding {
             Sharding::None => 0,
@@ -190,7 +191,7 @@ impl Traffic {
         }
     }
 
-    /// What a process on a card copies to the host and from there, because of the gradients and weights of a part.
+    /// Bytes that a process on a card copies to the host and back for the gradients and weights of a part.
     fn bus_bytes_of(&self, rank: usize, owned: &Owned, moved: Moved) -> u64 {
         let Processes { sent_sums, sharding, between_cards, .. } = self.processes;
         if self.place == Place::Host || between_cards.is_some() {
@@ -202,12 +203,12 @@ impl Traffic {
         moved.sums * (all * sent_sums as u64 + kept) + self.times_of_weights(owned, moved) * weights
     }
 
-    /// Adds what is on the line of a part's gradients and weights.
+    /// Adds a part's gradients and weights to the bytes on the line.
     fn put_on_the_line(&self, owned: &Owned, moved: Moved, levers: &Levers, sent: &mut Sent) {
         let Processes { number, sent_sums, sharding, .. } = self.processes;
         let (processes, others, parts) = (number as u64, number as u64 - 1, sent_sums as u64);
         let all: u64 = owned.gradient_bytes.iter().sum();
-        // An owner receives all that the others send it.
+        // An owner receives the gradients of all other processes.
         let gradients = match sharding {
             Sharding::None => all * others / processes * (parts + 1),
             _ => all * others * parts,
@@ -229,13 +230,13 @@ impl Traffic {
         }
         let is_table = owned.part == Part::Shared;
         let apart = u64::from(self.sums_head_apart(owned.part, levers));
-        // Tables that go to a file are summed when they are back.
+        // Tables whose gradients go to a file are summed after they are read back.
         let is_late = is_table || levers.layer_major.is_some_and(|layers| layers.gradients_on_disk);
         let alone = if is_late { sums - apart } else { 0 };
         sent.alone += alone * gradients;
         sent.before += (sums - alone) * gradients;
         if comes {
-            // An embedding asks for the table when it is needed, and a head for its own ahead.
+            // An embedding requests the table when it needs it; a head requests its own weights ahead of time.
             let ahead = if is_table { brought.min(u64::from(self.has_tied_head)) } else { brought };
             sent.head += ahead * weights;
             sent.alone += (brought - ahead) * weights;
@@ -253,7 +254,7 @@ impl Traffic {
         place.checked_sub(all.saturating_sub(entered)).filter(|&place| place < entered)
     }
 
-    /// Prices with the time of a multiply-add, some processor's or card's where it was not measured.
+    /// Prices with the time of a multiply-add: the built-in time if it was not measured.
     pub fn with_speed(&self, prices: &Prices) -> Prices {
         Prices { multiply_add_ps: Some(self.multiply_add_ps(prices)), ..*prices }
     }
@@ -263,45 +264,45 @@ impl Traffic {
         prices.multiply_add_ps.unwrap_or(built_in)
     }
 
-    /// The time of a byte on the line in multiply-adds: the network's, and that of the copies that belong to it.
+    /// The time of a byte on the line in multiply-adds: the network's time, and the time of its copies over the bus.
     pub fn byte(&self, prices: &Prices, sent: &Sent) -> f64 {
         8e12 / self.processes.network.bits_per_second / self.multiply_add_ps(prices) + prices.bus_byte * sent.copied()
     }
 
-    /// The same in seconds.
+    /// The time of a byte on the line in seconds.
     pub fn byte_seconds(&self, prices: &Prices, sent: &Sent) -> f64 {
         self.byte(prices, sent) * self.multiply_add_ps(prices) * 1e-12
     }
 }
 
-/// How often the gradients of a part are summed, and its weights brought.
+/// How often the gradients of a part are summed, and how often its weights are received.
 #[derive(Clone, Copy)]
 struct Moved {
     sums: u64,
     brought: u64,
 }
 
-/// The arithmetic of a step, behind which bytes may be on their way.
+/// The arithmetic of a step, which transfers may overlap with.
 pub struct Computed<'a> {
-    /// The time of all of it, as [`crate::prices::relative_time`] has it.
+    /// The time of the arithmetic, as returned by [`crate::prices::relative_time`].
     pub time: f64,
-    /// Of a micro-batch.
+    /// The arithmetic of a micro-batch.
     pub arithmetic: &'a Arithmetic,
     pub levers: &'a Levers,
     pub micro_batches: usize,
 }
 
-/// A process that computes, and its thread that talks to the others.
+/// A process that computes, and its communicating thread.
 #[derive(Default)]
 struct Line {
     now: f64,
-    /// Until when the thread is busy.
+    /// The time until which the thread is busy.
     busy: f64,
     waited: f64,
 }
 
 impl Line {
-    /// Hands over something that takes so long. Returns when it is through.
+    /// Hands over a transfer that takes `time`. Returns the time at which it ends.
     fn send(&mut self, time: f64) -> f64 {
         if time > 0.0 {
             self.busy = self.busy.max(self.now) + time;
@@ -317,7 +318,7 @@ impl Line {
     }
 }
 
-/// A visit of a block: times of its arithmetic, of its weights and of its gradients.
+/// A visit of a block: the times of its arithmetic, its weights and its gradients.
 #[derive(Clone, Copy, Default)]
 struct Visit {
     computing: f64,
@@ -326,14 +327,14 @@ struct Visit {
 }
 
 impl Computed<'_> {
-    /// The time in which nothing is computed because bytes are on their way, each of which takes so much of the same unit.
+    /// The time in which nothing is computed because of transfers. `byte` is the time of a byte in the same unit.
     #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
     pub fn exposed(&self, sent: &Sent, byte: f64) -> f64 {
         if self.levers.layer_major.is_some_and(|layers| !layers.overlaps) {
             return sent.on_the_line() as f64 * byte;
         }
         let by_layer = self.levers.layer_major.is_some();
-        // Layer by layer all micro-batches go through a block together.
+        // Layer by layer, all micro-batches go through a block together.
         let rounds = if by_layer { 1 } else { self.micro_batches.max(1) };
         let round = |is_last: bool| {
             let mut line = Line::default();
@@ -370,7 +371,7 @@ impl Computed<'_> {
         go_through(line, visits.chain([of_head]), false);
     }
 
-    /// Backward through the blocks that pass number `pass` goes through.
+    /// Backward through the blocks of pass number `pass`.
     #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
     fn backward(
         &self,
@@ -393,7 +394,7 @@ impl Computed<'_> {
         go_through(line, visits, lags);
     }
 
-    /// The time of backward, and of all that is computed again in it.
+    /// The time of backward, including all recomputation.
     fn time_of_backward(&self) -> f64 {
         let Arithmetic { blocks, training, .. } = self.arithmetic;
         let backward: f64 = blocks.iter().map(|block| block.backward).sum();
@@ -401,8 +402,8 @@ impl Computed<'_> {
     }
 }
 
-/// Goes through some blocks. `lags`: none begins before the gradients of the one before the last are through, and the pass ends with those
-/// of the last.
+/// Goes through some blocks. With `lags`, a block begins only after the gradients of the block before the previous one have been
+/// transferred. The pass then ends with the transfer of the last block's gradients.
 fn go_through(line: &mut Line, visits: impl Iterator<Item = Visit>, lags: bool) {
     let mut visits = visits.peekable();
     let mut here = visits.peek().map_or(0.0, |first| line.send(first.weights));

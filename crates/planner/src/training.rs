@@ -1,4 +1,4 @@
-//! Training as choices: what a step holds under each combination of levers, and the other phases of a run beside it.
+//! The choices of training: the memory of a step under each combination of levers, and of the other phases of a run.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -28,12 +28,11 @@ use crate::search::halvings;
 use crate::traffic::{Computed, Traffic};
 use crate::{Job, StepChoice, place};
 
-/// Rows that an evaluation computes at a time, at most: enough to keep two cores busy, few enough that a
-/// signal is noticed soon.
+/// The most rows that an evaluation computes at a time: enough to keep two cores busy, and few enough to notice a signal soon.
 pub const MOST_EVALUATED_TOGETHER: usize = 16;
 
-/// Small blocks of a step, beyond the estimates for every phase: up to 0.9 MiB beyond the first of these were measured. Most are tensors of
-/// short samples, which lie beside the pages of the long ones.
+/// Small blocks of a step beyond the estimates for every phase. Up to 0.9 MiB beyond the first of these estimates were measured. Most of
+/// them are tensors of short samples, which lie beside the pages of the long ones.
 const SMALL_TENSORS_BYTES: u64 = 768 << 10;
 
 /// The choices of training: the fixed memory of a run, and the ways to carry out a step.
@@ -54,7 +53,7 @@ pub(crate) fn offer(
     let state = CostRow::new(OPTIMIZER_STATE, optimizer.bytes, training.options.optimizer.in_words()).at(job.place);
     let offer = Offer {
         state: Some(state.clone()),
-        // With virtual shards bits are those of any number of processes, and so is the plan.
+        // With virtual shards the bits do not depend on the number of processes, so neither does the plan.
         traffic: Traffic::of(job.model, training, job.place)?.filter(|_| !training.processes.closes_shards),
         ..Offer::new(job, training, &counter, memory_for_files)?
     };
@@ -65,29 +64,29 @@ pub(crate) fn offer(
             undominated(offer.choices(), is_kept)
         }
     };
-    // Moments that may lie in a file are a part of each choice.
+    // If moments may lie in a file, they are a part of each choice.
     let mut fixed = if counter.state_on_disk().is_some() { Vec::new() } else { vec![state] };
     fixed.extend(place::communication(job.place, &training.processes));
     Ok((fixed, steps))
 }
 
-/// The part that all choices share.
+/// The values that all choices share.
 struct Offer<'a> {
     job: &'a Job<'a>,
     training: &'a Training<'a>,
     counter: &'a StepCounter<'a>,
     memory_for_files: Bytes,
-    /// Where parameters come from, for people.
+    /// A note about the source of the parameters, for the bill.
     parameters_note: String,
     gradients_note: String,
     loading: Vec<CostRow>,
-    /// What saving takes, with moments in memory and in a file.
+    /// Memory of saving, with moments in memory and in a file.
     saving: [CostRow; 2],
     /// The optimizer's state in memory.
     state: Option<CostRow>,
-    /// What is sent to other processes, where there are any.
+    /// The traffic to other processes, if any.
     traffic: Option<Traffic>,
-    /// By the samples of a micro-batch: whether such ones come in the same shapes step after step.
+    /// By samples of a micro-batch: whether such micro-batches have the same shapes step after step.
     repeating: RefCell<HashMap<usize, bool>>,
 }
 
@@ -128,7 +127,7 @@ impl<'a> Offer<'a> {
         })
     }
 
-    /// The ways to carry out a step, those that the pins and the allowance for files leave.
+    /// The ways to carry out a step that the pins and the allowance for files permit.
     fn choices(&self) -> impl Iterator<Item = StepChoice> {
         let space = Space {
             pins: self.job.pins,
@@ -144,13 +143,13 @@ impl<'a> Offer<'a> {
             graphs: self.graphs(),
         };
         let (ways, cuts) = space.ways_and_cuts();
-        // The sums of several shards are kept apart until all of them are there.
+        // The sums of several shards are kept separately until all of them are complete.
         let Processes { closes_shards, owners, sharding, .. } = self.training.processes;
         let is_possible = |way: &Levers| {
             // Tables that wait in files are summed over all shards at once.
             let is_summed = !closes_shards || way.layer_major.is_none_or(|layers| !layers.gradients_on_disk);
             let is_dealt_out = owners == 1 || !way.has_optimizer_on_disk();
-            // Micro-batch by micro-batch weights are brought again for each.
+            // Micro-batch by micro-batch, weights are received again for each micro-batch.
             let is_brought_once = way.layer_major.is_some() || closes_shards;
             let is_here =
                 owners == 1 || sharding < Sharding::Weights || (!way.has_weights_on_disk() && is_brought_once);
@@ -160,7 +159,7 @@ impl<'a> Offer<'a> {
         let ways: Rc<[_]> = ways.filter(|(way, written)| self.may_write(&space, way, *written)).collect();
         cuts.into_iter().flat_map(move |cut| {
             let (ways, arithmetic) = (Rc::clone(&ways), self.counter.arithmetic(cut.micro_batch_samples));
-            // One after the other: who keeps few of them never holds all ways of a cut.
+            // Choices are made one at a time, so a caller that keeps few of them never holds all ways of a cut.
             (0..ways.len()).map(move |index| {
                 let (way, written) = ways[index];
                 let Levers { micro_batch_samples, loss_chunk_rows, .. } = cut;
@@ -176,14 +175,14 @@ impl<'a> Offer<'a> {
         (self.job.place == Place::Device && is_possible).then_some(Graphs { are_wanted, have_prices })
     }
 
-    /// Whether these levers have micro-batches recorded, and rows are alike enough for that.
+    /// Whether these levers record micro-batches, and rows are similar enough in length.
     fn is_recorded(&self, levers: &Levers) -> bool {
         let samples = levers.micro_batch_samples;
         let repeat = || kinds::repeat(self.training.lengths, self.job.samples, samples, self.job.longest);
         levers.repeats && *self.repeating.borrow_mut().entry(samples).or_insert_with(repeat)
     }
 
-    /// Whether the allowance for the whole run covers what is written; what is pinned was asked for.
+    /// Whether the allowance for the whole run covers the written bytes. Files that a pin asks for are always allowed.
     fn may_write(&self, space: &Space<'_>, way: &Levers, written: Written) -> bool {
         let steps = self.training.options.total_steps;
         space.files_are_pinned(way) || written.total().saturating_mul(steps) <= self.training.disk_writes
@@ -195,7 +194,7 @@ impl<'a> Offer<'a> {
         let counted::Step { tensors, on_host, waiting } = self.counter.training(levers);
         let state = self.state(levers, true).map_or(0, |row| row.bytes.0);
         let resident = self.counter.resident(levers, self.training.base.as_ref(), state);
-        // Layer by layer, the rows say how much of the gradients exists at a time, and none is left after a step.
+        // Layer by layer, the tensor rows include the gradients that exist at a time, and no gradients remain after a step.
         let sums = self.training.processes.gradient_sums as u64;
         let gradients = if levers.layer_major.is_some() { 0 } else { sums * self.counter.gradient_bytes() };
         let mut rows = Vec::with_capacity(tensors.len() + 3);
@@ -256,7 +255,7 @@ impl<'a> Offer<'a> {
         self.job.place == Place::Device || t5_ops::keeps_logits(self.counter.of_model().activations(), chunk_rows)
     }
 
-    /// Where a row's number comes from.
+    /// A note about the source of a row's number.
     fn note(&self, row: &Name, levers: &Levers, written: Written) -> String {
         let (source_tokens, target_tokens) = self.job.longest;
         let of = || format!("{} x ({source_tokens} + {target_tokens}) tokens", levers.micro_batch_samples);
@@ -289,8 +288,8 @@ impl<'a> Offer<'a> {
         }
     }
 
-    /// Memory of the phases other than the step. Gradients are released before an evaluation and before saving, as is memory in which what
-    /// was off the card has been `waiting`; what a step `packed` stays.
+    /// Memory of the phases other than the step. Gradients are freed before an evaluation and before saving. So is the memory where tensors
+    /// off the card have been `waiting`. Operands that a step `packed` stay.
     fn other_phases(
         &self,
         levers: &Levers,
@@ -309,16 +308,16 @@ impl<'a> Offer<'a> {
             Phase { name, rows }
         };
         let buffers = &self.saving[usize::from(levers.has_optimizer_on_disk())];
-        // It stays when a step has used it.
+        // Pinned memory stays after a step has used it.
         let pinned = self.counter.pinned(levers) + place::pinned_for_others(place, &self.training.processes);
         let kept = || std::iter::once(CostRow::new(PACKED, packed, "").at(place)).chain(place::staging(pinned));
         let gradients = CostRow::new(GRADIENTS, gradients, "kept for the next step").at(place);
         let resting = std::iter::once(gradients).chain(kept()).collect();
         let saving = std::iter::once(buffers.clone()).chain(kept()).collect();
-        // Where weights lie in a file, what is on its way is counted with them.
+        // If weights lie in a file, their rows include the transit buffer.
         let pages = self.counter.pages_weights(levers);
         let loading = match (pages, place) {
-            // They are put in their place on the host.
+            // The weights are copied to their place on the host.
             (true, Place::Device) => {
                 let paged = self.counter.of_model().paged(levers);
                 let base = self.training.base.as_ref();
@@ -355,13 +354,13 @@ impl<'a> Offer<'a> {
         phases
     }
 
-    /// Bytes of what is kept in the host's memory beside a device all along.
+    /// Bytes that are kept in the host's memory beside a device during the whole run.
     fn off_the_card(&self, levers: &Levers) -> u64 {
         let parameters = self.training.options.parameter_dtype();
         self.counter.off_the_card(levers, self.training.base.as_ref(), parameters)
     }
 
-    /// The row of the optimizer's state, if its moments may lie in a file. Otherwise it is a row of the job, not of a choice.
+    /// The row of the optimizer's state if its moments may lie in a file. Otherwise the job has that row, not the choice.
     fn state_of_choice(&self, levers: &Levers, is_loading: bool) -> Option<CostRow> {
         self.counter.state_on_disk()?;
         self.state(levers, is_loading)
@@ -381,14 +380,14 @@ impl<'a> Offer<'a> {
         Some(CostRow::new(OPTIMIZER_STATE, bytes, note).at(self.job.place))
     }
 
-    /// Whether products cast some weights in f32 that this process has all along, if there are any.
+    /// Whether products cast any f32 weights that this process always has. `are_there` says whether there are such weights.
     fn casts_weights(&self, are_there: bool) -> bool {
         let Training { options, processes, .. } = self.training;
         let has_all = processes.owners == 1 || processes.sharding < Sharding::Weights;
         has_all && are_there && options.precision.activations() == DType::BF16
     }
 
-    /// The copies that spare these casts, where there are some.
+    /// The row of weight copies that make these casts unnecessary, if there are any.
     fn weight_copies(&self, levers: &Levers) -> Option<CostRow> {
         let bytes = self.counter.weight_copies(levers);
         let row = || CostRow::new(WEIGHT_COPIES, bytes, "bf16, as products take them").at(self.job.place);
@@ -399,7 +398,7 @@ impl<'a> Offer<'a> {
         CostRow::new(PARAMETERS, bytes, &self.parameters_note).at(self.job.place)
     }
 
-    /// The most samples that evaluation and generation take at a time without holding more than a step does.
+    /// The most samples that evaluation and generation compute at a time without more memory than a step.
     fn evaluation_samples(&self, levers: &Levers, (step_bytes, packed): (u64, u64)) -> usize {
         let Some(evaluated) = &self.training.evaluation else { return 1 };
         let sum = |held: &Vec<Held>| held.iter().map(|held| beside_a_step(held, packed).bytes).sum::<u64>();
@@ -417,7 +416,7 @@ impl<'a> Offer<'a> {
     }
 }
 
-/// Tensors of an evaluation between steps: threads keep what a step `packed`.
+/// Tensors of an evaluation between steps: threads keep the operands that a step `packed`.
 fn beside_a_step(held: &Held, packed: u64) -> Held {
     let bytes = if held.name == PACKED { held.bytes.max(packed) } else { held.bytes };
     Held { bytes, ..held.clone() }
@@ -433,7 +432,7 @@ mod tests {
     use crate::levers::{MICRO_BATCH_SAMPLES, RECOMPUTE_BLOCKS};
     use crate::{Value, testing};
 
-    /// Hands the offer of a step of t5-small over `samples` samples of so many tokens on either side to `look`.
+    /// Calls `look` with the offer of a step of t5-small over `samples` samples of so many tokens on either side.
     fn with_offer<T>(
         samples: usize,
         tokens: usize,
@@ -484,7 +483,7 @@ mod tests {
             assert!(bytes(&smaller) < bytes(&all), "{smaller:?}");
             assert!(smaller.relative_time >= all.relative_time, "{smaller:?}");
         }
-        // Logits are rarely what the peak is made of; a finer chunk never holds more.
+        // Logits are rarely at the peak. A smaller chunk never holds more.
         assert!(bytes(&choice(16, 0, 16)) <= bytes(&all));
     }
 
@@ -514,7 +513,7 @@ mod tests {
             with_offer(8, 256, &Pins::default(), (1000, 0), |offer| offer.counter.written(&levers).total())
         };
         let gradients = LayerMajor { gradients_on_disk: true, ..LayerMajor::default() };
-        // All of them, in f32; and weights, but for norms and tables of positions.
+        // All gradients in f32; and weights, except norms and tables of positions.
         assert_eq!(written(&gradients), 60_506_624 * 4);
         let weights = LayerMajor { weights_on_disk: true, ..gradients };
         assert_eq!(written(&weights) - written(&gradients), (60_506_624 - 32 * 512 - 2 * 32 * 8) * 4);

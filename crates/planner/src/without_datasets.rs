@@ -7,7 +7,7 @@ use crate::FeedingChoice;
 use crate::lever::Pins;
 use crate::reading_bytes::Reading;
 
-/// Rows of a dataset that is open.
+/// Rows of an open dataset.
 #[derive(Clone, Copy)]
 pub struct Rows<'a>(Infallible, PhantomData<&'a ()>);
 

@@ -1,4 +1,4 @@
-//! What planning holds beside the choices that it leaves. One test alone, because the allocator counts for all threads.
+//! The memory of planning beyond the choices that it keeps. There is only one test, because the allocator counts all threads.
 
 use memory_policy::{Budget, Bytes, MemorySnapshot, Place};
 use planner::{Evaluation, Feed, Job, Pins, Prices, Processes, RowCounts, Training, Wanted, Work};
@@ -9,7 +9,7 @@ use trainer::TrainerOptions;
 #[global_allocator]
 static ALLOCATOR: heap::Allocator = heap::Allocator;
 
-/// The result of `f`, and the most bytes that were given out at a time meanwhile.
+/// The result of `f`, and the most bytes allocated at a time meanwhile.
 fn counted<T>(f: impl FnOnce() -> T) -> (T, u64) {
     heap::count_allocations(true);
     let result = f();
@@ -17,7 +17,7 @@ fn counted<T>(f: impl FnOnce() -> T) -> (T, u64) {
     (result, heap::most_live())
 }
 
-/// Of planning an adapter over `samples` samples a step, the bytes of the choices that are left, and the most beside them.
+/// Plans an adapter over `samples` samples a step. Returns the bytes of the choices that remain, and the most bytes allocated beside them.
 fn planning(samples: usize, evaluation: Option<Evaluation<'_>>) -> (u64, u64) {
     let model = Config { lora: Some(Lora::default()), ..Config::preset("t5-small").expect("a preset") };
     let options = TrainerOptions { total_steps: 2, ..TrainerOptions::default() };
@@ -56,7 +56,7 @@ fn planning(samples: usize, evaluation: Option<Evaluation<'_>>) -> (u64, u64) {
     (left, most - left)
 }
 
-// Rows of choices that were let go leave holes in the pages of those that stay, and the process keeps the pages.
+// Freed rows of choices leave holes in the pages of those that stay, and the process keeps the pages.
 #[test]
 fn choices_are_made_one_at_a_time_however_many_rows_they_have() {
     let evaluation =
@@ -65,7 +65,7 @@ fn choices_are_made_one_at_a_time_however_many_rows_they_have() {
         let (least, beside) = planning(samples, None);
         let (left, beside_larger) = planning(samples, Some(evaluation.clone()));
         assert!(left > least * 3 / 2, "{samples} samples: {least} and {left} bytes are left");
-        // The rows of an evaluation make a choice half as large again: all those of a cut would be hundreds.
+        // The rows of an evaluation make a choice half as large again. All choices of a cut would be hundreds.
         assert!(
             beside_larger < beside + left / 8,
             "{samples} samples: {beside} and {beside_larger} bytes beside the {left} of the choices that are left"

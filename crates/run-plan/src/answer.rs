@@ -15,31 +15,31 @@ use crate::pace::{Of, RunPace};
 use crate::priced::Priced;
 use crate::{explanation, model, options, ways_out};
 
-/// The plan that is asked for.
+/// The values that a plan is made from.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Question {
     /// The text of a config file.
     pub config: String,
-    /// Assignments as after `--set`, laid over it.
+    /// Assignments as after `--set`; they override the config.
     pub set: Vec<String>,
     /// The text of the model's `config.json`.
     pub model: Option<String>,
-    /// Without that text: the preset that it would describe, where `model.config` does not name one.
+    /// The preset to use without that text, unless `model.config` names one.
     pub preset: Option<String>,
-    /// The machine's memory and the process's own, as the probe would find it.
+    /// The memory of the machine and of the process, as the probe would measure it.
     pub machine: MemorySnapshot,
     /// The processor that the kernels would find.
     pub processor: Kernels,
-    /// Whether each lever's other values are wanted, too, which takes longer.
+    /// Whether to list the other values of each lever, too, which takes longer.
     pub explain: bool,
 }
 
-/// A processor, as far as the bytes of operations follow from it.
+/// The properties of a processor that determine the bytes of operations.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kernels {
-    /// As `LOW_MEM_T5_ISA` spells it.
+    /// The instruction set, in the spelling of `LOW_MEM_T5_ISA`.
     pub instruction_set: String,
     /// Threads that operations run on.
     pub threads: usize,
@@ -55,7 +55,7 @@ impl Default for Kernels {
 }
 
 impl Kernels {
-    /// The most threads that are planned for.
+    /// The most threads that a question may have.
     const MOST_THREADS: usize = 4096;
 
     fn processor(&self) -> Outcome<Processor> {
@@ -78,7 +78,7 @@ impl Kernels {
 pub struct Answer {
     /// The command's exit code.
     pub exit: u8,
-    /// What the command writes to standard error of a plan that is refused.
+    /// The text that the command writes to standard error if a plan is refused.
     pub error: String,
     /// The standard output of `plan --json`.
     pub json: String,
@@ -86,7 +86,7 @@ pub struct Answer {
     pub text: String,
 }
 
-/// The plan of a run whose rows are not known, priced without measuring.
+/// Answers with the plan of a run whose rows are unknown, and with prices that were not measured.
 pub fn answer(question: &Question) -> Answer {
     let planned =
         question.processor.processor().and_then(|processor| t5_ops::count_for(processor, || planned(question)));
@@ -107,7 +107,7 @@ pub fn json_of(plan: &Plan, pace: &RunPace, steps: Option<u64>) -> Value {
     json
 }
 
-/// The bill and the plan in words; with `explain`, every lever beside its other values.
+/// The bill and the plan in words; with `explain`, also every lever with its other values.
 pub fn text_of(Planned { plan, costs }: &Planned, pace: &RunPace, explain: bool) -> String {
     let bill = if explain { plan.bill.in_full() } else { plan.bill.to_string() };
     let text = format!("{bill}{}\n{}", pace.in_words(), explanation::in_words(plan));
@@ -117,20 +117,21 @@ pub fn text_of(Planned { plan, costs }: &Planned, pace: &RunPace, explain: bool)
     }
 }
 
-/// The ways that are wanted: who wants nothing explained needs only the choices that some budget would take.
+/// The choices that planning needs: without an explanation, only those that some budget would take.
 pub fn wanted(explain: bool) -> Wanted<'static> {
     if explain { Wanted::All } else { Wanted::Undominated(None) }
 }
 
-/// The plan is for a run that is yet to start: what it accepts, that run accepts, though it measures its own process.
+/// Adds the memory by which another start of the command may measure a larger process. A plan made from this snapshot also fits the run
+/// that starts later.
 pub fn for_another_start(now: MemorySnapshot) -> MemorySnapshot {
     MemorySnapshot { rss: now.rss + memory_policy::ANOTHER_START, ..now }
 }
 
-/// The plan of a job, or the failure that names every way out.
+/// Returns the plan of a job, or the failure with every way out.
 ///
 /// # Errors
-/// Nothing fits; errors of the planner.
+/// Nothing fits, or the planner has an error.
 pub fn plan(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcome<Planned> {
     planner::plan(&job.job(), now).map_err(|error| match error {
         planner::Error::DoesNotFit(refusal) => ways_out::failure(*refusal, job, now, steps),

@@ -1,12 +1,12 @@
-//! A plan in words: its numbers under the names of their pins, and each lever beside the values that it might have.
+//! A plan in words: its numbers under the names of their pins, and each lever with its other values.
 
 use memory_policy::{Bytes, Explained};
 use planner::Plan;
 
-/// Other values of a lever that are shown, of many evenly spaced ones.
+/// The most other values of a lever that are shown. More values are thinned out evenly.
 const SHOWN: usize = 8;
 
-/// Every lever with its value, and below it the others that were offered.
+/// Every lever with its value, followed by the other offered values.
 pub fn explanation(levers: &[Explained], plan: &Plan) -> String {
     let (mut text, peak) = (String::new(), plan.peak_of_tensors());
     for lever in levers {

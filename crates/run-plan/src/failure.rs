@@ -1,8 +1,7 @@
 //! Failures, in the one form that users and scripts see.
 //!
-//! A [`Failure`] is an exit code, a message that says what, where, expected and got, and hints that say
-//! what to do next. Every library error becomes one here, in one place, so that the same mistake has
-//! the same exit code from every subcommand:
+//! A [`Failure`] is an exit code, a message and hints. The message says what, where, expected and got; the hints suggest what to do next.
+//! Every library error becomes a failure in this module, so the same mistake has the same exit code in every subcommand:
 //!
 //! ```text
 //! error: train.parquet: row group 3: column `response` is INT64, expected a string column
@@ -16,7 +15,7 @@ use std::process::ExitCode;
 /// The exit codes of the public interface. A script may branch on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// Our bug, or the system failed in a way that has no code of its own (a full disk).
+    /// A bug of this program, or a failure of the system without an exit code of its own (a full disk).
     Internal = 1,
     /// The command line or the config is wrong; nothing was started.
     Usage = 2,
@@ -26,12 +25,12 @@ pub enum Exit {
     Unusable = 4,
     /// Too many non-finite steps in a row.
     Diverged = 5,
-    /// `doctor` found something that makes training slower or smaller than the machine allows.
+    /// `doctor` found a problem that makes training slower, or the largest model smaller, than the machine allows.
     Warnings = 6,
-    /// `doctor` found something without which training cannot work.
+    /// `doctor` found a problem that makes training impossible.
     Unfit = 7,
-    /// A signal stopped the run after it saved, or before there was anything to save; `--keep-training` goes on. A second
-    /// signal ends it with 128 and the signal's number instead.
+    /// A signal stopped the run after it saved, or before there was anything to save; `--keep-training` resumes it. A second signal ends
+    /// the process with 128 and the signal's number instead.
     Interrupted = 75,
 }
 
@@ -46,32 +45,32 @@ impl From<Exit> for ExitCode {
 pub struct Failure {
     /// The process's exit code.
     pub exit: Exit,
-    /// What, where, expected, got: one sentence or a few lines, without the `error: `.
+    /// What, where, expected, got: one sentence or a few lines, without `error: `.
     pub message: String,
-    /// Advice, one line each, without the `hint: `.
+    /// Advice, one line each, without `hint: `.
     pub hints: Vec<String>,
 }
 
-/// The result of everything in this binary that can fail because of the world.
+/// The result of functions that can fail for reasons outside the program.
 pub type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
-    /// A failure with this exit code and message and no hint yet.
+    /// A failure with this exit code and message, and without hints.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
         Self { exit, message: message.into(), hints: Vec::new() }
     }
 
-    /// Exit 1: the system refused something that has no code of its own.
+    /// Exit 1: a failure of the system without an exit code of its own.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(Exit::Internal, message)
     }
 
-    /// Exit 2: the command line or the config.
+    /// Exit 2: the command line or the config is wrong.
     pub fn usage(message: impl Into<String>) -> Self {
         Self::new(Exit::Usage, message)
     }
 
-    /// Exit 4: data, tokenizer, model or checkpoint.
+    /// Exit 4: data, tokenizer, model or checkpoint cannot be used.
     pub fn unusable(message: impl Into<String>) -> Self {
         Self::new(Exit::Unusable, message)
     }
@@ -83,7 +82,7 @@ impl Failure {
         self
     }
 
-    /// This failure and another one of the same kind, as one.
+    /// Combines this failure and another one of the same kind.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.message = format!("{}\n{}", self.message, other.message);
@@ -91,7 +90,7 @@ impl Failure {
         self
     }
 
-    /// Adds a `hint:` line where there is one.
+    /// Adds a `hint:` line if there is one.
     pub fn with_hint(self, hint: Option<impl Into<String>>) -> Self {
         match hint {
             Some(hint) => self.hint(hint),
@@ -99,7 +98,7 @@ impl Failure {
         }
     }
 
-    /// Reading or writing `path` failed: a full disk and a missing permission get a hint of their own.
+    /// Reading or writing `path` failed. A full disk and a missing permission have their own hints.
     pub fn io(doing: &str, path: &Path, error: &std::io::Error) -> Self {
         use std::io::ErrorKind;
         let failure = Self::internal(format!("{}: cannot {doing}: {error}", path.display()));
@@ -119,7 +118,7 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// Writes the `error:` line and the `hint:` lines. To stop a run is no error, and neither is what `doctor` finds.
+    /// Writes the `error:` line and the `hint:` lines. A stopped run is no error, and neither is a finding of `doctor`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_error = ![Exit::Interrupted, Exit::Warnings, Exit::Unfit].contains(&self.exit);
         let kind = if is_error { "error: " } else { "" };
@@ -143,7 +142,7 @@ impl From<parquet_dataset::Error> for Failure {
 #[cfg(feature = "datasets")]
 impl From<dataloader::Error> for Failure {
     fn from(error: dataloader::Error) -> Self {
-        // Its errors use the same words for rows in a batch as for files that are opened.
+        // The loader's errors use the same words for rows in a batch as for files that are opened.
         let error = match error {
             dataloader::Error::Dataset(error) => return error.into(),
             dataloader::Error::Rows(error) => return error.into(),
@@ -177,7 +176,7 @@ impl From<row_files::Error> for Failure {
     }
 }
 
-/// Exit 3: a device had no memory for a tensor, where no smaller plan could be followed.
+/// Exit 3: a device had no memory for a tensor, and no smaller plan could be followed.
 fn out_of_device_memory(error: &str) -> Option<Failure> {
     let failure = || {
         Failure::new(Exit::DoesNotFit, "the device has no memory left")

@@ -1,4 +1,4 @@
-//! The job that the planner is asked about: what the config asks for, of what was opened.
+//! The planner's job: the settings of the config, with the opened data.
 
 use collective::Shards;
 use memory_policy::{Budgets, Place};
@@ -16,35 +16,35 @@ use crate::options;
 pub struct RunJob<'a> {
     /// The resolved config.
     pub config: &'a Config,
-    /// The model, and how it trains.
+    /// The model.
     pub model: &'a t5::Config,
-    /// How it trains.
+    /// The trainer's options.
     pub options: &'a TrainerOptions,
-    /// Its data, where that is known.
+    /// The data, if known.
     pub data: Option<&'a RunData<'a>>,
-    /// Source and target tokens of some of its rows, where they are known.
+    /// Source and target tokens of some of its rows, if known.
     pub lengths: &'a [(usize, usize)],
-    /// Which of the ways to carry out a step are wanted.
+    /// The choices that the caller wants.
     pub wanted: Wanted<'a>,
-    /// The time that levers cost.
+    /// The prices of levers.
     pub prices: Prices,
     /// How a batch is divided among processes.
     pub shards: Shards,
 }
 
-/// The rows that a run has open, and its base.
+/// The rows that a run has opened, and its base.
 #[derive(Clone)]
 pub struct RunData<'a> {
-    /// Those that it trains on.
+    /// The rows that it trains on.
     pub feed: Feed<'a>,
-    /// Those that it is evaluated on.
+    /// The rows of its evaluations.
     pub evaluated: Option<EvaluatedRows<'a>>,
     /// The files of a base that is frozen beside an adapter.
     pub stored: Option<StoredWeights>,
 }
 
 impl<'a> RunJob<'a> {
-    /// As the planner takes it.
+    /// The job as the planner takes it.
     pub fn job(&self) -> Job<'a> {
         let Self { config, model, options, .. } = *self;
         let data = &config.data;
@@ -90,7 +90,7 @@ impl<'a> RunJob<'a> {
         let owners = if sharding == Sharding::None { 1 } else { processes };
         let are_on_cards = place(self.config) == Place::Device;
         let are_connected = HAS_NCCL && are_on_cards && processes > 1 && !self.config.parallel.shares_cards;
-        // What is saved goes through the host.
+        // Saved tensors go through the host's memory.
         let buffers = match are_connected {
             true => collective::PIECE_BYTES as u64,
             false => collective::sums::buffers(self.shards, are_on_cards),
@@ -130,12 +130,12 @@ pub fn budgets(config: &Config) -> Budgets {
     Budgets { process: planner::budget_of(memory.budget), device: planner::budget_of(memory.device_budget) }
 }
 
-/// Where a run's tensors lie: on the device that is named, or else in the host's memory.
+/// The place of a run's tensors: the device that is named, or else the host's memory.
 pub fn place(config: &Config) -> Place {
     if is_named(&config.run.device) { Place::Device } else { Place::Host }
 }
 
-/// Whether a device of this name is another than the CPU.
+/// Whether this name is a device other than the CPU.
 pub fn is_named(name: &str) -> bool {
     !matches!(name, "cpu" | "auto")
 }

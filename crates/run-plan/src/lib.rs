@@ -1,15 +1,14 @@
 //! From a config to the plan of its run.
 //!
-//! [`config`] resolves keys and values into numbers, [`options`] says them in the trainer's words, and [`job`] says them in
-//! the planner's. [`pace`] is the time and the writes of the planned run, and [`ways_out`] are the settings with which a
-//! refused run would fit.
+//! [`config`] resolves keys and values into numbers. [`options`] converts them to the trainer's options, and [`job`] to the planner's job.
+//! [`pace`] is the time and the writes of the planned run. [`ways_out`] finds settings with which a refused run would fit.
 //!
-//! The command does this with rows that are open (feature `datasets`) and with measured memory and prices. [`answer()`] does
-//! it without any of that, from values alone: it is `train_low_mem plan` as a function, which the page "Will it fit?" calls.
+//! The command uses these modules with opened rows (feature `datasets`) and with measured memory and prices. [`answer()`] uses values only:
+//! it is `train_low_mem plan` as a function, which the page "Will it fit?" calls.
 //!
 //! # Invariants
 //!
-//! * Nothing here opens a file, reads a clock or looks at the machine.
+//! * No function here opens a file, reads a clock or looks at the machine.
 //! * Without `datasets`, this crate and those below it build for WebAssembly.
 
 pub mod answer;

@@ -1,4 +1,4 @@
-//! The model of a run as far as its config says it: settings over a `config.json`, and an adapter beside it.
+//! The model of a run, as far as the config determines it: settings over a `config.json`, and an adapter beside it.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use t5::Precision;
 use crate::config::Config;
 use crate::failure::{Failure, Outcome};
 
-/// The config's settings for a model that is trained from scratch: `model.vocab_size` and `model.overrides`.
+/// Applies the config's settings for a model that is trained from scratch: `model.vocab_size` and `model.overrides`.
 ///
 /// # Errors
-/// Settings that are no T5's.
+/// The settings are not those of a T5.
 pub fn fitted(config: &Config, mut model: t5::Config) -> Outcome<t5::Config> {
     if let Some(vocab_size) = config.model.vocab_size {
         model.vocab_size = usize::try_from(vocab_size).unwrap_or(usize::MAX);
@@ -22,8 +22,7 @@ pub fn fitted(config: &Config, mut model: t5::Config) -> Outcome<t5::Config> {
     Ok(model)
 }
 
-/// `model` with some keys of its `config.json` replaced. What transformers derives from a replaced key is
-/// derived again.
+/// `model` with some keys of its `config.json` replaced. Values that transformers derives from a replaced key are derived again.
 fn overridden(model: &t5::Config, overrides: &toml::Table) -> Outcome<t5::Config> {
     let mut json = model.to_json();
     let Some(entries) = json.as_object_mut() else { return Err(Failure::internal("a config.json is an object")) };
@@ -43,11 +42,11 @@ fn overridden(model: &t5::Config, overrides: &toml::Table) -> Outcome<t5::Config
     Ok(t5::Config::from_json(&json.to_string(), "`model.overrides`")?)
 }
 
-/// The model with the prefix, the precision of the base and the adapter that the config asks for. An adapter that goes on from
-/// files has the settings of those, which `adapter_of_files` knows.
+/// The model with the prefix, the precision of the base and the adapter of the config. An adapter that continues from files has the
+/// settings of those files, which `adapter_of_files` contains.
 ///
 /// # Errors
-/// What the config asks for does not go with the model.
+/// The config's settings do not fit the model.
 pub fn adapted(
     config: &Config,
     mut model: t5::Config,
@@ -63,7 +62,7 @@ pub fn adapted(
     Ok(model.with_adapter(lora)?)
 }
 
-/// Sets the precision of a model's base to the one that is asked for, which a quantised model must have already.
+/// Sets the precision of a model's base to the wanted one. A quantised model must already have that precision.
 fn set_precision(model: &mut t5::Config, wanted: Option<Precision>, origin: Option<&Path>) -> Outcome<()> {
     match (model.base_precision, wanted) {
         (Some(has), Some(wanted)) if has != wanted => Err(Failure::usage(format!(
@@ -84,7 +83,7 @@ fn set_precision(model: &mut t5::Config, wanted: Option<Precision>, origin: Opti
 /// Refuses a run that would train quantised weights.
 ///
 /// # Errors
-/// It would.
+/// The run would train quantised weights.
 pub fn check_trainable(model: &t5::Config, origin: Option<&Path>) -> Outcome<()> {
     let (Some(precision), None) = (model.base_precision, &model.lora) else { return Ok(()) };
     let shown = shown(origin);

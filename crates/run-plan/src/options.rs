@@ -1,4 +1,4 @@
-//! From the config's words to the parts' own options. No decision is made here.
+//! Converts the config to the options of other crates. This module makes no decisions.
 
 use candle_core::DType;
 use planner::RowCounts;
@@ -28,8 +28,8 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
     }
 }
 
-/// Beside an adapter a bf16 run keeps its frozen weights in bf16, which loses nothing that products would see. Those few that are
-/// trained with the adapter are rounded as they should be.
+/// Beside an adapter, a bf16 run keeps its frozen weights in bf16, because products round them anyway. The few weights that are trained
+/// with the adapter are rounded stochastically.
 pub fn master_weights(chosen: MasterWeights, is_bf16: bool, has_adapter: bool) -> MasterWeights {
     match chosen {
         MasterWeights::F32 if is_bf16 && has_adapter => MasterWeights::StochasticRounding,
@@ -79,12 +79,12 @@ fn schedule(config: &Config) -> Schedule {
     Schedule { kind, warmup_steps: schedule.warmup_steps }
 }
 
-/// How many rows of a validation dataset, of so many rows, an evaluation takes.
+/// The rows of a validation dataset of `rows` rows that an evaluation takes.
 pub fn evaluated(config: &Config, rows: Option<u64>) -> RowCounts {
     RowCounts::new(config.train.eval_samples, config.train.eval_generate_samples, rows)
 }
 
-/// How an evaluation generates.
+/// The options of generation in an evaluation.
 pub fn answers(config: &Config) -> GenerateOptions {
     GenerateOptions {
         max_new_tokens: config.train.eval_max_new_tokens,

@@ -1,7 +1,7 @@
-//! The pace of a run in words: how long it takes and how much it writes, said before it begins.
+//! The pace of a run in words: its time and its writes, shown before it begins.
 //!
-//! Texts are shorter than they may be, so a few rows from all over the run are read to know how long they are. Where no row
-//! can be read, every sample counts as one of full length.
+//! Texts are often shorter than the limit, so a few rows from the whole run are read to find typical lengths. If no row can be read, every
+//! sample counts as one of full length.
 
 use std::time::Duration;
 
@@ -22,14 +22,14 @@ use crate::priced::Priced;
 #[derive(Clone, Debug, Default)]
 pub struct RunPace {
     pace: Pace,
-    /// Steps that are left, where that is known.
+    /// Remaining steps, if known.
     steps: Option<u64>,
-    /// Steps of an epoch, where that is known.
+    /// Steps of an epoch, if known.
     epoch_steps: Option<u64>,
     knows_lengths: bool,
-    /// Of the rows that were read: how many there are, and how many of their sources and targets are cut.
+    /// The number of rows that were read, and how many of their sources and of their targets are cut.
     cut: (u64, u64, u64),
-    /// Where sources and targets are cut.
+    /// The lengths at which sources and targets are cut.
     longest: (usize, usize),
     /// Bytes of a checkpoint.
     checkpoint_bytes: u64,
@@ -41,38 +41,38 @@ pub struct RunPace {
     is_bf16: bool,
     bf16_over_f32: Option<f64>,
     prices: Option<Prices>,
-    /// A step from moment to moment.
+    /// The moments of a step.
     timeline: Option<planner::Timeline>,
     /// The requests of a step to a card.
     calls: Option<Calls>,
 }
 
-/// A few rows from all over a run.
+/// A few rows from the whole run.
 #[derive(Clone, Debug, Default)]
 pub struct RowsLookedAt {
     /// Rows of the data.
     pub all: u64,
-    /// Source and target tokens of those that were looked at.
+    /// Source and target tokens of the rows that were read.
     pub lengths: Vec<(usize, usize)>,
-    /// Sources that are longer than the model will see them.
+    /// Sources that are cut for the model.
     pub cut_sources: u64,
-    /// Targets that are.
+    /// Targets that are cut for the model.
     pub cut_targets: u64,
 }
 
 /// The bytes that a run keeps on disk at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskNeed {
-    /// Files in place of memory, which go with the process.
+    /// Files in place of memory, which are removed when the process ends.
     pub files: u64,
-    /// Checkpoints that are kept, and the one that is being written.
+    /// Checkpoints that are kept, and the checkpoint that is being written.
     pub checkpoints: u64,
     /// The model at the end.
     pub model: u64,
 }
 
 impl DiskNeed {
-    /// That of a run that follows a plan.
+    /// The need of a run that follows a plan.
     ///
     /// # Errors
     /// The planner refuses the options.
@@ -80,22 +80,22 @@ impl DiskNeed {
         Ok(RunPace::in_numbers(of, job, now, plan)?.disk_need())
     }
 
-    /// All of it.
+    /// The sum.
     pub fn total(&self) -> Bytes {
         Bytes(self.files.saturating_add(self.checkpoints).saturating_add(self.model))
     }
 }
 
-/// The facts about a run that its pace follows from.
+/// The facts that determine the pace of a run.
 #[derive(Clone, Copy)]
 pub struct Of<'a> {
     /// The resolved config.
     pub config: &'a Config,
-    /// How it trains.
+    /// The trainer's options.
     pub options: &'a TrainerOptions,
-    /// The data, where there is any.
+    /// The data, if any.
     pub rows: Option<&'a RowsLookedAt>,
-    /// Steps that are left, where that is known.
+    /// Remaining steps, if known.
     pub steps: Option<u64>,
     /// The prices that the plan was made from.
     pub priced: &'a Priced,
@@ -111,12 +111,12 @@ impl RunPace {
         Ok(Self { timeline, calls: planner::device_calls(job, plan)?, ..Self::in_numbers(of, job, now, plan)? })
     }
 
-    /// The same without the moments of a step and its requests.
+    /// The pace without the moments of a step and its requests.
     fn in_numbers(of: &Of<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
         let Of { config, options, rows, steps, priced } = *of;
         let lengths = rows.map_or(&[][..], |rows| &rows.lengths);
         let pace = planner::pace(job, now, plan, lengths)?;
-        // Of an adapter's run the base is never written.
+        // A run of an adapter never writes the base.
         let elements = match job.model.lora {
             Some(_) => trainer::costs::trained_elements(job.model, options)?,
             None => ParameterSpec::elements_of_all(job.model),
@@ -162,7 +162,7 @@ impl RunPace {
         }
     }
 
-    /// Lines below a bill.
+    /// The lines below a bill.
     pub fn in_words(&self) -> String {
         let disk = [
             ("Disk space", Some(format!("{} at a time", self.disk_need().total()))),
@@ -182,7 +182,7 @@ impl RunPace {
         (bytes > 0).then(|| format!("{} of weights a step, where the page cache does not have them", Bytes(bytes)))
     }
 
-    /// How much of a step goes to a card and back.
+    /// The bytes of a step that are copied to a card and back, in words.
     fn bus(&self) -> Option<String> {
         let bytes = self.pace.step_bus_bytes;
         let behind = self.pace.step_bus_bytes_behind;
@@ -193,7 +193,7 @@ impl RunPace {
         (bytes > 0).then(|| format!("{} between host and card a step{beside}{waits}", Bytes(bytes)))
     }
 
-    /// How much of a step goes to other processes.
+    /// The bytes of a step that are sent to other processes, in words.
     fn network(&self) -> Option<String> {
         let Pace { step_sent_bytes: bytes, step_sent_seconds: seconds, step_waited_seconds: waited, .. } = self.pace;
         let hidden = 100.0 * (1.0 - waited / seconds.max(f64::MIN_POSITIVE)).max(0.0);
@@ -203,7 +203,7 @@ impl RunPace {
         (bytes > 0).then(|| format!("a process sends {} a step: {}", Bytes(bytes), took()))
     }
 
-    /// How often a step asks a card for something.
+    /// The number of requests of a step to a card, in words.
     fn requests(&self) -> Option<String> {
         let Calls { graphs, launches, products, uploads, downloads } = self.calls?;
         let counts = [(launches, "kernel"), (products, "matrix product"), (uploads, "upload"), (downloads, "download")];
@@ -214,7 +214,7 @@ impl RunPace {
         Some(format!("a step has {launches} and {products}{beside}, at most {uploads}, and {downloads}{launching}"))
     }
 
-    /// How many texts are longer than the model will see them.
+    /// The number of texts that are cut, in words.
     fn truncation(&self) -> Option<String> {
         let (rows, sources, targets) = self.cut;
         let of = [("source", sources, self.longest.0), ("target", targets, self.longest.1)];
@@ -251,7 +251,7 @@ impl RunPace {
         if both.is_empty() { None } else { Some(both.join("; ")) }
     }
 
-    /// Where the other precision would be the better one.
+    /// A sentence if the other precision would be better.
     fn precision(&self) -> Option<String> {
         let ratio = self.bf16_over_f32?;
         match self.is_bf16 {
@@ -299,7 +299,7 @@ impl RunPace {
     }
 }
 
-/// How often a run of so many steps saves, its model in the end included: by steps or by the clock, whichever is more often.
+/// The number of saves in a run of `steps` steps, including the final model: by steps or by time, whichever gives more.
 fn checkpoints(config: &Config, steps: u64, seconds: Option<f64>) -> u64 {
     let by_steps = config.checkpoint.every_steps.map_or(0, |every| steps.saturating_sub(1) / every);
     let by_clock = config.checkpoint.every_minutes.zip(seconds);
@@ -307,7 +307,7 @@ fn checkpoints(config: &Config, steps: u64, seconds: Option<f64>) -> u64 {
     by_steps.max(by_clock) + 2
 }
 
-/// A time for reading: `85 ms`, `2.1 s`, `3 min 20 s`, `2 h 05 min`.
+/// A time in words: `85 ms`, `2.1 s`, `3 min 20 s`, `2 h 05 min`.
 pub fn in_words(seconds: f64) -> String {
     match seconds {
         ..1.0 => format!("{:.0} ms", seconds * 1e3),
@@ -316,7 +316,7 @@ pub fn in_words(seconds: f64) -> String {
     }
 }
 
-/// A duration for reading: `42 s`, `3 min 20 s`, `2 h 05 min`.
+/// A duration in words: `42 s`, `3 min 20 s`, `2 h 05 min`.
 pub fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {

@@ -1,4 +1,4 @@
-//! The prices of a run, and where they come from.
+//! The prices of a run, and their source.
 
 use candle_core::DType;
 use memory_policy::Place;
@@ -10,16 +10,16 @@ use crate::failure::{Failure, Outcome};
 /// The prices of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Priced {
-    /// For the planner.
+    /// The prices for the planner.
     pub prices: Prices,
-    /// The time of a step in bf16 over that in f32 on this machine, where that was measured.
+    /// The time of a step in bf16 relative to f32 on this machine, if measured.
     pub bf16_over_f32: Option<f64>,
     /// Their origin, for people.
     pub origin: &'static str,
 }
 
 impl Priced {
-    /// The prices that the config gives, or else those that are built in.
+    /// The prices that the config gives, or else the built-in prices.
     pub fn without_measuring(from: PricesFrom, place: Place, activations: DType) -> Self {
         match from {
             PricesFrom::Given(prices) => Self { prices, bf16_over_f32: None, origin: "given" },
@@ -27,16 +27,16 @@ impl Priced {
         }
     }
 
-    /// The same with the prices that another process measured.
+    /// The same with prices that another process measured.
     #[must_use]
     pub fn with(self, prices: Prices) -> Self {
         Self { prices, ..self }
     }
 
-    /// The config with these prices in place of the word that asked for them, so that its file plans the same run again.
+    /// Writes these prices to the config, in place of the word that asked for them. So the config's file plans the same run again.
     ///
     /// # Errors
-    /// A price that TOML has no number for.
+    /// TOML cannot represent a price.
     pub fn note_in(&self, config: &mut Config) -> Outcome<()> {
         if matches!(config.memory.prices, PricesFrom::Given(_)) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Ways out of a refusal: each setting that would need less memory is tried, and named with what the run would need then.
+//! Ways out of a refusal: each setting that might need less memory is tried, and listed with the memory that the run would then need.
 
 use memory_policy::{Budget, Budgets, Bytes, Limit, MemorySnapshot, Place};
 use planner::{Costs, DoesNotFit, Wanted};
@@ -10,12 +10,12 @@ use crate::failure::{Failure, Outcome};
 use crate::job::RunJob;
 use crate::options;
 
-/// A way out that saves less is not named.
+/// The least saving, in percent, for a way out to be listed.
 const LEAST_SAVED_PERCENT: u64 = 3;
-/// More writes than any run makes: the way out names how many they are.
+/// More bytes than any run writes. The way out states the real number.
 const ALL_WRITES: u64 = 1 << 60;
 
-/// The failure that a refusal is, with every way out. `steps` are those of the run, where they are known.
+/// The failure for a refusal, with every way out. `steps` are the run's steps, if known.
 pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Failure {
     let (needed, limit) = (refusal.smallest_budget, refusal.limit);
     let place = match refusal.limited_by {
@@ -23,7 +23,7 @@ pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, step
         Limit::Budget | Limit::Available => Place::Host,
     };
     let mut failure = Failure::from(refusal);
-    // A way that cannot be computed is none.
+    // A way out that cannot be computed is not listed.
     let at = At { now, place };
     let ways = [on_disk(job, at, steps), rounded(job, at, steps), smaller_batch(job, at, steps)];
     for Way { needs, words } in ways.into_iter().filter_map(|way| way.ok().flatten()) {
@@ -36,7 +36,7 @@ pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, step
     failure
 }
 
-/// The machine, and the place whose memory is short.
+/// The machine, and the place that is short of memory.
 #[derive(Clone, Copy)]
 struct At<'a> {
     now: &'a MemorySnapshot,
@@ -45,19 +45,19 @@ struct At<'a> {
 
 /// A way out.
 struct Way {
-    /// The smallest budget of that place with it.
+    /// The smallest budget of that place with this way out.
     needs: Bytes,
     words: String,
 }
 
-/// Tensors wait on disk, however much a run writes.
+/// Tensors on disk, with any number of written bytes.
 fn on_disk(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<Way>> {
     let variant = Variant::of(job, &[("memory.disk_writes", Value::from(ALL_WRITES.to_string()))], steps.or(Some(1)))?;
     let job_on_disk = variant.job(job).job();
     let now = at.now;
     let costs = planner::costs(&job_on_disk, now)?;
     let Some(smallest) = smallest(&costs, job_on_disk.budgets, at) else { return Ok(None) };
-    // The plan that the run would take, where it fits.
+    // The plan that the run would follow, if it fits.
     let plan = memory_policy::plan(now, &costs, job_on_disk.budgets).unwrap_or(*smallest.smallest_plan);
     let a_step = planner::pace(&job_on_disk, now, &plan, &[])?.step_written_bytes;
     let allowed = job.config.memory.disk_writes;
@@ -90,7 +90,7 @@ fn rounded(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<W
     variant.way(job, at, words)
 }
 
-/// A fourth of the samples: another batch, and so other mathematics.
+/// A quarter of the samples: another batch, and so other mathematics.
 fn smaller_batch(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<Way>> {
     let samples = job.config.train.batch_size / 4;
     if samples == 0 {
@@ -128,7 +128,7 @@ impl Variant {
         RunJob { config: &self.config, options: &self.options, wanted: Wanted::Undominated(None), ..*job }
     }
 
-    /// The way out that these settings are.
+    /// The way out with these settings.
     fn way(&self, job: &RunJob<'_>, at: At<'_>, words: String) -> Outcome<Option<Way>> {
         let job = self.job(job).job();
         let refusal = smallest(&planner::costs(&job, at.now)?, job.budgets, at);
@@ -136,7 +136,7 @@ impl Variant {
     }
 }
 
-/// The refusal of a budget that nothing fits: it names the smallest that works.
+/// The refusal of a budget that nothing fits. It has the smallest budget that works.
 fn smallest(costs: &Costs, budgets: Budgets, At { now, place }: At<'_>) -> Option<DoesNotFit> {
     let nothing = Budget::Explicit(Bytes(1));
     let budgets = match place {

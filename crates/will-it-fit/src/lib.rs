@@ -1,7 +1,7 @@
 //! The page "Will it fit?": [`run_plan::answer()`] behind an interface of bytes, for WebAssembly.
 //!
-//! A page writes a question as JSON into the memory that [`question`] gives, calls [`answer`], and reads the answer as JSON
-//! from where [`answer_at`] says. A trap ends the instance, and the page starts another.
+//! A page writes a question as JSON into the memory that [`question`] returns, calls [`answer`], and reads the answer as JSON from
+//! [`answer_at`]. A trap ends the instance, and the page starts a new one.
 //!
 //! ```
 //! let asked = br#"{"set": ["model.config=t5-small", "memory.budget=2GiB"], "machine": {"available": 8589934592, "rss": 33554432}}"#;
@@ -9,14 +9,14 @@
 //! assert_eq!(answer["exit"], 0, "{answer}");
 //! ```
 
-// Names that JavaScript calls.
+// JavaScript calls these functions by name.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
 
 use run_plan::{Answer, Question};
 
-/// A longer question is none.
+/// The most bytes of a question.
 const MOST_QUESTION_BYTES: usize = 16 << 20;
 
 thread_local! {
@@ -24,7 +24,7 @@ thread_local! {
     static ANSWER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Memory for a question of so many bytes; null where that is too long. It is good until the next call.
+/// Returns memory for a question of `bytes` bytes, or null if that is too long. The memory is valid until the next call.
 #[unsafe(no_mangle)]
 pub extern "C" fn question(bytes: usize) -> *mut u8 {
     if bytes > MOST_QUESTION_BYTES {
@@ -36,7 +36,7 @@ pub extern "C" fn question(bytes: usize) -> *mut u8 {
     })
 }
 
-/// Answers the question that was written there. Returns the bytes of the answer.
+/// Answers the question in that memory. Returns the number of bytes of the answer.
 #[unsafe(no_mangle)]
 pub extern "C" fn answer() -> usize {
     let question = QUESTION.take();
@@ -46,7 +46,7 @@ pub extern "C" fn answer() -> usize {
     })
 }
 
-/// Where the answer lies. It is good until the next call.
+/// Returns the address of the answer, which is valid until the next call.
 #[unsafe(no_mangle)]
 pub extern "C" fn answer_at() -> *const u8 {
     ANSWER.with_borrow(|answer| answer.as_ptr())

@@ -1,8 +1,8 @@
 //! `train_low_mem bench`: optimizer steps over synthetic full-length samples, timed and measured.
 //!
-//! A step is what training does: forward, backward, clipping and Adafactor, dropout on, over `batch` samples
-//! without padding. With `--lora` it trains an adapter, and AdamW is the optimizer. The first step is not timed: it allocates. Where a plan
-//! records micro-batches, neither are the steps until each micro-batch is launched as graphs.
+//! A step is the same as in training: forward, backward, clipping and Adafactor, with dropout, over `batch` samples without padding. With
+//! `--lora` it trains an adapter, and the optimizer is AdamW. The first step is not timed, because it allocates. If a plan records
+//! micro-batches, steps are not timed until every micro-batch is launched as graphs.
 
 use std::time::{Duration, Instant};
 
@@ -26,9 +26,9 @@ use crate::profile::Profiler;
 use crate::speed::priced;
 use crate::{device, faster_device, open, report};
 
-/// Bytes that a bench may write where no flag asks for a file: what `memory.disk_writes` is by default.
+/// Bytes that a bench may write if no flag asks for a file: the default of `memory.disk_writes`.
 const MOST_WRITTEN: u64 = 1 << 40;
-/// Steps that are not timed, at most. Micro-batches of one kind or of two are all launched as graphs in the fifth step, or before.
+/// The most steps that are not timed. Micro-batches of one or two kinds are all launched as graphs by the fifth step.
 const MOST_WARM_UP: usize = 8;
 
 /// Times steps.
@@ -154,18 +154,18 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
 /// The steps of a bench.
 #[derive(Debug, Default)]
 struct Timed {
-    /// Steps that are not timed, because later ones take another time.
+    /// Steps that are not timed, because later steps take a different time.
     warm_up: usize,
     step_ms: Vec<f64>,
     micro_batches: usize,
-    /// Of each timed step, the micro-batches that were launched as graphs.
+    /// For each timed step, the micro-batches that were launched as graphs.
     as_graphs: Vec<usize>,
     /// Whether the next step is timed.
     is_warm: bool,
 }
 
 impl Timed {
-    /// Adds a step. `records` says that micro-batches which repeat become graphs, unless they are.
+    /// Adds a step. `records`: repeating micro-batches will become graphs, if they are not graphs yet.
     fn add(&mut self, took: Duration, stats: &StepStats, records: bool) {
         self.micro_batches = stats.micro_batches;
         if self.is_warm {
@@ -184,7 +184,7 @@ impl Timed {
     }
 }
 
-/// A plan for a device, and the facts that it follows from.
+/// A device with the facts that its plan follows from.
 struct Benched {
     probe: SystemProbe,
     now: MemorySnapshot,
@@ -194,7 +194,7 @@ struct Benched {
 }
 
 impl Benched {
-    /// That of the flags. The device is measured where that has not been done.
+    /// Gathers the facts for the flags. Measures the device if that has not been done.
     fn new(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, device: &Device) -> Outcome<Self> {
         device::check_dtype(device, options.precision.activations())?;
         let probe = device::probe(device, device::first_look(device));
@@ -207,7 +207,7 @@ impl Benched {
     }
 }
 
-/// The plan that the flags ask for, free where they say nothing and a budget is given; and its pace.
+/// The plan for the flags, and its pace. With a budget, the planner chooses the levers that no flag sets.
 fn plan(
     flags: &BenchArgs,
     model: &t5::Config,
@@ -217,7 +217,7 @@ fn plan(
 ) -> Outcome<(Plan, Pace)> {
     let is_free = flags.memory_budget.is_some() || flags.device_memory_budget.is_some();
     let pins = flags.levers.pins((!is_free).then_some(place));
-    // The operations of a graph have no times of their own.
+    // The operations of a graph cannot be timed individually.
     let pins = if flags.profile { pins.with(RECORDED_MICRO_BATCHES.name, Value::Word("none")) } else { pins };
     let training = Training {
         options,
@@ -249,7 +249,7 @@ fn plan(
     Ok((plan, pace))
 }
 
-/// A failure of the model or of a step. A bench keeps nothing that could be gone on from.
+/// A failure of the model or of a step. A bench keeps nothing that could be resumed.
 fn of_a_step(error: impl Into<trainer::Error>) -> Failure {
     match error.into() {
         trainer::Error::Model(error @ t5::Error::Offload { .. }) => Failure::internal(error.to_string())
@@ -263,13 +263,13 @@ fn accumulation(layer_major: Option<&t5::LayerMajor>) -> String {
     layer_major.map_or("MicroBatchMajor".to_owned(), |layers| format!("LayerMajor({layers:?})"))
 }
 
-/// Full-length samples, ended, of tokens that only depend on their place.
+/// Samples of full length, ended by EOS. Each token depends only on its position.
 fn samples(model: &t5::Config, count: usize, tokens: usize, step: u64) -> Vec<Vec<u32>> {
     let eos = model.eos_token_ids.first().copied().unwrap_or(1);
     let ordinary = (model.vocab_size as u64).saturating_sub(3).max(1);
     let token = |sample: usize, place: usize| {
         let mut bits = (step << 40) ^ ((sample as u64) << 20) ^ place as u64;
-        // The finaliser of splitmix64 spreads neighbouring places over the vocabulary.
+        // The finaliser of splitmix64 spreads neighbouring positions over the vocabulary.
         bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         u32::try_from((bits ^ (bits >> 31)) % ordinary).unwrap_or(0) + if ordinary > 3 { 3 } else { 0 }
@@ -281,7 +281,7 @@ fn samples(model: &t5::Config, count: usize, tokens: usize, step: u64) -> Vec<Ve
 mod tests {
     use super::*;
 
-    /// The plan of t5-small by these flags on a device of 8 GiB.
+    /// The plan of t5-small with these flags on a device of 8 GiB.
     fn on_a_device(flags: &[&str]) -> Outcome<Plan> {
         #[derive(clap::Parser)]
         struct Flags {
@@ -302,7 +302,7 @@ mod tests {
         let plan = on_a_device(&[]).expect("it fits");
         // Parameters and gradients in f32.
         assert!(plan.predicted_device_peak > Bytes(2 * 4 * 60_506_624), "{}", plan.bill);
-        // The host has the largest tensor on its way, and little beside.
+        // The host holds the largest tensor on its way, and little else.
         assert!(plan.predicted_peak < Bytes(4 * 32_128 * 512) + Bytes::mib(4), "{}", plan.bill);
         for flag in ["--offload", "--offload-gradients", "--offload-weights"] {
             let [disk, host] = ["disk", "host"].map(|place| {
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(warm_up(&[0, 0, 0], false), (1, 0));
         assert_eq!(warm_up(&[0, 1, 2, 2], true), (3, 2));
         assert_eq!(warm_up(&[0, 1, 2, 2, 1, 2], true), (3, 1));
-        // Where they never are, that is seen.
+        // If micro-batches never become graphs, the bench notices.
         assert_eq!(warm_up(&[1; 20], true), (MOST_WARM_UP, 1));
     }
 

@@ -1,7 +1,7 @@
-//! `train_low_mem bench serve`: answers of a fixed length, timed and measured, as `serve` makes them.
+//! `train_low_mem bench serve`: times and measures answers of a fixed length, made as in `serve`.
 //!
-//! Sources are random tokens without padding, and no answer ends early. All sources of a batch are there at once: the time to the
-//! first token is that of their encoder passes and of one step.
+//! Sources are random tokens without padding, and no answer ends early. All sources of a batch arrive together, so the time to the first
+//! token is the time of their encoder passes and of one step.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -67,12 +67,12 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
         let (source_tokens, target_tokens) = (flags.source_tokens, flags.new_tokens);
         planned.pace(&shape, within, AnsweredBatch { samples: size, caches: size, source_tokens, target_tokens })
     };
-    // Before the model is there, because what is measured for it takes memory.
+    // Before the model is loaded, because the measurements for it take memory.
     let predicted: Vec<_> = fitting.iter().map(predicted).collect::<Outcome<_>>()?;
     let model = Rc::new(planned.load()?);
     let mut lines = Vec::new();
     for (&size, predicted) in fitting.iter().zip(predicted) {
-        // The first time is not counted: it pages in and packs.
+        // The first time does not count: it pages in code and packs weights.
         let times: Vec<(f64, f64)> =
             (0..=flags.rounds).map(|_| timed(&model, size, flags.source_tokens, &answers)).collect::<Outcome<_>>()?;
         let median = |of: fn(&(f64, f64)) -> f64| median(times[1..].iter().map(of)).unwrap_or(f64::NAN);
@@ -107,13 +107,13 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
     }
 }
 
-/// Seconds to the first token of all, and to the last.
+/// Seconds to the first token of all answers, and to the last.
 fn timed(model: &Rc<T5>, size: usize, source_tokens: usize, answers: &GenerateOptions) -> Outcome<(f64, f64)> {
     let mut together = AnswersTogether::new(Rc::clone(model), answers.activations);
     let config = model.config();
     let begun = Instant::now();
     for key in 0..size {
-        // Any tokens but the special ones at the front of most vocabularies.
+        // Any tokens, except the special ones at the front of most vocabularies.
         let token = |place: usize| (3 + (key * 7919 + place * 104_729) % (config.vocab_size.max(4) - 3)) as u32;
         let mut source: Vec<u32> = (1..source_tokens).map(token).collect();
         source.extend(config.eos_token_ids.first().copied());
@@ -127,7 +127,7 @@ fn timed(model: &Rc<T5>, size: usize, source_tokens: usize, answers: &GenerateOp
     Ok((first, begun.elapsed().as_secs_f64()))
 }
 
-/// The result for a person.
+/// The result as text.
 fn table(result: &Value) -> String {
     let number = |value: &Value| value.as_f64().unwrap_or_default();
     let mut text = format!(

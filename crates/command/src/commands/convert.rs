@@ -1,4 +1,4 @@
-//! `train_low_mem convert`: rows of any files as parquet, cleaned, without duplicates and split, as asked.
+//! `train_low_mem convert`: writes rows of any files as parquet; cleans, deduplicates and splits them on request.
 
 use std::cell::Cell;
 use std::fmt::Write;
@@ -20,7 +20,7 @@ use crate::failure::{Exit, Failure, Outcome};
 use crate::row_flags::{BadRowRule, ConvertArgs, Deduplicate};
 use crate::{open, options, report, row_data, stop};
 
-/// Between two lines about how far it is.
+/// The time between two lines of progress.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 /// Memory for reading and writing, beside the table of duplicates.
 const OTHER_BYTES: u64 = 16 << 20;
@@ -131,7 +131,7 @@ impl Output {
         Ok(Self { path: path.to_owned(), file, writer })
     }
 
-    /// Gives the file its name; its bytes.
+    /// Renames the file into place. Returns its bytes.
     fn finish(self) -> Outcome<u64> {
         let (_, bytes) = self.writer.finish().map_err(|error| Failure::io("write rows", &self.path, &error))?;
         self.file.commit()?;
@@ -139,16 +139,16 @@ impl Output {
     }
 }
 
-/// What was written, for the report.
+/// The written files, for the report.
 struct Written<'a> {
     flags: &'a ConvertArgs,
-    /// The files as they were named, also where one was unpacked.
+    /// The files as the user named them, even if one was unpacked.
     originals: &'a [PathBuf],
     validation: Option<&'a Path>,
     bytes: &'a [u64],
 }
 
-/// A line for each step, with the rows that it left out or changed.
+/// A line for each step, with the rows that it skipped or changed.
 fn steps(conversion: &Conversion, counts: &Counts, written: &Written<'_>) -> String {
     let flags = written.flags;
     let mut text = String::new();
@@ -196,7 +196,7 @@ fn steps(conversion: &Conversion, counts: &Counts, written: &Written<'_>) -> Str
     text
 }
 
-/// A line for each of the first files: its form, and where its texts come from.
+/// A line for each of the first files: its form, and the columns of its texts.
 fn sources(conversion: &Conversion, originals: &[PathBuf]) -> Vec<String> {
     const SHOWN: usize = 8;
     let mut lines: Vec<String> = conversion
@@ -233,7 +233,7 @@ fn share(number: f64) -> Outcome<Share> {
     }
 }
 
-/// Bytes that the table of duplicates may take.
+/// Bytes that the table of duplicates may use.
 fn table_bytes(flags: &ConvertArgs) -> Outcome<u64> {
     let now = SystemProbe::new().snapshot()?;
     let budget = options::budget(flags.memory_budget.as_deref())?.resolve(&now);
@@ -248,7 +248,7 @@ fn table_bytes(flags: &ConvertArgs) -> Outcome<u64> {
     Ok(budget.0 - others)
 }
 
-/// Raised by the first signal that asks to stop; the unfinished output is removed then.
+/// Set by the first signal that asks to stop. The unfinished output is then removed.
 fn interrupted() -> Outcome<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -259,7 +259,7 @@ fn interrupted() -> Outcome<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-/// An error of the conversion with the flags that help.
+/// An error of the conversion, with flags that help.
 fn ended(error: row_files::Error, failed: Option<Failure>, flags: &ConvertArgs) -> Failure {
     match error {
         row_files::Error::Stopped => failed.unwrap_or_else(stop::without_result),
@@ -275,7 +275,7 @@ fn ended(error: row_files::Error, failed: Option<Failure>, flags: &ConvertArgs) 
     }
 }
 
-/// Hints name flags rather than keys.
+/// Changes hints to name flags rather than keys.
 fn named_by_flags(mut failure: Failure) -> Failure {
     for hint in &mut failure.hints {
         *hint =

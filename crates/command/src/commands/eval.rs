@@ -1,4 +1,4 @@
-//! `train_low_mem eval`: what a model is worth on parquet rows.
+//! `train_low_mem eval`: scores a model on rows.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: report::note };
     let mut run = RunDir::look_at(scratch.path());
     let opened = Opened::new(&mut config, |config| row_data::prepare(config, &mut run, wanted), None)?;
-    // Where pages lie says what reading them takes.
+    // The positions of pages determine the memory for reading them.
     opened.train.find_pages()?;
     let keep_prompts = flags.predictions.is_some();
     let loader = LoaderOptions { keep_prompts, ..open::loader_options(&config, &opened.model) };
@@ -106,19 +106,19 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The share of the rows that are answered.
+/// The share of rows that are answered.
 #[expect(clippy::cast_precision_loss, reason = "counts of rows are far below 2^53")]
 fn share(counts: RowCounts) -> f64 {
     counts.answered as f64 / counts.evaluated.max(1) as f64
 }
 
-/// The flags as a config: the model's own tokenizer, the data as training rows, in the order of the files.
+/// The flags as a config: the model's own tokenizer, and the data as training rows in file order.
 fn config(flags: &EvalArgs, Adapted { directory, adapter }: &Adapted) -> Outcome<Config> {
     let mut values = Values::defaults();
     if let Some(path) = &flags.config {
         setup::apply_file(&mut values, path)?;
     }
-    // The adapter's own settings count, whatever a run's config says of another.
+    // The adapter's own settings apply, even if a run's config has settings of another adapter.
     for key in KEYS.iter().filter(|key| key.name.starts_with("lora.")) {
         values.reset(key.name)?;
     }

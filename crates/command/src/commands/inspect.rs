@@ -1,5 +1,5 @@
-//! `train_low_mem inspect`: the rows of files (columns, nulls, duplicates, lengths, samples), and of parquet the shape and what
-//! one row costs to read.
+//! `train_low_mem inspect`: the rows of files (columns, nulls, duplicates, lengths, samples). Of parquet files, also the shape, and the
+//! cost of reading one row.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -14,12 +14,12 @@ use crate::failure::Outcome;
 use crate::row_flags::InspectArgs;
 use crate::{open, report, row_data};
 
-/// Columns that are looked at.
+/// The most columns that are inspected.
 const MOST_COLUMNS: usize = 256;
-/// Bytes of the table of duplicates; of a file with more rows they are not counted.
+/// Bytes of the table of duplicates. In a file with more rows, duplicates are not counted.
 const MOST_TABLE_BYTES: u64 = 256 << 20;
 
-/// Looks at files.
+/// Inspects files.
 pub fn inspect(flags: &InspectArgs) -> Outcome<()> {
     let mut unpacked = row_data::Unpacked::default();
     for path in unpacked.files(&open::files("FILE", &flags.files)?, report::note)? {
@@ -36,16 +36,16 @@ pub fn inspect(flags: &InspectArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The rows of a file, as far as they were read.
+/// The rows of a file that were read.
 struct Content {
     rows: u64,
-    /// The share of the file that they are.
+    /// The share of the file that was read.
     share: f64,
     columns: Vec<ColumnContent>,
     more_columns: usize,
     malformed: u64,
     first_malformed: Option<RowError>,
-    /// Rows whose columns were all there before; `None` where there are too many rows to know.
+    /// Rows that repeat an earlier row in all columns; `None` if there are too many rows to count.
     duplicates: Option<u64>,
     pairing: Option<Pairing>,
     /// Rows without a prompt or a response.
@@ -54,7 +54,7 @@ struct Content {
     samples: Vec<Value>,
 }
 
-/// What is in a column.
+/// The content of a column.
 struct ColumnContent {
     name: String,
     nulls: u64,
@@ -107,7 +107,7 @@ impl Content {
                 Ok(()) => content.add(&row, &mut table, of_pairing, flags.show)?,
             }
         }
-        // A chat's column is a list, which is as it should be.
+        // The column of a chat is a list, as expected.
         for column in content.columns.iter_mut().filter(|column| Some(&column.name) == chat.as_ref()) {
             column.other = Some("messages");
         }
@@ -149,7 +149,7 @@ impl Content {
         Ok(())
     }
 
-    /// Rows of the whole file: counted, or about as many as the share that was read tells.
+    /// Rows of the whole file: counted, or estimated from the share that was read.
     #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "an estimate of rows")]
     fn rows_in_words(&self, known: Option<u64>) -> String {
         match (known, self.share < 1.0) {

@@ -1,7 +1,7 @@
-//! `train_low_mem jobs`: the runs of this machine; `jobs run FILE`: a list of runs, trained to its end.
+//! `train_low_mem jobs`: lists the runs of this machine; `jobs run FILE` trains a list of runs.
 //!
-//! A run of the list is this command once more, with `--wait --keep-training`: so it starts when its memory is free, and a list that was
-//! interrupted goes on where it stood.
+//! Each run of the list is another process of this command with `--wait --keep-training`. So it starts when its memory is free, and an
+//! interrupted list continues where it stopped.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -25,17 +25,17 @@ use crate::report;
 use crate::setup;
 use crate::stop::Stop;
 
-/// How often a signal is looked for.
+/// The time between two checks for a signal.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// How often the list is read again.
+/// The time between two reads of the list.
 const READ_EVERY: Duration = Duration::from_secs(1);
 
 /// A list of runs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
-    /// Processes at a time, those that wait included.
+    /// Processes at a time, including those that wait.
     #[serde(default = "four")]
     at_once: usize,
     #[serde(default)]
@@ -65,7 +65,7 @@ struct Entry {
     sweep: Table,
 }
 
-/// An entry as it stands in a list.
+/// An entry as written in a list.
 #[derive(Serialize)]
 struct Added {
     run: [Entry; 1],
@@ -80,7 +80,7 @@ struct Job {
 }
 
 impl Job {
-    /// The file of its words, beside its directory.
+    /// The log file, beside its directory.
     fn log(&self) -> PathBuf {
         let mut name = self.output.clone().into_os_string();
         name.push(".log");
@@ -88,7 +88,7 @@ impl Job {
     }
 }
 
-/// Lists runs, or trains a list of them.
+/// Lists runs, or trains a list of runs.
 pub fn jobs(flags: &JobsArgs) -> Outcome<()> {
     match &flags.command {
         None => list(flags.json),
@@ -148,7 +148,7 @@ fn run(file: &Path, as_json: bool) -> Outcome<()> {
     }
 }
 
-/// The processes at a time and the runs of a list, those that start first before the others.
+/// The number of processes at a time, and the runs of a list in starting order.
 fn read_list(file: &Path) -> Outcome<(usize, Vec<Job>)> {
     let text = setup::read_named_file(file, "list of runs")?;
     let list: List = toml::from_str(&text).map_err(|error| {
@@ -164,12 +164,12 @@ fn read_list(file: &Path) -> Outcome<(usize, Vec<Job>)> {
             return Err(Failure::usage(problem).hint("give each `[[run]]` its own `output`"));
         }
     }
-    // Stable: runs of one priority stay in the list's order.
+    // The sort is stable: runs of equal priority keep the list's order.
     jobs.sort_by_key(|job| std::cmp::Reverse(job.priority));
     Ok((list.at_once, jobs))
 }
 
-/// Adds a run to the end of a list, whose other lines and comments stay as they are.
+/// Appends a run to a list. The list's other lines and comments stay as they are.
 fn add(flags: &AddArgs) -> Outcome<()> {
     let file = paths::from_text(&flags.file);
     let mut sweep = Table::new();
@@ -212,7 +212,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Runs that were added since the list was read. One that is damaged for the moment, or gone, adds none.
+    /// Runs that were added since the list was last read. A list that is damaged at the moment, or deleted, adds none.
     fn added(&mut self) -> Vec<Job> {
         if self.read.elapsed() < READ_EVERY {
             return Vec::new();
@@ -226,7 +226,7 @@ impl Source<'_> {
     }
 }
 
-/// The runs that an entry means.
+/// The runs of an entry.
 fn expanded(entry: &Entry) -> Outcome<Vec<Job>> {
     let mut combinations: Vec<Vec<(String, String)>> = vec![Vec::new()];
     for (key, values) in &entry.sweep {
@@ -261,13 +261,13 @@ fn expanded(entry: &Entry) -> Outcome<Vec<Job>> {
     Ok(combinations.into_iter().map(job).collect())
 }
 
-/// A run that has ended, and its exit code; -1 where a signal ended it.
+/// A run that has ended, and its exit code: -1 if a signal ended it.
 struct Ended {
     output: PathBuf,
     code: i32,
 }
 
-/// Trains the runs of a list, so many processes at a time: all runs, and how each ended.
+/// Trains the runs of a list, `at_once` processes at a time. Returns all runs, and the exit of each.
 fn train_all(mut source: Source<'_>, at_once: usize, stop: &Stop) -> Outcome<(Vec<Job>, Vec<Ended>)> {
     let program = std::env::current_exe().map_err(|error| Failure::internal(format!("this program: {error}")))?;
     let mut left = VecDeque::from(source.known.clone());
@@ -293,7 +293,7 @@ fn train_all(mut source: Source<'_>, at_once: usize, stop: &Stop) -> Outcome<(Ve
         }
         if stop.requested() && !std::mem::replace(&mut is_stopped, true) {
             for pid in running.iter().filter_map(|(_, pid)| *pid) {
-                // One that has ended meanwhile needs no signal.
+                // A process that has ended meanwhile needs no signal.
                 let _ = kill_process(pid, Signal::TERM);
             }
         }
@@ -307,18 +307,18 @@ fn train_all(mut source: Source<'_>, at_once: usize, stop: &Stop) -> Outcome<(Ve
     Ok((source.known, ended))
 }
 
-/// Tells when a run has ended.
+/// Sends a message when a run has ended.
 fn wait_for(mut child: Child, output: PathBuf, tell: Sender<Ended>) -> Outcome<()> {
     let thread = std::thread::Builder::new().name("run".into()).stack_size(64 << 10);
     let waiting = thread.spawn(move || {
         let code = child.wait().ok().and_then(|status| status.code()).unwrap_or(-1);
-        // Nobody listens once this command leaves.
+        // After this command has left, no one receives the message.
         let _ = tell.send(Ended { output, code });
     });
     waiting.map(drop).map_err(|error| Failure::internal(format!("cannot start a thread: {error}")))
 }
 
-/// Starts a run, whose words go to `OUTPUT.log`.
+/// Starts a run with its output redirected to `OUTPUT.log`.
 fn start(program: &Path, job: &Job) -> Outcome<Child> {
     let log = job.log();
     let failed = |error: std::io::Error| Failure::io("write to it", &log, &error);
@@ -333,7 +333,7 @@ fn start(program: &Path, job: &Job) -> Outcome<Child> {
     command.spawn().map_err(|error| Failure::internal(format!("{}: cannot start it: {error}", program.display())))
 }
 
-/// What became of a run: its exit code, steps, and its last evaluation.
+/// The result of a run: its exit code, steps, and its last evaluation.
 fn result_of(job: &Job, ended: &[Ended]) -> Value {
     let code = ended.iter().find(|ended| ended.output == job.output).map(|ended| ended.code);
     let text = regular_file::read(&job.output.join("finished.json"), 16 << 20).ok();

@@ -1,4 +1,4 @@
-//! `train_low_mem merge`: a model with a LoRA adapter in its weights.
+//! `train_low_mem merge`: merges a LoRA adapter into the weights of its model.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -59,7 +59,7 @@ fn base(flags: &MergeArgs, adapter: &Path) -> Outcome<PathBuf> {
     model_directory::base_of(adapter)
 }
 
-/// An output that exists is replaced where that is asked for and it is a model, and none of the inputs.
+/// Allows an existing output to be replaced only on request, and only if it is a model and none of the inputs.
 pub(super) fn check_output(output: &Path, force: bool, inputs: &[&Path]) -> Outcome<()> {
     if !is_to_be_replaced(output, force, inputs)? {
         return Ok(());
@@ -76,7 +76,7 @@ pub(super) fn check_output(output: &Path, force: bool, inputs: &[&Path]) -> Outc
     Ok(())
 }
 
-/// Whether the output exists, which is an error where it has an input in it, or where nobody asked to replace it.
+/// Whether the output exists. It is an error if the output contains an input, or if replacing it was not requested.
 pub(super) fn is_to_be_replaced(output: &Path, force: bool, inputs: &[&Path]) -> Outcome<bool> {
     if !output.exists() {
         return Ok(false);

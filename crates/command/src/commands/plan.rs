@@ -1,4 +1,4 @@
-//! `train_low_mem plan`: what a run would hold and how it would be cut, without allocating any of it.
+//! `train_low_mem plan`: the memory and the levers of a run, without allocating any of it.
 
 use run_plan::answer;
 use serde_json::{Value, json};
@@ -38,14 +38,14 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     })
 }
 
-/// The model and where it runs, for the head of a page.
+/// The model and its device, for the title of a page.
 fn title(config: &Config) -> String {
     let model = config.model.init_from.as_ref().map(|directory| directory.display().to_string());
     let model = model.or_else(|| config.values.text("model.config")).unwrap_or_else(|| "a model".to_owned());
     format!("{model}, {} samples a step", config.train.batch_size)
 }
 
-/// The plan of the config's run, and why it is for the device that it is for, where nobody named one.
+/// The plan of the config's run. If no device was named, also the reason for its device.
 fn planned(config: Config, flags: &PlanArgs) -> Outcome<(PlannedRun, Option<String>)> {
     let (wanted, processes) = (answer::wanted(flags.explain), flags.processes.into());
     if config.data.train.is_empty() {

@@ -10,7 +10,7 @@ use crate::report::result;
 use crate::run_dir::{PAGE, RESOLVED, RunDir};
 use crate::view_flags::ReportArgs;
 
-/// Of a config, so much is read; a page shows less.
+/// The most bytes of a config that are read; a page shows less.
 const MOST_SHOWN_BYTES: u64 = 1 << 20;
 
 /// Reads the runs' files and writes the page.
@@ -30,7 +30,7 @@ pub fn report(flags: &ReportArgs) -> Outcome<()> {
     result(&format!("wrote {} ({})\n", path.display(), Bytes(html.len() as u64)))
 }
 
-/// The run in this directory.
+/// Reads the run in this directory.
 pub fn read(root: &Path) -> Outcome<Run> {
     let metrics = RunDir::look_at(root).metrics();
     let mut run = run_report::read(&metrics, &root.display().to_string()).map_err(|error| {
@@ -43,7 +43,7 @@ pub fn read(root: &Path) -> Outcome<Run> {
     Ok(run)
 }
 
-/// Writes a page. Only a page of ours is replaced.
+/// Writes a page. Replaces an existing file only if this program wrote it.
 pub fn write_page(path: &Path, html: &str) -> Outcome<()> {
     let is_ours = |text: &[u8]| text.windows(MARK.len()).take(4096).any(|window| window == MARK);
     match regular_file::read(path, page::MOST_BYTES as u64) {
@@ -57,5 +57,5 @@ pub fn write_page(path: &Path, html: &str) -> Outcome<()> {
     Ok(trainer::write_atomic(path, html.as_bytes())?)
 }
 
-/// In the head of every page.
+/// A line in the head of every page.
 const MARK: &[u8] = br#"<meta name="generator" content="train_low_mem">"#;

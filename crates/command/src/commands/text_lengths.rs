@@ -14,7 +14,7 @@ use crate::row_flags::LengthFlags;
 
 /// Bars of a histogram.
 const BARS: u64 = 8;
-/// Tokens that are counted of a text at most: beyond, it counts as this long.
+/// The most tokens that are counted in a text; a longer text counts as this long.
 const MOST_TOKENS: usize = 1 << 16;
 
 /// Lengths of texts in characters, and with a tokenizer in tokens.
@@ -30,7 +30,7 @@ struct OfTexts {
 }
 
 impl TextLengths {
-    /// Nothing counted yet. Of `is_text` there is one text a row, else a prompt and a response.
+    /// Empty counts. With `is_text` there is one text a row, otherwise a prompt and a response.
     pub fn new(flags: &LengthFlags, is_text: bool) -> Outcome<Self> {
         let tokenizer = flags.tokenizer.as_deref().map(tokenizer).transpose()?;
         let of = |name, most| OfTexts { name, characters: Lengths::new(u64::MAX), tokens: Lengths::new(most) };
@@ -47,14 +47,14 @@ impl TextLengths {
             of.characters.add(text.chars().count() as u64);
             if let Some(tokenizer) = &self.tokenizer {
                 let tokens = tokenizer.encode_start(text, MOST_TOKENS)?.len() + tokenizer.start_ids().len();
-                // And the end of the sequence.
+                // The end of the sequence is counted, too.
                 of.tokens.add(tokens as u64 + 1);
             }
         }
         Ok(())
     }
 
-    /// Lines for reading.
+    /// The lengths as lines of text.
     pub fn in_words(&self) -> String {
         if self.of.iter().all(|of| of.characters.texts == 0) {
             return String::new();
@@ -88,7 +88,7 @@ impl TextLengths {
         text
     }
 
-    /// The same for scripts.
+    /// The lengths as JSON.
     pub fn to_json(&self) -> Value {
         let of = |lengths: &Lengths| {
             let histogram = lengths.histogram(BARS).into_iter();

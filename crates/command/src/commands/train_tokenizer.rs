@@ -1,4 +1,4 @@
-//! `train_low_mem train-tokenizer`: a `tokenizer.json` from the texts of parquet or text files.
+//! `train_low_mem train-tokenizer`: makes a `tokenizer.json` from the texts of row or text files.
 
 use dataloader::{TextFiles, TokenizerTraining};
 use memory_policy::{Budget, Bytes, Probe, SystemProbe};
@@ -49,7 +49,7 @@ pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The training with as large a table of words as the budget has room for.
+/// The settings of training with the largest table of words that fits the budget.
 fn within(training: &TokenizerTraining, files: &TextFiles, budget: Budget) -> Outcome<TokenizerTraining> {
     let now = SystemProbe::new().snapshot()?;
     let budget = budget.resolve(&now);

@@ -1,4 +1,4 @@
-//! `train_low_mem watch`: a run in the terminal, from its files.
+//! `train_low_mem watch`: shows a run in the terminal, from its files.
 
 use std::io::{IsTerminal, Read, Write};
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use crate::report::result;
 use crate::run_dir::RunDir;
 use crate::view_flags::WatchArgs;
 
-/// Between two looks at the files.
+/// The time between two reads of the files.
 const EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
-/// Ctrl-C and Escape, as a terminal sends them that is not asked to make signals of them.
+/// Keys that quit. Ctrl-C and Escape arrive as bytes, because the terminal is in raw mode.
 const LEAVING_KEYS: [&[u8]; 4] = [b"q", b"Q", b"\x03", b"\x1b"];
 
-/// Follows the run until `q`; where standard output is no terminal, prints how it stands and ends.
+/// Follows the run until `q`. If standard output is no terminal, prints the current state and ends.
 pub fn watch(flags: &WatchArgs) -> Outcome<()> {
     if !std::io::stdout().is_terminal() {
         return result(&screen::summary(&read(&flags.run)?));
     }
     let metrics = RunDir::look_at(&flags.run).metrics();
     let followed = Followed::new(&metrics, &flags.run.display().to_string());
-    // A signal ends it as `q` does: the terminal is given back first.
+    // A signal ends the command as `q` does, after restoring the terminal.
     let is_over = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&is_over))
@@ -37,9 +37,9 @@ pub fn watch(flags: &WatchArgs) -> Outcome<()> {
     watched.map_err(|error| Failure::internal(format!("the terminal: {error}")))
 }
 
-/// The terminal with a screen of its own. Dropped, it is as it was.
+/// The terminal with a screen of its own. Dropping it restores the terminal.
 struct Terminal {
-    /// As it was, where keys are read from it.
+    /// The terminal's earlier settings, if keys are read from it.
     before: Option<Termios>,
 }
 
@@ -53,7 +53,7 @@ impl Terminal {
             tcsetattr(&stdin, OptionalActions::Now, &raw)?;
         }
         let terminal = Self { before };
-        // Another screen, no cursor, no wrapping of rows that are too wide.
+        // An alternate screen without a cursor, and without wrapping of long rows.
         write_all("\x1b[?1049h\x1b[?25l\x1b[?7l")?;
         Ok(terminal)
     }
@@ -80,7 +80,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// Waits for a key, no longer than until the next look. Whether it leaves.
+    /// Waits for a key until the next read of the files. Returns whether the key quits.
     fn is_left(&self) -> std::io::Result<bool> {
         let stdin = std::io::stdin();
         let mut keys = PollFd::new(&stdin, PollFlags::IN);
@@ -91,7 +91,7 @@ impl Terminal {
         };
         let mut bytes = [0; 64];
         let count = stdin.lock().read(&mut bytes)?;
-        // A terminal that went away has no more keys.
+        // A terminal that has disappeared sends no more keys.
         Ok(count == 0 || LEAVING_KEYS.contains(&&bytes[..count]))
     }
 }

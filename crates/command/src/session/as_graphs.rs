@@ -1,6 +1,6 @@
-//! Whether micro-batches that a plan records are launched as graphs.
+//! Checks that micro-batches that a plan records are launched as graphs.
 
-/// Steps in a row without a graph after which a person is told. Micro-batches that repeat are launched as graphs after four.
+/// Steps in a row without a graph before the user is told. Repeating micro-batches are launched as graphs after four steps.
 const STEPS: u32 = 16;
 
 /// The steps so far of a plan that records micro-batches.
@@ -11,8 +11,8 @@ pub(super) struct AsGraphs {
 }
 
 impl AsGraphs {
-    /// Adds a step by the number of its micro-batches that were launched as graphs. Returns what a person is told, once. `records` is false
-    /// where nothing is recorded any more: whoever has decided that has said so.
+    /// Adds a step, given the number of its micro-batches that were launched as graphs. Returns a message for the user, once. `records` is
+    /// false if recording has been switched off, which has been reported already.
     pub(super) fn add(&mut self, as_graphs: usize, records: bool) -> Option<String> {
         self.without = if as_graphs == 0 && records { self.without + 1 } else { 0 };
         if self.without < STEPS || self.is_said {

@@ -1,4 +1,4 @@
-//! The disk space that the plans of a run need, for the ledger of runs.
+//! The disk space of a run's plans, for the ledger of runs.
 
 use collective::Shards;
 use memory_policy::MemorySnapshot;
@@ -11,14 +11,14 @@ use crate::config::Config;
 use crate::failure::Outcome;
 use crate::job::RunJob;
 
-/// What the disk space of a plan follows from.
+/// The facts that determine a plan's disk space.
 pub(super) struct DiskNeeds {
     pub config: Config,
     pub model: t5::Config,
     pub options: TrainerOptions,
     pub priced: Priced,
     pub shards: Shards,
-    /// Steps that are left.
+    /// Remaining steps.
     pub steps: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Evaluations of a run: when, which is the best, and when they end it.
+//! Evaluations of a run: when they are due, which is the best, and when they end the run.
 
 use memory_policy::plural;
 use planner::names;
@@ -11,15 +11,15 @@ use crate::failure::Outcome;
 use crate::options;
 
 impl Session {
-    /// Whether the evaluation of this step is done, or there is nothing to evaluate on.
+    /// Whether this step has been evaluated, or there is nothing to evaluate on.
     pub fn is_evaluated(&self) -> bool {
         let step = self.trainer.step_count();
         let last = self.history.last_evaluation.as_ref().and_then(|evaluation| evaluation["step"].as_u64());
         self.opened.validation.is_none() || last == Some(step)
     }
 
-    /// Evaluates where it is time: before the first step, every `train.eval_every_steps`, at the end. A new
-    /// best is saved at once. A signal ends it without a result.
+    /// Evaluates if it is due: before the first step, every `train.eval_every_steps` steps, and at the end. A new best model is saved at
+    /// once. A signal ends the evaluation without a result.
     pub fn evaluate_if_due(&mut self) -> Outcome<()> {
         let step = self.trainer.step_count();
         let every = self.config.train.eval_every_steps;
@@ -73,17 +73,17 @@ impl Session {
         if is_worth_saving { self.save() } else { Ok(()) }
     }
 
-    /// The figure by which evaluations are compared.
+    /// The value by which evaluations are compared.
     pub fn measure(&self) -> Measure {
         Measure::of(&self.config.checkpoint.best_metric)
     }
 
-    /// Whether no step is left to make.
+    /// Whether all steps are made.
     pub fn is_over(&self) -> bool {
         self.trainer.is_done() || self.ends_early().is_some()
     }
 
-    /// Why the run ends before its last step: its evaluations become no better. `None` where it goes on.
+    /// The reason to end the run before its last step: its evaluations no longer improve. `None` if it continues.
     pub fn ends_early(&self) -> Option<String> {
         self.history.stalled.ends(self.measure(), self.config.train.early_stopping_patience)
     }

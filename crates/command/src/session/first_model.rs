@@ -1,4 +1,4 @@
-//! The model that a run starts with: new, from a directory, or as it was saved; whole, or the share of one of several processes.
+//! The model that a run starts with: new, from a directory, or from a checkpoint; whole, or one process' share.
 
 use std::collections::HashSet;
 
@@ -13,19 +13,19 @@ use crate::config::Config;
 use crate::failure::{Failure, Outcome};
 use crate::open::Opened;
 
-/// Where a run's model comes from.
+/// The source of a run's model.
 #[derive(Clone, Copy)]
 pub struct FirstModel<'a> {
     /// The resolved config.
     pub config: &'a Config,
     /// Its model and data.
     pub opened: &'a Opened,
-    /// Of the parameters.
+    /// Dtype of the parameters.
     pub dtype: DType,
 }
 
 impl FirstModel<'_> {
-    /// The trainer of a run that starts, or goes on from a checkpoint, with what does not stay in memory in `files`.
+    /// The trainer of a run that starts or resumes from a checkpoint. Tensors that do not stay in memory lie in `files`.
     pub(super) fn trainer(
         self,
         found: Option<&Found>,
@@ -73,7 +73,7 @@ impl FirstModel<'_> {
         Ok(model)
     }
 
-    /// The same with the values of those parameters that this process keeps.
+    /// The same weights, but only those parameters that this process keeps.
     fn share(self, keeps: &dyn Fn(&ParameterSpec) -> bool) -> Outcome<T5> {
         let Self { config, opened, dtype } = self;
         let mut model = match &opened.init_from {
@@ -100,7 +100,7 @@ impl FirstModel<'_> {
             t5::peft::AdapterDirectory::open(adapter, model.config())?.fill(model.parameters())?;
         }
         let named = config.model.init_from.as_deref().unwrap_or(directory);
-        // A directory is named so that it is found from anywhere, and the id of a model as it is.
+        // A directory is recorded as an absolute path, so that it is found from anywhere. The id of a model is recorded unchanged.
         let absolute = std::fs::canonicalize(named).unwrap_or_else(|_| named.to_owned());
         model.set_base_name(&absolute.to_string_lossy());
         model.set_prefix(opened.model.prefix());

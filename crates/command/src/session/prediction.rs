@@ -1,4 +1,4 @@
-//! The prediction of a run beside what it holds: on the host and on the device that computes.
+//! The predicted and the real memory of a run: on the host and on the device that computes.
 
 use memory_policy::{Bytes, MemorySnapshot, Name, Place, Probe};
 use planner::Plan;
@@ -8,16 +8,17 @@ use super::Session;
 use crate::device;
 use crate::failure::Outcome;
 
-/// The most that plans of this process required so far: neither the system's peak nor a device's ever falls.
+/// The most bytes that plans of this process have required so far. It never falls, because the peaks of the system and of a device never
+/// fall.
 #[derive(Debug)]
 pub(super) struct Prediction {
     required: Bytes,
     required_on_device: Bytes,
-    /// Places of which it was said that they hold more.
+    /// Places for which an excess was reported.
     said: Vec<Place>,
 }
 
-/// A peak above what was predicted and its headroom.
+/// A peak above the prediction and its headroom.
 #[derive(Debug, PartialEq, Eq)]
 struct Exceeded {
     place: Place,
@@ -31,13 +32,13 @@ impl Prediction {
         prediction
     }
 
-    /// Another plan is followed from here on.
+    /// Includes another plan, which is followed from here on.
     pub fn follow(&mut self, plan: &Plan) {
         self.required = self.required.max(plan.required());
         self.required_on_device = self.required_on_device.max(plan.required_on_device());
     }
 
-    /// A place whose peak no plan accounts for, each once.
+    /// A place whose peak exceeds every plan so far; each place once.
     fn exceeded(&mut self, now: &MemorySnapshot) -> Option<Exceeded> {
         let on_device = now.device.as_ref().map_or(Bytes::ZERO, |device| device.peak);
         let peaks = [(Place::Host, now.peak_rss, self.required), (Place::Device, on_device, self.required_on_device)];
@@ -49,9 +50,9 @@ impl Prediction {
 }
 
 impl Session {
-    /// Compares the prediction with the system's own peak and with the device's, after a step or another phase of the run. The first
-    /// time that the headroom, 5 % of the prediction or a little more in a small process, does not cover what is beyond it, a warning
-    /// names the row that was most likely wrong.
+    /// Compares the prediction with the system's peak and with the device's, after a step or another phase of the run. The headroom is 5 %
+    /// of the prediction, or a little more in a small process. The first time that a peak exceeds it, a warning names the row that was most
+    /// likely wrong.
     pub fn hold_prediction(&mut self, phase: &Name) -> Outcome<()> {
         let now = self.probe.snapshot()?;
         while let Some(exceeded) = self.prediction.exceeded(&now) {
@@ -85,7 +86,7 @@ impl Session {
         (text, event)
     }
 
-    /// Adds the device's bytes to an event, where a device computes.
+    /// Adds the device's bytes to an event, if a device computes.
     pub(super) fn add_device(&self, now: &MemorySnapshot, event: &mut Value) {
         add_device(now, self.plan.predicted_device_peak, event);
     }
@@ -104,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// The peaks of the process and of a device, in MiB, one look after the other.
+    /// A probe that plays back peaks of the process and of a device, in MiB.
     fn probe(peaks: &[(u64, u64)]) -> ScriptedProbe {
         let snapshot = |&(process, device): &(u64, u64)| MemorySnapshot {
             peak_rss: Bytes::mib(process),

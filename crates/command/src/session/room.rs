@@ -1,5 +1,5 @@
-//! What a run does when a device had no memory for a step: all processes give back what they can, follow one smaller plan from there, and make
-//! the step again.
+//! Recovery from a step for which a device had no memory: all processes free memory, follow one smaller plan from there on, and repeat the
+//! step.
 
 use memory_policy::{Budget, Budgets, Bytes};
 use serde_json::json;
@@ -8,15 +8,15 @@ use super::{Replanned, Session};
 use crate::failure::Outcome;
 use crate::processes::Together;
 
-/// Of the tensors of a plan that a device had no memory for, the part that the next plan may hold.
+/// The part of the failed plan's tensors that the next plan may hold.
 const ROOM_PERCENT: u64 = 90;
 
-/// Rows of a device that no plan makes smaller.
+/// Rows of a device that are the same in every plan.
 const FIXED: [memory_policy::Name; 2] = [planner::names::CONTEXT, planner::names::POOL];
 
 impl Session {
-    /// After a step for which a device had no memory: gives back what can be given, and follows a smaller plan from here on, the same in all
-    /// processes. False where the error is another one, or where no plan is smaller: then one of the processes whose device it was ends all.
+    /// After a step for which a device had no memory: frees memory, and follows a smaller plan from here on, the same in all processes.
+    /// Returns false for other errors, or if no plan is smaller. Then one of the processes with a full device ends all of them.
     pub fn makes_room(&mut self, error: &trainer::Error) -> Outcome<bool> {
         let is_mine = match error {
             trainer::Error::DeviceMemory(_) => true,
@@ -33,7 +33,7 @@ impl Session {
             together.leave_the_end_to(whose[0])?;
             return Ok(false);
         }
-        // Or the plan that failed would be followed again once there is calm.
+        // Otherwise the failed plan would be followed again after a calm period.
         self.budgets = budgets;
         let step = self.trainer.step_count();
         let of = if group.is_some() { format!(" of process {}", whose[0]) } else { String::new() };
@@ -46,8 +46,8 @@ impl Session {
         Ok(true)
     }
 
-    /// The plan of all processes where each has less room on its device than the plan that failed takes, with that budget, and whether it
-    /// takes less of this process' device.
+    /// The plan of all processes if each has less memory on its device than the failed plan needs. Also returns the budgets, and whether
+    /// the plan needs less of this process' device.
     fn smaller_plan(&self) -> Outcome<(Replanned, Budgets, bool)> {
         let failed = self.plan.predicted_device_peak;
         let fixed = self.plan.bill.device.iter().flat_map(|bill| &bill.rows).filter(|row| FIXED.contains(&row.name));

@@ -1,4 +1,4 @@
-//! What a run saves, and when: checkpoints, and the digests of the data that they count on.
+//! The saves of a run: checkpoints, and the digests of the data that checkpoints rely on.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::saved::Saved;
 use crate::{identity, model_files, setup};
 
 impl Session {
-    /// Saves where it is time: by steps, by the clock, on a signal, at the end.
+    /// Saves if it is due: by steps, by time, on a signal, and at the end.
     pub fn save_if_due(&mut self) -> Outcome<()> {
         let step = self.trainer.step_count();
         let by_steps = self.config.checkpoint.every_steps.is_some_and(|every| step.is_multiple_of(every));
@@ -23,19 +23,19 @@ impl Session {
         if by_steps || by_clock || self.trainer.is_done() || self.should_stop() { self.save() } else { Ok(()) }
     }
 
-    /// Whether it is time by the clock.
+    /// Whether a save is due by time.
     pub(super) fn is_time_to_save(&self) -> bool {
         let every = self.config.checkpoint.every_minutes;
         every.is_some_and(|minutes| self.saved_at.elapsed().as_secs_f64() >= 60.0 * minutes)
     }
 
-    /// Saves the run as it stands, unless it stands where it was saved last.
+    /// Saves the current state of the run, unless it was saved already.
     pub fn save(&mut self) -> Outcome<()> {
         let step = self.trainer.step_count();
         if self.saved_step == Some(step) {
             return Ok(());
         }
-        // As before an evaluation: the next step makes them anew.
+        // As before an evaluation: the next step allocates gradients again.
         self.trainer.release_gradients();
         let began = Instant::now();
         if !self.writes() {
@@ -73,8 +73,8 @@ impl Session {
         self.note_memory("after saving")
     }
 
-    /// Keeps the digests of what was read, before the checkpoint that counts on it. Without them a run goes on as well;
-    /// it only notices less.
+    /// Saves the digests of the read pages, before the checkpoint that relies on them. A run can continue without them, but then notices
+    /// fewer changes of the data.
     fn keep_page_map(&mut self) -> Outcome<()> {
         let known = self.opened.train.known_stretches();
         if known == self.kept_stretches {
@@ -90,16 +90,16 @@ impl Session {
         Ok(())
     }
 
-    /// Where the checkpoint of the current step lies.
+    /// The path of the checkpoint of the current step.
     pub fn checkpoint_path(&self) -> PathBuf {
         self.checkpoints.path_of(self.trainer.step_count())
     }
 
-    /// The checkpoint that the finished model is of, where that is not the model in memory: the best one, if it is asked
-    /// for, scored best at an earlier step, and is whole.
+    /// The checkpoint of the finished model, if that is not the model in memory. It is the best one, if the config asks for it, it is from
+    /// an earlier step, and it is whole.
     ///
     /// # Errors
-    /// It could not be read; another model in its place would be a surprise.
+    /// The best checkpoint cannot be read. Another model must not silently replace it.
     pub fn best_checkpoint(&mut self) -> Outcome<Option<PathBuf>> {
         let best = self.trainer.best_score().map(|best| best.step);
         let Some(step) = best.filter(|step| self.config.checkpoint.model_is_best && *step != self.trainer.step_count())
@@ -120,7 +120,7 @@ impl Session {
         Ok(Some(found.path))
     }
 
-    /// The tokenizer, for beside a model.
+    /// The tokenizer's files, to be saved beside a model.
     pub fn tokenizer_files(&self) -> TokenizerFiles<'_> {
         model_files::of_tokenizer(&self.opened.tokenizer)
     }

@@ -1,4 +1,4 @@
-//! What a run does together with other processes between two steps: it agrees on the next, and counts what all of them read.
+//! The communication of a run's processes between two steps: they agree on the next step, and add up the counts of their rows.
 
 use memory_policy::{Budgets, Change, MemorySnapshot};
 use serde_json::{Value, json};
@@ -7,17 +7,17 @@ use super::{Replanned, Session, milliseconds};
 use crate::failure::Outcome;
 use crate::processes::Together;
 
-/// What all processes of a run decided together before a step.
+/// The common decisions of all processes before a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Agreed {
-    /// To stop.
+    /// Whether to stop.
     pub stop: bool,
-    /// To save after this step, because it is time by the clock.
+    /// Whether to save after this step, because a save is due by time.
     pub save: bool,
 }
 
 impl Session {
-    /// Before a step, all processes learn whether one of them is to stop or has to follow another plan, and do the same.
+    /// Before a step, all processes learn whether any of them has to stop or to follow another plan. Then all do the same.
     pub(super) fn agree(&mut self, now: &MemorySnapshot, replanned: &mut Replanned) -> Outcome<()> {
         let Some(group) = &self.group else { return Ok(()) };
         let wishes = [
@@ -36,7 +36,7 @@ impl Session {
         Ok(())
     }
 
-    /// Has a plan that this process would follow be the one that all of them follow.
+    /// Replaces a plan that this process would follow by one plan for all processes.
     pub(super) fn share_plan(&self, now: &MemorySnapshot, budgets: Budgets, replanned: &mut Replanned) -> Outcome<()> {
         let mine = replanned.plan.clone();
         let plan = Together(self.group.as_ref()).one_plan(mine, (now, &self.costs, budgets), true)?;
@@ -48,7 +48,7 @@ impl Session {
         Ok(())
     }
 
-    /// Adds what was spent on other processes to the event of a step: bytes so far, and the time since the step before.
+    /// Adds the communication with other processes to the event of a step: bytes so far, and the time since the step before.
     pub(super) fn add_communication(&mut self, event: &mut Value) {
         let Some(group) = &self.group else { return };
         let spent = group.spent();
@@ -64,7 +64,7 @@ impl Session {
         Together(self.group.as_ref()).is_first()
     }
 
-    /// The rows and counts of a whole batch, of which this process read its share.
+    /// The rows and counts of a whole batch. This process has read only its share.
     pub fn whole(&self, mut batch: dataloader::Batch) -> Outcome<dataloader::Batch> {
         let Some(group) = &self.group else { return Ok(batch) };
         let counts = [batch.bad_rows, batch.cut_sources, batch.cut_targets];

@@ -1,4 +1,4 @@
-//! The time that a step took, and what it spent of it on files and copies.
+//! The time of a step, and the part of it for files and copies.
 
 use std::time::Duration;
 
@@ -8,21 +8,21 @@ use t5_ops::copy_waits::{self, CopyWaits};
 use crate::disk::FileUse;
 use crate::failure::{Failure, Outcome};
 
-/// How long a step took.
+/// The times of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Took {
-    /// Waiting for the batch.
+    /// The wait for the batch.
     pub data_wait: Duration,
     /// The step itself.
     pub step: Duration,
-    /// Its files in place of memory.
+    /// The use of files in place of memory.
     pub files: FileUse,
-    /// Its copies between the host and a card.
+    /// The waits for copies between the host and a card.
     pub copies: CopyWaits,
 }
 
 impl Took {
-    /// Adds what was spent to the event of the step.
+    /// Adds these times to the event of the step.
     pub(super) fn add_to(&self, event: &mut Value) {
         if let Some(bytes) = self.files.disk_read_bytes {
             event["disk_read_bytes"] = json!(bytes);
@@ -36,7 +36,7 @@ impl Took {
     }
 }
 
-/// The copies between the host and a card so far.
+/// The waits for copies between the host and a card so far.
 pub fn copies_so_far() -> Outcome<CopyWaits> {
     copy_waits::so_far().map_err(|error| Failure::internal(format!("copies to and from the card: {error}")))
 }

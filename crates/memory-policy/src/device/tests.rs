@@ -1,4 +1,4 @@
-//! Plans under two budgets, made from scripted probes: the tensors lie on a card, the data on the host.
+//! Plans under two budgets, made from scripted probes: the tensors lie on a card, and the data on the host.
 
 use proptest::prelude::*;
 
@@ -23,8 +23,8 @@ fn step(samples: usize, mib: u64, relative_time: f64) -> Choice<Cut> {
     }
 }
 
-/// 500 MiB of parameters on the device and activations of 1 to 8 GiB, 900 MiB in an evaluation; 300 MiB on the host,
-/// and a loader of 40 or 800 MiB.
+/// The device holds 500 MiB of parameters, and activations of 1 to 8 GiB, or 900 MiB in an evaluation. The host holds 300 MiB, and a loader
+/// of 40 or 800 MiB.
 fn costs() -> Costs {
     let loader = |mib: u64, relative_time: f64| {
         Choice::new(Ahead { batches: mib as usize }, vec![CostRow::new(LOADER, mib * MIB, "")], relative_time)
@@ -113,10 +113,10 @@ fn what_does_not_fit_the_device_is_refused_with_the_device_budget_that_would_do(
 fn without_a_device_budget_a_share_of_what_is_free_is_taken_and_an_unknown_device_is_bounded_by_nothing() {
     let budget = Budget::Explicit(Bytes::mib(4000));
     let plan_of = |now: &MemorySnapshot| plan(now, &costs(), budget).unwrap();
-    assert_eq!(plan_of(&with_card(6000)).step.samples, 2); // 4800 are the share; 500 + 4096 and 5 % are more
+    assert_eq!(plan_of(&with_card(6000)).step.samples, 2); // the share is 4800; 500 + 4096 and 5 % are more
     assert_eq!(plan_of(&with_card(6100)).step.samples, 4);
     let unknown = plan_of(&host(20_000));
-    assert_eq!((unknown.step.samples, unknown.bill.device.as_ref().unwrap().budget), (4, None)); // a guest leaves what buys 10 %
+    assert_eq!((unknown.step.samples, unknown.bill.device.as_ref().unwrap().budget), (4, None)); // a guest leaves memory that gains 10 %
     assert!(unknown.bill.to_string().contains("the device's memory is unknown"), "{}", unknown.bill);
 }
 

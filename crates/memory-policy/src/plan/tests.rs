@@ -19,7 +19,7 @@ fn loader(batches: usize, mib: u64, relative_time: f64) -> Choice<Ahead> {
     Choice::new(Ahead { batches }, vec![CostRow::new(LOADER, mib * MIB, "")], relative_time)
 }
 
-/// 200 MiB whatever is chosen; steps of 50 to 800 MiB; loaders of 10 to 300 MiB.
+/// 200 MiB of fixed rows, steps of 50 to 800 MiB, and loaders of 10 to 300 MiB.
 fn costs() -> Costs {
     Costs {
         task: "16 samples a step".into(),
@@ -35,7 +35,7 @@ fn costs() -> Costs {
     }
 }
 
-/// A machine with so much that only the budget counts.
+/// A machine with so much memory that only the budget matters.
 fn ample() -> MemorySnapshot {
     MemorySnapshot { total: Bytes::gib(64), available: Bytes::gib(60), ..Default::default() }
 }
@@ -55,7 +55,7 @@ fn the_fastest_plan_that_fits_is_chosen() {
     check(4000, 8, 0, 4);
     check(1365, 8, 0, 4); // 200 + 800 + 300 and 5 %
     check(1364, 8, 0, 2);
-    check(1091, 4, 0, 4); // 200 + 400 + 300 and 5 %: 1.05 beats what is left at 1.02 x 1.05
+    check(1091, 4, 0, 4); // 200 + 400 + 300 and 5 %: 1.05 beats the other pairs' 1.02 x 1.05
     check(944, 4, 0, 2);
     check(671, 4, 12, 2);
     check(400, 1, 0, 2); // 340 and 5 %
@@ -294,7 +294,7 @@ fn nothing_is_fed_while_a_model_is_loaded() {
     assert_eq!((largest.predicted_peak, largest.bill.binding), (Bytes::mib(320), LOADING));
     let of_bill: Bytes = largest.bill.rows.iter().map(|row| row.bytes).sum();
     assert_eq!(of_bill, largest.predicted_peak);
-    // A step that loads less and peaks higher is left beside one that does the opposite: it depends on the loader.
+    // A step with less memory in loading and a higher peak stays beside its opposite: the loader decides between them.
     let lower = Choice { other_phases: vec![phase(LOADING, 130)], ..step(1, 0, 100, 1.0) };
     let higher = Choice { other_phases: vec![phase(LOADING, 100)], ..step(2, 0, 125, 1.0) };
     assert_eq!(undominated([lower, higher], |_| false).len(), 2);
@@ -315,7 +315,7 @@ fn what_a_loader_holds_while_it_feeds_meets_what_a_step_leaves_and_not_its_peak(
     assert_eq!((largest.predicted_peak, largest.bill.binding), (Bytes::mib(320), FEEDING));
     let of_bill: Bytes = largest.bill.rows.iter().map(|row| row.bytes).sum();
     assert_eq!(of_bill, largest.predicted_peak);
-    // A step that leaves more is left out for none that peaks higher.
+    // A step that leaves more memory behind does not replace one with a higher peak.
     let leaves = |mib| Choice { other_phases: vec![phase(PARAMETERS, mib)], ..step(1, 0, 100, 1.0) };
     let larger = Choice { other_phases: vec![phase(PARAMETERS, 20)], ..step(2, 0, 120, 1.0) };
     assert_eq!(undominated([leaves(90), larger], |_| false).len(), 2);

@@ -1,10 +1,9 @@
-//! Control groups: the limits that this process lives under, of version 1, 2 or both side by side.
+//! Control groups: the limits of this process, of version 1, 2 or both side by side.
 //!
-//! `/proc/self/cgroup` names the process's group in each hierarchy; `/proc/self/mountinfo` says where
-//! that hierarchy is mounted and which of its directories the mount shows. Every level from the group
-//! up to the mount is read, because a parent's limit counts all its children: the level that leaves
-//! the least wins. Whatever cannot be read is no limit: a container may hide any of it.
-//! See cgroups(7), proc_pid_mountinfo(5) and the kernel's `admin-guide/cgroup-v2` and `cgroup-v1/memory`.
+//! `/proc/self/cgroup` names the process's group in each hierarchy. `/proc/self/mountinfo` has the mount point of each hierarchy, and the
+//! directory in it that the mount shows. Every level from the group up to the mount is read, because a parent's limit counts all its
+//! children. The level that leaves the least memory decides. A file that cannot be read counts as no limit: a container may hide any of
+//! them. See cgroups(7), proc_pid_mountinfo(5) and the kernel's `admin-guide/cgroup-v2` and `cgroup-v1/memory`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,18 +11,17 @@ use std::path::{Path, PathBuf};
 use super::procfs;
 use crate::{Bytes, Group, Pressure};
 
-/// Version 1 says "no limit" as the largest multiple of the page size below 2^63; no machine has half
-/// of that, whatever the page size.
+/// Version 1 writes "no limit" as the largest multiple of the page size below 2^63. No machine has half of that, with any page size.
 const V1_UNLIMITED: Bytes = Bytes(1 << 62);
 
 /// The readings of the control groups.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    /// The level that leaves the least, of all hierarchies; `None` without any limit.
+    /// The level that leaves the least memory, of all hierarchies; `None` without any limit.
     pub(super) tightest: Option<Group>,
     /// Pressure of the process's own group (version 2 only).
     pub(super) pressure: Option<Pressure>,
-    /// How often the process's own group met its limit: `high` and `max` of `memory.events`, or `memory.failcnt`.
+    /// How often the process's own group reached its limit: `high` and `max` of `memory.events`, or `memory.failcnt`.
     pub(super) reclaims: u64,
 }
 
@@ -61,7 +59,7 @@ pub(super) fn read(root: &Path) -> Groups {
     groups
 }
 
-/// A line `id:controllers:path` of `/proc/self/cgroup`, if its hierarchy may limit memory.
+/// Parses a line `id:controllers:path` of `/proc/self/cgroup`; `None` if its hierarchy cannot limit memory.
 fn own_group(line: &str) -> Option<(Version, &str)> {
     let mut fields = line.splitn(3, ':');
     let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
@@ -72,16 +70,16 @@ fn own_group(line: &str) -> Option<(Version, &str)> {
     }
 }
 
-/// Where a hierarchy is mounted.
+/// The mount of a hierarchy.
 struct Mount {
-    /// The group that the mount shows at its point: `/` on a host, often a container's own group.
+    /// The group that the mount shows at its mount point: `/` on a host, often a container's own group.
     root: String,
-    /// The directory it is mounted at.
+    /// The mount point.
     point: String,
 }
 
 impl Mount {
-    /// A line of `/proc/self/mountinfo`, if it mounts a memory hierarchy of this version.
+    /// Parses a line of `/proc/self/mountinfo`; `None` unless it mounts a memory hierarchy of this version.
     fn parse(line: &str, version: Version) -> Option<Self> {
         let (mount, file_system) = line.split_once(" - ")?;
         let mut fields = file_system.split(' ');
@@ -97,8 +95,8 @@ impl Mount {
 
     /// The group's path below the mount point, without a leading slash.
     ///
-    /// In a namespace of its own, or with a mount of another group, the group lies outside of what the
-    /// mount shows. Then the mount's own root is the nearest level that can be seen.
+    /// With a namespace of its own, or a mount of another group, the group may lie outside the mount. Then the mount's root is the nearest
+    /// visible level.
     fn below(&self, group: &str) -> String {
         let inside = match self.root.as_str() {
             "/" => Some(group),
@@ -125,8 +123,8 @@ fn levels(mounted_at: &Path, below: &str) -> Vec<(PathBuf, String)> {
     names.into_iter().map(|name| (mounted_at.join(name), format!("/{name}"))).collect()
 }
 
-/// How often a group met its limit. A group whose limit counts page cache meets it in peace all the time: this is
-/// pressure only together with swapping; see [`crate::replan`].
+/// How often a group reached its limit. The limit counts page cache, so a group may reach it all the time without harm. It is pressure only
+/// together with swapping; see [`crate::replan`].
 fn reclaims(directory: &Path, version: Version) -> u64 {
     let text = |file: &str| fs::read_to_string(directory.join(file)).unwrap_or_default();
     match version {
@@ -142,7 +140,7 @@ fn reclaims(directory: &Path, version: Version) -> u64 {
     }
 }
 
-/// The limit and use of one level; `None` where it has no limit.
+/// The limit and use of one level; `None` if it has no limit.
 fn level(directory: &Path, path: String, version: Version) -> Option<Group> {
     let number = |file: &str| fs::read_to_string(directory.join(file)).ok()?.trim().parse().ok().map(Bytes);
     let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
@@ -150,8 +148,8 @@ fn level(directory: &Path, path: String, version: Version) -> Option<Group> {
         let value = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
         value.trim().parse().ok().map(Bytes)
     };
-    // Version 2's `high` does not kill but stalls the process until it has given memory back: as good
-    // as a limit. `max` is not a number there, and so is no limit.
+    // Version 2's `high` does not kill. It stalls the process until memory is freed, so it counts as a limit. The word `max` is not a
+    // number, and so is no limit.
     let (limits, used, cached, mapped) = match version {
         Version::V2 => (
             [number("memory.max"), number("memory.high")],

@@ -1,4 +1,4 @@
-//! Page faults of this process, where the system counts them.
+//! Page faults of this process, if the system counts them.
 
 use std::ops::{Add, Div, Sub};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 /// How often this process touched memory that had no page yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageFaults {
-    /// Faults served from memory: what an allocation costs when it is first used.
+    /// Faults served from memory: the first use of allocated memory.
     pub minor: u64,
     /// Faults served from a disk: a file read through a map, or swap.
     pub major: u64,
@@ -32,17 +32,17 @@ impl Add for PageFaults {
 impl Div<u64> for PageFaults {
     type Output = Self;
 
-    /// The faults of one of so many equal parts, rounded down.
+    /// The faults divided by a number of equal parts, rounded down.
     fn div(self, parts: u64) -> Self {
         Self { minor: self.minor / parts, major: self.major / parts }
     }
 }
 
-/// Those of `self/stat` below `proc`, fields 10 and 12 of proc_pid_stat(5); `None` where there is no such file.
+/// The faults in `self/stat` below `proc`, fields 10 and 12 of proc_pid_stat(5); `None` if there is no such file.
 pub(super) fn page_faults(proc: &Path) -> Option<PageFaults> {
     let stat = std::fs::read(proc.join("self/stat")).ok()?;
     let stat = String::from_utf8_lossy(&stat);
-    // The second field is the program's name in parentheses, which may hold anything, parentheses too.
+    // The second field is the program's name in parentheses. The name may contain any characters, including parentheses.
     let (_, after_name) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = after_name.split_whitespace().collect();
     Some(PageFaults { minor: fields.get(7)?.parse().ok()?, major: fields.get(9)?.parse().ok()? })

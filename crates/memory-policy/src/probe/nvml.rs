@@ -1,12 +1,12 @@
-//! The memory of an NVIDIA card, from the driver's own library. It is loaded when it is asked for: a machine without
-//! driver or card has no device memory, and that is no error.
+//! The memory of an NVIDIA card, from the driver's own library. The library is loaded on first use. A machine without driver or card has no
+//! device memory, which is no error.
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
 use crate::{Bytes, DeviceMemory, DeviceProbe};
 
-/// The library and the card that is looked at.
+/// The library and the card.
 pub(super) struct Card {
     nvml: Result<Nvml, NvmlError>,
     index: u32,
@@ -28,7 +28,7 @@ impl DeviceProbe for Card {
                 name: card.name()?,
                 total: Bytes(memory.total),
                 free: Bytes(memory.free),
-                // Who looks at a card through this library has not opened it, and holds none of it.
+                // A process that reads a card through this library has not opened it, and holds none of its memory.
                 ..DeviceMemory::default()
             })
         };
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn a_card_that_is_not_there_is_a_statement_and_no_error_of_the_probe() {
-        // On a machine with this many cards the index is out of range, on one without a driver the library is missing.
+        // On a machine with cards the index is out of range; on a machine without a driver the library is missing.
         let said = Card::new(1_000).memory().unwrap_err();
         assert!(said.starts_with("NVML"), "{said}");
     }

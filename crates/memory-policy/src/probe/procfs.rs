@@ -27,7 +27,7 @@ pub(super) fn snapshot(proc: &Path) -> Result<MemorySnapshot, ProbeError> {
     })
 }
 
-/// Pages that the host has moved to and from swap; none where the kernel does not report them.
+/// Pages that the host has moved to and from swap; zero if the kernel does not report them.
 fn swap_traffic(path: &Path) -> Traffic {
     let text = fs::read_to_string(path).unwrap_or_default();
     let counter = |name: &str| {
@@ -37,7 +37,7 @@ fn swap_traffic(path: &Path) -> Traffic {
     Traffic { swapped_out: counter("pswpout"), swapped_in: counter("pswpin"), group_reclaims: 0 }
 }
 
-/// `MemAvailable`; on kernels before 3.14 and sandboxes without it, what is free and what is cached.
+/// `MemAvailable`; on kernels before 3.14 and in sandboxes without it, free and cached memory.
 fn available(meminfo: &Fields) -> Result<Bytes, ProbeError> {
     if let Some(available) = meminfo.get("MemAvailable")? {
         return Ok(available);
@@ -46,9 +46,9 @@ fn available(meminfo: &Fields) -> Result<Bytes, ProbeError> {
     Ok(free + meminfo.get("Cached")?.unwrap_or_default() + meminfo.get("Buffers")?.unwrap_or_default())
 }
 
-/// Pressure stall information of the host or of a control group; `None` where the kernel keeps none.
+/// Pressure stall information of the host or of a control group; `None` if the kernel has none.
 ///
-/// Absent and unreadable are the same here: pressure is an early warning, never a necessity.
+/// A missing and an unreadable file are treated alike: pressure is an early warning, and no decision requires it.
 pub(super) fn pressure(path: &Path) -> Option<Pressure> {
     let text = fs::read_to_string(path).ok()?;
     let percent_of_ten_seconds = |kind: &str| -> Option<f64> {
@@ -67,7 +67,7 @@ struct Fields {
 
 impl Fields {
     fn read(path: PathBuf) -> Result<Self, ProbeError> {
-        // Lossy: the process's own name in `status` need not be UTF-8.
+        // Lossy, because the process's own name in `status` may not be UTF-8.
         match fs::read(&path) {
             Ok(bytes) => Ok(Self { text: String::from_utf8_lossy(&bytes).into_owned(), path }),
             Err(source) => Err(ProbeError::Unreadable { path, source }),

@@ -118,7 +118,7 @@ fn what_an_old_kernel_or_a_sandbox_leaves_out_is_made_up_for() {
     assert_eq!((now.available, now.swap_total), (Bytes::kib(1524), Bytes::ZERO));
     assert_eq!((now.rss, now.peak_rss), (Bytes::kib(300), Bytes::kib(300)));
 
-    // Without VmHWM the probe remembers the largest resident set that it has seen itself.
+    // Without VmHWM the probe remembers the largest resident set that it has seen.
     let probe = SystemProbe::with_root(machine.0.path());
     probe.snapshot().unwrap();
     let _machine = machine.file("proc/self/status", "VmRSS:\t 200 kB\n");
@@ -154,7 +154,7 @@ fn a_v1_limit_counts_and_its_sentinel_does_not() {
             .v1_group("job", limit, 600, stat)
             .v1_group("", V1_UNLIMITED, 5000, "")
     };
-    // 1000 - (600 - (100 + 50 - 10)): mapped page cache is not the kernel's to drop.
+    // 1000 - (600 - (100 + 50 - 10)): the kernel cannot drop mapped page cache.
     assert_eq!(machine(&mib(1000)).group(), Some(("/job".into(), 1000, 540)));
     assert_eq!(machine(V1_UNLIMITED).group(), None);
     assert_eq!(machine("not a number\n").group(), None);
@@ -205,9 +205,9 @@ fn the_level_that_leaves_the_least_wins_over_the_whole_hierarchy() {
     assert_eq!(machine(roomy, roomy, limit).group(), Some(("/a/b/c".into(), 1000, 900)));
     assert_eq!(machine(roomy, limit, roomy).group(), Some(("/a/b".into(), 1000, 900)));
     assert_eq!(machine(limit, roomy, roomy).group(), Some(("/a".into(), 1000, 900)));
-    // A larger limit that siblings have nearly used up leaves less than a smaller one.
+    // A larger limit, nearly used up by siblings, leaves less than a smaller one.
     assert_eq!(machine((4000, 3900), limit, roomy).group(), Some(("/a".into(), 4000, 100)));
-    // Over its limit already: nothing is left, and nothing wraps.
+    // The group is over its limit already: zero is left, without an underflow.
     assert_eq!(machine(roomy, roomy, (1000, 1100)).group(), Some(("/a/b/c".into(), 1000, 0)));
 }
 
@@ -229,7 +229,7 @@ fn hybrid_hosts_are_read_in_both_versions() {
 
 #[test]
 fn a_container_sees_its_own_group_at_the_mount() {
-    // With a namespace the group is `/` (or lies outside of it); without one, the mount shows a part.
+    // With a namespace the group is `/` (or outside the mount). Without one, the mount shows a part.
     let check = |cgroup: &str, mount: &str| {
         let machine = Machine::new().file("proc/self/cgroup", cgroup).file("proc/self/mountinfo", mount).v2_group(
             "",

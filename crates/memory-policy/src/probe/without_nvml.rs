@@ -1,4 +1,4 @@
-//! A card where no library can be loaded: nothing is known of it.
+//! A card on a target that cannot load libraries: nothing is known of it.
 
 use super::DeviceProbe;
 use crate::DeviceMemory;

@@ -12,7 +12,7 @@ impl StepCounter<'_> {
     /// Bytes that a step with these levers writes to files.
     pub fn written(&self, levers: &Levers) -> Written {
         let Some(layers) = &levers.layer_major else { return Written::default() };
-        // However the batch is cut, as much is written.
+        // The bytes written do not depend on the size of a micro-batch.
         let levers = Levers { micro_batch_samples: self.batch_samples, ..*levers };
         let passes = &self.of_model.passes;
         let of_weights = |of: fn(&WeightsOnDisk, &Trained) -> u64| {
@@ -22,16 +22,16 @@ impl StepCounter<'_> {
         let WeightsRead { trained, frozen: read, by_micro_batch, .. } = passes.weights_read(self.batch(), &levers);
         let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.written);
         let once = passes.written(self.batch(), &levers) + moments;
-        // What is written is copied from the device, and read back to it.
+        // Bytes that are written are copied from the device, and later back to it.
         let over_the_bus = if self.of_model.place == Place::Device { 2 * once + weights + trained + read } else { 0 };
         let (behind, both_ways) = match layers.copies_overlap {
             true => self.copied_behind(&levers, weights),
             false => (0, [0; 2]),
         };
         match layers.in_host_memory {
-            // Weights that nobody trains may lie in the files that they came in.
+            // Frozen weights may stay in the model's own files.
             true => Written { over_the_bus, behind, both_ways, locked: over_the_bus - read, ..Written::default() },
-            // The host fills and empties pieces one at a time.
+            // The host fills and empties pieces of pinned memory one at a time.
             false => Written {
                 once,
                 weights,
@@ -46,18 +46,18 @@ impl StepCounter<'_> {
         }
     }
 
-    /// Bytes that are copied between the host and a device while a block is computed: weights that passes need, activations both ways, and
-    /// gradients to the host. Nothing is computed beside an update, which changes so many bytes of weights. With them [`Written::both_ways`]
-    /// of page-locked memory.
+    /// Bytes copied between the host and a device while a block is computed: weights for passes, activations both ways, and gradients to
+    /// the host. The second value is [`Written::both_ways`] of page-locked memory. Nothing is computed during an update, which changes
+    /// `changed` bytes of weights.
     fn copied_behind(&self, levers: &Levers, changed: u64) -> (u64, [u64; 2]) {
         let passes = &self.of_model.passes;
         let gradients = passes.gradients_written(self.batch(), levers);
         let activations = passes.written(self.batch(), levers) - gradients;
         let weights = passes.weights_copied_behind(levers);
-        // Forward takes as many weights as backward.
+        // Forward and backward each take half of the weights.
         let of_a_pass = weights / 2;
         let (forward, backward) = (of_a_pass.min(activations), gradients.min(of_a_pass + activations));
-        // Weights go home while gradients are read back, and the next weights come.
+        // Updated weights are copied to the host while gradients and the next weights are copied to the device.
         (weights + 2 * activations + gradients, [forward + backward, changed.min(gradients)])
     }
 }

@@ -1,5 +1,5 @@
-//! The levers of weights that nobody changes and that stay in their files: which blocks have them in memory nevertheless, and how many of the
-//! others are there at a time.
+//! The levers of frozen weights that stay in their files: the blocks whose weights still stay in memory, and the weights of other
+//! blocks that are in memory at a time.
 
 use memory_policy::Place;
 use t5::{LayerMajor, Levers};
@@ -11,7 +11,7 @@ use crate::lever::{FrozenBlocks, Lever, Space, Value, Values};
 
 const MATRIX: &str = "matrix";
 
-/// Blocks whose weights stay in memory although those of others lie in files, where none of them is trained.
+/// Blocks whose weights stay in memory although other blocks' weights lie in files, where none of them is trained.
 pub static WEIGHT_BLOCKS_IN_MEMORY: Lever = Lever {
     name: "weight_blocks_in_memory",
     values: Values::Blocks(MOST_BLOCKS),
@@ -35,12 +35,13 @@ fn weight_blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
         return Vec::new();
     };
     let pin = space.pins.count(WEIGHT_BLOCKS_IN_MEMORY.name).map(|pin| pin.min(blocks));
-    // An adapter's gradients are a small part of a block's weights, and a file costs each byte of theirs more: they stay first.
+    // An adapter's gradients are a small part of a block's weights, and each of their bytes costs more in a file. So gradients stay in
+    // memory first.
     let has_room = levers.layer_major.is_some_and(|layers| keeps_every_gradient(space, &layers));
     counts_or(pin, if has_room { counts(blocks, most_counts) } else { vec![0] })
 }
 
-/// Whether a block of frozen weights is in memory at a time and a table whole, or a matrix and some rows of a table.
+/// Whether memory holds a block of frozen weights and a whole table at a time, or a matrix and some rows of a table.
 pub static WEIGHTS_AT_A_TIME: Lever = Lever {
     name: "weights_at_a_time",
     values: Values::Words(&["block", MATRIX]),
@@ -70,7 +71,7 @@ fn weights_at_a_time(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
         _ if space.blocks == 0 => &[MATRIX],
         0 => &["block", MATRIX],
         _ if has_larger_table => &["block", MATRIX],
-        // Memory for blocks that stay there spares more reads.
+        // Keeping whole blocks in memory saves more reads.
         _ => &["block"],
     };
     words_or(space, &WEIGHTS_AT_A_TIME, offered)
@@ -96,7 +97,7 @@ mod tests {
         Ok(crate::plan(&job, &testing::machine())?.plan)
     }
 
-    /// The smallest budgets with a block at a time and with a matrix at a time, in MiB, to the next ten.
+    /// The smallest budgets with a block at a time and with a matrix at a time, in MiB, rounded up to a multiple of ten.
     fn smallest(model: &Config) -> [u64; 2] {
         ["block", MATRIX].map(|word| {
             let pins = Pins::default().with(WEIGHTS_AT_A_TIME.name, Value::Word(word));
@@ -122,7 +123,7 @@ mod tests {
         let model = Config::preset("t5-3b").expect("a preset");
         let fits = |mib: u64, pins: &Pins| plan(&model, Bytes::mib(mib), pins).ok();
         let [block, matrix] = smallest(&model);
-        // A block of the decoder has 256 MiB in f32, its largest matrix 64, and of the table a few rows are there.
+        // A block of the decoder has 256 MiB in f32, its largest matrix 64, and only a few rows of the table are in memory.
         assert!((180..=200).contains(&(block - matrix)), "{block} {matrix}");
         let tight = fits(matrix, &Pins::default()).expect("the planner finds what a pin names");
         assert!(tight.step.levers.has_weights_by_matrix(), "{}", tight.bill);

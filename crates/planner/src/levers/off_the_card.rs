@@ -1,4 +1,4 @@
-//! The lever of a card that is smaller than what it works on.
+//! The levers of a card that is too small for the tensors of a step.
 
 use memory_policy::Place;
 use t5::{LayerMajor, Levers};
@@ -6,7 +6,7 @@ use t5::{LayerMajor, Levers};
 use super::{layer_major, of_layers, with_words, words_or};
 use crate::lever::{Flag, Lever, Space, Takes, Value, Values};
 
-/// Memory on a device for what goes there and comes from it beside what is computed.
+/// Memory on a device for copies to and from it that overlap computation.
 pub static COPY_OVERLAP: Lever = Lever {
     name: "copy_overlap",
     values: Values::Words(&["none", "block"]),
@@ -27,7 +27,7 @@ pub static COPY_OVERLAP: Lever = Lever {
 };
 
 fn copy_overlap(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
-    // Moments are copied when nothing else is done.
+    // Moments are copied while nothing is computed.
     let is_copied =
         |layers: &LayerMajor| layers.weights_on_disk || layers.gradients_on_disk || layers.boundaries_on_disk;
     match levers.layer_major.as_ref() {
@@ -37,7 +37,7 @@ fn copy_overlap(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     }
 }
 
-/// Where lies what is off a device.
+/// The place of tensors that are off a device.
 pub static OFFLOAD_TO: Lever = Lever {
     name: "offload_to",
     values: Values::Words(&["disk", "host"]),

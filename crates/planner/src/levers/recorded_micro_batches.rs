@@ -24,7 +24,7 @@ fn recorded_micro_batches(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let Some(graphs) = space.graphs.filter(|_| levers.layer_major.is_none()) else { return vec![Value::Word("none")] };
     match graphs.are_wanted {
         Some(are_wanted) => vec![Value::Word(if are_wanted { "all" } else { "none" })],
-        // A plan knows what graphs gain where their launches were measured.
+        // A plan can compare graphs if launches were measured.
         None if graphs.have_prices => words_or(space, &RECORDED_MICRO_BATCHES, &["all", "none"]),
         None => words_or(space, &RECORDED_MICRO_BATCHES, &["none"]),
     }
@@ -42,19 +42,19 @@ mod tests {
     const LONGEST: (usize, usize) = (64, 64);
 
     /// Prices of a card. `launch` is the host's time for a launch, in multiply-adds. A graph costs two launches, and each of its nodes a
-    /// quarter of one.
+    /// quarter of a launch.
     fn prices(launch: f64) -> Prices {
         let (graph_launch, graph_node) = (2.0 * launch, launch / 4.0);
         let times = Prices { multiply_add_ps: Some(0.02), parameter_ps: Some(1.0), ..Prices::card() };
         Prices { overhead_tokens: 0.0, launch, product_launch: launch, graph_launch, graph_node, ..times }
     }
 
-    /// Some 1,500 launches of this price take ten times as long as the arithmetic of 512 tokens of t5-base.
+    /// About 1,500 launches of this price take ten times as long as the arithmetic of 512 tokens of t5-base.
     const SLOW: f64 = 2e9;
-    /// A hundredth of it.
+    /// A hundredth of [`SLOW`].
     const FAST: f64 = 2e6;
 
-    /// A plan for a card with as much memory for tensors and context.
+    /// The settings of a plan. `device` is the card's memory for tensors and context, in bytes.
     #[derive(Clone, Copy)]
     struct Asked<'a> {
         prices: Prices,
@@ -121,7 +121,7 @@ mod tests {
     fn micro_batches_are_recorded_where_a_card_waits_for_launches() {
         check(Asked::default(), true);
         check(Asked { prices: prices(FAST), ..Asked::default() }, false);
-        // A driver that records nothing has no price of graphs, and an old table no price of launches.
+        // A driver that cannot record has no price of graphs, and an old table no price of launches.
         let without_graphs = Prices { graph_launch: 0.0, graph_node: 0.0, ..prices(SLOW) };
         check(Asked { prices: without_graphs, ..Asked::default() }, false);
         check(Asked { prices: Prices::card(), ..Asked::default() }, false);
@@ -142,7 +142,7 @@ mod tests {
         let asked = Asked { lengths: &uneven, ..Asked::default() };
         check(asked, false);
         check(Asked { lengths: &[LONGEST; 32], ..asked }, true);
-        // A pin takes their memory and gains nothing.
+        // A pin uses the memory of graphs and gains nothing.
         let (plan, pinned) = planned(Asked { pin: Some("all"), ..asked });
         let (_, free) = planned(asked);
         assert!(plan.step.levers.repeats && pinned.step_seconds == free.step_seconds, "{pinned:?} {free:?}");
@@ -175,7 +175,7 @@ mod tests {
         let is_launching = |seconds: f64, of: Option<f64>| (seconds / of.expect("a price") - 1.0).abs() < 1e-9;
         assert!(is_launching(slow, launching), "nothing but launches: {slow} {launching:?}");
         assert!(slow > 5.0 * computed, "{slow} {computed}");
-        // Blocks are no longer waited for. The head and the update are launched kernel by kernel.
+        // The step no longer waits for launches of blocks. The head and the update are launched kernel by kernel.
         let (graphs, launching) = seconds(SLOW, "all");
         assert!(graphs < slow / 2.0 && graphs > computed && launching.expect("a price") < slow, "{graphs} {slow}");
         assert_eq!(seconds(FAST, "all").0, computed);

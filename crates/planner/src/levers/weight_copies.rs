@@ -21,10 +21,10 @@ pub static WEIGHT_COPIES: Lever = Lever {
 };
 
 fn weight_copies(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
-    // A weight that comes for its part of a pass would bring its copy along, or be cast again.
+    // A weight that comes only for its part of a pass would bring its copy along, or be cast again.
     let offered: &[&str] = match levers.has_weights_on_disk() {
         false if space.casts_weights => &["bf16", "none"],
-        // Copies are nothing beside what else its weights bring along.
+        // Copies of an adapter are small beside the other bytes of its weights.
         false if space.casts_adapter => &["bf16"],
         _ => &["none"],
     };

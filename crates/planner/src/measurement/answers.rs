@@ -11,19 +11,19 @@ use crate::answer_speed::{AnswerSpeed, FewRows, MEASURED_ROWS};
 use crate::rehearsal::smallest;
 use crate::rounding::significant;
 
-/// Bytes of a weight that no cache of a card holds.
+/// Bytes of weights that exceed a card's caches.
 const UNCACHED_BYTES: usize = 64 << 20;
 /// Blocks, or tokens, that are timed together.
 const TOGETHER: usize = 2;
 /// Rows of the measured attention: each has one query.
 const QUERIES: usize = 8;
-/// Decoder blocks of the two models from whose times that of a block follows.
+/// Decoder blocks of the two models whose times give the time of a block.
 const BLOCKS: [usize; 2] = [1, 4];
-/// Sources that are answered beside each other.
+/// Sources that are answered together.
 const SOURCES: usize = 8;
-/// Tokens of each.
+/// Tokens of each source.
 const SOURCE_TOKENS: usize = 8;
-/// The most tokens of an answer: its cache never grows.
+/// The most tokens of an answer. The cache never grows beyond them.
 const MOST_TOKENS: usize = 32;
 
 impl Measured<'_> {
@@ -61,7 +61,7 @@ impl Measured<'_> {
         };
         let (mut seconds, mut elements) = (0.0, 0.0);
         if self.sizes.from_memory {
-            // Between two uses of a weight a token reads all the others.
+            // Between two uses of a weight, a token reads all the others.
             for ((n, k), times) in self.weights() {
                 let (x, weight) = operands(n * self.beside_each_other(n * k * dtype.size_in_bytes()), k)?;
                 seconds += times * self.shortest(&[&weight], OF_A_KIND / 12, || linear(&x, &weight).map(drop))?;
@@ -69,7 +69,7 @@ impl Measured<'_> {
             }
             return Ok(seconds / elements);
         }
-        // Those of small models are short: whole blocks are timed, so that threads are woken once, as for a token.
+        // Products of small models are short. So whole blocks are timed, and threads are woken once, as for a token.
         let mut block = Vec::new();
         for ((n, k), times) in self.weights() {
             block.extend(vec![operands(n, k)?; times as usize]);
@@ -80,7 +80,7 @@ impl Measured<'_> {
         Ok(seconds / (TOGETHER as f64 * elements))
     }
 
-    /// How many weights of `bytes` bytes exceed the caches of a card. One, where the caches keep the model's.
+    /// The number of weights of `bytes` bytes that exceed a card's caches; one if the caches hold the model's weights.
     fn beside_each_other(&self, bytes: usize) -> usize {
         let is_large = self.sizes.from_memory && !self.device.is_cpu();
         if is_large { UNCACHED_BYTES.div_ceil(bytes) } else { 1 }
@@ -97,11 +97,12 @@ impl Measured<'_> {
         Ok(seconds / (2 * QUERIES * TOKENS * inner) as f64)
     }
 
-    /// Seconds of a token of `sources` sources, by the smallest model with `blocks` decoder blocks. Its products take next to nothing.
+    /// Seconds of a token of `sources` sources with the smallest model, which has `blocks` decoder blocks. Its products take almost no
+    /// time.
     fn token(&self, blocks: usize, sources: usize) -> candle_core::Result<f64> {
         let config = t5::Config {
             num_decoder_layers: blocks,
-            // No answer ends.
+            // No answer ends early.
             eos_token_ids: Vec::new(),
             ..smallest(&t5::Config::default())
         };
@@ -113,7 +114,7 @@ impl Measured<'_> {
         for key in 0..sources as u64 {
             together.join(key, &source, &options, &|| false).map_err(failed)?;
         }
-        // Each token is waited for: it is chosen on the host, or comes from the card.
+        // The host waits for each token: it chooses the token, or the card sends it.
         let mut token = || together.step(&mut |_, _, _| false).map(drop).map_err(failed);
         let seconds = shortest(OF_A_KIND / 2, || (0..TOGETHER).try_for_each(|_| token()))?;
         Ok(seconds / TOGETHER as f64)

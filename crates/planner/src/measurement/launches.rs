@@ -1,4 +1,4 @@
-//! The measurement of launches: how long the host takes to put one on the stream, and how long graphs take.
+//! The measurement of launches: the host's time to put a launch on the stream, and the time of graphs.
 
 use candle_core::{DType, Device, Tensor};
 use t5_ops::{Replay, linear, rms_norm, scaled};
@@ -8,15 +8,15 @@ use super::times::{enqueued, shortest_on};
 use crate::rounding::significant;
 use crate::speed::{GraphTimes, LaunchTimes};
 
-/// Launches that are timed together: fewer than a driver queues before it has the host wait.
+/// Launches that are timed together: fewer than the driver queues before it makes the host wait.
 pub(super) const LAUNCHES: usize = 64;
 /// Rows, and the width, of the products that are launched.
 const PRODUCT: [usize; 2] = [8, 64];
-/// Nodes of the two graphs from whose times that of a node follows.
+/// Nodes of the two graphs whose times give the time of a node.
 const NODES: [usize; 2] = [8, 136];
-/// Graphs that are launched before they are waited for.
+/// Graphs that are launched before the host waits for them.
 const GRAPHS: usize = 8;
-/// Times that work is done at most until it is recorded.
+/// The most times that work runs before it is recorded.
 const RUNS_BEFORE: usize = 8;
 
 /// The times of launches on a card.
@@ -32,16 +32,17 @@ pub(super) fn times(device: &Device) -> candle_core::Result<LaunchTimes> {
     Ok(LaunchTimes { kernel_ps: ps(kernel), product_ps: ps(product), graph })
 }
 
-/// Seconds of the launch of a graph, and of each of its nodes; none where the driver records nothing.
+/// Seconds of the launch of a graph, and of each of its nodes; `None` if the driver cannot record.
 fn graph(device: &Device) -> candle_core::Result<Option<[f64; 2]>> {
     let (Some(few), Some(many)) = (graph_of(NODES[0], device)?, graph_of(NODES[1], device)?) else { return Ok(None) };
     let node = (many - few).max(0.0) / (NODES[1] - NODES[0]) as f64;
-    // A launch takes some time, however the two are measured.
+    // A launch takes some time, whatever the two measurements say.
     Ok((node > 0.0).then(|| [(few - node * NODES[0] as f64).max(node), node]))
 }
 
-/// Seconds of a graph of `nodes` kernels that have little to do: products and norms in turn, which a micro-batch has about as many of. The
-/// least kernel would not do: on an H200 a node that scales one number takes 0.9 us. By ncu that kernel takes 2.0 us, and a small product 3.4.
+/// Seconds of a graph of `nodes` short kernels: products and norms in turn, in about the ratio of a micro-batch. The shortest kernel would
+/// not be typical: on an H200 a node that scales one number takes 0.9 us. According to ncu that kernel takes 2.0 us, and a small product
+/// 3.4.
 fn graph_of(nodes: usize, device: &Device) -> candle_core::Result<Option<f64>> {
     let [rows, width] = PRODUCT;
     let x = Tensor::ones((rows, width), DType::F32, device)?;

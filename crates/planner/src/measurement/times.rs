@@ -1,20 +1,20 @@
-//! How long a piece of work takes: the shortest of several times, less the time in which threads waited for a processor.
+//! The time of a piece of work: the shortest of several times, less the time in which threads waited for a processor.
 
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
 use t5_ops::evict_from_caches;
 
-/// On a busy machine, timing takes at most three times as long as it may.
+/// On a busy machine, timing takes at most three times its limit.
 const WAITS_AT_MOST: u32 = 3;
 /// A piece of work is timed at most twelve times.
 const MOST_TIMES: usize = 12;
-/// Work that is launched on a card before it is waited for: its time, and the most calls.
+/// Work that is launched on a card before the host waits: its time, and the most calls.
 const TOGETHER: Duration = Duration::from_millis(2);
 const MOST_TOGETHER: usize = 32;
 
-/// The shortest time of `work` on a device, in seconds. As in a step, it is launched several times before it is waited for, so that launches
-/// and waiting hide behind what is computed. The first is not counted where there is time for another: it loads kernels.
+/// The shortest time of `work` on a device, in seconds. As in a step, the work is launched several times before the host waits, so that
+/// launches and waiting overlap with computation. The first time does not count if there is time for another: it includes loading kernels.
 pub(super) fn shortest_on(
     device: &Device,
     limit: Duration,
@@ -40,11 +40,11 @@ pub(super) fn shortest_on(
     Ok(least)
 }
 
-/// The rounds in which launches are timed without waiting; an odd number, so that one of them is in the middle.
+/// The rounds in which launches are timed without waiting: an odd number, so that there is a median.
 const ROUNDS: usize = 9;
 
-/// The host's time to launch `work` once, in seconds: the median of some rounds of `count` launches. What the card does with them is waited
-/// for between rounds, which no clock sees.
+/// The host's time to launch `work` once, in seconds: the median of some rounds of `count` launches. Between rounds the host waits for the
+/// card; that wait is not timed.
 pub(super) fn enqueued(
     device: &Device,
     count: usize,
@@ -56,7 +56,7 @@ pub(super) fn enqueued(
         (0..count).try_for_each(|_| work())?;
         candle_core::Result::Ok(start.elapsed().as_secs_f64() / count as f64)
     };
-    // The first loads the kernel and fills the pool.
+    // The first round loads the kernel and fills the pool.
     round()?;
     let mut rounds = (0..ROUNDS).map(|_| round()).collect::<candle_core::Result<Vec<f64>>>()?;
     device.synchronize()?;
@@ -64,13 +64,13 @@ pub(super) fn enqueued(
     Ok(rounds[ROUNDS / 2])
 }
 
-/// The shortest of several times that `work` takes, in seconds, by [`undisturbed`]. The first is not counted where there is time for
-/// another: it allocates, and may so take ten times as long.
+/// The shortest of several times of `work`, in seconds, by [`undisturbed`]. The first time does not count if there is time for another: it
+/// includes allocation, and may be ten times as long.
 pub(super) fn shortest(limit: Duration, work: impl FnMut() -> candle_core::Result<()>) -> candle_core::Result<f64> {
     shortest_without(&[], limit, work)
 }
 
-/// The same where `work` begins with these tensors in no cache.
+/// The shortest of several times of `work`, if none of these tensors is in a cache when it begins.
 pub(super) fn shortest_without(
     cold: &[&Tensor],
     limit: Duration,
@@ -82,7 +82,7 @@ pub(super) fn shortest_without(
         let (before, start) = (Scheduled::now(), Instant::now());
         work()?;
         let (seconds, waited) = (start.elapsed().as_secs_f64(), Scheduled::now());
-        // A thread's own running time is brought up to date when it gives its processor up, and it may wait long to get it back.
+        // The kernel updates a thread's running time when the thread yields its processor. The thread may then wait long for a processor.
         std::thread::yield_now();
         let after = waited.zip(Scheduled::now()).map(|(waited, now)| Scheduled { running: now.running, ..waited });
         let running = before.zip(after).map_or(1.0, |(before, after)| after.share_of_running(&before));
@@ -92,7 +92,7 @@ pub(super) fn shortest_without(
     shortest_of(limit, &|| began.elapsed(), &mut once)
 }
 
-/// The shortest of the times that `once` takes, by [`undisturbed`], where `elapsed` says how long all of them took so far.
+/// The shortest of the times that `once` measures, by [`undisturbed`]. `elapsed` returns the total time so far.
 fn shortest_of(
     limit: Duration,
     elapsed: &dyn Fn() -> Duration,
@@ -108,7 +108,7 @@ fn shortest_of(
     Ok(undisturbed(if samples.is_empty() { std::slice::from_ref(&first) } else { &samples }))
 }
 
-/// A time, and the share of it in which threads that wanted to run did.
+/// A measured time, and the share of it in which runnable threads ran.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     seconds: f64,
@@ -116,17 +116,17 @@ struct Sample {
 }
 
 impl Sample {
-    /// Without the time in which threads waited for a processor.
+    /// The time without that in which threads waited for a processor.
     fn running_seconds(&self) -> f64 {
         self.seconds * self.running
     }
 }
 
-/// A time is taken as it is where threads ran in this share of it.
+/// With at least this share of running, a time is taken as it is.
 const UNDISTURBED: f64 = 0.95;
 
-/// The shortest time of those in which hardly a thread waited for a processor. Where there is none, that in which threads waited
-/// least, less the waiting. How long they waited is known too roughly to take the least of such differences.
+/// The shortest time among those in which hardly any thread waited for a processor. If there is none, the time with the least waiting, less
+/// the waiting. Waiting times are too imprecise to take the minimum of such differences.
 fn undisturbed(samples: &[Sample]) -> f64 {
     let quiet = samples.iter().filter(|sample| sample.running >= UNDISTURBED).map(|sample| sample.seconds);
     let quietest = || samples.iter().max_by(|a, b| a.running.total_cmp(&b.running)).map(Sample::running_seconds);
@@ -141,11 +141,11 @@ struct Scheduled {
 }
 
 impl Scheduled {
-    /// Until now, where the system counts it.
+    /// Reads the sums up to now, if the system counts them.
     fn now() -> Option<Self> {
         let mut sum = Self { running: 0, waiting: 0 };
         for thread in std::fs::read_dir("/proc/self/task").ok()? {
-            // A thread that ended meanwhile did none of the work.
+            // A thread that has ended did none of the work.
             let Ok(text) = std::fs::read_to_string(thread.ok()?.path().join("schedstat")) else { continue };
             let mut numbers = text.split_whitespace().map(str::parse::<u64>);
             sum.running += numbers.next()?.ok()?;
@@ -154,7 +154,7 @@ impl Scheduled {
         Some(sum)
     }
 
-    /// Of the time since `before` in which threads ran or wanted to, the share in which they ran.
+    /// The share of running time in the running and waiting time since `before`.
     fn share_of_running(&self, before: &Self) -> f64 {
         let running = self.running.saturating_sub(before.running) as f64;
         let waiting = self.waiting.saturating_sub(before.waiting) as f64;
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_first_time_longer_than_the_limit_does_not_count() {
-        // Seconds that the calls take, one after the other: the least of those that count, and how many were made.
+        // Seconds of the calls in order; the expected minimum of the times that count, and the number of calls.
         let check = |times: &[f64], expected: (f64, usize)| {
             let calls = std::cell::Cell::new(0);
             let elapsed = || Duration::from_secs_f64(times[..calls.get()].iter().sum());
@@ -213,10 +213,10 @@ mod tests {
         };
         check(&[0.25, 0.01, 0.25], (0.01, 3));
         check(&[0.001, 0.25], (0.25, 2));
-        // There is no time for another.
+        // There is no time for another call.
         check(&[0.7], (0.7, 1));
         check(&[0.01; MOST_TIMES + 1], (0.01, MOST_TIMES + 1));
-        // The clock itself.
+        // The same with the real clock.
         let mut calls = 0;
         let seconds = shortest(Duration::from_secs(1), || {
             calls += 1;

@@ -15,7 +15,7 @@ fn machine() -> MemorySnapshot {
     MemorySnapshot { total, available, rss: Bytes::mib(30), device: Some(card), ..Default::default() }
 }
 
-/// The choices of training t5-small on a device, where a run may write as much as it likes.
+/// The choices of training t5-small on a device, in a run that may write any number of bytes.
 fn training(model: &t5::Config, pins: &Pins, processes: Processes) -> Result<Costs> {
     training_at(Place::Device, model, pins, processes)
 }
@@ -28,8 +28,8 @@ fn training_at(place: Place, model: &t5::Config, pins: &Pins, processes: Process
     costs(&job, &machine())
 }
 
-/// The plan of t5-base over 64 samples of 512 + 512 tokens in bf16, on a card of `gib` GiB. It has not been opened, and other programs
-/// hold 300 MiB of it.
+/// The plan of t5-base over 64 samples of 512 + 512 tokens in bf16, on a card of `gib` GiB. The card has not been opened, and other
+/// programs hold 300 MiB of it.
 fn on_a_card(gib: u64, prices: Prices) -> crate::Plan {
     let model = t5::Config::preset("t5-base").expect("a preset");
     let options = TrainerOptions { precision: trainer::Precision::Bf16, total_steps: 10, ..TrainerOptions::default() };
@@ -37,7 +37,7 @@ fn on_a_card(gib: u64, prices: Prices) -> crate::Plan {
         .unwrap_or_else(|error| panic!("{gib} GiB: {error}"))
 }
 
-/// The plan of training on a card of so many GiB in a process of so many.
+/// The plan of training with these budgets of the card and of the process, in GiB.
 fn on_a_machine(
     (gib, host_gib): (u64, u64),
     model: &t5::Config,
@@ -46,7 +46,7 @@ fn on_a_machine(
     prices: Prices,
 ) -> Result<crate::Plan> {
     let training = Training {
-        // A disk of which little may be worn, or one that takes the activations beside an adapter.
+        // A disk with a small allowance for writes, or, beside an adapter, one that can take the activations.
         disk_writes: if model.lora.is_some() { 1 << 42 } else { 1 << 30 },
         base: model.lora.as_ref().map(|_| STORED),
         ..testing::training(options)
@@ -106,7 +106,7 @@ fn weights_are_held_in_bf16_too_where_casts_are_a_part_of_a_step() {
     let casts = plan(0.0);
     assert!(!casts.step.levers.weight_copies && copies_of(&casts) == 0, "{}", casts.bill);
     assert!(copies.relative_time < casts.relative_time, "{} {}", copies.relative_time, casts.relative_time);
-    // Beside tens of thousands of tokens casts are a few thousandths.
+    // With tens of thousands of tokens, casts are a few thousandths of the time.
     let busy = on_a_card(40, Prices::card());
     assert!(!busy.step.levers.weight_copies, "{}", busy.bill);
 }
@@ -125,7 +125,7 @@ fn each_card_beside_each_host_trains_what_it_can_and_uses_its_memory() {
         for gib in [4, 6, 12, 20] {
             for host in [8, 16, 32] {
                 let planned = on_a_machine((gib, host), model, &bf16, (16, (256, 256)), Prices::card());
-                // Weights and what else waits off the card is some 11 GiB of the larger model.
+                // Weights and other tensors off the card need about 11 GiB of the larger model.
                 let Ok(plan) = planned else {
                     assert!(host < least_host && gib < 12, "{gib} GiB beside {host}: {}", planned.unwrap_err());
                     continue;
@@ -133,7 +133,7 @@ fn each_card_beside_each_host_trains_what_it_can_and_uses_its_memory() {
                 let (device, budget) = (plan.predicted_device_peak, Bytes(gib << 30).saturating_sub(Bytes::mib(300)));
                 assert!(device < budget && plan.predicted_peak < Bytes::gib(host), "{}", plan.bill);
                 times.push((plan.relative_time, gib, host));
-                // A card that is not filled has nothing to gain.
+                // A card that is not full gains nothing.
                 let more =
                     on_a_machine((gib + 8, host), model, &bf16, (16, (256, 256)), Prices::card()).expect("it fits");
                 let is_filled = device > budget.percent(60) || more.relative_time >= 0.97 * plan.relative_time;
@@ -169,7 +169,7 @@ fn larger_cards_are_faster_and_use_their_memory() {
     let plans = [4, 6, 12, 20].map(|gib| (gib, on_a_card(gib, Prices::card())));
     for (gib, plan) in &plans {
         assert!(plan.predicted_device_peak < Bytes(gib << 30).saturating_sub(Bytes::mib(300)), "{}", plan.bill);
-        // The two largest cards hold all that makes a step faster. Where copies cost nothing, a card that is not filled has nothing to gain.
+        // The two largest cards hold all tensors that make a step faster. If copies are free, a card that is not full gains nothing.
         let is_filled = plan.predicted_device_peak > Bytes::gib(*gib).percent(80);
         let gains = || on_a_card(gib + 1, Prices::card()).relative_time < 0.97 * plan.relative_time;
         assert!(*gib >= 12 || is_filled || !gains(), "{}", plan.bill);
@@ -200,7 +200,7 @@ fn a_device_has_rows_for_its_context_and_its_pool_and_makes_its_masks_itself() {
     assert!(plan.bill.rows.iter().all(|row| row.name != STAGING), "{}", plan.bill);
     assert_eq!(of(&device.rows, &crate::names::PACKED).bytes, Bytes::ZERO, "the processor alone packs operands");
 
-    // Of which 32 are the pool's.
+    // The pool has 32 MiB of the used memory.
     let (used, pool, pool_unit) = (Bytes::mib(532), Bytes::mib(32), Bytes::mib(2));
     let open = DeviceMemory { used, pool, pool_unit, ..machine().device.expect("a card") };
     let open = MemorySnapshot { device: Some(open), ..machine() };
@@ -255,7 +255,7 @@ fn what_is_off_a_card_lies_in_files_or_is_billed_to_the_host() {
         if levers.has_weights_on_disk() {
             let there = of(&choice.rows, Place::Device, &crate::names::PARAMETERS);
             assert!(there < 70 << 20, "the table of the vocabulary is the largest part: {there} bytes");
-            // The weights of t5-small in f32, but for norms and tables of positions.
+            // The weights of t5-small in f32, except norms and tables of positions.
             assert!(!levers.has_host_memory() || bytes >= (60_506_624 - 32 * 512 - 2 * 32 * 8) * 4, "{bytes}");
         }
     }
@@ -349,7 +349,7 @@ fn a_base_in_codes_takes_less_of_a_device() {
     };
     let [whole, int8, nf4] = [None, Some(t5::Precision::Int8), Some(t5::Precision::Nf4)].map(parameters);
     assert!(nf4 < int8 && int8 < whole, "{nf4} {int8} {whole}");
-    // Beside 16.4 million values of the table in f32.
+    // Values of the blocks. The 16.4 million values of the table stay in f32.
     let blocks = 44_040_192;
     assert!(whole - int8 > 2 * blocks && whole - nf4 > 3 * blocks, "{nf4} {int8} {whole}");
 }

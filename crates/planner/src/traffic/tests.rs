@@ -6,7 +6,7 @@ use crate::job::{Job, Wanted, Work};
 use crate::lever::Pins;
 use crate::{Network, Pace, Plan, Value, testing};
 
-/// Half of a pass is the backward of its two blocks, a fifth the head.
+/// Half of a pass is the backward of its two blocks, and a fifth is the head.
 fn arithmetic() -> Arithmetic {
     let block = BlockArithmetic { again: 0.0, heads: 0.0, backward: 25.0 };
     Arithmetic { blocks: vec![block; 2], head: 20.0, training: 100.0 }
@@ -23,7 +23,7 @@ fn by_layer(overlaps: bool) -> Levers {
     Levers { layer_major: Some(LayerMajor { overlaps, ..LayerMajor::default() }), ..Levers::default() }
 }
 
-/// Gradients of each of the two blocks, and what is sent at the end.
+/// Gradients of each of the two blocks, and the bytes sent at the end.
 fn gradients(of_block: u64, alone: u64) -> Sent {
     let block = OfBlock { gradients: of_block, sums: 1, ..OfBlock::default() };
     Sent { blocks: vec![block; 2], alone, ..Sent::default() }
@@ -32,14 +32,14 @@ fn gradients(of_block: u64, alone: u64) -> Sent {
 #[test]
 fn gradients_of_a_block_are_hidden_behind_the_next_one_and_those_of_the_last_never() {
     check(&by_layer(false), 4, &gradients(15, 10), 0.4);
-    // A block takes 0.25. The first one's gradients are through when the second ends.
+    // A block takes 0.25. The transfer of the first block's gradients ends before the second block does.
     check(&by_layer(true), 4, &gradients(15, 10), 0.15 + 0.1);
-    // Those of the first take 0.35 longer than the second.
+    // The first block's gradients take 0.35 longer than the second block.
     check(&by_layer(true), 4, &gradients(60, 10), 0.35 + 0.6 + 0.1);
-    // A head whose gradients are complete before has the first block to itself.
+    // Gradients of the head are complete early, and have the whole first block to overlap with.
     check(&by_layer(true), 4, &Sent { before: 20, ..gradients(0, 0) }, 0.0);
     check(&by_layer(true), 4, &Sent { before: 20, ..gradients(15, 0) }, 0.15);
-    // A second pass sends again what it computes again, in the same time of backward.
+    // A second pass sends the recomputed gradients again, within the same time of backward.
     let mut twice = gradients(10, 0);
     twice.blocks[1].sums = 2;
     check(&by_layer(true), 4, &twice, 0.1 + 0.1);
@@ -48,7 +48,7 @@ fn gradients_of_a_block_are_hidden_behind_the_next_one_and_those_of_the_last_nev
 #[test]
 fn micro_batch_by_micro_batch_the_last_one_alone_hides_gradients() {
     check(&Levers::default(), 1, &gradients(15, 0), 0.15);
-    // In it a block takes 0.05: 0.3 of the line begin after the first of the two.
+    // In the last micro-batch a block takes 0.05. Transfers of 0.3 begin after the first of the two blocks.
     check(&Levers::default(), 5, &gradients(15, 0), 0.25);
     check(&Levers::default(), 5, &gradients(2, 0), 0.02);
 }
@@ -106,12 +106,12 @@ fn plans_follow_the_rate_of_the_network() {
     for mib in [460, 520, 660, 1000] {
         let [fast, slow] = [fast_rate, slow_rate].map(|rate| planned(mib, rate, &Pins::default()));
         assert!(slow.relative_time > fast.relative_time, "{mib} MiB");
-        // Over the slow network, the plan that was made for it waits no longer than the other would.
+        // Over the slow network, the plan made for it does not wait longer than the other plan would.
         let [of_fast, of_slow] = [&fast, &slow].map(|plan| pace(plan, slow_rate));
         let what = || format!("{mib} MiB: {:?} {of_fast:?} {:?} {of_slow:?}", fast.step.levers, slow.step.levers);
         assert!(of_slow.step_waited_seconds <= of_fast.step_waited_seconds, "{}", what());
         other_plans += usize::from(fast.step.levers != slow.step.levers);
-        // Where nothing may be on its way while a block is computed, waiting less is sending less.
+        // If no transfer may overlap with computation, the plan with less traffic waits less.
         let waits = Pins::default().with("communication_overlap", Value::Word("none"));
         let [of_fast, of_slow] = [fast_rate, slow_rate].map(|rate| pace(&planned(mib, rate, &waits), slow_rate));
         assert!(of_slow.step_sent_bytes <= of_fast.step_sent_bytes, "{mib} MiB: {of_fast:?} {of_slow:?}");

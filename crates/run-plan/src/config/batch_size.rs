@@ -1,9 +1,9 @@
-//! Samples of an optimizer step, from the keys that say it.
+//! Samples of an optimizer step, from the keys that set them.
 
 use super::{Values, pin};
 use crate::failure::{Failure, Outcome};
 
-/// One number from the two ways of saying it: `batch_size`, or per device x accumulation steps.
+/// The number from either form: `batch_size`, or per device x accumulation steps.
 pub(super) fn of(values: &Values) -> Outcome<usize> {
     const DEFAULT: usize = 32;
     let whole = pin(values, "train.batch_size");

@@ -1,4 +1,4 @@
-//! `data.*`: the files, where their texts are, and how long they may be.
+//! `data.*`: the files, the columns of their texts, and the lengths of texts.
 
 use std::path::PathBuf;
 
@@ -11,15 +11,15 @@ pub struct Data {
     pub train: Vec<String>,
     /// Files and globs; may be empty.
     pub validation: Vec<String>,
-    /// Rows of `train` for validation: below 1 a share of them, otherwise a count.
+    /// Rows of `train` for validation: a share if below 1, otherwise a count.
     pub validation_split: Option<f64>,
-    /// The columns that were named.
+    /// The columns that the config names.
     pub chosen: Columns,
-    /// Whether the objective was named.
+    /// Whether the config names the objective.
     pub objective_is_chosen: bool,
-    /// Treatment of rows of text files that cannot be used.
+    /// Treatment of unusable rows in text files.
     pub bad_rows: BadRows,
-    /// Rows of `train` where only some of them were looked at, to plan.
+    /// Estimated rows of `train`, if planning has looked at only some of them.
     pub estimated_rows: Option<u64>,
     /// Source column of `text-to-text`.
     pub prompt_column: String,
@@ -27,9 +27,9 @@ pub struct Data {
     pub response_column: String,
     /// The column of `span-corruption`.
     pub text_column: String,
-    /// Before every prompt; `None`: as the model has it.
+    /// The prefix of every prompt; `None`: the model's own.
     pub source_prefix: Option<String>,
-    /// `None`: beside the model.
+    /// The tokenizer's file; `None`: the one beside the model.
     pub tokenizer: Option<PathBuf>,
     /// The training task.
     pub objective: Objective,
@@ -39,7 +39,7 @@ pub struct Data {
     pub max_target_tokens: usize,
     /// Shuffle whole files, or keep their order.
     pub shuffle: bool,
-    /// Rows that move together.
+    /// Rows of a block, which shuffling moves together.
     pub block_rows: u64,
     /// Blocks shuffled among each other.
     pub window_blocks: u64,
@@ -54,7 +54,7 @@ impl Data {
     }
 }
 
-/// Names of columns; `None`: look at the file.
+/// Names of columns; `None`: determined from the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
     /// Column of the prompts.
@@ -63,18 +63,18 @@ pub struct Columns {
     pub response: Option<String>,
     /// Column of the texts for span corruption.
     pub text: Option<String>,
-    /// Whether one text is wanted rather than a pair.
+    /// Whether each row has a single text rather than a pair.
     pub is_text: bool,
 }
 
-/// Treatment of rows of text files that cannot be used: malformed ones, and those without text in a column.
+/// Treatment of unusable rows in text files: malformed rows, and rows without text in a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadRows {
-    /// The former are an error, the latter are left out.
+    /// Malformed rows are an error; rows without text are skipped.
     Usual,
     /// Both are an error.
     Error,
-    /// Both are left out.
+    /// Both are skipped.
     Skip,
 }
 
@@ -93,7 +93,7 @@ pub enum Objective {
 }
 
 impl Data {
-    /// What the values mean.
+    /// The settings in these values.
     pub fn of(values: &Values) -> Self {
         let objective = match values.text("data.objective").as_deref() {
             Some("span-corruption") => Objective::SpanCorruption {

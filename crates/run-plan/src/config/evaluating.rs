@@ -1,11 +1,11 @@
-//! What evaluations compute, and what hangs on them: the best checkpoint, and the end of a run that gets no better.
+//! The metrics of evaluations, and the rules for keys that depend on them: the best checkpoint, and early stopping.
 
 use text_metrics::Metric;
 
 use super::{Config, Values};
 use crate::failure::{Failure, Outcome};
 
-/// The scores of answers: those that are wanted, and the one that says which checkpoint is the best.
+/// The metrics of answers: the metrics to show, and the metric that selects the best checkpoint.
 pub(super) fn metrics(values: &Values) -> Vec<Metric> {
     let names = values.list("train.eval_metrics").unwrap_or_default();
     let best = values.text("checkpoint.best_metric").filter(|name| name != "loss");

@@ -1,7 +1,7 @@
-//! Names that people bring from other trainers: accepted where one key says the same, explained where none does.
+//! Names of other trainers' settings. A name is accepted if a key has the same meaning, and explained if no key does.
 //!
-//! `--per_device_train_batch_size 8` of transformers' `Trainer` becomes `--set train.batch_size_per_device=8`. Only `train` and
-//! `plan` take keys; their flags are the only ones that are replaced.
+//! `--per_device_train_batch_size 8` of transformers' `Trainer` becomes `--set train.batch_size_per_device=8`. Only `train` and `plan`
+//! accept keys, so only their flags are replaced.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -69,10 +69,10 @@ const KEYS: [(&str, &str); 59] = [
     ("--generation-max-length", "train.eval_max_new_tokens"),
 ];
 
-/// Flags of other trainers that say the name of a model: a directory with weights, or a shape.
+/// Flags of other trainers for the name of a model: a directory with weights, or a shape.
 const MODELS: [&str; 3] = ["--model", "--model-name-or-path", "--model-name"];
 
-/// Flags without a key of their own, and the way to say it here.
+/// Flags without a key of their own, and the equivalent here.
 const EXPLAINED: [(&str, &str); 21] = [
     ("--resume", "to resume a run, use `--keep-training` with its `--output`"),
     ("--resume-from-checkpoint", "to resume a run, use `--keep-training` with its `--output`"),
@@ -97,7 +97,7 @@ const EXPLAINED: [(&str, &str); 21] = [
     ("--push-to-hub", "leave it out: OUTPUT/model is a Hugging Face directory, which `huggingface-cli upload` takes"),
 ];
 
-/// Replaces the flags of other trainers in a command line, the program's name included.
+/// Replaces the flags of other trainers in a command line, which includes the program's name.
 pub fn replaced(arguments: Vec<OsString>) -> Vec<OsString> {
     // Other subcommands have flags of their own, some with the same names.
     let takes_keys = |first: &str| first.starts_with('-') || ["train", "plan"].contains(&first);
@@ -117,7 +117,7 @@ pub fn replaced(arguments: Vec<OsString>) -> Vec<OsString> {
             out.push(argument);
             continue;
         }
-        // Without a value it is an error, which clap words.
+        // A flag without a value is an error, and clap reports it.
         let Some(value) = inline.or_else(|| rest.next()) else {
             out.push(argument);
             continue;
@@ -134,14 +134,14 @@ pub fn replaced(arguments: Vec<OsString>) -> Vec<OsString> {
     out
 }
 
-/// The key for a model by its name: a preset and a `config.json` are shapes, everything else has weights.
+/// The key for a model of this name: a preset or a `config.json` is a shape; everything else has weights.
 fn model_key(name: &Path) -> &'static str {
     let is_shape = name.to_str().is_some_and(|name| t5::Config::preset(name).is_some())
         || name.extension().is_some_and(|end| end == "json");
     if is_shape { "model.config" } else { "model.init_from" }
 }
 
-/// The way to say here what a flag of another trainer says.
+/// The equivalent of another trainer's flag, in words.
 pub fn explained(flag: &str) -> Option<String> {
     let name = flag.split('=').next().unwrap_or(flag);
     if let Some((_, words)) = EXPLAINED.iter().find(|(known, _)| *known == name) {
@@ -150,7 +150,7 @@ pub fn explained(flag: &str) -> Option<String> {
     KEYS.iter().find(|(known, _)| *known == name).map(|(_, key)| format!("in `train` and `plan`, use `--set {key}=..`"))
 }
 
-/// The accepted flag that a mistyped one most likely meant.
+/// The accepted flag that is most similar to a mistyped one.
 pub fn nearest(flag: &str) -> Option<&'static str> {
     let name = flag.split('=').next().unwrap_or(flag);
     let known = KEYS.iter().map(|(known, _)| *known).chain(MODELS);
@@ -158,7 +158,7 @@ pub fn nearest(flag: &str) -> Option<&'static str> {
     scored.filter(|(likeness, _)| *likeness >= 0.75).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, known)| known)
 }
 
-/// The key that a name without its section stands for, as other trainers spell it: `lr`, `num_train_epochs`.
+/// The key for a name without its section, in the spelling of other trainers: `lr`, `num_train_epochs`.
 pub fn key(name: &str) -> Option<&'static str> {
     let last = name.rsplit('.').next().unwrap_or(name);
     let flag = format!("--{}", last.replace('_', "-"));

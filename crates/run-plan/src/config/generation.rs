@@ -1,4 +1,4 @@
-//! `generation.*`: how answers are made, in evaluations and by the commands that answer.
+//! `generation.*`: the settings of answers, in evaluations and in the commands that answer.
 
 use serde_json::{Map, Value as Json};
 use t5::{Beams, EarlyStopping, GenerateOptions, Processors, Sampling, Search};
@@ -11,22 +11,22 @@ use crate::failure::{Failure, Outcome};
 /// `generation.*`
 #[derive(Clone, Debug)]
 pub struct Generation {
-    /// 1: no search.
+    /// The number of beams; 1: no beam search.
     pub num_beams: usize,
-    /// The power of an answer's length that its score is divided by.
+    /// The exponent of an answer's length by which its score is divided.
     pub length_penalty: f64,
-    /// When a search is over.
+    /// The condition that ends a search.
     pub early_stopping: EarlyStopping,
-    /// Where tokens are drawn.
+    /// Settings of sampling; `None`: tokens are not sampled.
     pub sampling: Option<Sampling>,
-    /// What is forbidden or made less likely.
+    /// Settings that forbid tokens, or make them less likely.
     pub processors: Processors,
 }
 
-/// The keys that mean sampling where somebody sets one.
+/// Keys that switch sampling on if the user sets one of them.
 const OF_SAMPLING: [&str; 3] = ["generation.temperature", "generation.top_k", "generation.top_p"];
 
-/// The settings of a model's own for answers that count, and their keys. transformers takes them for defaults, too.
+/// The settings in a model's own files that apply to answers, and their keys. transformers uses them as defaults, too.
 const OF_A_MODEL: [(&str, &str); 9] = [
     ("num_beams", "generation.num_beams"),
     ("length_penalty", "generation.length_penalty"),
@@ -40,9 +40,9 @@ const OF_A_MODEL: [(&str, &str); 9] = [
 ];
 
 impl Generation {
-    /// Of these settings.
+    /// The settings in these values.
     pub fn of(values: &Values) -> Self {
-        // What a model says about sampling counts where sampling is on, and does not switch it on.
+        // A model's own sampling settings apply if sampling is on, but do not switch it on.
         let is_set = |key: &&str| !matches!(values.origin(key), Origin::Default | Origin::Run(_));
         let temperature = number(values, "generation.temperature");
         let wanted = values.setting("generation.sample").value.as_bool();
@@ -72,7 +72,7 @@ impl Generation {
         }
     }
 
-    /// As the model takes it, one answer to each prompt.
+    /// The model's options for one answer to each prompt.
     pub fn options(&self) -> GenerateOptions {
         let &Self { num_beams, length_penalty, early_stopping, sampling, processors } = self;
         let search = match sampling {
@@ -84,11 +84,11 @@ impl Generation {
     }
 }
 
-/// Lays a model's own defaults, as `file` beside its weights has them, over what is there. Returns its longest answer in
-/// tokens, where it says one.
+/// Sets the model's own defaults, which `file` beside its weights contains. Returns the model's longest answer in tokens, if it has such a
+/// setting.
 ///
 /// # Errors
-/// A value that no such setting has.
+/// A value that the setting does not accept.
 pub fn apply_model_defaults(
     values: &mut Values,
     settings: &Map<String, Json>,
@@ -109,7 +109,7 @@ pub fn apply_model_defaults(
         })?;
     }
     let length = |name: &str| settings.get(name).and_then(Json::as_u64);
-    // The length of transformers counts the decoder's start token.
+    // transformers' length counts the decoder's start token.
     Ok(length("max_new_tokens")
         .or_else(|| length("max_length").map(|all| all.saturating_sub(1)))
         .filter(|&most| most > 0))

@@ -1,8 +1,8 @@
 //! The config's keys: one table of every name, type, default and meaning.
 //!
-//! The table, with the planner's table of levers, is the only list of keys in the program. The parser checks against it, suggestions come
-//! from it, `resolved.toml` is written in its order and `train_low_mem keys` prints it, so a key cannot
-//! be accepted in one place and forgotten in another.
+//! This table and the planner's table of levers are the only list of keys in the program. The parser checks against it, suggestions come
+//! from it, `resolved.toml` follows its order, and `train_low_mem keys` prints it. So a key cannot be accepted in one place and forgotten
+//! in another.
 
 use std::sync::LazyLock;
 
@@ -31,9 +31,9 @@ pub enum Kind {
     Paths,
     /// A list of parts, blocks or globs of parameter names; a string is split at its commas.
     Parts,
-    /// A number of bytes: `"512MiB"`, `"4GiB"`, `"4G"` or a whole number from this one on.
+    /// A number of bytes: `"512MiB"`, `"4GiB"`, `"4G"`, or a whole number that is at least this.
     Size(i64),
-    /// A table that is handed on as it is.
+    /// A table that is passed on unchanged.
     Table,
 }
 
@@ -66,10 +66,10 @@ const fn key(
     Key { name, kind, words, default, meaning }
 }
 
-/// The changes that `run.allow_changes` and `--allow-changed` accept.
+/// The changes accepted by `run.allow_changes` and `--allow-changed`.
 pub const CHANGES: &[&str] = &["data", "tokenizer", "model", "batch-size", "seed"];
 
-/// The figures by which evaluations can be compared.
+/// The values by which evaluations can be compared.
 pub const MEASURES: [&str; 11] = [
     "loss",
     "bleu",
@@ -89,7 +89,7 @@ use Kind::{Integer, Metrics, Number, OneOf, Parts, Paths, Size, Switch, Table, T
 /// Every key, in the order of `resolved.toml`. Pins of levers come from the planner's table.
 pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     let pins = planner::lever_of_a_pin().map(|(lever, values, meaning)| Key {
-        // Once in a process: the list is made once.
+        // The name is leaked once in a process, because the list is made once.
         name: format!("memory.{lever}").leak(),
         kind: match values {
             Values::Count(least, most) => Integer(least as i64, most as i64),
@@ -103,7 +103,7 @@ pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     KEYS_WITHOUT_PINS.iter().copied().chain(pins).collect()
 });
 
-/// Every key that is no pin of a lever. The last section is that of the pins.
+/// Every key except pins of levers. The last section is that of the pins.
 #[rustfmt::skip]
 const KEYS_WITHOUT_PINS: &[Key] = &[
     key("run.output_dir", Text, &[], "\"runs/train\"", "directory for all files of the run"),
@@ -219,7 +219,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("memory.clear_cache_every_steps", Integer(0, MANY), AUTO, "\"auto\"", "return freed memory to the system every N steps; 0: never"),
 ];
 
-/// Every key as TOML, section by section; `line` writes a key, given its name within the section.
+/// Every key as TOML, section by section. `line` writes a key, given its name within the section.
 pub fn by_section(mut line: impl FnMut(&Key, &str) -> String) -> String {
     let mut sections: Vec<String> = Vec::new();
     for keys in KEYS.chunk_by(|a, b| a.split().0 == b.split().0) {
@@ -234,8 +234,8 @@ pub fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-/// The known key that a mistyped name most likely meant: by its last part first (`max_steps` means
-/// `train.max_steps`), by edit distance over the whole name otherwise.
+/// The known key that is most similar to a mistyped name: first by its last part (`max_steps` means `train.max_steps`), otherwise by edit
+/// distance over the whole name.
 pub fn nearest(name: &str) -> Option<&'static Key> {
     let last = |full: &str| full.rsplit('.').next().unwrap_or("").replace('-', "_").to_lowercase();
     let mut same_ending = KEYS.iter().filter(|key| last(key.name) == last(name));
@@ -257,7 +257,7 @@ pub fn nearest(name: &str) -> Option<&'static Key> {
 }
 
 impl Key {
-    /// Its section, and its name there.
+    /// The key's section, and its name within the section.
     fn split(&self) -> (&'static str, &'static str) {
         self.name.split_once('.').expect("a test holds names to one section")
     }

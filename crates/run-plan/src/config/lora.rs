@@ -1,4 +1,4 @@
-//! `lora.*`: an adapter beside frozen weights, in place of training the weights themselves.
+//! `lora.*`: an adapter that is trained beside frozen weights.
 
 use std::path::PathBuf;
 
@@ -12,17 +12,17 @@ use crate::failure::{Failure, Outcome};
 /// The word for every linear layer of the blocks.
 const ALL_LINEAR: &str = "all-linear";
 
-/// `lora.*`, where an adapter is wanted.
+/// `lora.*`, if an adapter is trained.
 #[derive(Clone, Debug)]
 pub struct Adapter {
-    /// Its settings. With `init_from` those of that adapter count.
+    /// The adapter's settings. With `init_from`, the settings of that adapter apply.
     pub lora: Lora,
     /// A directory that PEFT or an earlier run wrote.
     pub init_from: Option<PathBuf>,
 }
 
 impl Adapter {
-    /// The adapter that the values ask for: where `lora.rank` or `lora.init_from` is set.
+    /// The adapter that the values ask for, if `lora.rank` or `lora.init_from` is set.
     pub fn of(values: &Values) -> Outcome<Option<Self>> {
         let init_from = values.text("lora.init_from").as_deref().map(paths::from_text);
         let rank = values.integer("lora.rank");
@@ -77,7 +77,7 @@ impl Adapter {
     }
 }
 
-/// The first setting of an adapter that was given a value, apart from those that ask for one.
+/// The first adapter setting with a given value, except the two settings that ask for an adapter.
 fn typed_key(values: &Values, counts: impl Fn(&str) -> bool) -> Option<String> {
     let keys = super::keys::KEYS.iter().map(|key| key.name).filter(|key| key.starts_with("lora."));
     let others = keys.filter(|key| !["lora.rank", "lora.init_from"].contains(key) && counts(key));

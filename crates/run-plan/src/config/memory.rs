@@ -1,4 +1,4 @@
-//! `memory.*`: the budgets, and the values that are not the planner's to choose.
+//! `memory.*`: the budgets, and fixed values of levers.
 
 use planner::{Pins, Prices, Value, Values as Allowed};
 
@@ -13,13 +13,13 @@ pub struct Memory {
     pub budget: Option<u64>,
     /// Bytes of device memory.
     pub device_budget: Option<u64>,
-    /// Levers that have a value.
+    /// Levers with a fixed value.
     pub pins: Pins,
-    /// Bytes that the run may write to files in place of memory, where no pin says so.
+    /// Bytes that the run may write to files in place of memory, unless a pin asks for files.
     pub disk_writes: u64,
-    /// Where the prices of levers come from.
+    /// The source of the prices of levers.
     pub prices: PricesFrom,
-    /// Steps after which freed memory goes back to the system; 0: never.
+    /// Steps between two returns of freed memory to the system; 0: never.
     pub clear_cache_every_steps: Option<u64>,
 }
 
@@ -36,14 +36,14 @@ pub enum PricesFrom {
     Given(Prices),
 }
 
-/// Nothing runs in less; who names less forgot the unit.
+/// The smallest accepted budget: no run fits in less. A smaller number probably lacks its unit.
 const LEAST_BUDGET: u64 = 1 << 20;
 
-/// The variable whose word counts where the config says nothing about prices.
+/// The variable that selects the source of prices if the config does not.
 const PRICES_VARIABLE: &str = "LOW_MEM_T5_PRICES";
 
 impl PricesFrom {
-    /// As the environment says, where no config does.
+    /// The source that the environment selects, for use without a config.
     pub fn of_environment() -> PricesFrom {
         PricesFrom::of_word(std::env::var(PRICES_VARIABLE).ok().as_deref())
     }
@@ -56,7 +56,7 @@ impl PricesFrom {
         }
     }
 
-    /// As the values say; none for a table of something else.
+    /// The source in these values; `None` for a table that has no valid prices.
     fn of(values: &Values) -> Option<PricesFrom> {
         let setting = values.setting("memory.prices");
         if let toml::Value::Table(table) = &setting.value {
@@ -71,7 +71,7 @@ impl PricesFrom {
 }
 
 impl Memory {
-    /// As the values say.
+    /// The settings in these values.
     pub fn of(values: &Values) -> Memory {
         let bytes = |name: &str| values.text(name).and_then(|text| values::parse_size(&text));
         let value = |lever: &str, allowed: Allowed| match (format!("memory.{lever}"), allowed) {
@@ -93,7 +93,7 @@ impl Memory {
         }
     }
 
-    /// Refuses pins that contradict each other, and a table that holds no prices.
+    /// Refuses pins that contradict each other, and a table without valid prices.
     pub fn check(&self, values: &Values) -> Outcome<()> {
         if PricesFrom::of(values).is_none() {
             let setting = values.setting("memory.prices");

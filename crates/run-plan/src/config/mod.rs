@@ -1,9 +1,8 @@
-//! The config: what was asked for, resolved into numbers.
+//! The config: the given settings, resolved into numbers.
 //!
-//! [`Values`] is what was typed (defaults, file, flags, each with its origin); [`Config`] is what it
-//! means, checked across keys, with nothing left to decide but what only data, model and memory can say.
-//! Paths are relative to the directory where the command runs, as on the command line; see [`paths`] for those that are
-//! not UTF-8.
+//! [`Values`] holds the given values: defaults, file, flags, each with its origin. [`Config`] holds their meaning, checked across keys.
+//! Only decisions that need data, model or memory are still open. Paths are relative to the directory where the command runs, as on the
+//! command line; see [`paths`] for paths that are not UTF-8.
 //!
 //! ```text
 //! let mut values = Values::defaults();
@@ -48,7 +47,7 @@ pub struct Config {
     pub data: Data,
     /// `train.*`
     pub train: Train,
-    /// `lora.*`, where an adapter is trained.
+    /// `lora.*`, if an adapter is trained.
     pub lora: Option<lora::Adapter>,
     /// `parallel.*`
     pub parallel: parallel::Division,
@@ -69,19 +68,19 @@ pub struct Config {
 /// `run.*`
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Everything the run writes is below it.
+    /// The directory of everything that the run writes.
     pub output_dir: PathBuf,
-    /// Weights, order and dropout follow from it.
+    /// Seed of weights, order and dropout.
     pub seed: u64,
     /// `auto`, `cpu`, `cuda`, `cuda:N`, `metal`.
     pub device: String,
-    /// Steps between plain lines; `None`: by the clock.
+    /// Steps between plain lines; `None`: at intervals of time.
     pub log_every_steps: Option<u64>,
     /// Start from `model.init_from`, freeze encoder and shared embedding.
     pub finetune: bool,
-    /// Whether nothing may change the bits of a run, memory included.
+    /// Whether nothing, including the available memory, may change the bits of a run.
     pub deterministic: bool,
-    /// Parts that may differ from the checkpoint.
+    /// Parts that may differ from the checkpoint's.
     pub allow_changes: Vec<String>,
 }
 
@@ -94,9 +93,9 @@ pub struct Model {
     pub init_from: Option<PathBuf>,
     /// Rows of the embedding; `None`: from tokenizer or file.
     pub vocab_size: Option<u64>,
-    /// Codes of the base below an adapter.
+    /// The precision of the base's codes below an adapter.
     pub base_precision: Option<t5::Precision>,
-    /// Keys laid over the model's `config.json`.
+    /// Keys that override the model's `config.json`.
     pub overrides: toml::Table,
 }
 
@@ -105,11 +104,11 @@ pub struct Model {
 pub struct Train {
     /// Samples per optimizer step.
     pub batch_size: usize,
-    /// Passes over the data; `None`: as many as `max_steps` needs.
+    /// Passes over the data; `None`: enough for `max_steps`.
     pub epochs: Option<u64>,
     /// Optimizer steps, at most.
     pub max_steps: Option<u64>,
-    /// `None`: the model's.
+    /// Dropout; `None`: the model's.
     pub dropout: Option<f64>,
     /// Activations in bfloat16.
     pub bf16: bool,
@@ -119,27 +118,27 @@ pub struct Train {
     pub gradient_precision: GradientPrecision,
     /// Parts that do not train.
     pub freeze: Vec<String>,
-    /// 0: off.
+    /// The largest norm of gradients; 0: no clipping.
     pub grad_clip_norm: f64,
     /// Skipped steps in a row that end the run.
     pub max_non_finite_steps: u64,
-    /// 0: start and end only.
+    /// Steps between evaluations; 0: only at start and end.
     pub eval_every_steps: u64,
-    /// 0: all.
+    /// Rows that are evaluated; 0: all.
     pub eval_samples: u64,
-    /// 0: all.
+    /// Rows that are answered in an evaluation; 0: all.
     pub eval_generate_samples: u64,
     /// Longest generation in tokens.
     pub eval_max_new_tokens: usize,
-    /// Evaluations without a better one that end the run; `None`: none do.
+    /// Evaluations without an improvement after which the run ends; `None`: never.
     pub early_stopping_patience: Option<u64>,
-    /// An evaluation is better that exceeds the best one by more than this.
+    /// An evaluation is better only if it exceeds the best one by more than this.
     pub early_stopping_min_delta: f64,
-    /// The scores of answers that are shown.
+    /// The metrics of answers that are shown.
     pub eval_metrics: Vec<text_metrics::Metric>,
     /// Whether ROUGE stems words.
     pub rouge_stemmer: bool,
-    /// sacreBLEU's name.
+    /// The tokenizer of BLEU, by sacreBLEU's name.
     pub bleu_tokenizer: String,
     /// Generations shown after each evaluation.
     pub sample_generations: usize,
@@ -148,7 +147,7 @@ pub struct Train {
 /// `optimizer.*`
 #[derive(Clone, Debug)]
 pub struct Optimizer {
-    /// `None`: Adafactor's own (relative step).
+    /// The learning rate; `None`: Adafactor's own (relative step).
     pub learning_rate: Option<f64>,
     /// transformers' `scale_parameter`.
     pub scale_parameter: bool,
@@ -162,15 +161,15 @@ pub struct Optimizer {
     pub eps1: f64,
     /// transformers' `eps[1]`.
     pub eps2: f64,
-    /// Whether it is AdamW, and not Adafactor.
+    /// Whether the optimizer is AdamW rather than Adafactor.
     pub is_adamw: bool,
-    /// Of both; `None`: the optimizer's own.
+    /// The beta1 of either optimizer; `None`: the optimizer's own.
     pub beta1: Option<f64>,
-    /// torch's `betas[1]`; `None`: its own.
+    /// torch's `betas[1]`; `None`: torch's default.
     pub beta2: Option<f64>,
-    /// torch's `eps`; `None`: its own.
+    /// torch's `eps`; `None`: torch's default.
     pub eps: Option<f64>,
-    /// Of both; `None`: the optimizer's own.
+    /// The weight decay of either optimizer; `None`: the optimizer's own.
     pub weight_decay: Option<f64>,
 }
 
@@ -181,31 +180,31 @@ pub struct Schedule {
     pub name: String,
     /// `None`: the schedule's own.
     pub warmup_steps: Option<u64>,
-    /// One-cycle: peak over first.
+    /// One-cycle: peak learning rate over the first.
     pub div_factor: f64,
-    /// One-cycle: first over last.
+    /// One-cycle: first learning rate over the last.
     pub final_div_factor: f64,
 }
 
 /// `checkpoint.*`
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
-    /// `None`: not by steps.
+    /// Steps between checkpoints; `None`: not by steps.
     pub every_steps: Option<u64>,
-    /// `None`: not by the clock.
+    /// Minutes between checkpoints; `None`: not by time.
     pub every_minutes: Option<f64>,
-    /// Newest kept.
+    /// Newest checkpoints that are kept.
     pub keep_last: usize,
-    /// Best kept beside them.
+    /// Best checkpoints that are kept beside them.
     pub keep_best: usize,
-    /// The figure that says which is the best.
+    /// The value that selects the best checkpoint.
     pub best_metric: String,
-    /// `OUTPUT/model` is the best one, not the final one.
+    /// Whether `OUTPUT/model` is the best model, not the final one.
     pub model_is_best: bool,
 }
 
 impl Config {
-    /// The name under which somebody gave the files of `data.train`: the key, or `--data` of `eval`.
+    /// The key or flag that gave the files of `data.train`: the key itself, or `--data` of `eval`.
     pub fn label_of_rows(&self) -> &'static str {
         match self.values.origin("data.train") {
             Origin::Flag(flag) if flag == "--data" => "--data",
@@ -213,7 +212,7 @@ impl Config {
         }
     }
 
-    /// Resolves values into a config, or says which keys contradict each other.
+    /// Resolves values into a config, or names the keys that contradict each other.
     pub fn resolve(values: Values) -> Outcome<Self> {
         let lacks_model = values.switch("run.finetune") && values.text("model.init_from").is_none();
         if values.list("data.train").is_none_or(|files| files.is_empty()) && !lacks_model {
@@ -263,7 +262,7 @@ impl Config {
         let generation = Generation::of(&values);
         let (mut memory, parallel) = (Memory::of(&values), parallel::Division::of(&values));
         if parallel.virtual_shards.is_some() && memory.prices == PricesFrom::Measured {
-            // Measured prices depend on the number of threads, and with them the cut of a batch, which shows in bits.
+            // Measured prices depend on the number of threads. So does the way a batch is cut then, and that changes bits.
             memory.prices = PricesFrom::BuiltIn;
         }
         let config = Self {

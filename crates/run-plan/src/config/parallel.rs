@@ -9,13 +9,13 @@ use crate::failure::{Failure, Outcome};
 /// How several processes divide the work.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Division {
-    /// Parts of a batch whose gradients are summed by themselves; none: one for each process.
+    /// Parts of a batch whose gradients are summed separately; `None`: one for each process.
     pub virtual_shards: Option<usize>,
-    /// What each process holds of what all of them need.
+    /// The values that are divided among processes.
     pub sharding: Sharding,
-    /// The rate of the network between processes, where it is known.
+    /// The rate of the network between processes, if known.
     pub network: Option<Network>,
-    /// Whether processes compute on one card: no key, but found when they are opened.
+    /// Whether several processes compute on one card. There is no key for it: it is found when devices are opened.
     pub shares_cards: bool,
 }
 
@@ -34,7 +34,7 @@ impl Division {
     }
 }
 
-/// Rules about a batch that is divided.
+/// Rules for a batch that is divided among processes.
 pub(super) fn check(config: &Config) -> Outcome<()> {
     let on_disk = config.memory.pins.of("gradient_offload").is_some_and(|value| value.word() == Some("disk"));
     if config.parallel.virtual_shards.is_some_and(|shards| shards > 1) && on_disk {

@@ -1,15 +1,15 @@
-//! Paths as text. A config is UTF-8, and names of files need not be.
+//! Paths as text. A config is UTF-8, but file names may not be.
 //!
-//! A path that is not UTF-8 is written as a `file://` URL: its absolute path, with every byte that is no letter, digit or
-//! one of `/-._~` as `%` and two digits. So it can stand in a config and in `resolved.toml`, and a run can be repeated from there.
-//! Every other path is written as it is.
+//! A path that is not UTF-8 is written as a `file://` URL: its absolute path, in which `%` and two digits replace every byte except
+//! letters, digits and `/-._~`. So such a path can be in a config and in `resolved.toml`, and a run can be repeated from there. Every other
+//! path is written unchanged.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 const SCHEME: &str = "file://";
 
-/// The text of a path that was typed.
+/// The text of a path from the command line.
 pub fn to_text(path: &OsStr) -> String {
     if let Some(text) = path.to_str() {
         return text.to_string();
@@ -27,7 +27,7 @@ pub fn to_text(path: &OsStr) -> String {
     text
 }
 
-/// `KEY=PATH` as typed, for a key whose value is a path or a list of them.
+/// `KEY=PATH` from the command line, for a key whose value is a path or a list of paths.
 pub fn assignment(typed: &OsStr) -> Option<String> {
     const KEYS: [&str; 6] =
         ["run.output_dir", "model.config", "model.init_from", "data.train", "data.validation", "data.tokenizer"];
@@ -38,7 +38,7 @@ pub fn assignment(typed: &OsStr) -> Option<String> {
     KEYS.contains(&key).then(|| format!("{key}={}", to_text(path.as_os_str())))
 }
 
-/// The path that a text means.
+/// The path for a text.
 pub fn from_text(text: &str) -> PathBuf {
     url_path(text).unwrap_or_else(|| PathBuf::from(text))
 }

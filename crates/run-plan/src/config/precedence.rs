@@ -1,8 +1,8 @@
-//! The command line beats a file, also where two keys say one thing.
+//! The command line takes precedence over a file, also if two different keys set the same thing.
 //!
-//! A file may say `batch_size_per_device = 16`, the command line `train.batch_size=8`. Both are set then, and neither is wrong:
-//! the one that was typed counts, and the other goes back to its default. Two keys of the same file, or two that were both
-//! typed, are left to [`super::Config`], which names the contradiction.
+//! A file may set `batch_size_per_device = 16`, and the command line `train.batch_size=8`. Then both are set, and neither is wrong: the key
+//! on the command line applies, and the other returns to its default. If both keys are in the same file, or both on the command line,
+//! [`super::Config`] reports the contradiction.
 
 use toml::Value;
 
@@ -10,7 +10,7 @@ use super::keys;
 use super::values::{Origin, Values};
 use crate::failure::Outcome;
 
-/// A key, and the keys that say the same in another way.
+/// A key, and the keys that set the same thing in another way.
 const RIVALS: [(&str, &[&str]); 5] = [
     ("train.batch_size", &["train.batch_size_per_device", "train.gradient_accumulation_steps"]),
     ("train.batch_size_per_device", &["train.batch_size"]),
@@ -19,13 +19,13 @@ const RIVALS: [(&str, &[&str]); 5] = [
     ("optimizer.learning_rate", &["optimizer.relative_step", "optimizer.warmup_init"]),
 ];
 
-/// With `optimizer.name = "adamw"`: keys of Adafactor alone.
+/// Keys that only Adafactor has, which `optimizer.name = "adamw"` resets.
 const ADAFACTORS: [&str; 3] = ["optimizer.relative_step", "optimizer.scale_parameter", "optimizer.warmup_init"];
 
-/// With `optimizer.relative_step = true`: keys of a learning rate of one's own.
+/// Keys of an explicit learning rate, which `optimizer.relative_step = true` resets.
 const RATES: [&str; 3] = ["optimizer.learning_rate", "schedule.name", "schedule.warmup_steps"];
 
-/// Takes back values of a file that a value of the command line contradicts.
+/// Resets values of a file that a value on the command line contradicts.
 pub fn settle(values: &mut Values) -> Outcome<()> {
     for (typed, rivals) in RIVALS {
         let stands_for_nothing = values.setting(typed).value.as_str().is_some_and(|text| is_word(typed, text));

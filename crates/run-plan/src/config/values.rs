@@ -1,8 +1,7 @@
 //! Settings in layers: defaults, then the config file, then the command line.
 //!
-//! [`Values`] holds one [`Setting`] for every key of [`KEYS`], each with where it came from. Names, types
-//! and ranges are checked on the way in, when file and line are still known, so reading a setting later
-//! cannot fail.
+//! [`Values`] holds one [`Setting`] with its origin for every key of [`KEYS`]. Names, types and ranges are checked when a value is set,
+//! while file and line are still known. So reading a setting later cannot fail.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,16 +12,16 @@ use toml::de::{DeTable, DeValue};
 use super::keys::{self, KEYS, Key, Kind};
 use crate::failure::{Failure, Outcome};
 
-/// Where a setting came from.
+/// The origin of a setting.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Origin {
     /// The table of keys.
     Default,
-    /// A config file, by the name it was given, and the line.
+    /// A config file, by its given name, and the line.
     File(String, usize),
     /// A flag of the command line, such as `--epochs` or `--set`.
     Flag(String),
-    /// The run itself, in so many words.
+    /// The run itself, with an explanation.
     Run(&'static str),
 }
 
@@ -37,12 +36,12 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One value and where it came from.
+/// One value and its origin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
-    /// The value, of the type that its key asks for.
+    /// The value, of the key's type.
     pub value: Value,
-    /// Where it came from.
+    /// Its origin.
     pub origin: Origin,
 }
 
@@ -66,7 +65,7 @@ impl Values {
         Self { settings }
     }
 
-    /// Lays a config file's text over what is there. `file` is the name shown in errors.
+    /// Sets the values of a config file's text. `file` is the name shown in errors.
     ///
     /// # Errors
     /// All wrong keys and values at once, each with its line.
@@ -96,8 +95,8 @@ impl Values {
         failures.reduce(Failure::and).map_or(Ok(()), Err)
     }
 
-    /// Lays one `--set KEY=VALUE` over what is there. The value is read as TOML where it is TOML, else
-    /// as a string, so `--set run.output_dir=runs/a` needs no quotes.
+    /// Sets the value of one `--set KEY=VALUE`. The value is read as TOML if it is TOML, else as a string, so `--set run.output_dir=runs/a`
+    /// needs no quotes.
     pub fn apply_assignment(&mut self, assignment: &str) -> Outcome<()> {
         let origin = Origin::Flag("--set".to_string());
         let Some((name, text)) = assignment.split_once('=') else {
@@ -108,7 +107,7 @@ impl Values {
         self.set(name.trim(), value, origin)
     }
 
-    /// Lays one value over what is there, checked against its key.
+    /// Sets one value, checked against its key.
     pub fn set(&mut self, name: &str, value: Value, origin: Origin) -> Outcome<()> {
         let Some(key) = keys::find(name) else {
             return Err(unknown(&origin, name));
@@ -121,7 +120,7 @@ impl Values {
         Ok(())
     }
 
-    /// Takes a key back to its default.
+    /// Resets a key to its default.
     pub fn reset(&mut self, name: &str) -> Outcome<()> {
         let default = keys::find(name).map_or("", |key| key.default);
         let value = default.parse().expect("defaults in the table of keys are TOML");
@@ -133,7 +132,7 @@ impl Values {
         self.settings.get(name).unwrap_or_else(|| panic!("`{name}` is not in the table of keys"))
     }
 
-    /// Where a key's value came from.
+    /// The origin of a key's value.
     pub fn origin(&self, name: &str) -> &Origin {
         &self.setting(name).origin
     }
@@ -148,7 +147,7 @@ impl Values {
         self.setting(name).value.as_bool().unwrap_or_else(|| panic!("`{name}` is not a switch"))
     }
 
-    /// A whole number, or nothing where the key holds `auto` or `none`.
+    /// A whole number, or `None` if the key holds `auto` or `none`.
     pub fn integer(&self, name: &str) -> Option<u64> {
         self.setting(name)
             .value
@@ -156,18 +155,18 @@ impl Values {
             .map(|value| u64::try_from(value).expect("ranges in the table start at 0 or above"))
     }
 
-    /// A number, or nothing where the key holds `auto` or `none`.
+    /// A number, or `None` if the key holds `auto` or `none`.
     pub fn number(&self, name: &str) -> Option<f64> {
         self.setting(name).value.as_float()
     }
 
-    /// A string, or nothing where the key holds `auto` or `none`.
+    /// A string, or `None` if the key holds `auto` or `none`.
     pub fn text(&self, name: &str) -> Option<String> {
         let words = keys::find(name).map_or(&[][..], |key| key.words);
         self.setting(name).value.as_str().filter(|text| !words.contains(text)).map(str::to_string)
     }
 
-    /// A list of strings, or nothing where the key holds `auto` or `none`.
+    /// A list of strings, or `None` if the key holds `auto` or `none`.
     pub fn list(&self, name: &str) -> Option<Vec<String>> {
         let items = self.setting(name).value.as_array()?;
         Some(items.iter().filter_map(Value::as_str).map(str::to_string).collect())
@@ -179,8 +178,8 @@ impl Values {
     }
 }
 
-/// Checks a value against its key and brings it into the key's own type: a whole number becomes a
-/// number where a number is asked for, a single path becomes a list. On error, what was got.
+/// Checks a value against its key and converts it to the key's type: a whole number to a number, a single path to a list. On error, returns
+/// the given value in words.
 fn check(key: &Key, value: Value) -> Result<Value, String> {
     let got = |value: &Value| match value {
         Value::String(text) => format!("\"{text}\""),
@@ -232,13 +231,13 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
     }
 }
 
-/// The one of the words that differs in `-`, `_` and capitals at most.
+/// The word that equals `text` up to `-`, `_` and capitals.
 fn spelled(words: &[&'static str], text: &str) -> Option<&'static str> {
     let plain = |word: &str| word.replace(['-', '_'], "").to_lowercase();
     words.iter().copied().find(|word| plain(word) == plain(text))
 }
 
-/// A list of metrics under their own names.
+/// A list of metrics by their canonical names.
 fn metric_names(text: &str) -> Option<Value> {
     let metrics = text_metrics::Metric::list(text).ok()?;
     Some(Value::from(metrics.into_iter().map(text_metrics::Metric::name).collect::<Vec<_>>()))

@@ -1,7 +1,6 @@
-//! `resolved.toml`: every key with its value, where the value came from and what it means.
+//! `resolved.toml`: every key with its value, the value's origin and the key's meaning.
 //!
-//! The file is a config itself: read back, it resolves to the same config, so
-//! `--config OUTPUT/resolved.toml` repeats a run.
+//! The file is itself a config. It resolves to the same config, so `--config OUTPUT/resolved.toml` repeats a run.
 
 use std::fmt::Write;
 
@@ -10,8 +9,8 @@ use toml::Value;
 use super::{Config, Origin, Values, keys};
 
 impl Config {
-    /// The text of `resolved.toml`. `auto` stays `auto` where only the running program can decide; what
-    /// it was decided to be is in the comment where the config alone says it.
+    /// The text of `resolved.toml`. `auto` stays `auto` if only the running program can decide. If the config alone decides, the comment
+    /// has the decided value.
     pub fn to_toml(&self, heading: &str) -> String {
         let mut text = String::new();
         for line in heading.lines() {
@@ -24,7 +23,7 @@ impl Config {
             let decided = self.decided(key.name).map(|value| format!(" -> {value}")).unwrap_or_default();
             let origin = match &setting.origin {
                 Origin::Default => "default".to_string(),
-                // A run that goes on reads every value from the file that it writes.
+                // A resumed run reads every value from the file that it writes.
                 origin if setting.value == defaults.setting(key.name).value => format!("default, as in {origin}"),
                 origin => origin.to_string(),
             };
@@ -33,7 +32,7 @@ impl Config {
         text
     }
 
-    /// The value of `auto` for keys that the config alone decides.
+    /// The decided value of `auto`, for keys that depend on the config only.
     fn decided(&self, name: &str) -> Option<String> {
         if self.values.setting(name).value.as_str() != Some("auto") {
             return None;
@@ -59,7 +58,7 @@ fn inline(value: &Value) -> String {
             if entries.is_empty() { "{}".to_string() } else { format!("{{ {} }}", entries.join(", ")) }
         }
         Value::Array(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),
-        // Rust's debug form is TOML and writes 1e-30 where its display form writes thirty digits.
+        // Rust's debug form is TOML. It writes 1e-30, where the display form writes thirty digits.
         Value::Float(number) => format!("{number:?}"),
         other => other.to_string(),
     }

@@ -1,29 +1,29 @@
 //! A typed line: a prompt, or a command that begins with `/`.
 
-/// What a line asks for.
+/// A parsed line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Line {
-    /// Nothing.
+    /// An empty line.
     Empty,
-    /// To be answered.
+    /// A prompt to answer.
     Prompt(String),
     /// `/set NAME VALUE`
     Set(String, String),
     /// `/settings`
     Settings,
-    /// `/use NAME...`: whom to ask; none: everybody.
+    /// `/use NAME...`: the models to ask; without names, all models.
     Use(Vec<String>),
     /// `/models`
     Models,
-    /// `/turns on|off`: whether a prompt has the turns before it.
+    /// `/turns on|off`: whether a prompt includes the turns before it.
     Turns(bool),
-    /// `/forget`: the turns so far.
+    /// `/forget`: forgets the turns so far.
     Forget,
     /// `/help`
     Help,
     /// `/quit`
     Quit,
-    /// None of these, and why.
+    /// An invalid line, and the reason.
     Wrong(String),
 }
 

@@ -1,6 +1,6 @@
-//! `train_low_mem chat`: line by line, with the answer as it is made, by one model or by several side by side.
+//! `train_low_mem chat`: answers line by line, printed as they are made, by one model or by several side by side.
 //!
-//! What `/set` can ask for is in the bill: beams and tokens up to the limits that the flags have.
+//! The bill includes everything that `/set` can ask for: beams and tokens up to the limits of the flags.
 
 mod line;
 
@@ -87,11 +87,11 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
 struct Talk<'a> {
     loaded: Loaded,
     served: &'a [Served],
-    /// Those that answer, by number.
+    /// The numbers of the models that answer.
     asked: Vec<usize>,
     tokenizer: &'a Tokenizer,
     values: Values,
-    /// The longest source, and the answers that are planned for.
+    /// The longest source, and the answers that memory is planned for.
     limits: (usize, AnswerShape),
     max_new_tokens: usize,
     activations: DType,
@@ -130,7 +130,7 @@ impl Talk<'_> {
         }
     }
 
-    /// Does what a line asks for. True: the end.
+    /// Carries out a line. Returns true at the end.
     fn take(&mut self, line: Line) -> Outcome<bool> {
         match line {
             Line::Empty => {}
@@ -197,12 +197,12 @@ impl Talk<'_> {
         checked
     }
 
-    /// As the settings want it.
+    /// The options of generation for the current settings.
     fn options(&self) -> Outcome<GenerateOptions> {
         let options = Generation::of(&self.values).options();
         let mut options =
             GenerateOptions { max_new_tokens: self.max_new_tokens, activations: self.activations, ..options };
-        // The same prompt again is drawn again.
+        // A repeated prompt gets other samples.
         if let Search::Sample(sampling) = &mut options.search {
             sampling.seed = sampling.seed.wrapping_add(self.number);
         }
@@ -223,7 +223,7 @@ impl Talk<'_> {
         lines.collect::<String>() + &format!("max_new_tokens = {}\nanswers are {how}\n", self.max_new_tokens)
     }
 
-    /// Answers a prompt by each model that is asked.
+    /// Answers a prompt with each selected model.
     fn answer(&mut self, prompt: &str) -> Outcome<()> {
         let options = self.options()?;
         self.number += 1;
@@ -249,7 +249,7 @@ impl Talk<'_> {
             }
             said.get_or_insert(answer);
         }
-        // Of several the first one's answer is remembered.
+        // With several models, the turns include the first model's answer.
         self.turns.extend([turn("user", prompt), turn("assistant", &said.unwrap_or_default())]);
         let many = self.turns.len().saturating_sub(MOST_TURNS);
         self.turns.drain(..many);
@@ -268,7 +268,7 @@ impl Talk<'_> {
         source.extend(served.config.eos_token_ids.first().copied());
         let is_interrupted = || self.is_interrupted.load(Ordering::Relaxed);
         let together = self.loaded.get(number, served)?;
-        // Nothing of an answer that failed is left.
+        // Removes what a failed answer has left.
         together.retain(|_| false);
         let shown = RefCell::new((Outgoing::new(&[]), String::new(), Ok(())));
         let show = |ids: &[u32], ends: bool| -> Outcome<()> {

@@ -1,4 +1,4 @@
-//! Cards: NVIDIA's by their driver, and those that no driver is there for.
+//! Cards: NVIDIA's cards by their driver, and cards without a driver.
 
 use memory_policy::{Card, Cards};
 
@@ -8,21 +8,21 @@ use super::program::read;
 /// NVIDIA's number on the bus.
 const NVIDIA: &str = "0x10de";
 
-/// What is known of cards.
+/// The facts about cards.
 #[derive(Clone, Debug)]
 struct Facts {
-    /// What the driver says.
+    /// The driver's answer.
     cards: Result<Cards, String>,
     /// NVIDIA's display controllers on the bus.
     on_the_bus: usize,
     is_built_for_cuda: bool,
-    /// Whether the CUDA library of the driver can be used by this program.
+    /// Whether this program can use the driver's CUDA library.
     is_usable: bool,
-    /// Whether this program loads libraries, such as the driver's. A static one does not.
+    /// Whether this program loads libraries, such as the driver's. A static program does not.
     loads_libraries: bool,
 }
 
-/// What cards there are.
+/// Findings about cards.
 pub fn findings() -> Vec<Finding> {
     judged(&Facts {
         cards: memory_policy::cards(),

@@ -1,4 +1,4 @@
-//! The disk below a directory: whether it can be written, its room, its kind and its rate.
+//! The disk below a directory: whether it can be written, its free space, its kind and its rate.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -16,14 +16,14 @@ const MEASURED_BYTES: usize = 64 << 20;
 const PIECE_BYTES: usize = 1 << 20;
 /// Room for the demo and a few checkpoints of a small model.
 const LITTLE_ROOM: Bytes = Bytes(1 << 30);
-/// Below this rate weights that stay on disk set the pace of a step.
+/// Below this rate, weights on disk determine the time of a step.
 const SLOW_BYTES_A_SECOND: f64 = 100e6;
-/// File systems that are memory: what is in them counts against the budget's machine.
+/// File systems in memory: their files count against the machine's memory.
 const IN_MEMORY: [&str; 2] = ["tmpfs", "ramfs"];
 /// File systems of other machines.
 const REMOTE: [&str; 6] = ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs"];
 
-/// What is known of a disk.
+/// The facts about a disk.
 #[derive(Clone, Debug, Default)]
 struct Facts {
     directory: String,
@@ -33,7 +33,7 @@ struct Facts {
     rate: Option<Result<(f64, f64), String>>,
 }
 
-/// What the disk of a directory has.
+/// Findings about the disk of a directory.
 pub fn findings(directory: &Path, is_quick: bool) -> Vec<Finding> {
     let existing = existing_ancestor(directory);
     let rate = (!is_quick).then(|| rate(&existing).map_err(|error| error.to_string()));
@@ -53,7 +53,7 @@ pub fn findings(directory: &Path, is_quick: bool) -> Vec<Finding> {
 /// Writes a file without a name, syncs it, drops it from memory and reads it.
 fn rate(directory: &Path) -> io::Result<(f64, f64)> {
     let mut file = heap::file_without_name(directory)?;
-    // Zeros could be stored as nothing.
+    // Zeros could be stored without being written.
     let mut piece: Vec<u8> = (0..PIECE_BYTES as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let began = Instant::now();
     for _ in 0..MEASURED_BYTES / PIECE_BYTES {
@@ -78,7 +78,7 @@ fn drop_from_memory(file: &File) {
     let _ = file;
 }
 
-/// The kind of the file system that a directory is in: that of the longest mount above it.
+/// The kind of a directory's file system: that of the longest mount point above it.
 fn kind(directory: &Path) -> Option<String> {
     kind_in(&read("/proc/self/mounts")?, &directory.canonicalize().ok()?)
 }
@@ -86,11 +86,11 @@ fn kind(directory: &Path) -> Option<String> {
 fn kind_in(mounts: &str, directory: &Path) -> Option<String> {
     let mounts = mounts.lines().filter_map(|line| {
         let mut words = line.split_whitespace().skip(1);
-        // Spaces in a path are written as their octal numbers.
+        // Mount tables write spaces in paths as octal numbers.
         Some((words.next()?.replace("\\040", " "), words.next()?))
     });
     let above = mounts.filter(|(path, _)| directory.starts_with(path));
-    // A later mount of the same place covers an earlier one.
+    // A later mount at the same point covers an earlier one.
     above.max_by_key(|(path, _)| path.len()).map(|(_, kind)| kind.to_owned())
 }
 

@@ -1,17 +1,17 @@
-//! A finding: what was looked at, what was found, how bad it is, and the line that mends it.
+//! A finding: the subject, the result, its severity, and the command that fixes a problem.
 
 use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// As it should be.
+    /// No problem.
     Ok,
-    /// Something that is not there and may not be wanted.
+    /// Something is missing that may not be needed.
     Note,
-    /// Training works, with less than the machine has.
+    /// Training works, but without the machine's full speed or memory.
     Warning,
     /// Training cannot work.
     Failure,
@@ -32,15 +32,15 @@ impl Severity {
 /// A finding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// What was looked at.
+    /// The subject.
     pub name: &'static str,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// What was found, for people.
+    /// The result, for people.
     pub found: String,
-    /// The lines that mend it or get what is missing.
+    /// Commands that fix the problem or install what is missing.
     pub remedies: Vec<String>,
-    /// What was found, for programs.
+    /// The result, for programs.
     pub facts: Map<String, Value>,
 }
 
@@ -50,34 +50,34 @@ const SEVERITIES: usize = 9;
 const NAMES: usize = 15;
 
 impl Finding {
-    /// One that is as it should be.
+    /// A finding without a problem.
     pub fn ok(name: &'static str, found: impl Into<String>) -> Finding {
         Finding { name, severity: Severity::Ok, found: found.into(), remedies: Vec::new(), facts: Map::new() }
     }
 
-    /// Something that is not there and may not be wanted.
+    /// A finding that something is missing, which may not be needed.
     pub fn note(name: &'static str, found: impl Into<String>) -> Finding {
         Finding { severity: Severity::Note, ..Finding::ok(name, found) }
     }
 
-    /// Training works, with less than the machine has.
+    /// A finding that training works, but without the machine's full speed or memory.
     pub fn warning(name: &'static str, found: impl Into<String>) -> Finding {
         Finding { severity: Severity::Warning, ..Finding::ok(name, found) }
     }
 
-    /// Training cannot work.
+    /// A finding that training cannot work.
     pub fn failure(name: &'static str, found: impl Into<String>) -> Finding {
         Finding { severity: Severity::Failure, ..Finding::ok(name, found) }
     }
 
-    /// With a line that mends it.
+    /// Adds a command that fixes the problem.
     #[must_use]
     pub fn remedy(mut self, line: impl Into<String>) -> Finding {
         self.remedies.push(line.into());
         self
     }
 
-    /// With a fact for programs.
+    /// Adds a fact for programs.
     #[must_use]
     pub fn fact(mut self, name: &str, value: impl Into<Value>) -> Finding {
         self.facts.insert(name.into(), value.into());

@@ -1,18 +1,18 @@
-//! Memory: of the host, of the control group, how long tasks wait for it, and limits of the process.
+//! Memory of the host and of the control group, the time that tasks wait for it, and limits of the process.
 
 use memory_policy::{Budget, Bytes, MemorySnapshot, Pressure, Probe, SystemProbe};
 use rustix::process::{Resource, getrlimit};
 
 use super::finding::Finding;
 
-/// Below this no run of the demo fits.
+/// With less memory, not even the demo fits.
 const LEAST: Bytes = Bytes(96 << 20);
-/// A share of the time in which tasks wait for memory that makes a run slow.
+/// The share of time in which tasks wait for memory, above which a run becomes slow.
 const MUCH_PRESSURE_PERCENT: f64 = 10.0;
-/// Files that a run may have open at a time.
+/// The number of open files that a run may need.
 const FEW_FILES: u64 = 256;
 
-/// What memory there is.
+/// Findings about memory.
 pub fn findings() -> Vec<Finding> {
     let mut findings = match SystemProbe::new().snapshot() {
         Ok(now) => judged(&now),
@@ -92,7 +92,7 @@ fn pressure(now: &MemorySnapshot) -> Finding {
         .fact("group_some_percent", now.group_pressure.map(|group| group.some_percent))
 }
 
-/// Limits of the process; `of` gives one, and none where it is unlimited.
+/// Limits of the process. `of` returns a limit, or `None` if it is unlimited.
 fn limits(of: impl Fn(Resource) -> Option<u64>) -> Finding {
     let (memory, file, files) = (of(Resource::As), of(Resource::Fsize), of(Resource::Nofile));
     let mut found = Vec::new();

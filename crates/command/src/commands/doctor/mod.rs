@@ -1,7 +1,7 @@
-//! `train_low_mem doctor`: what this machine has, what the command makes of it, and the line that gets what is missing.
+//! `train_low_mem doctor`: reports what this machine has, what the program uses of it, and the command that installs what is missing.
 //!
-//! Each module finds facts at the edge and judges them in a pure function. Nothing is changed: the disk's rate is measured with a
-//! file that has no name and is gone when it is closed.
+//! Each module reads facts from the system and judges them in a pure function. Nothing is changed: the disk's rate is measured with a file
+//! without a name, which disappears when it is closed.
 
 mod cards;
 mod disk;
@@ -35,7 +35,7 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-/// Examines the machine. Ends with 0 where all is well, with 6 where there are warnings, with 7 where training cannot work.
+/// Examines the machine. Exits with 0 if there is no problem, with 6 if there are warnings, and with 7 if training cannot work.
 pub fn doctor(flags: &DoctorArgs) -> Outcome<()> {
     let mut findings = program::findings();
     findings.extend(processor::findings());

@@ -1,4 +1,4 @@
-//! Several processes: MPI, as far as it is on the machine.
+//! Several processes: the MPI on this machine.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use std::time::Duration;
 use super::finding::Finding;
 use super::program::{read, value_of};
 
-/// Launchers of MPI, by the names that all implementations have.
+/// Launchers of MPI, by the names that all implementations share.
 const LAUNCHERS: [&str; 2] = ["mpirun", "mpiexec"];
-/// A launcher that does not say its version in this time is not waited for.
+/// The longest time to wait for a launcher's version.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What is known of MPI.
+/// The facts about MPI.
 #[derive(Clone, Debug, Default)]
 struct Facts {
     launcher: Option<PathBuf>,
@@ -24,7 +24,7 @@ struct Facts {
     distribution: Option<String>,
 }
 
-/// What MPI there is.
+/// Findings about MPI.
 pub fn findings() -> Vec<Finding> {
     let launcher = on_the_path();
     let version = launcher.as_deref().and_then(version);
@@ -39,7 +39,7 @@ fn on_the_path() -> Option<PathBuf> {
     places.into_iter().find(|path| path.is_file())
 }
 
-/// The first line that the launcher prints of itself.
+/// The first line that the launcher prints about itself.
 fn version(launcher: &Path) -> Option<String> {
     let mut command = Command::new(launcher);
     command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -52,7 +52,7 @@ fn version(launcher: &Path) -> Option<String> {
         let _ = said.send(read.map(|_| text));
     });
     let text = says.recv_timeout(PATIENCE);
-    // One that said its version has ended, or is about to.
+    // A launcher that has printed its version has ended, or is about to end.
     let _ = child.kill();
     let _ = child.wait();
     let text = text.ok()?.ok()?;

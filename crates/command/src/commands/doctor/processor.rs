@@ -1,9 +1,9 @@
-//! The processor: its units, the kernels that are used of them, and threads.
+//! The processor: its units, the kernels that use them, and threads.
 
 use super::finding::Finding;
 use super::program::read;
 
-/// Units that kernels are compiled for or could use, as /proc/cpuinfo names them.
+/// Units that kernels are compiled for or could use, by their names in /proc/cpuinfo.
 const UNITS: [&str; 12] = [
     "avx2",
     "fma",
@@ -19,7 +19,7 @@ const UNITS: [&str; 12] = [
     "bf16",
 ];
 
-/// What is known of the processor.
+/// The facts about the processor.
 #[derive(Clone, Debug, Default)]
 struct Facts {
     model: String,
@@ -28,17 +28,17 @@ struct Facts {
     cores: usize,
     /// Cores of the machine.
     all_cores: usize,
-    /// Cores' worth of time that the control group gives, where it says so.
+    /// The processor time that the control group allows, in cores; `None` without a limit.
     quota: Option<f64>,
     threads: usize,
-    /// The best kernels that the processor can run, and those in use.
+    /// The best kernels that the processor can run, and the kernels in use.
     best: String,
     used: String,
-    /// Tasks that wait for a core on average of the last minute.
+    /// The average number of tasks that waited for a core in the last minute.
     load: Option<f64>,
 }
 
-/// What the processor has.
+/// Findings about the processor.
 pub fn findings() -> Vec<Finding> {
     judged(&facts())
 }
@@ -68,7 +68,7 @@ fn facts() -> Facts {
     }
 }
 
-/// The share of the processor that the process's own control group may use: of version 2, or of version 1.
+/// The processor time that the process's own control group may use, of version 2 or of version 1.
 fn quota() -> Option<f64> {
     let groups = read("/proc/self/cgroup")?;
     let of = |prefix: &str| groups.lines().find_map(|line| line.split_once(prefix).map(|(_, path)| path.to_owned()));

@@ -1,10 +1,10 @@
-//! The program and the system that it runs on: versions, what it was built with, variables that change what it does.
+//! The program and its system: versions, the features of the build, and environment variables that change its behaviour.
 
 use serde_json::Value;
 
 use super::finding::Finding;
 
-/// The program's own variables, and those of its libraries and of the hub, that change what a run does.
+/// Environment variables of the program, of its libraries and of the hub that change a run.
 const VARIABLES: [&str; 11] = [
     "LOW_MEM_T5_GRAPHS",
     "LOW_MEM_T5_ISA",
@@ -19,19 +19,19 @@ const VARIABLES: [&str; 11] = [
     "NO_COLOR",
 ];
 
-/// A longer file of the system is not the one that is meant.
+/// A longer system file is not the expected one.
 pub const SYSTEM_FILE_BYTES: u64 = 1 << 20;
 
-/// A small file of the system.
+/// Reads a small system file.
 pub fn read(path: &str) -> Option<String> {
-    // Files below /proc and /sys say that they have no bytes, or are no regular files to others.
+    // Files below /proc and /sys report a size of zero, or that they are no regular files.
     let file = std::fs::File::open(path).ok()?;
     let mut text = String::new();
     std::io::Read::read_to_string(&mut std::io::Read::take(file, SYSTEM_FILE_BYTES), &mut text).ok()?;
     Some(text)
 }
 
-/// What the program is and where it runs.
+/// Findings about the program and its system.
 pub fn findings() -> Vec<Finding> {
     vec![built(&features(), cfg!(debug_assertions)), system(), variables(|name| std::env::var(name).ok())]
 }

@@ -1,4 +1,4 @@
-//! The card of an exported model: a README.md as the Hugging Face hub shows it, with the scores that its run measured.
+//! The card of an exported model: a README.md for the Hugging Face hub, with the scores that its run measured.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,10 @@ use t5::{Config, ParameterSpec};
 use super::file_name;
 use crate::export_flags::{ExportArgs, Format, GgufNames};
 
-/// A longer `finished.json` is none.
+/// A longer `finished.json` is invalid.
 const LARGEST_FINISHED_BYTES: u64 = 1 << 20;
 
-/// Scores of an evaluation that say how good a model is, with their names and the digits that are worth showing.
+/// Scores of an evaluation that show how good a model is, with their names and significant digits.
 const SCORES: [(&str, &str, usize); 13] = [
     ("loss", "loss", 4),
     ("perplexity", "perplexity", 3),
@@ -28,7 +28,7 @@ const SCORES: [(&str, &str, usize); 13] = [
     ("generated_samples", "answers generated", 0),
 ];
 
-/// What a card is made of.
+/// The contents of a card.
 pub struct Card<'a> {
     /// The flags of the export.
     pub flags: &'a ExportArgs,
@@ -128,7 +128,7 @@ impl Card<'_> {
     }
 }
 
-/// The last evaluation of the run that a model or an adapter is of.
+/// The last evaluation of the run that made a model or an adapter.
 fn last_evaluation(directory: &Path) -> Option<Value> {
     let absolute = directory.canonicalize().ok()?;
     let places: [Option<PathBuf>; 2] = [Some(absolute.clone()), absolute.parent().map(Path::to_owned)];

@@ -1,4 +1,4 @@
-//! `train_low_mem export`: a model in the files of llama.cpp or CTranslate2.
+//! `train_low_mem export`: writes a model as files of llama.cpp or CTranslate2.
 
 mod card;
 
@@ -19,7 +19,7 @@ use crate::model_directory::{self, Adapted};
 use crate::report;
 use card::Card;
 
-/// A longer `tokenizer.json` is none.
+/// A longer `tokenizer.json` is invalid.
 const LARGEST_TOKENIZER_BYTES: u64 = 512 << 20;
 const CARD: &str = "README.md";
 
@@ -85,7 +85,7 @@ impl Written {
     }
 }
 
-/// The values of a model directory.
+/// The values of a model in a directory.
 struct FromModel<'a>(&'a StoredModel);
 
 impl Weights for FromModel<'_> {
@@ -126,7 +126,7 @@ fn write(flags: &ExportArgs, written: &Written, weights: &FromModel<'_>, card: &
             directory.write(vocabulary, text(model.vocabulary()))?;
         }
     }
-    // A card that is there already is the user's, or was meant to be edited: it moves over as it is.
+    // An existing card may be the user's, or edited by the user. So it is kept unchanged.
     if output.join(CARD).symlink_metadata().is_err() {
         directory.write(CARD, text(&card.text()))?;
     } else {
@@ -146,7 +146,7 @@ fn is_file_name(output: &Path) -> bool {
     output.extension().is_some_and(|extension| extension == "gguf")
 }
 
-/// An output that exists is replaced where that is asked for and it is an export, and none of the inputs.
+/// Allows an existing output to be replaced only on request, and only if it is an export and none of the inputs.
 fn check_output(flags: &ExportArgs, inputs: &[&Path]) -> Outcome<()> {
     let output = &flags.output;
     if !is_to_be_replaced(output, flags.force, inputs)? {
@@ -169,7 +169,7 @@ fn has_gguf(directory: &Path) -> bool {
     entries.map(|entry| entry.path()).any(|path| path.is_file() && is_file_name(&path))
 }
 
-/// What people call a model: its directory, or the run that has it.
+/// The name of a model: that of its directory, or of its run.
 fn name_of(directory: &Path) -> String {
     let absolute = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
     let is_named = |path: &&Path| {

@@ -1,4 +1,4 @@
-//! `train_low_mem generate`: answers of a model, greedy, searched or drawn.
+//! `train_low_mem generate`: answers of a model, by greedy decoding, beam search or sampling.
 
 mod prompts;
 mod stream;
@@ -21,7 +21,7 @@ use crate::model_directory::Adapted;
 use crate::{device, model_directory, report};
 use stream::Streamed;
 
-/// The longest answer where nobody says it.
+/// The longest answer, unless a flag or the model gives a limit.
 pub const MAX_NEW_TOKENS: usize = 256;
 
 /// Answers prompts.
@@ -49,7 +49,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         parameters: None,
         flags: &flags.weights,
     };
-    // An input has as many as it likes.
+    // The number of prompts in an input is unknown.
     let prompts = flags.input.is_none().then_some(flags.prompts.len() + flags.prompt.len());
     let most = if flags.stream { 1 } else { flags.batch_samples };
     let samples = prompts.map_or(most, |prompts| most.min(prompts.max(1)));
@@ -67,7 +67,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// How answers are made: by the flags, or else the model's own defaults.
+/// The options of answers: the flags override the model's own defaults.
 fn decoding(flags: &GenerateArgs, config: &t5::Config) -> Outcome<GenerateOptions> {
     let (values, most) = flags.decoding.over(config)?;
     let activations: DType = trainer::Precision::from(flags.precision).activations();
@@ -86,12 +86,12 @@ struct Answering<'a> {
     tokenizer: &'a Tokenizer,
     flags: &'a GenerateArgs,
     options: GenerateOptions,
-    /// Prompts so far: what is drawn for a prompt follows from its number.
+    /// The number of prompts so far. The sampling of a prompt follows from its number.
     answered: u64,
 }
 
 impl Answering<'_> {
-    /// Answers every prompt, so many at a time.
+    /// Answers every prompt, `at_a_time` prompts together.
     fn all(&mut self, at_a_time: usize) -> Outcome<()> {
         let mut waiting = Vec::new();
         for prompt in prompts::prompts(self.flags)? {
@@ -138,7 +138,7 @@ impl Answering<'_> {
         Ok(())
     }
 
-    /// The tokens of a prompt, with those that every source begins and ends with.
+    /// The tokens of a prompt, with the tokens that begin and end every source.
     fn source(&self, prompt: &str) -> Outcome<Vec<u32>> {
         let most = self.flags.max_source_tokens.saturating_sub(1).max(1);
         let mut ids = self.tokenizer.start_ids().to_vec();
@@ -152,14 +152,14 @@ impl Answering<'_> {
     /// Whether the last token completed a stop string.
     fn is_stopped(&self, ids: &[u32]) -> Outcome<bool> {
         let Some(longest) = self.flags.stop.iter().map(String::len).max() else { return Ok(false) };
-        // A token is at least a byte of the text. Some more, because the first ones of a part may look different.
+        // A token has at least one byte of text. A few more tokens are needed, because the first ones of a part may decode differently.
         let part = ids.len().saturating_sub(longest + 8);
         let text = self.tokenizer.decode(&ids[part..])?;
         Ok(self.flags.stop.iter().any(|stop| !stop.is_empty() && text.contains(stop.as_str())))
     }
 }
 
-/// `{"prompt", "response"}`, with `score` where there is one and `sequences` where there are more.
+/// `{"prompt", "response"}`, with `score` if there is one, and `sequences` if there are several.
 fn json_line(prompt: &str, answers: &[Answer], responses: &[String]) -> Value {
     let one = |answer: &Answer, response: &str, mut json: Value| {
         json["response"] = json!(response);

@@ -1,4 +1,4 @@
-//! Where prompts come from: the command line, a text file, standard input, or a column of a data file.
+//! The sources of prompts: the command line, a text file, standard input, or a column of a data file.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -8,7 +8,7 @@ use row_files::{Column, Kind, Row, RowFault, Rows};
 use crate::answer_flags::GenerateArgs;
 use crate::failure::{Failure, Outcome};
 
-/// The prompts, those of the command line first.
+/// The prompts. Those on the command line come first.
 pub fn prompts(flags: &GenerateArgs) -> Outcome<Box<dyn Iterator<Item = Outcome<String>> + '_>> {
     let typed = flags.prompts.iter().chain(&flags.prompt).cloned().map(Ok);
     Ok(match &flags.input {
@@ -18,7 +18,7 @@ pub fn prompts(flags: &GenerateArgs) -> Outcome<Box<dyn Iterator<Item = Outcome<
     })
 }
 
-/// Whether a file's name is that of rows. Other files are text.
+/// Whether a file has rows, by its name. Other files are text.
 fn is_data(input: &Path) -> bool {
     row_files::ending(input).is_some_and(|ending| row_files::ENDINGS.contains(&ending.as_str()))
 }
@@ -39,7 +39,7 @@ fn lines(input: &Path) -> Outcome<Box<dyn Iterator<Item = Outcome<String>> + '_>
     Ok(Box::new(BufReader::new(file).lines().map(prompt)))
 }
 
-/// The texts of a column. A row that has none ends the answers: each answer stands for a row.
+/// The texts of a column. A row without a text ends the answers, because each answer belongs to a row.
 fn rows<'a>(input: &'a Path, column: &'a str) -> Outcome<impl Iterator<Item = Outcome<String>> + 'a> {
     let kind = Kind::of(input)?;
     if !kind.columns.iter().any(|name| name == column) {

@@ -1,4 +1,4 @@
-//! Text that is printed as its tokens come.
+//! Text that is printed while its tokens are generated.
 
 use std::cell::RefCell;
 
@@ -15,7 +15,7 @@ pub struct Streamed {
 }
 
 impl Streamed {
-    /// Prints what the answer's text has more than before. Bytes that are no whole character yet wait for the rest.
+    /// Prints the part of the answer's text that is new. Bytes of an incomplete character wait for the rest.
     pub fn show(streamed: &RefCell<Self>, tokenizer: &Tokenizer, ids: &[u32]) {
         let mut streamed = streamed.borrow_mut();
         if streamed.failed.is_none()
@@ -38,7 +38,7 @@ impl Streamed {
     /// Prints the rest of the answer and ends the line.
     ///
     /// # Errors
-    /// What failed while it was printed.
+    /// Printing failed earlier.
     pub fn finish(self, answer: &str) -> Outcome<()> {
         if let Some(failure) = self.failed {
             return Err(failure);

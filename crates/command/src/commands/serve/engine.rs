@@ -1,4 +1,4 @@
-//! The engine: takes jobs out of the queue while they fit, and gives all that are answered a token more, again and again.
+//! The engine: takes jobs out of the queue while they fit, and generates one token at a time for all running jobs.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -13,37 +13,37 @@ use super::models::{Loaded, Served};
 use super::wish::{self, Defaults};
 use crate::failure::Outcome;
 
-/// Everything that answers are made with.
+/// Everything that the engine needs to make answers.
 pub struct Engine<'a> {
-    /// Where jobs come from.
+    /// The queue of jobs.
     pub queue: Arc<Queue>,
     /// The models by name.
     pub served: &'a [Served],
-    /// Those in memory.
+    /// The models in memory.
     pub loaded: Loaded,
-    /// Of all of them.
+    /// The tokenizer of all models.
     pub tokenizer: &'a Tokenizer,
-    /// What requests cannot change.
+    /// Settings that requests cannot change.
     pub defaults: Defaults,
     /// The longest prompt in tokens.
     pub max_source_tokens: usize,
-    /// What answers hold.
+    /// Counts the bytes of answers.
     pub bytes: AnswerBytes,
-    /// What they may hold together.
+    /// The bytes that all running answers may hold together.
     pub budget: u64,
-    /// Jobs that are answered, by key.
+    /// Running jobs, by key.
     pub running: BTreeMap<u64, Running>,
 }
 
-/// A job that is answered.
+/// A running job.
 pub struct Running {
     job: Job,
     bytes: u64,
-    /// Of each answer, as far as it was sent.
+    /// For each answer, the output that was sent, and its number of tokens.
     sent: Vec<(Outgoing, usize)>,
 }
 
-/// A job that was looked at.
+/// A job whose request was checked.
 struct Prepared {
     source: Vec<u32>,
     options: GenerateOptions,
@@ -55,7 +55,7 @@ impl Engine<'_> {
     pub fn run(&mut self) {
         loop {
             if self.running.is_empty() {
-                // Between two bursts what was needed for the last one goes back to the system.
+                // Between two bursts of requests, memory goes back to the system.
                 heap::release_unused();
                 let Some(job) = self.queue.next() else { return };
                 let prepared = self.prepare(&job);
@@ -66,7 +66,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Takes in whatever fits beside those that are answered, in order.
+    /// Starts the next jobs of the queue, in order, while they fit beside the running jobs.
     fn admit(&mut self) {
         loop {
             let held: u64 = self.running.values().map(|running| running.bytes).sum();
@@ -74,7 +74,7 @@ impl Engine<'_> {
             let job = self.queue.clone().next_if(|job| {
                 let looked_at = self.prepare(job);
                 let fits = match &looked_at {
-                    // It is told so at once.
+                    // An invalid request gets its error at once.
                     Err(_) => true,
                     Ok(prepared) => {
                         held + prepared.bytes <= self.budget
@@ -126,7 +126,7 @@ impl Engine<'_> {
         Ok(Prepared { source, options, bytes })
     }
 
-    /// Takes a job in: its prompt goes through the encoder.
+    /// Starts a job: runs the encoder over its prompt.
     fn begin(&mut self, job: Job, prepared: Result<Prepared, ApiError>) {
         let Prepared { source, options, bytes } = match prepared {
             Ok(prepared) => prepared,
@@ -142,13 +142,13 @@ impl Engine<'_> {
                 let sent = vec![(Outgoing::new(&job.options.stop), 0); options.sequences];
                 self.running.insert(job.number, Running { job, bytes, sent });
             }
-            // Its client has gone.
+            // The client has disconnected.
             Ok(false) => {}
             Err(failure) => job.send(Event::Failed(ApiError::internal(failure.message))),
         }
     }
 
-    /// A token more for everybody whose client is still there.
+    /// Generates one more token for every client that is still connected.
     fn step(&mut self) {
         self.running.retain(|_, running| !running.job.is_cancelled());
         for number in self.loaded.busy() {
@@ -187,7 +187,7 @@ impl Engine<'_> {
 }
 
 impl Running {
-    /// Sends what an answer has more than before. True: a stop text came.
+    /// Sends the part of an answer that is new. Returns true after a stop text.
     fn grow(&mut self, tokenizer: &Tokenizer, choice: usize, ids: &[u32]) -> bool {
         let options = &self.job.options;
         if !options.is_streamed && options.stop.is_empty() {
@@ -195,7 +195,7 @@ impl Running {
         }
         let Ok(text) = tokenizer.decode(ids) else { return false };
         if options.num_beams.is_some_and(|beams| beams > 1) {
-            // A beam as it could go on. What is sent is the best one, at the end.
+            // A beam may still change. The best one is sent at the end.
             return options.stop.iter().any(|stop| text.contains(stop.as_str()));
         }
         let (outgoing, tokens) = &mut self.sent[choice];
@@ -208,7 +208,7 @@ impl Running {
         is_stopped
     }
 
-    /// Sends the rest of every answer, and why it ended.
+    /// Sends the rest of every answer, and the reason why it ended.
     fn finish(self, tokenizer: &Tokenizer, config: &t5::Config, answers: Vec<Answer>) {
         for (choice, (answer, (mut outgoing, tokens))) in answers.iter().zip(self.sent).enumerate() {
             let whole: Outcome<String> = tokenizer.decode(&answer.ids).map_err(Into::into);
@@ -216,7 +216,7 @@ impl Running {
                 Ok(text) => text,
                 Err(failure) => return self.job.send(Event::Failed(ApiError::internal(failure.message))),
             };
-            // What was held back of an answer that nobody reads as it is made was not sent either.
+            // Without streaming, the text that was held back has not been sent, either.
             if !self.job.options.is_streamed {
                 outgoing = Outgoing::new(&self.job.options.stop);
             }

@@ -1,7 +1,7 @@
 //! `train_low_mem serve`: a model, and adapters beside it, behind OpenAI's HTTP interface.
 //!
-//! The server's thread reads requests ([`openai_server`]), this one makes the answers ([`engine`]). A request is taken in when
-//! what its answers hold, by the planner's count, fits beside those of the others.
+//! The server's thread reads requests ([`openai_server`]), and this thread makes the answers ([`engine`]). A request is accepted when the
+//! bytes of its answers, as counted by the planner, fit beside the running ones.
 
 mod engine;
 pub mod models;
@@ -33,10 +33,10 @@ use crate::output::{self, Kind, Stream};
 use crate::serve_flags::ServeArgs;
 use crate::{device, report};
 
-/// A key file is no longer.
+/// The most bytes of a key file.
 const LARGEST_KEY_FILE_BYTES: u64 = 64 << 10;
 
-/// Bytes of text that a token makes, at most, in the events of a stream.
+/// The most bytes of text that a token produces in the events of a stream.
 const BYTES_OF_A_TOKEN: usize = 256;
 
 /// Serves a model until SIGTERM or SIGINT.
@@ -55,7 +55,7 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     let shape = longest(flags, defaults.max_new_tokens);
     let bytes = planned.answer_bytes()?;
     let budget = bytes.of(planned.plan.step.evaluation_samples, flags.models.max_source_tokens, shape);
-    // A signal while the model is loaded ends the process as signals do.
+    // While the model is loaded, a signal ends the process in the default way.
     let model = planned.load()?;
     let queue = Queue::new(flags.queue);
     let settings = Settings {
@@ -97,7 +97,7 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The keys, where the address needs any.
+/// The keys, if the address needs any.
 fn keys(flags: &ServeArgs) -> Outcome<Keys> {
     let keys = match &flags.api_key_file {
         None => Keys::default(),
@@ -117,7 +117,7 @@ fn keys(flags: &ServeArgs) -> Outcome<Keys> {
     Ok(keys)
 }
 
-/// Warns where others of this machine can read the keys.
+/// Warns if other users of this machine can read the keys.
 fn warn_of_readers(path: &Path) {
     #[cfg(unix)]
     {
@@ -146,7 +146,7 @@ fn limits(flags: &ServeArgs) -> Limits {
     }
 }
 
-/// The answers that need most.
+/// The answers that need most memory.
 fn longest(flags: &ServeArgs, max_new_tokens: usize) -> AnswerShape {
     AnswerShape {
         max_new_tokens,
@@ -177,7 +177,7 @@ fn planned<'a>(
     );
     let mut adapters = sizes.len();
     loop {
-        // The first is among the parameters.
+        // The first adapter is among the parameters.
         let others: u64 = sizes.iter().take(adapters).skip(1).sum();
         let mut beside = vec![server.clone()];
         if others > 0 {
@@ -198,7 +198,7 @@ fn planned<'a>(
     }
 }
 
-/// The access log, and numbers of the process.
+/// The access log, and metrics of the process.
 fn hooks(flags: &ServeArgs, plan: &Plan) -> Outcome<Hooks> {
     let file: Option<Mutex<File>> = match &flags.access_log {
         None => None,
@@ -242,7 +242,7 @@ fn hooks(flags: &ServeArgs, plan: &Plan) -> Outcome<Hooks> {
     Ok(Hooks { log: Box::new(log), gauges: Box::new(gauges) })
 }
 
-/// The first SIGTERM or SIGINT lets what was taken in end; a second one ends the process at once.
+/// The first SIGTERM or SIGINT lets accepted requests finish; a second one ends the process at once.
 fn end_on_signals(server: Drainer) -> Outcome<()> {
     let failed = |error: std::io::Error| Failure::internal(format!("cannot install handlers for signals: {error}"));
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(failed)?;

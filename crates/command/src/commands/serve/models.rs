@@ -1,4 +1,4 @@
-//! The models that are served: a base, and adapters beside it that are loaded when they are asked for.
+//! The served models: a base, and adapters beside it that are loaded on demand.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use crate::failure::{Failure, Outcome};
 use crate::inference::Asked;
 use crate::model_directory::{self, Adapted};
 
-/// The models that flags name. Their weights are not loaded.
+/// The models that the flags name. Their weights are not loaded.
 #[derive(Debug)]
 pub struct Named {
     /// The directory of the base.
@@ -23,7 +23,7 @@ pub struct Named {
     pub base: t5::Config,
     pub tokenizer: Tokenizer,
     pub activations: DType,
-    /// The model that was named first, and then the adapters.
+    /// The model that was named first, followed by the adapters.
     pub served: Vec<Served>,
 }
 
@@ -50,7 +50,7 @@ impl Named {
         Ok(Self { directory, base, tokenizer, activations, served })
     }
 
-    /// The job that is planned: the base with the largest adapter, because an adapter's products take memory, too.
+    /// The job to plan: the base with the largest adapter, because an adapter's products take memory, too.
     pub fn asked<'a>(&'a self, flags: &'a ModelsFlags, device: Option<&'a Device>) -> Asked<'a> {
         let largest = self.served.iter().max_by_key(|served| served.bytes);
         Asked {
@@ -66,21 +66,21 @@ impl Named {
     }
 }
 
-/// A model by its name.
+/// A model with its name.
 #[derive(Debug)]
 pub struct Served {
-    /// For clients.
+    /// The name for clients.
     pub name: String,
-    /// The directory of its adapter; none: the base.
+    /// The directory of its adapter; `None`: the base.
     pub adapter: Option<PathBuf>,
-    /// Its shape.
+    /// The config of the model.
     pub config: t5::Config,
     /// Bytes of the adapter's weights.
     pub bytes: u64,
 }
 
 impl Served {
-    /// The base alone, or with the adapter of a directory. Nothing is loaded.
+    /// The base alone, or with the adapter in a directory. No weights are loaded.
     pub fn open(name: String, base: &t5::Config, adapter: Option<&Path>, dtype: DType) -> Outcome<Self> {
         let mut config = base.clone();
         if let Some(directory) = adapter {
@@ -95,7 +95,7 @@ impl Served {
     }
 }
 
-/// `NAME=DIR`, or a directory whose name it has.
+/// `NAME=DIR`, or a directory, which gives the name.
 fn named_adapter(text: &str) -> Outcome<(String, PathBuf)> {
     let (name, directory) = match text.split_once('=') {
         Some((name, directory)) => (name.to_owned(), directory),
@@ -109,7 +109,7 @@ fn named_adapter(text: &str) -> Outcome<(String, PathBuf)> {
     Ok((name, AdapterDirectory::find(Path::new(directory))?))
 }
 
-/// What a directory is called: for `model` and `adapter` of a run, the run.
+/// The name of a directory; for `model` and `adapter` of a run, the run's name.
 fn name_of(directory: &Path) -> String {
     let directory = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
     let is_part = directory.file_name().is_some_and(|name| name == "model" || name == "adapter");
@@ -119,21 +119,21 @@ fn name_of(directory: &Path) -> String {
     if name.is_empty() { "model".to_owned() } else { name }
 }
 
-/// The models in memory, each with the sources that it answers.
+/// The models in memory, each with the sources that it is answering.
 #[derive(Debug)]
 pub struct Loaded {
     base: Rc<T5>,
     activations: DType,
     all: Vec<Model>,
-    /// Adapters in memory, at most.
+    /// The most adapters in memory.
     most: usize,
-    /// Counts uses.
+    /// A counter of uses.
     uses: u64,
 }
 
 #[derive(Debug)]
 struct Model {
-    /// Among those that are served.
+    /// The model's index among the served models.
     number: usize,
     together: AnswersTogether,
     last_use: u64,
@@ -141,12 +141,12 @@ struct Model {
 }
 
 impl Loaded {
-    /// The base, with space for so many adapters.
+    /// The base, with space for `most` adapters.
     pub fn new(base: T5, activations: DType, most: usize) -> Self {
         Self { base: Rc::new(base), activations, all: Vec::new(), most, uses: 0 }
     }
 
-    /// Whether a model is in memory, or could be now.
+    /// Whether a model is in memory, or can be loaded now.
     pub fn has_space(&self, number: usize, served: &Served) -> bool {
         let adapters = || self.all.iter().filter(|model| model.is_adapter);
         served.adapter.is_none()
@@ -155,7 +155,7 @@ impl Loaded {
             || adapters().any(|model| model.together.is_empty())
     }
 
-    /// The sources of a model, which is loaded where it is not there. The adapter that was not used for longest makes way.
+    /// The sources of a model. Loads the model if necessary, in place of the adapter that was least recently used.
     ///
     /// # Errors
     /// An adapter that cannot be read.
@@ -185,7 +185,7 @@ impl Loaded {
         Ok(&mut self.all.last_mut().expect("just pushed").together)
     }
 
-    /// The numbers of the models that answer somebody.
+    /// The numbers of the models that are answering.
     pub fn busy(&self) -> Vec<usize> {
         self.all.iter().filter(|model| !model.together.is_empty()).map(|model| model.number).collect()
     }

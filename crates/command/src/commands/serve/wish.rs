@@ -1,4 +1,5 @@
-//! From a request's settings to those of generation: the model's own, the flags of `serve`, and then the request's.
+//! Converts a request's settings to those of generation. The flags of `serve` override the model's own settings, and the request overrides
+//! both.
 
 use openai_server::{ApiError, Options, Prompt};
 use row_files::Turn;
@@ -9,7 +10,7 @@ use crate::config::generation::Generation;
 use crate::config::{Origin, Values};
 use crate::failure::Failure;
 
-/// What a request cannot change.
+/// Settings that requests cannot change.
 pub struct Defaults {
     /// The model's settings and the flags.
     pub values: Values,
@@ -22,10 +23,10 @@ pub struct Defaults {
 }
 
 impl Defaults {
-    /// As `options` want it. `number` makes what is drawn differ where no seed says otherwise.
+    /// The options of generation for a request. `number` seeds sampling unless the request has a seed.
     ///
     /// # Errors
-    /// A setting that is wrong, or contradicts another.
+    /// A setting is wrong, or contradicts another.
     pub fn with(&self, options: &Options, number: u64) -> Result<GenerateOptions, ApiError> {
         let mut values = self.values.clone();
         let count = |count: usize| Value::Integer(i64::try_from(count).unwrap_or(i64::MAX));
@@ -64,7 +65,7 @@ impl Defaults {
     }
 }
 
-/// The text of a prompt; `None` for one of tokens.
+/// The text of a prompt; `None` for a prompt of tokens.
 ///
 /// # Errors
 /// A chat without a message to answer.
