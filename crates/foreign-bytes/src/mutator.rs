@@ -1,8 +1,9 @@
 //! Makes inputs from a corpus: the n-th input of a seed is always the same bytes.
 //!
-//! The first inputs are the corpus itself, so that every file that ever broke a parser is tried each time. Then come inputs that are large or deep on purpose.
-//! Every later input is a file of the corpus with one to four mutations that suit its [`Shape`]. For example, a mutated header usually keeps a matching
-//! length, so that mutations reach the parser behind the length check.
+//! The first inputs are the corpus itself, so that every file that ever broke a parser is tried each time. Then come
+//! inputs that are large or deep on purpose. Every later input is a file of the corpus with one to four mutations that
+//! suit its [`Shape`]. For example, a mutated header usually keeps a matching length, so that mutations reach the
+//! parser behind the length check.
 
 use dataloader::{Key, Stream};
 use sha2::{Digest, Sha256};

@@ -30,8 +30,8 @@ const RAW_WRITES: &[(&str, &str)] = &[
     ("crates/trainer/src/checkpoint/save.rs", "streams into a directory that is renamed after its manifest"),
 ];
 
-/// Only the crates of `UNSAFE_CRATES` use `unsafe`: `heap`, `t5-ops`, the kernels, a tool and a page. The compiler denies it elsewhere, and clippy
-/// requires a reason.
+/// Only the crates of `UNSAFE_CRATES` use `unsafe`: `heap`, `t5-ops`, the kernels, a tool and a page. The compiler denies it
+/// elsewhere, and clippy requires a reason.
 pub fn unsafe_is_allowed_in_its_crates_only(tree: &Tree) -> Vec<Finding> {
     let others = tree.rust_files().filter(|(path, _)| !UNSAFE_CRATES.iter().any(|home| path.starts_with(home)));
     let what = format!("allows `unsafe`, which is left to {}", UNSAFE_CRATES.join(", "));

@@ -16,9 +16,8 @@
 //! The rest of the window does not show which case applies, because it may hold a name that is cut.
 //!
 //! Invariants:
-//! - The ids are a function of (text, max_tokens). They equal those of the whole text wherever its words fit
-//!   `word_bytes`. In a longer word Unigram may break a tie differently: the library's choice depends on how its sums
-//!   were rounded.
+//! - The ids are a function of (text, max_tokens), and equal those of the whole text if its words fit `word_bytes`.
+//!   In a longer word Unigram may break a tie differently: the library's choice depends on how its sums were rounded.
 //! - Memory depends on the sizes alone, never on the text. Time is linear in the bytes that are read.
 
 use std::ops::Range;
@@ -52,8 +51,8 @@ pub(crate) trait Source {
     /// Bytes of the whole text.
     fn len(&self) -> usize;
 
-    /// Returns the text from `range.start`, where a character begins, to `range.end` or the character border before it.
-    /// Starts and ends must rise from call to call.
+    /// Returns the text from `range.start`, a character border, to the last border up to `range.end`. Starts and ends
+    /// rise from call to call.
     fn stretch(&mut self, range: Range<usize>) -> Result<&str, TextFault>;
 }
 
@@ -141,8 +140,7 @@ pub(super) struct Tokenizing<'t> {
     ids: Vec<u32>,
     /// Bytes of the text that have been cut into words.
     at: usize,
-    /// The next window is this text and the text from `from` on. The normalizer or the cutter removes all text between
-    /// them.
+    /// The next window is this text and the text from `from` on. Normalizing or cutting removes all text in between.
     carried: String,
     from: usize,
     is_over: bool,
@@ -456,8 +454,7 @@ impl<'t> Tokenizing<'t> {
             part = Part { tokens: tokens.len(), end: text.len(), ends_unknown: false };
         }
         self.ids.extend(tokens[..part.tokens].iter().map(|token| token.id));
-        // The next part begins like a word. If word beginnings differ, it begins with some tokens that are known
-        // already.
+        // The next part begins like a word. If word beginnings differ, it begins with some known tokens.
         let kept = if self.traits.marks_first { self.sizes.word_margin_bytes.min(part.end) } else { 0 };
         let kept_from = text.floor_char_boundary(part.end - kept);
         self.word.done = part.end - kept_from;
