@@ -47,7 +47,7 @@ unsafe extern "C" {
 
 /// Makes a system call that does not trap. Returns the kernel's result: a negative number is an error.
 pub fn enter(number: i64, arguments: &Arguments) -> i64 {
-    // SAFETY: the arguments are those of the program's own call, or of one that touches no memory but what its caller owns.
+    // SAFETY: the arguments are those of the program's own call, or of a call that only touches memory that its caller owns.
     unsafe { fault_points_enter(number, arguments.as_ptr()) }
 }
 
