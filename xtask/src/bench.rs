@@ -1,7 +1,7 @@
 //! Benchmarks of the real command: `cargo xtask bench memory|limits|pressure|slope|levers|budgets|pace`.
 //!
-//! Each runs `train_low_mem`, as built beside this program, in child processes and reads the operating
-//! system's counters about them. It writes a table for people and one for programs to `bench/runs`.
+//! Each benchmark runs `train_low_mem`, as built beside this program, in child processes and reads the operating
+//! system's counters for them. It writes one table for readers and one for programs to `bench/runs`.
 
 mod budgets;
 mod cases;
@@ -40,18 +40,18 @@ struct Options {
     quick: bool,
     /// A parquet file with `prompt` and `response`, to train on instead of generated rows; `limits` only.
     rows: Option<PathBuf>,
-    /// The command.
+    /// The command under test.
     program: PathBuf,
-    /// Where temporary files go: below `target`, and removed when a case is done.
+    /// Directory for temporary files: below `target`, and removed after each case.
     scratch: PathBuf,
-    /// Where the tables of a whole benchmark go.
+    /// Directory for the tables of a whole benchmark.
     runs: PathBuf,
     /// The origin of the result.
     origin: record::Origin,
 }
 
 impl Options {
-    /// Whether every case is asked for.
+    /// Whether every case was requested.
     fn is_whole(&self) -> bool {
         self.filter.is_empty() && !self.quick
     }
@@ -103,14 +103,14 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     result
 }
 
-/// The command line, without the directories of files.
+/// The command line, with paths reduced to file names.
 fn command(arguments: &[String]) -> String {
     let file_name = |argument: &String| Path::new(argument).file_name()?.to_str().map(str::to_owned);
     let words = arguments.iter().map(|argument| file_name(argument).unwrap_or_else(|| argument.clone()));
     format!("cargo xtask bench {}", words.collect::<Vec<_>>().join(" "))
 }
 
-/// Records the tables of a whole benchmark in `bench/runs`, and those of a part below `target`.
+/// Writes the tables of a whole benchmark to `bench/runs`, and the tables of a partial one below `target`.
 fn write_tables(options: &Options, markdown: &str, json: &serde_json::Value) -> Result<(), String> {
     let directory = if options.is_whole() { &options.runs } else { &options.scratch };
     for path in options.origin.write(directory, markdown, json)? {
@@ -119,7 +119,7 @@ fn write_tables(options: &Options, markdown: &str, json: &serde_json::Value) -> 
     Ok(())
 }
 
-/// Mebibytes, for reading.
+/// Mebibytes, for the tables.
 #[expect(clippy::cast_precision_loss, reason = "for reading")]
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)

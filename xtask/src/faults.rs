@@ -1,11 +1,12 @@
-//! `cargo xtask faults [PART...]`: faults are injected into real runs of the command, and what a run promises is checked.
+//! `cargo xtask faults [PART...]`: injects faults into real runs of the command, and checks the promises of a run.
 //!
-//! A try is one run with one fault, and one without that goes on. `docs/faults.md` says what is injected and what was
-//! measured. The faults are made by `crates/fault-points`, which is loaded before the command and needs nothing of it.
+//! A try is one run with one fault, and one resumed run without faults. `docs/faults.md` describes the faults and the
+//! measurements. The library `crates/fault-points` makes the faults. It is loaded before the command, which needs no
+//! changes for it.
 //!
 //! Invariants:
-//! * A try has a name from which it can be made again; `--resume` leaves out those that were made.
-//! * A part that cannot run here says so, in the table and in the file. It never counts as passed.
+//! * A try has a name that reproduces it; `--resume` skips tries that were made before.
+//! * A part that cannot run on this machine is reported in the table and in the file. It never counts as passed.
 
 mod damage;
 mod disks;
@@ -112,7 +113,7 @@ fn number<T: std::str::FromStr>(flag: &str, text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("{flag}: expected a number, got `{text}`"))
 }
 
-/// Makes the tries of one part, and adds their rows.
+/// A part: makes its tries, and adds their rows.
 type Part = fn(&Lab, &mut Table) -> Result<(), String>;
 
 const PARTS: &[(&str, Part)] = &[
@@ -132,7 +133,7 @@ const PARTS: &[(&str, Part)] = &[
 ///
 /// # Errors
 ///
-/// Where any try broke a promise, and where tries could not be made.
+/// If any try broke a promise, or tries could not be made.
 pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     let options = Options::parse(arguments)?;
     let command = format!("cargo xtask faults {}", arguments.join(" "));

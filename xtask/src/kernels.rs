@@ -1,6 +1,8 @@
-//! `cargo xtask kernels`: what NVIDIA's compiler makes of the kernels, and what a card's published rates allow.
+//! `cargo xtask kernels`: the result of compiling the kernels with NVIDIA's compiler, and bounds from a card's published
+//! rates.
 //!
-//! Invariants: no card is asked; a kernel that spills, or has more registers than [`launches`] allows, makes the command fail.
+//! Invariants: no card is needed; a kernel that spills, or has more registers than [`launches`] allows, makes the command
+//! fail.
 
 mod launches;
 mod occupancy;
@@ -23,14 +25,14 @@ usage: cargo xtask kernels [--record]
 Compiles crates/cuda-kernels/kernels for compute capabilities 8.0, 8.6, 8.9, 9.0 and 12.0, and prints registers, spills,
 occupancy and rooflines. With --record, they are written to bench/runs/DATE-nvcc-VERSION/kernels.md.";
 
-/// Of the PTX that a build makes where nobody names another, as in `crates/cuda-kernels/build.rs`. A driver compiles it for its card.
+/// The default capability of a build's PTX, as in `crates/cuda-kernels/build.rs`. A driver compiles the PTX for its card.
 const PTX_CAPABILITY: &str = "80";
 const SOURCES: &str = "crates/cuda-kernels/kernels";
 
 /// Kernels by source and name, for each of [`CAPABILITIES`].
 type Kernels = BTreeMap<(String, String), Vec<Resources>>;
 
-/// Compiles the kernels, prints the page, and records it where that is asked for.
+/// Compiles the kernels, prints the page, and records it if requested.
 pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     let is_recorded = match arguments {
         [] => false,
@@ -57,7 +59,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// The compiler, as `crates/cuda-kernels/build.rs` finds it.
+/// The compiler, found in the same way as in `crates/cuda-kernels/build.rs`.
 fn nvcc() -> PathBuf {
     match std::env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin/nvcc")) {
         Some(program) if program.exists() => program,
@@ -77,7 +79,7 @@ fn output(command: &mut Command) -> Result<String, String> {
     if output.status.success() { Ok(text) } else { Err(format!("{command:?}: {}\n{text}", output.status)) }
 }
 
-/// Of `Cuda compilation tools, release 13.0, V13.0.88`.
+/// The version in text such as `Cuda compilation tools, release 13.0, V13.0.88`.
 fn version(text: &str) -> Result<String, String> {
     let release = text.split_once("release ").and_then(|(_, rest)| rest.split_once(','));
     let (release, _) = release.ok_or_else(|| format!("nvcc --version: expected a release, got: {text}"))?;
@@ -109,7 +111,7 @@ fn compiled(root: &Path, nvcc: &Path) -> Result<Kernels, String> {
     Ok(kernels)
 }
 
-/// A line for each kernel that is over a limit.
+/// A line for each kernel that exceeds a limit.
 fn excesses(kernels: &Kernels) -> Vec<String> {
     let mut lines = Vec::new();
     for ((source, name), compiled) in kernels {
@@ -150,7 +152,7 @@ more registers than `xtask/src/kernels/launches.rs` allows.
     Ok(page)
 }
 
-/// The worst of every capability.
+/// The largest value over all capabilities.
 fn worst(kernels: &[Resources], of: impl Fn(&Resources) -> u32) -> u32 {
     kernels.iter().map(of).max().unwrap_or(0)
 }
@@ -160,7 +162,7 @@ fn cells(values: impl IntoIterator<Item = u32>) -> String {
     values.into_iter().map(|value| format!(" {value} |")).collect()
 }
 
-/// One column a capability, with what they count.
+/// One column for each capability, with the name of its values.
 fn columns(of: &str) -> String {
     CAPABILITIES.iter().map(|capability| format!(" {of}{} |", capability.name)).collect()
 }

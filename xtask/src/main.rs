@@ -1,7 +1,7 @@
 //! The project's automation, in Rust: `cargo xtask COMMAND`.
 //!
-//! Invariant: nothing here is needed to build, test or use the trainer; everything here can be run
-//! again at any time and gives the same files.
+//! Invariant: nothing here is needed to build, test or use the trainer; each command can be run again at any time and
+//! gives the same files.
 
 mod bench;
 mod calendar;

@@ -1,7 +1,7 @@
-//! `cargo xtask page`: the planner for a browser, built for WebAssembly and put with its page into one file.
+//! `cargo xtask page`: builds the planner for browsers as WebAssembly, and puts it and its page into one file.
 //!
-//! Invariants: the file asks the network for nothing; it is smaller than [`MOST_BYTES`]; the same sources, compiler and flags
-//! give the same bytes, wherever they lie.
+//! Invariants: the file makes no network requests; it is smaller than [`MOST_BYTES`]; the same sources, compiler and flags
+//! give the same bytes in any directory.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-/// The file that is made.
+/// The generated file.
 pub const PAGE: &str = "docs/will-it-fit.html";
-/// Its parts, below the workspace.
+/// Its sources, below the workspace.
 const PARTS: &str = "crates/will-it-fit/page";
 const TARGET: &str = "wasm32-unknown-unknown";
 /// A larger page is slow to open on a phone.
 const MOST_BYTES: usize = 1 << 20;
-/// The mark where the planner goes.
+/// The mark that the planner replaces.
 const PLANNER: &str = "{{wasm}}";
 
 /// Builds the page.
@@ -62,11 +62,11 @@ fn compiled(root: &Path) -> Result<Vec<u8>, String> {
         let home = std::env::var_os("HOME")?;
         Some(Path::new(&home).join(".cargo"))
     });
-    // Panics name source files, which lie elsewhere on every machine.
+    // Panics name source files, whose paths differ on every machine.
     let mut flags = format!("--cfg getrandom_backend=\"wasm_js\" --remap-path-prefix={}=.", root.display());
     if let Some(home) = home {
         flags += &format!(" --remap-path-prefix={}=cargo", home.display());
-        // Of several prefixes that fit, the last counts: the page is the same from whatever registry crates came.
+        // If several prefixes match, the last counts: the page does not depend on the registry of the crates.
         for registry in std::fs::read_dir(home.join("registry/src")).into_iter().flatten().flatten() {
             flags += &format!(" --remap-path-prefix={}=crates", registry.path().display());
         }
@@ -94,7 +94,7 @@ fn has_target() -> Result<bool, String> {
     Ok(printed.status.success() && Path::new(directory.trim()).is_dir())
 }
 
-/// Bytes as text: compressed, and in an alphabet that HTML leaves as it is.
+/// Bytes as text: compressed, and encoded in characters that HTML leaves unchanged.
 fn packed(bytes: &[u8]) -> Result<String, String> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     let zipped = encoder.write_all(bytes).and_then(|()| encoder.finish());

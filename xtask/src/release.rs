@@ -1,11 +1,11 @@
-//! `cargo xtask release`: builds what users install, and tries each of it.
+//! `cargo xtask release`: builds the files that users install, and tries each of them.
 //!
-//! * One static program for each target that this toolchain has: stripped, checked for its size, and run in an empty directory
-//!   tree, as a `FROM scratch` image runs it. A program for another processor runs under QEMU there.
+//! * One static program for each target of this toolchain: stripped, checked for its size, and run in an empty directory tree,
+//!   as a `FROM scratch` image runs it. A program for another processor runs under QEMU there.
 //! * A wheel with the program inside (`maturin`), installed into a new environment and run from there.
 //! * An image (`packaging/Dockerfile`), with the first of docker, podman and buildah that works.
 //!
-//! Whatever this machine cannot build is skipped, with the line that would make it possible. Everything is written below
+//! Parts that this machine cannot build are skipped, with a line that says how to make them possible. Output goes below
 //! `target/release-files`, or below CARGO_TARGET_DIR.
 
 mod elf;
@@ -20,28 +20,28 @@ const USAGE: &str = "usage: cargo xtask release [TARGET]...   [default: every ta
 /// The targets of a release.
 const TARGETS: [&str; 2] = ["x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl"];
 
-/// Static, and random bytes from the system call: an image from scratch has no /dev/urandom.
+/// Static linking, and random bytes from the system call: an image from scratch has no /dev/urandom.
 const RUSTFLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"";
 
-/// For the linker: no symbols.
+/// Linker flags to strip symbols.
 const STRIPPED: [&str; 2] = ["-C", "strip=symbols"];
 
-/// Addresses to fill in when the program starts, in a table of bits instead of entries of 24 bytes. zig's linker cannot.
+/// Relocations in a bit table instead of entries of 24 bytes. zig's linker does not support this.
 const PACKED: [&str; 2] = ["-C", "link-arg=-Wl,-z,pack-relative-relocs"];
 
-/// Functions of the same code are one, which the linker that comes with the toolchain does.
+/// Merges functions with identical code, which the toolchain's own linker supports.
 const FOLDED: [&str; 4] = ["-C", "link-arg=-fuse-ld=lld", "-C", "link-arg=-Wl,--icf=all"];
 
-/// The profile of Cargo.toml that programs are built with.
+/// The profile of Cargo.toml for programs.
 const PROFILE: &str = "dist";
 
 /// The name of the image.
 const IMAGE: &str = "train_low_mem";
 
-/// The most that a stripped program may take.
+/// The most bytes of a stripped program.
 const MOST_BYTES: u64 = 15_000_000;
 
-/// Builds and tries everything that can be built here.
+/// Builds and tries everything that this machine can build.
 pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     if arguments.iter().any(|argument| argument.starts_with('-')) {
         return Err(USAGE.to_owned());
@@ -78,7 +78,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     release.image(program)
 }
 
-/// Who compiles and links the C libraries of a target. zig does it for every target.
+/// The compiler and linker for a target's C libraries. zig supports every target.
 #[derive(Clone, Copy, PartialEq)]
 enum Compiler {
     Machine,
@@ -86,7 +86,7 @@ enum Compiler {
 }
 
 impl Compiler {
-    /// The one that works here.
+    /// Returns the compiler that works here.
     fn of(target: &str) -> Option<Self> {
         let works = |program: &str| output(Command::new(program).arg("--version")).is_ok();
         if is_native(target) && works(&format!("{}-linux-musl-gcc", std::env::consts::ARCH)) {
@@ -114,7 +114,7 @@ fn processor(target: &str) -> &str {
     target.split('-').next().unwrap_or(target)
 }
 
-/// A program of the PATH.
+/// Finds a program in the PATH.
 fn found(name: &str) -> Option<PathBuf> {
     let directories = std::env::var_os("PATH")?;
     std::env::split_paths(&directories).map(|directory| directory.join(name)).find(|path| path.is_file())
@@ -122,11 +122,11 @@ fn found(name: &str) -> Option<PathBuf> {
 
 struct Release<'a> {
     root: &'a Path,
-    /// Where cargo builds.
+    /// Cargo's target directory.
     target: PathBuf,
-    /// Where the release is put.
+    /// The release's directory.
     directory: PathBuf,
-    /// The folder of the linker that comes with the toolchain, if one does.
+    /// The folder of the toolchain's own linker, if it has one.
     linker: Option<PathBuf>,
 }
 
@@ -145,7 +145,7 @@ impl Release<'_> {
         linking
     }
 
-    /// A static, stripped program.
+    /// Builds a static, stripped program.
     fn build(&self, compiler: Compiler, target: &str) -> Result<PathBuf, String> {
         let mut cargo = Command::new(match compiler {
             Compiler::Machine => "cargo",
@@ -161,7 +161,7 @@ impl Release<'_> {
         Ok(program)
     }
 
-    /// Size and linking of a program, and a short run of it where this machine can.
+    /// Checks the size and linking of a program, and runs it briefly if this machine can.
     fn check(&self, target: &str, program: &Path) -> Result<(), String> {
         let bytes = fs::read(program).map_err(|error| format!("{}: {error}", program.display()))?;
         if bytes.len() as u64 > MOST_BYTES {
@@ -186,7 +186,7 @@ impl Release<'_> {
         Ok(())
     }
 
-    /// Runs a program with nothing else around it, as in an image from scratch. The answer says how.
+    /// Runs a program without any other files, as in an image from scratch. Returns how it was run.
     fn try_alone(&self, program: &Path, emulator: Option<&Path>) -> Result<String, String> {
         let empty = self.directory.join("scratch");
         let _ = fs::remove_dir_all(&empty);
@@ -218,7 +218,7 @@ impl Release<'_> {
         Ok(format!("trained {steps} steps {place}{under}"))
     }
 
-    /// The wheel, installed and run.
+    /// Builds the wheel, installs it and runs it.
     fn wheel(&self, compiler: Compiler, target: &str, program: &Path) -> Result<(), String> {
         let has_maturin = output(Command::new("maturin").arg("--version")).is_ok();
         if !has_maturin {
@@ -228,7 +228,7 @@ impl Release<'_> {
         let wheels = self.directory.join("wheels");
         let _ = fs::remove_dir_all(&wheels);
         let mut maturin = Command::new("maturin");
-        // The crate itself knows nothing of Python: its pyproject is in a folder of its own.
+        // The crate itself does not depend on Python: its pyproject is in a separate folder.
         maturin.args(["build", "--profile", PROFILE, "--locked", "--target", target, "--out"]).arg(&wheels);
         if compiler == Compiler::Zig {
             maturin.arg("--zig");
@@ -256,7 +256,7 @@ impl Release<'_> {
         Ok(())
     }
 
-    /// The image, where an engine works.
+    /// Builds the image, if an engine works.
     fn image(&self, program: &Path) -> Result<(), String> {
         let context = self.directory.join("image");
         let _ = fs::remove_dir_all(&context);
@@ -280,7 +280,7 @@ impl Release<'_> {
         Ok(())
     }
 
-    /// Root can do this inside a container too: plain folders as layers, a changed root as isolation.
+    /// Root can do this inside a container too: plain folders as layers, and chroot as isolation.
     fn image_without_a_daemon(&self, dockerfile: &Path, context: &Path) -> Result<(), String> {
         let layers = self.directory.join("layers");
         let buildah = || {

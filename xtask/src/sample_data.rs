@@ -1,12 +1,11 @@
-//! `cargo xtask sample-data`: writes the sample data that the default run learns from.
+//! `cargo xtask sample-data`: writes the sample data of the default run.
 //!
-//! `data/sample-train.parquet` and `data/sample-validation.parquet` hold the columns `prompt` and
-//! `response`; `data/sample-tokenizer.json` is trained on the training rows by the code behind
-//! `train_low_mem train-tokenizer`. All three are committed, and a test holds them equal to what
-//! this module generates.
+//! `data/sample-train.parquet` and `data/sample-validation.parquet` have the columns `prompt` and `response`.
+//! `data/sample-tokenizer.json` is trained on the training rows by the code behind `train_low_mem train-tokenizer`. All
+//! three are committed, and a test checks that they equal this module's output.
 //!
-//! Invariants: the rows are a function of this source alone (no clock, no environment); no prompt of the
-//! validation file occurs in the training file; both files together stay under 2 MB.
+//! Invariants: the rows are a function of this source alone (no clock, no environment); no prompt of the validation
+//! file occurs in the training file; both files together stay under 2 MB.
 
 pub(crate) mod random;
 mod tasks;
@@ -36,7 +35,7 @@ struct SampleRows {
     validation: Vec<Row>,
 }
 
-/// One row in this many is held out.
+/// One row in this many is held out for validation.
 const HELD_OUT_ONE_IN: usize = 40;
 /// Small enough that the sample files show several row groups.
 const ROW_GROUP_ROWS: usize = 16_384;

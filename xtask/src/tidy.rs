@@ -1,8 +1,8 @@
-//! Tidy: the rules of ARCHITECTURE.md and STYLE.md that a machine can check.
+//! Tidy: checks the rules of ARCHITECTURE.md and STYLE.md that a program can check.
 //!
-//! A rule is a pure function from the [`Tree`] to its findings, so each is tested on a few lines of
-//! text. `cargo xtask tidy` prints the findings for this repository; the test at the end of this file
-//! is the same check, so `cargo test` fails on an untidy tree.
+//! A rule is a pure function from the [`Tree`] to its findings, so each rule is tested on a few lines of text. `cargo
+//! xtask tidy` prints the findings for this repository. The test at the end of this file makes the same check, so
+//! `cargo test` fails on an untidy tree.
 
 mod architecture;
 mod devices;
@@ -18,7 +18,7 @@ use std::path::Path;
 
 pub use tree::Tree;
 
-/// Something that breaks a rule.
+/// A violation of a rule.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Path from the root, with forward slashes.
@@ -44,10 +44,10 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A rule, from the tree to what breaks it.
+/// A rule: returns the violations in a tree.
 type Rule = fn(&Tree) -> Vec<Finding>;
 
-/// Every rule there is.
+/// Every rule.
 const RULES: &[Rule] = &[
     architecture::every_crate_is_in_the_table_and_back,
     architecture::crates_use_allowed_edges_only,

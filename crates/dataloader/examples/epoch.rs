@@ -1,4 +1,4 @@
-//! Reads one shuffled epoch of a parquet file and says how fast that went and what it held.
+//! Reads one shuffled epoch of a parquet file, then prints the speed and the memory that the process used.
 //!
 //! ```text
 //! cargo run --release -p dataloader --example epoch -- FILE [KEY=VALUE]...
@@ -86,7 +86,7 @@ fn read(dataset: &Dataset, rows: u64, batch: u64) -> Result<(), Box<dyn Error>> 
     Ok(())
 }
 
-/// A size in KiB out of this process's status; 0 where the system has none.
+/// A size in KiB from this process's status; 0 where the system has none.
 fn status(key: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with(key)).unwrap_or_default();

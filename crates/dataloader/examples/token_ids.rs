@@ -1,4 +1,4 @@
-//! Token ids of texts, for `scripts/compare_tokenizers.py`: a JSON string on each line of the input, its ids on each of the output.
+//! Prints token ids of texts, for `scripts/compare_tokenizers.py`. Each input line is a JSON string; each output line has its ids.
 //!
 //! ```text
 //! token_ids MODEL_DIRECTORY < texts.jsonl > ids.jsonl

@@ -1,5 +1,5 @@
-//! [`Batch`]: one optimizer batch of token ids; and [`BatchMaker`], which makes any of them from nothing but its
-//! place in the stream.
+//! [`Batch`]: one optimizer batch of token ids; and [`BatchMaker`], which makes any batch from its position in the
+//! stream alone.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::row_text::{Place, Prefixed};
 use crate::tokenizer::TextFault;
 use crate::{Error, LoaderOptions, Tokenizer};
 
-/// Where in the stream of samples a run stands: `sample` samples of epoch `epoch` have been consumed.
+/// A run's position in the stream of samples: `sample` samples of epoch `epoch` have been consumed.
 ///
-/// Counted in positions of the order, so that skipped rows count too and a resumed run meets every row again
-/// exactly where it was.
+/// The count is of positions in the order, so skipped rows count too. A resumed run therefore meets every row exactly
+/// where an uninterrupted run would.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Position {
     /// The epoch, from 0.
@@ -26,44 +26,45 @@ pub struct Position {
     pub sample: u64,
 }
 
-/// Treatment of a row that is null, empty or not UTF-8 in a column that is read.
+/// Treatment of a row with a null, empty or non-UTF-8 value in a column that is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BadRows {
-    /// It ends the run with [`Error::BadRow`].
+    /// The row ends the run with [`Error::BadRow`].
     #[default]
     Error,
-    /// It is left out and counted. Its batch is smaller by one; no other row moves.
+    /// The row is left out and counted. Its batch is smaller by one; no other row moves.
     Skip,
 }
 
 /// One optimizer batch. Sample `i` has the source `sources[i]`, the target `targets[i]` and the row `rows[i]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// The epoch of all its samples: a batch never spans two.
+    /// The epoch of all samples: a batch never spans two epochs.
     pub epoch: u64,
     /// Rows of the dataset, in the order of the samples.
     pub rows: Vec<u64>,
-    /// How many of the samples each shard has; see [`LoaderOptions::share`].
+    /// Number of samples in each shard; see [`LoaderOptions::share`].
     pub shard_samples: Vec<usize>,
-    /// Source ids, ended, not padded.
+    /// Source ids, with the end-of-sequence id, without padding.
     pub sources: Vec<Vec<u32>>,
-    /// Target ids, ended, not padded.
+    /// Target ids, with the end-of-sequence id, without padding.
     pub targets: Vec<Vec<u32>>,
-    /// The text of the last column of each sample, of a long one the first [`KEPT_TEXT_BYTES`]; empty unless
-    /// [`LoaderOptions::keep_texts`].
+    /// The text of each sample's last column, cut to [`KEPT_TEXT_BYTES`]. Empty unless [`LoaderOptions::keep_texts`] is
+    /// set.
     pub texts: Vec<String>,
-    /// The same of the first of several columns; empty unless [`LoaderOptions::keep_prompts`].
+    /// The text of each sample's first column, if there are several; cut in the same way. Empty unless
+    /// [`LoaderOptions::keep_prompts`] is set.
     pub prompts: Vec<String>,
-    /// Rows that were left out, under [`BadRows::Skip`]. A batch in which all were is empty.
+    /// Rows that were left out, under [`BadRows::Skip`]. If all rows were left out, the batch is empty.
     pub bad_rows: u64,
-    /// The first of them.
+    /// The first row that was left out.
     pub first_bad_row: Option<BadRow>,
     /// Sources that lost tokens to `max_source_tokens`.
     pub cut_sources: u64,
     /// Targets that lost tokens to `max_target_tokens`.
     pub cut_targets: u64,
-    /// Where the stream stands once this batch has been consumed.
+    /// The stream's position once this batch has been consumed.
     pub position_after: Position,
 }
 
@@ -89,25 +90,25 @@ impl Batch {
     }
 }
 
-/// Bytes of a text that are kept beside its tokens at most: far more than an answer has.
+/// The most bytes of a text that are kept beside its tokens: far more than an answer has.
 pub const KEPT_TEXT_BYTES: usize = 16 << 10;
 
-/// Bytes of values that are read at a time, however many rows a batch has. Rows that exceed it are read in parts.
+/// Bytes of values that are read at a time, however many rows a batch has. Batches that exceed it are read in parts.
 pub(crate) const MOST_READ_BYTES: u64 = 2 << 20;
 
-/// Makes batches: a pure function of the batch's place, used by any number of threads at once.
+/// Makes batches. A batch is a pure function of its position, so any number of threads can make batches at once.
 pub(crate) struct BatchMaker {
     dataset: Arc<Dataset>,
     tokenizer: Arc<Tokenizer>,
     order: Order,
     objective: Prepared,
     columns: Vec<usize>,
-    /// Bytes of each value that are read with its batch, by the dataset's columns.
+    /// Bytes of each value that are read with its batch, one entry for each column of the dataset.
     read_bytes: Vec<u64>,
     options: LoaderOptions,
 }
 
-/// Keeps the samples' random choices apart from the order's, which come from the same seed.
+/// Keeps the samples' random choices apart from those of the order, which uses the same seed.
 const SAMPLES: u64 = 0x5a3b_1e77;
 
 impl BatchMaker {
@@ -138,7 +139,8 @@ impl BatchMaker {
         Ok(Self { dataset, tokenizer, order, objective, columns, read_bytes, options })
     }
 
-    /// The batch of the samples `samples` of `epoch`; `None` when `stop`, asked before every row, said so.
+    /// Makes the batch of the samples `samples` of `epoch`. `stop` is asked before every row; `None` if it returned
+    /// true.
     pub fn make(&self, epoch: u64, samples: Range<u64>, stop: &dyn Fn() -> bool) -> Result<Option<Batch>, Error> {
         let mut batch = Batch { epoch, position_after: self.position(epoch, samples.end), ..Batch::default() };
         let shards = self.options.share.positions(&samples);
@@ -158,7 +160,7 @@ impl BatchMaker {
         Ok(Some(batch))
     }
 
-    /// Adds rows to a batch, reading no more at a time than [`MOST_READ_BYTES`]; false when `stop` said so.
+    /// Adds rows to a batch, reading at most [`MOST_READ_BYTES`] at a time; false if `stop` returned true.
     fn add_rows(&self, batch: &mut Batch, rows: &[u64], key: Key, stop: &dyn Fn() -> bool) -> Result<bool, Error> {
         let whole = self.columns.iter().map(|&column| self.read_bytes[column]).min().unwrap_or(0);
         let part = |row, column: usize, bytes| self.objective.read_part(bytes, self.read_bytes[column], key.of(row));
@@ -192,7 +194,7 @@ impl BatchMaker {
         }
     }
 
-    /// Adds one row's sample to the batch, or says why it is none.
+    /// Adds one row's sample to the batch, or returns why the row gives no sample.
     fn add(
         &self,
         batch: &mut Batch,
@@ -224,7 +226,7 @@ impl BatchMaker {
             };
             let of_text = of_text.map_err(|fault| NoSample::of(fault, number))?;
             if of_text.is_empty() {
-                // White space that the tokenizer strips, for one.
+                // For example, white space that the tokenizer strips.
                 return Err(NoSample::Refused(Refused { column: number, value: BadValue::Empty }));
             }
             ids.push(of_text);
@@ -248,7 +250,7 @@ impl BatchMaker {
         Ok(())
     }
 
-    /// What stands before the texts of a column.
+    /// The prefix of a column's texts.
     fn prefix(&self, number: usize) -> &str {
         match self.options.objective {
             Objective::TextToText { .. } if number == 0 => &self.options.source_prefix,
@@ -268,7 +270,7 @@ impl BatchMaker {
         }
     }
 
-    /// Says where in the files a row of the dataset lies.
+    /// Returns where in the files a row of the dataset lies.
     fn locate(&self, row: u64, refused: Refused) -> BadRow {
         let mut row_in_file = row;
         let layout = self.dataset.layout();
@@ -316,7 +318,7 @@ fn column_index(dataset: &Dataset, name: &str) -> Result<usize, Error> {
     })
 }
 
-/// Bytes of the values of each of the objective's columns that are read with a batch.
+/// For each of the objective's columns, the bytes of a value that are read with its batch.
 pub(crate) fn read_bytes_of(options: &LoaderOptions, tokenizer: &Tokenizer) -> Vec<u64> {
     let columns = options.objective.columns().len();
     let of_column = |number| {

@@ -1,7 +1,7 @@
 //! Learns byte-pair merges from counted words: the inner loop of tokenizer training.
 //!
-//! Gives the merges that the `tokenizers` crate's own trainer gives (a test compares them), in about a tenth of
-//! its memory, on one thread and without any dependence on hash order.
+//! Learns the same merges as the trainer of the `tokenizers` crate (a test compares them), in about a tenth of the
+//! memory, on one thread and without any dependence on hash order.
 //!
 //! Sennrich, Haddow, Birch, "Neural Machine Translation of Rare Words with Subword Units", ACL 2016.
 
@@ -18,7 +18,7 @@ pub(crate) struct Merge {
     pub into: u32,
 }
 
-/// The learned vocabulary: the merges in order, and the bytes of every symbol, the alphabet's first.
+/// The learned vocabulary: the merges in order, and the bytes of every symbol. The symbols of the alphabet come first.
 pub(crate) struct Learned {
     pub merges: Vec<Merge>,
     pub symbols: Vec<Vec<u8>>,
@@ -26,8 +26,8 @@ pub(crate) struct Learned {
 
 /// Learns merges until there are `symbols` symbols, or no pair occurs `min_frequency` times.
 ///
-/// Symbols are numbered from 0, first the 256 bytes in the order `alphabet`. The most frequent pair is merged
-/// first, of equally frequent ones the one with the smallest numbers.
+/// Symbols are numbered from 0, first the 256 bytes in the order `alphabet`. The most frequent pair is merged first.
+/// Among equally frequent pairs, the one with the smallest numbers is merged first.
 pub(crate) fn learn(
     words: impl IntoIterator<Item = (String, u64)>,
     alphabet: &[u8; 256],
@@ -54,13 +54,13 @@ pub(crate) fn learn(
     learned
 }
 
-/// The words as symbols, and where each pair is.
+/// The words as symbols, and the words in which each pair occurs.
 struct Learner {
     /// All words, back to back. Merging shortens a word in its place.
     symbols: Vec<u32>,
     words: Vec<Word>,
     pairs: HashMap<Pair, Occurrences>,
-    /// Pairs by frequency. An entry may be out of date; it is checked when it comes out.
+    /// Pairs by frequency. An entry may be out of date; it is checked when it is taken out.
     queue: BinaryHeap<(u64, Reverse<Pair>)>,
 }
 
@@ -73,7 +73,7 @@ struct Word {
 #[derive(Default)]
 struct Occurrences {
     count: u64,
-    /// Words that held the pair when it arose; it may have been merged away in some since.
+    /// Words that held the pair when it first occurred; later merges may have removed it from some.
     words: Vec<u32>,
 }
 
@@ -108,7 +108,7 @@ impl Learner {
             let (count, Reverse(pair)) = self.queue.pop()?;
             let current = self.pairs.get(&pair).map_or(0, |found| found.count);
             if current < count {
-                // Other merges took some of it. A pair that grew has a newer entry.
+                // Other merges removed some occurrences. A pair that grew has a newer entry.
                 self.queue.push((current, Reverse(pair)));
             } else if count < min_frequency {
                 return None;
@@ -155,7 +155,7 @@ impl Learner {
     }
 }
 
-/// Merges a pair wherever it is, from the left; gives the new length.
+/// Merges a pair everywhere in a word, from left to right; returns the new length.
 fn merge_in_place(symbols: &mut [u32], merge: Merge) -> usize {
     let (mut read, mut written) = (0, 0);
     while read < symbols.len() {
@@ -227,7 +227,7 @@ mod tests {
             let words: Vec<(String, u64)> = words.into_iter().collect();
             let ours = learn(words.clone(), &identity(), 256 + merges, 2);
             let ours: Vec<String> = ours.symbols[256..].iter().map(|bytes| String::from_utf8(bytes.clone()).unwrap()).collect();
-            // Bytes beyond ASCII are not single characters there, so its alphabet is half of ours.
+            // The reference's alphabet is half of ours: there, bytes beyond ASCII are not single characters.
             prop_assert_eq!(&ours[..], &reference(&words, 128 + merges)[128..]);
         }
 

@@ -15,30 +15,31 @@ pub struct CostRow {
     pub name: &'static str,
     /// An upper bound for ids, an estimate for the tokenizer.
     pub bytes: u64,
-    /// Whether it is held already when costs are stated, and so is in what is measured of the process.
+    /// Whether the bytes are held already when the costs are stated. The measured memory of the process then includes
+    /// them.
     pub is_held: bool,
-    /// Whether it is let go once a batch is made: large blocks, whose memory whoever computes with the batch takes over, and small
-    /// ones, which the caller has the allocator give back.
+    /// Whether the bytes are freed once a batch is made. The computation on the batch reuses the memory of large blocks. For small
+    /// blocks, the caller tells the allocator to give the memory back.
     pub is_until_made: bool,
 }
 
-/// Two vectors and the allocator's share of each, beside the ids.
+/// Memory of a sample beside its ids: two vectors and the allocator's overhead for each.
 const SAMPLE_OVERHEAD_BYTES: u64 = 96;
-/// A token in the tokenizer's tables: its text twice, its id, its merge. Measured: 585 bytes a token between
-/// byte-level vocabularies of 4,096 and 29,298 tokens of Chinese and English.
+/// Memory of a token in the tokenizer's tables: its text twice, its id, its merge. Measured: 585 bytes a token,
+/// comparing byte-level vocabularies of 4,096 and 29,298 tokens of Chinese and English.
 const VOCABULARY_ENTRY_BYTES: u64 = 600;
-/// Memory of a tokenizer beside its tokens: its compiled pattern. Measured: 3.7 MiB with the same two.
+/// Memory of a tokenizer beside its tokens: its compiled pattern. Measured: 3.7 MiB with the same two vocabularies.
 const TOKENIZER_BYTES: u64 = 4 << 20;
-/// While a window is cut into words every byte of it has its alignment, and in digits a word of its own with three
-/// blocks. Measured: 398 in a text of letters and digits in turn, 40 in words.
+/// While a window is cut into words, every byte has its alignment. In runs of digits, every byte is also a word of its
+/// own with three blocks. Measured: 398 in a text of alternating letters and digits, 40 in words.
 const BYTES_PER_WINDOW_BYTE: u64 = 400;
-/// Memory of a decoding thread beside blocks that it is given: the stack that it touches, and what the allocator keeps for it. Measured over
-/// hostile texts: 0.4 to 0.7 MiB.
+/// Memory of a decoding thread beside the blocks it is given: the touched part of its stack, and memory that the allocator keeps for it.
+/// Measured over hostile texts: 0.4 to 0.7 MiB.
 const THREAD_BYTES: u64 = 768 << 10;
 
-/// Memory of a loader with these options under these limits, without that of the dataset.
+/// Memory of a loader with these options under these limits, without the dataset's own memory.
 ///
-/// Of the dataset its largest values count, not its usual ones: a batch may be made of those alone.
+/// The largest values of the dataset count, not the usual ones: a batch may consist of the largest values alone.
 pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenizer, dataset: &Dataset) -> Vec<CostRow> {
     let batch_size = options.share.most_samples(options.batch_size) as u64;
     let tokens = (options.max_source_tokens + options.max_target_tokens) as u64;
@@ -54,7 +55,7 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
     let prompts = if options.keep_prompts && largest.len() > 1 { largest[0].min(KEPT_TEXT_BYTES as u64) } else { 0 };
     let batch_bytes = batch_bytes(batch_size, tokens) + batch_size * (texts + prompts);
     let prefetched = if limits.decode_threads == 0 { 0 } else { limits.prefetch_batches as u64 };
-    // The caller's own thread decodes when no other does; its stack and heap are there already.
+    // Without decoding threads the caller's own thread decodes; its stack and heap exist already.
     let threads = if prefetched == 0 { 0 } else { limits.decode_threads as u64 };
     let reading_bytes = rows_bytes(options, dataset, &read)
         + largest.iter().zip(&read).map(|(&largest, &read)| later_bytes(options, largest, read)).max().unwrap_or(0);
@@ -78,12 +79,12 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
     ]
 }
 
-/// A batch of the longest samples, as token ids.
+/// Bytes of a batch of the longest samples, as token ids.
 pub const fn batch_bytes(samples: u64, tokens: u64) -> u64 {
     samples * (4 * tokens + SAMPLE_OVERHEAD_BYTES)
 }
 
-/// The rows of a batch as they are read, or as many of them as are read at a time, while they are put in order.
+/// Memory of the rows that are read at a time, at most a batch, while they are put in order.
 fn rows_bytes(options: &LoaderOptions, dataset: &Dataset, read: &[u64]) -> u64 {
     let most_of_a_value = read.iter().copied().max().unwrap_or(0);
     let samples = options.share.most_samples(options.batch_size);
@@ -92,7 +93,8 @@ fn rows_bytes(options: &LoaderOptions, dataset: &Dataset, read: &[u64]) -> u64 {
     of_batch.min(MOST_READ_BYTES.max(of_a_row)) * 9 / 4 + 8 * (samples * read.len()) as u64
 }
 
-/// A further stretch of a value of `largest` bytes, of which `read` are read with its batch. A piece for span corruption is read whole.
+/// Memory of a further stretch of a value of `largest` bytes, if only `read` bytes are read with its batch. A piece for span corruption
+/// is read whole.
 fn later_bytes(options: &LoaderOptions, largest: u64, read: u64) -> u64 {
     match options.objective {
         Objective::TextToText { .. } if largest > read => largest.min(STRETCH_BYTES as u64) * 9 / 4,
@@ -100,7 +102,7 @@ fn later_bytes(options: &LoaderOptions, largest: u64, read: u64) -> u64 {
     }
 }
 
-/// Bytes before the texts of a column.
+/// Bytes of the prefix of a column's texts.
 fn prefix_bytes(options: &LoaderOptions, column: usize) -> u64 {
     if column == 0 { options.source_prefix.len() as u64 } else { 0 }
 }
@@ -114,7 +116,7 @@ fn tokenizing_bytes(options: &LoaderOptions, tokenizer: &Tokenizer, column: usiz
     };
     // Each byte may be a token, and the vector of ids doubles as it grows.
     let ids = 3 * 4 * text.min((max_tokens as u64).saturating_add(1));
-    // Bytes alone take a further vector, of blanks that may be the end.
+    // A byte tokenizer needs another vector, for blanks that may be at the end.
     let Some(word_byte) = tokenizer.word_byte_bytes() else { return 2 * ids };
     let windows = tokenizer.windows(max_tokens);
     let window = largest.min(windows.most_bytes() as u64);

@@ -1,20 +1,20 @@
-//! Everything that can go wrong between a row and a batch, said with what, where, expected and got.
+//! Errors between reading a row and returning a batch: what failed, where, expected and got.
 
 use std::path::PathBuf;
 
-/// Errors of this crate. Each names what it is about; [`Error::hint`] says what to do.
+/// Errors of this crate. Each names its subject; [`Error::hint`] tells the user what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Reading rows failed.
     #[error(transparent)]
     Dataset(#[from] parquet_dataset::Error),
-    /// Reading rows of a file that is no parquet failed.
+    /// Reading rows of a file that is not parquet failed.
     #[error(transparent)]
     Rows(#[from] row_files::Error),
     /// A row cannot be a sample and [`BadRows::Error`](crate::BadRows::Error) is in force.
     #[error("{0}")]
     BadRow(BadRow),
-    /// A `tokenizer.json` cannot be read or understood.
+    /// A `tokenizer.json` cannot be read or parsed.
     #[error("{}: not a usable tokenizer: {reason}", path.display())]
     Tokenizer {
         /// The file.
@@ -22,7 +22,7 @@ pub enum Error {
         /// The file reader's message.
         reason: String,
     },
-    /// A tokenizer has none of the tokens that a role is usually given to.
+    /// A tokenizer has none of the usual tokens for a role.
     #[error("{}: no {role} token: expected one of {expected}", path.display())]
     MissingToken {
         /// The tokenizer's file.
@@ -43,7 +43,7 @@ pub enum Error {
     /// Options that contradict each other, the tokenizer, or the data.
     #[error("{0}")]
     Options(String),
-    /// A position that this data does not have: it was saved by a run over other data.
+    /// A position beyond this data: a run over other data saved it.
     #[error("the data has no epoch {epoch}, sample {sample}: an epoch has {rows} samples")]
     Position {
         /// The epoch asked for.
@@ -72,13 +72,13 @@ pub enum Error {
         /// The found content.
         reason: String,
     },
-    /// A decoding thread could not be started or died; a bug or an exhausted machine.
+    /// A decoding thread could not be started or died: a bug, or a machine without resources.
     #[error("a decoding thread failed: {0}")]
     Thread(String),
 }
 
 impl Error {
-    /// Advice for the user, where there is any.
+    /// Advice for the user, if there is any.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::BadRow(_) => Some("set `data.bad_rows = \"skip\"` to skip such rows; they are counted and reported"),

@@ -1,18 +1,19 @@
 //! Turns rows into token batches in a reproducible order, a bounded distance ahead.
 //!
-//! A [`DataLoader`] hands out whole optimizer batches of token ids. Which rows a batch holds is a pure function of
-//! seed, epoch and place ([`Order`]); what a row becomes is its [`Objective`]'s to say, through the
-//! [`Tokenizer`]; when that happens, and on how many threads, is set by [`LoaderLimits`] and changes nothing in
-//! the batches. See [`DataLoader`] for the loop.
+//! A [`DataLoader`] hands out whole optimizer batches of token ids. The rows of a batch are a pure function of seed,
+//! epoch and position ([`Order`]). The [`Objective`] and the [`Tokenizer`] determine how a row becomes a sample.
+//! [`LoaderLimits`] set when batches are made, and on how many threads; they never change the batches. See
+//! [`DataLoader`] for the loop.
 //!
 //! Invariants:
 //! - The stream of batches depends on (seed, data, tokenizer, options) alone, never on threads, depth or memory.
-//! - Every row is met exactly once an epoch; one that cannot be a sample is an error or counted, never silent.
+//! - Every row is met exactly once an epoch. A row that cannot be a sample is an error or is counted, never silently
+//!   dropped.
 //! - State is a [`Position`], counted in consumed samples: resuming is a seek, exact at any sample.
 //! - Memory is bounded by [`costs`]: no buffer, cache or queue grows with the data.
 //!
-//! Deliberately absent: padding and tensors (the trainer cuts micro-batches and pads those), and reasons for the
-//! limits (the memory policy's).
+//! Deliberately absent: padding and tensors (the trainer cuts micro-batches and pads them), and the choice of limits
+//! (the memory policy makes it).
 
 mod batch;
 mod bpe;

@@ -1,16 +1,15 @@
 //! [`DataLoader`]: the stream of batches, made a bounded distance ahead.
 //!
-//! Batch `i` of an epoch is the order's positions `[i * batch_size, (i + 1) * batch_size)`, fewer at the end; a
-//! run that resumes at any other sample counts its batches from there.
+//! Batch `i` of an epoch has the order's positions `[i * batch_size, (i + 1) * batch_size)`, fewer at the end. A run
+//! that resumes at another sample counts its batches from that sample.
 //!
 //! Invariants:
-//! - The stream is a function of (seed, data, tokenizer, options, start). The number of threads, how far they
-//!   run ahead and when either changes do not touch it; with none of either, batches are made as they are
-//!   asked for.
+//! - The stream is a function of (seed, data, tokenizer, options, start). The number of threads, the prefetch depth and
+//!   changes of either do not affect it. Without threads or prefetch, each batch is made when it is asked for.
 //! - At most `prefetch_batches` batches exist beside those that were handed out.
-//! - An error surfaces where its batch would have; asking again tries that batch again.
+//! - An error surfaces in place of its batch; the next call tries that batch again.
 //! - Dropping the loader stops its threads at the next row and joins them.
-//! - Once the flag of [`DataLoader::stop_on`] is up, nobody waits for a batch any more.
+//! - Once the flag of [`DataLoader::stop_on`] is set, no caller waits for a batch.
 //!
 //! ```no_run
 //! use dataloader::{DataLoader, LoaderLimits, LoaderOptions, Objective, Position, Tokenizer};
@@ -55,15 +54,15 @@ pub struct LoaderOptions {
     pub objective: Objective,
     /// Samples of an optimizer step.
     pub batch_size: usize,
-    /// The seed, and how rows are shuffled.
+    /// The seed and the kind of shuffling.
     pub order: OrderOptions,
-    /// Epochs until the stream ends; `None`: it never does.
+    /// Epochs until the stream ends; `None`: it never ends.
     pub epochs: Option<u64>,
-    /// Tokens of a source at most, the end-of-sequence token included.
+    /// Most tokens of a source, including the end-of-sequence token.
     pub max_source_tokens: usize,
-    /// Tokens of a target at most, the end-of-sequence token included.
+    /// Most tokens of a target, including the end-of-sequence token.
     pub max_target_tokens: usize,
-    /// Ends every source and target: the model's `eos_token_id`, or [`Tokenizer::eos_id`].
+    /// The id at the end of every source and target: the model's `eos_token_id`, or [`Tokenizer::eos_id`].
     pub eos_id: u32,
     /// Put before the text of every source of [`Objective::TextToText`], such as `summarize: `.
     pub source_prefix: String,
@@ -71,16 +70,17 @@ pub struct LoaderOptions {
     pub bad_rows: BadRows,
     /// Keep the text of each sample's last column beside its ids, for evaluation.
     pub keep_texts: bool,
-    /// Keep the text of the first of several columns, too.
+    /// Keep the text of each sample's first column too, if there are several.
     pub keep_prompts: bool,
-    /// The part of every batch that is made.
+    /// The part of every batch that this process makes.
     pub share: BatchShare,
 }
 
-/// The part of every batch that one of several processes makes: some of its shards, by position. The default is the whole.
+/// The part of every batch that one of several processes makes: some of its shards, by position. The default is the whole
+/// batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchShare {
-    /// The shards of a batch, and how many processes there are.
+    /// The shards of a batch, and the number of processes.
     pub shards: Shards,
     /// The number of this process.
     pub rank: usize,
@@ -93,7 +93,7 @@ impl Default for BatchShare {
 }
 
 impl BatchShare {
-    /// The positions of each of its shards, of a batch with these.
+    /// Positions of each of this process's shards, within the batch with these positions.
     pub(crate) fn positions(&self, batch: &Range<u64>) -> Vec<Range<u64>> {
         let length = (batch.end - batch.start) as usize;
         let place = |position: usize| batch.start + position as u64;
@@ -104,7 +104,7 @@ impl BatchShare {
         self.shards.of(self.rank).map(of_shard).collect()
     }
 
-    /// The most samples that it has of a batch of so many.
+    /// The most samples that this process has of a batch of `batch_size`.
     pub(crate) fn most_samples(&self, batch_size: usize) -> usize {
         self.positions(&(0..batch_size as u64)).iter().map(|positions| (positions.end - positions.start) as usize).sum()
     }
@@ -129,12 +129,12 @@ impl Default for LoaderOptions {
     }
 }
 
-/// Limits of the loader. They change time and memory, never the stream.
+/// Limits of the loader. They affect time and memory, never the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoaderLimits {
     /// Batches that may be made before they are asked for; 0: each is made when it is asked for.
     pub prefetch_batches: usize,
-    /// Threads that read and tokenize; 0: the caller's own does.
+    /// Threads that read and tokenize; 0: the caller's own thread does.
     pub decode_threads: usize,
 }
 
@@ -151,16 +151,16 @@ struct Shared {
     maker: BatchMaker,
     schedule: Schedule,
     queue: Mutex<Queue>,
-    /// Something may have become possible for a thread.
+    /// Signals threads that there may be work.
     work: Condvar,
-    /// A batch was finished.
+    /// Signals that a batch is finished.
     done: Condvar,
     stop: AtomicBool,
-    /// Somebody else's wish that no more batches are made.
+    /// The caller's flag: once it is set, no more batches are made.
     stop_on: OnceLock<Arc<AtomicBool>>,
 }
 
-/// How often a caller who waits for a batch looks at the flag of [`DataLoader::stop_on`].
+/// The interval at which a caller that waits for a batch looks at the flag of [`DataLoader::stop_on`].
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Batches by their number since the start.
@@ -168,18 +168,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 struct Queue {
     /// The next batch to hand out.
     next_out: u64,
-    /// The next batch that nobody has begun.
+    /// The next batch that no thread has begun.
     next_begun: u64,
     begun: BTreeSet<u64>,
     finished: BTreeMap<u64, Result<Batch, Error>>,
     /// Batches that may be begun before they are asked for.
     depth: u64,
-    /// Threads that may stay.
+    /// Threads that may keep running.
     threads: usize,
 }
 
 impl DataLoader {
-    /// The stream over `dataset` from `start` on.
+    /// Makes the stream over `dataset`, from `start` on.
     ///
     /// # Errors
     /// [`Error::Options`] for options that contradict each other or the tokenizer; [`Error::Position`] for a
@@ -209,16 +209,16 @@ impl DataLoader {
         Ok(loader)
     }
 
-    /// Makes the stream end early once `flag` is up: [`DataLoader::next_batch`] then gives `None`, within a row's time or
-    /// 50 ms. The position stays where it was. Only the first call counts.
+    /// Makes the stream end early once `flag` is set: [`DataLoader::next_batch`] then returns `None`, within a row's time
+    /// or 50 ms. The position stays the same. Only the first call has an effect.
     pub fn stop_on(&self, flag: &Arc<AtomicBool>) {
         let _ = self.shared.stop_on.set(Arc::clone(flag));
     }
 
-    /// The next batch, or `None` after the last epoch, or because of [`DataLoader::stop_on`].
+    /// Returns the next batch, or `None` after the last epoch or once the flag of [`DataLoader::stop_on`] is set.
     ///
     /// # Errors
-    /// Errors of making this batch. The position stays before the batch; the next call tries it again.
+    /// Any error of making this batch. The position stays before the batch; the next call tries the batch again.
     pub fn next_batch(&mut self) -> Result<Option<Batch>, Error> {
         let shared = &self.shared;
         let mut queue = shared.lock();
@@ -239,7 +239,7 @@ impl DataLoader {
                 (queue, _) = shared.done.wait_timeout(queue, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            // No thread is there to make it, or one met an error and this is another try.
+            // There is no thread to make the batch, or a thread met an error and this call tries again.
             queue.next_begun = queue.next_begun.max(number + 1);
             drop(queue);
             match shared.maker.make(epoch, samples, &|| shared.is_stopped()) {
@@ -255,14 +255,14 @@ impl DataLoader {
         Ok(Some(batch))
     }
 
-    /// Changes how far ahead batches are made and by how many threads, from the next batch on. Batches that
-    /// were already made are kept, so that memory falls as they are consumed.
+    /// Changes the prefetch depth and the number of threads, from the next batch on. Finished batches are kept, so
+    /// memory falls as they are consumed.
     pub fn set_limits(&mut self, limits: LoaderLimits) {
         self.limits = limits;
         let wanted = if limits.prefetch_batches == 0 { 0 } else { limits.decode_threads };
         self.allow(limits.prefetch_batches, wanted);
         if wanted < self.threads.len() {
-            // They leave once the batch in hand is done.
+            // The surplus threads end after the batch in hand.
             self.threads.split_off(wanted).into_iter().for_each(join);
         }
         while self.threads.len() < wanted {
@@ -271,7 +271,7 @@ impl DataLoader {
             match thread.spawn(move || shared.run_thread(number)) {
                 Ok(thread) => self.threads.push(thread),
                 Err(error) => {
-                    // The stream does not depend on it; it only comes more slowly.
+                    // The stream does not depend on the number of threads; it is only slower.
                     tracing::warn!("using {number} decoding threads instead of {wanted}: {error}");
                     self.allow(limits.prefetch_batches, number);
                     break;
@@ -293,12 +293,12 @@ impl DataLoader {
         self.limits
     }
 
-    /// Where the stream stands: after the last batch that was handed out.
+    /// The stream's position: after the last batch that was handed out.
     pub fn position(&self) -> Position {
         self.position
     }
 
-    /// Batches from here to the end; `None` if the stream has no end.
+    /// Batches from the current position to the end; `None` if the stream has no end.
     pub fn batches_left(&self) -> Option<u64> {
         let schedule = &self.shared.schedule;
         schedule.batches().map(|batches| batches - self.shared.lock().next_out)
@@ -318,7 +318,7 @@ impl DataLoader {
 
 impl Drop for DataLoader {
     fn drop(&mut self) {
-        // Under the lock, so that no thread can miss it between its look and its wait.
+        // Set under the lock, so that no thread can miss it between checking the flag and waiting.
         let queue = self.shared.lock();
         self.shared.stop.store(true, Ordering::Relaxed);
         drop(queue);
@@ -334,7 +334,7 @@ fn join(thread: JoinHandle<()>) {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Batches are made outside the lock and no code under it panics halfway.
+        // Batches are made outside the lock, and code under the lock does not panic halfway.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -342,7 +342,7 @@ impl Shared {
         self.stop.load(Ordering::Relaxed) || self.stop_on.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
     }
 
-    /// Makes batches until there is no more to make, or this thread is one too many.
+    /// Makes batches until none are left, or until this thread is surplus.
     fn run_thread(&self, thread: usize) {
         let mut queue = self.lock();
         loop {
@@ -358,7 +358,7 @@ impl Shared {
             queue.next_begun += 1;
             queue.begun.insert(number);
             drop(queue);
-            // A panic here would leave the caller waiting for ever.
+            // A panic here would leave the caller waiting forever.
             let made = catch_unwind(AssertUnwindSafe(|| self.maker.make(epoch, samples, &|| self.is_stopped())));
             queue = self.lock();
             queue.begun.remove(&number);
@@ -374,7 +374,7 @@ impl Shared {
     }
 }
 
-/// Which samples make which batch: arithmetic only.
+/// Maps batch numbers to samples: arithmetic only.
 #[derive(Clone, Debug)]
 struct Schedule {
     rows: u64,
@@ -398,7 +398,7 @@ impl Schedule {
         Ok(Self { rows, batch_size: batch_size.max(1), epochs, start })
     }
 
-    /// Epoch and samples of batch `number`, counted from the start; `None` after the last epoch.
+    /// The epoch and samples of batch `number`, counted from the start; `None` after the last epoch.
     fn batch(&self, number: u64) -> Option<(u64, Range<u64>)> {
         let in_first_epoch = (self.rows - self.start.sample).div_ceil(self.batch_size);
         let (epoch, first) = if number < in_first_epoch {

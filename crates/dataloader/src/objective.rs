@@ -1,4 +1,4 @@
-//! The training task: [`Objective`] names the columns, a prepared objective turns a row into a sample.
+//! The training task. An [`Objective`] names the columns; a prepared objective turns a row into a sample.
 
 mod span_corruption;
 mod text_to_text;
@@ -28,14 +28,14 @@ pub enum Objective {
     SpanCorruption {
         /// Column of the texts.
         text_column: String,
-        /// How the spans are drawn.
+        /// The distribution of the spans.
         #[serde(flatten)]
         spans: SpanCorruption,
     },
 }
 
 impl Objective {
-    /// The columns that are read, in the order in which the values of a row are given to the objective.
+    /// The columns that are read. The values of a row are given to the objective in this order.
     pub fn columns(&self) -> Vec<String> {
         match self {
             Self::TextToText { prompt_column, response_column } => vec![prompt_column.clone(), response_column.clone()],
@@ -43,7 +43,8 @@ impl Objective {
         }
     }
 
-    /// Bytes of a column's values that are read with their batch: what the tokens take in usual text, or a whole piece.
+    /// Bytes of a column's values that are read with their batch: enough for the tokens of usual text, or a whole
+    /// piece.
     pub(crate) fn read_bytes(&self, column: usize, options: &LoaderOptions, tokenizer: &Tokenizer) -> u64 {
         match self {
             Self::TextToText { .. } => {
@@ -58,11 +59,11 @@ impl Objective {
 /// Token lengths and ids that every objective needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleLimits {
-    /// Tokens of a source at most, the end-of-sequence token included.
+    /// Most tokens of a source, including the end-of-sequence token.
     pub max_source_tokens: usize,
-    /// Tokens of a target at most, the end-of-sequence token included.
+    /// Most tokens of a target, including the end-of-sequence token.
     pub max_target_tokens: usize,
-    /// Ends every source and every target.
+    /// The id at the end of every source and every target.
     pub eos_id: u32,
 }
 
@@ -82,9 +83,9 @@ pub(crate) struct Refused {
     pub value: BadValue,
 }
 
-/// An objective with everything that can be computed before the first row.
+/// An objective with everything computed that does not depend on a row.
 pub(crate) enum Prepared {
-    /// With the ids before every source and target.
+    /// The limits, and the ids to put before every source and target.
     TextToText(SampleLimits, Vec<u32>),
     SpanCorruption(span_corruption::Prepared),
 }
@@ -106,7 +107,8 @@ impl Prepared {
         })
     }
 
-    /// The bytes to read of a value of `bytes` bytes where a column is read up to `most`. `key` is the row's own.
+    /// The range to read of a value of `bytes` bytes, if at most `most` bytes of its column are read. `key` is the
+    /// row's own.
     pub fn read_part(&self, bytes: u64, most: u64, key: Key) -> Range<u64> {
         match self {
             Self::TextToText(..) => 0..bytes.min(most),
@@ -114,7 +116,7 @@ impl Prepared {
         }
     }
 
-    /// The text of a value of `bytes` bytes, of which [`read_part`](Self::read_part) was read.
+    /// The text of a value of `bytes` bytes. `held` are the bytes of the range [`read_part`](Self::read_part).
     pub fn text<'a>(
         &self,
         place: Place<'a>,
@@ -132,7 +134,7 @@ impl Prepared {
         }
     }
 
-    /// Tokens of a column's text that matter.
+    /// The most tokens of a column's text that a sample uses.
     pub fn most_tokens(&self, column: usize) -> usize {
         match self {
             Self::TextToText(limits, _) if column == 0 => limits.max_source_tokens,
@@ -141,7 +143,7 @@ impl Prepared {
         }
     }
 
-    /// Makes the sample of one row from the tokens of its texts, in the order of [`Objective::columns`].
+    /// Makes the sample of one row from the tokens of its texts, which are in the order of [`Objective::columns`].
     pub fn sample(&self, ids: Vec<Vec<u32>>, key: Key) -> Sample {
         match self {
             Self::TextToText(limits, start) => {

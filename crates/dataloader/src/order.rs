@@ -1,13 +1,13 @@
-//! [`Order`]: which row comes at which position of which epoch. A pure function, in O(1) memory.
+//! [`Order`]: the row at each position of each epoch. A pure function, in O(1) memory.
 //!
-//! A whole-file shuffle that reads rows one by one is slow, because a row of a parquet file costs a page. The
-//! order is therefore random on two levels. Rows are grouped into *blocks* of neighbours, which are read
-//! cheaply; each epoch permutes all blocks, whatever file they lie in. Every `window_blocks` consecutive blocks of
-//! that permutation make a *window*, and the rows of a window are permuted among themselves. A batch mixes rows
-//! from `window_blocks` random places; a reader needs the blocks of one window at a time.
+//! A whole-file shuffle that reads rows one by one is slow, because reading one row of a parquet file costs a whole
+//! page. The order is therefore random on two levels. Neighbouring rows form *blocks*, which are cheap to read; each
+//! epoch permutes all blocks of all files. Every `window_blocks` consecutive blocks of that permutation form a
+//! *window*, and the rows of a window are permuted within it. A batch mixes rows from `window_blocks` random places; a
+//! reader needs the blocks of one window at a time.
 //!
 //! Invariants:
-//! - every epoch is a permutation of all rows of all files, also when nothing divides anything;
+//! - every epoch is a permutation of all rows of all files, also when the sizes do not divide evenly;
 //! - the order depends on (seed, epoch, rows, `block_rows`, `window_blocks`) and on nothing else, never on memory;
 //! - no table is built: any position of any epoch is computed in O(1).
 
@@ -17,7 +17,7 @@ use crate::Error;
 use crate::permutation::Permutation;
 use crate::random::Key;
 
-/// The order of rows is a function of these and of the number of rows.
+/// The options that, with the number of rows, determine the order of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct OrderOptions {
     /// The run's seed.
@@ -48,7 +48,7 @@ impl Order {
     /// The order of `rows` rows.
     ///
     /// # Errors
-    /// [`Error::Options`] for blocks or windows of nothing.
+    /// [`Error::Options`] for blocks or windows without rows.
     pub fn new(rows: u64, options: OrderOptions) -> Result<Self, Error> {
         let window_rows = options.block_rows.checked_mul(options.window_blocks);
         if window_rows.is_none_or(|window_rows| window_rows == 0 || window_rows > 1 << 62) {
@@ -81,7 +81,7 @@ impl Order {
     }
 }
 
-/// Tell the two uses of an epoch's key apart.
+/// Separate the two uses of an epoch's key.
 const BLOCKS: u64 = 0;
 const ROWS: u64 = 1;
 
@@ -96,7 +96,7 @@ pub struct EpochOrder {
 struct Shuffled {
     block_rows: u64,
     window_blocks: u64,
-    /// Slot in the epoch -> block of the data.
+    /// Maps a slot in the epoch to a block of the data.
     blocks: Permutation,
     /// The slot of the data's last block, which may be short.
     short_slot: u64,
@@ -144,8 +144,8 @@ impl EpochOrder {
 }
 
 impl Shuffled {
-    /// The window that holds `position`. Only the window with the short block has fewer rows than the others
-    /// (the last one may also have fewer blocks), so that one comparison finds it.
+    /// The window that holds `position`. Only the window with the short block has fewer rows than the others (the last
+    /// window may also have fewer blocks), so one comparison finds it.
     fn window(&self, position: u64, rows: u64) -> Window {
         let window_rows = self.block_rows * self.window_blocks;
         let short_window = self.short_slot / self.window_blocks;
@@ -163,7 +163,7 @@ impl Shuffled {
 
     fn row(&self, window: &Window, position: u64) -> u64 {
         let mut index = window.permutation.at(position - window.first_position);
-        // Rows are counted slot by slot; after the short slot, its missing rows are counted too.
+        // Rows are counted slot by slot; after the short slot, the count includes its missing rows.
         let short_end = (self.short_slot.wrapping_sub(window.first_slot))
             .checked_add(1)
             .and_then(|slots| slots.checked_mul(self.block_rows))
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(rows(1, 5), rows(1, 5));
     }
 
-    /// A change here makes every saved position mean other rows. It must come with a new checkpoint version.
+    /// If the order changes, every saved position means other rows. Such a change needs a new checkpoint version.
     #[test]
     fn the_order_is_what_it_always_was() {
         assert_eq!(order(20, 42, 3, 2).epoch(1).rows_at(0..20), GOLDEN_ORDER);

@@ -1,19 +1,19 @@
 //! A keyed pseudo-random permutation of `0..items`, evaluated at any index in O(1) time and memory.
 //!
-//! A Feistel network permutes the smallest power of two that holds the items; an image outside `0..items` is
-//! permuted again until it falls inside ("cycle walking"), which keeps the map a bijection. The domain is less
-//! than twice the items (four at least), so less than one further round trip is needed on average.
+//! A Feistel network permutes the smallest power of two that holds the items. An image outside `0..items` is permuted
+//! again until it falls inside ("cycle walking"), which keeps the map a bijection. The domain has less than twice the
+//! items (at least four), so less than one further pass is needed on average.
 //!
 //! Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 3 (cycle walking) and
-//! section 4 (Feistel); Luby and Rackoff, "How to construct pseudorandom permutations", 1988. Statistical
-//! quality is all that is asked here, not secrecy.
+//! section 4 (Feistel); Luby and Rackoff, "How to construct pseudorandom permutations", 1988. Only statistical quality
+//! is required here, not secrecy.
 
 use crate::random::{Key, mix};
 
-/// Even, so that both halves are changed equally often. Four would do for large domains; small ones want more.
+/// Even, so that both halves change equally often. Four rounds would suffice for large domains; small ones need more.
 const ROUNDS: usize = 8;
 
-/// The permutation. Cheap to make, so that one need not be kept.
+/// The permutation. It is cheap to make, so callers need not keep it.
 #[derive(Clone, Debug)]
 pub struct Permutation {
     items: u64,
@@ -37,7 +37,7 @@ impl Permutation {
         Self { items, low_bits, low_mask: (1 << low_bits) - 1, high_mask: (1 << high_bits) - 1, keys }
     }
 
-    /// Where `index` is sent.
+    /// The image of `index`.
     ///
     /// # Panics
     /// If `index` is not below `items`.

@@ -1,4 +1,4 @@
-//! Keyed randomness: every random choice of the loader is a pure function of what it is about.
+//! Keyed randomness: every random choice of the loader is a pure function of the key that names it.
 //!
 //! A [`Key`] is derived from the run's seed and from words that name the choice (epoch, row, purpose). Nothing
 //! here has hidden state, so any choice can be made again at any time, by any thread, in any order.

@@ -1,7 +1,8 @@
-//! [`RowText`]: the text of a row, of which only the beginning may be in memory.
+//! [`RowText`]: the text of a row, with perhaps only its beginning in memory.
 //!
-//! A batch's rows are read with as much of each value as its tokens usually take. Where they take more (a run of a
-//! megabyte of spaces), more of that value is read again, a stretch at a time. So no value is ever held whole.
+//! A batch's rows are read with as many bytes of each value as its tokens usually take. Where the tokens take more (a
+//! megabyte of spaces, say), later stretches of the value are read one at a time. So a long value is never in memory
+//! whole.
 
 use std::ops::Range;
 
@@ -12,26 +13,26 @@ use crate::tokenizer::{Source, TextFault};
 
 /// Bytes of a long value that are read at a time.
 pub(crate) const STRETCH_BYTES: usize = 128 << 10;
-/// Bytes that are looked at together for anything but white space.
+/// Bytes that are searched at a time for a character other than white space.
 const LOOK_BYTES: usize = 16 << 10;
 
-/// Where the text of a row lies.
+/// The place of a row's text.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub dataset: &'a Dataset,
     pub row: u64,
-    /// The column, as the dataset counts.
+    /// The column's index in the dataset.
     pub column: usize,
 }
 
-/// A text, and how to get more of it.
+/// A text, and the means to read more of it.
 pub(crate) struct RowText<'a> {
     place: Place<'a>,
     /// Bytes of the whole text.
     bytes: usize,
-    /// Its beginning.
+    /// The beginning of the text.
     held: &'a [u8],
-    /// A later stretch: the only row of a read, and where it begins.
+    /// A later stretch: rows with this row alone, and the stretch's start in the text.
     later: Option<(Rows, usize)>,
     /// Asked before each further read.
     stop: &'a dyn Fn() -> bool,
@@ -42,11 +43,11 @@ impl<'a> RowText<'a> {
         Self { place, bytes, held, later: None, stop }
     }
 
-    /// Whether there is nothing but white space.
+    /// Whether the text is only white space.
     pub fn is_blank(&mut self) -> Result<bool, TextFault> {
         let mut at = 0;
         while at < self.bytes {
-            // As much as is held, so that a usual text is looked at once.
+            // Look at the bytes in memory first, up to a limit: a usual text needs one look.
             let end = self.bytes.min(if at == 0 { self.held.len().clamp(4, LOOK_BYTES) } else { at + LOOK_BYTES });
             let text = self.stretch(at..end)?;
             if !text.trim_start().is_empty() {
@@ -57,7 +58,7 @@ impl<'a> RowText<'a> {
         Ok(true)
     }
 
-    /// The beginning of the text that is in memory.
+    /// The beginning of the text, as far as it is in memory.
     pub fn beginning(&self) -> Result<&'a str, TextFault> {
         as_text(self.held, self.held.len() == self.bytes)
     }
@@ -94,16 +95,16 @@ impl Source for RowText<'_> {
             let end = range.end.max(self.bytes.min(range.start + STRETCH_BYTES));
             self.read(range.start..end)?;
         }
-        // A file that changed is an error of the dataset; what is left is a value that is not there.
+        // If the file changed, the dataset returned an error; the case left here is a value that is missing.
         as_text(self.later(&range).ok_or(TextFault::NotUtf8)?, is_last)
     }
 }
 
-/// A text with another one before it, as one.
+/// A text with a prefix, read as a single text.
 pub(crate) struct Prefixed<'p, S> {
     prefix: &'p str,
     text: S,
-    /// A stretch that is of both.
+    /// A stretch that spans the prefix and the text.
     both: String,
 }
 
@@ -143,7 +144,7 @@ impl<S: Source> Source for &mut S {
     }
 }
 
-/// Bytes as text; where more follows, without a character that is cut off at the end.
+/// Bytes as text. If the text continues after them, a character that is cut off at the end is left out.
 pub(crate) fn as_text(bytes: &[u8], is_last: bool) -> Result<&str, TextFault> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text),

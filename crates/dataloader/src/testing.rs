@@ -20,7 +20,7 @@ pub fn sample_tokenizer() -> &'static Arc<Tokenizer> {
     &TOKENIZER
 }
 
-/// Parquet files of one test, gone with it.
+/// Parquet files of one test, removed when dropped.
 pub struct Files {
     directory: TempDir,
     paths: Vec<PathBuf>,

@@ -1,9 +1,9 @@
-//! The texts of files, one after the other, in little memory: what a tokenizer is trained on.
+//! Texts of files, read one after the other in little memory, to train a tokenizer on.
 //!
-//! A file is parquet if it begins like one, rows if its name or its beginning says JSON, CSV or TSV, and text otherwise. Of
-//! parquet with lists of messages the messages are the texts. Text is looked at as it is read: if it is mostly no text (zero
-//! bytes, control characters, bytes that are not UTF-8) it is an error, because a tokenizer that learned it would be of no
-//! use, and nobody would notice.
+//! A file is parquet if it begins like one, rows if its name or its beginning indicates JSON, CSV or TSV, and text
+//! otherwise. In parquet with lists of messages, the messages are the texts. Text is checked as it is read. If most of it is
+//! not text (zero bytes, control characters, bytes that are not UTF-8), reading fails: a tokenizer trained on it would be
+//! useless without any sign of it.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -18,13 +18,13 @@ use crate::row_text::as_text;
 
 /// A longer line is taken in pieces of this many bytes.
 const LINE_BYTES: usize = 64 << 10;
-/// Rows of a parquet file that are read at a time, at most.
+/// The most rows of a parquet file that are read at a time.
 const READ_ROWS: u64 = 1024;
-/// Bytes of values that are read at a time, and at most of one value.
+/// Bytes of values that are read at a time, and the most of one value.
 const READ_BYTES: u64 = 1 << 20;
-/// Of a longer value this much is read: beyond, a single row would outweigh a corpus.
+/// Only this much of a longer value is read: otherwise a single row would outweigh a corpus.
 const MOST_VALUE_BYTES: u64 = 16 << 20;
-/// Bytes of a text file that are read and judged at a time.
+/// Bytes of a text file that are read and checked at a time.
 const BLOCK_BYTES: usize = 64 << 10;
 
 /// The files that a tokenizer is trained on.
@@ -39,14 +39,16 @@ enum Input {
     Rows(PathBuf, Kind, Pairing),
 }
 
-/// Bytes that reading rows holds for a row of the largest size: the line, its texts, and room.
+/// Copies of the largest row that reading holds: the line, its texts, and room.
 const ROW_COPIES: u64 = 3;
 
-/// Bytes that reading lists of messages holds of parquet: of each of the two columns a page as stored and decompressed.
+/// Bytes that reading lists of messages from parquet holds: one page for each of two columns, as stored and
+/// decompressed.
 const PAGES_BYTES: u64 = 4 * (4 << 20);
 
 impl TextFiles {
-    /// Looks at each file: whether it is there, and is parquet with these columns (all string columns where none is named).
+    /// Opens each file and checks that a parquet file has these columns. If no column is named, all string columns are
+    /// read.
     ///
     /// # Errors
     /// [`Error::Text`] for a file that cannot be opened, [`Error::NotText`] for one that ends like a parquet file but does not
@@ -66,7 +68,7 @@ impl TextFiles {
             if let Input::Rows(path, kind, _) = &input {
                 let bytes = std::fs::metadata(path).map_or(0, |file| file.len());
                 let largest = match (kind.form, kind.compression) {
-                    // It may hold a row of any size.
+                    // The file may hold a row of any size.
                     (Form::Parquet, _) | (_, Compression::Gzip | Compression::Zstd) => row_files::MOST_ROW_BYTES as u64,
                     (_, Compression::None) => bytes.min(row_files::MOST_ROW_BYTES as u64),
                 };
@@ -78,14 +80,14 @@ impl TextFiles {
         Ok(files)
     }
 
-    /// Bytes that reading holds at most, one file at a time.
+    /// The most bytes that reading holds, one file at a time.
     pub fn reading_bytes(&self) -> u64 {
         self.reading_bytes
     }
 
-    /// The texts in order: each line of a text file, each value of a parquet file's columns. Lines and values that are long
-    /// come in pieces. Null and broken values are passed over, and broken bytes in lines are replaced: a tokenizer's
-    /// training needs no row in particular. Of a value of more than 16 MiB the beginning is read, and `long_values` counted.
+    /// Returns the texts in order: each line of a text file, each value of a parquet file's columns. Long lines and values
+    /// come in pieces. Null and broken values are skipped, and broken bytes in lines are replaced: training a tokenizer
+    /// needs no particular row. Only the first 16 MiB of a longer value are read, and `long_values` counts that value.
     pub fn texts<'a>(
         &'a self,
         long_values: &'a std::cell::Cell<u64>,
@@ -126,7 +128,7 @@ fn look_at(path: &Path, columns: &[String]) -> Result<Input, Error> {
         false => columns.to_vec(),
         true => {
             let kind = Kind::of(path)?;
-            // The ids beside messages are no texts to learn.
+            // Ids stored beside messages are not text to learn from.
             if let (Ok(pairing @ Pairing::Chat { .. }), true) =
                 (Pairing::of(&kind.columns, &Chosen::default()), kind.chat.is_some())
             {
@@ -138,7 +140,8 @@ fn look_at(path: &Path, columns: &[String]) -> Result<Input, Error> {
     Ok(Input::Values(path.to_owned(), columns))
 }
 
-/// A file of rows, by its name: of JSON, CSV or TSV. With columns that are not named its prompts and responses, or else all.
+/// Opens a file of rows (JSON, CSV or TSV by its name). If no column is named, reads its prompts and responses, or else all
+/// columns.
 fn rows_of(path: &Path, columns: &[String]) -> Result<Option<Input>, Error> {
     let is_named = row_files::ending(path).is_some_and(|ending| ending != "parquet" && ENDINGS.contains(&&*ending));
     if !is_named {
@@ -181,7 +184,7 @@ fn open<'a>(
     })
 }
 
-/// A text file, judged block by block as it is read.
+/// A text file, checked block by block as it is read.
 struct Judged {
     file: File,
 }
@@ -204,7 +207,7 @@ impl Read for Judged {
     }
 }
 
-/// Why a block of a file is no text; `None` for text of any language, though some bytes of it be broken.
+/// Why a block of a file is not text; `None` for text of any language, even with a few broken bytes.
 fn not_text(block: &[u8]) -> Option<String> {
     let share = |count: usize| 100.0 * count as f64 / block.len() as f64;
     let zeros = block.iter().filter(|&&byte| byte == 0).count();
@@ -272,7 +275,7 @@ impl Iterator for Lines {
     }
 }
 
-/// Texts of rows. A row that is broken is an error; columns without text are passed over.
+/// Texts of rows. A broken row is an error; columns without text are skipped.
 struct RowTexts {
     rows: row_files::Rows,
     pairing: Pairing,
@@ -304,18 +307,18 @@ impl Iterator for RowTexts {
     }
 }
 
-/// Values of a parquet file: row by row, in each row column by column.
+/// Values of a parquet file: row by row, and within a row column by column.
 struct Values<'a> {
     dataset: Dataset,
     long_values: &'a std::cell::Cell<u64>,
     rows: Rows,
     /// Values of `rows` that are still to come.
     left: Range<usize>,
-    /// The first row of `rows`, and the one after the last.
+    /// The rows that `rows` holds.
     read: Range<u64>,
-    /// Rows to read next: fewer where they are large.
+    /// Rows to read next: fewer if rows are large.
     at_a_time: u64,
-    /// The value of which more is to come: its place in `rows`, and the bytes that came.
+    /// The value that has more to read: its index in `rows`, and the bytes read so far.
     within: Option<(usize, u64)>,
 }
 
@@ -325,7 +328,7 @@ impl<'a> Values<'a> {
         Self { dataset, long_values, rows, left, read, at_a_time: READ_ROWS, within: None }
     }
 
-    /// Reads the next rows: as many as fit, of each value the beginning.
+    /// Reads the next rows, as many as fit, with the beginning of each value.
     fn read_more(&mut self) -> Result<(), Error> {
         let start = self.read.end;
         let columns = self.dataset.columns().len();
@@ -358,7 +361,7 @@ impl<'a> Values<'a> {
         Ok(rows.bytes(column, 0).and_then(|bytes| as_text(bytes, false).ok()).map(str::to_owned))
     }
 
-    /// A value of the rows that were read, or what was read of it.
+    /// A value of the rows in memory, or the part of it that was read.
     fn value(&mut self, value: usize) -> Option<String> {
         let columns = self.dataset.columns().len();
         let (column, row) = (value % columns, value / columns);
@@ -473,7 +476,7 @@ mod tests {
         file
     }
 
-    /// The texts of a file, or why it is none.
+    /// The texts of a file, or why the file is refused.
     fn read(bytes: &[u8]) -> Result<Vec<String>, String> {
         let file = file(bytes);
         let files = TextFiles::open(&[file.path().to_owned()], &[]).map_err(|error| error.to_string())?;
@@ -495,7 +498,7 @@ mod tests {
         check(&utf16, "UTF-16");
         let noise: Vec<u8> = (0..4096_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8 | 1).collect();
         check(&noise, "control characters or not UTF-8");
-        // A good beginning does not make up for what follows.
+        // Good text at the beginning does not make up for bad bytes later.
         check(&[&b"a line of text\n".repeat(20_000)[..], &[0x91; 200_000]].concat(), "another encoding");
     }
 

@@ -1,12 +1,12 @@
 //! [`Tokenizer`]: text to token ids and back, from the files that models are published with: `tokenizer.json`, a SentencePiece
-//! `spiece.model`, `vocab.json` with `merges.txt`, or none at all, for the bytes of ByT5.
+//! `spiece.model`, `vocab.json` with `merges.txt`, or no file for ByT5's bytes.
 //!
 //! Invariants:
-//! - `encode` is a pure function of the text: no end-of-sequence token, no truncation, no padding, whatever the
-//!   file asks for. Those are the loader's business and are done on ids.
-//! - Memory does not grow with use: the words that are [remembered] are few and short, and the library's own memory of words is
-//!   off. Texts of any length are tokenized in [windows](windows).
-//! - Whatever the file says and the text holds, the outcome is ids or a typed error that names the file.
+//! - `encode` is a pure function of the text: no end-of-sequence token, no truncation, no padding, even if the file
+//!   asks for them. The loader does these on ids.
+//! - Memory does not grow with use: the [remembered] words are few and short, and the library's own word cache is off. Texts of
+//!   any length are tokenized in [windows](windows).
+//! - For any file and any text, the result is ids or a typed error that names the file.
 //!
 //! ```no_run
 //! let tokenizer = dataloader::Tokenizer::load("data/sample-tokenizer.json".as_ref())?;
@@ -43,14 +43,14 @@ use utf8_bytes::Utf8Bytes;
 use windows::Tokenizing;
 pub(crate) use windows::{Source, TextFault, Windows};
 
-/// A text on which a tokenizer is tried when it is loaded: scripts, digits, spaces, a character that grows, broken pieces.
+/// A text that is encoded when a tokenizer is loaded: scripts, digits, spaces, a character that grows, broken pieces.
 const PROBE: &str = "The quick  brown fox, 0123456789 km.\n\t\u{4e2d}\u{6587} \u{fdfa} \u{e9}e\u{301} \u{1f469}\u{200d}\u{1f467} <unk>\u{0} ";
 
 const END_OF_SEQUENCE: [&str; 5] = ["</s>", "[EOS]", "<eos>", "<|endoftext|>", "<|im_end|>"];
 const PADDING: [&str; 4] = ["<pad>", "[PAD]", "<|pad|>", "<|endoftext|>"];
 const UNKNOWN: [&str; 3] = ["<unk>", "[UNK]", "<|unk|>"];
 
-/// A longer file is not a tokenizer: the largest published ones have about 40 MB.
+/// A longer file is not a tokenizer: the largest published ones are about 40 MB.
 const LARGEST_FILE_BYTES: u64 = 512 << 20;
 
 /// A loaded tokenizer. Cheap to share between threads behind an `Arc`.
@@ -58,13 +58,13 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     path: PathBuf,
     kind: Kind,
-    /// Files beside it that belong to it.
+    /// Files in the same directory that belong to the tokenizer.
     companions: Vec<PathBuf>,
     fingerprint: String,
     vocab_size: usize,
     transformers_config: String,
     traits: Traits,
-    /// Bytes of the longest token, and of the longest that is found by its name.
+    /// Bytes of the longest token, and of the longest added token (found by name).
     longest_token: usize,
     longest_added: usize,
     growth: u64,
@@ -77,24 +77,24 @@ pub struct Tokenizer {
 pub enum TokenizerJson<'a> {
     /// A file, to copy as it is.
     File(&'a Path),
-    /// The text of one that is in no file.
+    /// The text of a `tokenizer.json` that exists as no file.
     Text(&'a str),
-    /// There is none: transformers makes the tokenizer of its class alone.
+    /// There is none: transformers makes the tokenizer from its class alone.
     None,
 }
 
-/// What a tokenizer was read from.
+/// The form that a tokenizer was read from.
 enum Kind {
     /// A `tokenizer.json`.
     Json,
-    /// A file of another kind, which was made into this `tokenizer.json`.
+    /// A file of another kind, converted to this `tokenizer.json`.
     Converted(String),
     /// No file: the bytes of a text.
     Bytes(Utf8Bytes),
 }
 
 impl Tokenizer {
-    /// The `tokenizer.json` that belongs beside a model with this tokenizer.
+    /// The `tokenizer.json` to write beside a model with this tokenizer.
     pub fn json(&self) -> TokenizerJson<'_> {
         match &self.kind {
             Kind::Json => TokenizerJson::File(&self.path),
@@ -103,7 +103,7 @@ impl Tokenizer {
         }
     }
 
-    /// The files beside the tokenizer that belong to it, for beside a model, but for `tokenizer.json` and `tokenizer_config.json`.
+    /// Further files to copy beside a model with this tokenizer, except `tokenizer.json` and `tokenizer_config.json`.
     pub fn companions(&self) -> &[PathBuf] {
         &self.companions
     }
@@ -111,10 +111,11 @@ impl Tokenizer {
     /// Reads a tokenizer from the bytes of a `tokenizer.json`; `path` names it in errors.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] when the bytes are not a tokenizer, or one that fails or grows without bound on any text.
+    /// [`Error::Tokenizer`] when the bytes are not a tokenizer, or the tokenizer fails or grows text without bound on
+    /// any text.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, Error> {
         let head = Head::read(bytes).map_err(|error| unusable(path, error))?;
-        // Before anything of it runs: reading the file normalizes the tokens that are found by name.
+        // Checked before any of it runs: loading the file already normalizes the added tokens.
         head.check_pieces().map_err(|error| unusable(path, error))?;
         let growth = head.growth().map_err(|error| unusable(path, error))?;
         let tokenizer = guarded(path, "reading it", || Self::build(bytes, path, &head, growth))??;
@@ -123,10 +124,11 @@ impl Tokenizer {
     }
 
     /// Reads a tokenizer from the bytes of a `spiece.model`. `config` is the text of the `tokenizer_config.json` beside it, which
-    /// may say how many sentinels there are; `path` names the file in errors.
+    /// may give the number of sentinels; `path` names the file in errors.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] when the bytes are not a SentencePiece model of kind unigram, and as [`from_bytes`](Self::from_bytes).
+    /// [`Error::Tokenizer`] when the bytes are not a SentencePiece model of kind unigram, or as for
+    /// [`from_bytes`](Self::from_bytes).
     pub fn from_sentence_piece(bytes: &[u8], config: Option<&str>, path: &Path) -> Result<Self, Error> {
         let json = Beside::of_config(config).and_then(|beside| sentence_piece::tokenizer_json(bytes, &beside));
         let json = json.map_err(|reason| unusable(path, reason))?;
@@ -134,12 +136,13 @@ impl Tokenizer {
         Ok(Self { kind: Kind::Converted(json), ..tokenizer })
     }
 
-    /// Tries both ways once: what can only fail does so here, before any work is done that could be lost.
+    /// Encodes and decodes once, so that a tokenizer that always fails does so here, before any work that could be
+    /// lost.
     fn try_out(&self) -> Result<(), Error> {
         let mut ids: Vec<u32> = (0..self.vocab_size.min(64) as u32).collect();
         match self.encode(PROBE) {
             Ok(of_text) => ids.extend(of_text),
-            // A text that it has no tokens for is no fault of the file.
+            // A text without tokens is not the file's fault.
             Err(Error::Encode { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -170,7 +173,7 @@ impl Tokenizer {
         let vocabulary = inner.get_vocab(true);
         let longest_token = vocabulary.keys().map(String::len).max().unwrap_or(0);
         let longest_added = inner.get_added_vocabulary().get_vocab().keys().map(String::len).max().unwrap_or(0);
-        // Ids may have gaps; a model needs a row for the largest of them.
+        // Ids may have gaps; a model needs a row for the largest id.
         let vocab_size = vocabulary.into_values().max().map_or(0, |id| id as usize + 1);
         if vocab_size == 0 {
             return Err(unusable(path, "its vocabulary is empty"));
@@ -202,19 +205,19 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`Error::Encode`] when the tokenizer cannot represent the text and has no unknown token; [`Error::Tokenizer`]
-    /// when it fails on it.
+    /// when it fails on the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         self.encode_start(text, usize::MAX)
     }
 
-    /// The first `max_tokens` ids of [`encode`](Self::encode), and one more if the text has more.
+    /// Returns the first `max_tokens` ids of [`encode`](Self::encode), and one more if the text has more.
     ///
-    /// Of a long text only as much is tokenized as these take, in windows of a few KiB: no text costs a multiple of its
-    /// size, however its words are cut. The ids are those of the whole text wherever its words are shorter
-    /// than one window; the borders of tokens within longer words may differ from those of the whole.
+    /// Only the part of a long text that these ids take is tokenized, in windows of a few KiB. No text costs a multiple
+    /// of its size, however its words are cut. The ids equal those of the whole text wherever its words are shorter
+    /// than one window; within longer words, the token borders may differ.
     ///
     /// # Errors
-    /// Those of [`encode`](Self::encode).
+    /// The same as for [`encode`](Self::encode).
     pub fn encode_start(&self, text: &str, max_tokens: usize) -> Result<Vec<u32>, Error> {
         self.encode_source(&mut &*text, max_tokens).map_err(|fault| match fault {
             TextFault::Error(error) => error,
@@ -222,7 +225,8 @@ impl Tokenizer {
         })
     }
 
-    /// The first `max_tokens` ids of a text that is read as far as they take, and one more if there are more.
+    /// Returns the first `max_tokens` ids of a text, and one more if there are more. Reads the text only as far as they
+    /// take.
     pub(crate) fn encode_source(&self, source: &mut impl Source, max_tokens: usize) -> Result<Vec<u32>, TextFault> {
         self.encode_in(self.windows(max_tokens), source, max_tokens)
     }
@@ -242,17 +246,17 @@ impl Tokenizer {
         Ok(tokenizing.finish())
     }
 
-    /// The sizes in which texts are tokenized of which the first `max_tokens` tokens are wanted.
+    /// Window sizes for texts of which the first `max_tokens` tokens are needed.
     pub(crate) fn windows(&self, max_tokens: usize) -> Windows {
         Windows::new(max_tokens, self.longest_token, self.longest_added, self.growth)
     }
 
-    /// Memory for each byte of a word while it is tokenized; none where a text is its bytes.
+    /// Memory for each byte of a word while it is tokenized; `None` for ByT5's bytes.
     pub(crate) fn word_byte_bytes(&self) -> Option<u64> {
         (!matches!(self.kind, Kind::Bytes(_))).then_some(self.traits.word_byte_bytes)
     }
 
-    /// The text of `ids`, special tokens left out, ids outside the vocabulary too.
+    /// Returns the text of `ids`, without special tokens and ids outside the vocabulary.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] when the tokenizer's decoder fails.
@@ -264,19 +268,19 @@ impl Tokenizer {
         decoded.map_err(|error| unusable(&self.path, error))
     }
 
-    /// The ids that the file wants before every text, `<s>` of CodeT5 for example. Most T5s have none.
+    /// The ids that the file puts before every text, such as `<s>` of CodeT5. Most T5 tokenizers have none.
     ///
-    /// They are no part of [`encode`](Self::encode), and like the end of the sequence are put to the ids by whoever makes a sample.
+    /// [`encode`](Self::encode) does not add them. The code that makes a sample does, as it adds the end-of-sequence id.
     pub fn start_ids(&self) -> &[u32] {
         &self.start_ids
     }
 
-    /// What the file's template puts before a text.
+    /// The ids that the file's template puts before a text.
     fn start_of(inner: &tokenizers::Tokenizer) -> Vec<u32> {
         let Ok(encoding) = inner.encode("a", true) else { return Vec::new() };
         let marks = encoding.get_special_tokens_mask().iter();
         let (ids, specials) = (encoding.get_ids(), marks.take_while(|mark| **mark == 1).count());
-        // A text that is nothing but special tokens has no start.
+        // A text of special tokens only has no start.
         if specials < ids.len() { ids[..specials].to_vec() } else { Vec::new() }
     }
 
@@ -319,11 +323,10 @@ impl Tokenizer {
         (0..).map_while(|number| self.token_id(&format!("<extra_id_{number}>"))).collect()
     }
 
-    /// The `tokenizer_config.json` to write beside this `tokenizer.json` and a T5 `config.json`: the one that this
-    /// tokenizer came with, byte for byte, or where it came with none a new one of its special tokens.
+    /// The `tokenizer_config.json` to write beside this `tokenizer.json` and a T5 `config.json`. If the tokenizer came
+    /// with one, it is returned byte for byte; otherwise a new one with its special tokens.
     ///
-    /// Without it transformers' `AutoTokenizer` takes the class that belongs to T5, which reads Unigram
-    /// vocabularies only.
+    /// Without this file transformers' `AutoTokenizer` takes T5's own class, which reads Unigram vocabularies only.
     pub fn transformers_config(&self) -> &str {
         &self.transformers_config
     }
@@ -347,7 +350,7 @@ impl Tokenizer {
         format!("{config:#}\n")
     }
 
-    /// Whether two tokenizers have the same tokens, under the same ids.
+    /// Whether two tokenizers have the same tokens with the same ids.
     pub fn agrees_with(&self, other: &Tokenizer) -> bool {
         let is_alike = || {
             let (ours, theirs) = (self.inner.get_vocab(true), other.inner.get_vocab(true));
@@ -361,7 +364,7 @@ impl Tokenizer {
         &self.fingerprint
     }
 
-    /// Where the tokenizer came from.
+    /// The path that the tokenizer was read from.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -382,9 +385,9 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// Runs code of the tokenizers crate, which panics on some files that it accepts.
+/// Runs code of the tokenizers crate, which panics on some files that it loads without error.
 fn guarded<T>(path: &Path, doing: &str, run: impl FnOnce() -> T) -> Result<T, Error> {
-    // State after a panic is dropped with the tokenizer, or is a cache that is only read.
+    // After a panic the state is dropped with the tokenizer, or it is a cache that is only read.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let said = panic_message(&*panic);
         unusable(path, format!("the tokenizers library failed at {doing}: {said}"))

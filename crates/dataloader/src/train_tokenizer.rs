@@ -1,12 +1,12 @@
 //! Trains a T5 tokenizer: byte-level BPE, made for mixed Chinese and English.
 //!
-//! Text is first cut into words: a digit at a time (numbers are spelled, so arithmetic can be learned), runs of
-//! Han characters, runs of other letters and of punctuation with the space before them. Merges never cross a
-//! word. The alphabet is the 256 bytes, so nothing is ever unknown, every text decodes to itself byte for byte,
-//! and a rare character costs a few tokens instead of a place in the vocabulary.
+//! Text is first cut into words: single digits (numbers are spelled, so arithmetic can be learned), runs of Han
+//! characters, and runs of other letters or of punctuation with the space before them. Merges never cross a word. The
+//! alphabet is the 256 bytes. So no text is unknown, every text decodes to itself byte for byte, and a rare character
+//! costs a few tokens instead of an entry in the vocabulary.
 //!
 //! Ids are laid out like T5's: `<pad>` 0, `</s>` 1, `<unk>` 2 (never produced), the bytes, the merges, and the
-//! sentinels last, `<extra_id_0>` the very last.
+//! sentinels, with `<extra_id_0>` as the very last id.
 //!
 //! Invariants: the result is a function of the texts in their order and of [`TokenizerTraining`], not of threads
 //! or hash seeds; memory is bounded by [`TokenizerTraining::most_bytes`], however long the texts are.
@@ -29,45 +29,45 @@ use tokenizers::{
 use crate::texts::TextFiles;
 use crate::{Error, bpe};
 
-/// Cuts text into the words that merges stay inside. Read by `fancy-regex` here and by Oniguruma in Python, so
-/// it keeps to what both read alike, and it has no look-around, which keeps it linear.
+/// Cuts text into the words that merges never cross. `fancy-regex` reads it here and Oniguruma in Python, so it uses
+/// only syntax that both treat alike. It has no look-around, so matching is linear.
 const WORDS: &str = r"\p{N}|\p{Han}+| ?[^\s\p{Han}\p{N}\p{P}\p{S}]+| ?[\p{P}\p{S}]+|\s+";
 
 const SPECIAL: [&str; 3] = ["<pad>", "</s>", "<unk>"];
 const BYTES: usize = 256;
-/// Longer words are counted in pieces of this many bytes, so that no text can make training quadratic.
+/// Longer words are counted in pieces of this many bytes, so that no text makes training quadratic.
 const MAX_WORD_BYTES: usize = 256;
 
-/// How to train. The default is a T5-sized vocabulary.
+/// Settings of the training. The default is a T5-sized vocabulary.
 #[derive(Clone, Debug)]
 pub struct TokenizerTraining {
-    /// Tokens, special ones and sentinels included. Fewer come out when the texts have too few words.
+    /// Tokens, including special tokens and sentinels. The result has fewer if the texts have too few words.
     pub vocab_size: usize,
     /// Sentinels `<extra_id_N>` for span corruption.
     pub sentinels: usize,
-    /// A pair is merged only if it occurs this often.
+    /// A pair is merged only if it occurs at least this often.
     pub min_frequency: u64,
-    /// Words are counted in at most about this many bytes; beyond, the rarest words are forgotten. Learning the
-    /// merges takes about four times as much.
+    /// Words are counted in about this many bytes at most; beyond, the rarest words are forgotten. Learning the merges
+    /// takes about four times as much.
     pub max_counted_bytes: usize,
 }
 
-/// Bytes that a counted byte takes at most, first in the table of words and then while merges are learned.
+/// The most bytes that a counted byte takes, first in the table of words and then while merges are learned.
 const LEARNING_BYTES_PER_COUNTED: u64 = 6;
-/// An entry of the vocabulary, in the tokenizer and in its file. An estimate with room.
+/// Memory of a vocabulary entry, in the tokenizer and in its file. An estimate with room.
 const ENTRY_OF_TOKENIZER_BYTES: u64 = 1536;
-/// Memory for cutting a piece of text into words, and the fixed rest.
+/// Memory for cutting a piece of text into words, and other fixed memory.
 const CUTTING_BYTES: u64 = 6 << 20;
-/// With a smaller table of words nothing worth having is learned.
+/// The smallest table of words with which training learns a useful vocabulary.
 const LEAST_COUNTED_BYTES: u64 = 512 << 10;
 
 impl TokenizerTraining {
-    /// Bytes that training takes at most, beside reading the texts.
+    /// The most bytes that training takes, without reading the texts.
     pub fn most_bytes(&self) -> u64 {
         self.max_counted_bytes as u64 * LEARNING_BYTES_PER_COUNTED + self.fixed_bytes()
     }
 
-    /// The same with the table of words as small as `bytes` demand, no larger than it is.
+    /// Returns these settings with the table of words reduced to fit `bytes`. The table never grows.
     ///
     /// # Errors
     /// The bytes that would be needed.
@@ -119,14 +119,14 @@ pub struct TrainedTokenizer {
     pub text_bytes: u64,
     /// True when rare words were forgotten to stay within `max_counted_bytes`.
     pub pruned: bool,
-    /// Values of parquet files of which the beginning was read.
+    /// Values of parquet files of which only the beginning was read.
     pub long_values: u64,
 }
 
-/// Trains a tokenizer on files: the lines of text files and the values of parquet files' string columns, those
-/// named in `columns` or all where it is empty. Files are streamed.
+/// Trains a tokenizer on files: the lines of text files, and the values of parquet files' string columns. If `columns`
+/// is empty, all string columns are used. Files are streamed.
 ///
-/// The result is bytes; writing them is the caller's, who has the one way to write a file that cannot be torn.
+/// The result is bytes. The caller writes them, with its one function that writes files atomically.
 ///
 /// # Errors
 /// Errors of reading a file, and those of [`train_tokenizer_on`].
@@ -138,10 +138,10 @@ pub fn train_tokenizer(
     train_tokenizer_on_files(&TextFiles::open(inputs, columns)?, training)
 }
 
-/// Trains a tokenizer on files that have been looked at.
+/// Trains a tokenizer on files that have been opened and checked.
 ///
 /// # Errors
-/// Those of [`train_tokenizer`].
+/// The same as for [`train_tokenizer`].
 pub fn train_tokenizer_on_files(files: &TextFiles, training: &TokenizerTraining) -> Result<TrainedTokenizer, Error> {
     let long_values = std::cell::Cell::new(0);
     let trained = train_tokenizer_on(files.texts(&long_values), training)?;
@@ -176,7 +176,7 @@ pub fn train_tokenizer_on(
     Ok(TrainedTokenizer { json, vocab_size, texts: read, text_bytes, pruned, long_values: 0 })
 }
 
-/// Learns the merges and puts the tokenizer together around them.
+/// Learns the merges and builds the tokenizer from them.
 fn assemble(words: WordCounts, training: &TokenizerTraining) -> Result<tokenizers::Tokenizer, Error> {
     let letters = byte_letters();
     let mut alphabet: [u8; BYTES] = std::array::from_fn(|byte| byte as u8);
@@ -189,7 +189,7 @@ fn assemble(words: WordCounts, training: &TokenizerTraining) -> Result<tokenizer
     };
     let tokens = (0..learned.symbols.len() as u32).map(|symbol| (spelled(symbol), symbol + SPECIAL.len() as u32));
     let specials = (0..).zip(SPECIAL).map(|(id, name)| (name.to_owned(), id));
-    // The ranks of merges are told apart by their pairs, so that a pair may have one only.
+    // A merge's rank is looked up by its pair, so a pair may have only one rank.
     let mut seen = HashSet::new();
     let merges = learned.merges.iter().filter(|merge| seen.insert(merge.pair));
     let merges = merges.map(|merge| (spelled(merge.pair.0), spelled(merge.pair.1))).collect();
@@ -219,8 +219,8 @@ fn assemble(words: WordCounts, training: &TokenizerTraining) -> Result<tokenizer
     Ok(tokenizer)
 }
 
-/// The letter that stands for each byte in a byte-level vocabulary: itself where it is printable, else the next
-/// one from U+0100 on. (`bytes_to_unicode` in openai/gpt-2, `src/encoder.py`)
+/// The letter for each byte in a byte-level vocabulary: the byte itself if it is printable, else the next letter from
+/// U+0100 on. (`bytes_to_unicode` in openai/gpt-2, `src/encoder.py`)
 fn byte_letters() -> [char; BYTES] {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut others = (0x100_u32..).map(|letter| char::from_u32(letter).expect("far below the surrogates"));
@@ -237,8 +237,8 @@ fn word_splitter() -> Result<Split, Error> {
 
 /// Words and how often they occur, in bounded memory.
 ///
-/// When the table is full, every word seen no more often than a rising threshold is forgotten, as word2vec does
-/// (`ReduceVocab` in Mikolov et al.'s word2vec.c). What is forgotten depends on the order of the texts only.
+/// When the table is full, every word seen no more often than a rising threshold is forgotten, as in word2vec
+/// (`ReduceVocab` in Mikolov et al.'s word2vec.c). The forgotten words depend on the order of the texts only.
 struct WordCounts {
     counts: HashMap<String, u64>,
     bytes: usize,
@@ -246,7 +246,7 @@ struct WordCounts {
     forgotten: u64,
 }
 
-/// Approximate size of an entry of the table, without its letters.
+/// Approximate bytes of an entry of the table, without its letters.
 const ENTRY_BYTES: usize = 64;
 
 impl WordCounts {
@@ -291,7 +291,7 @@ impl WordCounts {
     }
 
     fn forget(&mut self) {
-        // Down to half, so that forgetting is rare.
+        // Forgets down to half, so that it is rarely needed.
         while self.bytes > self.max_bytes / 2 {
             self.forgotten += 1;
             let threshold = self.forgotten;
@@ -302,8 +302,8 @@ impl WordCounts {
     }
 }
 
-/// Where to cut a long text, so that cutting it into words costs little at a time: before white space, where a word ends
-/// anyway, or else within a word that is counted in pieces.
+/// The place to cut a long text, so that cutting it into words costs little at a time. It is before white space, where a
+/// word ends anyway, or else within a word that is counted in pieces.
 fn piece_end(text: &str) -> usize {
     const PIECE_BYTES: usize = 8 << 10;
     let end = text.floor_char_boundary(PIECE_BYTES);

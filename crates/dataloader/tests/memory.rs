@@ -1,4 +1,5 @@
-//! The bill of a loader beside the memory that it takes over bad texts. One test alone, because the allocator counts for all threads.
+//! Compares a loader's bill with the memory that it takes over bad texts. One test alone, because the allocator counts for all
+//! threads.
 
 #[path = "support/texts.rs"]
 mod texts;
@@ -43,7 +44,7 @@ fn with_fallback(directory: &Path) -> PathBuf {
     path
 }
 
-/// The bytes that a loader states for the making of a batch, and those that it takes.
+/// The bytes that a loader states for making a batch, and the bytes that it takes.
 fn stated_and_taken(tokenizer: &Arc<Tokenizer>, dataset: Dataset, tokens: usize) -> (u64, u64) {
     let options = LoaderOptions {
         batch_size: 4,
@@ -89,7 +90,7 @@ fn no_text_takes_more_memory_than_the_loader_states() {
                 most = most.max(100 * taken / stated);
             }
         }
-        // Of so short values a window is most of the bill, and some text takes about all of it.
+        // For such short values a window is most of the bill, and some text takes nearly all of it.
         assert!(most >= 40, "{}: no text takes more than {most} % of what is stated", path.display());
     }
 }

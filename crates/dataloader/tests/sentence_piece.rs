@@ -1,4 +1,4 @@
-//! A `spiece.model` alone gives the ids that transformers makes of it (`scripts/make_goldens.py sentence-piece`).
+//! A `spiece.model` alone gives the same ids as transformers (`scripts/make_goldens.py sentence-piece`).
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! The bill of a thread that makes batches ahead, beside the system's count. One test alone, because the count is the process's.
+//! Compares the bill of a thread that prefetches batches with the system's count. One test alone, because the count is the
+//! process's.
 #![cfg(target_os = "linux")]
 
 #[path = "support/texts.rs"]
@@ -23,7 +24,7 @@ fn dataset(directory: &Path, name: &str, texts: &[String]) -> Arc<Dataset> {
     let column = || -> ArrayRef { Arc::new(StringArray::from_iter_values(texts)) };
     let batch = RecordBatch::try_from_iter([("prompt", column()), ("response", column())]).unwrap();
     let path = directory.join(name);
-    // Small pages, so that what is taken while they are decoded is not the most.
+    // Small pages, so that decoding them is not the peak.
     let pages = WriterProperties::builder().set_dictionary_enabled(false).set_write_batch_size(1);
     let pages = pages.set_data_page_size_limit(1 << 10).build();
     let file = std::fs::File::create(&path).unwrap();
@@ -50,7 +51,7 @@ fn read_all(loader: &mut DataLoader) {
     while loader.next_batch().unwrap().is_some() {}
 }
 
-/// What a loader states for tokenizing.
+/// The bytes that a loader states for tokenizing.
 fn stated(loader: &DataLoader, limits: LoaderLimits) -> u64 {
     loader.costs(limits).iter().find(|row| row.name == "tokenizing").unwrap().bytes
 }
@@ -76,12 +77,12 @@ fn a_thread_takes_what_is_stated_beside_the_blocks_that_it_is_given_and_at_least
         "tests/goldens/sentence_piece/T5/spiece.model",
     ] {
         let tokenizer = Arc::new(Tokenizer::load(&here.join(tokenizer)).unwrap());
-        // This thread has tokenized when a run measures what the process holds.
+        // In a real run, this thread has tokenized before the process's memory is measured.
         read_all(&mut loader(&usual, &tokenizer));
         let mut loader = loader(&hostile, &tokenizer);
         let of_thread = stated(&loader, AHEAD) - stated(&loader, NONE);
         heap::release_unused();
-        // From here on the peak is counted anew.
+        // Resets the peak.
         std::fs::write("/proc/self/clear_refs", "5").unwrap();
         let before = bytes("VmRSS:");
         heap::count_allocations(true);

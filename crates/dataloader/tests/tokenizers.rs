@@ -1,4 +1,4 @@
-//! Tokenizers as publishers ship them give the ids that transformers makes (`scripts/make_goldens.py tokenizers`).
+//! Published tokenizers give the same ids as transformers (`scripts/make_goldens.py tokenizers`).
 
 use std::path::{Path, PathBuf};
 

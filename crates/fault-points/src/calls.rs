@@ -1,6 +1,6 @@
-//! The system calls that touch files: number, name, and which arguments name the file.
+//! The system calls that touch files: their numbers, their names, and the arguments that name the file.
 
-/// Which arguments name a call's file, and which one is its length.
+/// The arguments that name a call's file, and the argument with its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// A path.
@@ -17,13 +17,13 @@ pub enum Shape {
     File,
     /// Two open files: the first and the second argument, or the first and the third.
     TwoFiles(usize),
-    /// An open file, a buffer and its length: read from the file.
+    /// An open file, a buffer and its length; reads the file.
     Read,
-    /// An open file, a buffer and its length: written to the file.
+    /// An open file, a buffer and its length; writes the file.
     Write,
-    /// An open file, a list of buffers and how many they are: read.
+    /// An open file, a list of buffers and their number; reads the file.
     ReadVector,
-    /// An open file, a list of buffers and how many they are: written.
+    /// An open file, a list of buffers and their number; writes the file.
     WriteVector,
     /// `mmap`: the fifth argument is an open file.
     Map,
@@ -34,11 +34,11 @@ pub enum Shape {
 /// A system call.
 #[derive(Debug)]
 pub struct Call {
-    /// Its number on this architecture.
+    /// The number on this architecture.
     pub number: i64,
-    /// Its name.
+    /// The call's name.
     pub name: &'static str,
-    /// Where its file is named.
+    /// The arguments that name its file.
     pub shape: Shape,
 }
 
@@ -118,7 +118,7 @@ const OLDER: &[Call] = &[
     call(libc::SYS_chmod, "chmod", Shape::Path),
 ];
 
-/// Every call, one after the other.
+/// All calls, in one sequence.
 pub fn all() -> impl Iterator<Item = &'static Call> {
     CALLS.iter().copied().flatten()
 }

@@ -1,4 +1,4 @@
-//! Entering the kernel from one place, which the filter knows, and the registers of a call that trapped.
+//! Enters the kernel from a single place, which the filter knows; and reads the registers of a call that trapped.
 
 /// The six arguments of a system call.
 pub type Arguments = [u64; 6];
@@ -45,13 +45,13 @@ unsafe extern "C" {
     static fault_points_entered: u8;
 }
 
-/// Makes a system call that does not trap. The result is the kernel's: a negative number is an error.
+/// Makes a system call that does not trap. Returns the kernel's result: a negative number is an error.
 pub fn enter(number: i64, arguments: &Arguments) -> i64 {
-    // SAFETY: the arguments are those of the program's own call, or of one that touches no memory but what its caller owns.
+    // SAFETY: the arguments are those of the program's own call, or of a call that only touches memory that its caller owns.
     unsafe { fault_points_enter(number, arguments.as_ptr()) }
 }
 
-/// The address that the kernel sees as that of [`enter`]'s call.
+/// The address that the kernel reports for [`enter`]'s call.
 pub fn address() -> u64 {
     (&raw const fault_points_entered) as u64
 }
@@ -62,10 +62,10 @@ pub struct Registers<'a> {
 }
 
 impl Registers<'_> {
-    /// The registers in a signal's frame.
+    /// Wraps the registers in a signal's frame.
     ///
     /// # Safety
-    /// `context` is what the kernel handed to a handler with `SA_SIGINFO` that has not returned.
+    /// `context` is the pointer that the kernel passed to a handler with `SA_SIGINFO` that has not returned.
     pub unsafe fn of(context: *mut libc::c_void) -> Self {
         // SAFETY: as promised by the caller.
         Self { context: unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext } }
@@ -86,7 +86,7 @@ impl Registers<'_> {
         (registers[8] as i64, std::array::from_fn(|at| registers[at]))
     }
 
-    /// Lets the program go on behind the call with this result.
+    /// Lets the program continue after the call with this result.
     pub fn give(self, result: i64) {
         #[cfg(target_arch = "x86_64")]
         {

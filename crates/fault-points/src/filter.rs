@@ -1,4 +1,4 @@
-//! The filter: which system calls trap. A few instructions that the kernel runs at every call.
+//! The filter selects the system calls that trap: a few instructions that the kernel runs at every call.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use crate::enter;
 /// A handler of `SIGSYS`.
 pub type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
-/// Where the kernel's `seccomp_data` has the number, the architecture, the address and an argument's lower half.
+/// Offsets in the kernel's `seccomp_data`: the number, the architecture, the address and an argument's lower half.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const ADDRESS: u32 = 8;
@@ -21,7 +21,7 @@ const THIS_ARCHITECTURE: u32 = 0xC000_003E;
 #[cfg(target_arch = "aarch64")]
 const THIS_ARCHITECTURE: u32 = 0xC000_00B7;
 
-/// Standard input, output and error do not trap.
+/// The last descriptor of standard input, output and error, which do not trap.
 const LAST_STANDARD: u32 = 2;
 
 fn load(offset: u32) -> libc::sock_filter {
@@ -37,7 +37,7 @@ fn end(verdict: u32) -> libc::sock_filter {
     libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: verdict }
 }
 
-/// The instructions. Calls from [`enter()`] pass; files that are standard streams pass; what is mapped without a file passes.
+/// The filter's instructions. Calls from [`enter()`], calls on standard streams, and mappings without a file pass.
 fn program() -> Vec<libc::sock_filter> {
     let (allow, trap) = (end(libc::SECCOMP_RET_ALLOW), end(libc::SECCOMP_RET_TRAP));
     let address = enter::address();
@@ -54,7 +54,8 @@ fn program() -> Vec<libc::sock_filter> {
     ];
     let calls: Vec<&calls::Call> = calls::all().collect();
     for (at, call) in calls.iter().enumerate() {
-        // Behind the comparisons: allow, then the test of a file's number, then that of a mapping's, then trap.
+        // After the comparisons come: allow, the test of a file's descriptor, the test of a mapping's descriptor, and
+        // trap.
         let allow_at = calls.len() - at - 1;
         let target = match call.shape {
             Shape::File | Shape::TwoFiles(_) => allow_at + 1,
@@ -76,7 +77,7 @@ fn program() -> Vec<libc::sock_filter> {
     program
 }
 
-/// Lets `handler` answer every call that touches a file, in this thread and all that it starts.
+/// Makes `handler` answer every call that touches a file, in this thread and all threads that it starts.
 pub fn install(handler: Handler) -> io::Result<()> {
     let program = program();
     let filter = libc::sock_fprog {
@@ -86,9 +87,9 @@ pub fn install(handler: Handler) -> io::Result<()> {
     // SAFETY: zeroes are a valid `sigaction`: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as usize;
-    // Another signal's handler may touch files while this one runs.
+    // Another signal's handler may touch files while this handler runs.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESTART;
-    // SAFETY: the handler stays for as long as the process; the filter is read during the call only.
+    // SAFETY: the handler exists as long as the process; the filter is only read during the call.
     let is_done = unsafe {
         libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()) == 0
             && libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0

@@ -1,13 +1,14 @@
-//! Fault points below a program's own I/O: a library that is loaded before it (`LD_PRELOAD`) and strikes its
-//! N-th operation on a file. `cargo xtask faults` uses it; no crate depends on it.
+//! Fault points below a program's own I/O: a library that is loaded before the program (`LD_PRELOAD`) and injects a fault
+//! into its N-th file operation. `cargo xtask faults` uses it; no crate depends on it.
 //!
-//! Every system call that touches a file traps (seccomp) into a handler here, whoever made it: this program, the
-//! C library in its own depths, or code that enters the kernel directly. So a write is covered on the day that it is written.
-//! The handler counts the operations on the files that the settings name, and does what they say.
+//! Every system call that touches a file traps (seccomp) into a handler here. The caller may be the program, the C library,
+//! or code that enters the kernel directly. So new I/O code is covered without any change here. The handler counts the
+//! operations on the files that the settings name, and injects the fault of the settings.
 //!
 //! Invariants:
 //! * The handler allocates nothing and takes no lock: it may interrupt anything.
-//! * Nothing is trapped unless `FAULT_POINTS` is set. Where trapping is not possible the process says so and ends with 125.
+//! * Nothing traps unless `FAULT_POINTS` is set. If trapping is not possible, the process prints an error and exits with
+//!   125.
 
 #![allow(unsafe_code, reason = "signal frames, seccomp and raw system calls have no safe interface")]
 #![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -28,17 +29,17 @@ use enter::{Registers, enter};
 use operation::Operation;
 use settings::{Action, Settings};
 
-/// The settings; set from the moment that calls trap.
+/// The settings; set before calls trap.
 static PROGRAM: OnceLock<Program> = OnceLock::new();
-/// Operations that counted so far.
+/// Number of operations counted so far.
 static COUNTED: AtomicU64 = AtomicU64::new(0);
 
-/// The settings, and what a handler cannot find out for itself.
+/// The settings, and data that a handler cannot determine itself.
 pub(crate) struct Program {
     settings: Settings,
-    /// The working directory at the start; relative paths begin there.
+    /// The working directory at the start, which relative paths begin in.
     working_directory: Vec<u8>,
-    /// Where lines are written; -1 for nowhere.
+    /// The descriptor for trace lines; -1 for none.
     trace: i64,
 }
 
@@ -51,7 +52,8 @@ extern "C" fn start() {
     }
 }
 
-// SAFETY: the section holds addresses of functions, which the loader calls once each; what it passes is ignored.
+// SAFETY: the section holds addresses of functions, which the loader calls once each; the functions ignore their
+// arguments.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
@@ -72,7 +74,8 @@ fn install(text: &str) -> Result<(), String> {
     filter::install(on_trap).map_err(|error| format!("cannot trap system calls: {error}"))
 }
 
-/// A number that the program will not get for a file of its own, so that numbers are what they would be without it.
+/// Opens the trace at a descriptor that the program will not get, so that the program's descriptors stay as without a
+/// trace.
 fn open_trace(path: &str) -> std::io::Result<i64> {
     use std::os::fd::AsRawFd;
     let file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
@@ -81,9 +84,9 @@ fn open_trace(path: &str) -> std::io::Result<i64> {
     if number < 0 { Err(std::io::Error::last_os_error()) } else { Ok(number.into()) }
 }
 
-/// A call trapped: does what is to be done, and puts the result where the program expects it.
+/// Handles a trapped call: injects the fault or performs the call, and stores the result where the program expects it.
 extern "C" fn on_trap(_signal: libc::c_int, _info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel hands a signal handler the frame of what it interrupted, which nobody else uses until the handler returns.
+    // SAFETY: the kernel passes a signal handler the interrupted code's frame, which no other code uses until the handler returns.
     let registers = unsafe { Registers::of(context) };
     let (number, arguments) = registers.call();
     let result = match PROGRAM.get().and_then(|program| Operation::of(program, number, &arguments)) {
@@ -94,7 +97,7 @@ extern "C" fn on_trap(_signal: libc::c_int, _info: *mut libc::siginfo_t, context
 }
 
 impl Operation<'_> {
-    /// Counts the operation, and does it or what is to be done in its place.
+    /// Counts the operation, then performs it or injects the fault.
     fn run(&self, number: i64) -> i64 {
         let arguments = self.arguments();
         let count = COUNTED.fetch_add(1, Ordering::Relaxed) + 1;
@@ -135,7 +138,7 @@ impl Operation<'_> {
     }
 }
 
-/// Sends this process a signal.
+/// Sends a signal to this process.
 fn kill(signal: i64) {
     let process = enter(libc::SYS_getpid, &[0; 6]);
     enter(libc::SYS_kill, &[process as u64, signal as u64, 0, 0, 0, 0]);

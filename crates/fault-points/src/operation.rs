@@ -1,24 +1,24 @@
-//! An operation on a file that counts: which call it is, which file it touches, and how it is done in part.
+//! A file operation that counts: its call, its file, and how to perform it in part.
 
 use crate::Program;
 use crate::calls::{self, Call, Shape};
 use crate::enter::{Arguments, enter};
 
-/// Of a longer path the beginning is looked at.
+/// The most bytes of a path that are compared.
 const PATH_BYTES: usize = 1024;
 
-/// Mappings of counted files, so that `msync` is known by its address. The oldest is forgotten first.
+/// Mappings of counted files, to recognise `msync` by its address. The oldest mapping is replaced first.
 static MAPPINGS: [[std::sync::atomic::AtomicU64; 2]; 256] =
     [const { [const { std::sync::atomic::AtomicU64::new(0) }; 2] }; 256];
 static MAPPED: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
-/// An operation that counts.
+/// A file operation that counts.
 pub struct Operation<'a> {
     pub program: &'a Program,
     call: &'static Call,
     arguments: Arguments,
     path: Text,
-    /// The second path of a renaming.
+    /// The second path of a rename.
     second: Text,
 }
 
@@ -60,7 +60,7 @@ impl Text {
         self.push(&digits[at..]);
     }
 
-    /// The path of an open file, as the kernel tells it.
+    /// The path of an open file, from the kernel.
     fn of_file(file: u64) -> Self {
         let mut link = Text::new();
         link.push(b"/proc/self/fd/");
@@ -83,7 +83,7 @@ impl Text {
     fn at(program: &Program, directory: u64, pointer: u64) -> Self {
         let mut name = Text::new();
         if pointer != 0 {
-            // SAFETY: the program gave the kernel this address as that of a text that ends in zero.
+            // SAFETY: the program passed this address to the kernel as a zero-terminated text.
             let bytes = unsafe { std::ffi::CStr::from_ptr(pointer as *const libc::c_char) };
             name.push(bytes.to_bytes());
         }
@@ -104,7 +104,7 @@ impl Text {
 }
 
 impl<'a> Operation<'a> {
-    /// The operation, where it counts.
+    /// Returns the operation if it counts.
     pub fn of(program: &'a Program, number: i64, arguments: &Arguments) -> Option<Self> {
         let call = calls::all().find(|call| call.number == number)?;
         let names = &program.settings.calls;
@@ -147,10 +147,10 @@ impl<'a> Operation<'a> {
         &self.arguments
     }
 
-    /// The arguments for a part of a read or write: one of `parts`, a byte at least. Other calls are done whole.
+    /// Arguments for a part of a read or write: one of `parts`, at least a byte. Other calls are not divided.
     pub fn part(&self, parts: u64) -> Arguments {
         let mut arguments = self.arguments;
-        // Of a list of buffers the first ones are whole.
+        // For a list of buffers, the first buffers remain whole.
         if matches!(self.call.shape, Shape::Read | Shape::Write | Shape::ReadVector | Shape::WriteVector) {
             arguments[2] = arguments[2].div_ceil(parts);
         }
@@ -162,7 +162,7 @@ impl<'a> Operation<'a> {
         if self.call.shape == Shape::Write { self.arguments[2] as i64 } else { 0 }
     }
 
-    /// Tells calls of one name apart: bytes of a read, write or mapping; flags of an opening or removal.
+    /// Distinguishes calls of the same name: bytes of a read, write or mapping; flags of an open or removal.
     fn detail(&self) -> u64 {
         match self.call.shape {
             Shape::Path | Shape::File | Shape::Map => self.arguments[1],
@@ -172,7 +172,7 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// Keeps a copy of a file that was synced. A directory has none.
+    /// Keeps a copy of a file that was synced. Directories have no copy.
     pub fn record(&self, count: u64) {
         let is_sync = self.call.number == libc::SYS_fsync || self.call.number == libc::SYS_fdatasync;
         let Some(directory) = self.program.settings.record.as_ref().filter(|_| is_sync) else { return };
@@ -204,7 +204,7 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// Remembers mappings, and writes a line: number, call, paths, bytes or flags, result, note.
+    /// Records mappings, and writes a line: number, call, paths, bytes or flags, result, note.
     pub fn trace(&self, count: u64, result: i64, note: &str) {
         use std::sync::atomic::Ordering::Relaxed;
         if self.call.shape == Shape::Map && result > 0 {

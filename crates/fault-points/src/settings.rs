@@ -14,56 +14,56 @@
 //! threads=2              start at most 2 threads; the next one fails (EAGAIN)
 //! ```
 
-/// The fault that an operation gets.
+/// The fault at an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing: operations are counted.
+    /// No fault: operations are only counted.
     Count,
-    /// The process kills itself instead of doing it.
+    /// The process kills itself before the operation.
     KillBefore,
-    /// The process kills itself after half of it, where it is a write; else after it.
+    /// The process kills itself after half of a write, or after the whole of any other operation.
     KillIn,
-    /// The process kills itself after it.
+    /// The process kills itself after the operation.
     KillAfter,
-    /// It fails with this number.
+    /// The operation fails with this error number.
     Errno(i64),
-    /// The process sends itself this signal, and then does it.
+    /// The process sends itself this signal, and then performs the operation.
     Signal(i64),
-    /// A third of a read or write is done.
+    /// A read or write is performed for a third of its bytes.
     Short,
-    /// It is not done, and reports success: for tests of the checker.
+    /// The operation reports success without being performed: for tests of the checker.
     Lie,
 }
 
-/// A program of faults.
+/// A set of faults, and the operations that get them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Directories and files whose operations count.
     pub under: Vec<String>,
-    /// Text that a path has to contain.
+    /// Text that a path must contain.
     pub only: Option<String>,
     /// Text that a path must not contain.
     pub not: Option<String>,
     /// Names of the calls that count; empty for all.
     pub calls: Vec<String>,
-    /// The first operation that is struck, counted from 1.
+    /// The first operation that gets the fault, counted from 1.
     pub from: u64,
-    /// The last one.
+    /// The last operation that gets the fault.
     pub to: u64,
-    /// Of these, each so-manieth.
+    /// Only every n-th of these operations gets it.
     pub every: u64,
-    /// The fault at that operation.
+    /// The fault.
     pub action: Action,
-    /// Where a line is written for each operation.
+    /// File for a line per operation.
     pub trace: Option<String>,
-    /// The directory where what was synced is kept.
+    /// Directory for copies of synced files.
     pub record: Option<String>,
-    /// Threads that can be started, at most.
+    /// The most threads that can be started.
     pub threads: u64,
 }
 
 impl Settings {
-    /// Reads the lines of `FAULT_POINTS`.
+    /// Parses the lines of `FAULT_POINTS`.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut settings = Settings {
             under: Vec::new(),
@@ -113,7 +113,7 @@ impl Settings {
             && !self.not.as_ref().is_some_and(contains)
     }
 
-    /// The fault of the operation with this number, counted from 1.
+    /// The fault at the operation with this number, counted from 1.
     pub fn action(&self, number: u64) -> Action {
         let is_struck = self.from > 0 && (self.from..=self.to).contains(&number);
         if is_struck && (number - self.from).is_multiple_of(self.every) { self.action } else { Action::Count }

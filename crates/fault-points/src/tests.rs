@@ -1,4 +1,4 @@
-//! The library in this test's own program, started again with a program of faults.
+//! Tests the library in this test's own program, which is started again with faults.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where the child finds its directory.
+/// The environment variable with the child's directory.
 const DIRECTORY: &str = "FAULT_POINTS_TEST_DIRECTORY";
 
 /// The child writes a file, renames it and reads it. Outside of a test it does nothing.
@@ -40,15 +40,15 @@ fn the_child_starts_threads() {
     println!("started {:?}", started.map(|thread| thread.map_err(|error| error.raw_os_error())).collect::<Vec<_>>());
 }
 
-/// Runs the child under these faults in an empty directory, and hands what it did to `check`.
+/// Runs the child under these faults in an empty directory, and passes its output and directory to `check`.
 fn child(name: &str, faults: &str, check: impl FnOnce(&Output, &Path)) {
     child_of("the_child_writes_renames_and_reads", name, faults, check);
 }
 
-/// Runs the child of this name, as [`child`].
+/// Runs the test of this name as the child, as [`child`] does.
 fn child_of(test: &str, name: &str, faults: &str, check: impl FnOnce(&Output, &Path)) {
     let program = std::env::current_exe().expect("this program's path");
-    // Two tests at a time may ask for the same thing.
+    // Two concurrent tests may use the same name.
     static CHILDREN: AtomicU64 = AtomicU64::new(0);
     let number = CHILDREN.fetch_add(1, Ordering::Relaxed);
     let directory = program.with_file_name(format!("fault-points-{}-{number}-{name}", std::process::id()));
@@ -140,7 +140,8 @@ fn what_was_synced_is_kept() {
 
 #[test]
 fn so_many_threads_start_and_no_more() {
-    // With `--test-threads=1` a test runs on the first thread of the process or on one that is counted, too: from none to all.
+    // With `--test-threads=1`, a test runs on the process's first thread or on a counted one. So counts are compared from
+    // limit to limit.
     let started = |most: u64| {
         let mut count = None;
         child_of("the_child_starts_threads", &format!("threads-{most}"), &format!("threads={most}"), |output, _| {

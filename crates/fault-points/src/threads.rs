@@ -1,11 +1,11 @@
-//! Threads that cannot start. Starting one is no operation on a file and cannot trap: the new thread would begin inside the
-//! handler. So this library has a `pthread_create` of its own, which the loader finds before that of the C library.
+//! Threads that cannot start. A thread's start is not a file operation, and cannot trap: the new thread would begin inside
+//! the handler. So this library has its own `pthread_create`, which the loader finds before the C library's.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Threads that were asked for so far.
+/// Number of threads requested so far.
 static ASKED: AtomicU64 = AtomicU64::new(0);
 
 type Create = unsafe extern "C" fn(
@@ -15,11 +15,11 @@ type Create = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// Starts a thread as the C library does, or fails with EAGAIN from the first on that the settings refuse.
+/// Starts a thread with the C library's function. Fails with EAGAIN for every thread beyond the settings' limit.
 ///
 /// # Safety
 ///
-/// As for the C library's own.
+/// The same as for the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn pthread_create(
     unsafe { create(thread, attributes, start, argument) }
 }
 
-/// The next `pthread_create` in the order of loading.
+/// The next `pthread_create` in loading order.
 fn of_the_c_library() -> Option<Create> {
     static FOUND: OnceLock<Option<Create>> = OnceLock::new();
     *FOUND.get_or_init(|| {

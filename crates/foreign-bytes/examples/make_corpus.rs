@@ -1,6 +1,8 @@
-//! Writes the corpora of `fuzz/corpus` that can be made: `cargo run --release -p foreign-bytes --example make_corpus`.
+//! Writes the corpora of `fuzz/corpus` that can be generated: `cargo run --release -p foreign-bytes --example
+//! make_corpus`.
 //!
-//! The same files come out each time. Inputs that were found, and files of a real run, lie beside them and stay.
+//! The output is the same each time. Inputs that fuzzing found, and files of a real run, are in the same directories
+//! and stay.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -58,7 +60,7 @@ fn rows(rows: usize) -> Result<RecordBatch, Box<dyn Error>> {
     Ok(RecordBatch::try_from_iter_with_nullable(columns)?)
 }
 
-/// Lists and structs of strings, which are no columns of text, around one that is.
+/// Lists and structs of strings, which are not text columns, around a text column.
 fn nested() -> Result<RecordBatch, Box<dyn Error>> {
     let mut list = ListBuilder::new(StringBuilder::new());
     (0..12).for_each(|row| list.append_value((0..row % 3).map(|item| Some(item.to_string()))));
@@ -69,7 +71,7 @@ fn nested() -> Result<RecordBatch, Box<dyn Error>> {
     Ok(RecordBatch::try_from_iter_with_nullable(columns)?)
 }
 
-/// Messages as a list of structs, with no list, an empty one and nulls in it.
+/// Messages as a list of structs, including a missing list, an empty list and nulls.
 fn chats() -> Result<RecordBatch, Box<dyn Error>> {
     let fields = Fields::from(["role", "content"].map(|name| Field::new(name, DataType::Utf8, true)).to_vec());
     let mut list = ListBuilder::new(StructBuilder::from_fields(fields, 0));
@@ -125,7 +127,7 @@ fn parquet_files(corpus: &Path) -> Outcome {
     Ok(())
 }
 
-/// Page headers and offset indexes cut out of the files, and the page map of one of them.
+/// Page headers and offset indexes cut out of the files, and the page map of one file.
 fn pages(corpus: &Path) -> Outcome {
     for name in ["plain-v1", "dictionary-v1", "snappy-v2", "delta-bytes-v2"] {
         let path = corpus.join(format!("parquet_pages/{name}.parquet"));
@@ -138,7 +140,7 @@ fn pages(corpus: &Path) -> Outcome {
         let length = column.offset_index_length().ok_or("no offset index")? as usize;
         write(corpus, "offset_index", name, &bytes[at..at + length])?;
     }
-    // The time and the name are those of the parser.
+    // The time and the name must match those in the parser.
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("mapped.parquet");
     fs::copy(corpus.join("parquet_pages/no-index.parquet"), &path)?;
@@ -239,7 +241,7 @@ fn tokenizers(corpus: &Path) -> Outcome {
         "max_input_chars_per_word": 100, "vocab": vocabulary(&["the", "cat", "##s", "s", "##a", "12", "##3"]) });
     let word_level =
         json!({ "type": "WordLevel", "unk_token": "<unk>", "vocab": vocabulary(&["the", "cat", "sat", "12"]) });
-    // A trie of 256 empty nodes in base64, and no replacements.
+    // A trie of 256 empty nodes in base64, without replacements.
     let precompiled = format!("AAQA{}", "AAAA".repeat(342));
     let files = [
         (

@@ -1,6 +1,7 @@
-//! Inputs that are large or deep on purpose: too large for the repository, and made again each time.
+//! Inputs that are large or deep on purpose: too large for the repository, so they are generated each time.
 //!
-//! They are tried behind the corpus and are not mutated. Each once took minutes, gigabytes or the whole stack somewhere.
+//! They are tried after the corpus and are not mutated. Each once took minutes, gigabytes or the whole stack in some
+//! parser.
 
 use serde_json::json;
 
@@ -171,7 +172,7 @@ fn tokenizer(normalizer: serde_json::Value) -> Vec<u8> {
     tokenizer.to_string().into_bytes()
 }
 
-/// Each of `times` normalizers makes a thousand letters of each.
+/// A tokenizer in which each of `times` normalizers turns every `1` into a thousand.
 fn expanding_tokenizer(times: usize) -> Vec<u8> {
     let replace = json!({ "type": "Replace", "pattern": { "String": "1" }, "content": "1".repeat(1000) });
     tokenizer(json!({ "type": "Sequence", "normalizers": vec![replace; times] }))

@@ -2,7 +2,7 @@
 
 use dataloader::Stream;
 
-/// Numbers at which sizes and counts go wrong.
+/// Numbers at which sizes and counts often go wrong.
 pub(crate) const EDGES: [u64; 16] = [
     0,
     1,
@@ -22,7 +22,7 @@ pub(crate) const EDGES: [u64; 16] = [
     u64::MAX,
 ];
 
-/// No mutation makes an input longer than this: what a long file costs is not the question here.
+/// The most bytes of a mutated input: the cost of long files is not tested here.
 pub(crate) const MOST_BYTES: usize = 256 << 10;
 
 /// A number below `bound`, which is at least 1.
@@ -73,7 +73,7 @@ pub(crate) fn mutate(bytes: &mut Vec<u8>, other: &[u8], stream: &mut Stream) {
             let edge = *one(stream, &EDGES);
             let zigzag = if stream.bits() & 1 == 0 { edge } else { edge.wrapping_shl(1) };
             let written = varint(zigzag);
-            // In place of the varint that is there, or over whatever is there.
+            // Replaces the varint that is there, or overwrites any bytes.
             let old = bytes[at..].iter().take_while(|&&byte| byte & 0x80 != 0).take(9).count() + 1;
             if stream.bits() & 1 == 0 {
                 let end = (at + old).min(bytes.len());
@@ -88,7 +88,7 @@ pub(crate) fn mutate(bytes: &mut Vec<u8>, other: &[u8], stream: &mut Stream) {
             bytes[range].fill(fill);
         }
         _ => {
-            // A number written in digits.
+            // Changes a number written in digits.
             let start = bytes[at..].iter().position(u8::is_ascii_digit).map_or(at, |digit| at + digit);
             let end = start + bytes[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
             bytes.splice(start..end, one(stream, &EDGES).to_string().into_bytes());
@@ -107,7 +107,7 @@ fn overwrite(bytes: &mut [u8], at: usize, piece: &[u8]) {
     }
 }
 
-/// The LEB128 form of a number, as Thrift's compact protocol and snappy write it.
+/// The LEB128 form of a number, as in Thrift's compact protocol and snappy.
 fn varint(mut value: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while value >= 0x80 {

@@ -1,5 +1,5 @@
-//! A sample of the inputs through the real command: exit codes are those of the public interface, and nothing is called
-//! an internal error.
+//! Runs a sample of the inputs through the real command. Exit codes must be documented ones, and no message may call a
+//! failure an internal error.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -9,17 +9,17 @@ use std::sync::mpsc::channel;
 use crate::driver::save;
 use crate::{Finding, Kind, Mutator, Parser, Run, Scratch, Tally, corpus};
 
-/// Exit codes that bad input may have: done, usage or config, does not fit, unusable.
+/// Exit codes that are documented for bad input: done, usage or config, does not fit, unusable.
 const DOCUMENTED: [i32; 4] = [0, 2, 3, 4];
 
-/// A command may take longer than a parser by this: it starts, looks at the machine and plans.
+/// Additional time for a command, compared with a parser: it starts, inspects the machine and plans.
 const START_SECONDS: u64 = 10;
 
-/// Runs the command `binary` on `sample` of the inputs of a parser, the corpus first; `None` where the command has no
+/// Runs the command `binary` on `sample` of the inputs of a parser, the corpus first. `None` if the command has no
 /// argument for such a file.
 ///
 /// # Errors
-/// When the command cannot be started, or files cannot be written.
+/// The command cannot be started, or files cannot be written.
 pub fn try_command(run: &Run, parser: &'static Parser, binary: &Path, sample: u64) -> io::Result<Option<Tally>> {
     let Some(arguments) = parser.command else { return Ok(None) };
     let mut tally = Tally::new(&format!("{} (command)", parser.name));
@@ -54,7 +54,7 @@ pub fn try_command(run: &Run, parser: &'static Parser, binary: &Path, sample: u6
 
 const TOO_LONG: &str = "took too long";
 
-/// The exit code, and what was written to standard error.
+/// Returns the exit code and the text of standard error.
 fn run_command(run: &Run, binary: &Path, arguments: &[String]) -> io::Result<(Option<i32>, String)> {
     let mut command = Command::new(binary);
     command.env("LOW_MEM_T5_PRICES", "built-in");
@@ -68,7 +68,7 @@ fn run_command(run: &Run, binary: &Path, arguments: &[String]) -> io::Result<(Op
         sender.send(String::from_utf8_lossy(&said).into_owned())
     });
     let limit = run.limits.time + std::time::Duration::from_secs(START_SECONDS);
-    // The pipe ends with the process.
+    // The pipe closes with the process.
     let said = ended.recv_timeout(limit).unwrap_or_else(|_| {
         let _ = process.kill();
         TOO_LONG.to_owned()

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use crate::Parser;
 
-/// The inputs of a parser in the repository at `root`, in the order of their names.
+/// Reads the inputs of a parser in the repository at `root`, in the order of their names.
 ///
 /// # Errors
-/// I/O errors, and a corpus without inputs: it would be a try of nothing.
+/// I/O errors, and a corpus without inputs: then nothing would be tried.
 pub fn corpus(root: &Path, parser: &Parser) -> io::Result<Vec<Vec<u8>>> {
     let mut paths = files(&root.join("fuzz/corpus").join(parser.name), "")?;
     for (place, ending) in parser.also {
@@ -21,7 +21,7 @@ pub fn corpus(root: &Path, parser: &Parser) -> io::Result<Vec<Vec<u8>>> {
     paths.iter().map(fs::read).collect()
 }
 
-/// `place` itself where it is a file, else the files below it whose names end with `ending`.
+/// Returns `place` itself if it is a file, else the files below it whose names end with `ending`.
 fn files(place: &Path, ending: &str) -> io::Result<Vec<PathBuf>> {
     if place.is_file() {
         return Ok(vec![place.to_owned()]);

@@ -1,9 +1,9 @@
-//! The driver: parsers run in child processes, each of which handles thousands of inputs.
+//! The driver: runs parsers in child processes, each of which handles thousands of inputs.
 //!
-//! A child makes its inputs itself, from seed and number, and prints a line for each. So the parent always knows
-//! which input a child was at when it died or said nothing for too long, and can make that input again. What held too
-//! much or took too long is tried once more alone in a fresh process before it counts: memory that an earlier input
-//! left behind, or a busy machine, is no finding.
+//! A child makes its inputs itself, from seed and number, and prints a line for each. So the parent always knows which
+//! input a child was processing when it died or was silent for too long, and can make that input again. An input that
+//! took too much memory or time is retried alone in a fresh process before it counts. Memory left by an earlier input,
+//! or a busy machine, is not a finding.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,9 +22,9 @@ use crate::{Finding, Kind, Mutator, Parser, Scratch, Tally, corpus};
 /// Limits of one try.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The longest that an input may take.
+    /// The longest time for an input.
     pub time: Duration,
-    /// The most that may be held above the base, in KiB: the resident set before the first input.
+    /// The most memory above the base, in KiB. The base is the resident set before the first input.
     pub excess_kib: u64,
 }
 
@@ -34,30 +34,30 @@ impl Default for Limits {
     }
 }
 
-/// A parser that takes all memory is stopped before the machine notices.
+/// The hard memory limit of a child, so that a parser cannot exhaust the machine.
 const MOST_DATA_BYTES: u64 = 2 << 30;
 
 /// Tries of one seed.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// The repository, which has the corpus.
+    /// The repository with the corpus.
     pub root: PathBuf,
-    /// The program whose arguments `--child PARSER SEED FROM TO` mean [`run_child`].
+    /// The program that calls [`run_child`] for the arguments `--child PARSER SEED FROM TO`.
     pub program: PathBuf,
-    /// Inputs follow from it.
+    /// The seed that determines the inputs.
     pub seed: u64,
-    /// Inputs of a parser.
+    /// Number of inputs for a parser.
     pub tries: u64,
     /// Limits of each try.
     pub limits: Limits,
-    /// Where inputs that broke something are kept.
+    /// The directory for inputs that broke a promise.
     pub findings: Option<PathBuf>,
 }
 
 /// Tries inputs `0..run.tries` of a parser.
 ///
 /// # Errors
-/// When no child can be started, or the corpus cannot be read.
+/// No child can be started, or the corpus cannot be read.
 pub fn try_parser(run: &Run, parser: &'static Parser) -> io::Result<Tally> {
     let mut tally = Tally::new(parser.name);
     let began = Instant::now();
@@ -102,7 +102,7 @@ pub fn try_parser(run: &Run, parser: &'static Parser) -> io::Result<Tally> {
     Ok(tally)
 }
 
-/// One input in a fresh process.
+/// Tries one input in a fresh process.
 fn alone(run: &Run, parser: &Parser, number: u64, tally: &mut Tally) -> io::Result<Option<(Kind, String)>> {
     let mut found = None;
     let mut on_line = |line: Line| {
@@ -125,17 +125,17 @@ pub(crate) fn save(run: &Run, parser: &str, kind: Kind, number: u64, input: &[u8
     Ok(Some(path))
 }
 
-/// How a child ended.
+/// The end of a child.
 enum End {
-    /// It tried all of its inputs.
+    /// The child tried all of its inputs.
     Done,
-    /// It was asked to go before this input.
+    /// The parent stopped the child before this input.
     Stopped(u64),
-    /// This input ended it, or took too long.
+    /// This input ended the child, or took too long.
     Broken(u64, Kind, String),
 }
 
-/// Runs a child over `from..to`. `on_line` gets each line, and says whether a new child should go on.
+/// Runs a child over `from..to`. If `on_line` returns true for a line, the child is stopped, and a new one takes over.
 fn watch(run: &Run, parser: &Parser, from: u64, to: u64, on_line: &mut dyn FnMut(Line) -> bool) -> io::Result<End> {
     let mut child = Watched::start(run, parser, from, to)?;
     let mut next = from;
@@ -177,7 +177,7 @@ impl Watched {
     fn start(run: &Run, parser: &Parser, from: u64, to: u64) -> io::Result<Self> {
         let mut command = Command::new(&run.program);
         command.args(["--child", parser.name]).args([run.seed, from, to].map(|number| number.to_string()));
-        // Freed memory goes back to the system at once, so that the resident set is what is held.
+        // Freed memory goes back to the system at once, so the resident set equals the memory in use.
         command.env("MALLOC_MMAP_THRESHOLD_", "65536").env("MALLOC_TRIM_THRESHOLD_", "65536");
         command.env("MALLOC_ARENA_MAX", "1").env("RUST_BACKTRACE", "0").current_dir(&run.root);
         let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
@@ -185,7 +185,7 @@ impl Watched {
         let output = process.stdout.take().expect("it is a pipe");
         std::thread::spawn(move || {
             let lines = BufReader::new(output).lines().map_while(Result::ok);
-            // The receiver goes away when the child is stopped.
+            // The receiver is dropped when the child is stopped.
             lines.filter_map(|line| Line::parse(&line)).try_for_each(|line| sender.send(line))
         });
         let errors = process.stderr.take().expect("it is a pipe");
@@ -197,7 +197,7 @@ impl Watched {
         Ok(Self { process, lines, errors: Some(errors) })
     }
 
-    /// Ends the child, and gives what it wrote to its standard error.
+    /// Kills the child, and returns its standard error.
     fn stop(&mut self) -> String {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -211,10 +211,10 @@ impl Drop for Watched {
     }
 }
 
-/// A line of a child: what became of an input.
+/// A line of a child: the outcome of an input.
 struct Line {
     number: u64,
-    /// `ok`, `refused` or `panic`; `ready` before the first.
+    /// `ok`, `refused` or `panic`; `ready` before the first input.
     outcome: String,
     excess_kib: u64,
     microseconds: u64,
@@ -236,7 +236,7 @@ impl Line {
     fn print(&self, to: &mut impl Write) -> io::Result<()> {
         let Self { number, outcome, excess_kib, microseconds, message } = self;
         let message = message.replace(['\n', '\t', '\r'], " ");
-        // One write a line: a child that dies has said everything up to then.
+        // One write per line, so that a child that dies has reported everything before.
         to.write_all(format!("{number}\t{outcome}\t{excess_kib}\t{microseconds}\t{message}\n").as_bytes())?;
         to.flush()
     }
@@ -255,10 +255,10 @@ impl Line {
     }
 }
 
-/// The child: tries inputs `from..to` and prints a line for each.
+/// Runs the child: tries inputs `from..to` and prints a line for each.
 ///
 /// # Errors
-/// When the corpus cannot be read, there is no temporary directory, or nobody reads the lines.
+/// The corpus cannot be read, there is no temporary directory, or the reader of the lines is gone.
 pub fn run_child(root: &Path, parser: &Parser, seed: u64, from: u64, to: u64) -> io::Result<()> {
     static PANICKED: Mutex<String> = Mutex::new(String::new());
     std::panic::set_hook(Box::new(|panic| {

@@ -1,12 +1,12 @@
-//! Mutations of JSON: any value becomes a number at an edge, a long or odd string, another type, or a nest of lists;
-//! keys go and come, and trees of other inputs are grafted in.
+//! Mutations of JSON. Any value becomes an extreme number, a long or odd string, another type, or a nest of lists; keys
+//! are added and removed, and trees of other inputs are grafted in.
 
 use dataloader::Stream;
 use serde_json::{Map, Number, Value, json};
 
 use crate::bytes::{EDGES, below, one};
 
-/// Strings that regular expressions, paths, names and templates take badly.
+/// Strings that often break regular expressions, paths, names and templates.
 const STRINGS: [&str; 22] = [
     "",
     " ",
@@ -32,14 +32,14 @@ const STRINGS: [&str; 22] = [
     "gated-gelu",
 ];
 
-/// Values are grafted up to this many levels deep; serde_json reads 128.
+/// Depths of grafted nests; serde_json reads 128 levels.
 const NESTS: [usize; 4] = [3, 60, 127, 2000];
 
-/// Text in place of a number that JSON cannot hold as a number.
+/// Text in place of a number, for numbers that a JSON value cannot hold.
 const ODD_NUMBERS: [&str; 10] =
     ["1e18", "-1", "1e308", "1e999", "-0.0", "0.5", "NaN", "18446744073709551616", "1e-320", "00"];
 
-/// Changes the JSON in `bytes` once or a few times; `None` where there is none.
+/// Changes the JSON in `bytes` once or a few times; `None` if it is not JSON.
 pub(crate) fn mutate(bytes: &[u8], other: &[u8], stream: &mut Stream) -> Option<Vec<u8>> {
     let mut value: Value = serde_json::from_slice(bytes).ok()?;
     let graft: Value = serde_json::from_slice(other).unwrap_or_default();
@@ -123,7 +123,7 @@ fn odd_number(text: &mut String, stream: &mut Stream) {
     text.replace_range(start..start + length, one::<&str>(stream, &ODD_NUMBERS));
 }
 
-/// How many values there are in a tree, itself included.
+/// The number of values in a tree, including the root.
 fn size(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(size).sum(),

@@ -1,9 +1,9 @@
-//! Every parser of bytes that the product did not write, as one table of functions.
+//! Every parser of foreign bytes (bytes that the product did not write), as one table of functions.
 //!
-//! A [`Parser`] takes any bytes and must answer with `Ok` (accepted) or `Err` (refused, in words). It must not
-//! panic, must end within seconds, and must not hold much more than its input. Two tools use the table: libFuzzer's
-//! targets in `fuzz/`, and the seeded [`Mutator`] behind `cargo xtask faults inputs`, which runs without libFuzzer
-//! and in child processes, so that a crash or a hang is one row of its table.
+//! A [`Parser`] takes any bytes and must return `Ok` (accepted) or `Err` (refused, with a message). It must not panic,
+//! must end within seconds, and must not hold much more memory than its input. Two tools use the table. One is
+//! libFuzzer, through the targets in `fuzz/`. The other is the seeded [`Mutator`] behind `cargo xtask faults inputs`.
+//! It runs without libFuzzer and in child processes, so that a crash or a hang is one row of its table.
 //!
 //! ```
 //! let scratch = foreign_bytes::Scratch::new()?;
@@ -37,22 +37,22 @@ pub use parsers::{PARSERS, Parser};
 pub use scratch::Scratch;
 pub use table::{Finding, Kind, Tally, report, table};
 
-/// The parser of this name, the planted ones included.
+/// Returns the parser of this name, including planted parsers.
 pub fn parser(name: &str) -> Option<&'static Parser> {
     PARSERS.iter().chain(planted::PLANTED).find(|parser| parser.name == name)
 }
 
-/// Runs one parser on one input, for libFuzzer: what the parser refuses is no finding.
+/// Runs one parser on one input, for libFuzzer. An input that the parser refuses is not a finding.
 ///
 /// # Panics
-/// When there is no such parser, when a temporary directory cannot be made, and when the parser panics.
+/// If there is no such parser, if a temporary directory cannot be made, or if the parser panics.
 pub fn fuzz(name: &str, input: &[u8]) {
     thread_local! {
         static SCRATCH: Scratch = Scratch::new().expect("a temporary directory");
     }
     static HOOK: Once = Once::new();
     // libFuzzer's hook ends the process at any panic. The tokenizers crate panics on files that it accepts, and the product
-    // catches that. What nobody catches ends the process here.
+    // catches these panics. Panics that the product does not catch end the process here.
     HOOK.call_once(|| {
         std::panic::set_hook(Box::new(|panic| {
             *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = panic.to_string()
@@ -66,5 +66,5 @@ pub fn fuzz(name: &str, input: &[u8]) {
     }
 }
 
-/// The words of the last panic on any thread.
+/// The message of the last panic on any thread.
 static LAST_PANIC: Mutex<String> = Mutex::new(String::new());

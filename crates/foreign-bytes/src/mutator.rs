@@ -1,8 +1,9 @@
-//! Inputs made from a corpus: the n-th input of a seed is always the same bytes.
+//! Makes inputs from a corpus: the n-th input of a seed is always the same bytes.
 //!
-//! The first inputs are the corpus itself, so that every file that ever broke something is tried each time, and then
-//! inputs that are large or deep on purpose. What follows is a file of the corpus with one to four mutations that suit its [`Shape`]: a mutated header keeps a
-//! length that agrees with it most of the time, so that mutations reach the parser behind the length check.
+//! The first inputs are the corpus itself, so that every file that ever broke a parser is tried each time. Then come
+//! inputs that are large or deep on purpose. Every later input is a file of the corpus with one to four mutations that
+//! suit its [`Shape`]. For example, a mutated header usually keeps a matching length, so that mutations reach the
+//! parser behind the length check.
 
 use dataloader::{Key, Stream};
 use sha2::{Digest, Sha256};
@@ -20,13 +21,13 @@ pub enum Shape {
     Text,
     /// One JSON value.
     Json,
-    /// A parquet file, of which the footer is mutated.
+    /// A parquet file whose footer is mutated.
     ParquetFooter,
-    /// A parquet file, of which what lies before the footer is mutated.
+    /// A parquet file whose bytes before the footer are mutated.
     ParquetPages,
-    /// A JSON header behind its length, then tensors.
+    /// A header's length, a JSON header, then tensors.
     Safetensors,
-    /// Bytes with their SHA-256 behind them.
+    /// Bytes followed by their SHA-256.
     Sealed,
 }
 
@@ -40,13 +41,13 @@ pub struct Mutator<'c> {
 }
 
 impl<'c> Mutator<'c> {
-    /// Inputs for a parser from its corpus, which is not empty.
+    /// Makes inputs for a parser from its corpus, which must not be empty.
     pub fn new(corpus: &'c [Vec<u8>], parser: &Parser, seed: u64) -> Self {
         assert!(!corpus.is_empty(), "there is something to mutate");
         Self { corpus, shape: parser.shape, bombs: bombs(parser.name), key: Key::new(seed) }
     }
 
-    /// The input of this number.
+    /// Returns the input with this number.
     pub fn input(&self, number: u64) -> Vec<u8> {
         if let Some(file) = self.corpus.get(number as usize) {
             return file.clone();
@@ -56,7 +57,7 @@ impl<'c> Mutator<'c> {
         }
         let stream = &mut self.key.of(number).stream();
         let (base, other) = (one(stream, self.corpus), one(stream, self.corpus));
-        // Now and then as if the shape were not known.
+        // Sometimes mutate as if the shape were unknown.
         let shape = if below(stream, 8) == 0 { Shape::Bytes } else { self.shape };
         mutated(shape, base, other, stream)
     }
@@ -86,7 +87,7 @@ fn mutated(shape: Shape, base: &[u8], other: &[u8], stream: &mut Stream) -> Vec<
                 let body = a_few(body, stream, |bytes, stream| {
                     let length = bytes.len();
                     bytes::mutate(bytes, other, stream);
-                    // Pages lie at offsets that the footer says.
+                    // Pages have to stay at the offsets in the footer.
                     bytes.resize(length, 0);
                 });
                 [&body, footer, &(footer.len() as u32).to_le_bytes(), b"PAR1"].concat()
@@ -121,14 +122,14 @@ fn a_few(base: &[u8], stream: &mut Stream, mut mutate: impl FnMut(&mut Vec<u8>, 
     bytes
 }
 
-/// The bytes before the footer, and the footer.
+/// Splits a file into the bytes before the footer, and the footer.
 fn parquet_parts(file: &[u8]) -> Option<(&[u8], &[u8])> {
     let (rest, ending) = file.split_last_chunk::<8>()?;
     let length = u32::from_le_bytes(*ending.first_chunk()?) as usize;
     (&ending[4..] == b"PAR1").then(|| rest.split_at_checked(rest.len().checked_sub(length)?))?
 }
 
-/// Header and tensors.
+/// Splits a file into header and tensors.
 fn safetensors_parts(file: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = file.split_first_chunk::<8>()?;
     rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)
@@ -164,7 +165,7 @@ const VALUES: [&str; 26] = [
     "\"\"\"",
 ];
 
-/// Changes lines, or the value behind the `=` of a line.
+/// Changes lines, or the value after the `=` of a line.
 fn mutate_lines(bytes: &mut Vec<u8>, other: &[u8], stream: &mut Stream) {
     let mut lines: Vec<Vec<u8>> = bytes.split(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect();
     let others: Vec<&[u8]> = other.split(|&byte| byte == b'\n').collect();

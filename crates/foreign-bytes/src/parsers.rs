@@ -1,4 +1,4 @@
-//! The table of parsers. Each entry is a call of the product, and what a caller would do with the result.
+//! The table of parsers. Each entry calls the product, and uses the result as a caller would.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,16 +19,16 @@ use crate::{Scratch, Shape};
 /// A parser of foreign bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Parser {
-    /// The name of the parser, of its corpus and of its fuzz target.
+    /// The parser's name, which its corpus and its fuzz target share.
     pub name: &'static str,
-    /// The form of its inputs, which decides how they are mutated.
+    /// The form of its inputs, which determines the mutations.
     pub shape: Shape,
-    /// Further files of the repository that are valid inputs: a file, or a directory and the end of the names in it.
+    /// Further valid inputs in the repository: a file, or a directory and the ending of its files' names.
     pub also: &'static [(&'static str, &'static str)],
-    /// Parses any bytes. `Err` is a refusal in words.
+    /// Parses any bytes. `Err` is a refusal with a message.
     pub parse: fn(&[u8], &Scratch) -> Result<(), String>,
-    /// The arguments with which the command reads such a file; the second path is an empty directory. `None` where the
-    /// command has no argument for it.
+    /// The command's arguments to read such a file; the second path is an empty directory. `None` if the command has no
+    /// argument for it.
     pub command: Option<fn(&Path, &Path) -> Vec<String>>,
 }
 
@@ -205,16 +205,16 @@ fn refused(error: impl ToString) -> String {
     error.to_string()
 }
 
-/// The directory of this workspace. The tools run where they were built.
+/// The directory of this workspace. The tools run in the place where they were built.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Rows that are read of one file, and at a time.
+/// The most rows read from one file, and at a time.
 const MOST_ROWS: u64 = 4096;
 const READ_ROWS: u64 = 256;
 
-/// Opens a parquet file, finds its pages, and reads its string columns, with limits such as a loader sets.
+/// Opens a parquet file, finds its pages, and reads its string columns, with limits like a loader's.
 fn parquet(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let path = scratch.write("rows.parquet", bytes);
     let inspection = inspect(&path).map_err(refused)?;
@@ -226,7 +226,7 @@ fn parquet(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let rows = dataset.rows().min(MOST_ROWS);
     let mut outcome = lists;
     for first in (0..rows).step_by(READ_ROWS as usize) {
-        // A broken page says nothing about the next one.
+        // A later page may be good even if this one is broken.
         if let Err(error) = dataset.read_range(first..rows.min(first + READ_ROWS)) {
             outcome = Err(error.to_string());
         }
@@ -236,7 +236,7 @@ fn parquet(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     outcome
 }
 
-/// Lists of strings, all columns side by side.
+/// Reads lists of strings, all columns together.
 fn lists(path: &Path) -> Result<(), String> {
     let columns: Vec<String> = list_columns(path).map_err(refused)?.into_iter().take(4).collect();
     let mut lists = Lists::open(path, &columns, 4096, 4 << 20).map_err(refused)?;
@@ -247,7 +247,7 @@ fn lists(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The file that the page maps of the corpus are of, changed last at a fixed time.
+/// The file of the page maps in the corpus, with a fixed modification time.
 const MAPPED: &str = "fuzz/corpus/parquet_pages/no-index.parquet";
 
 fn page_map(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
@@ -266,10 +266,10 @@ fn page_map(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     dataset.page_map().map(|_| ()).map_err(refused)
 }
 
-/// `serve --max-body`, unless it says otherwise.
+/// The default of `serve --max-body`.
 const LARGEST_BODY: usize = 128 << 10;
 
-/// The body of a request, as either interface reads it.
+/// Parses the body of a request for both interfaces.
 fn server_request(bytes: &[u8], _: &Scratch) -> Result<(), String> {
     use openai_server::{Interface, Request, RequestLimits};
     if bytes.len() > LARGEST_BODY {
@@ -294,7 +294,7 @@ fn safetensors(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes `model/` of one of the directories in the repository, the first time.
+/// On the first call, makes `model/` from one of the repository's directories.
 fn model_directory(scratch: &Scratch, golden: &str, file_of_input: &str) -> PathBuf {
     let model = scratch.path("model");
     scratch.prepare_once(|| {
@@ -329,7 +329,7 @@ fn adapter_weights(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     adapter(bytes, "adapter_model.safetensors", scratch)
 }
 
-/// One of the files of an adapter: what it means in a model, and its tensors.
+/// Parses one file of an adapter: its meaning in a model, and its tensors.
 fn adapter(bytes: &[u8], name: &str, scratch: &Scratch) -> Result<(), String> {
     let directory = model_directory(scratch, &format!("{ADAPTERS}/q_v/final"), name);
     scratch.write(&format!("model/{name}"), bytes);
@@ -345,7 +345,7 @@ fn adapter(bytes: &[u8], name: &str, scratch: &Scratch) -> Result<(), String> {
     Ok(())
 }
 
-/// One of the files of which a byte-level tokenizer is made.
+/// Parses one file of a byte-level tokenizer.
 fn beside_merges(bytes: &[u8], name: &str, scratch: &Scratch) -> Result<(), String> {
     let directory = model_directory(scratch, &format!("{TOKENIZERS}/codet5"), name);
     scratch.write(&format!("model/{name}"), bytes);
@@ -368,7 +368,7 @@ fn model_config(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     Ok(())
 }
 
-/// Texts that meet every part of a tokenizer: normalizers, splitting, unknown and special tokens.
+/// Texts that exercise every part of a tokenizer: normalizers, splitting, unknown and special tokens.
 const TEXTS: [&str; 8] = [
     "",
     " ",
@@ -412,7 +412,7 @@ fn manifest(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     manifest.verify(directory, &|| false).map(drop).map_err(refused)
 }
 
-/// Reads the state through a checkpoint whose manifest agrees with it, as a resume does.
+/// Reads the trainer state from a checkpoint with a matching manifest, as a resume does.
 fn trainer_state(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let checkpoints = scratch.path("checkpoints");
     let mut files = Vec::new();
@@ -444,7 +444,7 @@ fn finished(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     command::parsers::finished(output).map(|_| ()).ok_or_else(|| "not finished".to_owned())
 }
 
-/// Makes a page of the file, opens it to append, and checks that every whole line is still there.
+/// Makes a page from the file, opens it to append, and checks that every complete line is still there.
 fn metrics(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let path = scratch.write("metrics.jsonl", bytes);
     let run = run_report::read(&path, "a run").map_err(|error| error.to_string())?;
@@ -473,7 +473,7 @@ fn texts(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     train_tokenizer(&[path], &[], &training).map(|_| ()).map_err(refused)
 }
 
-/// Rows by content alone, and as CSV and JSON whatever they are; of all columns, and as pairs.
+/// Reads rows by content alone, and also as CSV and as JSON; all columns, and pairs.
 fn row_files(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let settings = Settings { bad_rows: BadRows::Skip, clean: true, ..Settings::default() };
     let mut outcome = Ok(());

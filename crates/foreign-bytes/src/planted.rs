@@ -1,4 +1,4 @@
-//! Parsers that break their promise on purpose: the driver has to find each of them.
+//! Parsers that break their promise on purpose: the driver has to find each one.
 
 use std::hint::black_box;
 
@@ -8,7 +8,7 @@ const fn planted(name: &'static str, parse: fn(&[u8], &Scratch) -> Result<(), St
     Parser { name, shape: Shape::Bytes, also: &[], parse, command: None }
 }
 
-/// One for each kind of failure, and one that keeps its promise. Inputs of an odd length make them fail.
+/// One parser for each kind of failure, and one that keeps its promise. Inputs of odd length make them fail.
 pub(crate) const PLANTED: &[Parser] = &[
     planted("planted_sound", |bytes, _| if is_bad(bytes) { Err("odd".to_owned()) } else { Ok(()) }),
     planted("planted_panic", |bytes, _| {

@@ -1,10 +1,10 @@
-//! The resident set of this process and its peak, from `/proc`. Elsewhere both are unknown.
+//! The resident set of this process and its peak, from `/proc`. On other systems both are unknown.
 
 use std::fs;
 
-/// Forgets the peak: what [`peak_kib`] says from now on is the largest resident set from now on.
+/// Resets the peak: [`peak_kib`] then returns the largest resident set from now on.
 pub(crate) fn forget_peak() {
-    // The file takes a digit and keeps nothing, so this is no file that could be torn.
+    // This pseudo-file takes a digit and stores nothing, so no torn file is possible.
     let _ = fs::OpenOptions::new().write(true).open("/proc/self/clear_refs").and_then(|mut file| {
         use std::io::Write;
         file.write_all(b"5")

@@ -1,4 +1,4 @@
-//! A temporary directory for parsers that read files, in memory where the system has such a place.
+//! A temporary directory for parsers that read files, in memory if the system supports it.
 
 use std::cell::Cell;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-/// A directory that is gone with this value.
+/// A temporary directory, removed when dropped.
 #[derive(Debug)]
 pub struct Scratch {
     directory: TempDir,
@@ -25,22 +25,22 @@ impl Scratch {
         Ok(Self { directory, is_prepared: Cell::new(false) })
     }
 
-    /// The path of a file or directory in it, there or not.
+    /// The path of a file or directory in it, which need not exist.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// Writes a file and gives its path.
+    /// Writes a file and returns its path.
     ///
     /// # Panics
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, bytes).expect("the temporary directory can be written");
         path
     }
 
-    /// Runs `prepare` the first time: for files that stay the same from input to input.
+    /// Runs `prepare` on the first call only: for files that stay the same for all inputs.
     pub(crate) fn prepare_once(&self, prepare: impl FnOnce()) {
         if !self.is_prepared.replace(true) {
             prepare();

@@ -1,26 +1,26 @@
-//! Results of the tries, as rows of a table and as JSON.
+//! Results of the tries, as a table and as JSON.
 
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-/// How a parser broke its promise.
+/// The way in which a parser broke its promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It panicked.
+    /// The parser panicked.
     Panic,
-    /// The process ended: an abort, a signal, a stack that overflowed.
+    /// The process ended: an abort, a signal, a stack overflow.
     Died,
-    /// It did not end in time.
+    /// The parser did not end in time.
     Hang,
-    /// It held more memory than allowed.
+    /// The parser held more memory than allowed.
     OverLimit,
-    /// The command ended with an exit code that is not documented for bad input, or called it an internal error.
+    /// The command's exit code is not documented for bad input, or its message called the failure an internal error.
     ExitCode,
 }
 
 impl Kind {
-    /// The word for it in names of files.
+    /// The kind's name in file names.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Panic => "panic",
@@ -32,18 +32,18 @@ impl Kind {
     }
 }
 
-/// One input that broke the promise.
+/// An input that broke the promise.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// The parser.
     pub parser: &'static str,
     /// The number of the input under its seed.
     pub number: u64,
-    /// How.
+    /// The kind of failure.
     pub kind: Kind,
     /// The message, or the amount of memory.
     pub what: String,
-    /// Where the input was kept.
+    /// The path of the saved input.
     pub saved: Option<PathBuf>,
 }
 
@@ -58,11 +58,11 @@ pub struct Tally {
     pub accepted: u64,
     /// The longest try in microseconds.
     pub slowest_us: u64,
-    /// The most that was held above the base, in KiB; 0 where the system does not say.
+    /// The most memory above the base, in KiB; 0 if the system does not report it.
     pub largest_excess_kib: u64,
     /// Wall time of all tries.
     pub seconds: f64,
-    /// The way in which the promise was broken.
+    /// Inputs that broke the promise.
     pub findings: Vec<Finding>,
 }
 
@@ -73,7 +73,7 @@ impl Tally {
         Self { parser, tries: 0, accepted: 0, slowest_us: 0, largest_excess_kib: 0, seconds: 0., findings: Vec::new() }
     }
 
-    /// How many findings there are of a kind.
+    /// The number of findings of a kind.
     pub fn count(&self, kind: Kind) -> usize {
         self.findings.iter().filter(|finding| finding.kind == kind).count()
     }
@@ -104,7 +104,7 @@ pub fn table(tallies: &[Tally]) -> String {
     text
 }
 
-/// The table as JSON: a list with an object a parser.
+/// The table as JSON: a list with an object for each parser.
 pub fn report(tallies: &[Tally]) -> Value {
     let finding = |finding: &Finding| json!({ "number": finding.number, "kind": finding.kind.name(), "what": finding.what, "input": finding.saved });
     let row = |tally: &Tally| {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use foreign_bytes::{Kind, Limits, Run, Tally, parser, try_parser};
 
-/// A repository whose corpus has one good input and one bad one for a planted parser.
+/// Runs a planted parser in a repository whose corpus has one good and one bad input.
 fn tally(name: &str, limits: Limits) -> Tally {
     let root = tempfile::tempdir().unwrap();
     let corpus = root.path().join("fuzz/corpus").join(name);
@@ -63,7 +63,7 @@ fn a_stack_that_overflows_is_found() {
 
 #[test]
 fn a_hang_is_found() {
-    // The input never ends, however long one waits; the good ones end at once.
+    // The bad input never ends; the good ones end at once.
     let limits = Limits { time: Duration::from_secs(2), ..Limits::default() };
     check("planted_hang", limits, Some((Kind::Hang, "more than 2 s")));
 }
@@ -71,7 +71,7 @@ fn a_hang_is_found() {
 #[test]
 fn memory_above_the_limit_is_found_and_below_it_is_not() {
     if !Path::new("/proc/self/clear_refs").exists() {
-        return; // Only Linux says what a process held at most since some moment.
+        return; // Only Linux reports the peak memory of a process since a given moment.
     }
     check("planted_allocation", Limits::default(), Some((Kind::OverLimit, "KiB above the base")));
     check("planted_allocation", Limits { excess_kib: 128 << 10, ..Limits::default() }, None);

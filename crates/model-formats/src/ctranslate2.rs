@@ -1,4 +1,4 @@
-//! A directory of CTranslate2: `model.bin`, `config.json` and `shared_vocabulary.json`.
+//! A CTranslate2 directory: `model.bin`, `config.json` and `shared_vocabulary.json`.
 //!
 //! ```text
 //! model.bin: 6 u32 | "TransformerSpec" | 7 u32 | variables u32
@@ -7,11 +7,11 @@
 //! a name: its length with the zero at its end u16 | bytes | 0
 //! ```
 //!
-//! Variables are in the order of their names. Queries, keys and values of self-attention are one matrix, as keys and values of
-//! cross attention are. The tables of the embeddings and a tied head are one variable with aliases, and so are relative positions.
+//! Variables are in the order of their names. Queries, keys and values of self-attention are one matrix; so are keys and values of
+//! cross attention. The embedding tables and a tied head are one variable with aliases, and so are relative positions.
 //!
 //! Source: `python/ctranslate2/specs/model_spec.py` and `T5Loader` in `python/ctranslate2/converters/transformers.py` of
-//! OpenNMT/CTranslate2 4.8. Of a trained model the bytes are those of its converter.
+//! OpenNMT/CTranslate2 4.8. For a trained model, the bytes equal those of its converter.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -31,7 +31,7 @@ const VERSION: u32 = 6;
 const REVISION: u32 = 7;
 const SPEC: &str = "TransformerSpec";
 
-/// A model that can be written.
+/// A model, ready to be written.
 #[derive(Clone, Debug)]
 pub struct Model {
     variables: BTreeMap<String, Variable>,
@@ -51,11 +51,11 @@ enum Variable {
 }
 
 impl Model {
-    /// A model in f32, or with [`Dtype::Int8`] its matrices in 8 bits with a scale for each row.
+    /// Prepares a model in f32. With [`Dtype::Int8`], its matrices have 8 bits and a scale for each row.
     ///
     /// # Errors
-    /// [`Unsupported`] for a table of relative positions in every block, an activation that CTranslate2 does not have, another dtype,
-    /// or a matrix of 4 GiB.
+    /// [`Unsupported`] for a table of relative positions in every block, an activation that CTranslate2 lacks, another dtype, or a
+    /// matrix of 4 GiB.
     pub fn new(model: &T5, vocabulary: &Vocabulary, dtype: Dtype) -> Result<Model, Unsupported> {
         let refused = |what: &str, expected: &str, got: String, hint: &str| {
             let (what, expected, hint) = (what.to_owned(), expected.to_owned(), hint.to_owned());
@@ -122,7 +122,7 @@ impl Model {
         &self.vocabulary
     }
 
-    /// How many matrices and vectors it has.
+    /// The number of matrices and vectors.
     pub fn tensors(&self) -> usize {
         self.variables.values().filter(|variable| matches!(variable, Variable::Matrix(_))).count()
     }
@@ -130,7 +130,7 @@ impl Model {
     /// Writes `model.bin`.
     ///
     /// # Errors
-    /// Those of the source; [`Error::Io`]; [`Error::Value`] for a value that is not finite.
+    /// Errors of the source; [`Error::Io`]; [`Error::Value`] for a value that is not finite.
     pub fn write<W: Weights>(&self, sink: &mut dyn Write, weights: &W) -> Result<(), W::Error> {
         let scales = self.variables.values().filter(|variable| variable.has_scales()).count();
         let mut start = Vec::new();
@@ -139,7 +139,7 @@ impl Model {
         start.extend(REVISION.to_le_bytes());
         start.extend(((self.variables.len() + scales) as u32).to_le_bytes());
         sink.write_all(&start).map_err(Error::Io)?;
-        // The scales of a matrix `weight` are `weight_scale`, the next name.
+        // The scales of a matrix `weight` are `weight_scale`, which is the next name.
         for (name, variable) in &self.variables {
             let (head, value) = variable.start(name);
             sink.write_all(&head).map_err(Error::Io)?;
@@ -164,7 +164,7 @@ impl Model {
         Ok(sink.write_all(&end).map_err(Error::Io)?)
     }
 
-    /// The embeddings and the head.
+    /// Adds the embeddings and the head.
     fn tables(&mut self, model: &T5, dtype: Dtype) {
         let [decoder, head, encoder] =
             ["decoder/embeddings/weight", "decoder/projection/weight", "encoder/embeddings_0/weight"];
@@ -241,7 +241,7 @@ impl Model {
         }
     }
 
-    /// A matrix of the rows of several.
+    /// Adds a matrix that joins the rows of several.
     fn matrix(&mut self, name: &str, parts: Vec<Parameter>, dtype: Dtype) {
         let rows = parts.iter().map(|part| part.shape[0]).sum();
         let shape = vec![rows, parts[0].shape[1]];
@@ -249,7 +249,7 @@ impl Model {
         self.variables.insert(name.into(), Variable::Matrix(tensor));
     }
 
-    /// Values that stay in f32.
+    /// Adds values that stay in f32.
     fn vector(&mut self, name: &str, parameter: Parameter) {
         self.variables.insert(name.into(), Variable::Matrix(Tensor::of(name, parameter, Dtype::F32)));
     }
@@ -290,14 +290,14 @@ fn head_of(name: &str, shape: &[usize], dtype: u8, bytes: u64) -> Vec<u8> {
     head
 }
 
-/// A name, its length with the zero at its end before it.
+/// Writes a name: its length including the zero at its end, then the name and the zero.
 fn text(to: &mut Vec<u8>, text: &str) {
     to.extend((text.len() as u16 + 1).to_le_bytes());
     to.extend(text.as_bytes());
     to.push(0);
 }
 
-/// One name for each row of the model's table, no two of them the same.
+/// One name for each row of the model's table, all different.
 fn names(model: &T5, vocabulary: &Vocabulary) -> Vec<String> {
     vocabulary.rows(model.vocab_size).map(|row| row.map_or_else(|name| name, |token| token.text.clone())).collect()
 }

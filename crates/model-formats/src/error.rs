@@ -1,6 +1,6 @@
 //! The ways in which an export fails.
 
-/// A model, tokenizer or option that a format has no words for.
+/// A model, tokenizer or option that a format cannot represent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{format} cannot hold this model: {what} is {got}, expected {expected}")]
 pub struct Unsupported {
@@ -8,9 +8,9 @@ pub struct Unsupported {
     pub format: &'static str,
     /// The part of the model.
     pub what: String,
-    /// What can be held.
+    /// The values that the format can hold.
     pub expected: String,
-    /// What the model has.
+    /// The model's value.
     pub got: String,
     /// Advice.
     pub hint: String,

@@ -1,12 +1,12 @@
-//! T5 in the files of other programs: GGUF for llama.cpp, and the directories of CTranslate2.
+//! Writes T5 models in the formats of other programs: GGUF for llama.cpp, and CTranslate2's directories.
 //!
-//! A [`T5`] says what the model is, a [`Vocabulary`] what its tokens are, and [`Weights`] gives the values. A format first says
-//! whether it can hold all of that ([`Unsupported`]), and then writes it.
+//! A [`T5`] describes the model, a [`Vocabulary`] its tokens, and [`Weights`] gives the values. A format first checks that it
+//! can represent all of them ([`Unsupported`]), and then writes them.
 //!
 //! Invariants:
-//! * Values go from source to file some rows at a time. Beside them only the header is in memory.
-//! * What a format cannot say is refused before anything is written. Nothing is left out silently.
-//! * What is written is a function of the model, its tokens and the options alone.
+//! * Values go from the source to the file some rows at a time. Otherwise only the header is in memory.
+//! * A property that a format cannot represent is refused before anything is written. Nothing is left out silently.
+//! * The output is a function of the model, its tokens and the options alone.
 //!
 //! ```
 //! use model_formats::{Dtype, Error, T5, Weights, gguf};

@@ -1,9 +1,9 @@
-//! What a T5 is, in the words of its `config.json`, and its parameters by the names of transformers.
+//! A T5's description, in terms of its `config.json`, and its parameters by transformers' names.
 
-/// The architecture of a T5, as far as a program has to know it to compute it.
+/// The architecture of a T5, as far as it affects the computation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct T5 {
-    /// A name for people.
+    /// A readable name.
     pub name: String,
     /// Rows of the embedding table.
     pub vocab_size: usize,
@@ -21,23 +21,23 @@ pub struct T5 {
     pub decoder_blocks: usize,
     /// Rows of a table of relative positions.
     pub buckets: usize,
-    /// Distance from which on all positions share a bucket.
+    /// Distance from which all positions share a bucket.
     pub max_distance: usize,
-    /// Whether every block has a table of relative positions, and not block 0 one for all.
+    /// Whether every block has its own table of relative positions, instead of block 0 having one for all.
     pub has_a_table_in_every_block: bool,
     /// Added to the mean square in every norm.
     pub epsilon: f64,
     /// The activation by transformers' name: `relu`, `gelu_new`, `gelu`, `silu`.
     pub activation: String,
-    /// Whether the feed-forward layers have a gate: `wi_0` and `wi_1` in the place of `wi`.
+    /// Whether the feed-forward layers have a gate: `wi_0` and `wi_1` in place of `wi`.
     pub is_gated: bool,
     /// Whether the head is the embedding table.
     pub is_tied: bool,
     /// Whether the decoder's output is scaled by `d_model^-0.5` before the head.
     pub scales_logits: bool,
-    /// Tokens that the model was made for, where its file says so.
+    /// Number of tokens that the model was made for, if its file gives one.
     pub positions: Option<usize>,
-    /// Fills padded positions.
+    /// The token at padded positions.
     pub pad: u32,
     /// The decoder's first input.
     pub start: u32,
@@ -55,7 +55,7 @@ pub(crate) enum Stack {
 impl Stack {
     pub(crate) const BOTH: [Stack; 2] = [Stack::Encoder, Stack::Decoder];
 
-    /// The name in transformers and in CTranslate2.
+    /// The name in transformers and CTranslate2.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Stack::Encoder => "encoder",
@@ -72,7 +72,7 @@ pub(crate) struct Parameter {
 }
 
 impl T5 {
-    /// The shape of `t5-small`, whose parts a caller changes.
+    /// The architecture of `t5-small`, for callers to change parts of it.
     pub fn small(name: &str) -> T5 {
         T5 {
             name: name.into(),
@@ -138,7 +138,7 @@ impl T5 {
         Parameter { name, shape: vec![self.d_model] }
     }
 
-    /// A matrix of self-attention, or with `crosses` of cross attention: `q`, `k`, `v` or `o`.
+    /// A matrix of self-attention, or of cross attention if `crosses`: `q`, `k`, `v` or `o`.
     pub(crate) fn attention(&self, stack: Stack, block: usize, crosses: bool, matrix: &str) -> Parameter {
         let inner = self.heads * self.d_kv;
         let shape = if matrix == "o" { vec![self.d_model, inner] } else { vec![inner, self.d_model] };
@@ -162,7 +162,7 @@ impl T5 {
         }
     }
 
-    /// Which layer of a block is the feed-forward layer.
+    /// The index of the feed-forward layer within a block.
     pub(crate) fn feed_forward_layer(stack: Stack) -> usize {
         match stack {
             Stack::Encoder => 1,

@@ -1,4 +1,4 @@
-//! Values on their way into a file: a parameter's rows from the source, and their bytes in the dtype of the file.
+//! Converts values for a file: a parameter's rows from the source, and their bytes in the file's dtype.
 
 use std::io::Write;
 
@@ -7,18 +7,18 @@ use half::{bf16, f16};
 use crate::error::Error;
 use crate::t5::Parameter;
 
-/// Takes whole rows of a parameter's values.
+/// Receives whole rows of a parameter's values.
 pub type EachRows<'a, E> = &'a mut dyn FnMut(&[f32]) -> Result<(), E>;
 
-/// Where the values of a model's parameters come from.
+/// The source of a model's parameter values.
 pub trait Weights {
-    /// What reading, and writing what was read, can fail with.
+    /// Errors of reading values, and of writing them.
     type Error: From<Error>;
 
-    /// Hands the values of the parameter with transformers' name `name` to `each`, in their order, whole rows at a time.
+    /// Passes the values of the parameter with transformers' name `name` to `each`, in order, whole rows at a time.
     ///
     /// # Errors
-    /// Those of reading, and of `each`.
+    /// Errors of reading, and of `each`.
     fn each_rows(&self, name: &str, shape: &[usize], each: EachRows<'_, Self::Error>) -> Result<(), Self::Error>;
 }
 
@@ -42,7 +42,7 @@ pub(crate) const Q8_0_BLOCK: usize = 32;
 const Q8_0_BLOCK_BYTES: usize = 2 + Q8_0_BLOCK;
 
 impl Dtype {
-    /// Its name.
+    /// The dtype's name.
     pub fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",
@@ -53,7 +53,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes of so many values in whole rows, without the scales of [`Dtype::Int8`].
+    /// Bytes of `values` values in whole rows, without the scales of [`Dtype::Int8`].
     pub(crate) fn bytes(self, values: usize) -> u64 {
         let values = values as u64;
         match self {
@@ -65,22 +65,22 @@ impl Dtype {
     }
 }
 
-/// A tensor of a file whose values are a model's.
+/// A tensor of a file that takes its values from a model.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
-    /// Its name in the file.
+    /// The name in the file.
     pub(crate) name: String,
-    /// The outermost dimension first.
+    /// The dimensions, the outermost first.
     pub(crate) shape: Vec<usize>,
-    /// The parameters whose rows follow each other in it.
+    /// The parameters whose rows it consists of, in order.
     pub(crate) parts: Vec<Parameter>,
-    /// Every value is multiplied by it.
+    /// A factor for every value.
     pub(crate) factor: f32,
     pub(crate) dtype: Dtype,
 }
 
 impl Tensor {
-    /// A parameter alone.
+    /// A tensor of a single parameter.
     pub(crate) fn of(name: impl Into<String>, parameter: Parameter, dtype: Dtype) -> Tensor {
         Tensor { name: name.into(), shape: parameter.shape.clone(), parts: vec![parameter], factor: 1.0, dtype }
     }
@@ -89,7 +89,7 @@ impl Tensor {
         self.dtype.bytes(self.shape.iter().product())
     }
 
-    /// Writes the values. Returns the scales of the rows where the dtype has them.
+    /// Writes the values. Returns the scales of the rows if the dtype has them.
     pub(crate) fn write<W: Weights>(&self, sink: &mut dyn Write, weights: &W) -> Result<Vec<f32>, W::Error> {
         let columns = self.shape[1..].iter().product::<usize>();
         // A vector is one row.
@@ -152,7 +152,7 @@ impl Encoder<'_> {
         Ok(())
     }
 
-    /// As `quantize_row_q8_0_ref` in llama.cpp's `ggml/src/ggml-quants.c`: halves are rounded away from zero.
+    /// The same as `quantize_row_q8_0_ref` in llama.cpp's `ggml/src/ggml-quants.c`: halves are rounded away from zero.
     fn q8_0(&mut self, block: &[f32], factor: f32) -> Result<(), Error> {
         let largest = block.iter().fold(0.0_f32, |largest, value| largest.max((value * factor).abs()));
         let scale = largest / 127.0;
@@ -166,7 +166,7 @@ impl Encoder<'_> {
         Ok(())
     }
 
-    /// As `_quantize` in CTranslate2's `specs/model_spec.py`: halves are rounded to even.
+    /// The same as `_quantize` in CTranslate2's `specs/model_spec.py`: halves are rounded to even.
     fn int8(&mut self, row: &[f32], factor: f32) {
         let largest = row.iter().fold(0.0_f32, |largest, value| largest.max((value * factor).abs()));
         let largest = if largest == 0.0 { 127.0 } else { largest.max(127.0 / f32::MAX) };

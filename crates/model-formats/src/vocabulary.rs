@@ -1,4 +1,4 @@
-//! The tokens of a tokenizer, as other programs keep them: names, scores and kinds by their ids, and how a text is cut.
+//! The tokens of a tokenizer for other programs: names, scores and kinds by their ids, and the way of cutting text.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,74 +7,74 @@ use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// What a token is.
+/// The role of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A piece of text.
     Text,
-    /// Stands for text that has no token.
+    /// The token for text that has no other token.
     Unknown,
-    /// Found by its name, and not shown.
+    /// A token found by its name, and not shown.
     Control,
-    /// Found by its name, and shown.
+    /// A token found by its name, and shown.
     Named,
 }
 
 /// A token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
-    /// Its text, or its name.
+    /// The token's text or name.
     pub text: String,
-    /// The logarithm of its probability; 0 where the tokenizer has none.
+    /// The logarithm of its probability; 0 if the tokenizer has none.
     pub score: f32,
-    /// What it is.
+    /// The token's role.
     pub role: Role,
 }
 
 /// The tokens of a tokenizer by their ids.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vocabulary {
-    /// Ids may have gaps.
+    /// The tokens. Ids may have gaps.
     pub tokens: BTreeMap<u32, Token>,
-    /// Put before every text.
+    /// The ids before every text.
     pub starts: Vec<u32>,
-    /// Put after every text.
+    /// The id after every text.
     pub end: u32,
-    /// The token for text that has none.
+    /// The token for text that has no other token.
     pub unknown: Option<u32>,
     pub(crate) pieces: Pieces,
 }
 
-/// How a text is cut into tokens.
+/// The way in which a text is cut into tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Pieces {
-    /// SentencePiece's unigrams, with spaces as `▁` and one before the text.
+    /// SentencePiece's unigrams, with `▁` for spaces and one `▁` before the text.
     Unigram(Unigram),
-    /// Pairs of bytes, merged inside the words that GPT-2's expression finds.
+    /// Byte pairs, merged inside the words that GPT-2's expression finds.
     BytePairs {
-        /// Both tokens of each, with a space between them.
+        /// Both tokens of each merge, with a space between them.
         merges: Vec<String>,
     },
-    /// None of these: what, and what would be one of them.
+    /// Another kind: its name, and the supported kinds.
     Other(String),
 }
 
-/// How unigrams are prepared.
+/// The preparation of text for unigrams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unigram {
-    /// The compiled table of characters to normalize.
+    /// The compiled table that normalizes characters.
     pub(crate) characters: Option<Vec<u8>>,
-    /// Whether spaces beside each other count as one.
+    /// Whether consecutive spaces count as one.
     pub(crate) merges_spaces: bool,
     /// Whether tabs and line feeds are spaces, too.
     pub(crate) cuts_at_white_space: bool,
 }
 
 impl Vocabulary {
-    /// Reads the text of a `tokenizer.json`. `starts` and `end` go around every text.
+    /// Parses the text of a `tokenizer.json`. `starts` and `end` go around every text.
     ///
     /// # Errors
-    /// Says what in the text is no part of a tokenizer.
+    /// The part of the text that is not valid in a tokenizer.
     pub fn of_json(text: &str, starts: &[u32], end: u32) -> Result<Vocabulary, String> {
         let file: File = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let pieces = file.pieces();
@@ -100,7 +100,7 @@ impl Vocabulary {
         Ok(Vocabulary { tokens, starts: starts.to_vec(), end, unknown, pieces })
     }
 
-    /// ByT5's: three named tokens, the 256 bytes as the characters of these numbers, and the sentinels.
+    /// ByT5's vocabulary: three named tokens, the 256 bytes as the characters with these numbers, and the sentinels.
     pub fn of_bytes(sentinels: &[u32]) -> Vocabulary {
         let token = |text: String, role: Role| Token { text, score: 0.0, role };
         let named = [("<pad>", Role::Control), ("</s>", Role::Control), ("<unk>", Role::Unknown)];
@@ -113,7 +113,7 @@ impl Vocabulary {
         Vocabulary { tokens, starts: Vec::new(), end: 1, unknown: Some(2), pieces }
     }
 
-    /// Texts that llama.cpp cuts in another way, if there are any.
+    /// Describes the texts that llama.cpp cuts differently, if there are any.
     pub fn differences(&self) -> Option<&'static str> {
         match &self.pieces {
             Pieces::Unigram(Unigram { characters: None, cuts_at_white_space: true, .. }) => {
@@ -123,7 +123,7 @@ impl Vocabulary {
         }
     }
 
-    /// One token for each row of a model's table. Rows without a token get names that no text has.
+    /// One token for each row of a model's table. Rows without a token get names that occur in no text.
     pub(crate) fn rows(&self, rows: usize) -> impl Iterator<Item = Result<&Token, String>> {
         (0..rows).map(|id| {
             let token = u32::try_from(id).ok().and_then(|id| self.tokens.get(&id));
@@ -131,13 +131,13 @@ impl Vocabulary {
         })
     }
 
-    /// The first id that a model of so many rows has no row for.
+    /// The first id for which a model with `rows` rows has no row.
     pub(crate) fn beyond(&self, rows: usize) -> Option<u32> {
         self.tokens.keys().copied().find(|&id| id as usize >= rows)
     }
 }
 
-/// The parts of a `tokenizer.json` that say what is written elsewhere.
+/// The parts of a `tokenizer.json` that are exported.
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
@@ -216,7 +216,7 @@ impl File {
                         .map_err(|error| format!("a broken table of characters ({error})"))?;
                     unigram.characters = Some(table).filter(|table| !table.is_empty());
                 }
-                // Blanks at the end are no tokens where spaces are merged.
+                // Blanks at the end give no tokens if spaces are merged.
                 Some("Strip") => {}
                 Some("Replace") if step["pattern"]["Regex"] == " {2,}" => unigram.merges_spaces = true,
                 kind => return Err(format!("one with a normalizer of type {}", kind.unwrap_or("unknown"))),
@@ -266,7 +266,7 @@ impl File {
     }
 }
 
-/// A part that may be a sequence of parts.
+/// A part as a list: the members of a sequence, or the part alone.
 fn steps<'a>(part: &'a Value, sequence: &str) -> Vec<&'a Value> {
     match part[sequence].as_array() {
         Some(parts) => parts.iter().flat_map(|part| steps(part, sequence)).collect(),

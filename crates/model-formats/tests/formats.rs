@@ -1,10 +1,10 @@
-//! What is written, read again by the formats' own rules.
+//! Reads written files again by the formats' own rules.
 
 use std::collections::BTreeMap;
 
 use model_formats::{Dtype, Error, T5, Unsupported, Vocabulary, Weights, ctranslate2, gguf};
 
-/// Row `r`, column `c` of each parameter is a number of its own, handed out two rows at a time.
+/// Weights in which each (row, column) of a parameter has its own number, handed out two rows at a time.
 struct Counted;
 
 fn value(name: &str, row: usize, column: usize) -> f32 {
@@ -68,7 +68,7 @@ fn unigrams() -> Vocabulary {
     Vocabulary::of_json(UNIGRAMS, &[], 1).expect("a tokenizer")
 }
 
-/// Bytes that are read from the front.
+/// A reader of bytes from the front.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -92,7 +92,7 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// A GGUF file: its keys as text, and the type, shape (outermost first) and bytes of its tensors.
+/// A parsed GGUF file: its keys as text, and the type, shape (outermost first) and bytes of its tensors.
 struct Gguf {
     keys: BTreeMap<String, String>,
     tensors: BTreeMap<String, (usize, Vec<usize>, Vec<u8>)>,
@@ -250,7 +250,7 @@ fn narrow_files_keep_vectors_in_f32_and_values_within_half_a_step() {
             assert!((f32::from(code.cast_signed()) * step - value).abs() <= 0.5 * step * 1.001, "{value}");
         }
     }
-    // Rows that are no whole blocks.
+    // Rows that are not whole blocks.
     let odd = T5 { d_ff: 80, ..gated() };
     let file = written(&gguf::File::for_llama_cpp(&odd, &unigrams(), Dtype::Q8_0).expect("a T5"));
     assert_eq!((file.tensors["enc.blk.0.ffn_down.weight"].0, file.tensors["enc.blk.0.ffn_up.weight"].0), (1, 8));
@@ -395,7 +395,7 @@ fn eight_bits_have_a_scale_for_each_row_right_after_them() {
     }
 }
 
-/// A model whose every value is this one.
+/// A model in which every value is this one.
 struct Constant(f32);
 
 impl Weights for Constant {

@@ -1,13 +1,13 @@
-//! The access log: a line of JSON for each request that is over. It holds no prompt, no answer and no key.
+//! The access log: a line of JSON for each finished request. It contains no prompt, no answer and no key.
 
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
-/// A request that is over.
+/// A finished request.
 #[derive(Clone, Debug)]
 pub struct Access {
-    /// When it came.
+    /// The time of arrival.
     pub time: SystemTime,
     /// The client's address.
     pub client: String,
@@ -17,26 +17,26 @@ pub struct Access {
     pub path: String,
     /// The status of the answer.
     pub status: u16,
-    /// The code of the error, where there was one.
+    /// The code of the error, if there was one.
     pub error: Option<&'static str>,
     /// The model that answered.
     pub model: Option<String>,
-    /// Whether the answer was sent as it was made.
+    /// Whether the answer was streamed.
     pub stream: bool,
     /// Tokens of the prompts.
     pub prompt_tokens: u64,
     /// Tokens of the answers.
     pub generated_tokens: u64,
-    /// From the request's last byte to the first token.
+    /// Milliseconds from the request's last byte to the first token.
     pub first_token_ms: Option<f64>,
-    /// From the request's head to the end of the answer.
+    /// Milliseconds from the request's head to the end of the answer.
     pub ms: f64,
-    /// Whether the client left before the answer was whole.
+    /// Whether the client disconnected before the answer was complete.
     pub cancelled: bool,
 }
 
 impl Access {
-    /// The line, without its end.
+    /// The log line, without its line end.
     pub fn line(&self) -> Value {
         let rounded = |ms: f64| (ms * 1000.0).round() / 1000.0;
         json!({

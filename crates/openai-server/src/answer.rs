@@ -1,9 +1,9 @@
-//! Text as it comes: only what cannot change any more, and nothing of a text that ends the answer.
+//! Text of an answer while it grows: sends only text that is final, and nothing from a stop text on.
 
-/// The text of an answer that was sent.
+/// The sent part of an answer's text.
 ///
-/// The end of what there is may still change: bytes of a character that is not whole, and a text that may become one of the
-/// stop texts. It is held back.
+/// The end of the text so far may still change: it may be part of a character, or the beginning of a stop text. So that end
+/// is held back.
 #[derive(Clone, Debug, Default)]
 pub struct Outgoing {
     sent: usize,
@@ -12,17 +12,17 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Nothing yet. Any of `stops` ends the answer and is no part of it.
+    /// Begins an answer. Any of `stops` ends the answer and is not part of it.
     pub fn new(stops: &[String]) -> Self {
         Outgoing { stops: stops.to_vec(), ..Outgoing::default() }
     }
 
-    /// Whether a stop text came.
+    /// Whether a stop text occurred.
     pub fn is_stopped(&self) -> bool {
         self.is_stopped
     }
 
-    /// What can be sent now that the whole answer so far is `text`; `ends`: nothing comes after it.
+    /// Returns the text to send now, given the whole answer so far in `text`. `ends`: nothing follows `text`.
     pub fn more<'a>(&mut self, text: &'a str, ends: bool) -> &'a str {
         if self.is_stopped {
             return "";
@@ -36,13 +36,13 @@ impl Outgoing {
             None if ends => text.len(),
             None => self.settled(text),
         };
-        // A decoder that changes what it said before is not followed back.
+        // If a decoder changes earlier text, the sent text is not corrected.
         let more = text.get(self.sent..end).unwrap_or_default();
         self.sent += more.len();
         more
     }
 
-    /// Bytes of `text` that stay as they are.
+    /// Number of bytes of `text` that are final.
     fn settled(&self, text: &str) -> usize {
         let whole = text.trim_end_matches('\u{fffd}');
         let begun = |stop: &String| {
@@ -57,7 +57,7 @@ impl Outgoing {
 mod tests {
     use super::*;
 
-    /// What is sent of an answer whose text grows like this, and whether it was stopped.
+    /// The texts sent for an answer whose text grows like this, and whether it was stopped.
     fn sent(stops: &[&str], texts: &[&str]) -> (Vec<String>, bool) {
         let stops: Vec<String> = stops.iter().map(|&stop| stop.to_owned()).collect();
         let mut outgoing = Outgoing::new(&stops);

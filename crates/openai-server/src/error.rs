@@ -1,21 +1,21 @@
-//! Errors as the clients of OpenAI's interface know them: a status, a type, a code, and the parameter at fault.
+//! Errors in OpenAI's form: a status, a type, a code, and the parameter at fault.
 
 use std::fmt;
 
 use serde_json::{Value, json};
 
-/// A request that gets no answer, and why.
+/// The reason why a request gets no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     /// The HTTP status.
     pub status: u16,
     /// The `code` of the error, for programs.
     pub code: &'static str,
-    /// What is wrong, what was expected, and what to do.
+    /// The fault, the expected value, and the remedy.
     pub message: String,
     /// The parameter at fault.
     pub parameter: Option<String>,
-    /// After how many seconds another try makes sense.
+    /// Seconds after which another try makes sense.
     pub retry_after_s: Option<u64>,
 }
 
@@ -25,18 +25,18 @@ impl ApiError {
         ApiError { status, code, message: message.into(), parameter: None, retry_after_s: None }
     }
 
-    /// 400: a parameter that has a wrong value.
+    /// 400: a parameter has a wrong value.
     pub fn parameter(name: &str, message: impl fmt::Display) -> Self {
         let error = ApiError::new(400, "invalid_value", format!("`{name}`: {message}"));
         ApiError { parameter: Some(name.to_owned()), ..error }
     }
 
-    /// 500: what failed is no fault of the request.
+    /// 500: a failure that is not the request's fault.
     pub fn internal(message: impl Into<String>) -> Self {
         ApiError::new(500, "internal_error", message)
     }
 
-    /// The `type` that OpenAI's clients map to their exceptions.
+    /// The `type`, which OpenAI's clients map to their exceptions.
     fn kind(&self) -> &'static str {
         match self.status {
             401 | 403 => "authentication_error",
@@ -47,7 +47,7 @@ impl ApiError {
         }
     }
 
-    /// `{"error": {..}}`
+    /// The body of the response: `{"error": {..}}`
     pub fn to_json(&self) -> Value {
         json!({"error": {"message": self.message, "type": self.kind(), "param": self.parameter, "code": self.code}})
     }

@@ -1,6 +1,6 @@
-//! API keys: lines of a file. A request has one of them, or is refused.
+//! API keys: lines of a file. A request without one of them is refused.
 
-/// The keys that are accepted; none: every request is.
+/// The accepted keys; without any, every request is accepted.
 #[derive(Clone, Default)]
 pub struct Keys {
     keys: Vec<Vec<u8>>,
@@ -13,10 +13,10 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// One key a line. Blank lines and those that begin with `#` are none.
+    /// Reads one key per line. Blank lines and lines that begin with `#` are skipped.
     ///
     /// # Errors
-    /// In words: no key, or one of characters that a header cannot have.
+    /// A text for the user: there is no key, or a key has characters that a header cannot have.
     pub fn of_file(text: &str) -> Result<Self, String> {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         let keys: Vec<Vec<u8>> = lines.map(|line| line.as_bytes().to_vec()).collect();
@@ -29,7 +29,7 @@ impl Keys {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
@@ -40,13 +40,13 @@ impl Keys {
             return true;
         }
         let Some((scheme, given)) = authorization.and_then(|value| value.split_at_checked(7)) else { return false };
-        // Every key is compared to its end: the time says nothing about which one was nearly right.
+        // Every key is compared to its end, so the time does not reveal which key was nearly right.
         let matches = self.keys.iter().fold(false, |found, key| found | is_same(key, given));
         scheme.eq_ignore_ascii_case(b"bearer ") && matches
     }
 }
 
-/// Compares in a time that depends on the lengths only.
+/// Compares in a time that depends only on the lengths.
 fn is_same(key: &[u8], given: &[u8]) -> bool {
     let mut difference = u8::from(key.len() != given.len());
     for (place, byte) in key.iter().enumerate() {

@@ -1,7 +1,7 @@
-//! OpenAI's HTTP interface in front of somebody who answers.
+//! OpenAI's HTTP interface in front of any engine.
 //!
-//! The server reads requests on a thread of its own, checks them, and puts them into a bounded [`Queue`]. Whoever makes the
-//! answers takes each [`Job`] out, whenever it has memory for it, and sends [`Event`]s until the job is answered:
+//! The server reads requests on its own thread, checks them, and puts them into a bounded [`Queue`]. The engine takes out a
+//! [`Job`] whenever it has memory for it, and sends [`Event`]s until the job is answered:
 //!
 //! ```no_run
 //! use openai_server::{Event, Finish, Hooks, Queue, Server, Settings};
@@ -19,10 +19,10 @@
 //!
 //! # Invariants
 //!
-//! * Lengths are checked before memory is taken: connections, headers, bodies, and bodies in flight have limits.
-//! * Every wait has an end: for a head, a body, an answer, and a client that reads.
-//! * A job is dropped when its client has gone, its time is over, or it is answered. What it held is free then.
-//! * Nothing of this crate knows tensors, tokens or files.
+//! * Sizes are checked before memory is taken: connections, headers, bodies, and concurrent bodies have limits.
+//! * Every wait has a time limit: for a head, a body, an answer, and a client's reading.
+//! * A job is dropped when its client disconnects, its time is over, or it is answered. Dropping it frees its memory.
+//! * This crate does not depend on tensors, tokens or files.
 
 mod access;
 mod answer;

@@ -1,4 +1,4 @@
-//! What is counted, and its text for Prometheus.
+//! The server's counters, and their text for Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::queue::Load;
 
-/// Upper ends of the histograms' parts, in seconds.
+/// Upper bounds of the histograms' buckets, in seconds.
 const SECONDS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
 /// Counters of a server since its start.
@@ -17,7 +17,7 @@ pub(crate) struct Metrics {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By route and status.
+    /// Requests by route and status.
     requests: BTreeMap<(&'static str, u16), u64>,
     prompt_tokens: u64,
     generated_tokens: u64,
@@ -59,7 +59,7 @@ impl Histogram {
     }
 }
 
-/// A request that is over.
+/// A finished request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
     pub route: &'static str,
@@ -72,14 +72,14 @@ pub(crate) struct Done {
     pub is_cancelled: bool,
 }
 
-/// A number that somebody else knows, such as a size of the process.
+/// A value from outside of the server, such as a size of the process.
 #[derive(Clone, Debug)]
 pub struct Gauge {
-    /// Its name for Prometheus.
+    /// Prometheus' name of the value.
     pub name: &'static str,
-    /// Its meaning.
+    /// The meaning of the value.
     pub help: &'static str,
-    /// Its value now.
+    /// The current value.
     pub value: f64,
 }
 
@@ -116,7 +116,7 @@ impl Metrics {
         self.change(|state| state.lost_log_lines += 1);
     }
 
-    /// In Prometheus' text format, version 0.0.4.
+    /// The metrics in Prometheus' text format, version 0.0.4.
     pub fn text(&self, load: Load, others: &[Gauge]) -> String {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut out = String::new();

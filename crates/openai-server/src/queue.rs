@@ -1,7 +1,7 @@
 //! The queue between the server's thread and the engine's: bounded, first in, first out.
 //!
-//! Invariants: a job that is dropped counts as done, whatever happened to it. One whose client has gone is dropped before
-//! another is turned away for it. After [`Queue::close`] nothing comes in, and the engine gets what is left.
+//! Invariants: a dropped job counts as done, whatever its outcome. Before a new job is refused, jobs of disconnected
+//! clients are dropped. After [`Queue::close`] no job is added, and the engine gets the remaining jobs.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,45 +12,45 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::error::ApiError;
 use crate::request::{Options, Prompt};
 
-/// News of a job.
+/// An event of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// It was taken up; the prompt has so many tokens.
+    /// The engine took up the job.
     Started {
-        /// Tokens of the prompt, the end of the sequence among them.
+        /// Tokens of the prompt, including the end-of-sequence token.
         prompt_tokens: usize,
     },
     /// More text of an answer.
     Text {
-        /// Which of the job's answers.
+        /// The index of the answer within the job.
         choice: usize,
-        /// The text that comes after what was sent before.
+        /// The text after the earlier texts of this answer.
         text: String,
-        /// Tokens made for it.
+        /// Number of tokens of the text.
         tokens: usize,
     },
-    /// An answer is whole.
+    /// An answer is complete.
     Finished {
-        /// Which of the job's answers.
+        /// The index of the answer within the job.
         choice: usize,
-        /// Why it ended.
+        /// The reason for the end.
         reason: Finish,
     },
-    /// It cannot be answered.
+    /// The job cannot be answered.
     Failed(ApiError),
 }
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it, or a stop text did.
+    /// The model ended the answer, or a stop text did.
     Stop,
-    /// It has as many tokens as it may.
+    /// The answer reached its token limit.
     Length,
 }
 
 impl Finish {
-    /// As OpenAI calls it.
+    /// OpenAI's name of the reason.
     pub fn name(self) -> &'static str {
         match self {
             Finish::Stop => "stop",
@@ -59,21 +59,21 @@ impl Finish {
     }
 }
 
-/// A prompt that waits for its answers. When it is dropped, whoever waits for it learns that nothing more comes.
+/// A prompt that waits for its answers. Dropping the job tells the receiver that no more events follow.
 #[derive(Debug)]
 pub struct Job {
-    /// Index of the model among those of the server.
+    /// Index of the model in the server's settings.
     pub model: usize,
     /// The prompt.
     pub prompt: Prompt,
-    /// How it is answered.
+    /// The settings for its answers.
     pub options: Options,
-    /// How many jobs came before it.
+    /// Number of earlier jobs.
     pub number: u64,
     events: UnboundedSender<(usize, Event)>,
-    /// The place of its first answer among those of the request.
+    /// Index of the job's first answer within the request.
     first_choice: usize,
-    /// Held while it is worked on.
+    /// Held while the engine works on the job.
     _turn: Option<Turn>,
 }
 
@@ -88,14 +88,14 @@ impl Job {
         Job { model, prompt, options, number: 0, events, first_choice, _turn: None }
     }
 
-    /// Whether nobody waits for the answer any more.
+    /// Whether the receiver is gone.
     pub fn is_cancelled(&self) -> bool {
         self.events.is_closed()
     }
 
-    /// Tells whoever waits.
+    /// Sends an event to the receiver.
     pub fn send(&self, event: Event) {
-        // A client that has gone is seen by `is_cancelled`.
+        // If the client has gone, `is_cancelled` shows it.
         let _ = self.events.send((self.first_choice, event));
     }
 }
@@ -113,13 +113,13 @@ struct State {
     waiting: VecDeque<Job>,
     running: usize,
     is_closed: bool,
-    /// Jobs so far.
+    /// Number of jobs so far.
     number: u64,
-    /// Jobs that were done, and when the first of a busy time began: what an estimate is made of.
+    /// The recent rate of finished jobs, for the estimate of a wait.
     recent: Recent,
 }
 
-/// The rate at which jobs end, over the last few.
+/// The recent rate at which jobs end.
 #[derive(Debug, Default)]
 struct Recent {
     last: Option<Instant>,
@@ -148,17 +148,17 @@ impl Recent {
     }
 }
 
-/// Numbers of jobs.
+/// Current numbers of jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Jobs that wait.
+    /// Waiting jobs.
     pub waiting: usize,
-    /// Jobs that are answered.
+    /// Jobs that the engine works on.
     pub running: usize,
 }
 
 impl Queue {
-    /// A queue in which so many jobs can wait.
+    /// Makes a queue for at most `capacity` waiting jobs.
     pub fn new(capacity: usize) -> Arc<Self> {
         Arc::new(Queue { state: Mutex::default(), changed: Condvar::new(), capacity })
     }
@@ -170,7 +170,7 @@ impl Queue {
     /// Adds all jobs of a request, or none.
     ///
     /// # Errors
-    /// 429 where they do not fit; 503 after [`Queue::close`].
+    /// 429 if they do not fit; 503 after [`Queue::close`].
     pub(crate) fn push(&self, jobs: Vec<Job>) -> Result<(), ApiError> {
         let mut state = self.state();
         if state.is_closed {
@@ -194,7 +194,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The first job that waits, once there is one. `None`: the queue is closed and empty.
+    /// Waits for a job and returns the first one. `None`: the queue is closed and empty.
     pub fn next(self: &Arc<Self>) -> Option<Job> {
         let mut state = self.state();
         loop {
@@ -208,7 +208,7 @@ impl Queue {
         }
     }
 
-    /// The first job that waits, if it `fits`. No other is taken before it: a large one does not starve.
+    /// Returns the first waiting job if it `fits`. No later job is taken before it, so a large job does not starve.
     pub fn next_if(self: &Arc<Self>, fits: impl FnOnce(&Job) -> bool) -> Option<Job> {
         let mut state = self.state();
         let job = state.take(fits)?;
@@ -221,13 +221,13 @@ impl Queue {
         job
     }
 
-    /// Takes nothing more in. Whoever waits for a job wakes up.
+    /// Closes the queue to new jobs, and wakes all callers that wait for a job.
     pub fn close(&self) {
         self.state().is_closed = true;
         self.changed.notify_all();
     }
 
-    /// Jobs now.
+    /// The current numbers of jobs.
     pub fn load(&self) -> Load {
         let state = self.state();
         Load { waiting: state.waiting.len(), running: state.running }
@@ -242,7 +242,7 @@ impl State {
         if fits(self.waiting.front()?) { self.waiting.pop_front() } else { None }
     }
 
-    /// In about how many seconds so many jobs have left the queue.
+    /// Estimated seconds until so many jobs have left the queue.
     fn seconds_until_free(&self, jobs: usize) -> u64 {
         let between = self.recent.between.unwrap_or(Duration::from_secs(1));
         let jobs = u32::try_from(jobs).unwrap_or(u32::MAX);

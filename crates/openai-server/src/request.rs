@@ -1,13 +1,13 @@
-//! Requests: bytes of JSON into what is asked for, checked before anything is done.
+//! Parses requests from JSON and checks them completely before any work.
 //!
-//! A parameter that would change the answer and is not known here is refused: an answer that ignores it would be another one.
-//! Those that change nothing about the answer (`user`, `metadata`, ..) are taken and left alone.
+//! An unknown parameter that would change the answer is refused, since ignoring it would give a different answer. Parameters
+//! that do not affect the answer (`user`, `metadata`, ..) are accepted and ignored.
 
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
-/// Which of the two interfaces was asked.
+/// The interface of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interface {
     /// `/v1/completions`
@@ -16,14 +16,14 @@ pub enum Interface {
     Chat,
 }
 
-/// Bounds of one request.
+/// Limits of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestLimits {
-    /// Prompts of one request.
+    /// The most prompts of a request.
     pub prompts: usize,
-    /// Answers to a prompt, and beams.
+    /// The most answers to a prompt, and the most beams.
     pub rows: usize,
-    /// Messages of a chat.
+    /// The most messages of a chat.
     pub messages: usize,
 }
 
@@ -33,29 +33,29 @@ impl Default for RequestLimits {
     }
 }
 
-/// A request that was understood.
+/// A parsed request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// The interface.
     pub interface: Interface,
-    /// The model, where one is named.
+    /// The model, if the request names one.
     pub model: Option<String>,
-    /// One or more.
+    /// One or more prompts.
     pub prompts: Vec<Prompt>,
-    /// How answers are made.
+    /// The settings for the answers.
     pub options: Options,
-    /// Whether the answer is sent as it is made.
+    /// Whether the answer is streamed.
     pub stream: bool,
-    /// Whether the last event of a stream has the counts of tokens.
+    /// Whether the last event of a stream contains the token counts.
     pub include_usage: bool,
 }
 
-/// What is to be answered.
+/// A prompt to answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
     /// A text.
     Text(String),
-    /// Ids of tokens, the end of the sequence not among them.
+    /// Token ids, without the end-of-sequence token.
     Tokens(Vec<u32>),
     /// A chat.
     Chat(Vec<Message>),
@@ -66,42 +66,42 @@ pub enum Prompt {
 pub struct Message {
     /// `system`, `user`, `assistant`, ..
     pub role: String,
-    /// Its text.
+    /// The message's text.
     pub content: String,
 }
 
-/// How answers are made. What is `None` is the model's own setting.
+/// Settings for the answers. `None` stands for the model's own setting.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     /// Most tokens of an answer.
     pub max_tokens: Option<usize>,
-    /// 0: the likeliest token each time.
+    /// The sampling temperature; 0 always takes the likeliest token.
     pub temperature: Option<f32>,
-    /// Only the likeliest tokens of this probability together.
+    /// Sample only from the likeliest tokens with this total probability.
     pub top_p: Option<f32>,
-    /// Only so many of the likeliest tokens.
+    /// Sample only from this many of the likeliest tokens.
     pub top_k: Option<usize>,
-    /// What is drawn follows from it.
+    /// Determines the random choices.
     pub seed: Option<u64>,
-    /// Answers to each prompt.
+    /// Number of answers to each prompt.
     pub n: usize,
-    /// Texts that end an answer and are no part of it.
+    /// Texts that end an answer and are not part of it.
     pub stop: Vec<String>,
-    /// Beams of a beam search.
+    /// Number of beams of a beam search.
     pub num_beams: Option<usize>,
-    /// The power of the length that a beam's score is divided by.
+    /// The exponent of the length by which a beam's score is divided.
     pub length_penalty: Option<f64>,
-    /// Tokens that came already are less likely.
+    /// Makes tokens less likely that occurred before.
     pub repetition_penalty: Option<f32>,
-    /// No run of so many tokens comes twice.
+    /// No n-gram of this length occurs twice.
     pub no_repeat_ngram: Option<usize>,
-    /// No end before so many tokens.
+    /// The answer does not end before this many tokens.
     pub min_tokens: Option<usize>,
-    /// Whether somebody reads the answer as it is made.
+    /// Whether the client receives the answer while it is generated.
     pub is_streamed: bool,
 }
 
-/// Parameters that do not change an answer.
+/// Parameters that do not affect an answer.
 const LEFT_ALONE: [&str; 8] = [
     "user",
     "metadata",
@@ -113,7 +113,7 @@ const LEFT_ALONE: [&str; 8] = [
     "verbosity",
 ];
 
-/// Parameters that mean nothing at one value, and are refused at others: name, and that value as JSON.
+/// Parameters that have no effect at one value, and are refused at any other: the name, and the neutral value as JSON.
 const NEUTRAL: [(&str, &str); 10] = [
     ("presence_penalty", "0"),
     ("frequency_penalty", "0"),
@@ -124,12 +124,12 @@ const NEUTRAL: [(&str, &str); 10] = [
     ("logprobs", "false"),
     ("top_logprobs", "0"),
     ("best_of", "1"),
-    // The decoder does not continue the prompt: it answers it.
+    // The decoder does not continue the prompt, but answers it.
     ("echo", "false"),
 ];
 
 impl Request {
-    /// Reads a request.
+    /// Parses a request.
     ///
     /// # Errors
     /// [`ApiError`] with status 400, naming the parameter at fault.
@@ -173,13 +173,13 @@ impl Request {
     }
 }
 
-/// The parameters that are not read yet.
+/// The parameters that were not read yet.
 struct Fields {
     left: Map<String, Value>,
 }
 
 impl Fields {
-    /// A parameter that is there and not null.
+    /// Takes a parameter; `None` if it is absent or null.
     fn take(&mut self, name: &str) -> Option<Value> {
         self.left.remove(name).filter(|value| !value.is_null())
     }
@@ -307,7 +307,7 @@ impl Fields {
         values.into_iter().map(message).collect::<Result<_, _>>().map(Prompt::Chat)
     }
 
-    /// Nothing is left that would have changed the answer.
+    /// Checks that no parameter is left that could change the answer.
     fn end(mut self) -> Result<(), ApiError> {
         for name in LEFT_ALONE {
             self.left.remove(name);
@@ -334,7 +334,7 @@ impl Fields {
     }
 }
 
-/// A message: `role`, and `content` as a text or as parts of text.
+/// Parses a message: `role`, and `content` as a text or as parts of text.
 fn message(value: Value) -> Result<Message, ApiError> {
     let fault = |what: &str| ApiError::parameter("messages", what);
     let Value::Object(mut fields) = value else { return Err(fault("expected objects with `role` and `content`")) };
@@ -358,7 +358,7 @@ fn message(value: Value) -> Result<Message, ApiError> {
     Ok(Message { role, content })
 }
 
-/// A value as it is shown in an error.
+/// A value, shortened for an error.
 fn short(value: &Value) -> String {
     match value {
         Value::Number(_) | Value::Bool(_) => value.to_string(),

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::queue::{Event, Finish};
 use crate::request::Interface;
 
-/// Everything that an answer's form needs.
+/// The data that is common to an answer's responses.
 #[derive(Clone, Debug)]
 pub(crate) struct Form {
     pub interface: Interface,
@@ -13,11 +13,11 @@ pub(crate) struct Form {
     /// Seconds since 1970.
     pub created: u64,
     pub model: String,
-    /// Whether the last event has the counts.
+    /// Whether the last event contains the token counts.
     pub include_usage: bool,
 }
 
-/// Counts of tokens.
+/// Token counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub prompt: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Takes an event into account.
+    /// Adds an event's tokens.
     pub fn count(&mut self, event: &Event) {
         match event {
             Event::Started { prompt_tokens } => self.prompt += *prompt_tokens as u64,
@@ -40,7 +40,7 @@ impl Usage {
     }
 }
 
-/// One answer as far as it has come.
+/// One answer so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Choice {
     pub text: String,
@@ -48,7 +48,7 @@ pub(crate) struct Choice {
 }
 
 impl Form {
-    /// The whole answer.
+    /// The response with the whole answer.
     pub fn whole(&self, choices: &[Choice], usage: Usage) -> Value {
         let choice = |(index, choice): (usize, &Choice)| {
             let reason = choice.finish.map(Finish::name);
@@ -101,7 +101,7 @@ impl Form {
         event(&part)
     }
 
-    /// What a stream begins with: the role of each answer in a chat.
+    /// The beginning of a stream: in a chat, the role of each answer.
     pub fn beginning(&self, choices: usize) -> String {
         match self.interface {
             Interface::Completions => String::new(),
@@ -109,7 +109,7 @@ impl Form {
         }
     }
 
-    /// An event of a stream, where there is something to say.
+    /// An event of a stream; `None` if it has nothing for the client.
     pub fn event(&self, first_choice: usize, event: &Event) -> Option<String> {
         match event {
             Event::Text { choice, text, .. } if !text.is_empty() => {
@@ -121,7 +121,7 @@ impl Form {
         }
     }
 
-    /// What a stream ends with.
+    /// The end of a stream.
     pub fn end(&self, usage: Usage) -> String {
         let mut text = String::new();
         if self.include_usage {
@@ -133,7 +133,7 @@ impl Form {
     }
 }
 
-/// An event of server-sent events.
+/// Formats a server-sent event.
 fn event(data: &Value) -> String {
     format!("data: {data}\n\n")
 }

@@ -1,4 +1,5 @@
-//! After any number of bad connections everything is given back. A process of its own: it counts the process's files.
+//! After many bad connections, all memory and files are released. Runs in its own process, because it counts the
+//! process's files.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -37,7 +38,7 @@ fn bad_connections_leave_neither_files_nor_memory_behind() {
     let bad = |round: usize| {
         let mut stream = TcpStream::connect(address).unwrap();
         let bytes = ask.as_bytes();
-        // Malformed, cut off, cut off and half closed, left without reading, and in order.
+        // Malformed, cut off, cut off and half closed, closed without reading, and well-formed.
         let (bytes, half_closes, reads) = match round % 5 {
             0 => (&b"\0\0 nonsense\r\n\r\n"[..], false, true),
             1 => (&bytes[..bytes.len() / 2], false, false),

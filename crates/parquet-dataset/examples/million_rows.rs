@@ -1,14 +1,14 @@
-//! Rows per second and peak memory on one large file, in the ways a trainer reads it.
+//! Measures rows per second and peak memory on one large file, in the ways a trainer reads it.
 //!
 //! ```text
 //! cargo run --release -p parquet-dataset --example million_rows -- FILE.parquet MODE
 //! ```
 //!
-//! Modes, one per process because the peak is the process's: `open`, `sequential`, `shuffled` (a whole epoch:
-//! blocks in random order, rows shuffled within windows of blocks, batches of 64 through a cache),
-//! `shuffled-2` (the same with two readers), `ultra` (single random rows, nothing held), `batches` (batches of
-//! 64 random rows, nothing held), `in-memory` (single random rows after the first pass).
-//! Peaks are VmHWM less what was resident before the dataset was opened.
+//! Modes, one per process because the peak is the process's: `open`, `sequential`, `shuffled` (a whole epoch: blocks in
+//! random order, rows shuffled within windows of blocks, batches of 64 through a cache), `shuffled-2` (the same with
+//! two readers), `ultra` (single random rows, without a cache), `batches` (batches of 64 random rows, without a cache),
+//! `in-memory` (single random rows after the first pass). Peaks are VmHWM minus the resident memory before the dataset
+//! was opened.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -73,7 +73,7 @@ fn status_kib(name: &str) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap_or(0)
 }
 
-/// splitmix64, and a shuffle with it.
+/// splitmix64, and a shuffle that uses it.
 struct Numbers(u64);
 
 impl Numbers {
@@ -92,7 +92,7 @@ impl Numbers {
     }
 }
 
-/// Looks at every value as text, as a tokenizer would.
+/// Checks every value as text, as a tokenizer would.
 fn text_bytes(rows: &parquet_dataset::Rows) -> u64 {
     let value = |row, column| rows.value(column, row).text().map_or(0, str::len) as u64;
     (0..rows.len()).map(|row| value(row, 0) + value(row, 1)).sum()
@@ -107,7 +107,7 @@ fn sequential(dataset: &Dataset) -> (u64, u64) {
     (dataset.rows(), bytes)
 }
 
-/// A whole epoch. With more readers than one, batches of a window are dealt out in turn.
+/// Reads a whole epoch. If there are several readers, batches of a window are dealt out in turn.
 fn shuffled(dataset: &Dataset, readers: usize) -> (u64, u64) {
     let mut numbers = Numbers(1);
     let mut blocks: Vec<u64> = (0..dataset.rows().div_ceil(BLOCK_ROWS)).collect();

@@ -1,11 +1,12 @@
 //! Decoded blocks of rows, up to a number of bytes.
 //!
-//! A block is the rows `[k * block_rows, (k + 1) * block_rows)` of the dataset, all columns, decoded and
-//! compact: unlike pages, blocks have a size that the caller chose and hold nothing but rows. The least
-//! recently used block goes first. Several threads may ask for one block: the first decodes it, the others wait.
+//! A block is the rows `[k * block_rows, (k + 1) * block_rows)` of the dataset, all columns, decoded and compact.
+//! Unlike pages, blocks have a size that the caller chose, and hold nothing but rows. The least recently used block is
+//! dropped first. Several threads may ask for one block: the first decodes it, the others wait.
 //!
-//! Invariant: blocks held and blocks being decoded stay within the capacity. A block that is being decoded has room
-//! reserved, first what a block takes on average; where that is not enough it asks for more before it takes more.
+//! Invariant: the blocks in the cache and the blocks being decoded stay within the capacity. A block that is being
+//! decoded reserves room, at first for a block's average bytes; if that is not enough, it reserves more before it uses
+//! more.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,10 +24,10 @@ pub(crate) struct BlockCache {
 #[derive(Default)]
 struct State {
     capacity: u64,
-    /// Bytes of blocks held and reserved for blocks being decoded.
+    /// Bytes of blocks in the cache, and bytes reserved for blocks being decoded.
     taken: u64,
     blocks: HashMap<u64, Slot>,
-    /// Blocks held, by when they were last used.
+    /// Blocks in the cache, by their last use.
     by_use: BTreeMap<u64, u64>,
     uses: u64,
     /// Blocks that alone exceed the capacity.
@@ -60,7 +61,7 @@ impl State {
     }
 }
 
-/// Room for a block that is being decoded. Taken back when decoding ends, however it ends.
+/// Room for a block that is being decoded. Dropping it returns the room, whether decoding succeeded or failed.
 pub(crate) struct Loading<'a> {
     cache: &'a BlockCache,
     block: u64,
@@ -73,7 +74,8 @@ impl Loading<'_> {
         self.reserved
     }
 
-    /// Asks for `bytes` in all; older blocks make room. False where there is not as much.
+    /// Raises the reservation to `bytes` in all; older blocks are dropped to make room. False if there is not enough
+    /// room.
     pub(crate) fn reserve(&mut self, bytes: u64) -> bool {
         let more = bytes.saturating_sub(self.reserved);
         let mut state = self.cache.lock();
@@ -106,12 +108,12 @@ impl BlockCache {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many bytes of blocks may be held.
+    /// The most bytes of blocks that the cache may hold.
     pub(crate) fn capacity(&self) -> u64 {
         self.lock().capacity
     }
 
-    /// Changes the capacity; what does not fit any more is dropped at once.
+    /// Changes the capacity; blocks that no longer fit are dropped at once.
     pub(crate) fn set_capacity(&self, capacity: u64) {
         let mut state = self.lock();
         if capacity > state.capacity {
@@ -129,19 +131,19 @@ impl BlockCache {
         state.capacity = capacity;
     }
 
-    /// Bytes of blocks held.
+    /// Bytes of blocks in the cache.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.lock().taken
     }
 
-    /// Whether a block is held or being decoded.
+    /// Whether a block is in the cache or being decoded.
     pub(crate) fn contains(&self, block: u64) -> bool {
         self.lock().blocks.contains_key(&block)
     }
 
-    /// The block, decoded by `load` if it is not held. `load` decodes within the room that it is given and answers
-    /// `None` if there is not enough of it; then the answer here is `None` too, and the block is not tried again unless
-    /// other blocks were in the way.
+    /// Returns the block, decoded by `load` if it is not in the cache. `load` decodes within its reservation and
+    /// returns `None` if that is not enough; this function then returns `None`, too. The block is not tried again
+    /// unless other blocks were in the way.
     pub(crate) fn get_or_load(
         &self,
         block: u64,
@@ -164,7 +166,7 @@ impl BlockCache {
         let reserved = estimated_bytes.min(state.capacity);
         state.make_room(reserved);
         if state.taken.saturating_add(reserved) > state.capacity {
-            // Other readers decode as much as may be held.
+            // Other readers' blocks take all of the capacity.
             return Ok(None);
         }
         state.taken += reserved;

@@ -14,24 +14,24 @@ use crate::pages::map::ChunkMap;
 use crate::pages::rows::PageRows;
 use crate::rows::Column;
 
-/// A footer lists the encodings of a chunk, which is how the lengths of delta-encoded values are known to the bill.
-/// Writers that forget it are believed as far as it costs little.
+/// The bill counts the lengths of delta-encoded values if the footer lists a delta encoding for the chunk. Some writers
+/// omit it. Pages with at most this many rows are still accepted then, because their lengths take little memory.
 const MAX_UNDECLARED_DELTA_ROWS: u32 = 1 << 16;
 
-/// One chunk, ready to be read.
+/// A column chunk, ready to be read.
 pub(crate) struct ChunkRows<'a> {
     pub(crate) handle: &'a Handle,
     pub(crate) chunk: &'a Chunk,
     pub(crate) map: &'a Arc<ChunkMap>,
-    /// The row of the dataset that is the chunk's first.
+    /// The dataset's number of the chunk's first row.
     pub(crate) first_row: u64,
     /// Pages up to this size are held whole while they are read.
     pub(crate) whole_page_bytes: usize,
 }
 
 impl ChunkRows<'_> {
-    /// Appends the rows in `ranges` (within the row group; ascending, disjoint, not empty) to `column`. On
-    /// failure also says which rows the page has that was being read.
+    /// Appends the rows in `ranges` (within the row group; ascending, disjoint, not empty) to `column`. On failure also
+    /// returns the rows of the page that was being read.
     pub(crate) fn read(
         &self,
         ranges: &[Range<u32>],
@@ -39,7 +39,7 @@ impl ChunkRows<'_> {
         limits: &mut Limits<'_>,
     ) -> Result<(), (Fault, Range<u32>)> {
         let mut page_rows = ranges.first().cloned().unwrap_or_default();
-        // Decompressors are other people's code, fed with bytes that may be anything.
+        // Decompressors are third-party code, and the bytes may be anything.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.read_pages(ranges, column, limits, &mut page_rows)));
         outcome.unwrap_or_else(|_| Fault::corrupt("its bytes made a decoder panic")).map_err(|fault| (fault, page_rows))
     }
@@ -65,7 +65,7 @@ impl ChunkRows<'_> {
             if page.header.needs_dictionary() && dictionary.is_none() {
                 dictionary = self.dictionary()?;
             }
-            // A fault from here on is one of this page: the dictionary has been read.
+            // A fault from here on belongs to this page: the dictionary has been read.
             let read = || {
                 let rows_in_page = page_rows.end - page_rows.start;
                 let mut rows = PageRows::new(page, dictionary.as_ref(), self.chunk.max_definition_level, rows_in_page)?;

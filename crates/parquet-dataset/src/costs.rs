@@ -10,7 +10,7 @@ use crate::pages::entry::PageEntry;
 use crate::pages::map::ChunkMap;
 use crate::pages::rows::MAX_DELTA_ROWS;
 
-/// Writers stop dictionaries at this size unless told otherwise.
+/// Writers stop dictionaries at this size by default.
 const USUAL_DICTIONARY_BYTES: u64 = 1 << 20;
 
 /// One row of the bill.
@@ -18,11 +18,12 @@ const USUAL_DICTIONARY_BYTES: u64 = 1 << 20;
 pub struct CostRow {
     /// Purpose of the bytes.
     pub name: &'static str,
-    /// An upper bound where page maps have been made or the file says enough, an estimate otherwise.
+    /// An upper bound if page maps exist or the file declares enough, an estimate otherwise.
     pub bytes: u64,
-    /// Whether it is held already when costs are stated, and so is in what is measured of the process.
+    /// Whether the bytes are held already when the costs are stated. The measured memory of the process then includes
+    /// them.
     pub is_held: bool,
-    /// Whether it is let go after each read, for whoever needs large blocks then.
+    /// Whether the bytes are freed after each read, so that other code can reuse their large blocks.
     pub is_while_read: bool,
 }
 
@@ -37,7 +38,7 @@ impl Dataset {
                 is_while_read: !self.has_zstd(),
                 ..row("dataset decoding", self.decoding_bytes() * readers as u64)
             },
-            // While it is written beside a checkpoint.
+            // Needed while the map is written beside a checkpoint.
             row("dataset page map", self.maps.kept_bytes()),
         ];
         let bytes = self.cache_bytes(residency);
@@ -47,14 +48,14 @@ impl Dataset {
         rows
     }
 
-    /// Bytes of all rows once decoded. A lower bound where values are dictionary-encoded by a writer that does
-    /// not say how long they are together.
+    /// Bytes of all rows once decoded. A lower bound if values are dictionary-encoded and the writer does not declare
+    /// their total length.
     pub fn decoded_bytes(&self) -> u64 {
         let chunks = self.footers.iter().flat_map(|footer| &footer.row_groups).flat_map(|group| &group.chunks);
         chunks.map(Chunk::decoded_bytes).fold(0, u64::saturating_add)
     }
 
-    /// Bytes of all blocks of rows, which have some of their own.
+    /// Bytes of all blocks of rows, including each block's overhead.
     pub fn bytes_of_all_blocks(&self) -> u64 {
         let blocks = self.rows() / u64::from(self.block_rows()) + 1;
         self.decoded_bytes().saturating_add(self.decoded_bytes() / 64).saturating_add(blocks * 64)
@@ -65,8 +66,8 @@ impl Dataset {
         self.decoded_bytes().div_ceil(self.rows().max(1))
     }
 
-    /// No value of a column is larger. Exact as far as pages tell once [`Dataset::find_pages`] was called; a bound from
-    /// the footer before.
+    /// Upper bound of a column's largest value. Once [`Dataset::find_pages`] was called, it is as exact as the pages
+    /// allow; before, it comes from the footer.
     pub fn largest_value_bytes(&self, column: usize) -> u64 {
         let mut largest = 0;
         self.each_chunk(|file, row_group, index, chunk| {
@@ -80,8 +81,8 @@ impl Dataset {
         largest
     }
 
-    /// The most bytes of values that a read of any `rows` rows returns, if of each value at most `most_of_a_value` is
-    /// read. As exact as [`Dataset::largest_value_bytes`].
+    /// The most bytes of values that a read of any `rows` rows returns, if at most `most_of_a_value` bytes of each
+    /// value are read. As exact as [`Dataset::largest_value_bytes`].
     pub fn most_read_bytes(&self, rows: usize, most_of_a_value: u64) -> u64 {
         let mut columns = vec![MostRead::new(rows, most_of_a_value); self.columns().len()];
         self.each_chunk(|file, row_group, column, chunk| match self.maps.get(file, row_group, column) {
@@ -111,7 +112,7 @@ impl Dataset {
         }
     }
 
-    /// The capacity that a residency gives to the block cache.
+    /// The block cache's capacity under a residency.
     pub(crate) fn cache_bytes(&self, residency: Residency) -> u64 {
         match residency {
             Residency::InMemory => self.bytes_of_all_blocks(),
@@ -130,14 +131,15 @@ impl Dataset {
         self.maps.memory_bytes() + (groups * per_group) as u64
     }
 
-    /// Whether a column is compressed by zstd, whose memory comes from the C library. That has no large blocks for others.
+    /// Whether any column is compressed by zstd. Its memory comes from the C library, which leaves no large blocks to
+    /// reuse.
     fn has_zstd(&self) -> bool {
         let mut has_zstd = false;
         self.each_chunk(|_, _, _, chunk| has_zstd |= chunk.codec == Codec::Zstd);
         has_zstd
     }
 
-    /// The most that one reader holds while it decodes: a dictionary and a page of one column.
+    /// The most bytes that one reader holds while it decodes: a dictionary and a page of one column.
     fn decoding_bytes(&self) -> u64 {
         let (mut most, whole) = (0, self.options.whole_page_bytes);
         self.each_chunk(|file, row_group, column, chunk| {
@@ -150,13 +152,13 @@ impl Dataset {
     }
 }
 
-/// The sum of the largest values that some rows of a column can have: a value is no larger than its page, and the
-/// values of a page together are not either, unless they come from a dictionary.
+/// The sum of the largest values that some rows of a column can have. A value is no larger than its page, and neither
+/// is the sum of a page's values, unless they come from a dictionary.
 #[derive(Clone)]
 struct MostRead {
     rows: usize,
     most_of_a_value: u64,
-    /// The largest values so far, `rows` of them at most, the smallest first.
+    /// The largest values so far, at most `rows` of them, the smallest first.
     largest: BinaryHeap<Reverse<u64>>,
 }
 
@@ -194,12 +196,12 @@ fn largest_value_of(chunk: &Chunk, map: &ChunkMap) -> u64 {
 }
 
 impl Chunk {
-    /// Bytes of the chunk's rows once decoded, as its footer tells.
+    /// Bytes of the chunk's rows once decoded, from its footer.
     pub(crate) fn decoded_bytes(&self) -> u64 {
         let rows = u64::from(self.rows);
         match self.value_bytes {
             Some(bytes) => bytes.saturating_add(rows * 4 + rows / 8),
-            // Plain encoding spends four bytes on each length, as we do.
+            // Plain encoding uses four bytes for each length, as `Rows` does.
             None => self.uncompressed_bytes.saturating_add(rows / 8),
         }
     }
@@ -211,7 +213,8 @@ fn mapped_decoding_bytes(chunk: &Chunk, map: &ChunkMap, whole: usize) -> u64 {
         let stored = u64::from(entry.bytes);
         let memory = |size| page_memory_bytes(stored, size, chunk.codec, map.window_bytes, whole);
         match most_uncompressed_bytes(chunk, entry) {
-            // An offset index does not say. The page is held whole or streamed, whichever takes more.
+            // An offset index does not give the size. The page is held whole or streamed; take the larger memory of the
+            // two.
             size if entry.uncompressed_bytes == 0 => memory(size.min(whole as u64)).max(memory(size)),
             size => memory(size),
         }
@@ -221,7 +224,7 @@ fn mapped_decoding_bytes(chunk: &Chunk, map: &ChunkMap, whole: usize) -> u64 {
         page(entry) + value_state_bytes(chunk, rows.end - rows.start, most_uncompressed_bytes(chunk, entry))
     };
     let pages = map.pages.iter().enumerate().map(data).max().unwrap_or(0);
-    // A large dictionary is read, and its long values are read again, beside the page that names them.
+    // A large dictionary and its long values are read while the page that refers to them is open.
     let dictionary = map.dictionary.as_ref().map_or(0, |dictionary| dictionary.held_bytes);
     let dictionary_page = map.dictionary.as_ref().map_or(0, |dictionary| page(&dictionary.entry));
     match map.dictionary.is_some_and(|page| page.is_streamed(whole)) {
@@ -234,12 +237,12 @@ fn mapped_decoding_bytes(chunk: &Chunk, map: &ChunkMap, whole: usize) -> u64 {
 fn value_state_bytes(chunk: &Chunk, rows: u32, page_bytes: u64) -> u64 {
     let levels = if chunk.max_definition_level > 0 { most_level_bytes(rows).min(page_bytes) } else { 0 };
     let lengths = u64::from(chunk.delta_lengths) * 4 * u64::from(rows.min(MAX_DELTA_ROWS));
-    // The value before this one, of which this one repeats the beginning.
+    // The previous value: the next value repeats its beginning.
     let last = if chunk.delta_lengths > 1 { page_bytes } else { 0 };
     levels + lengths + last
 }
 
-/// The most that a page can be once decompressed.
+/// The most bytes of a decompressed page.
 fn most_uncompressed_bytes(chunk: &Chunk, entry: &PageEntry) -> u64 {
     match entry.uncompressed_bytes {
         0 => chunk.uncompressed_bytes.max(u64::from(entry.bytes)),
@@ -251,7 +254,7 @@ fn unmapped_decoding_bytes(chunk: &Chunk, whole: usize) -> u64 {
     let page = chunk.uncompressed_bytes.min(whole as u64);
     let stored = if chunk.codec == Codec::Uncompressed { 0 } else { chunk.compressed_bytes.min(page) };
     let streamed = match chunk.uncompressed_bytes > whole as u64 {
-        // The window of zstd's levels up to 19, bounded by the page.
+        // The window of zstd's levels up to 19, limited by the page's size.
         true => {
             let window = chunk.uncompressed_bytes.min(8 << 20);
             page_memory_bytes(chunk.compressed_bytes, chunk.uncompressed_bytes, chunk.codec, window, whole)

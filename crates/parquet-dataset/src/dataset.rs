@@ -1,4 +1,4 @@
-//! A dataset: any rows of any files, in the order asked, within the memory allowed.
+//! A dataset: any rows of any files, in the requested order, within the allowed memory.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -16,18 +16,18 @@ use crate::pages::bytes::WHOLE_PAGE_BYTES;
 use crate::pages::map::ChunkMap;
 use crate::rows::Rows;
 
-/// Memory reserved on a footer's word; more is taken as values arrive.
+/// The most memory that is reserved from a footer's declared sizes; more is allocated as values arrive.
 const MAX_RESERVED_BYTES: u64 = 1 << 20;
 const MAX_RESERVED_ROWS: usize = 1 << 18;
-/// Values up to this size are held in blocks. A longer one is read again each time that it is wanted.
+/// Values up to this size are held in blocks. A longer value is read again each time it is needed.
 const HELD_VALUE_BYTES: u64 = 64 << 10;
 
 /// The data kept between reads. The rows are the same in every mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residency {
-    /// Every block, once it has been decoded.
+    /// Every block, from its first decoding on.
     InMemory,
-    /// Decoded blocks, the most recently used ones, up to this many bytes.
+    /// Decoded blocks up to this many bytes, the most recently used ones.
     RowGroupCache {
         /// Bytes of decoded values, their offsets and null bits.
         bytes: u64,
@@ -36,15 +36,15 @@ pub enum Residency {
     UltraLowMem,
 }
 
-/// How to open a dataset.
+/// Options for opening a dataset.
 #[derive(Debug, Clone)]
 pub struct DatasetOptions {
-    /// The columns to read, by dotted path, in the order in which values are wanted.
+    /// Columns to read, by dotted path, in the order of the returned values.
     pub columns: Vec<String>,
-    /// The data to keep between reads; [`Dataset::set_residency`] changes it.
+    /// Data to keep between reads; [`Dataset::set_residency`] changes it.
     pub residency: Residency,
-    /// Rows that are decoded and held together: block `k` is the rows `[k * block_rows, (k + 1) * block_rows)`.
-    /// Best the same as the blocks of the order in which rows are read.
+    /// Rows that are decoded and held together: block `k` is the rows `[k * block_rows, (k + 1) * block_rows)`. Best
+    /// equal to the block size of the order in which rows are read.
     pub block_rows: u32,
     /// A larger value is an error, not an allocation.
     pub max_value_bytes: u64,
@@ -52,9 +52,9 @@ pub struct DatasetOptions {
     pub max_read_bytes: u64,
     /// Pages up to this size are held whole while they are decoded; larger ones are streamed.
     pub whole_page_bytes: usize,
-    /// An earlier result of [`Dataset::page_map`] for these files. Parts that do not fit are ignored.
+    /// An earlier result of [`Dataset::page_map`] for these files. Parts for other files are ignored.
     pub page_map: Option<Vec<u8>>,
-    /// Whether what `page_map` knows of the pages' bytes is forgotten: changed data is then welcome.
+    /// Whether to forget the digests in `page_map`: changed data is then accepted.
     pub forget_digests: bool,
     /// Records every positional read.
     pub io_log: Option<Arc<IoLog>>,
@@ -85,31 +85,31 @@ impl DatasetOptions {
 
 /// Rows of a set of parquet files. Rows are numbered over all files, in the order the files were given.
 ///
-/// Any number of threads may read at once; each holds what [`Dataset::costs`] says about decoding, and no lock
-/// while it reads or decodes.
+/// Any number of threads may read at once. Each thread takes the memory that [`Dataset::costs`] states for decoding,
+/// and holds no lock while it reads or decodes.
 pub struct Dataset {
     pub(crate) files: Files,
     pub(crate) footers: Vec<Footer>,
     pub(crate) maps: PageMaps,
     pub(crate) options: DatasetOptions,
-    /// Every row group that has rows, in order.
+    /// Every row group with rows, in order.
     groups: Vec<Group>,
     rows: u64,
     residency: Mutex<Residency>,
     cache: BlockCache,
 }
 
-/// Where a row group lies among all rows.
+/// The position of a row group among all rows.
 struct Group {
     first_row: u64,
-    /// Its first row within its file.
+    /// The group's first row within its file.
     first_row_in_file: u64,
     file: usize,
     row_group: usize,
 }
 
 impl Dataset {
-    /// Opens a dataset: reads the footer of each file, nothing else.
+    /// Opens a dataset. Reads only the footer of each file.
     pub fn open(files: &[PathBuf], options: &DatasetOptions) -> Result<Self, Error> {
         let mut options = options.clone();
         options.block_rows = options.block_rows.max(1);
@@ -149,7 +149,7 @@ impl Dataset {
         Ok(dataset)
     }
 
-    /// How many rows there are, over all files.
+    /// Number of rows in all files.
     pub fn rows(&self) -> u64 {
         self.rows
     }
@@ -159,12 +159,12 @@ impl Dataset {
         &self.options.columns
     }
 
-    /// The rows that are decoded and held together.
+    /// Rows of a block: they are decoded and held together.
     pub fn block_rows(&self) -> u32 {
         self.options.block_rows
     }
 
-    /// The files' shape, and with it their fingerprint.
+    /// The files' layout, which includes their fingerprint.
     pub fn layout(&self) -> Layout {
         let files = self.footers.iter().enumerate().map(|(file, footer)| FileLayout {
             path: self.files.path(file).to_owned(),
@@ -180,7 +180,7 @@ impl Dataset {
         *self.residency.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes what is held between reads. What may not be held any more is dropped at once.
+    /// Changes which data is kept between reads. Data that may no longer be kept is dropped at once.
     pub fn set_residency(&self, residency: Residency) {
         *self.residency.lock().unwrap_or_else(PoisonError::into_inner) = residency;
         self.cache.set_capacity(self.cache_bytes(residency));
@@ -191,7 +191,7 @@ impl Dataset {
         self.cache.clear();
     }
 
-    /// Bytes of decoded blocks held now.
+    /// Bytes of decoded blocks in memory now.
     pub fn cached_bytes(&self) -> u64 {
         self.cache.held_bytes()
     }
@@ -214,22 +214,22 @@ impl Dataset {
         self.read_rows(&rows)
     }
 
-    /// Reads rows in the order given; a row may be asked for more than once. Pages are opened once each,
-    /// whatever the order.
+    /// Reads rows in the given order; a row may occur more than once. Each page is opened only once, whatever the
+    /// order.
     pub fn read_rows(&self, rows: &[u64]) -> Result<Rows, Error> {
         self.read_in_order(rows, &mut self.limits(self.options.max_read_bytes))
     }
 
-    /// Reads rows in the order given, but of values of more than `whole` bytes only a part: `part` is asked with the
-    /// row, the column (in the order of [`Dataset::columns`]) and the value's length, and answers with the range of its
-    /// bytes. What is not wanted is never held. [`Rows::value_bytes`] says how long a value is. Cutting pays no regard to
-    /// characters.
+    /// Reads rows in the given order, but only a part of each value of more than `whole` bytes. `part` gets the row, the
+    /// column (in the order of [`Dataset::columns`]) and the value's length, and returns the range of bytes to read.
+    /// Other bytes are never held. [`Rows::value_bytes`] gives the length of the whole value. The cut may fall within a
+    /// character.
     pub fn read_parts(&self, rows: &[u64], whole: u64, part: &PartOf<'_>) -> Result<Rows, Error> {
         self.read_parts_within(rows, self.options.max_read_bytes, whole, part)
     }
 
-    /// As [`Dataset::read_parts`], with an error that [is a read too large](Error::is_read_too_large) before more than
-    /// `most_bytes` of values are held. Fewer rows may then fit.
+    /// Like [`Dataset::read_parts`], but fails with an error that [is a read too large](Error::is_read_too_large)
+    /// before values take more than `most_bytes`. Fewer rows may then fit.
     pub fn read_parts_within(
         &self,
         rows: &[u64],
@@ -261,7 +261,7 @@ impl Dataset {
         if rows.len() == distinct.len() && rows.is_sorted() {
             return Ok(read);
         }
-        // Every row asked for is in `distinct`.
+        // Every requested row is in `distinct`.
         let order: Vec<u32> = rows.iter().map(|row| distinct.partition_point(|found| found < row) as u32).collect();
         if rows.len() > distinct.len() {
             let bytes = read.gathered_bytes(&order);
@@ -273,10 +273,10 @@ impl Dataset {
         Ok(read.gather(&order))
     }
 
-    /// Reads ranges that are ascending, disjoint and not empty: from blocks, if blocks may be held.
+    /// Reads ranges that are ascending, disjoint and not empty. Uses blocks if the cache has any capacity.
     fn read_sorted(&self, ranges: &[Range<u64>], limits: &mut Limits<'_>) -> Result<Rows, Error> {
         let mut rows = Rows::new(self.options.columns.len());
-        // A row of nulls has no bytes, but still an offset in each column.
+        // A row of nulls has no bytes, but has an offset in each column.
         let count: u64 = ranges.iter().map(|range| range.end - range.start).sum();
         let offsets = count.saturating_mul(4 * self.options.columns.len() as u64);
         if let (Some(first), true) = (ranges.first(), offsets > self.options.max_read_bytes) {
@@ -292,10 +292,10 @@ impl Dataset {
         let parts = self.split_by_block(ranges);
         let mut blocks: Vec<u64> = parts.iter().map(|part| self.block_of(part.start)).collect();
         blocks.dedup();
-        // Blocks that push each other out would be decoded for a few rows each.
+        // Blocks that evict each other would each be decoded for a few rows.
         let fits = (blocks.len() as u64).saturating_mul(self.estimated_block_bytes()) <= capacity || blocks.len() == 1;
         if fits {
-            // Blocks that nobody decodes yet come first, so that several readers decode different ones.
+            // Blocks that no reader decodes yet come first, so that several readers decode different blocks.
             for &block in blocks.iter().filter(|&&block| !self.cache.contains(block)) {
                 self.block(block)?;
             }
@@ -309,7 +309,8 @@ impl Dataset {
             };
             let first = block * u64::from(self.options.block_rows);
             let local = |range: &Range<u64>| (range.start - first) as usize..(range.end - first) as usize;
-            // A value that is too long to be held comes from the file, and with it the other rows of its block.
+            // A value that is too long for a block is read from the file, together with the other requested rows of its
+            // block.
             let held = held.filter(|held| !part.iter().any(|range| held.has_cuts(local(range))));
             let Some(held) = held else {
                 direct.extend_from_slice(part);
@@ -343,19 +344,19 @@ impl Dataset {
         parts
     }
 
-    /// A whole block, or `None` if it is too large to be held.
+    /// Returns a whole block, or `None` if it is too large for the cache.
     fn block(&self, block: u64) -> Result<Option<Arc<Rows>>, Error> {
         let first = block * u64::from(self.options.block_rows);
         let range = first..(first + u64::from(self.options.block_rows)).min(self.rows);
         let count = range.end - range.start;
         let nothing = |_: u64, _: usize, _: u64| 0..0;
         self.cache.get_or_load(block, self.estimated_block_bytes(), |loading| {
-            // Where each value ends, and bits for nulls.
+            // The ends of values, and the bits for nulls.
             let offsets = (count * 4 + count / 8 + 8) * self.options.columns.len() as u64;
             let bytes = loading.reserved().saturating_sub(offsets);
             let mut admitted = bytes;
             let mut more = |missing: u64| {
-                // While a column grows, what it held and what it grows to are both there.
+                // While a column grows, its old and its new buffer exist at once.
                 let step = missing.max(admitted / 4);
                 let is_allowed = admitted + step <= self.options.max_read_bytes;
                 let fits = is_allowed && loading.reserve(offsets + 2 * (admitted + step) + admitted / 4);
@@ -368,7 +369,7 @@ impl Dataset {
             let mut rows = Rows::new(self.options.columns.len());
             match self.read_direct(std::slice::from_ref(&range), &mut rows, &mut limits) {
                 Ok(()) => Ok(Some(rows)),
-                // Not the caller's limit, ours: the rows asked for may still be read without the block.
+                // The cache's limit, not the caller's: the requested rows may still be read without the block.
                 Err(error) if error.is_read_too_large() => Ok(None),
                 Err(error) => Err(error),
             }
@@ -389,11 +390,11 @@ impl Dataset {
             let group = &self.groups[self.groups.partition_point(|group| group.first_row <= range.start) - 1];
             let found = &self.footers[group.file].row_groups[group.row_group];
             if std::mem::take(&mut is_first) {
-                // Room for what the footer says the values take on average, as far as that is little.
+                // Reserve room for the average bytes of the values, from the footer, if that is little.
                 let count: u64 = ranges.iter().map(|range| range.end - range.start).sum();
                 for (column, chunk) in found.chunks.iter().enumerate() {
                     let mean = chunk.decoded_bytes() / u64::from(chunk.rows.max(1));
-                    // Of a long value a part may be wanted.
+                    // Only a part of a long value may be wanted.
                     let wanted = limits.parts.as_ref().filter(|parts| mean > parts.whole);
                     let wanted = wanted.map_or(mean, |parts| {
                         let part = (parts.part)(range.start, column, mean);
@@ -477,12 +478,11 @@ impl Dataset {
         }
     }
 
-    /// Makes the page maps that are missing, so that a read never walks page headers and [`Dataset::costs`] knows the pages.
-    /// Reads page headers or offset indexes, and of data only dictionaries that are too large to be held whole.
+    /// Makes the missing page maps, so that a read never walks page headers and [`Dataset::costs`] knows the pages. Reads
+    /// page headers or offset indexes. The only data read are dictionaries that are too large to be held whole.
     ///
     /// # Errors
-    /// Those of reading; [`Error::Rewritten`] where the pages of a [touched file](Dataset::touched_files) lie elsewhere
-    /// than they did.
+    /// Errors of reading; [`Error::Rewritten`] if the pages of a [touched file](Dataset::touched_files) have moved.
     pub fn find_pages(&self) -> Result<(), Error> {
         for (file, footer) in self.footers.iter().enumerate() {
             let handle = self.files.handle(file)?;
@@ -504,27 +504,27 @@ impl Dataset {
         let found = ChunkMap::build(handle, chunk, self.options.whole_page_bytes);
         let compared = match found {
             Ok(found) => map.first_difference(&found).map_or(Ok(()), |at| Err(Fault::Rewritten { at })),
-            // There were pages when the map was made.
+            // The chunk had pages when the map was made.
             Err(Fault::Corrupt(_) | Fault::Ended(_)) => Err(Fault::Rewritten { at: chunk.bytes.start }),
             Err(fault) => Err(fault),
         };
         compared.map_err(|fault| self.files.changed_or(file, fault.at(self.place(file, row_group, column))))
     }
 
-    /// The files whose pages are known from [`DatasetOptions::page_map`], but that somebody touched since it was made:
-    /// size and footer are the same, inode or times are not. Pages that were read before are checked when they are
-    /// read again; whether others changed cannot be told.
+    /// Files with pages from [`DatasetOptions::page_map`] that were touched since that map was made: size and footer
+    /// are the same, inode or times are not. Pages that were read before are checked when they are read again. For
+    /// other pages, a change cannot be detected.
     pub fn touched_files(&self) -> Vec<&Path> {
         (0..self.footers.len()).filter(|&file| self.maps.is_touched(file)).map(|file| self.files.path(file)).collect()
     }
 
-    /// How many parts of pages were read so far, in this process or as `page_map` told: with each, what
-    /// [`Dataset::page_map`] gives changes.
+    /// The number of page stretches with a known digest, from this process's reads or from `page_map`. Each further
+    /// stretch changes the result of [`Dataset::page_map`].
     pub fn known_stretches(&self) -> u64 {
         self.maps.known_stretches()
     }
 
-    /// The page maps of all chunks, for [`DatasetOptions::page_map`] at another time. Makes those that are missing, as
+    /// The page maps of all chunks, to pass to [`DatasetOptions::page_map`] later. Makes the missing maps, as
     /// [`Dataset::find_pages`] does.
     pub fn page_map(&self) -> Result<Vec<u8>, Error> {
         self.find_pages()?;
@@ -533,7 +533,7 @@ impl Dataset {
     }
 }
 
-/// Appends rows of a block; of values that are wanted in part, that part.
+/// Appends rows of a block; for values that are wanted in part, only that part.
 fn append_held(
     held: &Rows,
     local: Range<usize>,

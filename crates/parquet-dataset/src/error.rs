@@ -1,7 +1,7 @@
 //! Errors, worded so that a person can act on them.
 //!
-//! [`Error`] is what callers see: always with the file, and as much of row group, column and rows as is
-//! known. [`Fault`] is what decoding code raises before anyone has said where it is.
+//! [`Error`] is for callers: it always has the file, and the row group, column and rows as far as they are known.
+//! Decoding code returns a [`Fault`], which has no place yet.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Everything that opening or reading a dataset can fail with. Rows are numbered from 0 within their file.
+/// Errors of opening or reading a dataset. Rows are numbered from 0 within their file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -37,7 +37,7 @@ pub enum Error {
         /// The bytes in place of the magic bytes or the footer's length.
         reason: String,
     },
-    /// The footer is there but cannot be parsed, or contradicts itself or the file's size.
+    /// The footer exists but cannot be parsed, or contradicts itself or the file's size.
     #[error("{}: the footer is corrupt: {reason}", path.display())]
     Footer {
         /// The file, as it was given.
@@ -45,40 +45,40 @@ pub enum Error {
         /// The found value.
         reason: String,
     },
-    /// All files together have no row.
+    /// No file has any row.
     #[error("{}: no rows in {}, expected at least one row", path.display(), file_count(*files))]
     NoRows {
         /// The first file.
         path: PathBuf,
-        /// How many files were given.
+        /// The number of files.
         files: usize,
     },
-    /// A column that was asked for does not exist.
+    /// A requested column does not exist.
     #[error("{}: no column `{column}`, expected a string column of that name", path.display())]
     MissingColumn {
         /// The file, as it was given.
         path: PathBuf,
-        /// The column that was asked for.
+        /// The requested column.
         column: String,
         /// The file's string columns.
         string_columns: Vec<String>,
     },
-    /// A column that was asked for is not a flat string or binary column.
+    /// A requested column is not a flat string or binary column.
     #[error("{}: column `{column}` is {found}, expected a string column", path.display())]
     WrongType {
         /// The file, as it was given.
         path: PathBuf,
-        /// The column that was asked for.
+        /// The requested column.
         column: String,
         /// The column's type in parquet's words.
         found: String,
         /// The file's string columns.
         string_columns: Vec<String>,
     },
-    /// The file is valid parquet, but uses something that this crate does not read.
+    /// The file is valid parquet, but uses a feature that this crate does not read.
     #[error("{place}: {what} is not supported")]
     Unsupported {
-        /// Where it was met.
+        /// The place of the feature.
         place: Box<Place>,
         /// The codec, encoding or layout.
         what: String,
@@ -86,24 +86,24 @@ pub enum Error {
     /// The bytes contradict themselves, the footer or their checksum.
     #[error("{place}: corrupt: {reason}")]
     Corrupt {
-        /// Where it was met.
+        /// The place of the damage.
         place: Box<Place>,
         /// The expected and the found value.
         reason: String,
     },
-    /// One value, or all values of one read, exceed the limit that the caller set.
+    /// A single value, or all values of one read, exceed the caller's limit.
     #[error("{place}: {what} is {bytes} bytes, expected at most {limit}")]
     TooLarge {
-        /// Where it was met.
+        /// The place of the value.
         place: Box<Place>,
         /// "a value" or "one read".
         what: &'static str,
-        /// Its size, or a lower bound of it.
+        /// The size, or a lower bound of it.
         bytes: u64,
         /// The limit.
         limit: u64,
     },
-    /// A file is no longer the one that was opened.
+    /// A file is not the same as when it was opened.
     #[error("{}: changed while it was open: {change}", path.display())]
     Changed {
         /// The file, as it was given.
@@ -111,20 +111,20 @@ pub enum Error {
         /// The change, with the old and the new value.
         change: String,
     },
-    /// The footer is the same, but a page is not what it was when this run read it first.
+    /// The footer is the same, but a page differs from this run's first read of it.
     #[error("{place}: page at byte {at}: the data changed since this run read it first")]
     Rewritten {
-        /// Where it was met.
+        /// The place of the page.
         place: Box<Place>,
         /// The page's first byte in the file.
         at: u64,
     },
-    /// A row beyond the end was asked for. Rows are numbered over all files here.
+    /// A requested row is beyond the end. Rows are numbered over all files here.
     #[error("row {row} was requested, expected less than {rows}")]
     RowOutOfRange {
-        /// The row that was asked for.
+        /// The requested row.
         row: u64,
-        /// How many rows the dataset has.
+        /// The number of rows in the dataset.
         rows: u64,
     },
 }
@@ -154,7 +154,7 @@ impl Error {
         }
     }
 
-    /// Whether all values of one read are more than the caller allowed: fewer rows may fit.
+    /// Whether all values of one read together exceed the caller's limit: fewer rows may fit.
     pub fn is_read_too_large(&self) -> bool {
         matches!(self, Self::TooLarge { what: "one read", .. })
     }
@@ -164,7 +164,7 @@ impl Error {
     }
 }
 
-/// Where in a file something was met.
+/// A place in a file.
 #[derive(Debug, Clone, Default)]
 pub struct Place {
     /// The file, as it was given.
@@ -173,7 +173,7 @@ pub struct Place {
     pub row_group: Option<usize>,
     /// The column's dotted path.
     pub column: Option<String>,
-    /// Rows of the file, from 0: those of the page that was being read.
+    /// Rows of the page that was being read, from 0 within the file.
     pub rows: Option<Range<u64>>,
 }
 
@@ -199,15 +199,15 @@ impl fmt::Display for Place {
 pub(crate) enum Fault {
     /// The file could not be read.
     File(io::Error),
-    /// The bytes end before they should: damage, or a file that was cut since it was opened.
+    /// The bytes end too early: damage, or a file that was truncated after it was opened.
     Ended(Cow<'static, str>),
     /// The bytes are wrong.
     Corrupt(Cow<'static, str>),
-    /// The bytes may be right, but nobody here reads them.
+    /// The bytes may be valid, but this crate does not read them.
     Unsupported(String),
-    /// The bytes of the page at `at` are not what they were.
+    /// The bytes of the page at `at` have changed.
     Rewritten { at: u64 },
-    /// The bytes are more than the caller wants.
+    /// The bytes exceed the caller's limit.
     TooLarge { what: &'static str, bytes: u64, limit: u64 },
 }
 

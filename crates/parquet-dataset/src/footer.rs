@@ -1,6 +1,6 @@
-//! Footers: what reading rows needs of one, checked.
+//! Footers: reads and checks the fields that reading rows needs.
 //!
-//! Invariant: what is kept grows with the row groups and the columns asked for, whatever else the footer holds.
+//! Invariant: memory grows with the row groups and the requested columns only, not with the rest of the footer.
 
 use std::ops::Range;
 use std::path::Path;
@@ -10,10 +10,10 @@ use crate::footer_walk::{RawChunk, Sink, walk};
 use crate::io::Handle;
 use crate::schema::Leaf;
 
-/// How many names of columns an error lists.
+/// The most column names that an error lists.
 const LISTED_COLUMNS: usize = 32;
 
-/// Numbers of the parquet format's `Encoding`.
+/// Values of the parquet format's `Encoding`.
 pub(crate) mod encoding {
     pub(crate) const PLAIN: i32 = 0;
     pub(crate) const PLAIN_DICTIONARY: i32 = 2;
@@ -32,27 +32,27 @@ pub(crate) enum Codec {
     Zstd,
 }
 
-/// One column of one row group: where it lies and how it is stored.
+/// One column of one row group: its place and its storage format.
 #[derive(Debug, Clone)]
 pub(crate) struct Chunk {
-    /// The first page's offset and where pages end at the latest.
+    /// From the first page's offset to an upper bound of the last page's end.
     pub(crate) bytes: Range<u64>,
     pub(crate) codec: Codec,
     pub(crate) rows: u32,
-    /// Rows that are not null have this definition level; 0 for a required column.
+    /// Definition level of rows that are not null; 0 for a required column.
     pub(crate) max_definition_level: u8,
     pub(crate) compressed_bytes: u64,
     pub(crate) uncompressed_bytes: u64,
-    /// Bytes of all values without lengths, if the writer counted them.
+    /// Bytes of all values without their lengths, if the writer counted them.
     pub(crate) value_bytes: Option<u64>,
     pub(crate) has_dictionary: bool,
-    /// How many lengths a value has in its delta encoding: 0 in others, 1 for its own, 2 for prefix and suffix.
+    /// Lengths per value in the chunk's delta encoding: 1 for its own, 2 for prefix and suffix, 0 for other encodings.
     pub(crate) delta_lengths: u8,
-    /// Where the offset index lies, if there is one.
+    /// The range of the offset index, if there is one.
     pub(crate) offset_index: Option<Range<u64>>,
 }
 
-/// One row group: its rows and the chunks of the columns asked for, in the order asked.
+/// One row group: its rows and the chunks of the requested columns, in the requested order.
 #[derive(Debug, Clone)]
 pub(crate) struct RowGroup {
     pub(crate) rows: u64,
@@ -90,7 +90,7 @@ impl Footer {
     }
 }
 
-/// A leaf that was asked for.
+/// A requested leaf.
 #[derive(Clone)]
 struct FoundColumn {
     index: usize,
@@ -99,15 +99,15 @@ struct FoundColumn {
     max_definition_level: u8,
 }
 
-/// Collects the chunks of the columns asked for.
+/// Collects the chunks of the requested columns.
 struct FooterReader<'a> {
     path: &'a Path,
     columns: &'a [String],
     found: Vec<Option<FoundColumn>>,
-    /// Whether a column asked for has leaves below it.
+    /// For each requested column, whether it has leaves below it.
     nested: Vec<bool>,
     strings: StringColumns,
-    /// The leaves asked for, in order.
+    /// The requested leaves, in order.
     wanted: Vec<usize>,
     row_groups: Vec<RowGroup>,
 }
@@ -181,7 +181,7 @@ impl Sink for FooterReader<'_> {
     }
 }
 
-/// The names of string columns, as many as an error lists.
+/// The names of string columns, up to the number that an error lists.
 #[derive(Default)]
 struct StringColumns {
     names: Vec<String>,
@@ -202,7 +202,7 @@ impl StringColumns {
     }
 }
 
-/// Checks that a flat column has a value, or a null, for each row.
+/// Checks that a flat column has a value or a null for each row.
 pub(crate) fn one_value_a_row(raw: &RawChunk, rows: u32, place: &dyn Fn() -> Place) -> Result<(), Error> {
     if raw.has_metadata && raw.values != i64::from(rows) {
         let reason = format!("it declares {} values in {rows} rows", raw.values);
@@ -211,7 +211,7 @@ pub(crate) fn one_value_a_row(raw: &RawChunk, rows: u32, place: &dyn Fn() -> Pla
     Ok(())
 }
 
-/// Checks what a footer declares about a column chunk of `rows` rows. Pages end before `data_end`.
+/// Checks a footer's fields for a column chunk of `rows` rows. Pages end before `data_end`.
 pub(crate) fn chunk(
     raw: &RawChunk,
     max_definition_level: u8,
@@ -239,7 +239,7 @@ pub(crate) fn chunk(
     };
     let data = unsigned(raw.data_page_offset, "data page offset")?;
     let compressed_bytes = unsigned(raw.compressed_bytes, "compressed size")?;
-    // Some writers declare a dictionary at 0 or behind the data when there is none.
+    // Without a dictionary, some writers declare one at offset 0 or behind the data.
     let dictionary = raw.dictionary_page_offset.and_then(|offset| u64::try_from(offset).ok());
     let dictionary = dictionary.filter(|&offset| offset >= 4 && offset < data);
     let start = dictionary.unwrap_or(data);
@@ -259,8 +259,8 @@ pub(crate) fn chunk(
     };
     let uses = |number: i32| raw.encodings >> number & 1 == 1;
     Ok(Chunk {
-        // Old writers leave the dictionary's header out of the compressed size, so pages are bounded by the
-        // footer and the number of rows instead.
+        // Old writers do not count the dictionary's header in the compressed size. So the footer's start and the number
+        // of rows bound the pages instead.
         bytes: start..data_end,
         codec,
         rows,
@@ -278,13 +278,13 @@ pub(crate) fn chunk(
     })
 }
 
-/// The name of a number of the format's `CompressionCodec`.
+/// The name of a value of the format's `CompressionCodec`.
 pub(crate) fn codec_name(codec: i32) -> &'static str {
     let names = ["UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW"];
     usize::try_from(codec).ok().and_then(|codec| names.get(codec).copied()).unwrap_or("of an unknown kind")
 }
 
-/// The name of a number of the format's `Encoding`.
+/// The name of a value of the format's `Encoding`.
 pub(crate) fn encoding_name(number: u32) -> String {
     let names = [
         "PLAIN",

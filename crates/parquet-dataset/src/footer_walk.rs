@@ -1,10 +1,10 @@
-//! A walk over a footer: its bytes pass by in pieces, and what is wanted of them is handed to a [`Sink`].
+//! Walks over a footer: reads its bytes in pieces, and passes the wanted fields to a [`Sink`].
 //!
-//! Footers of files with many columns have tens of megabytes, of which a reader of two columns needs a few kilobytes.
-//! Nothing here holds more than [`PIECE_BYTES`] of a footer, one schema path and the wanted chunks of one row group.
+//! Footers of files with many columns have tens of megabytes. A reader of two columns needs a few kilobytes of them.
+//! The walk holds at most [`PIECE_BYTES`] of a footer, one schema path and the wanted chunks of one row group.
 //!
-//! Invariants: no declared size is believed beyond the bytes that are there; the numbers of row groups and the depth of
-//! the schema have limits; every byte of the footer enters its hash, in order.
+//! Invariants: no declared size is trusted beyond the bytes that exist; the number of row groups and the depth of the
+//! schema have limits; every byte of the footer enters its hash, in order.
 
 use std::path::Path;
 
@@ -17,19 +17,19 @@ use crate::thrift::{Compact, Source, kind};
 
 const MAGIC: &[u8] = b"PAR1";
 const ENCRYPTED_MAGIC: &[u8] = b"PARE";
-/// The first read of a footer, and the pieces in which a longer one is read.
+/// Bytes of the first read of a footer, and of each later piece.
 const PIECE_BYTES: u64 = 64 * 1024;
-/// No footer is believed to be longer. A footer of 1000 row groups of 1000 columns is about 100 MiB.
+/// Longer footers are refused. A footer of 1000 row groups of 1000 columns is about 100 MiB.
 const MAX_FOOTER_BYTES: u64 = 256 << 20;
-/// No file is believed to have more; with row groups of 128 MiB it would have 8 TiB.
+/// Files with more row groups are refused; with row groups of 128 MiB such a file would have 8 TiB.
 const MAX_ROW_GROUPS: usize = 1 << 16;
-/// Of the writer's name.
+/// The most bytes of the writer's name.
 const MAX_NAME_BYTES: usize = 4096;
 
-/// A column chunk as its footer declares it. Nothing in it has been compared with anything yet.
+/// A column chunk as its footer declares it. No field has been checked yet.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RawChunk {
-    /// Where it lies in the order of leaves.
+    /// The index among the leaves.
     pub(crate) column: usize,
     pub(crate) is_in_another_file: bool,
     pub(crate) has_metadata: bool,
@@ -41,25 +41,25 @@ pub(crate) struct RawChunk {
     pub(crate) dictionary_page_offset: Option<i64>,
     pub(crate) offset_index_offset: Option<i64>,
     pub(crate) offset_index_bytes: Option<i64>,
-    /// Bytes of all values without lengths.
+    /// Bytes of all values without their lengths.
     pub(crate) value_bytes: Option<i64>,
-    /// Bit `i` for number `i` of the format's `Encoding`.
+    /// Bit `i` stands for value `i` of the format's `Encoding`.
     pub(crate) encodings: u32,
 }
 
-/// Who wants to know what a footer holds. The schema comes before the row groups.
+/// Receives the contents of a footer. The schema comes before the row groups.
 pub(crate) trait Sink {
-    /// The next leaf.
+    /// Takes the next leaf.
     fn leaf(&mut self, index: usize, leaf: &Leaf<'_>) -> Result<(), Error>;
-    /// After the last leaf.
+    /// Called after the last leaf.
     fn end_of_schema(&mut self, leaves: usize) -> Result<(), Error>;
     /// Whether chunks of this leaf are wanted.
     fn wants(&self, column: usize) -> bool;
-    /// A row group with its wanted chunks, in the order of leaves. Pages end before `data_end`.
+    /// Takes a row group with its wanted chunks, in the order of leaves. Pages end before `data_end`.
     fn row_group(&mut self, number: usize, rows: i64, chunks: &[RawChunk], data_end: u64) -> Result<(), Error>;
 }
 
-/// The parts of a footer that its [`Sink`] did not take.
+/// Fields of a footer that its [`Sink`] does not receive.
 pub(crate) struct Walked {
     pub(crate) rows: i64,
     pub(crate) created_by: Option<String>,
@@ -72,7 +72,7 @@ struct FooterBytes<'a> {
     handle: &'a Handle,
     piece: Vec<u8>,
     at: usize,
-    /// Where the next piece begins, and where the footer ends.
+    /// The start of the next piece, and the end of the footer.
     next: u64,
     end: u64,
     hash: Sha256,
@@ -123,7 +123,7 @@ impl FooterBytes<'_> {
         Ok(())
     }
 
-    /// Whatever follows the metadata belongs to the hash, too.
+    /// Bytes after the metadata belong to the hash, too.
     fn finish(mut self) -> Result<[u8; 32], Fault> {
         while self.next < self.end {
             self.read_piece()?;
@@ -141,7 +141,7 @@ pub(crate) fn walk(path: &Path, handle: &Handle, file_bytes: u64, sink: &mut dyn
     Ok(Walked { rows, created_by, hash: hash.map_err(|fault| footer_error(path, &fault))? })
 }
 
-/// Finds the footer, and with it where the data ends.
+/// Finds the footer and the end of the data.
 fn find<'a>(path: &Path, handle: &'a Handle, file_bytes: u64) -> Result<(FooterBytes<'a>, u64), Error> {
     let not_parquet = |reason: String| Error::NotParquet { path: path.to_owned(), reason };
     if file_bytes < 12 {
@@ -191,7 +191,7 @@ struct Walk<'a> {
     sink: &'a mut dyn Sink,
 }
 
-/// A fault of the footer's bytes, or the sink's verdict on what they say.
+/// A fault of the footer's bytes, or the sink's error about their content.
 enum Stop {
     Fault(Fault),
     Sink(Error),
@@ -314,7 +314,7 @@ fn column_chunk<S: Source>(input: &mut Compact<S>, column: usize) -> Result<RawC
 }
 
 fn chunk_metadata<S: Source>(input: &mut Compact<S>, chunk: &mut RawChunk) -> Result<(), Fault> {
-    // Codec, values, both sizes and the first page's place are required.
+    // Required: the codec, the number of values, both sizes and the first page's offset.
     let (mut found, mut last) = (0u8, 0);
     while let Some(field) = input.field(&mut last)? {
         match (field.id, field.kind) {

@@ -1,7 +1,7 @@
-//! The parsers inside this crate as functions from bytes, for tools that try them on damaged input.
+//! This crate's internal parsers as functions of bytes, for tools that test them on damaged input.
 //!
-//! Nothing in the product calls these, so the linker leaves them out of the command. A feature would make every
-//! build of the tools compile this crate a second time.
+//! The product calls none of these, so the linker leaves them out of the command. With a feature flag, every build of
+//! the tools would compile this crate a second time.
 
 use std::io::Read;
 
@@ -12,7 +12,7 @@ use crate::pages::header::{PageHeader, parse_offset_index};
 use crate::pages::runs::Runs;
 use crate::pages::snappy::SnappyReader;
 
-/// No decoder is asked for more values than this: a caller knows how many rows a page should have.
+/// The most values that a decoder is asked for: a real caller knows a page's number of rows.
 const MOST_VALUES: u32 = 100_000;
 
 fn reason(fault: Fault) -> String {
@@ -55,7 +55,7 @@ pub fn runs(bytes: &[u8]) -> Result<(), String> {
 pub fn snappy(bytes: &[u8]) -> Result<(), String> {
     let mut ours = Vec::new();
     SnappyReader::new(bytes).read_to_end(&mut ours).map_err(|error| error.to_string())?;
-    // The stream stops at the declared length and does not look at what follows; `snap` refuses that.
+    // The stream stops at the declared length and ignores later bytes; `snap` refuses them.
     if let Ok(theirs) = snap::raw::Decoder::new().decompress_vec(bytes) {
         assert!(ours == theirs, "the stream gives {} bytes, snap gives {} others", ours.len(), theirs.len());
     }

@@ -18,7 +18,7 @@ pub struct Inspection {
     pub path: PathBuf,
     /// The file's size.
     pub bytes: u64,
-    /// Who wrote it, in the writer's words.
+    /// The writer's own description of itself.
     pub created_by: Option<String>,
     /// Rows of each row group.
     pub row_groups: Vec<u64>,
@@ -28,8 +28,8 @@ pub struct Inspection {
     pub has_checksums: bool,
     /// All columns.
     pub columns: Vec<ColumnInspection>,
-    /// Bytes to read for one row of all string columns, on average: a page and, where there is one, a dictionary
-    /// for each. `None` if the file has no readable string column.
+    /// Average bytes to read for one row of all string columns: for each column a page, and a dictionary if there is
+    /// one. `None` if the file has no readable string column.
     pub bytes_to_read_one_row: Option<u64>,
 }
 
@@ -40,21 +40,21 @@ pub struct ColumnInspection {
     pub name: String,
     /// Parquet's type: `BYTE_ARRAY (String)`, `INT64`.
     pub type_name: String,
-    /// Whether the trainer can read it as text.
+    /// Whether the trainer can read the column as text.
     pub is_string: bool,
-    /// Whether it may hold nulls.
+    /// Whether the column may hold nulls.
     pub is_nullable: bool,
-    /// All encodings of its pages, levels included.
+    /// All encodings of the column's pages, including those of levels.
     pub encodings: Vec<String>,
-    /// All compressions of its chunks.
+    /// All compression codecs of the column's chunks.
     pub compressions: Vec<&'static str>,
     /// Bytes in the file.
     pub compressed_bytes: u64,
     /// Bytes once decompressed, still encoded.
     pub uncompressed_bytes: u64,
-    /// Data pages, if it is a string column that can be read.
+    /// Number of data pages, if this is a string column that can be read.
     pub pages: Option<u64>,
-    /// The largest of them: header and body, as stored.
+    /// Bytes of the largest data page: header and body, as stored.
     pub largest_page_bytes: Option<u64>,
 }
 
@@ -65,7 +65,7 @@ impl Inspection {
     }
 }
 
-/// Looks at a file: its footer, and the page headers or offset indexes of its string columns. Reads no data.
+/// Inspects a file: its footer, and the page headers or offset indexes of its string columns. Reads no data.
 pub fn inspect(path: &Path) -> Result<Inspection, Error> {
     let mut files = Files::new(None);
     let (handle, identity) = files.add(path)?;
@@ -101,12 +101,12 @@ pub fn inspect(path: &Path) -> Result<Inspection, Error> {
 /// The names of a file's string columns, from its footer alone.
 ///
 /// # Errors
-/// The file is no parquet file that can be read.
+/// The file is not a parquet file, or cannot be read.
 pub fn string_columns(path: &Path) -> Result<Vec<String>, Error> {
     names(path, |leaf| leaf.is_string())
 }
 
-/// The dotted paths of a file's lists of strings, from its footer alone: leaves of a struct in a list, too.
+/// The dotted paths of a file's lists of strings, from its footer alone. Leaves of a struct in a list are included.
 ///
 /// # Errors
 /// As [`string_columns`].
@@ -114,7 +114,7 @@ pub fn list_columns(path: &Path) -> Result<Vec<String>, Error> {
     names(path, |leaf| leaf.is_list_of_strings())
 }
 
-/// The dotted paths of all of a file's columns, those in lists and groups included, from its footer alone.
+/// The dotted paths of all of a file's columns, including those in lists and groups, from its footer alone.
 ///
 /// # Errors
 /// As [`string_columns`].
@@ -154,29 +154,29 @@ fn names(path: &Path, is_wanted: fn(&Leaf<'_>) -> bool) -> Result<Vec<String>, E
     Ok(names.names)
 }
 
-/// No file is believed to have more columns when all of them are to be shown.
+/// Files with more columns are refused when all columns are to be shown.
 const MAX_COLUMNS: usize = 200_000;
 
-/// Looks at each row group as the footer's walk comes to it.
+/// Examines each row group during the walk over the footer.
 struct Inspector<'a> {
     path: &'a Path,
     handle: &'a Handle,
     row_groups: Vec<u64>,
     columns: Vec<Found>,
-    /// False once a chunk was met that nobody here reads.
+    /// False once a chunk is found that this crate cannot read.
     is_readable: bool,
     is_indexed: bool,
     is_checked: bool,
-    /// Bytes read if each row were read once, alone.
+    /// Bytes to read if every row is read once, alone.
     row_bytes: f64,
 }
 
-/// A column, and what its chunks add up to.
+/// A column, and the totals of its chunks.
 struct Found {
     shown: ColumnInspection,
     max_definition_level: u8,
     encodings: u32,
-    /// Bit `i` for codec `i`; the last for all that are unknown.
+    /// Bit `i` stands for codec `i`; the last bit for all unknown codecs.
     codecs: u32,
     pages: u64,
     largest_page_bytes: u64,
@@ -252,7 +252,7 @@ impl Sink for Inspector<'_> {
             *sizes.1 = sizes.1.saturating_add(raw.uncompressed_bytes.max(0) as u64);
             if found.shown.is_string && group_rows > 0 && self.is_readable {
                 match self.pages(number, group_rows, raw, data_end) {
-                    // The shape is worth seeing although the data cannot be read.
+                    // Show the shape even if the data cannot be read.
                     Err(Error::Unsupported { .. }) => self.is_readable = false,
                     outcome => outcome?,
                 }
@@ -263,7 +263,7 @@ impl Sink for Inspector<'_> {
 }
 
 impl Inspector<'_> {
-    /// Adds what only the page map and page headers of a chunk tell.
+    /// Adds the facts of a chunk that only its page map and page headers contain.
     fn pages(&mut self, number: usize, rows: u32, raw: &RawChunk, data_end: u64) -> Result<(), Error> {
         let found = &mut self.columns[raw.column];
         let place = || Place {
@@ -274,7 +274,7 @@ impl Inspector<'_> {
         };
         one_value_a_row(raw, rows, &place)?;
         let chunk = chunk(raw, found.max_definition_level, rows, data_end, &place)?;
-        // Nothing is read but headers: no dictionary is too large for that.
+        // Only headers are read, so no dictionary is too large.
         let map = ChunkMap::build(self.handle, &chunk, usize::MAX).map_err(|fault| fault.at(place()))?;
         self.is_indexed &= chunk.offset_index.is_some();
         found.pages += map.pages.len() as u64;
@@ -335,7 +335,7 @@ impl fmt::Display for Inspection {
     }
 }
 
-/// A size for people: `12 B`, `3.4 KiB`, `431.0 MiB`.
+/// A size in readable form: `12 B`, `3.4 KiB`, `431.0 MiB`.
 fn size(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "KiB", "MiB"] {

@@ -1,8 +1,8 @@
 //! Positional reads of files that must not change.
 //!
-//! Every read names its offset (`pread`), so any number of threads may read one file. A file is identified by
-//! device, inode, size and modification time when it is opened; each use compares them again. At most
-//! [`MAX_OPEN_FILES`] descriptors are held, so a dataset of thousands of files fits any `ulimit`.
+//! Every read gives its offset (`pread`), so any number of threads may read one file. When a file is opened, its
+//! device, inode, size and modification time are recorded; each use compares them again. At most [`MAX_OPEN_FILES`]
+//! descriptors are open, so a dataset of thousands of files works under any `ulimit`.
 
 use std::collections::VecDeque;
 use std::fs::{File, Metadata};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Fault};
 
-/// How many descriptors one dataset holds at a time.
+/// The most descriptors that one dataset holds at a time.
 const MAX_OPEN_FILES: usize = 64;
 
 /// A record of every byte range that was read from files, in order. For tests, measurements and `inspect`.
@@ -26,14 +26,14 @@ pub struct IoLog {
 /// One positional read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IoRead {
-    /// Which of the dataset's files, in the order given.
+    /// The index of the file in the dataset, in the given order.
     pub file: usize,
     /// The bytes that were read.
     pub bytes: Range<u64>,
 }
 
 impl IoLog {
-    /// Returns what was read since the last call, and forgets it.
+    /// Returns the reads since the last call, and forgets them.
     pub fn take(&self) -> Vec<IoRead> {
         std::mem::take(&mut *self.reads.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -43,18 +43,18 @@ impl IoLog {
     }
 }
 
-/// The facts by which the operating system identifies a file.
+/// The properties by which the operating system identifies a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     device: u64,
     inode: u64,
     pub(crate) bytes: u64,
     modified_ns: i128,
-    /// When its inode was changed, which an ordinary program cannot set back.
+    /// The time of the last inode change, which an ordinary program cannot set back.
     changed_ns: i128,
 }
 
-/// The bytes of [`Identity::stamp`].
+/// Bytes of [`Identity::stamp`].
 pub(crate) const STAMP_BYTES: usize = 8 + 16 + 16;
 
 impl Identity {
@@ -68,8 +68,8 @@ impl Identity {
         }
     }
 
-    /// Inode and times, which differ after any change of the file. Not the device, whose number may change when the
-    /// machine restarts.
+    /// Inode and times; any change of the file changes them. The device is left out, because its number may change when
+    /// the machine restarts.
     pub(crate) fn stamp(&self) -> [u8; STAMP_BYTES] {
         let mut stamp = [0; STAMP_BYTES];
         stamp[..8].copy_from_slice(&self.inode.to_le_bytes());
@@ -78,7 +78,7 @@ impl Identity {
         stamp
     }
 
-    /// The difference between the opened file and the one on disk now.
+    /// Describes the difference between the opened file and the file on disk now.
     fn change(&self, now: &Self) -> Option<String> {
         if (self.device, self.inode) != (now.device, now.inode) {
             return Some("another file now has its name".to_owned());
@@ -120,7 +120,7 @@ struct Source {
 /// The files of a dataset, opened on demand.
 pub(crate) struct Files {
     sources: Vec<Source>,
-    /// The most recently used first.
+    /// The most recently used file first.
     open: Mutex<VecDeque<(usize, Arc<File>)>>,
     log: Option<Arc<IoLog>>,
 }
@@ -144,7 +144,7 @@ impl Files {
         self.sources.len()
     }
 
-    /// `error`, unless the file has changed, which then is the better explanation.
+    /// Returns `error`, or an error for a changed file if the file has changed.
     pub(crate) fn changed_or(&self, index: usize, error: Error) -> Error {
         match self.handle(index) {
             Err(changed @ Error::Changed { .. }) => changed,
@@ -160,7 +160,7 @@ impl Files {
         &self.sources[index].identity
     }
 
-    /// The file, opened again if need be; an error if it is not the file that was added.
+    /// Returns the file, opened again if necessary. Fails if it is not the file that was added.
     pub(crate) fn handle(&self, index: usize) -> Result<Handle, Error> {
         let source = &self.sources[index];
         let held = {
@@ -196,7 +196,7 @@ impl Files {
 }
 
 fn open(path: &Path) -> Result<(File, Identity), Error> {
-    // Opening a pipe would wait for a writer, so what it is comes before opening it.
+    // Opening a pipe would wait for a writer, so the file's type is checked first.
     let metadata = std::fs::metadata(path).map_err(|error| Error::io(path, "open", error))?;
     if !metadata.is_file() {
         let what = if metadata.is_dir() { "a directory" } else { "a pipe or a device" };

@@ -1,12 +1,12 @@
-//! The shape of a dataset: its files, their row groups, their rows, and one fingerprint of it all.
+//! The shape of a dataset: its files, row groups and rows, and one fingerprint.
 
 use std::path::PathBuf;
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-/// The shape of a dataset. Two datasets with the same fingerprint hold the same rows in the same order, unless somebody
-/// changed pages and left the footer as it was; [`DatasetOptions::page_map`](crate::DatasetOptions::page_map) is for that.
+/// The shape of a dataset. Two datasets with the same fingerprint hold the same rows in the same order, unless pages
+/// changed while the footer did not. [`DatasetOptions::page_map`](crate::DatasetOptions::page_map) detects such changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Layout {
     /// The files, in the order given.
@@ -16,14 +16,14 @@ pub struct Layout {
 /// The shape of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FileLayout {
-    /// The path, as it was given. No part of the fingerprint: a file that was moved is the same file.
+    /// The path, as it was given. Not part of the fingerprint: a file that was moved is the same file.
     pub path: PathBuf,
     /// The file's size.
     pub bytes: u64,
     /// Rows of each row group.
     pub row_groups: Vec<u64>,
-    /// SHA-256 of the footer, in hexadecimal. The footer holds every chunk's place, sizes and statistics, so
-    /// another content that was written anew practically has another footer.
+    /// SHA-256 of the footer, in hexadecimal. The footer holds every chunk's place, sizes and statistics, so different
+    /// content that was written anew practically always has a different footer.
     pub footer_sha256: String,
 }
 
@@ -40,8 +40,8 @@ impl Layout {
         self.files.iter().map(FileLayout::rows).sum()
     }
 
-    /// Identifies the content: SHA-256, in hexadecimal, over each file's size, row counts and footer. Paths and
-    /// times do not enter it.
+    /// Identifies the content: SHA-256, in hexadecimal, over each file's size, row counts and footer. Paths and times
+    /// are not included.
     pub fn fingerprint(&self) -> String {
         let mut hash = Sha256::new();
         hash.update(b"parquet-dataset layout 1\n");

@@ -1,10 +1,10 @@
-//! Reads any rows of a set of parquet files and holds no more than it was allowed to.
+//! Reads any rows of a set of parquet files, in bounded memory.
 //!
-//! A [`Dataset`] is the string columns asked for of all rows of all files, numbered from 0. Opening one reads
-//! footers. Reading rows, in any order, decodes the pages that hold them and no others: a *page map* says where
-//! each page lies, from the file's offset index or from one walk over its page headers, so that one row group
-//! of a million rows is as cheap to enter as any other. What stays in memory between reads is the
-//! [`Residency`]'s to say, and never changes what is read.
+//! A [`Dataset`] gives the requested string columns of all rows of all files, numbered from 0. Opening a dataset reads
+//! footers. Reading rows, in any order, decodes only the pages that hold them. A *page map* has the place of each page,
+//! from the file's offset index or from one walk over its page headers. So any row of a row group with a million rows
+//! is cheap to reach. The [`Residency`] determines which data stays in memory between reads, and never changes the
+//! rows.
 //!
 //! ```no_run
 //! use parquet_dataset::{Dataset, DatasetOptions, Residency, Value};
@@ -23,13 +23,13 @@
 //!
 //! Invariants:
 //! - Reads are positional; any number of threads may read one dataset.
-//! - No size that a file declares is believed before it is compared with the bytes that are there or a limit.
-//!   That is why footers and pages are taken apart here: the parquet crate turns a footer into fifteen times its size,
-//!   and its page readers allocate what a page declares.
-//! - Whatever the bytes, the outcome is rows or a typed [`Error`] that names the file and the place.
-//! - A file that changes while it is open is an error, never a mixture.
+//! - No size that a file declares is trusted before it is compared with the bytes that exist or with a limit. That is
+//!   why this crate parses footers and pages itself: the parquet crate turns a footer into fifteen times its size, and
+//!   its page readers allocate the size that a page declares.
+//! - For any bytes, the result is rows or a typed [`Error`] that names the file and the place.
+//! - A file that changes while it is open is an error; rows of two versions are never mixed.
 //!
-//! Deliberately absent: order, epochs, tokens. Directories: page maps are bytes for the caller to keep.
+//! Deliberately absent: order, epochs, tokens, and directories (page maps are bytes for the caller to keep).
 
 mod cache;
 mod chunk_rows;

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use crate::error::Fault;
 
-/// Which bytes of a value are read, given its row in the dataset, its column and its length.
+/// Returns the bytes of a value to read, from its row in the dataset, its column and its length.
 pub type PartOf<'a> = dyn Fn(u64, usize, u64) -> Range<u64> + Sync + 'a;
 
-/// Values of up to `whole` bytes are read whole; of a longer one `part` names the bytes.
+/// Values of up to `whole` bytes are read whole; for a longer value, `part` returns the range of bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Parts<'a> {
     pub(crate) whole: u64,
@@ -16,13 +16,13 @@ pub(crate) struct Parts<'a> {
 
 /// The limits of one read.
 pub(crate) struct Limits<'a> {
-    /// A larger value, or a larger part of one, is refused.
+    /// Larger values, or larger parts of values, are refused.
     pub(crate) value_bytes: u64,
     /// Limit of all values together.
     pub(crate) read_bytes: u64,
-    /// The rest of that limit.
+    /// The unused rest of `read_bytes`.
     pub(crate) left: u64,
-    /// Asked for room when `left` is not enough, with what is missing; answers how much more it allows.
+    /// Called with the missing bytes if `left` is not enough; returns the bytes that it adds to the limit.
     pub(crate) more: Option<&'a mut dyn FnMut(u64) -> u64>,
     pub(crate) parts: Option<Parts<'a>>,
     /// The column that is being read.
@@ -30,7 +30,7 @@ pub(crate) struct Limits<'a> {
 }
 
 impl Limits<'_> {
-    /// Accounts for a value before it is copied. Returns the part of it that is wanted.
+    /// Counts a value before it is copied. Returns the part of it that is wanted.
     #[inline]
     pub(crate) fn admit(&mut self, row: u64, bytes: u64) -> Result<Range<u64>, Fault> {
         let part = match &self.parts {
@@ -49,7 +49,7 @@ impl Limits<'_> {
         Ok(part)
     }
 
-    /// Accounts for values that each have been admitted before.
+    /// Counts values that were each admitted before.
     #[inline]
     pub(crate) fn admit_all(&mut self, bytes: u64) -> Result<(), Fault> {
         if bytes > self.left {

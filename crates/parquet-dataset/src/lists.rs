@@ -1,12 +1,12 @@
 //! [`Lists`]: columns of a list of structs, read row by row from the first row of a file to the last.
 //!
-//! A [`Dataset`](crate::Dataset) finds any row of flat columns. Lists are read once, when they are turned into flat columns,
-//! so here is one cursor for each column: the page that is open, and where its levels and values go on.
+//! A [`Dataset`](crate::Dataset) finds any row of flat columns. Lists are read only once, to convert them into flat columns.
+//! So there is one cursor for each column: the open page, and the positions in its levels and values.
 //!
 //! Invariants:
-//! - What is held is one page of each column (whole up to [`WHOLE_PAGE_BYTES`], a longer one as a stream), its dictionary, and
-//!   one row up to the limits of [`Lists::open`].
-//! - Nothing that a page declares is believed before it is compared with the bytes that are there or a limit.
+//! - Memory holds one page of each column, its dictionary, and one row up to the limits of [`Lists::open`]. A page is held
+//!   whole up to [`WHOLE_PAGE_BYTES`]; a longer page is streamed.
+//! - No declaration of a page is trusted before it is compared with the bytes that exist or with a limit.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +28,7 @@ pub struct Lists {
     handle: Handle,
     columns: Vec<ListColumn>,
     groups: Vec<Group>,
-    /// The row group that is read, none before the first row, and its rows that are left.
+    /// The current row group (`None` before the first row), and its remaining rows.
     group: Option<usize>,
     left: u32,
     cursors: Vec<ListCursor>,
@@ -38,7 +38,7 @@ pub struct Lists {
     limits: RowLimits,
 }
 
-/// The most of a row that is kept.
+/// The most elements and bytes of a row that are kept.
 #[derive(Debug, Clone, Copy)]
 struct RowLimits {
     elements: usize,
@@ -55,7 +55,7 @@ struct ListColumn {
 
 struct Group {
     rows: u32,
-    /// A chunk for each column, and how many levels it declares.
+    /// For each column its chunk, and the number of levels that it declares.
     chunks: Vec<(Chunk, u64)>,
 }
 
@@ -69,33 +69,33 @@ pub struct ListRow {
 }
 
 impl ListRow {
-    /// How many elements the list has, of which no more are kept than [`Lists::open`] was told.
+    /// The number of elements in the list. At most the number given to [`Lists::open`] are kept.
     pub fn elements(&self) -> u64 {
         self.elements
     }
 
-    /// Whether there is no list.
+    /// Whether the row has no list.
     pub fn is_null(&self) -> bool {
         self.is_null
     }
 
-    /// Whether the row has more bytes than are kept.
+    /// Whether the row has more bytes than the limit, so that some were dropped.
     pub fn is_cut(&self) -> bool {
         self.is_cut
     }
 
-    /// The value of an element in a column; `None` for null. Panics beyond the elements that are kept.
+    /// The value of an element in a column; `None` for null. Panics beyond the kept elements.
     pub fn bytes(&self, column: usize, element: usize) -> Option<&[u8]> {
         self.columns[column].get(element)
     }
 }
 
 impl Lists {
-    /// Opens a file to read these columns, by dotted path. They have to be strings in one list, as
-    /// [`crate::list_columns`] finds them. Of a row at most `elements` elements and `bytes` bytes are kept.
+    /// Opens a file to read these columns, by dotted path. They must be strings in one list, as [`crate::list_columns`]
+    /// finds them. At most `elements` elements and `bytes` bytes of a row are kept.
     ///
     /// # Errors
-    /// The file cannot be read, or a column is not there or is no list of strings.
+    /// The file cannot be read, or a column does not exist or is not a list of strings.
     pub fn open(path: &Path, columns: &[String], elements: usize, bytes: u64) -> Result<Self, Error> {
         let mut files = Files::new(None);
         let (handle, identity) = files.add(path)?;
@@ -115,7 +115,7 @@ impl Lists {
     /// Reads the next row; false after the last.
     ///
     /// # Errors
-    /// Those of reading. Nothing more can be read then.
+    /// Errors of reading. After an error no more rows can be read.
     pub fn next(&mut self, row: &mut ListRow) -> Result<bool, Error> {
         while self.left == 0 {
             if !self.next_group()? {
@@ -142,7 +142,7 @@ impl Lists {
             limits.column = column;
             let to = &mut row.columns[column];
             to.clear();
-            // Decompressors are other people's code, fed with bytes that may be anything.
+            // Decompressors are third-party code, and the bytes may be anything.
             let read = AssertUnwindSafe(|| cursor.row(self.next, self.limits.elements, to, &mut limits));
             let read = catch_unwind(read).unwrap_or_else(|_| Fault::corrupt("its bytes made a decoder panic"));
             let found = match read {
@@ -167,12 +167,12 @@ impl Lists {
         Ok(true)
     }
 
-    /// Goes on to the next row group; false behind the last.
+    /// Advances to the next row group; false after the last.
     fn next_group(&mut self) -> Result<bool, Error> {
         let number = self.group.map_or(0, |group| group + 1);
         let Some(group) = self.groups.get(number) else { return Ok(false) };
         self.group = Some(number);
-        // The file is compared with the one that was opened once for each row group.
+        // Once for each row group, the file is compared with the file that was opened.
         self.handle = self.files.handle(0)?;
         self.left = group.rows;
         let chunks = group.chunks.iter().zip(&self.columns);
@@ -195,12 +195,12 @@ impl Lists {
     }
 }
 
-/// Collects the chunks of the columns asked for.
+/// Collects the chunks of the requested columns.
 struct Found<'a> {
     path: &'a Path,
     names: &'a [String],
     columns: Vec<ListColumn>,
-    /// Their leaves, in order.
+    /// The leaves of the columns, in order.
     wanted: Vec<usize>,
     groups: Vec<Group>,
 }
@@ -227,7 +227,7 @@ impl Sink for Found<'_> {
             let (path, string_columns) = (self.path.to_owned(), Vec::new());
             return Err(Error::MissingColumn { path, column: column.clone(), string_columns });
         }
-        // In the order asked.
+        // In the requested order.
         self.columns = self.names.iter().filter_map(place).map(|place| self.columns[place].clone()).collect();
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! The page maps of a dataset's chunks, and the bytes that keep them beside a run.
+//! The page maps of a dataset's chunks, and their serialised form, which is kept beside a run.
 //!
-//! [`PageMaps::to_bytes`] gives all maps to whoever wants to keep them, [`PageMaps::restore`] takes them back and drops
-//! those of files that are not the same any more: another size or footer. With the maps come the digests of what was
-//! read. A file that was touched meanwhile, by its inode and times, keeps them and is named.
+//! [`PageMaps::to_bytes`] serialises all maps. [`PageMaps::restore`] reads them back and drops the maps of files with
+//! another size or footer. The maps include the digests of the bytes that were read. A file that was touched meanwhile
+//! (its inode or times differ) keeps its maps and is reported.
 
 use std::sync::{Arc, OnceLock};
 
@@ -19,12 +19,12 @@ const MAGIC: &[u8] = b"parquet-dataset page map 3\n";
 
 /// The page maps of all chunks of a dataset, each made when it is first needed.
 pub(crate) struct PageMaps {
-    /// Where each file's chunks start in `chunks`.
+    /// The index in `chunks` of each file's first chunk.
     file_starts: Vec<usize>,
     columns: usize,
     /// Pages up to this size are held whole while they are read.
     whole_page_bytes: usize,
-    /// Files with restored maps that have other stamps than they had.
+    /// Files with restored maps whose stamps differ from the stored ones.
     touched: Vec<bool>,
     chunks: Vec<OnceLock<Arc<ChunkMap>>>,
 }
@@ -55,7 +55,7 @@ impl PageMaps {
         self.slot(file, row_group, column).get()
     }
 
-    /// The map of a chunk; made now if it is not there. Two threads may make it at once; one is kept.
+    /// Returns the map of a chunk, making it if necessary. Two threads may make it at once; one result is kept.
     pub(crate) fn get_or_build(
         &self,
         (file, row_group, column): (usize, usize, usize),
@@ -70,18 +70,18 @@ impl PageMaps {
         Ok(slot.get_or_init(|| map))
     }
 
-    /// Whether a file's maps were restored, but somebody touched the file meanwhile.
+    /// Whether a file's maps were restored, and the file was touched since they were stored.
     pub(crate) fn is_touched(&self, file: usize) -> bool {
         self.touched[file]
     }
 
-    /// How many stretches of pages were read so far.
+    /// The number of page stretches that were read so far.
     pub(crate) fn known_stretches(&self) -> u64 {
         let maps = self.chunks.iter().filter_map(|slot| slot.get());
         maps.map(|map| map.digests.words().filter(|&word| word != 0).count() as u64).sum()
     }
 
-    /// How many bytes [`PageMaps::to_bytes`] gives.
+    /// The number of bytes that [`PageMaps::to_bytes`] returns.
     pub(crate) fn kept_bytes(&self) -> u64 {
         let files = self.file_starts.len() as u64 * (FILE_KEY_BYTES + STAMP_BYTES + 8) as u64;
         let maps = self.chunks.iter().filter_map(|slot| slot.get());
@@ -89,13 +89,13 @@ impl PageMaps {
         128 + files + 8 * self.chunks.len() as u64 + maps
     }
 
-    /// The bytes that all maps made so far take in memory.
+    /// Bytes of memory of all maps made so far.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let slots = size_of_val(&*self.chunks) as u64;
         slots + self.chunks.iter().filter_map(|slot| slot.get()).map(|map| map.memory_bytes()).sum::<u64>()
     }
 
-    /// Everything made so far, for [`PageMaps::restore`].
+    /// Serialises all maps made so far, for [`PageMaps::restore`].
     pub(crate) fn to_bytes(&self, footers: &[Footer], identities: &[&Identity], columns: &[String]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.kept_bytes() as usize);
         bytes.extend(MAGIC);
@@ -113,9 +113,8 @@ impl PageMaps {
         bytes
     }
 
-    /// Takes back what [`PageMaps::to_bytes`] gave. Maps of files that are not the same any more are left out,
-    /// and so is everything if the bytes are damaged: a map that is missing is made again. Returns how many
-    /// chunks were restored.
+    /// Reads the result of [`PageMaps::to_bytes`]. Maps of changed files are left out, and if the bytes are damaged,
+    /// all maps are: a missing map is made again. Returns the number of restored chunks.
     pub(crate) fn restore(
         &mut self,
         bytes: &[u8],
@@ -137,7 +136,7 @@ impl PageMaps {
                 let (stamp, rest) = rest.split_at_checked(STAMP_BYTES)?;
                 input = rest;
                 let is_same = |file: &usize| file_key(&footers[*file], identities[*file]) == *key && !taken[*file];
-                // Copies of one file differ in their stamps, if at all.
+                // If there are copies of a file, only their stamps may tell them apart.
                 let same = (0..footers.len()).find(|file| is_same(file) && identities[*file].stamp() == *stamp);
                 let same = same.or_else(|| (0..footers.len()).find(is_same));
                 if let Some(file) = same {
@@ -156,7 +155,7 @@ impl PageMaps {
             }
             Some(())
         };
-        // Damage is found before anything is used: the checksum covers all of it.
+        // Damage was found before any map was used: the checksum covers all bytes.
         let _ = read_all();
         restored
     }
@@ -208,7 +207,8 @@ fn take_entry(input: &mut &[u8]) -> Option<PageEntry> {
     Some(PageEntry { offset, bytes: words[0], uncompressed_bytes: words[1], first_row: words[2] })
 }
 
-/// Number of pages + 1 (0: no map), the window, the dictionary where there is one, the pages, their digests.
+/// Writes the number of pages + 1 (0: no map), the window, the dictionary if there is one, the pages, and their
+/// digests.
 fn put_map(bytes: &mut Vec<u8>, map: Option<&Arc<ChunkMap>>) {
     let Some(map) = map else { return put(bytes, 0) };
     put(bytes, map.pages.len() as u64 + 1);

@@ -1,13 +1,13 @@
-//! The result of a read: values by column and row, with nulls and broken UTF-8 visible.
+//! The result of a read: values by column and row. Nulls and broken UTF-8 are visible.
 
-/// The rows of one read, in the order asked. Values lie back to back in one buffer per column.
+/// The rows of one read, in the requested order. Values lie back to back in one buffer per column.
 #[derive(Debug, Clone, Default)]
 pub struct Rows {
     columns: Vec<Column>,
     rows: usize,
 }
 
-/// One value. What to do about a value that is not text is the caller's rule, not this crate's.
+/// One value. The caller decides how to treat a value that is not text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {
     /// The row has no value.
@@ -33,7 +33,7 @@ impl Rows {
         Self { columns: vec![Column::default(); columns], rows: 0 }
     }
 
-    /// How many rows were read.
+    /// The number of rows.
     pub fn len(&self) -> usize {
         self.rows
     }
@@ -43,12 +43,12 @@ impl Rows {
         self.rows == 0
     }
 
-    /// How many columns there are.
+    /// The number of columns.
     pub fn columns(&self) -> usize {
         self.columns.len()
     }
 
-    /// The value of a row in a column, both counted from 0 in the order asked. Panics beyond the end.
+    /// The value of a row in a column, both counted from 0 in the requested order. Panics beyond the end.
     pub fn value(&self, column: usize, row: usize) -> Value<'_> {
         match self.bytes(column, row) {
             None => Value::Null,
@@ -59,20 +59,20 @@ impl Rows {
         }
     }
 
-    /// How long the whole value is: more than `bytes(column, row)` has where only a part of it was read. `None` for
-    /// null. Panics beyond the end.
+    /// The length of the whole value, which is more than `bytes(column, row)` if only a part was read. `None` for null.
+    /// Panics beyond the end.
     pub fn value_bytes(&self, column: usize, row: usize) -> Option<u64> {
         let held = self.bytes(column, row)?;
         Some(self.columns[column].cut_from(row).unwrap_or(held.len() as u64))
     }
 
-    /// The value's bytes without a look at their encoding; `None` for null. Panics beyond the end.
+    /// The value's bytes, with no check of their encoding; `None` for null. Panics beyond the end.
     pub fn bytes(&self, column: usize, row: usize) -> Option<&[u8]> {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         self.columns[column].get(row)
     }
 
-    /// The bytes of memory that these rows hold.
+    /// Bytes of memory of these rows.
     pub fn memory_bytes(&self) -> u64 {
         self.columns.iter().map(Column::memory_bytes).sum()
     }
@@ -81,7 +81,7 @@ impl Rows {
         &mut self.columns[column]
     }
 
-    /// Says that every column has received the same `rows` more rows.
+    /// Records that every column has received the same `rows` further rows.
     pub(crate) fn complete(&mut self, rows: usize) {
         self.rows += rows;
         assert!(self.columns.iter().all(|column| column.len() == self.rows), "columns differ in length");
@@ -102,7 +102,7 @@ impl Rows {
         self.columns.iter().map(|column| bytes(column) as u64).sum()
     }
 
-    /// Whether a value of `rows` is not whole.
+    /// Whether any value of `rows` was cut.
     pub(crate) fn has_cuts(&self, rows: std::ops::Range<usize>) -> bool {
         self.columns.iter().any(|column| {
             let first = column.cuts.partition_point(|&(row, _)| (row as usize) < rows.start);
@@ -124,7 +124,7 @@ impl Rows {
         self.complete(rows.len());
     }
 
-    /// The rows numbered in `order`, in that order.
+    /// Copies the rows numbered in `order`, in that order.
     pub(crate) fn gather(&self, order: &[u32]) -> Self {
         let columns = self.columns.iter().map(|column| column.gather(order)).collect();
         Self { columns, rows: order.len() }
@@ -135,11 +135,11 @@ impl Rows {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Column {
     bytes: Vec<u8>,
-    /// Where each value ends in `bytes`; it starts where the one before it ends.
+    /// The end of each value in `bytes`; a value starts at the end of the previous one.
     ends: Vec<u32>,
-    /// One bit per row, set for null. Shorter than the rows where the rest is not null.
+    /// One bit per row, set for null. Rows beyond its end are not null.
     nulls: Vec<u64>,
-    /// The rows whose value is not whole, and how long it is, in the order of rows.
+    /// The rows whose value was cut, with the length of the whole value, in the order of rows.
     cuts: Vec<(u32, u64)>,
 }
 
@@ -148,7 +148,7 @@ impl Column {
         self.ends.len()
     }
 
-    /// Drops all values and keeps their room.
+    /// Drops all values and keeps the allocated memory.
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
@@ -156,7 +156,7 @@ impl Column {
         self.cuts.clear();
     }
 
-    /// Room for `rows` more rows.
+    /// Reserves room for `rows` further rows.
     pub(crate) fn reserve(&mut self, rows: usize, bytes: usize) {
         self.ends.reserve(rows);
         self.bytes.reserve_exact(bytes);
@@ -168,7 +168,7 @@ impl Column {
         self.ends.push(self.bytes.len() as u32);
     }
 
-    /// Appends bytes to the value that [`Column::finish`] ends.
+    /// Appends bytes to the current value, which [`Column::finish`] ends.
     #[inline]
     pub(crate) fn extend(&mut self, bytes: &[u8]) {
         if self.bytes.capacity() - self.bytes.len() < bytes.len() {
@@ -177,13 +177,13 @@ impl Column {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// By a quarter, not by doubling: while the allocator copies, old and new bytes are both there.
+    /// Grows by a quarter instead of doubling: while the allocator copies, the old and new buffers exist at once.
     #[cold]
     fn grow(&mut self, needed: usize) {
         self.bytes.reserve_exact(needed.max(self.bytes.len() / 4).max(1 << 10));
     }
 
-    /// Ends a value that was appended in pieces. `whole` is how long it is; `is_cut` where that is more than was appended.
+    /// Ends a value that was appended in pieces. `whole` is its length; `is_cut` if only a part was appended.
     pub(crate) fn finish(&mut self, whole: u64, is_cut: bool) {
         if is_cut {
             self.cuts.push((self.ends.len() as u32, whole));

@@ -3,9 +3,9 @@
 use crate::error::Fault;
 use crate::thrift::{Compact, Source, kind};
 
-/// How deeply groups may nest.
+/// The deepest nesting of groups.
 const MAX_DEPTH: usize = 64;
-/// A longer path is refused.
+/// Longer paths are refused.
 const MAX_PATH_BYTES: usize = 16 << 10;
 
 const BYTE_ARRAY: i32 = 6;
@@ -41,7 +41,7 @@ const CONVERTED_NAMES: [&str; 22] = [
     "BSON",
     "INTERVAL",
 ];
-/// By the number of the union's member; 0 and 9 are not used.
+/// Indexed by the number of the union's member; 0 and 9 are not used.
 const LOGICAL_NAMES: [&str; 19] = [
     "",
     "String",
@@ -68,23 +68,23 @@ const LOGICAL_NAMES: [&str; 19] = [
 pub(crate) struct Leaf<'a> {
     /// The dotted path.
     pub(crate) path: &'a str,
-    /// Numbers of the format's `Type` and `ConvertedType`, and of the member of its `LogicalType`.
+    /// Values of the format's `Type` and `ConvertedType`, and the number of the member of its `LogicalType`.
     pub(crate) physical: i32,
     pub(crate) converted: Option<i32>,
     pub(crate) logical: Option<i16>,
     pub(crate) max_definition_level: u32,
     pub(crate) max_repetition_level: u32,
-    /// The definition level from which on the innermost list around it has an element; 0 outside of lists.
+    /// The definition level from which the innermost list around the leaf has an element; 0 outside of lists.
     pub(crate) element_definition_level: u32,
 }
 
 impl Leaf<'_> {
-    /// Whether it holds one string or byte string per row.
+    /// Whether the leaf holds one string or byte string per row.
     pub(crate) fn is_string(&self) -> bool {
         self.max_repetition_level == 0 && self.has_strings()
     }
 
-    /// Whether it holds a list of strings or byte strings per row.
+    /// Whether the leaf holds a list of strings or byte strings per row.
     pub(crate) fn is_list_of_strings(&self) -> bool {
         self.max_repetition_level == 1 && self.has_strings()
     }
@@ -95,7 +95,7 @@ impl Leaf<'_> {
             && self.logical != Some(LOGICAL_DECIMAL)
     }
 
-    /// Its type in parquet's words: `INT64`, `BYTE_ARRAY (String)`, `BYTE_ARRAY, repeated`.
+    /// The leaf's type in parquet's words: `INT64`, `BYTE_ARRAY (String)`, `BYTE_ARRAY, repeated`.
     pub(crate) fn type_name(&self) -> String {
         let named = |names: &[&str], number: usize| {
             names.get(number).filter(|name| !name.is_empty()).copied().map(str::to_owned)
@@ -120,11 +120,11 @@ impl Leaf<'_> {
     }
 }
 
-/// The groups that enclose the next element.
+/// The walk's state: the groups that enclose the next element.
 #[derive(Default)]
 pub(crate) struct SchemaWalk {
     groups: Vec<Group>,
-    /// The path of the groups, and then of a leaf in them.
+    /// The path of the groups, followed by a leaf's name.
     path: String,
     leaves: usize,
     has_root: bool,
@@ -149,7 +149,7 @@ struct Element {
 }
 
 impl SchemaWalk {
-    /// Reads the next element. Returns it with its number if it is a leaf.
+    /// Reads the next element. If it is a leaf, returns it with its number.
     pub(crate) fn element<S: Source>(&mut self, input: &mut Compact<S>) -> Result<Option<(usize, Leaf<'_>)>, Fault> {
         while self.groups.last().is_some_and(|group| group.children_left == 0) {
             self.groups.pop();
@@ -169,7 +169,7 @@ impl SchemaWalk {
         self.path.truncate(path_bytes);
         let element = self.read(input)?;
         if !self.has_root {
-            // The root has a name, which is in no path, and no levels.
+            // The root has a name, which no path includes, and no levels.
             self.has_root = true;
             self.path.clear();
             self.groups.push(Group {
@@ -201,7 +201,7 @@ impl SchemaWalk {
             return Ok(None);
         }
         let Some(physical) = element.physical else {
-            // A group of nothing.
+            // A group without members.
             return Ok(None);
         };
         let index = self.leaves;
@@ -218,7 +218,7 @@ impl SchemaWalk {
         Ok(Some((index, leaf)))
     }
 
-    /// How many leaves there are, once every element was read.
+    /// The number of leaves, once every element was read.
     pub(crate) fn finish(self) -> Result<usize, Fault> {
         match self.groups.iter().all(|group| group.children_left == 0) {
             true => Ok(self.leaves),

@@ -1,15 +1,15 @@
 //! A reader of Thrift's compact protocol that allocates nothing and does work bounded by its input.
 //!
-//! Parquet's footers, page headers and offset indexes are compact-protocol structs. The parquet crate parses them
-//! only together with the page behind them, and footers only as a whole, into fifteen times their size. Here both are
-//! walked, and every declared length is compared with the bytes that are there.
+//! Parquet's footers, page headers and offset indexes are compact-protocol structs. The parquet crate parses page
+//! headers only together with the page after them, and footers only as a whole, into fifteen times their size. Here
+//! both are walked, and every declared length is compared with the bytes that exist.
 //!
-//! Invariant: each call either consumes at least one byte or returns; no declared size is believed beyond the
-//! bytes that remain.
+//! Invariant: each call either consumes at least one byte or returns; no declared size is trusted beyond the remaining
+//! bytes.
 
 use crate::error::Fault;
 
-/// How deeply structs and lists may nest. Parquet's own metadata needs 7.
+/// The deepest nesting of structs and lists. Parquet's own metadata needs 7.
 const MAX_DEPTH: u8 = 24;
 
 /// A compact-protocol type, as it appears in field headers.
@@ -30,13 +30,13 @@ pub(crate) mod kind {
     pub(crate) const UUID: u8 = 13;
 }
 
-/// Where compact-protocol bytes come from. Running off the end is [`Fault::Ended`]: the caller may hold a prefix.
+/// A source of compact-protocol bytes. Reading beyond the end is [`Fault::Ended`]: the caller may hold only a prefix.
 pub(crate) trait Source {
-    /// The next byte.
+    /// Returns the next byte.
     fn byte(&mut self) -> Result<u8, Fault>;
-    /// Bytes that were not consumed.
+    /// The number of unconsumed bytes.
     fn remaining(&self) -> u64;
-    /// Consumes `count` bytes, no more than remain, and appends them to `to` if it is given.
+    /// Consumes `count` bytes, no more than remain, and appends them to `to` if given.
     fn take(&mut self, count: u64, to: Option<&mut Vec<u8>>) -> Result<(), Fault>;
 }
 
@@ -87,7 +87,7 @@ impl<'a> Compact<Slice<'a>> {
         Self { source: Slice { bytes, at: 0 } }
     }
 
-    /// How many bytes have been consumed.
+    /// The number of consumed bytes.
     pub(crate) fn consumed(&self) -> usize {
         self.source.at
     }
@@ -124,7 +124,7 @@ impl<S: Source> Compact<S> {
         self.source.take(count, to)
     }
 
-    /// A string or byte string of at most `most` bytes.
+    /// Reads a string or byte string of at most `most` bytes.
     pub(crate) fn binary(&mut self, most: usize) -> Result<Vec<u8>, Fault> {
         let length = self.varint()?;
         if length > most as u64 {
@@ -135,7 +135,7 @@ impl<S: Source> Compact<S> {
         Ok(bytes)
     }
 
-    /// Passes over a string or byte string and returns its length.
+    /// Skips a string or byte string and returns its length.
     pub(crate) fn pass_binary(&mut self) -> Result<u64, Fault> {
         let length = self.varint()?;
         self.skip_bytes(length).map(|()| length)
@@ -153,7 +153,7 @@ impl<S: Source> Compact<S> {
         Fault::corrupt("the metadata holds an integer of more than ten bytes")
     }
 
-    /// A zigzag integer: what Thrift calls i16, i32 or i64.
+    /// Reads a zigzag integer: Thrift's i16, i32 or i64.
     pub(crate) fn i64(&mut self) -> Result<i64, Fault> {
         let raw = self.varint()?;
         Ok((raw >> 1) as i64 ^ -((raw & 1) as i64))
@@ -164,13 +164,13 @@ impl<S: Source> Compact<S> {
         i32::try_from(value).or_else(|_| Fault::corrupt(format!("the metadata holds {value} in a 32-bit field")))
     }
 
-    /// A size or count: a non-negative i32.
+    /// Reads a size or count: a non-negative i32.
     pub(crate) fn count(&mut self, name: &str) -> Result<u32, Fault> {
         let value = self.i32()?;
         u32::try_from(value).or_else(|_| Fault::corrupt(format!("the metadata declares {value} as {name}")))
     }
 
-    /// The next field of a struct, or `None` at its end. `last` is the id of the field before it, first 0.
+    /// Reads the next field of a struct; `None` at its end. `last` is the id of the previous field, at first 0.
     pub(crate) fn field(&mut self, last: &mut i16) -> Result<Option<Field>, Fault> {
         let header = self.byte()?;
         let kind = header & 0x0f;
@@ -185,7 +185,8 @@ impl<S: Source> Compact<S> {
         Ok(Some(Field { id, kind }))
     }
 
-    /// The element type and length of a list. Every element takes at least one byte, so the length is checked.
+    /// Reads the element type and length of a list. Every element takes at least one byte, so the length can be
+    /// checked.
     pub(crate) fn list(&mut self) -> Result<(u8, usize), Fault> {
         let header = self.byte()?;
         let length = match header >> 4 {
@@ -201,7 +202,7 @@ impl<S: Source> Compact<S> {
         Ok((header & 0x0f, length as usize))
     }
 
-    /// Passes over one field's value.
+    /// Skips one field's value.
     pub(crate) fn skip(&mut self, kind: u8) -> Result<(), Fault> {
         match kind {
             kind::TRUE | kind::FALSE => Ok(()),
@@ -209,12 +210,12 @@ impl<S: Source> Compact<S> {
         }
     }
 
-    /// Passes over a struct, and so checks every length inside it.
+    /// Skips a struct, which checks every length inside it.
     pub(crate) fn skip_struct(&mut self) -> Result<(), Fault> {
         self.skip_element(kind::STRUCT, MAX_DEPTH)
     }
 
-    /// Inside lists and maps a boolean takes one byte; in a field it takes none and is handled by the caller.
+    /// In lists and maps a boolean takes one byte. In a field it takes none, and the caller handles it.
     fn skip_element(&mut self, kind: u8, depth: u8) -> Result<(), Fault> {
         let Some(depth) = depth.checked_sub(1) else {
             return Fault::corrupt("the metadata nests too deeply");

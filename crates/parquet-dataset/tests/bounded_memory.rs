@@ -1,5 +1,5 @@
-//! Peak memory, by the operating system's own counter. One test in a process of its own: the counter is the
-//! process's. Linux only; elsewhere there is no such counter to read and to reset.
+//! Measures peak memory by the operating system's own counter. One test in its own process, because the counter is the
+//! process's. Linux only: other systems have no such counter to read and reset.
 #![cfg(target_os = "linux")]
 
 #[path = "dataset/files.rs"]
@@ -20,7 +20,7 @@ fn peak_bytes() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// Runs `work` and returns by how much the peak exceeds what was resident before.
+/// Runs `work` and returns how far the peak exceeds the resident memory before.
 fn growth_bytes(work: impl FnOnce()) -> u64 {
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = peak_bytes();
@@ -35,7 +35,7 @@ fn memory_is_bounded_by_what_was_allowed_whatever_the_file_says() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("train.parquet");
 
-    // Two pages of 48 MiB each: a row costs stream buffers, not a page.
+    // Two pages of 48 MiB each: a row costs stream buffers, not a whole page.
     let values: files::Values = (0..48).map(|row| Some(vec![b'a' + row % 26; 1 << 20])).collect();
     for compression in files::compressions() {
         write_columns(&path, compression, &[values.clone(), values.clone()]);
@@ -47,7 +47,7 @@ fn memory_is_bounded_by_what_was_allowed_whatever_the_file_says() {
     }
     drop(values);
 
-    // One value of 60 MB among short ones: what is read of it counts, within the bill.
+    // One value of 60 MB among short ones: only its read part counts, within the bill.
     let mut values: files::Values = (0..500).map(|row| Some(format!("row {row}").into_bytes())).collect();
     values[77] = Some(vec![b'a'; 60_000_000]);
     let in_dictionary = FileKind { dictionary: true, dictionary_bytes: 1 << 30, page_rows: 500, ..FileKind::default() };
@@ -77,7 +77,7 @@ fn memory_is_bounded_by_what_was_allowed_whatever_the_file_says() {
     }
     drop(values);
 
-    // A footer of 58 MB, of which one column is wanted.
+    // A footer of 58 MB, of which one column is read.
     many_columns::write(&path, 20_000, 26);
     let bytes = growth_bytes(|| {
         let dataset = Dataset::open(std::slice::from_ref(&path), &DatasetOptions::new(["column 19999"])).unwrap();
@@ -90,7 +90,7 @@ fn memory_is_bounded_by_what_was_allowed_whatever_the_file_says() {
     });
     assert!(bytes < 24 * MIB, "{} MiB to inspect 20,000 columns", bytes / MIB);
 
-    // Blocks come and go, and a large dataset passes through a small cache.
+    // Blocks are loaded and dropped, and a large dataset passes through a small cache.
     let kind = FileKind { rows: 200_000, page_rows: 5_000, ..FileKind::default() };
     write(&path, &kind);
     let bytes = growth_bytes(|| {
@@ -104,7 +104,7 @@ fn memory_is_bounded_by_what_was_allowed_whatever_the_file_says() {
     });
     assert!(bytes < 12 * MIB, "{} MiB through a cache of 2 MiB", bytes / MIB);
 
-    // Damage: no declared size is believed.
+    // Damage: no declared size is trusted.
     for seed in 0..3 {
         let compression = if seed == 0 { Compression::UNCOMPRESSED } else { Compression::SNAPPY };
         let dictionary = seed == 2;

@@ -1,8 +1,8 @@
-//! Chats: a list of messages as a prompt and a response.
+//! Chats: turns a list of messages into a prompt and a response.
 //!
-//! The response is the last message of the assistant, the prompt is everything before it. Messages after it have no answer
-//! and are left out. The prompt is joined with line breaks: system messages as they are, and then the others. A single
-//! message stands as it is; of several each begins with `user: `, `assistant: ` or its own role.
+//! The response is the assistant's last message, and the prompt is all messages before it. Messages after the response
+//! have no answer and are left out. The prompt joins its messages with line breaks: first system messages unchanged, then
+//! the others. A single other message is unchanged; each of several begins with `user: `, `assistant: ` or its own role.
 
 use std::fmt;
 
@@ -11,22 +11,22 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 
 use crate::error::reason;
 
-/// Messages of a chat that are read; a longer one is an error.
+/// The most messages of a chat; a longer chat is an error.
 pub(crate) const MOST_TURNS: usize = 4096;
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// `user`, `assistant`, `system`, or another role as the file has it.
+    /// `user`, `assistant`, `system`, or another role from the file.
     pub role: String,
-    /// Its text.
+    /// The message's text.
     pub content: String,
 }
 
-/// The prompt and the response of a chat.
+/// Returns the prompt and the response of a chat.
 ///
 /// # Errors
-/// In words, where there is no message of the assistant, or none before it.
+/// A text for the user: the assistant has no message, or only system messages come before its last one.
 pub fn prompt_and_response(turns: &[Turn]) -> Result<(String, &str), String> {
     let is_answer = |turn: &Turn| turn.role == "assistant" && !turn.content.trim().is_empty();
     let Some(last) = turns.iter().rposition(is_answer) else {
@@ -35,10 +35,10 @@ pub fn prompt_and_response(turns: &[Turn]) -> Result<(String, &str), String> {
     Ok((prompt_of(&turns[..last])?, &turns[last].content))
 }
 
-/// A chat that waits for its answer, as the prompt that `prompt_and_response` makes of it. Roles are those of OpenAI.
+/// Returns the prompt of a chat without a response, in the form of `prompt_and_response`. Roles are OpenAI's.
 ///
 /// # Errors
-/// In words, where there is no message but of the system.
+/// A text for the user: there are only system messages.
 pub fn prompt(turns: &[Turn]) -> Result<String, String> {
     let turns: Vec<Turn> =
         turns.iter().map(|turn| Turn { role: role(&turn.role), content: turn.content.clone() }).collect();
@@ -70,7 +70,7 @@ fn prompt_of(turns: &[Turn]) -> Result<String, String> {
     Ok(prompt)
 }
 
-/// The role by its name in the OpenAI or the ShareGPT form.
+/// Converts a role's name from the OpenAI or the ShareGPT form.
 pub(crate) fn role(name: &str) -> String {
     match name {
         "human" | "user" | "User" => "user".to_owned(),
@@ -80,7 +80,7 @@ pub(crate) fn role(name: &str) -> String {
     }
 }
 
-/// Messages from a text that is JSON itself, as a CSV may hold them.
+/// Parses messages from a text that is itself JSON, as a CSV may hold them.
 pub(crate) fn from_text(text: &str) -> Result<Vec<Turn>, String> {
     serde_json::from_str::<Turns>(text)
         .map(|turns| turns.0)
@@ -124,7 +124,7 @@ impl<'de> Deserialize<'de> for Turns {
     }
 }
 
-/// A message in the OpenAI form, or in that of ShareGPT.
+/// A message in the OpenAI or the ShareGPT form.
 #[derive(Deserialize)]
 #[serde(expecting = "a message with `role` and `content`")]
 struct Message {
@@ -142,7 +142,7 @@ struct Part {
     text: Content,
 }
 
-/// A text: a string, or a list of parts of which those with a text count. Null is no text.
+/// A text: a string, or the text parts of a list. Null gives an empty text.
 #[derive(Default)]
 struct Content(String);
 

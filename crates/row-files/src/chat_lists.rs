@@ -1,6 +1,6 @@
 //! [`ChatLists`]: messages that a parquet file holds as lists of structs.
 //!
-//! Writers nest them in different ways, and the dotted paths of the leaves show how:
+//! Writers nest them in different ways, which the dotted paths of the leaves show:
 //!
 //! ```text
 //! messages.list.element.role       a list of structs, as arrow and Spark write it
@@ -8,10 +8,10 @@
 //! messages.role.list.element       a struct of lists, as Hugging Face datasets write a `Sequence`
 //! ```
 
-/// Names of groups that stand between a list and its elements.
+/// Names of groups between a list and its elements.
 const WRAPPERS: [&str; 6] = ["list", "element", "item", "array", "bag", "array_element"];
 
-/// A column of messages, and the leaves that hold their roles and texts, an element for each message.
+/// A column of messages, and the leaves with their roles and texts. Each leaf has one element per message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatLists {
     /// The column.
@@ -23,7 +23,7 @@ pub struct ChatLists {
 }
 
 impl ChatLists {
-    /// The column of messages among the `leaves` of a file that are lists of strings.
+    /// Finds the column of messages among `leaves`, which are lists of strings.
     pub(crate) fn among(leaves: &[String]) -> Option<Self> {
         ["messages", "conversations"].into_iter().find_map(|column| {
             let leaf = |names: [&str; 2]| names.into_iter().find_map(|name| leaf(leaves, column, name)).cloned();
@@ -33,7 +33,7 @@ impl ChatLists {
     }
 }
 
-/// The leaf that is called `name` in the elements of `column`.
+/// The leaf named `name` in the elements of `column`.
 fn leaf<'a>(leaves: &'a [String], column: &str, name: &str) -> Option<&'a String> {
     leaves.iter().find(|leaf| {
         let rest = leaf.strip_prefix(column).and_then(|rest| rest.strip_prefix('.'));

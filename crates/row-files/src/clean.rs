@@ -1,14 +1,14 @@
-//! Cleaning of a text: control characters, and punctuation that is repeated.
+//! Cleans a text: control characters, and repeated punctuation.
 //!
-//! * Control characters go, but for line breaks and tabs. So do the marks that are not seen: the byte order mark and the
+//! * Control characters are removed, except line breaks and tabs. So are invisible marks: the byte order mark and the
 //!   zero-width space. `\r\n` and `\r` become `\n`.
-//! * Of `!`, `?`, `,`, `;`, `:`, `~` and their Chinese forms, and of `。` and `、`, a run of the same is one.
-//! * A run of more than three full stops is three, a run of more than two of `…` or `—` is two.
-//! * Spaces and line breaks at both ends go, and a run of more than two line breaks is two.
+//! * Repeats of the same character become one for `!`, `?`, `,`, `;`, `:`, `~`, their Chinese forms, `。` and `、`.
+//! * More than three full stops in a row become three, and more than two of `…` or `—` become two.
+//! * Spaces and line breaks at both ends are removed, and more than two line breaks in a row become two.
 
 use std::borrow::Cow;
 
-/// How many of a character may follow each other.
+/// The most repeats of a character in a row.
 fn most(c: char) -> usize {
     match c {
         '!' | '?' | ',' | ';' | ':' | '~' | '！' | '？' | '，' | '；' | '：' | '～' | '。' | '、' => 1,
@@ -22,7 +22,7 @@ fn is_kept(c: char) -> bool {
     matches!(c, '\n' | '\t') || !(c.is_control() || matches!(c, '\u{feff}' | '\u{200b}' | '\u{2028}' | '\u{2029}'))
 }
 
-/// The text, cleaned; borrowed where nothing is to be done.
+/// Returns the cleaned text; borrowed if nothing changes.
 pub fn clean(text: &str) -> Cow<'_, str> {
     let trimmed = text.trim();
     let (mut last, mut run) = ('\0', 0);

@@ -1,6 +1,6 @@
-//! Columns, and which of them make the prompt and the response of a row.
+//! Columns, and the choice of those with the prompt and the response of a row.
 //!
-//! [`Pairing::of`] decides from the names of a file's columns. The first of these that a file has is taken:
+//! [`Pairing::of`] decides from the names of a file's columns. It takes the first of these that the file has:
 //!
 //! | columns | prompt | response |
 //! | --- | --- | --- |
@@ -20,20 +20,20 @@ use crate::row::{Cell, Row};
 /// A column of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
-    /// Its name.
+    /// The column's name.
     pub name: String,
-    /// Whether it holds lists of messages.
+    /// Whether the column holds lists of messages.
     pub is_chat: bool,
 }
 
 impl Column {
-    /// A column of text.
+    /// Returns a column of text.
     pub fn text(name: impl Into<String>) -> Self {
         Self { name: name.into(), is_chat: false }
     }
 }
 
-/// The columns that a row's texts are taken from.
+/// The columns that give a row's texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pairing {
     /// Two columns of text.
@@ -62,14 +62,14 @@ pub enum Pairing {
         /// The column.
         column: String,
     },
-    /// Any columns, for who wants texts and no pairs; see [`Pairing::all_texts`].
+    /// Any columns, for callers that want texts and no pairs; see [`Pairing::all_texts`].
     Each {
         /// The columns.
         columns: Vec<String>,
     },
 }
 
-/// Names of columns that somebody chose; `None`: look at the file.
+/// Column names that the user chose; `None`: decide from the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chosen {
     /// Column of the prompts.
@@ -78,11 +78,11 @@ pub struct Chosen {
     pub response: Option<String>,
     /// Column of the texts for span corruption.
     pub text: Option<String>,
-    /// Whether one text is wanted rather than a pair.
+    /// Whether one text is wanted instead of a pair.
     pub is_text: bool,
 }
 
-/// Pairs of columns that are known, in the order in which they are looked for.
+/// Known pairs of columns, in the order of search.
 const PAIRS: [(&str, &str); 10] = [
     ("prompt", "completion"),
     ("source", "target"),
@@ -97,7 +97,7 @@ const PAIRS: [(&str, &str); 10] = [
 ];
 
 impl Pairing {
-    /// The pairing of a file with these columns; in error the name that is missing.
+    /// Returns the pairing of a file with these columns. The error is the missing column's name.
     pub fn of(columns: &[String], chosen: &Chosen) -> Result<Self, String> {
         let has = |name: &str| columns.iter().any(|column| column == name);
         let one = |name: &Option<String>, usual: &str| name.clone().unwrap_or_else(|| usual.to_owned());
@@ -129,7 +129,7 @@ impl Pairing {
             .ok_or_else(|| if has("prompt") { "response".to_owned() } else { "prompt".to_owned() })
     }
 
-    /// The columns that are read, in the order in which [`Pairing::texts`] takes their values.
+    /// The columns to read, in the order that [`Pairing::texts`] expects.
     pub fn columns(&self) -> Vec<Column> {
         match self {
             Self::Columns { prompt, response } => vec![Column::text(prompt), Column::text(response)],
@@ -142,7 +142,7 @@ impl Pairing {
         }
     }
 
-    /// All texts of a row, the last one first. Columns without text give none.
+    /// All texts of a row, the last one first. Columns without text are skipped.
     pub fn all_texts(&self, row: &mut Row) -> Vec<String> {
         let of_cells = |row: &mut Row| -> Vec<String> {
             let texts =
@@ -160,12 +160,12 @@ impl Pairing {
         texts
     }
 
-    /// Whether a row is one text rather than a pair.
+    /// Whether a row is one text instead of a pair.
     pub fn is_text(&self) -> bool {
         matches!(self, Self::Text { .. })
     }
 
-    /// The two flat columns, where a row is no more than those.
+    /// The two flat columns, if a row consists of exactly two.
     pub fn flat(&self) -> Option<(&str, &str)> {
         match self {
             Self::Columns { prompt, response } => Some((prompt, response)),
@@ -173,7 +173,7 @@ impl Pairing {
         }
     }
 
-    /// One line for a person: where prompt and response come from.
+    /// One line for the user: the columns of prompt and response.
     pub fn in_words(&self) -> String {
         match self {
             Self::Columns { prompt, response } => format!("prompt from `{prompt}`, response from `{response}`"),
@@ -191,10 +191,10 @@ impl Pairing {
         }
     }
 
-    /// The texts of a row: prompt and response, or one text.
+    /// Returns the texts of a row: prompt and response, or one text.
     ///
     /// # Errors
-    /// The row has none in a column, or something that is no text.
+    /// The row has no value in a column, or a value that is not text.
     pub fn texts<'a>(&self, row: &'a Row) -> Result<[Cow<'a, str>; 2], RowFault> {
         let columns = self.columns();
         let text = |number: usize| -> Result<Cow<'a, str>, RowFault> {

@@ -2,7 +2,7 @@
 //!
 //! A row goes through these steps: its texts are taken from its columns, cleaned, compared with earlier rows, and assigned to
 //! training or validation. Rows that a step leaves out are counted there. A split by a count or a share needs the number of
-//! rows that are left, so the files are read twice then.
+//! remaining rows, so the files are then read twice.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::row::Row;
 use crate::rows::Rows;
 use crate::split::{Share, Split};
 
-/// Rows between two looks at whether to stop.
+/// Rows between two checks of whether to stop.
 const LOOK_EVERY: u64 = 1024;
 
 /// Treatment of rows that cannot be used.
@@ -26,9 +26,9 @@ pub enum BadRows {
     /// A malformed row ends the conversion. A row without text in a column is left out and counted.
     #[default]
     Usual,
-    /// Both end the conversion.
+    /// Both kinds of rows end the conversion.
     Error,
-    /// Both are left out and counted.
+    /// Both kinds of rows are left out and counted.
     Skip,
 }
 
@@ -42,29 +42,29 @@ impl BadRows {
     }
 }
 
-/// The files of a conversion, looked at.
+/// The files of a conversion, with their kinds and columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversion {
-    /// Each file with its kind, and where its texts come from.
+    /// Each file with its kind, and the columns of its texts.
     pub sources: Vec<(PathBuf, Kind, Pairing)>,
 }
 
 /// The steps that rows go through.
 #[derive(Clone, Copy)]
 pub struct Settings<'a> {
-    /// Rows that cannot be used.
+    /// Treatment of rows that cannot be used.
     pub bad_rows: BadRows,
     /// Whether texts are [cleaned](clean).
     pub clean: bool,
-    /// Makes an empty table of duplicates, where they are to be left out.
+    /// Makes an empty table of duplicates; `None` keeps duplicates.
     pub duplicates: Option<&'a dyn Fn() -> Duplicates>,
     /// Rows for validation, and the seed of their choice.
     pub validation: Option<(Share, u64)>,
-    /// Rows that are read at most, where an estimate is enough.
+    /// The most rows to read, if an estimate is enough.
     pub most_rows: Option<u64>,
-    /// Asked now and then: whether to stop.
+    /// Called now and then; true stops the conversion.
     pub stop: &'a dyn Fn() -> bool,
-    /// Told now and then how far it is.
+    /// Called now and then with the progress.
     pub progress: &'a dyn Fn(&Counts),
 }
 
@@ -83,32 +83,32 @@ impl Default for Settings<'_> {
     }
 }
 
-/// Rows of a conversion, by what became of them.
+/// Rows of a conversion, counted by their outcome.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
     /// Rows of the files.
     pub read: u64,
-    /// Left out: broken.
+    /// Rows left out because they are malformed.
     pub malformed: u64,
-    /// Left out: null or empty in a column.
+    /// Rows left out because a column is null or empty.
     pub empty: u64,
-    /// Changed by cleaning.
+    /// Rows that cleaning changed.
     pub cleaned: u64,
-    /// Left out: there before.
+    /// Rows left out because they are duplicates.
     pub duplicates: u64,
-    /// For training.
+    /// Rows for training.
     pub train: u64,
-    /// For validation.
+    /// Rows for validation.
     pub validation: u64,
     /// The first row that was left out as malformed or empty.
     pub first_bad: Option<RowError>,
     /// The digests of the files, in their order; `None` for parquet.
     pub digests: Vec<Option<Digested>>,
-    /// The share of the files' bytes that was read: 1, but for [`Settings::most_rows`].
+    /// The fraction of the files' bytes that was read: 1, unless [`Settings::most_rows`] ended the reading.
     pub share: f64,
 }
 
-/// What a row is for.
+/// The use of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Training.
@@ -118,10 +118,10 @@ pub enum Part {
 }
 
 impl Conversion {
-    /// Looks at files: their kinds and columns.
+    /// Reads the kinds and columns of files.
     ///
     /// # Errors
-    /// A file cannot be read, is of no known kind, or lacks the columns; some hold pairs and others texts.
+    /// A file cannot be read, has no known kind, or lacks the columns; or some files hold pairs and others texts.
     pub fn of(paths: &[PathBuf], chosen: &Chosen) -> Result<Self, Error> {
         let mut sources: Vec<(PathBuf, Kind, Pairing)> = Vec::with_capacity(paths.len());
         for path in paths {
@@ -143,15 +143,17 @@ impl Conversion {
         }
     }
 
-    /// Whether a row is one text rather than a pair.
+    /// Whether a row is one text instead of a pair.
     pub fn is_text(&self) -> bool {
         self.sources.first().is_some_and(|(.., pairing)| pairing.is_text())
     }
 
-    /// Reads all rows and hands them to `sink`: the part, the prompt and the response. Of a text the prompt is empty.
+    /// Reads all rows and passes them to `sink`: the part, the prompt and the response. For a text, the prompt is
+    /// empty.
     ///
     /// # Errors
-    /// Those of reading and of `sink`, and [`Error::Row`] for a row that cannot be used, by [`Settings::bad_rows`].
+    /// Errors of reading and of `sink`, and [`Error::Row`] for a row that cannot be used, depending on
+    /// [`Settings::bad_rows`].
     pub fn run(
         &self,
         settings: &Settings<'_>,
@@ -237,7 +239,7 @@ impl Conversion {
     }
 }
 
-/// A column of messages that a parquet file holds in another way than as lists of roles and texts.
+/// A column of messages in a parquet file whose form is not lists of roles and texts.
 fn other_lists(path: &Path, kind: &Kind) -> Result<Option<String>, Error> {
     if kind.form != Form::Parquet || kind.compression != Compression::None || kind.chat.is_some() {
         return Ok(None);
@@ -252,13 +254,13 @@ fn file_bytes(path: &Path) -> u64 {
     std::fs::metadata(path).map_or(0, |file| file.len())
 }
 
-/// The share of `all` bytes that is read with `done` of earlier files and a share of this one.
+/// The fraction of `all` bytes that is read, with `done` bytes of earlier files and the fraction `of_file` of this one.
 #[expect(clippy::cast_precision_loss, reason = "a share")]
 fn share(done: u64, of_file: f64, file: u64, all: u64) -> f64 {
     ((done as f64 + of_file * file as f64) / all.max(1) as f64).clamp(f64::MIN_POSITIVE, 1.)
 }
 
-/// Both texts, cleaned; a text of which nothing is left is empty.
+/// Cleans both texts; a text may become empty.
 fn cleaned<'a>(
     [prompt, response]: [Cow<'a, str>; 2],
     pairing: &Pairing,

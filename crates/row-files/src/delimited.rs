@@ -1,12 +1,11 @@
-//! Rows of CSV and TSV, as RFC 4180 and the readers of Python, pandas and spreadsheets have it.
+//! Rows of CSV and TSV, by the rules of RFC 4180 and of the readers in Python, pandas and spreadsheets.
 //!
-//! The first row names the columns. A field in quotes may hold the delimiter, line breaks and, written twice, quotes. A quote
-//! inside of a field that does not begin with one is a character like any other, and text after a closing quote belongs to
-//! the field. Rows end with a line feed, a carriage return, or both. Empty lines are passed over, and
-//! so are lines of white space.
+//! The first row names the columns. A quoted field may contain the delimiter, line breaks and, written twice, quotes. A quote
+//! within a field that does not begin with a quote is an ordinary character, and text after a closing quote belongs to the
+//! field. Rows end with a line feed, a carriage return, or both. Empty lines and lines of white space are skipped.
 //!
-//! Our own state machine rather than a crate's, because a quote that nothing closes has to be an error here: it would
-//! swallow every row that follows, and the readers of others do not say so.
+//! This is our own state machine, because an unclosed quote has to be an error: it would swallow all later rows, and other
+//! readers do not report it.
 
 use crate::MOST_ROW_BYTES;
 use crate::columns::Column;
@@ -14,13 +13,13 @@ use crate::error::{Error, RowFault};
 use crate::input::Input;
 use crate::row::{Cell, Row};
 
-/// Columns of a file at most.
+/// The most columns of a file.
 const MOST_FIELDS: usize = 100_000;
 
 /// Rows of a CSV or TSV file.
 pub(crate) struct DelimitedRows {
     records: Records,
-    /// For each wanted column its place in the header.
+    /// For each wanted column, its index in the header.
     places: Vec<Option<usize>>,
     fields: usize,
 }
@@ -61,30 +60,30 @@ impl DelimitedRows {
     }
 }
 
-/// Rows as fields, header included.
+/// Rows as fields, including the header.
 pub(crate) struct Records {
     input: Input,
     delimiter: u8,
-    /// The fields of the row, one after the other.
+    /// The fields of the row, back to back.
     bytes: Vec<u8>,
-    /// Where each field ends.
+    /// The end of each field.
     ends: Vec<usize>,
     /// The line on which the row begins, from 1.
     pub first_line: u64,
-    /// The line that is read next.
+    /// The next line to read.
     line: u64,
     /// Whether the last byte was a carriage return that ended a row.
     after_return: bool,
 }
 
-/// Where in a field the next byte is.
+/// The place of the next byte relative to a field.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Before it.
+    /// Before a field.
     Start,
     /// In a field without quotes, or after its closing quote.
     Plain,
-    /// Between its quotes.
+    /// Between the quotes of a field.
     Quoted,
     /// After a quote that either closes the field or is the first of two.
     Quote,
@@ -113,7 +112,7 @@ impl Records {
         }
     }
 
-    /// The fields of the row by their places, if all of them are UTF-8: a letter that is cut in two by a delimiter is not.
+    /// The row's fields by index, if all of them are UTF-8: a character that a delimiter cuts in two is not.
     fn fields(&self) -> Result<impl Fn(usize) -> String, RowFault> {
         let text = std::str::from_utf8(&self.bytes).map_err(|_| RowFault::NotUtf8)?;
         if !self.ends.iter().all(|&end| text.is_char_boundary(end)) {
@@ -159,7 +158,7 @@ impl Records {
             }
             let (mut at, mut is_over) = (0, false);
             while at < buffer.len() && !is_over {
-                // Text up to the next byte that means something is taken at once.
+                // Text up to the next special byte is taken at once.
                 let rest = &buffer[at..];
                 let plain = match state {
                     State::Quoted => memchr::memchr(b'"', rest).unwrap_or(rest.len()),
@@ -181,7 +180,7 @@ impl Records {
                 let byte = rest[0];
                 at += 1;
                 if std::mem::take(&mut self.after_return) && byte == b'\n' {
-                    // The second half of a line break that has ended the row before.
+                    // The second half of the line break that ended the previous row.
                     continue;
                 }
                 is_begun = true;

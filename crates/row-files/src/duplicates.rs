@@ -1,29 +1,29 @@
-//! [`Duplicates`]: rows that are there twice, exactly or nearly, in a bounded amount of memory.
+//! [`Duplicates`]: finds repeated rows, exact or near, in a bounded amount of memory.
 //!
-//! Exactly: a table of 64-bit hashes of prompt and response, 16 to 32 bytes a row. Two different rows have the same hash in
-//! one of 2^64 cases; among ten million rows one is taken for another with a chance of 1 in 370,000.
+//! Exact: a table of 64-bit hashes of prompt and response, 16 to 32 bytes a row. Two different rows have the same hash in
+//! one of 2^64 cases. Among ten million rows, the chance that any row is mistaken for another is 1 in 370,000.
 //!
-//! Nearly: MinHash with 128 hash functions over the sets of three neighbouring letters or digits of prompt and response, in
-//! lower case. A row whose sets are estimated to have a Jaccard similarity of 0.85 with those of an earlier row that was
-//! kept is a duplicate of it. Candidates come from 16 bands of 8 values each: of pairs at 0.85 they find 99 %, of pairs at
-//! 0.9 all but one in 10,000. The estimate has a standard deviation of 0.03. Some 300 bytes for each row that is kept.
+//! Near: MinHash with 128 hash functions over the sets of three neighbouring letters or digits of prompt and response, in
+//! lower case. A row is a duplicate if the estimated Jaccard similarity of its sets with those of an earlier, kept row is
+//! at least 0.85. Candidates come from 16 bands of 8 values each. The bands find 99 % of pairs at 0.85, and all but one in
+//! 10,000 pairs at 0.9. The estimate has a standard deviation of 0.03. Each kept row takes some 300 bytes.
 //!
 //! Sources: Broder, "On the resemblance and containment of documents" (1997); Leskovec, Rajaraman, Ullman, "Mining of Massive
 //! Datasets", section 3.4; Li and König, "b-Bit Minwise Hashing" (2010).
 
 use std::hash::{DefaultHasher, Hasher};
 
-/// The similarity from which on a row is a duplicate.
+/// The least similarity of a duplicate.
 pub const SIMILARITY: f64 = 0.85;
 const BANDS: usize = 16;
 const BAND: usize = 8;
 const SIGNATURE: usize = BANDS * BAND;
-/// Letters that make a shingle.
+/// Characters of a shingle.
 const SHINGLE: usize = 3;
-/// Rows with the same band that are compared.
+/// The most rows with the same band that are compared.
 const MOST_CANDIDATES: usize = 256;
 
-/// A memory of the rows that were kept.
+/// The table of kept rows.
 pub struct Duplicates {
     table: Table,
     most_bytes: u64,
@@ -34,29 +34,29 @@ enum Table {
     Near(Box<Signatures>),
 }
 
-/// The table of duplicates needs more memory than it may have.
+/// The table of duplicates needs more memory than its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
     /// Rows that were kept so far.
     pub rows: u64,
-    /// The bytes that it would need now.
+    /// The bytes that the table would need now.
     pub bytes: u64,
 }
 
 impl Duplicates {
-    /// Finds rows that are the same, byte for byte.
+    /// Finds rows that are equal byte for byte.
     pub fn exact(most_bytes: u64) -> Self {
         Self { table: Table::Exact(Hashes { slots: vec![0; 1 << 10], rows: 0 }), most_bytes }
     }
 
-    /// Finds rows that are nearly the same.
+    /// Finds rows that are nearly equal.
     pub fn near(most_bytes: u64) -> Self {
         let bands = [(); BANDS].map(|()| vec![0; 1 << 10]);
         let signatures = Signatures { bands, signatures: Vec::new(), rows: 0, letters: Vec::new() };
         Self { table: Table::Near(Box::new(signatures)), most_bytes }
     }
 
-    /// Whether an earlier row was the same; if not, remembers this one.
+    /// Whether an earlier row was the same; if not, adds this row.
     ///
     /// # Errors
     /// The table would have to grow beyond its limit.
@@ -83,13 +83,13 @@ impl Duplicates {
 
 /// A set of hashes: open addressing, at most half full.
 struct Hashes {
-    /// 0 is free.
+    /// The value 0 marks a free slot.
     slots: Vec<u64>,
     rows: u64,
 }
 
 impl Hashes {
-    /// Bytes while another hash is added: the old table and the new one where it grows.
+    /// Bytes while another hash is added. If the table grows, the old and the new table count.
     fn bytes_to_add(&self) -> u64 {
         let bytes = 8 * self.slots.len() as u64;
         if self.is_full() { 3 * bytes } else { bytes }
@@ -128,9 +128,9 @@ impl Hashes {
     }
 }
 
-/// Signatures of rows, found by their bands.
+/// Signatures of rows, indexed by their bands.
 struct Signatures {
-    /// For each band a table of rows, counted from 1, at most half full; 0 is free.
+    /// For each band a hash table of rows, counted from 1, at most half full; 0 marks a free slot.
     bands: [Vec<u32>; BANDS],
     signatures: Vec<[u8; SIGNATURE]>,
     rows: u64,
@@ -224,7 +224,7 @@ impl Signatures {
             0..SHINGLE => add(letters),
             _ => letters.windows(SHINGLE).for_each(add),
         }
-        // Eight bits of each: two different least values share them in one of 256 cases.
+        // Keep eight bits of each value: two different minima share them in one of 256 cases.
         least.map(|value| (value.wrapping_mul(0x9e37_79b1) >> 24) as u8)
     }
 }
@@ -239,7 +239,7 @@ fn spread(mut z: u64) -> u64 {
     z ^ (z >> 33)
 }
 
-/// The Jaccard similarity that two signatures speak for.
+/// The Jaccard similarity estimated from two signatures.
 #[expect(clippy::cast_precision_loss, reason = "at most 128")]
 fn similarity(a: &[u8; SIGNATURE], b: &[u8; SIGNATURE]) -> f64 {
     let same = a.iter().zip(b).filter(|(a, b)| a == b).count() as f64 / SIGNATURE as f64;
@@ -274,7 +274,7 @@ mod tests {
         assert!(full.bytes > 20_000);
     }
 
-    /// Two texts of distinct shingles with a known similarity: they share `same` of `all` words.
+    /// Two texts of distinct shingles with a known similarity: they share `same` words out of `all`.
     fn texts(all: usize, same: usize, seed: usize) -> (String, String) {
         let word =
             |kind: usize, number: usize| format!("{:x}", spread((seed * 1_000_003 + kind * 10_007 + number) as u64));

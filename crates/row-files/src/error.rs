@@ -18,17 +18,17 @@ pub enum Error {
         /// The system's answer.
         source: io::Error,
     },
-    /// The content is of a kind that nobody here reads.
+    /// The content is of a kind that this crate does not read.
     #[error("{}: {what}; expected parquet, JSONL, a JSON array, CSV or TSV, plain, .gz or .zst", path.display())]
     Format {
         /// The file, as it was given.
         path: PathBuf,
-        /// What it looks like.
+        /// The kind that the content seems to have.
         what: String,
-        /// The way out.
+        /// A solution for the user.
         hint: &'static str,
     },
-    /// Compressed bytes that are damaged, end early, or would unpack to far more than anyone stores.
+    /// Compressed bytes that are damaged, end early, or would unpack to far more than any real file.
     #[error("{}: {reason}", path.display())]
     Compressed {
         /// The file, as it was given.
@@ -36,7 +36,7 @@ pub enum Error {
         /// The problem.
         reason: String,
     },
-    /// The text around the rows is broken, so that nothing after this place can be read.
+    /// The text around the rows is broken, so that nothing after this line can be read.
     #[error("{}:{line}: {reason}", path.display())]
     Broken {
         /// The file, as it was given.
@@ -46,17 +46,17 @@ pub enum Error {
         /// The problem.
         reason: String,
     },
-    /// The file has no columns from which a prompt and a response could be taken.
+    /// The file has no columns for a prompt and a response.
     #[error("{}: no column `{missing}`", path.display())]
     Columns {
         /// The file, as it was given.
         path: PathBuf,
-        /// The column that was looked for.
+        /// The missing column.
         missing: String,
-        /// The columns that are there.
+        /// The columns of the file.
         columns: Vec<String>,
     },
-    /// A parquet file whose messages have no text for a role and a content each.
+    /// A parquet file whose messages do not each have text for a role and a content.
     #[error("{}: column `{column}`: expected a list of structs with the texts `role` and `content`", path.display())]
     Nested {
         /// The file, as it was given.
@@ -73,7 +73,7 @@ pub enum Error {
     /// Reading a parquet file failed.
     #[error(transparent)]
     Parquet(#[from] parquet_dataset::Error),
-    /// A row that cannot be used, where such rows end the conversion.
+    /// A row cannot be used, and such rows end the conversion.
     #[error("{0}")]
     Row(RowError),
     /// Some files hold pairs, and others texts alone.
@@ -87,35 +87,35 @@ pub enum Error {
     /// Rows could not be written.
     #[error("cannot write rows: {0}")]
     Write(io::Error),
-    /// The table of duplicates would need more memory than it may have.
+    /// The table of duplicates would need more memory than its limit.
     #[error("finding duplicates among more than {rows} rows needs {bytes} bytes, more than the limit")]
     Duplicates {
-        /// Rows that were read so far and are no duplicates.
+        /// Rows read so far that are not duplicates.
         rows: u64,
         /// The bytes that the table would need.
         bytes: u64,
     },
-    /// Somebody asked to stop.
+    /// The caller asked to stop.
     #[error("stopped")]
     Stopped,
 }
 
-/// Kinds of values that are no text.
+/// Kinds of values that are not text.
 pub(crate) const LIST: &str = "a list";
 pub(crate) const OBJECT: &str = "an object";
 
-/// An error of serde_json without its place, which counts lines of the row.
+/// A serde_json error without its place, which counts lines within the row.
 pub(crate) fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason).to_owned()
 }
 
-/// Columns that a message lists at most.
+/// The most columns that a message lists.
 const SHOWN_COLUMNS: usize = 12;
 
 impl Error {
     pub(crate) fn io(path: &Path, action: &'static str, source: io::Error) -> Self {
-        // Decoders say what is wrong with compressed bytes by these kinds.
+        // Decoders report faults of compressed bytes by these kinds.
         let reason = match source.kind() {
             io::ErrorKind::UnexpectedEof => {
                 format!("the compressed data ends early ({source})")
@@ -163,7 +163,7 @@ impl Error {
     }
 }
 
-/// The first columns, and how many more there are.
+/// The first columns, and the number of the others.
 pub(crate) fn listed(columns: &[String]) -> String {
     let shown = columns.iter().take(SHOWN_COLUMNS).map(|name| shortened(name)).collect::<Vec<_>>().join(", ");
     match columns.len().checked_sub(SHOWN_COLUMNS + 1) {
@@ -172,7 +172,7 @@ pub(crate) fn listed(columns: &[String]) -> String {
     }
 }
 
-/// A name of the file's author, short enough for a message.
+/// A name from the file, short enough for a message.
 pub(crate) fn shortened(name: &str) -> String {
     const MOST_CHARS: usize = 60;
     let printable: String = name.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MOST_CHARS + 1).collect();
@@ -182,7 +182,7 @@ pub(crate) fn shortened(name: &str) -> String {
     }
 }
 
-/// A row that cannot be used, and where it begins.
+/// A row that cannot be used, and its first line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowError {
     /// The file, as it was given.
@@ -208,13 +208,13 @@ impl fmt::Display for RowError {
 /// Why a row cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RowFault {
-    /// A line or an element is no JSON.
+    /// A line or an element is not JSON.
     NotJson(String),
-    /// It is JSON, but no object.
+    /// The row is JSON, but not an object.
     NotAnObject(&'static str),
-    /// Its bytes are not UTF-8.
+    /// The row's bytes are not UTF-8.
     NotUtf8,
-    /// It is longer than a row may be.
+    /// The row is too long.
     TooLong,
     /// A line of a CSV has fewer or more fields than the header.
     Fields {
@@ -223,20 +223,20 @@ pub enum RowFault {
         /// Fields of the row.
         got: usize,
     },
-    /// A quote that nothing closes.
+    /// A quote is not closed.
     UnclosedQuote,
-    /// The value of this column is of a kind that is no text.
+    /// The value of this column has a type other than text.
     WrongType(String, &'static str),
-    /// The messages of this column are not what they should be.
+    /// The messages of this column have a wrong form.
     Messages(String, String),
-    /// There is no value in this column, or it is null.
+    /// This column has no value, or null.
     Null(String),
-    /// The value of this column is empty, or white space only.
+    /// The value of this column is empty or only white space.
     Empty(String),
 }
 
 impl RowFault {
-    /// Whether the row is broken, rather than without text in a column.
+    /// Whether the row is broken, as opposed to a row without text in a column.
     pub fn is_malformed(&self) -> bool {
         !matches!(self, Self::Null(_) | Self::Empty(_))
     }

@@ -1,9 +1,9 @@
 //! [`Input`]: the text of a file, decompressed as it is read, with the digest of its bytes.
 //!
 //! Invariants:
-//! * Nothing is held but buffers of a fixed size, whatever the file says of itself.
+//! * Memory holds only buffers of a fixed size, whatever the file declares.
 //! * A compressed file that unpacks to more than 500 times its size, and to more than 256 MiB, is an error.
-//! * The digest is of the file as it lies on the disk, of all its bytes.
+//! * The digest covers all bytes of the file as stored on disk.
 
 use std::cell::RefCell;
 use std::fs::{File, Metadata};
@@ -18,17 +18,17 @@ use crate::error::Error;
 
 /// Bytes of decompressed text that are read at a time.
 const BUFFER_BYTES: usize = 64 << 10;
-/// A window that a zstd frame may ask for: 32 MiB. `zstd` up to level 19 stays below.
+/// The largest window of a zstd frame: 32 MiB. `zstd` up to level 19 stays below.
 const MOST_ZSTD_WINDOW_LOG: u32 = 25;
-/// Text of a compressed file up to which its ratio does not matter.
+/// Decompressed bytes up to which the compression ratio is not checked.
 const UNSUSPICIOUS_BYTES: u64 = 256 << 20;
-/// Bytes of text to a compressed byte that no table of texts has.
+/// No table of texts has so many bytes per compressed byte.
 const MOST_RATIO: u64 = 500;
 
-/// How a file is compressed, by its first bytes.
+/// The compression of a file, from its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
-    /// It is not.
+    /// No compression.
     None,
     /// gzip, one or more members.
     Gzip,
@@ -37,7 +37,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// By the magic bytes.
+    /// Detects the compression by the magic bytes.
     pub fn of(bytes: &[u8]) -> Self {
         match bytes {
             [0x1f, 0x8b, ..] => Self::Gzip,
@@ -52,7 +52,7 @@ impl Compression {
 pub struct Digested {
     /// Length in bytes.
     pub bytes: u64,
-    /// In hexadecimal.
+    /// SHA-256 in hexadecimal.
     pub sha256: String,
 }
 
@@ -65,7 +65,7 @@ pub struct Input {
     compression: Compression,
 }
 
-/// The file's bytes as they lie there, counted and digested.
+/// The file's stored bytes, counted and digested.
 struct Raw {
     file: File,
     bytes: u64,
@@ -91,7 +91,7 @@ impl Read for Shared {
     }
 }
 
-/// What a decoder gives, up to the ratio that is believed.
+/// A decoder's output, with a limit on the compression ratio.
 struct Unpacked<R> {
     decoder: R,
     raw: Rc<RefCell<Raw>>,
@@ -114,7 +114,7 @@ impl<R: Read> Read for Unpacked<R> {
 }
 
 impl Input {
-    /// Opens a file. With `digest` its bytes are summed as they are read.
+    /// Opens a file. With `digest`, its bytes are hashed as they are read.
     pub fn open(path: &Path, digest: bool) -> Result<Self, Error> {
         let failed = |source| Error::io(path, "open", source);
         let mut file = regular_file::open(path).map_err(failed)?;
@@ -137,7 +137,7 @@ impl Input {
         };
         let reader = BufReader::with_capacity(BUFFER_BYTES, reader);
         let mut input = Self { path: path.to_owned(), reader, raw, before, compression };
-        // The mark that Windows puts before UTF-8.
+        // The byte order mark that Windows puts before UTF-8.
         if input.peek(3)?.starts_with(b"\xef\xbb\xbf") {
             input.consume(3);
         }
@@ -155,7 +155,7 @@ impl Input {
         (self.raw.borrow().bytes as f64 / self.before.len().max(1) as f64).min(1.)
     }
 
-    /// The next bytes: none only at the end.
+    /// Returns the next bytes; empty only at the end.
     pub fn buffer(&mut self) -> Result<&[u8], Error> {
         loop {
             match self.reader.fill_buf() {
@@ -167,20 +167,20 @@ impl Input {
         Ok(self.reader.buffer())
     }
 
-    /// Passes over bytes of [`Input::buffer`].
+    /// Consumes bytes of [`Input::buffer`].
     pub fn consume(&mut self, bytes: usize) {
         self.reader.consume(bytes);
     }
 
-    /// The first bytes of the file, at most `wanted`, without consuming them. Call it before anything was read.
+    /// Returns the first bytes of the file, at most `wanted`, without consuming them. Call it before any reading.
     fn peek(&mut self, wanted: usize) -> Result<&[u8], Error> {
-        // A fresh buffer is filled by one read, which may be short only for a decoder's first block.
+        // One read fills a fresh buffer. It may be short only for a decoder's first block.
         let bytes = self.buffer()?;
         Ok(&bytes[..bytes.len().min(wanted)])
     }
 
     fn failed(&self, error: io::Error) -> Error {
-        // A plain file cannot be damaged in compression.
+        // A plain file has no compression that could be damaged.
         if self.compression == Compression::None {
             return Error::Io { path: self.path.clone(), action: "read", source: error };
         }
@@ -196,8 +196,8 @@ impl Input {
         self.compression
     }
 
-    /// Appends the rest of the line to `line`, without its end, up to `most` bytes of it. `None` at the end of the file.
-    /// `Some(false)` where the line was longer: the rest was passed over.
+    /// Appends the rest of the line to `line`, without its end, up to `most` bytes. `None` at the end of the file.
+    /// `Some(false)` if the line was longer; its rest was skipped.
     pub fn read_line(&mut self, line: &mut Vec<u8>, most: usize) -> Result<Option<bool>, Error> {
         let (mut is_whole, mut is_empty) = (true, true);
         loop {
@@ -221,10 +221,10 @@ impl Input {
         }
     }
 
-    /// Reads what is left, and gives the digest of the whole file.
+    /// Reads the remaining bytes and returns the digest of the whole file.
     ///
     /// # Errors
-    /// I/O errors; [`Error::Changed`] where the file is not what it was.
+    /// I/O errors; [`Error::Changed`] if the file changed.
     pub fn finish(self) -> Result<Digested, Error> {
         let Self { path, reader, raw, before, .. } = self;
         drop(reader);
@@ -241,7 +241,7 @@ impl Input {
     }
 }
 
-/// The digest of a file's bytes.
+/// Computes the digest of a file's bytes.
 pub fn digest(path: &Path) -> Result<Digested, Error> {
     let failed = |source| Error::Io { path: path.to_owned(), action: "read", source };
     let file = regular_file::open(path).map_err(failed)?;
@@ -252,19 +252,19 @@ pub fn digest(path: &Path) -> Result<Digested, Error> {
     Ok(Digested { bytes: raw.bytes, sha256: hexadecimal(&hash) })
 }
 
-/// Whether a file is parquet that somebody compressed once more.
+/// Whether a file is parquet that was compressed again as a whole.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn is_compressed_parquet(path: &Path) -> Result<bool, Error> {
     let mut input = Input::open(path, false)?;
     Ok(input.compression() != Compression::None && input.peek(4)? == b"PAR1")
 }
 
-/// Writes the content of a compressed file.
+/// Writes the decompressed content of a file.
 ///
 /// # Errors
-/// It cannot be read; [`Error::Write`] where `out` fails.
+/// The file cannot be read; [`Error::Write`] if `out` fails.
 pub fn unpack(path: &Path, out: &mut impl io::Write) -> Result<(), Error> {
     let mut input = Input::open(path, false)?;
     loop {

@@ -1,8 +1,7 @@
-//! Rows of JSON: an object a line (JSONL), the elements of an array, or objects one after the other.
+//! Rows of JSON: one object per line (JSONL), the elements of an array, or objects one after the other.
 //!
-//! serde_json reads one row at a time from a buffer of at most [`MOST_ROW_BYTES`]. Values of columns that nobody wants are
-//! passed over without being held, however deep they nest. Of a key that is there twice the last value counts, as in
-//! Python's `json`.
+//! serde_json reads one row at a time from a buffer of at most [`MOST_ROW_BYTES`]. Values of unwanted columns are skipped
+//! without being held, however deep they nest. If a key occurs twice, its last value counts, as in Python's `json`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,10 +15,10 @@ use crate::error::{Error, LIST, OBJECT, RowFault, reason};
 use crate::input::Input;
 use crate::row::{Cell, Row};
 
-/// How rows follow each other.
+/// The arrangement of rows in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// A row a line.
+    /// One row per line.
     Lines,
     /// Elements of one array.
     Array,
@@ -35,23 +34,23 @@ pub(crate) struct JsonRows {
     layout: Layout,
     wanted: Vec<Column>,
     buffer: Vec<u8>,
-    /// The line that is read next, from 1.
+    /// The next line to read, from 1.
     line: u64,
     place: Place,
 }
 
-/// Where the reading of an array stands.
+/// The state of reading an array.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Before its bracket.
+    /// Before the opening bracket.
     Start,
-    /// After its bracket.
+    /// After the opening bracket.
     First,
     /// After an element.
     Rest,
     /// After a comma.
     Next,
-    /// After its last bracket.
+    /// After the closing bracket.
     End,
 }
 
@@ -68,7 +67,7 @@ impl JsonRows {
         self.input
     }
 
-    /// The text of the row that was read last.
+    /// The text of the last row read.
     pub fn text(&self) -> &[u8] {
         &self.buffer
     }
@@ -82,9 +81,9 @@ impl JsonRows {
         Ok(Some(parse(&self.buffer, &self.wanted, row)))
     }
 
-    /// Puts the text of the next row into the buffer; false where it is too long.
+    /// Copies the text of the next row into the buffer; false if it is too long.
     fn next_text(&mut self, first_line: &mut u64) -> Result<Option<bool>, Error> {
-        // A row that was large once does not keep its memory.
+        // After a large row, release the buffer's memory.
         if self.buffer.capacity() > 1 << 20 {
             self.buffer = Vec::new();
         }
@@ -107,7 +106,7 @@ impl JsonRows {
         Err(Error::Broken { path: self.input.path().to_owned(), line: self.line, reason: reason.into() })
     }
 
-    /// The next byte that is no white space, not consumed.
+    /// Returns the next byte that is not white space, without consuming it.
     fn peek(&mut self) -> Result<Option<u8>, Error> {
         loop {
             let buffer = self.input.buffer()?;
@@ -157,7 +156,7 @@ impl JsonRows {
         }
     }
 
-    /// Passes over text up to the first bracket outside of strings.
+    /// Skips text up to the first bracket outside of strings.
     fn skip_to_array(&mut self) -> Result<(), Error> {
         let (mut is_text, mut is_escaped) = (false, false);
         loop {
@@ -187,7 +186,7 @@ impl JsonRows {
         }
     }
 
-    /// Copies one JSON value, which begins here, up to the longest row; false where it is longer.
+    /// Copies one JSON value, which begins here, up to the longest row; false if the value is longer.
     fn copy_element(&mut self) -> Result<bool, Error> {
         let (mut depth, mut is_text, mut is_escaped, mut is_whole) = (0_u64, false, false, true);
         loop {
@@ -212,7 +211,7 @@ impl JsonRows {
                     match byte {
                         b'"' => is_text = true,
                         b'{' | b'[' => depth += 1,
-                        // A number or a word ends where something else begins.
+                        // A number or a word ends at any of these bytes.
                         b',' | b']' | b'}' | b' ' | b'\n' | b'\r' | b'\t' if depth == 0 => {
                             (used, is_over) = (at, true);
                             break;
@@ -244,7 +243,7 @@ impl JsonRows {
     }
 }
 
-/// Reads one row from its text.
+/// Parses one row from its text.
 pub(crate) fn parse(text: &[u8], wanted: &[Column], row: &mut Row) -> Result<(), RowFault> {
     let text = std::str::from_utf8(text).map_err(|_| RowFault::NotUtf8)?;
     row.cells.clear();
@@ -262,7 +261,7 @@ pub(crate) fn parse(text: &[u8], wanted: &[Column], row: &mut Row) -> Result<(),
     }
 }
 
-/// The names of an object's columns, each with the kind of its value.
+/// The names of an object's columns, each with its value's type.
 pub(crate) fn names(text: &[u8]) -> Option<Vec<(String, &'static str)>> {
     struct Names;
     impl<'de> Visitor<'de> for Names {
@@ -291,11 +290,11 @@ pub(crate) fn names(text: &[u8]) -> Option<Vec<(String, &'static str)>> {
     deserializer.end().ok().map(|()| names)
 }
 
-/// Reads an object into cells; gives the kind of anything else.
+/// Reads an object into cells; for anything else returns its type.
 struct RowSeed<'a> {
     wanted: &'a [Column],
     cells: &'a mut [Cell],
-    /// The column of messages that is being read.
+    /// The column of messages to read.
     chat: &'a mut Option<String>,
 }
 
@@ -360,7 +359,7 @@ impl<'de> Visitor<'de> for RowSeed<'_> {
     }
 }
 
-/// Reads one value. Of a column of messages a list is read as such.
+/// Reads one value. In a column of messages, a list is read as messages.
 struct CellSeed {
     is_chat: bool,
 }
@@ -401,7 +400,7 @@ impl<'de> Visitor<'de> for CellSeed {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Cell, E> {
-        // Rust's debug form keeps the point of 1.0, as JSON has it.
+        // Rust's debug form keeps the point of 1.0, as JSON does.
         Ok(Cell::Text(format!("{value:?}")))
     }
 

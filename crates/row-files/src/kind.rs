@@ -1,4 +1,4 @@
-//! [`Kind`]: what sort of file it is, by its content first and by its name where the content leaves it open.
+//! [`Kind`]: the format of a file, from its content, or from its name if the content is ambiguous.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::input::{Compression, Input};
 use crate::json::{self, JsonRows, Layout};
 use crate::row::Row;
 
-/// How a file holds its rows.
+/// The storage format of a file's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Apache Parquet.
@@ -20,32 +20,32 @@ pub enum Form {
     Delimited(u8),
 }
 
-/// A file that was looked at.
+/// A file's detected format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kind {
-    /// How it holds its rows.
+    /// The storage format of its rows.
     pub form: Form,
-    /// How it is compressed.
+    /// The compression of the file.
     pub compression: Compression,
-    /// The names of its columns: of JSON those that the first rows have; of parquet those of text, and of messages.
+    /// The file's column names. For JSON: the keys of the first rows. For parquet: columns of text and of messages.
     pub columns: Vec<String>,
-    /// Of parquet: the column whose messages are lists.
+    /// For parquet: the column whose messages are lists.
     pub chat: Option<ChatLists>,
 }
 
-/// Text that is looked at to tell one form from another.
+/// Bytes of text from which the form is detected.
 const LOOK_BYTES: usize = 64 << 10;
 /// Rows of JSON whose keys count as columns.
 const LOOK_ROWS: usize = 1000;
-/// Bytes of those rows.
+/// The most bytes of those rows.
 const LOOK_ROW_BYTES: u64 = 4 << 20;
-/// Columns that are noted.
+/// The most columns that are kept.
 const MOST_COLUMNS: usize = 100_000;
 
-/// File names that are taken from a directory end so, before `.gz` or `.zst`.
+/// Endings, before `.gz` or `.zst`, of the file names that are taken from a directory.
 pub const ENDINGS: [&str; 7] = ["parquet", "jsonl", "ndjson", "json", "csv", "tsv", "tab"];
 
-/// The last part of a file's name before `.gz` or `.zst`, in lower case.
+/// The last part of a file's name, without `.gz` or `.zst`, in lower case.
 pub fn ending(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_string_lossy().to_lowercase();
     let name = [".gz", ".zst", ".gzip", ".zstd"].iter().find_map(|packed| name.strip_suffix(packed)).unwrap_or(&name);
@@ -53,7 +53,7 @@ pub fn ending(path: &Path) -> Option<String> {
 }
 
 impl Form {
-    /// Its name in messages.
+    /// The form's name in messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Parquet => "parquet",
@@ -68,10 +68,10 @@ impl Form {
 }
 
 impl Kind {
-    /// Looks at the beginning of a file.
+    /// Detects the kind of a file from its beginning.
     ///
     /// # Errors
-    /// It cannot be read, or is of a form that nobody here reads.
+    /// The file cannot be read, or has a form that this crate does not read.
     pub fn of(path: &Path) -> Result<Self, Error> {
         let mut input = Input::open(path, false)?;
         let compression = input.compression();
@@ -94,7 +94,7 @@ impl Kind {
     }
 }
 
-/// The first text of a file, up to [`LOOK_BYTES`].
+/// The beginning of a file's text, up to [`LOOK_BYTES`].
 fn beginning(input: &mut Input) -> Result<Vec<u8>, Error> {
     let mut beginning = Vec::with_capacity(LOOK_BYTES);
     while beginning.len() < LOOK_BYTES {
@@ -109,7 +109,7 @@ fn beginning(input: &mut Input) -> Result<Vec<u8>, Error> {
     Ok(beginning)
 }
 
-/// Other formats by their first bytes, and the way out.
+/// Other formats, by their first bytes, with the hint for the user.
 const OTHERS: [(&[u8], &str, &str); 8] = [
     (b"PK\x03\x04", "a zip archive or a spreadsheet", "unpack the archive, or save the sheet as CSV in UTF-8"),
     (b"BZh", "compressed with bzip2", "unpack it: `bunzip2 FILE`"),
@@ -169,7 +169,7 @@ fn utf16(text: &[u8]) -> Option<&'static str> {
     little.or_else(|| all(|pair| pair[0] == 0 && pair[1] != 0).then_some("UTF-16BE"))
 }
 
-/// The delimiter that the first line has most of: a comma, or the semicolon and the tab of some spreadsheets.
+/// The most frequent delimiter of the first line: a comma, or the semicolon or tab of some spreadsheets.
 fn delimiter(text: &[u8]) -> u8 {
     let mut counts = [(b',', 0_usize), (b';', 0), (b'\t', 0)];
     let mut is_quoted = false;
@@ -183,7 +183,7 @@ fn delimiter(text: &[u8]) -> u8 {
     counts.iter().find(|(_, count)| *count == most).map_or(b',', |(delimiter, _)| *delimiter)
 }
 
-/// Lines that are arrays, or one array.
+/// Distinguishes arrays on separate lines from one array.
 fn array_or_lines(text: &[u8]) -> Layout {
     let first_line = text.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii();
     let has_more = text.len() > first_line.len() + 1;
@@ -194,7 +194,7 @@ fn array_or_lines(text: &[u8]) -> Layout {
     }
 }
 
-/// A file that begins with an object: a row a line, objects over several lines, or one around a list of rows.
+/// A file that begins with an object: one row per line, objects over several lines, or an object around a list of rows.
 fn object(text: &[u8]) -> Layout {
     let mut lines = text.split_inclusive(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
     let first = lines.next().unwrap_or_default();
@@ -203,21 +203,21 @@ fn object(text: &[u8]) -> Layout {
     if (next_line.is_none() || !is_whole || json::names(first).is_none()) && wraps_rows(text) {
         return Layout::Wrapped;
     }
-    // A file of a single row may be one of rows over several lines, too; both read it.
+    // A file with a single row could also be objects over several lines; both layouts read it.
     if !is_whole || json::names(first).is_some() {
         return Layout::Lines;
     }
-    // A line that is broken, among lines that are rows, is a broken row and no other layout.
+    // A broken line before a line that is a row is a broken row, not another layout.
     match next_line.is_some_and(|line| line.starts_with(b"{") && json::names(line.trim_ascii()).is_some()) {
         true => Layout::Lines,
         false => Layout::Objects,
     }
 }
 
-/// Keys of an object that hold the rows of a file.
+/// Keys of an object that may hold a file's rows.
 const ROW_LISTS: [&str; 8] = ["data", "rows", "train", "examples", "samples", "records", "items", "instances"];
 
-/// Whether the first list of an object is one of objects, under a name that says so.
+/// Whether an object's first list holds objects, under one of these keys.
 fn wraps_rows(text: &[u8]) -> bool {
     let text = String::from_utf8_lossy(text);
     ROW_LISTS.iter().any(|name| {
@@ -227,7 +227,7 @@ fn wraps_rows(text: &[u8]) -> bool {
     })
 }
 
-/// The keys of the first rows, in the order in which they come up.
+/// The keys of the first rows, in the order of their first occurrence.
 fn keys(path: &Path, layout: Layout) -> Result<Vec<String>, Error> {
     let mut rows = JsonRows::new(Input::open(path, false)?, layout, &[]);
     let (mut keys, mut row, mut bytes): (Vec<String>, _, u64) = (Vec::new(), Row::default(), 0);

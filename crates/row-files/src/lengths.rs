@@ -1,11 +1,11 @@
-//! [`Lengths`]: how long texts are, in a few kilobytes however many there are.
+//! [`Lengths`]: statistics of text lengths, in a few kilobytes for any number of texts.
 //!
-//! Lengths below 1,024 are counted one by one, longer ones in classes that are 1/64 of their size wide, so that a percentile
-//! is right to 1.6 %. Sums, the shortest, the longest and what is cut at a limit are exact.
+//! Lengths below 1,024 are counted individually. Longer lengths are counted in classes that are 1/64 of their size wide, so
+//! a percentile is within 1.6 %. The sum, the longest length and the number of texts above the limit are exact.
 
-/// Lengths that have a class of their own.
+/// Lengths below this have a class of their own.
 const EXACT: u64 = 1 << 10;
-/// Classes between a power of two and the next.
+/// Classes between one power of two and the next.
 const CLASSES: u64 = 64;
 
 /// Lengths of texts, in characters or tokens.
@@ -14,18 +14,18 @@ pub struct Lengths {
     counts: Vec<u64>,
     /// Texts that were counted.
     pub texts: u64,
-    /// Sum of their lengths.
+    /// Sum of the lengths.
     pub sum: u64,
-    /// The longest.
+    /// The longest length.
     pub most: u64,
-    /// The longest that is not cut.
+    /// The longest length that is not cut.
     pub limit: u64,
-    /// Texts that are longer.
+    /// Texts above the limit.
     pub cut: u64,
 }
 
 impl Lengths {
-    /// No lengths yet; those above `limit` are counted as cut.
+    /// Makes empty statistics; lengths above `limit` are counted as cut.
     pub fn new(limit: u64) -> Self {
         Self { counts: Vec::new(), texts: 0, sum: 0, most: 0, limit, cut: 0 }
     }
@@ -49,7 +49,7 @@ impl Lengths {
         self.sum as f64 / self.texts.max(1) as f64
     }
 
-    /// The length that `share` of the texts do not exceed.
+    /// The length that the fraction `share` of the texts does not exceed.
     #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "a share of texts")]
     pub fn percentile(&self, share: f64) -> u64 {
         let wanted = ((self.texts as f64 * share).ceil() as u64).max(1);
@@ -63,8 +63,8 @@ impl Lengths {
         self.most
     }
 
-    /// Texts by length: `bars` ranges of the same width up to the 99th percentile, the last one with everything longer. Each
-    /// is its longest length and its count.
+    /// Texts by length: `bars` ranges of the same width up to the 99th percentile. The last range also has all longer texts.
+    /// Each range is its longest length and its count.
     pub fn histogram(&self, bars: u64) -> Vec<(u64, u64)> {
         let width = self.percentile(0.99).div_ceil(bars).max(1);
         let mut histogram: Vec<(u64, u64)> = (1..=bars).map(|bar| (bar * width, 0)).collect();

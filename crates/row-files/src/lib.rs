@@ -1,18 +1,19 @@
 //! Reads rows of text from the files that people have, and turns them into parquet.
 //!
-//! A file is parquet, JSONL, a JSON array, CSV or TSV, plain, gzip or zstd ([`Kind`]). Its columns say which texts are the
-//! prompt and the response ([`Pairing`]): two columns, an instruction with an input, or a chat. [`Rows`] reads one file, a
-//! [`Conversion`] reads several, and hands each pair on, cleaned, without duplicates, for training or for validation, as
-//! it was asked to. [`ParquetWriter`] writes them so that any row can be found again.
+//! A file is parquet, JSONL, a JSON array, CSV or TSV, plain, gzip or zstd ([`Kind`]). Its columns determine the prompt
+//! and the response ([`Pairing`]): two columns, an instruction with an input, or a chat. [`Rows`] reads one file. A
+//! [`Conversion`] reads several files and passes on each pair for training or validation, cleaned and without duplicates
+//! if requested. [`ParquetWriter`] writes pairs so that a reader can seek to any row.
 //!
 //! Invariants:
-//! * Files are read once from the beginning to the end. What is held does not depend on their length, duplicates excepted:
+//! * Files are read once from the beginning to the end. Memory does not depend on their length, except for duplicates:
 //!   those take 16 to 32 bytes a row, or some 300 with [`Duplicates::near`], up to a limit.
-//! * A row is at most [`MOST_ROW_BYTES`]. A longer one is passed over without being held, and is an error of that row.
-//! * A row that cannot be used is never dropped silently: it ends the conversion, or is counted, with the first one named.
+//! * A row is at most [`MOST_ROW_BYTES`]. A longer row is skipped without being held, and is an error of that row.
+//! * A row that cannot be used is never dropped silently. It ends the conversion, or is counted and the first such row is
+//!   named.
 //! * The result is a function of the files' bytes and the settings alone.
 //!
-//! Deliberately absent: tokens, order and epochs (the dataloader's), and where files are written (the caller's).
+//! Deliberately absent: tokens, order and epochs (in the dataloader), and the choice of output files (in the caller).
 
 mod chat;
 mod chat_lists;
@@ -49,5 +50,5 @@ pub use row::{Cell, Row};
 pub use rows::Rows;
 pub use split::{Share, Split};
 
-/// Bytes of a row at most: of a line, of an element of an array, of all fields of a CSV's row, of a parquet value.
+/// The most bytes of a row: of a line, an array's element, all fields of a CSV row, or a parquet value.
 pub const MOST_ROW_BYTES: usize = 16 << 20;

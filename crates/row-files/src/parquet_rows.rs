@@ -1,4 +1,4 @@
-//! [`ParquetRows`]: the rows of a parquet file, in its order: flat columns of text, and messages in lists.
+//! [`ParquetRows`]: the rows of a parquet file, in file order: flat columns of text, and messages in lists.
 
 use std::path::Path;
 
@@ -11,16 +11,16 @@ use crate::error::{Error, LIST, RowFault};
 use crate::kind::Kind;
 use crate::row::{Cell, Row};
 
-/// Rows of a parquet file that are read at a time.
+/// The most rows of a parquet file that are read at a time.
 const READ_ROWS: u64 = 1024;
 /// Bytes of values that are read at a time.
 const READ_BYTES: u64 = 1 << 20;
 
-/// Rows of a parquet file, in its order.
+/// Rows of a parquet file, in file order.
 pub(crate) struct ParquetRows {
     dataset: Option<Dataset>,
     chat: Option<Chat>,
-    /// For each wanted column the place of its values.
+    /// For each wanted column, the place of its values.
     places: Vec<Place>,
     read: parquet_dataset::Rows,
     /// The first row of `read`.
@@ -30,16 +30,16 @@ pub(crate) struct ParquetRows {
     at_a_time: u64,
 }
 
-/// Where the values of a wanted column are.
+/// The place of a wanted column's values.
 #[derive(Clone, Copy)]
 enum Place {
-    /// The file does not have it.
+    /// The file does not have the column.
     Nowhere,
     /// A column of the dataset.
     Flat(usize),
     /// The messages.
     Chat,
-    /// The messages, where text is wanted.
+    /// The messages, although text is wanted.
     ChatAsText,
 }
 
@@ -82,13 +82,13 @@ impl ParquetRows {
         Ok(Self { dataset, chat, places, read, first: 0, next: 0, at_a_time: READ_ROWS })
     }
 
-    /// Rows of the file; none where no column of it is wanted.
+    /// Rows of the file; none if it has no wanted column.
     pub fn rows(&self) -> u64 {
         let lists = || self.chat.as_ref().map_or(0, |chat| chat.lists.rows());
         self.dataset.as_ref().map_or_else(lists, Dataset::rows)
     }
 
-    /// The next row.
+    /// The next row's number.
     pub fn next_row(&self) -> u64 {
         self.next
     }
@@ -122,7 +122,7 @@ impl ParquetRows {
         Ok(Some(Ok(())))
     }
 
-    /// Reads the next rows of flat columns: as many as fit.
+    /// Reads the next rows of flat columns, as many as fit.
     fn read_more(&mut self) -> Result<(), Error> {
         let Some(dataset) = &self.dataset else { return Ok(()) };
         loop {
@@ -142,7 +142,7 @@ impl ParquetRows {
 }
 
 impl Chat {
-    /// The messages of the row that was read last.
+    /// The messages of the last row read.
     fn cell(&self) -> Result<Cell, RowFault> {
         let row = &self.row;
         if row.is_null() {

@@ -1,18 +1,18 @@
-//! [`ParquetWriter`]: rows of text as a parquet file, in little memory.
+//! [`ParquetWriter`]: writes rows of text as a parquet file, in little memory.
 //!
-//! The command reads parquet without the parquet crate, so this writer spares it that crate. Values are plain, never null,
-//! and compressed with snappy. Each page has its CRC-32, and each column chunk an offset index, so that a reader finds any
-//! row without reading page headers.
+//! The command reads parquet without the parquet crate, and this writer avoids that crate for writing, too. Values are
+//! plain, never null, and compressed with snappy. Each page has its CRC-32, and each column chunk an offset index, so a
+//! reader finds any row without reading page headers.
 //!
-//! Invariant: beside one page for each column, what is held is a row group's compressed pages, at most
-//! [`Sizes::row_group_bytes`], and 24 bytes a page of that group.
+//! Invariant: memory holds one page for each column, a row group's compressed pages (at most [`Sizes::row_group_bytes`]),
+//! and 24 bytes for each page of that group.
 
 use std::io::{self, Write};
 
 use crate::thrift::Compact;
 
 const MAGIC: &[u8; 4] = b"PAR1";
-// Numbers of parquet.thrift.
+// Values from parquet.thrift.
 const BYTE_ARRAY: i32 = 6;
 const REQUIRED: i32 = 0;
 const UTF8: i32 = 0;
@@ -21,7 +21,7 @@ const RLE: i32 = 3;
 const SNAPPY: i32 = 1;
 const DATA_PAGE: i32 = 0;
 
-/// How large the parts of a file become.
+/// Sizes of a file's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Bytes of values after which a page ends.
@@ -31,8 +31,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Sizes for a file of about `bytes` of text. Up to 16 GiB it gets at most 16,384 pages a column and 1,024 row groups;
-    /// a larger file gets more of both.
+    /// Returns sizes for a file of about `bytes` of text. Up to 16 GiB, the file gets at most 16,384 pages a column and
+    /// 1,024 row groups; a larger file gets more of both.
     pub fn for_bytes(bytes: u64) -> Self {
         let within = |share: u64, least: u64, most: u64| (bytes / share).clamp(least, most) as usize;
         Self { page_bytes: within(16 << 10, 64 << 10, 1 << 20), row_group_bytes: within(1 << 10, 4 << 20, 16 << 20) }
@@ -45,7 +45,7 @@ pub struct ParquetWriter<W> {
     at: u64,
     sizes: Sizes,
     columns: Vec<Column>,
-    /// Rows of the group that is being filled.
+    /// Rows of the current row group.
     group_rows: u64,
     groups: Vec<Group>,
     snappy: Snappy,
@@ -57,15 +57,15 @@ struct Snappy {
     compressed: Vec<u8>,
 }
 
-/// A column of the row group that is being filled.
+/// A column of the current row group.
 struct Column {
     name: String,
-    /// Values of the page that is being filled, each after its length.
+    /// Values of the current page, each after its length.
     page: Vec<u8>,
     page_rows: i32,
     /// Finished pages, with their headers.
     pages: Vec<u8>,
-    /// Of each finished page its size and its first row in the group.
+    /// The size and the first row within the group, for each finished page.
     places: Vec<(usize, u64)>,
     rows: u64,
     uncompressed_bytes: u64,
@@ -87,7 +87,7 @@ impl<W: Write> ParquetWriter<W> {
     /// Begins a file with these columns.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Errors of `out`.
     pub fn new(mut out: W, columns: &[&str], sizes: Sizes) -> io::Result<Self> {
         out.write_all(MAGIC)?;
         let columns = columns.iter().map(|name| Column {
@@ -112,7 +112,7 @@ impl<W: Write> ParquetWriter<W> {
     /// Writes a row: a text for each column.
     ///
     /// # Errors
-    /// Those of `out`; a text of 2 GiB or more.
+    /// Errors of `out`; a text of 2 GiB or more.
     pub fn write(&mut self, texts: &[&str]) -> io::Result<()> {
         assert_eq!(texts.len(), self.columns.len(), "a text for each column");
         for (column, text) in self.columns.iter_mut().zip(texts) {
@@ -161,10 +161,10 @@ impl<W: Write> ParquetWriter<W> {
         Ok(())
     }
 
-    /// Writes what is left and the footer. Returns `out` and the number of bytes that were written.
+    /// Writes the remaining rows and the footer. Returns `out` and the number of bytes written.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Errors of `out`.
     pub fn finish(mut self) -> io::Result<(W, u64)> {
         self.finish_group()?;
         let footer = self.footer();
@@ -228,7 +228,7 @@ impl<W: Write> ParquetWriter<W> {
 }
 
 impl Column {
-    /// Compresses the page that is being filled and puts it with the others.
+    /// Compresses the current page and adds it to the finished pages.
     fn finish_page(&mut self, snappy: &mut Snappy) -> io::Result<()> {
         let rows = std::mem::take(&mut self.page_rows);
         if rows == 0 {
@@ -259,14 +259,14 @@ impl Column {
         self.rows += rows as u64;
         self.uncompressed_bytes += (header.len() + self.page.len()) as u64;
         self.page.clear();
-        // A page with one large value does not keep its memory.
+        // After a page with one large value, release the buffers' memory.
         if self.page.capacity() > 4 << 20 {
             (self.page, *compressed) = (Vec::new(), Vec::new());
         }
         Ok(())
     }
 
-    /// Where the pages of the chunk at `offset` lie.
+    /// The offset index of the chunk at `offset`.
     fn offset_index(&self, mut offset: u64) -> Vec<u8> {
         Compact::of(|index| {
             index.groups(1, &self.places, |page, (bytes, first_row)| {

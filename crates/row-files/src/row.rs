@@ -1,4 +1,4 @@
-//! [`Row`]: the values of one row in the columns that are wanted, and where the row begins.
+//! [`Row`]: a row's values in the wanted columns, and its first line.
 
 use crate::chat::Turn;
 
@@ -7,26 +7,26 @@ use crate::chat::Turn;
 pub struct Row {
     /// The line of the file on which the row begins, from 1; for parquet the row, from 0.
     pub line: u64,
-    /// A value for each wanted column, in their order.
+    /// A value for each wanted column, in the order of the columns.
     pub cells: Vec<Cell>,
 }
 
 /// One value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Cell {
-    /// The row does not have the column, or has null there.
+    /// The row does not have the column, or its value is null.
     #[default]
     Null,
-    /// Text; of a number or a truth value its JSON.
+    /// Text; a number or a boolean as JSON.
     Text(String),
     /// A list of messages.
     Turns(Vec<Turn>),
-    /// Something that is no text, by its name.
+    /// A value that is not text, by the name of its type.
     Other(&'static str),
 }
 
 impl Cell {
-    /// The text, where it is text.
+    /// The text, if the cell is text.
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),

@@ -1,4 +1,4 @@
-//! [`Rows`]: the rows of one file, one after the other, whatever its form.
+//! [`Rows`]: the rows of one file in any form, one after the other.
 
 use std::path::{Path, PathBuf};
 
@@ -41,8 +41,8 @@ enum Reader {
 }
 
 impl Rows {
-    /// Opens a file to read the `wanted` columns of its rows. A column that it does not have is null in every row. With
-    /// `digest` the bytes of a file that is no parquet are summed as they are read, for [`Rows::finish`].
+    /// Opens a file to read the `wanted` columns of its rows. A column that the file lacks is null in every row. With
+    /// `digest`, the bytes of a file other than parquet are hashed as they are read, for [`Rows::finish`].
     ///
     /// # Errors
     /// The file cannot be read, or is compressed parquet, which has to be unpacked.
@@ -66,10 +66,10 @@ impl Rows {
         Ok(Self { path: path.to_owned(), reader })
     }
 
-    /// Reads the next row, or says why it is none; `None` at the end.
+    /// Reads the next row, or returns why it cannot be used; `None` at the end.
     ///
     /// # Errors
-    /// Nothing more can be read.
+    /// The rest of the file cannot be read.
     pub fn next(&mut self, row: &mut Row) -> Result<Option<Result<(), RowError>>, Error> {
         let read = match &mut self.reader {
             Reader::Json(rows) => rows.next(row)?,
@@ -79,12 +79,12 @@ impl Rows {
         Ok(read.map(|read| read.map_err(|fault| self.error(row, fault))))
     }
 
-    /// A fault of a row, with its place.
+    /// Adds the place to a row's fault.
     pub fn error(&self, row: &Row, fault: RowFault) -> RowError {
         RowError { path: self.path.clone(), line: row.line, is_row: matches!(self.reader, Reader::Parquet(_)), fault }
     }
 
-    /// The share of the file that was read, between 0 and 1.
+    /// The fraction of the file that was read, between 0 and 1.
     #[expect(clippy::cast_precision_loss, reason = "a share of rows")]
     pub fn share_read(&self) -> f64 {
         match &self.reader {
@@ -94,7 +94,7 @@ impl Rows {
         }
     }
 
-    /// After the last row: the digest of the file, where it was asked for and the file is no parquet.
+    /// Returns the file's digest after the last row, if it was requested and the file is not parquet.
     ///
     /// # Errors
     /// The file changed while it was read, or cannot be read to its end.

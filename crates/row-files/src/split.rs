@@ -1,20 +1,20 @@
-//! [`Split`]: which rows are for validation, as a function of seed, rows and share alone.
+//! [`Split`]: chooses the rows for validation, as a function of seed, rows and share alone.
 //!
-//! Each row has a random number, which is different for every row. The rows with the smallest ones are for validation,
-//! exactly as many as asked for. To find the border takes no memory for the rows: it is looked for among 65,536 classes of
-//! numbers first, and then within one.
+//! Each row has a random number; the numbers of a seed are all different. The rows with the smallest numbers are for
+//! validation, exactly as many as requested. Finding the border needs no memory per row: the search first finds one of
+//! 65,536 classes of numbers, then the border within that class.
 
-/// How many rows are for validation.
+/// The number of rows for validation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Share {
-    /// This share of the rows, between 0 and 1; at least one row.
+    /// This fraction of the rows, between 0 and 1; at least one row.
     Of(f64),
-    /// So many rows.
+    /// This number of rows.
     Rows(u64),
 }
 
 impl Share {
-    /// Rows for validation, of `rows`. Less than all of them.
+    /// The number of rows for validation out of `rows`. Always less than all of them.
     #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "a share of rows, which are below 2^53")]
     pub fn rows(self, rows: u64) -> u64 {
         let wanted = match self {
@@ -29,12 +29,12 @@ impl Share {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
     seed: u64,
-    /// Rows whose numbers are below this are for validation; `None`: no row is.
+    /// Rows whose numbers are at most this are for validation; `None`: no rows are.
     below: Option<u64>,
 }
 
 impl Split {
-    /// The split of `rows` rows of which `wanted` are for validation.
+    /// Splits `rows` rows so that `wanted` of them are for validation.
     pub fn new(seed: u64, rows: u64, wanted: u64) -> Self {
         if wanted == 0 || rows == 0 {
             return Self { seed, below: None };
@@ -58,7 +58,7 @@ impl Split {
     }
 }
 
-/// A row's number: SplitMix64 of the row, a different one for every row of a seed.
+/// A row's number: SplitMix64 of the row. All rows of a seed have different numbers.
 fn number(seed: u64, row: u64) -> u64 {
     let mix = |mut z: u64| {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

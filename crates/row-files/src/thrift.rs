@@ -1,4 +1,4 @@
-//! A writer of Thrift's compact protocol, as far as parquet's metadata needs it.
+//! A writer for the part of Thrift's compact protocol that parquet's metadata needs.
 
 /// The types of fields.
 const I32: u8 = 5;
@@ -7,16 +7,16 @@ const BINARY: u8 = 8;
 const LIST: u8 = 9;
 const STRUCT: u8 = 12;
 
-/// Bytes of one or more structs. Fields of a struct are written in the order of their ids.
+/// The bytes of one or more structs. Fields of a struct are written in the order of their ids.
 #[derive(Debug, Default)]
 pub(crate) struct Compact {
     bytes: Vec<u8>,
-    /// The id of the last field of each struct that is open.
+    /// The id of the last field of each open struct.
     last: Vec<i16>,
 }
 
 impl Compact {
-    /// A struct, written by `fields`.
+    /// Returns the bytes of a struct, written by `fields`.
     pub fn of(fields: impl FnOnce(&mut Self)) -> Vec<u8> {
         let mut compact = Self::default();
         compact.body(fields);
@@ -50,26 +50,26 @@ impl Compact {
         self.varint((value << 1 ^ value >> 63) as u64);
     }
 
-    /// A 32-bit number.
+    /// Writes a 32-bit number.
     pub fn i32(&mut self, id: i16, value: i32) {
         self.header(id, I32);
         self.zigzag(value.into());
     }
 
-    /// A 64-bit number.
+    /// Writes a 64-bit number.
     pub fn i64(&mut self, id: i16, value: u64) {
         self.header(id, I64);
         self.zigzag(value as i64);
     }
 
-    /// Text.
+    /// Writes a text.
     pub fn text(&mut self, id: i16, text: &str) {
         self.header(id, BINARY);
         self.varint(text.len() as u64);
         self.bytes.extend_from_slice(text.as_bytes());
     }
 
-    /// A struct in a struct.
+    /// Writes a struct within a struct.
     pub fn group(&mut self, id: i16, fields: impl FnOnce(&mut Self)) {
         self.header(id, STRUCT);
         self.body(fields);
@@ -86,13 +86,13 @@ impl Compact {
         }
     }
 
-    /// A list of 32-bit numbers.
+    /// Writes a list of 32-bit numbers.
     pub fn i32s(&mut self, id: i16, values: &[i32]) {
         self.list(id, I32, values.len());
         values.iter().for_each(|value| self.zigzag((*value).into()));
     }
 
-    /// A list of texts.
+    /// Writes a list of texts.
     pub fn texts(&mut self, id: i16, texts: &[&str]) {
         self.list(id, BINARY, texts.len());
         for text in texts {
@@ -101,7 +101,7 @@ impl Compact {
         }
     }
 
-    /// A list of structs.
+    /// Writes a list of structs.
     pub fn groups<T>(&mut self, id: i16, items: &[T], mut fields: impl FnMut(&mut Self, &T)) {
         self.list(id, STRUCT, items.len());
         items.iter().for_each(|item| self.body(|compact| fields(compact, item)));

@@ -1,4 +1,4 @@
-//! Files of every form to parquet and back: the parquet crate and this house's own reader see the rows that were written.
+//! Converts files of every form to parquet. The parquet crate and this project's own reader then read the same rows.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ impl Files {
         Self(tempfile::tempdir().unwrap())
     }
 
-    /// A parquet file with a column of messages that are no structs.
+    /// A parquet file with a column of messages that are not structs.
     fn nested_texts(self, name: &str) -> (Self, PathBuf) {
         let mut messages = ListBuilder::new(StringBuilder::new());
         messages.values().append_value("hi");
@@ -266,7 +266,7 @@ fn chats_in_lists_of_parquet_are_those_of_json() {
             "{error}"
         );
     }
-    // As text a list is refused, with its row.
+    // A list is refused as text, with its row.
     let chosen = Chosen { prompt: Some("id".into()), response: Some("messages".into()), ..Chosen::default() };
     let conversion = Conversion::of(&[files.0.path().join("a.parquet")], &chosen).unwrap();
     let error = conversion.run(&Settings::default(), &mut |_, _, _| Ok(())).unwrap_err().to_string();

@@ -1,16 +1,17 @@
-//! Sample answers of a run's evaluations, in bounded memory: the first evaluation's, the newest, and some between them.
+//! Sample answers of a run's evaluations, in bounded memory: the first and the newest evaluation, and some between
+//! them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::figures::clipped;
 
-/// Characters of a text that are kept.
+/// The most characters kept of a text.
 const MOST_CHARACTERS: usize = 400;
-/// Answers of an evaluation that are kept.
+/// The most answers kept of an evaluation.
 const MOST_OF_AN_EVALUATION: usize = 12;
-/// Bytes of all texts.
+/// The most bytes of all texts.
 const MOST_BYTES: usize = 48 << 10;
-/// Evaluations whose answers are kept.
+/// The most evaluations whose answers are kept.
 const MOST_EVALUATIONS: usize = 16;
 
 /// The answer to one prompt.
@@ -26,7 +27,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Whether the answer is the right one.
+    /// Whether the answer is right.
     pub fn is_right(&self) -> bool {
         self.answer.trim() == self.expected.trim()
     }
@@ -43,7 +44,7 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Adds the answers of the evaluation at `step`. Those of the same step are replaced.
+    /// Adds the answers of the evaluation at `step`. Earlier answers of the same step are replaced.
     pub fn note(&mut self, step: u64, answers: Vec<Answer>) {
         let cut = |text: String| clipped(&text, MOST_CHARACTERS);
         let answers: Vec<Answer> = answers
@@ -71,7 +72,7 @@ impl Answers {
         }
     }
 
-    /// Leaves out the one that is nearest to its neighbours, never the first or the last.
+    /// Removes the evaluation that is nearest to its neighbours, but never the first or the last.
     fn thin(&mut self) {
         let gap = |at: usize| self.kept[at + 1].0.saturating_sub(self.kept[at - 1].0);
         if let Some(at) = (1..self.kept.len().saturating_sub(1)).min_by_key(|at| gap(*at)) {

@@ -1,6 +1,6 @@
-//! Numbers for reading, with their units.
+//! Formats numbers for readers, with their units.
 
-/// The median, which for an even number of values is the mean of the middle two. `None` if there are no values.
+/// The median; for an even number of values the mean of the middle two. `None` if there are no values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -8,7 +8,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     Some(f64::midpoint(values[last / 2], values[middle]))
 }
 
-/// Bytes in the unit that fits: `74.8 MiB`, `1.66 GiB`.
+/// Bytes in a fitting unit: `74.8 MiB`, `1.66 GiB`.
 #[expect(clippy::cast_precision_loss, reason = "for reading")]
 pub fn bytes(bytes: u64) -> String {
     let of = |unit: u64| bytes as f64 / unit as f64;
@@ -34,7 +34,7 @@ pub fn count(count: u64) -> String {
     text
 }
 
-/// A count in few letters, for an axis: `200`, `1.5k`, `2M`.
+/// A short count for an axis: `200`, `1.5k`, `2M`.
 pub fn short(value: f64) -> String {
     let trimmed = |value: f64, unit: &str| {
         let text = format!("{value:.2}");
@@ -48,7 +48,7 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// A number with four digits that matter: `7.366`, `0.02788`, `3.00e-5`.
+/// A number with four significant digits: `7.366`, `0.02788`, `3.00e-5`.
 pub fn decimal(value: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();
@@ -83,7 +83,7 @@ pub fn moment(milliseconds: u64) -> String {
     format!("{} UTC", text.get(..16).unwrap_or(&text).replace('T', " "))
 }
 
-/// A text that is shown in full up to so many characters.
+/// Cuts a text after `most` characters.
 pub fn clipped(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", &text[..end]),

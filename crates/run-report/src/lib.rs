@@ -1,7 +1,7 @@
-//! What a run's files say, for people: a page, TensorBoard's events, and the figures of a terminal.
+//! Reports on a run from its files: an HTML page, TensorBoard's events, and the figures of a terminal.
 //!
-//! [`Run`] is everything that the outputs need, in memory that does not grow with the run. Its curves are down-sampled as they come in.
-//! It is fed with the lines of `metrics.jsonl`: by the run itself as it writes them, or by [`read`] from the file.
+//! [`Run`] holds the data for all outputs, in memory that does not grow with the run. It down-samples its curves as values arrive. Its
+//! input are the lines of `metrics.jsonl`: from the run itself as it writes them, or from the file by [`read`].
 //!
 //! | output | is |
 //! | --- | --- |
@@ -11,8 +11,8 @@
 //! | [`screen`] | a run in a terminal, as it goes on |
 //! | [`figures`] | numbers with their units |
 //!
-//! Invariants: no network, no clock. Everything that comes from a file or a user is escaped. A page is smaller than
-//! [`page::MOST_BYTES`], whatever the run.
+//! Invariants: no network, no clock. Every text from a file or a user is escaped. A page is smaller than
+//! [`page::MOST_BYTES`] for any run.
 //!
 //! ```
 //! let mut run = run_report::Run::new("runs/a");

@@ -1,4 +1,4 @@
-//! One line of `metrics.jsonl`, read as far as a page needs it.
+//! One line of `metrics.jsonl`: the fields that a page needs.
 
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -10,25 +10,25 @@ pub enum Line {
     Step(Box<Step>),
     /// Another event, as it was written.
     Other {
-        /// Its name.
+        /// The event's name.
         event: String,
-        /// When it was written, in milliseconds since 1970.
+        /// The time of writing, in milliseconds since 1970.
         time_ms: Option<u64>,
-        /// Its fields.
+        /// The event's fields.
         fields: Value,
     },
 }
 
-/// The fields of a `step` event. One that an older run did not write is `None` or 0.
+/// The fields of a `step` event. A field that an older run did not write is `None` or 0.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Step {
     /// The number of the step.
     pub step: u64,
     #[serde(deserialize_with = "time", rename = "time")]
-    /// When it was written, in milliseconds since 1970.
+    /// The time of writing, in milliseconds since 1970.
     pub time_ms: Option<u64>,
-    /// Passes over the data before this one.
+    /// Completed passes over the data.
     pub epoch: u64,
     /// The loss.
     #[serde(deserialize_with = "number")]
@@ -43,31 +43,31 @@ pub struct Step {
     pub target_tokens: u64,
     /// Source tokens.
     pub source_tokens: u64,
-    /// Tokens with their padding.
+    /// Tokens including padding.
     pub padded_tokens: u64,
     /// Samples.
     pub samples: u64,
-    /// Tokens a second.
+    /// Tokens per second.
     #[serde(deserialize_with = "number")]
     pub tokens_per_second: Option<f64>,
-    /// The time of the step.
+    /// The duration of the step.
     #[serde(deserialize_with = "number")]
     pub step_ms: Option<f64>,
-    /// The time that it waited for its batch.
+    /// The time that the step waited for its batch.
     #[serde(deserialize_with = "number")]
     pub data_wait_ms: Option<f64>,
-    /// Resident set.
+    /// The resident set.
     pub rss_bytes: Option<u64>,
     /// The largest resident set so far.
     pub peak_rss_bytes: Option<u64>,
     /// The plan's prediction.
     pub predicted_peak_bytes: Option<u64>,
-    /// What the process could hold at most.
+    /// The most bytes that the process could hold.
     pub available_bytes: Option<u64>,
-    /// Percent of the last ten seconds in which a task waited for memory.
+    /// The percentage of the last ten seconds in which a task waited for memory.
     #[serde(deserialize_with = "number")]
     pub pressure_percent: Option<f64>,
-    /// Held on the device.
+    /// Bytes held on the device.
     pub device_bytes: Option<u64>,
     /// Sources that were cut.
     pub cut_sources: u64,
@@ -80,7 +80,7 @@ pub struct Step {
 }
 
 impl Line {
-    /// Reads a line; `None` where it is no event.
+    /// Parses a line; `None` if it is not an event.
     pub fn parse(line: &str) -> Option<Line> {
         if line.starts_with(r#"{"event":"step","#) {
             return serde_json::from_str(line).ok().map(Line::Step);
@@ -94,7 +94,7 @@ impl Line {
         Some(Line::Other { event, time_ms, fields })
     }
 
-    /// The step that the line is about.
+    /// The step of the line.
     pub fn step(&self) -> Option<u64> {
         match self {
             Line::Step(step) => Some(step.step),
@@ -103,7 +103,7 @@ impl Line {
     }
 }
 
-/// A number, also one that JSON has none for: `NaN`, `inf`, `-inf`.
+/// Reads a number, including the strings for numbers that JSON lacks: `NaN`, `inf`, `-inf`.
 pub fn number_of(value: &Value) -> Option<f64> {
     match value {
         Value::String(text) => text.parse().ok(),
@@ -111,7 +111,7 @@ pub fn number_of(value: &Value) -> Option<f64> {
     }
 }
 
-/// Milliseconds since 1970 of a time as RFC 3339 writes it.
+/// Converts an RFC 3339 time to milliseconds since 1970.
 pub fn milliseconds(text: &str) -> Option<u64> {
     let time = humantime::parse_rfc3339(text).ok()?;
     u64::try_from(time.duration_since(std::time::UNIX_EPOCH).ok()?.as_millis()).ok()

@@ -1,7 +1,8 @@
-//! `metrics.jsonl` as a stream: two passes, a line in memory at a time.
+//! Reads `metrics.jsonl` as a stream: in two passes, with one line in memory at a time.
 //!
-//! A run that was killed and goes on writes the steps after its checkpoint again. The first pass finds where a run went on;
-//! the second leaves out what was written again. A torn last line is no error, nor is one that is no event.
+//! A run that was killed and resumed writes the steps after its checkpoint again. The first pass finds where the run
+//! resumed; the second leaves out lines that were written again. A torn last line is not an error, and neither is a line
+//! that is not an event.
 
 use std::fmt;
 use std::fs::File;
@@ -11,9 +12,9 @@ use std::path::{Path, PathBuf};
 use crate::line::Line;
 use crate::run::Run;
 
-/// A longer line is none of ours, and is skipped.
+/// Longer lines are not ours, and are skipped.
 const MOST_LINE_BYTES: u64 = 1 << 20;
-/// Places at which a run went on that are told apart.
+/// The most resumes that are distinguished.
 const MOST_RESUMES: usize = 1 << 16;
 
 /// `metrics.jsonl` cannot be read.
@@ -21,7 +22,7 @@ const MOST_RESUMES: usize = 1 << 16;
 pub struct ReadError {
     /// The file.
     pub path: PathBuf,
-    /// The system's word.
+    /// The system's error.
     pub error: io::Error,
 }
 
@@ -33,7 +34,7 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-/// The run whose `metrics.jsonl` this is.
+/// Reads the run of a `metrics.jsonl`.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -43,8 +44,8 @@ pub fn read(path: &Path, name: &str) -> Result<Run, ReadError> {
     Ok(run)
 }
 
-/// Hands every line that counts to `note`, in order, and says where the last whole line ends. A run that is about to go on
-/// `resumes_at` a step: what it wrote after that step does not count, either.
+/// Passes every line that counts to `note`, in order. Returns the end of the last complete line. If a run is about to
+/// resume after step `resumes_at`, lines of later steps do not count, either.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -53,12 +54,12 @@ pub fn read_lines(path: &Path, resumes_at: Option<u64>, note: &mut dyn FnMut(&Li
     let file = open(path).map_err(failed)?;
     let mut limits = Limits::default();
     let end = each_line(&file, 0, &mut |number, text| {
-        // An event's name comes first; of all other lines the first pass reads nothing.
+        // An event's name comes first; the first pass parses no other lines.
         let is_start = text.starts_with(r#"{"event":"start""#);
         if (is_start || text.starts_with(r#"{"event":"resume""#))
             && let Some(step) = Line::parse(text).and_then(|line| line.step())
         {
-            // A run that begins anew leaves nothing of what a killed one wrote before its first checkpoint.
+            // A run that starts again invalidates everything that a killed run wrote before its first checkpoint.
             limits.went_on(number, if is_start { 0 } else { step.saturating_add(1) });
         }
     })
@@ -71,7 +72,7 @@ pub fn read_lines(path: &Path, resumes_at: Option<u64>, note: &mut dyn FnMut(&Li
         while limits.0.get(segment).is_some_and(|(end, _)| number >= *end) {
             segment += 1;
         }
-        // Of the last stretch everything counts.
+        // After the last resume, everything counts.
         let limit = limits.0.get(segment).map_or(u64::MAX, |(_, limit)| *limit);
         if let Some(line) = Line::parse(text)
             && line.step().is_none_or(|step| step < limit)
@@ -83,13 +84,14 @@ pub fn read_lines(path: &Path, resumes_at: Option<u64>, note: &mut dyn FnMut(&Li
     Ok(end)
 }
 
-/// Up to which line and below which step a line counts, in the order of lines. Steps only grow.
+/// Pairs of a line and a step, in line order. Before that line, only lines of steps below that step count. Steps only
+/// grow.
 #[derive(Debug, Default)]
 struct Limits(Vec<(u64, u64)>);
 
 impl Limits {
     fn went_on(&mut self, line: u64, step: u64) {
-        // What earlier stretches wrote after this step was written again, too.
+        // Later steps of earlier stretches were written again, too.
         while self.0.last().is_some_and(|(_, limit)| *limit >= step) {
             self.0.pop();
         }
@@ -102,15 +104,15 @@ impl Limits {
 
 fn open(path: &Path) -> io::Result<File> {
     let metadata = std::fs::metadata(path)?;
-    // Opening a pipe would wait for its writer.
+    // Opening a pipe would wait for a writer.
     if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     File::open(path)
 }
 
-/// Hands every whole line from `start` on to `note` with its number, and returns where the last one ends. Lines that are too
-/// long or no UTF-8 are counted and not handed over.
+/// Passes every complete line from `start` on to `note` with its number, and returns the end of the last one. Lines that are
+/// too long or not UTF-8 are counted but not passed on.
 fn each_line(file: &File, start: u64, note: &mut dyn FnMut(u64, &str)) -> io::Result<u64> {
     let mut file = file;
     file.seek(SeekFrom::Start(start))?;
@@ -133,25 +135,25 @@ fn each_line(file: &File, start: u64, note: &mut dyn FnMut(u64, &str)) -> io::Re
     }
 }
 
-/// A run's events, read as they are written.
+/// A run's events, followed while they are written.
 #[derive(Debug)]
 pub struct Followed {
     path: PathBuf,
     name: String,
     run: Run,
-    /// Where the next line begins, and the file that this is true of.
+    /// The start of the next line, and the file to which it belongs.
     read: Option<(u64, FileId)>,
 }
 
 type FileId = (u64, u64);
 
 impl Followed {
-    /// The events in `path`, which need not be there yet.
+    /// Follows the events in `path`, which need not exist yet.
     pub fn new(path: &Path, name: &str) -> Self {
         Self { path: path.to_owned(), name: name.to_owned(), run: Run::new(name), read: None }
     }
 
-    /// Reads the lines that are new, and says whether there were any. A file that was replaced or cut, or a run that goes on, is read from the start.
+    /// Reads new lines, and returns whether there were any. If the file was replaced or cut, or the run resumed, reads from the start.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -189,7 +191,7 @@ impl Followed {
         Ok(true)
     }
 
-    /// The run as far as it is read.
+    /// The run, as far as it was read.
     pub fn run(&self) -> &Run {
         &self.run
     }
@@ -245,7 +247,7 @@ mod tests {
             resume(2),
             step(3, 3.5),
             step(4, 4.5),
-            // It went on a second time, from an earlier checkpoint.
+            // The run resumed a second time, from an earlier checkpoint.
             resume(1),
             step(2, 2.5),
             "not json\n".to_owned(),

@@ -1,4 +1,4 @@
-//! A run as its events tell it, in bounded memory.
+//! A run, built from its events in bounded memory.
 
 use serde_json::Value;
 
@@ -7,21 +7,21 @@ use crate::figures::clipped;
 use crate::line::{Line, Step, number_of};
 use crate::series::Series;
 
-/// Characters of a run's name.
+/// The most characters of a run's name.
 const MOST_NAME_CHARACTERS: usize = 160;
-/// Evaluations that are kept; of more, every other one goes.
+/// The most evaluations that are kept; beyond, every second one is dropped.
 const MOST_EVALUATIONS: usize = 512;
-/// Notes that are kept.
+/// The most notes that are kept.
 const MOST_NOTES: usize = 48;
-/// Characters of a note.
+/// The most characters of a note.
 const MOST_NOTE_CHARACTERS: usize = 300;
-/// Scores of an evaluation that are kept.
+/// The most scores of an evaluation that are kept.
 const MOST_SCORES: usize = 12;
-/// Bytes of a plan's JSON that are kept.
+/// The most bytes of a plan's JSON that are kept.
 const MOST_PLAN_BYTES: usize = 64 << 10;
-/// Bytes of a config that are kept.
+/// The most bytes of a config that are kept.
 const MOST_CONFIG_BYTES: usize = 48 << 10;
-/// Bytes of the first screen that are kept.
+/// The most bytes of the first screen that are kept.
 const MOST_SCREEN_BYTES: usize = 8 << 10;
 /// Milliseconds of the narrowest bucket of a curve over time.
 const MILLISECONDS: u64 = 50;
@@ -29,9 +29,9 @@ const MILLISECONDS: u64 = 50;
 /// The figures of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Its step.
+    /// The evaluation's step.
     pub step: u64,
-    /// Mean loss of a target token.
+    /// Mean loss per target token.
     pub loss: f64,
     /// `exp(loss)`.
     pub perplexity: f64,
@@ -41,16 +41,16 @@ pub struct Evaluation {
     pub samples: (u64, u64),
 }
 
-/// Something that happened.
+/// An event to show.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Note {
-    /// At which step.
+    /// The event's step.
     pub step: u64,
-    /// After so many milliseconds of the run.
+    /// The run's time at the event, in milliseconds.
     pub at_ms: u64,
     /// `replan`, `warning`, `resume`.
     pub kind: String,
-    /// In words.
+    /// A text for the reader.
     pub text: String,
 }
 
@@ -65,7 +65,7 @@ pub struct Totals {
     pub source_tokens: u64,
     /// Target tokens.
     pub target_tokens: u64,
-    /// Tokens with padding.
+    /// Tokens including padding.
     pub padded_tokens: u64,
     /// Sources that were cut.
     pub cut_sources: u64,
@@ -81,14 +81,14 @@ pub struct Totals {
     pub peak_rss_bytes: u64,
     /// Checkpoints saved.
     pub checkpoints: u64,
-    /// Warnings, also those that are not kept.
+    /// Warnings, including those that were dropped.
     pub warnings: u64,
-    /// Replans, also those that are not kept.
+    /// Replans, including those that were dropped.
     pub replans: u64,
 }
 
 impl Totals {
-    /// Of the time of all steps, the percentage that waited for data. None before the first step.
+    /// The percentage of all steps' time that was spent waiting for data. `None` before the first step.
     pub fn data_wait_percent(&self) -> Option<f64> {
         let all = self.data_wait_ms + self.step_ms;
         (all > 0.0).then(|| 100.0 * self.data_wait_ms / all)
@@ -99,14 +99,14 @@ impl Totals {
 #[derive(Clone, Debug)]
 pub struct Run {
     name: String,
-    /// By step.
+    /// By step, like the three curves after it.
     pub(crate) loss: Series,
     pub(crate) learning_rate: Series,
     pub(crate) gradient_norm: Series,
     pub(crate) tokens_per_second: Series,
-    /// Percent of a step's time.
+    /// Percentage of a step's time.
     pub(crate) data_wait: Series,
-    /// By milliseconds of the run.
+    /// By milliseconds of the run, like the three curves after it.
     pub(crate) rss: Series,
     pub(crate) available: Series,
     pub(crate) pressure: Series,
@@ -122,7 +122,7 @@ pub struct Run {
     start: Value,
     screen: String,
     config: String,
-    /// JSON, as text: a tree of it takes many times the memory.
+    /// JSON as text, because a parsed tree takes many times the memory.
     plan: Option<String>,
     end: Option<(String, Value)>,
     clock: Clock,
@@ -130,7 +130,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// A run of which nothing is known yet. The name is shown as it is, if it is not too long.
+    /// Makes a run without events. The name is shown unchanged unless it is too long.
     pub fn new(name: &str) -> Self {
         Self {
             name: clipped(name, MOST_NAME_CHARACTERS),
@@ -161,12 +161,12 @@ impl Run {
         }
     }
 
-    /// The text of `resolved.toml`.
+    /// Sets the text of `resolved.toml`.
     pub fn set_config(&mut self, text: &str) {
         text.get(..text.floor_char_boundary(MOST_CONFIG_BYTES)).unwrap_or_default().clone_into(&mut self.config);
     }
 
-    /// Adds a line of `metrics.jsonl`. One that is no event changes nothing.
+    /// Adds a line of `metrics.jsonl`. A line that is not an event changes nothing.
     pub fn note(&mut self, line: &str) {
         if let Some(line) = Line::parse(line) {
             self.note_line(&line);
@@ -328,7 +328,7 @@ impl Run {
 
     fn add_note(&mut self, step: u64, at_ms: u64, kind: &str, text: String) {
         if self.notes.len() == MOST_NOTES {
-            // The first ones say how it began, the newest what goes on.
+            // The first notes show the beginning, the newest the present; drop one in the middle.
             self.notes.remove(MOST_NOTES / 2);
         }
         self.notes.push(Note { step, at_ms, kind: kind.to_owned(), text: clipped(&text, MOST_NOTE_CHARACTERS) });
@@ -339,47 +339,47 @@ impl Run {
         self.clock.at(time_ms)
     }
 
-    /// The name that it was given.
+    /// The run's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The step that it stands at.
+    /// The current step.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// The pass over the data that it is in, from 0.
+    /// The current pass over the data, from 0.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The steps that it is to make.
+    /// The planned number of steps.
     pub fn total_steps(&self) -> Option<u64> {
         self.total_steps
     }
 
-    /// Sums over its steps.
+    /// Sums over the steps.
     pub fn totals(&self) -> &Totals {
         &self.totals
     }
 
-    /// Its evaluations, oldest first.
+    /// The evaluations, oldest first.
     pub fn evaluations(&self) -> &[Evaluation] {
         &self.evaluations
     }
 
-    /// Its sample answers.
+    /// The sample answers.
     pub fn answers(&self) -> &Answers {
         &self.answers
     }
 
-    /// What happened.
+    /// The events to show.
     pub fn notes(&self) -> &[Note] {
         &self.notes
     }
 
-    /// The plan that it follows, as `plan --json` prints it.
+    /// The current plan, as `plan --json` prints it.
     pub fn plan(&self) -> Option<Value> {
         serde_json::from_str(self.plan.as_deref()?).ok()
     }
@@ -399,7 +399,7 @@ impl Run {
         &self.config
     }
 
-    /// Why it ended, and the fields of that event; `None` while it runs.
+    /// The reason for the run's end, and the fields of that event; `None` while it runs.
     pub fn end(&self) -> Option<(&str, &Value)> {
         self.end.as_ref().map(|(reason, fields)| (reason.as_str(), fields))
     }
@@ -409,12 +409,12 @@ impl Run {
         self.predicted_peak
     }
 
-    /// Milliseconds that it has run, the time between two processes left out.
+    /// Milliseconds that the run has run, without the time between two processes.
     pub fn running_ms(&self) -> u64 {
         self.clock.last
     }
 
-    /// When its first event was written, in milliseconds since 1970.
+    /// The time of the first event, in milliseconds since 1970.
     pub fn first_ms(&self) -> Option<u64> {
         self.first_ms
     }
@@ -424,7 +424,7 @@ impl Run {
         &self.loss
     }
 
-    /// The curve of tokens a second, by step.
+    /// The curve of tokens per second, by step.
     pub fn tokens_per_second(&self) -> &Series {
         &self.tokens_per_second
     }
@@ -445,12 +445,12 @@ impl Run {
     }
 }
 
-/// The time of a run: of its processes, one after the other.
+/// The running time of a run: the sum over its processes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Clock {
-    /// When this process began.
+    /// The beginning of this process.
     origin: Option<u64>,
-    /// What those before it took.
+    /// The time of earlier processes.
     before: u64,
     last: u64,
 }
@@ -463,14 +463,14 @@ impl Clock {
     fn at(&mut self, time_ms: Option<u64>) -> u64 {
         if let Some(time) = time_ms {
             let origin = *self.origin.get_or_insert(time);
-            // A clock that was set back stands still.
+            // If the clock was set back, the time stands still.
             self.last = self.last.max(self.before + time.saturating_sub(origin));
         }
         self.last
     }
 }
 
-/// The fields of an event without long ones.
+/// The fields of an event, without long ones.
 fn without_large(fields: &Value) -> Value {
     let fields = fields.as_object().into_iter().flatten().take(64);
     let is_small = |value: &Value| value.to_string().len() <= 512;
@@ -479,7 +479,7 @@ fn without_large(fields: &Value) -> Value {
     )
 }
 
-/// Why a plan was replaced: `{"shrunk": {"needed": .., "available": ..}}` in words.
+/// The reason why a plan was replaced, as text: from `{"shrunk": {"needed": .., "available": ..}}`.
 fn reason(reason: &Value) -> String {
     let Some((kind, of)) = reason.as_object().and_then(|object| object.iter().next()) else {
         return reason.as_str().unwrap_or("a new plan").to_owned();

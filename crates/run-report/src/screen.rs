@@ -1,5 +1,5 @@
-//! A run on a terminal's screen, as rows of styled text. It is drawn from the run's files, asks nothing of the run and changes
-//! nothing. Whoever shows it owns the terminal.
+//! A run on a terminal's screen, as rows of styled text. The screen is drawn from the run's files; it never contacts or
+//! changes the run. The caller owns the terminal.
 
 mod chart;
 
@@ -7,28 +7,28 @@ use crate::figures::{bytes, count, decimal, duration, short};
 use crate::run::Run;
 use crate::series::Series;
 
-/// How a piece of text is shown.
+/// The style of a piece of text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
-    /// As it is.
+    /// No style.
     #[default]
     Plain,
-    /// What comes first.
+    /// Important text.
     Bold,
-    /// What names other things.
+    /// Labels.
     Dim,
     /// Training.
     Blue,
     /// Validation.
     Yellow,
-    /// What is well.
+    /// Good news.
     Green,
-    /// What is not.
+    /// Bad news.
     Red,
 }
 
 impl Style {
-    /// The control sequence that begins it; `\x1b[0m` ends it.
+    /// The control sequence that begins the style; `\x1b[0m` ends it.
     pub fn ansi(self) -> &'static str {
         match self {
             Style::Plain => "",
@@ -51,12 +51,12 @@ pub struct Row {
 }
 
 impl Row {
-    /// An empty row of at most so many columns.
+    /// Makes an empty row of at most `most` columns.
     fn new(most: usize) -> Self {
         Self { most, ..Self::default() }
     }
 
-    /// The row with more text, cut where it ends.
+    /// Adds text to the row, cut at the row's end.
     fn with(mut self, style: Style, text: &str) -> Self {
         let mut kept = String::new();
         for letter in text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }) {
@@ -70,7 +70,7 @@ impl Row {
         self
     }
 
-    /// The row filled with spaces up to a column.
+    /// Fills the row with spaces up to a column.
     fn up_to(self, column: usize) -> Self {
         let spaces = column.saturating_sub(self.width);
         self.with(Style::Plain, &" ".repeat(spaces))
@@ -83,7 +83,7 @@ impl Row {
         self
     }
 
-    /// The text alone.
+    /// The text without styles.
     pub fn text(&self) -> String {
         self.pieces.iter().map(|(_, text)| text.as_str()).collect()
     }
@@ -98,7 +98,8 @@ impl Row {
     }
 }
 
-/// Columns of a letter on a terminal: two for those of East Asia and for pictures (Unicode's East Asian Width, roughly).
+/// Columns of a character on a terminal: two for East Asian characters and pictures (approximates Unicode's East Asian
+/// Width).
 fn columns(letter: char) -> usize {
     match u32::from(letter) {
         0x1100..=0x115f
@@ -113,12 +114,12 @@ fn columns(letter: char) -> usize {
     }
 }
 
-/// Rows that a chart needs to say anything.
+/// The fewest rows of a useful chart.
 const LEAST_CHART_ROWS: usize = 5;
-/// Columns of the figures beside it.
+/// Columns of the figures beside the chart.
 const FIGURE_COLUMNS: usize = 36;
 
-/// The screen, of so many columns and rows. `trouble` stands where the files cannot be read.
+/// The screen in the given columns and rows. `trouble` is shown if the files cannot be read.
 pub fn rows(run: &Run, (width, height): (usize, usize), trouble: Option<&str>) -> Vec<Row> {
     let mut rows = head(run, width, trouble);
     let below = [memory(run, width), news(run, width)].concat();
@@ -153,14 +154,14 @@ fn state(run: &Run) -> (String, Style) {
     }
 }
 
-/// Until the last step, at the pace so far, evaluations and saves included.
+/// The time until the last step at the average pace so far, including evaluations and saves.
 fn left_ms(run: &Run) -> Option<u64> {
     let left = run.total_steps()?.saturating_sub(run.step());
     let steps = run.totals().steps;
     (steps > 0 && run.end().is_none()).then(|| (run.running_ms() / steps).saturating_mul(left))
 }
 
-/// A bar of so many columns, filled to a share.
+/// A bar of `columns` columns, filled to `part / of`.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "columns")]
 fn bar(part: u64, of: u64, columns: usize) -> (String, String) {
     let full = (part as f64 / of.max(1) as f64).clamp(0.0, 1.0) * columns as f64;
@@ -245,7 +246,7 @@ fn news(run: &Run, width: usize) -> Vec<Row> {
     rows
 }
 
-/// The run in a few lines of text, for output that is no terminal.
+/// The run in a few lines of text, for output to something other than a terminal.
 pub fn summary(run: &Run) -> String {
     let (state, _) = state(run);
     let of = run.total_steps().map_or_else(String::new, |total| format!(" of {}", count(total)));
@@ -303,7 +304,7 @@ mod tests {
             assert!(screen.contains(words), "{words}\n{screen}");
         }
         assert!(!screen.contains('\u{1b}') && !screen.contains('\u{7}'), "{screen}");
-        // The curve falls: it begins in the first row of the chart, and ends in the last but one.
+        // The curve falls: it begins in the first row of the chart, and ends in the last row but one.
         let is_dot = |letter: char| ('\u{2801}'..='\u{28ff}').contains(&letter);
         let curve: Vec<Option<usize>> = screen.lines().map(|line| line.chars().position(is_dot)).collect();
         let columns: Vec<usize> = curve.into_iter().flatten().collect();

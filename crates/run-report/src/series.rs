@@ -1,23 +1,23 @@
 //! A curve in bounded memory: buckets of equal width, each with the least, the largest and the mean of its values.
 //!
-//! When a value lies beyond the last bucket, neighbours are joined and the width doubles. Least, largest, sum and count
-//! of a bucket are then exactly those of its values: a spike survives any down-sampling.
+//! When a value lies beyond the last bucket, neighbouring buckets are joined and the width doubles. The least, largest,
+//! sum and count of a bucket stay exact, so a spike survives any down-sampling.
 
 use crate::figures::median;
 
-/// The most buckets of a series: about the columns of pixels that a chart has.
+/// The most buckets of a series: about the width of a chart in pixels.
 pub const MOST_BUCKETS: usize = 512;
 
-/// The values of a stretch of the x axis.
+/// The values in a range of the x axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bucket {
-    /// How many values there are.
+    /// The number of values.
     pub count: u64,
-    /// Their sum.
+    /// The sum of the values.
     pub sum: f64,
-    /// The least.
+    /// The least value.
     pub least: f64,
-    /// The largest.
+    /// The largest value.
     pub most: f64,
 }
 
@@ -41,7 +41,7 @@ impl Bucket {
 /// A curve.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// Of a bucket, in units of the x axis.
+    /// Width of a bucket, in units of the x axis.
     width: u64,
     buckets: Vec<Bucket>,
     last: Option<(u64, f64)>,
@@ -49,15 +49,15 @@ pub struct Series {
 }
 
 impl Series {
-    /// No value yet. A bucket is `width` wide at first.
+    /// Makes an empty series. A bucket is `width` wide at first.
     pub fn new(width: u64) -> Self {
-        // The pages of all buckets are touched now, so that the memory of a curve is the same from its first value on.
+        // Touch the pages of all buckets now, so that a curve's memory is constant from its first value on.
         let mut buckets = vec![Bucket::EMPTY; MOST_BUCKETS];
         buckets.clear();
         Self { width: width.max(1), buckets, last: None, not_finite: 0 }
     }
 
-    /// Adds a value at `x`. One that is not finite is only counted.
+    /// Adds a value at `x`. A value that is not finite is only counted.
     pub fn note(&mut self, x: u64, value: f64) {
         if !value.is_finite() {
             self.not_finite += 1;
@@ -84,7 +84,7 @@ impl Series {
         self.width *= 2;
     }
 
-    /// The buckets that have values, each with the x of its middle.
+    /// The buckets with values, each with the x of its middle.
     #[expect(clippy::cast_precision_loss, reason = "steps and milliseconds, for drawing")]
     pub fn points(&self) -> impl Iterator<Item = (f64, Bucket)> + '_ {
         let (width, half) = (self.width as f64, (self.width - 1) as f64 / 2.0);
@@ -92,7 +92,7 @@ impl Series {
         buckets.map(move |(at, bucket)| (at as f64 * width + half, *bucket))
     }
 
-    /// The value that came last, and its x.
+    /// The last value added, and its x.
     pub fn last(&self) -> Option<(u64, f64)> {
         self.last
     }
@@ -106,12 +106,12 @@ impl Series {
         (all.count > 0).then_some((all.least, all.most))
     }
 
-    /// The middle one of the buckets' means: no outlier moves it.
+    /// The median of the buckets' means, which no outlier moves.
     pub fn median(&self) -> Option<f64> {
         median(self.points().map(|(_, bucket)| bucket.mean()))
     }
 
-    /// How many values were not finite.
+    /// The number of values that were not finite.
     pub fn not_finite(&self) -> u64 {
         self.not_finite
     }

@@ -1,17 +1,17 @@
-//! TensorBoard's event file: records of TFRecord, each a protobuf `Event` with the scalars of one step.
+//! Writes TensorBoard's event file: TFRecord records, each a protobuf `Event` with the scalars of one step.
 //!
 //! A record is its length (u64), the masked CRC-32C of the length, the bytes, and their masked CRC-32C, all little-endian
-//! (`tensorflow/core/lib/io/record_writer.h`). Of `tensorflow/core/util/event.proto` the fields `wall_time` = 1, `step` = 2,
-//! `file_version` = 3 and `summary` = 5 are used; of a `Summary.Value`, `tag` = 1 and `simple_value` = 2.
+//! (`tensorflow/core/lib/io/record_writer.h`). Fields used of `tensorflow/core/util/event.proto`: `wall_time` = 1, `step` =
+//! 2, `file_version` = 3 and `summary` = 5; of a `Summary.Value`: `tag` = 1 and `simple_value` = 2.
 //!
-//! The file of a run that goes on is made anew from the steps that count, so no step is in it twice.
+//! When a run resumes, its file is made anew from the steps that count, so the file has no step twice.
 
 use std::fs::File;
 use std::io::{self, Write};
 
 use crate::line::{Line, number_of};
 
-/// An event file, record after record.
+/// An event file, written record by record.
 #[derive(Debug)]
 pub struct EventFile<W = File> {
     out: W,
@@ -19,10 +19,10 @@ pub struct EventFile<W = File> {
 }
 
 impl<W: Write> EventFile<W> {
-    /// Begins a file: its first record says its version.
+    /// Begins a file: the first record gives the version.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Writing fails.
     pub fn begin(out: W, time_ms: u64) -> io::Result<Self> {
         let mut file = Self { out, record: Vec::with_capacity(1 << 10) };
         file.record.clear();
@@ -32,7 +32,7 @@ impl<W: Write> EventFile<W> {
         Ok(file)
     }
 
-    /// Goes on with a file that is whole so far.
+    /// Continues a file whose records are complete so far.
     pub fn append(out: W) -> Self {
         Self { out, record: Vec::with_capacity(1 << 10) }
     }
@@ -40,7 +40,7 @@ impl<W: Write> EventFile<W> {
     /// Adds the scalars of an event, if it has any: one record, one write.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Writing fails.
     pub fn note(&mut self, line: &Line) -> io::Result<()> {
         let (step, time_ms) = match line {
             Line::Step(step) => (step.step, step.time_ms),
@@ -76,13 +76,13 @@ impl<W: Write> EventFile<W> {
         self.out.write_all(&whole)
     }
 
-    /// What it writes to.
+    /// Returns the writer.
     pub fn into_inner(self) -> W {
         self.out
     }
 }
 
-/// The scalars of an event, under TensorBoard's tags. Numbers that are not finite are scalars like others.
+/// Passes the scalars of an event to `note`, under TensorBoard's tags. Numbers that are not finite are included.
 fn scalars(line: &Line, note: &mut dyn FnMut(&str, f64)) {
     #[expect(clippy::cast_precision_loss, reason = "scalars are f32")]
     let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
@@ -127,7 +127,7 @@ fn wall_time(out: &mut Vec<u8>, time_ms: u64) {
     out.extend((time_ms as f64 / 1e3).to_le_bytes());
 }
 
-/// A field of bytes: its key, its length, the bytes.
+/// Writes a field of bytes: its key, its length, the bytes.
 fn bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
     out.push(field << 3 | 2);
     varint(out, bytes.len() as u64);
@@ -142,7 +142,7 @@ fn varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// `((crc >> 15) | (crc << 17)) + 0xa282ead8`: a CRC that is stored among the bytes that it is of (`crc32c.h`).
+/// `((crc >> 15) | (crc << 17)) + 0xa282ead8`: a CRC stored beside the bytes that it covers (`crc32c.h`).
 fn masked_crc32c(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -170,7 +170,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// A decoder of the tests' own: records with right sums, and of each the step and its scalars.
+    /// The tests' own decoder: checks the records' sums, and returns each record's step and scalars.
     fn decoded(mut file: &[u8]) -> Vec<(u64, Vec<(String, f32)>)> {
         let mut events = Vec::new();
         while !file.is_empty() {

@@ -15,16 +15,16 @@ use crate::python::{is_space, words};
 
 /// The longest run of characters.
 const CHARACTER_ORDER: usize = 6;
-/// How much more recall weighs than precision.
+/// The weight of recall relative to precision.
 const BETA: f64 = 2.0;
-/// The words of chrF++: single ones and pairs.
+/// The longest word n-gram of chrF++: single words and pairs.
 pub const CHRF_PLUS_PLUS: usize = 2;
 
 /// The sufficient statistics of a corpus.
 #[derive(Clone, Debug)]
 pub struct Chrf {
     word_order: usize,
-    /// By length of the run: of characters first, then of words.
+    /// Counts by length of the run: character runs first, then word runs.
     counts: Vec<Overlap>,
 }
 
@@ -51,7 +51,7 @@ impl Chrf {
         let runs = (1..=CHARACTER_ORDER).map(|n| overlap(&of_hypothesis, &of_reference, n));
         let [hypothesis, reference] = [hypothesis, reference].map(parted_words);
         let of_words = (1..=self.word_order).map(|n| overlap(&hypothesis, &reference, n));
-        // A hypothesis has no run of a length that its reference has none of.
+        // A length that the reference is too short for is not counted for the hypothesis, either.
         let seen = |counts: Overlap| if counts.reference == 0 { Overlap::default() } else { counts };
         runs.chain(of_words).map(seen).collect()
     }
@@ -83,7 +83,7 @@ fn score_of(counts: &[Overlap]) -> f64 {
     100.0 * ((1.0 + factor) * precision * recall / (factor * precision + recall))
 }
 
-/// The words of a sentence, one punctuation mark at the end or else at the beginning of a word a word of its own.
+/// The words of a sentence. One punctuation mark at the end or else at the beginning of a word becomes its own word.
 fn parted_words(text: &str) -> Vec<&str> {
     let mut parted = Vec::new();
     for word in words(text) {

@@ -1,12 +1,12 @@
 //! Texts as labels: accuracy and macro-F1, equal to scikit-learn's `accuracy_score` and
 //! `f1_score(average="macro", labels=sorted(set(references)), zero_division=0)`.
 //!
-//! A label is a text without the white space at its ends. The references say which labels there are; an answer that is none of
-//! them is wrong, and counts against the label that it should have been.
+//! A label is a text without white space at its ends. The references define the labels. An answer that is none of them is
+//! wrong, and counts against the reference's label.
 
 use std::collections::BTreeMap;
 
-/// Labels that are told apart. More are no labels.
+/// The most different labels; texts with more are not labels.
 pub const MOST_LABELS: usize = 10_000;
 
 /// The counts of a corpus.
@@ -31,7 +31,7 @@ struct Counts {
 #[error("the references are not labels: expected at most {MOST_LABELS} distinct ones, 1 MiB in all")]
 pub struct NoLabels;
 
-/// Bytes of all labels at most.
+/// The most bytes of all labels.
 const MOST_BYTES: usize = 1 << 20;
 
 impl Labels {
@@ -49,7 +49,7 @@ impl Labels {
         let of_reference = self.by_label.entry(reference.to_owned()).or_default();
         of_reference.references += 1;
         of_reference.correct += u64::from(hypothesis == reference);
-        // The label of an answer may be a reference's only later.
+        // A later reference may have this answer's label.
         if hypothesis != reference {
             if !self.by_label.contains_key(hypothesis) {
                 self.bytes += hypothesis.len();
@@ -64,22 +64,22 @@ impl Labels {
         self.by_label.len() > 2 * MOST_LABELS || self.bytes > MOST_BYTES
     }
 
-    /// The share of answers that are their reference; 0 for none.
+    /// The fraction of answers that equal their reference; 0 without answers.
     pub fn accuracy(&self) -> f64 {
         self.correct as f64 / self.rows.max(1) as f64
     }
 
-    /// The mean of the labels' F1, 0 to 1; 0 for none.
+    /// The mean of the labels' F1, 0 to 1; 0 without answers.
     ///
     /// # Errors
-    /// Where the references are no labels.
+    /// The references are not labels.
     pub fn macro_f1(&self) -> Result<f64, NoLabels> {
         let labels = || self.by_label.values().filter(|counts| counts.references > 0);
         let count = labels().count();
         if self.overflows() || count > MOST_LABELS {
             return Err(NoLabels);
         }
-        // Each label has a reference, so there is always something to divide by.
+        // Each label has a reference, so the denominator is never 0.
         let f1 = |counts: &Counts| 2.0 * counts.correct as f64 / (counts.predicted + counts.references) as f64;
         Ok(labels().map(f1).sum::<f64>() / count.max(1) as f64)
     }

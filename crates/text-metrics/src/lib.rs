@@ -1,4 +1,4 @@
-//! Scores of texts beside their references, each equal to the implementation that papers cite.
+//! Scores of texts against their references, each equal to the implementation that papers cite.
 //!
 //! | metric | equals |
 //! | --- | --- |
@@ -7,10 +7,10 @@
 //! | [`rouge`] | google's `rouge_score`, averaged over the rows |
 //! | [`labels`] | scikit-learn's `accuracy_score` and `f1_score(average="macro")` over the references' labels |
 //!
-//! [`Scores`] adds up any of them in one pass over a corpus.
+//! [`Scores`] computes any of them in one pass over a corpus.
 //!
-//! Invariants: a corpus of any size costs the memory of one row, and of the distinct labels where labels are counted. The
-//! order of the rows does not matter, but for the last bits of a mean.
+//! Invariants: a corpus of any size takes the memory of one row, and of the distinct labels if labels are counted. The
+//! order of the rows does not matter, except for the last bits of a mean.
 //!
 //! ```
 //! use text_metrics::{Metric, Scores, Settings};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A figure of merit of generated texts; larger is better.
+/// A score of generated texts; larger is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Metric {
     /// Corpus BLEU-4, 0 to 100.
@@ -18,11 +18,11 @@ pub enum Metric {
     Rouge2,
     /// Mean F-measure of the longest common subsequence, 0 to 1.
     RougeL,
-    /// The same line by line, 0 to 1.
+    /// Mean F-measure of the longest common subsequence line by line, 0 to 1.
     RougeLsum,
-    /// The share of answers equal to their reference, white space at the ends aside, 0 to 1.
+    /// The fraction of answers equal to their reference, ignoring white space at the ends, 0 to 1.
     ExactMatch,
-    /// The same, of labels.
+    /// The fraction of labels equal to their reference, 0 to 1.
     Accuracy,
     /// Mean F1 of the labels, 0 to 1.
     MacroF1,
@@ -30,7 +30,7 @@ pub enum Metric {
 
 use Metric::{Accuracy, Bleu, Chrf, ChrfPlusPlus, ExactMatch, MacroF1, Rouge1, Rouge2, RougeL, RougeLsum};
 
-/// A name that no metric has.
+/// The name is not a metric.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected one of {names}, got `{got}`", names = Metric::names())]
 pub struct UnknownMetric {
@@ -39,11 +39,11 @@ pub struct UnknownMetric {
 }
 
 impl Metric {
-    /// Every metric, in the order in which they are reported.
+    /// Every metric, in the order of reports.
     pub const ALL: [Metric; 10] =
         [Bleu, Chrf, ChrfPlusPlus, Rouge1, Rouge2, RougeL, RougeLsum, ExactMatch, Accuracy, MacroF1];
 
-    /// Its name, in configs, on the command line and in JSON.
+    /// The metric's name in configs, on the command line and in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Bleu => "bleu",
@@ -59,7 +59,7 @@ impl Metric {
         }
     }
 
-    /// Its name for reading.
+    /// The metric's name for readers.
     pub const fn title(self) -> &'static str {
         match self {
             Bleu => "BLEU-4",
@@ -75,7 +75,7 @@ impl Metric {
         }
     }
 
-    /// A value for reading: points of 100 as they are, shares in percent.
+    /// A value for readers: points out of 100 unchanged, fractions in percent.
     pub fn shown(self, value: f64) -> String {
         match self {
             Bleu | Chrf | ChrfPlusPlus => format!("{value:.2}"),
@@ -84,10 +84,10 @@ impl Metric {
         }
     }
 
-    /// The metrics of a list with commas. `rouge` means all four.
+    /// Parses a list with commas. `rouge` means all four ROUGE metrics.
     ///
     /// # Errors
-    /// The first name that is none.
+    /// The first name that is not a metric.
     pub fn list(text: &str) -> Result<Vec<Metric>, UnknownMetric> {
         let mut metrics = Vec::new();
         for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
@@ -101,14 +101,14 @@ impl Metric {
         Ok(metrics)
     }
 
-    /// Every name that [`Metric::list`] takes.
+    /// Every name that [`Metric::list`] accepts.
     pub fn names() -> String {
         let names: Vec<&str> = ["rouge"].into_iter().chain(Metric::ALL.map(Metric::name)).collect();
         names.join(", ")
     }
 }
 
-/// In a name `-`, `_` and the size of letters do not count.
+/// A name without `-`, `_` and capital letters, for comparison.
 fn plain(name: &str) -> String {
     name.replace(['-', '_'], "").to_lowercase()
 }

@@ -1,9 +1,9 @@
-//! Runs of items, counted.
+//! Counts n-grams.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// How many runs of `n` items each list has, and how many they share, each as often as both have it.
+/// The number of n-grams of each list, and of their common n-grams (the smaller count of the two lists).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Overlap {
     pub(crate) hypothesis: u64,
@@ -20,7 +20,7 @@ pub(crate) fn overlap<T: Eq + Hash>(hypothesis: &[T], reference: &[T], n: usize)
     }
     for ngram in hypothesis.windows(n) {
         overlap.hypothesis += 1;
-        // Each run of the reference can be matched once: the clipped count.
+        // Each n-gram of the reference can be matched once: the clipped count.
         if let Some(count) = available.get_mut(ngram)
             && *count > 0
         {

@@ -1,7 +1,7 @@
 //! Porter's stemmer (Porter, 1980) with NLTK's extensions, equal to `nltk.stem.PorterStemmer().stem` on words of ASCII letters
 //! and digits.
 
-/// Words that the rules get wrong.
+/// Words for which the rules give a wrong stem.
 const IRREGULAR: [(&str, &str); 16] = [
     ("sky", "sky"),
     ("skies", "sky"),
@@ -26,7 +26,7 @@ type Rule = (&'static str, &'static str);
 
 const STEP_1A: [Rule; 4] = [("sses", "ss"), ("ies", "i"), ("ss", "ss"), ("s", "")];
 
-/// `bli` and not `abli`, `fulli` and `logi` are NLTK's.
+/// `bli` in place of `abli`, `fulli` and `logi` are NLTK's.
 const STEP_2: [Rule; 22] = [
     ("ational", "ate"),
     ("tional", "tion"),
@@ -60,7 +60,7 @@ const STEP_4: [&str; 19] = [
     "ous", "ive", "ize",
 ];
 
-/// The stem of a lowercase ASCII word, as [`crate::rouge`] takes it.
+/// The stem of a lowercase ASCII word, as used by [`crate::rouge`].
 pub fn stem(word: &str) -> String {
     if let Some((_, stem)) = IRREGULAR.iter().find(|(irregular, _)| *irregular == word) {
         return (*stem).to_owned();
@@ -73,7 +73,7 @@ pub fn stem(word: &str) -> String {
     steps.iter().fold(word.to_owned(), |word, step| step(word))
 }
 
-/// Of each letter, whether it is a consonant. A `y` is one at the beginning and after a vowel.
+/// For each letter, whether it is a consonant. A `y` is one at the beginning and after a vowel.
 fn consonants(word: &str) -> Vec<bool> {
     let mut flags: Vec<bool> = Vec::with_capacity(word.len());
     for letter in word.bytes() {
@@ -101,7 +101,7 @@ fn ends_in_double_consonant(word: &str) -> bool {
     a == b && consonants(word).last() == Some(&true)
 }
 
-/// Consonant, vowel, consonant that is not w, x or y; or, NLTK's, just a vowel and a consonant.
+/// Consonant, vowel, consonant other than w, x or y; or, in NLTK, just a vowel and a consonant.
 fn ends_in_short_syllable(word: &str) -> bool {
     match consonants(word)[..] {
         [false, true] => true,
@@ -110,7 +110,8 @@ fn ends_in_short_syllable(word: &str) -> bool {
     }
 }
 
-/// The word by the first rule whose suffix it has: replaced where `holds` of the rest, as it is otherwise.
+/// Applies the first rule whose suffix the word has. The suffix is replaced if `holds` for the rest; otherwise the word
+/// is unchanged.
 fn replaced(word: String, rules: &[Rule], holds: impl Fn(&str, &str) -> bool) -> String {
     for (suffix, replacement) in rules {
         if let Some(rest) = word.strip_suffix(suffix) {

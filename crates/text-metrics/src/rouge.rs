@@ -1,8 +1,8 @@
 //! ROUGE-1, ROUGE-2, ROUGE-L and ROUGE-Lsum (Lin, 2004), equal to google's `rouge_score.RougeScorer`, row by row.
 //!
-//! The score of a row is the F-measure, 0 to 1; that of a corpus is the mean of its rows. Words are runs of `a-z` and `0-9` of
-//! the lowercased text, as google's tokenizer has it: other scripts count for nothing. With a stemmer, words of more than
-//! three letters are stemmed (Porter, with NLTK's extensions). ROUGE-Lsum takes lines for sentences.
+//! The score of a row is the F-measure, 0 to 1; the score of a corpus is the mean of its rows. Words are runs of `a-z` and
+//! `0-9` in the lowercased text, as in google's tokenizer: other scripts are ignored. With a stemmer, words of more than three
+//! letters are stemmed (Porter, with NLTK's extensions). ROUGE-Lsum takes each line as a sentence.
 //!
 //! ```
 //! use text_metrics::rouge::Rouge;
@@ -18,7 +18,7 @@ use crate::porter;
 /// The settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rouge {
-    /// Whether words are stemmed; google's default is not to.
+    /// Whether words are stemmed; google's default is not to stem.
     pub stems: bool,
 }
 
@@ -36,7 +36,7 @@ pub struct RougeScore {
 }
 
 impl Rouge {
-    /// The scores of a hypothesis.
+    /// Scores a hypothesis.
     pub fn score(self, hypothesis: &str, reference: &str) -> RougeScore {
         let mut numbers = HashMap::new();
         let mut sentences = |text: &str| -> Vec<Vec<u32>> {
@@ -73,7 +73,7 @@ impl Rouge {
     }
 }
 
-/// The F-measure of so many hits.
+/// The F-measure from the number of hits and of words.
 fn f_measure(hits: u64, hypothesis: u64, reference: u64) -> f64 {
     let (precision, recall) = (hits as f64 / hypothesis.max(1) as f64, hits as f64 / reference.max(1) as f64);
     if precision + recall > 0.0 { 2.0 * precision * recall / (precision + recall) } else { 0.0 }
@@ -88,8 +88,8 @@ fn common_length(reference: &[u32], hypothesis: &[u32]) -> u64 {
     u64::from(lengths[hypothesis.len()])
 }
 
-/// The lengths of the longest common subsequences with every beginning of the hypothesis, for a reference that is one word
-/// longer. Names each column where a backtrack goes left.
+/// Computes one row of the table of common subsequences: `lengths` are those with every prefix of the hypothesis, and are
+/// updated for a reference that is one word longer. Calls `goes_left` for each column where a backtrack goes left.
 fn common_row(word: u32, hypothesis: &[u32], lengths: &mut [u32], mut goes_left: impl FnMut(usize)) {
     let mut diagonal = 0;
     for (j, &other) in hypothesis.iter().enumerate() {
@@ -103,8 +103,8 @@ fn common_row(word: u32, hypothesis: &[u32], lengths: &mut [u32], mut goes_left:
     }
 }
 
-/// Words of the reference's sentences in the union of their common subsequences with those of the hypothesis, none counted
-/// more often than either side has it.
+/// Counts words of the reference's sentences in the union of their common subsequences with the hypothesis's sentences. No
+/// word counts more often than it occurs on either side.
 fn union_hits(reference: &[Vec<u32>], hypothesis: &[Vec<u32>], words: usize) -> u64 {
     let counts = |sentences: &[Vec<u32>]| {
         let mut counts = vec![0_u32; words];
@@ -128,7 +128,7 @@ fn union_hits(reference: &[Vec<u32>], hypothesis: &[Vec<u32>], words: usize) -> 
     hits
 }
 
-/// Marks the words of a longest common subsequence: of several, the one that google's backtrack finds.
+/// Marks the words of a longest common subsequence. If there are several, it is the one that google's backtrack finds.
 fn mark_common(reference: &[u32], hypothesis: &[u32], is_common: &mut [bool]) {
     // A bit for each pair of words: whether the backtrack goes left there.
     let columns = hypothesis.len();

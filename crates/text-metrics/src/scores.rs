@@ -1,4 +1,4 @@
-//! Any of the metrics over a corpus, in one pass.
+//! Computes any of the metrics over a corpus, in one pass.
 
 use crate::bleu::{Bleu, BleuByLanguage, Tokenization};
 use crate::chrf::{CHRF_PLUS_PLUS, Chrf};
@@ -9,7 +9,7 @@ use crate::rouge::Rouge;
 /// The settings of metrics that have some.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// BLEU's tokenizer; `None`: by the language of the references.
+    /// BLEU's tokenizer; `None`: chosen by the language of the references.
     pub tokenization: Option<Tokenization>,
     /// Whether ROUGE stems words.
     pub rouge_stems: bool,
@@ -30,14 +30,14 @@ pub struct Scores {
     labels: Labels,
 }
 
-/// BLEU with one tokenizer, or with that of the references' language.
+/// BLEU with one tokenizer, or with the tokenizer of the references' language.
 #[derive(Clone, Debug)]
 enum AnyBleu {
     With(Bleu),
     ByLanguage(Box<BleuByLanguage>),
 }
 
-/// Scores of one row, of the metrics that mean something for one.
+/// Scores of one row, for the metrics that are defined for a single row.
 pub type RowScores = Vec<(Metric, f64)>;
 
 impl Scores {
@@ -59,7 +59,8 @@ impl Scores {
         }
     }
 
-    /// Counts one row, and returns its own scores: all but BLEU, which is a corpus's, and those of labels.
+    /// Counts one row, and returns its own scores: all metrics except BLEU, which is defined for a corpus, and labels'
+    /// metrics.
     pub fn add(&mut self, hypothesis: &str, reference: &str) -> RowScores {
         let mut row = RowScores::new();
         self.rows += 1;
@@ -100,7 +101,7 @@ impl Scores {
     /// The values over everything added so far; 0 for an empty corpus.
     ///
     /// # Errors
-    /// Macro-F1 is wanted, and the references are no labels.
+    /// Macro-F1 was requested, and the references are not labels.
     pub fn values(&self) -> Result<Vec<(Metric, f64)>, NoLabels> {
         self.metrics.iter().map(|&metric| Ok((metric, self.value(metric)?))).collect()
     }
@@ -124,7 +125,7 @@ impl Scores {
         })
     }
 
-    /// The settings of the corpus metrics, as sacreBLEU writes them, and ROUGE's.
+    /// The settings of the corpus metrics in sacreBLEU's form, and ROUGE's.
     pub fn signatures(&self) -> Vec<(Metric, String)> {
         let stems = if self.rouge.stems { "yes" } else { "no" };
         let signature = |metric| match metric {
@@ -141,7 +142,7 @@ impl Scores {
     }
 }
 
-/// In the order of the sums.
+/// The ROUGE metrics, in the order of the sums.
 const ROUGE: [Metric; 4] = [Metric::Rouge1, Metric::Rouge2, Metric::RougeL, Metric::RougeLsum];
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The metrics beside what they must equal: sacreBLEU, google's rouge-score, scikit-learn and NLTK. The goldens come from
-//! `scripts/make_goldens.py`.
+//! Compares the metrics with the implementations that they must equal: sacreBLEU, google's rouge-score, scikit-learn and
+//! NLTK. The goldens come from `scripts/make_goldens.py`.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ fn counts(value: &Value) -> Vec<u64> {
     value.as_array().unwrap().iter().map(|number| number.as_u64().unwrap()).collect()
 }
 
-/// Within a relative tolerance, or both (nearly) nothing.
+/// Checks that two values agree within a relative tolerance, or are both (nearly) 0.
 #[track_caller]
 fn close(got: f64, expected: f64, tolerance: f64, place: &str) {
     let error = (got - expected).abs();

@@ -1,7 +1,7 @@
-//! `bench budgets`: how much of a budget a plan uses, and what speed the budget buys.
+//! `bench budgets`: how much of a budget a plan uses, and how fast a step is under that budget.
 //!
-//! A model's step is planned without a limit first, then for smaller and smaller shares of what that holds, down to
-//! the smallest budget that is accepted; every plan runs, and its peak and its time are measured.
+//! A model's step is planned without a limit first. Then it is planned for smaller and smaller fractions of that plan's
+//! memory, down to the smallest accepted budget. Every plan runs, and its peak and its time are measured.
 
 use serde_json::{Value, json};
 
@@ -30,12 +30,12 @@ const SUBJECTS: [Subject; 3] = [
     },
 ];
 
-/// Budgets, in percent of what the plan without a limit requires.
+/// Budgets, in percent of the memory that the plan without a limit requires.
 const PERCENT: [u64; 11] = [100, 90, 80, 70, 60, 55, 50, 45, 40, 35, 30];
 
 const ROUNDS: usize = 2;
 
-/// One plan, as it ran.
+/// One plan, with its measurements.
 struct Row {
     budget: u64,
     predicted: u64,
@@ -49,7 +49,7 @@ struct Row {
 /// The outcome of a budget.
 enum Ran {
     Row(Row),
-    /// Refused; this is the smallest budget that would be accepted.
+    /// The budget was refused; this is the smallest budget that would be accepted.
     Smallest(u64),
 }
 
@@ -79,13 +79,13 @@ pub fn run(options: &Options) -> Result<(), String> {
     write_tables(options, &markdown, &json!({"curves": curves}))
 }
 
-/// The rows of one subject, the largest budget first. Each round goes through all of them, so that a machine that slows
-/// down slows all; the shortest step counts, because noise only ever adds.
+/// The rows of one subject, the largest budget first. Each round runs all of them, so that a slowdown of the machine
+/// affects all. The shortest step counts, because noise only adds time.
 fn curve(options: &Options, subject: &Subject) -> Result<Vec<Row>, String> {
     let Ran::Row(unlimited) = step(options, subject, 64 << 30)? else {
         return Err(format!("{}: 64 GiB are not enough", subject.name));
     };
-    // The process is measured anew each time, and may be some pages larger.
+    // Each run measures the process's memory anew, and it may be some pages larger.
     let whole = unlimited.required + (2 << 20);
     let mut rows = round(options, subject, whole)?;
     for _ in 1..ROUNDS {
@@ -104,7 +104,7 @@ fn round(options: &Options, subject: &Subject, whole: u64) -> Result<Vec<Row>, S
         match step(options, subject, whole * percent / 100)? {
             Ran::Row(row) => rows.push(row),
             Ran::Smallest(smallest) => {
-                // The process is measured anew each time, and may be some pages larger.
+                // Each run measures the process's memory anew, and it may be some pages larger.
                 if let Ran::Row(row) = step(options, subject, smallest + (1 << 20))? {
                     rows.push(row);
                 }
@@ -143,7 +143,7 @@ fn share(row: &Row) -> f64 {
     100.0 * row.measured as f64 / row.budget as f64
 }
 
-/// Whether a larger budget would make the step faster by more than counts as nothing.
+/// Whether a larger budget would make the step noticeably faster.
 fn limits(row: &Row, base: &Row) -> bool {
     row.relative_time > 1.015 * base.relative_time
 }

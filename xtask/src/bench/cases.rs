@@ -2,32 +2,32 @@
 
 use super::data::Lengths;
 
-/// One child process, or one after another, whose peak is predicted and measured.
+/// A measurement of predicted and real peak memory: one child process, or several in sequence.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Its name in the table and for `--filter`.
+    /// The case's name in the table and for `--filter`.
     pub name: String,
     /// The command under test.
     pub what: What,
-    /// Whether it takes seconds.
+    /// Whether the case takes only seconds.
     pub quick: bool,
 }
 
 /// The command of a case.
 #[derive(Clone, Debug)]
 pub enum What {
-    /// `train_low_mem bench` with these flags, in which `SCRATCH` is a directory.
+    /// `train_low_mem bench` with these flags, in which `SCRATCH` stands for a directory.
     Steps(Vec<String>),
     /// `train_low_mem train` of a model, with these settings on these rows.
     Train {
-        /// Preset, or none for the embedded default.
+        /// The preset; empty for the embedded default.
         model: &'static str,
-        /// `--set` of each.
+        /// Arguments of `--set`.
         set: Vec<String>,
         /// The rows.
         rows: Lengths,
-        /// Whether the case is a second run that goes on from a first one of 1 step. It makes two more: the first step of
-        /// a process makes the gradients during backward, when activations have begun to go.
+        /// Whether the case is a resumed run. The first run makes 1 step, and the resumed run two more. A process's first
+        /// step creates the gradients during backward, when activations are already being freed.
         resume: bool,
     },
     /// Training, resuming, `eval` or `generate` of an adapter beside a new model of this preset.
@@ -36,16 +36,16 @@ pub enum What {
         command: &'static str,
         /// Preset.
         model: &'static str,
-        /// `--set` of each.
+        /// Arguments of `--set`.
         set: Vec<String>,
     },
     /// `eval` or `generate` of a new model of this preset.
     Command {
-        /// Which of the two.
+        /// `eval` or `generate`.
         command: &'static str,
         /// Preset.
         model: &'static str,
-        /// The rows of `eval`, and as long as these the prompts of `generate`.
+        /// The rows of `eval`. The prompts of `generate` have the same length.
         rows: Lengths,
         /// More flags.
         flags: Vec<String>,
@@ -75,7 +75,7 @@ fn command(command: &'static str, model: &'static str, rows: Lengths, flags: &st
 /// Every case.
 pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
-    // A step alone: what is cut, recomputed and chunked is said by the flags.
+    // A step alone: the flags set cutting, recomputing and chunking.
     let full = "--batch 8 --source-tokens 256 --target-tokens 256";
     let stochastic = "--precision bf16 --master-weights stochastic-rounding";
     for precision in ["--precision f32", "--precision bf16", stochastic] {
@@ -206,7 +206,7 @@ pub fn all() -> Vec<Case> {
 
 const IN_FILES: &str = "train.precision=bf16 memory.weight_offload=disk memory.gradient_offload=disk";
 
-/// LoRA and DoRA beside a base in each precision, and beside one that stays in its files.
+/// LoRA and DoRA on a base in each precision, and on a base that stays in its files.
 fn adapters(model: &'static str) -> Vec<Case> {
     let mut cases = Vec::new();
     let bases = [
@@ -229,7 +229,7 @@ fn adapters(model: &'static str) -> Vec<Case> {
     cases
 }
 
-/// Samples of so many tokens on either side.
+/// Samples of `tokens` tokens on either side.
 fn long(tokens: usize) -> Vec<Case> {
     let stochastic = "--precision bf16 --master-weights stochastic-rounding";
     let step = |flags: &str| {

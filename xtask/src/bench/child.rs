@@ -1,4 +1,4 @@
-//! A child process whose memory the operating system counts, in a control group of its own where asked.
+//! A child process whose memory the operating system counts, in its own control group if requested.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// The outcome of a child process.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// `VmHWM`: the most that was resident, as last seen before the end.
+    /// `VmHWM`: the largest resident set, as last read before the end.
     pub peak_bytes: u64,
     /// Exit code; -1 after a signal.
     pub exit_code: i32,
@@ -19,7 +19,7 @@ pub struct Measured {
     pub stderr: String,
     /// Wall time.
     pub seconds: f64,
-    /// The control group's counters, where there was one.
+    /// The control group's counters, if there was a group.
     pub group: Option<GroupCounters>,
 }
 
@@ -34,17 +34,17 @@ impl Measured {
 /// A control group's own counters after the child's end.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GroupCounters {
-    /// The most that the group held, page cache included.
+    /// The most bytes that the group held, including page cache.
     pub most_bytes: u64,
-    /// How often the limit was met, and something had to be reclaimed.
+    /// How often the group reached its limit, so that memory had to be reclaimed.
     pub failures: u64,
-    /// Processes killed for want of memory.
+    /// Processes killed for lack of memory.
     pub kills: u64,
 }
 
-/// How often the peak is looked at. It only grows, so what is missed is the growth of the last moment.
+/// Interval between reads of the peak. The peak only grows, so only its growth in the last interval can be missed.
 const EVERY: Duration = Duration::from_millis(4);
-/// Of so many looks, one is followed by the question whether to end the child: it may read files.
+/// `until` is called once in this many reads, because it may read files.
 const LOOKS_A_QUESTION: usize = 20;
 
 /// Runs `program` with `arguments` to its end; `until` may end it earlier by killing it.
@@ -55,7 +55,7 @@ pub fn run(
     scratch: &Path,
     until: &dyn Fn() -> bool,
 ) -> Result<Measured, String> {
-    // Files, not pipes: a pipe that nobody reads while the child runs would block it.
+    // Files, not pipes: a full pipe would block the child, since no thread reads it while the child runs.
     let [out_path, err_path] = ["stdout", "stderr"].map(|name| scratch.join(format!("child.{name}")));
     let file = |path: &Path| fs::File::create(path).map_err(|error| format!("{}: {error}", path.display()));
     let mut command = match group {
@@ -94,13 +94,13 @@ fn peak(child: &Child) -> u64 {
     kib.unwrap_or(0) << 10
 }
 
-/// A control group of version 1 with a memory limit; removed when dropped.
+/// A control group (version 1) with a memory limit; removed when dropped.
 pub struct Group {
     path: PathBuf,
 }
 
 impl Group {
-    /// A new group below the memory controller's mount, or why there is none.
+    /// Makes a group below the memory controller's mount, or returns why that is not possible.
     pub fn new(limit_bytes: u64) -> Result<Group, String> {
         let mount = Path::new("/sys/fs/cgroup/memory");
         static MADE: AtomicU32 = AtomicU32::new(0);
@@ -115,12 +115,13 @@ impl Group {
         Ok(group)
     }
 
-    /// Where it is.
+    /// The group's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A program in the group. The shell enters it and becomes the program, so that nothing of it is counted elsewhere.
+    /// A command that runs a program in the group. A shell enters the group and then becomes the program, so all memory
+    /// counts there.
     pub fn command(&self, program: &Path) -> Command {
         let mut shell = Command::new("sh");
         shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.path.join("cgroup.procs")).arg(program);
@@ -145,7 +146,7 @@ impl Drop for Group {
     }
 }
 
-/// The free memory of a group; page cache that can be dropped counts as free.
+/// The free memory of a group. Page cache that can be dropped counts as free.
 pub fn left(group: &Path) -> Result<u64, String> {
     let text =
         |file: &str| fs::read_to_string(group.join(file)).map_err(|error| format!("{}: {error}", group.display()));

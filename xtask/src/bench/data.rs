@@ -1,4 +1,4 @@
-//! Rows for benchmarks: as long as a config allows, or of very uneven length.
+//! Rows for benchmarks: as long as a config allows, or with very uneven lengths.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use std::sync::Arc;
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
 use parquet::arrow::ArrowWriter;
 
-/// How long the rows of a file are.
+/// The lengths of a file's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lengths {
-    /// Of 700 words, more than most configs of the benchmarks keep.
+    /// 700 words, more than most configs of the benchmarks keep.
     Full,
-    /// Of 5,000 words, for configs of up to 4,096 tokens.
+    /// 5,000 words, for configs of up to 4,096 tokens.
     Long,
     /// From 2 words to 700, most of them short.
     Uneven,
@@ -20,7 +20,7 @@ pub enum Lengths {
 
 const WORDS: [&str; 8] = ["seven", "twelve", "apple", "the", "reverse", "nine", "hundred", "forty"];
 
-/// Writes such rows below `directory` and returns the file.
+/// Writes rows of these lengths below `directory` and returns the file.
 pub fn write(directory: &Path, lengths: Lengths) -> Result<PathBuf, String> {
     let path = directory.join(format!("{lengths:?}.parquet").to_lowercase());
     let column = |salt: usize| -> ArrayRef {

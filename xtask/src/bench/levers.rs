@@ -1,7 +1,7 @@
 //! `bench levers`: the memory that each lever saves and the time that it costs, measured on single steps of t5-small.
 //!
-//! Each round runs every setting once, so that a machine that slows down slows all of them; the smallest
-//! step time of a setting is its price, because noise only ever adds.
+//! Each round runs every setting once, so that a slowdown of the machine affects all settings. A setting's time is its
+//! smallest step time, because noise only adds time.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,8 @@ use super::{Options, child, mib, write_tables};
 
 const COMMON: &str = "bench --json --model t5-small --batch 8 --source-tokens 256 --target-tokens 256 --steps 2";
 
-/// Setting, and its flags beside [`COMMON`]; `SCRATCH` is a directory. The others are compared with the first.
+/// Settings, and their flags in addition to [`COMMON`]; `SCRATCH` stands for a directory. The first is the base of
+/// comparison.
 const SETTINGS: [(&str, &str); 28] = [
     ("whole batch at once", "--micro-batch 8"),
     ("micro-batches of 4", "--micro-batch 4"),
@@ -77,10 +78,10 @@ const SETTINGS: [(&str, &str); 28] = [
     ("stochastic rounding", "--micro-batch 8 --master-weights stochastic-rounding"),
 ];
 
-/// A setting, measured.
+/// A measured setting.
 struct Measured {
     name: &'static str,
-    /// Of the shortest step.
+    /// Milliseconds of the shortest step.
     ms: f64,
     peak_bytes: u64,
     /// The planner's estimate of its relative time.
@@ -133,7 +134,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     write_tables(options, &markdown, &json!({"settings": json}))
 }
 
-/// The smallest step time, the peak and the price.
+/// Measures the smallest step time and the peak of a setting, and reads its price.
 fn one(options: &Options, name: &'static str, line: &str) -> Result<Measured, String> {
     let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
     let measured = child::run(&options.program, &arguments, None, &options.scratch, &|| false)?;

@@ -1,4 +1,5 @@
-//! `bench limits`: whole runs inside a control group whose limit is the budget. One byte too many is a kill.
+//! `bench limits`: whole runs inside a control group whose limit is the budget. A single byte above the limit kills the
+//! run.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +11,7 @@ use super::data::Lengths;
 use super::memory::{planned_peak, train_arguments};
 use super::{Options, mib, write_tables};
 
-/// A model under test, and what its runs look like.
+/// A model under test, and its runs' settings.
 struct Subject {
     name: &'static str,
     model: &'static str,
@@ -41,17 +42,17 @@ const SUBJECTS: [Subject; 6] = [
     },
 ];
 
-/// Budgets for each subject, from the smallest that is accepted to what the fastest plan requires.
+/// Budgets for each subject, from the smallest accepted budget to the memory that the fastest plan requires.
 const BUDGETS: u64 = 12;
 
-/// The run is killed once it has made so many steps, and then goes on.
+/// The run is killed after this many steps, and then resumed.
 const KILLED_AFTER_STEPS: u64 = 17;
 
 /// Runs every budget and writes the tables.
 ///
 /// # Errors
 ///
-/// Also where a run was killed, did not end, or held more than its budget.
+/// Also if a run was killed, did not end, or held more than its budget.
 pub fn run(options: &Options) -> Result<(), String> {
     if let Err(why) = Group::new(1 << 30) {
         println!("skipped: {why}");
@@ -70,7 +71,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     if ranges.is_empty() {
         return Err(format!("no run has {:?} in its name", options.filter));
     }
-    // Every model's smallest budget first: a pass that is cut short has then seen the hardest cases.
+    // Every model's smallest budget first: even an interrupted pass then covers the hardest cases.
     let mut rows = Vec::new();
     for place in 0..BUDGETS {
         for &(subject, smallest, ample) in &ranges {
@@ -86,7 +87,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     if failed > 0 { Err(format!("{failed} runs failed")) } else { Ok(()) }
 }
 
-/// Writes the tables of the runs so far, those of one model together.
+/// Writes the tables of the runs so far, grouped by model.
 fn write(options: &Options, rows: &mut [Value]) -> Result<(), String> {
     rows.sort_by_key(|row| SUBJECTS.iter().position(|subject| row["run"] == subject.name));
     let kills: u64 = rows.iter().filter_map(|row| row["kills"].as_u64()).sum();
@@ -124,7 +125,7 @@ fn line(row: &Value) -> String {
     )
 }
 
-/// The smallest budget that the command accepts inside a group with that limit, in bytes.
+/// The smallest budget, in bytes, that the command accepts in a group with that limit.
 fn smallest_budget(options: &Options, subject: &Subject, directory: &Path) -> Result<u64, String> {
     let refused = plan(options, subject, directory, 16 << 20)?;
     let named = refused.stderr.split("--memory-budget ").nth(1).and_then(|rest| rest.split("MiB").next()?.parse().ok());
@@ -136,7 +137,7 @@ fn smallest_budget(options: &Options, subject: &Subject, directory: &Path) -> Re
     }
 }
 
-/// `plan` under a budget.
+/// Runs `plan` under a budget.
 fn plan(options: &Options, subject: &Subject, directory: &Path, budget: u64) -> Result<Measured, String> {
     let mut arguments = arguments(options, subject, directory, budget)?;
     arguments[0] = "plan".to_owned();
@@ -144,7 +145,7 @@ fn plan(options: &Options, subject: &Subject, directory: &Path, budget: u64) -> 
     child::run(&options.program, &arguments, None, &options.scratch, &|| false)
 }
 
-/// The smallest budget of the plan that was printed.
+/// Reads the smallest budget from the printed plan.
 fn required(planned: &Measured) -> Result<u64, String> {
     let plan: Value = serde_json::from_str(&planned.stdout).map_err(|error| format!("{error}: {}", planned.stderr))?;
     plan["smallest_budget_bytes"].as_u64().ok_or_else(|| "no `smallest_budget_bytes` in the plan".to_owned())
@@ -197,7 +198,7 @@ fn one_budget(options: &Options, subject: &Subject, directory: &Path, budget: u6
     }))
 }
 
-/// The newest step in a run's metrics.
+/// The last step in a run's metrics.
 fn steps_made(output: &Path) -> u64 {
     let metrics = fs::read_to_string(output.join("metrics.jsonl")).unwrap_or_default();
     let events = metrics.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());

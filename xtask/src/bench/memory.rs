@@ -1,4 +1,4 @@
-//! `bench memory`: the peak that the command predicts, beside the peak that the kernel counts.
+//! `bench memory`: compares the predicted peak with the peak that the kernel counts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ struct Row {
 }
 
 impl Row {
-    /// Percent of the measured peak by which the prediction lies above (positive) or below it.
+    /// The prediction's error in percent of the measured peak; positive if the prediction is higher.
     #[expect(clippy::cast_precision_loss, reason = "a ratio")]
     fn error_percent(&self) -> f64 {
         100.0 * (self.predicted as f64 - self.measured as f64) / self.measured as f64
@@ -91,7 +91,7 @@ fn markdown(rows: &[Row], worst: f64, average: f64) -> String {
     text
 }
 
-/// Runs a case: the predicted peak and what was measured.
+/// Runs a case; returns the predicted peak and the measurements.
 fn measure(options: &Options, case: &Case, directory: &Path) -> Result<(u64, Measured), String> {
     match &case.what {
         What::Steps(flags) => {
@@ -158,7 +158,7 @@ fn measure(options: &Options, case: &Case, directory: &Path) -> Result<(u64, Mea
     }
 }
 
-/// The directory of a new model of a preset, which a short run has made.
+/// Makes a new model of a preset by a short run, and returns its directory.
 fn new_model(options: &Options, model: &str, rows: Lengths, directory: &Path) -> Result<PathBuf, String> {
     let output = directory.join("run");
     let set = ["train.max_steps=1", "train.batch_size=1", "data.max_source_tokens=16", "data.max_target_tokens=16"];
@@ -166,7 +166,7 @@ fn new_model(options: &Options, model: &str, rows: Lengths, directory: &Path) ->
     Ok(output.join("model"))
 }
 
-/// `eval` or `generate` of a model, with more flags.
+/// Runs `eval` or `generate` of a model, with more flags.
 fn ask(
     options: &Options,
     command: &str,
@@ -194,7 +194,7 @@ fn ask(
     said_on_stdout(done(options, &arguments)?)
 }
 
-/// The arguments of a training run over generated rows, with the sample data's tokenizer.
+/// Arguments of a training run over generated rows, with the sample data's tokenizer.
 pub fn train_arguments(
     model: &str,
     set: &[String],
@@ -204,7 +204,7 @@ pub fn train_arguments(
 ) -> Result<Vec<String>, String> {
     let rows = text(&data::write(directory, rows)?);
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/sample-tokenizer.json");
-    // A config file, so that the embedded default, whose settings are for its own tiny model, stays out.
+    // A config file keeps out the embedded default, whose settings suit only its own tiny model.
     let config = directory.join("config.toml");
     let written = format!(
         "[model]\nconfig = {model:?}\nvocab_size = {}\n[data]\ntrain = [{rows:?}]\nvalidation = [{rows:?}]\ntokenizer = {:?}\n",
@@ -218,7 +218,7 @@ pub fn train_arguments(
     Ok(arguments)
 }
 
-/// The vocabulary that a model is published with; the sample tokenizer uses its first entries.
+/// The vocabulary size of the published model; the sample tokenizer uses its first entries.
 fn vocabulary(model: &str) -> usize {
     match model {
         "tiny" => 4096,
@@ -236,14 +236,14 @@ pub fn planned_peak(output: &Path) -> Result<u64, String> {
     plan.and_then(|plan| plan["predicted_peak_bytes"].as_u64()).ok_or_else(|| format!("{}: no plan", path.display()))
 }
 
-/// The prediction in the last JSON object on standard output.
+/// Reads the prediction from the last JSON object on standard output.
 fn said_on_stdout(measured: Measured) -> Result<(u64, Measured), String> {
     let said = measured.stdout.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let predicted = said.into_iter().find_map(|said| said["predicted_peak_bytes"].as_u64());
     Ok((predicted.ok_or("no `predicted_peak_bytes` in its output")?, measured))
 }
 
-/// The prediction in `peak N bytes, M predicted`.
+/// Reads the prediction from `peak N bytes, M predicted`.
 fn said_on_stderr(measured: Measured) -> Result<(u64, Measured), String> {
     let words: Vec<&str> = measured.stderr.split_whitespace().collect();
     let place = words.iter().position(|word| *word == "predicted");

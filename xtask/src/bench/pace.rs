@@ -1,4 +1,4 @@
-//! `bench pace`: the time of a step and the bytes that it writes, as planned from measured prices and as they are.
+//! `bench pace`: compares a step's planned time and written bytes, from measured prices, with the real ones.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{Options, child, write_tables};
 
-/// Model, samples, tokens of each side, steps that are timed.
+/// Model, samples, tokens of each side, timed steps.
 type Sizes = (&'static str, u64, u64, u64);
 
 const SIZES: [Sizes; 10] = [
@@ -22,7 +22,7 @@ const SIZES: [Sizes; 10] = [
     ("chatlm-0.2b", 2, 64, 3),
 ];
 
-/// Choices of levers, and their flags; `SCRATCH` is a directory.
+/// Choices of levers, and their flags; `SCRATCH` stands for a directory.
 const CHOICES: [(&str, &str); 6] = [
     ("nothing saved", ""),
     ("micro-batches of 1", "--micro-batch 1"),
@@ -44,10 +44,10 @@ const ROUNDS: usize = 3;
 struct Case {
     name: String,
     arguments: Vec<String>,
-    /// Median milliseconds of a step, one of each round.
+    /// Median milliseconds of a step, one value per round.
     measured: Vec<f64>,
     predicted: f64,
-    /// Bytes that a step writes to files, as planned.
+    /// Planned bytes that a step writes to files.
     written: u64,
 }
 

@@ -1,4 +1,4 @@
-//! `bench pressure`: another process takes the memory of a run's control group until little is left, and lets go.
+//! `bench pressure`: another process takes most memory of a run's control group, and later frees it.
 
 use std::cell::RefCell;
 use std::fs;
@@ -13,17 +13,19 @@ use super::data::Lengths;
 use super::memory::train_arguments;
 use super::{Options, mib, write_tables};
 
-/// At this learning rate training magnifies what rounding does little: at 1e-4 losses part by 1e-3 and more in forty steps, here by 8e-5.
+/// At this learning rate, training magnifies rounding differences little: losses differ by 8e-5 after forty steps. At 1e-4 they differ by
+/// 1e-3 and more.
 const RUN: &str = "train.max_steps=64 train.batch_size=8 optimizer.learning_rate=1e-5 train.eval_every_steps=40 train.eval_samples=8 train.eval_generate_samples=0 \
                    data.max_source_tokens=64 data.max_target_tokens=64 checkpoint.every_steps=30 checkpoint.keep_last=1 \
                    checkpoint.keep_best=0";
-/// Of the group, for both processes.
+/// Memory limit of the group, for both processes.
 const LIMIT: u64 = 2 << 30;
 const BUDGET: &str = "1GiB";
-/// The other process begins after so many steps of the run, and lets go after so many with a smaller plan.
+/// The other process begins after `BEGINS_AFTER` steps of the run. It frees its memory after `LETS_GO_AFTER` steps with
+/// a smaller plan.
 const BEGINS_AFTER: u64 = 15;
 const LETS_GO_AFTER: u64 = 15;
-/// By how much the loss of any step may part from the undisturbed run's: a smaller plan adds in another order.
+/// The most relative difference of any step's loss from the undisturbed run's: a smaller plan adds in another order.
 const MOST_PARTED: f64 = 2e-4;
 /// Memory that the other process leaves free.
 const LEFT: u64 = 16 << 20;
@@ -33,7 +35,7 @@ const CHUNK: u64 = 4 << 20;
 ///
 /// # Errors
 ///
-/// Also where the run did not shrink, grow, or learn the same, and where somebody was killed or swapped.
+/// Also if the run did not shrink, did not grow, or had other losses, and if a process was killed or swapped.
 pub fn run(options: &Options) -> Result<(), String> {
     if let Err(why) = Group::new(1 << 30) {
         println!("skipped: {why}");
@@ -48,11 +50,11 @@ pub fn run(options: &Options) -> Result<(), String> {
     let swapped = swapped_pages() - swapped_before;
     let _ = fs::remove_dir_all(&directory);
 
-    // Up to the first change the two runs are one; after it rounding differs.
+    // Up to the first replan the losses of both runs are identical; after it rounding differs.
     let first = pressed.replans.first().map_or(0, |(step, _)| usize::try_from(*step).unwrap_or(0));
     let is_same_before = first > 0 && calm.losses.iter().take(first).eq(pressed.losses.iter().take(first));
     let parted = pressed.losses.iter().zip(&calm.losses).map(|(pressed, calm)| (pressed / calm - 1.0).abs());
-    // A loss that is no number counts as the most.
+    // A loss that is NaN counts as the largest difference.
     let difference = parted.max_by(f64::total_cmp).unwrap_or(f64::NAN);
     let kills = pressed.ran.group.unwrap_or_default().kills;
     let replans: Vec<String> =
@@ -101,7 +103,7 @@ struct Run {
     ran: Measured,
     losses: Vec<f64>,
     least_rss: u64,
-    /// Step, and the reason in JSON.
+    /// The step, and the reason in JSON.
     replans: Vec<(u64, Value)>,
 }
 
@@ -111,7 +113,7 @@ impl Run {
     }
 }
 
-/// The process that takes memory; it lets go when its input ends.
+/// The process that takes memory; it frees the memory when its input ends.
 enum Other {
     NotYet,
     Holds(Child),
@@ -162,7 +164,7 @@ fn once(options: &Options, directory: &Path, name: &str, is_pressed: bool) -> Re
     })
 }
 
-/// This program again, in the group, as the process that takes memory.
+/// Starts this program again, in the group, as the process that takes memory.
 fn take_memory(group: &Group) -> Result<Child, String> {
     let here = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = group.command(&here);
@@ -170,7 +172,7 @@ fn take_memory(group: &Group) -> Result<Child, String> {
     command.spawn().map_err(|error| error.to_string())
 }
 
-/// Takes what a group has until little is left, and holds it until standard input ends: `bench take-memory GROUP`.
+/// Takes a group's memory until little is left, and holds it until standard input ends: `bench take-memory GROUP`.
 pub fn take(arguments: &[String]) -> Result<(), String> {
     let group = PathBuf::from(arguments.first().ok_or("expected a control group")?);
     let mut held: Vec<Vec<u8>> = Vec::new();
@@ -187,7 +189,7 @@ fn events(output: &Path) -> Vec<Value> {
     metrics.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// Pages that this machine has swapped, out and in.
+/// Number of pages that this machine has swapped, out and in.
 fn swapped_pages() -> u64 {
     let counters = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let lines = counters.lines().filter_map(|line| line.split_once(' '));

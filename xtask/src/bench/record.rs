@@ -1,7 +1,7 @@
-//! Where a measured result is kept: `bench/runs/DATE-PROCESSOR/NAME.{md,json}`.
+//! Files of measured results: `bench/runs/DATE-PROCESSOR/NAME.{md,json}`.
 //!
-//! Invariants: a record says which commit was measured, on which day and machine and by which command. A record is
-//! never overwritten: a second one of the same name gets a number. It names no host and no path of the machine.
+//! Invariants: a record names the measured commit, the day, the machine and the command. A record is never overwritten:
+//! a second record of the same name gets a number. A record contains no host name and no path of the machine.
 
 use std::cell::OnceCell;
 use std::fs::{self, OpenOptions};
@@ -14,21 +14,21 @@ use serde_json::{Value, json};
 
 use crate::calendar;
 
-/// The processor features that decide which kernels compute.
+/// The processor features that determine the kernels.
 const UNITS: [&str; 9] =
     ["avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "bf16"];
 
-/// Where a result comes from.
+/// The origin of a result.
 #[derive(Clone, Debug)]
 pub struct Origin {
     /// The benchmark: `memory`, `levers` and so on.
     pub name: String,
-    /// As a person would type it to measure again.
+    /// The command line that measures it again.
     pub command: String,
     commit: String,
     date: String,
     machine: Machine,
-    /// The files of this result, once the first part is written.
+    /// The files of this result, set once the first part is written.
     paths: OnceCell<[PathBuf; 2]>,
 }
 
@@ -42,7 +42,7 @@ struct Machine {
 }
 
 impl Origin {
-    /// Of a result that is measured here and now, in the checkout at `root`.
+    /// The origin of a result that is measured now, in the checkout at `root`.
     pub fn here(root: &Path, name: &str, command: String) -> Self {
         let (commit, date, machine) = (commit(root), today(), Machine::here());
         Self { name: name.to_owned(), command, commit, date, machine, paths: OnceCell::new() }
@@ -72,7 +72,7 @@ impl Origin {
     ///
     /// # Errors
     ///
-    /// Where a file cannot be written.
+    /// A file cannot be written.
     pub fn write(&self, runs: &Path, markdown: &str, results: &Value) -> Result<[PathBuf; 2], String> {
         let directory = runs.join(format!("{}-{}", self.date, slug(&self.machine.processor)));
         fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
@@ -82,7 +82,7 @@ impl Origin {
         if let (Some(record), Some(results)) = (record.as_object_mut(), results.as_object()) {
             record.extend(results.clone());
         }
-        // A benchmark that writes after each part replaces its own files, and nothing else.
+        // A benchmark that writes after each part replaces only its own files.
         let is_first = self.paths.get().is_none();
         let paths = self.paths.get_or_init(|| free_paths(&directory, &self.name));
         for (path, text) in paths.iter().zip([markdown, format!("{record:#}\n")]) {
@@ -94,7 +94,7 @@ impl Origin {
     }
 }
 
-/// `NAME.md` and `NAME.json`, or with the first number that makes both free.
+/// `NAME.md` and `NAME.json`, with the first number that makes both names free, if needed.
 fn free_paths(directory: &Path, name: &str) -> [PathBuf; 2] {
     let paths = |name: &str| ["md", "json"].map(|extension| directory.join(format!("{name}.{extension}")));
     let (mut free, mut number) = (paths(name), 2);
@@ -134,13 +134,13 @@ fn units(flags: &str) -> Vec<String> {
     UNITS.iter().filter(|unit| has(unit)).map(|unit| (*unit).to_owned()).collect()
 }
 
-/// The numbers at the start of a kernel's release; the rest may name a provider.
+/// The leading numbers of a kernel's release; the rest may name a provider.
 fn version(release: &str) -> String {
     let numbers: String = release.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
     if numbers.is_empty() { "unknown".to_owned() } else { numbers }
 }
 
-/// A processor's name as a part of a directory's name.
+/// A processor's name, in a form for a directory's name.
 fn slug(processor: &str) -> String {
     let name = processor.split('@').next().unwrap_or_default().replace("(R)", " ").replace("(TM)", " ");
     let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
@@ -148,7 +148,7 @@ fn slug(processor: &str) -> String {
     words.map(str::to_lowercase).collect::<Vec<_>>().join("-")
 }
 
-/// The commit that is checked out, with `, changed` where the tree differs from it.
+/// The checked-out commit, with `, changed` if the tree differs from it.
 pub fn commit(root: &Path) -> String {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").arg("-C").arg(root).args(arguments).output().ok()?;

@@ -1,4 +1,4 @@
-//! `bench slope`: whether the resident set grows over thousands of steps with evaluations between them.
+//! `bench slope`: whether the resident set grows over thousands of steps with evaluations in between.
 
 use std::fs;
 
@@ -10,9 +10,9 @@ use super::memory::train_arguments;
 use super::{Options, mib, write_tables};
 
 const STEPS: u64 = 3000;
-/// Steps between two evaluations; the resident set is averaged over as many.
+/// Steps between two evaluations; the resident set is averaged over this interval.
 const INTERVAL: u64 = 200;
-/// Intervals that are not counted: what is held for the first time is no growth.
+/// Intervals that are not counted: first allocations are not growth.
 const WARM_UP: usize = 2;
 
 const RUN: &str = "train.batch_size=8 train.eval_samples=16 train.eval_generate_samples=4 train.eval_max_new_tokens=16 \
@@ -56,7 +56,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     write_tables(options, &markdown, &json)
 }
 
-/// The mean resident set, in MiB, of every whole interval.
+/// The mean resident set, in MiB, of every complete interval.
 fn means(metrics: &str) -> Vec<f64> {
     let events = metrics.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let rss: Vec<f64> = events

@@ -1,6 +1,7 @@
-//! Damaged checkpoints: truncated, changed, exchanged, removed, replaced by what is no file, of a later format.
+//! Damages checkpoints: files are truncated, changed, exchanged, removed, replaced by other kinds of files, or get a later format.
 //!
-//! Two checkpoints are whole; the newer one is damaged. The run has to say so, go on from the older one, and end in the same bytes.
+//! There are two intact checkpoints; the newer one is damaged. The run has to report that, resume from the older one, and end with
+//! the same bytes.
 
 use std::fs;
 use std::io::{Seek, SeekFrom, Write};
@@ -15,9 +16,9 @@ use super::scenario::{self, Scenario};
 use super::table::Table;
 use crate::sample_data::random::Random;
 
-/// Files are cut at each of so many parts.
+/// Number of lengths at which each file is cut.
 const CUTS: u64 = 20;
-/// Bits that are changed in each file, where nothing else is asked for.
+/// Bits that are changed in each file, by default.
 const FLIPS: u32 = 35;
 
 /// The damage to a file of the newest checkpoint.
@@ -32,7 +33,7 @@ enum Damage {
     Older,
     /// Another file of the same checkpoint.
     Other(String),
-    /// A text in the file, and what it becomes.
+    /// A text in the file, and its replacement.
     Edit(&'static str, &'static str),
 }
 
@@ -44,15 +45,15 @@ enum Kind {
     Socket,
 }
 
-/// A try: its name, the file and what is done to it.
+/// A try: its name, the file and the damage.
 type NamedTry = (String, (String, Damage));
 
-/// Every damage to every file.
+/// Tries every damage on every file.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     some(lab, table, usize::MAX)
 }
 
-/// At most so many damages of each kind.
+/// Tries at most `most` damages of each kind.
 pub fn some(lab: &Lab, table: &mut Table, most: usize) -> Result<(), String> {
     let scene = Scene::new(lab)?;
     for (row, damages) in scene.rows(lab)? {
@@ -67,7 +68,7 @@ pub fn some(lab: &Lab, table: &mut Table, most: usize) -> Result<(), String> {
     })
 }
 
-/// Two checkpoints of a run that was killed, and the same run undisturbed.
+/// Two checkpoints of a killed run, and the same run undisturbed.
 struct Scene {
     template: PathBuf,
     going_on: Vec<String>,
@@ -111,7 +112,7 @@ impl Scene {
         Ok(names)
     }
 
-    /// Whether a file that takes another's place is another: configs of two checkpoints are the same.
+    /// Whether the damaged file differs: for example, the configs of both checkpoints are equal.
     fn is_other(&self, file: &str, damage: &Damage) -> bool {
         let checkpoints = self.template.join(RUN).join("checkpoints");
         let bytes = |checkpoint: &str, file: &str| fs::read(checkpoints.join(checkpoint).join(file)).ok();
@@ -122,7 +123,7 @@ impl Scene {
         }
     }
 
-    /// The damages, by their rows.
+    /// The damages, grouped by table row.
     fn rows(&self, lab: &Lab) -> Result<Vec<(String, Vec<NamedTry>)>, String> {
         let files = self.files()?;
         let of_each = |make: &dyn Fn(&String) -> Vec<Damage>| -> Vec<NamedTry> {
@@ -176,7 +177,7 @@ impl Scene {
         Ok(broken)
     }
 
-    /// A checkpoint that a later version wrote: it cannot be used here, and is nobody's to remove.
+    /// A checkpoint of a later version: this version cannot use it, and must not remove it.
     fn later_format(&self, lab: &Lab, directory: &Path) -> Outcome {
         lab::copy(&self.template, directory)?;
         let newest = directory.join(RUN).join("checkpoints").join(NEWEST);

@@ -1,4 +1,4 @@
-//! Disks that are full, read-only, slow to finish a call, or broken from some moment on.
+//! Disks that are full, read-only, slow to complete a call, or broken from some point on.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,22 +10,22 @@ use super::promises;
 use super::scenario::{self, Scenario};
 use super::table::Table;
 
-/// Errors that stay, with their numbers on Linux.
+/// Errors that persist, with their numbers on Linux.
 const STICKY: [(&str, i64); 5] = [("ENOSPC", 28), ("EIO", 5), ("EDQUOT", 122), ("EROFS", 30), ("ENOMEM", 12)];
-/// Calls that change something.
+/// Calls that change data on the disk.
 const CHANGING: &str = "write,pwrite,fsync,fdatasync,ftruncate,fallocate,mkdir,mkdirat,rename,renameat,renameat2";
-/// Calls that a signal may interrupt. Opening a directory to list it is none of them on a local disk, and the standard library
-/// does not repeat it.
+/// Calls that a signal may interrupt. Opening a directory to list it cannot be interrupted on a local disk, and the standard
+/// library does not repeat it.
 const INTERRUPTED: &str = "read,pread,write,pwrite,fsync,fdatasync,ftruncate,flock";
-/// Operations at which an error begins that stays.
+/// Number of operations at which a persistent error begins.
 const STICKY_POINTS: u64 = 12;
-/// Sizes of a disk that is full, in KiB; a run fits into the last.
+/// Sizes of a full disk, in KiB; a run fits into the last one.
 const DISKS_KIB: [u64; 12] = [64, 256, 512, 600, 700, 800, 1024, 1536, 2048, 3072, 6144, 12_288];
-/// Lengths that a file may have, in blocks of 512 bytes.
+/// File size limits, in blocks of 512 bytes.
 const FILE_BLOCKS: [u64; 8] = [0, 1, 8, 64, 256, 512, 1024, 2048];
 const SCENARIOS: [&str; 3] = ["fresh", "resumed", "on disk"];
 
-/// All of them, with the smaller model: disks are of its size.
+/// Runs all of these, with the smaller model: the disks fit its size.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     for name in SCENARIOS {
         let scenario = Scenario::new(lab, name, true)?;
@@ -37,7 +37,7 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     limited(lab, table, &fresh)
 }
 
-/// A third of every read and write, and every other call interrupted: the run notices nothing.
+/// Every read and write does a third of its bytes, and every second call is interrupted: the run must not notice.
 pub fn parts_of_calls(lab: &Lab, table: &mut Table, scenario: &Scenario) -> Result<(), String> {
     let tries: Vec<(String, String)> = vec![
         ("a third of every read and write".into(), "from=1\nto=end\ndo=short".into()),
@@ -52,7 +52,7 @@ pub fn parts_of_calls(lab: &Lab, table: &mut Table, scenario: &Scenario) -> Resu
     })
 }
 
-/// From some change on every change fails.
+/// Every change fails from some change on.
 fn sticky(lab: &Lab, table: &mut Table, scenario: &Scenario) -> Result<(), String> {
     let changes =
         scenario.points.iter().filter(|point| CHANGING.split(',').any(|call| call == point.call)).count() as u64;
@@ -70,7 +70,7 @@ fn sticky(lab: &Lab, table: &mut Table, scenario: &Scenario) -> Result<(), Strin
     lab.try_all(table, &row, &tries, notes, |faults, directory| scenario.try_once(lab, directory, faults))
 }
 
-/// A disk that is too small, and then grows.
+/// A disk that is too small at first, and then grows.
 fn full(lab: &Lab, table: &mut Table, scenario: &Scenario) -> Result<(), String> {
     let row = "a full disk that grows, fresh";
     let probe = lab.directory("mounted")?;
@@ -95,7 +95,7 @@ fn full(lab: &Lab, table: &mut Table, scenario: &Scenario) -> Result<(), String>
     })
 }
 
-/// Files may not grow beyond a limit (RLIMIT_FSIZE).
+/// Files cannot grow beyond a limit (RLIMIT_FSIZE).
 fn limited(lab: &Lab, table: &mut Table, scenario: &Scenario) -> Result<(), String> {
     let tries = FILE_BLOCKS.map(|blocks| (format!("ulimit -f {blocks}"), blocks));
     lab.try_all(table, "a limit on the length of files, fresh", &tries, Vec::new(), |blocks, directory| -> Outcome {
@@ -110,7 +110,7 @@ fn limited(lab: &Lab, table: &mut Table, scenario: &Scenario) -> Result<(), Stri
     })
 }
 
-/// A disk in memory of some size; unmounted when dropped.
+/// A disk in memory of a given size; unmounted when dropped.
 struct Disk<'a> {
     place: &'a Path,
 }

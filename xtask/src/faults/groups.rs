@@ -1,4 +1,4 @@
-//! Hard memory groups: the limit is the budget, so one byte too many is a kill.
+//! Hard memory groups: the limit is the budget, so a single byte above it kills the run.
 
 use std::fs;
 use std::fs::File;
@@ -19,17 +19,17 @@ use crate::sample_data::random::Random;
 const MIB: u64 = 1 << 20;
 /// Budgets of the preset `tiny` on its own rows, in MiB.
 const TINY_MIB: [u64; 12] = [24, 28, 32, 36, 40, 48, 64, 80, 100, 128, 160, 200];
-/// Budgets with rows that are meant to break them, in MiB.
+/// Budgets for rows that are meant to exceed them, in MiB.
 const HOSTILE_MIB: [u64; 3] = [70, 100, 200];
 const TINY: &str = "train.batch_size=16 train.eval_samples=8 train.eval_generate_samples=2 train.eval_max_new_tokens=4 \
                     checkpoint.every_steps=4 checkpoint.keep_last=1";
 const HOSTILE: &str = "model.config=tiny train.batch_size=64 data.max_source_tokens=64 data.max_target_tokens=8 data.validation=[] \
                        checkpoint.keep_last=1";
-/// Exit codes: done, or refused because it does not fit.
+/// Exit codes: done, or refused because the run does not fit.
 const DONE: i32 = 0;
 const DOES_NOT_FIT: i32 = 3;
 
-/// Runs in groups, where there are any.
+/// Runs in groups, if groups are available.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     if let Err(why) = Group::new(64 * MIB) {
         table.skip("hard memory groups", &why);
@@ -56,7 +56,7 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     Ok(())
 }
 
-/// One run in a group.
+/// Makes one run in a group.
 fn in_a_group(lab: &Lab, directory: &Path, mib: u64, settings: &[&str], steps: u64) -> Outcome {
     let group = Group::new(mib * MIB)?;
     let mut arguments: Vec<String> = ["--output", "run", "--max-steps"].map(str::to_string).to_vec();
@@ -81,7 +81,7 @@ fn in_a_group(lab: &Lab, directory: &Path, mib: u64, settings: &[&str], steps: u
     Ok(broken)
 }
 
-/// Writes a file of rows.
+/// A function that writes a file of rows.
 type Write = fn(&Path) -> Result<(), String>;
 
 const FILES: [(&str, Write); 6] = [

@@ -1,7 +1,7 @@
 //! Mutated inputs for every parser of foreign bytes: no panic, no end of the process, no hang, and little memory.
 //!
-//! The work is done by `try_inputs` of the crate `foreign-bytes`, a program of its own: xtask would otherwise stand on
-//! the whole product. This runs it, and makes a row of the table of each of its rows.
+//! The program `try_inputs` of the crate `foreign-bytes` does the work, since xtask would otherwise depend on the whole
+//! product. This module runs it, and converts each of its rows to a row of the table.
 
 use std::process::Command;
 
@@ -10,12 +10,12 @@ use serde_json::Value;
 use super::Lab;
 use super::table::{Row, Table};
 
-/// Tries thousands of inputs of each parser, and some of them through the command.
+/// Tries thousands of inputs of each parser, and some of them on the command.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     try_inputs(lab, table, lab.options.tries.map(|tries| vec!["--tries".to_string(), tries.to_string()]))
 }
 
-/// The first few inputs, which are the corpora: a few seconds.
+/// Tries the first few inputs, which are the corpora. Takes a few seconds.
 pub fn quick(lab: &Lab, table: &mut Table) -> Result<(), String> {
     try_inputs(lab, table, Some(vec!["--quick".to_string()]))
 }
@@ -31,7 +31,7 @@ fn try_inputs(lab: &Lab, table: &mut Table, arguments: Option<Vec<String>>) -> R
         return Err(format!("{}: not built; `cargo build --release --workspace`", program.display()));
     }
     let report = crate::root().join("target/faults/mutated-inputs.json");
-    // A report of another run is no report.
+    // An old report must not be mistaken for this run's.
     let _ = std::fs::remove_file(&report);
     let mut command = Command::new(&program);
     command.args(arguments.unwrap_or_default()).args(["--seed", &lab.options.seed.to_string()]);

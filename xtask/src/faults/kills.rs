@@ -1,4 +1,4 @@
-//! `SIGKILL` at random, again and again, until the run is done: at operations on files, and at moments.
+//! `SIGKILL` at random, repeatedly until the run is done: at file operations, and at random times.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,12 +14,12 @@ use crate::sample_data::random::Random;
 
 /// Scenarios that are killed.
 const SCENARIOS: [&str; 2] = ["fresh", "on disk"];
-/// Kills of one run before it is let go on to its end.
+/// The most kills of one run before it may run to its end.
 const MOST_KILLS: usize = 4;
-/// Runs a row, where none are asked for: each is killed once at least.
+/// Default number of runs per row; each is killed at least once.
 const TRIES: usize = 250;
 
-/// Both ways, for each scenario.
+/// Both kinds of kills, for each scenario.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     for name in SCENARIOS {
         let rows = ["operations", "moments"].map(|at| format!("SIGKILL at random {at}, {name}"));
@@ -34,7 +34,7 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     Ok(())
 }
 
-/// Tries with names that say their seed.
+/// Tries with the seed in their names.
 fn tries(lab: &Lab) -> Vec<(String, u64)> {
     let first = lab.options.seed;
     let count = lab.options.tries.unwrap_or(TRIES) as u64;
@@ -55,7 +55,7 @@ fn at_operations(lab: &Lab, table: &mut Table, scenario: &Scenario, row: &str) -
 }
 
 fn at_moments(lab: &Lab, table: &mut Table, scenario: &Scenario, row: &str) -> Result<(), String> {
-    // As long as a run takes here and now.
+    // Up to the duration of a run on this machine.
     let directory = lab.directory("timed")?;
     scenario.prepare(&directory)?;
     let began = Instant::now();
@@ -74,7 +74,7 @@ fn at_moments(lab: &Lab, table: &mut Table, scenario: &Scenario, row: &str) -> R
     })
 }
 
-/// Starts the run, and goes on with it after each kill; in the end without one.
+/// Starts the run, and resumes it after each kill; the last resume is not killed.
 fn killed_often(
     lab: &Lab,
     scenario: &Scenario,

@@ -1,4 +1,4 @@
-//! Where tries are made: the command, the library of fault points, a directory, and a journal of what was done.
+//! The environment of tries: the command, the library of fault points, a directory, and a journal of finished tries.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use super::table::{Row, Table};
 
 const LIBRARY: &str = "libfault_points.so";
 
-/// The directory of the run, below that of the try.
+/// The run's directory, below the try's.
 pub const RUN: &str = "run";
 
 /// The environment of the tries.
@@ -29,16 +29,16 @@ pub struct Lab {
     root: PathBuf,
     preloaded: PathBuf,
     scratch: PathBuf,
-    /// Tries that were made before, with the promises that they broke.
+    /// Earlier tries, with the promises that they broke.
     done: BTreeMap<String, Vec<String>>,
     journal: Option<Mutex<fs::File>>,
 }
 
-/// The promises that a try broke. An error is one of the harness, and ends it.
+/// The promises that a try broke. An error is the harness's own, and ends it.
 pub type Outcome = Result<Vec<String>, String>;
 
 impl Lab {
-    /// Builds the library, and makes an empty directory.
+    /// Builds the library, and makes an empty scratch directory.
     pub fn new(root: &Path, options: Options) -> Result<Self, String> {
         if !cfg!(target_os = "linux") {
             return Err("fault points need Linux".to_string());
@@ -73,7 +73,7 @@ impl Lab {
         Faults { preloaded: self.preloaded.clone(), program: program.into(), threads: 1 }
     }
 
-    /// An empty directory of this name.
+    /// Makes an empty directory of this name.
     pub fn directory(&self, name: &str) -> Result<PathBuf, String> {
         let path = self.directory_of(name);
         empty(&path)?;
@@ -90,21 +90,21 @@ impl Lab {
         self.sample("sample-tokenizer.json")
     }
 
-    /// Where [`Lab::directory`] makes a directory of this name.
+    /// The path of the directory that [`Lab::directory`] makes for this name.
     pub fn directory_of(&self, name: &str) -> PathBuf {
         self.scratch.join(name)
     }
 
-    /// Whether a row of this name is asked for.
+    /// Whether a row of this name was requested.
     pub fn is_asked_for(&self, fault: &str) -> bool {
         fault.contains(&self.options.only)
     }
 
-    /// Makes tries, each in an empty directory, and adds their row. A try has a name from which it can be made again.
+    /// Makes tries, each in an empty directory, and adds their row. A try has a name that reproduces it.
     ///
     /// # Errors
     ///
-    /// Where the harness itself failed.
+    /// The harness itself failed.
     pub fn try_all<T: Sync>(
         &self,
         table: &mut Table,
@@ -120,11 +120,11 @@ impl Lab {
         Ok(())
     }
 
-    /// [`Lab::try_all`], where a try does a thing more than once and counts how often: `250 kills`.
+    /// Like [`Lab::try_all`], for tries that repeat an action and count it: `250 kills`.
     ///
     /// # Errors
     ///
-    /// Where the harness itself failed.
+    /// The harness itself failed.
     pub fn try_counted<T: Sync>(
         &self,
         table: &mut Table,
@@ -140,7 +140,7 @@ impl Lab {
         Ok(())
     }
 
-    /// The row of these tries, where it is asked for.
+    /// Makes the row of these tries, if it was requested.
     fn made<T: Sync>(
         &self,
         fault: &str,
@@ -199,7 +199,7 @@ impl Drop for Lab {
     }
 }
 
-/// At most `most` of these, evenly spread: the first is among them.
+/// At most `most` of these, evenly spread and including the first.
 pub fn spread<T>(all: &[T], most: Option<usize>) -> Vec<&T> {
     let count = most.unwrap_or(all.len()).min(all.len());
     (0..count).map(|at| &all[at * all.len() / count]).collect()
@@ -212,7 +212,7 @@ fn build_library(root: &Path) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("cargo build ended with {status}")) }
 }
 
-/// The tries of a journal, and the journal, open for more. A last line that was torn is left out.
+/// Reads the tries of a journal, and opens it for more. A torn last line is left out.
 fn open_journal(path: &Path) -> Result<(BTreeMap<String, Vec<String>>, fs::File), String> {
     let named = |error: std::io::Error| format!("{}: {error}", path.display());
     fs::create_dir_all(path.parent().unwrap_or(Path::new("."))).map_err(named)?;
@@ -228,7 +228,7 @@ fn open_journal(path: &Path) -> Result<(BTreeMap<String, Vec<String>>, fs::File)
     Ok((done.collect(), file))
 }
 
-/// Makes an empty directory, whatever was there.
+/// Makes an empty directory, and removes anything that was there.
 pub fn empty(path: &Path) -> Result<(), String> {
     let named = |error: std::io::Error| format!("{}: {error}", path.display());
     if path.exists() {
@@ -237,7 +237,7 @@ pub fn empty(path: &Path) -> Result<(), String> {
     fs::create_dir_all(path).map_err(named)
 }
 
-/// Copies a directory with all that is in it.
+/// Copies a directory with all its contents.
 pub fn copy(from: &Path, to: &Path) -> Result<(), String> {
     let named = |error: std::io::Error| format!("{}: {error}", from.display());
     fs::create_dir_all(to).map_err(named)?;

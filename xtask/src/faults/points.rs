@@ -1,6 +1,7 @@
-//! Faults at every operation on a file: `SIGKILL` before and in the N-th one, and each error at the N-th one.
+//! Faults at every file operation: `SIGKILL` before and within the N-th operation, and each error at the N-th operation.
 //!
-//! A kill after an operation leaves on the disk what a kill before the next one leaves; after the last one it is tried itself.
+//! A kill after one operation leaves the same disk as a kill before the next. Only after the last operation is a kill tried
+//! separately.
 
 use super::Lab;
 use super::scenario::{self, Point, Scenario};

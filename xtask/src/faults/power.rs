@@ -1,11 +1,11 @@
-//! Power cuts: what would be on a disk that keeps what was synced, and of all else as little as it may.
+//! Power cuts: simulates a disk that keeps all synced data, and as little other data as it may.
 //!
-//! A run is killed at an operation, after it was recorded what each file held when it was synced. From the operations
-//! before the cut a disk is made up, and the run goes on from there. Two kinds of disk are tried:
+//! A run is killed at an operation, with a record of each file's contents at each sync. From the operations before the cut, the
+//! simulated disk is built, and the run resumes on it. Two kinds of disk are tried:
 //!
-//! * `strict`, as POSIX has it: a file holds what it held at its last sync, and a directory has the names that it had at its own.
-//! * `names first`: every name is there at once, and files hold what they held at their last sync. Disks that write names
-//!   before contents do so; a file that is renamed before it is synced is empty.
+//! * `strict`, by POSIX: a file has its contents at its last sync, and a directory has its names at its own last sync.
+//! * `names first`: every name takes effect at once, and files have their contents at their last sync. Disks that write names
+//!   before contents behave like this; a file that is renamed before it is synced is empty.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,14 +21,14 @@ use super::table::Table;
 const O_CREAT: u64 = 0o100;
 const RENAME_EXCHANGE: u64 = 2;
 
-/// Names that a disk keeps.
+/// The names that a disk keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Names {
     Synced,
     All,
 }
 
-/// A cut before each operation that changes something, on both kinds of disk.
+/// Cuts before each operation that changes the disk, on both kinds of disk.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     for name in ["fresh", "resumed"] {
         if ["strict", "names first"].iter().all(|disk| !lab.is_asked_for(&row(disk, name))) {
@@ -44,7 +44,7 @@ fn row(disk: &str, scenario: &str) -> String {
     format!("power cut, {disk}, {scenario}")
 }
 
-/// A cut before every so-manieth operation that changes something, on both kinds of disk.
+/// Cuts before every n-th operation that changes the disk (n is `every`), on both kinds of disk.
 pub fn cuts(lab: &Lab, table: &mut Table, scenario: &Scenario, every: usize) -> Result<(), String> {
     let changes: Vec<&Point> = scenario.points.iter().filter(|point| point.is_change()).collect();
     let tries: Vec<(String, u64)> = changes.iter().step_by(every).map(|point| (point.name(), point.number)).collect();
@@ -57,7 +57,7 @@ pub fn cuts(lab: &Lab, table: &mut Table, scenario: &Scenario, every: usize) -> 
     Ok(())
 }
 
-/// Runs up to an operation, makes up the disk, and goes on from it.
+/// Runs up to an operation, builds the disk, and resumes on it.
 fn cut(lab: &Lab, scenario: &Scenario, directory: &Path, number: u64, names: Names) -> Outcome {
     let [before, records] = ["before", "records"].map(|name| directory.join(name));
     for place in [&before, &records] {
@@ -90,17 +90,17 @@ struct Disk {
     things: Vec<Thing>,
 }
 
-/// A file or a directory. The first of a disk is its root.
+/// A file or a directory. A disk's first thing is its root.
 #[derive(Clone, Debug)]
 enum Thing {
-    /// Its contents when it was last synced.
+    /// The contents at the last sync.
     File(Option<Vec<u8>>),
-    /// Its names as they are, and as they were when it was synced last.
+    /// The current names, and the names at the last sync.
     Directory(BTreeMap<String, usize>, BTreeMap<String, usize>),
 }
 
 impl Disk {
-    /// A disk with all that is in a directory, synced.
+    /// A disk with everything in a directory, synced.
     fn of(directory: &Path) -> Result<Self, String> {
         let mut disk = Disk::default();
         disk.read(directory)?;
@@ -124,7 +124,7 @@ impl Disk {
         Ok(place)
     }
 
-    /// Does what a line of a trace says.
+    /// Applies a line of a trace.
     fn follow(&mut self, line: &str, base: &Path, records: &Path) -> Result<(), String> {
         let words: Vec<&str> = line.split('\t').collect();
         let [number, call, first, second, detail, result, ..] = words[..] else {
@@ -194,7 +194,7 @@ impl Disk {
         })
     }
 
-    /// The names of the directory that a path is in, and its name there.
+    /// The names of the directory that contains a path, and the path's name there.
     fn names_of(&mut self, path: &Path) -> Option<(&mut BTreeMap<String, usize>, String)> {
         let parent = self.find(path.parent()?)?;
         let name = path.file_name()?.to_str()?.to_string();
@@ -204,7 +204,7 @@ impl Disk {
         }
     }
 
-    /// Writes what is left after the cut.
+    /// Writes the files that remain after the cut.
     fn write(&self, directory: &Path, kept: Names) -> Result<(), String> {
         let mut left: Vec<(usize, PathBuf)> = vec![(0, directory.to_path_buf())];
         while let Some((place, path)) = left.pop() {
@@ -226,7 +226,7 @@ impl Disk {
 mod tests {
     use super::*;
 
-    /// The names and contents that a disk has left after these operations, which are written below `/d`.
+    /// Checks the names and contents that remain after these operations, which are written below `/d`.
     #[track_caller]
     fn check(operations: &[&str], kept: Names, expected: &[(&str, &str)]) {
         let here = std::env::current_exe().expect("this program's path");

@@ -1,4 +1,4 @@
-//! A run of the command: started under faults, ended by a limit of time, and what it said.
+//! A run of the command: starts it under faults, limits its time, and collects its output.
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -7,17 +7,17 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// A run that takes longer hangs.
+/// A run that takes longer counts as hanging.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Ran {
-    /// Exit code; nothing after a signal.
+    /// Exit code; `None` after a signal.
     pub code: Option<i32>,
     /// The signal that ended it.
     pub signal: Option<i32>,
-    /// Whether the harness ended it, because it ran for longer than the limit.
+    /// Whether the harness killed the run, because it exceeded the time limit.
     pub hung: bool,
     /// Standard output.
     pub out: String,
@@ -26,7 +26,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// How it ended, for people.
+    /// A readable description of the end.
     pub fn ending(&self) -> String {
         match (self.hung, self.code, self.signal) {
             (true, ..) => format!("still running after {} s", LIMIT.as_secs()),
@@ -36,14 +36,14 @@ impl Ran {
         }
     }
 
-    /// The first line that says what went wrong.
+    /// The first line that reports an error.
     pub fn complaint(&self) -> &str {
         let words = |line: &&str| line.starts_with("error") || line.contains("panicked");
         self.err.lines().find(words).unwrap_or_default()
     }
 }
 
-/// The library of fault points, and what it is told.
+/// The library of fault points, and its settings.
 #[derive(Clone, Debug)]
 pub struct Faults {
     /// The library.
@@ -55,7 +55,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// The same faults, and a run on so many threads.
+    /// The same faults, for a run with `threads` threads.
     pub fn on_threads(self, threads: usize) -> Self {
         Self { threads, ..self }
     }
@@ -74,7 +74,7 @@ pub struct Running {
 ///
 /// # Errors
 ///
-/// Where it cannot be started: no fault of the program.
+/// The program cannot be started; this is not a failure of the program itself.
 pub fn start(
     program: &Path,
     arguments: &[String],
@@ -84,7 +84,7 @@ pub fn start(
     let mut command = Command::new(program);
     let threads = faults.map_or(1, |faults| faults.threads);
     command.args(arguments).current_dir(directory).env("RAYON_NUM_THREADS", threads.to_string());
-    // A measurement would make file operations of its own, in the first run only.
+    // A measurement of prices would add file operations, in the first run only.
     command.env("LOW_MEM_T5_PRICES", "built-in");
     if let Some(faults) = faults {
         command.env("LD_PRELOAD", &faults.preloaded).env("FAULT_POINTS", &faults.program);
@@ -96,7 +96,7 @@ pub fn start(
 ///
 /// # Errors
 ///
-/// Where it cannot be started: no fault of the program.
+/// The command cannot be started; this is not a failure of the command itself.
 pub fn start_command(mut command: Command) -> Result<Running, String> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let began = Instant::now();
@@ -105,7 +105,7 @@ pub fn start_command(mut command: Command) -> Result<Running, String> {
     let (sender, ended) = mpsc::channel();
     let out = child.stdout.take().expect("a pipe");
     let err = child.stderr.take().expect("a pipe");
-    // Threads that end with their pipe; nobody waits for them but at the channel.
+    // These threads end with their pipes; only the channel is waited for.
     let read = |mut pipe: Box<dyn Read + Send>, is_error: bool, sender: mpsc::Sender<(bool, Vec<u8>)>| {
         std::thread::spawn(move || {
             let mut text = Vec::new();
@@ -119,7 +119,7 @@ pub fn start_command(mut command: Command) -> Result<Running, String> {
 }
 
 impl Running {
-    /// Waits until the run has ended, at most until `moment` after its start; whether it has.
+    /// Waits for the run's end, at most until `moment` after its start. Returns whether it has ended.
     pub fn wait_until(&mut self, moment: Duration) -> bool {
         while self.texts.iter().any(Option::is_none) {
             let left = moment.saturating_sub(self.began.elapsed());
@@ -132,12 +132,12 @@ impl Running {
         true
     }
 
-    /// Kills it now.
+    /// Kills the run now.
     pub fn kill(&mut self) -> Result<(), String> {
         self.child.kill().map_err(|error| error.to_string())
     }
 
-    /// Waits for its end, and ends it where that takes too long.
+    /// Waits for the run's end, and kills it after the time limit.
     pub fn end(mut self) -> Result<Ran, String> {
         if !self.wait_until(LIMIT) {
             self.hung = true;

@@ -1,6 +1,6 @@
-//! The promises of a run, checked from outside: by its output and by the files in its directory.
+//! Checks the promises of a run from outside: from its output and the files in its directory.
 //!
-//! Nothing here uses the code of the command: checkpoints are verified by their manifests, which are read again here.
+//! The checks use no code of the command: they read manifests again themselves to verify checkpoints.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,14 +12,14 @@ use sha2::{Digest, Sha256};
 use super::lab::RUN;
 use super::process::Ran;
 
-/// The exit codes that are documented.
+/// The documented exit codes.
 const DOCUMENTED: [i32; 7] = [0, 1, 2, 3, 4, 5, 75];
 const SIGKILL: i32 = 9;
 const MODEL: &str = "model/model.safetensors";
 const CHECKPOINTS: &str = "checkpoints";
-/// Made of `metrics.jsonl`, from which `train_low_mem report` makes the page again.
+/// Files made from `metrics.jsonl`; `train_low_mem report` can make the page again.
 const VIEWS: [&str; 2] = ["report.html", "events.out.tfevents.0.train_low_mem"];
-/// Words that an error of ours would have.
+/// Texts that indicate an internal error.
 const PANICS: [&str; 3] = ["panicked at", "internal error:", "this is a bug"];
 
 /// The result of an undisturbed run.
@@ -30,13 +30,13 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// The names in the directory of an undisturbed run.
+    /// Reads the names in the directory of an undisturbed run.
     pub fn of(directory: &Path) -> Result<Self, String> {
         let names = names(directory)?;
         Ok(Self { model: fs::read(directory.join(RUN).join(MODEL)).ok(), names })
     }
 
-    /// Whether the model has the bytes of an undisturbed run.
+    /// Checks that the model equals that of an undisturbed run, byte for byte.
     pub fn same_model(&self, directory: &Path) -> Vec<String> {
         let Some(expected) = &self.model else { return Vec::new() };
         match fs::read(directory.join(RUN).join(MODEL)) {
@@ -46,7 +46,7 @@ impl Whole {
         }
     }
 
-    /// Whether a run that went on without faults ended as an undisturbed one: same bytes, nothing left behind.
+    /// Checks that a run resumed without faults ended like an undisturbed run: same bytes, no files left behind.
     pub fn went_on(&self, ran: &Ran, directory: &Path) -> Vec<String> {
         if ran.code != Some(0) {
             return vec![format!("does not go on: {}: {}", ran.ending(), ran.complaint())];
@@ -54,10 +54,10 @@ impl Whole {
         let mut broken = self.same_model(directory);
         match names(directory) {
             Ok(names) => {
-                // A checkpoint more is no harm: the run that would have pruned it had a fault.
+                // An additional checkpoint does no harm: the run that would have pruned it had a fault.
                 let is_more = |name: &&String| !name.starts_with(&format!("{RUN}/{CHECKPOINTS}/step-"));
                 let left: Vec<&String> = names.difference(&self.names).filter(is_more).collect();
-                // A run that cannot write a view of its metrics warns and goes on without.
+                // A run that cannot write a view of its metrics warns, and continues without it.
                 let is_promised = |name: &&String| !VIEWS.iter().any(|view| **name == format!("{RUN}/{view}"));
                 let missing: Vec<&String> = self.names.difference(&names).filter(is_promised).collect();
                 broken.extend(left.first().map(|name| format!("left behind: {name} (of {})", left.len())));
@@ -70,7 +70,7 @@ impl Whole {
     }
 }
 
-/// The newest step that the run said was saved.
+/// The newest step that the run reported as saved.
 pub fn acknowledged(out: &str) -> Option<u64> {
     let said = out.lines().filter_map(|line| line.strip_prefix("saved "));
     said.filter_map(|line| step(line.split(" (").next()?.rsplit('/').next()?)).max()
@@ -80,7 +80,7 @@ fn step(name: &str) -> Option<u64> {
     name.strip_prefix("step-")?.parse().ok()
 }
 
-/// The steps whose checkpoints are whole, each file of them read.
+/// The steps of intact checkpoints; every file of them is read.
 pub fn whole_checkpoints(run: &Path) -> Vec<u64> {
     let entries = fs::read_dir(run.join(CHECKPOINTS)).into_iter().flatten().flatten();
     entries
@@ -91,7 +91,7 @@ pub fn whole_checkpoints(run: &Path) -> Vec<u64> {
         .collect()
 }
 
-/// Whether every file that the manifest lists is there, byte for byte.
+/// Whether every file in the manifest exists, byte for byte.
 fn is_whole(checkpoint: &Path) -> bool {
     let Ok(text) = fs::read(checkpoint.join("manifest.json")) else { return false };
     let Ok(manifest) = serde_json::from_slice::<Value>(&text) else { return false };
@@ -106,7 +106,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// An exit code that is documented, or the signal that was meant; no panic.
+/// Checks the end of a run: a documented exit code or the intended signal, and no panic.
 pub fn ended_well(ran: &Ran, may_be_killed: bool) -> Vec<String> {
     let is_killed = may_be_killed && ran.signal == Some(SIGKILL);
     let is_documented = ran.code.is_some_and(|code| DOCUMENTED.contains(&code));
@@ -123,7 +123,7 @@ pub fn ended_well(ran: &Ran, may_be_killed: bool) -> Vec<String> {
     broken
 }
 
-/// The checkpoint that was acknowledged last is there, or a newer one.
+/// Checks that the last acknowledged checkpoint, or a newer one, exists.
 pub fn nothing_lost(run: &Path, newest_acknowledged: Option<u64>) -> Vec<String> {
     let Some(step) = newest_acknowledged else { return Vec::new() };
     let newest = whole_checkpoints(run).into_iter().max();
@@ -135,8 +135,8 @@ pub fn nothing_lost(run: &Path, newest_acknowledged: Option<u64>) -> Vec<String>
     vec![format!("LOST: step {step} was saved, {found}")]
 }
 
-/// A line that is no JSON would end every reader of the file. The last one may be torn, and ends in no newline then: the next
-/// event takes it away.
+/// Finds a line that is not JSON, which would stop every reader of the file. The last line may be torn if it has no newline;
+/// the next event then removes it.
 fn torn_metrics(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -144,7 +144,7 @@ fn torn_metrics(path: &Path) -> Option<String> {
     Some(format!("metrics.jsonl: line {} is torn", torn + 1))
 }
 
-/// Every file and directory below this one, relative to it.
+/// Every file and directory below a directory, relative to it.
 fn names(directory: &Path) -> Result<BTreeSet<String>, String> {
     let mut found = BTreeSet::new();
     let mut left = vec![directory.to_path_buf()];
@@ -166,7 +166,7 @@ fn names(directory: &Path) -> Result<BTreeSet<String>, String> {
 mod tests {
     use super::*;
 
-    /// A run with a whole checkpoint of each step, in a directory of this test's own.
+    /// A run with an intact checkpoint of each step, in a directory of this test.
     fn run_with(name: &str, steps: &[u64]) -> std::path::PathBuf {
         let here = std::env::current_exe().expect("this program's path");
         let directory = here.with_file_name(format!("promises-{}-{name}", std::process::id()));

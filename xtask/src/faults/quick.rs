@@ -1,7 +1,7 @@
-//! A slice of the matrix that takes less than two minutes on two shared cores: part of `.ci/run`.
+//! A part of the matrix that takes less than two minutes on two shared cores, run by `.ci/run`.
 //!
-//! Every renaming, removal, sync, new directory and lock is struck, and of all other operations every so-manieth one. Before
-//! that the harness has to find a planted loss: a check that cannot fail shows nothing.
+//! Every rename, removal, sync, new directory and lock gets a fault, and every n-th other operation. First, the harness has
+//! to find a planted loss: a check that cannot fail proves nothing.
 
 use super::Lab;
 use super::damage;
@@ -14,18 +14,18 @@ use super::scenario::{self, Point, Scenario};
 use super::table::Table;
 use super::threads;
 
-/// Of the operations that are not turning points, every so-manieth is killed before.
+/// A kill is tried before every turning point, and before every n-th of all operations.
 const KILL_EVERY: usize = 16;
-/// Of all operations, every so-manieth fails.
+/// Every n-th of all operations fails.
 const FAIL_EVERY: usize = 12;
-/// Power is cut before every so-manieth operation that changes something.
+/// Power is cut before every n-th operation that changes the disk.
 const CUT_EVERY: usize = 12;
 /// Damages of each kind.
 const DAMAGES: usize = 5;
-/// Every so-manieth number of threads that can start.
+/// Every n-th limit on the number of threads is tried.
 const THREADS_EVERY: usize = 4;
 
-/// Runs the slice.
+/// Runs this part of the matrix.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     inputs::quick(lab, table)?;
     for name in scenario::NAMES {
@@ -49,7 +49,7 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     damage::some(lab, table, DAMAGES)
 }
 
-/// The library lies about a renaming: a save is acknowledged and is not there. The check has to say so.
+/// The library lies about a rename: a save is acknowledged but does not exist. The check has to report it.
 fn find_a_planted_loss(lab: &Lab, scenario: &Scenario) -> Result<(), String> {
     let directory = lab.directory("planted")?;
     let lie = "calls=rename,renameat,renameat2\nonly=/checkpoints/step-\nfrom=1\nto=end\ndo=lie\n";

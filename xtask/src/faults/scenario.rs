@@ -1,4 +1,4 @@
-//! A scenario: a run that faults are injected into, as it is undisturbed, and the operations on files that it makes.
+//! A scenario: a run for faults to be injected into, its undisturbed result, and its file operations.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ const SETTINGS: &[&str] = &[
     "memory.prefetch_batches=1",
 ];
 
-/// All that can wait on disk does.
+/// Everything that can be offloaded to disk is.
 const ON_DISK: &[&str] = &[
     "memory.accumulation=layer-major",
     "memory.activation_offload=disk",
@@ -30,51 +30,51 @@ const ON_DISK: &[&str] = &[
     "memory.weight_offload=disk",
 ];
 
-/// The preset `tiny`, smaller. It makes the same operations.
+/// The preset `tiny`, made smaller. The file operations are the same.
 const SMALL: &str = "model.overrides={num_layers=1,num_decoder_layers=1,d_model=16,d_ff=32,d_kv=8,num_heads=2}";
 
-/// Steps of a run.
+/// Number of steps of a run.
 const STEPS: u64 = 3;
 
-/// Rows are read by another thread, whose operations come between those of the run in no fixed order.
+/// Another thread reads these rows, so the order of its operations relative to the run's is not fixed.
 const READ_BY_THE_LOADER: &str = "sample-train.parquet";
 
 /// A run that faults are injected into.
 pub struct Scenario {
-    /// Its name: `fresh`.
+    /// The name, such as `fresh`.
     pub name: &'static str,
     /// Arguments of the run.
     pub arguments: Vec<String>,
-    /// Arguments of the resume after a fault.
+    /// Arguments of the resumed run after a fault.
     pub going_on: Vec<String>,
     /// The state before the run.
     template: Option<PathBuf>,
     /// The run without a fault.
     pub whole: Whole,
-    /// Its operations on files, in their order.
+    /// The undisturbed run's file operations, in order.
     pub points: Vec<Point>,
 }
 
-/// An operation on a file.
+/// A file operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// Its number, from 1.
+    /// The operation's number, from 1.
     pub number: u64,
     /// The system call.
     pub call: String,
-    /// The path, from the directory of the try; of a renaming both.
+    /// The path relative to the try's directory; for a rename both paths.
     pub path: String,
     /// Bytes or flags.
     pub detail: u64,
 }
 
 impl Point {
-    /// Whether half of it can be done.
+    /// Whether half of the operation can be performed.
     pub fn is_write(&self) -> bool {
         matches!(self.call.as_str(), "write" | "pwrite") && self.detail > 1
     }
 
-    /// Whether it changes what is on the disk, or what of it a power cut leaves.
+    /// Whether the operation changes the disk, or the part of it that survives a power cut.
     pub fn is_change(&self) -> bool {
         const O_CREAT: u64 = 0o100;
         let is_made = self.call.starts_with("open") && self.detail & O_CREAT != 0;
@@ -82,7 +82,7 @@ impl Point {
         is_made || self.is_turning() || calls.contains(&self.call.as_str())
     }
 
-    /// Whether the order of what is on the disk hangs on it: renaming, removing, syncing, making directories and locking.
+    /// Whether the order of changes on the disk depends on the operation: rename, removal, sync, new directory or lock.
     pub fn is_turning(&self) -> bool {
         ["rename", "unlink", "rmdir", "fsync", "fdatasync", "mkdir", "flock"]
             .iter()
@@ -95,15 +95,15 @@ impl Point {
     }
 }
 
-/// The scenarios that a name is given of.
+/// The names of all scenarios.
 pub const NAMES: [&str; 5] = ["fresh", "resumed", "on disk", "finished", "dry run"];
 
 impl Scenario {
-    /// Makes a scenario: runs it undisturbed, twice, so that its operations are known.
+    /// Makes a scenario: runs it undisturbed, twice, to find its operations.
     ///
     /// # Errors
     ///
-    /// Where the undisturbed run fails, or two of them do not make the same operations.
+    /// The undisturbed run fails, or the two runs make different operations.
     pub fn new(lab: &Lab, name: &'static str, is_small: bool) -> Result<Self, String> {
         let mut settings: Vec<&str> = SETTINGS.to_vec();
         if is_small {
@@ -121,7 +121,7 @@ impl Scenario {
         match name {
             "resumed" => {
                 let directory = lab.directory(&format!("template-{file_name}"))?;
-                // Killed before the second save is given its name: one checkpoint, and the rest of a run.
+                // Killed before the second save is renamed: this leaves one checkpoint, and an unfinished run.
                 let renamed = format!("calls=rename,renameat,renameat2\nonly=step-{:08}\nfrom=1\ndo=kill-before", 2);
                 let faults = lab.faults(format!("under={}\n{renamed}", directory.display()));
                 let ran = run(lab, &arguments, &directory, Some(&faults))?;
@@ -154,7 +154,7 @@ impl Scenario {
                 again.len()
             ));
         }
-        // Two threads write and read offloaded tensors: their order may differ, their number may not.
+        // Two threads write and read offloaded tensors: the order of operations may differ, their number may not.
         let is_ordered = name != "on disk";
         if let Some((a, b)) = scenario.points.iter().zip(&again).find(|(a, b)| is_ordered && a.call != b.call) {
             return Err(format!("{name}: two undisturbed runs part at `{}` and `{}`", a.name(), b.name()));
@@ -163,7 +163,7 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// An undisturbed run, and its operations.
+    /// Makes an undisturbed run, and returns its operations.
     fn count(&self, lab: &Lab) -> Result<Vec<Point>, String> {
         let directory = lab.directory(&format!("whole-{}", self.name.replace(' ', "-")))?;
         self.prepare(&directory)?;
@@ -176,27 +176,27 @@ impl Scenario {
         if points.is_empty() { Err(format!("{}: no operation was counted", self.name)) } else { Ok(points) }
     }
 
-    /// Puts into an empty directory what is there before the run.
+    /// Copies the state before the run into an empty directory.
     pub fn prepare(&self, directory: &Path) -> Result<(), String> {
         self.template.as_ref().map_or(Ok(()), |template| lab::copy(template, directory))
     }
 
-    /// One run under faults, and one without that goes on: which promises they broke.
+    /// Makes one run under faults and a resumed run without faults, and returns the promises that they broke.
     ///
     /// # Errors
     ///
-    /// Where the harness itself failed.
+    /// The harness itself failed.
     pub fn try_once(&self, lab: &Lab, directory: &Path, faults: &str) -> Outcome {
         let is_killed = faults.contains("do=kill");
         let faults = lab.faults(format!("{}\n{faults}", counted(directory)));
         self.try_under(lab, directory, &faults, is_killed).map(|(_, broken)| broken)
     }
 
-    /// [`Scenario::try_once`] with faults as they are, and how the run under them ended.
+    /// Like [`Scenario::try_once`] with unchanged faults; also returns the end of the run under faults.
     ///
     /// # Errors
     ///
-    /// Where the harness itself failed.
+    /// The harness itself failed.
     pub fn try_under(
         &self,
         lab: &Lab,
@@ -211,15 +211,15 @@ impl Scenario {
         Ok((ran, broken))
     }
 
-    /// The state after a run with a fault, and whether a resume reaches the same bytes.
+    /// Checks the state after a run with a fault, and that a resumed run reaches the same bytes.
     ///
     /// # Errors
     ///
-    /// Where the harness itself failed.
+    /// The harness itself failed.
     pub fn judge(&self, lab: &Lab, directory: &Path, ran: &Ran, before: &[u64], is_killed: bool) -> Outcome {
         let mut broken = promises::ended_well(ran, is_killed);
         let newest = promises::acknowledged(&ran.out).max(before.iter().copied().max());
-        // A dry run removes the checkpoint that it saves.
+        // A dry run removes its own checkpoint.
         if self.name != "dry run" {
             broken.extend(promises::nothing_lost(&directory.join(RUN), newest));
         }
@@ -232,7 +232,7 @@ impl Scenario {
     }
 }
 
-/// The lines of `FAULT_POINTS` that count the operations of a run in this directory.
+/// The lines of `FAULT_POINTS` that count the file operations of a run in this directory.
 pub fn counted(directory: &Path) -> String {
     format!("under={}\nnot={READ_BY_THE_LOADER}", directory.display())
 }
@@ -253,7 +253,7 @@ fn words(words: &[&str]) -> Vec<String> {
     words.iter().map(ToString::to_string).collect()
 }
 
-/// Reads a line of a trace.
+/// Parses a line of a trace.
 fn point(line: &str, directory: &Path) -> Option<Point> {
     let mut words = line.split('\t');
     let number = words.next()?.parse().ok()?;

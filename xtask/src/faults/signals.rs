@@ -1,9 +1,9 @@
-//! Signals at random moments: how long a run takes to leave, and whether what it says about it is true.
+//! Signals at random moments: measures how long a run takes to exit, and checks its messages about the exit.
 //!
-//! A run without a signal shows first when each of its stretches begins and how long it lasts: starting (reading, planning,
-//! loading), an evaluation with generation, steps, a save. A try starts the same run, waits for the beginning of a stretch and
-//! for a random part of it, and sends SIGTERM, SIGINT or SIGHUP. The preset `tiny` is tried always, the others where
-//! `--only t5-small` or `--only chatlm-0.2b` asks for them: they take minutes for each ten tries.
+//! First, a run without a signal shows when each of its stretches begins and how long it lasts. The stretches are: starting
+//! (reading, planning, loading), an evaluation with generation, steps, and a save. A try starts the same run, waits for the
+//! beginning of a stretch and for a random part of it, and sends SIGTERM, SIGINT or SIGHUP. The preset `tiny` is always tried.
+//! Other presets need `--only t5-small` or `--only chatlm-0.2b`: they take minutes for each ten tries.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 use super::Lab;
 use super::table::Table;
 
-/// Whoever sends a signal waits no longer.
+/// The longest acceptable wait after a signal.
 const MOST: Duration = Duration::from_secs(20);
 
-/// Models, the one that is always tried first.
+/// Models; the first is always tried.
 const PRESETS: [&str; 3] = ["tiny", "t5-small", "chatlm-0.2b"];
 
-/// Tries of a stretch where no number is asked for.
+/// Default number of tries per stretch.
 const TRIES: usize = 5;
 
-/// Stretches of a run: name, the words that begin it (none: the start), and those that end it.
+/// Stretches of a run: name, the text that begins it (empty: the start), and the text that ends it.
 const STRETCHES: [(&str, &str, &str); 4] = [
     ("starting", "", "evaluating"),
     ("evaluation with generation", "evaluating", "evaluation at step 0"),
@@ -67,14 +67,14 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     Ok(())
 }
 
-/// When a signal is sent, and which.
+/// A signal, and the moment to send it.
 struct Moment {
     after: &'static str,
     delay: Duration,
     signal: &'static str,
 }
 
-/// How a run left.
+/// The exit of a run.
 struct Left {
     wall: Duration,
     processor: Duration,
@@ -95,7 +95,7 @@ fn arguments(lab: &Lab, preset: &str) -> Vec<String> {
             format!("data.tokenizer={}", sample("sample-tokenizer.json")),
         ]);
     }
-    // Signals come at any moment of a step: with fewer samples and tokens a slow model gives more tries an hour.
+    // Signals arrive at any moment of a step: with fewer samples and tokens, a slow model gives more tries an hour.
     let [batch, samples, generated, tokens] = match preset {
         "tiny" => [64, 32, 16, 32],
         "chatlm-0.2b" => [8, 4, 2, 128],
@@ -113,14 +113,14 @@ fn arguments(lab: &Lab, preset: &str) -> Vec<String> {
     arguments
 }
 
-/// Whether this process ignores SIGHUP, as below `nohup`. A process that it starts does so, too.
+/// Whether this process ignores SIGHUP, as under `nohup`. Its child processes then ignore it, too.
 fn ignores_hangups() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 == 1))
 }
 
-/// How long each stretch of an undisturbed run lasts.
+/// The duration of each stretch of an undisturbed run.
 fn spans(lab: &Lab, arguments: &[String]) -> Result<[Duration; 4], String> {
     let directory = lab.directory("undisturbed")?;
     let (mut child, lines) = start(lab, arguments, &directory)?;
@@ -142,7 +142,7 @@ fn spans(lab: &Lab, arguments: &[String]) -> Result<[Duration; 4], String> {
     Ok(spans)
 }
 
-/// Starts the command, and gives its lines as they come.
+/// Starts the command, and returns a channel of its output lines.
 fn start(lab: &Lab, arguments: &[String], directory: &Path) -> Result<(Child, Receiver<(Instant, String)>), String> {
     let mut command = Command::new(&lab.program);
     command.env("LOW_MEM_T5_PRICES", "built-in");
@@ -186,7 +186,7 @@ fn leave(lab: &Lab, arguments: &[String], moment: &Moment, directory: &Path) -> 
     let wall = sent.elapsed();
     let mut err = String::new();
     let _ = child.stderr.take().expect("a pipe").read_to_string(&mut err);
-    // It has ended and nobody has asked how yet: what it used can still be read.
+    // The process has ended but was not waited for, so its processor time can still be read.
     let processor = processor_time(&child).saturating_sub(before);
     let code = child.wait().map_err(|error| error.to_string())?.code();
     Ok(Left { wall, processor, code, out, err })
@@ -200,7 +200,7 @@ fn processor_time(child: &Child) -> Duration {
     Duration::from_millis(10 * (ticks(11) + ticks(12)))
 }
 
-/// The promises that a run broke when it left.
+/// The promises that a run broke at its exit.
 fn broken(left: &Left, directory: &Path) -> Vec<String> {
     let mut broken = Vec::new();
     let mut expect = |holds: bool, what: String| {
@@ -210,7 +210,7 @@ fn broken(left: &Left, directory: &Path) -> Vec<String> {
     };
     let Left { wall, code, out, err, .. } = left;
     expect(*wall <= MOST, format!("{:.1} s to leave", wall.as_secs_f64()));
-    // Whoever had made the last step, or was about to end, ends as if nothing had happened.
+    // A run that had made its last step, or was about to end, ends as if there had been no signal.
     let is_done = *code == Some(0) && directory.join("run/finished.json").is_file();
     expect(is_done || *code == Some(75), format!("exit {code:?}: {err}"));
     let made = out.lines().filter(|line| line.starts_with("step ")).count();

@@ -1,4 +1,4 @@
-//! The table of a run of the harness: a row for each fault, for people and for programs.
+//! The harness's table: a row for each fault, for readers and for programs.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::calendar;
 
-/// Of the tries that broke a promise, so many are named in a row for people.
+/// The most failed tries that a row for readers names.
 const NAMED: usize = 8;
 
 /// The outcome of one fault.
@@ -17,17 +17,17 @@ const NAMED: usize = 8;
 pub struct Row {
     /// The fault, and where it was injected.
     pub fault: String,
-    /// Runs that were made with it.
+    /// Number of runs with this fault.
     pub tries: usize,
-    /// Names of the tries that broke a promise, each with the promises.
+    /// Names of the tries that broke promises, each with the broken promises.
     pub failed: Vec<(String, Vec<String>)>,
-    /// Numbers and remarks: points, the slowest, what was skipped and why.
+    /// Numbers and remarks: points, the slowest try, skipped tries and the reason.
     pub notes: Vec<String>,
     /// Wall time.
     pub seconds: f64,
 }
 
-/// Rows, and what made them.
+/// Rows, and the command that made them.
 pub struct Table {
     command: String,
     commit: String,
@@ -37,13 +37,13 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table of this command in the repository at `root`.
+    /// An empty table for this command in the repository at `root`.
     pub fn new(root: &Path, command: &str) -> Self {
         let commit = output(Command::new("git").current_dir(root).args(["describe", "--always", "--dirty"]));
         Self { command: command.to_string(), commit, began: Instant::now(), part: String::new(), rows: Vec::new() }
     }
 
-    /// Rows that follow belong to this part.
+    /// Begins a part, to which the following rows belong.
     pub fn begin(&mut self, part: &str) {
         self.part = part.to_string();
     }
@@ -60,17 +60,17 @@ impl Table {
         self.rows.push((self.part.clone(), row));
     }
 
-    /// Adds a row for what cannot be tried here.
+    /// Adds a row for a fault that cannot be tried here.
     pub fn skip(&mut self, fault: &str, why: &str) {
         self.add(Row { fault: fault.to_string(), notes: vec![format!("SKIPPED: {why}")], ..Row::default() });
     }
 
-    /// Tries that broke a promise.
+    /// Number of tries that broke a promise.
     pub fn failures(&self) -> usize {
         self.rows.iter().map(|(_, row)| row.failed.len()).sum()
     }
 
-    /// The table, for people.
+    /// The table for readers.
     pub fn text(&self) -> String {
         let mut text = String::from("| part | fault | tries | failures | notes |\n| --- | --- | --- | --- | --- |\n");
         for (part, row) in &self.rows {

@@ -1,15 +1,15 @@
-//! Systems that allow few threads: from some number on none starts, as below `pids.max` or `ulimit -u`.
+//! Systems that allow few threads: beyond some number no thread starts, as with `pids.max` or `ulimit -u`.
 
 use super::Lab;
 use super::scenario::Scenario;
 use super::table::Table;
 
-/// Threads that operations of a run are to run on.
+/// Threads that a run's operations should use.
 const THREADS: usize = 4;
-/// More than a run starts: nothing is refused with so many.
+/// More threads than a run starts: this limit refuses none.
 const ALL: u64 = 24;
 
-/// A fresh run and a resumed one, with every number of threads from none on.
+/// A fresh and a resumed run, with every limit on the number of threads from 0 up.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     for name in ["fresh", "resumed"] {
         let scenario = Scenario::new(lab, name, true)?;
@@ -18,7 +18,7 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     Ok(())
 }
 
-/// One number of threads in `every`. Each try also shows that the bytes are those of a run on one thread.
+/// One limit in `every`. Each try also shows that the bytes equal those of a run on one thread.
 pub fn few(lab: &Lab, table: &mut Table, scenario: &Scenario, every: usize) -> Result<(), String> {
     let tries: Vec<(String, u64)> = (0..=ALL).step_by(every).map(|most| (format!("{most} threads"), most)).collect();
     let row = format!("few threads can start, {}", scenario.name);

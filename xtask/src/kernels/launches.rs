@@ -1,61 +1,63 @@
-//! How the kernels are launched by `t5-ops`, and the most registers that each may have.
+//! The launches of kernels by `t5-ops`, and the most registers that each kernel may have.
 //!
 //! Widths are t5-base's: D 768, F 3072.
 
-/// Blocks of kernels.
+/// A launch of a kernel's blocks.
 pub struct Launch {
-    /// Of attention's kernels.
+    /// The head size, for attention's kernels.
     pub head_size: Option<u32>,
     pub threads: u32,
     /// Dynamic shared memory of a block, in bytes.
     pub shared: u32,
 }
 
-/// Sources of candle's kernels, by whose names there are hundreds: they have one row each, and candle launches them.
+/// Sources of candle's kernels, which have hundreds of names: they have one row each, and candle launches them.
 pub const CANDLES: [&str; 3] = ["elementwise", "indexing", "reduce"];
 
 const HEAD_SIZES: [u32; 3] = [32, 64, 128];
-/// The end of the names of attention for cards with less shared memory, which they take for the largest heads.
+/// The suffix of attention kernels for cards with less shared memory. These cards use them for the largest heads.
 const LEAN: &str = "lean_f32";
-/// The end of the names of attention in f32 of heads of up to 64.
+/// The suffix of attention kernels in f32 for heads of up to 64.
 const NARROW: &str = "narrow_f32";
 const MODEL: u32 = 768;
 
-/// The formulas of `crates/t5-ops/src/ops/attention/cuda.rs`, in bytes: of the forward, of the backward by keys and by queries.
+/// Shared memory in bytes by the formulas of `crates/t5-ops/src/ops/attention/cuda.rs`: forward, backward by keys, backward by
+/// queries.
 fn shared_on_tensor_cores(head_size: u32) -> [u32; 3] {
     let tiles = (2 * 64 + 4 * 32) * 2 * head_size;
     [(64 + 4 * 64) * 2 * head_size + 2 * 128 * 4, tiles + 4 * (512 + 2 * 192 + 8 * 128), tiles + 4 * 2 * 96]
 }
 
-/// The same of the kernels without tensor cores: of blocks of `rows`, `row` numbers from a row to the next, and `own` of each operand.
+/// Shared memory of the kernels without tensor cores: for blocks of `rows` rows, a row stride of `row` numbers, and `own` numbers of
+/// each operand.
 fn shared_of_rows(rows: u32, row: u32, own: u32) -> [u32; 3] {
     let backward = 4 * (4 * 32 + 2 * 32 * row + 40 * rows + rows + 32 + 2 * own);
     [4 * (2 * 32 * row + 40 * rows + 2 * rows + 32 + own), backward, backward]
 }
 
-/// Of heads of up to 64.
+/// Shared memory for heads of up to 64.
 fn shared_narrow() -> [u32; 3] {
     shared_of_rows(64, 64 + 4, 64 * (64 + 4))
 }
 
-/// Of any others.
+/// Shared memory for any other heads.
 fn shared_plain(head_size: u32) -> [u32; 3] {
     let row = (head_size.div_ceil(4) | 1) * 4;
     shared_of_rows(32, row, 32 * row)
 }
 
-/// Of those that leave a block's own rows where they lie.
+/// Shared memory of the kernels that do not copy a block's own rows into it.
 fn shared_lean(head_size: u32) -> [u32; 3] {
     shared_of_rows(32, (head_size.div_ceil(4) | 1) * 4, 0)
 }
 
-/// The kernels of attention, in the order of the formulas.
+/// The attention kernels, in the order of the formulas.
 const ATTENTION: [&str; 3] = ["attention_forward_", "attention_backward_keys_", "attention_backward_queries_"];
 
-/// Kernels by the start of their names: threads a block, dynamic shared bytes, most registers. The first that fits counts.
+/// Kernels by the start of their names: threads per block, dynamic shared bytes, most registers. The first match counts.
 ///
-/// With 40 registers a thread, 48 warps are resident on every card; with 48, 40 warps; with 80, 24: those of
-/// the updates have four loads of 16 bytes in flight.
+/// With 40 registers a thread, 48 warps are resident on every card; with 48, 40 warps; with 80, 24. The kernels of the
+/// updates have four loads of 16 bytes in flight.
 const OTHERS: [(&str, u32, u32, u32); 37] = [
     ("attention_few_", 256, 8 * (64 + 2) * 4, 40),
     ("largest_", 1024, 32 * 8, 40),
@@ -96,10 +98,10 @@ const OTHERS: [(&str, u32, u32, u32); 37] = [
     ("relative_bias_", 256, 0, 40),
 ];
 
-/// Most registers of the others: candle's backend launches up to 1024 threads, which cannot have more.
+/// Most registers of other kernels: candle's backend launches up to 1024 threads, which cannot have more.
 const OF_CANDLE: u32 = 64;
 
-/// Most registers of the kernels of attention, by how their names end: with 128 four blocks are resident, with 168 three, with 255 two.
+/// Most registers of the attention kernels, by suffix: with 128, four blocks are resident; with 168, three; with 255, two.
 const OF_ATTENTION: [(&str, u32); 9] = [
     ("forward_32", 128),
     ("forward_64", 168),
@@ -109,12 +111,12 @@ const OF_ATTENTION: [(&str, u32); 9] = [
     ("keys_128", 255),
     ("queries_32", 128),
     (LEAN, 255),
-    // Of 64 and 128, and of the plain kernels.
+    // Heads of 64 and 128, and the plain kernels.
     ("", 168),
 ];
 
-/// Kernels that may have more on cards of compute capability 12.0. With 48 registers, 40 of their 48 warps are resident. The other kernel
-/// has shared memory for one block there, however many registers it takes.
+/// Kernels that may have more registers at compute capability 12.0. With 48 registers, 40 of the 48 warps are resident. The third
+/// kernel's shared memory allows one block there, whatever its number of registers.
 pub const MORE_REGISTERS_AT: u32 = 120;
 pub const MORE_REGISTERS: [(&str, u32); 3] =
     [("attention_few_bf16", 48), ("attention_few_f32", 48), ("attention_backward_queries_128", 176)];
@@ -125,7 +127,7 @@ pub fn most_registers_at(name: &str, capability: u32) -> u32 {
     more.map_or_else(|| most_registers(name), |more| more.1)
 }
 
-/// Most registers of a kernel, but for [`MORE_REGISTERS`].
+/// Most registers of a kernel, without [`MORE_REGISTERS`].
 pub fn most_registers(name: &str) -> u32 {
     let of_attention = || OF_ATTENTION.iter().find(|(end, _)| name.ends_with(end)).map(|row| row.1);
     let of_others = || OTHERS.iter().find(|(start, ..)| name.starts_with(start)).map(|row| row.3);
@@ -133,7 +135,7 @@ pub fn most_registers(name: &str) -> u32 {
     most.unwrap_or(OF_CANDLE)
 }
 
-/// How a kernel is launched; empty where the table does not know it.
+/// The launches of a kernel; empty if the table does not have it.
 pub fn of(name: &str) -> Vec<Launch> {
     let Some((kind, suffix)) = ATTENTION.iter().enumerate().find_map(|(i, start)| Some((i, name.strip_prefix(start)?)))
     else {

@@ -1,18 +1,18 @@
-//! How many warps of a kernel a multiprocessor holds at once.
+//! The number of a kernel's warps that a multiprocessor holds at once.
 //!
-//! Limits are from the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; the units in which registers
-//! and shared memory are given out are those of NVIDIA's occupancy calculator.
+//! Limits are from the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". The allocation units of
+//! registers and shared memory are those of NVIDIA's occupancy calculator.
 
 /// A compute capability, such as 80 for 8.0, and the limits of its multiprocessors.
 #[derive(Clone, Copy, Debug)]
 pub struct Capability {
     pub number: u32,
-    /// As people write it.
+    /// The usual notation, such as `8.0`.
     pub name: &'static str,
-    /// Resident at once.
+    /// The most resident warps.
     pub warps: u32,
     blocks: u32,
-    /// In bytes.
+    /// Shared memory in bytes.
     shared: u32,
 }
 
@@ -20,7 +20,7 @@ const fn capability(number: u32, name: &'static str, warps: u32, blocks: u32, sh
     Capability { number, name, warps, blocks, shared: shared_kib << 10 }
 }
 
-/// Those that kernels are compiled for: A100; A10 and the RTX 30 series; L4, L40 and the RTX 40 series; H100 and H200; the RTX 50 series.
+/// The compiled capabilities: A100; A10 and the RTX 30 series; L4, L40 and the RTX 40 series; H100 and H200; the RTX 50 series.
 pub const CAPABILITIES: [Capability; 5] = [
     capability(80, "8.0", 64, 32, 164),
     capability(86, "8.6", 48, 16, 100),
@@ -30,18 +30,19 @@ pub const CAPABILITIES: [Capability; 5] = [
 ];
 
 const WARP: u32 = 32;
-/// Of a multiprocessor, of every capability here.
+/// Registers of a multiprocessor, for every capability here.
 const REGISTERS: u32 = 64 << 10;
-/// A multiprocessor has as many parts, each with its share of the registers; a warp lives in one.
+/// A multiprocessor has four parts, each with its share of the registers; a warp runs in one of them.
 const PARTS: u32 = 4;
 /// Registers are given to a warp in multiples of this.
 const REGISTER_UNIT: u32 = 256;
 /// Shared memory is given to a block in multiples of this, in bytes.
 const SHARED_UNIT: u32 = 128;
-/// The system's share of each block's shared memory, in bytes. A block cannot have the last one of a multiprocessor.
+/// The system's part of each block's shared memory, in bytes. A block can never use the last such part of a
+/// multiprocessor.
 const RESERVED: u32 = 1 << 10;
 
-/// A block as it is launched: its threads and the shared memory that it has, static and dynamic.
+/// A launched block: its threads, and its static and dynamic shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     pub threads: u32,
@@ -50,7 +51,7 @@ pub struct Block {
 }
 
 impl Capability {
-    /// Warps of such blocks that are resident at once; 0 where a block cannot be launched.
+    /// Warps of such blocks that are resident at once; 0 if a block cannot be launched.
     pub fn resident_warps(&self, block: Block) -> u32 {
         let warps = block.threads.div_ceil(WARP);
         let of_warp = (block.registers * WARP).next_multiple_of(REGISTER_UNIT);

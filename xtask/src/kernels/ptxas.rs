@@ -1,6 +1,6 @@
 //! The resources of a kernel, as `ptxas -v` reports them.
 
-/// Of one kernel for one capability. Memory is in bytes, of a thread or, where it is shared, of a block.
+/// Resources of one kernel for one capability. Memory is in bytes per thread; shared memory is in bytes per block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     pub name: String,
@@ -8,18 +8,18 @@ pub struct Resources {
     pub spill_stores: u32,
     pub spill_loads: u32,
     pub stack: u32,
-    /// Static shared memory; dynamic memory is the launch's.
+    /// Static shared memory; the launch gives dynamic memory.
     pub shared: u32,
 }
 
-/// The kernels of a report, in its order.
+/// Parses the kernels of a report, in its order.
 ///
 /// # Errors
 ///
-/// Where a kernel has no line of registers, or there is no kernel.
+/// A kernel has no line of registers, or there is no kernel.
 pub fn kernels(report: &str) -> Result<Vec<Resources>, String> {
     let mut kernels: Vec<Resources> = Vec::new();
-    // Functions that are called, not inlined, have properties of their own; they are part of a kernel's sums.
+    // Functions that are called instead of inlined have lines of their own; the kernel's sums include them.
     let mut is_of_kernel = false;
     for line in report.lines() {
         if let Some(name) = between(line, "Compiling entry function '", "'") {
@@ -51,7 +51,7 @@ fn between<'a>(line: &'a str, from: &str, to: &str) -> Option<&'a str> {
     Some(line.split_once(from)?.1.split_once(to)?.0)
 }
 
-/// The number that stands before some words.
+/// The number before some words.
 fn before(line: &str, words: &str) -> Option<u32> {
     line.split_once(words)?.0.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }

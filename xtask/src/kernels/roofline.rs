@@ -1,7 +1,8 @@
-//! Bounds of the time of a kernel: the bytes that it has to move and the operations that it has to do, at a card's published rates.
+//! Lower bounds of a kernel's time: the bytes that it has to move and its operations, at a card's published rates.
 //!
 //! Shapes are those of t5-base in bf16: 32 samples of 512 tokens, attention of the encoder. Bytes are counted once, as if caches
-//! kept whatever is read again. Integer operations (hashes of dropout) are not counted, and of attention neither are exponentials.
+//! held all data that is read again. Integer operations (hashes of dropout) are not counted, and neither are attention's
+//! exponentials.
 
 /// B samples of T tokens.
 const BATCH: u64 = 32;
@@ -19,7 +20,7 @@ const BF16: u64 = 2;
 const F32: u64 = 4;
 const F64: u64 = 8;
 
-/// NVIDIA's data sheet of the H100 SXM: bytes a second, and operations a second without sparsity.
+/// From NVIDIA's data sheet of the H100 SXM: bytes per second, and operations per second without sparsity.
 const MEMORY: f64 = 3.35e12;
 const TENSOR_CORES: f64 = 989e12;
 const F32_UNITS: f64 = 67e12;
@@ -30,21 +31,21 @@ pub struct Work {
     pub name: &'static str,
     pub read: u64,
     pub written: u64,
-    /// Floating-point operations, and whether tensor cores do them.
+    /// Floating-point operations, and whether tensor cores perform them.
     pub operations: u64,
     pub is_on_tensor_cores: bool,
 }
 
 impl Work {
-    /// Microseconds that the bytes take, and the operations.
+    /// Microseconds for the bytes, and for the operations.
     pub fn microseconds(&self) -> [f64; 2] {
         let rate = if self.is_on_tensor_cores { TENSOR_CORES } else { F32_UNITS };
         [(self.read + self.written) as f64 / MEMORY * 1e6, self.operations as f64 / rate * 1e6]
     }
 }
 
-/// The parameters of t5-base: embedding, two norms and attention with the feed-forward for each layer of the encoder, one attention
-/// and one norm more for each of the decoder, last norms and relative-position biases.
+/// Number of t5-base's parameters: the embedding; for each encoder layer, two norms, attention and feed-forward; for each decoder
+/// layer, one attention and one norm more; the last norms and the relative-position biases.
 const fn parameters() -> u64 {
     let attention = 4 * MODEL * HEADS * HEAD_SIZE;
     let feed_forward = 2 * MODEL * FEED_FORWARD;
@@ -53,17 +54,17 @@ const fn parameters() -> u64 {
     VOCABULARY * MODEL + encoder + decoder + 2 * MODEL + 2 * BUCKETS * HEADS
 }
 
-/// The kernels that matter.
+/// The kernels that dominate a step's time.
 pub fn works() -> Vec<Work> {
     let [attention, codes, others] = [of_attention(), of_codes(), of_rows()];
     attention.into_iter().chain(codes).chain(others).chain(of_updates()).collect()
 }
 
 fn of_attention() -> Vec<Work> {
-    // Q, K, V, the result and their gradients: (B, T, H*K) each. A query of a head has a statistic: (B, H, T).
+    // Q, K, V, the result and their gradients: (B, T, H*K) each. Each query of a head has one statistic: (B, H, T).
     let (matrix, statistic) = (TOKENS * HEADS * HEAD_SIZE * BF16, TOKENS * HEADS * F32);
     let bias = HEADS * (2 * LENGTH - 1) * F32;
-    // A product (T, K) by (K, T), or (T, T) by (T, K), of each head of each sample.
+    // A product (T, K) by (K, T), or (T, T) by (T, K), for each head of each sample.
     let product = 2 * BATCH * HEADS * LENGTH * LENGTH * HEAD_SIZE;
     // Sums of the bias's gradient, a row for each block of 64 keys.
     let partial = BATCH * HEADS * LENGTH.div_ceil(64) * (LENGTH + 63) * F32;
@@ -81,7 +82,7 @@ fn of_attention() -> Vec<Work> {
     ]
 }
 
-/// Of the first weight of a feed-forward layer in codes: a product for each element, and for each block of NF4 a product and a sum.
+/// The first weight of a feed-forward layer in codes: a product for each element, and for each block of NF4 a product and a sum.
 fn of_codes() -> Vec<Work> {
     let n = MODEL * FEED_FORWARD;
     let blocks = n / 64;
@@ -92,7 +93,7 @@ fn of_codes() -> Vec<Work> {
     ]
 }
 
-/// Of rows of activations: a square and its sum, two products; a product and a sum; a comparison and a product; the maximum, two
+/// Rows of activations: a square and its sum, two products; a product and a sum; a comparison and a product; the maximum, two
 /// differences, two exponentials, their sum, a division and a product.
 fn of_rows() -> Vec<Work> {
     let (model, feed_forward, logits) = (TOKENS * MODEL, TOKENS * FEED_FORWARD, TOKENS * VOCABULARY);
@@ -105,7 +106,7 @@ fn of_rows() -> Vec<Work> {
     ]
 }
 
-/// Of all parameters, whose matrices are taken as one: factors of rows and columns are negligible beside them.
+/// Updates of all parameters. The matrices count as one: the factors of rows and columns are negligible.
 fn of_updates() -> Vec<Work> {
     let n = parameters();
     let work = |name, read, written, operations| Work {

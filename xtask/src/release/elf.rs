@@ -1,4 +1,4 @@
-//! The one thing that a release has to know of an ELF file: whether it needs a dynamic linker.
+//! Reads from an ELF file whether it needs a dynamic linker.
 //!
 //! Source: the System V ABI, chapters "ELF header" and "program header"; 64 bits, little endian.
 

@@ -22,7 +22,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number in `0..bound`; the bias of at most `bound / 2^64` does not matter here.
+    /// A number in `0..bound`; the bias of at most `bound / 2^64` is negligible here.
     pub fn below(&mut self, bound: u32) -> u32 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u32
     }

@@ -1,9 +1,9 @@
 //! The tasks of the sample data: small, exact text transductions in English and Chinese.
 //!
-//! A task is a pure function from a random stream to one (prompt, response) pair. Every task is one that a
-//! T5 of about a million parameters learns from scratch in a thousand steps, the number after or before another
-//! with errors, and that *generalises*: a held-out prompt has to be computed, not remembered. Tasks that tiny models fail at
-//! (sums of two numbers, multiplication) are deliberately absent.
+//! A task is a pure function from a random stream to one (prompt, response) pair. A T5 of about a million parameters learns
+//! every task from scratch in a thousand steps, though the number after or before another with errors. Learning must
+//! *generalise*: a held-out prompt has to be computed, not remembered. Tasks at which tiny models fail (sums of two numbers,
+//! multiplication) are deliberately absent.
 
 use super::random::Random;
 
@@ -11,7 +11,7 @@ use super::random::Random;
 pub struct Task {
     /// Names the random stream of this task; changing it changes the task's rows.
     pub name: &'static str,
-    /// Distinct prompts to generate, fewer where the task has fewer.
+    /// Distinct prompts to generate, or all if the task has fewer.
     pub rows: usize,
     /// Draws one (prompt, response).
     pub draw: fn(&mut Random) -> (String, String),
@@ -145,7 +145,7 @@ fn hanzi_to_number(random: &mut Random) -> (String, String) {
     (format!("{}写成数字", chinese_number(number)), number.to_string())
 }
 
-/// 1 to 9,999, every length about equally likely except the shortest two, of which there are few.
+/// 1 to 9,999, with all lengths about equally likely, except the two shortest, which have few numbers.
 fn short_or_long_number(random: &mut Random) -> u32 {
     match random.below(10) {
         0 => 1 + random.below(99),
@@ -304,7 +304,7 @@ fn number_after_in_chinese(random: &mut Random) -> (String, String) {
     (format!("{}的下一个数", chinese_number(number)), chinese_number(number + 1))
 }
 
-/// Different words, so that a position is named by its word.
+/// Distinct words, so that a word determines its position.
 fn different(random: &mut Random, from: &[&'static str], at_least: u32, at_most: u32) -> Vec<&'static str> {
     let count = (at_least + random.below(at_most - at_least + 1)) as usize;
     let mut chosen: Vec<&str> = Vec::with_capacity(count);

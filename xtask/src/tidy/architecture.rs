@@ -1,9 +1,8 @@
-//! Rules about crates: ARCHITECTURE.md's tables are the rules, and the manifests have to follow them.
+//! Rules about crates: the tables of ARCHITECTURE.md define them, and the manifests have to follow.
 //!
-//! The table under `## Allowed edges` has a row for each crate: its name, the crates of the house it
-//! may use, and those that its tests may use besides. The table under `## Who may name which
-//! dependency` has a row for each dependency that is kept in one place: its names, the crates that
-//! may use it, and those that may use it in tests or tools.
+//! The table under `## Allowed edges` has a row for each crate: its name, the project's crates that it may use, and
+//! further crates for its tests. The table under `## Who may name which dependency` has a row for each restricted
+//! dependency: its names, the crates that may use it, and the crates that may use it in tests or tools.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +10,10 @@ use super::{Finding, Tree};
 
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
 
-/// Crates that are no part of what users run.
+/// Crates that are not part of the users' program.
 const TOOLS: [&str; 3] = ["xtask", "fault-points", "foreign-bytes"];
 
-/// Every member of the workspace is a row of the table of edges, and every row is a member.
+/// Every member of the workspace has a row in the table of edges, and every row is a member.
 pub fn every_crate_is_in_the_table_and_back(tree: &Tree) -> Vec<Finding> {
     let members: BTreeSet<String> = manifests(tree).into_keys().collect();
     let rows: BTreeSet<String> = table(tree, "## Allowed edges")
@@ -26,7 +25,7 @@ pub fn every_crate_is_in_the_table_and_back(tree: &Tree) -> Vec<Finding> {
     missing.chain(left_over).map(|what| Finding::new(ARCHITECTURE, 0, what)).collect()
 }
 
-/// No crate uses another one that the table does not allow it.
+/// A crate uses only the crates that the table allows.
 pub fn crates_use_allowed_edges_only(tree: &Tree) -> Vec<Finding> {
     let manifests = manifests(tree);
     let allowed: BTreeMap<String, [Vec<String>; 2]> = table(tree, "## Allowed edges")
@@ -53,13 +52,13 @@ pub fn crates_use_allowed_edges_only(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// An edge that is in the table is in the sources, too: whoever may use a crate imports it.
+/// Every edge of the table is also in the sources: the crate imports the other one.
 pub fn every_allowed_edge_is_imported(tree: &Tree) -> Vec<Finding> {
     let (manifests, mut findings) = (manifests(tree), Vec::new());
     for row in table(tree, "## Allowed edges") {
         let [names, uses, tests_use] = [0, 1, 2].map(|cell| row.get(cell).cloned().unwrap_or_default());
         let Some(name) = names.first() else { continue };
-        // The program's tests are the project's.
+        // The program's tests belong to the whole project.
         let folders = match name.as_str() {
             "xtask" => vec!["xtask/".to_owned()],
             "train-low-mem" => vec!["crates/train-low-mem/".to_owned(), "tests/".to_owned()],
@@ -78,7 +77,7 @@ pub fn every_allowed_edge_is_imported(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The first drawing has every crate that users run, above those that it uses.
+/// The first drawing has every crate that users run, above the crates that it uses.
 pub fn every_crate_is_drawn_above_those_that_it_uses(tree: &Tree) -> Vec<Finding> {
     let manifests = manifests(tree);
     let text = tree.get(ARCHITECTURE).unwrap_or_default();
@@ -107,7 +106,7 @@ pub fn every_crate_is_drawn_above_those_that_it_uses(tree: &Tree) -> Vec<Finding
     findings
 }
 
-/// A dependency that has an owner is named by no other crate.
+/// Only its owners name a dependency that has owners.
 pub fn dependencies_are_named_by_their_owners_only(tree: &Tree) -> Vec<Finding> {
     let manifests = manifests(tree);
     let mut findings = Vec::new();
@@ -127,7 +126,7 @@ pub fn dependencies_are_named_by_their_owners_only(tree: &Tree) -> Vec<Finding> 
     findings
 }
 
-/// A dependency's version is stated once, and every crate is held to the same lints.
+/// A dependency's version is stated once, and every crate has the same lints.
 pub fn versions_and_lints_come_from_the_workspace(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for manifest in manifests(tree).values() {
@@ -143,18 +142,18 @@ pub fn versions_and_lints_come_from_the_workspace(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The facts of a crate's Cargo.toml that the rules need.
+/// The facts from a crate's Cargo.toml that the rules need.
 struct Manifest {
     path: String,
-    /// The name of its library, where it has one of its own.
+    /// The name of its library, if it differs from the crate's.
     imported_as: Option<String>,
-    /// Name of each dependency, and whether tests alone use it. A dependency of both kinds is twice.
+    /// The name of each dependency, and whether only tests use it. A dependency of both kinds is listed twice.
     dependencies: Vec<(String, bool)>,
     with_own_version: Vec<String>,
     has_workspace_lints: bool,
 }
 
-/// The manifest of every member of the workspace, by the name of the crate.
+/// The manifest of every member of the workspace, by crate name.
 fn manifests(tree: &Tree) -> BTreeMap<String, Manifest> {
     let is_member = |path: &str| {
         let crates = path.strip_prefix("crates/").and_then(|path| path.strip_suffix("/Cargo.toml"));
@@ -173,7 +172,7 @@ fn manifest(path: &str, text: &str) -> Option<(String, Manifest)> {
         with_own_version: Vec::new(),
         has_workspace_lints: from_workspace(file.get("lints")),
     };
-    // Dependencies of one platform count like all others.
+    // Dependencies of one platform count like any others.
     let platforms = file.get("target").and_then(|target| target.as_table()).into_iter().flatten();
     let tables = std::iter::once(&file).chain(platforms.filter_map(|(_, table)| table.as_table()));
     for table in tables {
@@ -193,7 +192,7 @@ fn from_workspace(value: Option<&toml::Value>) -> bool {
     value.and_then(|value| value.get("workspace")).and_then(toml::Value::as_bool) == Some(true)
 }
 
-/// The rows of the first table under `heading` in ARCHITECTURE.md; of each cell, the names in it.
+/// The rows of the first table under `heading` in ARCHITECTURE.md, as the names in each cell.
 fn table(tree: &Tree, heading: &str) -> Vec<Vec<Vec<String>>> {
     let text = tree.get(ARCHITECTURE).unwrap_or_default();
     let section = text.lines().skip_while(|line| line.trim_end() != heading).skip(1);
@@ -202,7 +201,7 @@ fn table(tree: &Tree, heading: &str) -> Vec<Vec<Vec<String>>> {
     lines.skip(2).map(|line| line.trim_matches('|').split('|').map(names).collect()).collect()
 }
 
-/// The text between backticks.
+/// The texts between backticks.
 fn names(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(str::to_string).collect()
 }

@@ -1,16 +1,17 @@
-//! The rule that tests of computing run on the CPU and on a card.
+//! The rule that tests of computations run on the CPU and on a card.
 
 use super::sources::is_test_file;
 use super::{Finding, Tree};
 
-/// The crates that compute and whose tests CI runs once more on an emulated card.
+/// The crates with computations, whose tests CI runs a second time on an emulated card.
 const COMPUTING: [&str; 3] = ["crates/t5-ops/", "crates/t5/", "crates/trainer/"];
 
-/// The beginning of a comment that says why a test, or a file of tests, runs on the host alone.
+/// The beginning of a comment with the reason why a test, or a file of tests, runs on the host alone.
 const REASON: &str = "The host alone:";
 
-/// A test of computing takes its device from `device()`, so that it runs on both. A test that names the CPU says why. The comment is above
-/// that line, before or inside its function, or at the head of the file. Files for a build with cards are exempt, as they compare devices.
+/// A test of a computation takes its device from `device()`, so that it runs on both devices. A test that names the CPU gives a reason in
+/// a comment: above that line, before or inside its function, or at the head of the file. Files for builds with cards are exempt, because
+/// they compare devices.
 pub fn tests_name_the_cpu_with_a_reason(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, source) in tree.rust_files().filter(|(path, _)| COMPUTING.iter().any(|crate_| path.starts_with(crate_)))
@@ -42,7 +43,7 @@ fn has_reason<'a>(mut lines: impl Iterator<Item = &'a str>) -> bool {
     lines.any(|line| line.contains(REASON))
 }
 
-/// The lines of the function that the last line is in, with the comments and attributes before it, in reverse order.
+/// The lines of the last line's function, including comments and attributes before it, in reverse order.
 fn of_function<'a>(lines: &'a [&'a str]) -> impl Iterator<Item = &'a str> {
     lines.iter().rev().copied().take_while(|line| !["}", "    }"].contains(line))
 }
@@ -62,7 +63,7 @@ mod tests {
         let test = "#[test]\nfn f() {\n    g(&Device::Cpu);\n}\n";
         check("crates/t5/tests/model/a.rs", test, &[3]);
         check("crates/trainer/src/a.rs", &format!("\n#[cfg(test)]\nmod tests {{\n{test}}}\n"), &[6]);
-        // Sources, other crates, and what goes on to the device.
+        // Sources, other crates, and tensors that are moved to the device.
         check("crates/t5/src/a.rs", test, &[]);
         check("crates/planner/tests/a.rs", test, &[]);
         check("crates/t5/tests/a.rs", "fn f() {\n    x(&Device::Cpu).to_device(&device())\n}", &[]);

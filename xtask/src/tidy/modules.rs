@@ -1,23 +1,23 @@
-//! Rules about modules: none imports another that imports it back, straight or through others.
+//! Rules about modules: no module imports another that imports it back, directly or indirectly.
 //!
-//! A module and those inside of it are one noun, between which imports may go both ways.
+//! A module and the modules inside it count as one unit, within which imports may go in both directions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::sources::{before_tests, is_test_file};
 use super::{Finding, Tree};
 
-/// A crate's folder of sources, and the names from its root down.
+/// A module: its crate's folder of sources, and the names from the crate root down.
 type Module<'a> = (&'a str, Vec<&'a str>);
 
-/// Modules of a crate import each other in no circle.
+/// Modules of a crate have no import cycles.
 pub fn modules_import_each_other_in_no_circle(tree: &Tree) -> Vec<Finding> {
     let sources = tree.rust_files().filter(|(path, _)| !is_test_file(path) && !path.contains("/src/bin/"));
     let modules: BTreeMap<Module, (&str, &str)> =
         sources.filter_map(|(path, source)| Some((module(path)?, (path, before_tests(source))))).collect();
     let mut imports: BTreeMap<&Module, BTreeSet<&Module>> =
         modules.iter().map(|(module, (_, source))| (module, imports(module, source, &modules))).collect();
-    // Whoever imports none that is left, or is imported by none, is in no circle.
+    // A module that imports no remaining module, or that no module imports, is not part of a cycle.
     loop {
         let left: BTreeSet<&Module> = imports.keys().copied().collect();
         let imported: BTreeSet<&Module> = imports.values().flatten().copied().collect();
@@ -34,7 +34,7 @@ pub fn modules_import_each_other_in_no_circle(tree: &Tree) -> Vec<Finding> {
     imports.iter().map(finding).collect()
 }
 
-/// The module that a file is, in its crate.
+/// The module of a file, within its crate.
 fn module(path: &str) -> Option<Module<'_>> {
     let (folder, file) = path.split_once("/src/")?;
     let names: Vec<&str> = file.strip_suffix(".rs")?.split('/').collect();
@@ -43,7 +43,7 @@ fn module(path: &str) -> Option<Module<'_>> {
     Some((folder, names[..count].to_vec()))
 }
 
-/// The modules that another one names.
+/// The modules that a module names.
 fn imports<'a>(
     of: &Module<'a>,
     source: &str,
@@ -67,7 +67,7 @@ fn imports<'a>(
     paths.iter().filter_map(|path| resolve(of, path, modules)).filter(is_another).collect()
 }
 
-/// The paths of a tree of imports.
+/// Expands a tree of imports into paths.
 fn expand(prefix: &str, tree: &str, paths: &mut Vec<String>) {
     let Some((before, inside)) = tree.split_once('{') else {
         paths.push(format!("{prefix}{}", tree.split(" as ").next().unwrap_or_default().trim()));
@@ -89,7 +89,7 @@ fn expand(prefix: &str, tree: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// The innermost module on the way of a path, where it is one of this crate and not its root.
+/// The innermost module on a path, if it is in this crate and not the root.
 fn resolve<'a>(of: &Module<'a>, path: &str, modules: &'a BTreeMap<Module<'a>, (&str, &str)>) -> Option<&'a Module<'a>> {
     let mut names = of.1.clone();
     let mut found = None;

@@ -1,14 +1,14 @@
-//! Rules about English: documents and help have short sentences, and words that a reader knows.
+//! Rules about English: documents and help have short sentences, and well-known words.
 //!
-//! Only prose is read: code blocks, tables, headings and the text between backticks are not. The log below `docs/log`
+//! Only prose is checked: not code blocks, tables, headings or the text between backticks. The log below `docs/log`
 //! keeps its old entries, and `bench/runs` its records. Translations (`NAME.zh.md`) are not English.
 
 use super::{Finding, Tree};
 
-/// Words of a sentence at most. STYLE.md asks for about 25; the rest is tolerance.
+/// The most words of a sentence. STYLE.md asks for about 25; the rest is tolerance.
 const MOST_WORDS: usize = 30;
 
-/// Words and phrases that this project once used in a sense of its own, and plain ones.
+/// Words and phrases that this project once used in its own sense, with plain replacements.
 const DIALECT: [(&str, &str); 8] = [
     ("foretold", "predicted"),
     ("nevertheless", "still"),
@@ -23,7 +23,7 @@ const DIALECT: [(&str, &str); 8] = [
 /// Sources whose doc comments and strings are the command's help.
 const HELP: [&str; 2] = ["crates/command/src/cli.rs", "crates/run-plan/src/config/keys.rs"];
 
-/// No sentence of a document is so long that it has to be read twice, or begins with "What" and asks nothing.
+/// No sentence of a document is too long to read once, or begins with "What" without asking a question.
 pub fn documents_have_plain_sentences(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.files().filter(|(path, _)| is_document(path)) {
@@ -57,7 +57,7 @@ pub fn documents_and_help_use_plain_words(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The lines of a text outside of its fenced code blocks, trimmed, each with its number. A fence is an empty line.
+/// The lines of a text outside of fenced code blocks, trimmed, each with its number. A fence counts as an empty line.
 fn outside_code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_code = false;
     text.lines().enumerate().map(move |(at, line)| {
@@ -94,12 +94,12 @@ fn paragraphs(text: &str) -> Vec<(usize, String)> {
     paragraphs
 }
 
-/// The text of an item `1. text`.
+/// The text of a list item `1. text`.
 fn numbered(line: &str) -> Option<&str> {
     line.split_once(". ").filter(|(number, _)| number.parse::<u32>().is_ok()).map(|(_, text)| text)
 }
 
-/// The sentences of a paragraph, with its line. The text between backticks is one word.
+/// The sentences of a paragraph, each with the paragraph's line. A text between backticks counts as one word.
 fn sentences((line, paragraph): &(usize, String)) -> Vec<(usize, String)> {
     let plain: Vec<&str> =
         paragraph.split('`').enumerate().map(|(at, part)| if at % 2 == 0 { part } else { "code" }).collect();

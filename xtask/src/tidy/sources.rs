@@ -2,8 +2,8 @@
 
 use super::{Finding, Tree};
 
-/// The crates that may allow `unsafe`, which the workspace denies. Kernels are called as C is. The last two are a tool, which no crate
-/// depends on, and a page, which has names that JavaScript calls.
+/// The crates that may use `unsafe`, which the workspace denies. Kernels are called like C functions. The last two are a tool, which
+/// no crate depends on, and a page, whose functions JavaScript calls by name.
 const UNSAFE_CRATES: [&str; 6] = [
     "crates/heap/",
     "crates/t5-ops/",
@@ -13,13 +13,13 @@ const UNSAFE_CRATES: [&str; 6] = [
     "crates/will-it-fit/",
 ];
 
-/// A file that is longer is about more than one thing.
+/// A longer file is about more than one thing.
 const MOST_LINES: usize = 600;
 
-/// Files that may be longer, each with the reason. Empty is best.
+/// Files that may be longer, each with the reason. Ideally empty.
 const LONGER: &[(&str, &str)] = &[];
 
-/// Names that say nothing about what a file holds.
+/// Names that do not describe a file's contents.
 const EMPTY_NAMES: [&str; 7] = ["utils", "util", "common", "manager", "helper", "helpers", "misc"];
 
 /// Files that may create a file in place, each with the reason.
@@ -30,7 +30,8 @@ const RAW_WRITES: &[(&str, &str)] = &[
     ("crates/trainer/src/checkpoint/save.rs", "streams into a directory that is renamed after its manifest"),
 ];
 
-/// `unsafe` is allowed in `heap`, in `t5-ops`, beside kernels, in a tool and in a page. The compiler denies it elsewhere, and clippy asks for its reason.
+/// Only the crates of `UNSAFE_CRATES` use `unsafe`: `heap`, `t5-ops`, the kernels, a tool and a page. The compiler denies it
+/// elsewhere, and clippy requires a reason.
 pub fn unsafe_is_allowed_in_its_crates_only(tree: &Tree) -> Vec<Finding> {
     let others = tree.rust_files().filter(|(path, _)| !UNSAFE_CRATES.iter().any(|home| path.starts_with(home)));
     let what = format!("allows `unsafe`, which is left to {}", UNSAFE_CRATES.join(", "));
@@ -38,7 +39,7 @@ pub fn unsafe_is_allowed_in_its_crates_only(tree: &Tree) -> Vec<Finding> {
     others.flat_map(allowing).map(|(path, line)| Finding::new(path, line, &*what)).collect()
 }
 
-/// A file opens with `//!`: what it is about. Files of tests alone are about what lies beside them.
+/// A file opens with a `//!` comment about its purpose. Files that only contain tests are about the code beside them.
 pub fn every_module_opens_with_its_documentation(tree: &Tree) -> Vec<Finding> {
     let undocumented = |(_, source): &(&str, &str)| !source.trim_start().starts_with("//!");
     let finding = |(path, _): (&str, &str)| Finding::new(path, 1, "expected the module's documentation, `//! ...`");
@@ -58,7 +59,7 @@ pub fn files_fit_the_length_limit(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// A file's name says what it holds.
+/// A file's name describes its contents.
 pub fn files_are_named_for_what_they_hold(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, _) in tree.files() {
@@ -70,9 +71,9 @@ pub fn files_are_named_for_what_they_hold(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// No source but `write_atomic` creates a file in place: a crash would leave half of it.
+/// Only `write_atomic` creates files in place: elsewhere a crash would leave half a file.
 ///
-/// `xtask` may: what it writes is checked in, and can be made again.
+/// `xtask` is exempt: its output is checked in, and can be generated again.
 pub fn writes_go_through_write_atomic(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     let is_excepted = |path: &str| RAW_WRITES.iter().any(|(excepted, _)| *excepted == path);
@@ -90,31 +91,31 @@ pub fn writes_go_through_write_atomic(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// All tests run.
+/// No test is ignored.
 pub fn no_test_is_ignored(tree: &Tree) -> Vec<Finding> {
     let ignored = |(path, source)| attributes(source, "#[ignore").map(move |line| (path, line));
     let finding = |(path, line)| Finding::new(path, line, "`#[ignore]`: a test that does not run");
     tree.rust_files().flat_map(ignored).map(finding).collect()
 }
 
-/// The part of `source` before its tests: they come last, in `#[cfg(test)] mod`.
+/// The part of `source` before its tests, which come last, in `#[cfg(test)] mod`.
 pub fn before_tests(source: &str) -> &str {
     source.find("\n#[cfg(test)]\nmod ").map_or(source, |end| &source[..end])
 }
 
-/// Whether a file holds tests only.
+/// Whether a file only contains tests.
 pub fn is_test_file(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     ["tests.rs", "testing.rs"].contains(&name) || path.starts_with("tests/") || path.contains("/tests/")
 }
 
-/// Lines, counted from 1, that begin as an attribute and have this in them.
+/// Lines, counted from 1, that begin as an attribute and contain this word.
 fn attributes<'a>(source: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let is_one = move |line: &str| line.trim_start().starts_with('#') && line.contains(word);
     source.lines().enumerate().filter(move |(_, line)| is_one(line)).map(|(at, _)| at + 1)
 }
 
-/// Lines, counted from 1, that are no comment and in which `code` begins a word.
+/// Lines, counted from 1, outside of comments, in which `code` begins a word.
 fn lines_of_code<'a>(source: &'a str, code: &'a str) -> impl Iterator<Item = usize> + 'a {
     let is_identifier = |c: char| c.is_alphanumeric() || c == '_';
     let begins_here = move |line: &str| line.match_indices(code).any(|(at, _)| !line[..at].ends_with(is_identifier));

@@ -1,12 +1,12 @@
-//! Rules about all text: what only one machine has, and what documents promise.
+//! Rules about all text: no paths of a single machine, and no missing files in documents.
 
 use super::{Finding, Tree};
 
-/// Beginnings of paths that only the machine of whoever wrote them has. Spelled in two halves, so that
-/// this file does not break its own rule.
+/// Beginnings of paths that exist only on an author's machine. Spelled in two halves, so that this file does not break
+/// its own rule.
 const MACHINE_PATHS: [(&str, &str); 3] = [("/wo", "rk/"), ("/tm", "p/"), ("/roo", "t/")];
 
-/// Directories whose files documents name.
+/// Directories whose files may be named in documents.
 const OUR_DIRECTORIES: [&str; 10] =
     ["bench/", "crates/", "xtask/", "configs/", "scripts/", "tests/", "docs/", "data/", ".ci/", ".cargo/"];
 
@@ -17,7 +17,7 @@ pub fn no_text_names_a_path_of_one_machine(tree: &Tree) -> Vec<Finding> {
         for (at, line) in text.lines().enumerate() {
             for (first, second) in MACHINE_PATHS {
                 let machine_path = [first, second].concat();
-                // In the middle of a longer path or an address it is a part of that.
+                // Within a longer path or an address, the text is a part of that path.
                 let mut places = line.match_indices(&machine_path);
                 let begins_here = |(at, _): (usize, &str)| {
                     !line[..at].ends_with(|c: char| c.is_alphanumeric() || "}.-_~*$".contains(c))
@@ -31,7 +31,7 @@ pub fn no_text_names_a_path_of_one_machine(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// A document names no file of ours that does not exist.
+/// Documents name only files of ours that exist.
 pub fn documents_name_files_that_exist(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.files().filter(|(path, _)| path.ends_with(".md")) {
@@ -48,7 +48,7 @@ pub fn documents_name_files_that_exist(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Whether a path stands for many: `crates/*/src`, `scripts/NAME.py`, `${dir}/a`.
+/// Whether a path is a pattern: `crates/*/src`, `scripts/NAME.py`, `${dir}/a`.
 fn is_pattern(path: &str) -> bool {
     let is_placeholder = |part: &str| {
         let name = part.split('.').next().unwrap_or(part);
@@ -57,7 +57,7 @@ fn is_pattern(path: &str) -> bool {
     path.contains(['*', '{', '$']) || path.contains("..") || path.split('/').any(is_placeholder)
 }
 
-/// Whether a file is data, which the tree of text files does not hold.
+/// Whether a file is data, which the tree of text files does not contain.
 fn is_data(path: &str) -> bool {
     [".parquet", ".safetensors", ".png"].iter().any(|extension| path.ends_with(extension))
 }

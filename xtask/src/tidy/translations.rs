@@ -1,10 +1,10 @@
-//! Translations: `NAME.zh.md` is `NAME.md` in Chinese, and shows the same commands.
+//! Translations: `NAME.zh.md` is `NAME.md` in Chinese, with the same commands.
 //!
-//! Only `README.md`'s commands are run by a test; a copy of them is as good as the original.
+//! A test runs the commands of `README.md` only; an identical copy needs no test of its own.
 
 use super::{Finding, Tree};
 
-/// A translation shows the commands of its original, in their order. Comments may be translated.
+/// A translation has the commands of its original, in the same order. Comments may be translated.
 pub fn a_translation_shows_the_commands_of_its_original(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.files() {
@@ -29,7 +29,7 @@ fn command(commands: &[(usize, String)], at: usize) -> Option<&str> {
     commands.get(at).map(|(_, command)| command.as_str())
 }
 
-/// The lines of fenced code that call the program or cargo, and the lines that continue them, without comments.
+/// Lines of fenced code that call the program or cargo, with their continuation lines, without comments.
 fn commands(text: &str) -> Vec<(usize, String)> {
     let (mut is_code, mut continues) = (false, false);
     let mut commands = Vec::new();

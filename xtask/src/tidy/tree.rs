@@ -7,15 +7,15 @@ use std::process::Command;
 
 /// Every text file of the repository, by its path from the root with forward slashes.
 ///
-/// Files that git ignores and files that are not UTF-8 are not part of it.
+/// Files that git ignores and files that are not UTF-8 are excluded.
 #[derive(Debug, Default)]
 pub struct Tree {
     files: BTreeMap<String, String>,
 }
 
 impl Tree {
-    /// Reads the repository at `root`: what git tracks or would track, or without git everything but
-    /// build outputs.
+    /// Reads the repository at `root`: files that git tracks or would track. Without git, all files except build
+    /// outputs.
     pub fn read(root: &Path) -> Result<Self, String> {
         let paths = match tracked(root) {
             Some(paths) => paths,
@@ -25,7 +25,7 @@ impl Tree {
                 paths
             }
         };
-        // A file that git tracks may have been deleted from disk and not from the index yet.
+        // A tracked file may have been deleted from disk, but not yet from the index.
         let read = |path: String| Some((fs::read_to_string(root.join(&path)).ok()?, path));
         let files = paths.into_iter().filter_map(read).map(|(text, path)| (path, text)).collect();
         Ok(Self { files })
@@ -38,7 +38,7 @@ impl Tree {
         Self { files }
     }
 
-    /// How many files there are.
+    /// The number of files.
     pub fn len(&self) -> usize {
         self.files.len()
     }
@@ -48,7 +48,7 @@ impl Tree {
         self.files.get(path).map(String::as_str)
     }
 
-    /// Whether there is such a file or a directory with files in it.
+    /// Whether there is such a file, or a directory with files in it.
     pub fn has(&self, path: &str) -> bool {
         let directory = format!("{}/", path.trim_end_matches('/'));
         let first = self.files.range(directory.clone()..).next();

@@ -26,7 +26,7 @@ fn loader(files: &Files, options: LoaderOptions, start: Position, limits: Loader
     DataLoader::new(files.open(), Arc::clone(sample_tokenizer()), options, start, limits).unwrap()
 }
 
-/// Everything that is left of the stream.
+/// The rest of the stream.
 fn drain(mut loader: DataLoader) -> Vec<Batch> {
     std::iter::from_fn(|| loader.next_batch().unwrap()).collect()
 }
@@ -150,7 +150,7 @@ fn nobody_waits_for_a_batch_once_the_flag_is_up() {
         loader.stop_on(&flag);
         (0..batches).for_each(|_| assert!(loader.next_batch().unwrap().is_some()));
         if batches == 0 {
-            // A thread that was promised and never comes: a disk that hangs.
+            // A thread that is counted on but never runs: a disk that hangs.
             loader.allow(1, 1);
         }
         std::thread::scope(|scope| {

@@ -1,8 +1,7 @@
 //! Span corruption, the T5 paper's pretraining objective (Raffel et al., JMLR 2020, section 3.1.4 and 3.3.4).
 //!
-//! Of a text, 15 % of the tokens are cut out in spans of 3 on average. The source is the text with each span
-//! replaced by a sentinel of its own; the target is each sentinel followed by the span it stands for; both end
-//! with the end-of-sequence token:
+//! 15 % of a text's tokens are cut out, in spans of 3 tokens on average. The source is the text with each span replaced
+//! by a sentinel of its own. The target is each sentinel followed by its span. Both end with the end-of-sequence token:
 //!
 //! ```text
 //! text    Thank you for inviting me to your party last week
@@ -10,15 +9,15 @@
 //! target  <extra_id_0> for inviting <extra_id_1> last </s>
 //! ```
 //!
-//! The mask and the lengths are those of `random_spans_noise_mask` and `random_spans_helper` in
-//! google-research/text-to-text-transfer-transformer, `t5/data/preprocessors.py`: the text length is chosen so
-//! that the source of a full text has exactly `max_source_tokens`, nothing is padded and nothing is cut. Like
-//! that code and unlike the paper's figure, the target has no closing sentinel.
+//! The mask and the lengths follow `random_spans_noise_mask` and `random_spans_helper` in
+//! google-research/text-to-text-transfer-transformer, `t5/data/preprocessors.py`. The text length is chosen so that the
+//! source of a full text has exactly `max_source_tokens`; nothing is padded and nothing is cut. Like that code and
+//! unlike the paper's figure, the target has no closing sentinel.
 //!
-//! Two rules are ours. A row is one text: rows are not joined. Of a longer text, each epoch takes one window of
-//! the full length, drawn uniformly among all; so every part of a long text is seen in time, and every row
-//! still gives one sample an epoch. (Of a text of more than 256 KiB, a random piece of that size is tokenized and
-//! the window drawn from it.) Where the target would exceed `max_target_tokens`, texts are shortened
+//! Two rules are ours. First, a row is one text: rows are not joined. From a longer text, each epoch takes one window
+//! of the full length, drawn uniformly among all windows. So training eventually sees every part of a long text, and
+//! every row still gives one sample an epoch. (From a text above 256 KiB, a random piece of that size is tokenized and
+//! the window is drawn from the piece.) Second, where the target would exceed `max_target_tokens`, texts are shortened
 //! until it fits. Spans and windows are functions of (seed, epoch, row).
 
 use std::ops::Range;
@@ -27,12 +26,12 @@ use super::{Sample, SampleLimits};
 use crate::Error;
 use crate::random::{Key, Stream};
 
-/// How spans are drawn. The default is the T5 paper's.
+/// Parameters of the spans. The default is the T5 paper's.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct SpanCorruption {
-    /// The part of the tokens that is cut out, between 0 and 1.
+    /// The fraction of the tokens that is cut out, between 0 and 1.
     pub noise_density: f64,
-    /// Tokens of a span on average.
+    /// Average tokens of a span.
     pub mean_span_tokens: f64,
 }
 
@@ -42,20 +41,21 @@ impl Default for SpanCorruption {
     }
 }
 
-/// Tokens that are cut out of `length`, at least two, and the spans that they form: at least one of each.
+/// The number of tokens to cut out of `length` (at least two), and the number of spans that they form. Both are at
+/// least one.
 ///
 /// Halves round to even, as in Python and TensorFlow.
 fn noise_tokens_and_spans(length: usize, spans: SpanCorruption) -> (usize, usize) {
     let noise = (length as f64 * spans.noise_density).round_ties_even() as usize;
     let noise = noise.clamp(1, length - 1);
     let count = (noise as f64 / spans.mean_span_tokens).round_ties_even() as usize;
-    // The original lets through more spans than kept tokens and then fails; high densities need the bound.
+    // The original permits more spans than kept tokens and then fails; high densities need the bound.
     (noise, count.clamp(1, noise.min(length - noise)))
 }
 
-/// The text length that fills a source of `max_source_tokens` exactly, and the length of its target; both source
-/// and target with their end-of-sequence token. (`random_spans_helper`, which differs below ten tokens: it
-/// forgets there that a text always loses a span.)
+/// The text length that fills a source of `max_source_tokens` exactly, and the length of its target. Both source and
+/// target include their end-of-sequence token. (`random_spans_helper`, which differs below ten tokens: it forgets there
+/// that a text always loses a span.)
 pub fn tokens_and_targets_length(max_source_tokens: usize, spans: SpanCorruption) -> (usize, usize) {
     let lengths = |tokens: usize| {
         let (noise, count) = noise_tokens_and_spans(tokens, spans);
@@ -74,8 +74,8 @@ pub fn tokens_and_targets_length(max_source_tokens: usize, spans: SpanCorruption
     (tokens, target)
 }
 
-/// Which of `length` tokens are cut out: spans of kept and cut tokens in turn, beginning with kept ones, every
-/// such mask equally likely. (`random_spans_noise_mask`)
+/// Draws the tokens to cut out of `length` tokens. Kept and cut spans alternate, beginning with a kept span; every such
+/// mask is equally likely. (`random_spans_noise_mask`)
 ///
 /// A single token is never cut out.
 pub fn noise_mask(length: usize, spans: SpanCorruption, stream: &mut Stream) -> Vec<bool> {
@@ -95,7 +95,7 @@ pub fn noise_mask(length: usize, spans: SpanCorruption, stream: &mut Stream) -> 
 
 /// Lengths of `segments` non-empty segments that partition `items`, every partition equally likely.
 fn random_segmentation(items: usize, segments: usize, stream: &mut Stream) -> Vec<usize> {
-    // Choose which of the items but the first begin a segment: selection sampling (Knuth, TAOCP 2, 3.4.2, S).
+    // Choose which items, except the first, begin a segment: selection sampling (Knuth, TAOCP 2, 3.4.2, S).
     let mut lengths = Vec::with_capacity(segments);
     let mut length = 1;
     let mut to_choose = segments - 1;
@@ -114,23 +114,24 @@ fn random_segmentation(items: usize, segments: usize, stream: &mut Stream) -> Ve
 /// Span corruption with its lengths computed.
 pub(crate) struct Prepared {
     spans: SpanCorruption,
-    /// Tokens of a text at most.
+    /// Most tokens of a text.
     tokens_length: usize,
     eos_id: u32,
     sentinels: Vec<u32>,
 }
 
-/// Of a longer text, a piece of this size is drawn before it is read and tokenized, which bounds what a row can cost.
+/// From a longer text, a piece of this size is drawn before reading and tokenizing, which bounds the cost of a row.
 const MAX_TEXT_BYTES: u64 = 256 << 10;
-/// The part of a text that is read: such a piece, which may begin up to three bytes later, where a character begins.
+/// The most bytes of a text that are read: a piece, which may begin up to three bytes later, at a character border.
 pub(crate) const MOST_PIECE_BYTES: u64 = MAX_TEXT_BYTES + 3;
 
-/// Tell the random choices of a row apart.
+/// Separate the random choices of a row.
 const WINDOW: u64 = 0;
 const SPANS: u64 = 1;
 const PIECE: u64 = 2;
 
-/// The bytes to read of a text of `bytes` bytes: all, or a random piece of more than [`MAX_TEXT_BYTES`].
+/// The byte range to read of a text of `bytes` bytes: the whole text, or a random piece if it exceeds
+/// [`MAX_TEXT_BYTES`].
 pub(crate) fn piece(bytes: u64, key: Key) -> Range<u64> {
     if bytes <= MAX_TEXT_BYTES {
         return 0..bytes;
@@ -139,7 +140,7 @@ pub(crate) fn piece(bytes: u64, key: Key) -> Range<u64> {
     start..bytes.min(start + MOST_PIECE_BYTES)
 }
 
-/// The part read of a text of `bytes` bytes, without characters that are cut off at its ends.
+/// The read part of a text of `bytes` bytes, without characters that are cut off at either end.
 pub(crate) fn within_characters(read: &[u8], piece: Range<u64>, bytes: u64) -> &[u8] {
     if bytes <= MAX_TEXT_BYTES {
         return read;
@@ -148,7 +149,7 @@ pub(crate) fn within_characters(read: &[u8], piece: Range<u64>, bytes: u64) -> &
     let start = if piece.start == 0 { 0 } else { read.iter().take(3).take_while(is_inside).count() };
     let mut end = read.len().min(start + MAX_TEXT_BYTES as usize);
     if piece.start + (end as u64) < bytes {
-        // The byte after the end says whether a character is cut; at most three bytes of it come before.
+        // The byte after the end shows whether a character is cut; at most three of its bytes come before.
         let is_cut = |end: usize| read.get(end).is_some_and(|byte| is_inside(&byte));
         for _ in 0..3 {
             end -= usize::from(end > start && is_cut(end));
@@ -206,7 +207,7 @@ impl Prepared {
         }
     }
 
-    /// The text with each run of tokens where the mask is `replaced` turned into the next sentinel.
+    /// Returns the text with each run of tokens whose mask is `replaced` turned into the next sentinel.
     fn replace(&self, text: &[u32], mask: &[bool], replaced: bool) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() + 2);
         let mut sentinels = self.sentinels.iter();

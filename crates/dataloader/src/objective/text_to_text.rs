@@ -1,7 +1,7 @@
 //! Text to text: the prompt is the source, the response is the target.
 //!
-//! Truncation counts tokens and keeps the end: of a text with too many tokens the first `max - 1` stay and the
-//! end-of-sequence id follows, so that a model never learns from a sequence that does not end.
+//! Truncation counts tokens and keeps the end-of-sequence id: the first `max - 1` tokens of a long text stay and that
+//! id follows. So a model never learns from a sequence that does not end.
 
 use super::{Sample, SampleLimits};
 
@@ -11,12 +11,12 @@ pub(super) fn sample(mut source: Vec<u32>, mut target: Vec<u32>, limits: &Sample
     Sample { source, target, source_was_cut, target_was_cut }
 }
 
-/// Cuts `ids` to `max_tokens` with the end-of-sequence id last; true when something was lost.
+/// Cuts `ids` to `max_tokens`, with the end-of-sequence id last; true if tokens were lost.
 fn end(ids: &mut Vec<u32>, max_tokens: usize, eos_id: u32) -> bool {
     let is_too_long = ids.len() >= max_tokens;
     ids.truncate(max_tokens - 1);
     ids.push(eos_id);
-    ids.shrink_to_fit(); // The ids wait in a queue whose bytes are promised.
+    ids.shrink_to_fit(); // The bill counts the bytes of ids that wait in the queue.
     is_too_long
 }
 

@@ -1,7 +1,7 @@
-//! The tokens that are found by name, in the order in which transformers (5.23) adds them to a tokenizer.
+//! The added tokens (found by name), in the order in which transformers (5.23) adds them to a tokenizer.
 //!
-//! First those that a file lists with their ids, then those with a role, then further special ones. Of two with one name the
-//! first counts. A token of the vocabulary has its id there, any other the next one.
+//! First come the tokens that a file lists with their ids, then tokens with a role, then further special tokens. If two have
+//! the same name, the first counts. A token of the vocabulary keeps its id; any other token gets the next id.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,22 +9,22 @@ use serde_json::{Value, json};
 
 use super::beside::Beside;
 
-/// A role, and the usual name of the token that has it.
+/// A role, and the usual name of its token.
 pub(super) type Role = (&'static str, Option<&'static str>);
 
-/// Tokens as a `tokenizer.json` lists them, without their ids.
+/// Returns the tokens as a `tokenizer.json` lists them, without their ids.
 ///
 /// `further` are the special tokens beside those with a role.
 ///
 /// # Errors
-/// What is wrong with the files.
+/// The fault in the files.
 pub(super) fn in_order(beside: &Beside, roles: &[Role], further: &[Value]) -> Result<Vec<Value>, String> {
     let role = |role: &Role| beside.role(role.0).cloned().or(role.1.map(Value::from));
     let special = roles.iter().filter_map(role).chain(further.iter().cloned()).map(|token| settings(&token, true));
     Ok(listed(beside, roles)?.into_iter().chain(special).collect())
 }
 
-/// The tokens that a file lists, by their ids.
+/// The tokens that a file lists, in the order of their ids.
 fn listed(beside: &Beside, roles: &[Role]) -> Result<Vec<Value>, String> {
     let mut tokens: Vec<(u64, Value)> = Vec::new();
     if let Some(list) = beside.list() {
@@ -45,7 +45,7 @@ fn listed(beside: &Beside, roles: &[Role]) -> Result<Vec<Value>, String> {
     Ok(tokens.into_iter().map(|(_, token)| token).collect())
 }
 
-/// A token's settings, as the files say them or as transformers makes them of a name.
+/// A token's settings: from the files, or the defaults that transformers gives to a name.
 fn settings(token: &Value, is_special: bool) -> Value {
     let flag = |key: &str, usual: bool| token[key].as_bool().unwrap_or(usual);
     let special = flag("special", is_special);
@@ -54,13 +54,13 @@ fn settings(token: &Value, is_special: bool) -> Value {
            "normalized": flag("normalized", !special), "special": special})
 }
 
-/// The name of a token that a file names or describes.
+/// The name of a token that is given as a name or as an object.
 pub(super) fn name_of(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token["content"].as_str())
 }
 
-/// Gives the tokens their ids: that of the vocabulary, or the next one after `entries`. Tokens without a name, and those whose name
-/// was there before, are left out.
+/// Numbers the tokens: a token of the vocabulary gets its id there, any other the next id after `entries`. Tokens without a name,
+/// and repeated names, are left out.
 pub(super) fn with_ids(tokens: Vec<Value>, entries: u64, id_of: impl Fn(&str) -> Option<u64>) -> Vec<Value> {
     let (mut known, mut next) = (HashSet::new(), entries);
     let mut numbered = Vec::with_capacity(tokens.len());

@@ -1,4 +1,4 @@
-//! [`Beside`]: the files of a model directory that say something about its tokenizer.
+//! [`Beside`]: the files of a model directory that describe its tokenizer.
 
 use std::path::Path;
 
@@ -11,30 +11,30 @@ const NAMES: &str = "special_tokens_map.json";
 const ADDED: &str = "added_tokens.json";
 const MODEL: &str = "config.json";
 
-/// None of these files is longer in any published model.
+/// No published model has a longer file of these kinds.
 const LARGEST_FILE_BYTES: u64 = 16 << 20;
 
-/// What they say, as far as they are there.
+/// The contents of these files, as far as they exist.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Beside {
     /// The text of `tokenizer_config.json`.
     pub config_text: Option<String>,
-    /// The same as an object.
+    /// `tokenizer_config.json` as an object.
     pub config: Option<Map<String, Value>>,
     /// `special_tokens_map.json`.
     pub names: Option<Map<String, Value>>,
     /// `added_tokens.json`: names to ids.
     pub added: Option<Map<String, Value>>,
-    /// Of `config.json`: rows of the model's table, and the class of the tokenizer.
+    /// From `config.json`: rows of the model's embedding table, and the class of the tokenizer.
     pub rows: Option<u64>,
     pub model_class: Option<String>,
 }
 
 impl Beside {
-    /// What the text of a `tokenizer_config.json` says.
+    /// Parses the text of a `tokenizer_config.json`.
     ///
     /// # Errors
-    /// Why it is none.
+    /// The reason why the text is not valid.
     pub fn of_config(text: Option<&str>) -> Result<Self, String> {
         let config = text.map(serde_json::from_str).transpose();
         let config = config.map_err(|error| format!("{CONFIG}: {error}"))?;
@@ -44,7 +44,7 @@ impl Beside {
     /// Reads the files of a directory.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] where a file is there and cannot be read.
+    /// [`Error::Tokenizer`] if a file exists and cannot be read.
     pub fn read(directory: &Path) -> Result<Self, Error> {
         let config_text = text(&directory.join(CONFIG))?;
         let config = config_text.as_deref().map(|text| object(&directory.join(CONFIG), text)).transpose()?;
@@ -52,7 +52,7 @@ impl Beside {
             let path = directory.join(name);
             text(&path)?.map(|text| object(&path, &text)).transpose()
         };
-        // Whoever loads the model says what is wrong with its config.
+        // Errors in the model's config are reported when the model is loaded.
         let model = of(MODEL).unwrap_or_default().unwrap_or_default();
         Ok(Self {
             config_text,
@@ -64,18 +64,18 @@ impl Beside {
         })
     }
 
-    /// The class of transformers that the files name.
+    /// The transformers class that the files name.
     pub fn class(&self) -> Option<&str> {
         let of_config = self.config.as_ref().and_then(|config| config.get("tokenizer_class")).and_then(Value::as_str);
         of_config.or(self.model_class.as_deref())
     }
 
-    /// The list of all tokens that are found by name, by their ids: the newest form, which counts where it is there.
+    /// The list of all added tokens by their ids: the newest form, which takes precedence.
     pub fn list(&self) -> Option<&Map<String, Value>> {
         self.config.as_ref()?.get("added_tokens_decoder")?.as_object()
     }
 
-    /// The token that the files name for a role such as `eos_token`: its name, or an object with its settings.
+    /// The token that the files give for a role such as `eos_token`: its name, or an object with its settings.
     pub fn role(&self, role: &str) -> Option<&Value> {
         let in_config = || self.config.as_ref()?.get(role).filter(|token| !token.is_null());
         let in_names = || self.names.as_ref()?.get(role).filter(|token| !token.is_null());
@@ -87,8 +87,8 @@ impl Beside {
         self.config.as_ref()?.get(key).filter(|value| !value.is_null())
     }
 
-    /// The special tokens beside those with a role, where the files say which. The list of `tokenizer_config.json` counts even
-    /// where it is null.
+    /// The special tokens beside those with a role, if the files list them. The list of `tokenizer_config.json` takes
+    /// precedence even if it is null.
     pub fn further(&self) -> Option<Vec<Value>> {
         let of_config = |key: &str| self.config.as_ref().and_then(|config| config.get(key));
         let (new, old) = (of_config("extra_special_tokens"), of_config("additional_special_tokens"));

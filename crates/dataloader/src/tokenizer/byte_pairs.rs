@@ -1,19 +1,19 @@
-//! A `vocab.json` with its `merges.txt` as a `tokenizer.json`: the byte-level pairs of RoBERTa, which CodeT5 has.
+//! Converts a `vocab.json` with its `merges.txt` to a `tokenizer.json`: RoBERTa's byte-level BPE, which CodeT5 uses.
 //!
-//! The tokenizer is the one that transformers' `RobertaTokenizer` (5.23) makes of them and of the files beside them, which name the
-//! tokens that are found by name: `tokenizer_config.json`, and where that has no list of all of them
-//! `special_tokens_map.json` and `added_tokens.json`.
+//! The result equals the tokenizer that transformers' `RobertaTokenizer` (5.23) makes from them and from the files beside them.
+//! Those files name the added tokens: `tokenizer_config.json`, and if that does not list all of them, `special_tokens_map.json` and
+//! `added_tokens.json`.
 
 use serde_json::{Map, Value, json};
 
 use super::added_tokens::{self, Role};
 use super::beside::Beside;
 
-/// The names under which models are published.
+/// The file names in published models.
 pub(super) const VOCABULARY: &str = "vocab.json";
 pub(super) const MERGES: &str = "merges.txt";
 
-/// The roles of tokens, with RoBERTa's names for them, in the order in which transformers looks at them.
+/// The roles of tokens, with RoBERTa's names for them, in the order in which transformers checks them.
 const ROLES: [Role; 7] = [
     ("bos_token", Some("<s>")),
     ("eos_token", Some("</s>")),
@@ -24,10 +24,10 @@ const ROLES: [Role; 7] = [
     ("mask_token", Some("<mask>")),
 ];
 
-/// The text of the `tokenizer.json` that these are.
+/// Returns the text of the `tokenizer.json`.
 ///
 /// # Errors
-/// What is wrong with them.
+/// The fault in the files.
 pub(super) fn tokenizer_json(vocabulary: &str, merges: &str, beside: &Beside) -> Result<String, String> {
     let entries: Map<String, Value> = serde_json::from_str(vocabulary).map_err(|error| error.to_string())?;
     let merges = merges.lines().filter(|line| !line.is_empty() && !line.starts_with("#version"));
@@ -40,7 +40,8 @@ pub(super) fn tokenizer_json(vocabulary: &str, merges: &str, beside: &Beside) ->
     let in_vocabulary = |name: &str| entries.get(name).and_then(Value::as_u64);
     let tokens = added_tokens::in_order(beside, &ROLES, &further)?;
     let mut tokens = added_tokens::with_ids(tokens, entries.len() as u64, in_vocabulary);
-    // RoBERTa has roles that no file here speaks of. Where the table has no row for one, the model has no such token.
+    // RoBERTa has roles that no file here mentions. If the table has no row for such a token, the model does not have
+    // it.
     let is_implied = |name: &Value| {
         ROLES.iter().any(|(role, usual)| beside.role(role).is_none() && usual.is_some_and(|usual| name == usual))
     };

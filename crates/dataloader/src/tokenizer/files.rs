@@ -1,4 +1,4 @@
-//! From the files of a model directory to its tokenizer.
+//! Finds and loads the tokenizer of a model directory.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use super::utf8_bytes::{self, Utf8Bytes};
 use super::{Kind, LARGEST_FILE_BYTES, Tokenizer, byte_pairs, sentence_piece, unusable};
 use crate::Error;
 
-/// The names under which transformers looks for a tokenizer, in its order.
+/// The names under which transformers looks for a tokenizer, in this order.
 const FILE: &str = "tokenizer.json";
 const FILES: [&str; 3] = [FILE, sentence_piece::FILE, byte_pairs::VOCABULARY];
-/// Files of a model directory of which the tokenizer's are copied with it, whatever it is read from.
+/// Files of a model directory that may be copied with the tokenizer, whichever file it is read from.
 pub const COMPANION_FILES: [&str; 7] = [
     sentence_piece::FILE,
     byte_pairs::VOCABULARY,
@@ -21,8 +21,9 @@ pub const COMPANION_FILES: [&str; 7] = [
     "chat_template.json",
 ];
 impl Tokenizer {
-    /// Loads a tokenizer with what the files beside it say about it: a `tokenizer.json`, a `spiece.model`, a `vocab.json` with
-    /// the `merges.txt` beside it, or a model directory with any of these, or whose files name ByT5's tokenizer.
+    /// Loads a tokenizer and the files beside it that describe it. `path` is a `tokenizer.json`, a `spiece.model`, a
+    /// `vocab.json` with its `merges.txt`, or a model directory with any of these. A directory whose files name ByT5's
+    /// tokenizer will do, too.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] when the file is missing or is not a tokenizer, or a file beside it cannot be read.
@@ -31,7 +32,7 @@ impl Tokenizer {
             return Self::load_directory(path);
         }
         let bytes = regular_file::read(path, LARGEST_FILE_BYTES).map_err(|error| unusable(path, error))?;
-        // A file of another name than the usual ones has none beside it: those there are another tokenizer's.
+        // A file with an unusual name has no files beside it: those in its directory belong to another tokenizer.
         let is_published = path.file_name().is_some_and(|name| FILES.iter().any(|file| name == *file));
         let directory = path.parent().filter(|_| is_published);
         let beside = directory.map(Beside::read).transpose()?.unwrap_or_default();
@@ -73,8 +74,8 @@ impl Tokenizer {
         }
     }
 
-    /// The tokenizer of a model directory: `tokenizer.json`, `spiece.model` or `vocab.json`, or the directory itself where its
-    /// files name ByT5's, which has no file. `None` where it has no tokenizer.
+    /// The tokenizer of a model directory: its `tokenizer.json`, `spiece.model` or `vocab.json`. If the files name ByT5's
+    /// tokenizer, which has no file, it is the directory itself. `None` if there is no tokenizer.
     pub fn in_directory(directory: &Path) -> Option<PathBuf> {
         let beside = Beside::read(directory).unwrap_or_default();
         let file = FILES.map(|name| directory.join(name)).into_iter().find(|path| path.is_file());
@@ -88,8 +89,8 @@ impl Tokenizer {
     }
 }
 
-/// Whether the files of a directory without another tokenizer say that it is the one of bytes. ByT5 is the only one with a
-/// table of that many rows.
+/// Whether a directory without another tokenizer has ByT5's, according to its files. Only ByT5 has a table with that many
+/// rows.
 fn is_of_bytes(beside: &Beside) -> bool {
     beside.class().map_or(beside.rows == Some(utf8_bytes::USUAL_ROWS), |class| class == utf8_bytes::CLASS)
 }

@@ -1,9 +1,9 @@
-//! How much a tokenizer can make text grow before it is cut into tokens, read from its file before anything of it runs.
+//! Bounds the growth of text before it is cut into tokens, from the tokenizer's file and before any of it runs.
 //!
-//! A normalizer may put a long text in the place of a short one, and a sequence of them multiplies. Four that turn `1`
-//! into a thousand of them take more memory for one digit than any machine has. So the growth of each step is
-//! bounded from what the file says, and a tokenizer that exceeds [`MOST_GROWTH`] is refused. So is one with a piece that is too
-//! long for the stack.
+//! A normalizer may replace a short text by a long one, and a sequence of normalizers multiplies the growth. Four that turn `1`
+//! into a thousand of them take more memory for one digit than any machine has. So the growth of each step is bounded from the
+//! file, and a tokenizer that exceeds [`MOST_GROWTH`] is refused. A tokenizer with a piece that is too long for the stack is
+//! refused, too.
 
 use std::fmt;
 
@@ -11,15 +11,15 @@ use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-/// Bytes that one byte of text may become. Tokenizers in use stay below a hundred.
+/// The most bytes that one byte of text may become. Tokenizers in use stay below a hundred.
 pub(super) const MOST_GROWTH: u64 = 4096;
 
-/// Bytes of the longest piece of a Unigram model. The tokenizers crate keeps pieces in a tree as deep as the longest, and copies
-/// and drops it by recursion, which takes some 400 bytes of the stack for each byte. SentencePiece writes at most 16 characters
-/// where it is not told otherwise.
+/// The most bytes of a piece of a Unigram model. The tokenizers crate keeps pieces in a tree as deep as the longest piece. It
+/// copies and drops the tree by recursion, which takes some 400 bytes of stack for each byte. SentencePiece writes at most 16
+/// characters by default.
 const MOST_PIECE_BYTES: usize = 1024;
 
-/// The parts of a `tokenizer.json` that are read twice: here, and by the tokenizers crate.
+/// The parts of a `tokenizer.json` that are read twice: here and by the tokenizers crate.
 #[derive(Deserialize)]
 pub(super) struct Head {
     #[serde(default)]
@@ -40,7 +40,7 @@ struct Model {
     vocab: Pieces,
 }
 
-/// The pieces of a Unigram model, which are a list; the vocabulary of another model is a map.
+/// The pieces of a Unigram model, given as a list; the vocabulary of any other model is a map.
 #[derive(Default)]
 struct Pieces {
     longest_bytes: usize,
@@ -76,12 +76,12 @@ impl<'de> Visitor<'de> for Longest {
 }
 
 impl Head {
-    /// Reads these parts and passes over the others.
+    /// Reads these parts and skips the others.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(bytes).map_err(|error| error.to_string())
     }
 
-    /// The id of unknown text that a Unigram model names.
+    /// The unknown token's id in a Unigram model.
     pub fn unigram_unknown(&self) -> Option<u32> {
         self.model.unk_id.and_then(|id| id.try_into().ok())
     }
@@ -89,7 +89,7 @@ impl Head {
     /// Refuses a Unigram model with a piece that is longer than [`MOST_PIECE_BYTES`].
     ///
     /// # Errors
-    /// Says how long the longest is.
+    /// The length of the longest piece.
     pub fn check_pieces(&self) -> Result<(), String> {
         let longest = self.model.vocab.longest_bytes;
         if longest > MOST_PIECE_BYTES {
@@ -98,10 +98,10 @@ impl Head {
         Ok(())
     }
 
-    /// Bytes that one byte of text becomes at most before it is cut into tokens.
+    /// The most bytes that one byte of text becomes before it is cut into tokens.
     ///
     /// # Errors
-    /// Says which part makes text grow beyond [`MOST_GROWTH`].
+    /// The part that makes text grow beyond [`MOST_GROWTH`].
     pub fn growth(&self) -> Result<u64, String> {
         let encoding = growth(&self.pre_tokenizer, growth(&self.normalizer, 1));
         let decoding = growth(&self.decoder, 1);
@@ -116,7 +116,7 @@ impl Head {
     }
 }
 
-/// Bytes that `before` bytes become at most in this part.
+/// The most bytes that `before` bytes become in this part.
 fn growth(part: &Value, before: u64) -> u64 {
     let length = |key: &str| part[key].as_str().map_or(0, |text| text.len() as u64);
     for key in ["normalizers", "pretokenizers", "decoders"] {
@@ -125,34 +125,35 @@ fn growth(part: &Value, before: u64) -> u64 {
         }
     }
     match part["type"].as_str() {
-        // One character each, see Unicode's `MaxNormalizationExpansion`: 18 code points of U+FDFA, 33 bytes for 3.
+        // The limit for a single character, see Unicode's `MaxNormalizationExpansion`: 18 code points of U+FDFA, 33
+        // bytes for 3.
         Some("NFKC" | "NFKD") => before.saturating_mul(11),
         Some("NFC" | "NFD" | "BertNormalizer" | "Bert" | "Nmt") => before.saturating_mul(3),
         Some("Lowercase" | "ByteLevel") => before.saturating_mul(2).saturating_add(1),
         Some("Precompiled") => before.saturating_mul(longest_replacement(part["precompiled_charsmap"].as_str())),
-        // It is put before every piece between two added tokens, so before every byte at the most.
+        // The text is put before every piece between two added tokens, so at most before every byte.
         Some("Prepend") => before.saturating_add(length("prepend")),
         Some("Metaspace") => before.saturating_mul(4),
         Some("Replace") => before.saturating_mul(replacement(&part["pattern"], length("content"))),
-        // Files of old versions name no type.
+        // Files of old versions give no type.
         None if part["pattern"].is_object() => before.saturating_mul(replacement(&part["pattern"], length("content"))),
         None if part["prepend"].is_string() => before.saturating_add(length("prepend")),
         _ => before,
     }
 }
 
-/// Bytes for one byte where matches of `pattern` are replaced by `content` bytes.
+/// Bytes that one byte becomes if matches of `pattern` are replaced by `content` bytes.
 fn replacement(pattern: &Value, content: u64) -> u64 {
     match pattern["String"].as_str() {
         Some("") => 1 + content,
         Some(pattern) => content.div_ceil(pattern.len() as u64).max(1),
-        // An expression may match between two characters, and then nothing is taken away.
+        // An expression may match the empty text between two characters, and then no bytes are removed.
         None if content > 0 && may_be_empty(pattern["Regex"].as_str().unwrap_or_default()) => 1 + content,
         None => content.max(1),
     }
 }
 
-/// Whether a match may be empty. Only a text of plain characters, classes and `+` certainly has none.
+/// Whether a match may be empty. Only an expression of plain characters, classes and `+` certainly has no empty match.
 fn may_be_empty(pattern: &str) -> bool {
     pattern.is_empty()
         || pattern.contains(['*', '?', '|', '^', '$', '('])
@@ -162,8 +163,8 @@ fn may_be_empty(pattern: &str) -> bool {
         || pattern.contains("\\B")
 }
 
-/// The longest text that a precompiled map puts in the place of a character: after its index, whose length comes first,
-/// the map holds these texts, each ended by a zero.
+/// The longest replacement in a precompiled map. The map holds the length of its index, the index, and then the
+/// replacements, each ended by a zero.
 fn longest_replacement(map: Option<&str>) -> u64 {
     let bytes = from_base64(map.unwrap_or_default());
     let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return 1 };
@@ -171,7 +172,7 @@ fn longest_replacement(map: Option<&str>) -> u64 {
     texts.split(|&byte| byte == 0).map(|text| text.len() as u64).max().unwrap_or(0).max(1)
 }
 
-/// The bytes of a base64 text; what is no letter of it is passed over.
+/// Decodes base64; other characters are skipped.
 fn from_base64(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
     let (mut bits, mut count) = (0_u32, 0);

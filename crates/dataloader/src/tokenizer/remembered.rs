@@ -1,24 +1,24 @@
-//! [`Remembered`]: the ids of short words that came before, in a bounded number of bytes.
+//! [`Remembered`]: a cache of the ids of short words, in a bounded number of bytes.
 //!
-//! The library has a memory of its own, which keeps up to 8 KiB for a word. Most words of a text are short and have few ids, so
-//! this one knows as many in a hundredth of that.
+//! The library's own cache keeps up to 8 KiB for a word. Most words of a text are short and have few ids, so this cache holds
+//! as many words in a hundredth of that memory.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-/// Words that are remembered. The most common words of a language are worth it; a longer list is not measurably faster.
+/// Words in the cache. The most common words of a language are worth it; a larger cache is not measurably faster.
 const WORDS: usize = 512;
-/// Bytes of the longest word that is remembered.
+/// The most bytes of a word in the cache.
 const MOST_WORD_BYTES: usize = 32;
-/// Ids of such a word, at most.
+/// The most ids of a word in the cache.
 const MOST_IDS: usize = 8;
-/// Memory of all of them: the table with two addresses and two lengths a place, and of each word its text and its ids.
+/// Memory of the cache: the table with two addresses and two lengths per slot, and each word's text and ids.
 pub(crate) const REMEMBERED_BYTES: u64 =
     (2 * WORDS * (4 * size_of::<usize>() + 1) + WORDS * (MOST_WORD_BYTES + 4 * MOST_IDS)) as u64;
 
 type Words = HashMap<Box<str>, Box<[u32]>>;
 
-/// The ids of words.
+/// The cache.
 pub(super) struct Remembered {
     words: Mutex<Words>,
 }
@@ -30,8 +30,8 @@ impl Default for Remembered {
 }
 
 impl Remembered {
-    /// Adds the ids of a word to `ids`: those that `tokenize` finds, or found when it came before. A thread that finds another one
-    /// here tokenizes.
+    /// Adds the ids of a word to `ids`, from the cache or from `tokenize`. If another thread holds the lock, the word is
+    /// tokenized.
     pub fn add<E>(
         &self,
         word: &str,
@@ -57,7 +57,7 @@ impl Remembered {
     fn words(&self) -> Option<MutexGuard<'_, Words>> {
         match self.words.try_lock() {
             Ok(words) => Some(words),
-            // Nothing is ever half done.
+            // No change is ever half done.
             Err(TryLockError::Poisoned(words)) => Some(words.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }

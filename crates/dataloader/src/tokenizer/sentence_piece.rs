@@ -1,8 +1,8 @@
-//! A SentencePiece model (`spiece.model`) as a `tokenizer.json`.
+//! Converts a SentencePiece model (`spiece.model`) to a `tokenizer.json`.
 //!
-//! Many T5 models are published with this file alone. It is a protocol buffer, of which a tokenizer needs five fields: the pieces
-//! with their scores and kinds, the kind of model, the id of unknown text, and the compiled table of characters to
-//! normalize. The tokenizer is the one that transformers' `T5Tokenizer` (5.23) makes of them, so ids are equal.
+//! Many T5 models are published with this file alone. It is a protocol buffer. A tokenizer needs five of its fields: the pieces
+//! with their scores and kinds, the kind of model, the id of unknown text, and the compiled table that normalizes characters. The
+//! result equals the tokenizer that transformers' `T5Tokenizer` (5.23) makes from them, so the ids are equal.
 //!
 //! Source of the field numbers: `sentencepiece_model.proto` of github.com/google/sentencepiece.
 
@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 use super::added_tokens::{self, Role};
 use super::beside::Beside;
 
-/// The name under which models are published.
+/// The file name in published models.
 pub const FILE: &str = "spiece.model";
 
 /// The number of T5's sentinels, unless `extra_ids` gives another. The file does not list them.
 const SENTINELS: usize = 100;
 
-/// Stands for a space in pieces.
+/// The character for a space in pieces.
 const SPACE: &str = "\u{2581}";
 
 /// Kinds of models and of pieces, as the file numbers them.
@@ -30,7 +30,7 @@ const UNIGRAM: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
-/// The roles of tokens in the order in which transformers looks at them, with those that every T5 has.
+/// The roles of tokens in the order in which transformers checks them, with the names that every T5 has.
 const ROLES: [Role; 7] = [
     ("bos_token", None),
     ("eos_token", Some("</s>")),
@@ -41,12 +41,12 @@ const ROLES: [Role; 7] = [
     ("mask_token", None),
 ];
 
-/// Converts a `spiece.model` to the text of a `tokenizer.json`. The files beside it say how many sentinels there are, and
-/// which tokens are found by name. Where they say nothing, T5's 100 sentinels follow the pieces if the model's table is large
-/// enough for them; mT5's is not, and mT5 has none.
+/// Converts a `spiece.model` to the text of a `tokenizer.json`. The files beside it may give the number of sentinels and the
+/// added tokens. Otherwise T5's 100 sentinels follow the pieces if the model's table is large enough for them. mT5's table is
+/// not, and mT5 has no sentinels.
 ///
 /// # Errors
-/// The bytes are no SentencePiece model, or are not of the kind that T5 has.
+/// The bytes are not a SentencePiece model, or not of the kind that T5 has.
 pub(super) fn tokenizer_json(bytes: &[u8], beside: &Beside) -> Result<String, String> {
     let model = Model::decode(bytes).map_err(|error| format!("expected a SentencePiece model: {error}"))?;
     let Trainer { kind, unknown } = model.trainer.unwrap_or_default();
@@ -63,7 +63,7 @@ pub(super) fn tokenizer_json(bytes: &[u8], beside: &Beside) -> Result<String, St
     // Sentinels come last, in falling order.
     let sentinels: Vec<String> =
         (0..sentinels(beside, pieces.len())?).rev().map(|number| format!("<extra_id_{number}>")).collect();
-    // These are found by name, not made of characters.
+    // These tokens are found by name, not assembled from characters.
     let is_named = |piece: &&Piece| [CONTROL, USER_DEFINED].contains(&piece.kind);
     let named = pieces.iter().filter(is_named).map(|piece| named(&piece.text, piece.kind == CONTROL));
     let implied = named.chain(sentinels.iter().map(|name| name.as_str().into()));
@@ -92,7 +92,7 @@ pub(super) fn tokenizer_json(bytes: &[u8], beside: &Beside) -> Result<String, St
     Ok(json.to_string())
 }
 
-/// How many sentinels `tokenizer_config.json` says there are, or else the table has room for after the pieces.
+/// The number of sentinels in `tokenizer_config.json`, or else the number that fits into the table after the pieces.
 fn sentinels(beside: &Beside, pieces: usize) -> Result<usize, String> {
     let Some(said) = beside.setting("extra_ids") else {
         let has_room = beside.rows.is_none_or(|rows| rows >= (pieces + SENTINELS) as u64);
@@ -118,7 +118,7 @@ fn ends_with(id: usize) -> Value {
     })
 }
 
-/// The fields of a model that a tokenizer needs. prost leaves out the others.
+/// The fields of a model that a tokenizer needs. prost skips the others.
 #[derive(Clone, PartialEq, Message)]
 struct Model {
     #[prost(message, repeated, tag = "1")]
@@ -133,7 +133,7 @@ struct Model {
 struct Piece {
     #[prost(string, tag = "1")]
     text: String,
-    /// Logarithm of its probability.
+    /// Logarithm of the piece's probability.
     #[prost(float, tag = "2")]
     score: f32,
     #[prost(int32, tag = "3")]
@@ -150,7 +150,7 @@ struct Trainer {
 
 #[derive(Clone, PartialEq, Message)]
 struct Normalizer {
-    /// The compiled table of characters to normalize; empty where there is none.
+    /// The compiled table that normalizes characters; empty if there is none.
     #[prost(bytes = "vec", tag = "2")]
     characters: Vec<u8>,
 }

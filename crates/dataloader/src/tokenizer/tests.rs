@@ -1,4 +1,5 @@
-//! Windows against whole texts, over every kind of model and cutter, with windows so small that most texts take many.
+//! Compares windows with whole texts, over every kind of model and cutter. Windows are so small that most texts take
+//! many.
 
 use super::*;
 use crate::random::{Key, Stream};
@@ -40,7 +41,8 @@ fn unigram(stream: &mut Stream, byte_fallback: bool) -> Value {
     let (tokens, _) = merges(stream, &LETTERS, 120);
     let mut vocab = vec![json!(["<unk>", 0.0])];
     for token in tokens {
-        // Sums of thousands of these are exact. Rounded ones break ties one way in a whole word and another way in its parts.
+        // Sums of thousands of these scores are exact. Rounded sums may break ties differently in a whole word and in its
+        // parts.
         let score = -2.0 - token.chars().count() as f64 - stream.below(1 << 32) as f64 / (1_u64 << 32) as f64;
         vocab.push(json!([token, score]));
     }
@@ -149,7 +151,8 @@ fn text(stream: &mut Stream, bytes: usize, longest: u64) -> String {
     text
 }
 
-/// A text with runs longer than a window: blanks, which some normalizers strip or join, and letters that some delete.
+/// A text with runs longer than a window: blanks, which some normalizers strip or join, and letters that some
+/// normalizers delete.
 fn text_with_runs(stream: &mut Stream, bytes: usize, longest: u64) -> String {
     let mut runs = String::new();
     for _ in 0..1 + stream.below(3) {
@@ -172,7 +175,7 @@ fn windowed(tokenizer: &Tokenizer, text: &str, max_tokens: usize) -> Vec<u32> {
 
 type RandomText = fn(&mut Stream, usize, u64) -> String;
 
-/// How windows and the whole text differ on the random text `seed` of a kind; `None` where they do not.
+/// The difference between windows and the whole text on the random text `seed` of a kind; `None` if there is none.
 fn difference(tokenizer: &Tokenizer, number: u64, seed: u64, longest: u64, text: RandomText) -> Option<String> {
     let mut stream = Key::new(seed).of(number).stream();
     let bytes = 200 + stream.below(1800) as usize;
@@ -187,7 +190,8 @@ fn difference(tokenizer: &Tokenizer, number: u64, seed: u64, longest: u64, text:
     (start != whole[..whole.len().min(most + 1)]).then(|| format!("seed {seed} with {most} tokens"))
 }
 
-/// Fails if windows give other ids than the whole text for any of `texts` random texts of a kind; says how many of each do.
+/// Fails if windows give other ids than the whole text for any of `texts` random texts of a kind; prints the number for
+/// each kind.
 #[track_caller]
 fn check(texts: u64, longest: u64, text: RandomText) {
     let mut failures = Vec::new();
@@ -255,14 +259,14 @@ fn a_megabyte_without_a_border_is_tokenized_as_far_as_it_matters() {
     {
         for text in &texts {
             let start = tokenizer.encode_start(text, 64).unwrap();
-            // Of a text whose first tokens take much less, a short beginning has the same ones.
+            // If the first tokens of a text take much less, a short beginning has the same first tokens.
             let short = whole(tokenizer, &text[..text.floor_char_boundary(20_000)]);
             if short.len() > 128 {
                 assert!(start == short[..65], "{kind}: {:?}", &text[..8]);
             }
             assert!(start.len() <= 65 && (!start.is_empty() || short.is_empty()), "{kind}: {:?}", &text[..8]);
         }
-        // A run of unknown characters that is one token is one token however long, and what follows it is found.
+        // A run of unknown characters gives one token, however long the run, and the text after it is found.
         let unknown = format!("{} ab", "\u{1f600}".repeat(1 << 14));
         assert!(windowed(tokenizer, &unknown, usize::MAX) == whole(tokenizer, &unknown), "{kind}");
     }

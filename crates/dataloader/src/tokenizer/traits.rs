@@ -1,17 +1,17 @@
-//! [`Traits`]: what a tokenizer is besides its parts, as far as [windows](super::windows) need it.
+//! [`Traits`]: properties of a tokenizer that [windows](super::windows) need.
 
 use tokenizers::{Model, ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper};
 
-/// Characters of a word beyond which WordPiece gives the unknown token: it tries every stretch of a word. Files say 100 or 200.
+/// Longer words give WordPiece's unknown token, since it tries every stretch of a word. Files set 100 or 200 characters.
 pub(super) const MOST_WORD_PIECE_CHARS: usize = 1000;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Traits {
-    /// The unknown token, where a run of unknown characters becomes a single one.
+    /// The unknown token, if a run of unknown characters becomes a single one.
     pub fused_unknown: Option<u32>,
-    /// Words are looked up whole: nothing within one can be a border.
+    /// Words are looked up whole: no position within a word can be a border.
     pub whole_words: bool,
-    /// The first characters of a word are looked up under another name than those that follow.
+    /// The first characters of a word are looked up under another name than later ones.
     pub marks_first: bool,
     /// Unknown characters give no token, and their neighbours may be merged.
     pub drops_unknown: bool,
@@ -21,12 +21,13 @@ pub(super) struct Traits {
     pub word_byte_bytes: u64,
 }
 
-/// A byte-pair model has a symbol of 32 bytes for each byte, the queue of merges with up to 48 while it grows, and later a token of 48
-/// with its text. Measured: 85 for a word of 16 KiB.
+/// A byte-pair model has a symbol of 32 bytes for each byte, a queue of merges with up to 48 while it grows, and later a token of 48
+/// bytes with its text. Measured: 85 for a word of 16 KiB.
 const PAIR_BYTES: u64 = 112;
-/// A unigram model has a place of the best path, a piece with its text in a vector that doubles, and the token. Measured: 76.
+/// A unigram model has an entry of the best path, a piece with its text in a vector that doubles, and the token. Measured:
+/// 76.
 const PIECE_BYTES: u64 = 120;
-/// Where unknown characters become bytes, moreover a token for each of these in two vectors that double.
+/// If unknown characters become bytes, there is also a token for each byte in two vectors that double.
 const PIECE_AND_FALLBACK_BYTES: u64 = 256;
 
 impl Traits {
@@ -36,7 +37,7 @@ impl Traits {
                 fused_unknown: bpe.unk_token.as_ref().filter(|_| bpe.fuse_unk).and_then(|name| bpe.token_to_id(name)),
                 marks_first: bpe.continuing_subword_prefix.as_ref().is_some_and(|prefix| !prefix.is_empty()),
                 drops_unknown: bpe.unk_token.is_none(),
-                // Each unknown character has a token with this text.
+                // Each unknown character gives a token with this text.
                 word_byte_bytes: PAIR_BYTES + bpe.unk_token.as_ref().map_or(0, |name| name.len() as u64),
                 ..Self::default()
             },
@@ -51,7 +52,7 @@ impl Traits {
         }
     }
 
-    /// The same with what the normalizer does.
+    /// Adds the traits that the normalizer implies.
     pub fn with(self, normalizer: Option<&NormalizerWrapper>) -> Self {
         let normalized = |text: &str| {
             let mut text = NormalizedString::from(text);
@@ -63,7 +64,7 @@ impl Traits {
     }
 }
 
-/// Whether a byte-pair model without an unknown token leaves out this character at the beginning of a word, or within one.
+/// Whether a byte-pair model without an unknown token drops this character, at the beginning of a word or within it.
 pub(super) fn drops(model: &ModelWrapper, character: char, is_first: bool) -> bool {
     let ModelWrapper::BPE(bpe) = model else { return false };
     let prefix = bpe.continuing_subword_prefix.as_deref().filter(|_| !is_first).unwrap_or_default();

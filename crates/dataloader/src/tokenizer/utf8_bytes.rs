@@ -1,9 +1,9 @@
-//! ByT5's tokenizer: the bytes of UTF-8, three tokens before them and the sentinels after them.
+//! ByT5's tokenizer: three named tokens, then the bytes of UTF-8, then the sentinels.
 //!
-//! It has no file of its own. What is to be known stands in the files beside it: how many sentinels there are, and
-//! whether the three named tokens take the blanks beside them away. Ids are those of transformers' `ByT5Tokenizer` (5.23).
+//! It has no file of its own. The files beside it give the number of sentinels, and whether the three named tokens strip
+//! adjacent blanks. Ids equal those of transformers' `ByT5Tokenizer` (5.23).
 //!
-//! Invariants: a text is read a stretch at a time, and no more is held of it than the ids that were asked for.
+//! Invariants: a text is read one stretch at a time, and no more ids are held than were asked for.
 
 use serde_json::{Map, Value, json};
 
@@ -12,49 +12,49 @@ use super::windows::{Source, TextFault};
 
 /// The class by which the files of a model name this tokenizer.
 pub(super) const CLASS: &str = "ByT5Tokenizer";
-/// Rows of the tables that ByT5 was published with: 3, 256, and 125 sentinels.
+/// Rows of the published ByT5 tables: 3 named tokens, 256 bytes, and 125 sentinels.
 pub(super) const USUAL_ROWS: u64 = FIRST_SENTINEL as u64 + SENTINELS as u64;
 
-/// The tokens before the bytes, with the keys that the files have for them.
+/// The tokens before the bytes, with their keys in the files.
 const NAMED: [(&str, &str); 3] = [("pad_token", "<pad>"), ("eos_token", "</s>"), ("unk_token", "<unk>")];
 const FIRST_BYTE: u32 = NAMED.len() as u32;
 const FIRST_SENTINEL: u32 = FIRST_BYTE + 256;
 const SENTINELS: usize = 125;
 
-/// Bytes of text that are looked at together.
+/// Bytes of text that are processed at a time.
 const STEP_BYTES: usize = 4 << 10;
-/// The longest name of a token.
+/// The most bytes of a token's name.
 const MOST_NAME_BYTES: usize = 256;
-/// Tokens that are found by name. Each of them is looked for.
+/// The most added tokens. Every one of them is searched for.
 const MOST_NAMED: usize = 4096;
 
 /// The tokenizer.
 pub(super) struct Utf8Bytes {
     tokens: Vec<Named>,
     longest_name: usize,
-    /// The bytes with which a name begins.
+    /// The first bytes of names.
     first_bytes: Vec<u8>,
 }
 
-/// A token that is found by its name.
+/// An added token, which is found by its name.
 #[derive(Clone, Debug)]
 struct Named {
     name: String,
     id: u32,
-    /// Whether the blanks before it, or after it, go.
+    /// Whether the token strips the blanks before it, and after it.
     strips: [bool; 2],
     is_special: bool,
 }
 
 impl Utf8Bytes {
-    /// The tokenizer that these files describe.
+    /// Makes the tokenizer that these files describe.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The fault in the files.
     pub fn new(beside: &Beside) -> Result<Self, String> {
         let mut tokens = Vec::new();
         for ((key, usual), id) in NAMED.into_iter().zip(0..) {
-            // The list of all tokens is the newest form, and where it is there it counts.
+            // The list of all tokens is the newest form and takes precedence.
             let token = match beside.list() {
                 Some(list) => list.get(&id.to_string()),
                 None => beside.role(key),
@@ -94,7 +94,8 @@ impl Utf8Bytes {
         Ok(Self { tokens, longest_name, first_bytes })
     }
 
-    /// The same vocabulary as a `tokenizer.json`. It finds the same tokens, but for blanks beside named ones and broken UTF-8.
+    /// The same vocabulary as a `tokenizer.json`. It gives the same tokens, except for blanks beside named tokens and broken
+    /// UTF-8.
     pub fn tokenizer_json(&self) -> String {
         let mut vocabulary: Map<String, Value> =
             byte_names().zip(FIRST_BYTE..).map(|(name, id)| (name, id.into())).collect();
@@ -114,13 +115,13 @@ impl Utf8Bytes {
         .to_string()
     }
 
-    /// The `tokenizer_config.json` by which transformers knows this tokenizer.
+    /// The `tokenizer_config.json` with which transformers recognises this tokenizer.
     pub fn transformers_config(&self) -> String {
         let sentinels = self.tokens.iter().filter(|token| token.id >= FIRST_SENTINEL).count();
         format!("{:#}\n", json!({"tokenizer_class": CLASS, "extra_ids": sentinels}))
     }
 
-    /// The first `max_tokens` ids of a text, and one more if there are more.
+    /// Returns the first `max_tokens` ids of a text, and one more if there are more.
     pub fn encode(&self, source: &mut impl Source, max_tokens: usize) -> Result<Vec<u32>, TextFault> {
         let mut encoding = Encoding { ids: Vec::new(), blanks: Vec::new(), strips: false, max_tokens };
         let (bytes, mut at) = (source.len(), 0);
@@ -136,7 +137,7 @@ impl Utf8Bytes {
         Ok(encoding.ids)
     }
 
-    /// Adds the tokens that begin before `certain`. Returns where the last of them ends.
+    /// Adds the tokens that begin before `certain`. Returns the end of the last one.
     fn add(&self, text: &str, certain: usize, encoding: &mut Encoding) -> usize {
         let mut at = 0;
         while at < certain && encoding.ids.len() <= encoding.max_tokens {
@@ -153,14 +154,15 @@ impl Utf8Bytes {
         at
     }
 
-    /// The token with whose name a text begins.
+    /// The token whose name begins the text.
     fn named_at(&self, text: &str) -> Option<&Named> {
         let is_first = text.bytes().next().is_some_and(|byte| self.first_bytes.contains(&byte));
         let named = self.tokens.iter().filter(|token| is_first && text.starts_with(&token.name));
         named.max_by_key(|token| token.name.len())
     }
 
-    /// The text of `ids` without special tokens. Bytes that are no UTF-8 are left out, as Python's `errors="ignore"` does.
+    /// Returns the text of `ids` without special tokens. Bytes that are not UTF-8 are left out, as with Python's
+    /// `errors="ignore"`.
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut bytes = Vec::with_capacity(ids.len());
         for &id in ids {
@@ -186,12 +188,12 @@ impl Named {
     }
 }
 
-/// Whether a token takes the blanks before it and after it away. `usual` where only its name is known.
+/// Whether a token strips the blanks before it and after it. `usual` applies if only its name is given.
 fn strips(token: &Value, usual: bool) -> [bool; 2] {
     ["lstrip", "rstrip"].map(|key| if token.is_object() { token[key].as_bool().unwrap_or(false) } else { usual })
 }
 
-/// The number of sentinels: as the config says, or as many as ByT5 has where the table has room for them.
+/// The number of sentinels: from the config, or ByT5's usual number if the table has room for it.
 fn sentinels(beside: &Beside) -> Result<usize, String> {
     if let Some(said) = beside.setting("extra_ids") {
         let number = said.as_u64().filter(|number| *number <= MOST_NAMED as u64);
@@ -202,7 +204,7 @@ fn sentinels(beside: &Beside) -> Result<usize, String> {
     Ok(SENTINELS.min(usize::try_from(room).unwrap_or(usize::MAX)))
 }
 
-/// The letters that stand for the bytes 0 to 255 in byte-level vocabularies (`bytes_to_unicode` of GPT-2).
+/// The letters that represent the bytes 0 to 255 in byte-level vocabularies (`bytes_to_unicode` of GPT-2).
 fn byte_names() -> impl Iterator<Item = String> {
     let mut substitutes = (256..).filter_map(char::from_u32);
     (0..=255).map(move |byte: u8| match byte {
@@ -211,12 +213,12 @@ fn byte_names() -> impl Iterator<Item = String> {
     })
 }
 
-/// A text on its way to ids.
+/// A text while it is encoded.
 struct Encoding {
     ids: Vec<u32>,
-    /// Blanks that a token after them may take away. No more than could ever be returned.
+    /// Blanks that the next token may strip. Never more than could be returned.
     blanks: Vec<u32>,
-    /// Whether blanks go: a token that takes them away stands before them.
+    /// Whether blanks are dropped: the token before them strips them.
     strips: bool,
     max_tokens: usize,
 }
@@ -249,7 +251,7 @@ impl Encoding {
     }
 }
 
-/// What Python's `str.strip` takes away.
+/// Whether Python's `str.strip` removes this character.
 fn is_blank(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }

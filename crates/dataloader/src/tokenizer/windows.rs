@@ -1,24 +1,24 @@
-//! Tokenizing a text of any length in bounded memory: window by window, and words longer than a window in parts.
+//! Tokenizes a text of any length in bounded memory: window by window, and words longer than a window in parts.
 //!
-//! Bytes are counted before they are tokenized. A window is normalized and cut into words as the tokenizer's file says.
-//! Words that end well before the window ends are certain, and are tokenized. The next window begins some words
-//! earlier, so that whatever the beginning of a text does (a space that is put before it, say) is over before the first
-//! character that counts.
+//! The window sizes count bytes of the original text. A window is normalized and cut into words by the tokenizer's rules.
+//! Words that end well before the window ends are certain, and are tokenized. The next window begins some words earlier.
+//! Effects of a text's beginning (a space that is put before it, say) are thus over before the first character that counts.
 //!
-//! A word that goes on beyond the window is collected, normalized, across windows. Up to [`Windows::word_bytes`] it
-//! is tokenized whole. A longer one is tokenized in parts: of each, the tokens well before its end are taken, and
-//! the next part begins where they ended. Byte-pair merges give the same tokens from there on: any run of a word's
-//! tokens is the tokenization of the text that it covers. So is any run of Unigram's best path. WordPiece and
-//! WordLevel look at whole words only; of a word that is longer than any they know the rest is passed over.
+//! A word that goes on beyond the window is collected, normalized, across windows. Up to [`Windows::word_bytes`] it is
+//! tokenized whole. A longer word is tokenized in parts: the tokens well before the part's end are taken, and the next part
+//! begins where they ended. Byte-pair merges give the same tokens from there on, because any run of a word's tokens is the
+//! tokenization of the text that it covers. The same holds for any run of Unigram's best path. WordPiece and WordLevel look
+//! up whole words only; if a word is longer than any that they know, the rest of it is skipped.
 //!
-//! Some tokenizers strip the blanks at the end of a text. The end of a window must not look like one, so a letter follows
-//! blanks there. The tokens of a run of blanks that goes beyond the certain part of a window are taken back if no text
-//! follows the run, or the name of a token that strips it. The rest of a window says neither: it may be a name that is cut.
+//! Some tokenizers strip the blanks at the end of a text. The end of a window must not look like the end of the text, so a
+//! letter is added after blanks there. If a run of blanks goes beyond the certain part of a window, its tokens are
+//! provisional. They are taken back if the text ends after the run, or if the name of a token that strips blanks follows.
+//! The rest of the window does not show which case applies, because it may hold a name that is cut.
 //!
 //! Invariants:
-//! - The ids are a function of (text, max_tokens), and those of the whole text wherever its words fit `word_bytes`.
-//!   In a longer word Unigram may split a tie another way: the library breaks ties by how its sums were rounded.
-//! - What is held depends on the sizes alone, never on the text. Time is linear in the bytes that are looked at.
+//! - The ids are a function of (text, max_tokens), and equal those of the whole text if its words fit `word_bytes`.
+//!   In a longer word Unigram may break a tie differently: the library's choice depends on how its sums were rounded.
+//! - Memory depends on the sizes alone, never on the text. Time is linear in the bytes that are read.
 
 use std::ops::Range;
 
@@ -32,11 +32,11 @@ use crate::Error;
 /// Why a text gives no tokens.
 #[derive(Debug)]
 pub(crate) enum TextFault {
-    /// Its bytes are not UTF-8.
+    /// The text's bytes are not UTF-8.
     NotUtf8,
-    /// Nobody wants it any more.
+    /// The caller no longer needs the text.
     Stopped,
-    /// Reading or tokenizing it failed.
+    /// Reading or tokenizing the text failed.
     Error(Error),
 }
 
@@ -51,7 +51,7 @@ pub(crate) trait Source {
     /// Bytes of the whole text.
     fn len(&self) -> usize;
 
-    /// The text from `start`, where a character begins, to `end`, or to the character border before it. Starts and ends
+    /// Returns the text from `range.start`, a character border, to the last border up to `range.end`. Starts and ends
     /// rise from call to call.
     fn stretch(&mut self, range: Range<usize>) -> Result<&str, TextFault>;
 }
@@ -66,28 +66,28 @@ impl Source for &str {
     }
 }
 
-/// The sizes that decide what is held, in bytes.
+/// The sizes that bound the memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Windows {
-    /// Text that each window moves on by.
+    /// Text by which each window advances.
     pub step_bytes: usize,
-    /// Text before the place where the last window stopped, which is looked at again.
+    /// Text before the point where the last window stopped; the next window reads it again.
     pub context_bytes: usize,
-    /// Text at the end of a window that says nothing certain: a cut word, or the cut name of a special token.
+    /// Text at the end of a window that is uncertain: a cut word, or the cut name of a special token.
     pub margin_bytes: usize,
-    /// Normalized text of a word that is tokenized at once.
+    /// The most normalized text of a word that is tokenized whole.
     pub word_bytes: usize,
-    /// Normalized text at the end of a word's part whose tokens may change with what follows.
+    /// Normalized text at the end of a word's part whose tokens may change with the text after it.
     pub word_margin_bytes: usize,
 }
 
 impl Windows {
     /// The sizes for the first `max_tokens` tokens of texts.
     ///
-    /// `longest_token` is the longest of the vocabulary, `longest_added` the longest of the tokens that are found by name,
-    /// `growth` what one byte can become before it is cut into tokens, all in bytes.
+    /// `longest_token` is the longest token of the vocabulary, `longest_added` the longest added token (found by name),
+    /// and `growth` the most that one byte can become before it is cut into tokens. All are in bytes.
     pub fn new(max_tokens: usize, longest_token: usize, longest_added: usize, growth: u64) -> Self {
-        // Text that can grow much is taken in smaller windows.
+        // Text that can grow much is processed in smaller windows.
         let step = STEP_BYTES * USUAL_GROWTH / (growth as usize).max(USUAL_GROWTH);
         let word = max_tokens.saturating_mul(8).clamp(LEAST_WORD_BYTES, MOST_WORD_BYTES);
         Self {
@@ -99,7 +99,7 @@ impl Windows {
         }
     }
 
-    /// Text that is normalized and cut at once, at most.
+    /// The most text that is normalized and cut at once.
     pub fn most_bytes(&self) -> usize {
         self.around_bytes() + self.step_bytes
     }
@@ -114,7 +114,7 @@ impl Windows {
     }
 }
 
-/// A window takes up to 400 times its text. Beside this step it has some hundred bytes that the last one had.
+/// A window takes up to 400 times its text. Beside this step it repeats some hundred bytes of the last window.
 const STEP_BYTES: usize = 1 << 10;
 const MOST_WORD_BYTES: usize = 16 << 10;
 const MOST_USUAL_BYTES: usize = 16 << 10;
@@ -123,14 +123,14 @@ const LEAST_WORD_BYTES: usize = 4 << 10;
 const CONTEXT_BYTES: usize = 64;
 const MARGIN_BYTES: usize = 64;
 const MOST_NAME_BYTES: usize = 256;
-/// Growth of text that tokenizers in use stay below.
+/// Tokenizers in use make text grow less than this.
 const USUAL_GROWTH: usize = 64;
-/// Treatment of blanks at the end of a window that is not the end of the text.
+/// This letter is added after blanks at the end of a window that is not the end of the text.
 const LETTER: char = 'a';
 
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 
-/// A text on its way to tokens.
+/// A text while it is tokenized.
 pub(super) struct Tokenizing<'t> {
     tokenizer: &'t tokenizers::Tokenizer,
     remembered: &'t Remembered,
@@ -140,7 +140,7 @@ pub(super) struct Tokenizing<'t> {
     ids: Vec<u32>,
     /// Bytes of the text that have been cut into words.
     at: usize,
-    /// The next window is this and the text from `from`. Nothing is left of the text between them.
+    /// The next window is this text and the text from `from` on. Normalizing or cutting removes all text in between.
     carried: String,
     from: usize,
     is_over: bool,
@@ -148,11 +148,11 @@ pub(super) struct Tokenizing<'t> {
     blanks: Option<Blanks>,
 }
 
-/// A run of blanks at the end of a window, part of which is tokenized though it may be the end of the text.
+/// A run of blanks at the end of a window. Part of it is tokenized, though it may be the end of the text.
 struct Blanks {
-    /// Where it begins in the text.
+    /// The run's start in the text.
     start: usize,
-    /// The window, and the state before it.
+    /// The window, and the state before it was added.
     window: String,
     carried: String,
     at: usize,
@@ -164,12 +164,12 @@ struct Blanks {
 /// A word that goes on beyond the window.
 #[derive(Clone, Default)]
 struct Word {
-    /// Its normalized text that is not tokenized, after `done` bytes that are.
+    /// Normalized text of the word: `done` bytes that are tokenized, then the rest, which is not.
     text: String,
     done: usize,
-    /// Its last token is the unknown one and may go on.
+    /// The last token is the unknown token and may go on.
     ends_unknown: bool,
-    /// Its tokens are known; the rest of it is passed over.
+    /// The word's tokens are known; the rest of the word is skipped.
     is_decided: bool,
 }
 
@@ -196,13 +196,13 @@ impl<'t> Tokenizing<'t> {
         }
     }
 
-    /// The stretch of a text of `bytes` bytes that comes next; `None` once there are enough tokens or no more text.
+    /// The next stretch of a text of `bytes` bytes; `None` once there are enough tokens or no more text.
     pub fn next(&self, bytes: usize) -> Option<Range<usize>> {
         let end = self.at.saturating_add(self.sizes.step_bytes + self.sizes.margin_bytes);
         (!self.is_over).then_some(self.from..bytes.min(end))
     }
 
-    /// The ids; more than `max_tokens` only in that one says that there are more.
+    /// Returns the ids. One id above `max_tokens` shows that the text has more.
     pub fn finish(mut self) -> Vec<u32> {
         self.ids.truncate(self.max_tokens.saturating_add(1));
         self.ids
@@ -212,7 +212,7 @@ impl<'t> Tokenizing<'t> {
     pub fn add(&mut self, stretch: &str, is_last: bool) -> Result<(), Fault> {
         let window = format!("{}{stretch}", self.carried);
         let text = window.as_str();
-        // A character at each end may not fit.
+        // A character at each end may exceed the limit.
         debug_assert!(text.len() <= self.sizes.most_bytes() + 8, "a window of {} bytes", text.len());
         if !self.traits.strips_end {
             return self.add_window(text, self.cut(text)?, is_last);
@@ -226,7 +226,7 @@ impl<'t> Tokenizing<'t> {
                 return self.strip(blanks, self.from + end - self.carried.len(), end == text.len());
             }
         }
-        // Text that follows the blanks here may be the beginning of a name, which strips them as the end of a text does.
+        // Text after these blanks may be the beginning of a name, which strips them as the end of a text does.
         let before = text[..limit].trim_end().len();
         if before < limit && !is_last && self.blanks.is_none() {
             let (carried, word) = (self.carried.clone(), self.word.clone());
@@ -247,18 +247,18 @@ impl<'t> Tokenizing<'t> {
         Ok(cut)
     }
 
-    /// Nothing of a window after its limit is certain.
+    /// The end of a window's certain part.
     fn limit(&self, text: &str, is_last: bool) -> usize {
         if is_last { text.len() } else { text.floor_char_boundary(text.len() - self.sizes.margin_bytes) }
     }
 
-    /// Where the run of blanks that began in an earlier window ends in this one.
+    /// The end, in this window, of the run of blanks that began in an earlier window.
     fn end_of_blanks(&self, text: &str) -> Option<usize> {
         let start = self.carried.len() + self.blanks.as_ref()?.start.saturating_sub(self.from);
         Some(text.len() - text[start..].trim_start().len())
     }
 
-    /// Whether a token by its name is at `end` that ends the text before it as the end of a text does.
+    /// Whether an added token at `end` ends the text before it, as the end of a text does.
     fn is_stripped_before(&self, cut: &PreTokenizedString, end: usize) -> bool {
         let names = self.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
         cut.get_splits(OffsetReferential::Original, OffsetType::None).iter().any(|(_, place, tokens)| {
@@ -267,7 +267,7 @@ impl<'t> Tokenizing<'t> {
         })
     }
 
-    /// Takes back the tokens of blanks that turned out to be stripped. The text goes on at `end`.
+    /// Takes back the tokens of blanks that turned out to be stripped. The text resumes at `end`.
     fn strip(&mut self, blanks: Blanks, end: usize, is_last: bool) -> Result<(), Fault> {
         self.ids.truncate(blanks.ids);
         (self.word, self.carried, self.at, self.from) = (blanks.word, blanks.carried, blanks.at, blanks.from);
@@ -284,13 +284,13 @@ impl<'t> Tokenizing<'t> {
         let limit = self.limit(text, is_last);
         let pieces = Pieces::of(&cut, if self.at == 0 { None } else { Some(at) }, limit, is_last);
         if !pieces.begins_within {
-            // A word that seemed to go on ended exactly here.
+            // A word that seemed to go on ended exactly at the last window's limit.
             self.end_word()?;
         }
         let latest = limit.saturating_sub(self.sizes.context_bytes);
         let last = pieces.last_before(latest);
         let restart = pieces.restart(latest);
-        // Where the last character of a word comes from that is longer than a window may look back.
+        // The origin in the window's text of the last character of a word that is longer than a window may look back.
         let mut origin = None;
         let mut named = pieces.named.iter().filter(|(index, _)| pieces.whole.contains(index)).peekable();
         cut.split(|index, piece| {
@@ -309,14 +309,14 @@ impl<'t> Tokenizing<'t> {
         if is_last {
             self.end_word()?;
         }
-        // The tokens of blanks may be taken back.
+        // The tokens of blanks may yet be taken back.
         self.is_over = is_last || (self.ids.len() > self.max_tokens && self.blanks.is_none());
         self.at = self.from + limit - self.carried.len();
         self.move_on(text, restart, origin, latest);
         Ok(())
     }
 
-    /// The next window begins at `restart`. Where that is too long ago it begins at `origin`, within a word.
+    /// Begins the next window at `restart`. If that is too far back, it begins at `origin`, within a word.
     fn move_on(&mut self, text: &str, restart: usize, origin: Option<usize>, latest: usize) {
         let context = self.sizes.context_bytes;
         if latest - restart <= 7 * context {
@@ -326,21 +326,21 @@ impl<'t> Tokenizing<'t> {
         if latest - left <= 7 * context {
             return self.begin_at(left);
         }
-        // Nothing is left of the text after `left`, which can be as long as it likes: most of it is passed over.
+        // The normalizer or the cutter removes the text after `left`, however long that text is: most of it is skipped.
         let start = if left - restart <= 3 * context { restart } else { left };
         let (end, resume) = (text.ceil_char_boundary(left + context), text.floor_char_boundary(latest - context));
         self.from += resume - self.carried.len();
         text[start..end].clone_into(&mut self.carried);
     }
 
-    /// The next window begins at a place in this one.
+    /// Begins the next window at a place in this one.
     fn begin_at(&mut self, place: usize) {
         let carried = place.min(self.carried.len());
         self.carried.drain(..carried);
         self.from += place - carried;
     }
 
-    /// Tokenizes the piece number `index` of a window, as far as it lies in `certain`.
+    /// Tokenizes piece `index` of a window, as far as it lies in `certain`.
     fn add_piece(
         &mut self,
         index: usize,
@@ -362,10 +362,10 @@ impl<'t> Tokenizing<'t> {
         if is_whole { self.end_word() } else { Ok(()) }
     }
 
-    /// The tokens of a word, with their places in it.
+    /// The tokens of a word, with their places in the word.
     fn tokenize(&self, text: &str) -> Result<Vec<Token>, Fault> {
         let mut tokens = self.tokenizer.get_model().tokenize(text)?;
-        // The model does not count a character that it drops.
+        // The model's offsets do not count a first character that it drops.
         let first = text.chars().next().filter(|&first| self.is_dropped(first, true));
         for token in tokens.iter_mut().filter(|_| first.is_some()) {
             let dropped = first.map_or(0, char::len_utf8);
@@ -378,7 +378,7 @@ impl<'t> Tokenizing<'t> {
         self.traits.drops_unknown && drops(self.tokenizer.get_model(), character, is_first)
     }
 
-    /// A word that lies in one window.
+    /// Adds a word that lies in one window.
     fn add_word(&mut self, text: &str) -> Result<(), Fault> {
         if text.len() <= self.sizes.word_bytes {
             let model = self.tokenizer.get_model();
@@ -389,7 +389,7 @@ impl<'t> Tokenizing<'t> {
         self.end_word()
     }
 
-    /// More of a word that goes on.
+    /// Adds more text of a word that goes on.
     fn extend_word(&mut self, text: &str) -> Result<(), Fault> {
         let mut rest = text;
         while !rest.is_empty() && !self.word.is_decided && self.ids.len() <= self.max_tokens {
@@ -404,8 +404,8 @@ impl<'t> Tokenizing<'t> {
         Ok(())
     }
 
-    /// Adds to the word what the model does not drop, so that places in it mean something. The first and the last
-    /// character stay: they are looked up under names of their own.
+    /// Adds the characters that the model does not drop to the word, so that offsets in it are valid. The first and the
+    /// last character stay: the model looks them up under names of their own.
     fn push(&mut self, piece: &str) {
         if !self.traits.drops_unknown {
             return self.word.text.push_str(piece);
@@ -420,7 +420,7 @@ impl<'t> Tokenizing<'t> {
         }
     }
 
-    /// The word is at its end.
+    /// Tokenizes the rest of a word that is complete.
     fn end_word(&mut self) -> Result<(), Fault> {
         let word = std::mem::take(&mut self.word);
         if word.text.len() > word.done {
@@ -431,7 +431,7 @@ impl<'t> Tokenizing<'t> {
         Ok(())
     }
 
-    /// Takes the certain tokens of a word that is too long to be tokenized whole.
+    /// Takes the certain tokens from a word that is too long to be tokenized whole.
     fn take_part(&mut self) -> Result<(), Fault> {
         let tokens = self.tokenize(&self.word.text)?;
         if self.traits.whole_words {
@@ -444,17 +444,17 @@ impl<'t> Tokenizing<'t> {
         let unknown_end = self.word.unknown_end(&tokens, self.traits.fused_unknown);
         let tokens = self.word.new_tokens(&tokens, self.traits.fused_unknown);
         let mut part = if unknown_end > limit {
-            // The unknown token that was taken before goes on, and adds none.
+            // The unknown token that was taken before goes on, and adds no token.
             Part { tokens: 0, end: limit, ends_unknown: true }
         } else {
             Part::of(tokens, text, limit, self.traits.fused_unknown)
         };
         if part.end <= self.word.done {
-            // No border at all; a part has to end somewhere.
+            // There is no border; a part has to end somewhere.
             part = Part { tokens: tokens.len(), end: text.len(), ends_unknown: false };
         }
         self.ids.extend(tokens[..part.tokens].iter().map(|token| token.id));
-        // The next part begins like a word; where that matters, with some tokens that are known already.
+        // The next part begins like a word. If word beginnings differ, it begins with some known tokens.
         let kept = if self.traits.marks_first { self.sizes.word_margin_bytes.min(part.end) } else { 0 };
         let kept_from = text.floor_char_boundary(part.end - kept);
         self.word.done = part.end - kept_from;
@@ -465,34 +465,34 @@ impl<'t> Tokenizing<'t> {
 }
 
 impl Word {
-    /// Where the unknown token ends that was taken when it began; 0 where none goes on.
+    /// The end of the unknown token that was taken when it began; 0 if none goes on.
     fn unknown_end(&self, tokens: &[Token], fused_unknown: Option<u32>) -> usize {
         let first = tokens.iter().find(|token| token.offsets.0 >= self.done);
         first.filter(|first| self.ends_unknown && Some(first.id) == fused_unknown).map_or(0, |first| first.offsets.1)
     }
 
-    /// Those of the text's tokens that were not taken before.
+    /// The text's tokens that were not taken before.
     fn new_tokens<'a>(&self, tokens: &'a [Token], fused_unknown: Option<u32>) -> &'a [Token] {
         let tokens = &tokens[tokens.iter().take_while(|token| token.offsets.0 < self.done).count()..];
         match tokens.first() {
-            // It was taken when it began.
+            // This token was taken when it began.
             Some(_) if self.unknown_end(tokens, fused_unknown) > 0 => &tokens[1..],
             _ => tokens,
         }
     }
 }
 
-/// The tokens at the beginning of a word's part that stay as they are whatever follows.
+/// The tokens at the beginning of a word's part that do not depend on the text after the part.
 struct Part {
     tokens: usize,
-    /// Bytes of the part's text that they cover.
+    /// Bytes of the part's text that the tokens cover.
     end: usize,
     ends_unknown: bool,
 }
 
 impl Part {
-    /// The tokens that end at a character border up to `limit`. A run of unknown characters is a single token, or tokens of
-    /// its bytes that all have the run's place; it ends at the limit.
+    /// The tokens that end at a character border up to `limit`. A run of unknown characters is a single token, or one token
+    /// for each of its bytes, all with the run's offsets; it ends at the limit.
     fn of(tokens: &[Token], text: &str, limit: usize, fused_unknown: Option<u32>) -> Self {
         let mut part = Self { tokens: 0, end: 0, ends_unknown: false };
         let mut taken = 0;
@@ -519,20 +519,20 @@ impl Part {
     }
 }
 
-/// The pieces that a window was cut into, by their places in its text.
+/// The pieces that a window was cut into, by their ranges in its text.
 struct Pieces {
     ranges: Vec<Range<usize>>,
-    /// Pieces that are tokens by their name.
+    /// Pieces that are added tokens, and their ids.
     named: Vec<(usize, u32)>,
-    /// Pieces that count and end in the certain part. The first may begin before it.
+    /// Counted pieces that end in the certain part. The first may begin before it.
     whole: Range<usize>,
     begins_within: bool,
-    /// The piece that begins in the certain part and goes on after it.
+    /// The piece that begins in the certain part and ends after it.
     goes_on: Option<usize>,
 }
 
 impl Pieces {
-    /// The pieces of a window whose text counts from `at`, or all of it, and is certain up to `limit`.
+    /// The pieces of a window. Its text counts from `at` (or from the start) and is certain up to `limit`.
     fn of(cut: &PreTokenizedString, at: Option<usize>, limit: usize, is_last: bool) -> Self {
         let splits = cut.get_splits(OffsetReferential::Original, OffsetType::None);
         let ranges: Vec<Range<usize>> = splits.iter().map(|(_, place, _)| place.0..place.1).collect();
@@ -541,10 +541,10 @@ impl Pieces {
             Some((index, token.id))
         });
         let named: Vec<(usize, u32)> = named.collect();
-        // The last piece of a window may go on after text of which nothing is left; a name is whole.
+        // The last piece of a window may continue after removed text; an added token is complete.
         let ends_in_name = named.last().is_some_and(|(index, _)| index + 1 == ranges.len());
         let certain = ranges.len().saturating_sub(usize::from(!is_last && !ends_in_name));
-        // Tokens that were put before the first character have no place in the text.
+        // Tokens that were put before the first character have no range in the text.
         let is_before = |range: &&Range<usize>, at| range.end <= at && range.start < at;
         let first = at.map_or(0, |at| ranges[..certain].iter().take_while(|range| is_before(range, at)).count());
         let begins_within = at.is_some_and(|at| ranges.get(first).is_some_and(|range| range.start < at));
@@ -554,14 +554,14 @@ impl Pieces {
         Self { ranges, named, whole, begins_within, goes_on }
     }
 
-    /// The last piece that begins up to `latest` and counts.
+    /// The last counted piece that begins at or before `latest`.
     fn last_before(&self, latest: usize) -> Option<usize> {
         let counted = &self.ranges[..self.whole.end + usize::from(self.goes_on.is_some())];
         counted.iter().rposition(|range| range.start <= latest)
     }
 
-    /// Where the next window begins: where a piece does, because cutting a text from there gives the same pieces. That is
-    /// certain only where the piece shares no character with the one before it.
+    /// The start of the next window. It is the start of a piece, because cutting a text from there gives the same pieces.
+    /// That is certain only if the piece shares no character with the piece before it.
     fn restart(&self, latest: usize) -> usize {
         let starts_apart = |&index: &usize| {
             index == 0 || {
@@ -574,7 +574,7 @@ impl Pieces {
     }
 }
 
-/// Where the last character of a normalized piece comes from that comes from `place` in the window's text or before it.
+/// The origin of a normalized piece's last character that comes from `place` in the window's text or before it.
 fn origin_before(piece: &NormalizedString, place: usize) -> usize {
     let after = position(piece, place + 1);
     let start = piece.get().floor_char_boundary(after.saturating_sub(1));

@@ -1,16 +1,16 @@
 //! Texts that take much memory for each byte, and usual ones.
 
-/// The bytes of each.
+/// Bytes of each text.
 pub const VALUE_BYTES: usize = 40_000;
 
-/// A text of `VALUE_BYTES` bytes that repeats.
+/// Repeats a text up to `VALUE_BYTES` bytes.
 fn cycle(text: &str) -> String {
     let mut cycle = text.repeat(VALUE_BYTES.div_ceil(text.len()));
     cycle.truncate(cycle.floor_char_boundary(VALUE_BYTES));
     cycle
 }
 
-/// Letters in no order, from a generator of our own.
+/// Random letters from a simple generator.
 fn letters(alphabet: &[u8], bytes: usize, seed: u64) -> String {
     let mut state = seed;
     let mut next = || {
@@ -46,7 +46,7 @@ pub fn hostile() -> Vec<String> {
     .into();
     texts
         .extend([&b"0123456789abcdef"[..], b"ACGT", b"abcdefghijklmnopqrstuvwxyz"].map(|a| letters(a, VALUE_BYTES, 3)));
-    // A word of about the longest that is tokenized whole, which ends in a window of many short ones.
+    // A word of nearly the most bytes that are tokenized whole. It ends in a window of many short words.
     for bytes in (3000..4200).step_by(389) {
         texts.push(cycle(&format!("{}{}", letters(b"bcdfghjkl", bytes, 5), "1 ".repeat(3000))));
         texts.push(cycle(&format!("{}{}", "\u{1f600}".repeat(bytes / 4), "a1".repeat(3000))));

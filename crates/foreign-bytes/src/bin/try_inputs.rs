@@ -1,4 +1,4 @@
-//! `try_inputs`: every parser of foreign bytes on seeded, mutated inputs. `cargo xtask faults inputs` runs it.
+//! `try_inputs`: runs every parser of foreign bytes on seeded, mutated inputs. `cargo xtask faults inputs` runs it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The directory that has the corpus: this one, or the repository that this was built from.
+/// The directory with the corpus: the current one, or the repository that this program was built from.
 fn root() -> PathBuf {
     let here = std::env::current_dir().ok().filter(|here| here.join("fuzz/corpus").is_dir());
     here.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))

@@ -5,7 +5,7 @@ use crate::values::{Dtype, Tensor};
 
 const VERSION: u32 = 3;
 
-/// A key's value.
+/// The value of a key.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
     U32(u32),

@@ -7,9 +7,9 @@
 //! padding | values | padding | values ...
 //! ```
 //!
-//! Two dialects of names are in use. llama.cpp, and transformers' `gguf_file`, have names of their own and want the tokenizer in the
-//! file ([`File::for_llama_cpp`]). candle's `quantized_t5` wants transformers' names, and files of its own beside it for the rest
-//! ([`File::with_hugging_face_names`]).
+//! Two dialects of names are in use. llama.cpp, and transformers' `gguf_file`, use llama.cpp's names and need the tokenizer in the
+//! file ([`File::for_llama_cpp`]). candle's `quantized_t5` uses transformers' names, and reads the rest from separate files beside
+//! it ([`File::with_hugging_face_names`]).
 //!
 //! Source: `docs/gguf.md` in ggml-org/ggml; `gguf-py/gguf/constants.py`, `conversion/t5.py` and `src/models/t5.cpp` in
 //! ggml-org/llama.cpp.
@@ -29,14 +29,14 @@ use header::{Key, Value};
 /// The format's name in messages.
 pub(crate) const FORMAT: &str = "GGUF";
 const ALIGNMENT: u64 = 32;
-/// llama.cpp's graph knows no other.
+/// llama.cpp's graph supports no other distance.
 const MAX_DISTANCE: usize = 128;
-/// Tokens of a T5 whose file does not say how many it was made for, as in llama.cpp's converter.
+/// The number of positions if a T5's file does not give one, as in llama.cpp's converter.
 const POSITIONS: usize = 512;
 /// `GGML_QNT_VERSION`.
 const QUANTIZATION_VERSION: u32 = 2;
 
-/// A file that can be written.
+/// A file, ready to be written.
 #[derive(Clone, Debug)]
 pub struct File {
     header: Vec<u8>,
@@ -44,13 +44,13 @@ pub struct File {
 }
 
 impl File {
-    /// A model with the names, keys and tokenizer that llama.cpp reads.
+    /// Prepares a model with the names, keys and tokenizer that llama.cpp reads.
     ///
-    /// The graph there does not scale the decoder's output. A head that is scaled is written with the scale in it, beside the
-    /// embedding table that it may be tied to.
+    /// llama.cpp's graph does not scale the decoder's output. If a model scales it, the scale is multiplied into the head's
+    /// values. That head is written separately from the embedding table, even if it is tied.
     ///
     /// # Errors
-    /// [`Unsupported`] for an activation, a distance of positions or a tokenizer that llama.cpp does not know.
+    /// [`Unsupported`] for an activation, a maximum distance or a tokenizer that llama.cpp does not support.
     pub fn for_llama_cpp(model: &T5, vocabulary: &Vocabulary, dtype: Dtype) -> Result<File, Unsupported> {
         check_dtype(dtype)?;
         let known = if model.is_gated { ["gated-gelu", "gelu_new"] } else { ["relu", "relu"] };
@@ -79,10 +79,10 @@ impl File {
         Ok(File::new(&keys, names::llama_cpp(model, |columns| narrow(dtype, columns))))
     }
 
-    /// A model with transformers' names, without a tokenizer, for candle's `quantized_t5`.
+    /// Prepares a model with transformers' names, without a tokenizer, for candle's `quantized_t5`.
     ///
     /// # Errors
-    /// [`Unsupported`] for a dtype that is not one of GGUF's.
+    /// [`Unsupported`] for a dtype that GGUF does not have.
     pub fn with_hugging_face_names(model: &T5, dtype: Dtype) -> Result<File, Unsupported> {
         check_dtype(dtype)?;
         let mut keys = general(model, dtype);
@@ -97,13 +97,13 @@ impl File {
         File { header, tensors }
     }
 
-    /// The length of the file.
+    /// The length of the file in bytes.
     pub fn bytes(&self) -> u64 {
         let values = self.tensors.iter().map(|tensor| tensor.bytes().next_multiple_of(ALIGNMENT));
         self.header.len() as u64 + values.sum::<u64>()
     }
 
-    /// How many tensors it has.
+    /// The number of tensors.
     pub fn tensors(&self) -> usize {
         self.tensors.len()
     }
@@ -111,7 +111,7 @@ impl File {
     /// Writes the file.
     ///
     /// # Errors
-    /// Those of the source; [`Error::Io`]; [`Error::Value`] for a value that the dtype cannot hold.
+    /// Errors of the source; [`Error::Io`]; [`Error::Value`] for a value that the dtype cannot hold.
     pub fn write<W: Weights>(&self, sink: &mut dyn Write, weights: &W) -> Result<(), W::Error> {
         sink.write_all(&self.header).map_err(Error::Io)?;
         for tensor in &self.tensors {
@@ -136,7 +136,7 @@ fn check_dtype(dtype: Dtype) -> Result<(), Unsupported> {
     })
 }
 
-/// The dtype of a matrix with rows of so many values, as llama.cpp's converter chooses it.
+/// The dtype of a matrix with `columns` values per row, as llama.cpp's converter chooses it.
 fn narrow(dtype: Dtype, columns: usize) -> Dtype {
     if dtype == Dtype::Q8_0 && !columns.is_multiple_of(Q8_0_BLOCK) { Dtype::F16 } else { dtype }
 }

@@ -1,9 +1,9 @@
-//! The tensors of a file in both dialects. Vectors and tables of relative positions are f32 in each.
+//! The tensors of a file in both dialects. Vectors and tables of relative positions are f32 in both.
 
 use crate::t5::{Parameter, Stack, T5};
 use crate::values::{Dtype, Tensor};
 
-/// As llama.cpp names them. `narrow` is the dtype of a matrix with rows of so many values.
+/// The tensors with llama.cpp's names. `narrow` gives a matrix's dtype from its number of columns.
 pub(super) fn llama_cpp(model: &T5, narrow: impl Fn(usize) -> Dtype) -> Vec<Tensor> {
     let mut tensors = vec![matrix("token_embd.weight", model.table(), &narrow)];
     let factor = model.logits_scale();
@@ -44,7 +44,7 @@ pub(super) fn llama_cpp(model: &T5, narrow: impl Fn(usize) -> Dtype) -> Vec<Tens
     tensors
 }
 
-/// As transformers names them: the same parameters, without a head that is tied.
+/// The tensors with transformers' names: the same parameters, without a tied head.
 pub(super) fn hugging_face(model: &T5, narrow: impl Fn(usize) -> Dtype) -> Vec<Tensor> {
     let plain = T5 { scales_logits: false, ..model.clone() };
     let named = |mut tensor: Tensor| {

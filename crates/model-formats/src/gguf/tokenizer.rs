@@ -1,4 +1,4 @@
-//! A tokenizer in the words of llama.cpp: `t5`, its unigrams, or `gpt2`, its pairs of bytes.
+//! A tokenizer in llama.cpp's form: `t5` for unigrams, or `gpt2` for byte pairs.
 
 use super::FORMAT;
 use super::header::Value;
@@ -6,7 +6,7 @@ use crate::error::Unsupported;
 use crate::t5::T5;
 use crate::vocabulary::{Pieces, Role, Token, Unigram, Vocabulary};
 
-/// Scores of rows without a token, as llama.cpp's converter gives them.
+/// The score of rows without a token, as in llama.cpp's converter.
 const UNUSED_SCORE: f32 = -10_000.0;
 
 /// Kinds of tokens, as llama.cpp numbers them.
@@ -77,7 +77,7 @@ pub(super) fn keys(model: &T5, vocabulary: &Vocabulary) -> Result<Vec<(String, V
         keys.add("bos_token_id", Value::U32(*start));
     }
     keys.add("eos_token_id", Value::U32(vocabulary.end));
-    // llama.cpp ends an answer at any of these.
+    // llama.cpp ends an answer at any of these tokens.
     let others = model.ends.iter().filter(|end| **end != vocabulary.end);
     for (name, end) in ["eot_token_id", "eom_token_id"].into_iter().zip(others) {
         keys.add(name, Value::U32(*end));
@@ -91,7 +91,7 @@ pub(super) fn keys(model: &T5, vocabulary: &Vocabulary) -> Result<Vec<(String, V
     Ok(keys.0)
 }
 
-/// Keys below `tokenizer.ggml.`.
+/// Keys with the prefix `tokenizer.ggml.`.
 struct Keys(Vec<(String, Value)>);
 
 impl Keys {

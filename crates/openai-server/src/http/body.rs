@@ -1,4 +1,4 @@
-//! Bodies: of a request, read whole within limits; of an answer, whole or a stream of events.
+//! Bodies: of requests, read whole within limits; and of answers, whole or as a stream of events.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -41,27 +41,27 @@ pub(super) async fn read(mut body: Incoming, most: usize, timeout: Duration) -> 
 
 /// The body of an answer.
 pub(super) enum Answer {
-    /// All of it, and the record of its request.
+    /// A whole answer, and the record of its request.
     Whole(Option<Bytes>, #[expect(dead_code, reason = "it is handed in when the answer was sent")] Box<Record>),
-    /// Events as they come.
+    /// Events as they arrive.
     Events(Box<Events>),
 }
 
 impl Answer {
-    /// Of this text.
+    /// An answer of this text.
     pub fn whole(text: String, record: Record) -> Self {
         Answer::Whole(Some(Bytes::from(text)), Box::new(record))
     }
 }
 
-/// Answers that are sent as they are made.
+/// Answers that are streamed.
 pub(super) struct Events {
     pub form: Form,
     pub events: UnboundedReceiver<(usize, Event)>,
-    /// Answers that are not whole.
+    /// Number of incomplete answers.
     pub left: usize,
     pub record: Record,
-    /// Text to begin with.
+    /// The text at the beginning.
     pub first: Option<String>,
     pub deadline: Pin<Box<Sleep>>,
     pub timeout: Duration,
@@ -116,12 +116,12 @@ impl Events {
     }
 }
 
-/// The error of an answer that took too long.
+/// The error of an answer that missed its deadline.
 pub(super) fn too_late(timeout: Duration) -> ApiError {
     ApiError::new(504, "deadline", format!("the answer was not whole within {} s", timeout.as_secs_f64()))
 }
 
-/// The error of an answer that the engine gave up.
+/// The error of an answer that the engine dropped.
 pub(super) fn gone() -> ApiError {
     ApiError::internal("the answer was given up")
 }

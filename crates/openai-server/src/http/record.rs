@@ -1,4 +1,4 @@
-//! What is noted about a request. When it is over, however it ended, it is counted and logged.
+//! The record of a request. When the request ends in any way, it is counted and logged.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -9,12 +9,12 @@ use crate::metrics::Done;
 use crate::queue::Event;
 use crate::response::Usage;
 
-/// Notes that are handed in when they are dropped.
+/// A record, which is delivered when it is dropped.
 pub(super) struct Record {
     pub access: Access,
     pub usage: Usage,
     pub route: &'static str,
-    /// Since the request's last byte, where it is to be answered by a model.
+    /// The time of the request's last byte, if a model is to answer it.
     pub since: Option<Instant>,
     start: Instant,
     shared: Arc<Shared>,
@@ -41,7 +41,7 @@ impl Record {
         Record { access, usage: Usage::default(), route: "other", since: None, start: Instant::now(), shared }
     }
 
-    /// Takes news of an answer into account.
+    /// Updates the record with an event of the answer.
     pub fn count(&mut self, event: &Event) {
         if let (Event::Text { .. }, Some(since), None) = (event, self.since, self.access.first_token_ms) {
             self.access.first_token_ms = Some(since.elapsed().as_secs_f64() * 1e3);

@@ -1,4 +1,4 @@
-//! Paths, and what is done before a request reaches a model: who asks, from where, for what.
+//! Paths, and the checks before a request reaches a model: the key, the host, the method and the path.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::queue::{Event, Job};
 use crate::request::{Interface, Request as Asked};
 use crate::response::{Choice, Form};
 
-/// The page to try it. `NONCE` stands where its script and style are allowed.
+/// The page for trying the server. `NONCE` is replaced by the number that allows its script and style.
 const PAGE: &str = include_str!("page.html");
 
-/// The status of a request whose client left before there was one, as nginx logs it.
+/// The status of a request whose client left before the response, as in nginx's log.
 const CLIENT_LEFT: u16 = 499;
 
 const JSON: &str = "application/json";
@@ -55,7 +55,7 @@ pub(super) async fn answer(shared: Arc<Shared>, client: SocketAddr, request: Req
         Ok(Ok(Waiting { form, events, choices, is_stream, timeout })) => {
             record.access.stream = is_stream;
             record.since = Some(Instant::now());
-            // Until it is known to be whole.
+            // Cancelled until the answer is known to be complete.
             record.access.cancelled = true;
             record.access.status = CLIENT_LEFT;
             let waiting = Waiting { form, events, choices, is_stream, timeout };
@@ -64,15 +64,15 @@ pub(super) async fn answer(shared: Arc<Shared>, client: SocketAddr, request: Req
     }
 }
 
-/// Where a request goes.
+/// The destination of a request.
 enum Route {
-    /// A text of this kind is there.
+    /// A content type, and the text of the response.
     Text(&'static str, String),
-    /// A model answers.
+    /// A request for a model.
     Ask(Interface),
 }
 
-/// Everything that can be said before the body is read.
+/// Performs all checks that are possible before the body is read.
 fn route(request: &Request<Incoming>, shared: &Shared, record: &mut Record) -> Result<Route, ApiError> {
     let (path, headers) = (request.uri().path(), request.headers());
     let (route, method, needs_key) = match path {
@@ -130,7 +130,8 @@ fn route(request: &Request<Incoming>, shared: &Shared, record: &mut Record) -> R
     })
 }
 
-/// A server that trusts everybody on this machine must not be reached through a name that somebody else lets point here.
+/// A loopback server without keys trusts every local program. Refuses host names that another site may have pointed at
+/// it.
 fn check_host(headers: &HeaderMap, shared: &Shared) -> Result<(), ApiError> {
     if !shared.is_loopback || !shared.settings.keys.is_empty() {
         return Ok(());
@@ -168,7 +169,7 @@ struct Waiting {
     timeout: Duration,
 }
 
-/// Reads the body, and puts what it asks for into the queue.
+/// Reads the body, and queues the requested jobs.
 async fn ask(
     shared: &Arc<Shared>,
     interface: Interface,
@@ -177,7 +178,7 @@ async fn ask(
 ) -> Result<Waiting, ApiError> {
     let limits = &shared.settings.limits;
     let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    // A page of somebody else's may send other kinds without asking first.
+    // A page of another origin may send other content types without a preflight request.
     if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(JSON) {
         return Err(ApiError::new(415, "not_json", "expected `Content-Type: application/json`"));
     }
@@ -215,7 +216,7 @@ async fn ask(
     Ok(Waiting { form, events, choices, is_stream: asked.stream, timeout: limits.request_timeout })
 }
 
-/// Waits for the first news, whose failure is an error with a status, and then streams.
+/// Waits for the first event, so that a failure gets a proper status, and then streams.
 async fn stream(shared: &Arc<Shared>, mut waiting: Waiting, mut record: Record) -> Response<Answer> {
     let deadline = tokio::time::Instant::now() + waiting.timeout;
     let news = tokio::time::timeout_at(deadline, waiting.events.recv()).await;
@@ -274,7 +275,7 @@ async fn whole(shared: &Arc<Shared>, mut waiting: Waiting, mut record: Record) -
     }
 }
 
-/// An error as a response. A body that was not read makes the connection useless, and hyper closes it.
+/// Converts an error to a response. If a body was not read, the connection is useless, and hyper closes it.
 fn refusal(shared: &Arc<Shared>, error: ApiError, mut record: Record) -> Response<Answer> {
     record.access.status = error.status;
     record.access.error = Some(error.code);
@@ -312,7 +313,7 @@ fn nonce() -> u128 {
     half() << 64 | half()
 }
 
-/// The error of a head that did not come in time, is too large, or is none.
+/// The error for a head that was late, too large, or malformed.
 pub(super) fn refusal_of_head(error: &hyper::Error) -> Option<ApiError> {
     if error.is_timeout() {
         Some(ApiError::new(408, "head_timeout", "the request's head was not whole in time"))
@@ -325,7 +326,7 @@ pub(super) fn refusal_of_head(error: &hyper::Error) -> Option<ApiError> {
     }
 }
 
-/// The last words on a connection: a head that was refused is told why.
+/// Writes the refusal of a head, if any, and closes the connection.
 pub(super) async fn say_goodbye(mut socket: Socket, refusal: Option<ApiError>) {
     let text = refusal.map(|error| {
         let body = error.to_json().to_string();
@@ -335,6 +336,6 @@ pub(super) async fn say_goodbye(mut socket: Socket, refusal: Option<ApiError>) {
             body.len()
         )
     });
-    // Nobody may be there any more.
+    // The client may be gone.
     let _ = write_all(&mut socket, text.unwrap_or_default().as_bytes()).await;
 }

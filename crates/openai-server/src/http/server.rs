@@ -1,4 +1,4 @@
-//! The server: a thread that accepts connections, and its orderly end.
+//! The server: a thread that accepts connections, and its orderly shutdown.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -23,7 +23,7 @@ use super::socket::{Clock, Socket};
 use crate::metrics::Metrics;
 use crate::queue::Queue;
 
-/// A server that runs.
+/// A running server.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -31,25 +31,25 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The wish to end.
+/// The request to shut down.
 #[derive(Debug, Default)]
 struct Drain {
     wanted: Notify,
 }
 
-/// Asks a server to end, from another thread.
+/// Shuts a server down, from another thread.
 #[derive(Clone, Debug)]
 pub struct Drainer(Arc<Drain>);
 
 impl Drainer {
-    /// As [`Server::drain`].
+    /// The same as [`Server::drain`].
     pub fn drain(&self) {
         self.0.wanted.notify_one();
     }
 }
 
 impl Server {
-    /// Binds the address and begins to serve.
+    /// Binds the address and starts serving.
     ///
     /// # Errors
     /// The address cannot be bound, or the system refuses a thread.
@@ -74,7 +74,7 @@ impl Server {
         let drain = Arc::new(Drain::default());
         let of_thread = Arc::clone(&drain);
         let thread = std::thread::Builder::new().name("http".into()).stack_size(1 << 20).spawn(move || {
-            // Whatever ends this thread, the engine must not wait for jobs that do not come.
+            // However this thread ends, the engine must not wait for further jobs.
             let closes = Closes(Arc::clone(&shared.queue));
             runtime.block_on(serve(listener, shared, &of_thread.wanted));
             drop(closes);
@@ -82,22 +82,22 @@ impl Server {
         Ok(Server { address, drain, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// The address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Accepts nothing more, lets requests end for the time that they have, and then closes the queue.
+    /// Accepts no more connections, lets requests finish within the drain timeout, and then closes the queue.
     pub fn drain(&self) {
         self.drainer().drain();
     }
 
-    /// For another thread.
+    /// Returns a handle to drain the server from another thread.
     pub fn drainer(&self) -> Drainer {
         Drainer(Arc::clone(&self.drain))
     }
 
-    /// Waits for the end that [`Server::drain`] leads to. False where the thread failed.
+    /// Waits for the shutdown that [`Server::drain`] begins. False if the thread failed.
     pub fn join(mut self) -> bool {
         self.thread.take().is_none_or(|thread| thread.join().is_ok())
     }
@@ -111,7 +111,7 @@ impl Drop for Closes {
     }
 }
 
-/// The first of two that is there.
+/// Returns the result of the future that finishes first.
 async fn first<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> Result<A, B> {
     let (mut a, mut b) = (pin!(a), pin!(b));
     std::future::poll_fn(|cx| match (a.as_mut().poll(cx), b.as_mut().poll(cx)) {
@@ -122,7 +122,7 @@ async fn first<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> 
     .await
 }
 
-/// Accepts connections until the end is wanted, and waits for those that are open.
+/// Accepts connections until shutdown, then waits for open connections.
 async fn serve(listener: TcpListener, shared: Arc<Shared>, wanted: &Notify) {
     let limits = shared.settings.limits;
     let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
@@ -136,7 +136,7 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>, wanted: &Notify) {
                     let connection = Connection { shared: Arc::clone(&shared), client, draining: draining.clone() };
                     tokio::spawn(connection.serve(stream, permit));
                 }
-                // Out of files, or a connection that went at once: others may go on.
+                // Out of file descriptors, or the connection closed at once: other connections may work.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
@@ -146,11 +146,11 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>, wanted: &Notify) {
     shared.is_draining.store(true, Ordering::Relaxed);
     let _ = drains.send(true);
     let all = u32::try_from(limits.connections).unwrap_or(u32::MAX);
-    // What is still open after that is dropped with the runtime.
+    // Connections that are still open are then dropped with the runtime.
     let _ = tokio::time::timeout(limits.drain_timeout, permits.acquire_many(all)).await;
 }
 
-/// A connection that was accepted.
+/// An accepted connection.
 struct Connection {
     shared: Arc<Shared>,
     client: SocketAddr,

@@ -1,4 +1,4 @@
-//! What all connections share: settings, limits, the queue, counters.
+//! State shared by all connections: settings, limits, the queue, counters.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use crate::metrics::{Gauge, Metrics};
 use crate::queue::Queue;
 use crate::request::RequestLimits;
 
-/// What a server serves, and how.
+/// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where it listens. Port 0: any.
+    /// The address to listen on. Port 0: any port.
     pub listen: SocketAddr,
-    /// The names of the models; the first answers requests that name none.
+    /// Names of the models; the first answers requests without a model.
     pub models: Vec<String>,
-    /// Who may ask.
+    /// The accepted keys.
     pub keys: Keys,
-    /// Values of the `Host` header that are accepted beside those of this machine. Counts on a loopback address without keys:
-    /// a page of somebody else's must not reach a server by a name that it lets point here.
+    /// Accepted values of the `Host` header, beside the names of this machine. Checked only on a loopback address without
+    /// keys: a web page of another site must not reach the server through a host name that the site points at this machine.
     pub hosts: Vec<String>,
     /// The limits.
     pub limits: Limits,
 }
 
 impl Settings {
-    /// Without keys, and with the default limits.
+    /// Settings without keys, with the default limits.
     pub fn new(listen: SocketAddr, models: &[&str]) -> Self {
         let models = models.iter().map(|&model| model.to_owned()).collect();
         Settings { listen, models, keys: Keys::default(), hosts: Vec::new(), limits: Limits::default() }
@@ -40,25 +40,25 @@ impl Settings {
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time. Others wait to be accepted.
+    /// Connections at a time. Further connections wait.
     pub connections: usize,
-    /// Bytes of a request's head.
+    /// The most bytes of a request's head.
     pub head_bytes: usize,
-    /// Bytes of a request's body.
+    /// The most bytes of a request's body.
     pub body_bytes: usize,
-    /// Bodies that are read at a time.
+    /// Bodies read at a time.
     pub bodies: usize,
-    /// The time for a head. A connection that is idle for so long is closed.
+    /// Time limit for a head. A connection that is idle for this long is closed.
     pub head_timeout: Duration,
-    /// The time for a body.
+    /// Time limit for a body.
     pub body_timeout: Duration,
-    /// The time in which a client has to take something of its answer.
+    /// Time limit for the client to accept some bytes of its answer.
     pub write_timeout: Duration,
-    /// The time for an answer, waiting included.
+    /// Time limit for an answer, including the wait in the queue.
     pub request_timeout: Duration,
-    /// The time for requests to end after `Server::drain`.
+    /// Time limit for requests to finish after `Server::drain`.
     pub drain_timeout: Duration,
-    /// Bounds of one request.
+    /// Limits of one request.
     pub request: RequestLimits,
 }
 
@@ -80,27 +80,27 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Bytes that a server may hold at its limits, for answers of so many bytes, `waiting` of them.
+    /// The most bytes that a server holds at its limits, with `waiting` jobs and answers of `answer_bytes`.
     pub fn bytes(&self, waiting: usize, answer_bytes: usize) -> u64 {
-        // A connection: hyper's buffers of either direction, the task, and what the head is taken apart into.
+        // A connection: hyper's two buffers, the task, and the parsed head.
         let connections = self.connections * (self.head_bytes * 2 + READ_AND_TASK_BYTES);
-        // Values of JSON take up to 24 times their text (a list of one-digit numbers); one body is taken apart at a time.
+        // Parsed JSON values take up to 24 times their text (a list of one-digit numbers); one body is parsed at a time.
         let bodies = self.bodies * self.body_bytes + 24 * self.body_bytes;
         (connections + bodies + waiting * (self.body_bytes / 8 + answer_bytes)) as u64
     }
 }
 
-/// What a connection takes beside its buffers.
+/// Bytes of a connection beside its buffers.
 const READ_AND_TASK_BYTES: usize = 12 << 10;
 
-/// A hook that is told a request that is over, and returns whether the line could be written.
+/// Called with each finished request; returns whether the log line could be written.
 pub(super) type Log = Box<dyn Fn(&Access) -> bool + Send + Sync>;
 
-/// What the server asks its program for.
+/// Callbacks from the server to its program.
 pub struct Hooks {
-    /// Told each request that is over; whether its line was written.
+    /// Called with each finished request; returns whether the log line was written.
     pub log: Log,
-    /// Numbers for `/metrics` that the server does not know.
+    /// Values for `/metrics` that the server does not know.
     pub gauges: Box<dyn Fn() -> Vec<Gauge> + Send + Sync>,
 }
 
@@ -110,7 +110,7 @@ impl Default for Hooks {
     }
 }
 
-/// What all connections share.
+/// State shared by all connections.
 pub(super) struct Shared {
     pub settings: Settings,
     pub queue: Arc<Queue>,
@@ -121,8 +121,8 @@ pub(super) struct Shared {
     pub is_draining: AtomicBool,
     /// Requests so far.
     pub number: AtomicU64,
-    /// Part of every id.
+    /// Part of every id: makes the ids of this start unique.
     pub begun: u64,
-    /// Whether the address is of this machine alone.
+    /// Whether only this machine can reach the address.
     pub is_loopback: bool,
 }

@@ -1,4 +1,4 @@
-//! A connection's socket and clock for hyper: writes that nobody reads end, and nothing waits forever.
+//! A connection's socket and clock for hyper, with a time limit for writes.
 
 use std::io;
 use std::pin::Pin;
@@ -10,14 +10,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const READ_BYTES: usize = 8 << 10;
 
-/// A socket whose writes fail when the client takes nothing for too long.
+/// A socket whose writes fail if the client accepts nothing for too long.
 pub(super) struct Socket {
     stream: TcpStream,
     write_timeout: Duration,
-    /// While a write waits.
+    /// The timer of a write that waits.
     waits: Option<Pin<Box<Sleep>>>,
 }
 
@@ -26,7 +26,7 @@ impl Socket {
         Socket { stream, write_timeout, waits: None }
     }
 
-    /// What `written` says, or an error where it has waited for too long.
+    /// Returns `written`, or an error if the write has waited for too long.
     fn in_time<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.waits = None;
@@ -74,8 +74,8 @@ impl Write for Socket {
     }
 }
 
-/// Where hyper's own refusal of a head begins, which ends the connection. It has no body, and all errors of ours have one: it is
-/// left out, and the connection ends with an error in the form that clients know.
+/// The start of hyper's own refusal of a head, which ends the connection. It has no body, while all our errors have one. It is
+/// not sent; the connection ends with an error in OpenAI's form instead.
 fn empty_refusal(bytes: &[u8]) -> Option<usize> {
     const BEGINS: &[u8] = b"HTTP/1.1 4";
     const EMPTY: &[u8] = b"\r\ncontent-length: 0\r\n";
@@ -86,7 +86,7 @@ fn empty_refusal(bytes: &[u8]) -> Option<usize> {
     bytes[begins..].windows(EMPTY.len()).any(|window| window == EMPTY).then_some(begins)
 }
 
-/// Writes all of it, and closes.
+/// Writes all bytes, and closes the socket.
 pub(super) async fn write_all(socket: &mut Socket, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         let written = std::future::poll_fn(|cx| Write::poll_write(Pin::new(&mut *socket), cx, bytes)).await?;
@@ -95,7 +95,7 @@ pub(super) async fn write_all(socket: &mut Socket, mut bytes: &[u8]) -> io::Resu
     std::future::poll_fn(|cx| Write::poll_shutdown(Pin::new(&mut *socket), cx)).await
 }
 
-/// tokio's clock.
+/// tokio's clock, for hyper.
 pub(super) struct Clock;
 
 struct Alarm(Pin<Box<Sleep>>);

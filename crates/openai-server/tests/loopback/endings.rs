@@ -1,4 +1,4 @@
-//! Clients that leave, answers that take too long, and the end of the server.
+//! Clients that disconnect, answers that take too long, and the server's shutdown.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -17,9 +17,9 @@ fn an_answer_that_takes_too_long_ends_and_so_does_its_job() {
         }
     };
     refused(&running.complete(r#"{"prompt":"wait until cancelled"}"#), 504, "deadline");
-    // Whether it was taken up in time or not, nobody works on it any more.
+    // Whether the engine took the job up in time or not, no work on it is left.
     wait_until_idle();
-    // A stream that has begun: its last event is the error. One that the engine does not take up in time is refused, and asked for again.
+    // After a stream has begun, its last event is the error. A stream that the engine does not take up in time is refused and retried.
     let stream = loop {
         let stream = running.complete(r#"{"prompt":"wait until cancelled","stream":true}"#);
         if status(&stream) == 200 {

@@ -1,4 +1,4 @@
-//! The server over loopback, with an engine that answers by its prompt.
+//! Tests the server over loopback, with an engine whose answers depend on the prompt.
 
 mod answers;
 mod endings;

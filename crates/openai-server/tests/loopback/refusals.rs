@@ -115,7 +115,7 @@ fn what_is_no_http_is_told_so() {
 #[test]
 fn who_sends_too_slowly_is_told_so() {
     let brief = Duration::from_millis(50);
-    // Nobody sends the rest: the answer comes all the same. Only one of the times is short, however slowly the first bytes come.
+    // The client never sends the rest, but gets an answer. Only one of the time limits is short, so a slow start does no harm.
     let of_heads = start_with(Limits { head_timeout: brief, ..limits() }, "", 8);
     refused(&of_heads.exchange("GET /health HTTP/1.1\r\nHost: loc"), 408, "head_timeout");
     let of_bodies = start_with(Limits { body_timeout: brief, ..limits() }, "", 8);

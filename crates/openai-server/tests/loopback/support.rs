@@ -1,4 +1,4 @@
-//! A server with an engine that does as the prompt says, and clients that write bytes.
+//! A server with an engine that follows the prompt's command, and clients that write bytes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -14,9 +14,9 @@ use openai_server::{
 pub struct Running {
     pub address: SocketAddr,
     pub queue: Arc<Queue>,
-    /// Told the prompt of each job that the engine is done with.
+    /// Receives the prompt of each job that the engine has finished.
     done: Mutex<Receiver<String>>,
-    /// Lets one job end whose prompt is `wait`.
+    /// Lets one job with the prompt `wait` finish.
     pub go: Sender<()>,
     pub log: Arc<Mutex<Vec<Access>>>,
     server: Option<Server>,
@@ -31,7 +31,7 @@ pub fn start() -> Running {
     start_with(limits(), "", 8)
 }
 
-/// A server with these keys, in whose queue so many jobs can wait.
+/// Starts a server with these keys, whose queue holds `capacity` waiting jobs.
 pub fn start_with(limits: Limits, keys: &str, capacity: usize) -> Running {
     let queue = Queue::new(capacity);
     let log: Arc<Mutex<Vec<Access>>> = Arc::default();
@@ -64,7 +64,7 @@ pub fn start_with(limits: Limits, keys: &str, capacity: usize) -> Running {
     Running { address, queue, done: Mutex::new(done), go, log, server: Some(server), engine: Some(engine) }
 }
 
-/// Does as the prompt says: fails, waits, gives up, or says the prompt word by word with the model's number.
+/// Follows the prompt: fails, waits, gives up, or repeats the prompt word by word with the model's number.
 fn answer(job: Job, prompt: &str, gate: &Receiver<()>) {
     match prompt {
         "fail" => return job.send(Event::Failed(ApiError::parameter("prompt", "too long"))),
@@ -81,7 +81,7 @@ fn answer(job: Job, prompt: &str, gate: &Receiver<()>) {
             return;
         }
         "flood until cancelled" => {
-            // More than the buffers of both sockets take.
+            // More than the buffers of both sockets hold.
             for _ in 0..1000 {
                 job.send(Event::Text { choice: 0, text: "x".repeat(1 << 14), tokens: 1 });
             }
@@ -110,7 +110,7 @@ fn answer(job: Job, prompt: &str, gate: &Receiver<()>) {
 }
 
 impl Running {
-    /// Ends the server in order. True: every thread ended as it should.
+    /// Shuts the server down. True if every thread ended normally.
     pub fn end(mut self) -> bool {
         self.ended()
     }
@@ -122,7 +122,7 @@ impl Running {
         self.engine.take().is_none_or(|engine| engine.join().is_ok()) && is_well
     }
 
-    /// The prompt of the next job that the engine is done with.
+    /// Waits for the next job that the engine has finished, and returns its prompt.
     pub fn done(&self) -> String {
         self.done.lock().unwrap().recv().unwrap()
     }
@@ -135,10 +135,10 @@ impl Running {
         TcpStream::connect(self.address).unwrap()
     }
 
-    /// Sends bytes on a connection of their own, and returns everything that comes back.
+    /// Sends bytes on a new connection, and returns the complete response.
     pub fn exchange(&self, bytes: impl AsRef<[u8]>) -> String {
         let mut stream = self.connect();
-        // A server that refuses may close before it has read everything.
+        // A server that refuses may close the connection before it has read everything.
         let _ = stream.write_all(bytes.as_ref());
         rest(stream)
     }
@@ -170,10 +170,10 @@ pub fn request(path: &str, headers: &str, body: &str) -> String {
     )
 }
 
-/// Everything that comes until the server closes.
+/// Reads everything until the server closes the connection.
 pub fn rest(mut stream: TcpStream) -> String {
     let mut bytes = Vec::new();
-    // A reset after the answer loses nothing that was read.
+    // A reset after the answer loses no bytes that were read.
     let _ = stream.read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -195,7 +195,7 @@ pub fn json(response: &str) -> serde_json::Value {
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {response:?}"))
 }
 
-/// A status and the error's code.
+/// Checks the status and the error's code.
 #[track_caller]
 pub fn refused(response: &str, status: u16, code: &str) {
     assert_eq!((self::status(response), json(response)["error"]["code"].as_str()), (status, Some(code)), "{response}");

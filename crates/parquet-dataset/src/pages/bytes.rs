@@ -1,12 +1,12 @@
 //! The decompressed bytes of one page, as a cursor that holds a bounded part of them.
 //!
-//! Pages of common size (up to [`WHOLE_PAGE_BYTES`]) are read with one `pread`, checked against their CRC if
-//! they have one, and decompressed into one buffer. Larger pages, which some writers make as large as their
-//! row groups, are read and decompressed as a stream through a buffer of [`STREAM_BUFFER_BYTES`]. Either way the bytes
-//! are compared with what this run read there before; see [`crate::pages::digests`].
+//! Pages of common size (up to [`WHOLE_PAGE_BYTES`]) are read with one `pread`, checked against their CRC if they have
+//! one, and decompressed into one buffer. Larger pages (some writers make them as large as their row groups) are read
+//! and decompressed as a stream through a buffer of [`STREAM_BUFFER_BYTES`]. In both cases the bytes are compared with
+//! this run's first read of them; see [`crate::pages::digests`].
 //!
-//! Invariant: the buffer never grows beyond those two sizes, however long a value is, but for levels, dictionary values
-//! and delta-encoded suffixes, which have limits of their own.
+//! Invariant: the buffer never grows beyond those two sizes, however long a value is. Exceptions are levels, dictionary
+//! values and delta-encoded suffixes, which have limits of their own.
 
 use std::io::{BufReader, Read};
 use std::sync::Arc;
@@ -25,11 +25,11 @@ use crate::rows::Column;
 
 /// Pages up to this size, compressed and decompressed, are held whole.
 pub(crate) const WHOLE_PAGE_BYTES: usize = 4 << 20;
-/// The buffer through which larger pages stream, and that of the compressed bytes behind it.
+/// The buffer through which larger pages stream, and also the buffer of their compressed bytes.
 pub(crate) const STREAM_BUFFER_BYTES: usize = 128 * 1024;
-/// zstd frames with a larger window (`--long`) are refused when they have to be streamed.
+/// zstd frames with a larger window (`--long`) are refused if they have to be streamed.
 const MAX_ZSTD_WINDOW_LOG: u32 = 27;
-/// Enough of a zstd frame to learn its window.
+/// Bytes of a zstd frame that suffice to find its window.
 const ZSTD_HEADER_BYTES: u64 = 18;
 
 /// The bytes that a page's decoders consume, in order.
@@ -37,7 +37,7 @@ pub(crate) struct PageBytes {
     buffer: Vec<u8>,
     /// The first byte not consumed.
     at: usize,
-    /// Bytes that `rest` has yet to give, as declared.
+    /// Bytes that `rest` has not yet returned, as declared.
     unread: u64,
     rest: Rest,
 }
@@ -51,18 +51,18 @@ enum Rest {
 }
 
 impl PageBytes {
-    /// Bytes that are in memory already.
+    /// Wraps bytes that are in memory already.
     pub(crate) fn whole(buffer: Vec<u8>) -> Self {
         Self { buffer, at: 0, unread: 0, rest: Rest::Nothing }
     }
 
-    /// Bytes of a file that decompress to `decompressed` bytes, as a stream.
+    /// Opens bytes of a file that decompress to `decompressed` bytes, as a stream.
     fn stream(stored: FileRange, codec: Codec, decompressed: u32) -> Result<Self, Fault> {
         let rest = Rest::open(stored, codec)?;
         Ok(Self { buffer: Vec::new(), at: 0, unread: u64::from(decompressed), rest })
     }
 
-    /// Says that no more is wanted of the page: what was read of it is checked.
+    /// Ends the reading of the page and checks the bytes that were read.
     pub(crate) fn finish(&mut self) -> Result<(), Fault> {
         match &mut self.rest {
             Rest::Nothing => Ok(()),
@@ -73,12 +73,12 @@ impl PageBytes {
         }
     }
 
-    /// Whether all bytes that were not consumed are in memory.
+    /// Whether all unconsumed bytes are in memory.
     pub(crate) fn is_whole(&self) -> bool {
         self.unread == 0
     }
 
-    /// The bytes in memory that were not consumed.
+    /// Returns the unconsumed bytes in memory.
     pub(crate) fn into_buffer(mut self) -> Vec<u8> {
         self.buffer.drain(..self.at);
         self.buffer
@@ -99,12 +99,12 @@ impl PageBytes {
         self.buffer.len() - self.at
     }
 
-    /// Bytes not consumed, as declared.
+    /// Number of unconsumed bytes, as declared.
     pub(crate) fn remaining(&self) -> u64 {
         self.buffered() as u64 + self.unread
     }
 
-    /// The next `count` bytes, without consuming them.
+    /// Returns the next `count` bytes, without consuming them.
     #[inline]
     pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8], Fault> {
         if self.buffered() < count {
@@ -113,13 +113,13 @@ impl PageBytes {
         Ok(&self.buffer[self.at..self.at + count])
     }
 
-    /// The next `count` bytes or, at the end of the page, all that remain.
+    /// Returns the next `count` bytes or, at the end of the page, all that remain.
     pub(crate) fn peek_up_to(&mut self, count: usize) -> Result<&[u8], Fault> {
         let available = self.remaining().min(count as u64);
         self.peek(available as usize)
     }
 
-    /// Consumes bytes that were peeked at.
+    /// Consumes bytes that were returned by a peek.
     #[inline]
     pub(crate) fn consume(&mut self, count: usize) {
         debug_assert!(count <= self.buffered());
@@ -167,7 +167,7 @@ impl PageBytes {
         self.at = 0;
         let target = count.max(STREAM_BUFFER_BYTES).min(self.buffer.len() + self.unread.min(1 << 40) as usize);
         while self.buffer.len() < count {
-            // Grow with the data that arrives, not with what a length claims.
+            // Grow with the data that arrives, not with a declared length.
             let held = self.buffer.len();
             let step = (target - held).min(held.max(STREAM_BUFFER_BYTES));
             self.buffer.resize(held + step, 0);
@@ -203,7 +203,7 @@ impl Rest {
         })
     }
 
-    /// Fills `buffer`, or less of it at the end.
+    /// Fills `buffer`, or at the end only a part of it.
     fn read_full(&mut self, buffer: &mut [u8]) -> Result<usize, Fault> {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -223,7 +223,7 @@ impl Rest {
     }
 }
 
-/// A page as its decoders want it: the header, the levels of version 2, and everything behind them.
+/// A page as its decoders need it: the header, the levels of version 2, and the bytes after them.
 pub(crate) struct OpenPage {
     pub(crate) header: PageHeader,
     /// Repetition and definition levels, stored apart from the values. Version 2 only.
@@ -295,7 +295,7 @@ impl OpenPage {
     }
 }
 
-/// Where a page lies, and who knows what its bytes were.
+/// A page's place, and the digests of its bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct PageSource<'a> {
     pub(crate) handle: &'a Handle,
@@ -305,8 +305,8 @@ pub(crate) struct PageSource<'a> {
 }
 
 impl PageSource<'_> {
-    /// A page that is streamed is compared with its checksum once, when not all of it has been read before: a read
-    /// stops at the last row that it needs, and the digests vouch for the rest.
+    /// Compares a streamed page with its checksum once, unless all of it has been read before. A read stops at the last
+    /// row that it needs, so later reads rely on the digests.
     fn check_streamed_crc(&self, header: &PageHeader) -> Result<(), Fault> {
         let (Some(expected), Some((map, slot))) = (header.crc, self.check) else { return Ok(()) };
         if map.digests.knows(slot, self.entry) {
@@ -316,7 +316,7 @@ impl PageSource<'_> {
         compare_crc(actual, expected)
     }
 
-    /// A fault of the page's bytes, or the better explanation that they are others than they were.
+    /// Returns a fault of the page's bytes, or that the bytes have changed, if that explains it better.
     pub(crate) fn explained(&self, fault: Fault) -> Fault {
         let Some((map, slot)) = self.check else { return fault };
         if !matches!(fault, Fault::Corrupt(_) | Fault::Ended(_) | Fault::Unsupported(_)) {
@@ -344,7 +344,7 @@ fn compare_crc(actual: u32, expected: u32) -> Result<(), Fault> {
     }
 }
 
-/// Decompresses to exactly `size` bytes; data that holds more or less is an error, and never more is allocated.
+/// Decompresses to exactly `size` bytes. Data with more or fewer bytes is an error, and never allocates more.
 fn decompress_whole(codec: Codec, stored: &[u8], size: usize) -> Result<Vec<u8>, Fault> {
     let wrong = |codec: &str, found: String| {
         Fault::corrupt(format!("the {codec} data holds {found} bytes, its page declares {size}"))
@@ -387,7 +387,7 @@ fn snappy_fault(error: &snap::Error) -> Fault {
     Fault::Corrupt(format!("the snappy data cannot be decompressed: {error}").into())
 }
 
-/// The window that decompressing the zstd page at `entry` as a stream needs.
+/// The window for decompressing the zstd page at `entry` as a stream.
 pub(crate) fn zstd_window(handle: &Handle, entry: &PageEntry) -> Result<u64, Fault> {
     let end = entry.offset + u64::from(entry.bytes);
     let header = PageHeader::read(handle, entry.offset, end)?;
@@ -414,7 +414,7 @@ fn frame_window(bytes: &[u8]) -> Option<u64> {
         let base = 1u64 << (10 + (window >> 3));
         return Some(base + base / 8 * u64::from(window & 7));
     }
-    // A single segment: the window is the content, whose size follows the dictionary's number.
+    // A single segment: the window equals the content size, which follows the dictionary id.
     let rest = rest.get([0, 1, 2, 4][usize::from(descriptor & 3)]..)?;
     let length = [1, 2, 4, 8][usize::from(descriptor >> 6)];
     let mut size = [0; 8];
@@ -422,14 +422,14 @@ fn frame_window(bytes: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(size) + if length == 2 { 256 } else { 0 })
 }
 
-/// The most bytes of definition levels that `rows` rows are believed to have: two each, the most
-/// that runs of one value take. In memory while a page is read.
+/// The most bytes of definition levels that are accepted for `rows` rows: two for each row, which is the most that runs
+/// of a single value take. They are in memory while a page is read.
 pub(crate) fn most_level_bytes(rows: u32) -> u64 {
     64 + 2 * u64::from(rows)
 }
 
-/// Bytes of memory that reading a page takes: what is stored and what it decompresses to, or the stream's buffers.
-/// `window` is that of zstd streams.
+/// Memory for reading a page: the stored and the decompressed bytes, or the stream's buffers. `window` is the window of
+/// zstd streams.
 pub(crate) fn page_memory_bytes(stored: u64, decompressed: u64, codec: Codec, window: u64, whole_limit: usize) -> u64 {
     let compressed = if codec == Codec::Uncompressed { 0 } else { stored };
     match stored.max(decompressed) <= whole_limit as u64 {
@@ -439,7 +439,7 @@ pub(crate) fn page_memory_bytes(stored: u64, decompressed: u64, codec: Codec, wi
                 Codec::Uncompressed => 0,
                 Codec::Snappy => 2 * STREAM_BUFFER_BYTES as u64,
                 Codec::Gzip => 64 * 1024,
-                // Its context, its input block and what it decompresses in one go.
+                // The context, the input block and the output of one step.
                 Codec::Zstd => window.max(1 << 10) + 512 * 1024,
             };
             2 * STREAM_BUFFER_BYTES as u64 + window

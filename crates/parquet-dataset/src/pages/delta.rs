@@ -1,7 +1,7 @@
 //! DELTA_BINARY_PACKED integers, which the DELTA byte array encodings use for lengths.
 //!
-//! Format: parquet-format `Encodings.md`, "Delta Encoding". Blocks of deltas over a minimum, each block cut
-//! into miniblocks with a bit width of their own.
+//! Format: parquet-format `Encodings.md`, "Delta Encoding". A block has deltas over a minimum. It is cut into
+//! miniblocks, each with its own bit width.
 
 use super::bytes::PageBytes;
 use super::runs::varint;
@@ -10,7 +10,7 @@ use crate::error::Fault;
 /// Writers use blocks of 128 (parquet-mr, Arrow) to 256 values.
 const MAX_BLOCK_VALUES: u64 = 1 << 16;
 
-/// Decodes a whole sequence of lengths. At most `limit` values are believed.
+/// Decodes a whole sequence of lengths, at most `limit` values.
 pub(crate) fn lengths(bytes: &mut PageBytes, limit: u32) -> Result<Vec<u32>, Fault> {
     let block_values = varint(bytes)?;
     let miniblocks = varint(bytes)?;
@@ -25,7 +25,7 @@ pub(crate) fn lengths(bytes: &mut PageBytes, limit: u32) -> Result<Vec<u32>, Fau
         return Fault::corrupt(format!("delta blocks of {block_values} values in {miniblocks} miniblocks"));
     }
     let total = total as usize;
-    // In the bill: the page's rows have been compared with its map and with a limit.
+    // The bill includes this: the page's rows have been compared with its map and with a limit.
     let mut output = Vec::with_capacity(total);
     let mut last = first as i32;
     let mut push = |value: i32| match u32::try_from(value) {
@@ -47,7 +47,7 @@ pub(crate) fn lengths(bytes: &mut PageBytes, limit: u32) -> Result<Vec<u32>, Fau
         bytes.consume(miniblocks as usize);
         for &width in &widths {
             if count == total {
-                // The widths of miniblocks that are not there may be anything.
+                // The widths of absent miniblocks may be anything.
                 break;
             }
             if width > 32 {

@@ -1,8 +1,8 @@
-//! A chunk's dictionary: its values, as far as they are short enough to be held.
+//! A chunk's dictionary: its values, with long values left in the file.
 //!
-//! A dictionary of common size is its page, whole. Of a larger one values of up to [`HELD_VALUE_BYTES`] are held; a
-//! longer one is read from the page again each time that it is wanted, and only as far as it is wanted. So a dictionary
-//! with one value of 60 MB takes a few kilobytes more than one without.
+//! A dictionary of common size is its page, whole. From a larger dictionary, values of up to [`HELD_VALUE_BYTES`] are
+//! held. A longer value is read from the page each time it is needed, and only as far as needed. So a dictionary with
+//! one value of 60 MB takes only a few kilobytes more than a dictionary without it.
 
 use std::sync::Arc;
 
@@ -16,17 +16,17 @@ use crate::io::Handle;
 use crate::limits::Limits;
 use crate::rows::Column;
 
-/// A longer value of a large dictionary is read again whenever it is wanted.
+/// A longer value of a large dictionary is read again whenever it is needed.
 const HELD_VALUE_BYTES: u64 = 1 << 20;
-/// No dictionary is believed to be larger once long values are left out: writers stop at 1 MiB unless told otherwise.
+/// The most bytes of a dictionary without its long values. Writers stop at 1 MiB by default.
 const MAX_HELD_BYTES: u64 = 256 << 20;
 
-/// Where a dictionary lies.
+/// The place of a dictionary.
 #[derive(Clone)]
 pub(crate) struct DictionarySource {
     pub(crate) handle: Handle,
     pub(crate) page: DictionaryPage,
-    /// The chunk's map, once it is made.
+    /// The chunk's map, once it exists.
     pub(crate) map: Option<Arc<ChunkMap>>,
     pub(crate) codec: Codec,
     pub(crate) whole_page_bytes: usize,
@@ -41,16 +41,16 @@ pub(crate) struct Dictionary {
     long: Vec<LongValue>,
 }
 
-/// A value that is not held.
+/// A value that is not held in memory.
 struct LongValue {
     index: u32,
-    /// Where it lies in the decompressed page.
+    /// The offset of the value in the decompressed page.
     at: u64,
     bytes: u64,
 }
 
 impl DictionaryPage {
-    /// A large dictionary is read once to learn what it takes; of others their size says enough.
+    /// Reads a large dictionary once, to find its memory. For a smaller dictionary the sizes suffice.
     pub(crate) fn examine(
         handle: &Handle,
         entry: PageEntry,
@@ -118,7 +118,7 @@ impl Dictionary {
         Ok(())
     }
 
-    /// Appends value `index` to `column`, or the part of it that is wanted.
+    /// Appends value `index` to `column`, or the wanted part of it.
     #[inline]
     pub(crate) fn read_value(
         &self,
@@ -205,7 +205,7 @@ fn too_large(bytes: u64) -> Fault {
     Fault::TooLarge { what: "a dictionary", bytes, limit: MAX_HELD_BYTES }
 }
 
-/// Calls `take` for each value with its index, where it lies, its length, and the page at its first byte.
+/// Calls `take` for each value with its index, its offset, its length, and the page at the value's first byte.
 fn each_value(
     mut page: OpenPage,
     mut take: impl FnMut(u32, u64, u64, &mut PageBytes) -> Result<(), Fault>,

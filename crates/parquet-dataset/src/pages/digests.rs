@@ -1,11 +1,10 @@
-//! Digests of pages: what a page's bytes were when this run read them first, and whether they still are.
+//! Digests of pages: detect that a page's bytes changed since this run first read them.
 //!
-//! A page of common size has one word: the CRC-32 of its header and body as stored, learnt when the page is first read
-//! and compared whenever it is read again. Its check is one pass of an instruction that is faster than memory. A page
-//! of more than [`ONE_WORD_BYTES`] has a word for each stretch of [`STRETCH_BYTES`], and of those only the ones that are
-//! read are checked.
+//! A page of common size has one word: the CRC-32 of its header and body as stored. The first read of the page sets it,
+//! and every later read compares it. The check is one pass of an instruction that is faster than memory. A page of more
+//! than [`ONE_WORD_BYTES`] has a word for each stretch of [`STRETCH_BYTES`]; only stretches that are read are checked.
 //!
-//! A change that nobody made on purpose goes unnoticed once in 2^32 stretches. A stretch that was never read is not known.
+//! An accidental change of a stretch goes unnoticed in one of 2^32 cases. Changes of a stretch that was never read are not noticed.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -19,19 +18,20 @@ use crate::io::Handle;
 const ONE_WORD_BYTES: u32 = 4 << 20;
 /// The part of a larger page that has a digest of its own.
 const STRETCH_BYTES: u64 = 128 << 10;
-/// Bytes per read where bytes are read only for their digest.
+/// Bytes per read, if bytes are read only for their digest.
 pub(crate) const PASS_BYTES: usize = 64 << 10;
 
 /// The digests of a chunk's pages. Slot 0 is the dictionary, slot `i + 1` page `i`.
 #[derive(Debug, Default)]
 pub(crate) struct Digests {
-    /// 0 for a stretch that was never read.
+    /// The value 0 stands for a stretch that was never read.
     words: Vec<AtomicU32>,
-    /// The slots of several words, each with how many words the slots up to and including it have beyond one.
+    /// The slots with several words. For each, the number of words beyond one per slot, in all slots up to and
+    /// including it.
     large: Vec<(u32, u32)>,
 }
 
-/// The size of the parts of a page that have a digest each; the last may be smaller.
+/// The size of a page's stretches, each of which has a digest; the last stretch may be smaller.
 pub(crate) fn stretch_bytes(page: &PageEntry) -> u64 {
     match page.bytes <= ONE_WORD_BYTES {
         true => u64::from(page.bytes.max(1)),
@@ -39,13 +39,13 @@ pub(crate) fn stretch_bytes(page: &PageEntry) -> u64 {
     }
 }
 
-/// How many words a page has.
+/// The number of words of a page.
 fn stretches(page: &PageEntry) -> u64 {
     u64::from(page.bytes).div_ceil(stretch_bytes(page)).max(1)
 }
 
 impl Digests {
-    /// Nothing is known yet of `dictionary` and `pages`.
+    /// Makes digests for `dictionary` and `pages`, with no stretch read yet.
     pub(crate) fn new(dictionary: Option<&PageEntry>, pages: &[PageEntry]) -> Self {
         let mut digests = Self::default();
         let mut more = 0;
@@ -69,9 +69,9 @@ impl Digests {
         }
     }
 
-    /// Learns the digest of a stretch, or compares it with the one learnt before.
+    /// Sets the digest of a stretch, or compares it with the earlier one.
     pub(crate) fn check(&self, word: usize, digest: &Crc, page: &PageEntry) -> Result<(), Fault> {
-        // 0 means that nothing is known.
+        // 0 means that no digest is known.
         let digest = digest.sum().max(1);
         match self.words[word].compare_exchange(0, digest, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => Ok(()),
@@ -80,7 +80,7 @@ impl Digests {
         }
     }
 
-    /// Checks a whole page, `stored` being its header and body.
+    /// Checks a whole page; `stored` is its header and body.
     pub(crate) fn check_whole(&self, slot: usize, page: &PageEntry, stored: &[u8]) -> Result<(), Fault> {
         for (word, stretch) in (self.first_word(slot)..).zip(stored.chunks(stretch_bytes(page) as usize)) {
             let mut digest = Crc::new();
@@ -90,14 +90,14 @@ impl Digests {
         Ok(())
     }
 
-    /// Whether every stretch of a page is known.
+    /// Whether every stretch of a page has a digest.
     pub(crate) fn knows(&self, slot: usize, page: &PageEntry) -> bool {
         let first = self.first_word(slot);
         self.words[first..first + stretches(page) as usize].iter().all(|word| word.load(Ordering::Relaxed) != 0)
     }
 
-    /// Reads a page for nothing but its digests, which are learnt or compared. Returns the CRC-32 of what follows the
-    /// first `header_bytes`.
+    /// Reads a page only for its digests, which are set or compared. Returns the CRC-32 of the bytes after the first
+    /// `header_bytes`.
     pub(crate) fn read_page(
         &self,
         handle: &Handle,
@@ -110,7 +110,7 @@ impl Digests {
         let (mut word, mut at, end) = (self.first_word(slot), 0, u64::from(page.bytes));
         let stretch = stretch_bytes(page);
         while at < end {
-            // The header ends a piece, and so does a stretch.
+            // A piece ends at the header's end and at a stretch's end.
             let stop = [header_bytes, at - at % stretch + stretch, at + PASS_BYTES as u64, end];
             let stop = stop.into_iter().filter(|&stop| stop > at).min().unwrap_or(end);
             let piece = &mut piece[..(stop - at) as usize];
@@ -129,24 +129,24 @@ impl Digests {
         Ok(body.sum())
     }
 
-    /// All words, for keeping them beside a run.
+    /// All words, to keep them beside a run.
     pub(crate) fn words(&self) -> impl Iterator<Item = u32> + '_ {
         self.words.iter().map(|word| word.load(Ordering::Relaxed))
     }
 
-    /// How many words there are.
+    /// The number of words.
     pub(crate) fn len(&self) -> usize {
         self.words.len()
     }
 
-    /// Takes back what [`Digests::words`] gave.
+    /// Restores a word from [`Digests::words`].
     pub(crate) fn set(&mut self, index: usize, word: u32) {
         if let Some(slot) = self.words.get_mut(index) {
             *slot = AtomicU32::new(word);
         }
     }
 
-    /// The bytes that the digests take in memory.
+    /// Bytes of memory of the digests.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.words.capacity() * size_of::<AtomicU32>() + self.large.capacity() * size_of::<(u32, u32)>()
     }

@@ -1,4 +1,4 @@
-//! Where a page lies in its file, and how large it is.
+//! The place and the size of a page in its file.
 
 use super::header::PageHeader;
 
@@ -8,14 +8,14 @@ pub(crate) struct PageEntry {
     pub(crate) offset: u64,
     /// Header and body, as stored.
     pub(crate) bytes: u32,
-    /// The body once decompressed; 0 where only an offset index was read, which does not say.
+    /// The decompressed body; 0 if only an offset index was read, which does not give it.
     pub(crate) uncompressed_bytes: u32,
-    /// Within the row group. 0 for a dictionary page.
+    /// The first row within the row group; 0 for a dictionary page.
     pub(crate) first_row: u32,
 }
 
 impl PageEntry {
-    /// The page whose header lies at `offset`.
+    /// The page with this header at `offset`.
     pub(crate) fn of(offset: u64, header: &PageHeader, first_row: u32) -> Self {
         Self {
             offset,
@@ -26,18 +26,18 @@ impl PageEntry {
     }
 }
 
-/// A dictionary as the page map knows it.
+/// A dictionary's entry in the page map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DictionaryPage {
     pub(crate) entry: PageEntry,
-    /// Bytes of memory that the dictionary takes once it is read.
+    /// Bytes of memory of the dictionary once it is read.
     pub(crate) held_bytes: u64,
-    /// No value is larger.
+    /// Upper bound of the dictionary's values.
     pub(crate) largest_value_bytes: u64,
 }
 
 impl DictionaryPage {
-    /// A dictionary of which only the header was read.
+    /// A dictionary with only its header read.
     pub(crate) fn of(offset: u64, header: &PageHeader) -> Self {
         Self { entry: PageEntry::of(offset, header, 0), held_bytes: 0, largest_value_bytes: 0 }
     }

@@ -1,4 +1,4 @@
-//! Bytes of a page as a stream, checked against the page's digests on their way.
+//! Bytes of a page as a stream, checked against the page's digests while they are read.
 
 use std::io;
 use std::ops::Range;
@@ -12,15 +12,15 @@ use super::map::ChunkMap;
 use crate::error::Fault;
 use crate::io::Handle;
 
-/// Bytes of a file, for decompressors. A failure of the file travels inside the `io::Error` as a [`FileFault`], so
-/// that it is not mistaken for a failure of the compressed data.
+/// Bytes of a file, for decompressors. A read failure travels inside the `io::Error` as a [`FileFault`], so that it is
+/// not mistaken for a fault of the compressed data.
 pub(crate) struct FileRange {
     handle: Handle,
     bytes: Range<u64>,
     check: Option<StretchCheck>,
 }
 
-/// The digest of the stretch that is being read. It began at the stretch's first byte.
+/// The digest of the current stretch, from the stretch's first byte on.
 struct StretchCheck {
     map: Arc<ChunkMap>,
     page: PageEntry,
@@ -29,7 +29,8 @@ struct StretchCheck {
 }
 
 impl FileRange {
-    /// The page at `page`, from its header on. With a map and the page's slot in it, whatever is read is checked.
+    /// Opens the page at `page`, from its header on. If given a map and the page's slot in it, all bytes read are
+    /// checked.
     pub(crate) fn new(handle: &Handle, page: &PageEntry, check: Option<(&Arc<ChunkMap>, usize)>) -> Self {
         let check = check.map(|(map, slot)| StretchCheck {
             first_word: map.digests.first_word(slot),
@@ -41,7 +42,7 @@ impl FileRange {
         Self { handle: handle.clone(), bytes, check }
     }
 
-    /// Reads bytes, no more than are left.
+    /// Reads bytes, no more than remain.
     pub(crate) fn read_exact(&mut self, buffer: &mut [u8]) -> Result<(), Fault> {
         self.handle.read_exact_at(buffer, self.bytes.start)?;
         if let Some(check) = &mut self.check {
@@ -51,7 +52,7 @@ impl FileRange {
         Ok(())
     }
 
-    /// Passes over `count` bytes, no more than are left. Whole stretches are not read.
+    /// Skips `count` bytes, no more than remain. Whole stretches are not read.
     pub(crate) fn skip(&mut self, count: u64) -> Result<(), Fault> {
         let target = self.bytes.start + count;
         if let Some(check) = &self.check {
@@ -69,7 +70,7 @@ impl FileRange {
         Ok(())
     }
 
-    /// Reads to the end of the stretch that was begun, so that every byte that was used is checked.
+    /// Reads to the end of the current stretch, so that every byte that was used is checked.
     pub(crate) fn finish(&mut self) -> Result<(), Fault> {
         let Some(check) = &self.check else { return Ok(()) };
         let (start, end) = check.stretch(self.bytes.start);
@@ -90,7 +91,8 @@ impl FileRange {
 }
 
 impl StretchCheck {
-    /// Where the stretch that holds byte `at` of the file begins and ends. The end of the page begins one of its own.
+    /// The start and end of the stretch with byte `at` of the file. The end of the page counts as the start of a new
+    /// stretch.
     fn stretch(&self, at: u64) -> (u64, u64) {
         let end = self.page.offset + u64::from(self.page.bytes);
         let (bytes, inside) = (stretch_bytes(&self.page), at - self.page.offset);
@@ -100,7 +102,7 @@ impl StretchCheck {
         }
     }
 
-    /// Takes bytes that lie at `at`.
+    /// Adds bytes at offset `at` to the digests.
     fn feed(&mut self, mut at: u64, mut bytes: &[u8]) -> Result<(), Fault> {
         while !bytes.is_empty() {
             let (start, end) = self.stretch(at);
@@ -128,7 +130,7 @@ impl io::Read for FileRange {
     }
 }
 
-/// A [`Fault`] of the file on its way through a decompressor.
+/// A [`Fault`] of the file, passed through a decompressor.
 #[derive(Debug)]
 struct FileFault(Mutex<Option<Fault>>);
 
@@ -140,7 +142,7 @@ impl std::fmt::Display for FileFault {
 
 impl std::error::Error for FileFault {}
 
-/// Tells a failure of the file from a failure of the data that a decompressor found in it.
+/// Separates a failure of the file from a fault that a decompressor found in its data.
 pub(crate) fn decompression_fault(codec: &str, error: io::Error) -> Fault {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<FileFault>());
     match inner.and_then(|fault| fault.0.lock().unwrap_or_else(PoisonError::into_inner).take()) {

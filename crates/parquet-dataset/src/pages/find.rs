@@ -1,6 +1,6 @@
-//! Finding the pages of a column chunk: in its file's offset index, or by a walk over its page headers.
+//! Finds the pages of a column chunk: in its file's offset index, or by a walk over its page headers.
 //!
-//! The walk reads a few hundred bytes per page and none of the data, but for dictionaries that are too large to be held whole.
+//! The walk reads a few hundred bytes per page and no data, except dictionaries that are too large to be held whole.
 
 use super::bytes::zstd_window;
 use super::digests::Digests;
@@ -11,7 +11,7 @@ use crate::error::Fault;
 use crate::footer::{Chunk, Codec};
 use crate::io::Handle;
 
-/// An offset index of more bytes is not believed; a map of a million pages has about 12 MiB.
+/// Larger offset indexes are not used; a map of a million pages has about 12 MiB.
 const MAX_OFFSET_INDEX_BYTES: u64 = 64 << 20;
 
 impl ChunkMap {
@@ -24,7 +24,7 @@ impl ChunkMap {
         let mut map = match Self::from_offset_index(handle, chunk, whole_page_bytes) {
             Ok(Some(map)) => map,
             Err(Fault::File(error)) => return Err(Fault::File(error)),
-            // An index that is wrong costs a walk, nothing else.
+            // A wrong index only costs a walk.
             Ok(None) | Err(_) => Self::from_page_headers(handle, chunk)?,
         };
         if chunk.codec == Codec::Zstd {
@@ -113,12 +113,12 @@ impl ChunkMap {
     }
 }
 
-/// The offset index as pages, if it agrees with itself and the chunk.
+/// Converts the offset index to pages, if it agrees with itself and the chunk.
 fn sound_pages(locations: &[PageLocation], chunk: &Chunk) -> Option<Vec<PageEntry>> {
     let mut pages = Vec::with_capacity(locations.len());
     for (index, location) in locations.iter().enumerate() {
         let first_row = u32::try_from(location.first_row).ok()?;
-        // A page without rows starts where the next one starts, or at the end.
+        // A page without rows starts at the first row of the next page, or at the end.
         let next = locations.get(index + 1).map_or(i64::from(chunk.rows), |next| next.first_row);
         if next == location.first_row {
             continue;

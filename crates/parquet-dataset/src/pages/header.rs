@@ -1,13 +1,13 @@
-//! Page headers and offset indexes: the two places where a file says where its pages are.
+//! Page headers and offset indexes: the two sources of pages' places.
 
 use crate::error::Fault;
 use crate::footer::encoding;
 use crate::io::Handle;
 use crate::thrift::{Compact, Slice, kind};
 
-/// The first read of a header. Headers are 20 to 60 bytes, more when they carry minimum and maximum strings.
+/// The first read of a header. Headers have 20 to 60 bytes, more if they carry minimum and maximum strings.
 const FIRST_HEADER_READ_BYTES: usize = 512;
-/// No header is believed to be longer.
+/// Longer headers are refused.
 const MAX_HEADER_BYTES: usize = 1 << 20;
 
 /// The kind of a page's content.
@@ -16,11 +16,11 @@ pub(crate) enum PageKind {
     Data,
     DataV2,
     Dictionary,
-    /// An index page or a type from the future; readers pass over it.
+    /// An index page or a future type; readers skip it.
     Other,
 }
 
-/// A page header, as declared. Nothing in it has been compared with the page's bytes yet.
+/// A page header, as declared. It has not been compared with the page's bytes yet.
 #[derive(Debug, Clone)]
 pub(crate) struct PageHeader {
     pub(crate) kind: PageKind,
@@ -32,13 +32,13 @@ pub(crate) struct PageHeader {
     pub(crate) uncompressed_bytes: u32,
     /// The CRC-32 of the page as stored, if the writer made one.
     pub(crate) crc: Option<u32>,
-    /// Values, nulls included. In a flat column these are the rows.
+    /// Number of values, including nulls. In a flat column this is the number of rows.
     pub(crate) values: u32,
     pub(crate) encoding: i32,
-    /// How definition and repetition levels are encoded in a version 1 page.
+    /// The encodings of definition and repetition levels in a version 1 page.
     pub(crate) definition_encoding: i32,
     pub(crate) repetition_encoding: i32,
-    /// Bytes of levels before the values, never compressed: repetition and definition. Version 2 only.
+    /// Bytes of repetition and definition levels before the values, never compressed. Version 2 only.
     pub(crate) repetition_level_bytes: u32,
     pub(crate) definition_level_bytes: u32,
     /// Version 2 pages may stay uncompressed in a compressed chunk.
@@ -110,7 +110,7 @@ impl PageHeader {
         Ok(header)
     }
 
-    /// Reads the header at `offset`; not one byte of it may lie at or beyond `end`.
+    /// Reads the header at `offset`; all its bytes must lie before `end`.
     pub(crate) fn read(handle: &Handle, offset: u64, end: u64) -> Result<Self, Fault> {
         let mut want = FIRST_HEADER_READ_BYTES;
         loop {
@@ -191,7 +191,7 @@ pub(crate) struct PageLocation {
     pub(crate) first_row: i64,
 }
 
-/// Parses an offset index. Its entries have not been compared with anything yet.
+/// Parses an offset index. Its entries have not been checked yet.
 pub(crate) fn parse_offset_index(bytes: &[u8]) -> Result<Vec<PageLocation>, Fault> {
     let mut input = Compact::new(bytes);
     let mut locations = Vec::new();

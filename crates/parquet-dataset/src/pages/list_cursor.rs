@@ -1,8 +1,8 @@
-//! [`ListCursor`]: one column of lists in one row group, row by row, page after page.
+//! [`ListCursor`]: one column of lists in one row group, read row by row and page by page.
 //!
 //! A page holds a repetition level, a definition level and perhaps a value for each element (parquet-format, "Nested
-//! Encoding"; the levels are those of Dremel). Repetition level 0 begins a row. Levels are run-length encoded, and whole runs
-//! are taken at once, so a list of a billion nulls costs no more than one of ten.
+//! Encoding"; the levels are Dremel's). Repetition level 0 begins a row. Levels are run-length encoded. The cursor takes
+//! whole runs at once, so a list of a billion nulls costs no more than a list of ten.
 
 use std::sync::Arc;
 
@@ -18,15 +18,15 @@ use crate::io::Handle;
 use crate::limits::Limits;
 use crate::rows::Column;
 
-/// Levels of a page are held whole. Writers stop pages at 1 MiB of values unless told otherwise.
+/// The most levels of a page, which are held whole. Writers stop pages at 1 MiB of values by default.
 const MAX_LEVELS: u32 = 1 << 24;
 
 /// Definition levels of a column of lists.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ListLevels {
-    /// That of a value.
+    /// The level of a value.
     pub(crate) value: u8,
-    /// That of an element, whether it has a value or not.
+    /// The level of an element, with or without a value.
     pub(crate) element: u8,
 }
 
@@ -36,9 +36,9 @@ pub(crate) struct ListCursor {
     chunk: Chunk,
     value: u32,
     element: u32,
-    /// Where the next page begins.
+    /// The start of the next page.
     offset: u64,
-    /// Levels of the pages that are not open yet.
+    /// Levels in the pages that are not open yet.
     levels_left: u64,
     dictionary: Option<Arc<Dictionary>>,
     page: Option<ListPage>,
@@ -50,7 +50,7 @@ struct ListPage {
     definitions: Levels,
     bytes: PageBytes,
     values: Values,
-    /// Levels of the page, and how many are left.
+    /// Levels of the page, and the number that remains.
     levels: u32,
     left: u64,
 }
@@ -60,11 +60,11 @@ struct Levels {
     bytes: PageBytes,
     runs: Runs,
     level: u32,
-    /// How often the level follows.
+    /// Repetitions of `level` that remain.
     left: u64,
 }
 
-/// What a row turned out to be.
+/// A row that was read.
 pub(crate) struct FoundRow {
     pub(crate) elements: u64,
     pub(crate) is_null: bool,
@@ -84,7 +84,7 @@ impl ListCursor {
         }
     }
 
-    /// Appends the elements of the next row to `column`, at most `most` of them. `row` is its number in the file.
+    /// Appends the elements of the next row to `column`, at most `most` of them. `row` is the row's number in the file.
     pub(crate) fn row(
         &mut self,
         row: u64,
@@ -122,7 +122,7 @@ impl ListCursor {
             page.definitions.left -= count;
             page.left -= count;
             if level < self.element {
-                // No list, or an empty one.
+                // There is no list, or the list is empty.
                 found.is_null = level + 1 < self.element;
             } else {
                 let kept = (most as u64).saturating_sub(found.elements).min(count);
@@ -139,7 +139,7 @@ impl ListCursor {
         }
     }
 
-    /// After the last row: nothing may be left.
+    /// Checks that nothing remains after the last row.
     pub(crate) fn finish(&mut self) -> Result<(), Fault> {
         match self.page.as_ref().map_or(0, |page| page.left) + self.levels_left {
             0 => Ok(()),
@@ -147,7 +147,7 @@ impl ListCursor {
         }
     }
 
-    /// Opens the next data page; false behind the last.
+    /// Opens the next data page; false after the last.
     fn next_page(&mut self) -> Result<bool, Fault> {
         self.page = None;
         while self.levels_left > 0 {
@@ -221,13 +221,13 @@ impl ListCursor {
 }
 
 impl Levels {
-    /// Levels of at most `most`.
+    /// Decodes levels from 0 to `most`.
     fn new(bytes: Vec<u8>, most: u32) -> Self {
         let bit_width = (32 - most.leading_zeros()) as u8;
         Self { bytes: PageBytes::whole(bytes), runs: Runs::new(bit_width), level: 0, left: 0 }
     }
 
-    /// How often [`Levels::level`] follows, at least once, of the `left` levels that the page still has.
+    /// Returns the remaining repetitions of [`Levels::level`], at least one. The page has `left` more levels.
     fn look(&mut self, left: u64) -> Result<u64, Fault> {
         if self.left == 0 {
             (self.level, self.left) = self.runs.next(&mut self.bytes, left)?;

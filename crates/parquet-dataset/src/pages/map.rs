@@ -1,10 +1,10 @@
-//! Page maps: where each page of a column chunk lies and which rows it holds.
+//! Page maps: the place and the rows of each page of a column chunk.
 //!
-//! With a page map every block of rows is a seek. A chunk's map is made when the chunk is first read ([`super::find`]) and kept
-//! from then on: 24 bytes a page, and 4 for its digest.
+//! With a page map, reading any block of rows needs one seek. A chunk's map is made when the chunk is first read
+//! ([`super::find`]) and then kept: 24 bytes a page, and 4 for its digest.
 //!
-//! Invariant: within a map, pages lie in the chunk's bytes, start at row 0, and each starts after the one
-//! before it, in rows and in bytes. What a page declares about itself is compared with the map when it is read.
+//! Invariant: the pages of a map lie within the chunk's bytes and start at row 0. Each page starts after the one before
+//! it, in rows and in bytes. When a page is read, its header is compared with the map.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub(crate) struct ChunkMap {
     pub(crate) dictionary: Option<DictionaryPage>,
     /// Data pages, in the order of their rows. Pages without rows are left out.
     pub(crate) pages: Vec<PageEntry>,
-    /// The largest window of the pages that are decompressed as a zstd stream.
+    /// The largest window of pages that are decompressed as a zstd stream.
     pub(crate) window_bytes: u64,
     /// Digests of the pages' bytes at their first read.
     pub(crate) digests: Digests,
@@ -36,12 +36,12 @@ impl ChunkMap {
         self.pages.partition_point(|page| page.first_row <= row).saturating_sub(1)
     }
 
-    /// The bytes that this map takes in memory.
+    /// Bytes of memory of this map.
     pub(crate) fn memory_bytes(&self) -> u64 {
         (size_of::<Self>() + self.pages.capacity() * size_of::<PageEntry>() + self.digests.memory_bytes()) as u64
     }
 
-    /// Where the first page lies that does not lie where it lies in `other`.
+    /// The offset of the first page that has another place in `other`.
     pub(crate) fn first_difference(&self, other: &Self) -> Option<u64> {
         let places = |map: &Self| {
             let dictionary = map.dictionary.map(|page| (page.entry.offset, page.entry.bytes, 0));
@@ -53,7 +53,7 @@ impl ChunkMap {
         (same < ours.len().max(theirs.len())).then(|| ours.get(same).or(theirs.get(same)).map_or(0, |page| page.0))
     }
 
-    /// Whether the map could be that of `chunk`.
+    /// Whether the map could belong to `chunk`.
     pub(crate) fn fits(&self, chunk: &Chunk) -> bool {
         let inside = |page: &PageEntry| {
             page.offset >= chunk.bytes.start && page.offset.saturating_add(u64::from(page.bytes)) <= chunk.bytes.end

@@ -1,4 +1,4 @@
-//! The pages of a column chunk, from where they lie to the values in them.
+//! The pages of a column chunk: their places, their bytes and their values.
 //!
 //! | module | |
 //! | --- | --- |

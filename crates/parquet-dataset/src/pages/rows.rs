@@ -1,8 +1,8 @@
-//! Rows of one page: definition levels say which are null, the page's encoding says where values are.
+//! Rows of one page. Definition levels mark null rows; the page's encoding determines the places of values.
 //!
 //! Encodings: PLAIN, dictionary (RLE_DICTIONARY and its old name), DELTA_LENGTH_BYTE_ARRAY and
-//! DELTA_BYTE_ARRAY; format: parquet-format `Encodings.md`. Everything is decoded in order, one value at a
-//! time, from a bounded buffer; rows that are passed over cost no copy.
+//! DELTA_BYTE_ARRAY; format: parquet-format `Encodings.md`. Everything is decoded in order, one value at a time, from a
+//! bounded buffer; skipped rows are not copied.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::footer::encoding;
 use crate::limits::Limits;
 use crate::rows::Column;
 
-/// Lengths of delta-encoded values are held for a whole page; a page of more rows is refused before they are.
-/// Writers stop pages at 20,000 rows or at 1 MiB unless told otherwise.
+/// The most rows of a page with delta-encoded values. The lengths of all its values are held, so a page of more rows is
+/// refused before they are read. Writers stop pages at 20,000 rows or at 1 MiB by default.
 pub(crate) const MAX_DELTA_ROWS: u32 = 1 << 22;
 
 /// A cursor over the rows of one data page.
 pub(crate) struct PageRows {
-    /// `None` where every row has a value.
+    /// `None` if every row has a value.
     levels: Option<(PageBytes, Runs)>,
     max_level: u32,
     bytes: PageBytes,
@@ -31,8 +31,8 @@ pub(crate) struct PageRows {
     rows: u32,
 }
 
-/// State of the page's encoding. What has to be read before the first value is read with it: a page of
-/// nulls may have no bytes at all.
+/// State of the page's encoding. The bytes before the first value are only read with that value, since a page of nulls
+/// may have no bytes at all.
 pub(crate) enum Values {
     Plain,
     Dictionary { dictionary: Arc<Dictionary>, indexes: Option<Runs> },
@@ -41,7 +41,7 @@ pub(crate) enum Values {
 }
 
 impl PageRows {
-    /// Starts at the first row of a page that should have `rows` rows.
+    /// Starts at the first row of a page that must have `rows` rows.
     pub(crate) fn new(
         page: OpenPage,
         dictionary: Option<&Arc<Dictionary>>,
@@ -70,12 +70,12 @@ impl PageRows {
         })
     }
 
-    /// Says that no more rows are wanted.
+    /// Ends the reading of the page; no more rows are needed.
     pub(crate) fn finish(&mut self) -> Result<(), Fault> {
         self.bytes.finish()
     }
 
-    /// Passes over `count` rows.
+    /// Skips `count` rows.
     pub(crate) fn skip(&mut self, count: u32, limits: &Limits<'_>) -> Result<(), Fault> {
         let mut values = u64::from(count);
         if let Some((bytes, runs)) = &mut self.levels {
@@ -91,7 +91,7 @@ impl PageRows {
         self.values.skip(&mut self.bytes, values, self.rows, limits)
     }
 
-    /// Appends the next `count` rows to `column`. The first of them is row `first` of the dataset.
+    /// Appends the next `count` rows to `column`. The first of them has number `first` in the dataset.
     pub(crate) fn read(
         &mut self,
         first: u64,
@@ -123,7 +123,8 @@ impl PageRows {
     }
 }
 
-/// Levels at the beginning of a version 1 page of `levels` values: their length, and then a run-length encoding.
+/// Reads the levels at the beginning of a version 1 page of `levels` values: their length, then their run-length
+/// encoding.
 pub(crate) fn version_1_levels(bytes: &mut PageBytes, encoded: i32, levels: u32) -> Result<Vec<u8>, Fault> {
     if encoded != encoding::RLE {
         return Err(Fault::Unsupported(format!("encoding {encoded} of levels")));
@@ -140,7 +141,7 @@ pub(crate) fn version_1_levels(bytes: &mut PageBytes, encoded: i32, levels: u32)
 }
 
 impl Values {
-    /// The values of a page of `rows` rows.
+    /// Prepares to read the values of a page of `rows` rows.
     pub(crate) fn new(header: &PageHeader, dictionary: Option<&Arc<Dictionary>>, rows: u32) -> Result<Self, Fault> {
         Ok(match (header.encoding, dictionary) {
             (encoding::PLAIN, _) => Self::Plain,
@@ -161,7 +162,7 @@ impl Values {
         })
     }
 
-    /// Reads what precedes the first value. `rows` bounds the number of values that is believed.
+    /// Reads the bytes before the first value. `rows` limits the number of values that a page may declare.
     fn start(&mut self, bytes: &mut PageBytes, rows: u32) -> Result<(), Fault> {
         match self {
             Self::Dictionary { indexes: indexes @ None, .. } => {
@@ -186,7 +187,7 @@ impl Values {
         Ok(())
     }
 
-    /// Passes over `count` values.
+    /// Skips `count` values.
     pub(crate) fn skip(
         &mut self,
         bytes: &mut PageBytes,
@@ -220,7 +221,7 @@ impl Values {
             }
             Self::Prefixed { lengths, next, last } => {
                 for _ in 0..count {
-                    // A value passed over is still the one that the next value's prefix comes from.
+                    // A skipped value still provides the prefix of the next value.
                     next_prefixed(lengths.as_ref(), next, last, bytes, limits.value_bytes)?;
                 }
             }
@@ -285,7 +286,7 @@ fn too_few_values<T>() -> Result<T, Fault> {
     Fault::corrupt("a page holds fewer values than rows that are not null")
 }
 
-/// The four bytes of length before a plain value, compared with what the page still has.
+/// Reads the four-byte length before a plain value, and compares it with the page's remaining bytes.
 #[inline]
 fn plain_length(bytes: &mut PageBytes) -> Result<u64, Fault> {
     let length = bytes.peek(4)?;
@@ -297,7 +298,7 @@ fn plain_length(bytes: &mut PageBytes) -> Result<u64, Fault> {
     Ok(length)
 }
 
-/// Reads a value of `length` bytes, or the part of it that is wanted, and passes over the rest.
+/// Reads a value of `length` bytes, or the wanted part of it, and skips the rest.
 #[inline]
 fn read_value(
     bytes: &mut PageBytes,
@@ -322,7 +323,7 @@ fn read_value(
     Ok(())
 }
 
-/// Turns `last` into the next value: its own first bytes, then those that the page holds.
+/// Turns `last` into the next value: a prefix of `last`, then a suffix from the page.
 fn next_prefixed(
     lengths: Option<&(Vec<u32>, Vec<u32>)>,
     next: &mut usize,

@@ -1,7 +1,7 @@
 //! Parquet's run-length / bit-packed hybrid, which stores definition levels and dictionary indexes.
 //!
-//! Format: parquet-format `Encodings.md`, "Run Length Encoding / Bit-Packing Hybrid". A run is either one
-//! value repeated, or groups of eight values packed into as many bytes as a value has bits.
+//! Format: parquet-format `Encodings.md`, "Run Length Encoding / Bit-Packing Hybrid". A run is either one value
+//! repeated, or groups of eight values packed into `bit_width` bytes each.
 
 use super::bytes::PageBytes;
 use crate::error::Fault;
@@ -17,7 +17,7 @@ enum Run {
         value: u32,
         left: u64,
     },
-    /// `group[at..]` are the values left of the current group.
+    /// `group[at..]` are the remaining values of the current group.
     Packed {
         groups_left: u64,
         group: [u32; 8],
@@ -26,12 +26,12 @@ enum Run {
 }
 
 impl Runs {
-    /// `bit_width` is at most 32; what a page declares has been checked.
+    /// `bit_width` is at most 32; the caller has checked the page's declared width.
     pub(crate) fn new(bit_width: u8) -> Self {
         Self { bit_width, run: Run::Repeated { value: 0, left: 0 } }
     }
 
-    /// The next value and how many times it follows itself, at most `limit` times and at least once.
+    /// The next value and its number of repetitions, at least one and at most `limit`.
     #[inline]
     pub(crate) fn next(&mut self, bytes: &mut PageBytes, limit: u64) -> Result<(u32, u64), Fault> {
         loop {
@@ -53,7 +53,7 @@ impl Runs {
         }
     }
 
-    /// Passes over `count` values without looking at them.
+    /// Skips `count` values without decoding them.
     pub(crate) fn skip(&mut self, bytes: &mut PageBytes, mut count: u64) -> Result<(), Fault> {
         while count > 0 {
             match &mut self.run {
@@ -68,7 +68,7 @@ impl Runs {
                     count -= step;
                 }
                 Run::Packed { groups_left, .. } if *groups_left > 1 && count >= 8 => {
-                    // The last group is left to `advance`, which allows for one that is cut short.
+                    // The last group is left to `advance`, which accepts a group that is cut short.
                     let groups = (count / 8).min(*groups_left - 1);
                     bytes.skip(groups * u64::from(self.bit_width))?;
                     *groups_left -= groups;
@@ -86,7 +86,7 @@ impl Runs {
             && *groups_left > 0
         {
             let width = usize::from(self.bit_width);
-            // Some writers cut the last group after the last value.
+            // Some writers cut the last group off after the last value.
             let packed = bytes.peek_up_to(width)?;
             if packed.is_empty() && width > 0 {
                 return Fault::corrupt("a page ends before its last level or dictionary index");

@@ -1,19 +1,19 @@
-//! Snappy's raw format as a stream: for pages too large to hold whole, and to stop where a read stops.
+//! Decodes snappy's raw format as a stream: for pages too large to hold whole, and to stop early.
 //!
-//! The `snap` crate decompresses a raw block only as a whole. A writer's copies never reach back further than
-//! 64 KiB (every known compressor works on independent fragments of that size), so a window of that size is
-//! all the memory decompression needs. A copy that does reach further is an error with a name, not a wrong
-//! byte; format: google/snappy `format_description.txt`.
+//! The `snap` crate decompresses a raw block only as a whole. Writers' copies never reach back further than 64 KiB
+//! (every known compressor works on independent fragments of that size), so decompression needs only a window of that
+//! size. A copy that reaches further is a specific error, never a wrong byte; format: google/snappy
+//! `format_description.txt`.
 
 use std::io::{self, BufRead, Read};
 
-/// How far back a copy may reach.
+/// The furthest that a copy may reach back.
 const WINDOW_BYTES: usize = 64 * 1024;
-/// Output gathered before it is handed out.
+/// Bytes of output gathered before they are handed out.
 const CHUNK_BYTES: usize = 64 * 1024;
 /// The longest copy.
 const MAX_COPY_BYTES: usize = 64;
-/// Short literals and copies are done in steps of this size, which may write as much beyond their end.
+/// Short literals and copies are written in steps of this size, which may write up to one step beyond their end.
 const STEP_BYTES: usize = 16;
 const OUTPUT_BYTES: usize = WINDOW_BYTES + CHUNK_BYTES + MAX_COPY_BYTES + STEP_BYTES;
 
@@ -21,16 +21,16 @@ const OUTPUT_BYTES: usize = WINDOW_BYTES + CHUNK_BYTES + MAX_COPY_BYTES + STEP_B
 pub(crate) struct SnappyReader<R> {
     input: R,
     output: Output,
-    /// Bytes not yet decompressed, as the block's preamble declares; `None` before it was read.
+    /// Bytes not yet decompressed, as the block's preamble declares; `None` before the preamble is read.
     remaining: Option<u64>,
     /// Bytes of the current literal that have not been read.
     literal: u64,
 }
 
-/// Decompressed bytes: up to a window of what was handed out already, then what was not.
+/// Decompressed bytes: up to a window of bytes already handed out, then the others.
 struct Output {
     buffer: Vec<u8>,
-    /// Where the bytes start that have not been handed out.
+    /// Start of the bytes that have not been handed out.
     at: usize,
     end: usize,
 }
@@ -40,7 +40,7 @@ impl Output {
         self.end - self.at >= CHUNK_BYTES
     }
 
-    /// Drops what lies behind the window, once everything was handed out.
+    /// Drops the bytes before the window, once all output was handed out.
     fn forget_behind_window(&mut self) {
         let behind = self.end.saturating_sub(WINDOW_BYTES);
         self.buffer.copy_within(behind..self.end, 0);
@@ -48,7 +48,7 @@ impl Output {
         self.at = self.end;
     }
 
-    /// Appends as much of a literal as there is room for; `bytes` may go on behind the literal.
+    /// Appends as much of a literal as fits; `bytes` may continue after the literal.
     #[inline]
     fn literal(&mut self, bytes: &[u8], length: usize) -> usize {
         if length <= STEP_BYTES
@@ -64,7 +64,7 @@ impl Output {
         count
     }
 
-    /// Repeats `length` bytes, at most [`MAX_COPY_BYTES`], from `offset` back.
+    /// Repeats `length` bytes, at most [`MAX_COPY_BYTES`], from `offset` bytes back.
     #[inline]
     fn copy(&mut self, length: usize, offset: usize) -> io::Result<()> {
         if offset == 0 || offset > self.end {
@@ -76,7 +76,7 @@ impl Output {
                 self.buffer.copy_within(start + step..start + step + STEP_BYTES, self.end + step);
             }
         } else {
-            // The copy overlaps what it writes: it repeats the last `offset` bytes.
+            // The copy overlaps its own output: it repeats the last `offset` bytes.
             for index in 0..length {
                 self.buffer[self.end + index] = self.buffer[start + index];
             }
@@ -92,7 +92,7 @@ impl<R: BufRead> SnappyReader<R> {
         Self { input, output, remaining: None, literal: 0 }
     }
 
-    /// Where the compressed bytes come from.
+    /// The source of the compressed bytes.
     pub(crate) fn get_mut(&mut self) -> &mut R {
         &mut self.input
     }
@@ -115,7 +115,7 @@ impl<R: BufRead> SnappyReader<R> {
         Err(invalid("its length takes more than five bytes"))
     }
 
-    /// Decompresses until there is enough to hand out, or all is done.
+    /// Decompresses until there are enough bytes to hand out, or until the end.
     fn decompress(&mut self) -> io::Result<()> {
         let mut remaining = match self.remaining {
             Some(remaining) => remaining,
@@ -147,7 +147,7 @@ impl<R: BufRead> SnappyReader<R> {
         Ok(())
     }
 
-    /// One element whose tag may go on in the next piece of input. A literal's bytes are left to the caller.
+    /// Decodes one element whose tag may continue in the next piece of input. The caller copies a literal's bytes.
     fn element_across_reads(&mut self, remaining: &mut u64) -> io::Result<()> {
         let mut tag = [0; 5];
         tag[0] = self.byte()?;
@@ -168,8 +168,8 @@ impl<R: BufRead> SnappyReader<R> {
     }
 }
 
-/// Decompresses elements that lie in `input` with their whole tags. Returns the bytes consumed and how much
-/// of the last literal is missing.
+/// Decompresses the elements whose whole tags lie in `input`. Returns the bytes consumed, and the missing bytes of the
+/// last literal.
 fn elements(input: &[u8], output: &mut Output, remaining: &mut u64) -> io::Result<(usize, u64)> {
     let mut at = 0;
     while *remaining > 0 && !output.is_full() {
@@ -198,7 +198,7 @@ fn elements(input: &[u8], output: &mut Output, remaining: &mut u64) -> io::Resul
     Ok((at, 0))
 }
 
-/// How many bytes of a tag follow its first.
+/// The number of bytes of a tag after its first byte.
 #[inline]
 fn tag_bytes(first: u8) -> usize {
     match (first & 3, first >> 2) {
@@ -210,7 +210,7 @@ fn tag_bytes(first: u8) -> usize {
     }
 }
 
-/// Length of an element, and how far back it copies from unless it is a literal.
+/// The length of an element and, for a copy, its offset.
 #[inline]
 fn element(tag: &[u8; 5], extra: usize) -> (u64, Option<usize>) {
     let following = u32::from_le_bytes([tag[1], tag[2], tag[3], tag[4]]);
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_copy_beyond_the_window_is_named() {
-        // Declares 8 bytes; literal of 1 byte; copy of 4 bytes from 2 back.
+        // Declares 8 bytes; a literal of 1 byte; a copy of 4 bytes from 2 back.
         let error = decompress(&[8, 0x00, b'a', 0x01, 2]).unwrap_err();
         assert!(error.to_string().contains("reaches 2 bytes back"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Any rows, of any file that writers make, are the rows that the parquet crate's own reader sees.
+//! Compares reads of any rows, in any kind of file that writers make, with the parquet crate's own reader.
 
 use parquet::basic::{Compression, Encoding};
 use parquet::file::properties::WriterVersion;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::files::{FileKind, Numbers, Text, any_kind, assert_rows, both, compressions, open, read_with_arrow, write};
 
-/// The residencies, with a cache so small that blocks evict each other and one that holds all.
+/// The residencies, with two caches: one so small that blocks evict each other, and one that holds all blocks.
 fn any_residency() -> impl Strategy<Value = Residency> {
     prop_oneof![
         Just(Residency::UltraLowMem),

@@ -1,4 +1,4 @@
-//! Damaged files: whatever byte is wrong or missing, the outcome is rows or a typed error.
+//! Damaged files: whichever byte is wrong or missing, the result is rows or a typed error.
 
 use std::path::Path;
 
@@ -55,7 +55,7 @@ fn a_file_with_any_byte_changed_gives_rows_or_a_typed_error() {
         let sound = std::fs::read(&path).unwrap();
         let mut numbers = Numbers(number as u64);
         let (mut errors, mut reads) = (0, 0);
-        // Every byte of the footer, where most of what is declared lies, and a third of the others.
+        // Every byte of the footer, which holds most declarations, and a third of the other bytes.
         for at in (0..sound.len()).filter(|at| at + 3000 > sound.len() || at % 3 == number % 3) {
             let mut damaged = sound.clone();
             damaged[at] = match numbers.below(4) {

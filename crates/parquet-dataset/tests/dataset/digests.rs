@@ -1,4 +1,4 @@
-//! Data that changes behind an unchanged footer: what was read once is known, and is compared whenever it is read again.
+//! Data that changes behind an unchanged footer: bytes that were read once are compared whenever they are read again.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ fn with_map(map: &[u8]) -> DatasetOptions {
     DatasetOptions { page_map: Some(map.to_vec()), ..both() }
 }
 
-/// Changes a byte in the middle of the file's data in place, and sets the time of change back.
+/// Changes a byte in the middle of the file's data in place, and restores the file's modification time.
 fn change_a_byte(path: &Path, at: usize) {
     let modified = std::fs::metadata(path).unwrap().modified().unwrap();
     let mut bytes = std::fs::read(path).unwrap();
@@ -33,7 +33,7 @@ fn written(kind: &FileKind) -> (tempfile::TempDir, PathBuf, [Values; 2]) {
     (directory, path, columns)
 }
 
-/// Where in the file `text` is first.
+/// The offset of the first `text` in the file.
 fn find(path: &Path, text: &[u8]) -> Option<usize> {
     std::fs::read(path).unwrap().windows(text.len()).position(|window| window == text)
 }
@@ -160,7 +160,7 @@ fn pages_that_lie_elsewhere_behind_the_same_footer_are_a_change() {
     crate::many_columns::write(&path, 2, 1);
     let options = DatasetOptions::new(["column 1"]);
     let map = open(&path, options.clone()).page_map().unwrap();
-    // The compressed size that the page header declares, at byte 9: one byte less.
+    // Reduces the compressed size that the page header declares, at byte 9, by one.
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[9] -= 2;
     std::fs::write(&path, bytes).unwrap();
@@ -181,7 +181,7 @@ fn a_file_that_was_touched_or_copied_is_named_and_read() {
     assert_eq!(again.touched_files(), [copy.as_path()]);
     again.find_pages().unwrap();
     assert_rows(&again.read_rows(&[3, 999]).unwrap(), &columns, &[3, 999]);
-    // Kept again, the copy is what is known.
+    // The new map has the copy's stamps.
     let map = again.page_map().unwrap();
     assert_eq!(open(&copy, with_map(&map)).touched_files(), [] as [&Path; 0]);
 }

@@ -1,4 +1,4 @@
-//! Files for tests: a description of a file, the file, and its rows as the parquet crate's reader sees them.
+//! Files for tests: a description of a file, the file, and its rows as read by the parquet crate.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use proptest::prelude::*;
 /// One column's values; `None` is null.
 pub type Values = Vec<Option<Vec<u8>>>;
 
-/// How a test file is written.
+/// The properties of a test file.
 #[derive(Debug, Clone)]
 pub struct FileKind {
     pub rows: usize,
@@ -67,7 +67,7 @@ impl Default for FileKind {
     }
 }
 
-/// Every codec that is supported.
+/// Every supported codec.
 pub fn compressions() -> [Compression; 4] {
     [
         Compression::UNCOMPRESSED,
@@ -234,7 +234,7 @@ pub fn both() -> DatasetOptions {
     DatasetOptions::new(["prompt", "response"])
 }
 
-/// The text columns as the parquet crate's own Arrow reader gives them.
+/// The text columns as read by the parquet crate's own Arrow reader.
 pub fn read_with_arrow(path: &PathBuf) -> [Values; 2] {
     let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(path).unwrap()).unwrap().build().unwrap();
     let mut columns = [Vec::new(), Vec::new()];
@@ -278,7 +278,7 @@ pub fn assert_rows(read: &Rows, columns: &[Values; 2], rows: &[u64]) {
     }
 }
 
-/// Writes two nullable binary columns the way that `kind` says.
+/// Writes two nullable binary columns as `kind` describes.
 pub fn write_values(path: &Path, kind: &FileKind, columns: &[Values; 2]) {
     let arrays = columns.each_ref().map(|values| array(Text::Binary, values));
     let fields = ["prompt", "response"].map(|name| Field::new(name, DataType::Binary, true));

@@ -1,4 +1,5 @@
-//! Files that are not what was asked for: each is a typed error that says what, where, expected, got.
+//! Files that differ from the request: each gives a typed error with the problem, the place, the expected and the found
+//! value.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -28,7 +29,7 @@ fn write_batch(path: &PathBuf, batch: &RecordBatch, properties: WriterProperties
     writer.close().unwrap();
 }
 
-/// The error of opening `path`, without the path in front.
+/// The error of opening `path`, without the leading path.
 fn open_error(path: &PathBuf, columns: &[&str]) -> (String, Option<String>) {
     let error = Dataset::open(std::slice::from_ref(path), &DatasetOptions::new(columns.iter().copied())).err().unwrap();
     let text = error.to_string();
@@ -170,7 +171,7 @@ fn more_files_than_descriptors_are_opened_again_when_they_are_needed() {
     let dataset = Dataset::open(&paths, &both()).unwrap();
     let rows: Vec<u64> = (0..400).map(|row| row * 37 % 400).collect();
     assert_rows(&dataset.read_rows(&rows).unwrap(), &columns, &rows);
-    // The first file's descriptor is gone by now; another file under its name is noticed.
+    // The first file's descriptor is closed by now; another file under its name is noticed.
     std::fs::rename(&paths[1], &paths[0]).unwrap();
     dataset.read_range(100..400).unwrap();
     let error = dataset.read_rows(&[0]).unwrap_err();

@@ -1,4 +1,4 @@
-//! Laziness, proved by the reads: opening touches footers, reading rows touches their pages and no others.
+//! Reads prove laziness: opening reads only footers, and reading rows reads only their pages.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ fn bytes(log: &IoLog) -> Vec<Range<u64>> {
     log.take().into_iter().map(|read| read.bytes).collect()
 }
 
-/// A file whose pages are far apart compared with a header.
+/// A file whose pages are far apart compared with the size of a header.
 fn large_pages() -> FileKind {
     FileKind { rows: 40_000, page_rows: 2_000, ..FileKind::default() }
 }
@@ -107,7 +107,7 @@ fn a_row_group_that_is_not_asked_for_is_not_touched() {
     let (_directory, dataset, _) = open(&FileKind { row_group_rows: 10_000, ..large_pages() }, &options);
     log.take();
     dataset.read_rows(&[25_000]).unwrap();
-    // The walk over one row group's headers, and one page: of each column.
+    // For each column, the walk over one row group's headers, and one page.
     assert_eq!(bytes(&log).len(), 2 * (5 + 1));
 }
 

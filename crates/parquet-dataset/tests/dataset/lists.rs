@@ -1,4 +1,4 @@
-//! Lists of structs, of any file that writers make, are the rows that were written.
+//! Lists of structs, from any kind of file that writers make, equal the written rows.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const CONTENT: &str = "messages.list.element.content";
 
 /// The role and the text of a message; `None` is null.
 type Message = (Option<String>, Option<String>);
-/// The messages of a row; `None` is no list.
+/// The messages of a row; `None` if it has no list.
 type Messages = Option<Vec<Message>>;
 
 fn messages(kind: &FileKind, most: u64) -> Vec<Messages> {
@@ -54,7 +54,7 @@ fn write(path: &Path, kind: &FileKind, rows: &[Messages]) {
             values.field_builder::<StringBuilder>(0).unwrap().append_option(role.as_ref());
             values.field_builder::<Int64Builder>(1).unwrap().append_value(number as i64);
             values.field_builder::<StringBuilder>(2).unwrap().append_option(content.as_ref());
-            // A message that is null itself has a null in each field.
+            // A null message has a null in each field.
             values.append(!(kind.nullable && role.is_none() && content.is_none()));
         }
         list.append(row.is_some());
@@ -132,7 +132,7 @@ fn every_encoding_compression_and_version_of_lists_reads() {
         }
     }
     assert_eq!(list_columns(&path).unwrap(), [ROLE, CONTENT]);
-    // Of no columns there are rows, and an end.
+    // Without columns there are still rows, and an end.
     let (mut lists, mut row) = (Lists::open(&path, &[], 1, 1).unwrap(), ListRow::default());
     assert_eq!((0..1000).take_while(|_| lists.next(&mut row).unwrap()).count(), 300);
 }

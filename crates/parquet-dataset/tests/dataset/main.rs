@@ -1,5 +1,5 @@
-//! Whole-crate tests: files of every kind are written with the parquet crate's writer, read here, and compared
-//! with what its own reader makes of them.
+//! Whole-crate tests: files of every kind are written with the parquet crate's writer, read here, and compared with the
+//! results of its own reader.
 
 mod any_rows;
 mod damage;

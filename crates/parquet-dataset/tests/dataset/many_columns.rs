@@ -1,8 +1,8 @@
-//! Files of very many columns, written by hand: every column chunk is the same page of one text.
+//! Files with very many columns, written by hand: every column chunk is the same page of one text.
 
 use std::path::Path;
 
-/// Thrift's compact protocol, as much of it as a footer needs.
+/// The part of Thrift's compact protocol that a footer needs.
 #[derive(Default)]
 struct Struct {
     bytes: Vec<u8>,

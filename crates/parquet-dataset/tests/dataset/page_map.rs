@@ -1,4 +1,4 @@
-//! Page maps come back as they were given, and only for the files they were made from.
+//! Page maps are restored unchanged, and only for the files that they were made from.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Parts of long values: exactly the bytes asked for, however the value is stored and whatever is held.
+//! Parts of long values: exactly the requested bytes, for every storage and every cache state.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use crate::files::{FileKind, Numbers, Values, any_kind, both, compressions, open, write_columns};
 
-/// The middle of a value, as a caller might want it.
+/// The middle of a value, as an example of a caller's range.
 fn middle(row: u64, column: usize, bytes: u64) -> Range<u64> {
     let start = (row * 31 + column as u64 * 7) % bytes;
     start..start + 1 + (row + 3) % 9
@@ -72,7 +72,7 @@ proptest! {
                 prop_assert!(dataset.largest_value_bytes(column) >= largest);
             }
             let count = 1 + (seed % 40) as usize;
-            // The rows with the longest prompts, as far as they are read.
+            // The rows with the longest prompts, within the limit.
             let mut rows: Vec<u64> = (0..kind.rows as u64).collect();
             rows.sort_by_key(|&row| std::cmp::Reverse(columns[0][row as usize].as_ref().map_or(0, Vec::len)));
             rows.truncate(count);

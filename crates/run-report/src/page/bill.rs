@@ -1,6 +1,6 @@
-//! A memory bill as pictures: the rows of each phase of a run as bars and as a table, and a step from moment to moment.
+//! Pictures of a memory bill: the rows of each phase as bars and as a table, and the memory over the events of a step.
 //!
-//! It reads the JSON of a plan, as `plan --json` prints it and `metrics.jsonl` has it.
+//! The input is a plan's JSON, as in `plan --json` and `metrics.jsonl`.
 
 use std::fmt::Write;
 
@@ -28,7 +28,7 @@ impl Phase {
     }
 }
 
-/// The phases of a plan: all of them where it has their rows, else the largest.
+/// The phases of a plan: all phases if the plan has their rows, otherwise the largest.
 fn phases(plan: &Value) -> Vec<Phase> {
     let rows = |rows: &Value| {
         let rows = rows.as_array().into_iter().flatten().take(64);
@@ -73,7 +73,7 @@ fn colour(row: &str) -> String {
     format!(r#"style="--k:var(--{name})""#)
 }
 
-/// The bill of every phase: a bar each, then every row in bytes.
+/// The bill of every phase: one bar each, then every row in bytes.
 pub fn of_phases(plan: &Value) -> String {
     let phases = phases(plan);
     let budget = plan["budget"].as_u64().unwrap_or(0);
@@ -81,7 +81,7 @@ pub fn of_phases(plan: &Value) -> String {
     if peak == 0 {
         return String::new();
     }
-    // A budget that is many times the peak would leave no picture of the peak.
+    // A budget many times the peak would make the picture of the peak too small.
     let shows_budget = budget > 0 && budget <= 3 * peak;
     let scale = if shows_budget { peak.max(budget) } else { peak };
     #[expect(clippy::cast_precision_loss, reason = "for drawing")]
@@ -95,7 +95,7 @@ pub fn of_phases(plan: &Value) -> String {
         for (row, bytes, note) in phase.rows.iter().filter(|(_, bytes, _)| *bytes > 0) {
             let width = percent(*bytes);
             let row_name = escape::text(row);
-            // In one piece: the style hides a name that is wider than its part of the bar.
+            // Without line breaks: the style hides a name that is wider than its part of the bar.
             let shown =
                 if width > 1.1 * row.chars().count() as f64 { row_name.replace(' ', "\u{a0}") } else { String::new() };
             let thin = if shown.is_empty() { r#" class="thin""# } else { "" };
@@ -173,7 +173,7 @@ fn table(plan: &Value, phases: &[Phase], peak: u64) -> String {
     html
 }
 
-/// The moments of a step, where the plan has them: which rows are held while each event of the step goes on.
+/// The memory over a step, if the plan has it: the rows held during each event of the step.
 #[expect(clippy::cast_precision_loss, reason = "for drawing")]
 pub fn of_step(plan: &Value) -> String {
     let timeline = &plan["timeline"];

@@ -1,5 +1,5 @@
-//! A chart: an SVG that stretches to its place, below HTML that does not. Lines keep their width and letters their size on a
-//! phone and on paper. Nothing in it needs a script; one reads values off where the mouse is.
+//! A chart: an SVG that stretches to its place, with HTML on top that does not. So lines keep their width and letters their
+//! size on a phone and on paper. The chart works without a script; a script shows the values under the mouse.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use crate::series::Series;
 const WIDTH: f64 = 2000.0;
 const HEIGHT: f64 = 10000.0;
 
-/// A chart that is being drawn.
+/// A chart while it is drawn.
 pub struct Chart {
     title: String,
     unit: String,
@@ -26,7 +26,7 @@ pub struct Chart {
 }
 
 impl Chart {
-    /// A chart without curves. The unit stands beside the title.
+    /// Makes a chart without curves. The unit is beside the title.
     pub fn new(title: &str, unit: &str, (x, x_name): (Scale, &'static str), y: Scale) -> Self {
         let (title, unit) = (escape::text(title), escape::text(unit));
         Self {
@@ -43,13 +43,13 @@ impl Chart {
         }
     }
 
-    /// Over the whole width of the page.
+    /// Uses the whole width of the page.
     pub fn wide(mut self) -> Self {
         self.class = " wide";
         self
     }
 
-    /// Its values are bytes.
+    /// Marks the values as bytes.
     pub fn bytes(mut self) -> Self {
         self.is_bytes = true;
         self
@@ -59,7 +59,8 @@ impl Chart {
         format!("{:.0},{:.0}", WIDTH * self.x.place(x), HEIGHT * (1.0 - self.y.place(y)))
     }
 
-    /// Least to largest value of each bucket behind the line of their means, with an entry in the legend.
+    /// Draws each bucket's range from the least to the largest value, and a line through the means. Adds an entry to
+    /// the legend.
     pub fn curve(mut self, class: &str, name: &str, series: &Series, legend: (&str, &str)) -> Self {
         if series.is_joined() {
             let mut lower: Vec<String> = Vec::new();
@@ -75,7 +76,7 @@ impl Chart {
         self.line(class, name, points, legend)
     }
 
-    /// A line through points, with an entry in the legend: a label and a value.
+    /// Draws a line through points. Adds an entry to the legend: a label and a value.
     pub fn line(
         mut self,
         class: &str,
@@ -92,10 +93,10 @@ impl Chart {
         self.legend(class, legend.0, legend.1)
     }
 
-    /// Points, and a thin line through them.
+    /// Draws points, and a thin line through them.
     pub fn dots(mut self, class: &str, name: &str, points: &[(f64, f64)], legend: (&str, &str)) -> Self {
         self = self.line(class, name, points.iter().copied(), legend);
-        // A line of no length with round ends: a circle, however the chart is stretched.
+        // A line of zero length with round ends is a circle, even when the chart is stretched.
         let dots: String = points.iter().map(|point| format!("M{}h0", self.point(*point))).collect();
         if points.len() <= 120 {
             let _ = write!(self.svg, r#"<path class="dots {class}" d="{dots}"/>"#);
@@ -103,7 +104,7 @@ impl Chart {
         self
     }
 
-    /// An area between two lines over the same x, with its colour as a `style` attribute.
+    /// Draws an area between two lines over the same x. Its colour is a `style` attribute.
     pub fn area(mut self, style: &str, name: &str, between: &[(f64, f64, f64)]) -> Self {
         let upper: Vec<String> = between.iter().map(|&(x, _, top)| self.point((x, top))).collect();
         let lower: Vec<String> = between.iter().rev().map(|&(x, bottom, _)| self.point((x, bottom))).collect();
@@ -117,7 +118,7 @@ impl Chart {
         self
     }
 
-    /// A horizontal line with its text above it. One beyond the scale is a text at the top.
+    /// Draws a horizontal line with a text above it. If it is beyond the scale, only a text at the top is shown.
     pub fn rule(mut self, class: &str, y: f64, words: &str) -> Self {
         let words = escape::text(words);
         if !self.y.holds(y) {
@@ -130,7 +131,7 @@ impl Chart {
         self
     }
 
-    /// A vertical line where something happened.
+    /// Draws a vertical line at an event.
     pub fn mark(mut self, class: &str, x: f64, words: &str) -> Self {
         let place = self.x.place(x);
         let _ = write!(
@@ -142,7 +143,7 @@ impl Chart {
         self
     }
 
-    /// A text below the axis from one place to another.
+    /// Writes a text below the axis, from one place to another.
     pub fn bracket(mut self, from: f64, to: f64, words: &str) -> Self {
         let [from, to] = [from, to].map(|x| 100.0 * self.x.place(x));
         let _ = write!(
@@ -154,12 +155,12 @@ impl Chart {
         self
     }
 
-    /// An entry of the legend.
+    /// Adds an entry to the legend.
     pub fn legend(self, class: &str, name: &str, value: &str) -> Self {
         self.key(&format!(r#"class="key {class}""#), name, value)
     }
 
-    /// The entry of an area.
+    /// Adds the legend's entry for an area.
     pub fn legend_of_area(self, style: &str, name: &str, value: &str) -> Self {
         self.key(&format!(r#"class="key" {style}"#), name, value)
     }
@@ -170,7 +171,7 @@ impl Chart {
         self
     }
 
-    /// The chart as HTML.
+    /// Returns the chart as HTML.
     pub fn html(self) -> String {
         let Self { title, unit, x, x_name, y, svg, mut labels, legend, class, is_bytes } = self;
         let of = if is_bytes { "B" } else { "" };

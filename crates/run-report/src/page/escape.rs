@@ -1,8 +1,8 @@
-//! Text in HTML: nothing that a file or a user wrote is markup.
+//! Escapes text for HTML, so that no text from a file or a user is markup.
 
 use std::fmt::{self, Display, Write};
 
-/// A text or number as HTML shows it, in elements and in quoted attributes.
+/// Escapes a text or number for HTML, in elements and in quoted attributes.
 pub fn text(shown: impl Display) -> String {
     struct Escaping(String);
     impl Write for Escaping {
@@ -14,7 +14,7 @@ pub fn text(shown: impl Display) -> String {
                     '&' => self.0.push_str("&amp;"),
                     '"' => self.0.push_str("&quot;"),
                     '\'' => self.0.push_str("&#39;"),
-                    // HTML has no such letters.
+                    // HTML does not allow this character.
                     '\0' => self.0.push('\u{fffd}'),
                     letter => self.0.push(letter),
                 }
@@ -27,7 +27,7 @@ pub fn text(shown: impl Display) -> String {
     out.0
 }
 
-/// JSON inside a `script` element, which ends at the first `</`.
+/// Escapes JSON for a `script` element, which ends at the first `</`.
 pub fn json(value: &serde_json::Value) -> String {
     value
         .to_string()

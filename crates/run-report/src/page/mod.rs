@@ -1,4 +1,4 @@
-//! HTML pages: self-contained, small, and readable without a script, in the dark and on paper.
+//! HTML pages: self-contained, small, readable without a script, and suited to dark mode and paper.
 //!
 //! | page | shows |
 //! | --- | --- |
@@ -6,7 +6,7 @@
 //! | [`of_runs`] | several runs in the same charts, with their figures and the settings in which they differ |
 //! | [`of_plan`] | the bill of a plan: over the phases of a run, and over the events of a step |
 //!
-//! A policy in the page's head allows our own style and script and nothing else, no network least of all.
+//! A policy in the page's head allows only our own style and script; in particular it forbids the network.
 
 mod bill;
 mod chart;
@@ -21,15 +21,15 @@ pub use plan::of_plan;
 pub use run::of_run;
 pub use runs::{MOST_RUNS, of_runs};
 
-/// No page is larger.
+/// The most bytes of a page.
 pub const MOST_BYTES: usize = 300_000;
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("script.js");
-/// Of the script as it stands in a page; a test says what it is.
+/// The hash of the script in a page; a test prints the expected value.
 const SCRIPT_SHA256: &str = "+eMzP8FsOBrpe6+WhdqbZo3zlnvb/kHRSIPA3hnXSdA=";
 
-/// A whole page. `title` is a text, `body` is HTML.
+/// Returns a whole page. `title` is a text, `body` is HTML.
 fn page(title: &str, body: &str, figures: &serde_json::Value) -> String {
     let (title, figures) = (escape::text(title), escape::json(figures));
     format!(
@@ -45,7 +45,7 @@ fn page(title: &str, body: &str, figures: &serde_json::Value) -> String {
     )
 }
 
-/// `<section>`s have headings; an empty one is left out.
+/// A section with its heading; empty if its content is.
 fn section(title: &str, content: &str) -> String {
     if content.is_empty() { String::new() } else { format!("<h2>{title}</h2>\n{content}") }
 }

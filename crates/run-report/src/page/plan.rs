@@ -39,7 +39,7 @@ pub fn of_plan(plan: &Value, title: &str) -> String {
     page(title, &body, plan)
 }
 
-/// With a capital letter to begin with.
+/// The text with a capital first letter.
 fn sentence(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().into_iter().flat_map(char::to_uppercase).chain(letters).collect()

@@ -1,17 +1,17 @@
-//! `resolved.toml` as a recipe: each line is a key, its value and, as a comment, where the value comes from.
+//! `resolved.toml` as a recipe: each line has a key, its value and, as a comment, the origin of the value.
 
 /// A key with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// `train.batch_size`
+    /// Such as `train.batch_size`.
     pub key: String,
-    /// As it is written.
+    /// The value as written.
     pub value: String,
-    /// `--set`, `configs/a.toml:14`; empty for a default.
+    /// Such as `--set` or `configs/a.toml:14`; empty for a default.
     pub origin: String,
 }
 
-/// The settings of a config, in its order.
+/// The settings of a config, in file order.
 pub fn settings(config: &str) -> Vec<Setting> {
     let (mut settings, mut section) = (Vec::new(), String::new());
     for line in config.lines().map(str::trim) {
@@ -39,7 +39,7 @@ pub fn settings(config: &str) -> Vec<Setting> {
     settings
 }
 
-/// Where the value ends and its comment begins: at the first `#` outside of quotes.
+/// The end of the value: the first `#` outside of quotes.
 fn end_of_value(text: &str) -> usize {
     let (mut quote, mut is_escaped) = (None, false);
     for (at, letter) in text.char_indices() {

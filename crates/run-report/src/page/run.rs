@@ -11,10 +11,10 @@ use crate::figures::{self, bytes, count, decimal};
 use crate::run::{Evaluation, Run};
 use crate::series::Series;
 
-/// Evaluations in the table; of more, every so many.
+/// The most evaluations in the table; from more, an even selection is shown.
 pub(super) const MOST_ROWS: usize = 24;
 
-/// What a page shows of the parts that texts of users make long.
+/// The parts of a page whose length depends on users' texts.
 #[derive(Clone, Copy)]
 struct Shown {
     config: bool,
@@ -24,7 +24,8 @@ struct Shown {
     plan: bool,
 }
 
-/// From all of it to as much as always fits. The text of a config goes first: a file beside the page has it, too.
+/// From everything down to the parts that always fit. The config's text is dropped first: a file beside the page also
+/// has it.
 const SHOWN: [Shown; 5] = {
     let all =
         Shown { config: true, settings: 128, notes: usize::MAX, evaluations_with_answers: usize::MAX, plan: true };
@@ -125,7 +126,7 @@ fn header(run: &Run) -> String {
     html + "</dl>"
 }
 
-/// A curve of a training figure by step.
+/// Draws a training figure by step.
 fn by_step(run: &Run, title: &str, unit: &str, series: &Series, scale: fn((f64, f64)) -> Scale) -> String {
     let Some(range) = series.range() else { return String::new() };
     let (scale, last) = (scale(range), series.last().map_or_else(String::new, |(_, value)| decimal(value)));
@@ -171,7 +172,7 @@ fn learning(run: &Run) -> String {
     format!("<div class=\"charts\">{}{rate}{norm}</div>{note}{}", loss.html(), evaluations(run))
 }
 
-/// At most so many of the items: the first, the last, and some between them.
+/// At most `most` of the items: the first, the last, and some between them.
 fn spread<T>(items: &[T], most: usize) -> Vec<&T> {
     if items.len() <= most {
         return items.iter().collect();
@@ -222,7 +223,7 @@ pub(super) fn score_name(name: &str) -> String {
     }
 }
 
-/// BLEU and chrF are of 100; the others are shares.
+/// BLEU and chrF are out of 100; other scores are fractions.
 pub(super) fn score(name: &str, value: f64) -> String {
     if name.starts_with("bleu") || name.starts_with("chrf") {
         format!("{value:.1}")
@@ -289,7 +290,7 @@ fn memory(run: &Run, shown: &Shown) -> String {
     html
 }
 
-/// Others' hunger for memory: pressure where there was some, and what was left where that came near `top`.
+/// Memory pressure by other processes, if there was any, and the available memory, if it came down to `top`.
 #[expect(clippy::cast_precision_loss, reason = "milliseconds, for drawing")]
 fn pressure(run: &Run, top: f64) -> String {
     let time = || (Scale::time(run.running_ms() as f64), "time");

@@ -12,18 +12,18 @@ use crate::figures::{self, bytes, count, decimal};
 use crate::run::Run;
 use crate::series::Series;
 
-/// The most runs of a page: so many colours can be told apart.
+/// The most runs on a page: more colours could not be told apart.
 pub const MOST_RUNS: usize = 12;
-/// Points of a curve; a page of many runs stays small.
+/// The most points of a curve, so that a page of many runs stays small.
 const MOST_POINTS: usize = 180;
 
 /// The page of several runs.
 ///
 /// # Panics
-/// With more than [`MOST_RUNS`].
+/// If there are more than [`MOST_RUNS`].
 pub fn of_runs(runs: &[Run]) -> String {
     assert!(runs.len() <= MOST_RUNS, "{} runs", runs.len());
-    // Settings may be as long as their writer likes; the figures and curves are bounded.
+    // Settings may be of any length; the figures and curves are bounded.
     let mut pages = [usize::MAX, 24, 0].into_iter().map(|differences| with(runs, differences));
     pages.find(|page| page.len() <= MOST_BYTES).unwrap_or_else(|| page("runs", "", &Value::Null))
 }
@@ -98,7 +98,7 @@ fn table(runs: &[Run]) -> String {
     html + "</table></div>"
 }
 
-/// The means of a series, joined until they are few.
+/// The means of a series, joined until there are few.
 fn points(series: &Series) -> Vec<(f64, f64)> {
     let points: Vec<(f64, f64)> = series.points().map(|(x, bucket)| (x, bucket.mean())).collect();
     let at_a_time = points.len().div_ceil(MOST_POINTS).max(1);
@@ -113,7 +113,7 @@ fn points(series: &Series) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// One curve of each run.
+/// Draws one curve for each run.
 fn together(
     runs: &[Run],
     (title, unit): (&str, &str),

@@ -1,14 +1,14 @@
-//! An axis: from values to places, with ticks at round numbers.
+//! An axis: maps values to places, with ticks at round numbers.
 
 use crate::figures;
 
-/// An axis. A place is 0 at its beginning and 1 at its end.
+/// An axis. Place 0 is its beginning and place 1 its end.
 #[derive(Clone, Debug)]
 pub struct Scale {
     from: f64,
     to: f64,
     is_log: bool,
-    /// Values, and how they are shown.
+    /// Values and their labels.
     pub ticks: Vec<(f64, String)>,
 }
 
@@ -16,18 +16,18 @@ pub struct Scale {
 const MOST_TICKS: f64 = 5.0;
 
 impl Scale {
-    /// Linear, from the least to the largest value, with ticks at multiples of 1, 2 or 5 times a power of ten.
+    /// A linear axis from the least to the largest value, with ticks at multiples of 1, 2 or 5 times a power of ten.
     pub fn linear(from: f64, to: f64) -> Self {
         Self::in_units(from, to, 1.0, figures::short)
     }
 
-    /// From 0 to as much as holds `to`, rounded up to a tick.
+    /// A linear axis from 0 to at least `to`, rounded up to a tick.
     pub fn from_zero(to: f64) -> Self {
         let step = round_step(to.max(1e-12) / MOST_TICKS);
         Self::linear(0.0, (to / step).ceil() * step)
     }
 
-    /// Bytes from 0 in binary units.
+    /// An axis of bytes from 0, in binary units.
     pub fn bytes(to: f64) -> Self {
         let (unit, name) = match to {
             to if to >= 2.0 * 1024f64.powi(3) => (1024f64.powi(3), "GiB"),
@@ -40,7 +40,7 @@ impl Scale {
         })
     }
 
-    /// Milliseconds from 0, with ticks at round seconds, minutes, hours or days.
+    /// An axis of milliseconds from 0, with ticks at round seconds, minutes, hours or days.
     pub fn time(to: f64) -> Self {
         const STEPS: [(f64, f64, &str); 19] = [
             (1.0, 1e3, "s"),
@@ -72,7 +72,7 @@ impl Scale {
         Self { from: 0.0, to, is_log: false, ticks: ticks.map(|value| (value * unit, shown(value))).collect() }
     }
 
-    /// Powers of ten, for values above 0 that span more than one of them.
+    /// A logarithmic axis, for positive values that span more than a power of ten.
     pub fn log(from: f64, to: f64) -> Self {
         let (low, high) = (from.log10().floor() as i32, to.log10().ceil() as i32);
         let every = ((high - low) as usize).div_ceil(MOST_TICKS as usize).max(1);
@@ -84,7 +84,8 @@ impl Scale {
         Self { from, to, is_log: true, ticks: ticks.into_iter().map(|tick| (tick, figures::decimal(tick))).collect() }
     }
 
-    /// Logarithmic where the values span so much that a linear axis would show one number.
+    /// A logarithmic axis if the values span so much that a linear axis would show a single number; otherwise a linear
+    /// axis.
     pub fn of_range((least, most): (f64, f64)) -> Self {
         if least > 0.0 && most / least > 30.0 {
             return Self::log(least / 1.1, most * 1.1);
@@ -100,17 +101,17 @@ impl Scale {
         let first = (from / unit / step).ceil();
         let ticks = (0..=2 * MOST_TICKS as usize).map(|n| (first + n as f64) * step);
         let ticks = ticks.take_while(|value| value * unit <= to * (1.0 + 1e-9));
-        // A multiple of a round step is shown as round as it is.
+        // Format the rounded multiple of the step, so that the label is round, too.
         let ticks = ticks.map(|value| (value * unit, shown((value / step).round() * step))).collect();
         Self { from, to, is_log: false, ticks }
     }
 
-    /// The same without ticks.
+    /// Returns the axis without ticks.
     pub fn without_ticks(self) -> Self {
         Self { ticks: Vec::new(), ..self }
     }
 
-    /// Where a value lies: 0 at the beginning, 1 at the end. Beyond them it stays there.
+    /// The place of a value: 0 at the beginning, 1 at the end. Values beyond the axis are clamped.
     pub fn place(&self, value: f64) -> f64 {
         let place = match self.is_log {
             true => (value.max(f64::MIN_POSITIVE).ln() - self.from.ln()) / (self.to.ln() - self.from.ln()),
@@ -119,12 +120,12 @@ impl Scale {
         place.clamp(0.0, 1.0)
     }
 
-    /// Whether a value is on it.
+    /// Whether a value is within the axis.
     pub fn holds(&self, value: f64) -> bool {
         (self.from..=self.to).contains(&value)
     }
 
-    /// Beginning, end, and whether it is logarithmic, for the script that reads values off.
+    /// Beginning, end, and whether the axis is logarithmic, for the script that shows values.
     pub fn numbers(&self) -> String {
         format!("{} {} {}", self.from, self.to, u8::from(self.is_log))
     }

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use super::*;
 use crate::run::Run;
 
-/// Everything that a user or a file can name, with markup in it.
+/// A text for everything that a user or a file can name, with markup in it.
 const MARKUP: &str = "</script><img src=x onerror=alert(1)>'\"&";
 
 fn run_of(steps: u64, text: &str) -> Run {
@@ -38,7 +38,7 @@ fn run_of(steps: u64, text: &str) -> Run {
     run
 }
 
-/// Whether the page has only the elements that we wrote: no text of the run became one.
+/// Checks that the page has only our own elements, and that no text of the run became an element.
 fn has_no_markup_of(page: &str) {
     for forbidden in ["<img", "onerror=alert(1)>", "<script>alert"] {
         assert!(!page.contains(forbidden), "{forbidden}");

@@ -1,4 +1,4 @@
-//! A chart in braille: each letter has two by four dots.
+//! A chart in braille: each character has two by four dots.
 
 use super::{Row, Style};
 use crate::figures::{count, decimal};
@@ -6,10 +6,10 @@ use crate::run::Run;
 
 /// Columns of the labels on the left.
 const LABELS: usize = 9;
-/// The dots of a letter, by row and column: bits of U+2800.
+/// The dots of a character, by row and column: bits of U+2800.
 const DOTS: [[u8; 2]; 4] = [[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]];
 
-/// The losses of training and validation over the steps, in so many columns and rows.
+/// The losses of training and validation over the steps, in the given columns and rows.
 #[expect(clippy::cast_precision_loss, reason = "for drawing")]
 pub fn loss(run: &Run, width: usize, height: usize) -> Vec<Row> {
     let training: Vec<(f64, f64)> = run.loss().points().map(|(x, bucket)| (x, bucket.mean())).collect();
@@ -55,7 +55,7 @@ impl Dots {
         Self { columns, rows, letters: vec![(0, Style::Plain); columns * rows], to, range }
     }
 
-    /// Where a point is, in dots from the left and from the top.
+    /// The place of a point, in dots from the left and from the top.
     #[expect(clippy::cast_precision_loss, reason = "dots")]
     fn place(&self, (x, y): (f64, f64)) -> (f64, f64) {
         let (least, most) = self.range;

@@ -1,15 +1,15 @@
-//! BLEU for texts of any language: the tokenizer follows from the script of the references.
+//! BLEU for texts of any language: the script of the references decides the tokenizer.
 //!
 //! Chinese has no spaces, so `13a` would take a sentence for one word. sacreBLEU asks its user for a tokenizer; here the
-//! references answer. What no tokenizer of sacreBLEU's own cuts into words (kana, Thai, Lao, Khmer, Burmese) is cut into
-//! characters. The score is exactly sacreBLEU's with the tokenizer that the signature names.
+//! references decide. For scripts that none of sacreBLEU's own tokenizers cuts into words (kana, Thai, Lao, Khmer,
+//! Burmese), text is cut into characters. The score is exactly sacreBLEU's with the tokenizer that the signature names.
 
 use super::{Bleu, BleuScore, Tokenization};
 
-/// Of the letters of all references, the share in percent from which on a script decides.
+/// The percentage of the references' letters from which a script decides.
 const LARGE_SHARE_PERCENT: u64 = 10;
 
-/// A corpus whose tokenizer is not known yet, counted with each.
+/// A corpus whose tokenizer is not known yet, so it is counted with each tokenizer.
 #[derive(Clone, Debug)]
 pub struct BleuByLanguage {
     of: [Bleu; 3],

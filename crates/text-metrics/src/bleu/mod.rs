@@ -2,7 +2,7 @@
 //! reference, `exp` smoothing, no effective order.
 //!
 //! Invariants:
-//! * Streaming: nothing is kept of a sentence but ten counters, so a corpus of any size costs the memory of one sentence.
+//! * Streaming: only ten counters are kept of a sentence, so a corpus of any size takes the memory of one sentence.
 //! * Counts are summed over the corpus before anything is divided; batches are never averaged.
 //! * The brevity penalty is never above 1.
 //!
@@ -38,18 +38,18 @@ pub struct Bleu {
     reference_tokens: u64,
 }
 
-/// A corpus score and what it is made of.
+/// A corpus score and its components.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BleuScore {
     /// BLEU, 0 to 100.
     pub score: f64,
-    /// Hypothesis n-grams that the references have, for n from 1 to 4.
+    /// Hypothesis n-grams that also occur in the references, for n from 1 to 4.
     pub matches: [u64; MAX_ORDER],
     /// Hypothesis n-grams.
     pub totals: [u64; MAX_ORDER],
     /// n-gram precisions in percent, after smoothing.
     pub precisions: [f64; MAX_ORDER],
-    /// `exp(1 - reference / hypothesis)` where the hypotheses are shorter, else 1.
+    /// `exp(1 - reference / hypothesis)` if the hypotheses are shorter, else 1.
     pub brevity_penalty: f64,
     /// Tokens of all hypotheses.
     pub hypothesis_tokens: u64,

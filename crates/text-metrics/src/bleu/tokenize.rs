@@ -1,8 +1,8 @@
 //! sacreBLEU's tokenizers `13a`, `zh`, `char` and `none`, character for character.
 //!
-//! Invariant: for every string, splitting the result on white space gives the tokens that sacreBLEU 2.6 counts, its
-//! quirks included: `zh` takes U+2001 to U+2A6D for Chinese (a `\u` escape with five digits in its source), so dashes and
-//! curly quotes are split off and ideographs beyond the basic plane are not.
+//! Invariant: for every string, splitting the result on white space gives the tokens that sacreBLEU 2.6 counts, including
+//! its quirks: `zh` takes U+2001 to U+2A6D for Chinese (a `\u` escape with five digits in its source). So dashes and
+//! curly quotes are split off, and ideographs beyond the basic plane are not.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,11 +24,11 @@ pub enum Tokenization {
     #[default]
     #[serde(rename = "13a")]
     V13a,
-    /// Every Chinese character is a token; the rest as `13a`.
+    /// Every Chinese character is a token; other text is cut as by `13a`.
     Zh,
     /// Every character is a token.
     Char,
-    /// White space only.
+    /// Tokens are separated by white space only.
     None,
 }
 
@@ -58,7 +58,7 @@ impl FromStr for Tokenization {
 }
 
 impl Tokenization {
-    /// The sentence with white space between its tokens.
+    /// Returns the sentence with white space between its tokens.
     pub fn tokenize(self, sentence: &str) -> String {
         let sentence = sentence.trim_end_matches(is_python_space);
         match self {
@@ -103,7 +103,7 @@ fn split_punctuation(line: &str) -> String {
     substitute_pairs(&spaced, |a, b| is_digit(a) && b == '-', |a, b| [a, ' ', b, ' '])
 }
 
-/// `re.sub` for a pattern of two characters: leftmost matches that do not overlap.
+/// `re.sub` for a pattern of two characters: replaces leftmost matches that do not overlap.
 fn substitute_pairs(
     line: &str,
     matches: impl Fn(char, char) -> bool,
