@@ -94,7 +94,7 @@ BUGS = [
 BUGS_OF_PTX = [
     ("operands of tensor cores swapped", "tensor_cores.h", '"r"(b0), "r"(b1)', '"r"(b1), "r"(b0)'),
     ("matrices not transposed", "tensor_cores.h", ".x4.trans.shared", ".x4.shared"),
-    ("pair in the wrong order", "tensor_cores.h", '"f"(high), "f"(low)', '"f"(low), "f"(high)'),
+    ("pair in the wrong order", "device.h", '"f"(high), "f"(low)', '"f"(low), "f"(high)'),
     ("copy of other bytes than the valid ones", "tensor_cores.h", "is_valid ? 16 : 0", "is_valid ? 0 : 16"),
     ("copy not waited for", "tensor_cores.h", '"n"(N) : "memory"', '"n"(N + 1) : "memory"'),
     ("address of another space", "tensor_cores.h", "uint32_t(__cvta_generic_to_shared(at))", "uint32_t(reinterpret_cast<size_t>(at))"),
