@@ -149,7 +149,7 @@ def main():
         after = server.calm(before)
         result["before"], result["after"] = before, after
         record(result, server, options.output)
-        check("SIGTERM ends it in order", server.end(), 0)
+        check("SIGTERM stops it after the requests in progress", server.end(), 0)
         print("".join(server.stderr), end="")
         check("the access log has lines of JSON", all(json.loads(line)["status"] for line in server.access_log), True)
         if options.clients:

@@ -106,13 +106,13 @@ fn judged(facts: &Facts) -> Vec<Finding> {
         Finding::failure("disk", format!("{found}; cannot be written: {problem}"))
             .remedy("choose a writable directory: `--output DIR`")
     } else if is(&IN_MEMORY) {
-        Finding::warning("disk", format!("{found}; it is in memory: files in place of memory save none there"))
+        Finding::warning("disk", format!("{found}; it is in memory, so files there save no memory"))
             .remedy("choose a directory on a disk: `--output DIR`")
     } else if free.is_some_and(|free| free < LITTLE_ROOM) {
         Finding::warning("disk", format!("{found}: little room for checkpoints"))
             .remedy("free some space, or choose another disk: `--output DIR`")
     } else if is(&REMOTE) {
-        Finding::note("disk", format!("{found}; it is another machine's: a lock there may not hold"))
+        Finding::note("disk", format!("{found}; it is on another machine: locks there may not work"))
     } else {
         Finding::ok("disk", found)
     };
@@ -123,7 +123,7 @@ fn judged(facts: &Facts) -> Vec<Finding> {
     let Some(Ok((written, read))) = rate else { return vec![room] };
     let found = format!("{:.0} MB/s written and synced, {:.0} MB/s read", written / 1e6, read / 1e6);
     let rate = match read.min(*written) < SLOW_BYTES_A_SECOND {
-        true => Finding::warning("disk rate", format!("{found}: weights that stay on disk will set the pace"))
+        true => Finding::warning("disk rate", format!("{found}: weights that stay on disk will be slow"))
             .remedy("use a faster disk with `--output DIR`, or a larger `--memory-budget`"),
         false => Finding::ok("disk rate", found),
     };

@@ -78,7 +78,7 @@ fn pressure(now: &MemorySnapshot) -> Finding {
     };
     let most = now.group_pressure.map_or(host.some_percent, |group| group.some_percent.max(host.some_percent));
     let shown = |pressure: Pressure| {
-        format!("{:.1} % of the last ten seconds some task waited for memory", pressure.some_percent)
+        format!("tasks waited for memory in {:.1} % of the last ten seconds", pressure.some_percent)
     };
     let finding = match most > MUCH_PRESSURE_PERCENT {
         true => {
@@ -110,7 +110,7 @@ fn limits(of: impl Fn(Resource) -> Option<u64>) -> Finding {
         remedies.push("ulimit -n 1024");
     }
     let finding = match found.is_empty() {
-        true => Finding::ok("limits", "none that a run meets"),
+        true => Finding::ok("limits", "no limit that affects a run"),
         false => Finding::warning("limits", format!("this shell allows {}", found.join(", "))),
     };
     let finding = remedies.into_iter().fold(finding, Finding::remedy);

@@ -78,7 +78,7 @@ fn judged(facts: &Facts) -> Finding {
     let finding = match is_built_for_mpi {
         true => Finding::ok("mpi", found),
         false => {
-            Finding::note("mpi", format!("{found}; this build has no `mpi`, which only runs of several processes need"))
+            Finding::note("mpi", format!("{found}; this build has no `mpi`; only runs of several processes need it"))
                 .remedy("cargo build --release --features mpi")
         }
     };

@@ -139,7 +139,7 @@ fn judged(facts: &Facts) -> Vec<Finding> {
             Finding::warning("threads", found).remedy("unset RAYON_NUM_THREADS")
         }
         (_, Some(load)) => {
-            let found = format!("{threads}; others compute as well: a load of {load:.1}");
+            let found = format!("{threads}; other programs use them as well: load {load:.1}");
             Finding::note("threads", found)
         }
         _ => Finding::ok("threads", threads.to_string()),

@@ -71,7 +71,7 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     })?;
     end_on_signals(server.drainer())?;
     report::note(&format!(
-        "serving {} on http://{} ({} within {}); SIGTERM ends it in order",
+        "serving {} on http://{} ({} within {}); SIGTERM stops it after the requests in progress",
         served.iter().map(|served| served.name.as_str()).collect::<Vec<_>>().join(", "),
         server.address(),
         planned.plan.predicted_peak,
