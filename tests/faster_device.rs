@@ -69,20 +69,20 @@ fn a_run_that_names_no_device_takes_the_faster_one_and_stays_there() {
     assert_within("loss", &of_steps(&scene, "fast", "loss"), &of_steps(&scene, "slow", "loss"), 1e-5);
 
     // A resumed run stays on its device: by the run's file, by its checkpoint, and with other prices.
-    let go_on =
+    let resume =
         |variables, more: &[&str]| auto(&scene, variables, &[&["--keep-training", "--output", "fast"], more].concat());
     let planned =
         scene.run_after(MEASURED, &["plan", "--json", "--config", "fast/resolved.toml"]).expect_code(0).json();
     assert!(planned["predicted_device_peak_bytes"].is_u64(), "{planned:#}");
     speed_up(&scene, 1e-6);
-    let stays = go_on(&[], &["--max-steps", "3"]).expect_code(0);
+    let stays = resume(&[], &["--max-steps", "3"]).expect_code(0);
     assert!(in_one_line(&stays.out).contains("Device cuda; the run used a card before"), "{}", stays.out);
 
     // Without the card, a run that names it reports an error. A run that does not name it continues on the CPU.
     let gone: &[(&str, &str)] = &[("CARDS", "0")];
-    let refused = go_on(gone, &["--max-steps", "4", "--device", "cuda"]).expect_code(2);
+    let refused = resume(gone, &["--max-steps", "4", "--device", "cuda"]).expect_code(2);
     assert!(refused.err.contains("cannot use `cuda`") && refused.err.contains("--device cpu"), "{}", refused.err);
-    let falls_back = go_on(gone, &["--max-steps", "4"]).expect_code(0);
+    let falls_back = resume(gone, &["--max-steps", "4"]).expect_code(0);
     assert!(falls_back.err.contains("the run used a card before, and continues on the CPU"), "{}", falls_back.err);
 }
 

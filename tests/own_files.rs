@@ -131,9 +131,9 @@ fn sample_data_that_somebody_changed_is_not_replaced() {
 fn a_pipe_or_a_device_in_place_of_a_file_never_makes_the_command_wait() {
     let scene = Scene::new();
     scene.run(&short(&[])).expect_code(0);
-    let going_on = short(&["--keep-training", "--set", "train.max_steps=8"]);
+    let resume_arguments = short(&["--keep-training", "--set", "train.max_steps=8"]);
     let from = |words: &[&str]| {
-        scene.run(&[&going_on[..], &["--dry-run".to_string()]].concat()).expect_code(0).expect_words(words);
+        scene.run(&[&resume_arguments[..], &["--dry-run".to_string()]].concat()).expect_code(0).expect_words(words);
     };
     let checkpoint = scene.path("run/checkpoints/step-00000006");
     for name in ["manifest.json", "trainer_state.json", "optimizer.safetensors", "model.safetensors"] {

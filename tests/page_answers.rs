@@ -71,7 +71,7 @@ fn the_page_answers_as_plan_does_to_the_byte() {
         }
         let bill = printed.json()["bill"]["rows"].clone();
         let held = bill.as_array().expect("rows").iter().find(|row| row["name"] == "process").expect("a process");
-        let rss = held["bytes"].as_u64().expect("bytes") - memory_policy::ANOTHER_START.0;
+        let rss = held["bytes"].as_u64().expect("bytes") - memory_policy::RESTART_MARGIN.0;
         let answer = run_plan::answer(&question(rss));
         assert_eq!((answer.exit, answer.error.as_str()), (0, ""), "{what}");
         assert_eq!(answer.json, printed.out, "{what}");

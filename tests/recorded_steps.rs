@@ -207,9 +207,12 @@ fn a_recorded_step_asks_the_card_for_what_its_plan_says() {
         assert_eq!(counted("graphs"), 0, "{name}: nothing is recorded any more");
         // Each micro-batch is a graph of forward and one of backward.
         let step = &scene.events(&format!("{name}-9"), "step")[8];
-        let as_graphs = step["graph_micro_batches"].as_u64().expect("a count");
-        assert_eq!((as_graphs, Some(2 * as_graphs)), (counted("graph_launches") / 2, predicted["graphs"].as_u64()));
-        assert_eq!(step["micro_batches"], as_graphs, "{step}");
+        let graph_micro_batches = step["graph_micro_batches"].as_u64().expect("a count");
+        assert_eq!(
+            (graph_micro_batches, Some(2 * graph_micro_batches)),
+            (counted("graph_launches") / 2, predicted["graphs"].as_u64())
+        );
+        assert_eq!(step["micro_batches"], graph_micro_batches, "{step}");
     }
 }
 

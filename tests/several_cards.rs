@@ -18,7 +18,7 @@ fn arguments(more: &[&str]) -> Vec<String> {
 }
 
 /// The most bytes of a small batch that cross the bus.
-const MOST_BATCH_BYTES: u64 = 32 << 10;
+const MAX_BATCH_BYTES: u64 = 32 << 10;
 
 /// The assignment of processes to cards.
 #[derive(Clone, Copy, Debug)]
@@ -184,7 +184,7 @@ fn gradients_cross_the_bus_as_often_as_the_plan_says() {
         let planned = scene.events(&format!("{shard}-4"), "plan")[0]["step_bus_bytes"].as_u64().expect("bytes");
         println!("{shard}: {counted} bytes a step, {planned} predicted");
         // In addition, a step on one card copies ids, positions and losses.
-        let is_near = (planned..planned + MOST_BATCH_BYTES).contains(&counted);
+        let is_near = (planned..planned + MAX_BATCH_BYTES).contains(&counted);
         assert!(is_near, "{shard}: {counted} bytes a step, {planned} predicted");
         assert_eq!(planned == 0, cfg!(feature = "nccl"), "from card to card nothing goes through the host");
         let run = format!("{shard}-4");

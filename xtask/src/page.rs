@@ -1,6 +1,6 @@
 //! `cargo xtask page`: builds the planner for browsers as WebAssembly, and puts it and its page into one file.
 //!
-//! Invariants: the file makes no network requests; it is smaller than [`MOST_BYTES`]; the same sources, compiler and flags
+//! Invariants: the file makes no network requests; it is smaller than [`MAX_BYTES`]; the same sources, compiler and flags
 //! give the same bytes in any directory.
 
 use std::io::Write;
@@ -18,7 +18,7 @@ pub const PAGE: &str = "docs/will-it-fit.html";
 const PARTS: &str = "crates/will-it-fit/page";
 const TARGET: &str = "wasm32-unknown-unknown";
 /// A larger page is slow to open on a phone.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 /// The mark that the planner replaces.
 const PLANNER: &str = "{{wasm}}";
 
@@ -30,8 +30,8 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     let around = around(root)?;
     let planner = packed(&compiled(root)?)?;
     let page = around.replace(PLANNER, &planner);
-    if page.len() > MOST_BYTES {
-        return Err(format!("{PAGE}: expected at most {MOST_BYTES} bytes, got {}", page.len()));
+    if page.len() > MAX_BYTES {
+        return Err(format!("{PAGE}: expected at most {MAX_BYTES} bytes, got {}", page.len()));
     }
     let path = root.join(PAGE);
     std::fs::write(&path, &page).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -115,7 +115,7 @@ mod tests {
         assert!(is_current, "{PAGE} is not made of {PARTS} as it is; `cargo xtask page` makes it again");
         let planner = &made[before.len()..made.len() - after.len()];
         let zipped = STANDARD.decode(planner.trim()).expect("the planner is there");
-        assert!(zipped.starts_with(&[0x1f, 0x8b]) && made.len() <= MOST_BYTES);
+        assert!(zipped.starts_with(&[0x1f, 0x8b]) && made.len() <= MAX_BYTES);
         let parts = [before, after].concat();
         assert!(!parts.contains("{{") && !parts.contains("://"), "a part is missing, or comes from elsewhere");
     }

@@ -39,7 +39,7 @@ const PROFILE: &str = "dist";
 const IMAGE: &str = "train_low_mem";
 
 /// The most bytes of a stripped program.
-const MOST_BYTES: u64 = 15_000_000;
+const MAX_BYTES: u64 = 15_000_000;
 
 /// Builds and tries everything that this machine can build.
 pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
@@ -164,8 +164,8 @@ impl Release<'_> {
     /// Checks the size and linking of a program, and runs it briefly if this machine can.
     fn check(&self, target: &str, program: &Path) -> Result<(), String> {
         let bytes = fs::read(program).map_err(|error| format!("{}: {error}", program.display()))?;
-        if bytes.len() as u64 > MOST_BYTES {
-            return Err(format!("{}: expected at most {MOST_BYTES} bytes, got {}", program.display(), bytes.len()));
+        if bytes.len() as u64 > MAX_BYTES {
+            return Err(format!("{}: expected at most {MAX_BYTES} bytes, got {}", program.display(), bytes.len()));
         }
         if elf::interpreter(&bytes)? {
             return Err(format!(

@@ -14,7 +14,7 @@ use mpi::traits::{Communicator as _, CommunicatorCollectives as _, Root as _};
 use mpi::{Count, Threading};
 
 use crate::engine::{Engine, Error, Result};
-use crate::group::{Awaited, Group};
+use crate::group::{Group, WaitSignal};
 use crate::throttled::{Rate, Throttled};
 
 /// Joins the processes that a launcher started. They exchange bytes as fast as MPI does, or at a slower `rate`.
@@ -39,7 +39,7 @@ pub fn host() -> String {
 /// MPI, from its start to its end. At the end every process of the group waits for the others.
 struct World {
     world: SimpleCommunicator,
-    awaited: Awaited,
+    awaited: WaitSignal,
     /// Not dropped where the other processes may not end, too.
     universe: Option<ManuallyDrop<Universe>>,
 }

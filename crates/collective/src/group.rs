@@ -15,9 +15,9 @@ use crate::engine::{Alone, Engine, Error, Result};
 use crate::wire::{Counters, Wire};
 
 /// The most work in the queue.
-const MOST_WAITING: usize = 1024;
+const QUEUE_CAPACITY: usize = 1024;
 /// The time between two tests of a message for which no thread waits.
-const LOOK_EVERY: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// The time that a busy engine may take to end all processes.
 const ABORTS_WITHIN: Duration = Duration::from_secs(3);
 
@@ -41,7 +41,7 @@ struct Shared {
     size: usize,
     worker: Worker,
     counters: Arc<Counters>,
-    awaited: Awaited,
+    awaited: WaitSignal,
 }
 
 impl fmt::Debug for Shared {
@@ -52,19 +52,19 @@ impl fmt::Debug for Shared {
 
 /// Whether a thread waits for the end of an engine's work.
 #[derive(Clone, Debug, Default)]
-pub struct Awaited {
+pub struct WaitSignal {
     is_awaited: Arc<AtomicBool>,
     worker: Arc<OnceLock<Thread>>,
 }
 
-impl Awaited {
+impl WaitSignal {
     /// Lets other threads compute for a moment, a short one if a thread waits. `looks`: how often this was called for a message.
     pub fn pause(&self, looks: u32) {
         const SPINS: u32 = 256;
         if looks < SPINS && self.is_awaited.load(Ordering::Acquire) {
             std::thread::yield_now();
         } else {
-            std::thread::park_timeout(LOOK_EVERY);
+            std::thread::park_timeout(POLL_INTERVAL);
         }
     }
 
@@ -78,7 +78,7 @@ impl Awaited {
 
 /// The bytes and the time that a process has spent on communication so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spent {
+pub struct CommunicationStats {
     /// Bytes sent.
     pub sent_bytes: u64,
     /// Time in which bytes were being moved, or one process waited for another.
@@ -87,7 +87,7 @@ pub struct Spent {
     pub waited: Duration,
 }
 
-impl Spent {
+impl CommunicationStats {
     /// The difference to an earlier count.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
@@ -123,7 +123,7 @@ impl<T> Pending<T> {
             Err(TryRecvError::Disconnected) => return Err(gone()),
             Err(TryRecvError::Empty) => {}
         }
-        let answer = self.shared.while_awaited(|| self.answer.recv());
+        let answer = self.shared.timed_wait(|| self.answer.recv());
         answer.map_err(|_| gone())
     }
 }
@@ -134,7 +134,7 @@ fn gone() -> Error {
 
 impl Shared {
     /// Calls `wait`, which waits for the engine, and counts the time.
-    fn while_awaited<T>(&self, wait: impl FnOnce() -> T) -> T {
+    fn timed_wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         self.awaited.set(true);
         let waited = wait();
@@ -159,11 +159,11 @@ impl Group {
     ///
     /// # Errors
     /// `make` returns an error.
-    pub fn start<E: Engine + 'static>(make: impl FnOnce(Awaited) -> Result<E> + Send + 'static) -> Result<Self> {
-        let (jobs, queue) = sync_channel(MOST_WAITING);
+    pub fn start<E: Engine + 'static>(make: impl FnOnce(WaitSignal) -> Result<E> + Send + 'static) -> Result<Self> {
+        let (jobs, queue) = sync_channel(QUEUE_CAPACITY);
         let (started, first) = channel();
         let (ending, ended) = channel();
-        let (counters, awaited) = (Arc::new(Counters::default()), Awaited::default());
+        let (counters, awaited) = (Arc::new(Counters::default()), WaitSignal::default());
         let (of_thread, paused) = (Arc::clone(&counters), awaited.clone());
         let work = move || {
             let _ = paused.worker.set(std::thread::current());
@@ -186,7 +186,7 @@ impl Group {
     pub fn alone() -> Self {
         let counters = Arc::new(Counters::default());
         let worker = Worker::Here(Wire::new(Box::new(Alone), Arc::clone(&counters)));
-        Self { shared: Rc::new(Shared { rank: 0, size: 1, worker, counters, awaited: Awaited::default() }) }
+        Self { shared: Rc::new(Shared { rank: 0, size: 1, worker, counters, awaited: WaitSignal::default() }) }
     }
 
     /// The number of this process, from 0.
@@ -205,10 +205,14 @@ impl Group {
     }
 
     /// Bytes that this process has sent to others, and its time.
-    pub fn spent(&self) -> Spent {
+    pub fn spent(&self) -> CommunicationStats {
         let Counters { sent, busy_ns, waited_ns } = &*self.shared.counters;
         let [sent_bytes, busy, waited] = [sent, busy_ns, waited_ns].map(|counter| counter.load(Ordering::Relaxed));
-        Spent { sent_bytes, communication: Duration::from_nanos(busy), waited: Duration::from_nanos(waited) }
+        CommunicationStats {
+            sent_bytes,
+            communication: Duration::from_nanos(busy),
+            waited: Duration::from_nanos(waited),
+        }
     }
 
     /// Counts bytes that this process sends to others outside the group.
@@ -217,7 +221,7 @@ impl Group {
     }
 
     /// Hands over work, which is done after all earlier work. Every process hands over the same work in the same order.
-    pub fn hand_over<T: Send + 'static>(&self, work: impl FnOnce(&Wire) -> T + Send + 'static) -> Pending<T> {
+    pub fn submit<T: Send + 'static>(&self, work: impl FnOnce(&Wire) -> T + Send + 'static) -> Pending<T> {
         let (sender, answer) = channel();
         let pending = Pending { answer, shared: Rc::clone(&self.shared) };
         match &self.shared.worker {
@@ -226,7 +230,7 @@ impl Group {
                 let job = Job::Work(Box::new(move |wire| drop(sender.send(work(wire)))));
                 // That the thread has ended shows when its answer is waited for.
                 if let Err(std::sync::mpsc::TrySendError::Full(job)) = jobs.try_send(job) {
-                    let _ = self.shared.while_awaited(|| jobs.send(job));
+                    let _ = self.shared.timed_wait(|| jobs.send(job));
                 }
             }
         }
@@ -234,7 +238,7 @@ impl Group {
     }
 
     fn call<T: Send + 'static>(&self, work: impl FnOnce(&Wire) -> Result<T> + Send + 'static) -> Result<T> {
-        self.hand_over(work).wait()?
+        self.submit(work).wait()?
     }
 
     /// See [`Wire::gather`].
@@ -263,19 +267,19 @@ impl Group {
         Ok(self.gather_numbers(&[u64::from(mine)])?.iter().any(|said| said[0] != 0))
     }
 
-    /// See [`Wire::of_first`].
+    /// See [`Wire::broadcast_from_root`].
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::OutOfStep`].
-    pub fn of_first(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
-        self.call(move |wire| wire.of_first(mine))
+    pub fn broadcast_from_root(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
+        self.call(move |wire| wire.broadcast_from_root(mine))
     }
 
     /// Waits until every process is here.
     ///
     /// # Errors
     /// [`Error::Lost`].
-    pub fn meet(&self) -> Result<()> {
+    pub fn barrier(&self) -> Result<()> {
         self.any(false).map(drop)
     }
 

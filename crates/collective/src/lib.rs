@@ -2,7 +2,7 @@
 //!
 //! * [`Group`]: this process's handle of its group. An [`Engine`] moves the bytes: MPI between processes (feature `mpi`),
 //!   or threads of one process in tests ([`threads`]). The group has a thread for this,
-//!   so that sums go on ([`Group::hand_over`]) while other threads compute.
+//!   so that sums go on ([`Group::submit`]) while other threads compute.
 //! * [`Shards`]: the parts that an optimizer batch is divided into, and those that a process has.
 //! * [`sums`]: the sum of one gradient from each shard, in an order that is a function of the number of shards alone. Two
 //!   processes with two shards each and one process with four get the same bits.
@@ -24,8 +24,8 @@ mod values;
 mod wire;
 
 pub use engine::{Engine, Error, PIECE_BYTES, Result};
-pub use group::{Awaited, Group, Pending, Spent};
-pub use shards::{Shards, Stretch};
+pub use group::{CommunicationStats, Group, Pending, WaitSignal};
+pub use shards::{Extent, Shards};
 pub use throttled::{Rate, Throttled};
 pub use values::{Values, Zeros};
 pub use wire::Wire;

@@ -11,7 +11,7 @@ use crate::wire::Wire;
 /// Bytes of the first sum, which tells whether longer ones would take long.
 const FEW_BYTES: usize = 64 << 10;
 /// About the most seconds that a longer sum takes.
-const MOST_SECONDS: f64 = 0.2;
+const MAX_SECONDS: f64 = 0.2;
 /// How often a sum is timed. Other load only makes it slower, so the shortest time counts.
 const TIMES: usize = 3;
 
@@ -20,7 +20,7 @@ const TIMES: usize = 3;
 /// # Errors
 /// The engine reports an error.
 pub fn bits_per_second(group: &Group) -> Result<f64> {
-    group.hand_over(measure).wait()?
+    group.submit(measure).wait()?
 }
 
 fn measure(wire: &Wire) -> Result<f64> {
@@ -28,7 +28,7 @@ fn measure(wire: &Wire) -> Result<f64> {
     time_of_sum(wire, wire.size())?;
     let few = time_of_sum(wire, FEW_BYTES)?;
     #[expect(clippy::cast_precision_loss, reason = "some MiB")]
-    let enough = (MOST_SECONDS / few * FEW_BYTES as f64) as usize;
+    let enough = (MAX_SECONDS / few * FEW_BYTES as f64) as usize;
     let bytes = enough.clamp(FEW_BYTES, PIECE_BYTES);
     // Each process sends the others their shares, and then its own sums.
     let sent = 2 * bytes / wire.size() * (wire.size() - 1);

@@ -4,24 +4,24 @@ use std::ops::Range;
 
 /// Consecutive shards whose gradients have been added up: `count` of them from `first` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
+pub struct Extent {
     /// The first shard.
     pub first: usize,
     /// The number of shards.
     pub count: usize,
 }
 
-impl Stretch {
+impl Extent {
     /// One shard.
     pub fn of(shard: usize) -> Self {
         Self { first: shard, count: 1 }
     }
 
     /// Both stretches together, if `next` follows this one and they are the two halves of one node of the tree.
-    pub fn with(self, next: Stretch) -> Option<Stretch> {
+    pub fn with(self, next: Extent) -> Option<Extent> {
         let is_left_half = self.first.is_multiple_of(2 * self.count);
         let are_halves = self.count == next.count && self.first + self.count == next.first;
-        (is_left_half && are_halves).then_some(Stretch { first: self.first, count: 2 * self.count })
+        (is_left_half && are_halves).then_some(Extent { first: self.first, count: 2 * self.count })
     }
 }
 
@@ -52,33 +52,33 @@ impl Shards {
     }
 
     /// The sums that remain for process `rank`: the nodes of the tree over its shards alone.
-    pub fn stretches(&self, rank: usize) -> Vec<Stretch> {
-        let mut stretches = Vec::new();
+    pub fn extents(&self, rank: usize) -> Vec<Extent> {
+        let mut extents = Vec::new();
         for shard in self.of(rank) {
-            push(&mut stretches, Stretch::of(shard));
+            push(&mut extents, Extent::of(shard));
         }
-        stretches
+        extents
     }
 
     /// The most sums that process `rank` has at a time, including that of the shard that is being computed.
     pub fn most_sums(&self, rank: usize) -> usize {
-        let (mut stretches, mut most) = (Vec::new(), 0);
+        let (mut extents, mut most) = (Vec::new(), 0);
         for shard in self.of(rank) {
-            most = most.max(stretches.len() + 1);
-            push(&mut stretches, Stretch::of(shard));
+            most = most.max(extents.len() + 1);
+            push(&mut extents, Extent::of(shard));
         }
         most
     }
 }
 
 /// Appends a stretch, and joins stretches that are the two halves of a node.
-fn push(stretches: &mut Vec<Stretch>, next: Stretch) {
-    stretches.push(next);
-    while let [.., left, right] = stretches[..]
+fn push(extents: &mut Vec<Extent>, next: Extent) {
+    extents.push(next);
+    while let [.., left, right] = extents[..]
         && let Some(both) = left.with(right)
     {
-        stretches.truncate(stretches.len() - 2);
-        stretches.push(both);
+        extents.truncate(extents.len() - 2);
+        extents.push(both);
     }
 }
 
@@ -100,9 +100,9 @@ mod tests {
     #[test]
     fn a_process_is_left_with_nodes_of_the_tree_over_all_shards() {
         let shards = Shards { count: 6, processes: 2 };
-        assert_eq!(shards.stretches(0), [Stretch { first: 0, count: 2 }, Stretch::of(2)]);
-        assert_eq!(shards.stretches(1), [Stretch::of(3), Stretch { first: 4, count: 2 }]);
-        assert_eq!(Shards { count: 8, processes: 1 }.stretches(0), [Stretch { first: 0, count: 8 }]);
+        assert_eq!(shards.extents(0), [Extent { first: 0, count: 2 }, Extent::of(2)]);
+        assert_eq!(shards.extents(1), [Extent::of(3), Extent { first: 4, count: 2 }]);
+        assert_eq!(Shards { count: 8, processes: 1 }.extents(0), [Extent { first: 0, count: 8 }]);
         assert_eq!(Shards { count: 8, processes: 1 }.most_sums(0), 4);
         assert_eq!(Shards { count: 8, processes: 8 }.most_sums(3), 1);
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use half::bf16;
 
 use crate::engine::{PIECE_BYTES, Result};
-use crate::shards::{Shards, Stretch};
+use crate::shards::{Extent, Shards};
 use crate::values::Values;
 use crate::wire::Wire;
 
@@ -63,12 +63,12 @@ pub enum To {
 /// Bytes in memory during a sum: the bytes to send, the received bytes, and the sums. `is_elsewhere`: values do not lie in memory, so
 /// those of a piece are copied there.
 pub fn buffers(shards: Shards, is_elsewhere: bool) -> u64 {
-    let most = (0..shards.processes).map(|rank| shards.stretches(rank).len()).max().unwrap_or(1);
+    let most = (0..shards.processes).map(|rank| shards.extents(rank).len()).max().unwrap_or(1);
     let pieces = 2 * most + 1 + usize::from(is_elsewhere);
     if shards.processes == 1 { 0 } else { (PIECE_BYTES * pieces) as u64 }
 }
 
-/// Sums a gradient over all shards. `whole` and then `rest` are this process's sums, those of [`Shards::stretches`].
+/// Sums a gradient over all shards. `whole` and then `rest` are this process's sums, those of [`Shards::extents`].
 /// Afterwards `whole` is the whole sum in the processes of `to`, and undefined in the others.
 ///
 /// # Errors
@@ -84,7 +84,7 @@ pub fn sum<V: Values + ?Sized>(
     if size == 1 && rest.is_empty() {
         return Ok(());
     }
-    let stretches: Vec<Vec<Stretch>> = (0..size).map(|process| shards.stretches(process)).collect();
+    let extents: Vec<Vec<Extent>> = (0..size).map(|process| shards.extents(process)).collect();
     let bytes = whole.bytes();
     // Elements of each process. A process that adds up all of them receives as many from each of the others.
     let share = PIECE_BYTES / size / element.bytes() * element.bytes();
@@ -101,11 +101,11 @@ pub fn sum<V: Values + ?Sized>(
         }
         let mine = of(rank).len();
         let send_bytes: Vec<usize> = (0..size).map(|process| of(process).len() * (1 + rest.len())).collect();
-        let received_bytes: Vec<usize> = stretches.iter().map(|stretches| stretches.len() * mine).collect();
+        let received_bytes: Vec<usize> = extents.iter().map(|extents| extents.len() * mine).collect();
         // If nothing is added up here, `received` is empty.
         received.resize(received_bytes.iter().sum(), 0);
         wire.exchange(&send, &send_bytes, &mut received, &received_bytes)?;
-        let nodes = stretches.iter().flatten().copied();
+        let nodes = extents.iter().flatten().copied();
         let mut add = |left: &mut &mut [u8], right: &mut [u8]| -> Result<()> {
             element.add(left, right);
             Ok(())
@@ -144,10 +144,10 @@ pub fn dealt(here: Range<usize>, process: usize, size: usize, units: usize, to: 
 /// # Errors
 /// `add` returns an error.
 pub fn fold<T, E>(
-    nodes: impl Iterator<Item = (Stretch, T)>,
+    nodes: impl Iterator<Item = (Extent, T)>,
     add: &mut impl FnMut(&mut T, T) -> Result<(), E>,
 ) -> Result<Option<T>, E> {
-    let mut sums: Vec<(Stretch, T)> = Vec::new();
+    let mut sums: Vec<(Extent, T)> = Vec::new();
     for node in nodes {
         sums.push(node);
         while let [.., (left, _), (right, _)] = &sums[..]
@@ -158,20 +158,20 @@ pub fn fold<T, E>(
     }
     // If the number of shards is no power of two, the smaller nodes at the end come first.
     while let [.., (left, _), (right, _)] = &sums[..] {
-        let both = Stretch { first: left.first, count: left.count + right.count };
+        let both = Extent { first: left.first, count: left.count + right.count };
         join(&mut sums, both, add)?;
     }
     Ok(sums.pop().map(|(_, sum)| sum))
 }
 
 fn join<T, E>(
-    sums: &mut Vec<(Stretch, T)>,
-    both: Stretch,
+    sums: &mut Vec<(Extent, T)>,
+    both: Extent,
     add: &mut impl FnMut(&mut T, T) -> Result<(), E>,
 ) -> Result<(), E> {
-    if let (Some((_, right)), Some((stretch, left))) = (sums.pop(), sums.last_mut()) {
+    if let (Some((_, right)), Some((extent, left))) = (sums.pop(), sums.last_mut()) {
         add(left, right)?;
-        *stretch = both;
+        *extent = both;
     }
     Ok(())
 }
@@ -188,21 +188,21 @@ mod tests {
             let gradient = |shard: usize| -> Vec<u8> {
                 (0..elements).flat_map(|i| ((shard * 31 + i * 7) as f32).sin().exp().to_le_bytes()).collect()
             };
-            let mut parts: Vec<(Stretch, Vec<u8>)> = Vec::new();
+            let mut parts: Vec<(Extent, Vec<u8>)> = Vec::new();
             for shard in shards.of(group.rank()) {
-                parts.push((Stretch::of(shard), gradient(shard)));
+                parts.push((Extent::of(shard), gradient(shard)));
                 while let [.., (left, _), (right, _)] = &parts[..]
                     && let Some(both) = left.with(*right)
                 {
                     let (_, right) = parts.pop().expect("two");
-                    let (stretch, left) = parts.last_mut().expect("two");
+                    let (extent, left) = parts.last_mut().expect("two");
                     Element::F32.add(left, &right);
-                    *stretch = both;
+                    *extent = both;
                 }
             }
-            let stretches: Vec<Stretch> = parts.iter().map(|(stretch, _)| *stretch).collect();
-            assert_eq!(stretches, shards.stretches(group.rank()));
-            let summed = group.hand_over(move |wire| {
+            let extents: Vec<Extent> = parts.iter().map(|(extent, _)| *extent).collect();
+            assert_eq!(extents, shards.extents(group.rank()));
+            let summed = group.submit(move |wire| {
                 let rest: Vec<&[u8]> = parts.iter().skip(1).map(|(_, part)| part.as_slice()).collect();
                 let mut whole = parts[0].1.clone();
                 sum(wire, shards, Element::F32, (whole.as_mut_slice(), &rest), to).map(|()| whole)

@@ -112,9 +112,9 @@ mod tests {
     fn everybody_hears_everybody() {
         let heard = run(3, |group| {
             let said = vec![b'a' + group.rank() as u8; group.rank() + 1];
-            assert_eq!(group.of_first(said.clone()).unwrap(), b"a");
+            assert_eq!(group.broadcast_from_root(said.clone()).unwrap(), b"a");
             assert!(group.any(group.rank() == 2).unwrap() && !group.any(false).unwrap());
-            group.meet().unwrap();
+            group.barrier().unwrap();
             group.gather(&said).unwrap()
         });
         assert!(heard.iter().all(|heard| *heard == [b"a".to_vec(), b"bb".to_vec(), b"ccc".to_vec()]));
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_process_that_left_is_an_error_of_the_others_and_not_a_hang() {
-        let ended = run(2, |group| if group.is_first() { Ok(()) } else { group.meet() });
+        let ended = run(2, |group| if group.is_first() { Ok(()) } else { group.barrier() });
         assert!(matches!(ended[1], Err(Error::Lost(_))), "{ended:?}");
     }
 }

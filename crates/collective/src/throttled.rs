@@ -87,10 +87,10 @@ mod tests {
         let rate = Rate { bits_per_second: 8e6 };
         assert_eq!(rate.time(10_000), Duration::from_millis(10));
         let spent = threads::run_at(2, Some(rate), |group| {
-            let pending = group.hand_over(|wire| wire.broadcast(0, &mut [1; 10_000]));
+            let pending = group.submit(|wire| wire.broadcast(0, &mut [1; 10_000]));
             assert_eq!(group.spent().waited, Duration::ZERO, "whoever hands work over does not wait");
             pending.wait().expect("the thread lives").expect("nobody is lost");
-            group.meet().expect("nobody is lost");
+            group.barrier().expect("nobody is lost");
             group.spent()
         });
         assert!(spent.iter().all(|spent| spent.communication >= Duration::from_millis(10)), "{spent:?}");

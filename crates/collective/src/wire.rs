@@ -131,7 +131,7 @@ impl Wire {
     ///
     /// # Errors
     /// As [`Engine`].
-    pub fn of_first(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
+    pub fn broadcast_from_root(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
         let length = self.gather_numbers(&[mine.len() as u64])?[0][0];
         let mut said = if self.rank() == 0 { mine } else { vec![0; length as usize] };
         self.broadcast(0, &mut said)?;

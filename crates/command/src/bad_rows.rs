@@ -9,7 +9,7 @@ use crate::session::Session;
 /// The share of skipped rows, in percent, above which the run warns.
 const LARGE_SHARE_PERCENT: u64 = 10;
 /// With fewer rows, the share is not significant.
-const LEAST_ROWS: u64 = 200;
+const MIN_ROWS: u64 = 200;
 
 impl Session {
     /// Counts the skipped rows of a batch. Warns the first time, and again if the share becomes large.
@@ -54,7 +54,7 @@ impl Session {
 }
 
 fn has_many(history: &History, is_at_end: bool) -> bool {
-    let is_telling = history.read_rows >= LEAST_ROWS || is_at_end;
+    let is_telling = history.read_rows >= MIN_ROWS || is_at_end;
     is_telling && history.bad_rows * 100 > history.read_rows * LARGE_SHARE_PERCENT
 }
 

@@ -49,7 +49,7 @@ impl Measure {
 /// The number of evaluations without an improvement. A checkpoint holds it, so a resumed run stops at the same step as an uninterrupted
 /// one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Stalled {
+pub struct EarlyStoppingState {
     /// The measure.
     measure: String,
     /// The score that counts as the best, and its step.
@@ -58,7 +58,7 @@ pub struct Stalled {
     evaluations: u64,
 }
 
-impl Stalled {
+impl EarlyStoppingState {
     /// Notes an evaluation. Its score is better if it exceeds the best one by more than `least`; NaN is never better.
     pub fn note(&mut self, measure: Measure, score: f64, step: u64, least: f64) {
         if self.measure != measure.name() {
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn a_run_ends_after_so_many_evaluations_that_are_no_better_and_not_before() {
         let bleu = Measure::of("bleu");
-        let mut stalled = Stalled::default();
+        let mut stalled = EarlyStoppingState::default();
         let mut ends = Vec::new();
         for (step, score) in [10.0, 12.0, 12.4, f64::NAN, 13.0, 13.2, 13.4, 13.5].into_iter().enumerate() {
             stalled.note(bleu, score, step as u64, 0.5);
@@ -110,7 +110,7 @@ mod tests {
         let reason = stalled.ends(bleu, Some(3)).unwrap();
         assert_eq!(reason, "bleu has not improved for 3 evaluations; the best is 13.00 at step 4");
         assert!(stalled.ends(bleu, None).is_none() && stalled.ends(Measure::Loss, Some(1)).is_none());
-        let saved: Stalled = serde_json::from_value(serde_json::to_value(&stalled).unwrap()).unwrap();
+        let saved: EarlyStoppingState = serde_json::from_value(serde_json::to_value(&stalled).unwrap()).unwrap();
         assert_eq!(saved, stalled);
         stalled.note(Measure::Loss, -2.0, 9, 0.0);
         assert!(stalled.ends(Measure::Loss, Some(1)).is_none(), "another measure begins anew");

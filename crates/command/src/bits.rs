@@ -197,18 +197,18 @@ impl Warning {
 ///
 /// # Errors
 /// Exit 3 if nothing fits; exit 2 if `run.deterministic` is set and the bits would change.
-pub fn go_on(
+pub fn resume(
     before: &Before,
     now: &Kernels,
     (snapshot, costs, budgets): (&MemorySnapshot, &Costs, Budgets),
     scope: Scope,
     is_deterministic: bool,
 ) -> Outcome<Resumed> {
-    let mut plan = memory_policy::plan_again(snapshot, costs, budgets, before.plan)?;
+    let mut plan = memory_policy::plan_for_resume(snapshot, costs, budgets, before.plan)?;
     let mut differences = of_levers(&before.plan.step.levers, &plan.step.levers, scope);
     let mut refusal = None;
     if is_deterministic && !differences.is_empty() {
-        let costs = with_cut_of(costs, before.plan, scope);
+        let costs = with_batch_split_of(costs, before.plan, scope);
         if !costs.steps.is_empty() {
             match memory_policy::plan(snapshot, &costs, budgets) {
                 Ok(same) => (plan, differences) = (same, Vec::new()),
@@ -226,7 +226,7 @@ pub fn go_on(
 }
 
 /// The costs limited to steps with the same cut as a plan.
-pub fn with_cut_of(costs: &Costs, plan: &Plan, scope: Scope) -> Costs {
+pub fn with_batch_split_of(costs: &Costs, plan: &Plan, scope: Scope) -> Costs {
     let mut costs = costs.clone();
     costs.steps.retain(|step| of_levers(&plan.step.levers, &step.what.levers, scope).is_empty());
     costs
@@ -337,7 +337,7 @@ mod tests {
     ) -> Outcome<Resumed> {
         let plan = planned(1000);
         let before = Before { checkpoint: "c".to_string(), plan: &plan, kernels: was };
-        go_on(&before, now, (&snapshot(), &costs(), budgets(mib)), scope, is_deterministic)
+        resume(&before, now, (&snapshot(), &costs(), budgets(mib)), scope, is_deterministic)
     }
 
     #[test]
@@ -375,11 +375,11 @@ mod tests {
         for (is_deterministic, samples) in [(false, 4), (true, 2)] {
             let before = Before { checkpoint: "c".to_string(), plan: &plan, kernels: Some(&now) };
             let with = (&snapshot(), &costs(), budgets(1000));
-            let resumed = go_on(&before, &now, with, SCOPE, is_deterministic).expect("it goes on");
+            let resumed = resume(&before, &now, with, SCOPE, is_deterministic).expect("it goes on");
             assert_eq!(resumed.plan.step.levers.micro_batch_samples, samples);
             assert_eq!(resumed.warning.is_none(), is_deterministic);
         }
-        assert_eq!(with_cut_of(&costs(), &plan, SCOPE).steps.len(), 1);
+        assert_eq!(with_batch_split_of(&costs(), &plan, SCOPE).steps.len(), 1);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use toml::Value;
 use crate::answer_flags::{EvalArgs, GenerateArgs};
 use crate::chat_flags::ChatArgs;
 use crate::commands::doctor::DoctorArgs;
-use crate::config::{Origin, Values, familiar_names};
+use crate::config::{Origin, Values, flag_aliases};
 use crate::export_flags::ExportArgs;
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::{
@@ -340,7 +340,7 @@ pub enum Typed {
 
 /// Reads the command line.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Outcome<Typed> {
-    let arguments = familiar_names::replaced(arguments.into_iter().map(hyphenated).collect());
+    let arguments = flag_aliases::replaced(arguments.into_iter().map(hyphenated).collect());
     let matches = Cli::command().try_get_matches_from(arguments);
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => Ok(Typed::Command(Box::new(cli))),
@@ -379,7 +379,7 @@ fn usage_failure(error: &clap::Error) -> Failure {
         _ => None,
     };
     let wrong = text_of(ContextKind::InvalidArg).or(text_of(ContextKind::InvalidSubcommand));
-    if let Some(words) = wrong.and_then(familiar_names::explained) {
+    if let Some(words) = wrong.and_then(flag_aliases::explained) {
         return failure.hint(words);
     }
     if wrong.is_some_and(|wrong| wrong.contains('=') && !wrong.starts_with('-')) {
@@ -393,7 +393,7 @@ fn usage_failure(error: &clap::Error) -> Failure {
         Some(ContextValue::Strings(nearest)) if !nearest.is_empty() => {
             failure.hint(format!("did you mean `{}`?", nearest.join("`, `")))
         }
-        _ => match wrong.and_then(familiar_names::nearest) {
+        _ => match wrong.and_then(flag_aliases::nearest) {
             Some(nearest) => failure.hint(format!("did you mean `{nearest}`?")),
             None => failure.hint(format!("see `{} --help`", command_of(&text))),
         },

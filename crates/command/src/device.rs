@@ -105,7 +105,7 @@ pub fn add_peaks(now: &MemorySnapshot, predicted: Bytes, to: &mut Value) {
 
 /// The state of a device when it was opened, before any computation there.
 #[derive(Clone, Debug, Default)]
-pub struct FirstLook {
+pub struct DeviceBaseline {
     bytes: DeviceBytes,
     /// Free memory before this process opened it, if known.
     free_before: Option<u64>,
@@ -116,19 +116,24 @@ pub struct FirstLook {
 }
 
 /// Reads the state of a newly opened device; `None` on the CPU, or if the driver does not report it.
-pub fn first_look(device: &Device) -> Option<FirstLook> {
+pub fn device_baseline(device: &Device) -> Option<DeviceBaseline> {
     let bytes = t5_ops::device_bytes(device)?;
     let before = UNOPENED.get().zip(t5_ops::card_id(device));
     let free_before = before.and_then(|(cards, id)| cards.iter().find(|card| card.id == id)).map(|card| card.free.0);
     let kernels_on_host = if has_library(LIBRARY_OF_KERNELS) { KERNELS_ON_HOST } else { Bytes::ZERO };
-    Some(FirstLook { bytes, free_before, pool_unit: Bytes(t5_ops::pool_unit(device).unwrap_or(0)), kernels_on_host })
+    Some(DeviceBaseline {
+        bytes,
+        free_before,
+        pool_unit: Bytes(t5_ops::pool_unit(device).unwrap_or(0)),
+        kernels_on_host,
+    })
 }
 
 /// A probe of this machine and of the opened device.
-pub fn probe(device: &Device, first_look: Option<FirstLook>) -> SystemProbe {
+pub fn probe(device: &Device, device_baseline: Option<DeviceBaseline>) -> SystemProbe {
     let probe = SystemProbe::new();
     let counted = device.clone();
-    match first_look.map(|first| OpenedMemory::new(first, move || t5_ops::device_bytes(&counted))) {
+    match device_baseline.map(|first| OpenedMemory::new(first, move || t5_ops::device_bytes(&counted))) {
         Some(memory) => probe.with_device(Arc::new(memory)),
         None => probe,
     }
@@ -154,17 +159,17 @@ fn has_library(name: &str) -> bool {
 /// its libraries are the decrease of free memory until the first snapshot, which follows a rehearsal.
 struct OpenedMemory {
     count: Box<dyn Fn() -> Option<DeviceBytes> + Send + Sync>,
-    at_opening: FirstLook,
+    at_opening: DeviceBaseline,
     beside_the_pool: OnceLock<u64>,
 }
 
 impl OpenedMemory {
-    fn new(at_opening: FirstLook, count: impl Fn() -> Option<DeviceBytes> + Send + Sync + 'static) -> Self {
+    fn new(at_opening: DeviceBaseline, count: impl Fn() -> Option<DeviceBytes> + Send + Sync + 'static) -> Self {
         Self { count: Box::new(count), at_opening, beside_the_pool: OnceLock::new() }
     }
 
     fn beside_the_pool(&self, now: &DeviceBytes) -> u64 {
-        let FirstLook { bytes: DeviceBytes { total, free, pool, .. }, free_before, .. } = self.at_opening;
+        let DeviceBaseline { bytes: DeviceBytes { total, free, pool, .. }, free_before, .. } = self.at_opening;
         let context = free_before.unwrap_or(total).saturating_sub(free + pool).min(LARGEST_CONTEXT_BYTES);
         let fell_by = (free + pool).saturating_sub(now.free + now.pool);
         context + fell_by
@@ -179,7 +184,7 @@ impl DeviceProbe for OpenedMemory {
             total: Bytes(now.total),
             free: Bytes(now.free),
             used: Bytes(beside + now.pool),
-            peak: Bytes(beside + now.pool_most),
+            peak: Bytes(beside + now.pool_peak),
             pool: Bytes(now.pool),
             pool_unit: self.at_opening.pool_unit,
             kernels_on_host: self.at_opening.kernels_on_host,
@@ -208,19 +213,19 @@ mod tests {
     fn scripted(free_before: Option<u64>, script: &'static [[u64; 3]]) -> OpenedMemory {
         let next = AtomicUsize::new(0);
         let count = move || {
-            let [free, pool, pool_most] = script[next.fetch_add(1, Ordering::Relaxed).min(script.len() - 1)];
-            let [free, pool, pool_most] = [free, pool, pool_most].map(|mib| mib * MIB);
+            let [free, pool, pool_peak] = script[next.fetch_add(1, Ordering::Relaxed).min(script.len() - 1)];
+            let [free, pool, pool_peak] = [free, pool, pool_peak].map(|mib| mib * MIB);
             Some(DeviceBytes {
                 name: "a card".into(),
                 total: 8192 * MIB,
                 free,
                 pool,
-                pool_most,
+                pool_peak,
                 ..DeviceBytes::default()
             })
         };
         let free_before = free_before.map(|mib| mib * MIB);
-        let first = FirstLook { bytes: count().expect("it counts"), free_before, ..FirstLook::default() };
+        let first = DeviceBaseline { bytes: count().expect("it counts"), free_before, ..DeviceBaseline::default() };
         OpenedMemory::new(first, count)
     }
 
@@ -249,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_probe_beside_the_cpu_has_no_device() {
-        assert!(probe(&Device::Cpu, first_look(&Device::Cpu)).device_memory().is_none());
+        assert!(probe(&Device::Cpu, device_baseline(&Device::Cpu)).device_memory().is_none());
         assert!(check_dtype(&Device::Cpu, DType::BF16).is_ok());
     }
 

@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::disk::existing_ancestor;
 use crate::failure::{Failure, Outcome};
 use crate::open::Opened;
-use crate::resume::{checkpoint_to_go_on_from, is_finished};
+use crate::resume::{checkpoint_to_resume, is_finished};
 use crate::run_dir::{RunDir, own_names};
 use crate::session::{FirstModel, Parts, Session};
 use crate::stop::Stop;
@@ -29,11 +29,11 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let scratch = stop.remove_at_end(|| Ok(Scratch::create_in(&beside, &own_names())?), Scratch::path)?;
     let mut run = RunDir::lock(scratch.path())?;
     let mut config = setup::place_embedded_files(config, &mut run)?;
-    let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: row_data::in_the_open };
+    let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: row_data::print_line };
     let mut opened = setup::open(&mut config, &mut run, wanted)?;
-    let tried = RunDir::look_at(&config.run.output_dir);
+    let tried = RunDir::open_read_only(&config.run.output_dir);
     let keep_training = flags.keep_training == Some(true);
-    let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &tried)? } else { None };
+    let found = if keep_training { checkpoint_to_resume(&config, &opened, &tried)? } else { None };
     if is_finished(&config, &opened, &tried, found.as_ref())? {
         return Ok(());
     }

@@ -206,7 +206,7 @@ impl Round {
             Ok(evaluation.compute(model, &settings.part(batch, &part.range), part.first, interrupted)?)
         };
         let Some(group) = group else { return self.parts.iter().map(|part| of(part, interrupted)).collect() };
-        if model.needs_others() {
+        if model.has_remote_weights() {
             // Every process asks for the same weights at the same time. So all processes compute the same parts, and stop together.
             let interrupted = || group.any(interrupted()).unwrap_or(true);
             return self.parts.iter().map(|part| of(part, &interrupted)).collect();
@@ -361,8 +361,8 @@ impl Figures {
 
     /// The examples for the `eval` event, with long texts cut.
     pub fn examples_json(&self) -> Value {
-        const MOST_CHARACTERS: usize = 1000;
-        let text = |text: &str| run_report::figures::clipped(text, MOST_CHARACTERS);
+        const MAX_CHARACTERS: usize = 1000;
+        let text = |text: &str| run_report::figures::clipped(text, MAX_CHARACTERS);
         let examples = self.examples.iter().map(|example| {
             json!({"prompt": text(&example.source), "answer": text(&example.hypothesis), "expected": text(&example.reference)})
         });

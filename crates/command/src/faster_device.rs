@@ -91,7 +91,7 @@ pub fn choose(
     }
     let stays = match found.map(saved_state).transpose()? {
         _ if processes > 1 => "several processes compute on cards where `--device` names them",
-        Some(saved) => return go_on(config, opened, saved.kernels.as_ref()),
+        Some(saved) => return resume(config, opened, saved.kernels.as_ref()),
         None if !has_card() => return Ok(()),
         None if !is_measured(config.memory.prices) => NOT_MEASURED,
         None => return compare(config, opened, flags),
@@ -119,7 +119,7 @@ pub fn is_measured(prices: PricesFrom) -> bool {
 }
 
 /// Takes the device of the checkpoint.
-fn go_on(config: &mut Config, opened: &mut Opened, before: Option<&Kernels>) -> Outcome<()> {
+fn resume(config: &mut Config, opened: &mut Opened, before: Option<&Kernels>) -> Outcome<()> {
     if before.is_none_or(|before| before.device != CARD) {
         opened.why_device = has_card().then(|| "the run used the CPU before".to_owned());
         return Ok(());
@@ -195,7 +195,7 @@ fn take(config: &mut Config, opened: &mut Opened, device: Device, why: String) -
 /// process.
 fn forget_other(taken: &Device) {
     if taken.is_cpu() {
-        t5_ops::forget_cards();
+        t5_ops::release_thread_caches();
     }
     heap::release_unused();
 }

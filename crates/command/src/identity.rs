@@ -58,7 +58,7 @@ fn parts(config: &Config, opened: &Opened) -> Value {
 }
 
 /// Refuses to resume if a part changed and the change is not allowed.
-pub fn hold(saved: &Value, now: &Value, allowed: &[String], checkpoint: &str) -> Outcome<()> {
+pub fn check_unchanged(saved: &Value, now: &Value, allowed: &[String], checkpoint: &str) -> Outcome<()> {
     let mut differences = Vec::new();
     let mut parts = Vec::new();
     for (part, settings) in now.as_object().into_iter().flatten().filter(|(part, _)| *part != ABOUT) {
@@ -139,17 +139,18 @@ mod tests {
 
     #[test]
     fn the_same_run_goes_on() {
-        hold(&run(8, 64), &run(8, 64), &[], "c").expect("the same run");
+        check_unchanged(&run(8, 64), &run(8, 64), &[], "c").expect("the same run");
     }
 
     #[test]
     fn a_changed_part_is_refused_with_the_difference_unless_allowed() {
-        let failure = hold(&run(8, 64), &run(16, 32), &[], "c").expect_err("another run");
+        let failure = check_unchanged(&run(8, 64), &run(16, 32), &[], "c").expect_err("another run");
         assert!(failure.message.contains("train.batch_size was 8, now 16"), "{failure}");
         assert!(failure.message.contains("config.json: d_model was 64, now 32"), "{failure}");
         assert!(failure.hints[1].contains("--allow-changed batch-size,model"), "{failure}");
-        let failure = hold(&run(8, 64), &run(16, 32), &["batch-size".to_string()], "c").expect_err("another model");
+        let failure =
+            check_unchanged(&run(8, 64), &run(16, 32), &["batch-size".to_string()], "c").expect_err("another model");
         assert!(!failure.message.contains("batch_size"), "{failure}");
-        hold(&run(8, 64), &run(16, 64), &["batch-size".to_string()], "c").expect("allowed");
+        check_unchanged(&run(8, 64), &run(16, 64), &["batch-size".to_string()], "c").expect("allowed");
     }
 }

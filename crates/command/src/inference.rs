@@ -135,7 +135,7 @@ impl<'a> Asked<'a> {
         // A card does not have kernels for every dtype of a frozen base.
         let kept = self.config.stored.clone().filter(|_| device.is_cpu());
         let model = t5::Config { stored: kept, ..self.config.clone() };
-        let probe = device::probe(device, device::first_look(device));
+        let probe = device::probe(device, device::device_baseline(device));
         let now = planner::rehearse_inference(&model, (parameters, self.activations), device, &probe)?;
         Ok(OnDevice { device: device.clone(), model, parameters, stored, now, probe })
     }

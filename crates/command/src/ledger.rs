@@ -28,7 +28,7 @@ use crate::stop::{self, Stop};
 /// A longer ledger is invalid.
 const MAX_BYTES: u64 = 16 << 20;
 /// The time between two checks of a waiting run.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The time for which a run relies on its last view of the other runs.
 const FRESH: Duration = Duration::from_secs(1);
 
@@ -266,12 +266,12 @@ impl Ledger {
         needs: &Needs<'_>,
         stop: &Stop,
         say: &dyn Fn(&str),
-    ) -> Outcome<(MemorySnapshot, Reserved)> {
+    ) -> Outcome<(MemorySnapshot, Reservation)> {
         let pid = std::process::id();
         let output = std::path::absolute(output).unwrap_or_else(|_| output.to_owned());
         let arrived = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let (ledger, card, seen) = (self.clone(), needs.card.clone(), Seen::default());
-        let reserved = Reserved { ledger, pid, output: output.clone(), card, seen };
+        let reserved = Reservation { ledger, pid, output: output.clone(), card, seen };
         let (mut has_said, mut known) = (false, None);
         loop {
             let now = needs.machine.snapshot()?;
@@ -329,7 +329,7 @@ impl Ledger {
             // The end of another run sends no signal, so this waits for a fixed time.
             let nobody = Mutex::new(());
             let held = nobody.lock().unwrap_or_else(PoisonError::into_inner);
-            drop(Condvar::new().wait_timeout(held, LOOK_EVERY));
+            drop(Condvar::new().wait_timeout(held, POLL_INTERVAL));
             if stop.requested() {
                 return Err(stop::nothing_to_save(None));
             }
@@ -342,7 +342,7 @@ type Seen = Arc<Mutex<Option<(Instant, (u64, u64))>>>;
 
 /// The line of this run. Dropping this value removes the line.
 #[derive(Debug)]
-pub struct Reserved {
+pub struct Reservation {
     ledger: Ledger,
     pid: u32,
     output: PathBuf,
@@ -350,7 +350,7 @@ pub struct Reserved {
     seen: Seen,
 }
 
-impl Reserved {
+impl Reservation {
     /// Reserves the bytes of another plan from here on: memory, card memory and disk space.
     ///
     /// # Errors
@@ -367,13 +367,13 @@ impl Reserved {
     }
 
     /// A probe of the machine without the memory of the other runs.
-    pub fn left_of(&self, machine: Box<dyn Probe>) -> Box<dyn Probe> {
+    pub fn remaining_memory_probe(&self, machine: Box<dyn Probe>) -> Box<dyn Probe> {
         let (ledger, card, seen) = (self.ledger.clone(), self.card.clone(), Arc::clone(&self.seen));
-        Box::new(Left { machine, ledger, pid: self.pid, card, seen })
+        Box::new(RemainingMemoryProbe { machine, ledger, pid: self.pid, card, seen })
     }
 }
 
-impl Drop for Reserved {
+impl Drop for Reservation {
     fn drop(&mut self) {
         // If this fails, the next process that reads the ledger removes the line.
         let _ = self.ledger.change(|lines| lines.retain(|line| line.pid != self.pid));
@@ -381,7 +381,7 @@ impl Drop for Reserved {
 }
 
 /// The memory of a machine without the bytes that other runs have reserved and do not hold yet.
-struct Left {
+struct RemainingMemoryProbe {
     machine: Box<dyn Probe>,
     ledger: Ledger,
     pid: u32,
@@ -389,7 +389,7 @@ struct Left {
     seen: Seen,
 }
 
-impl Probe for Left {
+impl Probe for RemainingMemoryProbe {
     fn snapshot(&self) -> Result<MemorySnapshot, ProbeError> {
         let now = self.machine.snapshot()?;
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

@@ -41,7 +41,7 @@ impl LeverFlags {
     /// Exit 2.
     pub fn check_directories(&self) -> Outcome<()> {
         self.directories.iter().try_for_each(|(flag, directory)| {
-            heap::file_without_name(directory).map(drop).map_err(|error| {
+            heap::anonymous_file(directory).map(drop).map_err(|error| {
                 let (shown, flag) = (directory.display(), format!("`--{flag}`"));
                 Failure::usage(format!("{flag}: `{shown}`: expected a directory to make files in, got: {error}"))
                     .hint(format!("make that directory, or give {flag} another one that can be written to"))

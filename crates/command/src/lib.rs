@@ -68,7 +68,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cli::{Cli, Command, Typed};
 use failure::{Failure, Outcome};
-use run_plan::{config, failure, job, ways_out};
+use run_plan::{config, failure, job, remedies};
 
 /// Required stack of the main thread. A lower limit (`ulimit -s`) does not affect other threads.
 const STACK_BYTES: u64 = 2 << 20;
@@ -96,8 +96,8 @@ pub fn main() -> ExitCode {
 /// Runs the command from its arguments to its exit code.
 fn run_and_say() -> ExitCode {
     warnings::listen();
-    heap::keep_pages_small();
-    heap::on_refusal(out_of_memory);
+    heap::disable_huge_pages();
+    heap::on_allocation_failure(out_of_memory);
     let threads = t5_ops::join_threads(processes::threads());
     if threads.given < threads.wanted {
         report::warn(&format!(
@@ -105,14 +105,14 @@ fn run_and_say() -> ExitCode {
             threads.given, threads.wanted
         ));
     }
-    stop::survive_file_size_limit();
-    heap::end_on_lost_pages(
+    stop::ignore_sigxfsz();
+    heap::exit_on_sigbus(
         failure::Exit::Internal as u8,
         "checkpoints are intact: resume a run from the newest with `--keep-training`, or run another command again",
     );
     std::panic::set_hook(Box::new(remember_panic));
     let outcome = catch_unwind(|| cli::parse(std::env::args_os()).and_then(run)).unwrap_or_else(|_| Err(our_bug()));
-    stop::end_here();
+    stop::claim_process_exit();
     let code = match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -132,7 +132,7 @@ fn out_of_memory(bytes: usize) {
     let mut rest = &mut text[..];
     let _ = writeln!(rest, "error: out of memory: the system refused {bytes} bytes\n{HINTS}");
     let left = rest.len();
-    output::say_at_last(&text[..text.len() - left]);
+    output::write_stderr_now(&text[..text.len() - left]);
     signal_hook::low_level::exit(failure::Exit::DoesNotFit as i32);
 }
 

@@ -34,7 +34,7 @@ pub fn machine(flags: &TrainArgs, config: &Config, opened: Option<&Opened>) -> O
 
 /// A probe of this machine and of the opened device.
 pub fn probe_of(opened: &Opened) -> SystemProbe {
-    device::probe(&opened.device, opened.first_look.clone())
+    device::probe(&opened.device, opened.device_baseline.clone())
 }
 
 /// The index of the NVIDIA card for a device's name, as [`device::open`] would open it.

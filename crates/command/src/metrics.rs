@@ -4,7 +4,7 @@
 //! writes those steps again. Of two lines with the same step the later one is valid; with the same plan and kernels both are equal. Only a
 //! torn last line, which a crash of the system can leave, is ever removed.
 //!
-//! A line that cannot be written never stops the run. At most [`MOST_WAITING_BYTES`] of such lines wait, and are written with a later event
+//! A line that cannot be written never stops the run. At most [`MAX_WAITING_BYTES`] of such lines wait, and are written with a later event
 //! as soon as possible.
 
 use std::fs::{File, OpenOptions};
@@ -17,7 +17,7 @@ use rustix::fs::OFlags;
 use serde_json::{Map, Value, json};
 
 /// Bytes of lines that may wait for the file.
-const MOST_WAITING_BYTES: usize = 256 << 10;
+const MAX_WAITING_BYTES: usize = 256 << 10;
 
 /// `metrics.jsonl`, opened with the first event.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Metrics {
 
     /// Appends a line of [`line()`] after the waiting bytes. Returns a warning on the first failure.
     pub fn append(&mut self, line: &str) -> Option<String> {
-        let has_room = |waiting: &[u8]| waiting.is_empty() || waiting.len() + line.len() <= MOST_WAITING_BYTES;
+        let has_room = |waiting: &[u8]| waiting.is_empty() || waiting.len() + line.len() <= MAX_WAITING_BYTES;
         if has_room(&self.waiting) || (self.write_waiting().is_ok() && has_room(&self.waiting)) {
             self.waiting.extend_from_slice(line.as_bytes());
         } else {
@@ -182,9 +182,9 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         let mut metrics = Metrics::new(&path);
         for step in 0..10 {
-            metrics.append(&line("step", json!({"step": step, "text": "x".repeat(MOST_WAITING_BYTES / 5)})));
+            metrics.append(&line("step", json!({"step": step, "text": "x".repeat(MAX_WAITING_BYTES / 5)})));
         }
-        assert!(metrics.waiting.len() <= MOST_WAITING_BYTES);
+        assert!(metrics.waiting.len() <= MAX_WAITING_BYTES);
         assert!(metrics.missing().is_some_and(|missing| missing.contains("10 lines could not be written")));
         std::fs::remove_dir(&path).unwrap();
         metrics.append(&line("step", json!({"step": 10})));

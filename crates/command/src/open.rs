@@ -12,7 +12,7 @@ use run_plan::model::{check_trainable, fitted};
 use t5::peft::AdapterDirectory;
 
 use crate::config::{self, Config, paths};
-use crate::device::FirstLook;
+use crate::device::DeviceBaseline;
 use crate::failure::{Failure, Outcome};
 use crate::{device, model_directory, report};
 
@@ -21,7 +21,7 @@ pub struct Opened {
     /// The device of the tensors.
     pub device: Device,
     /// The memory of a card when it was opened, before any computation there.
-    pub first_look: Option<FirstLook>,
+    pub device_baseline: Option<DeviceBaseline>,
     /// The reason for this device, if it was chosen among several.
     pub why_device: Option<String>,
     /// The tokenizer, which loaders and evaluation share.
@@ -41,7 +41,7 @@ pub struct Opened {
     /// The checksum at the end of the page map of an earlier run.
     pub kept_page_map: Option<[u8; 32]>,
     /// An event for each set of files that was converted to parquet.
-    pub turned: Vec<serde_json::Value>,
+    pub converted: Vec<serde_json::Value>,
 }
 
 /// Facts about the training files from an earlier run.
@@ -80,7 +80,7 @@ impl Opened {
             }
             _ => None,
         };
-        let turned = rows(config)?;
+        let converted = rows(config)?;
         let columns = objective(config).columns();
         let open = |key: &str, patterns: &[String], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
             let options = DatasetOptions {
@@ -100,10 +100,10 @@ impl Opened {
             patterns => Some(open("data.validation", patterns, None)?),
         };
         let adapter = config.lora.as_ref().and_then(|adapter| adapter.init_from.clone());
-        let first_look = device::first_look(&device);
+        let device_baseline = device::device_baseline(&device);
         Ok(Self {
             device,
-            first_look,
+            device_baseline,
             why_device: None,
             tokenizer,
             model,
@@ -113,13 +113,13 @@ impl Opened {
             train,
             validation,
             kept_page_map,
-            turned,
+            converted,
         })
     }
 
     /// Moves tensors to another device from now on.
     pub fn compute_on(&mut self, device: Device) -> Outcome<()> {
-        self.first_look = device::first_look(&device);
+        self.device_baseline = device::device_baseline(&device);
         if let (Some(directory), Some(_)) = (&self.init_from, &self.stored) {
             self.model.stored = stored_dtypes(&device, directory, &self.model)?;
         }
@@ -173,14 +173,15 @@ fn files_of(key: &str, directory: &Path) -> Outcome<Vec<PathBuf>> {
     for entry in std::fs::read_dir(directory).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        let may_hold_rows = row_files::ending(&path).is_some_and(|ending| row_files::ENDINGS.contains(&&*ending));
+        let may_hold_rows =
+            row_files::extension(&path).is_some_and(|extension| row_files::FILE_EXTENSIONS.contains(&&*extension));
         let is_about_rows = path.file_name().is_some_and(|name| ABOUT_ROWS.iter().any(|about| name == *about));
         if !is_hidden && !is_about_rows && may_hold_rows && path.is_file() {
             found.push(path);
         }
     }
     if found.is_empty() {
-        let endings = row_files::ENDINGS.join(", .");
+        let endings = row_files::FILE_EXTENSIONS.join(", .");
         return Err(Failure::unusable(format!("`{key}`: no file with rows in the directory {}", directory.display()))
             .hint(format!("expected files that end in .{endings}, plain, .gz or .zst")));
     }

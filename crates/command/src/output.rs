@@ -4,7 +4,7 @@
 //!
 //! Invariants:
 //! * [`show`] never waits for a reader.
-//! * The queue holds at most [`MOST_BYTES`] of progress. Progress that does not fit is dropped. A message (a warning, an error, the last
+//! * The queue holds at most [`MAX_BYTES`] of progress. Progress that does not fit is dropped. A message (a warning, an error, the last
 //!   line) replaces the oldest progress instead.
 //! * Dropped lines are counted, and the count is shown once there is room again.
 //! * Pieces of one stream keep their order. While both streams accept bytes, the order between them is kept, too.
@@ -23,7 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 /// Bytes that may wait for the thread.
-const MOST_BYTES: usize = 64 << 10;
+const MAX_BYTES: usize = 64 << 10;
 
 /// Bytes written at a time: a pipe that reports room accepts this many.
 const CHUNK_BYTES: usize = 4096;
@@ -105,12 +105,12 @@ pub fn drain() {
         .wait_timeout_while(OUTPUT.lock(), PATIENCE, |queue| !queue.is_done())
         .unwrap_or_else(PoisonError::into_inner);
     for text in queue.take_messages(Stream::Err) {
-        say_at_last(&text.as_bytes()[..text.len().min(CHUNK_BYTES)]);
+        write_stderr_now(&text.as_bytes()[..text.len().min(CHUNK_BYTES)]);
     }
 }
 
 /// Writes to standard error without the queue, if that accepts bytes at once. For ends of the process that must not allocate.
-pub fn say_at_last(text: &[u8]) {
+pub fn write_stderr_now(text: &[u8]) {
     let stderr = std::io::stderr();
     let mut polled = [PollFd::new(&stderr, PollFlags::OUT)];
     if poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0) {
@@ -208,7 +208,7 @@ impl Queue {
             lines => format!("{lines} lines were dropped\n{text}"),
         };
         // Messages are few. If nothing can be dropped for them, they may use twice the room.
-        let most = if kind == Kind::Message { 2 * MOST_BYTES } else { MOST_BYTES };
+        let most = if kind == Kind::Message { 2 * MAX_BYTES } else { MAX_BYTES };
         if kind == Kind::Message {
             self.make_room(text.len());
         }
@@ -225,7 +225,7 @@ impl Queue {
 
     /// Drops the oldest progress until `bytes` bytes fit, or no progress is left.
     fn make_room(&mut self, bytes: usize) {
-        while self.bytes + bytes > MOST_BYTES
+        while self.bytes + bytes > MAX_BYTES
             && let Some(oldest) = self.pieces.iter().position(|piece| piece.kind != Kind::Message)
             && let Some(piece) = self.pieces.remove(oldest)
         {
@@ -334,12 +334,12 @@ mod tests {
     fn progress_that_finds_no_room_is_dropped_counted_and_the_count_is_shown() {
         let mut queue = Queue::new();
         let line = "y".repeat(1023) + "\n";
-        for _ in 0..MOST_BYTES / line.len() + 7 {
+        for _ in 0..MAX_BYTES / line.len() + 7 {
             queue.push(Stream::Out, Kind::Progress, &line);
         }
         queue.push(Stream::Err, Kind::Frame, "[##]");
-        assert!(queue.bytes <= MOST_BYTES);
-        assert_eq!(written(&mut queue).lines().count(), MOST_BYTES / line.len());
+        assert!(queue.bytes <= MAX_BYTES);
+        assert_eq!(written(&mut queue).lines().count(), MAX_BYTES / line.len());
         queue.push(Stream::Err, Kind::Frame, "[##]");
         queue.push(Stream::Out, Kind::Progress, "there again\n");
         assert_eq!(written(&mut queue), "[##]7 lines were dropped\nthere again\n");
@@ -351,11 +351,11 @@ mod tests {
     fn a_message_takes_the_place_of_the_oldest_progress() {
         let mut queue = Queue::new();
         let line = |i: usize| format!("{i:1023}\n");
-        for i in 0..MOST_BYTES / 1024 {
+        for i in 0..MAX_BYTES / 1024 {
             queue.push(Stream::Out, Kind::Progress, &line(i));
         }
         queue.push(Stream::Err, Kind::Message, "error: no\n");
-        assert!(queue.bytes <= MOST_BYTES);
+        assert!(queue.bytes <= MAX_BYTES);
         let all = written(&mut queue);
         assert!(!all.contains(&line(0)) && all.contains(&line(1)) && all.ends_with("error: no\n"));
         queue.push(Stream::Out, Kind::Message, "the end\n");
@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn a_piece_in_the_making_is_not_dropped_for_a_message() {
         let mut queue = Queue::new();
-        queue.push(Stream::Out, Kind::Progress, &("z".repeat(MOST_BYTES) + "\n"));
+        queue.push(Stream::Out, Kind::Progress, &("z".repeat(MAX_BYTES) + "\n"));
         queue.take_up();
         queue.note_written(Stream::Out, Ok(10));
         queue.push(Stream::Out, Kind::Progress, "no room\n");

@@ -27,5 +27,5 @@ pub fn metrics(path: &Path) -> Result<(), String> {
 
 /// Reads the `finished.json` of an output directory.
 pub fn finished(output: &Path) -> Option<u64> {
-    run_dir::RunDir::look_at(output).finished_step()
+    run_dir::RunDir::open_read_only(output).finished_step()
 }

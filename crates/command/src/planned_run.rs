@@ -5,7 +5,7 @@ use dataloader::{BatchShare, Position};
 use memory_policy::Probe;
 use planner::{Planned, Wanted};
 use run_plan::answer;
-use run_plan::pace::{Of, RunPace};
+use run_plan::pace::{PaceInputs, RunPace};
 
 use crate::config::Config;
 use crate::failure::Outcome;
@@ -57,13 +57,13 @@ impl PlannedRun {
         let options = options::trainer_options(&config, &model, steps.unwrap_or(u64::MAX));
         let data = opened.zip(feed.as_ref().map(|(loader, _)| loader));
         let priced = speed::priced_run(&config, &model, &options, device)?;
-        let now = answer::for_another_start(planner::rehearse(&model, &options, device, machine)?);
+        let now = answer::with_restart_margin(planner::rehearse(&model, &options, device, machine)?);
         let data = data.map(|(opened, loader)| run_data::of(&config, opened, loader));
         if config.memory.budget.is_none() && processes > 1 {
             // The share that the processes of a host agree on.
             config.memory.budget = Some(planner::budget_of(None).resolve(&now).0 / processes as u64);
         }
-        let rows = opened.map(|opened| run_data::looked_at(&config, opened, steps));
+        let rows = opened.map(|opened| run_data::sampled_rows(&config, opened, steps));
         let run = RunJob {
             config: &config,
             model: &model,
@@ -75,7 +75,7 @@ impl PlannedRun {
             shards,
         };
         let planned = answer::plan(&run, &now, steps)?;
-        let of = Of { config: &config, options: &options, rows: rows.as_ref(), steps, priced: &priced };
+        let of = PaceInputs { config: &config, options: &options, rows: rows.as_ref(), steps, priced: &priced };
         let pace = RunPace::new(&of, &run.job(), &now, &planned.plan)?;
         Ok(Self { planned, pace, total_steps: steps })
     }

@@ -105,7 +105,7 @@ impl Processes {
             output::drain();
             group.abort(failure.exit as i32);
         }
-        group.meet()?;
+        group.barrier()?;
         group.end();
         ended
     }
@@ -113,44 +113,44 @@ impl Processes {
 
 /// The group of a process, for actions of all processes together; `None` for a single process.
 #[derive(Clone, Copy, Debug)]
-pub struct Together<'a>(pub Option<&'a Group>);
+pub struct OptionalGroup<'a>(pub Option<&'a Group>);
 
-impl Together<'_> {
+impl OptionalGroup<'_> {
     /// Whether this is the process that prints and writes.
     pub fn is_first(self) -> bool {
         self.0.is_none_or(Group::is_first)
     }
 
     /// Makes files that all processes read. The first process makes them, and the others find them.
-    pub fn in_turn<T>(self, make: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    pub fn main_process_first<T>(self, make: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
         let Some(group) = self.0 else { return make() };
         if group.is_first() {
             let made = make()?;
-            group.meet()?;
+            group.barrier()?;
             return Ok(made);
         }
-        group.meet()?;
+        group.barrier()?;
         make()
     }
 
     /// The first process' value, for all processes.
-    pub fn of_first<T: Serialize + DeserializeOwned>(self, mine: T) -> Outcome<T> {
+    pub fn broadcast_from_root<T: Serialize + DeserializeOwned>(self, mine: T) -> Outcome<T> {
         let Some(group) = self.0 else { return Ok(mine) };
-        let said = group.of_first(serde_json::to_vec(&mine).map_err(unreadable)?)?;
+        let said = group.broadcast_from_root(serde_json::to_vec(&mine).map_err(unreadable)?)?;
         serde_json::from_slice(&said).map_err(unreadable)
     }
 
     /// The ranks of the processes that pass `true`. A single process has rank 0.
-    pub fn those_who(self, yes: bool) -> Outcome<Vec<usize>> {
+    pub fn ranks_where(self, yes: bool) -> Outcome<Vec<usize>> {
         let said =
             self.0.map_or_else(|| Ok(vec![vec![u64::from(yes)]]), |group| group.gather_numbers(&[u64::from(yes)]))?;
         Ok((0..said.len()).filter(|&rank| said[rank][0] != 0).collect())
     }
 
     /// After an error that all processes know of, lets process `rank` report it and end all of them. The others wait for that end.
-    pub fn leave_the_end_to(self, rank: usize) -> Outcome<()> {
+    pub fn wait_for_abort_by(self, rank: usize) -> Outcome<()> {
         match self.0 {
-            Some(group) if group.rank() != rank => Ok(group.meet()?),
+            Some(group) if group.rank() != rank => Ok(group.barrier()?),
             _ => Ok(()),
         }
     }
@@ -186,7 +186,7 @@ impl Together<'_> {
         let budget = planner::budget_of(config.memory.budget).resolve(now);
         let own_group = now.group.as_ref().map_or("", |group| group.path.as_str());
         let here = host(group)?;
-        let said = of_all(group, &(budget.0, here.clone(), own_group.to_owned()))?;
+        let said = all_gather(group, &(budget.0, here.clone(), own_group.to_owned()))?;
         let budgets = |is_meant: &dyn Fn(&str) -> bool| -> Vec<u64> {
             said.iter()
                 .filter(|(_, host, group)| *host == here && is_meant(group))
@@ -232,7 +232,7 @@ impl Together<'_> {
     pub fn check_cards(self, config: &mut Config, device: &Device) -> Outcome<Option<String>> {
         let Some(group) = self.0 else { return Ok(None) };
         let mine = t5_ops::card_id(device).map(|card| Ok::<_, Failure>((host(group)?, card))).transpose()?;
-        let said = of_all(group, &mine)?;
+        let said = all_gather(group, &mine)?;
         let cards: HashSet<&(String, String)> = said.iter().flatten().collect();
         config.parallel.shares_cards = cards.len() < said.iter().flatten().count();
         let on_mine = (0..said.len()).filter(|&rank| said[rank] == mine).map(|rank| rank.to_string());
@@ -255,7 +255,7 @@ impl Together<'_> {
     ///
     /// # Errors
     /// The plan does not fit here. With `is_bound`, the plan is followed anyway.
-    pub fn one_plan(
+    pub fn agree_on_plan(
         self,
         mine: Plan,
         (now, costs, budgets): (&MemorySnapshot, &Costs, Budgets),
@@ -263,7 +263,7 @@ impl Together<'_> {
     ) -> Outcome<Plan> {
         let Some(group) = self.0 else { return Ok(mine) };
         let mut slowest: Option<(f64, planner::Step)> = None;
-        for (time, step) in of_all(group, &(mine.relative_time, mine.step))? {
+        for (time, step) in all_gather(group, &(mine.relative_time, mine.step))? {
             if slowest.as_ref().is_none_or(|(slowest, _)| time > *slowest) {
                 slowest = Some((time, step));
             }
@@ -280,7 +280,7 @@ impl Together<'_> {
 }
 
 /// The values of all processes, by rank.
-fn of_all<T: Serialize + DeserializeOwned>(group: &Group, mine: &T) -> Outcome<Vec<T>> {
+fn all_gather<T: Serialize + DeserializeOwned>(group: &Group, mine: &T) -> Outcome<Vec<T>> {
     let said = group.gather(&serde_json::to_vec(mine).map_err(unreadable)?)?;
     said.iter().map(|said| serde_json::from_slice(said).map_err(unreadable)).collect()
 }
@@ -305,7 +305,7 @@ pub fn batch_share(parallel: Option<&Parallel>) -> BatchShare {
 /// The name of this host.
 #[cfg(feature = "mpi")]
 fn host(group: &Group) -> Outcome<String> {
-    Ok(group.hand_over(|_| collective::engine_mpi::host()).wait()?)
+    Ok(group.submit(|_| collective::engine_mpi::host()).wait()?)
 }
 
 #[cfg(not(feature = "mpi"))]

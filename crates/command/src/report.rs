@@ -154,7 +154,7 @@ impl Report {
         if let Some(every) = self.log_every_steps {
             return step.is_multiple_of(every);
         }
-        let gap = (self.progress.elapsed(now) / 60).clamp(LEAST_GAP, LARGEST_GAP);
+        let gap = (self.progress.elapsed(now) / 60).clamp(MIN_GAP, LARGEST_GAP);
         self.progress.is_at_the_start() || self.last_line.is_none_or(|last| now.duration_since(last) >= gap)
     }
 
@@ -214,7 +214,7 @@ impl RowProgress {
                 bar.set_position(done);
                 bar.set_message(left);
             }
-            None if done < all && now - self.last_line >= LEAST_GAP => {
+            None if done < all && now - self.last_line >= MIN_GAP => {
                 self.last_line = now;
                 note(&format!("{done}/{all} rows  {left}"));
             }
@@ -231,7 +231,7 @@ impl RowProgress {
 }
 
 /// The shortest time between two lines of steps, if the config gives no number. It applies at the start, and in a run of many hours.
-const LEAST_GAP: Duration = Duration::from_secs(10);
+const MIN_GAP: Duration = Duration::from_secs(10);
 const LARGEST_GAP: Duration = Duration::from_secs(300);
 
 /// The most frames of the bar in a second.

@@ -11,7 +11,7 @@ use crate::run_dir::RunDir;
 use crate::{identity, report, saved, setup};
 
 /// The newest valid checkpoint, checked against the config; `None` if the run has saved none.
-pub fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) -> Outcome<Option<Found>> {
+pub fn checkpoint_to_resume(config: &Config, opened: &Opened, run: &RunDir) -> Outcome<Option<Found>> {
     let Some(found) = Checkpoints::newest_valid(&run.checkpoints())? else {
         report::warn(&format!("{}: no checkpoint yet; starting from scratch", run.root().display()));
         return Ok(None);
@@ -22,7 +22,7 @@ pub fn checkpoint_to_go_on_from(config: &Config, opened: &Opened, run: &RunDir) 
     }
     let saved = saved::saved_state(&found)?;
     let now = identity::identity(config, opened);
-    identity::hold(&saved.identity, &now, &config.run.allow_changes, &path)?;
+    identity::check_unchanged(&saved.identity, &now, &config.run.allow_changes, &path)?;
     for change in identity::changed_settings(&saved.config, config) {
         report::warn(&format!("changed since the checkpoint: {change}"));
     }

@@ -42,7 +42,7 @@ const TAIL_BYTES: u64 = 1 << 20;
 /// Rows that planning reads; the number of the others is estimated.
 const PLANNED_ROWS: u64 = 100_000;
 /// The time between two lines of progress.
-const SAY_EVERY: Duration = Duration::from_secs(10);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The caller's requirements for the rows.
 #[derive(Clone, Copy)]
@@ -78,7 +78,7 @@ pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Out
     let train = unpacked.files(&originals, wanted.say)?;
     let train = Conversion::of(&train, &chosen(&config.data.chosen)).map_err(|error| unfit(error, config))?;
     if train.is_text() && !config.data.chosen.is_text {
-        become_pretraining(config)?;
+        select_span_corruption(config)?;
     }
     // Files that are read in place keep their own columns; converted files have this program's columns.
     let in_place = match config.data.validation_split {
@@ -102,11 +102,11 @@ pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Out
         say_columns(&train, &chosen(&config.data.chosen), wanted.say);
     } else {
         let label = config.label_of_rows();
-        let turned = turn(label, TRAIN, (&train, &originals), &columns, config, run, wanted)?;
-        events.push(turned.event);
-        config.data.estimated_rows = turned.estimated_rows;
-        config.data.train = vec![paths::to_text(turned.train.as_os_str())];
-        if let Some(validation) = turned.validation {
+        let converted = convert_to_parquet(label, TRAIN, (&train, &originals), &columns, config, run, wanted)?;
+        events.push(converted.event);
+        config.data.estimated_rows = converted.estimated_rows;
+        config.data.train = vec![paths::to_text(converted.train.as_os_str())];
+        if let Some(validation) = converted.validation {
             config.data.validation = vec![paths::to_text(validation.as_os_str())];
         }
     }
@@ -120,21 +120,29 @@ pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Out
             return Err(row_files::Error::Mixed { text, pairs }.into());
         }
         if !unpacked.is_empty() || common_columns(&validation).as_ref() != Some(&columns) {
-            let turned = turn("data.validation", VALIDATION, (&validation, &originals), &columns, config, run, wanted)?;
-            events.push(turned.event);
-            config.data.validation = vec![paths::to_text(turned.train.as_os_str())];
+            let converted = convert_to_parquet(
+                "data.validation",
+                VALIDATION,
+                (&validation, &originals),
+                &columns,
+                config,
+                run,
+                wanted,
+            )?;
+            events.push(converted.event);
+            config.data.validation = vec![paths::to_text(converted.train.as_os_str())];
         }
     }
     Ok(events)
 }
 
 /// Prints a line among those of a run.
-pub fn in_the_open(text: &str) {
+pub fn print_line(text: &str) {
     report::print(&format!("{text}\n"));
 }
 
 /// Selects pretraining for a single text column, unless the config has an objective.
-fn become_pretraining(config: &mut Config) -> Outcome<()> {
+fn select_span_corruption(config: &mut Config) -> Outcome<()> {
     if config.data.objective_is_chosen {
         return Err(Failure::unusable(
             "the training files have a column `text` alone, and `data.objective` is \"text-to-text\"",
@@ -185,7 +193,7 @@ fn is_parquet(path: &Path) -> bool {
     let read = regular_file::open(path).and_then(|mut file| file.read_exact(&mut magic));
     match read {
         Ok(()) => magic == *b"PAR1",
-        Err(_) => row_files::ending(path).as_deref() == Some("parquet"),
+        Err(_) => row_files::extension(path).as_deref() == Some("parquet"),
     }
 }
 
@@ -283,14 +291,14 @@ impl Unpacked {
 }
 
 /// A set of files as parquet.
-struct Turned {
+struct Converted {
     train: PathBuf,
     validation: Option<PathBuf>,
     event: Value,
     estimated_rows: Option<u64>,
 }
 
-fn turn(
+fn convert_to_parquet(
     key: &str,
     name: &'static str,
     (conversion, originals): (&Conversion, &[PathBuf]),
@@ -298,7 +306,7 @@ fn turn(
     config: &Config,
     run: &mut RunDir,
     wanted: Wanted<'_>,
-) -> Outcome<Turned> {
+) -> Outcome<Converted> {
     let split = config.data.validation_split.filter(|_| name == TRAIN).map(share);
     let directory = run.root().join(ROWS);
     let path = |name: &str| directory.join(format!("{name}.parquet"));
@@ -313,7 +321,7 @@ fn turn(
     {
         let rows = record["counts"]["train"].as_u64().unwrap_or(0);
         (wanted.say)(&format!("{key}: {}, turned before into {}", plural(rows, "row"), train.display()));
-        return Ok(Turned { train, validation, event: event(key, record, true), estimated_rows: None });
+        return Ok(Converted { train, validation, event: event(key, record, true), estimated_rows: None });
     }
     let is_bound = wanted.resumes && record.is_some() && !config.run.allow_changes.iter().any(|part| part == "data");
     if is_bound {
@@ -367,7 +375,7 @@ fn turn(
     }
     #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "an estimate of rows")]
     let estimated_rows = is_partial.then(|| (counts.train as f64 / counts.share) as u64);
-    Ok(Turned { train, validation, event: event(key, &record, false), estimated_rows })
+    Ok(Converted { train, validation, event: event(key, &record, false), estimated_rows })
 }
 
 /// Reads the sources and writes the parquet files.
@@ -395,7 +403,7 @@ fn write(
     let stop = || wanted.stop.requested();
     let said = Cell::new(Instant::now());
     let progress = |counts: &Counts| {
-        if said.get().elapsed() >= SAY_EVERY {
+        if said.get().elapsed() >= PROGRESS_INTERVAL {
             said.set(Instant::now());
             (wanted.say)(&format!(
                 "turned {} into parquet, {:.0} % of the files",

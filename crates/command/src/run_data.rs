@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dataloader::{BadRows, DataLoader, LoaderOptions, Position};
 use planner::{EvaluatedRows, Feed, NOTHING_AHEAD, Rows, RowsRead};
 use run_plan::job::RunData;
-use run_plan::pace::RowsLookedAt;
+use run_plan::pace::SampledRows;
 
 use crate::config::Config;
 use crate::open::{self, Opened};
@@ -40,7 +40,7 @@ fn rows_read(config: &Config, rows: u64) -> RowsRead {
 }
 
 /// Source and target tokens of rows from the whole run; none if they cannot be read.
-pub fn looked_at(config: &Config, opened: &Opened, steps: Option<u64>) -> RowsLookedAt {
+pub fn sampled_rows(config: &Config, opened: &Opened, steps: Option<u64>) -> SampledRows {
     let samples = steps.unwrap_or(u64::MAX).saturating_mul(config.train.batch_size as u64);
     let samples = samples.min(opened.train.rows());
     let options = LoaderOptions {
@@ -56,12 +56,12 @@ pub fn looked_at(config: &Config, opened: &Opened, steps: Option<u64>) -> RowsLo
         // If a row is bad, the step that reads it reports the error.
         loader.ok()?.next_batch().ok()?
     };
-    let mut looked_at = RowsLookedAt { all: opened.train.rows(), ..RowsLookedAt::default() };
+    let mut sampled_rows = SampledRows { all: opened.train.rows(), ..SampledRows::default() };
     for batch in (0..PLACES).filter_map(batch) {
-        looked_at.cut_sources += batch.cut_sources;
-        looked_at.cut_targets += batch.cut_targets;
+        sampled_rows.cut_sources += batch.cut_sources;
+        sampled_rows.cut_targets += batch.cut_targets;
         let lengths = batch.sources.iter().zip(&batch.targets).map(|(source, target)| (source.len(), target.len()));
-        looked_at.lengths.extend(lengths);
+        sampled_rows.lengths.extend(lengths);
     }
-    looked_at
+    sampled_rows
 }

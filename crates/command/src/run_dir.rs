@@ -31,13 +31,13 @@ use crate::failure::{Failure, Outcome};
 /// The config as resolved.
 pub const RESOLVED: &str = "resolved.toml";
 /// A longer config is invalid.
-pub const MOST_CONFIG_BYTES: u64 = 16 << 20;
+pub const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// The map of the training files' pages.
 pub const PAGE_MAP: &str = "page-map.bin";
 /// The directory for rows of files that are not parquet.
 pub const ROWS: &str = "data";
 /// That directory, and the files in it.
-const TURNED: [&str; 5] =
+const CONVERTED_ROWS: [&str; 5] =
     [ROWS, "train-rows.parquet", "validation-rows.parquet", "train-rows.json", "validation-rows.json"];
 /// Names for compressed parquet files that are unpacked while they are read.
 pub const UNPACKED: [&str; 8] = [
@@ -66,7 +66,7 @@ const MAX_FINISHED_BYTES: u64 = 16 << 20;
 
 /// Sets the values of the resolved config that a run wrote.
 pub fn apply_resolved(values: &mut Values, path: &Path) -> Outcome<()> {
-    let text = regular_file::read_to_string(path, MOST_CONFIG_BYTES)
+    let text = regular_file::read_to_string(path, MAX_CONFIG_BYTES)
         .map_err(|error| Failure::io("read the config of the run", path, &error))?;
     values.apply_file(&path.display().to_string(), &text)
 }
@@ -77,7 +77,7 @@ pub fn own_names() -> Vec<&'static str> {
         .into_iter()
         .chain(BASES)
         .chain(assets::names())
-        .chain(TURNED)
+        .chain(CONVERTED_ROWS)
         .chain(UNPACKED)
         .collect()
 }
@@ -97,7 +97,7 @@ impl RunDir {
     }
 
     /// The directory for reading, whether or not it exists. Without its lock nothing may be written there.
-    pub fn look_at(root: &Path) -> Self {
+    pub fn open_read_only(root: &Path) -> Self {
         Self { root: root.to_path_buf(), lock: None }
     }
 
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn a_directory_that_cannot_be_looked_at_is_not_taken_for_an_empty_one() {
         let directory = tempfile::tempdir().unwrap();
-        let run = RunDir::look_at(directory.path());
+        let run = RunDir::open_read_only(directory.path());
         std::os::unix::fs::symlink(run.checkpoints(), run.checkpoints()).unwrap();
         let failure = run.refuse_to_overwrite().expect_err("a loop of links");
         assert_eq!(failure.exit, crate::failure::Exit::Internal, "{failure}");

@@ -5,7 +5,7 @@ use planner::Plan;
 use serde_json::Value;
 use trainer::checkpoint::Found;
 
-use crate::best::Stalled;
+use crate::best::EarlyStoppingState;
 use crate::bits::Kernels;
 use crate::failure::{Failure, Outcome};
 
@@ -33,7 +33,7 @@ pub struct History {
     pub example_prompt: Option<String>,
     /// Evaluations without an improvement.
     #[serde(default)]
-    pub stalled: Stalled,
+    pub stalled: EarlyStoppingState,
     /// Steps skipped because loss or gradient was not finite.
     pub skipped_steps: u64,
 }

@@ -4,48 +4,48 @@
 //! end of the samples of all steps so far. It moves only when a step is made, so a checkpoint never counts a batch that was fetched but not
 //! used.
 
-mod as_graphs;
 mod disk_needs;
 mod evaluating;
 mod first_model;
+mod graph_micro_batches;
+mod oom_recovery;
 mod prediction;
-mod room;
 mod saving;
+mod step_times;
 mod together;
-mod took;
 
 use std::time::Instant;
 
-use collective::{Group, Spent};
+use collective::{CommunicationStats, Group};
 use dataloader::{DataLoader, Position};
 use memory_policy::{Budgets, Bytes, Change, MemorySnapshot, Probe, SystemProbe};
 use planner::{Costs, MICRO_BATCH_SAMPLES, Plan, Wanted};
-use run_plan::pace::{Of, RunPace};
+use run_plan::pace::{PaceInputs, RunPace};
 use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoints, Found};
 use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 
 pub use self::first_model::FirstModel;
-pub use self::took::{Took, copies_so_far};
+pub use self::step_times::{StepTimes, copies_so_far};
 use crate::bits::{self, Before, Kernels, Resumed};
 use crate::config::Config;
 use crate::failure::Outcome;
 use crate::job::{self, RunJob};
-use crate::ledger::{Ledger, Needs, Reserved};
+use crate::ledger::{Ledger, Needs, Reservation};
 use crate::metrics::{Metrics, number, rows_digest};
 use crate::open::Opened;
-use crate::processes::{self, Together};
+use crate::processes::{self, OptionalGroup};
 use crate::progress::StepLine;
 use crate::report::Report;
 use crate::run_dir::RunDir;
 use crate::saved::{History, saved_state};
 use crate::stop::Stop;
 use crate::views::{Log, Views};
-use crate::{base, device, disk, machine, options, run_data, setup, speed, start_screen, ways_out};
-use as_graphs::AsGraphs;
+use crate::{base, device, disk, machine, options, remedies, run_data, setup, speed, start_screen};
 use disk_needs::DiskNeeds;
+use graph_micro_batches::GraphLaunchCheck;
 use prediction::Prediction;
-use took::milliseconds;
+use step_times::milliseconds;
 
 /// A plan that the policy proposes between two steps.
 type Replanned = memory_policy::Replanned<planner::Step, planner::Feeding>;
@@ -84,17 +84,17 @@ pub struct Session {
     saved_step: Option<u64>,
     saved_at: Instant,
     /// Parts of the data's pages that the kept page map includes.
-    kept_stretches: u64,
+    kept_segments: u64,
     /// The peak that was last shown to the user.
     shown_peak: Bytes,
-    as_graphs: AsGraphs,
+    graph_micro_batches: GraphLaunchCheck,
     /// The processes of this run, if there are several.
     group: Option<Group>,
     agreed: together::Agreed,
     /// The communication with them until the last step.
-    spent: Spent,
+    spent: CommunicationStats,
     /// Its reservation of memory and disk space, if it waited for other runs.
-    reserved: Option<(Reserved, DiskNeeds)>,
+    reserved: Option<(Reservation, DiskNeeds)>,
 }
 
 /// The parts of a session.
@@ -121,7 +121,7 @@ impl Session {
     /// Plans, prints the bill, and only then loads the weights.
     pub fn start(parts: Parts) -> Outcome<Self> {
         let Parts { mut config, mut opened, mut run, stop, found, mut machine, group, ledger } = parts;
-        let together = Together(group.as_ref());
+        let together = OptionalGroup(group.as_ref());
         let mut parallel = together.parallel(&config)?;
         let shared_card = together.check_cards(&mut config, &opened.device)?;
         let share = processes::batch_share(parallel.as_ref());
@@ -143,7 +143,7 @@ impl Session {
             loader.stop_on(stop.flag());
         }
 
-        let kept_stretches = opened.train.known_stretches();
+        let kept_segments = opened.train.known_segments();
         let mut report = Report::new(total_steps, steps_done, config.run.log_every_steps);
         let screen = start_screen::text(&config, &opened, &options, steps_done, total_steps)?;
         report.line(&screen);
@@ -153,8 +153,9 @@ impl Session {
         }
         device::check_dtype(&opened.device, options.precision.activations())?;
         let probe = machine::probe_of(&opened);
-        let priced = together.in_turn(|| speed::priced_run(&config, &opened.model, &options, &opened.device))?;
-        let priced = priced.with(together.of_first(priced.prices)?);
+        let priced =
+            together.main_process_first(|| speed::priced_run(&config, &opened.model, &options, &opened.device))?;
+        let priced = priced.with(together.broadcast_from_root(priced.prices)?);
         priced.note_in(&mut config)?;
         if let Some(parallel) = parallel.as_mut().filter(|_| !config.parallel.shares_cards) {
             // Before the device is measured: memory for this connection does not belong to tensors.
@@ -166,7 +167,7 @@ impl Session {
         let wanted = Wanted::Undominated(saved.as_ref().map(|saved| &saved.plan));
         let data = run_data::of(&config, &opened, &loader);
         // Lengths of rows of the whole run: a resumed run reads the same rows, and so has the same choices.
-        let rows = run_data::looked_at(&config, &opened, Some(total_steps));
+        let rows = run_data::sampled_rows(&config, &opened, Some(total_steps));
         let job = RunJob {
             config: &config,
             model: &opened.model,
@@ -189,7 +190,7 @@ impl Session {
                 let disk_of = |now: &MemorySnapshot, plan: &Plan| disk.of(now, plan);
                 let needs = Needs { machine: machine.as_ref(), costs: &costs, budgets, card, disk: &disk_of };
                 let (left, reserved) = ledger.admit(run.root(), &needs, &stop, &say)?;
-                machine = reserved.left_of(machine);
+                machine = reserved.remaining_memory_probe(machine);
                 (left, Some((reserved, disk)))
             }
             None => (now, None),
@@ -201,23 +202,24 @@ impl Session {
             Some(saved) => {
                 let checkpoint = origin.clone().unwrap_or_default();
                 let before = Before { checkpoint, plan: &saved.plan, kernels: saved.kernels.as_ref() };
-                bits::go_on(&before, &kernels, (&now, &costs, budgets), scope, config.run.deterministic)?
+                bits::resume(&before, &kernels, (&now, &costs, budgets), scope, config.run.deterministic)?
             }
             None => Resumed {
                 plan: memory_policy::plan(&now, &costs, budgets)
-                    .map_err(|refusal| ways_out::failure(refusal, &job, &now, Some(total_steps)))?,
+                    .map_err(|refusal| remedies::failure(refusal, &job, &now, Some(total_steps)))?,
                 warning: None,
             },
         };
         if let Some((reserved, disk)) = &reserved {
             reserved.set(&plan, &disk.of(&now, &plan)?)?;
         }
-        let plan = together.one_plan(plan, (&now, &costs, budgets), false)?;
+        let plan = together.agree_on_plan(plan, (&now, &costs, budgets), false)?;
         if config.run.deterministic {
-            costs = bits::with_cut_of(&costs, &plan, scope);
+            costs = bits::with_batch_split_of(&costs, &plan, scope);
         }
         heap::release_small();
-        let of = Of { config: &config, options: &options, rows: Some(&rows), steps: left_steps, priced: &priced };
+        let of =
+            PaceInputs { config: &config, options: &options, rows: Some(&rows), steps: left_steps, priced: &priced };
         let pace = RunPace::new(&of, &job.job(), &now, &plan)?;
         report.line(&format!("{}{}", plan.bill, pace.in_words()));
         report.predict(pace.step_time());
@@ -226,7 +228,7 @@ impl Session {
         setup::begin(&config, &opened, &mut run)?;
         if let Some(source) = opened.init_from.take() {
             let prepare = || base::prepare(&source, config.model.base_precision, run.root());
-            opened.init_from = Some(together.in_turn(prepare)?);
+            opened.init_from = Some(together.main_process_first(prepare)?);
         }
         let mut log = if together.is_first() {
             let resumes_at = found.is_some().then_some(steps_done);
@@ -243,9 +245,9 @@ impl Session {
             report.warn(&warning.text);
             ("warning", warning.event(steps_done))
         });
-        let turned = opened.turned.iter().map(|turned| ("data", turned.clone()));
+        let converted = opened.converted.iter().map(|converted| ("data", converted.clone()));
         let first = [(event, start), ("plan", pace.plan_json(&plan))];
-        for (event, fields) in first.into_iter().chain(turned).chain(warned) {
+        for (event, fields) in first.into_iter().chain(converted).chain(warned) {
             log.record(event, fields).for_each(|warning| report.warn(&warning));
         }
 
@@ -286,15 +288,15 @@ impl Session {
             first_step: steps_done,
             saved_step: found.is_some().then_some(steps_done),
             saved_at: Instant::now(),
-            kept_stretches,
+            kept_segments,
             shown_peak: Bytes::ZERO,
-            as_graphs: AsGraphs::default(),
+            graph_micro_batches: GraphLaunchCheck::default(),
             group,
             agreed: together::Agreed::default(),
-            spent: Spent::default(),
+            spent: CommunicationStats::default(),
             reserved,
         };
-        session.stop.can_leave_in_order();
+        session.stop.can_stop_gracefully();
         session.note_memory("with the model loaded")?;
         Ok(session)
     }
@@ -377,7 +379,7 @@ impl Session {
 
     /// If nothing is made ahead, this thread has tokenized. Frees its small blocks before a step, because they never make room for a
     /// tensor.
-    pub fn release_what_made_it(&self) {
+    pub fn free_tokenizer_blocks(&self) {
         let dataloader::LoaderLimits { prefetch_batches, decode_threads } = self.loader.limits();
         if prefetch_batches.min(decode_threads) == 0 {
             heap::release_small();
@@ -385,7 +387,7 @@ impl Session {
     }
 
     /// Records the outcome of a batch. Returns false if the step was interrupted and does not count.
-    pub fn record(&mut self, outcome: StepOutcome, batch: &dataloader::Batch, took: &Took) -> Outcome<bool> {
+    pub fn record(&mut self, outcome: StepOutcome, batch: &dataloader::Batch, took: &StepTimes) -> Outcome<bool> {
         let (stats, kind) = match outcome {
             StepOutcome::Interrupted => return Ok(false),
             StepOutcome::Done(stats) => (stats, "done"),
@@ -466,7 +468,7 @@ impl Session {
 
     fn note_graphs(&mut self, stats: &StepStats) -> Outcome<()> {
         let records = self.plan.step.levers.repeats && self.trainer.model().records_micro_batches();
-        let text = self.as_graphs.add(stats.graph_micro_batches, records);
+        let text = self.graph_micro_batches.add(stats.graph_micro_batches, records);
         text.map_or(Ok(()), |text| self.warn(&text, json!({"step": stats.step, "kind": "no_graphs"})))
     }
 
@@ -502,7 +504,7 @@ impl Session {
         }
         for release in [heap::release_small, heap::release_unused] {
             let held = heap::held();
-            let growth = held.most_live.saturating_sub(held.live + held.free) as u64;
+            let growth = held.peak_live.saturating_sub(held.live + held.free) as u64;
             if self.probe.snapshot()?.rss + Bytes(growth) <= self.plan.budget {
                 break;
             }

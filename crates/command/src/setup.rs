@@ -13,7 +13,7 @@ use crate::failure::{Failure, Outcome};
 use crate::open::{self, KeptPageMap, Opened};
 use crate::report;
 use crate::row_data::{self, Wanted};
-use crate::run_dir::{self, MOST_CONFIG_BYTES, PAGE_MAP, RESOLVED, RunDir};
+use crate::run_dir::{self, MAX_CONFIG_BYTES, PAGE_MAP, RESOLVED, RunDir};
 
 /// A larger page map is ignored and made again: it would have about forty million pages.
 const MAX_PAGE_MAP_BYTES: u64 = 1 << 30;
@@ -48,7 +48,7 @@ fn read_values(flags: &TrainArgs) -> Outcome<Values> {
         None => {}
     }
     flags.apply(&mut values)?;
-    config::settle(&mut values)?;
+    config::resolve_precedence(&mut values)?;
     Ok(values)
 }
 
@@ -68,7 +68,7 @@ pub fn apply_file(values: &mut Values, path: &Path) -> Outcome<()> {
 
 /// The text of a file that the user named. `what` describes the file in errors.
 pub fn read_named_file(path: &Path, what: &str) -> Outcome<String> {
-    regular_file::read_to_string(path, MOST_CONFIG_BYTES).map_err(|error| unread(path, what, &error))
+    regular_file::read_to_string(path, MAX_CONFIG_BYTES).map_err(|error| unread(path, what, &error))
 }
 
 /// The failure for a named file that cannot be read. A wrong name is the user's mistake; a failing disk is not.

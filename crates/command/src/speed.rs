@@ -24,7 +24,7 @@ use crate::{job, report};
 /// A longer file is not from this program.
 const MAX_CACHE_BYTES: u64 = 1 << 20;
 /// The most measurements that are kept; older ones are removed.
-const MOST_KEPT: usize = 64;
+const MAX_KEPT: usize = 64;
 const CACHE_FILE: &str = "speed.json";
 
 /// The prices of a run of this model on a device, from the source in the config. A plan for a card does not open it, and passes the CPU.
@@ -132,7 +132,7 @@ impl Cache {
         let (build, of) = (&kept.circumstances.build, &kept.circumstances);
         self.measured.retain(|other| other.circumstances.build == *build && other.circumstances != *of);
         self.measured.push(kept);
-        let surplus = self.measured.len().saturating_sub(MOST_KEPT);
+        let surplus = self.measured.len().saturating_sub(MAX_KEPT);
         self.measured.drain(..surplus);
         self
     }
@@ -241,7 +241,7 @@ mod tests {
         assert!(cache.find(&kept("old", 1).circumstances).is_none());
         assert!(cache.find(&kept("new", 2).circumstances).is_some());
         let many = (0..100).fold(cache, |cache, threads| cache.with(kept("new", threads)));
-        assert_eq!(many.measured.len(), MOST_KEPT);
+        assert_eq!(many.measured.len(), MAX_KEPT);
         assert!(many.find(&kept("new", 99).circumstances).is_some());
     }
 

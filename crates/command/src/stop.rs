@@ -23,13 +23,13 @@ static END: Mutex<()> = Mutex::new(());
 
 /// A thread calls this before it prints why it ends the process. So the process has one end and one exit code. A second thread that calls
 /// this waits until the process has ended.
-pub fn end_here() {
+pub fn claim_process_exit() {
     std::mem::forget(END.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
 /// Turns a write beyond the file size limit (`ulimit -f`) into an error of that write. By default the signal SIGXFSZ would end the process.
 /// `main` must call this first.
-pub fn survive_file_size_limit() {
+pub fn ignore_sigxfsz() {
     // The flag is never read: a signal with a handler has no other effect. If the handler cannot be installed, the default stays.
     let _ = flag::register(SIGXFSZ, Arc::default());
 }
@@ -38,13 +38,13 @@ pub fn survive_file_size_limit() {
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
     requested: Arc<AtomicBool>,
-    stands: Arc<Mutex<Standing>>,
+    state: Arc<Mutex<RunState>>,
 }
 
 /// The state of a run that decides the reaction to a signal.
 #[derive(Clone, Debug, Default)]
-struct Standing {
-    doing: Doing,
+struct RunState {
+    doing: RunActivity,
     /// Steps made so far, if known.
     step: Option<u64>,
     /// The steps among these that no checkpoint has.
@@ -59,7 +59,7 @@ struct Standing {
 
 /// The current activity of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Doing {
+enum RunActivity {
     /// Reading, planning, loading: there is nothing to save.
     #[default]
     Starting,
@@ -99,7 +99,7 @@ impl Stop {
         let thread = std::thread::Builder::new().name("signals".into()).stack_size(256 << 10);
         let spawned = thread.spawn({
             let is_leaving = Arc::clone(&is_leaving);
-            move || signals.forever().for_each(|signal| of_thread.heed(signal, &is_leaving))
+            move || signals.forever().for_each(|signal| of_thread.handle_signal(signal, &is_leaving))
         });
         if spawned.is_err() {
             // No message here: the first signal sets the flags, and the second finds the flag that ends the process.
@@ -123,60 +123,60 @@ impl Stop {
 
     /// Notes that the run is about to start after `step` steps.
     pub fn starts_at(&self, step: u64) {
-        self.standing().step = Some(step);
+        self.state().step = Some(step);
     }
 
     /// Notes that the run can stop in order from here on: a model is loaded, and the loop checks for signals.
-    pub fn can_leave_in_order(&self) {
-        self.standing().doing = Doing::Training;
+    pub fn can_stop_gracefully(&self) {
+        self.state().doing = RunActivity::Training;
     }
 
     /// Notes another step.
     pub fn note_step(&self, step: u64) {
-        let mut standing = self.standing();
-        standing.step = Some(step);
-        standing.unsaved_steps += 1;
-        standing.has_made_steps = true;
+        let mut state = self.state();
+        state.step = Some(step);
+        state.unsaved_steps += 1;
+        state.has_made_steps = true;
     }
 
     /// Notes that a checkpoint is being written.
     pub fn note_saving(&self) {
-        self.standing().doing = Doing::Saving;
+        self.state().doing = RunActivity::Saving;
     }
 
     /// Notes that every step so far is in a checkpoint.
     pub fn note_saved(&self) {
-        let mut standing = self.standing();
-        standing.doing = Doing::Training;
-        standing.unsaved_steps = 0;
+        let mut state = self.state();
+        state.doing = RunActivity::Training;
+        state.unsaved_steps = 0;
     }
 
     /// Notes that only the model remains to be written to its place.
     pub fn note_finishing(&self) {
-        self.standing().doing = Doing::Finishing;
+        self.state().doing = RunActivity::Finishing;
     }
 
     /// Notes that the command saves nothing: the first signal ends it at once with this failure.
     pub fn ends_with(&self, end: fn() -> Failure) {
-        self.standing().end = Some(end);
+        self.state().end = Some(end);
     }
 
     /// Makes a file or directory that is removed if a signal ends the process. No signal is handled between the two.
     pub fn remove_at_end<T>(&self, make: impl FnOnce() -> Outcome<T>, path: impl FnOnce(&T) -> &Path) -> Outcome<T> {
-        let mut standing = self.standing();
+        let mut state = self.state();
         let made = make()?;
-        standing.leftovers.push(path(&made).to_owned());
+        state.leftovers.push(path(&made).to_owned());
         Ok(made)
     }
 
-    fn standing(&self) -> MutexGuard<'_, Standing> {
-        self.stands.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, RunState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The thread's reaction to a signal: prints a message, and sets the flag or ends the process.
-    fn heed(&self, signal: i32, is_leaving: &AtomicBool) {
-        let standing = self.standing().clone();
-        match standing.next(signal, self.requested()) {
+    fn handle_signal(&self, signal: i32, is_leaving: &AtomicBool) {
+        let state = self.state().clone();
+        match state.next(signal, self.requested()) {
             Next::Stop(words) => {
                 output::show(Stream::Err, Kind::Message, &format!("{words}\n"));
                 self.requested.store(true, Ordering::Relaxed);
@@ -184,10 +184,10 @@ impl Stop {
             Next::Leave(code, words) => {
                 is_leaving.store(true, Ordering::Relaxed);
                 // A run that ends in order at the same time must not exit with its own code after this message.
-                end_here();
+                claim_process_exit();
                 output::show(Stream::Err, Kind::Message, &format!("{words}\n"));
                 output::drain();
-                for path in &standing.leftovers {
+                for path in &state.leftovers {
                     // Leftovers that cannot be removed do no harm.
                     let _ = std::fs::remove_dir_all(path).or_else(|_| std::fs::remove_file(path));
                 }
@@ -197,7 +197,7 @@ impl Stop {
     }
 }
 
-impl Standing {
+impl RunState {
     /// The reaction to `signal`. `is_another`: it is not the first one.
     fn next(&self, signal: i32, is_another: bool) -> Next {
         let name = low_level::signal_name(signal).unwrap_or("signal");
@@ -214,15 +214,15 @@ impl Standing {
         }
         let step = self.step.unwrap_or(0);
         let does = match self.doing {
-            Doing::Starting => {
+            RunActivity::Starting => {
                 let failure = nothing_to_save(self.step);
                 return Next::Leave(Exit::Interrupted as i32, failure.to_string());
             }
-            Doing::Training if !self.has_made_steps => "stopping; there is no step to save".into(),
-            Doing::Training if self.unsaved_steps == 0 => format!("stopping; step {step} is saved"),
-            Doing::Training => format!("stopping within this step, then saving step {step}"),
-            Doing::Saving => format!("stopping after the checkpoint of step {step} is written"),
-            Doing::Finishing => "stopping after the model is in its place; the last step is saved".into(),
+            RunActivity::Training if !self.has_made_steps => "stopping; there is no step to save".into(),
+            RunActivity::Training if self.unsaved_steps == 0 => format!("stopping; step {step} is saved"),
+            RunActivity::Training => format!("stopping within this step, then saving step {step}"),
+            RunActivity::Saving => format!("stopping after the checkpoint of step {step} is written"),
+            RunActivity::Finishing => "stopping after the model is in its place; the last step is saved".into(),
         };
         Next::Stop(format!("{name}: {does}; a second signal exits at once and {lost}"))
     }
@@ -260,8 +260,8 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(standing: &Standing, is_another: bool, code: Option<i32>, words: &str) {
-        match standing.next(SIGTERM, is_another) {
+    fn check(state: &RunState, is_another: bool, code: Option<i32>, words: &str) {
+        match state.next(SIGTERM, is_another) {
             Next::Leave(left_with, said) => assert_eq!((Some(left_with), said.as_str()), (code, words)),
             Next::Stop(said) => assert_eq!((None, said.as_str()), (code, words)),
         }
@@ -269,41 +269,41 @@ mod tests {
 
     #[test]
     fn the_first_signal_says_what_happens_next_and_the_second_what_is_lost() {
-        let starting = Standing::default();
+        let starting = RunState::default();
         check(
             &starting,
             false,
             Some(75),
             "interrupted before the first step; nothing to save\nhint: run the same command with `--keep-training` to start again",
         );
-        let resumed = Standing { step: Some(7), ..starting };
+        let resumed = RunState { step: Some(7), ..starting };
         check(
             &resumed,
             false,
             Some(75),
             "interrupted before step 8; nothing to save\nhint: to resume, bit for bit, run the same command with `--keep-training`",
         );
-        let before_a_step = Standing { doing: Doing::Training, ..resumed };
+        let before_a_step = RunState { doing: RunActivity::Training, ..resumed };
         check(
             &before_a_step,
             false,
             None,
             "SIGTERM: stopping; there is no step to save; a second signal exits at once and loses no step",
         );
-        let steps = Standing { step: Some(19), unsaved_steps: 12, has_made_steps: true, ..before_a_step };
+        let steps = RunState { step: Some(19), unsaved_steps: 12, has_made_steps: true, ..before_a_step };
         let first = "SIGTERM: stopping within this step, then saving step 19; a second signal exits at once and loses 12 steps since the last checkpoint";
         check(&steps, false, None, first);
         check(&steps, true, Some(143), "SIGTERM: exiting at once; this loses 12 steps since the last checkpoint");
-        let saving = Standing { doing: Doing::Saving, unsaved_steps: 1, ..steps.clone() };
+        let saving = RunState { doing: RunActivity::Saving, unsaved_steps: 1, ..steps.clone() };
         check(
             &saving,
             false,
             None,
             "SIGTERM: stopping after the checkpoint of step 19 is written; a second signal exits at once and loses 1 step since the last checkpoint",
         );
-        let tried = Standing { end: Some(tried), ..steps.clone() };
+        let tried = RunState { end: Some(tried), ..steps.clone() };
         check(&tried, false, Some(75), "interrupted; a dry run saves nothing");
-        let saved = Standing { unsaved_steps: 0, ..steps };
+        let saved = RunState { unsaved_steps: 0, ..steps };
         check(&saved, true, Some(143), "SIGTERM: exiting at once; this loses no step");
     }
 }

@@ -12,10 +12,10 @@ use crate::cli::TrainArgs;
 use crate::disk::FileUse;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::ledger::Ledger;
-use crate::processes::{Processes, Together};
-use crate::resume::{checkpoint_to_go_on_from, is_finished};
+use crate::processes::{OptionalGroup, Processes};
+use crate::resume::{checkpoint_to_resume, is_finished};
 use crate::run_dir::RunDir;
-use crate::session::{Parts, Session, Took, copies_so_far};
+use crate::session::{Parts, Session, StepTimes, copies_so_far};
 use crate::stop::{self, Stop};
 use crate::{faster_device, machine, output, row_data, setup, summary};
 
@@ -23,11 +23,11 @@ use crate::{faster_device, machine, output, row_data, setup, summary};
 pub fn train(flags: &TrainArgs) -> Outcome<()> {
     output::start();
     let processes = Processes::join()?;
-    let ended = train_together(flags, Together(processes.group()));
+    let ended = train_together(flags, OptionalGroup(processes.group()));
     processes.leave(ended)
 }
 
-fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
+fn train_together(flags: &TrainArgs, together: OptionalGroup<'_>) -> Outcome<()> {
     let stop = Stop::on_signals()?;
     let mut config = setup::read_config(flags)?;
     if flags.dry_run && together.0.is_none() {
@@ -42,25 +42,25 @@ fn train_together(flags: &TrainArgs, together: Together<'_>) -> Outcome<()> {
         return Err(Failure::usage("`--wait` is for runs of one process").hint("start it without the launcher"));
     }
     let keep_training = flags.keep_training == Some(true);
-    let (mut run, mut opened) = together.in_turn(|| {
+    let (mut run, mut opened) = together.main_process_first(|| {
         if !keep_training && together.is_first() {
-            RunDir::look_at(&config.run.output_dir).refuse_to_overwrite()?;
+            RunDir::open_read_only(&config.run.output_dir).refuse_to_overwrite()?;
         }
         let mut run = match together.is_first() {
             true => RunDir::lock(&config.run.output_dir)?,
-            false => RunDir::look_at(&config.run.output_dir),
+            false => RunDir::open_read_only(&config.run.output_dir),
         };
         if !keep_training && together.is_first() {
             // Checked again, because from here on no other run can interfere.
             run.refuse_to_overwrite()?;
         }
         config = setup::place_embedded_files(config.clone(), &mut run)?;
-        let (resumes, say) = (keep_training, row_data::in_the_open);
+        let (resumes, say) = (keep_training, row_data::print_line);
         let wanted = row_data::Wanted { resumes, to_plan: false, stop: &stop, say };
         let opened = setup::open(&mut config, &mut run, wanted)?;
         Ok((run, opened))
     })?;
-    let found = if keep_training { checkpoint_to_go_on_from(&config, &opened, &run)? } else { None };
+    let found = if keep_training { checkpoint_to_resume(&config, &opened, &run)? } else { None };
     if is_finished(&config, &opened, &run, found.as_ref())? {
         // Removes leftovers of the finished run. A failure does not matter.
         let _ = run.own();
@@ -110,24 +110,24 @@ fn run_steps(run: &mut Session) -> Outcome<Ended> {
         run.feed();
         let asked = Instant::now();
         let Some(batch) = run.loader.next_batch()? else { break }; //    data plane: one optimizer batch
-        run.release_what_made_it();
+        run.free_tokenizer_blocks();
         let (began, files, copies) = (Instant::now(), FileUse::so_far(), copies_so_far()?);
         let samples = Batch { sources: &batch.sources, targets: &batch.targets };
         let stop = run.stop.clone();
         let outcome = loop {
             let plan = run.step_plan();
             match run.trainer.step_of_shards(&samples, &batch.shard_samples, &plan, &|| stop.requested()) {
-                Err(error) if run.makes_room(&error)? => {} //               the same batch, with a smaller plan
+                Err(error) if run.recover_from_oom(&error)? => {} //               the same batch, with a smaller plan
                 outcome => break outcome?,
             }
         };
         let (data_wait, step) = (began - asked, began.elapsed());
-        let took = Took { data_wait, step, files: files.until_now(), copies: copies_so_far()?.since(copies) };
+        let took = StepTimes { data_wait, step, files: files.until_now(), copies: copies_so_far()?.since(copies) };
         let batch = run.whole(batch)?;
         if !run.record(outcome, &batch, &took)? {
             break;
         }
-        run.hold_prediction(&memory_policy::TRAINING)?;
+        run.check_prediction(&memory_policy::TRAINING)?;
         run.clear_cache()?;
         run.evaluate_if_due()?;
         run.save_if_due()?;
@@ -153,7 +153,7 @@ fn finish(run: &mut Session) -> Outcome<()> {
             best
         }
         // The other processes have shares of the model, and are done.
-        None if run.trainer.model().needs_others() => {
+        None if run.trainer.model().has_remote_weights() => {
             export_checkpoint(&run.checkpoint_path(), &run.run.model(&run.opened.model))?;
             run.checkpoint_path()
         }

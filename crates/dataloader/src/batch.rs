@@ -94,7 +94,7 @@ impl Batch {
 pub const KEPT_TEXT_BYTES: usize = 16 << 10;
 
 /// Bytes of values that are read at a time, however many rows a batch has. Batches that exceed it are read in parts.
-pub(crate) const MOST_READ_BYTES: u64 = 2 << 20;
+pub(crate) const MAX_READ_BYTES: u64 = 2 << 20;
 
 /// Makes batches. A batch is a pure function of its position, so any number of threads can make batches at once.
 pub(crate) struct BatchMaker {
@@ -160,11 +160,11 @@ impl BatchMaker {
         Ok(Some(batch))
     }
 
-    /// Adds rows to a batch, reading at most [`MOST_READ_BYTES`] at a time; false if `stop` returned true.
+    /// Adds rows to a batch, reading at most [`MAX_READ_BYTES`] at a time; false if `stop` returned true.
     fn add_rows(&self, batch: &mut Batch, rows: &[u64], key: Key, stop: &dyn Fn() -> bool) -> Result<bool, Error> {
         let whole = self.columns.iter().map(|&column| self.read_bytes[column]).min().unwrap_or(0);
         let part = |row, column: usize, bytes| self.objective.read_part(bytes, self.read_bytes[column], key.of(row));
-        let most = if rows.len() == 1 { u64::MAX } else { MOST_READ_BYTES };
+        let most = if rows.len() == 1 { u64::MAX } else { MAX_READ_BYTES };
         let values = match self.dataset.read_parts_within(rows, most, whole, &part) {
             Err(error) if error.is_read_too_large() && rows.len() > 1 => {
                 let (first, second) = rows.split_at(rows.len() / 2);

@@ -2,10 +2,10 @@
 
 use parquet_dataset::Dataset;
 
-use crate::batch::{KEPT_TEXT_BYTES, MOST_READ_BYTES, read_bytes_of};
-use crate::objective::MOST_PIECE_BYTES;
-use crate::row_text::STRETCH_BYTES;
-use crate::tokenizer::REMEMBERED_BYTES;
+use crate::batch::{KEPT_TEXT_BYTES, MAX_READ_BYTES, read_bytes_of};
+use crate::objective::MAX_PIECE_BYTES;
+use crate::row_text::SEGMENT_BYTES;
+use crate::tokenizer::WORD_CACHE_BYTES;
 use crate::{LoaderLimits, LoaderOptions, Objective, Tokenizer};
 
 /// One row of the bill.
@@ -75,7 +75,7 @@ pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenize
             is_until_made: threads == 0,
             ..row("tokenizing", threads.max(1) * tokenizing_bytes + threads * THREAD_BYTES)
         },
-        row("remembered words", REMEMBERED_BYTES),
+        row("remembered words", WORD_CACHE_BYTES),
     ]
 }
 
@@ -90,14 +90,14 @@ fn rows_bytes(options: &LoaderOptions, dataset: &Dataset, read: &[u64]) -> u64 {
     let samples = options.share.most_samples(options.batch_size);
     let of_batch = dataset.most_read_bytes(samples, most_of_a_value);
     let of_a_row = read.iter().sum();
-    of_batch.min(MOST_READ_BYTES.max(of_a_row)) * 9 / 4 + 8 * (samples * read.len()) as u64
+    of_batch.min(MAX_READ_BYTES.max(of_a_row)) * 9 / 4 + 8 * (samples * read.len()) as u64
 }
 
 /// Memory of a further stretch of a value of `largest` bytes, if only `read` bytes are read with its batch. A piece for span corruption
 /// is read whole.
 fn later_bytes(options: &LoaderOptions, largest: u64, read: u64) -> u64 {
     match options.objective {
-        Objective::TextToText { .. } if largest > read => largest.min(STRETCH_BYTES as u64) * 9 / 4,
+        Objective::TextToText { .. } if largest > read => largest.min(SEGMENT_BYTES as u64) * 9 / 4,
         Objective::TextToText { .. } | Objective::SpanCorruption { .. } => 0,
     }
 }
@@ -112,7 +112,7 @@ fn tokenizing_bytes(options: &LoaderOptions, tokenizer: &Tokenizer, column: usiz
     let (max_tokens, text) = match options.objective {
         Objective::TextToText { .. } if column == 0 => (options.max_source_tokens, largest),
         Objective::TextToText { .. } => (options.max_target_tokens, largest),
-        Objective::SpanCorruption { .. } => (usize::MAX, largest.min(MOST_PIECE_BYTES)),
+        Objective::SpanCorruption { .. } => (usize::MAX, largest.min(MAX_PIECE_BYTES)),
     };
     // Each byte may be a token, and the vector of ids doubles as it grows.
     let ids = 3 * 4 * text.min((max_tokens as u64).saturating_add(1));

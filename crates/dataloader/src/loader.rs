@@ -161,7 +161,7 @@ struct Shared {
 }
 
 /// The interval at which a caller that waits for a batch looks at the flag of [`DataLoader::stop_on`].
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Batches by their number since the start.
 #[derive(Default)]
@@ -236,7 +236,7 @@ impl DataLoader {
             }
             let is_left_to_threads = queue.next_begun <= number && queue.depth > 0 && queue.threads > 0;
             if queue.begun.contains(&number) || is_left_to_threads {
-                (queue, _) = shared.done.wait_timeout(queue, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner);
+                (queue, _) = shared.done.wait_timeout(queue, POLL_INTERVAL).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
             // There is no thread to make the batch, or a thread met an error and this call tries again.

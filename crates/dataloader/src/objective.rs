@@ -3,7 +3,7 @@
 mod span_corruption;
 mod text_to_text;
 
-pub(crate) use span_corruption::MOST_PIECE_BYTES;
+pub(crate) use span_corruption::MAX_PIECE_BYTES;
 pub use span_corruption::{SpanCorruption, noise_mask, tokens_and_targets_length};
 
 use std::ops::Range;
@@ -51,7 +51,7 @@ impl Objective {
                 let tokens = if column == 0 { options.max_source_tokens } else { options.max_target_tokens };
                 tokenizer.windows(tokens).usual_bytes(tokens) as u64
             }
-            Self::SpanCorruption { .. } => MOST_PIECE_BYTES,
+            Self::SpanCorruption { .. } => MAX_PIECE_BYTES,
         }
     }
 }

@@ -12,9 +12,9 @@ use crate::error::Error;
 use crate::tokenizer::{Source, TextFault};
 
 /// Bytes of a long value that are read at a time.
-pub(crate) const STRETCH_BYTES: usize = 128 << 10;
+pub(crate) const SEGMENT_BYTES: usize = 128 << 10;
 /// Bytes that are searched at a time for a character other than white space.
-const LOOK_BYTES: usize = 16 << 10;
+const PROBE_BYTES: usize = 16 << 10;
 
 /// The place of a row's text.
 #[derive(Clone, Copy)]
@@ -48,8 +48,8 @@ impl<'a> RowText<'a> {
         let mut at = 0;
         while at < self.bytes {
             // Look at the bytes in memory first, up to a limit: a usual text needs one look.
-            let end = self.bytes.min(if at == 0 { self.held.len().clamp(4, LOOK_BYTES) } else { at + LOOK_BYTES });
-            let text = self.stretch(at..end)?;
+            let end = self.bytes.min(if at == 0 { self.held.len().clamp(4, PROBE_BYTES) } else { at + PROBE_BYTES });
+            let text = self.segment(at..end)?;
             if !text.trim_start().is_empty() {
                 return Ok(false);
             }
@@ -86,13 +86,13 @@ impl Source for RowText<'_> {
         self.bytes
     }
 
-    fn stretch(&mut self, range: Range<usize>) -> Result<&str, TextFault> {
+    fn segment(&mut self, range: Range<usize>) -> Result<&str, TextFault> {
         let is_last = range.end == self.bytes;
         if let Some(bytes) = self.held.get(range.clone()) {
             return as_text(bytes, is_last);
         }
         if self.later(&range).is_none() {
-            let end = range.end.max(self.bytes.min(range.start + STRETCH_BYTES));
+            let end = range.end.max(self.bytes.min(range.start + SEGMENT_BYTES));
             self.read(range.start..end)?;
         }
         // If the file changed, the dataset returned an error; the case left here is a value that is missing.
@@ -119,17 +119,17 @@ impl<S: Source> Source for Prefixed<'_, S> {
         self.prefix.len() + self.text.len()
     }
 
-    fn stretch(&mut self, range: Range<usize>) -> Result<&str, TextFault> {
+    fn segment(&mut self, range: Range<usize>) -> Result<&str, TextFault> {
         let border = self.prefix.len();
         if range.start >= border {
-            return self.text.stretch(range.start - border..range.end - border);
+            return self.text.segment(range.start - border..range.end - border);
         }
         if range.end <= border {
             return Ok(&self.prefix[range.start..self.prefix.floor_char_boundary(range.end)]);
         }
         self.both.clear();
         self.both.push_str(&self.prefix[range.start..]);
-        self.both.push_str(self.text.stretch(0..range.end - border)?);
+        self.both.push_str(self.text.segment(0..range.end - border)?);
         Ok(&self.both)
     }
 }
@@ -139,8 +139,8 @@ impl<S: Source> Source for &mut S {
         S::len(self)
     }
 
-    fn stretch(&mut self, range: Range<usize>) -> Result<&str, TextFault> {
-        S::stretch(self, range)
+    fn segment(&mut self, range: Range<usize>) -> Result<&str, TextFault> {
+        S::segment(self, range)
     }
 }
 

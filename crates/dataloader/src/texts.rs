@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use parquet_dataset::{Dataset, DatasetOptions, Residency, Rows};
-use row_files::{Chosen, Compression, ENDINGS, Form, Kind, Pairing, Row};
+use row_files::{Chosen, Compression, FILE_EXTENSIONS, Form, Kind, Pairing, Row};
 
 use crate::Error;
 use crate::row_text::as_text;
@@ -23,7 +23,7 @@ const READ_ROWS: u64 = 1024;
 /// Bytes of values that are read at a time, and the most of one value.
 const READ_BYTES: u64 = 1 << 20;
 /// Only this much of a longer value is read: otherwise a single row would outweigh a corpus.
-const MOST_VALUE_BYTES: u64 = 16 << 20;
+const MAX_VALUE_BYTES: u64 = 16 << 20;
 /// Bytes of a text file that are read and checked at a time.
 const BLOCK_BYTES: usize = 64 << 10;
 
@@ -69,8 +69,8 @@ impl TextFiles {
                 let bytes = std::fs::metadata(path).map_or(0, |file| file.len());
                 let largest = match (kind.form, kind.compression) {
                     // The file may hold a row of any size.
-                    (Form::Parquet, _) | (_, Compression::Gzip | Compression::Zstd) => row_files::MOST_ROW_BYTES as u64,
-                    (_, Compression::None) => bytes.min(row_files::MOST_ROW_BYTES as u64),
+                    (Form::Parquet, _) | (_, Compression::Gzip | Compression::Zstd) => row_files::MAX_ROW_BYTES as u64,
+                    (_, Compression::None) => bytes.min(row_files::MAX_ROW_BYTES as u64),
                 };
                 let pages = if kind.form == Form::Parquet { PAGES_BYTES } else { 4 * BLOCK_BYTES as u64 };
                 files.reading_bytes = files.reading_bytes.max(ROW_COPIES * largest + pages);
@@ -143,7 +143,8 @@ fn look_at(path: &Path, columns: &[String]) -> Result<Input, Error> {
 /// Opens a file of rows (JSON, CSV or TSV by its name). If no column is named, reads its prompts and responses, or else all
 /// columns.
 fn rows_of(path: &Path, columns: &[String]) -> Result<Option<Input>, Error> {
-    let is_named = row_files::ending(path).is_some_and(|ending| ending != "parquet" && ENDINGS.contains(&&*ending));
+    let is_named = row_files::extension(path)
+        .is_some_and(|extension| extension != "parquet" && FILE_EXTENSIONS.contains(&&*extension));
     if !is_named {
         return Ok(None);
     }
@@ -185,11 +186,11 @@ fn open<'a>(
 }
 
 /// A text file, checked block by block as it is read.
-struct Judged {
+struct CheckedText {
     file: File,
 }
 
-impl Read for Judged {
+impl Read for CheckedText {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -229,7 +230,7 @@ fn not_text(block: &[u8]) -> Option<String> {
 /// Lines of a text file, without their ends.
 struct Lines {
     path: PathBuf,
-    reader: BufReader<Judged>,
+    reader: BufReader<CheckedText>,
     /// The beginning of a character whose end is in the next piece of its line.
     begun: Vec<u8>,
     is_over: bool,
@@ -237,7 +238,7 @@ struct Lines {
 
 impl Lines {
     fn new(path: &Path, file: File) -> Self {
-        let reader = BufReader::with_capacity(BLOCK_BYTES, Judged { file });
+        let reader = BufReader::with_capacity(BLOCK_BYTES, CheckedText { file });
         Self { path: path.to_owned(), reader, begun: Vec::new(), is_over: false }
     }
 
@@ -370,7 +371,7 @@ impl<'a> Values<'a> {
         let text = as_text(bytes, is_whole).ok()?;
         if !is_whole {
             self.within = Some((value, text.len() as u64));
-            if whole > MOST_VALUE_BYTES {
+            if whole > MAX_VALUE_BYTES {
                 self.long_values.set(self.long_values.get() + 1);
             }
         }
@@ -383,7 +384,7 @@ impl Iterator for Values<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if let Some((value, from)) = self.within.take().filter(|(_, from)| *from < MOST_VALUE_BYTES) {
+            if let Some((value, from)) = self.within.take().filter(|(_, from)| *from < MAX_VALUE_BYTES) {
                 match self.piece(value, from) {
                     Ok(Some(text)) if !text.is_empty() => {
                         self.within = Some((value, from + text.len() as u64));
@@ -538,7 +539,7 @@ mod tests {
         let texts: Vec<String> = files.texts(&long_values).map(Result::unwrap).collect();
         assert!(texts.iter().all(|text| text.len() <= READ_BYTES as usize));
         let all = texts.concat();
-        assert_eq!(all.len(), 1 + long.len() + MOST_VALUE_BYTES as usize + 3);
+        assert_eq!(all.len(), 1 + long.len() + MAX_VALUE_BYTES as usize + 3);
         assert!(all.starts_with(&format!("a{long}b")) && all.ends_with("bend"));
         assert_eq!(long_values.get(), 1);
         assert!(files.reading_bytes() < 24 << 20, "{}", files.reading_bytes());

@@ -15,15 +15,15 @@
 //! ```
 
 mod added_tokens;
-mod beside;
 mod byte_pairs;
+mod companion_files;
 mod files;
 mod growth;
-mod remembered;
 mod sentence_piece;
 mod traits;
 mod utf8_bytes;
 mod windows;
+mod word_cache;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -33,15 +33,15 @@ use tokenizers::ModelWrapper;
 
 use crate::Error;
 use crate::error::panic_message;
-use beside::Beside;
+use companion_files::CompanionFiles;
 pub use files::COMPANION_FILES;
 use growth::Head;
-pub(crate) use remembered::REMEMBERED_BYTES;
-use remembered::Remembered;
-use traits::{MOST_WORD_PIECE_CHARS, Traits};
+use traits::{MAX_WORD_PIECE_CHARS, Traits};
 use utf8_bytes::Utf8Bytes;
 use windows::Tokenizing;
 pub(crate) use windows::{Source, TextFault, Windows};
+pub(crate) use word_cache::WORD_CACHE_BYTES;
+use word_cache::WordCache;
 
 /// A text that is encoded when a tokenizer is loaded: scripts, digits, spaces, a character that grows, broken pieces.
 const PROBE: &str = "The quick  brown fox, 0123456789 km.\n\t\u{4e2d}\u{6587} \u{fdfa} \u{e9}e\u{301} \u{1f469}\u{200d}\u{1f467} <unk>\u{0} ";
@@ -69,7 +69,7 @@ pub struct Tokenizer {
     longest_added: usize,
     growth: u64,
     start_ids: Vec<u32>,
-    remembered: Remembered,
+    word_cache: WordCache,
 }
 
 /// The `tokenizer.json` of a tokenizer.
@@ -130,7 +130,8 @@ impl Tokenizer {
     /// [`Error::Tokenizer`] when the bytes are not a SentencePiece model of kind unigram, or as for
     /// [`from_bytes`](Self::from_bytes).
     pub fn from_sentence_piece(bytes: &[u8], config: Option<&str>, path: &Path) -> Result<Self, Error> {
-        let json = Beside::of_config(config).and_then(|beside| sentence_piece::tokenizer_json(bytes, &beside));
+        let json = CompanionFiles::of_config(config)
+            .and_then(|companion_files| sentence_piece::tokenizer_json(bytes, &companion_files));
         let json = json.map_err(|reason| unusable(path, reason))?;
         let tokenizer = Self::from_bytes(json.as_bytes(), path)?;
         Ok(Self { kind: Kind::Converted(json), ..tokenizer })
@@ -164,7 +165,7 @@ impl Tokenizer {
                 (unigram.alpha, unigram.nbest_size) = (None, None);
             }
             ModelWrapper::WordPiece(words) => {
-                words.max_input_chars_per_word = words.max_input_chars_per_word.min(MOST_WORD_PIECE_CHARS);
+                words.max_input_chars_per_word = words.max_input_chars_per_word.min(MAX_WORD_PIECE_CHARS);
             }
             ModelWrapper::WordLevel(_) => {}
         }
@@ -195,7 +196,7 @@ impl Tokenizer {
             longest_added,
             growth,
             start_ids,
-            remembered: Remembered::default(),
+            word_cache: WordCache::default(),
         };
         tokenizer.transformers_config = tokenizer.new_transformers_config();
         Ok(tokenizer)
@@ -236,10 +237,10 @@ impl Tokenizer {
             return tokenizer.encode(source, max_tokens);
         }
         let bytes = source.len();
-        let mut tokenizing = Tokenizing::new((&self.inner, &self.remembered), self.traits, sizes, max_tokens);
+        let mut tokenizing = Tokenizing::new((&self.inner, &self.word_cache), self.traits, sizes, max_tokens);
         while let Some(range) = tokenizing.next(bytes) {
             let is_last = range.end == bytes;
-            let text = source.stretch(range)?;
+            let text = source.segment(range)?;
             let added = guarded(&self.path, "encoding a text", || tokenizing.add(text, is_last))?;
             added.map_err(|error| Error::Encode { path: self.path.clone(), reason: error.to_string() })?;
         }

@@ -59,7 +59,7 @@ const ENTRY_OF_TOKENIZER_BYTES: u64 = 1536;
 /// Memory for cutting a piece of text into words, and other fixed memory.
 const CUTTING_BYTES: u64 = 6 << 20;
 /// The smallest table of words with which training learns a useful vocabulary.
-const LEAST_COUNTED_BYTES: u64 = 512 << 10;
+const MIN_COUNTED_BYTES: u64 = 512 << 10;
 
 impl TokenizerTraining {
     /// The most bytes that training takes, without reading the texts.
@@ -72,7 +72,7 @@ impl TokenizerTraining {
     /// # Errors
     /// The bytes that would be needed.
     pub fn within(&self, bytes: u64) -> Result<Self, u64> {
-        let least = self.fixed_bytes() + LEAST_COUNTED_BYTES * LEARNING_BYTES_PER_COUNTED;
+        let least = self.fixed_bytes() + MIN_COUNTED_BYTES * LEARNING_BYTES_PER_COUNTED;
         if bytes < least {
             return Err(least);
         }

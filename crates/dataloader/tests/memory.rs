@@ -64,7 +64,7 @@ fn stated_and_taken(tokenizer: &Arc<Tokenizer>, dataset: Dataset, tokens: usize)
     let batch = loader.next_batch();
     heap::count_allocations(false);
     batch.unwrap();
-    (of_loader + of_dataset.map(|row| row.bytes).sum::<u64>(), heap::most_live())
+    (of_loader + of_dataset.map(|row| row.bytes).sum::<u64>(), heap::peak_live())
 }
 
 #[test]

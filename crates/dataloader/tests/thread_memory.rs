@@ -67,7 +67,7 @@ fn a_thread_takes_what_is_stated_beside_the_blocks_that_it_is_given_and_at_least
     if !Path::new("/proc/self/clear_refs").exists() {
         return;
     }
-    heap::keep_pages_small();
+    heap::disable_huge_pages();
     let (directory, here) = (tempfile::tempdir().unwrap(), Path::new(env!("CARGO_MANIFEST_DIR")));
     let usual = dataset(directory.path(), "usual.parquet", &["seven twelve 12 apple".to_owned()]);
     let hostile = dataset(directory.path(), "hostile.parquet", &texts::hostile());
@@ -89,7 +89,7 @@ fn a_thread_takes_what_is_stated_beside_the_blocks_that_it_is_given_and_at_least
         loader.set_limits(AHEAD);
         read_all(&mut loader);
         heap::count_allocations(false);
-        let (held, given) = (bytes("VmHWM:") - before, heap::most_live());
+        let (held, given) = (bytes("VmHWM:") - before, heap::peak_live());
         let beside = held.saturating_sub(given);
         assert!(beside <= of_thread, "{tokenizer:?}: {beside} bytes beside {given} in blocks, {of_thread} stated");
         assert!(beside >= of_thread / 2, "{tokenizer:?}: {beside} bytes beside {given} in blocks, {of_thread} stated");

@@ -23,7 +23,7 @@ pub(crate) const EDGES: [u64; 16] = [
 ];
 
 /// The most bytes of a mutated input: the cost of long files is not tested here.
-pub(crate) const MOST_BYTES: usize = 256 << 10;
+pub(crate) const MAX_BYTES: usize = 256 << 10;
 
 /// A number below `bound`, which is at least 1.
 pub(crate) fn below(stream: &mut Stream, bound: usize) -> usize {
@@ -57,7 +57,7 @@ pub(crate) fn mutate(bytes: &mut Vec<u8>, other: &[u8], stream: &mut Stream) {
             let from = below(stream, other.len());
             bytes.truncate(at);
             bytes.extend(&other[from.min(other.len())..]);
-            bytes.truncate(MOST_BYTES);
+            bytes.truncate(MAX_BYTES);
         }
         8 => {
             let from = below(stream, other.len());
@@ -97,7 +97,7 @@ pub(crate) fn mutate(bytes: &mut Vec<u8>, other: &[u8], stream: &mut Stream) {
 }
 
 fn insert(bytes: &mut Vec<u8>, at: usize, piece: &[u8]) {
-    let room = MOST_BYTES.saturating_sub(bytes.len());
+    let room = MAX_BYTES.saturating_sub(bytes.len());
     bytes.splice(at..at, piece[..piece.len().min(room)].iter().copied());
 }
 

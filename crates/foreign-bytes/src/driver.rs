@@ -35,7 +35,7 @@ impl Default for Limits {
 }
 
 /// The hard memory limit of a child, so that a parser cannot exhaust the machine.
-const MOST_DATA_BYTES: u64 = 2 << 30;
+const MAX_DATA_BYTES: u64 = 2 << 30;
 
 /// Tries of one seed.
 #[derive(Clone, Debug)]
@@ -267,7 +267,7 @@ pub fn run_child(root: &Path, parser: &Parser, seed: u64, from: u64, to: u64) ->
         *PANICKED.lock().unwrap_or_else(PoisonError::into_inner) = format!("{place}{said}");
     }));
     let limit = |bytes| Rlimit { current: Some(bytes), maximum: Some(bytes) };
-    let _ = setrlimit(Resource::Data, limit(MOST_DATA_BYTES));
+    let _ = setrlimit(Resource::Data, limit(MAX_DATA_BYTES));
     let _ = setrlimit(Resource::Core, limit(0));
     let inputs = corpus(root, parser)?;
     let mutator = Mutator::new(&inputs, parser, seed);

@@ -191,7 +191,7 @@ fn mutate_lines(bytes: &mut Vec<u8>, other: &[u8], stream: &mut Stream) {
         }
     }
     *bytes = lines.join(&b'\n');
-    bytes.truncate(bytes::MOST_BYTES);
+    bytes.truncate(bytes::MAX_BYTES);
 }
 
 #[cfg(test)]

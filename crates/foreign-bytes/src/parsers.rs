@@ -211,7 +211,7 @@ fn root() -> PathBuf {
 }
 
 /// The most rows read from one file, and at a time.
-const MOST_ROWS: u64 = 4096;
+const MAX_ROWS: u64 = 4096;
 const READ_ROWS: u64 = 256;
 
 /// Opens a parquet file, finds its pages, and reads its string columns, with limits like a loader's.
@@ -223,7 +223,7 @@ fn parquet(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     (options.max_value_bytes, options.max_read_bytes) = (4 << 20, 8 << 20);
     let lists = lists(&path);
     let dataset = Dataset::open(&[path], &options).map_err(refused)?;
-    let rows = dataset.rows().min(MOST_ROWS);
+    let rows = dataset.rows().min(MAX_ROWS);
     let mut outcome = lists;
     for first in (0..rows).step_by(READ_ROWS as usize) {
         // A later page may be good even if this one is broken.
@@ -240,7 +240,7 @@ fn parquet(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
 fn lists(path: &Path) -> Result<(), String> {
     let columns: Vec<String> = list_columns(path).map_err(refused)?.into_iter().take(4).collect();
     let mut lists = Lists::open(path, &columns, 4096, 4 << 20).map_err(refused)?;
-    let (mut row, mut left) = (ListRow::default(), MOST_ROWS);
+    let (mut row, mut left) = (ListRow::default(), MAX_ROWS);
     while left > 0 && lists.next(&mut row).map_err(refused)? {
         left -= 1;
     }
@@ -262,7 +262,7 @@ fn page_map(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     (options.max_value_bytes, options.max_read_bytes) = (4 << 20, 8 << 20);
     options.page_map = Some(bytes.to_vec());
     let dataset = Dataset::open(&[path], &options).map_err(refused)?;
-    dataset.read_range(0..dataset.rows().min(MOST_ROWS)).map_err(refused)?;
+    dataset.read_range(0..dataset.rows().min(MAX_ROWS)).map_err(refused)?;
     dataset.page_map().map(|_| ()).map_err(refused)
 }
 
@@ -448,7 +448,7 @@ fn finished(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
 fn metrics(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let path = scratch.write("metrics.jsonl", bytes);
     let run = run_report::read(&path, "a run").map_err(|error| error.to_string())?;
-    assert!(run_report::page::of_run(&run).len() <= run_report::page::MOST_BYTES, "a page of more bytes than any has");
+    assert!(run_report::page::of_run(&run).len() <= run_report::page::MAX_BYTES, "a page of more bytes than any has");
     command::parsers::metrics(&path)?;
     let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
     let after = fs::read(&path).map_err(refused)?;

@@ -7,7 +7,7 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 type Request = Box<dyn FnOnce() + Send>;
 
 /// The most requests that wait: enough for the weights of a few blocks.
-const MOST_WAITING: usize = 256;
+const QUEUE_CAPACITY: usize = 256;
 
 static THREAD: OnceLock<Option<SyncSender<Request>>> = OnceLock::new();
 
@@ -22,7 +22,7 @@ pub(crate) fn request(request: impl FnOnce() + Send + 'static) {
 }
 
 fn start() -> Option<SyncSender<Request>> {
-    let (asked, requests) = sync_channel::<Request>(MOST_WAITING);
+    let (asked, requests) = sync_channel::<Request>(QUEUE_CAPACITY);
     let work = move || requests.into_iter().for_each(|request| request());
     std::thread::Builder::new().name("read-ahead".to_owned()).spawn(work).ok()?;
     Some(asked)

@@ -21,21 +21,21 @@ use crate::pages::{self, Held};
 pub struct Allocator;
 
 /// The page size is this or a divisor of it on every system; no tensor has a larger alignment.
-const MOST_ALIGNMENT: usize = 4096;
+const MAX_ALIGNMENT: usize = 4096;
 
-static ON_REFUSAL: OnceLock<fn(usize)> = OnceLock::new();
+static ON_ALLOCATION_FAILURE: OnceLock<fn(usize)> = OnceLock::new();
 
 /// Sets a function that is called with the bytes of an allocation that the system refused, before the caller of the allocator learns of it.
 /// Most callers cannot continue, and the standard library then ends the process with a signal. `f` may end the process with a better
 /// message. It must not allocate. Only the first call of this function counts.
-pub fn on_refusal(f: fn(usize)) {
-    let _ = ON_REFUSAL.set(f);
+pub fn on_allocation_failure(f: fn(usize)) {
+    let _ = ON_ALLOCATION_FAILURE.set(f);
 }
 
-/// Returns the block. If it is null, calls the function of [`on_refusal`] first.
+/// Returns the block. If it is null, calls the function of [`on_allocation_failure`] first.
 fn told(block: *mut u8, bytes: usize) -> *mut u8 {
     if block.is_null()
-        && let Some(f) = ON_REFUSAL.get()
+        && let Some(f) = ON_ALLOCATION_FAILURE.get()
     {
         f(bytes);
     }
@@ -43,7 +43,7 @@ fn told(block: *mut u8, bytes: usize) -> *mut u8 {
 }
 
 fn is_large(layout: &Layout) -> bool {
-    layout.size() >= LARGE_BYTES && layout.align() <= MOST_ALIGNMENT && IS_SUPPORTED
+    layout.size() >= LARGE_BYTES && layout.align() <= MAX_ALIGNMENT && IS_SUPPORTED
 }
 
 // SAFETY: a block's layout determines which of the two allocators it belongs to, and callers give the layout
@@ -125,7 +125,7 @@ unsafe extern "C" {
 ///
 /// mimalloc asks for huge pages for the whole of its arena. A first touch, or the kernel's gathering of small pages at any later moment,
 /// then makes 2 MiB resident at a time, even if less is in use: a run's resident set moved by 4 MiB between two steps.
-pub fn keep_pages_small() {
+pub fn disable_huge_pages() {
     #[cfg(target_os = "linux")]
     {
         const SET_THP_DISABLE: c_int = 41;

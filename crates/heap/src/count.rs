@@ -17,20 +17,20 @@ static CALLS: AtomicU64 = AtomicU64::new(0);
 static BYTES: AtomicU64 = AtomicU64::new(0);
 /// Bytes allocated minus bytes freed since counting began: negative if blocks from before are freed.
 static LIVE: AtomicI64 = AtomicI64::new(0);
-static MOST_LIVE: AtomicI64 = AtomicI64::new(0);
+static PEAK_LIVE: AtomicI64 = AtomicI64::new(0);
 
 /// Switches the count of [`Allocator`](crate::Allocator) on or off; it starts switched off.
 pub fn count_allocations(on: bool) {
     if on {
         LIVE.store(0, Relaxed);
-        MOST_LIVE.store(0, Relaxed);
+        PEAK_LIVE.store(0, Relaxed);
     }
     IS_COUNTING.store(on, Relaxed);
 }
 
 /// Returns the most bytes that [`Allocator`](crate::Allocator) had given out at a time since counting began, without blocks from before.
-pub fn most_live() -> u64 {
-    u64::try_from(MOST_LIVE.load(Relaxed)).unwrap_or(0)
+pub fn peak_live() -> u64 {
+    u64::try_from(PEAK_LIVE.load(Relaxed)).unwrap_or(0)
 }
 
 /// Returns the count of [`Allocator`](crate::Allocator) so far, over all threads.
@@ -44,7 +44,7 @@ pub(crate) fn count(bytes: usize) {
         CALLS.fetch_add(1, Relaxed);
         BYTES.fetch_add(bytes as u64, Relaxed);
         let bytes = bytes.cast_signed() as i64;
-        MOST_LIVE.fetch_max(LIVE.fetch_add(bytes, Relaxed) + bytes, Relaxed);
+        PEAK_LIVE.fetch_max(LIVE.fetch_add(bytes, Relaxed) + bytes, Relaxed);
     }
 }
 
@@ -84,6 +84,6 @@ mod tests {
         let after = allocations();
         assert!(after.calls >= before.calls + 2, "{before:?}, {after:?}");
         assert!(after.bytes >= before.bytes + (MANY + 300) as u64, "{before:?}, {after:?}");
-        assert!(most_live() >= MANY as u64 / 2, "{} bytes", most_live());
+        assert!(peak_live() >= MANY as u64 / 2, "{} bytes", peak_live());
     }
 }

@@ -3,7 +3,7 @@
 use std::fs::File;
 
 /// Has the system read no more of the file than was asked for.
-pub fn read_without_ahead(file: &File) {
+pub fn disable_readahead(file: &File) {
     advise(file, 0, 0, Advice::Random);
 }
 

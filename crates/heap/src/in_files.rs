@@ -2,7 +2,7 @@
 //! has them leave memory; the file keeps their contents.
 //!
 //! The disk sets room aside for the whole file before the first block. So a full disk is an error at that time, and not a signal when a
-//! page is written. [`lost_pages`] handles a file that loses its pages nevertheless.
+//! page is written. [`sigbus`] handles a file that loses its pages nevertheless.
 //!
 //! A file that exists already, such as a file of weights, can be mapped for reading: its blocks lie where its values lie.
 
@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ahead;
-use crate::lost_pages;
-use crate::nameless_file::{file_without_name, shown_path};
+use crate::anonymous_file::{anonymous_file, shown_path};
 use crate::page::{self, IS_SUPPORTED, LARGE_BYTES, PAGE_BYTES, whole_pages};
 use crate::pages;
+use crate::sigbus;
 use crate::waiting::counting_wait;
 
 /// Room for large blocks in a file without a name.
@@ -38,7 +38,7 @@ struct Mapping {
     start: usize,
     bytes: usize,
     access: system::Access,
-    watch: Option<lost_pages::Watch>,
+    watch: Option<sigbus::Watch>,
 }
 
 thread_local! {
@@ -55,7 +55,7 @@ impl FileMemory {
     /// # Errors
     /// The file cannot be made, or the disk or the process's addresses have no room for it.
     pub fn create(directory: &Path, sizes: impl Iterator<Item = usize>) -> io::Result<FileMemory> {
-        let file = file_without_name(directory)?;
+        let file = anonymous_file(directory)?;
         let mut large = sizes.filter(|&size| size >= LARGE_BYTES && IS_SUPPORTED);
         let bytes = large.try_fold(0usize, |sum, size| sum.checked_add(whole_pages(size)?));
         let bytes = bytes.ok_or(io::ErrorKind::FileTooLarge)?;
@@ -67,7 +67,7 @@ impl FileMemory {
     /// Maps all of an existing file, to be read in place ([`FileMemory::block_at`]). `path` is for messages.
     ///
     /// The system shows the file's contents of that time, so nothing should write to the file while it is mapped. A file that is shortened
-    /// ends the process as [`end_on_lost_pages`](crate::end_on_lost_pages) describes.
+    /// ends the process as [`exit_on_sigbus`](crate::end_on_lost_pages) describes.
     ///
     /// # Errors
     /// The file cannot be mapped.
@@ -127,7 +127,7 @@ impl FileMemory {
 impl Mapping {
     fn new(file: File, bytes: usize, path: &Path, access: system::Access) -> io::Result<Mapping> {
         let start = if bytes == 0 { 0 } else { system::map(&file, bytes, access)? };
-        let watch = if bytes == 0 { None } else { lost_pages::watch(start..start + bytes, path) };
+        let watch = if bytes == 0 { None } else { sigbus::watch(start..start + bytes, path) };
         Ok(Mapping { file, start, bytes, access, watch })
     }
 
@@ -170,18 +170,18 @@ impl InFile {
     /// Gives the pages of an unused block back. No other block will lie there.
     fn free(self) {
         let InFile { mapping, offset, bytes, is_counted } = self;
-        system::page_out(Stretch { mapping, offset, bytes, elements: PhantomData }.pages());
+        system::page_out(Extent { mapping, offset, bytes, elements: PhantomData }.pages());
         if is_counted {
             pages::leave(bytes);
         }
     }
 
     /// Returns the part of the block, which begins at `block`, that holds `elements`. `None` if they are not in the block.
-    fn part<'a>(&self, block: usize, elements: &'a [u8]) -> Option<Stretch<'a>> {
+    fn part<'a>(&self, block: usize, elements: &'a [u8]) -> Option<Extent<'a>> {
         let (skip, bytes) = (elements.as_ptr().addr().checked_sub(block)?, elements.len());
         let is_inside = skip.checked_add(bytes)? <= self.bytes;
         let mapping = Arc::clone(&self.mapping);
-        is_inside.then_some(Stretch { mapping, offset: self.offset + skip, bytes, elements: PhantomData })
+        is_inside.then_some(Extent { mapping, offset: self.offset + skip, bytes, elements: PhantomData })
     }
 }
 
@@ -250,7 +250,7 @@ fn write_zeros(mut file: &File, bytes: u64) -> io::Result<()> {
     while left > 0 {
         let piece = left.min(zeros.len() as u64);
         file.write_all(&zeros[..piece as usize])?;
-        // As in `StretchMut::write`: there may be no memory for bytes that are not on the disk yet.
+        // As in `ExtentMut::write`: there may be no memory for bytes that are not on the disk yet.
         file.sync_data()?;
         left -= piece;
     }
@@ -264,16 +264,16 @@ const PIECE_BYTES: usize = 4 << 20;
 ///
 /// The borrow keeps the block alive and unchanged for as long as this lives.
 #[derive(Debug)]
-pub struct Stretch<'a> {
+pub struct Extent<'a> {
     mapping: Arc<Mapping>,
     offset: usize,
     bytes: usize,
     elements: PhantomData<&'a [u8]>,
 }
 
-impl<'a> Stretch<'a> {
+impl<'a> Extent<'a> {
     /// Returns the place of the elements if they lie in a file. They may be a part of a block.
-    pub fn of(elements: &'a [u8]) -> Option<Stretch<'a>> {
+    pub fn of(elements: &'a [u8]) -> Option<Extent<'a>> {
         if !HAS_BLOCKS.load(Ordering::Relaxed) {
             return None;
         }
@@ -288,10 +288,10 @@ impl<'a> Stretch<'a> {
     }
 
     /// Returns the part of `bytes` bytes from byte `start` on. `None` if the stretch ends before that.
-    pub fn part(&self, start: usize, bytes: usize) -> Option<Stretch<'a>> {
+    pub fn part(&self, start: usize, bytes: usize) -> Option<Extent<'a>> {
         let is_inside = start.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         let mapping = Arc::clone(&self.mapping);
-        is_inside.then_some(Stretch { mapping, offset: self.offset + start, bytes, elements: PhantomData })
+        is_inside.then_some(Extent { mapping, offset: self.offset + start, bytes, elements: PhantomData })
     }
 
     /// Has the system read the bytes that are not in its page cache, without waiting.
@@ -341,17 +341,17 @@ impl<'a> Stretch<'a> {
     /// # Errors
     /// The file was shortened, or its disk failed.
     pub fn read(&self, bytes: &mut [u8]) -> io::Result<()> {
-        counting_wait(|| self.read_beside(bytes))
+        counting_wait(|| self.read_untimed(bytes))
     }
 
-    /// [`Stretch::read`] for one of several threads. It counts no time: the caller counts once for all threads ([`crate::count_waits`]).
+    /// [`Extent::read`] for one of several threads. It counts no time: the caller counts once for all threads ([`crate::count_waits`]).
     ///
     /// # Panics
-    /// As [`Stretch::read`].
+    /// As [`Extent::read`].
     ///
     /// # Errors
-    /// As [`Stretch::read`].
-    pub fn read_beside(&self, bytes: &mut [u8]) -> io::Result<()> {
+    /// As [`Extent::read`].
+    pub fn read_untimed(&self, bytes: &mut [u8]) -> io::Result<()> {
         assert_eq!(bytes.len(), self.bytes, "bytes to read into");
         self.mapping.check_length()?;
         system::read(&self.mapping.file, self.offset as u64, bytes).or_else(|error| match error.kind() {
@@ -388,16 +388,16 @@ impl<'a> Stretch<'a> {
     }
 }
 
-/// Like [`Stretch`], for bytes that no other code reads or writes while this lives, so they may be changed in the file.
+/// Like [`Extent`], for bytes that no other code reads or writes while this lives, so they may be changed in the file.
 #[derive(Debug)]
-pub struct StretchMut<'a>(Stretch<'a>, PhantomData<&'a mut [u8]>);
+pub struct ExtentMut<'a>(Extent<'a>, PhantomData<&'a mut [u8]>);
 
-impl<'a> StretchMut<'a> {
+impl<'a> ExtentMut<'a> {
     /// Returns the place of the elements if they lie in a file. Any bytes must be valid values of the elements.
-    pub fn of(elements: &'a mut [u8]) -> Option<StretchMut<'a>> {
+    pub fn of(elements: &'a mut [u8]) -> Option<ExtentMut<'a>> {
         // The system will write to the same memory without the compiler's knowledge.
         let _ = elements.as_mut_ptr().expose_provenance();
-        Stretch::of(elements).map(|stretch| StretchMut(stretch, PhantomData))
+        Extent::of(elements).map(|extent| ExtentMut(extent, PhantomData))
     }
 
     /// Replaces the elements without making their pages resident. With `waits`, waits for the disk piece by piece.
@@ -407,7 +407,7 @@ impl<'a> StretchMut<'a> {
     /// # Errors
     /// The file was shortened, or its disk failed.
     pub fn write(&mut self, bytes: &[u8], waits: bool) -> io::Result<()> {
-        let StretchMut(Stretch { mapping, offset, bytes: expected, .. }, _) = self;
+        let ExtentMut(Extent { mapping, offset, bytes: expected, .. }, _) = self;
         assert_eq!(bytes.len(), *expected, "bytes to write");
         for (number, piece) in bytes.chunks(PIECE_BYTES).enumerate() {
             let offset = *offset + number * PIECE_BYTES;
@@ -540,7 +540,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_reserved_is_written_in_full() {
-        let file = file_without_name(&std::env::temp_dir()).unwrap();
+        let file = anonymous_file(&std::env::temp_dir()).unwrap();
         let bytes = 2 * PIECE_BYTES as u64 + 5;
         write_zeros(&file, bytes).unwrap();
         let metadata = file.metadata().unwrap();
@@ -564,8 +564,8 @@ mod tests {
         // SAFETY: pages of zeros that nothing else uses.
         let bytes = unsafe { std::slice::from_raw_parts(block.cast_const(), 2 * LARGE_BYTES) };
         let at = block.addr();
-        let stretch = place.part(at, &bytes[5000..5007]).unwrap();
-        assert_eq!((stretch.offset, stretch.bytes), (5000, 7));
+        let extent = place.part(at, &bytes[5000..5007]).unwrap();
+        assert_eq!((extent.offset, extent.bytes), (5000, 7));
         assert!(place.part(at, &bytes[1..]).is_some());
         assert!(place.part(at + 1, bytes).is_none(), "it begins before the block");
         assert!(place.part(at - 1, bytes).is_none(), "it ends behind the block");

@@ -21,26 +21,26 @@
 
 mod ahead;
 mod allocator;
+mod anonymous_file;
 mod count;
 mod file_pages;
 mod in_files;
 mod large;
-mod lost_pages;
-mod nameless_file;
 mod page;
 mod pages;
 mod ranges;
+mod sigbus;
 mod temporary_name;
 mod waiting;
 
-pub use allocator::{Allocator, held, keep_pages_small, on_refusal, release_small, release_unused};
-pub use count::{Allocations, allocations, count_allocations, most_live};
-pub use file_pages::{forget, read_without_ahead};
-pub use in_files::{FileMemory, Stretch, StretchMut};
-pub use lost_pages::end_on_lost_pages;
-pub use nameless_file::{file_without_name, shown_path};
+pub use allocator::{Allocator, disable_huge_pages, held, on_allocation_failure, release_small, release_unused};
+pub use anonymous_file::{anonymous_file, shown_path};
+pub use count::{Allocations, allocations, count_allocations, peak_live};
+pub use file_pages::{disable_readahead, forget};
+pub use in_files::{Extent, ExtentMut, FileMemory};
 pub use page::LARGE_BYTES;
 pub use pages::Held;
 pub use ranges::FreeRanges;
+pub use sigbus::exit_on_sigbus;
 pub use temporary_name::{TEMPORARY_PREFIX, create_new, with_temporary_name};
 pub use waiting::{count_waits, counting_wait, waited};

@@ -1,6 +1,6 @@
 //! Blocks that are whole pages: mapped, reused, and unmapped before there are more than were ever live.
 //!
-//! Invariant: `live + free <= most_live`, all in bytes of whole pages. Pages of files that were made resident are live until they have
+//! Invariant: `live + free <= peak_live`, all in bytes of whole pages. Pages of files that were made resident are live until they have
 //! left: free pages are unmapped to make room for them, as for a block.
 
 use std::sync::{Mutex, PoisonError};
@@ -16,13 +16,13 @@ pub struct Held {
     /// Freed, and kept for reuse.
     pub free: usize,
     /// The most that was live at one time since memory was last released.
-    pub most_live: usize,
+    pub peak_live: usize,
 }
 
 /// Every page of large blocks.
 struct Pages {
     live: usize,
-    most_live: usize,
+    peak_live: usize,
     free: FreeRanges,
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn held() -> Held {
 
 impl Pages {
     const fn new() -> Self {
-        Self { live: 0, most_live: 0, free: FreeRanges::new() }
+        Self { live: 0, peak_live: 0, free: FreeRanges::new() }
     }
 
     fn allocate(&mut self, size: usize) -> (*mut u8, bool) {
@@ -94,7 +94,7 @@ impl Pages {
     /// Unmaps free ranges until `bytes` more can be live within the invariant.
     fn make_room(&mut self, bytes: usize) {
         let held = self.live + self.free.bytes() + bytes;
-        self.give_back(held.saturating_sub(self.most_live.max(self.live + bytes)));
+        self.give_back(held.saturating_sub(self.peak_live.max(self.live + bytes)));
     }
 
     fn enter(&mut self, bytes: usize) {
@@ -110,16 +110,16 @@ impl Pages {
 
     fn release(&mut self) {
         self.give_back(usize::MAX);
-        self.most_live = self.live;
+        self.peak_live = self.live;
     }
 
     fn held(&self) -> Held {
-        Held { live: self.live, free: self.free.bytes(), most_live: self.most_live }
+        Held { live: self.live, free: self.free.bytes(), peak_live: self.peak_live }
     }
 
     fn count(&mut self, bytes: usize) {
         self.live += bytes;
-        self.most_live = self.most_live.max(self.live);
+        self.peak_live = self.peak_live.max(self.live);
     }
 
     /// Unmaps free ranges until `bytes` bytes are unmapped or no range is left.
@@ -157,7 +157,7 @@ mod tests {
                 blocks.push((block, size));
             }
             let held = pages.held();
-            assert!(held.live + held.free <= held.most_live, "{held:?}");
+            assert!(held.live + held.free <= held.peak_live, "{held:?}");
         }
         for (block, size) in blocks {
             pages.take_back(block, size);
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn free_pages_make_room_for_those_of_a_file() {
         let mut pages = Pages::new();
-        let of = |pages: &Pages| (pages.live, pages.free.bytes(), pages.most_live);
+        let of = |pages: &Pages| (pages.live, pages.free.bytes(), pages.peak_live);
         let (block, _) = pages.allocate(4 << 20);
         pages.take_back(block, 4 << 20);
         pages.enter(1 << 20);

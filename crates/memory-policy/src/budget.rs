@@ -12,11 +12,11 @@ pub const DEFAULT_SHARE_PERCENT: u64 = 80;
 pub(crate) const HEADROOM_PERCENT: u64 = 5;
 
 /// The least headroom: thread stacks and the allocator's own pages do not shrink with the model.
-pub(crate) const LEAST_HEADROOM: Bytes = Bytes::mib(8);
+pub(crate) const MIN_HEADROOM: Bytes = Bytes::mib(8);
 
 /// Bytes by which another start of the same command may measure a larger process, because the resident pages differ from start to start. A
 /// budget that is recommended for a later start includes these bytes.
-pub const ANOTHER_START: Bytes = Bytes::mib(1);
+pub const RESTART_MARGIN: Bytes = Bytes::mib(1);
 
 /// The memory limit of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,5 +49,5 @@ impl Budget {
 ///
 /// The headroom depends on the prediction only, so the smallest budget follows without a fixed point.
 pub fn headroom(predicted_peak: Bytes) -> Bytes {
-    predicted_peak.percent(HEADROOM_PERCENT).max(LEAST_HEADROOM)
+    predicted_peak.percent(HEADROOM_PERCENT).max(MIN_HEADROOM)
 }

@@ -9,7 +9,7 @@ const LABEL: usize = 18;
 /// Columns of the longest bar.
 const BAR: usize = 8;
 /// Rows with a smaller share are shown together, unless the bill is in full.
-const LEAST_PERCENT: f64 = 2.0;
+const MIN_PERCENT: f64 = 2.0;
 
 /// The unit of a bill. All of its rows have the same unit, so that sizes are easy to compare.
 #[derive(Clone, Copy, PartialEq)]
@@ -48,7 +48,7 @@ pub fn rows(rows: &[CostRow], unit: Unit, is_full: bool) -> String {
     let percent = |bytes: Bytes| 100.0 * bytes.0 as f64 / total.0.max(1) as f64;
     let mut sorted: Vec<&CostRow> = rows.iter().collect();
     sorted.sort_by_key(|row| std::cmp::Reverse(row.bytes));
-    let large = sorted.iter().take_while(|row| percent(row.bytes) >= LEAST_PERCENT).count();
+    let large = sorted.iter().take_while(|row| percent(row.bytes) >= MIN_PERCENT).count();
     let (large, small) = sorted.split_at(if is_full || sorted.len() - large < 2 { sorted.len() } else { large });
     let line = |name: &str, bytes: Bytes, note: &str| {
         let share = percent(bytes);

@@ -77,7 +77,7 @@ mod snapshot;
 mod testing;
 
 pub use bill::Bill;
-pub use budget::{ANOTHER_START, Budget, DEFAULT_SHARE_PERCENT, headroom};
+pub use budget::{Budget, DEFAULT_SHARE_PERCENT, RESTART_MARGIN, headroom};
 pub use bytes::{Bytes, ParseBytesError};
 pub use cards::{Card, Cards, cards};
 pub use costs::{Choice, CostRow, Costs, FEEDING, LOADING, Phase, Setting, TRAINING, undominated};
@@ -88,5 +88,5 @@ pub use layout::labelled;
 pub use name::Name;
 pub use plan::{DoesNotFit, Limit, Plan, plan};
 pub use probe::{DeviceProbe, PageFaults, Probe, ProbeError, ScriptedProbe, SystemProbe};
-pub use replan::{CALM_REPLANS, Change, Replanned, SWAPPING_REPLANS, plan_again, replan};
+pub use replan::{Change, GROW_AFTER_REPLANS, Replanned, SWAPPING_REPLANS, plan_for_resume, replan};
 pub use snapshot::{Group, MemorySnapshot, Pressure, Traffic};

@@ -10,7 +10,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::budget::{ANOTHER_START, Budget, HEADROOM_PERCENT, LEAST_HEADROOM, headroom};
+use crate::budget::{Budget, HEADROOM_PERCENT, MIN_HEADROOM, RESTART_MARGIN, headroom};
 use crate::costs::{FEEDING, LOADING, TRAINING, sum, sum_at};
 use crate::device::DeviceLimit;
 use crate::{
@@ -116,7 +116,7 @@ pub struct DoesNotFit<S, L> {
 impl<S, L> DoesNotFit<S, L> {
     /// Advice for the `hint:` line.
     pub fn hint(&self) -> String {
-        let enough = (self.smallest_budget + ANOTHER_START).round_up_to_mib().0 >> 20;
+        let enough = (self.smallest_budget + RESTART_MARGIN).round_up_to_mib().0 >> 20;
         match self.limited_by {
             Limit::Budget => {
                 format!("the smallest budget that works: --memory-budget {enough}MiB")
@@ -284,7 +284,7 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
     /// Bytes that must be available at this instant: the peak, and the least headroom. The rest of the headroom is for later, and only the
     /// budget must have room for it.
     fn needs_now(&self) -> Bytes {
-        self.predicted_peak + LEAST_HEADROOM
+        self.predicted_peak + MIN_HEADROOM
     }
 
     /// Orders by time, then pairs without files first, then by memory. Times up to `as_fast` count as equal, except between pairs of equal
@@ -385,7 +385,7 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
             rows: binding.rows.clone(),
             headroom,
             headroom_note: match headroom {
-                LEAST_HEADROOM => "the minimum".to_string(),
+                MIN_HEADROOM => "the minimum".to_string(),
                 _ => format!("{HEADROOM_PERCENT} % of the predicted peak"),
             },
             predicted_peak,

@@ -1,12 +1,12 @@
 //! Replanning: keeps the plan unless other programs take memory that it needs.
 //!
-//! [`replan`] is called at every step boundary, and [`plan_again`] when a stopped run is resumed.
+//! [`replan`] is called at every step boundary, and [`plan_for_resume`] when a stopped run is resumed.
 //!
 //! # Invariants
 //!
 //! * Without pressure nothing changes: a plan that still fits the available memory is kept.
 //! * Hysteresis. A plan shrinks only if its predicted peak itself no longer fits, so the headroom absorbs noise. It grows only after a
-//!   faster plan has fitted with a margin in [`CALM_REPLANS`] calls in a row; one call without calm restarts the count.
+//!   faster plan has fitted with a margin in [`GROW_AFTER_REPLANS`] calls in a row; one call without calm restarts the count.
 //! * Only a plan that pressure has shrunk grows back: a plan that the budget limits stays as it is.
 //! * Shrinking comes before swapping. Little may be left beside the plan while the machine swaps or its tasks wait for memory. Then the
 //!   plan shrinks as if a tenth of the memory that it could hold were gone already. It also does so if other programs have left less memory
@@ -20,7 +20,7 @@ use crate::plan::{limit_of, plan, plan_of, plan_within};
 use crate::{Budget, Budgets, Bytes, Costs, DeviceMemory, DoesNotFit, Limit, MemorySnapshot, Plan, Setting};
 
 /// Replans in a row in which a faster plan must fit before it is taken.
-pub const CALM_REPLANS: u32 = 20;
+pub const GROW_AFTER_REPLANS: u32 = 20;
 
 /// Replans in a row in which the machine swaps under the smallest plan before the run counts as hopeless.
 pub const SWAPPING_REPLANS: u32 = 5;
@@ -30,7 +30,7 @@ pub const SWAPPING_REPLANS: u32 = 5;
 const LITTLE_LEFT_PERCENT: u64 = 25;
 
 /// The margin of memory that must be available beyond a faster plan's needs before it counts as fitting, in percent.
-const CALM_MARGIN_PERCENT: u64 = 10;
+const GROWTH_MARGIN_PERCENT: u64 = 10;
 
 /// The plan to follow from here, and the change, if any.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,9 +90,9 @@ pub fn replan<S: Setting, L: Setting>(
     };
     let is_pressed = is_pressed(now, previous);
     let swapping_replans = if is_pressed && previous.squeezed { previous.swapping_replans + 1 } else { 0 };
-    let gives_way = is_pressed || is_crowded(now, previous);
-    let felt = if gives_way { with_margin(now) } else { now.clone() };
-    let mut replanned = follow(&felt, costs, budget, previous, gives_way);
+    let is_memory_short = is_pressed || is_crowded(now, previous);
+    let felt = if is_memory_short { with_margin(now) } else { now.clone() };
+    let mut replanned = follow(&felt, costs, budget, previous, is_memory_short);
     replanned.plan.seen = Some(now.traffic);
     replanned.plan.swapping_replans = swapping_replans;
     replanned.is_hopeless = swapping_replans >= SWAPPING_REPLANS;
@@ -130,7 +130,7 @@ fn follow<S: Setting, L: Setting>(
     costs: &Costs<S, L>,
     (budget, wanted): (Bytes, Budgets),
     previous: &Plan<S, L>,
-    gives_way: bool,
+    is_memory_short: bool,
 ) -> Replanned<S, L> {
     let available = now.ceiling();
     let (limit, _) = limit_of(now, budget);
@@ -145,12 +145,12 @@ fn follow<S: Setting, L: Setting>(
         let fitting = plan_within(&with_margin_on_device(with_margin(now)), costs, budget, wanted);
         fitting.ok().filter(|plan| plan.relative_time < previous.relative_time)
     };
-    let may_grow = matches!(previous.limited_by, Limit::Available | Limit::DeviceAvailable) && !gives_way;
+    let may_grow = matches!(previous.limited_by, Limit::Available | Limit::DeviceAvailable) && !is_memory_short;
     let keep = |calm_replans| Plan { calm_replans, squeezed: false, ..previous.clone() };
     let unchanged = |plan| Replanned { plan, change: None, is_hopeless: false };
     match if may_grow { faster() } else { None } {
         None => unchanged(keep(0)),
-        Some(_) if previous.calm_replans + 1 < CALM_REPLANS => unchanged(keep(previous.calm_replans + 1)),
+        Some(_) if previous.calm_replans + 1 < GROW_AFTER_REPLANS => unchanged(keep(previous.calm_replans + 1)),
         Some(plan) => {
             let change = Change::Grown { needed: plan.required(), available };
             Replanned { plan, change: Some(change), is_hopeless: false }
@@ -172,7 +172,7 @@ fn follow<S: Setting, L: Setting>(
 /// # Panics
 ///
 /// As [`plan()`].
-pub fn plan_again<S: Setting, L: Setting>(
+pub fn plan_for_resume<S: Setting, L: Setting>(
     now: &MemorySnapshot,
     costs: &Costs<S, L>,
     budgets: impl Into<Budgets>,
@@ -220,7 +220,7 @@ fn shrink<S: Setting, L: Setting>(
 /// A snapshot of a machine that can hold a tenth less, so that growth needs a margin. Memory that this process holds above that counts as
 /// gone, because the process must give it back.
 fn with_margin(now: &MemorySnapshot) -> MemorySnapshot {
-    let ceiling = now.ceiling().percent(100 - CALM_MARGIN_PERCENT);
+    let ceiling = now.ceiling().percent(100 - GROWTH_MARGIN_PERCENT);
     let rss = now.rss.min(ceiling);
     MemorySnapshot { rss, available: ceiling.saturating_sub(rss), ..now.clone() }
 }
@@ -228,7 +228,7 @@ fn with_margin(now: &MemorySnapshot) -> MemorySnapshot {
 /// A snapshot with a tenth less device memory.
 fn with_margin_on_device(now: MemorySnapshot) -> MemorySnapshot {
     let with_margin = |device: DeviceMemory| {
-        let ceiling = device.ceiling().percent(100 - CALM_MARGIN_PERCENT);
+        let ceiling = device.ceiling().percent(100 - GROWTH_MARGIN_PERCENT);
         DeviceMemory { free: ceiling.saturating_sub(device.used), ..device }
     };
     MemorySnapshot { device: now.device.map(with_margin), ..now }
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_plan_grows_back_only_after_calm_has_lasted() {
-        let calm = CALM_REPLANS as usize;
+        let calm = GROW_AFTER_REPLANS as usize;
         let mut ceilings = vec![2000, 600];
         ceilings.extend(vec![2000; calm - 1]);
         ceilings.push(600); // one call without calm restarts the count
@@ -331,7 +331,7 @@ mod tests {
         let [needed, available] = [200, 150].map(Bytes::mib);
         assert_eq!(changes, [Change::DoesNotFit { needed, available }]);
         // A plan that pressure has shrunk grows back from there, too.
-        ceilings.extend([2000; CALM_REPLANS as usize]);
+        ceilings.extend([2000; GROW_AFTER_REPLANS as usize]);
         let (samples, changes) = follow(BUDGET, &ceilings);
         assert!(samples.last() == Some(&8) && matches!(changes[..], [_, Change::Grown { .. }]), "{changes:?}");
     }
@@ -351,7 +351,7 @@ mod tests {
         smaller_process.fixed.clear();
         smaller_process.steps.iter_mut().for_each(|step| step.rows[0].bytes = Bytes::mib(1));
         let mut replanned = replan(&with_ceiling(4000), &smaller_process, tight, &current);
-        for _ in 0..2 * CALM_REPLANS {
+        for _ in 0..2 * GROW_AFTER_REPLANS {
             replanned = replan(&with_ceiling(4000), &smaller_process, tight, &replanned.plan);
             assert_eq!(replanned.change, None);
         }
@@ -371,11 +371,11 @@ mod tests {
         assert_eq!(first.step.samples, 4); // 945 MiB would be needed for 8
         let (now, lighter) = (with_ceiling(4000), costs_of_second_start(90));
         assert_eq!(plan(&now, &lighter, tight).unwrap().step.samples, 8);
-        let again = plan_again(&now, &lighter, tight, &first).unwrap();
+        let again = plan_for_resume(&now, &lighter, tight, &first).unwrap();
         assert_eq!((again.step.samples, again.predicted_peak), (4, Bytes::mib(490)));
         // The plan of a checkpoint comes back from JSON.
         let read: Plan = serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap();
-        assert_eq!(plan_again(&now, &lighter, tight, &read).unwrap(), again);
+        assert_eq!(plan_for_resume(&now, &lighter, tight, &read).unwrap(), again);
     }
 
     #[test]
@@ -389,14 +389,14 @@ mod tests {
         let guest = Budget::ShareOfAvailable;
         let first = plan(&with_ceiling(40_000), &costs, guest).unwrap();
         assert_eq!(first.step.samples, 4, "the smaller one, within a tenth");
-        assert_eq!(plan_again(&with_ceiling(40_000), &costs, guest, &first).unwrap().loader, first.loader);
+        assert_eq!(plan_for_resume(&with_ceiling(40_000), &costs, guest, &first).unwrap().loader, first.loader);
     }
 
     #[test]
     fn a_run_that_goes_on_plans_anew_where_its_plan_is_out_of_place() {
         let first = plan(&with_ceiling(4000), &costs(), Budget::Explicit(Bytes::mib(650))).unwrap();
         let check = |now: &MemorySnapshot, costs: &Costs, budget: Budget, samples: usize| {
-            assert_eq!(plan_again(now, costs, budget, &first).unwrap().step.samples, samples);
+            assert_eq!(plan_for_resume(now, costs, budget, &first).unwrap().step.samples, samples);
         };
         let same = Budget::Explicit(Bytes::mib(650));
         check(&with_ceiling(4000), &costs(), same, 4);
@@ -407,7 +407,7 @@ mod tests {
         let mut pinned = costs();
         pinned.steps.truncate(1);
         check(&with_ceiling(4000), &pinned, same, 1); // no longer offered
-        let refusal = plan_again(&with_ceiling(4000), &costs(), Budget::Explicit(Bytes::mib(100)), &first);
+        let refusal = plan_for_resume(&with_ceiling(4000), &costs(), Budget::Explicit(Bytes::mib(100)), &first);
         assert!(refusal.is_err());
     }
 
@@ -451,11 +451,11 @@ mod tests {
         assert_eq!(replan(&holding(895, 30), &costs(), BUDGET, &tight).change, None);
         // The plan grows back when they free memory, and not before.
         let mut current = replan(&holding(895, 10), &costs(), BUDGET, &first).plan;
-        for left in std::iter::repeat_n(300, 2 * CALM_REPLANS as usize) {
+        for left in std::iter::repeat_n(300, 2 * GROW_AFTER_REPLANS as usize) {
             current = replan(&holding(500, left), &costs(), BUDGET, &current).plan;
         }
         assert_eq!(current.step.samples, 4);
-        for _ in 0..CALM_REPLANS {
+        for _ in 0..GROW_AFTER_REPLANS {
             current = replan(&holding(500, 1500), &costs(), BUDGET, &current).plan;
         }
         assert_eq!(current.step.samples, 8);
@@ -490,7 +490,7 @@ mod tests {
         let first = plan(&with_ceiling(2000), &costs(), BUDGET).unwrap();
         let mut replanned = replan(&waiting(950), &costs(), BUDGET, &first);
         assert_eq!(replanned.plan.step.samples, 4);
-        for _ in 0..2 * CALM_REPLANS {
+        for _ in 0..2 * GROW_AFTER_REPLANS {
             replanned = replan(&waiting(600), &costs(), BUDGET, &replanned.plan);
             assert_eq!(replanned.change, None);
         }

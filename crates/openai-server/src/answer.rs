@@ -5,16 +5,16 @@
 /// The end of the text so far may still change: it may be part of a character, or the beginning of a stop text. So that end
 /// is held back.
 #[derive(Clone, Debug, Default)]
-pub struct Outgoing {
+pub struct StreamedText {
     sent: usize,
     stops: Vec<String>,
     is_stopped: bool,
 }
 
-impl Outgoing {
+impl StreamedText {
     /// Begins an answer. Any of `stops` ends the answer and is not part of it.
     pub fn new(stops: &[String]) -> Self {
-        Outgoing { stops: stops.to_vec(), ..Outgoing::default() }
+        StreamedText { stops: stops.to_vec(), ..StreamedText::default() }
     }
 
     /// Whether a stop text occurred.
@@ -34,7 +34,7 @@ impl Outgoing {
                 place
             }
             None if ends => text.len(),
-            None => self.settled(text),
+            None => self.final_bytes(text),
         };
         // If a decoder changes earlier text, the sent text is not corrected.
         let more = text.get(self.sent..end).unwrap_or_default();
@@ -43,7 +43,7 @@ impl Outgoing {
     }
 
     /// Number of bytes of `text` that are final.
-    fn settled(&self, text: &str) -> usize {
+    fn final_bytes(&self, text: &str) -> usize {
         let whole = text.trim_end_matches('\u{fffd}');
         let begun = |stop: &String| {
             let ends = (1..stop.len()).rev().filter(|&length| stop.is_char_boundary(length));
@@ -60,7 +60,7 @@ mod tests {
     /// The texts sent for an answer whose text grows like this, and whether it was stopped.
     fn sent(stops: &[&str], texts: &[&str]) -> (Vec<String>, bool) {
         let stops: Vec<String> = stops.iter().map(|&stop| stop.to_owned()).collect();
-        let mut outgoing = Outgoing::new(&stops);
+        let mut outgoing = StreamedText::new(&stops);
         let last = texts.len() - 1;
         let parts = texts.iter().enumerate().map(|(i, text)| outgoing.more(text, i == last).to_owned());
         let parts = parts.filter(|part| !part.is_empty()).collect();

@@ -35,7 +35,7 @@ mod request;
 mod response;
 
 pub use access::Access;
-pub use answer::Outgoing;
+pub use answer::StreamedText;
 pub use error::ApiError;
 pub use http::{Drainer, Hooks, Limits, Server, Settings};
 pub use keys::Keys;

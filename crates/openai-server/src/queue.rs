@@ -74,7 +74,7 @@ pub struct Job {
     /// Index of the job's first answer within the request.
     first_choice: usize,
     /// Held while the engine works on the job.
-    _turn: Option<Turn>,
+    _running: Option<RunningGuard>,
 }
 
 impl Job {
@@ -85,7 +85,7 @@ impl Job {
         events: UnboundedSender<(usize, Event)>,
         first_choice: usize,
     ) -> Self {
-        Job { model, prompt, options, number: 0, events, first_choice, _turn: None }
+        Job { model, prompt, options, number: 0, events, first_choice, _running: None }
     }
 
     /// Whether the receiver is gone.
@@ -128,9 +128,9 @@ struct Recent {
 
 /// Counts a job as running until it is dropped.
 #[derive(Debug)]
-struct Turn(Arc<Queue>);
+struct RunningGuard(Arc<Queue>);
 
-impl Drop for Turn {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.running -= 1;
@@ -217,7 +217,7 @@ impl Queue {
 
     fn begun(self: &Arc<Self>, state: &mut State, mut job: Job) -> Job {
         state.running += 1;
-        job._turn = Some(Turn(Arc::clone(self)));
+        job._running = Some(RunningGuard(Arc::clone(self)));
         job
     }
 

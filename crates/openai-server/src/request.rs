@@ -102,7 +102,7 @@ pub struct Options {
 }
 
 /// Parameters that do not affect an answer.
-const LEFT_ALONE: [&str; 8] = [
+const IGNORED_PARAMETERS: [&str; 8] = [
     "user",
     "metadata",
     "store",
@@ -309,7 +309,7 @@ impl Fields {
 
     /// Checks that no parameter is left that could change the answer.
     fn end(mut self) -> Result<(), ApiError> {
-        for name in LEFT_ALONE {
+        for name in IGNORED_PARAMETERS {
             self.left.remove(name);
         }
         for (name, neutral) in NEUTRAL {

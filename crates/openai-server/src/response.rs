@@ -7,7 +7,7 @@ use crate::request::Interface;
 
 /// The data that is common to an answer's responses.
 #[derive(Clone, Debug)]
-pub(crate) struct Form {
+pub(crate) struct ResponseMetadata {
     pub interface: Interface,
     pub id: String,
     /// Seconds since 1970.
@@ -47,7 +47,7 @@ pub(crate) struct Choice {
     pub finish: Option<Finish>,
 }
 
-impl Form {
+impl ResponseMetadata {
     /// The response with the whole answer.
     pub fn whole(&self, choices: &[Choice], usage: Usage) -> Value {
         let choice = |(index, choice): (usize, &Choice)| {
@@ -142,8 +142,8 @@ fn event(data: &Value) -> String {
 mod tests {
     use super::*;
 
-    fn form(interface: Interface) -> Form {
-        Form { interface, id: "x-1".into(), created: 7, model: "m".into(), include_usage: true }
+    fn form(interface: Interface) -> ResponseMetadata {
+        ResponseMetadata { interface, id: "x-1".into(), created: 7, model: "m".into(), include_usage: true }
     }
 
     #[test]

@@ -505,7 +505,7 @@ impl Dataset {
         let compared = match found {
             Ok(found) => map.first_difference(&found).map_or(Ok(()), |at| Err(Fault::Rewritten { at })),
             // The chunk had pages when the map was made.
-            Err(Fault::Corrupt(_) | Fault::Ended(_)) => Err(Fault::Rewritten { at: chunk.bytes.start }),
+            Err(Fault::Corrupt(_) | Fault::UnexpectedEof(_)) => Err(Fault::Rewritten { at: chunk.bytes.start }),
             Err(fault) => Err(fault),
         };
         compared.map_err(|fault| self.files.changed_or(file, fault.at(self.place(file, row_group, column))))
@@ -520,8 +520,8 @@ impl Dataset {
 
     /// The number of page stretches with a known digest, from this process's reads or from `page_map`. Each further
     /// stretch changes the result of [`Dataset::page_map`].
-    pub fn known_stretches(&self) -> u64 {
-        self.maps.known_stretches()
+    pub fn known_segments(&self) -> u64 {
+        self.maps.known_segments()
     }
 
     /// The page maps of all chunks, to pass to [`DatasetOptions::page_map`] later. Makes the missing maps, as

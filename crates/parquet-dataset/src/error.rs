@@ -200,7 +200,7 @@ pub(crate) enum Fault {
     /// The file could not be read.
     File(io::Error),
     /// The bytes end too early: damage, or a file that was truncated after it was opened.
-    Ended(Cow<'static, str>),
+    UnexpectedEof(Cow<'static, str>),
     /// The bytes are wrong.
     Corrupt(Cow<'static, str>),
     /// The bytes may be valid, but this crate does not read them.
@@ -216,15 +216,15 @@ impl Fault {
         Err(Self::Corrupt(reason.into()))
     }
 
-    pub(crate) fn ended<T>(reason: impl Into<Cow<'static, str>>) -> Result<T, Self> {
-        Err(Self::Ended(reason.into()))
+    pub(crate) fn unexpected_eof<T>(reason: impl Into<Cow<'static, str>>) -> Result<T, Self> {
+        Err(Self::UnexpectedEof(reason.into()))
     }
 
     /// The problem, without its place.
     pub(crate) fn reason(&self) -> String {
         match self {
             Self::File(source) => source.to_string(),
-            Self::Ended(reason) | Self::Corrupt(reason) => reason.to_string(),
+            Self::UnexpectedEof(reason) | Self::Corrupt(reason) => reason.to_string(),
             Self::Unsupported(what) => format!("{what} is not supported"),
             Self::Rewritten { at } => format!("the page at byte {at} changed"),
             Self::TooLarge { what, bytes, limit } => format!("{what} is {bytes} bytes, expected at most {limit}"),
@@ -235,7 +235,9 @@ impl Fault {
         let place = Box::new(place);
         match self {
             Self::File(source) => Error::Io { path: place.path, action: "read".to_owned(), source },
-            Self::Ended(reason) | Self::Corrupt(reason) => Error::Corrupt { place, reason: reason.into_owned() },
+            Self::UnexpectedEof(reason) | Self::Corrupt(reason) => {
+                Error::Corrupt { place, reason: reason.into_owned() }
+            }
             Self::Unsupported(what) => Error::Unsupported { place, what },
             Self::Rewritten { at } => Error::Rewritten { place, at },
             Self::TooLarge { what, bytes, limit } => Error::TooLarge { place, what, bytes, limit },

@@ -114,7 +114,7 @@ impl FooterBytes<'_> {
     fn read_piece(&mut self) -> Result<(), Fault> {
         let count = (self.end - self.next).min(PIECE_BYTES);
         if count == 0 {
-            return Fault::ended("the metadata ends in the middle of a field");
+            return Fault::unexpected_eof("the metadata ends in the middle of a field");
         }
         self.piece.resize(count as usize, 0);
         self.handle.read_exact_at(&mut self.piece, self.next)?;
@@ -303,7 +303,7 @@ fn column_chunk<S: Source>(input: &mut Compact<S>, column: usize) -> Result<RawC
     let mut last = 0;
     while let Some(field) = input.field(&mut last)? {
         match (field.id, field.kind) {
-            (1, kind::BINARY) => chunk.is_in_another_file = input.pass_binary()? > 0,
+            (1, kind::BINARY) => chunk.is_in_another_file = input.skip_binary()? > 0,
             (3, kind::STRUCT) => chunk_metadata(input, &mut chunk)?,
             (4, kind::I64) => chunk.offset_index_offset = Some(input.i64()?),
             (5, kind::I32) => chunk.offset_index_bytes = Some(input.i64()?),

@@ -13,7 +13,7 @@ use crate::pages::runs::Runs;
 use crate::pages::snappy::SnappyReader;
 
 /// The most values that a decoder is asked for: a real caller knows a page's number of rows.
-const MOST_VALUES: u32 = 100_000;
+const MAX_VALUES: u32 = 100_000;
 
 fn reason(fault: Fault) -> String {
     fault.reason()
@@ -31,7 +31,7 @@ pub fn offset_index(bytes: &[u8]) -> Result<(), String> {
 
 /// Decodes a DELTA_BINARY_PACKED sequence of lengths.
 pub fn delta_lengths(bytes: &[u8]) -> Result<(), String> {
-    delta::lengths(&mut PageBytes::whole(bytes.to_vec()), MOST_VALUES).map(|_| ()).map_err(reason)
+    delta::lengths(&mut PageBytes::whole(bytes.to_vec()), MAX_VALUES).map(|_| ()).map_err(reason)
 }
 
 /// Decodes run-length / bit-packed values. The first byte is the bit width, as in a page of dictionary indexes.
@@ -41,7 +41,7 @@ pub fn runs(bytes: &[u8]) -> Result<(), String> {
         return Err(format!("{width} bits a value, expected at most 32"));
     }
     let (mut input, mut runs) = (PageBytes::whole(rest.to_vec()), Runs::new(width));
-    let mut left = u64::from(MOST_VALUES);
+    let mut left = u64::from(MAX_VALUES);
     while left > 0 {
         left -= runs.next(&mut input, left).map_err(reason)?.1;
     }

@@ -105,7 +105,7 @@ impl Handle {
         }
         self.file.read_exact_at(buffer, offset).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => {
-                Fault::Ended(format!("the file ends before byte {}", offset + buffer.len() as u64).into())
+                Fault::UnexpectedEof(format!("the file ends before byte {}", offset + buffer.len() as u64).into())
             }
             _ => Fault::File(error),
         })

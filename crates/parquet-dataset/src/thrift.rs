@@ -30,7 +30,7 @@ pub(crate) mod kind {
     pub(crate) const UUID: u8 = 13;
 }
 
-/// A source of compact-protocol bytes. Reading beyond the end is [`Fault::Ended`]: the caller may hold only a prefix.
+/// A source of compact-protocol bytes. Reading beyond the end is [`Fault::UnexpectedEof`]: the caller may hold only a prefix.
 pub(crate) trait Source {
     /// Returns the next byte.
     fn byte(&mut self) -> Result<u8, Fault>;
@@ -50,7 +50,7 @@ impl Source for Slice<'_> {
     #[inline]
     fn byte(&mut self) -> Result<u8, Fault> {
         let Some(&byte) = self.bytes.get(self.at) else {
-            return Fault::ended("the metadata ends in the middle of a field");
+            return Fault::unexpected_eof("the metadata ends in the middle of a field");
         };
         self.at += 1;
         Ok(byte)
@@ -116,7 +116,7 @@ impl<S: Source> Compact<S> {
 
     fn take(&mut self, count: u64, to: Option<&mut Vec<u8>>) -> Result<(), Fault> {
         if count > self.remaining() {
-            return Fault::ended(format!(
+            return Fault::unexpected_eof(format!(
                 "the metadata declares a field of {count} bytes where {} remain",
                 self.remaining()
             ));
@@ -136,7 +136,7 @@ impl<S: Source> Compact<S> {
     }
 
     /// Skips a string or byte string and returns its length.
-    pub(crate) fn pass_binary(&mut self) -> Result<u64, Fault> {
+    pub(crate) fn skip_binary(&mut self) -> Result<u64, Fault> {
         let length = self.varint()?;
         self.skip_bytes(length).map(|()| length)
     }
@@ -194,7 +194,7 @@ impl<S: Source> Compact<S> {
             short => u64::from(short),
         };
         if length > self.remaining() {
-            return Fault::ended(format!(
+            return Fault::unexpected_eof(format!(
                 "the metadata declares a list of {length} elements where {} bytes remain",
                 self.remaining()
             ));
@@ -226,7 +226,7 @@ impl<S: Source> Compact<S> {
             kind::DOUBLE => self.skip_bytes(8),
             kind::UUID => self.skip_bytes(16),
             kind::BINARY => {
-                self.pass_binary()?;
+                self.skip_binary()?;
                 Ok(())
             }
             kind::LIST | kind::SET => {
@@ -240,7 +240,7 @@ impl<S: Source> Compact<S> {
                 }
                 let kinds = self.byte()?;
                 if length > self.remaining() {
-                    return Fault::ended("the metadata declares a map of more entries than bytes");
+                    return Fault::unexpected_eof("the metadata declares a map of more entries than bytes");
                 }
                 (0..length).try_for_each(|_| {
                     self.skip_element(kinds >> 4, depth)?;
@@ -269,10 +269,10 @@ mod tests {
     fn a_declared_length_is_never_believed_beyond_the_bytes_that_remain() {
         // A struct with one binary field that claims two gigabytes.
         let bytes = [0x18, 0xff, 0xff, 0xff, 0xff, 0x07, 0x00];
-        assert!(matches!(Compact::new(&bytes).skip_struct(), Err(Fault::Ended(_))));
+        assert!(matches!(Compact::new(&bytes).skip_struct(), Err(Fault::UnexpectedEof(_))));
         // A list of two billion booleans.
         let bytes = [0x19, 0xf1, 0xff, 0xff, 0xff, 0xff, 0x07, 0x00];
-        assert!(matches!(Compact::new(&bytes).skip_struct(), Err(Fault::Ended(_))));
+        assert!(matches!(Compact::new(&bytes).skip_struct(), Err(Fault::UnexpectedEof(_))));
     }
 
     #[test]

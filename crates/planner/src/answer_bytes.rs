@@ -14,7 +14,7 @@ use crate::error::Result;
 const STEP_TOKENS: usize = 16;
 
 /// The most counts that are kept.
-const MOST_KEPT: usize = 4096;
+const MAX_KEPT: usize = 4096;
 
 /// Counts the bytes of answers beside the parameters, as the bill does: keys and values, workspace, packed operands.
 ///
@@ -47,7 +47,7 @@ impl AnswerBytes {
         let count = self.passes.generation(asked.0, asked.1, &answer);
         let bytes = count.cache + count.workspace + count.packed;
         let mut known = self.known.borrow_mut();
-        if known.len() >= MOST_KEPT {
+        if known.len() >= MAX_KEPT {
             known.clear();
         }
         known.insert(asked, bytes);

@@ -7,7 +7,7 @@ use t5::{Levers, ParameterSpec, Part};
 
 use crate::Plan;
 use crate::answer_speed::Elements;
-use crate::inference::{bringing, weights_elsewhere};
+use crate::inference::{weight_fetch_time, weights_elsewhere};
 use crate::job::{Inference, Job, Work};
 use crate::planning::memory_for_reading;
 use crate::speed::{DECODER_BLOCK, MachineSpeed, Speed};
@@ -108,7 +108,7 @@ struct Pass<'a> {
 impl Pass<'_> {
     fn pace(&self, levers: &Levers, memory: Bytes) -> InferencePace {
         let seconds = |ps: f64| ps * 1e-12;
-        let [encoder, decoder] = self.bringing_ps(levers, memory);
+        let [encoder, decoder] = self.weight_fetch_ps(levers, memory);
         let loss = self.loss_ps(levers.loss_chunk_rows) + decoder;
         let reading = self.reading_ps() + encoder;
         InferencePace {
@@ -120,11 +120,11 @@ impl Pass<'_> {
     }
 
     /// The time of copying weights to the place of computation, for one pass of the encoder and one of the decoder.
-    fn bringing_ps(&self, levers: &Levers, memory: Bytes) -> [f64; 2] {
+    fn weight_fetch_ps(&self, levers: &Levers, memory: Bytes) -> [f64; 2] {
         let Job { model, .. } = self.job;
         let elsewhere = weights_elsewhere(model, &ParameterSpec::all(model), self.inference.parameters, levers);
         let bus = self.speed.card.map_or(0.0, |card| card.bus_byte_ps);
-        bringing(elsewhere, memory, self.speed.byte_in_files_ps(), bus)
+        weight_fetch_time(elsewhere, memory, self.speed.byte_in_files_ps(), bus)
     }
 
     /// The encoder over all sources, and the keys and values of cross attention.
@@ -334,8 +334,8 @@ mod tests {
         let off = of(&off.with("weight_blocks_in_memory", Value::Count(0)), answer, speed);
         // All weights of the decoder, including the table, and some latency for each of them.
         let bytes = (6 * (8 * 512 * 512 + 2 * 512 * 2048) + 32_128 * 512) as f64 * 4.0;
-        let over_the_bus = (off.token_seconds - there.token_seconds) / (bytes * 50e-12);
-        assert!((1.0..1.1).contains(&over_the_bus), "{over_the_bus}");
+        let bus_bytes = (off.token_seconds - there.token_seconds) / (bytes * 50e-12);
+        assert!((1.0..1.1).contains(&bus_bytes), "{bus_bytes}");
         assert!(off.reading_seconds > there.reading_seconds);
         // If the host looks at scores, they cross the bus, too.
         let looks = of(&Pins::default(), AnswerShape { looks_at_scores: true, ..answer }, speed);

@@ -23,27 +23,27 @@ use crate::step_parts::Parts;
 
 /// Bytes of tensors in memory, by the name of their row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct NamedBytes {
     pub name: Name,
     pub bytes: u64,
 }
 
-impl Held {
+impl NamedBytes {
     /// The row of the bill.
     pub fn row(&self, note: impl Into<String>) -> CostRow {
         CostRow::new(self.name.clone(), self.bytes, note)
     }
 }
 
-fn held(rows: impl IntoIterator<Item = (Name, u64)>) -> Vec<Held> {
-    rows.into_iter().map(|(name, bytes)| Held { name, bytes }).collect()
+fn held(rows: impl IntoIterator<Item = (Name, u64)>) -> Vec<NamedBytes> {
+    rows.into_iter().map(|(name, bytes)| NamedBytes { name, bytes }).collect()
 }
 
 /// Counts of an evaluation and of a generation over some samples. Every pair holds the evaluation first.
 #[derive(Debug)]
 pub struct Evaluated {
     /// Tensors.
-    pub rows: [Vec<Held>; 2],
+    pub rows: [Vec<NamedBytes>; 2],
     /// Bytes of the host's memory beside tensors on a device.
     pub on_host: [u64; 2],
     /// Multiply-adds.
@@ -55,7 +55,7 @@ pub struct Evaluated {
 impl Evaluated {
     /// The tensors beside `at_a_time` bytes of weights, where each operation reads its own weights. The operation with the largest
     /// workspace may have small weights, so the workspace is limited accordingly.
-    pub fn beside_weights(&self, at_a_time: u64) -> [Vec<Held>; 2] {
+    pub fn beside_weights(&self, at_a_time: u64) -> [Vec<NamedBytes>; 2] {
         let mut rows = self.rows.clone();
         for (rows, all) in rows.iter_mut().zip(self.with_weights) {
             let others = rows.iter().filter(|held| ![WORKSPACE, PACKED].contains(&held.name)).map(|held| held.bytes);
@@ -70,7 +70,7 @@ impl Evaluated {
 #[derive(Debug)]
 pub struct Step {
     /// Tensors at the step's peak, beside parameters that lie in memory.
-    pub tensors: Vec<Held>,
+    pub tensors: Vec<NamedBytes>,
     /// Bytes of the host's memory beside tensors on a device: operands that the host makes for it, and copies under way.
     pub on_host: u64,
     /// Bytes of activations and gradients that are kept in the host's memory while the device does not need them.
@@ -210,8 +210,8 @@ impl<'a> Counter<'a> {
     /// Bytes of weights in memory while operations follow each other; `None` unless each operation reads its own weights from the files.
     pub fn weights_of_an_operation(&self, levers: &Levers) -> Option<u64> {
         let weights = self.passes.weights_on_disk(levers);
-        let comes_apart = levers.has_weights_by_matrix() && weights.all_come_apart();
-        comes_apart.then(|| weights.at_a_time() - weights.always())
+        let is_paged_by_matrix = levers.has_weights_by_matrix() && weights.all_come_apart();
+        is_paged_by_matrix.then(|| weights.at_a_time() - weights.always())
     }
 
     fn shape(&self, samples: usize) -> Shape {
@@ -393,7 +393,7 @@ impl<'a> StepCounter<'a> {
 
     /// Bytes of weights and moments that stay in the host's memory because they are off the device. Of a frozen `base`, tensors that stay
     /// in its own files do not count.
-    pub fn off_the_card(&self, levers: &Levers, base: Option<&StoredWeights>, parameters: DType) -> u64 {
+    pub fn offloaded_to_host(&self, levers: &Levers, base: Option<&StoredWeights>, parameters: DType) -> u64 {
         let Some(layers) = levers.layer_major.filter(|layers| layers.in_host_memory) else { return 0 };
         let passes = &self.of_model.passes;
         let all = || passes.weights_on_disk(levers).in_files();
@@ -539,7 +539,7 @@ fn among(
     if sharding < Sharding::Gradients {
         return Ok(passes);
     }
-    let dealt = trainer::costs::dealt_out(model, options, owners)?;
+    let dealt = trainer::costs::sharded_optimizer(model, options, owners)?;
     let rank = trainer::costs::fullest(&dealt);
     let held: HashSet<String> =
         dealt.into_iter().filter(|(_, owner)| *owner == rank).map(|(spec, _)| spec.name).collect();

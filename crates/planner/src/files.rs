@@ -9,7 +9,7 @@ use crate::Plan;
 
 /// Bytes that a step writes to files, reads from them, or copies to and from a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written {
+pub struct StepIo {
     /// Activations, gradients and moments: written once and read once.
     pub once: u64,
     /// Weights: read in forward, in backward and for the update, and then written.
@@ -21,16 +21,16 @@ pub struct Written {
     /// Frozen weights that come one by one: the bytes that each micro-batch reads. They do not depend on the micro-batch's samples.
     pub read_by_micro_batch: u64,
     /// All bytes that are copied between the host and a device.
-    pub over_the_bus: u64,
-    /// The part of `over_the_bus` that is copied while a block is computed.
-    pub behind: u64,
+    pub bus_bytes: u64,
+    /// The part of `bus_bytes` that is copied while a block is computed.
+    pub overlapped: u64,
     /// Bytes of copies that overlap with as many bytes or more in the other direction: those behind a block, and all others.
-    pub both_ways: [u64; 2],
-    /// The part of `over_the_bus` that is copied from or to page-locked memory of the host.
-    pub locked: u64,
+    pub bidirectional: [u64; 2],
+    /// The part of `bus_bytes` that is copied from or to page-locked memory of the host.
+    pub pinned_bytes: u64,
 }
 
-impl Written {
+impl StepIo {
     /// The bytes of `count` micro-batches. Each micro-batch also reads `of_table` bytes of a table that comes by rows.
     #[must_use]
     pub fn in_micro_batches(self, count: usize, of_table: u64) -> Self {

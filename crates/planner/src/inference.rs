@@ -7,12 +7,12 @@ use candle_core::DType;
 use memory_policy::{Bytes, CostRow, Name, Phase, Place};
 use t5::{LayerMajor, Levers, ParameterSpec, Part};
 
-use crate::counted::{Counter, Held, Resident};
+use crate::counted::{Counter, NamedBytes, Resident};
 use crate::error::Result;
 use crate::job::Inference;
 use crate::lever::{FrozenBlocks, Pins, Space, Value};
 use crate::levers::{
-    LOSS_CHUNK_ROWS, MICRO_BATCH_SAMPLES, MOST_COUNTS, OFFLOAD_TO, Step, WEIGHT_BLOCKS_IN_MEMORY, WEIGHT_OFFLOAD,
+    LOSS_CHUNK_ROWS, MAX_COUNTS, MICRO_BATCH_SAMPLES, OFFLOAD_TO, Step, WEIGHT_BLOCKS_IN_MEMORY, WEIGHT_OFFLOAD,
     WEIGHTS_AT_A_TIME,
 };
 use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, READING, ROWS};
@@ -65,7 +65,7 @@ impl Offer<'_> {
             batch_samples: self.job.samples,
             target_tokens: self.job.longest.1,
             has_large_moments: false,
-            frozen: Some(FrozenBlocks::of(self.job.model, MOST_COUNTS)),
+            frozen: Some(FrozenBlocks::of(self.job.model, MAX_COUNTS)),
             has_others: false,
             casts_weights: false,
             casts_adapter: false,
@@ -88,17 +88,17 @@ impl Offer<'_> {
         let resident = self.resident(levers);
         let place = self.job.place;
         let parameters = |bytes| CostRow::new(PARAMETERS, bytes, self.note(levers)).at(place);
-        let phase = |name: Name, (tensors, rows): (&[Held], u64), on_host: u64| {
+        let phase = |name: Name, (tensors, rows): (&[NamedBytes], u64), on_host: u64| {
             let tensors = tensors.iter().map(|held| held.row(&note).at(place));
             let rows = CostRow::new(ROWS, rows, &note);
             let rows = [parameters(resident.at_a_time)].into_iter().chain(tensors).chain([rows]);
             let on_host = place::staging(on_host.max(self.in_transit(levers).unwrap_or(0)));
-            Phase { name, rows: rows.chain(on_host).chain(self.off_the_card(levers)).collect() }
+            Phase { name, rows: rows.chain(on_host).chain(self.offloaded_to_host(levers)).collect() }
         };
         // If weights lie in a file, their rows include the transit buffer. No row is read before the model is loaded.
         let reads_no_weights = levers.has_weights_on_disk() && levers.weight_blocks_in_memory() == 0;
         let transit: Vec<CostRow> = match self.in_transit(levers) {
-            Some(bytes) => place::staging(bytes).into_iter().chain(self.off_the_card(levers)).collect(),
+            Some(bytes) => place::staging(bytes).into_iter().chain(self.offloaded_to_host(levers)).collect(),
             None if reads_no_weights => Vec::new(),
             None => self.counter.loading(inference.parameters, place, inference.stored.as_ref()),
         };
@@ -138,9 +138,9 @@ impl Offer<'_> {
     }
 
     /// The row of weights that are copied to the host's memory because they are off a device.
-    fn off_the_card(&self, levers: &Levers) -> Option<CostRow> {
+    fn offloaded_to_host(&self, levers: &Levers) -> Option<CostRow> {
         let copied = self.inference.stored.filter(|_| levers.has_host_memory());
-        place::off_the_card(copied.map_or(0, |stored| stored.copied(self.inference.parameters)))
+        place::offloaded_to_host(copied.map_or(0, |stored| stored.copied(self.inference.parameters)))
     }
 
     /// Bytes of the parameters in memory.
@@ -187,7 +187,7 @@ impl Offer<'_> {
         let samples = levers.micro_batch_samples as f64;
         let elsewhere = weights_elsewhere(self.job.model, &self.specs, self.inference.parameters, levers);
         let bus = if self.job.place == Place::Device { prices.bus_byte } else { 0.0 };
-        let [encoder, decoder] = bringing(elsewhere, self.memory_for_reading, prices.file_byte, bus);
+        let [encoder, decoder] = weight_fetch_time(elsewhere, self.memory_for_reading, prices.file_byte, bus);
         // As in a step, a product has a fixed cost in the time of so many tokens.
         let pass = |multiply_adds: f64, tokens: f64| multiply_adds * (1.0 + prices.overhead_tokens / tokens);
         let loss = if self.inference.has_targets {
@@ -243,7 +243,12 @@ pub(crate) fn weights_elsewhere(
 /// The time of copying these weights, where the system may keep `memory` bytes of files in memory. `file_byte` is the time of a byte that
 /// is written to a file and read back, and `bus_byte` the time of a byte that is copied to a device.
 #[expect(clippy::cast_precision_loss, reason = "bytes are far below 2^53")]
-pub(crate) fn bringing(elsewhere: [StackWeights; 2], memory: Bytes, file_byte: f64, bus_byte: f64) -> [f64; 2] {
+pub(crate) fn weight_fetch_time(
+    elsewhere: [StackWeights; 2],
+    memory: Bytes,
+    file_byte: f64,
+    bus_byte: f64,
+) -> [f64; 2] {
     let bytes = elsewhere.iter().map(|weights| weights.bytes).sum::<u64>();
     let price = if bytes <= memory.0 { READ } else { READ_FROM_DISK };
     elsewhere.map(|weights| price * file_byte * weights.bytes as f64 + bus_byte * weights.copied as f64)

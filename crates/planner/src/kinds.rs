@@ -6,10 +6,10 @@ use trainer::micro_batches::cut_within;
 /// Steps that are simulated.
 const STEPS: u64 = 8;
 /// The most samples of each step.
-const MOST_SAMPLES: usize = 256;
+const MAX_SAMPLES: usize = 256;
 /// The most shapes of a step. A card remembers sixteen kinds of micro-batches. The first micro-batch of a step is of another kind than
 /// later ones of the same shape.
-const MOST_SHAPES: usize = 8;
+const MAX_SHAPES: usize = 8;
 
 /// Samples of a micro-batch, and the most source and target tokens of a sample in it.
 pub type Shape = (usize, (usize, usize));
@@ -38,7 +38,7 @@ pub fn repeat(lengths: &[(usize, usize)], samples: usize, micro_batch_samples: u
     if lengths.is_empty() {
         return true;
     }
-    let samples = samples.min(MOST_SAMPLES.max(micro_batch_samples));
+    let samples = samples.min(MAX_SAMPLES.max(micro_batch_samples));
     let of_step = |step: u64| {
         let row = |sample: usize| lengths[(mix(step << 32 | sample as u64) % lengths.len() as u64) as usize];
         let drawn: Vec<(usize, usize)> = (0..samples).map(row).collect();
@@ -48,7 +48,7 @@ pub fn repeat(lengths: &[(usize, usize)], samples: usize, micro_batch_samples: u
     let mut different = first.clone();
     different.sort_unstable();
     different.dedup();
-    different.len() <= MOST_SHAPES && (1..STEPS).all(|step| of_step(step) == first)
+    different.len() <= MAX_SHAPES && (1..STEPS).all(|step| of_step(step) == first)
 }
 
 #[cfg(test)]

@@ -17,10 +17,10 @@ const CHUNKS: [usize; 4] = [1024, 256, 64, 1];
 pub(crate) const PARTS: usize = 8;
 
 /// The most values of a lever over blocks. For a deeper model the values are evenly spaced, so that planning stays quick.
-pub(crate) const MOST_COUNTS: usize = 64;
+pub(crate) const MAX_COUNTS: usize = 64;
 
 const NONE_OR_DISK: Values = Values::Words(&["none", "disk"]);
-const MOST_BLOCKS: usize = 100_000;
+const MAX_BLOCKS: usize = 100_000;
 
 fn layer_major(levers: &mut Levers, change: impl FnOnce(&mut LayerMajor)) {
     if let Some(layers) = &mut levers.layer_major {
@@ -181,7 +181,7 @@ fn accumulation(space: &Space<'_>, _: &Levers) -> Vec<Value> {
 /// Blocks whose gradients stay between the two passes.
 pub static KEPT_GRADIENT_BLOCKS: Lever = Lever {
     name: "kept_gradient_blocks",
-    values: Values::Blocks(MOST_BLOCKS),
+    values: Values::Blocks(MAX_BLOCKS),
     meaning: "layer-major: blocks whose gradients stay in memory and need no second pass",
     flag: Some(Flag {
         long: "kept-gradient-blocks",
@@ -203,7 +203,7 @@ pub static KEPT_GRADIENT_BLOCKS: Lever = Lever {
 
 fn kept_gradient_blocks(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let Some(_) = levers.layer_major else { return Vec::new() };
-    counts_or(pinned_blocks(space, &KEPT_GRADIENT_BLOCKS), counts(space.blocks, MOST_COUNTS).into_iter().rev())
+    counts_or(pinned_blocks(space, &KEPT_GRADIENT_BLOCKS), counts(space.blocks, MAX_COUNTS).into_iter().rev())
 }
 
 /// Saved activations in a file.
@@ -352,7 +352,7 @@ fn attention_heads(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 /// Blocks that are computed again in backward.
 pub static RECOMPUTE_BLOCKS: Lever = Lever {
     name: "recompute_blocks",
-    values: Values::Blocks(MOST_BLOCKS),
+    values: Values::Blocks(MAX_BLOCKS),
     meaning: "blocks whose activations are recomputed in backward",
     flag: Some(Flag {
         long: "recompute",
@@ -374,7 +374,7 @@ pub static RECOMPUTE_BLOCKS: Lever = Lever {
 
 fn recompute_blocks(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     let (pin, blocks) = (pinned_blocks(space, &RECOMPUTE_BLOCKS), space.blocks);
-    let Some(layers) = levers.layer_major else { return counts_or(pin, counts(blocks, MOST_COUNTS)) };
+    let Some(layers) = levers.layer_major else { return counts_or(pin, counts(blocks, MAX_COUNTS)) };
     // Blocks that backward visits twice are always computed again.
     if layers.goes_twice(blocks) {
         return vec![Value::Count(blocks)];
@@ -388,7 +388,7 @@ fn recompute_blocks(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
         LayerMajor { boundaries_on_disk: true, .. } => vec![blocks, 0],
         // In memory, activations are worth more than gradients, which can lie in a file.
         LayerMajor { gradients_on_disk: true, kept_gradient_blocks, .. } if kept_gradient_blocks == least_kept => {
-            counts(blocks, MOST_COUNTS).into_iter().rev().collect()
+            counts(blocks, MAX_COUNTS).into_iter().rev().collect()
         }
         _ => vec![blocks],
     };
@@ -398,7 +398,7 @@ fn recompute_blocks(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 /// Blocks whose activations stay in memory although those of others lie in a file.
 pub static BLOCKS_IN_MEMORY: Lever = Lever {
     name: "blocks_in_memory",
-    values: Values::Blocks(MOST_BLOCKS),
+    values: Values::Blocks(MAX_BLOCKS),
     meaning: "with activations on disk: of the blocks that backward visits first, how many keep their saved activations in memory",
     flag: Some(Flag {
         long: "blocks-in-memory",
@@ -564,13 +564,13 @@ fn in_words_from(lever: &Lever, levers: &Levers, value: Value) -> String {
 }
 
 mod frozen_weights;
-mod off_the_card;
+mod offloaded_to_host;
 mod overlap;
 mod recorded_micro_batches;
 mod weight_copies;
 pub use frozen_weights::{WEIGHT_BLOCKS_IN_MEMORY, WEIGHTS_AT_A_TIME};
-use off_the_card::off;
-pub use off_the_card::{COPY_OVERLAP, OFFLOAD_TO};
+use offloaded_to_host::off;
+pub use offloaded_to_host::{COPY_OVERLAP, OFFLOAD_TO};
 pub use overlap::COMMUNICATION_OVERLAP;
 pub use recorded_micro_batches::RECORDED_MICRO_BATCHES;
 pub use weight_copies::WEIGHT_COPIES;

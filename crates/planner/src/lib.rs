@@ -81,7 +81,7 @@ pub use row_counts::RowCounts;
 pub use rows::{Rows, RowsRead};
 pub use speed::{CardTimes, GraphTimes, LaunchTimes, MachineSpeed, Speed};
 pub use timeline::{Moment, Timeline, timeline};
-pub use training::MOST_EVALUATED_TOGETHER;
+pub use training::MAX_EVALUATED_TOGETHER;
 #[cfg(not(feature = "datasets"))]
 pub use without_datasets::{EvaluatedRows, Rows};
 

@@ -15,7 +15,7 @@ use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use t5::{Files, ParameterSpec};
 use t5_ops::absent;
-use t5_ops::copies::{Coming, Leaving, Returning};
+use t5_ops::copies::{Download, Upload, WriteBack};
 use t5_ops::page_locked::PageLocked;
 use t5_ops::{
     Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums,
@@ -53,7 +53,7 @@ impl MeasuredSizes {
             d_ff: model.d_ff.min(2048),
             heads: model.num_heads.min((1024 / d_kv).max(1)),
             d_kv,
-            from_memory: 2 * BYTES_OF_A_WEIGHT * ParameterSpec::elements_of_all(model) > MOST_CACHED,
+            from_memory: 2 * BYTES_OF_A_WEIGHT * ParameterSpec::elements_of_all(model) > MAX_CACHED,
         }
     }
 
@@ -65,7 +65,7 @@ impl MeasuredSizes {
 /// Bytes of a weight in f32; its gradient has as many.
 const BYTES_OF_A_WEIGHT: u64 = 4;
 /// Bytes that a processor's last cache holds, approximately.
-const MOST_CACHED: u64 = 32 << 20;
+const MAX_CACHED: u64 = 32 << 20;
 
 /// The time that one kind of work may take.
 const OF_A_KIND: Duration = Duration::from_millis(90);
@@ -78,7 +78,7 @@ const FEW_ROWS: usize = 192;
 /// Rows of the shorter product on a card, for each unit of [`Measured::scale`]: a card needs more rows to be busy.
 const FEW_ROWS_OF_CARDS: usize = 64;
 /// The largest plausible fixed cost of a product, in rows.
-const MOST_OVERHEAD_ROWS: f64 = 256.0;
+const MAX_OVERHEAD_ROWS: f64 = 256.0;
 /// Multiply-adds of the longer product, approximately.
 const MANY_MULTIPLY_ADDS: usize = 1 << 30;
 /// Words of the measured vocabulary.
@@ -86,13 +86,13 @@ const VOCABULARY: usize = 2048;
 /// Rows of the two chunks of logits whose times give the fixed cost of a chunk.
 const CHUNKS: [usize; 2] = [256, 64];
 /// The largest plausible fixed cost of a chunk, in rows.
-const MOST_OVERHEAD_CHUNK_ROWS: f64 = 128.0;
+const MAX_OVERHEAD_CHUNK_ROWS: f64 = 128.0;
 /// Tokens of the measured attention, and rows of the measured operations between products.
 const TOKENS: usize = 256;
 /// Tokens of a sample in the two measurements of attention whose times give the fixed cost of a query.
 const ATTENDED: [usize; 2] = [TOKENS, 32];
 /// The largest plausible fixed cost of a query, in keys.
-const MOST_OVERHEAD_KEYS: f64 = 1024.0;
+const MAX_OVERHEAD_KEYS: f64 = 1024.0;
 /// Bytes that are written to a file.
 const FILE_BYTES: usize = 4 << 20;
 /// [`Measured::scale`] of cards.
@@ -112,7 +112,7 @@ const BUS_BYTES: usize = 8 << 20;
 /// # Errors
 /// An operation failed.
 pub fn measure(sizes: MeasuredSizes, directory: &Path) -> candle_core::Result<MachineSpeed> {
-    t5_ops::on_threads_apart(|| {
+    t5_ops::with_temporary_threads(|| {
         let file_byte_ps = file_byte(directory)?.map(significant);
         let of = |dtype| Measured::new(sizes, dtype, &Device::Cpu)?.speed(file_byte_ps, None);
         Ok(MachineSpeed { f32: of(DType::F32)?, bf16: of(DType::BF16)? })
@@ -125,11 +125,11 @@ pub fn measure(sizes: MeasuredSizes, directory: &Path) -> candle_core::Result<Ma
 /// # Errors
 /// An operation failed.
 pub fn measure_card(sizes: MeasuredSizes, device: &Device, directory: &Path) -> candle_core::Result<MachineSpeed> {
-    let speed = t5_ops::on_threads_apart(|| {
+    let speed = t5_ops::with_temporary_threads(|| {
         let file_byte_ps = file_byte(directory)?.map(significant);
         let times = [bus_byte(device)?, launch(device)?, weight_cast(device)?];
         let [bus_byte_ps, launch_ps, cast_ps] = times.map(|seconds| significant(seconds * 1e12));
-        let locked_byte_ps = locked_byte(device)?.map(|seconds| significant(seconds * 1e12));
+        let locked_byte_ps = pinned_byte(device)?.map(|seconds| significant(seconds * 1e12));
         let launches = Some(launches::times(device)?);
         let card = Some(CardTimes { bus_byte_ps, locked_byte_ps, launch_ps, cast_ps, launches });
         let of = |dtype| Measured::new(sizes, dtype, device)?.speed(file_byte_ps, card);
@@ -166,15 +166,15 @@ impl<'a> Measured<'a> {
         let many = self.products(many_rows)?;
         let (few_rows, rows) = (few_rows as f64, many_rows as f64);
         // A product over r rows takes `time * (r + overhead)`.
-        let a_row = ((many - few) / (rows - few_rows)).clamp(many / (rows + MOST_OVERHEAD_ROWS), many / rows);
+        let a_row = ((many - few) / (rows - few_rows)).clamp(many / (rows + MAX_OVERHEAD_ROWS), many / rows);
         let chunks = CHUNKS.map(|rows| rows * self.scale.min(4));
         let [whole, chunked] = [self.head(chunks[0])?, self.head(chunks[1])?];
         let [long, short] = [self.attention(ATTENDED[0])?, self.attention(ATTENDED[1])?];
         let [attention, attention_backward] =
-            [0, 1].map(|pass| with_fixed_cost(ATTENDED, [long[pass], short[pass]], MOST_OVERHEAD_KEYS));
+            [0, 1].map(|pass| with_fixed_cost(ATTENDED, [long[pass], short[pass]], MAX_OVERHEAD_KEYS));
         let [between, between_backward] = self.between()?;
         let ps = |seconds: f64| significant(seconds * 1e12);
-        let head = with_fixed_cost(chunks, [whole, chunked], MOST_OVERHEAD_CHUNK_ROWS);
+        let head = with_fixed_cost(chunks, [whole, chunked], MAX_OVERHEAD_CHUNK_ROWS);
         Ok(Speed {
             product_ps: ps(a_row / self.multiply_adds_of_a_row()),
             product_overhead_rows: significant((many / a_row - rows).max(0.0)),
@@ -390,32 +390,32 @@ fn file_byte(directory: &Path) -> candle_core::Result<Option<f64>> {
 
 /// Seconds to copy a byte to a device or back through pinned memory: the mean of both directions.
 fn bus_byte(device: &Device) -> candle_core::Result<f64> {
-    let home = Tensor::ones(BUS_BYTES / 4, DType::F32, &Device::Cpu)?;
-    both_ways(&home, device, |there| Leaving::begin(there)?.arrive().map(drop))
+    let host_copy = Tensor::ones(BUS_BYTES / 4, DType::F32, &Device::Cpu)?;
+    bidirectional(&host_copy, device, |there| Download::begin(there)?.complete().map(drop))
 }
 
 /// Seconds to copy a byte between page-locked memory of the host and a device. `None`: the driver locks no memory.
-fn locked_byte(device: &Device) -> candle_core::Result<Option<f64>> {
-    let home = Tensor::ones(BUS_BYTES / 4, DType::F32, &Device::Cpu)?;
-    let lock = PageLocked::of(&home, device);
-    let returned = |there: &Tensor| Returning::begin(there, &home)?.map_or(Ok(()), Returning::arrive);
-    lock.map(|_lock| both_ways(&home, device, returned)).transpose()
+fn pinned_byte(device: &Device) -> candle_core::Result<Option<f64>> {
+    let host_copy = Tensor::ones(BUS_BYTES / 4, DType::F32, &Device::Cpu)?;
+    let lock = PageLocked::of(&host_copy, device);
+    let returned = |there: &Tensor| WriteBack::begin(there, &host_copy)?.map_or(Ok(()), WriteBack::complete);
+    lock.map(|_lock| bidirectional(&host_copy, device, returned)).transpose()
 }
 
-/// Seconds to copy a byte of `home` to a device, or back with `return_home`: the mean of both directions.
-fn both_ways(
-    home: &Tensor,
+/// Seconds to copy a byte of `host_copy` to a device, or back with `write_back`: the mean of both directions.
+fn bidirectional(
+    host_copy: &Tensor,
     device: &Device,
-    return_home: impl Fn(&Tensor) -> candle_core::Result<()>,
+    write_back: impl Fn(&Tensor) -> candle_core::Result<()>,
 ) -> candle_core::Result<f64> {
-    let there = absent::absent_like(home, device)?;
+    let there = absent::absent_like(host_copy, device)?;
     let up = || {
-        let mut coming = Coming::begin(&there)?;
-        coming.copy(home)?;
-        coming.arrive()
+        let mut incoming = Upload::begin(&there)?;
+        incoming.copy(host_copy)?;
+        incoming.complete()
     };
     let up = shortest_on(device, OF_A_KIND, up)?;
-    let down = shortest_on(device, OF_A_KIND, || return_home(&there))?;
+    let down = shortest_on(device, OF_A_KIND, || write_back(&there))?;
     Ok((up + down) / (2 * BUS_BYTES) as f64)
 }
 
@@ -459,11 +459,11 @@ mod tests {
     #[test]
     fn a_fixed_cost_is_what_few_units_take_longer() {
         let time = |units: f64| 3.0 * (1.0 + 50.0 / units);
-        let of = |many: f64, few: f64| with_fixed_cost([256, 32], [many, few], MOST_OVERHEAD_KEYS);
+        let of = |many: f64, few: f64| with_fixed_cost([256, 32], [many, few], MAX_OVERHEAD_KEYS);
         let (each, cost) = of(time(256.0), time(32.0));
         assert!((each - 3.0).abs() < 1e-9 && (cost - 50.0).abs() < 1e-9);
         assert_eq!(of(2.0, 1.9).1, 0.0);
-        assert_eq!(of(1.0, 8.0).1, MOST_OVERHEAD_KEYS);
+        assert_eq!(of(1.0, 8.0).1, MAX_OVERHEAD_KEYS);
     }
 
     #[test]

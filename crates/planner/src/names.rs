@@ -37,7 +37,7 @@ pub const WORKSPACE: Name = Name::new("workspace");
 /// Operands that the processor makes in the host's memory for a device.
 pub const STAGING: Name = Name::new("staging");
 /// Tensors that lie in the host's memory because the device has no room for them.
-pub const OFF_THE_CARD: Name = Name::new("off the card");
+pub const OFFLOADED_TO_HOST: Name = Name::new("off the card");
 /// The device's context, kernels and libraries.
 pub const CONTEXT: Name = Name::new("context");
 /// Kernels that a device's libraries load into the host's memory when they first need them.

@@ -10,10 +10,10 @@ use t5_ops::Calls;
 use crate::Plan;
 use crate::counted::StepCounter;
 use crate::error::Result;
-use crate::files::{Written, memory_beside};
+use crate::files::{StepIo, memory_beside};
 use crate::job::{Job, Work};
 use crate::kinds;
-use crate::prices::{Beside, Prices, moving_time, relative_time};
+use crate::prices::{MicroBatchOverhead, Prices, moving_time, relative_time};
 use crate::traffic::{Computed, Traffic};
 
 /// The pace of a run.
@@ -68,15 +68,15 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
     let of_mean = of_mean.at(job.place, training.options);
     let written = of_mean.written(&levers).in_micro_batches(micro_batches, of_mean.table_read(&levers));
     let reads_files = !levers.has_host_memory() || training.base.is_some();
-    let step = StepOf { job, counter: &counter, levers, written, memory: memory_beside(now, plan) };
+    let step = StepEstimate { job, counter: &counter, levers, written, memory: memory_beside(now, plan) };
     let of_step = Pace {
         step_seconds: step.seconds(&job.prices, lengths),
         step_copy_wait_seconds: step.copy_wait_seconds(lengths),
         step_launch_seconds: step.launching_seconds(),
         step_written_bytes: written.total(),
         step_read_bytes: if reads_files { counter.weights_read(&levers, micro_batches) } else { 0 },
-        step_bus_bytes: written.over_the_bus,
-        step_bus_bytes_behind: written.behind,
+        step_bus_bytes: written.bus_bytes,
+        step_bus_bytes_behind: written.overlapped,
         ..Pace::default()
     };
     let traffic = Traffic::of(job.model, training, job.place)?;
@@ -84,15 +84,15 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
 }
 
 #[derive(Clone, Copy)]
-struct StepOf<'a> {
+struct StepEstimate<'a> {
     job: &'a Job<'a>,
     counter: &'a StepCounter<'a>,
     levers: Levers,
-    written: Written,
+    written: StepIo,
     memory: memory_policy::Bytes,
 }
 
-impl StepOf<'_> {
+impl StepEstimate<'_> {
     fn seconds(&self, prices: &Prices, lengths: &[(usize, usize)]) -> Option<f64> {
         Some(self.seconds_of_passes(prices, lengths)? + self.seconds_of_update(prices)?)
     }
@@ -110,7 +110,7 @@ impl StepOf<'_> {
         let multiply_add_ps = prices.multiply_add_ps?;
         let samples = self.job.samples;
         // A few samples stand for all samples of a step.
-        let known: Vec<(usize, usize)> = lengths.iter().copied().cycle().take(samples.min(MOST_SAMPLES)).collect();
+        let known: Vec<(usize, usize)> = lengths.iter().copied().cycle().take(samples.min(MAX_SAMPLES)).collect();
         let micro_batches = kinds::shapes(&known, self.levers.micro_batch_samples, self.job.longest);
         let moved = moving_time(prices, self.written, self.memory).times(1.0 / samples as f64);
         let is_recorded = self.is_recorded(lengths);
@@ -148,7 +148,7 @@ impl StepOf<'_> {
         let multiply_add_ps = prices.multiply_add_ps.filter(|_| prices.launch > 0.0)?;
         let Work::Training(training) = &self.job.work else { return None };
         let calls = || self.counter.pass_calls(levers);
-        let beside = Beside::default().with_launches(prices, calls, self.is_recorded(training.lengths));
+        let beside = MicroBatchOverhead::default().with_launches(prices, calls, self.is_recorded(training.lengths));
         let micro_batches = levers.micro_batches(self.job.samples) as f64;
         let passes = micro_batches * beside.launching.total();
         Some((passes + prices.launching(&self.update_calls())) * multiply_add_ps * 1e-12)
@@ -159,7 +159,7 @@ impl StepOf<'_> {
         if self.job.place == Place::Host {
             return None;
         }
-        let resident = StepOf { written: Written::default(), ..*self };
+        let resident = StepEstimate { written: StepIo::default(), ..*self };
         let [all, computed] = [self, &resident].map(|step| step.seconds(&self.job.prices, lengths));
         Some(all? - computed?)
     }
@@ -177,7 +177,7 @@ impl StepOf<'_> {
         let micro_batches = traffic.micro_batches(job.samples, levers);
         let tokens = levers.micro_batch_samples * (job.longest.0 + job.longest.1);
         let calls = || counter.pass_calls(levers);
-        let beside = Beside::default().with_launches(&job.prices, calls, self.is_recorded(lengths));
+        let beside = MicroBatchOverhead::default().with_launches(&job.prices, calls, self.is_recorded(lengths));
         let time = relative_time(&job.prices, levers, tokens, arithmetic, beside);
         // The update of parameters overlaps with no communication.
         let passes = self.seconds_of_passes(&traffic.with_speed(&job.prices), lengths);
@@ -188,16 +188,16 @@ impl StepOf<'_> {
         Pace {
             step_seconds: pace.step_seconds.map(|seconds| seconds + step_waited_seconds),
             step_sent_bytes: sent.bytes,
-            step_sent_seconds: byte * sent.on_the_line() as f64,
+            step_sent_seconds: byte * sent.wire_bytes() as f64,
             step_waited_seconds,
-            step_bus_bytes: pace.step_bus_bytes + sent.over_the_bus,
+            step_bus_bytes: pace.step_bus_bytes + sent.bus_bytes,
             ..pace
         }
     }
 }
 
 /// Samples of a step that are counted individually.
-const MOST_SAMPLES: usize = 256;
+const MAX_SAMPLES: usize = 256;
 
 #[cfg(test)]
 mod tests {

@@ -10,7 +10,7 @@ use crate::StepChoice;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::levers::in_blocks;
-use crate::names::{COMMUNICATION, CONTEXT, KERNELS, OFF_THE_CARD, POOL, STAGING};
+use crate::names::{COMMUNICATION, CONTEXT, KERNELS, OFFLOADED_TO_HOST, POOL, STAGING};
 use crate::processes::Processes;
 
 /// Refuses a job that asks for a setting that the place of its tensors cannot carry out.
@@ -68,9 +68,9 @@ pub(crate) fn note_of_weights(kept: &str, place: Place, levers: &Levers) -> Stri
 }
 
 /// The row of tensors kept in the host's memory beside a device.
-pub fn off_the_card(bytes: u64) -> Option<CostRow> {
+pub fn offloaded_to_host(bytes: u64) -> Option<CostRow> {
     let note = "weights, moments, activations and gradients that are off the card";
-    (bytes > 0).then(|| CostRow::new(OFF_THE_CARD, bytes, note))
+    (bytes > 0).then(|| CostRow::new(OFFLOADED_TO_HOST, bytes, note))
 }
 
 /// A card's context with the modules of candle's kernels. It is assumed until a card is opened and its free memory is known.

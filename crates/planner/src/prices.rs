@@ -14,7 +14,7 @@ use t5::step::count::PassCalls;
 use t5_ops::Calls;
 
 use crate::counted::{Arithmetic, BlockArithmetic};
-use crate::files::{UNWRITTEN_PERCENT, Written};
+use crate::files::{StepIo, UNWRITTEN_PERCENT};
 use crate::step_parts::Parts;
 
 /// Micro-batches of this many tokens keep a processor busy; larger ones gain nothing.
@@ -243,18 +243,18 @@ pub const READ_FROM_DISK: f64 = 1.0;
 
 /// The time of a micro-batch beside its arithmetic, in multiply-adds: bytes that move, and launches.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Beside {
+pub struct MicroBatchOverhead {
     /// The time in which nothing is computed.
-    pub alone: f64,
+    pub exposed: f64,
     /// The time that overlaps with the computation of blocks.
-    pub behind: f64,
+    pub overlapped: f64,
     /// The time of weight casts that are saved. The prices of products include them.
     pub spared: Parts,
     /// The host's time for launches. A card does not wait for them while it computes as long.
     pub launching: Parts,
 }
 
-impl Beside {
+impl MicroBatchOverhead {
     /// The same micro-batch without the casts of these elements of weights.
     pub fn without_casts(self, prices: &Prices, elements: Parts) -> Self {
         Self { spared: elements.times(prices.weight_cast), ..self }
@@ -273,29 +273,30 @@ impl Beside {
 
     /// A share of these times.
     pub fn times(self, share: f64) -> Self {
-        let Self { alone, behind, spared, launching } = self;
+        let Self { exposed, overlapped, spared, launching } = self;
         let (spared, launching) = (spared.times(share), launching.times(share));
-        Self { alone: share * alone, behind: share * behind, spared, launching }
+        Self { exposed: share * exposed, overlapped: share * overlapped, spared, launching }
     }
 }
 
 /// The time of moving the `written` bytes, with `memory` bytes of memory for files.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
-pub fn moving_time(prices: &Prices, written: Written, memory: Bytes) -> Beside {
-    let Written { over_the_bus, locked, .. } = written;
-    let bus = prices.of_bus(true) * locked as f64 + prices.of_bus(false) * (over_the_bus - locked) as f64;
-    let of_bus = |bytes: u64, both_ways: u64| bus * bytes.saturating_sub(both_ways) as f64 / over_the_bus.max(1) as f64;
-    let [both_ways_behind, both_ways_alone] = written.both_ways;
-    let behind = of_bus(written.behind, both_ways_behind);
-    let bus_alone = of_bus(over_the_bus.saturating_sub(written.behind), both_ways_alone);
-    let alone = prices.file_byte * priced_bytes(prices, written, memory) + bus_alone;
-    Beside { alone, behind, ..Beside::default() }
+pub fn moving_time(prices: &Prices, written: StepIo, memory: Bytes) -> MicroBatchOverhead {
+    let StepIo { bus_bytes, pinned_bytes, .. } = written;
+    let bus = prices.of_bus(true) * pinned_bytes as f64 + prices.of_bus(false) * (bus_bytes - pinned_bytes) as f64;
+    let of_bus =
+        |bytes: u64, bidirectional: u64| bus * bytes.saturating_sub(bidirectional) as f64 / bus_bytes.max(1) as f64;
+    let [both_ways_behind, both_ways_alone] = written.bidirectional;
+    let overlapped = of_bus(written.overlapped, both_ways_behind);
+    let bus_alone = of_bus(bus_bytes.saturating_sub(written.overlapped), both_ways_alone);
+    let exposed = prices.file_byte * priced_bytes(prices, written, memory) + bus_alone;
+    MicroBatchOverhead { exposed, overlapped, ..MicroBatchOverhead::default() }
 }
 
 /// The price of the `written` bytes, in bytes that stay in memory, with `memory` bytes of memory for files. Weights come last.
 #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
-fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
-    let Written { once, weights, frozen, read, .. } = written;
+fn priced_bytes(prices: &Prices, written: StepIo, memory: Bytes) -> f64 {
+    let StepIo { once, weights, frozen, read, .. } = written;
     let beyond = |bytes: u64, memory: u64| bytes.saturating_sub(memory) as f64;
     let to_the_disk = (prices.disk - 1.0) * beyond(once, memory.0);
     let weights_to_disk = (prices.weights_to_disk - prices.weights) * beyond(weights, memory.0.saturating_sub(once));
@@ -308,7 +309,13 @@ fn priced_bytes(prices: &Prices, written: Written, memory: Bytes) -> f64 {
 /// The time of a step whose micro-batches have `tokens` tokens, relative to a step that computes nothing again in micro-batches of enough
 /// tokens. Copies in `beside` overlap with blocks; a step waits only for the time by which they take longer. Blocks take the longer of
 /// their computation and the host's launches, and so does the head.
-pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic: &Arithmetic, beside: Beside) -> f64 {
+pub fn relative_time(
+    prices: &Prices,
+    levers: &Levers,
+    tokens: usize,
+    arithmetic: &Arithmetic,
+    beside: MicroBatchOverhead,
+) -> f64 {
     let share = |blocks: &[BlockArithmetic], of: fn(&BlockArithmetic) -> f64| {
         blocks.iter().map(of).sum::<f64>() / arithmetic.training
     };
@@ -343,7 +350,7 @@ pub fn relative_time(prices: &Prices, levers: &Levers, tokens: usize, arithmetic
     let beside = beside.times(1.0 / arithmetic.training);
     let blocks = (blocks - beside.spared.blocks).max(beside.launching.blocks);
     let head = (head + chunks - beside.spared.head).max(beside.launching.head);
-    blocks + head + beside.alone + (beside.behind - blocks).max(0.0)
+    blocks + head + beside.exposed + (beside.overlapped - blocks).max(0.0)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "tokens of a micro-batch")]
@@ -369,7 +376,7 @@ mod tests {
             .expect("it trains");
         let time = |levers: &Levers| {
             let samples = levers.micro_batch_samples;
-            relative_time(prices, levers, samples * 512, &counter.arithmetic(samples), Beside::default())
+            relative_time(prices, levers, samples * 512, &counter.arithmetic(samples), MicroBatchOverhead::default())
         };
         let layer_major = kept.map(|kept_gradient_blocks| LayerMajor { kept_gradient_blocks, ..LayerMajor::default() });
         let levers = Levers {
@@ -440,22 +447,23 @@ mod tests {
             .expect("it trains");
         let arithmetic = counter.arithmetic(8);
         let levers = Levers { micro_batch_samples: 8, loss_chunk_rows: 256, ..Levers::default() };
-        let time = |alone: f64, behind: f64| {
-            let beside = Beside { alone, behind, ..Beside::default() }.times(arithmetic.training);
+        let time = |exposed: f64, overlapped: f64| {
+            let beside =
+                MicroBatchOverhead { exposed, overlapped, ..MicroBatchOverhead::default() }.times(arithmetic.training);
             relative_time(&Prices::card(), &levers, 4096, &arithmetic, beside)
         };
         let (computed, head) = (time(0.0, 0.0), arithmetic.head / arithmetic.training);
         assert!((time(0.5, 0.0) - computed - 0.5).abs() < 1e-9);
         assert_eq!(time(0.0, 0.9 * (1.0 - head)), computed);
         // The step waits only for the time by which copies take longer than the blocks.
-        let [once, more] = [3.0, 5.0].map(|behind| time(0.0, behind));
+        let [once, more] = [3.0, 5.0].map(|overlapped| time(0.0, overlapped));
         assert!((more - once - 2.0).abs() < 1e-9 && once < computed + 3.0 && once > 3.0, "{once} {more} {computed}");
     }
 
     #[test]
     fn a_file_that_memory_does_not_hold_costs_as_much_as_the_disk() {
         let priced = |once: u64, weights: u64| {
-            let written = Written { once: once << 30, weights: weights << 30, ..Written::default() };
+            let written = StepIo { once: once << 30, weights: weights << 30, ..StepIo::default() };
             priced_bytes(&Prices::vectors(), written, Bytes::gib(2)) / (1u64 << 30) as f64
         };
         assert_eq!((priced(2, 0), priced(3, 0)), (2.0, 5.0));

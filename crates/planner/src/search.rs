@@ -23,7 +23,7 @@ impl Space<'_> {
     }
 
     /// Every way through a step's samples, and every cut of a step. A choice has one of each.
-    pub fn ways_and_cuts(&self) -> (Vec<Levers>, Vec<Levers>) {
+    pub fn schedules_and_sizes(&self) -> (Vec<Levers>, Vec<Levers>) {
         let is_of_the_cut = |lever: &&&Lever| [MICRO_BATCH_SAMPLES.name, LOSS_CHUNK_ROWS.name].contains(&lever.name);
         let (cuts, ways): (Vec<&Lever>, Vec<&Lever>) = LEVERS.iter().partition(|lever| is_of_the_cut(lever));
         (self.combinations(&ways, Levers::default()), self.combinations(&cuts, Levers::default()))
@@ -79,14 +79,14 @@ mod tests {
     }
 
     fn ways(pins: &Pins) -> Vec<Levers> {
-        space(pins).ways_and_cuts().0
+        space(pins).schedules_and_sizes().0
     }
 
     #[test]
     fn blocks_of_a_base_stay_in_memory_where_gradients_and_moments_do() {
         let offered = |pins: &Pins| -> Vec<LayerMajor> {
             let frozen = Some(FrozenBlocks { blocks: 5, most_counts: 8, has_larger_table: false });
-            let ways = Space { has_large_moments: true, frozen, ..space(pins) }.ways_and_cuts().0;
+            let ways = Space { has_large_moments: true, frozen, ..space(pins) }.schedules_and_sizes().0;
             ways.into_iter().filter_map(|way| way.layer_major).collect()
         };
         let kept = |layers: &LayerMajor| layers.weight_blocks_in_memory > 0;
@@ -108,7 +108,7 @@ mod tests {
     fn memory_for_what_is_on_its_way_is_offered_where_there_are_others() {
         let pins = Pins::default();
         let overlaps = |has_others| {
-            let ways = Space { has_others, ..space(&pins) }.ways_and_cuts().0;
+            let ways = Space { has_others, ..space(&pins) }.schedules_and_sizes().0;
             ways.into_iter().filter_map(|way| way.layer_major).filter(|layers| layers.overlaps).count()
         };
         assert_eq!(overlaps(false), 0);

@@ -3,7 +3,7 @@
 //! Each process has one thread that communicates, one transfer after the other. A block's gradients are sent while the next block is
 //! computed. Layer by layer, a block begins only after the gradients of the block before the previous one have been transferred.
 //! Micro-batch by micro-batch, only the last micro-batch transfers gradients, and it waits for all of them. A block's weights are received
-//! while the previous block is computed. The step waits for all other transfers. So [`Line`] goes through a step block by block.
+//! while the previous block is computed. The step waits for all other transfers. So [`OverlapSimulation`] goes through a step block by block.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -33,18 +33,18 @@ pub struct Sent {
     /// On the line: gradients that are complete before backward enters a block.
     pub before: u64,
     /// On the line: gradients and weights of each block that backward enters, in the order of [`Arithmetic::blocks`].
-    pub blocks: Vec<OfBlock>,
+    pub blocks: Vec<BlockTraffic>,
     /// On the line: the weights of a head, which are received while the previous block is computed.
     pub head: u64,
     /// On the line: tables, and parameters that their owners updated. They are sent when nothing is left to compute.
-    pub alone: u64,
+    pub exposed: u64,
     /// The bytes of all these transfers that a process on a card copies to the host and back.
-    pub over_the_bus: u64,
+    pub bus_bytes: u64,
 }
 
 /// The bytes of a block on the line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OfBlock {
+pub struct BlockTraffic {
     /// Bytes of its gradients.
     pub gradients: u64,
     /// How often its gradients are complete in a step.
@@ -52,20 +52,20 @@ pub struct OfBlock {
     /// Bytes of its weights, if other processes hold them.
     pub weights: u64,
     /// How often its weights are received in a step.
-    pub brought: u64,
+    pub gathers: u64,
 }
 
 impl Sent {
     /// Bytes that the communicating thread copies over the bus for each byte on the line.
     #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
     fn copied(&self) -> f64 {
-        self.over_the_bus as f64 / self.on_the_line().max(1) as f64
+        self.bus_bytes as f64 / self.wire_bytes().max(1) as f64
     }
 
     /// All bytes on the line.
-    pub fn on_the_line(&self) -> u64 {
-        let of_block = |block: &OfBlock| block.sums * block.gradients + block.brought * block.weights;
-        self.before + self.head + self.alone + self.blocks.iter().map(of_block).sum::<u64>()
+    pub fn wire_bytes(&self) -> u64 {
+        let of_block = |block: &BlockTraffic| block.sums * block.gradients + block.gathers * block.weights;
+        self.before + self.head + self.exposed + self.blocks.iter().map(of_block).sum::<u64>()
     }
 }
 
@@ -105,7 +105,7 @@ impl Traffic {
         }
         let weight_bytes = options.parameter_dtype().size_in_bytes() as u64;
         let mut owned: Vec<Owned> = Vec::new();
-        for (spec, owner) in trainer::costs::dealt_out(model, options, processes.number)? {
+        for (spec, owner) in trainer::costs::sharded_optimizer(model, options, processes.number)? {
             let are_matrices = t5::is_matrix(&spec.name, spec.shape.len());
             let is_here = |owned: &Owned| owned.part == spec.part && owned.are_matrices == are_matrices;
             let place = owned.iter().position(is_here).unwrap_or_else(|| {
@@ -145,23 +145,25 @@ impl Traffic {
     fn count(&self, counter: &StepCounter<'_>, micro_batches: usize, levers: &Levers) -> Sent {
         let moves = counter.moves(micro_batches, levers);
         let numbers = (self.processes.number as u64 - 1) * self.numbers;
-        let mut sent = Sent { alone: numbers, blocks: vec![OfBlock::default(); counter.blocks()], ..Sent::default() };
+        let mut sent =
+            Sent { exposed: numbers, blocks: vec![BlockTraffic::default(); counter.blocks()], ..Sent::default() };
         // If each process holds all parameters, all processes send the same bytes.
         let ranks = if self.processes.sharding == Sharding::None { 1 } else { self.processes.number };
         let mut by_rank = vec![numbers; ranks];
         let mut bus_by_rank = vec![0; ranks];
         for owned in &self.owned {
-            let moved = Moved { sums: moves.sums(owned.part), brought: moves.brought(owned.part) };
-            let moved = Moved { sums: moved.sums + u64::from(self.sums_head_apart(owned.part, levers)), ..moved };
+            let moved = TransferCounts { sums: moves.sums(owned.part), gathers: moves.gathers(owned.part) };
+            let moved =
+                TransferCounts { sums: moved.sums + u64::from(self.sums_head_apart(owned.part, levers)), ..moved };
             by_rank.iter_mut().enumerate().for_each(|(rank, bytes)| *bytes += self.bytes_of(rank, owned, moved));
             bus_by_rank
                 .iter_mut()
                 .enumerate()
                 .for_each(|(rank, bytes)| *bytes += self.bus_bytes_of(rank, owned, moved));
-            self.put_on_the_line(owned, moved, levers, &mut sent);
+            self.add_wire_bytes(owned, moved, levers, &mut sent);
         }
         let most = |by_rank: Vec<u64>| by_rank.into_iter().max().unwrap_or(0);
-        Sent { bytes: most(by_rank), over_the_bus: most(bus_by_rank), ..sent }
+        Sent { bytes: most(by_rank), bus_bytes: most(bus_by_rank), ..sent }
     }
 
     /// Whether the head's share of a table's gradient is summed separately.
@@ -171,7 +173,7 @@ impl Traffic {
     }
 
     /// Bytes that a process sends of the gradients and weights of a part.
-    fn bytes_of(&self, rank: usize, owned: &Owned, moved: Moved) -> u64 {
+    fn bytes_of(&self, rank: usize, owned: &Owned, moved: TransferCounts) -> u64 {
         let Processes { number, sent_sums, sharding, .. } = self.processes;
         let (processes, others, parts) = (number as u64, number as u64 - 1, sent_sums as u64);
         let all: u64 = owned.gradient_bytes.iter().sum();
@@ -183,16 +185,16 @@ impl Traffic {
     }
 
     /// How often the weights of a part are sent from their owners to the others.
-    fn times_of_weights(&self, owned: &Owned, moved: Moved) -> u64 {
+    fn times_of_weights(&self, owned: &Owned, moved: TransferCounts) -> u64 {
         match self.processes.sharding {
             Sharding::None => 0,
-            Sharding::Weights if owned.are_matrices => moved.brought,
+            Sharding::Weights if owned.are_matrices => moved.gathers,
             _ => 1,
         }
     }
 
     /// Bytes that a process on a card copies to the host and back for the gradients and weights of a part.
-    fn bus_bytes_of(&self, rank: usize, owned: &Owned, moved: Moved) -> u64 {
+    fn bus_bytes_of(&self, rank: usize, owned: &Owned, moved: TransferCounts) -> u64 {
         let Processes { sent_sums, sharding, between_cards, .. } = self.processes;
         if self.place == Place::Host || between_cards.is_some() {
             return 0;
@@ -204,7 +206,7 @@ impl Traffic {
     }
 
     /// Adds a part's gradients and weights to the bytes on the line.
-    fn put_on_the_line(&self, owned: &Owned, moved: Moved, levers: &Levers, sent: &mut Sent) {
+    fn add_wire_bytes(&self, owned: &Owned, moved: TransferCounts, levers: &Levers, sent: &mut Sent) {
         let Processes { number, sent_sums, sharding, .. } = self.processes;
         let (processes, others, parts) = (number as u64, number as u64 - 1, sent_sums as u64);
         let all: u64 = owned.gradient_bytes.iter().sum();
@@ -216,15 +218,15 @@ impl Traffic {
         let weights = others * owned.weight_bytes.iter().sum::<u64>();
         let comes = sharding == Sharding::Weights && owned.are_matrices;
         if sharding != Sharding::None && !comes {
-            sent.alone += weights;
+            sent.exposed += weights;
         }
-        let Moved { sums, brought } = moved;
+        let TransferCounts { sums, gathers } = moved;
         if let Some(block) = self.place_of(owned.part, sent.blocks.len()) {
             let block = &mut sent.blocks[block];
             block.gradients += gradients;
             block.sums = sums;
             if comes {
-                (block.weights, block.brought) = (block.weights + weights, brought);
+                (block.weights, block.gathers) = (block.weights + weights, gathers);
             }
             return;
         }
@@ -232,14 +234,14 @@ impl Traffic {
         let apart = u64::from(self.sums_head_apart(owned.part, levers));
         // Tables whose gradients go to a file are summed after they are read back.
         let is_late = is_table || levers.layer_major.is_some_and(|layers| layers.gradients_on_disk);
-        let alone = if is_late { sums - apart } else { 0 };
-        sent.alone += alone * gradients;
-        sent.before += (sums - alone) * gradients;
+        let exposed = if is_late { sums - apart } else { 0 };
+        sent.exposed += exposed * gradients;
+        sent.before += (sums - exposed) * gradients;
         if comes {
             // An embedding requests the table when it needs it; a head requests its own weights ahead of time.
-            let ahead = if is_table { brought.min(u64::from(self.has_tied_head)) } else { brought };
+            let ahead = if is_table { gathers.min(u64::from(self.has_tied_head)) } else { gathers };
             sent.head += ahead * weights;
-            sent.alone += (brought - ahead) * weights;
+            sent.exposed += (gathers - ahead) * weights;
         }
     }
 
@@ -277,9 +279,9 @@ impl Traffic {
 
 /// How often the gradients of a part are summed, and how often its weights are received.
 #[derive(Clone, Copy)]
-struct Moved {
+struct TransferCounts {
     sums: u64,
-    brought: u64,
+    gathers: u64,
 }
 
 /// The arithmetic of a step, which transfers may overlap with.
@@ -294,14 +296,14 @@ pub struct Computed<'a> {
 
 /// A process that computes, and its communicating thread.
 #[derive(Default)]
-struct Line {
+struct OverlapSimulation {
     now: f64,
     /// The time until which the thread is busy.
     busy: f64,
     waited: f64,
 }
 
-impl Line {
+impl OverlapSimulation {
     /// Hands over a transfer that takes `time`. Returns the time at which it ends.
     fn send(&mut self, time: f64) -> f64 {
         if time > 0.0 {
@@ -331,13 +333,13 @@ impl Computed<'_> {
     #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
     pub fn exposed(&self, sent: &Sent, byte: f64) -> f64 {
         if self.levers.layer_major.is_some_and(|layers| !layers.overlaps) {
-            return sent.on_the_line() as f64 * byte;
+            return sent.wire_bytes() as f64 * byte;
         }
         let by_layer = self.levers.layer_major.is_some();
         // Layer by layer, all micro-batches go through a block together.
         let rounds = if by_layer { 1 } else { self.micro_batches.max(1) };
         let round = |is_last: bool| {
-            let mut line = Line::default();
+            let mut line = OverlapSimulation::default();
             self.forward(&mut line, sent, byte, rounds);
             if is_last {
                 line.send(sent.before as f64 * byte);
@@ -349,18 +351,18 @@ impl Computed<'_> {
             line.waited
         };
         let others = if rounds > 1 { round(false) * (rounds - 1) as f64 } else { 0.0 };
-        others + round(true) + sent.alone as f64 * byte
+        others + round(true) + sent.exposed as f64 * byte
     }
 
     /// Forward of both stacks and the head.
     #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
-    fn forward(&self, line: &mut Line, sent: &Sent, byte: f64, rounds: usize) {
+    fn forward(&self, line: &mut OverlapSimulation, sent: &Sent, byte: f64, rounds: usize) {
         let Arithmetic { blocks, head, training } = self.arithmetic;
         let backward: f64 = blocks.iter().map(|block| block.backward).sum();
         let all = (training - backward - head) / training / rounds as f64;
         let visits = blocks.iter().zip(&sent.blocks).map(|(block, sent)| Visit {
             computing: all * block.backward / backward.max(f64::MIN_POSITIVE),
-            weights: if sent.brought > 0 { sent.weights as f64 * byte } else { 0.0 },
+            weights: if sent.gathers > 0 { sent.weights as f64 * byte } else { 0.0 },
             gradients: 0.0,
         });
         let of_head = Visit {
@@ -368,30 +370,30 @@ impl Computed<'_> {
             weights: sent.head as f64 * byte / rounds as f64,
             gradients: 0.0,
         };
-        go_through(line, visits.chain([of_head]), false);
+        simulate_blocks(line, visits.chain([of_head]), false);
     }
 
     /// Backward through the blocks of pass number `pass`.
     #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
     fn backward(
         &self,
-        line: &mut Line,
+        line: &mut OverlapSimulation,
         sent: &Sent,
         (byte, rounds): (f64, usize),
         (is_last, lags, pass): (bool, bool, u64),
     ) {
         let blocks = &self.arithmetic.blocks;
-        let passes = |of: &OfBlock| if lags { of.sums.max(1) } else { 1 };
-        let work = |(block, of): (&BlockArithmetic, &OfBlock)| block.backward * passes(of) as f64;
+        let passes = |of: &BlockTraffic| if lags { of.sums.max(1) } else { 1 };
+        let work = |(block, of): (&BlockArithmetic, &BlockTraffic)| block.backward * passes(of) as f64;
         let all = blocks.iter().zip(&sent.blocks).map(work).sum::<f64>().max(f64::MIN_POSITIVE);
         let unit = self.time_of_backward() / rounds as f64 / all;
         let entered = blocks.iter().zip(&sent.blocks).rev().filter(|(_, of)| pass < passes(of));
         let visits = entered.map(|(block, of)| Visit {
             computing: unit * block.backward,
-            weights: if of.brought > 1 { of.weights as f64 * byte } else { 0.0 },
+            weights: if of.gathers > 1 { of.weights as f64 * byte } else { 0.0 },
             gradients: if is_last && pass < of.sums { of.gradients as f64 * byte } else { 0.0 },
         });
-        go_through(line, visits, lags);
+        simulate_blocks(line, visits, lags);
     }
 
     /// The time of backward, including all recomputation.
@@ -404,7 +406,7 @@ impl Computed<'_> {
 
 /// Goes through some blocks. With `lags`, a block begins only after the gradients of the block before the previous one have been
 /// transferred. The pass then ends with the transfer of the last block's gradients.
-fn go_through(line: &mut Line, visits: impl Iterator<Item = Visit>, lags: bool) {
+fn simulate_blocks(line: &mut OverlapSimulation, visits: impl Iterator<Item = Visit>, lags: bool) {
     let mut visits = visits.peekable();
     let mut here = visits.peek().map_or(0.0, |first| line.send(first.weights));
     let mut before = line.now;

@@ -10,9 +10,9 @@ use t5::{Levers, ParameterSpec};
 use trainer::Sharding;
 use trainer::costs::SavedFrom;
 
-use crate::counted::{self, Arithmetic, Held, Resident, StepCounter};
+use crate::counted::{self, Arithmetic, NamedBytes, Resident, StepCounter};
 use crate::error::Result;
-use crate::files::Written;
+use crate::files::StepIo;
 use crate::job::{Evaluation, Training, Wanted};
 use crate::kinds;
 use crate::lever::{FrozenBlocks, Graphs, Space};
@@ -29,7 +29,7 @@ use crate::traffic::{Computed, Traffic};
 use crate::{Job, StepChoice, place};
 
 /// The most rows that an evaluation computes at a time: enough to keep two cores busy, and few enough to notice a signal soon.
-pub const MOST_EVALUATED_TOGETHER: usize = 16;
+pub const MAX_EVALUATED_TOGETHER: usize = 16;
 
 /// Small blocks of a step beyond the estimates for every phase. Up to 0.9 MiB beyond the first of these estimates were measured. Most of
 /// them are tensors of short samples, which lie beside the pages of the long ones.
@@ -44,12 +44,8 @@ pub(crate) fn offer(
     let counter = StepCounter::new(job.model, training.options, job.samples, job.longest, &training.processes)?;
     let counter = counter.at(job.place, training.options);
     let Processes { owners, .. } = training.processes;
-    let optimizer = trainer::costs::optimizer_state_of_a_share(
-        job.model,
-        training.options,
-        training.options.parameter_dtype(),
-        owners,
-    )?;
+    let optimizer =
+        trainer::costs::optimizer_state_shard(job.model, training.options, training.options.parameter_dtype(), owners)?;
     let state = CostRow::new(OPTIMIZER_STATE, optimizer.bytes, training.options.optimizer.in_words()).at(job.place);
     let offer = Offer {
         state: Some(state.clone()),
@@ -142,7 +138,7 @@ impl<'a> Offer<'a> {
             casts_adapter: self.casts_weights(self.job.place == Place::Device && self.job.model.lora.is_some()),
             graphs: self.graphs(),
         };
-        let (ways, cuts) = space.ways_and_cuts();
+        let (ways, cuts) = space.schedules_and_sizes();
         // The sums of several shards are kept separately until all of them are complete.
         let Processes { closes_shards, owners, sharding, .. } = self.training.processes;
         let is_possible = |way: &Levers| {
@@ -183,13 +179,13 @@ impl<'a> Offer<'a> {
     }
 
     /// Whether the allowance for the whole run covers the written bytes. Files that a pin asks for are always allowed.
-    fn may_write(&self, space: &Space<'_>, way: &Levers, written: Written) -> bool {
+    fn may_write(&self, space: &Space<'_>, way: &Levers, written: StepIo) -> bool {
         let steps = self.training.options.total_steps;
         space.files_are_pinned(way) || written.total().saturating_mul(steps) <= self.training.disk_writes
     }
 
     /// One way to carry out a step.
-    fn choice(&self, levers: &Levers, arithmetic: &Arithmetic, written: Written) -> StepChoice {
+    fn choice(&self, levers: &Levers, arithmetic: &Arithmetic, written: StepIo) -> StepChoice {
         let place = self.job.place;
         let counted::Step { tensors, on_host, waiting } = self.counter.training(levers);
         let state = self.state(levers, true).map_or(0, |row| row.bytes.0);
@@ -206,7 +202,7 @@ impl<'a> Offer<'a> {
         }
         rows.extend(tensors.iter().map(|held| held.row(self.note(&held.name, levers, written)).at(place)));
         rows.extend(place::staging(on_host + place::pinned_for_others(place, &self.training.processes)));
-        rows.extend(place::off_the_card(self.off_the_card(levers) + waiting));
+        rows.extend(place::offloaded_to_host(self.offloaded_to_host(levers) + waiting));
         if levers.layer_major.is_some() && self.counter.square_sums() > 0 {
             let note = "of each gradient, for the norm and the update";
             rows.push(CostRow::new(SQUARE_SUMS, self.counter.square_sums(), note).at(place));
@@ -230,7 +226,7 @@ impl<'a> Offer<'a> {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "bytes and samples of a step are far below 2^53")]
-    fn relative_time(&self, levers: &Levers, arithmetic: &Arithmetic, written: Written) -> f64 {
+    fn relative_time(&self, levers: &Levers, arithmetic: &Arithmetic, written: StepIo) -> f64 {
         let prices: &Prices = &self.job.prices;
         let of_a_micro_batch = levers.micro_batch_samples as f64 / self.job.samples as f64;
         let of_table = self.counter.table_read(levers);
@@ -256,7 +252,7 @@ impl<'a> Offer<'a> {
     }
 
     /// A note about the source of a row's number.
-    fn note(&self, row: &Name, levers: &Levers, written: Written) -> String {
+    fn note(&self, row: &Name, levers: &Levers, written: StepIo) -> String {
         let (source_tokens, target_tokens) = self.job.longest;
         let of = || format!("{} x ({source_tokens} + {target_tokens}) tokens", levers.micro_batch_samples);
         let (recomputed, chunk) = (levers.recompute_blocks, levers.loss_chunk_rows);
@@ -302,7 +298,9 @@ impl<'a> Offer<'a> {
             let rows = std::iter::once(self.parameters(parameters))
                 .chain(self.state_of_choice(levers, name == LOADING))
                 .chain(self.weight_copies(levers).filter(|_| name != LOADING))
-                .chain(place::off_the_card(self.off_the_card(levers) + if name == FEEDING { waiting } else { 0 }))
+                .chain(place::offloaded_to_host(
+                    self.offloaded_to_host(levers) + if name == FEEDING { waiting } else { 0 },
+                ))
                 .chain(rows)
                 .collect();
             Phase { name, rows }
@@ -334,7 +332,7 @@ impl<'a> Offer<'a> {
             let [evaluation, generation] = &counted.rows;
             let of = format!("{evaluation_samples} samples at a time");
             let Reading { rows, batch } = evaluated.reading(evaluation_samples);
-            let with_rows = |tensors: &[Held], rows: u64, on_host: u64| -> Vec<CostRow> {
+            let with_rows = |tensors: &[NamedBytes], rows: u64, on_host: u64| -> Vec<CostRow> {
                 let tensors = tensors.iter().map(|held| beside_a_step(held, packed).row(&of).at(place));
                 let rows = CostRow::new(VALIDATION_ROWS, rows, &of);
                 tensors.chain([rows]).chain(place::staging(on_host + pinned)).collect()
@@ -345,7 +343,7 @@ impl<'a> Offer<'a> {
                 phases.push(phase(
                     READING,
                     resident.at_a_time,
-                    with_rows(&[Held { name: PACKED, bytes: packed }], rows, 0),
+                    with_rows(&[NamedBytes { name: PACKED, bytes: packed }], rows, 0),
                 ));
             }
             phases.push(phase(EVALUATION, resident.at_a_time, with_batch(evaluation, for_evaluation)));
@@ -355,9 +353,9 @@ impl<'a> Offer<'a> {
     }
 
     /// Bytes that are kept in the host's memory beside a device during the whole run.
-    fn off_the_card(&self, levers: &Levers) -> u64 {
+    fn offloaded_to_host(&self, levers: &Levers) -> u64 {
         let parameters = self.training.options.parameter_dtype();
-        self.counter.off_the_card(levers, self.training.base.as_ref(), parameters)
+        self.counter.offloaded_to_host(levers, self.training.base.as_ref(), parameters)
     }
 
     /// The row of the optimizer's state if its moments may lie in a file. Otherwise the job has that row, not the choice.
@@ -401,13 +399,13 @@ impl<'a> Offer<'a> {
     /// The most samples that evaluation and generation compute at a time without more memory than a step.
     fn evaluation_samples(&self, levers: &Levers, (step_bytes, packed): (u64, u64)) -> usize {
         let Some(evaluated) = &self.training.evaluation else { return 1 };
-        let sum = |held: &Vec<Held>| held.iter().map(|held| beside_a_step(held, packed).bytes).sum::<u64>();
+        let sum = |held: &Vec<NamedBytes>| held.iter().map(|held| beside_a_step(held, packed).bytes).sum::<u64>();
         let fits = |samples: &usize| {
             let [evaluation, generation] = self.evaluation(*samples, levers, evaluated).rows.each_ref().map(sum);
             let Reading { rows, batch } = evaluated.reading(*samples);
             rows.max(batch + evaluation.max(generation)) <= step_bytes
         };
-        halvings(evaluated.counts.in_a_batch(MOST_EVALUATED_TOGETHER)[0]).into_iter().find(fits).unwrap_or(1)
+        halvings(evaluated.counts.in_a_batch(MAX_EVALUATED_TOGETHER)[0]).into_iter().find(fits).unwrap_or(1)
     }
 
     fn evaluation(&self, samples: usize, levers: &Levers, evaluated: &Evaluation<'_>) -> counted::EvaluationRows {
@@ -417,9 +415,9 @@ impl<'a> Offer<'a> {
 }
 
 /// Tensors of an evaluation between steps: threads keep the operands that a step `packed`.
-fn beside_a_step(held: &Held, packed: u64) -> Held {
+fn beside_a_step(held: &NamedBytes, packed: u64) -> NamedBytes {
     let bytes = if held.name == PACKED { held.bytes.max(packed) } else { held.bytes };
-    Held { bytes, ..held.clone() }
+    NamedBytes { bytes, ..held.clone() }
 }
 
 #[cfg(test)]
@@ -475,7 +473,7 @@ mod tests {
                 ..Levers::default()
             };
             with_offer(16, 256, &Pins::default(), (1, 0), |offer| {
-                offer.choice(&levers, &offer.counter.arithmetic(micro_batch_samples), Written::default())
+                offer.choice(&levers, &offer.counter.arithmetic(micro_batch_samples), StepIo::default())
             })
         };
         let all = choice(16, 0, 256);

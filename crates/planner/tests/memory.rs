@@ -14,7 +14,7 @@ fn counted<T>(f: impl FnOnce() -> T) -> (T, u64) {
     heap::count_allocations(true);
     let result = f();
     heap::count_allocations(false);
-    (result, heap::most_live())
+    (result, heap::peak_live())
 }
 
 /// Plans an adapter over `samples` samples a step. Returns the bytes of the choices that remain, and the most bytes allocated beside them.

@@ -12,7 +12,7 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use crate::error::reason;
 
 /// The most messages of a chat; a longer chat is an error.
-pub(crate) const MOST_TURNS: usize = 4096;
+pub(crate) const MAX_TURNS: usize = 4096;
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ pub(crate) fn from_text(text: &str) -> Result<Vec<Turn>, String> {
 pub(crate) fn turns<'de, A: SeqAccess<'de>>(mut list: A) -> Result<Vec<Turn>, A::Error> {
     let mut turns = Vec::new();
     while let Some(Message { role: name, content }) = list.next_element()? {
-        if turns.len() == MOST_TURNS {
+        if turns.len() == MAX_TURNS {
             return Err(A::Error::custom(too_many()));
         }
         turns.push(Turn { role: role(&name.0), content: content.0 });
@@ -101,7 +101,7 @@ pub(crate) fn turns<'de, A: SeqAccess<'de>>(mut list: A) -> Result<Vec<Turn>, A:
 
 /// The error of a chat that is too long.
 pub(crate) fn too_many() -> String {
-    format!("expected at most {MOST_TURNS} messages")
+    format!("expected at most {MAX_TURNS} messages")
 }
 
 struct Turns(Vec<Turn>);

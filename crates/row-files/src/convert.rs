@@ -18,7 +18,7 @@ use crate::rows::Rows;
 use crate::split::{Share, Split};
 
 /// Rows between two checks of whether to stop.
-const LOOK_EVERY: u64 = 1024;
+const POLL_INTERVAL: u64 = 1024;
 
 /// Treatment of rows that cannot be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -187,7 +187,7 @@ impl Conversion {
                     return Ok(counts);
                 }
                 counts.read += 1;
-                if counts.read.is_multiple_of(LOOK_EVERY) {
+                if counts.read.is_multiple_of(POLL_INTERVAL) {
                     counts.share = share(done, rows.share_read(), file_bytes(path), all);
                     (settings.progress)(&counts);
                     if (settings.stop)() {

@@ -7,14 +7,14 @@
 //! This is our own state machine, because an unclosed quote has to be an error: it would swallow all later rows, and other
 //! readers do not report it.
 
-use crate::MOST_ROW_BYTES;
+use crate::MAX_ROW_BYTES;
 use crate::columns::Column;
 use crate::error::{Error, RowFault};
 use crate::input::Input;
 use crate::row::{Cell, Row};
 
 /// The most columns of a file.
-const MOST_FIELDS: usize = 100_000;
+const MAX_FIELDS: usize = 100_000;
 
 /// Rows of a CSV or TSV file.
 pub(crate) struct DelimitedRows {
@@ -170,7 +170,7 @@ impl Records {
                     if state == State::Quoted {
                         self.line += memchr::memchr_iter(b'\n', text).count() as u64;
                     }
-                    match self.bytes.len() + plain <= MOST_ROW_BYTES {
+                    match self.bytes.len() + plain <= MAX_ROW_BYTES {
                         true => self.bytes.extend_from_slice(text),
                         false => is_whole = false,
                     }
@@ -188,7 +188,7 @@ impl Records {
                     (State::Quoted, _) => State::Quote,
                     (State::Start, b'"') => State::Quoted,
                     (State::Quote, b'"') => {
-                        match self.bytes.len() < MOST_ROW_BYTES {
+                        match self.bytes.len() < MAX_ROW_BYTES {
                             true => self.bytes.push(byte),
                             false => is_whole = false,
                         }
@@ -200,14 +200,14 @@ impl Records {
                         State::Start
                     }
                     (_, byte) if byte == self.delimiter => {
-                        match self.ends.len() < MOST_FIELDS {
+                        match self.ends.len() < MAX_FIELDS {
                             true => self.ends.push(self.bytes.len()),
                             false => is_whole = false,
                         }
                         State::Start
                     }
                     (_, byte) => {
-                        match self.bytes.len() < MOST_ROW_BYTES {
+                        match self.bytes.len() < MAX_ROW_BYTES {
                             true => self.bytes.push(byte),
                             false => is_whole = false,
                         }
@@ -275,8 +275,8 @@ mod tests {
 
     #[test]
     fn a_row_that_is_too_long_is_passed_over_and_the_next_one_is_read() {
-        let long = "x".repeat(MOST_ROW_BYTES + 1);
-        let quotes = "\"\"".repeat(MOST_ROW_BYTES + 1);
+        let long = "x".repeat(MAX_ROW_BYTES + 1);
+        let quotes = "\"\"".repeat(MAX_ROW_BYTES + 1);
         let read = rows(&format!("a\n{long}\nb\n\"{quotes}\"\nc\n"));
         let faults: Vec<_> = read.iter().map(|(line, row)| (*line, row.is_err())).collect();
         assert_eq!(faults, [(1, false), (2, true), (3, false), (4, true), (5, false)]);

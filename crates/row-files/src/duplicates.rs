@@ -21,7 +21,7 @@ const SIGNATURE: usize = BANDS * BAND;
 /// Characters of a shingle.
 const SHINGLE: usize = 3;
 /// The most rows with the same band that are compared.
-const MOST_CANDIDATES: usize = 256;
+const MAX_CANDIDATES: usize = 256;
 
 /// The table of kept rows.
 pub struct Duplicates {
@@ -188,7 +188,7 @@ impl Signatures {
         let mask = table.len() - 1;
         let mut slot = spread(wanted) as usize & mask;
         let mut compared = 0;
-        while table[slot] != 0 && compared < MOST_CANDIDATES {
+        while table[slot] != 0 && compared < MAX_CANDIDATES {
             let other = &self.signatures[table[slot] as usize - 1];
             if key(other, band) == wanted {
                 compared += 1;

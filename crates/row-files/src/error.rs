@@ -174,9 +174,9 @@ pub(crate) fn listed(columns: &[String]) -> String {
 
 /// A name from the file, short enough for a message.
 pub(crate) fn shortened(name: &str) -> String {
-    const MOST_CHARS: usize = 60;
-    let printable: String = name.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MOST_CHARS + 1).collect();
-    match printable.char_indices().nth(MOST_CHARS) {
+    const MAX_CHARS: usize = 60;
+    let printable: String = name.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_CHARS + 1).collect();
+    match printable.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}...", &printable[..end]),
         None => printable,
     }
@@ -264,7 +264,7 @@ impl fmt::Display for RowFault {
             Self::NotJson(reason) => write!(f, "not valid JSON: {reason}"),
             Self::NotAnObject(got) => write!(f, "expected a JSON object, got {got}"),
             Self::NotUtf8 => write!(f, "the row is not UTF-8"),
-            Self::TooLong => write!(f, "the row is longer than {} MiB", crate::MOST_ROW_BYTES >> 20),
+            Self::TooLong => write!(f, "the row is longer than {} MiB", crate::MAX_ROW_BYTES >> 20),
             Self::Fields { expected, got } => write!(f, "expected {expected} fields as in the header, got {got}"),
             Self::UnclosedQuote => write!(f, "a quote that opens in this row is never closed"),
             Self::WrongType(column, got) => write!(f, "column `{}`: expected text, got {got}", shortened(column)),

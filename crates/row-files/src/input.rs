@@ -19,11 +19,11 @@ use crate::error::Error;
 /// Bytes of decompressed text that are read at a time.
 const BUFFER_BYTES: usize = 64 << 10;
 /// The largest window of a zstd frame: 32 MiB. `zstd` up to level 19 stays below.
-const MOST_ZSTD_WINDOW_LOG: u32 = 25;
+const MAX_ZSTD_WINDOW_LOG: u32 = 25;
 /// Decompressed bytes up to which the compression ratio is not checked.
 const UNSUSPICIOUS_BYTES: u64 = 256 << 20;
 /// No table of texts has so many bytes per compressed byte.
-const MOST_RATIO: u64 = 500;
+const MAX_RATIO: u64 = 500;
 
 /// The compression of a file, from its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,10 +102,10 @@ impl<R: Read> Read for Unpacked<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.decoder.read(buffer)?;
         self.bytes += read as u64;
-        if self.bytes > UNSUSPICIOUS_BYTES && self.bytes / self.raw.borrow().bytes.max(1) > MOST_RATIO {
+        if self.bytes > UNSUSPICIOUS_BYTES && self.bytes / self.raw.borrow().bytes.max(1) > MAX_RATIO {
             let packed = self.raw.borrow().bytes;
             return Err(io::Error::other(format!(
-                "{packed} bytes unpack to more than {} MiB: more than {MOST_RATIO} to 1",
+                "{packed} bytes unpack to more than {} MiB: more than {MAX_RATIO} to 1",
                 self.bytes >> 20
             )));
         }
@@ -131,7 +131,7 @@ impl Input {
             Compression::Gzip => unpacked(Box::new(MultiGzDecoder::new(shared()))),
             Compression::Zstd => {
                 let mut decoder = zstd::stream::read::Decoder::with_buffer(shared()).map_err(failed)?;
-                decoder.window_log_max(MOST_ZSTD_WINDOW_LOG).map_err(failed)?;
+                decoder.window_log_max(MAX_ZSTD_WINDOW_LOG).map_err(failed)?;
                 unpacked(Box::new(decoder))
             }
         };

@@ -1,6 +1,6 @@
 //! Rows of JSON: one object per line (JSONL), the elements of an array, or objects one after the other.
 //!
-//! serde_json reads one row at a time from a buffer of at most [`MOST_ROW_BYTES`]. Values of unwanted columns are skipped
+//! serde_json reads one row at a time from a buffer of at most [`MAX_ROW_BYTES`]. Values of unwanted columns are skipped
 //! without being held, however deep they nest. If a key occurs twice, its last value counts, as in Python's `json`.
 
 use std::borrow::Cow;
@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::MOST_ROW_BYTES;
+use crate::MAX_ROW_BYTES;
 use crate::chat;
 use crate::columns::Column;
 use crate::error::{Error, LIST, OBJECT, RowFault, reason};
@@ -93,7 +93,7 @@ impl JsonRows {
         }
         loop {
             *first_line = self.line;
-            let Some(is_whole) = self.input.read_line(&mut self.buffer, MOST_ROW_BYTES)? else { return Ok(None) };
+            let Some(is_whole) = self.input.read_line(&mut self.buffer, MAX_ROW_BYTES)? else { return Ok(None) };
             self.line += 1;
             if !is_whole || !self.buffer.trim_ascii().is_empty() {
                 return Ok(Some(is_whole));
@@ -230,7 +230,7 @@ impl JsonRows {
             }
             let part = &buffer[..used];
             self.line += memchr::memchr_iter(b'\n', part).count() as u64;
-            if self.buffer.len() + used <= MOST_ROW_BYTES {
+            if self.buffer.len() + used <= MAX_ROW_BYTES {
                 self.buffer.extend_from_slice(part);
             } else {
                 is_whole = false;

@@ -34,22 +34,22 @@ pub struct Kind {
 }
 
 /// Bytes of text from which the form is detected.
-const LOOK_BYTES: usize = 64 << 10;
+const PROBE_BYTES: usize = 64 << 10;
 /// Rows of JSON whose keys count as columns.
-const LOOK_ROWS: usize = 1000;
+const PROBE_ROWS: usize = 1000;
 /// The most bytes of those rows.
-const LOOK_ROW_BYTES: u64 = 4 << 20;
+const PROBE_ROW_BYTES: u64 = 4 << 20;
 /// The most columns that are kept.
-const MOST_COLUMNS: usize = 100_000;
+const MAX_COLUMNS: usize = 100_000;
 
 /// Endings, before `.gz` or `.zst`, of the file names that are taken from a directory.
-pub const ENDINGS: [&str; 7] = ["parquet", "jsonl", "ndjson", "json", "csv", "tsv", "tab"];
+pub const FILE_EXTENSIONS: [&str; 7] = ["parquet", "jsonl", "ndjson", "json", "csv", "tsv", "tab"];
 
 /// The last part of a file's name, without `.gz` or `.zst`, in lower case.
-pub fn ending(path: &Path) -> Option<String> {
+pub fn extension(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_string_lossy().to_lowercase();
     let name = [".gz", ".zst", ".gzip", ".zstd"].iter().find_map(|packed| name.strip_suffix(packed)).unwrap_or(&name);
-    name.rsplit_once('.').map(|(_, ending)| ending.to_owned())
+    name.rsplit_once('.').map(|(_, extension)| extension.to_owned())
 }
 
 impl Form {
@@ -94,15 +94,15 @@ impl Kind {
     }
 }
 
-/// The beginning of a file's text, up to [`LOOK_BYTES`].
+/// The beginning of a file's text, up to [`PROBE_BYTES`].
 fn beginning(input: &mut Input) -> Result<Vec<u8>, Error> {
-    let mut beginning = Vec::with_capacity(LOOK_BYTES);
-    while beginning.len() < LOOK_BYTES {
+    let mut beginning = Vec::with_capacity(PROBE_BYTES);
+    while beginning.len() < PROBE_BYTES {
         let buffer = input.buffer()?;
         if buffer.is_empty() {
             break;
         }
-        let used = buffer.len().min(LOOK_BYTES - beginning.len());
+        let used = buffer.len().min(PROBE_BYTES - beginning.len());
         beginning.extend_from_slice(&buffer[..used]);
         input.consume(used);
     }
@@ -135,15 +135,15 @@ fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
             "save it as UTF-8: `iconv -f UTF-16LE -t UTF-8 FILE > utf8.csv`, or `-f UTF-16BE`",
         );
     }
-    let ending = ending(path).unwrap_or_default();
+    let extension = extension(path).unwrap_or_default();
     let text = beginning.trim_ascii_start();
-    if ending == "parquet" && !text.is_empty() {
+    if extension == "parquet" && !text.is_empty() {
         return refused(
             format!("not a parquet file: it begins with {:?}", String::from_utf8_lossy(&text[..text.len().min(8)])),
             "the file is damaged or incomplete, or has the wrong name",
         );
     }
-    match (ending.as_str(), text.first()) {
+    match (extension.as_str(), text.first()) {
         ("csv", _) => return Ok(Form::Delimited(delimiter(text))),
         ("tsv" | "tab", _) => return Ok(Form::Delimited(b'\t')),
         ("json", Some(b'[')) => return Ok(Form::Json(Layout::Array)),
@@ -198,7 +198,7 @@ fn array_or_lines(text: &[u8]) -> Layout {
 fn object(text: &[u8]) -> Layout {
     let mut lines = text.split_inclusive(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
     let first = lines.next().unwrap_or_default();
-    let is_whole = first.ends_with(b"\n") || text.len() < LOOK_BYTES;
+    let is_whole = first.ends_with(b"\n") || text.len() < PROBE_BYTES;
     let next_line = lines.next().map(<[u8]>::trim_ascii_start);
     if (next_line.is_none() || !is_whole || json::names(first).is_none()) && wraps_rows(text) {
         return Layout::Wrapped;
@@ -232,15 +232,15 @@ fn keys(path: &Path, layout: Layout) -> Result<Vec<String>, Error> {
     let mut rows = JsonRows::new(Input::open(path, false)?, layout, &[]);
     let (mut keys, mut row, mut bytes): (Vec<String>, _, u64) = (Vec::new(), Row::default(), 0);
     let mut known = std::collections::HashSet::new();
-    for _ in 0..LOOK_ROWS {
+    for _ in 0..PROBE_ROWS {
         match rows.next(&mut row)? {
             Some(Err(RowFault::TooLong)) => continue,
-            Some(_) if bytes <= LOOK_ROW_BYTES => {}
+            Some(_) if bytes <= PROBE_ROW_BYTES => {}
             _ => break,
         }
         bytes += rows.text().len() as u64;
         for (name, _) in json::names(rows.text()).unwrap_or_default() {
-            if keys.len() < MOST_COLUMNS && known.insert(name.clone()) {
+            if keys.len() < MAX_COLUMNS && known.insert(name.clone()) {
                 keys.push(name);
             }
         }

@@ -8,7 +8,7 @@
 //! Invariants:
 //! * Files are read once from the beginning to the end. Memory does not depend on their length, except for duplicates:
 //!   those take 16 to 32 bytes a row, or some 300 with [`Duplicates::near`], up to a limit.
-//! * A row is at most [`MOST_ROW_BYTES`]. A longer row is skipped without being held, and is an error of that row.
+//! * A row is at most [`MAX_ROW_BYTES`]. A longer row is skipped without being held, and is an error of that row.
 //! * A row that cannot be used is never dropped silently. It ends the conversion, or is counted and the first such row is
 //!   named.
 //! * The result is a function of the files' bytes and the settings alone.
@@ -43,7 +43,7 @@ pub use duplicates::Duplicates;
 pub use error::{Error, RowError, RowFault};
 pub use input::{Compression, Digested, digest, is_compressed_parquet, sha256, unpack};
 pub use json::Layout;
-pub use kind::{ENDINGS, Form, Kind, ending};
+pub use kind::{FILE_EXTENSIONS, Form, Kind, extension};
 pub use lengths::Lengths;
 pub use parquet_writer::{ParquetWriter, Sizes};
 pub use row::{Cell, Row};
@@ -51,4 +51,4 @@ pub use rows::Rows;
 pub use split::{Share, Split};
 
 /// The most bytes of a row: of a line, an array's element, all fields of a CSV row, or a parquet value.
-pub const MOST_ROW_BYTES: usize = 16 << 20;
+pub const MAX_ROW_BYTES: usize = 16 << 20;

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use parquet_dataset::{Dataset, DatasetOptions, ListRow, Lists};
 
-use crate::MOST_ROW_BYTES;
-use crate::chat::{MOST_TURNS, Turn, role, too_many};
+use crate::MAX_ROW_BYTES;
+use crate::chat::{MAX_TURNS, Turn, role, too_many};
 use crate::columns::Column;
 use crate::error::{Error, LIST, RowFault};
 use crate::kind::Kind;
@@ -59,7 +59,7 @@ impl ParquetRows {
             places.push(match kind.chat.as_ref().filter(|chat| chat.column == *name) {
                 Some(found) => {
                     let leaves = [found.role.clone(), found.content.clone()];
-                    let lists = Lists::open(path, &leaves, MOST_TURNS, MOST_ROW_BYTES as u64)?;
+                    let lists = Lists::open(path, &leaves, MAX_TURNS, MAX_ROW_BYTES as u64)?;
                     chat = Some(Chat { column: name.clone(), lists, row: ListRow::default() });
                     if *is_chat { Place::Chat } else { Place::ChatAsText }
                 }
@@ -128,7 +128,7 @@ impl ParquetRows {
         loop {
             let rows: Vec<u64> = (self.next..dataset.rows().min(self.next + self.at_a_time)).collect();
             let most = if rows.len() == 1 { u64::MAX } else { READ_BYTES };
-            let part = |_, _, bytes: u64| 0..bytes.min(MOST_ROW_BYTES as u64 + 1);
+            let part = |_, _, bytes: u64| 0..bytes.min(MAX_ROW_BYTES as u64 + 1);
             match dataset.read_parts_within(&rows, most, READ_BYTES, &part) {
                 Err(error) if error.is_read_too_large() && rows.len() > 1 => self.at_a_time = rows.len() as u64 / 2,
                 read => {
@@ -148,7 +148,7 @@ impl Chat {
         if row.is_null() {
             return Ok(Cell::Null);
         }
-        if row.elements() > MOST_TURNS as u64 {
+        if row.elements() > MAX_TURNS as u64 {
             return Err(RowFault::Messages(self.column.clone(), too_many()));
         }
         if row.is_cut() {
@@ -167,7 +167,7 @@ impl Chat {
 fn text(bytes: Option<&[u8]>) -> Result<Cell, RowFault> {
     match bytes {
         None => Ok(Cell::Null),
-        Some(bytes) if bytes.len() > MOST_ROW_BYTES => Err(RowFault::TooLong),
+        Some(bytes) if bytes.len() > MAX_ROW_BYTES => Err(RowFault::TooLong),
         Some(bytes) => {
             std::str::from_utf8(bytes).map(|text| Cell::Text(text.to_owned())).map_err(|_| RowFault::NotUtf8)
         }

@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use t5_ops::{InstructionSet, Processor};
 
-use crate::config::{Config, Values, settle};
+use crate::config::{Config, Values, resolve_precedence};
 use crate::failure::{Failure, Outcome};
 use crate::job::{self, RunJob};
-use crate::pace::{Of, RunPace};
+use crate::pace::{PaceInputs, RunPace};
 use crate::priced::Priced;
-use crate::{explanation, model, options, ways_out};
+use crate::{explanation, model, options, remedies};
 
 /// The values that a plan is made from.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -56,7 +56,7 @@ impl Default for Kernels {
 
 impl Kernels {
     /// The most threads that a question may have.
-    const MOST_THREADS: usize = 4096;
+    const MAX_THREADS: usize = 4096;
 
     fn processor(&self) -> Outcome<Processor> {
         let Some(instruction_set) = InstructionSet::of_name(&self.instruction_set) else {
@@ -66,8 +66,8 @@ impl Kernels {
                 self.instruction_set
             )));
         };
-        if !(1..=Self::MOST_THREADS).contains(&self.threads) {
-            return Err(Failure::usage(format!("threads: expected 1 to {}, got {}", Self::MOST_THREADS, self.threads)));
+        if !(1..=Self::MAX_THREADS).contains(&self.threads) {
+            return Err(Failure::usage(format!("threads: expected 1 to {}, got {}", Self::MAX_THREADS, self.threads)));
         }
         Ok(Processor { instruction_set, threads: self.threads, second_level_bytes: self.second_level_bytes })
     }
@@ -88,8 +88,10 @@ pub struct Answer {
 
 /// Answers with the plan of a run whose rows are unknown, and with prices that were not measured.
 pub fn answer(question: &Question) -> Answer {
-    let planned =
-        question.processor.processor().and_then(|processor| t5_ops::count_for(processor, || planned(question)));
+    let planned = question
+        .processor
+        .processor()
+        .and_then(|processor| t5_ops::with_target_processor(processor, || planned(question)));
     match planned {
         Ok((planned, pace, steps)) => Answer {
             json: format!("{:#}\n", json_of(&planned.plan, &pace, steps)),
@@ -124,8 +126,8 @@ pub fn wanted(explain: bool) -> Wanted<'static> {
 
 /// Adds the memory by which another start of the command may measure a larger process. A plan made from this snapshot also fits the run
 /// that starts later.
-pub fn for_another_start(now: MemorySnapshot) -> MemorySnapshot {
-    MemorySnapshot { rss: now.rss + memory_policy::ANOTHER_START, ..now }
+pub fn with_restart_margin(now: MemorySnapshot) -> MemorySnapshot {
+    MemorySnapshot { rss: now.rss + memory_policy::RESTART_MARGIN, ..now }
 }
 
 /// Returns the plan of a job, or the failure with every way out.
@@ -134,7 +136,7 @@ pub fn for_another_start(now: MemorySnapshot) -> MemorySnapshot {
 /// Nothing fits, or the planner has an error.
 pub fn plan(job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Outcome<Planned> {
     planner::plan(&job.job(), now).map_err(|error| match error {
-        planner::Error::DoesNotFit(refusal) => ways_out::failure(*refusal, job, now, steps),
+        planner::Error::DoesNotFit(refusal) => remedies::failure(*refusal, job, now, steps),
         error => error.into(),
     })
 }
@@ -143,13 +145,13 @@ fn planned(question: &Question) -> Outcome<(Planned, RunPace, Option<u64>)> {
     let mut values = Values::defaults();
     values.apply_file("the config", &question.config)?;
     question.set.iter().try_for_each(|assignment| values.apply_assignment(assignment))?;
-    settle(&mut values)?;
+    resolve_precedence(&mut values)?;
     let config = Config::resolve_without_data(values)?;
     let steps = config.train.max_steps;
     let model = model_of(question, &config)?;
     let options = options::trainer_options(&config, &model, steps.unwrap_or(u64::MAX));
     let priced = Priced::without_measuring(config.memory.prices, job::place(&config), options.precision.activations());
-    let now = for_another_start(question.machine.clone());
+    let now = with_restart_margin(question.machine.clone());
     let job = RunJob {
         config: &config,
         model: &model,
@@ -161,7 +163,7 @@ fn planned(question: &Question) -> Outcome<(Planned, RunPace, Option<u64>)> {
         shards: trainer::shards(config.parallel.virtual_shards, 1)?,
     };
     let planned = plan(&job, &now, steps)?;
-    let of = Of { config: &config, options: &options, rows: None, steps, priced: &priced };
+    let of = PaceInputs { config: &config, options: &options, rows: None, steps, priced: &priced };
     let pace = RunPace::new(&of, &job.job(), &now, &planned.plan)?;
     Ok((planned, pace, steps))
 }

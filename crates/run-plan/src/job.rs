@@ -85,7 +85,7 @@ impl<'a> RunJob<'a> {
         let of_each =
             |of: fn(Shards, usize) -> usize| (0..processes).map(|rank| of(self.shards, rank)).max().unwrap_or(1);
         let most_shards = of_each(|shards, rank| shards.of(rank).len());
-        let sent_sums = of_each(|shards, rank| shards.stretches(rank).len());
+        let sent_sums = of_each(|shards, rank| shards.extents(rank).len());
         let sharding = self.config.parallel.sharding;
         let owners = if sharding == Sharding::None { 1 } else { processes };
         let are_on_cards = place(self.config) == Place::Device;

@@ -1,7 +1,7 @@
 //! From a config to the plan of its run.
 //!
 //! [`config`] resolves keys and values into numbers. [`options`] converts them to the trainer's options, and [`job`] to the planner's job.
-//! [`pace`] is the time and the writes of the planned run. [`ways_out`] finds settings with which a refused run would fit.
+//! [`pace`] is the time and the writes of the planned run. [`remedies`] finds settings with which a refused run would fit.
 //!
 //! The command uses these modules with opened rows (feature `datasets`) and with measured memory and prices. [`answer()`] uses values only:
 //! it is `train_low_mem plan` as a function, which the page "Will it fit?" calls.
@@ -20,6 +20,6 @@ pub mod model;
 pub mod options;
 pub mod pace;
 pub mod priced;
-pub mod ways_out;
+pub mod remedies;
 
 pub use answer::{Answer, Question, answer};

@@ -49,7 +49,7 @@ pub struct RunPace {
 
 /// A few rows from the whole run.
 #[derive(Clone, Debug, Default)]
-pub struct RowsLookedAt {
+pub struct SampledRows {
     /// Rows of the data.
     pub all: u64,
     /// Source and target tokens of the rows that were read.
@@ -76,7 +76,7 @@ impl DiskNeed {
     ///
     /// # Errors
     /// The planner refuses the options.
-    pub fn of(of: &Of<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
+    pub fn of(of: &PaceInputs<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
         Ok(RunPace::in_numbers(of, job, now, plan)?.disk_need())
     }
 
@@ -88,13 +88,13 @@ impl DiskNeed {
 
 /// The facts that determine the pace of a run.
 #[derive(Clone, Copy)]
-pub struct Of<'a> {
+pub struct PaceInputs<'a> {
     /// The resolved config.
     pub config: &'a Config,
     /// The trainer's options.
     pub options: &'a TrainerOptions,
     /// The data, if any.
-    pub rows: Option<&'a RowsLookedAt>,
+    pub rows: Option<&'a SampledRows>,
     /// Remaining steps, if known.
     pub steps: Option<u64>,
     /// The prices that the plan was made from.
@@ -106,14 +106,14 @@ impl RunPace {
     ///
     /// # Errors
     /// The planner refuses the options.
-    pub fn new(of: &Of<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
+    pub fn new(of: &PaceInputs<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
         let timeline = planner::timeline(job, plan)?;
         Ok(Self { timeline, calls: planner::device_calls(job, plan)?, ..Self::in_numbers(of, job, now, plan)? })
     }
 
     /// The pace without the moments of a step and its requests.
-    fn in_numbers(of: &Of<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
-        let Of { config, options, rows, steps, priced } = *of;
+    fn in_numbers(of: &PaceInputs<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
+        let PaceInputs { config, options, rows, steps, priced } = *of;
         let lengths = rows.map_or(&[][..], |rows| &rows.lengths);
         let pace = planner::pace(job, now, plan, lengths)?;
         // A run of an adapter never writes the base.

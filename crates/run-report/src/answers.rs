@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use crate::figures::clipped;
 
 /// The most characters kept of a text.
-const MOST_CHARACTERS: usize = 400;
+const MAX_CHARACTERS: usize = 400;
 /// The most answers kept of an evaluation.
-const MOST_OF_AN_EVALUATION: usize = 12;
+const MAX_OF_AN_EVALUATION: usize = 12;
 /// The most bytes of all texts.
-const MOST_BYTES: usize = 48 << 10;
+const MAX_BYTES: usize = 48 << 10;
 /// The most evaluations whose answers are kept.
-const MOST_EVALUATIONS: usize = 16;
+const MAX_EVALUATIONS: usize = 16;
 
 /// The answer to one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,10 +46,10 @@ pub struct Answers {
 impl Answers {
     /// Adds the answers of the evaluation at `step`. Earlier answers of the same step are replaced.
     pub fn note(&mut self, step: u64, answers: Vec<Answer>) {
-        let cut = |text: String| clipped(&text, MOST_CHARACTERS);
+        let cut = |text: String| clipped(&text, MAX_CHARACTERS);
         let answers: Vec<Answer> = answers
             .into_iter()
-            .take(MOST_OF_AN_EVALUATION)
+            .take(MAX_OF_AN_EVALUATION)
             .map(|Answer { prompt, answer, expected }| Answer {
                 prompt: cut(prompt),
                 answer: cut(answer),
@@ -61,10 +61,10 @@ impl Answers {
         }
         self.kept.retain(|(other, _)| *other != step);
         self.kept.push((step, answers));
-        while self.kept.len() > MOST_EVALUATIONS || (self.bytes() > MOST_BYTES && self.kept.len() > 2) {
+        while self.kept.len() > MAX_EVALUATIONS || (self.bytes() > MAX_BYTES && self.kept.len() > 2) {
             self.thin();
         }
-        while self.bytes() > MOST_BYTES {
+        while self.bytes() > MAX_BYTES {
             self.kept.iter_mut().for_each(|(_, answers)| answers.truncate((answers.len() / 2).max(1)));
             if self.kept.iter().all(|(_, answers)| answers.len() == 1) {
                 break;
@@ -106,7 +106,7 @@ mod tests {
         }
         let steps: Vec<u64> = answers.by_step().iter().map(|(step, _)| *step).collect();
         assert_eq!((steps[0], steps[steps.len() - 1]), (0, 9990));
-        assert!(answers.bytes() <= MOST_BYTES && steps.len() <= MOST_EVALUATIONS, "{}", answers.bytes());
+        assert!(answers.bytes() <= MAX_BYTES && steps.len() <= MAX_EVALUATIONS, "{}", answers.bytes());
         assert!(answers.by_step()[0].1[0].is_right());
         answers.note(9990, vec![answer(1)]);
         assert_eq!(answers.by_step().last().map(|(_, of)| of.len()), Some(1), "the same step is replaced");

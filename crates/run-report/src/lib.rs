@@ -12,7 +12,7 @@
 //! | [`figures`] | numbers with their units |
 //!
 //! Invariants: no network, no clock. Every text from a file or a user is escaped. A page is smaller than
-//! [`page::MOST_BYTES`] for any run.
+//! [`page::MAX_BYTES`] for any run.
 //!
 //! ```
 //! let mut run = run_report::Run::new("runs/a");
@@ -32,6 +32,6 @@ pub mod tensorboard;
 
 pub use answers::{Answer, Answers};
 pub use line::{Line, Step};
-pub use reading::{Followed, ReadError, read, read_lines};
+pub use reading::{MetricsTail, ReadError, read, read_lines};
 pub use run::{Evaluation, Note, Run, Totals};
 pub use series::{Bucket, Series};

@@ -13,9 +13,9 @@ use crate::line::Line;
 use crate::run::Run;
 
 /// Longer lines are not ours, and are skipped.
-const MOST_LINE_BYTES: u64 = 1 << 20;
+const MAX_LINE_BYTES: u64 = 1 << 20;
 /// The most resumes that are distinguished.
-const MOST_RESUMES: usize = 1 << 16;
+const MAX_RESUMES: usize = 1 << 16;
 
 /// `metrics.jsonl` cannot be read.
 #[derive(Debug)]
@@ -60,12 +60,12 @@ pub fn read_lines(path: &Path, resumes_at: Option<u64>, note: &mut dyn FnMut(&Li
             && let Some(step) = Line::parse(text).and_then(|line| line.step())
         {
             // A run that starts again invalidates everything that a killed run wrote before its first checkpoint.
-            limits.went_on(number, if is_start { 0 } else { step.saturating_add(1) });
+            limits.resumed(number, if is_start { 0 } else { step.saturating_add(1) });
         }
     })
     .map_err(failed)?;
     if let Some(step) = resumes_at {
-        limits.went_on(u64::MAX, step.saturating_add(1));
+        limits.resumed(u64::MAX, step.saturating_add(1));
     }
     let mut segment = 0;
     each_line(&file, 0, &mut |number, text| {
@@ -90,12 +90,12 @@ pub fn read_lines(path: &Path, resumes_at: Option<u64>, note: &mut dyn FnMut(&Li
 struct Limits(Vec<(u64, u64)>);
 
 impl Limits {
-    fn went_on(&mut self, line: u64, step: u64) {
+    fn resumed(&mut self, line: u64, step: u64) {
         // Later steps of earlier stretches were written again, too.
         while self.0.last().is_some_and(|(_, limit)| *limit >= step) {
             self.0.pop();
         }
-        if self.0.len() == MOST_RESUMES {
+        if self.0.len() == MAX_RESUMES {
             self.0.remove(0);
         }
         self.0.push((line, step));
@@ -120,8 +120,8 @@ fn each_line(file: &File, start: u64, note: &mut dyn FnMut(u64, &str)) -> io::Re
     let (mut end, mut number, mut line) = (start, 0, Vec::new());
     loop {
         line.clear();
-        let mut length = (&mut reader).take(MOST_LINE_BYTES).read_until(b'\n', &mut line)? as u64;
-        let is_too_long = length == MOST_LINE_BYTES && line.last() != Some(&b'\n');
+        let mut length = (&mut reader).take(MAX_LINE_BYTES).read_until(b'\n', &mut line)? as u64;
+        let is_too_long = length == MAX_LINE_BYTES && line.last() != Some(&b'\n');
         if is_too_long {
             length += reader.skip_until(b'\n')? as u64;
         } else if line.last() != Some(&b'\n') {
@@ -137,7 +137,7 @@ fn each_line(file: &File, start: u64, note: &mut dyn FnMut(u64, &str)) -> io::Re
 
 /// A run's events, followed while they are written.
 #[derive(Debug)]
-pub struct Followed {
+pub struct MetricsTail {
     path: PathBuf,
     name: String,
     run: Run,
@@ -147,7 +147,7 @@ pub struct Followed {
 
 type FileId = (u64, u64);
 
-impl Followed {
+impl MetricsTail {
     /// Follows the events in `path`, which need not exist yet.
     pub fn new(path: &Path, name: &str) -> Self {
         Self { path: path.to_owned(), name: name.to_owned(), run: Run::new(name), read: None }
@@ -167,18 +167,18 @@ impl Followed {
                 if metadata.len() == offset {
                     return Ok(false);
                 }
-                let (run, mut went_on) = (&mut self.run, false);
+                let (run, mut resumed) = (&mut self.run, false);
                 let end = each_line(&file, offset, &mut |_, text| {
                     let line = Line::parse(text);
-                    went_on |=
+                    resumed |=
                         matches!(&line, Some(Line::Other { event, .. }) if event == "resume" || event == "start");
-                    if let Some(line) = line.filter(|_| !went_on) {
+                    if let Some(line) = line.filter(|_| !resumed) {
                         run.note_line(&line);
                     }
                 })
                 .map_err(failed)?;
                 self.read = Some((end, id));
-                if !went_on {
+                if !resumed {
                     return Ok(end > offset);
                 }
             }
@@ -267,7 +267,7 @@ mod tests {
     fn a_run_is_followed_as_it_is_written_goes_on_and_begins_anew() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("metrics.jsonl");
-        let mut followed = Followed::new(&path, "a");
+        let mut followed = MetricsTail::new(&path, "a");
         assert!(followed.poll().is_err(), "nothing there yet");
         let mut file = File::create(&path).expect("it is made");
         let mut check = |text: &str, last: u64, steps: u64| {

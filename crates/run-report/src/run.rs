@@ -8,21 +8,21 @@ use crate::line::{Line, Step, number_of};
 use crate::series::Series;
 
 /// The most characters of a run's name.
-const MOST_NAME_CHARACTERS: usize = 160;
+const MAX_NAME_CHARACTERS: usize = 160;
 /// The most evaluations that are kept; beyond, every second one is dropped.
-const MOST_EVALUATIONS: usize = 512;
+const MAX_EVALUATIONS: usize = 512;
 /// The most notes that are kept.
-const MOST_NOTES: usize = 48;
+const MAX_NOTES: usize = 48;
 /// The most characters of a note.
-const MOST_NOTE_CHARACTERS: usize = 300;
+const MAX_NOTE_CHARACTERS: usize = 300;
 /// The most scores of an evaluation that are kept.
-const MOST_SCORES: usize = 12;
+const MAX_SCORES: usize = 12;
 /// The most bytes of a plan's JSON that are kept.
-const MOST_PLAN_BYTES: usize = 64 << 10;
+const MAX_PLAN_BYTES: usize = 64 << 10;
 /// The most bytes of a config that are kept.
-const MOST_CONFIG_BYTES: usize = 48 << 10;
+const MAX_CONFIG_BYTES: usize = 48 << 10;
 /// The most bytes of the first screen that are kept.
-const MOST_SCREEN_BYTES: usize = 8 << 10;
+const MAX_SCREEN_BYTES: usize = 8 << 10;
 /// Milliseconds of the narrowest bucket of a curve over time.
 const MILLISECONDS: u64 = 50;
 
@@ -133,7 +133,7 @@ impl Run {
     /// Makes a run without events. The name is shown unchanged unless it is too long.
     pub fn new(name: &str) -> Self {
         Self {
-            name: clipped(name, MOST_NAME_CHARACTERS),
+            name: clipped(name, MAX_NAME_CHARACTERS),
             loss: Series::new(1),
             learning_rate: Series::new(1),
             gradient_norm: Series::new(1),
@@ -163,7 +163,7 @@ impl Run {
 
     /// Sets the text of `resolved.toml`.
     pub fn set_config(&mut self, text: &str) {
-        text.get(..text.floor_char_boundary(MOST_CONFIG_BYTES)).unwrap_or_default().clone_into(&mut self.config);
+        text.get(..text.floor_char_boundary(MAX_CONFIG_BYTES)).unwrap_or_default().clone_into(&mut self.config);
     }
 
     /// Adds a line of `metrics.jsonl`. A line that is not an event changes nothing.
@@ -238,7 +238,7 @@ impl Run {
                 self.step = step;
                 self.total_steps = fields["total_steps"].as_u64().or(self.total_steps);
                 if let Some(screen) = fields["screen"].as_str() {
-                    let end = screen.floor_char_boundary(MOST_SCREEN_BYTES);
+                    let end = screen.floor_char_boundary(MAX_SCREEN_BYTES);
                     screen[..end].clone_into(&mut self.screen);
                 }
                 self.start = without_large(fields);
@@ -300,12 +300,12 @@ impl Run {
             step,
             loss,
             perplexity,
-            scores: scores.take(MOST_SCORES).collect(),
+            scores: scores.take(MAX_SCORES).collect(),
             samples: (fields["samples"].as_u64().unwrap_or(0), fields["generated_samples"].as_u64().unwrap_or(0)),
         };
         self.evaluations.retain(|other| other.step != step);
         self.evaluations.push(evaluation);
-        if self.evaluations.len() > MOST_EVALUATIONS {
+        if self.evaluations.len() > MAX_EVALUATIONS {
             let mut at = 0;
             let last = self.evaluations.len() - 1;
             self.evaluations.retain(|_| {
@@ -320,18 +320,18 @@ impl Run {
 
     fn set_plan(&mut self, plan: &Value) {
         let text = plan.to_string();
-        if plan.is_object() && text.len() <= MOST_PLAN_BYTES {
+        if plan.is_object() && text.len() <= MAX_PLAN_BYTES {
             self.predicted_peak = plan["predicted_peak"].as_u64().or(self.predicted_peak);
             self.plan = Some(text);
         }
     }
 
     fn add_note(&mut self, step: u64, at_ms: u64, kind: &str, text: String) {
-        if self.notes.len() == MOST_NOTES {
+        if self.notes.len() == MAX_NOTES {
             // The first notes show the beginning, the newest the present; drop one in the middle.
-            self.notes.remove(MOST_NOTES / 2);
+            self.notes.remove(MAX_NOTES / 2);
         }
-        self.notes.push(Note { step, at_ms, kind: kind.to_owned(), text: clipped(&text, MOST_NOTE_CHARACTERS) });
+        self.notes.push(Note { step, at_ms, kind: kind.to_owned(), text: clipped(&text, MAX_NOTE_CHARACTERS) });
     }
 
     fn at(&mut self, time_ms: Option<u64>) -> u64 {
@@ -528,10 +528,10 @@ mod tests {
         }
         run.note(r#"{"event":"replan","step":5000,"reason":{"shrunk":{"needed":2097152,"available":1048576}},"plan":{"predicted_peak":5}}"#);
         let evaluations = run.evaluations();
-        assert!(evaluations.len() <= MOST_EVALUATIONS && evaluations[0].step == 0);
+        assert!(evaluations.len() <= MAX_EVALUATIONS && evaluations[0].step == 0);
         assert_eq!(evaluations.last().map(|last| last.step), Some(4999));
         assert_eq!(evaluations[0].scores, [("bleu".to_owned(), 3.0)]);
-        assert_eq!((run.totals().warnings, run.notes().len()), (5000, MOST_NOTES));
+        assert_eq!((run.totals().warnings, run.notes().len()), (5000, MAX_NOTES));
         assert_eq!(
             run.notes().last().map(|note| note.text.as_str()),
             Some("memory pressure: the plan needed 2.0 MiB, 1.0 MiB available")

@@ -115,7 +115,7 @@ fn columns(letter: char) -> usize {
 }
 
 /// The fewest rows of a useful chart.
-const LEAST_CHART_ROWS: usize = 5;
+const MIN_CHART_ROWS: usize = 5;
 /// Columns of the figures beside the chart.
 const FIGURE_COLUMNS: usize = 36;
 
@@ -125,7 +125,7 @@ pub fn rows(run: &Run, (width, height): (usize, usize), trouble: Option<&str>) -
     let below = [memory(run, width), news(run, width)].concat();
     let figures = figures(run);
     let left = height.saturating_sub(rows.len() + below.len() + 2);
-    let has_chart = left >= LEAST_CHART_ROWS && width >= 2 * FIGURE_COLUMNS;
+    let has_chart = left >= MIN_CHART_ROWS && width >= 2 * FIGURE_COLUMNS;
     let middle = if has_chart { left.max(figures.len()) } else { figures.len() };
     let chart = if has_chart { chart::loss(run, width - FIGURE_COLUMNS - 2, middle) } else { Vec::new() };
     rows.push(Row::new(width));

@@ -6,7 +6,7 @@
 use crate::figures::median;
 
 /// The most buckets of a series: about the width of a chart in pixels.
-pub const MOST_BUCKETS: usize = 512;
+pub const MAX_BUCKETS: usize = 512;
 
 /// The values in a range of the x axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,7 +52,7 @@ impl Series {
     /// Makes an empty series. A bucket is `width` wide at first.
     pub fn new(width: u64) -> Self {
         // Touch the pages of all buckets now, so that a curve's memory is constant from its first value on.
-        let mut buckets = vec![Bucket::EMPTY; MOST_BUCKETS];
+        let mut buckets = vec![Bucket::EMPTY; MAX_BUCKETS];
         buckets.clear();
         Self { width: width.max(1), buckets, last: None, not_finite: 0 }
     }
@@ -63,7 +63,7 @@ impl Series {
             self.not_finite += 1;
             return;
         }
-        while x / self.width >= MOST_BUCKETS as u64 {
+        while x / self.width >= MAX_BUCKETS as u64 {
             self.double();
         }
         let at = usize::try_from(x / self.width).expect("below the most buckets");
@@ -134,7 +134,7 @@ mod tests {
         for x in 0..1_000_000 {
             series.note(x, if x == 777_777 { 1e9 } else { 1.0 });
         }
-        assert!(series.points().count() <= MOST_BUCKETS);
+        assert!(series.points().count() <= MAX_BUCKETS);
         assert_eq!(series.range(), Some((1.0, 1e9)));
         let (x, _) = series.points().find(|(_, bucket)| bucket.most > 2.0).expect("the spike");
         assert!((x - 777_777.0).abs() < 2048.0, "{x}");

@@ -7,7 +7,7 @@
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
 
-/// Frees the memory of a tensor, of all its views and of all tensors that share its storage. Until [`provide`] nothing may use its values.
+/// Frees the memory of a tensor, of all its views and of all tensors that share its storage. Until [`materialize`] nothing may use its values.
 ///
 /// # Errors
 /// A tensor that is not in F32, F64, BF16, F16 or U8.
@@ -19,23 +19,23 @@ pub fn release(x: &Tensor) -> Result<()> {
 ///
 /// # Errors
 /// Those of [`release`]; `x` is a view.
-pub fn provide(x: &Tensor) -> Result<()> {
+pub fn materialize(x: &Tensor) -> Result<()> {
     if !x.is_contiguous() || x.layout().start_offset() != 0 {
         bail!("provide: expected a tensor with storage of its own, got a view with strides {:?}", x.stride());
     }
     x.inplace_op1(&Resize { name: "provide", elements: x.elem_count() })
 }
 
-/// A tensor without values, of the shape and dtype of `home`.
+/// A tensor without values, of the shape and dtype of `host_copy`.
 ///
 /// # Errors
 /// Those of the device.
-pub fn absent_like(home: &Tensor, device: &Device) -> Result<Tensor> {
+pub fn absent_like(host_copy: &Tensor, device: &Device) -> Result<Tensor> {
     match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(card) => cuda::absent(home.shape(), home.dtype(), card),
+        Device::Cuda(card) => cuda::absent(host_copy.shape(), host_copy.dtype(), card),
         _ => {
-            let x = Tensor::zeros(home.shape(), home.dtype(), device)?;
+            let x = Tensor::zeros(host_copy.shape(), host_copy.dtype(), device)?;
             release(&x)?;
             Ok(x)
         }
@@ -43,9 +43,9 @@ pub fn absent_like(home: &Tensor, device: &Device) -> Result<Tensor> {
 }
 
 /// Refuses values of another shape or dtype.
-pub(crate) fn check_alike(name: &str, x: &Tensor, home: &Tensor) -> Result<()> {
-    if (x.shape(), x.dtype()) != (home.shape(), home.dtype()) {
-        let (expected, got) = ((x.dtype(), x.dims()), (home.dtype(), home.dims()));
+pub(crate) fn check_alike(name: &str, x: &Tensor, host_copy: &Tensor) -> Result<()> {
+    if (x.shape(), x.dtype()) != (host_copy.shape(), host_copy.dtype()) {
+        let (expected, got) = ((x.dtype(), x.dims()), (host_copy.dtype(), host_copy.dims()));
         bail!("{name}: expected {:?} {:?}, got {:?} {:?}", expected.0, expected.1, got.0, got.1);
     }
     Ok(())
@@ -137,21 +137,21 @@ mod tests {
         for dtype in [DType::F32, DType::F64, DType::BF16] {
             let x = Tensor::ones((300, 70), dtype, &Device::Cpu).unwrap();
             let other = x.clone();
-            let home = x.copy().unwrap();
+            let host_copy = x.copy().unwrap();
             release(&x).unwrap();
             let read = AssertUnwindSafe(|| with_bytes(&other, <[u8]>::len));
             assert!(std::panic::catch_unwind(read).is_err(), "no other memory is read");
-            provide(&other).unwrap();
+            materialize(&other).unwrap();
             let sum = |x: &Tensor| x.to_dtype(DType::F64).unwrap().sum_all().unwrap().to_scalar::<f64>().unwrap();
             assert_eq!(sum(&x), 0.0);
             change_bytes(&x, |bytes| bytes.fill(1)).unwrap();
-            provide(&x).unwrap();
+            materialize(&x).unwrap();
             assert_ne!(sum(&other), 0.0, "values that are there stay");
-            let absent = absent_like(&home, &Device::Cpu).unwrap();
-            provide(&absent).unwrap();
-            overwrite(&absent, &home).unwrap();
+            let absent = absent_like(&host_copy, &Device::Cpu).unwrap();
+            materialize(&absent).unwrap();
+            overwrite(&absent, &host_copy).unwrap();
             assert_eq!((sum(&absent), absent.dims()), (21_000.0, &[300, 70][..]));
         }
-        assert!(provide(&Tensor::ones((3, 2), DType::F32, &Device::Cpu).unwrap().t().unwrap()).is_err());
+        assert!(materialize(&Tensor::ones((3, 2), DType::F32, &Device::Cpu).unwrap().t().unwrap()).is_err());
     }
 }

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use candle_core::{DType, WithDType};
 use half::{bf16, f16};
-use heap::{Stretch, counting_wait};
+use heap::{Extent, counting_wait};
 
 use crate::bytes::{bytes, bytes_mut};
 use crate::matmul::{Factor, Stored};
@@ -44,7 +44,7 @@ pub(crate) struct Rows<'a> {
 }
 
 /// Memory for a window of rows.
-pub(crate) enum Room {
+pub(crate) enum RowBuffer {
     /// No memory is needed: rows are used in place.
     None,
     F32(Vec<f32>),
@@ -55,7 +55,7 @@ pub(crate) enum Room {
 impl<'a> Rows<'a> {
     /// The rows of a weight, which are copied if `come` is true and they lie in a file.
     pub(crate) fn new(weight: Factor<'a>, come: bool) -> Self {
-        let is_in_file = || weight.bytes().is_some_and(|bytes| Stretch::of(bytes).is_some());
+        let is_in_file = || weight.bytes().is_some_and(|bytes| Extent::of(bytes).is_some());
         Self { weight, come: come && is_in_file() }
     }
 
@@ -65,18 +65,18 @@ impl<'a> Rows<'a> {
     }
 
     /// Memory for at most `rows` rows, if they have to be copied.
-    pub(crate) fn room(&self, rows: usize) -> Room {
+    pub(crate) fn room(&self, rows: usize) -> RowBuffer {
         let count = rows.min(self.weight.rows()) * self.weight.width();
         match self.weight.data() {
-            _ if !self.come => Room::None,
-            Stored::Wide(Operand::F32(_)) => Room::F32(vec![0.0; count]),
-            Stored::Wide(Operand::Bf16(_)) => Room::Bf16(vec![bf16::ZERO; count]),
-            Stored::Narrow(narrow) => narrow.f16().map_or(Room::None, |_| Room::F16(vec![f16::ZERO; count])),
+            _ if !self.come => RowBuffer::None,
+            Stored::Wide(Operand::F32(_)) => RowBuffer::F32(vec![0.0; count]),
+            Stored::Wide(Operand::Bf16(_)) => RowBuffer::Bf16(vec![bf16::ZERO; count]),
+            Stored::Narrow(narrow) => narrow.f16().map_or(RowBuffer::None, |_| RowBuffer::F16(vec![f16::ZERO; count])),
         }
     }
 
     /// Returns some rows: in place, or as a copy in the room, which this thread fills.
-    pub(crate) fn here<'r>(&self, rows: Range<usize>, room: &'r mut Room) -> Factor<'r>
+    pub(crate) fn here<'r>(&self, rows: Range<usize>, room: &'r mut RowBuffer) -> Factor<'r>
     where
         'a: 'r,
     {
@@ -84,29 +84,29 @@ impl<'a> Rows<'a> {
     }
 
     /// [`Rows::here`], with all threads filling the room.
-    pub(crate) fn all_here<'r>(&self, rows: Range<usize>, room: &'r mut Room) -> Factor<'r>
+    pub(crate) fn load_in_parallel<'r>(&self, rows: Range<usize>, room: &'r mut RowBuffer) -> Factor<'r>
     where
         'a: 'r,
     {
         match room {
-            Room::None => self.weight.some_rows(rows),
+            RowBuffer::None => self.weight.some_rows(rows),
             room => counting_wait(|| self.filled(rows, room, &in_parts)),
         }
     }
 
-    fn filled<'r>(&self, rows: Range<usize>, room: &'r mut Room, read: Read) -> Factor<'r>
+    fn filled<'r>(&self, rows: Range<usize>, room: &'r mut RowBuffer, read: Read) -> Factor<'r>
     where
         'a: 'r,
     {
         let (part, count, columns) = (self.weight.some_rows(rows.clone()), rows.len(), self.weight.width());
         let stored = match (room, part.data()) {
-            (Room::F32(room), Stored::Wide(Operand::F32(data))) => {
+            (RowBuffer::F32(room), Stored::Wide(Operand::F32(data))) => {
                 copy(data, &mut room[..count * columns], read).map(|data| Stored::Wide(Operand::F32(data)))
             }
-            (Room::Bf16(room), Stored::Wide(Operand::Bf16(data))) => {
+            (RowBuffer::Bf16(room), Stored::Wide(Operand::Bf16(data))) => {
                 copy(data, &mut room[..count * columns], read).map(|data| Stored::Wide(Operand::Bf16(data)))
             }
-            (Room::F16(room), Stored::Narrow(narrow)) => {
+            (RowBuffer::F16(room), Stored::Narrow(narrow)) => {
                 let copied = narrow.f16().and_then(|data| copy(data, &mut room[..count * columns], read));
                 copied.map(|data| Stored::Narrow(Narrow::new(Form::F16(data), data.len())))
             }
@@ -119,9 +119,9 @@ impl<'a> Rows<'a> {
     /// Asks the system to read rows that are used soon, without waiting.
     pub(crate) fn read_ahead(&self, rows: Range<usize>) {
         if self.come
-            && let Some(stretch) = self.weight.some_rows(rows).bytes().and_then(Stretch::of)
+            && let Some(extent) = self.weight.some_rows(rows).bytes().and_then(Extent::of)
         {
-            stretch.read_ahead();
+            extent.read_ahead();
         }
     }
 
@@ -149,12 +149,12 @@ impl<'a> Rows<'a> {
     }
 }
 
-type Read<'a> = &'a dyn Fn(&Stretch, &mut [u8]) -> bool;
+type Read<'a> = &'a dyn Fn(&Extent, &mut [u8]) -> bool;
 
 /// Reads the first elements of `from` from the file until `to` is full. `None` if reading fails.
 fn copy<'r, T: WithDType>(from: &[T], to: &'r mut [T], read: Read) -> Option<&'r [T]> {
-    let stretch = Stretch::of(bytes(&from[..to.len()]))?;
-    read(&stretch, bytes_mut(to)).then_some(to)
+    let extent = Extent::of(bytes(&from[..to.len()]))?;
+    read(&extent, bytes_mut(to)).then_some(to)
 }
 
 /// Copies elements in a file to `to`, on this thread. `None` if reading fails. The caller then touches the file's pages, and the process
@@ -163,19 +163,19 @@ pub(crate) fn copied<'r, T: WithDType>(from: &[T], to: &'r mut [T]) -> Option<&'
     copy(from, to, &by_this_thread)
 }
 
-fn by_this_thread(from: &Stretch, to: &mut [u8]) -> bool {
-    from.read_beside(to).is_ok()
+fn by_this_thread(from: &Extent, to: &mut [u8]) -> bool {
+    from.read_untimed(to).is_ok()
 }
 
 /// Reads a stretch on all threads.
-fn in_parts(from: &Stretch, to: &mut [u8]) -> bool {
+fn in_parts(from: &Extent, to: &mut [u8]) -> bool {
     let (count, failed) = (to.len(), std::sync::atomic::AtomicBool::new(false));
     let (each, to) = (rows_per_part(count, 1).max(64 << 10), Shared::new(to));
     for_each_part(count.div_ceil(each), |part| {
         let (start, bytes) = (part * each, each.min(count - part * each));
         // SAFETY: each part has its own bytes.
         let to = unsafe { to.slice(start, bytes) };
-        let is_read = from.part(start, bytes).is_some_and(|from| from.read_beside(to).is_ok());
+        let is_read = from.part(start, bytes).is_some_and(|from| from.read_untimed(to).is_ok());
         failed.fetch_or(!is_read, std::sync::atomic::Ordering::Relaxed);
     });
     !failed.into_inner()

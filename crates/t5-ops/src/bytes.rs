@@ -7,7 +7,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 use half::{bf16, f16};
 
-use crate::storage::as_they_are;
+use crate::storage::assume_filled;
 
 /// Calls `f` with the bytes of a tensor on the CPU, in `F32`, `F64`, `BF16`, `F16` or `U8`.
 pub fn with_bytes<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
@@ -36,7 +36,7 @@ pub fn evict_from_caches(x: &Tensor) -> Result<()> {
 pub fn from_bytes(shape: &Shape, dtype: DType, fill: impl FnOnce(&mut [u8])) -> Result<Tensor> {
     fn of<T: WithDType>(shape: &Shape, fill: impl FnOnce(&mut [u8])) -> Result<Tensor> {
         let count = shape.elem_count();
-        let mut data = as_they_are(Vec::with_capacity(count)).unwrap_or_else(|| vec![T::zero(); count]);
+        let mut data = assume_filled(Vec::with_capacity(count)).unwrap_or_else(|| vec![T::zero(); count]);
         data.truncate(count);
         fill(bytes_mut(&mut data));
         Tensor::from_vec(data, shape, &Device::Cpu)

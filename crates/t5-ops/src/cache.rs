@@ -13,7 +13,7 @@ pub(crate) fn second_level() -> usize {
 
 /// Prefetches a line of memory to the second-level cache, for reading. It may be no address of this process.
 #[inline(always)]
-pub(crate) fn to_read<T>(line: *const T) {
+pub(crate) fn prefetch_read<T>(line: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch reads nothing.
     unsafe {
@@ -30,7 +30,7 @@ pub(crate) fn to_read<T>(line: *const T) {
 
 /// Prefetches a line of memory for writing.
 #[inline(always)]
-pub(crate) fn to_write<T>(line: *mut T) {
+pub(crate) fn prefetch_write<T>(line: *mut T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch changes nothing; 64-bit processors without this instruction ignore it.
     unsafe {

@@ -36,10 +36,10 @@ const NOT_SUPPORTED: c_int = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as c_int;
 pub(crate) struct Count {
     /// Memory that backs addresses: now, and the most so far.
     pub held: usize,
-    pub held_most: usize,
+    pub held_peak: usize,
     /// The part of that memory that tensors take: now, and the most so far.
     pub tensors: usize,
-    pub tensors_most: usize,
+    pub tensors_peak: usize,
 }
 
 /// A range of addresses, parts of which are backed by memory. A place is an offset in bytes from the first address.
@@ -50,7 +50,7 @@ struct Region {
     /// Places that are backed and that no tensor uses.
     free: FreeRanges,
     /// The bytes of each piece of memory, by the place of its first byte.
-    backed: BTreeMap<usize, usize>,
+    committed: BTreeMap<usize, usize>,
 }
 
 /// Where a tensor lies: the number of its region, its place there, and its bytes.
@@ -97,14 +97,14 @@ impl Region {
         let mut base = 0;
         // SAFETY: a place for the address. Addresses alone take no memory, and belong to the process until it ends.
         unsafe { sys::cuMemAddressReserve(&raw mut base, bytes, 0, 0, 0) }.result()?;
-        Ok(Self { base, bytes, free: FreeRanges::new(), backed: BTreeMap::new() })
+        Ok(Self { base, bytes, free: FreeRanges::new(), committed: BTreeMap::new() })
     }
 
     /// Returns the place at which the least additional memory gives `bytes` contiguous free bytes, and that additional memory in bytes, a
     /// multiple of `unit`. `None` if the region has too few addresses.
     fn place_for(&self, bytes: usize, unit: usize) -> Option<(usize, usize)> {
-        let after = self.backed.iter().map(|(place, size)| place + size);
-        let until = self.backed.keys().copied().chain([self.bytes]);
+        let after = self.committed.iter().map(|(place, size)| place + size);
+        let until = self.committed.keys().copied().chain([self.bytes]);
         let gaps = [0].into_iter().chain(after).zip(until);
         let found = gaps.filter_map(|(from, until)| {
             let more = bytes.saturating_sub(self.free.before(from)).next_multiple_of(unit);
@@ -133,14 +133,14 @@ impl Region {
                 return Err(error);
             }
         }
-        self.backed.insert(place, bytes);
+        self.committed.insert(place, bytes);
         self.free.insert(place, bytes);
         Ok(())
     }
 
     /// Gives every piece of memory in which no tensor lies back to the driver. No launched work may still use it.
     fn trim(&mut self) -> Result<()> {
-        let pieces: Vec<(usize, usize)> = self.backed.iter().map(|(&place, &bytes)| (place, bytes)).collect();
+        let pieces: Vec<(usize, usize)> = self.committed.iter().map(|(&place, &bytes)| (place, bytes)).collect();
         for (place, bytes) in pieces {
             if !self.free.cut(place, bytes) {
                 continue;
@@ -150,13 +150,13 @@ impl Region {
                 self.free.insert(place, bytes);
                 return Err(error);
             }
-            self.backed.remove(&place);
+            self.committed.remove(&place);
         }
         Ok(())
     }
 
     fn held(&self) -> usize {
-        self.backed.values().sum()
+        self.committed.values().sum()
     }
 }
 
@@ -189,7 +189,7 @@ impl CardMemory {
         let address = self.regions[place.region].base + place.at as u64 * driver::SPREAD;
         self.tensors.insert(address, place);
         self.count.tensors += bytes;
-        self.count.tensors_most = self.count.tensors_most.max(self.count.tensors);
+        self.count.tensors_peak = self.count.tensors_peak.max(self.count.tensors);
         Ok(address)
     }
 
@@ -217,7 +217,7 @@ impl CardMemory {
             self.regions[number].back(self.card, place, piece)?;
             (place, more) = (place + piece, more - piece);
             self.count.held += piece;
-            self.count.held_most = self.count.held_most.max(self.count.held);
+            self.count.held_peak = self.count.held_peak.max(self.count.held);
         }
         Ok(())
     }
@@ -363,10 +363,10 @@ pub(crate) fn trim(device: &CudaDevice) -> Option<Result<()>> {
 }
 
 /// Resets the peaks to the current values.
-pub(crate) fn forget_most(device: &CudaDevice) {
+pub(crate) fn reset_peaks(device: &CudaDevice) {
     of(device, |memory| {
-        memory.count.held_most = memory.count.held;
-        memory.count.tensors_most = memory.count.tensors;
+        memory.count.held_peak = memory.count.held;
+        memory.count.tensors_peak = memory.count.tensors;
     });
 }
 

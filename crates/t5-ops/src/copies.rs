@@ -14,10 +14,10 @@ use std::rc::Rc;
 use candle_core::cuda_backend::cudarc::driver::CudaEvent;
 use candle_core::{Device, Result, Tensor};
 
-use crate::dispatch::overwrite;
 #[cfg(feature = "cuda")]
-use crate::lane::Run;
-use crate::paging::{Writes, overwrite_where_it_lies};
+use crate::copy_streams::Run;
+use crate::dispatch::overwrite;
+use crate::paging::{WritePolicy, overwrite_in_place};
 use crate::{absent, copy_waits};
 
 /// Bytes of pinned memory that the copies of a process go through: a few pieces, used round robin.
@@ -27,36 +27,36 @@ const PIECE: usize = 4 << 20;
 
 /// Values on their way from the host to a tensor.
 #[derive(Debug)]
-pub struct Coming {
+pub struct Upload {
     // First, so that the stream that computes waits for the copy before the tensor's memory is freed.
     #[cfg(feature = "cuda")]
-    way: Option<cuda::Up>,
+    way: Option<cuda::DeviceUpload>,
     to: Tensor,
     is_copied: bool,
 }
 
-impl Coming {
+impl Upload {
     /// Gives a tensor memory unless it has memory already. From here on the memory is reserved for the values; nothing may use it until
     /// they arrive.
     ///
     /// # Errors
-    /// Those of [`absent::provide`].
+    /// Those of [`absent::materialize`].
     pub fn begin(to: &Tensor) -> Result<Self> {
-        absent::provide(to)?;
+        absent::materialize(to)?;
         Ok(Self {
             #[cfg(feature = "cuda")]
-            way: cuda::Up::to(to)?,
+            way: cuda::DeviceUpload::to(to)?,
             to: to.clone(),
             is_copied: false,
         })
     }
 
-    /// Carries out the copy from `home`, a tensor of this shape and dtype on the CPU.
+    /// Carries out the copy from `host_copy`, a tensor of this shape and dtype on the CPU.
     ///
     /// # Errors
     /// Another shape or dtype; the driver's.
-    pub fn copy(&mut self, home: &Tensor) -> Result<()> {
-        self.carry_out(home)?;
+    pub fn copy(&mut self, host_copy: &Tensor) -> Result<()> {
+        self.execute(host_copy)?;
         self.is_copied = true;
         Ok(())
     }
@@ -73,7 +73,7 @@ impl Coming {
     pub(crate) unsafe fn copy_locked(&mut self, runs: &[Run], is_filled: &CudaEvent) -> Result<Option<Rc<CudaEvent>>> {
         self.is_copied = true;
         let Some(way) = &mut self.way else { return Ok(None) };
-        copy_waits::note_to_card(&self.to);
+        copy_waits::record_upload(&self.to);
         // SAFETY: by the caller's promise.
         unsafe { way.copy_locked(&self.to, runs, is_filled) }.map(Some)
     }
@@ -83,16 +83,16 @@ impl Coming {
         &self.to
     }
 
-    fn carry_out(&mut self, home: &Tensor) -> Result<()> {
+    fn execute(&mut self, host_copy: &Tensor) -> Result<()> {
         #[cfg(feature = "cuda")]
         if let Some(way) = &mut self.way {
-            absent::check_alike("copy", &self.to, home)?;
-            way.copy(&self.to, home)?;
-            copy_waits::note_to_card(home);
+            absent::check_alike("copy", &self.to, host_copy)?;
+            way.copy(&self.to, host_copy)?;
+            copy_waits::record_upload(host_copy);
             return Ok(());
         }
-        absent::check_alike("copy", &self.to, home)?;
-        overwrite(&self.to, home)
+        absent::check_alike("copy", &self.to, host_copy)?;
+        overwrite(&self.to, host_copy)
     }
 
     /// Whether the copy was carried out.
@@ -107,11 +107,11 @@ impl Coming {
     ///
     /// # Panics
     /// If the copy was not carried out.
-    pub fn arrive(self) -> Result<()> {
+    pub fn complete(self) -> Result<()> {
         assert!(self.is_copied, "values arrive that nobody has copied");
         #[cfg(feature = "cuda")]
         if let Some(way) = self.way {
-            return copy_waits::waiting(self.to.device(), || way.arrive());
+            return copy_waits::waiting(self.to.device(), || way.complete());
         }
         Ok(())
     }
@@ -120,13 +120,13 @@ impl Coming {
 /// Values on their way from a tensor to the host. The tensor keeps its memory until they have arrived, and nothing may change it until
 /// then.
 #[derive(Debug)]
-pub struct Leaving {
+pub struct Download {
     x: Tensor,
     #[cfg(feature = "cuda")]
-    way: Option<cuda::Down>,
+    way: Option<cuda::DeviceDownload>,
 }
 
-impl Leaving {
+impl Download {
     /// Begins to copy the values that a tensor has when all work launched so far is done.
     ///
     /// # Errors
@@ -135,7 +135,7 @@ impl Leaving {
         let x = x.contiguous()?;
         Ok(Self {
             #[cfg(feature = "cuda")]
-            way: cuda::Down::from(&x)?,
+            way: cuda::DeviceDownload::from(&x)?,
             x,
         })
     }
@@ -144,41 +144,41 @@ impl Leaving {
     ///
     /// # Errors
     /// The driver's.
-    pub fn arrive(self) -> Result<Tensor> {
+    pub fn complete(self) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if let Some(way) = self.way {
-            copy_waits::note_from_card(&self.x);
-            return copy_waits::waiting(self.x.device(), || way.arrive(&self.x));
+            copy_waits::record_download(&self.x);
+            return copy_waits::waiting(self.x.device(), || way.complete(&self.x));
         }
         copy_waits::moved(&self.x, &Device::Cpu)
     }
 }
 
 /// Values of a tensor on a card on their way to its home, which is page-locked. Work on the card that is launched later waits for the copy.
-/// Nothing may read the home on the host before [`Returning::arrive`]. Dropping this waits for the copy.
+/// Nothing may read the home on the host before [`WriteBack::complete`]. Dropping this waits for the copy.
 #[derive(Debug)]
-pub struct Returning {
+pub struct WriteBack {
     #[cfg(feature = "cuda")]
-    is_home: Rc<CudaEvent>,
+    is_written_back: Rc<CudaEvent>,
     /// The copy writes to this tensor's memory until it is done.
     _home: Tensor,
 }
 
-impl Returning {
+impl WriteBack {
     /// Begins to copy the values that a tensor has when all work launched so far is done. Returns `None` if the home is not page-locked;
     /// the home then keeps its old values.
     ///
     /// # Errors
     /// Another shape or dtype; the driver's.
-    pub fn begin(x: &Tensor, home: &Tensor) -> Result<Option<Self>> {
-        absent::check_alike("copy", x, home)?;
+    pub fn begin(x: &Tensor, host_copy: &Tensor) -> Result<Option<Self>> {
+        absent::check_alike("copy", x, host_copy)?;
         #[cfg(feature = "cuda")]
-        if !x.device().is_cpu() && crate::change_bytes(home, |bytes| crate::page_locked::is_locked(bytes))? {
+        if !x.device().is_cpu() && crate::change_bytes(host_copy, |bytes| crate::page_locked::is_locked(bytes))? {
             let x = x.contiguous()?;
-            let copy = || crate::change_bytes(home, |bytes| cuda::copy_home(&x, bytes))?;
-            let is_home = copy_waits::waiting(x.device(), copy)?;
-            copy_waits::note_from_card(&x);
-            return Ok(is_home.map(|is_home| Self { is_home, _home: home.clone() }));
+            let copy = || crate::change_bytes(host_copy, |bytes| cuda::copy_home(&x, bytes))?;
+            let is_written_back = copy_waits::waiting(x.device(), copy)?;
+            copy_waits::record_download(&x);
+            return Ok(is_written_back.map(|is_written_back| Self { is_written_back, _home: host_copy.clone() }));
         }
         Ok(None)
     }
@@ -187,18 +187,18 @@ impl Returning {
     ///
     /// # Errors
     /// The driver's.
-    pub fn arrive(self) -> Result<()> {
+    pub fn complete(self) -> Result<()> {
         self.wait()
     }
 
     fn wait(&self) -> Result<()> {
         #[cfg(feature = "cuda")]
-        cuda::wait(&self.is_home)?;
+        cuda::wait(&self.is_written_back)?;
         Ok(())
     }
 }
 
-impl Drop for Returning {
+impl Drop for WriteBack {
     fn drop(&mut self) {
         // A caller that drops this reads no values, and so has no use for the error.
         let _ = self.wait();
@@ -209,17 +209,17 @@ impl Drop for Returning {
 /// the values have arrived. Otherwise they are still on their way to page-locked memory.
 ///
 /// # Errors
-/// Those of [`Returning::begin`], of reading the tensor on the card, and of writing the home.
-pub fn return_home(x: &Tensor, home: &Tensor, writes: Writes) -> Result<Option<Returning>> {
-    let returning = Returning::begin(x, home)?;
-    if returning.is_none() {
-        overwrite_where_it_lies(home, &copy_waits::moved(x, &Device::Cpu)?, writes)?;
+/// Those of [`WriteBack::begin`], of reading the tensor on the card, and of writing the home.
+pub fn write_back(x: &Tensor, host_copy: &Tensor, writes: WritePolicy) -> Result<Option<WriteBack>> {
+    let write_back = WriteBack::begin(x, host_copy)?;
+    if write_back.is_none() {
+        overwrite_in_place(host_copy, &copy_waits::moved(x, &Device::Cpu)?, writes)?;
     }
-    Ok(returning)
+    Ok(write_back)
 }
 
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::{Copied, forget_lane, lane_of};
+pub(crate) use cuda::{Copied, copy_streams_of, drop_copy_streams};
 
 #[cfg(feature = "cuda")]
 mod cuda {
@@ -233,40 +233,40 @@ mod cuda {
 
     use super::{PIECE, PIECES};
     use crate::bytes::{from_bytes, with_bytes};
-    use crate::lane::{Lane, Run};
-    use crate::paging::with_stretch;
+    use crate::copy_streams::{CopyStreams, Run};
+    use crate::paging::with_extent;
 
     /// A copy to the card.
     #[derive(Debug)]
-    pub struct Up {
-        lane: Rc<RefCell<Lane>>,
+    pub struct DeviceUpload {
+        copy_streams: Rc<RefCell<CopyStreams>>,
         /// Reached when the memory may be written to.
         is_free: CudaEvent,
         copied: Option<Copied>,
     }
 
-    impl Up {
+    impl DeviceUpload {
         pub fn to(tensor: &Tensor) -> candle_core::Result<Option<Self>> {
-            let Some(lane) = lane_of(tensor.device())? else { return Ok(None) };
-            let is_free = lane.borrow().launched().w()?;
-            Ok(Some(Self { lane, is_free, copied: None }))
+            let Some(copy_streams) = copy_streams_of(tensor.device())? else { return Ok(None) };
+            let is_free = copy_streams.borrow().launched().w()?;
+            Ok(Some(Self { copy_streams, is_free, copied: None }))
         }
 
-        pub fn copy(&mut self, to: &Tensor, home: &Tensor) -> candle_core::Result<()> {
+        pub fn copy(&mut self, to: &Tensor, host_copy: &Tensor) -> candle_core::Result<()> {
             let address = crate::cuda::address(to)?;
-            let mut lane = self.lane.borrow_mut();
-            let home = home.contiguous()?;
-            let read = with_stretch(&home, |file| lane.up_from_file(address, file, &self.is_free));
+            let mut copy_streams = self.copy_streams.borrow_mut();
+            let host_copy = host_copy.contiguous()?;
+            let read = with_extent(&host_copy, |file| copy_streams.upload_from_file(address, file, &self.is_free));
             let is_done = match read {
                 Some(copied) => copied?,
-                None => with_bytes(&home, |bytes| lane.up(address, bytes, &self.is_free))??,
+                None => with_bytes(&host_copy, |bytes| copy_streams.up(address, bytes, &self.is_free))??,
             };
-            self.copied = Some(Copied::at(Rc::new(is_done), &self.lane));
+            self.copied = Some(Copied::at(Rc::new(is_done), &self.copy_streams));
             Ok(())
         }
 
         /// # Safety
-        /// As [`Lane::up_beside`].
+        /// As [`CopyStreams::upload_pinned`].
         pub unsafe fn copy_locked(
             &mut self,
             to: &Tensor,
@@ -275,37 +275,38 @@ mod cuda {
         ) -> candle_core::Result<Rc<CudaEvent>> {
             let address = crate::cuda::address(to)?;
             // SAFETY: by the caller's promise.
-            let is_done = unsafe { self.lane.borrow_mut().up_beside(address, runs, [&self.is_free, is_filled]) }?;
-            self.copied = Some(Copied::at(Rc::clone(&is_done), &self.lane));
+            let is_done =
+                unsafe { self.copy_streams.borrow_mut().upload_pinned(address, runs, [&self.is_free, is_filled]) }?;
+            self.copied = Some(Copied::at(Rc::clone(&is_done), &self.copy_streams));
             Ok(is_done)
         }
 
-        pub fn arrive(self) -> candle_core::Result<()> {
-            self.copied.map_or(Ok(()), Copied::arrive)
+        pub fn complete(self) -> candle_core::Result<()> {
+            self.copied.map_or(Ok(()), Copied::complete)
         }
     }
 
     /// A copy that was carried out. The stream that computes waits for it, at the latest when this is dropped.
     #[derive(Debug)]
     pub(crate) struct Copied {
-        lane: Rc<RefCell<Lane>>,
+        copy_streams: Rc<RefCell<CopyStreams>>,
         /// `None` once it was waited for.
         is_done: Option<Rc<CudaEvent>>,
     }
 
     impl Copied {
         /// A copy that is done at an event.
-        pub fn at(is_done: Rc<CudaEvent>, lane: &Rc<RefCell<Lane>>) -> Self {
-            Self { lane: Rc::clone(lane), is_done: Some(is_done) }
+        pub fn at(is_done: Rc<CudaEvent>, copy_streams: &Rc<RefCell<CopyStreams>>) -> Self {
+            Self { copy_streams: Rc::clone(copy_streams), is_done: Some(is_done) }
         }
 
         /// Has all work that is launched from here on wait for the copy.
-        pub fn arrive(mut self) -> candle_core::Result<()> {
+        pub fn complete(mut self) -> candle_core::Result<()> {
             self.wait().w()
         }
 
         fn wait(&mut self) -> Result<(), DriverError> {
-            self.is_done.take().map_or(Ok(()), |done| self.lane.borrow().have_computing_wait(&done))
+            self.is_done.take().map_or(Ok(()), |done| self.copy_streams.borrow().compute_wait_on(&done))
         }
     }
 
@@ -318,23 +319,23 @@ mod cuda {
 
     /// A copy to the host.
     #[derive(Debug)]
-    pub struct Down {
-        lane: Rc<RefCell<Lane>>,
+    pub struct DeviceDownload {
+        copy_streams: Rc<RefCell<CopyStreams>>,
         /// Reached when the values are there.
         is_ready: CudaEvent,
     }
 
-    impl Down {
+    impl DeviceDownload {
         pub fn from(x: &Tensor) -> candle_core::Result<Option<Self>> {
-            let Some(lane) = lane_of(x.device())? else { return Ok(None) };
-            let is_ready = lane.borrow().launched().w()?;
-            Ok(Some(Self { lane, is_ready }))
+            let Some(copy_streams) = copy_streams_of(x.device())? else { return Ok(None) };
+            let is_ready = copy_streams.borrow().launched().w()?;
+            Ok(Some(Self { copy_streams, is_ready }))
         }
 
-        pub fn arrive(self, x: &Tensor) -> candle_core::Result<Tensor> {
+        pub fn complete(self, x: &Tensor) -> candle_core::Result<Tensor> {
             let address = crate::cuda::address(x)?;
             let mut copied = Ok(());
-            let copy = |bytes: &mut [u8]| copied = self.lane.borrow_mut().down(address, bytes, &self.is_ready);
+            let copy = |bytes: &mut [u8]| copied = self.copy_streams.borrow_mut().down(address, bytes, &self.is_ready);
             let values = from_bytes(x.shape(), x.dtype(), copy);
             copied?;
             values
@@ -343,17 +344,17 @@ mod cuda {
 
     /// Begins to copy a tensor to page-locked memory that stays locked. All work that is launched from here on waits for the copy. The
     /// returned event is reached when the values are there; `None` for a tensor on the CPU.
-    pub fn copy_home(x: &Tensor, home: &mut [u8]) -> candle_core::Result<Option<Rc<CudaEvent>>> {
-        let Some(lane) = lane_of(x.device())? else { return Ok(None) };
+    pub fn copy_home(x: &Tensor, host_copy: &mut [u8]) -> candle_core::Result<Option<Rc<CudaEvent>>> {
+        let Some(copy_streams) = copy_streams_of(x.device())? else { return Ok(None) };
         let address = crate::cuda::address(x)?;
-        let is_home = {
-            let mut lane = lane.borrow_mut();
-            let is_ready = lane.launched().w()?;
+        let is_written_back = {
+            let mut copy_streams = copy_streams.borrow_mut();
+            let is_ready = copy_streams.launched().w()?;
             // SAFETY: by the caller's promise. Work that changes the tensor is launched later, and waits for the copy.
-            unsafe { lane.down_beside(address, &[Run::of(home)], [&is_ready]) }?
+            unsafe { copy_streams.download_pinned(address, &[Run::of(host_copy)], [&is_ready]) }?
         };
-        Copied::at(Rc::clone(&is_home), &lane).arrive()?;
-        Ok(Some(is_home))
+        Copied::at(Rc::clone(&is_written_back), &copy_streams).complete()?;
+        Ok(Some(is_written_back))
     }
 
     /// Blocks this thread until an event is reached.
@@ -362,23 +363,23 @@ mod cuda {
     }
 
     thread_local! {
-        static LANE: RefCell<Option<(DeviceId, Rc<RefCell<Lane>>)>> = const { RefCell::new(None) };
+        static LANE: RefCell<Option<(DeviceId, Rc<RefCell<CopyStreams>>)>> = const { RefCell::new(None) };
     }
 
     /// Drops the lane that this thread keeps.
-    pub(crate) fn forget_lane() {
+    pub(crate) fn drop_copy_streams() {
         LANE.take();
     }
 
     /// Returns the lane of a card for the thread that computes, or `None` for other devices. The first copy creates the lane, and the
     /// thread keeps it.
-    pub(crate) fn lane_of(device: &Device) -> candle_core::Result<Option<Rc<RefCell<Lane>>>> {
+    pub(crate) fn copy_streams_of(device: &Device) -> candle_core::Result<Option<Rc<RefCell<CopyStreams>>>> {
         let Device::Cuda(card) = device else { return Ok(None) };
         LANE.with_borrow_mut(|known| {
             if known.as_ref().is_none_or(|(id, _)| *id != card.id()) {
-                *known = Some((card.id(), Rc::new(RefCell::new(Lane::new(card, PIECES, PIECE)?))));
+                *known = Some((card.id(), Rc::new(RefCell::new(CopyStreams::new(card, PIECES, PIECE)?))));
             }
-            Ok(known.as_ref().map(|(_, lane)| Rc::clone(lane)))
+            Ok(known.as_ref().map(|(_, copy_streams)| Rc::clone(copy_streams)))
         })
     }
 }
@@ -392,17 +393,17 @@ mod tests {
     // The host alone: `tests/copies` checks the same on a card.
     #[test]
     fn on_the_processor_values_are_there_when_a_copy_was_carried_out() {
-        let home = Tensor::arange(0f32, 24.0, &Device::Cpu).unwrap().reshape((4, 6)).unwrap();
-        let to = absent::absent_like(&home, &Device::Cpu).unwrap();
-        let mut coming = Coming::begin(&to).unwrap();
-        assert!(!coming.is_copied());
-        assert!(coming.copy(&home.to_dtype(DType::BF16).unwrap()).is_err() && !coming.is_copied());
-        coming.copy(&home).unwrap();
-        coming.arrive().unwrap();
-        assert_eq!(to.to_vec2::<f32>().unwrap(), home.to_vec2::<f32>().unwrap());
+        let host_copy = Tensor::arange(0f32, 24.0, &Device::Cpu).unwrap().reshape((4, 6)).unwrap();
+        let to = absent::absent_like(&host_copy, &Device::Cpu).unwrap();
+        let mut incoming = Upload::begin(&to).unwrap();
+        assert!(!incoming.is_copied());
+        assert!(incoming.copy(&host_copy.to_dtype(DType::BF16).unwrap()).is_err() && !incoming.is_copied());
+        incoming.copy(&host_copy).unwrap();
+        incoming.complete().unwrap();
+        assert_eq!(to.to_vec2::<f32>().unwrap(), host_copy.to_vec2::<f32>().unwrap());
         let view = to.t().unwrap();
-        let left = Leaving::begin(&view).unwrap().arrive().unwrap();
-        assert_eq!(left.to_vec2::<f32>().unwrap(), home.t().unwrap().to_vec2::<f32>().unwrap());
+        let left = Download::begin(&view).unwrap().complete().unwrap();
+        assert_eq!(left.to_vec2::<f32>().unwrap(), host_copy.t().unwrap().to_vec2::<f32>().unwrap());
     }
 
     // The host alone: the check is the same on any device.
@@ -410,6 +411,6 @@ mod tests {
     #[should_panic(expected = "values arrive that nobody has copied")]
     fn nothing_arrives_before_its_copy() {
         let to = Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap();
-        let _ = Coming::begin(&to).unwrap().arrive();
+        let _ = Upload::begin(&to).unwrap().complete();
     }
 }

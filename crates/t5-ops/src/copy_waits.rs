@@ -69,15 +69,15 @@ pub fn moved(x: &Tensor, to: &Device) -> Result<Tensor> {
     let card = if to.is_cpu() { x.device() } else { to };
     let moved = waiting(card, || copied_to(x, to))?;
     if to.is_cpu() {
-        note_from_card(x)
+        record_download(x)
     } else {
-        note_to_card(x)
+        record_upload(x)
     }
     Ok(moved)
 }
 
 /// Counts the bytes of a tensor that is copied to a card.
-pub(crate) fn note_to_card(x: &Tensor) {
+pub(crate) fn record_upload(x: &Tensor) {
     #[cfg(feature = "cuda")]
     cuda::note(|waits| &mut waits.to_card, x);
     #[cfg(not(feature = "cuda"))]
@@ -85,7 +85,7 @@ pub(crate) fn note_to_card(x: &Tensor) {
 }
 
 /// Counts the bytes of a tensor that is copied from a card.
-pub(crate) fn note_from_card(x: &Tensor) {
+pub(crate) fn record_download(x: &Tensor) {
     #[cfg(feature = "cuda")]
     cuda::note(|waits| &mut waits.from_card, x);
     #[cfg(not(feature = "cuda"))]
@@ -107,7 +107,7 @@ mod cuda {
     use super::CopyWaits;
 
     /// The most pairs of events that were not read yet. They are read together, because reading waits for the last pair.
-    const MOST_PENDING: usize = 1024;
+    const MAX_PENDING: usize = 1024;
 
     #[derive(Default)]
     struct Spans {
@@ -131,7 +131,7 @@ mod cuda {
         SPANS.with_borrow_mut(|spans| spans.is_open = false);
         let (result, events) = result?;
         SPANS.with_borrow_mut(|spans| spans.pending.push(events));
-        if SPANS.with_borrow(|spans| spans.pending.len() >= MOST_PENDING) {
+        if SPANS.with_borrow(|spans| spans.pending.len() >= MAX_PENDING) {
             so_far()?;
         }
         Ok(result)

@@ -18,8 +18,8 @@ use crate::quantised::Weight;
 
 pub(crate) use lists::{changing, forget_lists, uploaded};
 
+mod lifetimes;
 mod lists;
-mod lives;
 pub(crate) mod recording;
 mod round;
 pub(crate) mod rounds;
@@ -243,7 +243,7 @@ pub(crate) fn unwritten(shape: impl Into<Shape>, dtype: DType, device: &Device) 
 
 /// A tensor of zeros on a card.
 pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
-    if !recording::is_going_on() {
+    if !recording::is_active() {
         return Tensor::zeros(shape, dtype, device);
     }
     // A recording reuses memory that holds old values, so each launch has to set it to zero.

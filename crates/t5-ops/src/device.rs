@@ -14,11 +14,11 @@ pub struct DeviceBytes {
     /// Memory that this process holds for tensors.
     pub pool: u64,
     /// The most that this process held for tensors.
-    pub pool_most: u64,
+    pub pool_peak: u64,
     /// The part of `pool` that tensors take.
     pub tensors: u64,
     /// The most that tensors took.
-    pub tensors_most: u64,
+    pub tensors_peak: u64,
 }
 
 /// The memory of a device now. `None`: the device is the CPU, or its driver does not say.
@@ -113,12 +113,12 @@ pub fn release_unused_of_device(device: &Device) -> Result<()> {
 
 /// Drops everything that this thread keeps of the cards that it has used: lists, pinned memory, streams and events. A card is closed when
 /// the last of these and of its tensors is gone. The memory of the process that the card's context takes is then free.
-pub fn forget_cards() {
+pub fn release_thread_caches() {
     #[cfg(feature = "cuda")]
     {
         forget_lists();
         crate::waiting::forget();
-        crate::copies::forget_lane();
+        crate::copies::drop_copy_streams();
         crate::copy_waits::forget_pending();
         crate::card_memory::release_unused();
     }
@@ -200,9 +200,9 @@ mod cuda {
         let pool = pool(device)?;
         Ok(Count {
             held: get(pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
-            held_most: get(pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
+            held_peak: get(pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
             tensors: get(pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
-            tensors_most: get(pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
+            tensors_peak: get(pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
         })
     }
 
@@ -216,9 +216,9 @@ mod cuda {
             total: total as u64,
             free: free as u64,
             pool: count.held as u64,
-            pool_most: count.held_most as u64,
+            pool_peak: count.held_peak as u64,
             tensors: count.tensors as u64,
-            tensors_most: count.tensors_most as u64,
+            tensors_peak: count.tensors_peak as u64,
         })
     }
 
@@ -233,8 +233,8 @@ mod cuda {
         // SAFETY: memory is allocated, used and freed in the order of one stream. Copies on other streams keep a tensor's memory until they
         // are done, or until this stream waits for them (`crate::copies`).
         unsafe { device.disable_event_tracking() };
-        give_workspace(device)?;
-        have_sums_in_f32(device)?;
+        set_workspace(device)?;
+        disallow_reduced_precision_sums(device)?;
         if card_memory::begin(device)? {
             return Ok(());
         }
@@ -256,7 +256,7 @@ mod cuda {
     /// Gives cuBLAS a workspace that lives as long as the process. Otherwise cuBLAS would allocate a workspace from the driver while
     /// launches are recorded, which would be memory of the graph. All products share this workspace, so that recorded products have the
     /// same bits.
-    fn give_workspace(device: &CudaDevice) -> candle_core::Result<()> {
+    fn set_workspace(device: &CudaDevice) -> candle_core::Result<()> {
         let bytes = workspace_bytes(capability(device)?.0);
         let blas = device.cublas_handle();
         device.cuda_stream().context().bind_to_thread().w()?;
@@ -271,12 +271,12 @@ mod cuda {
     /// Has products computed with sums in f32 at least. Otherwise cuBLAS may split a product along its sums, and round the parts to the
     /// dtype of the result before it adds them. Before Ampere it may also multiply f32 in f16 where a call names tensor cores, as candle's
     /// calls do.
-    fn have_sums_in_f32(device: &CudaDevice) -> candle_core::Result<()> {
+    fn disallow_reduced_precision_sums(device: &CudaDevice) -> candle_core::Result<()> {
         let mode = match capability(device)? < super::BF16_FROM {
             true => cublasMath_t::CUBLAS_PEDANTIC_MATH,
             false => cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION,
         };
-        // SAFETY: the handle of an open device, whose context `give_workspace` has made this thread's.
+        // SAFETY: the handle of an open device, whose context `set_workspace` has made this thread's.
         unsafe { cublasSetMathMode(*device.cublas_handle().handle(), mode) }.result().w()
     }
 
@@ -300,7 +300,7 @@ mod cuda {
     pub fn release_unused(device: &CudaDevice) -> candle_core::Result<()> {
         trim(device)?;
         if card_memory::count(device).is_some() {
-            card_memory::forget_most(device);
+            card_memory::reset_peaks(device);
             return Ok(());
         }
         let pool = pool(device).w()?;

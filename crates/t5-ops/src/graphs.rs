@@ -1,4 +1,4 @@
-//! Settings of a card's graphs: whether to record any, and which values change from one round to the next ([`crate::Rounds`]).
+//! Settings of a card's graphs: whether to record any, and which values change from one round to the next ([`crate::GraphRounds`]).
 
 use std::sync::OnceLock;
 
@@ -51,7 +51,7 @@ fn recorded() -> Recorded {
 
 /// The values that differ between rounds of one kind.
 #[derive(Clone, Copy, Debug)]
-pub struct Changing<'a> {
+pub struct GraphInputs<'a> {
     /// Tensors that kernels read: contiguous, each with memory of its own.
     pub tensors: &'a [&'a Tensor],
     /// Valid positions of each sequence. Operations must be given these same slices: a recording finds them by their address.
@@ -65,7 +65,7 @@ pub struct Changing<'a> {
 }
 
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-impl Changing<'_> {
+impl GraphInputs<'_> {
     /// The numbers to upload: the key of dropout in two halves of 32 bits, then the lists.
     pub(crate) fn numbers(&self) -> Vec<u32> {
         let key = key_of_step(self.seed, self.step);
@@ -73,7 +73,7 @@ impl Changing<'_> {
         [key as u32, (key >> 32) as u32].into_iter().chain(lengths).chain(self.samples.iter().copied()).collect()
     }
 
-    /// The position of the first list in [`Changing::numbers`].
+    /// The position of the first list in [`GraphInputs::numbers`].
     pub(crate) fn first_list(&self) -> usize {
         2
     }

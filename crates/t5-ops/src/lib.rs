@@ -45,6 +45,8 @@ mod cache;
 #[cfg(feature = "cuda")]
 mod card_memory;
 pub mod copies;
+#[cfg(feature = "cuda")]
+mod copy_streams;
 pub mod copy_waits;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -53,8 +55,6 @@ mod dispatch;
 mod graphs;
 mod isa;
 pub mod keys;
-#[cfg(feature = "cuda")]
-mod lane;
 mod matmul;
 mod narrow;
 pub mod nccl;
@@ -83,11 +83,11 @@ pub mod waiting;
 pub use by_rows::window_bytes;
 pub use bytes::{change_bytes, evict_from_caches, from_bytes, with_bytes};
 pub use device::{
-    DeviceBytes, card_and_driver, card_id, cards, check_dtype, device_bytes, forget_cards, is_out_of_device_memory,
-    limit_device, open_card, pool_unit, release_unused_of_device,
+    DeviceBytes, card_and_driver, card_id, cards, check_dtype, device_bytes, is_out_of_device_memory, limit_device,
+    open_card, pool_unit, release_thread_caches, release_unused_of_device,
 };
 pub use dispatch::Path;
-pub use graphs::{Changing, Turn, records_launches, records_micro_batches};
+pub use graphs::{GraphInputs, Turn, records_launches, records_micro_batches};
 pub use isa::{has_instruction_set, instruction_set};
 pub use matmul::release_kept;
 pub use needs::{Calls, Kept, Needs};
@@ -101,7 +101,7 @@ pub use ops::adafactor::{
 };
 pub use ops::adamw::{AdamwHyper, AdamwUpdate, adamw, adamw_needs, adamw_of_each, adamw_ready};
 pub use ops::attention::{
-    Attended, Attention, MOST_HEAD_ON_DEVICE, Sizes as AttentionSizes, attention, attention_at, attention_backward,
+    Attended, Attention, MAX_HEAD_ON_DEVICE, Sizes as AttentionSizes, attention, attention_at, attention_backward,
     attention_backward_needs, attention_needs,
 };
 pub use ops::cross_entropy::{
@@ -111,13 +111,13 @@ pub use ops::cross_entropy::{
 pub use ops::decoding::{
     Position, append, candidates, candidates_needs, copy_rows, join, largest, largest_needs, scores, scores_needs,
 };
-pub use ops::dora::{adapted_lengths, adapted_lengths_needs, magnitude_backward, scale_columns};
+pub use ops::dora::{adapted_lengths_needs, adapted_row_norms, magnitude_backward, scale_columns};
 pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout_needs};
 pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_by_rows, embedding_needs};
 pub use ops::linear::{
-    Beside, linear, linear_backward_input, linear_backward_input_beside, linear_backward_input_needs,
-    linear_backward_input_scaled, linear_backward_weight, linear_backward_weight_needs, linear_beside, linear_needs,
-    linear_scaled,
+    AddedProduct, linear, linear_backward_input, linear_backward_input_needs, linear_backward_input_plus_product,
+    linear_backward_input_scaled, linear_backward_weight, linear_backward_weight_needs, linear_needs,
+    linear_plus_product, linear_scaled,
 };
 pub use ops::logit_cross_entropy::{logit_cross_entropy, logit_cross_entropy_backward, logit_cross_entropy_needs};
 pub use ops::narrow_copies::{narrow_each, narrow_each_needs};
@@ -127,15 +127,15 @@ pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_back
 pub use ops::rounding::Rounding;
 pub use ops::together::ReadyUpdates;
 pub use paging::{
-    Writes, can_read_in_place, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out,
+    WritePolicy, can_read_in_place, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out,
     read_ahead, tensor_in_file,
 };
-pub use parallel::{Joined, for_each_part, join_threads, on_threads_apart, threads};
+pub use parallel::{PoolThreads, for_each_part, join_threads, threads, with_temporary_threads};
 pub use peak::peak_gflops;
-pub use processor::{InstructionSet, Processor, count_for, processor};
+pub use processor::{InstructionSet, Processor, processor, with_target_processor};
 pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser, Weight};
 pub use replay::Replay;
-pub use rounds::Rounds;
+pub use rounds::GraphRounds;
 pub use staging::{STAGING_BYTES, Staged, Staging};
 pub use transfer::copied_to;
 

@@ -1,7 +1,7 @@
 //! The cards of several processes, which exchange tensors by NCCL.
 //!
 //! A stream of its own carries the transfers. A transfer begins when all work that was launched before is done. Kernels that are launched
-//! after [`Arriving::arrive`] wait for it; the host waits for neither. Every process makes the same calls in the same order.
+//! after [`PendingCollective::complete`] wait for it; the host waits for neither. Every process makes the same calls in the same order.
 
 use std::rc::Rc;
 
@@ -15,10 +15,10 @@ pub struct Cards(Rc<Communicator>);
 
 /// Tensors on their way.
 #[derive(Debug)]
-pub struct Arriving {
+pub struct PendingCollective {
     cards: Rc<Communicator>,
     sent: Moment,
-    has_arrived: bool,
+    is_complete: bool,
     /// Memory is freed in the order of the stream that computes, so not before that stream has waited for the transfer.
     _tensors: Vec<Tensor>,
 }
@@ -56,7 +56,7 @@ impl Cards {
     ///
     /// # Errors
     /// NCCL's.
-    pub fn begin_sum(&self, x: &Tensor, to: SumTo) -> Result<Arriving> {
+    pub fn begin_sum(&self, x: &Tensor, to: SumTo) -> Result<PendingCollective> {
         self.begin(vec![x.clone()], || self.0.sum(x, to))
     }
 
@@ -64,7 +64,7 @@ impl Cards {
     ///
     /// # Errors
     /// NCCL's.
-    pub fn begin_broadcast(&self, root: usize, x: &Tensor) -> Result<Arriving> {
+    pub fn begin_broadcast(&self, root: usize, x: &Tensor) -> Result<PendingCollective> {
         self.begin(vec![x.clone()], || self.0.broadcast(root, x))
     }
 
@@ -73,33 +73,33 @@ impl Cards {
     ///
     /// # Errors
     /// NCCL's.
-    pub fn begin_exchange(&self, sent: &[(usize, Tensor)], received: &[(usize, Tensor)]) -> Result<Arriving> {
+    pub fn begin_exchange(&self, sent: &[(usize, Tensor)], received: &[(usize, Tensor)]) -> Result<PendingCollective> {
         let tensors = sent.iter().chain(received).map(|(_, tensor)| tensor.clone()).collect();
         self.begin(tensors, || self.0.exchange(sent, received))
     }
 
-    fn begin(&self, tensors: Vec<Tensor>, send: impl FnOnce() -> Result<()>) -> Result<Arriving> {
+    fn begin(&self, tensors: Vec<Tensor>, send: impl FnOnce() -> Result<()>) -> Result<PendingCollective> {
         self.0.begin()?;
         send()?;
         let sent = self.0.now()?;
-        Ok(Arriving { cards: Rc::clone(&self.0), sent, has_arrived: false, _tensors: tensors })
+        Ok(PendingCollective { cards: Rc::clone(&self.0), sent, is_complete: false, _tensors: tensors })
     }
 }
 
-impl Arriving {
+impl PendingCollective {
     /// Has all work that is launched from here on wait for the transfer.
     ///
     /// # Errors
     /// The driver's.
-    pub fn arrive(mut self) -> Result<()> {
-        self.has_arrived = true;
+    pub fn complete(mut self) -> Result<()> {
+        self.is_complete = true;
         self.cards.wait(&self.sent)
     }
 }
 
-impl Drop for Arriving {
+impl Drop for PendingCollective {
     fn drop(&mut self) {
-        if !self.has_arrived {
+        if !self.is_complete {
             // An earlier error has been reported, and this one would be its consequence.
             let _ = self.cards.wait(&self.sent);
         }
@@ -124,7 +124,7 @@ mod communicator {
     #[derive(Debug)]
     pub struct Communicator {
         cards: sys::ncclComm_t,
-        computing: Arc<CudaStream>,
+        compute_stream: Arc<CudaStream>,
         sending: Arc<CudaStream>,
     }
 
@@ -155,8 +155,8 @@ mod communicator {
         }
 
         pub fn join(device: &Device, id: &[u8], rank: usize, size: usize) -> Result<Self> {
-            let computing = device.as_cuda_device()?.cuda_stream();
-            let sending = computing.context().new_stream().w()?;
+            let compute_stream = device.as_cuda_device()?.cuda_stream();
+            let sending = compute_stream.context().new_stream().w()?;
             let mut internal = [0; 128];
             if id.len() != internal.len() {
                 bail!("NCCL: expected an id of {} bytes, got {}", internal.len(), id.len())
@@ -169,12 +169,12 @@ mod communicator {
                 checked(result::comm_init_rank(cards.as_mut_ptr(), number(size)?, id, number(rank)?))?;
                 cards.assume_init()
             };
-            Ok(Self { cards, computing, sending })
+            Ok(Self { cards, compute_stream, sending })
         }
 
         /// Has transfers from here on wait for the work that was launched.
         pub fn begin(&self) -> Result<()> {
-            self.sending.join(&self.computing).w()
+            self.sending.join(&self.compute_stream).w()
         }
 
         pub fn now(&self) -> Result<Moment> {
@@ -182,7 +182,7 @@ mod communicator {
         }
 
         pub fn wait(&self, sent: &Moment) -> Result<()> {
-            self.computing.wait(sent).w()
+            self.compute_stream.wait(sent).w()
         }
 
         fn stream(&self) -> sys::cudaStream_t {

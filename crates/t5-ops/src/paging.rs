@@ -12,12 +12,12 @@ use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, 
 
 use crate::bytes::{bytes, bytes_mut, from_bytes, with_bytes};
 use crate::dispatch::{Path, overwrite};
-use crate::storage::{as_they_are, elements, filled, share_storage, with_element};
-use heap::{FileMemory, Stretch, StretchMut};
+use crate::storage::{assume_filled, elements, filled, share_storage, with_element};
+use heap::{Extent, ExtentMut, FileMemory};
 
 /// When bytes written to a file go to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Writes {
+pub enum WritePolicy {
     /// When the system chooses.
     Later,
     /// At once: a few megabytes are written at a time, and each piece is waited for. In a control group whose limit is the budget, the
@@ -29,7 +29,7 @@ pub enum Writes {
 ///
 /// # Errors
 /// A file that cannot be written.
-pub fn copy_into_file(x: &Tensor, memory: &FileMemory, writes: Writes) -> Result<Tensor> {
+pub fn copy_into_file(x: &Tensor, memory: &FileMemory, writes: WritePolicy) -> Result<Tensor> {
     let x = x.contiguous()?;
     // These pages are not touched: whole writes are faster, as [`copy_from_file`] explains.
     let unset = || match x.dtype() {
@@ -67,7 +67,7 @@ pub fn tensor_in_file(memory: &FileMemory, offset: usize, shape: &[usize], dtype
         return Ok(None);
     }
     fn of<T: WithDType>(memory: &FileMemory, offset: usize, shape: Shape) -> Result<Option<Tensor>> {
-        let data = memory.block_at::<T>(offset, shape.elem_count()).and_then(as_they_are);
+        let data = memory.block_at::<T>(offset, shape.elem_count()).and_then(assume_filled);
         data.map(|data| Tensor::from_vec(data, shape, &Device::Cpu)).transpose()
     }
     match dtype {
@@ -79,22 +79,22 @@ pub fn tensor_in_file(memory: &FileMemory, offset: usize, shape: &[usize], dtype
 
 /// Whether the tensor lies in a file.
 pub fn is_in_file(x: &Tensor) -> bool {
-    with_stretch(x, |_| ()).is_some()
+    with_extent(x, |_| ()).is_some()
 }
 
 /// Has the system read those pages of the tensor that are on the disk only, without waiting.
 pub fn read_ahead(x: &Tensor) {
-    with_stretch(x, |stretch| stretch.read_ahead());
+    with_extent(x, |extent| extent.read_ahead());
 }
 
 /// Makes the tensor resident. Cheaper than touching its pages one by one.
 pub fn page_in(x: &Tensor) {
-    with_stretch(x, |stretch| stretch.page_in());
+    with_extent(x, |extent| extent.page_in());
 }
 
 /// Removes the tensor's pages from the resident set until it is used again.
 pub fn page_out(x: &Tensor) {
-    with_stretch(x, |stretch| stretch.page_out());
+    with_extent(x, |extent| extent.page_out());
 }
 
 /// Copies a tensor in a file to memory, and keeps its own pages out of memory. Returns `None` if the tensor is not in a file. A view that
@@ -109,9 +109,9 @@ pub fn copy_from_file(x: &Tensor) -> Result<Option<Tensor>> {
     if !x.is_contiguous() {
         return if is_in_file(x) { x.contiguous().map(Some) } else { Ok(None) };
     }
-    let copied = with_stretch(x, |stretch| {
+    let copied = with_extent(x, |extent| {
         let mut done = Ok(());
-        let copy = from_bytes(x.shape(), x.dtype(), |bytes| done = stretch.read(bytes))?;
+        let copy = from_bytes(x.shape(), x.dtype(), |bytes| done = extent.read(bytes))?;
         done?;
         Ok(copy)
     });
@@ -125,7 +125,7 @@ pub fn copy_from_file(x: &Tensor) -> Result<Option<Tensor>> {
 ///
 /// # Errors
 /// A file that cannot be written, or that was shortened. A view that is not contiguous. `values` that share storage with `x`.
-pub fn overwrite_in_file(x: &Tensor, values: &Tensor, writes: Writes) -> Result<()> {
+pub fn overwrite_in_file(x: &Tensor, values: &Tensor, writes: WritePolicy) -> Result<()> {
     struct Overwrite<'a> {
         values: &'a [u8],
         waits: bool,
@@ -146,8 +146,8 @@ pub fn overwrite_in_file(x: &Tensor, values: &Tensor, writes: Writes) -> Result<
                 CpuStorage::U8(data) => bytes_mut(&mut data[start..end]),
                 _ => &mut [],
             };
-            match StretchMut::of(elements) {
-                Some(mut stretch) => Ok(stretch.write(self.values, self.waits)?),
+            match ExtentMut::of(elements) {
+                Some(mut extent) => Ok(extent.write(self.values, self.waits)?),
                 None => bail!("overwrite_in_file: expected a tensor in a file"),
             }
         }
@@ -165,29 +165,29 @@ pub fn overwrite_in_file(x: &Tensor, values: &Tensor, writes: Writes) -> Result<
     if share_storage(x, values) {
         bail!("overwrite_in_file: the values share their storage with the tensor to be changed")
     }
-    with_bytes(values, |values| x.inplace_op1(&Overwrite { values, waits: writes == Writes::Now }))?
+    with_bytes(values, |values| x.inplace_op1(&Overwrite { values, waits: writes == WritePolicy::Now }))?
 }
 
 /// Overwrites `x`, which lies on the CPU in a file or in memory, with the values of a tensor of the same shape and dtype.
 ///
 /// # Errors
 /// Those of [`overwrite_in_file`].
-pub fn overwrite_where_it_lies(x: &Tensor, values: &Tensor, writes: Writes) -> Result<()> {
+pub fn overwrite_in_place(x: &Tensor, values: &Tensor, writes: WritePolicy) -> Result<()> {
     if is_in_file(x) { overwrite_in_file(x, values, writes) } else { overwrite(x, values) }
 }
 
 /// Calls `f` with the part of a file in which the tensor's elements lie, if any. For a strided view, this is all of its storage.
-pub(crate) fn with_stretch<R>(x: &Tensor, f: impl FnOnce(&Stretch) -> R) -> Option<R> {
-    fn of<T>(data: &[T], range: Option<Range<usize>>) -> Option<Stretch<'_>>
+pub(crate) fn with_extent<R>(x: &Tensor, f: impl FnOnce(&Extent) -> R) -> Option<R> {
+    fn of<T>(data: &[T], range: Option<Range<usize>>) -> Option<Extent<'_>>
     where
         T: WithDType,
     {
         // Values that are absent lie nowhere.
-        Stretch::of(bytes(range.map_or(Some(data), |range| data.get(range))?))
+        Extent::of(bytes(range.map_or(Some(data), |range| data.get(range))?))
     }
     let (storage, layout) = x.storage_and_layout();
     let range = layout.contiguous_offsets().map(|(start, end)| start..end);
-    let stretch = match &*storage {
+    let extent = match &*storage {
         Storage::Cpu(CpuStorage::F32(data)) => of(data, range),
         Storage::Cpu(CpuStorage::F64(data)) => of(data, range),
         Storage::Cpu(CpuStorage::BF16(data)) => of(data, range),
@@ -195,5 +195,5 @@ pub(crate) fn with_stretch<R>(x: &Tensor, f: impl FnOnce(&Stretch) -> R) -> Opti
         Storage::Cpu(CpuStorage::U8(data)) => of(data, range),
         _ => None,
     };
-    stretch.as_ref().map(f)
+    extent.as_ref().map(f)
 }

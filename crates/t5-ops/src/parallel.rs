@@ -28,13 +28,13 @@ pub fn threads() -> usize {
 /// the thousand operations of a step.
 ///
 /// If the system gives fewer threads, operations run on those.
-pub fn join_threads(usual: Option<usize>) -> Joined {
+pub fn join_threads(usual: Option<usize>) -> PoolThreads {
     let threads = usual.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|count| count.parse().ok()).filter(|&count| count > 0);
     let wanted = asked.unwrap_or(threads);
     // If the threads of a pool cannot start, the caller is left in a pool without threads, where every operation waits for ever. So the
     // pool gets threads that run already: each waits for its work in the pool.
-    let mut seats: Vec<Sender<rayon::ThreadBuilder>> = (1..wanted).map_while(|_| start_seat().ok()).collect();
+    let mut seats: Vec<Sender<rayon::ThreadBuilder>> = (1..wanted).map_while(|_| spawn_pool_thread().ok()).collect();
     let given = 1 + seats.len();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(given).use_current_thread().spawn_handler(|thread| {
         let seat = seats.pop().ok_or(ErrorKind::WouldBlock)?;
@@ -42,12 +42,12 @@ pub fn join_threads(usual: Option<usize>) -> Joined {
     });
     // An error says that the pool was already built: operations then run as before, and these threads end.
     let _ = pool.build_global();
-    Joined { wanted, given }
+    PoolThreads { wanted, given }
 }
 
 /// The threads of [`join_threads`], including the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Joined {
+pub struct PoolThreads {
     /// The number of threads that was asked for.
     pub wanted: usize,
     /// The number of threads that there are.
@@ -55,7 +55,7 @@ pub struct Joined {
 }
 
 /// Starts a thread that waits for its work in a pool, and ends if none arrives.
-fn start_seat() -> std::io::Result<Sender<rayon::ThreadBuilder>> {
+fn spawn_pool_thread() -> std::io::Result<Sender<rayon::ThreadBuilder>> {
     let (seat, work) = channel::<rayon::ThreadBuilder>();
     std::thread::Builder::new().spawn(move || work.recv().map(rayon::ThreadBuilder::run))?;
     Ok(seat)
@@ -63,7 +63,7 @@ fn start_seat() -> std::io::Result<Sender<rayon::ThreadBuilder>> {
 
 /// Calls `f` on new threads, as many as [`threads`], which have ended when it returns. The buffers that operations leave with their threads
 /// are freed with them. If the system gives no more threads, `f` runs on the existing ones.
-pub fn on_threads_apart<R: Send>(f: impl FnOnce() -> R + Send) -> R {
+pub fn with_temporary_threads<R: Send>(f: impl FnOnce() -> R + Send) -> R {
     let mut started = Vec::new();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads()).spawn_handler(|thread| {
         started.push(std::thread::Builder::new().spawn(|| thread.run())?);

@@ -1,6 +1,6 @@
 //! The processor that the needs of operations are stated for: this one, or the processor of the machine that a plan is for.
 //!
-//! Operations themselves always run as this machine can; only their stated needs follow [`count_for`].
+//! Operations themselves always run as this machine can; only their stated needs follow [`with_target_processor`].
 
 use std::cell::Cell;
 
@@ -91,7 +91,7 @@ pub fn processor() -> Processor {
 }
 
 /// Calls `f`. Needs that are counted in `f`, on this thread, are stated for another processor.
-pub fn count_for<R>(processor: Processor, f: impl FnOnce() -> R) -> R {
+pub fn with_target_processor<R>(processor: Processor, f: impl FnOnce() -> R) -> R {
     struct Before(Option<Processor>);
     impl Drop for Before {
         fn drop(&mut self) {
@@ -110,8 +110,8 @@ mod tests {
     fn needs_follow_the_described_processor_and_then_this_one_again() {
         let here = processor();
         let other = Processor { instruction_set: InstructionSet::Amx, threads: 7, second_level_bytes: 2 << 20 };
-        assert_eq!(count_for(other, processor), other);
-        let caught = std::panic::catch_unwind(|| count_for(other, || panic!("counting failed")));
+        assert_eq!(with_target_processor(other, processor), other);
+        let caught = std::panic::catch_unwind(|| with_target_processor(other, || panic!("counting failed")));
         assert!(caught.is_err());
         assert_eq!(processor(), here);
         assert_eq!(here.instruction_set.name(), isa::instruction_set());

@@ -86,7 +86,7 @@ impl Replay {
 }
 
 /// Prevents the recording of work that takes a number from the host, because later launches of the recording would need another number.
-pub(crate) fn uses_number(operation: &'static str) {
+pub(crate) fn refuse_recording(operation: &'static str) {
     #[cfg(feature = "cuda")]
     crate::cuda::recording::refuse(operation);
     #[cfg(not(feature = "cuda"))]

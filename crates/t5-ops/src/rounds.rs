@@ -2,7 +2,7 @@
 //!
 //! - A *round* is one pass through these operations, for example one micro-batch of training.
 //! - A *phase* is a part of a round whose launches are the same each time, for example forward or backward.
-//! - Operations whose sizes differ each time, such as the head, run between two phases and are never recorded ([`Rounds::aside`]).
+//! - Operations whose sizes differ each time, such as the head, run between two phases and are never recorded ([`GraphRounds::uncaptured`]).
 //! - Rounds of one *kind* have the same phases, launches and sizes.
 //! - The *life* of a tensor is the span from the launch before which it is taken to the last launch that uses it.
 //! - The *arena* is memory on the card that all recordings share. Tensors of recorded phases lie in it, and share memory where their lives
@@ -22,17 +22,17 @@ use std::marker::PhantomData;
 use candle_core::Device;
 use candle_core::{Error, Result, Tensor, TensorId};
 
-use crate::graphs::{Changing, Turn};
+use crate::graphs::{GraphInputs, Turn};
 
 /// Rounds by their kind `K`. The recorded round of a kind leaves a `V` of the host, which later rounds of this kind read back.
-pub struct Rounds<K, V> {
+pub struct GraphRounds<K, V> {
     #[cfg(feature = "cuda")]
     on_card: crate::cuda::rounds::OnCard<K, V>,
     #[cfg(not(feature = "cuda"))]
     of: PhantomData<(K, V)>,
 }
 
-impl<K, V> Default for Rounds<K, V> {
+impl<K, V> Default for GraphRounds<K, V> {
     fn default() -> Self {
         Self {
             #[cfg(feature = "cuda")]
@@ -43,26 +43,26 @@ impl<K, V> Default for Rounds<K, V> {
     }
 }
 
-impl<K, V> std::fmt::Debug for Rounds<K, V> {
+impl<K, V> std::fmt::Debug for GraphRounds<K, V> {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         f.debug_struct("Rounds").finish_non_exhaustive()
     }
 }
 
 #[cfg_attr(not(feature = "cuda"), allow(clippy::unused_self))]
-impl<K: PartialEq, V> Rounds<K, V> {
-    /// Begins a round. Returns false where it runs launch by launch and needs no phases. `lies` are tensors from outside the round that its
+impl<K: PartialEq, V> GraphRounds<K, V> {
+    /// Begins a round. Returns false where it runs launch by launch and needs no phases. `external` are tensors from outside the round that its
     /// launches use, such as weights. If one of them has been replaced, the kind is recorded again. No other thread may use the card
     /// during a phase.
     ///
     /// # Errors
     /// The device's.
-    pub fn begin(&mut self, kind: K, lies: Vec<TensorId>, changing: &Changing) -> Result<bool> {
+    pub fn begin(&mut self, kind: K, external: Vec<TensorId>, changing: &GraphInputs) -> Result<bool> {
         #[cfg(feature = "cuda")]
         if let Some(Device::Cuda(card)) = changing.tensors.first().map(|first| first.device()) {
-            return self.on_card.begin(kind, lies, changing, card);
+            return self.on_card.begin(kind, external, changing, card);
         }
-        let _ = (kind, lies, changing);
+        let _ = (kind, external, changing);
         Ok(false)
     }
 
@@ -82,14 +82,14 @@ impl<K: PartialEq, V> Rounds<K, V> {
     }
 
     /// Calls `work` between two phases. Its launches are never recorded.
-    pub fn aside<R>(&mut self, work: impl FnOnce() -> R) -> R {
+    pub fn uncaptured<R>(&mut self, work: impl FnOnce() -> R) -> R {
         #[cfg(feature = "cuda")]
-        return self.on_card.aside(work);
+        return self.on_card.uncaptured(work);
         #[cfg(not(feature = "cuda"))]
         work()
     }
 
-    /// Hands a tensor of the last phase to [`Rounds::aside`]: the same one, or after a launch the one that was recorded. Other tensors of a
+    /// Hands a tensor of the last phase to [`GraphRounds::uncaptured`]: the same one, or after a launch the one that was recorded. Other tensors of a
     /// phase may not be read there, because their memory may already serve others.
     ///
     /// # Errors
@@ -120,20 +120,20 @@ impl<K: PartialEq, V> Rounds<K, V> {
         false
     }
 
-    /// The value that the recorded round of this kind left ([`Rounds::end`]). `None` unless the current round is launched as graphs.
-    pub fn left_behind(&self) -> Option<&V> {
+    /// The value that the recorded round of this kind left ([`GraphRounds::end`]). `None` unless the current round is launched as graphs.
+    pub fn recorded_host_state(&self) -> Option<&V> {
         #[cfg(feature = "cuda")]
-        return self.on_card.left_behind();
+        return self.on_card.recorded_host_state();
         #[cfg(not(feature = "cuda"))]
         None
     }
 
     /// Ends the round. `None` says that it was not completed: nothing of it is kept.
-    pub fn end(&mut self, leaves: Option<V>) {
+    pub fn end(&mut self, host_state: Option<V>) {
         #[cfg(feature = "cuda")]
-        self.on_card.end(leaves);
+        self.on_card.end(host_state);
         #[cfg(not(feature = "cuda"))]
-        let _ = leaves;
+        let _ = host_state;
     }
 
     /// Gives the memory of all recordings back. Kinds stay measured, and are recorded again.
@@ -164,7 +164,7 @@ impl<K: PartialEq, V> Rounds<K, V> {
         0
     }
 
-    /// Whether rounds may yet be recorded: on a card, unless a recording has failed, [`Rounds::stop`] or `LOW_MEM_T5_GRAPHS` says otherwise.
+    /// Whether rounds may yet be recorded: on a card, unless a recording has failed, [`GraphRounds::stop`] or `LOW_MEM_T5_GRAPHS` says otherwise.
     pub fn may_record(&self) -> bool {
         #[cfg(feature = "cuda")]
         return self.on_card.may_record();

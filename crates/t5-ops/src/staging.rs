@@ -88,38 +88,41 @@ mod streams {
     use candle_core::{CudaDevice, Result, Tensor};
 
     use super::{PIECE, PIECES, Staged};
+    use crate::copy_streams::CopyStreams;
     use crate::cuda::address;
-    use crate::lane::Lane;
 
     pub type Moment = CudaEvent;
 
     #[derive(Clone, Debug)]
     pub struct Streams {
         /// Outside the lane's lock, so that the thread that computes does not wait for copies.
-        computing: Arc<CudaStream>,
-        lane: Arc<Mutex<Lane>>,
+        compute_stream: Arc<CudaStream>,
+        copy_streams: Arc<Mutex<CopyStreams>>,
     }
 
     impl Streams {
         pub fn of(card: &CudaDevice) -> Result<Self> {
-            Ok(Self { computing: card.cuda_stream(), lane: Arc::new(Mutex::new(Lane::new(card, PIECES, PIECE)?)) })
+            Ok(Self {
+                compute_stream: card.cuda_stream(),
+                copy_streams: Arc::new(Mutex::new(CopyStreams::new(card, PIECES, PIECE)?)),
+            })
         }
 
         pub fn stage(&self, tensor: Tensor) -> Result<Staged> {
-            let launched = self.computing.record_event(None).w()?;
+            let launched = self.compute_stream.record_event(None).w()?;
             Ok(Staged { tensor, streams: self.clone(), launched })
         }
 
-        fn lane(&self) -> MutexGuard<'_, Lane> {
-            self.lane.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        fn copy_streams(&self) -> MutexGuard<'_, CopyStreams> {
+            self.copy_streams.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
         }
 
         pub fn read(&self, tensor: &Tensor, launched: &Moment, at: usize, to: &mut [u8]) -> Result<()> {
-            self.lane().down(address(tensor)? + at as u64, to, launched)
+            self.copy_streams().down(address(tensor)? + at as u64, to, launched)
         }
 
         pub fn write(&self, tensor: &Tensor, launched: &Moment, at: usize, from: &[u8]) -> Result<()> {
-            let copied = self.lane().up(address(tensor)? + at as u64, from, launched)?;
+            let copied = self.copy_streams().up(address(tensor)? + at as u64, from, launched)?;
             copied.synchronize().w()
         }
     }

@@ -211,7 +211,7 @@ pub(crate) fn scratch<T: Element>(n: usize) -> Vec<T> {
 /// Takes all elements of a vector's capacity as its contents, because the system has already filled them. `None` where the compiler cannot
 /// be told so.
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
-pub(crate) fn as_they_are<T: WithDType>(mut data: Vec<T>) -> Option<Vec<T>> {
+pub(crate) fn assume_filled<T: WithDType>(mut data: Vec<T>) -> Option<Vec<T>> {
     let count = data.capacity();
     // SAFETY: as in `scratch`, every element being a number; nothing is written.
     unsafe {
@@ -222,7 +222,7 @@ pub(crate) fn as_they_are<T: WithDType>(mut data: Vec<T>) -> Option<Vec<T>> {
 }
 
 #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
-pub(crate) fn as_they_are<T: WithDType>(_: Vec<T>) -> Option<Vec<T>> {
+pub(crate) fn assume_filled<T: WithDType>(_: Vec<T>) -> Option<Vec<T>> {
     None
 }
 

@@ -8,7 +8,7 @@
 
 use candle_core::{DType, Result, Shape, Tensor};
 
-use crate::copies::Coming;
+use crate::copies::Upload;
 
 /// Values of fewer bytes do not wait here: the host copies them in the time that it takes to ask the card.
 #[cfg(feature = "cuda")]
@@ -16,53 +16,53 @@ const LEAST: usize = 16 << 10;
 
 /// A tensor that still has its memory on the card because its values are on their way.
 #[derive(Debug)]
-pub struct Departing {
+pub struct PendingDownload {
     // First, so that the stream that computes waits for the copy before the tensor's memory is given back.
     copied: way::Copied,
     x: Tensor,
 }
 
-impl Departing {
+impl PendingDownload {
     /// Has all work that is launched from here on wait until the values have left.
     ///
     /// # Errors
     /// The driver's.
-    pub fn arrive(self) -> Result<()> {
+    pub fn complete(self) -> Result<()> {
         let Self { copied, x } = self;
-        crate::copy_waits::waiting(x.device(), || copied.arrive())
+        crate::copy_waits::waiting(x.device(), || copied.complete())
     }
 }
 
 /// Values that wait in the host's memory.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct PinnedCopy {
     memory: way::Memory,
     shape: Shape,
     dtype: DType,
 }
 
-impl Waiting {
+impl PinnedCopy {
     /// Begins to copy the values that a tensor of a card has when all work launched so far is done. Returns `None` if the tensor is small
     /// or lies on the CPU, or if the driver locks no memory.
     ///
     /// # Errors
     /// The driver's.
-    pub fn begin(x: &Tensor) -> Result<Option<(Self, Departing)>> {
+    pub fn begin(x: &Tensor) -> Result<Option<(Self, PendingDownload)>> {
         let Some((x, memory, copied)) = way::leave(x)? else { return Ok(None) };
-        crate::copy_waits::note_from_card(&x);
-        Ok(Some((Self { memory, shape: x.shape().clone(), dtype: x.dtype() }, Departing { copied, x })))
+        crate::copy_waits::record_download(&x);
+        Ok(Some((Self { memory, shape: x.shape().clone(), dtype: x.dtype() }, PendingDownload { copied, x })))
     }
 
-    /// Carries out a copy of the values to the tensor of `coming`, which has their shape and dtype.
+    /// Carries out a copy of the values to the tensor of `incoming`, which has their shape and dtype.
     ///
     /// # Errors
     /// The driver's.
     ///
     /// # Panics
     /// If the tensor has another shape or dtype.
-    pub fn copy_to(&self, coming: &mut Coming) -> Result<()> {
-        assert_eq!((coming.to().shape(), coming.to().dtype()), (&self.shape, self.dtype));
-        self.memory.copy_to(coming)
+    pub fn copy_to(&self, incoming: &mut Upload) -> Result<()> {
+        assert_eq!((incoming.to().shape(), incoming.to().dtype()), (&self.shape, self.dtype));
+        self.memory.copy_to(incoming)
     }
 
     /// Returns the shape of the values.
@@ -99,8 +99,8 @@ mod way {
 
     use super::LEAST;
     pub(super) use crate::copies::Copied;
-    use crate::copies::{Coming, lane_of};
-    use crate::lane::Run;
+    use crate::copies::{Upload, copy_streams_of};
+    use crate::copy_streams::Run;
     use crate::page_locked::Lock;
 
     /// Bytes of a page.
@@ -125,19 +125,20 @@ mod way {
         if bytes < LEAST {
             return Ok(None);
         }
-        let (Some(lane), Some(taken)) = (lane_of(x.device())?, Taken::of(&card.cuda_stream(), bytes)) else {
+        let (Some(copy_streams), Some(taken)) = (copy_streams_of(x.device())?, Taken::of(&card.cuda_stream(), bytes))
+        else {
             return Ok(None);
         };
         let x = x.contiguous()?;
         let is_filled = {
-            let mut lane = lane.borrow_mut();
-            let is_ready = lane.launched().w()?;
+            let mut copy_streams = copy_streams.borrow_mut();
+            let is_ready = copy_streams.launched().w()?;
             let is_read = taken.store.borrow().is_read.clone();
             let after = iter::once(&is_ready).chain(is_read.as_deref());
             // SAFETY: nothing else uses the memory, and the copy waits for all earlier copies out of it.
-            unsafe { lane.down_beside(crate::cuda::address(&x)?, &taken.runs, after) }?
+            unsafe { copy_streams.download_pinned(crate::cuda::address(&x)?, &taken.runs, after) }?
         };
-        let copied = Copied::at(Rc::clone(&is_filled), &lane);
+        let copied = Copied::at(Rc::clone(&is_filled), &copy_streams);
         Ok(Some((x, Memory { taken, is_filled }, copied)))
     }
 
@@ -171,9 +172,9 @@ mod way {
     }
 
     impl Memory {
-        pub fn copy_to(&self, coming: &mut Coming) -> Result<()> {
+        pub fn copy_to(&self, incoming: &mut Upload) -> Result<()> {
             // SAFETY: the memory is locked while it is taken. The next user waits until it is read.
-            let is_read = unsafe { coming.copy_locked(&self.taken.runs, &self.is_filled) }?;
+            let is_read = unsafe { incoming.copy_locked(&self.taken.runs, &self.is_filled) }?;
             self.taken.store.borrow_mut().is_read = is_read;
             Ok(())
         }
@@ -270,13 +271,13 @@ mod way {
 mod way {
     use candle_core::{Result, Tensor};
 
-    use crate::copies::Coming;
+    use crate::copies::Upload;
 
     #[derive(Debug)]
     pub enum Copied {}
 
     impl Copied {
-        pub fn arrive(self) -> Result<()> {
+        pub fn complete(self) -> Result<()> {
             match self {}
         }
     }
@@ -285,7 +286,7 @@ mod way {
     pub enum Memory {}
 
     impl Memory {
-        pub fn copy_to(&self, _: &mut Coming) -> Result<()> {
+        pub fn copy_to(&self, _: &mut Upload) -> Result<()> {
             match *self {}
         }
     }

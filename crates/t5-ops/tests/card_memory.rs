@@ -16,7 +16,7 @@ fn card() -> Device {
 
 fn mib(card: &Device) -> [u64; 4] {
     let bytes = t5_ops::device_bytes(card).expect("a card counts");
-    [bytes.pool, bytes.pool_most, bytes.tensors, bytes.tensors_most].map(|bytes| bytes >> 20)
+    [bytes.pool, bytes.pool_peak, bytes.tensors, bytes.tensors_peak].map(|bytes| bytes >> 20)
 }
 
 /// A tensor of `mib` MiB, all of whose elements are `value`.
@@ -40,13 +40,13 @@ fn memory_between_tensors_goes_where_a_large_one_wants_it_and_no_limit_is_passed
     assert!(large.to_vec1::<f32>().unwrap().iter().all(|&value| value == 0.5));
     let error = tensor(8, 0.0, &card).unwrap_err().to_string();
     assert!(t5_ops::is_out_of_device_memory(&error), "{error}");
-    let [held, held_most, of_tensors, _] = mib(&card);
-    assert!(held <= 64 && held_most <= 64 && of_tensors == 60, "{held} and at most {held_most} for {of_tensors}");
+    let [held, held_peak, of_tensors, _] = mib(&card);
+    assert!(held <= 64 && held_peak <= 64 && of_tensors == 60, "{held} and at most {held_peak} for {of_tensors}");
     drop(large);
     t5_ops::release_unused_of_device(&card).unwrap();
-    let [held, held_most, of_tensors, most_of_tensors] = mib(&card);
+    let [held, held_peak, of_tensors, most_of_tensors] = mib(&card);
     assert_eq!([of_tensors, most_of_tensors], [28, 28]);
-    assert!(held == held_most && (28..=32).contains(&held), "{held} MiB");
+    assert!(held == held_peak && (28..=32).contains(&held), "{held} MiB");
 }
 
 #[test]

@@ -9,12 +9,12 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use heap::FileMemory;
-use t5_ops::Writes;
+use t5_ops::WritePolicy;
 use t5_ops::absent;
-use t5_ops::copies::{Coming, Leaving, Returning, STAGING_BYTES};
+use t5_ops::copies::{Download, STAGING_BYTES, Upload, WriteBack};
 use t5_ops::copy_waits::{self, CopyWaits};
 use t5_ops::page_locked::PageLocked;
-use t5_ops::waiting::{self, Waiting};
+use t5_ops::waiting::{self, PinnedCopy};
 
 use self::tensors::{bits, is_emulated, test_alone};
 
@@ -30,7 +30,7 @@ const WIDTH: usize = 48;
 const LARGE: usize = STAGING_BYTES as usize / 4 + 1_300_001;
 
 /// The weight of a block, and a large tensor that belongs to it.
-fn home(block: usize) -> [Tensor; 2] {
+fn host_copy(block: usize) -> [Tensor; 2] {
     let weight = (0..WIDTH * WIDTH).map(|i| ((i * 7919 + block * 31) % 1009) as f32 / 4000.0 - 0.1).collect();
     let large: Vec<f32> = (0..LARGE).map(|i| (i % 65_521 + block) as f32).collect();
     let tensor = |values: Vec<f32>, shape: &[usize]| Tensor::from_vec(values, shape, &Device::Cpu).unwrap();
@@ -38,17 +38,17 @@ fn home(block: usize) -> [Tensor; 2] {
 }
 
 /// Gives an absent tensor the values of its home.
-fn brought(to: &Tensor, home: &Tensor) -> candle_core::Result<()> {
-    let mut coming = Coming::begin(to)?;
-    coming.copy(home)?;
-    coming.arrive()
+fn brought(to: &Tensor, host_copy: &Tensor) -> candle_core::Result<()> {
+    let mut incoming = Upload::begin(to)?;
+    incoming.copy(host_copy)?;
+    incoming.complete()
 }
 
 /// Whether a page-locked home has its tensor's values now.
-fn copied_home(x: &Tensor, home: &Tensor) -> candle_core::Result<bool> {
-    let returning = Returning::begin(x, home)?;
-    let is_locked = returning.is_some();
-    returning.map_or(Ok(()), Returning::arrive)?;
+fn copied_home(x: &Tensor, host_copy: &Tensor) -> candle_core::Result<bool> {
+    let write_back = WriteBack::begin(x, host_copy)?;
+    let is_locked = write_back.is_some();
+    write_back.map_or(Ok(()), WriteBack::complete)?;
     Ok(is_locked)
 }
 
@@ -70,7 +70,7 @@ fn one_after_the_other(card: &Device) -> Vec<Vec<u32>> {
     let mut x = input(card);
     (0..BLOCKS)
         .map(|block| {
-            x = compute(&x, &home(block).map(|home| home.to_device(card).unwrap()));
+            x = compute(&x, &host_copy(block).map(|host_copy| host_copy.to_device(card).unwrap()));
             bits(&x.to_device(&Device::Cpu).unwrap())
         })
         .collect()
@@ -79,31 +79,36 @@ fn one_after_the_other(card: &Device) -> Vec<Vec<u32>> {
 /// The same outputs. Each block's tensors are copied while the previous block is computed, and its output while the next one is. Homes may
 /// be locked.
 fn beside_each_other(card: &Device, is_locked: bool) -> Vec<Vec<u32>> {
-    let homes: Vec<_> = (0..=BLOCKS).map(home).collect();
-    let locks: Vec<_> = homes.iter().flatten().filter(|_| is_locked).map(|home| PageLocked::of(home, card)).collect();
+    let host_copies: Vec<_> = (0..=BLOCKS).map(host_copy).collect();
+    let locks: Vec<_> =
+        host_copies.iter().flatten().filter(|_| is_locked).map(|host_copy| PageLocked::of(host_copy, card)).collect();
     assert!(locks.iter().all(Option::is_some));
-    let absent = |block: usize| homes[block].each_ref().map(|home| absent::absent_like(home, card).unwrap());
-    let begin = |tensors: &[Tensor; 2]| tensors.each_ref().map(|tensor| Coming::begin(tensor).unwrap());
-    let copy = |coming: &mut [Coming; 2], block: usize| {
-        coming.iter_mut().zip(&homes[block]).for_each(|(coming, home)| coming.copy(home).unwrap());
+    let absent =
+        |block: usize| host_copies[block].each_ref().map(|host_copy| absent::absent_like(host_copy, card).unwrap());
+    let begin = |tensors: &[Tensor; 2]| tensors.each_ref().map(|tensor| Upload::begin(tensor).unwrap());
+    let copy = |incoming: &mut [Upload; 2], block: usize| {
+        incoming
+            .iter_mut()
+            .zip(&host_copies[block])
+            .for_each(|(incoming, host_copy)| incoming.copy(host_copy).unwrap());
     };
     let (mut x, mut here, mut outputs) = (input(card), absent(0), Vec::new());
-    let mut coming = begin(&here);
-    copy(&mut coming, 0);
-    let mut leaving: Option<Leaving> = None;
+    let mut incoming = begin(&here);
+    copy(&mut incoming, 0);
+    let mut outgoing: Option<Download> = None;
     for block in 0..BLOCKS {
-        coming.into_iter().for_each(|coming| coming.arrive().unwrap());
+        incoming.into_iter().for_each(|incoming| incoming.complete().unwrap());
         let next = absent(block + 1);
-        coming = begin(&next);
+        incoming = begin(&next);
         let y = compute(&x, &here);
         // All launched work is done meanwhile.
-        copy(&mut coming, block + 1);
-        let before = leaving.replace(Leaving::begin(&y).unwrap());
-        outputs.extend(before.map(|before| bits(&before.arrive().unwrap())));
+        copy(&mut incoming, block + 1);
+        let before = outgoing.replace(Download::begin(&y).unwrap());
+        outputs.extend(before.map(|before| bits(&before.complete().unwrap())));
         here.iter().for_each(|tensor| absent::release(tensor).unwrap());
         (x, here) = (y, next);
     }
-    outputs.extend(leaving.map(|last| bits(&last.arrive().unwrap())));
+    outputs.extend(outgoing.map(|last| bits(&last.complete().unwrap())));
     outputs
 }
 
@@ -117,22 +122,22 @@ fn copies_beside_what_is_computed_change_no_bit() {
         assert!(got == expected, "the outputs have other bits: {:?}, {is_locked}", std::env::var(STREAMS));
     }
     // A tensor that is larger than all pinned memory, there and back, in reused memory.
-    let [_, large] = home(3);
+    let [_, large] = host_copy(3);
     let to = absent::absent_like(&large, &card).unwrap();
-    let mut coming = Coming::begin(&to).unwrap();
-    coming.copy(&large).unwrap();
-    coming.arrive().unwrap();
+    let mut incoming = Upload::begin(&to).unwrap();
+    incoming.copy(&large).unwrap();
+    incoming.complete().unwrap();
     let doubled = t5_ops::scaled(&to.narrow(0, 0, 1000).unwrap().copy().unwrap(), 2.0).unwrap();
-    let [leaving, of_large] = [&doubled, &to].map(|x| Leaving::begin(x).unwrap());
-    assert!(bits(&of_large.arrive().unwrap()) == bits(&large));
+    let [outgoing, of_large] = [&doubled, &to].map(|x| Download::begin(x).unwrap());
+    assert!(bits(&of_large.complete().unwrap()) == bits(&large));
     let expected: Vec<u32> = (0..1000).map(|i| (2.0 * (i % 65_521 + 3) as f32).to_bits()).collect();
-    assert_eq!(bits(&leaving.arrive().unwrap()), expected);
+    assert_eq!(bits(&outgoing.complete().unwrap()), expected);
 }
 
 #[test]
 fn bytes_of_copies_and_the_time_that_the_card_waits_for_them_are_counted_once() {
     let card = t5_ops::open_card(0).expect("a card, or the emulated one");
-    let (began, [weight, large]) = (Instant::now(), home(2));
+    let (began, [weight, large]) = (Instant::now(), host_copy(2));
     let [of_weight, of_large] = [&weight, &large].map(|x| (x.elem_count() * size_of::<f32>()) as u64);
     let bytes = |waits: CopyWaits| (waits.to_card, waits.from_card);
     assert_eq!(copy_waits::so_far().unwrap(), CopyWaits::default());
@@ -145,10 +150,10 @@ fn bytes_of_copies_and_the_time_that_the_card_waits_for_them_are_counted_once() 
     assert!(bits(&copy_waits::moved(&to, &Device::Cpu).unwrap()) == bits(&large));
     // During other work, there and back.
     let to = absent::absent_like(&weight, &card).unwrap();
-    let mut coming = Coming::begin(&to).unwrap();
-    coming.copy(&weight).unwrap();
-    coming.arrive().unwrap();
-    assert_eq!(bits(&Leaving::begin(&to).unwrap().arrive().unwrap()), bits(&weight));
+    let mut incoming = Upload::begin(&to).unwrap();
+    incoming.copy(&weight).unwrap();
+    incoming.complete().unwrap();
+    assert_eq!(bits(&Download::begin(&to).unwrap().complete().unwrap()), bits(&weight));
     let all = copy_waits::so_far().unwrap();
     assert_eq!(bytes(all), (of_large + of_weight, of_large + of_weight));
     assert!(all.seconds > brought.seconds && all.seconds <= began.elapsed().as_secs_f64(), "{all:?}");
@@ -180,19 +185,19 @@ fn whenever_streams_do_their_work_copies_wait_for_it() {
 #[test]
 fn values_that_nobody_waits_for_are_there_before_their_memory_serves_others() {
     let card = t5_ops::open_card(0).expect("a card, or the emulated one");
-    let [small, large] = home(1);
+    let [small, large] = host_copy(1);
     for _ in 0..3 {
         let to = absent::absent_like(&large, &card).unwrap();
-        let mut coming = Coming::begin(&to).unwrap();
-        coming.copy(&large).unwrap();
-        drop(coming);
+        let mut incoming = Upload::begin(&to).unwrap();
+        incoming.copy(&large).unwrap();
+        drop(incoming);
         drop(to);
         let others = Tensor::zeros(LARGE, DType::F32, &card).unwrap();
         // Otherwise a late copy would run after the values were read. Another copy that is waited for comes after it.
         let last = absent::absent_like(&small, &card).unwrap();
-        let mut coming = Coming::begin(&last).unwrap();
-        coming.copy(&small).unwrap();
-        coming.arrive().unwrap();
+        let mut incoming = Upload::begin(&last).unwrap();
+        incoming.copy(&small).unwrap();
+        incoming.complete().unwrap();
         assert!(bits(&others).iter().all(|&bits| bits == 0));
     }
 }
@@ -200,13 +205,13 @@ fn values_that_nobody_waits_for_are_there_before_their_memory_serves_others() {
 #[test]
 fn a_home_that_is_locked_follows_its_tensor() {
     let card = t5_ops::open_card(0).expect("a card, or the emulated one");
-    let [_, large] = home(4);
+    let [_, large] = host_copy(4);
     let to = absent::absent_like(&large, &card).unwrap();
     brought(&to, &large).unwrap();
     t5_ops::add_in_place(&to, &to.copy().unwrap()).unwrap();
     assert!(!copied_home(&to, &large).unwrap(), "it is not locked");
     let expected = bits(&large);
-    assert_eq!(expected, bits(&home(4)[1]));
+    assert_eq!(expected, bits(&host_copy(4)[1]));
     let [lock, again] = [PageLocked::of(&large, &card), PageLocked::of(&large, &card)];
     assert!(lock.is_some() && again.is_some());
     // The memory stays locked as long as there is any lock on it.
@@ -225,10 +230,10 @@ fn a_home_that_is_locked_follows_its_tensor() {
 #[test]
 fn values_in_a_file_come_from_it_piece_by_piece() {
     let card = t5_ops::open_card(0).expect("a card, or the emulated one");
-    let [_, large] = home(2);
+    let [_, large] = host_copy(2);
     let directory = std::env::temp_dir();
     let memory = FileMemory::create(&directory, std::iter::once(4 * LARGE)).unwrap();
-    let in_file = t5_ops::copy_into_file(&large, &memory, Writes::Later).unwrap();
+    let in_file = t5_ops::copy_into_file(&large, &memory, WritePolicy::Later).unwrap();
     assert!(t5_ops::is_in_file(&in_file));
     t5_ops::page_out(&in_file);
     let [all, part] = [in_file.clone(), in_file.narrow(0, 1001, LARGE - 2002).unwrap()];
@@ -248,73 +253,74 @@ fn of_card(number: usize, elements: usize, card: &Device) -> Tensor {
 #[test]
 fn values_that_wait_come_back_though_their_memory_served_others() {
     let card = t5_ops::open_card(0).expect("a card, or the emulated one");
-    assert!(Waiting::begin(&of_card(0, 1000, &card)).unwrap().is_none(), "it is small");
+    assert!(PinnedCopy::begin(&of_card(0, 1000, &card)).unwrap().is_none(), "it is small");
     let on_host = Tensor::zeros(1 << 20, DType::F32, &Device::Cpu).unwrap();
-    assert!(Waiting::begin(&on_host).unwrap().is_none());
+    assert!(PinnedCopy::begin(&on_host).unwrap().is_none());
     // Sizes that are not whole pages, taken and given back in different orders, so that later values lie in fragments of earlier ones.
     let elements = |number: usize| 20_000 + (number * 48_271 % 97) * 1_537;
     let mut there = Vec::new();
     for number in 0..60 {
         let x = of_card(number, elements(number), &card);
-        let (values, departing) = Waiting::begin(&x).unwrap().expect("memory is locked");
+        let (values, outgoing_pinned) = PinnedCopy::begin(&x).unwrap().expect("memory is locked");
         assert_eq!((values.shape(), values.dtype()), (x.shape(), x.dtype()));
         // Other values reuse the memory once the copy was waited for, or was dropped.
         if number % 3 == 0 {
-            drop(departing)
+            drop(outgoing_pinned)
         } else {
-            departing.arrive().unwrap()
+            outgoing_pinned.complete().unwrap()
         }
         drop(x);
         there.push((number, values));
         if number % 2 == 1 {
             let (number, values) = there.remove(number * 7 % there.len());
             let back = Tensor::zeros(elements(number), DType::F32, &card).unwrap();
-            let mut coming = Coming::begin(&back).unwrap();
-            values.copy_to(&mut coming).unwrap();
+            let mut incoming = Upload::begin(&back).unwrap();
+            values.copy_to(&mut incoming).unwrap();
             drop(values);
             // Meanwhile the next values take its memory.
-            let (_next, departing) =
-                Waiting::begin(&of_card(number + 100, elements(number), &card)).unwrap().expect("memory is locked");
-            departing.arrive().unwrap();
-            coming.arrive().unwrap();
+            let (_next, outgoing_pinned) =
+                PinnedCopy::begin(&of_card(number + 100, elements(number), &card)).unwrap().expect("memory is locked");
+            outgoing_pinned.complete().unwrap();
+            incoming.complete().unwrap();
             assert!(bits(&back) == bits(&of_card(number, elements(number), &card)), "values {number}");
         }
     }
     // Values that are requested before any wait for them.
     let back = Tensor::zeros(elements(1), DType::F32, &card).unwrap();
-    let mut coming = Coming::begin(&back).unwrap();
-    let (values, departing) = Waiting::begin(&of_card(1, elements(1), &card)).unwrap().expect("memory is locked");
-    values.copy_to(&mut coming).unwrap();
-    coming.arrive().unwrap();
+    let mut incoming = Upload::begin(&back).unwrap();
+    let (values, outgoing_pinned) =
+        PinnedCopy::begin(&of_card(1, elements(1), &card)).unwrap().expect("memory is locked");
+    values.copy_to(&mut incoming).unwrap();
+    incoming.complete().unwrap();
     assert!(bits(&back) == bits(&of_card(1, elements(1), &card)));
-    drop((values, departing));
+    drop((values, outgoing_pinned));
     there.clear();
     waiting::release_unused();
-    let (_values, departing) = Waiting::begin(&of_card(1, 30_000, &card)).unwrap().expect("memory is locked");
-    departing.arrive().unwrap();
+    let (_values, outgoing_pinned) = PinnedCopy::begin(&of_card(1, 30_000, &card)).unwrap().expect("memory is locked");
+    outgoing_pinned.complete().unwrap();
 }
 
 #[test]
 fn values_of_another_shape_or_dtype_are_refused() {
     let card = t5_ops::open_card(0).expect("a card, or the emulated one");
-    let [weight, _] = home(0);
+    let [weight, _] = host_copy(0);
     let to = absent::absent_like(&weight, &card).unwrap();
-    let mut coming = Coming::begin(&to).unwrap();
+    let mut incoming = Upload::begin(&to).unwrap();
     for other in [weight.narrow(0, 0, 7).unwrap(), weight.to_dtype(DType::BF16).unwrap()] {
-        assert!(coming.copy(&other).unwrap_err().to_string().starts_with("copy: expected F32 [48, 48]"));
+        assert!(incoming.copy(&other).unwrap_err().to_string().starts_with("copy: expected F32 [48, 48]"));
     }
 }
 
 #[test]
 fn copies_go_on_after_a_thread_has_forgotten_its_cards() {
     let card = t5_ops::open_card(0).expect("a card, or the emulated one");
-    let [_, large] = home(5);
+    let [_, large] = host_copy(5);
     for _ in 0..3 {
         let to = absent::absent_like(&large, &card).unwrap();
-        let mut coming = Coming::begin(&to).unwrap();
-        coming.copy(&large).unwrap();
-        coming.arrive().unwrap();
-        t5_ops::forget_cards();
+        let mut incoming = Upload::begin(&to).unwrap();
+        incoming.copy(&large).unwrap();
+        incoming.complete().unwrap();
+        t5_ops::release_thread_caches();
         assert!(bits(&to) == bits(&large));
     }
 }

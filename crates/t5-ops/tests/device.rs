@@ -105,16 +105,16 @@ fn products_are_those_of_the_cpu() {
             let (w, dy) = (make.tensor(&[24, 40], of_weight).t()?, make.tensor(&[2, 9, 40], dtype));
             let of_input = make.tensor(&[2, 9, 24], dtype);
             let (u, b, a) = (make.tensor(&[2, 9, 4], dtype), make.tensor(&[40, 4], F32), make.tensor(&[4, 24], F32));
-            let [forward, backward] = [&b, &a].map(|w| Some(t5_ops::Beside { x: &u, w }));
+            let [forward, backward] = [&b, &a].map(|w| Some(t5_ops::AddedProduct { x: &u, w }));
             let dw = make.tensor(&[40, 24], F32);
             t5_ops::linear_backward_weight(&dy, &x, &dw, true)?;
             let whole = make.tensor(&[40, 24], F32);
             t5_ops::linear_backward_weight(&dy, &x, &whole, false)?;
             Ok(vec![
                 ("y", t5_ops::linear(&x, &w)?),
-                ("y beside", t5_ops::linear_beside(&x, &w, forward)?),
+                ("y beside", t5_ops::linear_plus_product(&x, &w, forward)?),
                 ("y scaled", t5_ops::linear_scaled(&x, &w, 0.3)?),
-                ("dx beside", t5_ops::linear_backward_input_beside(&dy, &w, backward, None)?),
+                ("dx beside", t5_ops::linear_backward_input_plus_product(&dy, &w, backward, None)?),
                 ("dx scaled", t5_ops::linear_backward_input_scaled(&dy, &w, 0.3)?),
                 ("dx", t5_ops::linear_backward_input(&dy, &w, None)?),
                 ("dx +=", t5_ops::linear_backward_input(&dy, &w, Some(of_input))?),
@@ -146,12 +146,12 @@ fn products_with_codes_are_those_of_the_cpu() {
                 let (x, dy) = (make.tensor(&[rows, k], dtype), make.tensor(&[rows, n], dtype));
                 let w = make.quantised(&[n, k], precision);
                 let (u, b, a) = (make.tensor(&[rows, 4], dtype), make.tensor(&[n, 4], F32), make.tensor(&[4, k], F32));
-                let [forward, backward] = [&b, &a].map(|w| Some(t5_ops::Beside { x: &u, w }));
+                let [forward, backward] = [&b, &a].map(|w| Some(t5_ops::AddedProduct { x: &u, w }));
                 let of_input = make.tensor(&[rows, k], dtype);
                 Ok(vec![
                     ("y", t5_ops::linear(&x, &w)?),
-                    ("y beside", t5_ops::linear_beside(&x, &w, forward)?),
-                    ("dx beside", t5_ops::linear_backward_input_beside(&dy, &w, backward, None)?),
+                    ("y beside", t5_ops::linear_plus_product(&x, &w, forward)?),
+                    ("dx beside", t5_ops::linear_backward_input_plus_product(&dy, &w, backward, None)?),
                     ("dx +=", t5_ops::linear_backward_input(&dy, &w, Some(of_input))?),
                 ])
             });
@@ -167,11 +167,11 @@ fn lengths_of_adapted_rows_are_those_of_the_cpu() {
             let mut results = Vec::new();
             for (name, dtype) in [("of f32", F32), ("of bf16", BF16)] {
                 let w = make.tensor(&[n, k], dtype);
-                results.push((name, t5_ops::adapted_lengths(&w, &a, &b, 0.7)?));
+                results.push((name, t5_ops::adapted_row_norms(&w, &a, &b, 0.7)?));
             }
             for precision in PRECISIONS {
                 let w = make.quantised(&[n, k], precision);
-                results.push((precision.name(), t5_ops::adapted_lengths(&w, &a, &b, 0.7)?));
+                results.push((precision.name(), t5_ops::adapted_row_norms(&w, &a, &b, 0.7)?));
             }
             Ok(results)
         });

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use candle_core::{DType, Device, Tensor};
-use heap::{Allocator, FileMemory, end_on_lost_pages};
-use t5_ops::{Writes, copy_from_file, copy_into_file, overwrite_in_file, page_in, page_out};
+use heap::{Allocator, FileMemory, exit_on_sigbus};
+use t5_ops::{WritePolicy, copy_from_file, copy_into_file, overwrite_in_file, page_in, page_out};
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
@@ -46,7 +46,7 @@ fn ones() -> Tensor {
 /// A tensor in a file in the working directory, out of memory.
 fn in_file() -> Tensor {
     let memory = FileMemory::create(".".as_ref(), [1 << 20].into_iter()).unwrap();
-    let x = copy_into_file(&ones(), &memory, Writes::Later).unwrap();
+    let x = copy_into_file(&ones(), &memory, WritePolicy::Later).unwrap();
     page_out(&x);
     x
 }
@@ -71,7 +71,7 @@ fn shorten(bytes: u64) {
 fn a_file_that_is_shortened_ends_the_process_with_its_name_and_an_exit_code() {
     const NAME: &str = "a_file_that_is_shortened_ends_the_process_with_its_name_and_an_exit_code";
     if let Ok(what) = std::env::var(DO) {
-        end_on_lost_pages(21, HINT);
+        exit_on_sigbus(21, HINT);
         let x = in_file();
         shorten(if what == "half" { 1 << 19 } else { 0 });
         match what.as_str() {
@@ -103,7 +103,7 @@ fn a_file_that_is_shortened_is_an_error_where_it_is_read_or_written_whole() {
         let x = in_file();
         shorten(1 << 12);
         let read = copy_from_file(&x).unwrap_err().to_string();
-        let written = overwrite_in_file(&x, &ones(), Writes::Now).unwrap_err().to_string();
+        let written = overwrite_in_file(&x, &ones(), WritePolicy::Now).unwrap_err().to_string();
         assert_eq!((&read, read.as_str()), (&written, "the file was shortened from 1048576 to 4096 bytes"));
         return;
     }
@@ -117,7 +117,7 @@ fn another_fault_is_what_it_was_before() {
 
     const NAME: &str = "another_fault_is_what_it_was_before";
     if let Ok(what) = std::env::var(DO) {
-        end_on_lost_pages(21, HINT);
+        exit_on_sigbus(21, HINT);
         let _x = in_file();
         if what == "sent" {
             // From another process, and more than once: the runtime's handler lets the first signal pass.

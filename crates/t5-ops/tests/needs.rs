@@ -5,14 +5,14 @@
 use candle_core::{DType, Device, Result, Tensor};
 use heap::Allocator;
 use t5_ops::{
-    Activation, Attended, Attention, AttentionSizes, Beside, CrossEntropy, Dropout, Needs, Path, Precision, Quantised,
-    attention, attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add, dropout_add_needs,
-    dropout_needs, embedding, embedding_backward, embedding_backward_needs, embedding_needs, feed_forward_activation,
-    feed_forward_activation_backward, feed_forward_activation_backward_needs, feed_forward_activation_needs, linear,
-    linear_backward_input, linear_backward_input_beside, linear_backward_input_needs, linear_backward_weight,
-    linear_backward_weight_needs, linear_beside, linear_cross_entropy, linear_cross_entropy_backward,
-    linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs, rms_norm, rms_norm_backward,
-    rms_norm_backward_needs, rms_norm_needs,
+    Activation, AddedProduct, Attended, Attention, AttentionSizes, CrossEntropy, Dropout, Needs, Path, Precision,
+    Quantised, attention, attention_backward, attention_backward_needs, attention_needs, dropout, dropout_add,
+    dropout_add_needs, dropout_needs, embedding, embedding_backward, embedding_backward_needs, embedding_needs,
+    feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
+    feed_forward_activation_needs, linear, linear_backward_input, linear_backward_input_needs,
+    linear_backward_input_plus_product, linear_backward_weight, linear_backward_weight_needs, linear_cross_entropy,
+    linear_cross_entropy_backward, linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs,
+    linear_plus_product, rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs,
 };
 
 #[global_allocator]
@@ -35,7 +35,7 @@ fn held<R>(call: impl Fn() -> Result<R>) -> u64 {
     let results = call().unwrap();
     let held = heap::held();
     drop(results);
-    (held.most_live - held.live) as u64
+    (held.peak_live - held.live) as u64
 }
 
 /// Each operation: its name, the bytes that it holds and the bytes that it states.
@@ -92,12 +92,12 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
         ),
         (
             "linear_beside",
-            held(|| linear_beside(&x, &w, Some(Beside { x: &u, w: &b_of_adapter }))),
+            held(|| linear_plus_product(&x, &w, Some(AddedProduct { x: &u, w: &b_of_adapter }))),
             linear_needs(path, ROWS, weight, [dtype, other], 16),
         ),
         (
             "linear_backward_input_beside",
-            held(|| linear_backward_input_beside(&dy, &w, Some(Beside { x: &u, w: &a_of_adapter }), None)),
+            held(|| linear_backward_input_plus_product(&dy, &w, Some(AddedProduct { x: &u, w: &a_of_adapter }), None)),
             linear_backward_input_needs(path, ROWS, weight, [dtype, other], 16, false),
         ),
         (

@@ -7,17 +7,17 @@ mod tensors;
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, Attended, Attention, AttentionSizes, Beside,
-    CrossEntropy, Dropout, MOST_HEAD_ON_DEVICE, Needs, Path, Precision, Quantisation, Quantised, Rounding,
-    SecondMoment, SquareSums, adafactor_needs, adafactor_of_each, adamw_needs, adamw_of_each, adapted_lengths,
-    adapted_lengths_needs, attention, attention_backward, attention_backward_needs, attention_needs, dropout,
-    dropout_add, dropout_add_needs, dropout_needs, embedding, embedding_backward, embedding_backward_needs,
+    Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, AddedProduct, Attended, Attention,
+    AttentionSizes, CrossEntropy, Dropout, MAX_HEAD_ON_DEVICE, Needs, Path, Precision, Quantisation, Quantised,
+    Rounding, SecondMoment, SquareSums, adafactor_needs, adafactor_of_each, adamw_needs, adamw_of_each,
+    adapted_lengths_needs, adapted_row_norms, attention, attention_backward, attention_backward_needs, attention_needs,
+    dropout, dropout_add, dropout_add_needs, dropout_needs, embedding, embedding_backward, embedding_backward_needs,
     embedding_needs, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
     feed_forward_activation_needs, linear, linear_backward_input, linear_backward_input_needs,
-    linear_backward_input_scaled, linear_backward_weight, linear_backward_weight_needs, linear_beside,
-    linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
-    linear_cross_entropy_needs, linear_needs, linear_scaled, narrow_each, narrow_each_needs, rms_norm,
-    rms_norm_backward, rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
+    linear_backward_input_scaled, linear_backward_weight, linear_backward_weight_needs, linear_cross_entropy,
+    linear_cross_entropy_backward, linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs,
+    linear_plus_product, linear_scaled, narrow_each, narrow_each_needs, rms_norm, rms_norm_backward,
+    rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
 };
 
 use self::tensors::{is_emulated, test_alone};
@@ -55,7 +55,7 @@ impl Card {
         let results = call().unwrap();
         let bytes = t5_ops::device_bytes(&self.0).expect("it counts");
         drop(results);
-        let (held, stated) = (bytes.tensors_most - bytes.tensors, needs.transient);
+        let (held, stated) = (bytes.tensors_peak - bytes.tensors, needs.transient);
         assert!(held <= stated + SMALL && stated <= held + held / 20 + SMALL, "{name} holds {held}, states {stated}");
         assert_eq!(needs.on_host, 0, "{name}: the processor makes nothing");
     }
@@ -92,7 +92,7 @@ fn operations(card: &Card, dtype: DType, of_weight: DType, drops: bool) {
     card.check("linear_backward_input_scaled", of_input, || linear_backward_input_scaled(&dy, &w, 0.3));
     let (narrow, up) = (card.tensor(&[b, t, 8], dtype), card.tensor(&[96, 8], of_weight));
     card.check("linear_beside", linear_needs(CARD, ROWS, weight, both, 8), || {
-        linear_beside(&x, &w, Some(Beside { x: &narrow, w: &up }))
+        linear_plus_product(&x, &w, Some(AddedProduct { x: &narrow, w: &up }))
     });
     for accumulates in [false, true] {
         card.check(
@@ -141,7 +141,7 @@ fn operations(card: &Card, dtype: DType, of_weight: DType, drops: bool) {
 
 /// Attention of the largest heads that have kernels, forward and backward. Its samples are longer than a block's rows, and masked.
 fn largest_heads(card: &Card) {
-    let (b, t, heads, head_size) = (2, 40, 1, MOST_HEAD_ON_DEVICE);
+    let (b, t, heads, head_size) = (2, 40, 1, MAX_HEAD_ON_DEVICE);
     let [q, k, v, dout] = [0; 4].map(|_| card.tensor(&[b, t, heads * head_size], F32));
     let [bias, dbias] = [0; 2].map(|_| card.tensor(&[heads, 2 * t - 1], F32));
     let settings = Attention { heads, bias: Some(&bias), key_lengths: &[t, 33], causal: true, dropout: None };
@@ -229,7 +229,7 @@ fn codes(card: &Card, dtype: DType) {
         let (x, dy) = (card.tensor(&[rows, k], dtype), card.tensor(&[rows, n], dtype));
         let (a, b) = (card.tensor(&[4, k], F32), card.tensor(&[n, 4], F32));
         let dense = card.tensor(&[n, k], dtype);
-        card.check("lengths", adapted_lengths_needs(CARD, (n, k), 4), || adapted_lengths(&dense, &a, &b, 0.5));
+        card.check("lengths", adapted_lengths_needs(CARD, (n, k), 4), || adapted_row_norms(&dense, &a, &b, 0.5));
         for precision in [Precision::Int8, Precision::Nf4] {
             let quantisation = Quantisation::new(precision, (n, k)).unwrap();
             let bytes = Tensor::ones(quantisation.bytes(), DType::U8, &card.0).unwrap();
@@ -238,11 +238,11 @@ fn codes(card: &Card, dtype: DType) {
             card.check(precision.name(), linear_needs(CARD, rows, (n, k), dtypes, 0), || linear(&x, &w));
             let needs = linear_backward_input_needs(CARD, rows, (n, k), dtypes, 0, false);
             card.check(precision.name(), needs, || linear_backward_input(&dy, &w, None));
-            let beside = Some(Beside { x: &card.tensor(&[rows, 4], dtype), w: &b });
+            let beside = Some(AddedProduct { x: &card.tensor(&[rows, 4], dtype), w: &b });
             let needs = linear_needs(CARD, rows, (n, k), dtypes, 4);
-            card.check(precision.name(), needs, || linear_beside(&x, &w, beside));
+            card.check(precision.name(), needs, || linear_plus_product(&x, &w, beside));
             let needs = adapted_lengths_needs(CARD, (n, k), 4);
-            card.check(precision.name(), needs, || adapted_lengths(&w, &a, &b, 0.5));
+            card.check(precision.name(), needs, || adapted_row_norms(&w, &a, &b, 0.5));
         }
     }
 }

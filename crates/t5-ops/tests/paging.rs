@@ -5,7 +5,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 use heap::{Allocator, FileMemory, LARGE_BYTES};
 use t5_ops::{
-    Writes, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead, zero,
+    WritePolicy, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead, zero,
 };
 
 #[global_allocator]
@@ -37,12 +37,12 @@ fn a_tensor_in_a_file_is_like_any_other_and_resident_only_while_it_is_used() -> 
     let memory = FileMemory::create(&directory, [16 << 20, 8 << 20, LARGE_BYTES - 4].into_iter())?;
     std::fs::remove_dir(&directory).expect("the file has no name there");
 
-    let [in_file, half_in_file] = [&large, &half].map(|x| copy_into_file(x, &memory, Writes::Later).unwrap());
+    let [in_file, half_in_file] = [&large, &half].map(|x| copy_into_file(x, &memory, WritePolicy::Later).unwrap());
     assert!(is_in_file(&in_file) && is_in_file(&half_in_file));
     assert!(!is_in_file(&large));
     // Tensors that are too small for pages, or find no room any more, lie in memory.
-    assert!(!is_in_file(&copy_into_file(&small, &memory, Writes::Now)?));
-    assert!(!is_in_file(&copy_into_file(&large, &memory, Writes::Now)?));
+    assert!(!is_in_file(&copy_into_file(&small, &memory, WritePolicy::Now)?));
+    assert!(!is_in_file(&copy_into_file(&large, &memory, WritePolicy::Now)?));
     // Outside of the call blocks lie in memory.
     assert!(!is_in_file(&large.copy()?));
 
@@ -70,11 +70,11 @@ fn a_tensor_in_a_file_is_like_any_other_and_resident_only_while_it_is_used() -> 
     let copy = copy_from_file(&in_file)?.unwrap();
     assert!(resident_of_files() < resident + (1 << 20), "a copy needs no pages of the file");
     let changed = (copy + 0.5)?;
-    overwrite_in_file(&in_file, &changed, Writes::Now)?;
+    overwrite_in_file(&in_file, &changed, WritePolicy::Now)?;
     assert_eq!(values(&in_file), values(&changed));
     assert!(copy_from_file(&large)?.is_none());
-    assert!(overwrite_in_file(&large, &changed, Writes::Later).is_err());
-    assert!(overwrite_in_file(&in_file, &small, Writes::Later).is_err());
+    assert!(overwrite_in_file(&large, &changed, WritePolicy::Later).is_err());
+    assert!(overwrite_in_file(&in_file, &small, WritePolicy::Later).is_err());
 
     // The tensor keeps its pages when the file's handle is gone, and frees them at the end.
     drop(memory);

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Result, Tensor};
 use heap::{Allocator, FileMemory, LARGE_BYTES};
 use t5_ops::{
-    Precision, Quantised, Writes, is_in_file, linear, overwrite_in_file, page_in, page_out, tensor_in_file, with_bytes,
+    Precision, Quantised, WritePolicy, is_in_file, linear, overwrite_in_file, page_in, page_out, tensor_in_file,
+    with_bytes,
 };
 
 #[global_allocator]
@@ -129,7 +130,7 @@ fn the_file_is_never_written_to() -> Result<()> {
     let memory = numbers.mapped();
     let x = numbers.tensor(&memory);
     let other = Tensor::zeros((ROWS, WIDTH), DType::F32, &Device::Cpu)?;
-    for writes in [Writes::Later, Writes::Now] {
+    for writes in [WritePolicy::Later, WritePolicy::Now] {
         assert!(overwrite_in_file(&x, &other, writes).is_err());
     }
     drop((x, memory));

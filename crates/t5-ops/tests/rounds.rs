@@ -7,7 +7,7 @@
 mod tensors;
 
 use candle_core::{DType, Device, Result, Tensor};
-use t5_ops::{Attended, Attention, Changing, CrossEntropy, Dropout, RelativePosition, Rounds, Turn};
+use t5_ops::{Attended, Attention, CrossEntropy, Dropout, GraphInputs, GraphRounds, RelativePosition, Turn};
 
 use self::tensors::{bits, is_emulated, tensor, test_alone};
 
@@ -52,9 +52,9 @@ impl Batch {
         }
     }
 
-    fn changing<'a>(&'a self, tensors: &'a [&'a Tensor]) -> Changing<'a> {
+    fn changing<'a>(&'a self, tensors: &'a [&'a Tensor]) -> GraphInputs<'a> {
         let Self { lengths, samples, step, .. } = self;
-        Changing { tensors, lengths: [lengths, &[]], samples, seed: 11, step: *step }
+        GraphInputs { tensors, lengths: [lengths, &[]], samples, seed: 11, step: *step }
     }
 }
 
@@ -121,7 +121,7 @@ impl Layer {
         let (dq, dk, dv) = t5_ops::attention_backward(&of, &dout, &self.attention(batch), Some(&fresh))?;
         t5_ops::add_in_place(dbias, &fresh)?;
         t5_ops::linear_backward_weight(&dq, &n, dweight, true)?;
-        let dx = t5_ops::linear_backward_input_beside(&dq, &self.weight, None, Some(dk))?;
+        let dx = t5_ops::linear_backward_input_plus_product(&dq, &self.weight, None, Some(dk))?;
         t5_ops::add_in_place(&dx, &dv)?;
         t5_ops::embedding_backward(&batch.ids, &dx, dtable)
     }
@@ -135,12 +135,12 @@ impl Layer {
     }
 }
 
-type Kinds = Rounds<(usize, usize), usize>;
+type Kinds = GraphRounds<(usize, usize), usize>;
 
 /// Runs a round, and returns its loss and whether its phases were launched.
 fn round(rounds: &mut Kinds, layer: &Layer, batch: &Batch, dtype: DType) -> Result<(f64, bool)> {
-    let lies = layer.gradients.iter().map(Tensor::id).collect();
-    rounds.begin(batch.ids.dims2()?, lies, &batch.changing(&[&batch.ids]))?;
+    let external = layer.gradients.iter().map(Tensor::id).collect();
+    rounds.begin(batch.ids.dims2()?, external, &batch.changing(&[&batch.ids]))?;
     let (mut z, mut saved) = (None, None);
     let was_done = rounds.phase(&mut |turn| {
         (z, saved) = (None, None);
@@ -151,13 +151,13 @@ fn round(rounds: &mut Kinds, layer: &Layer, batch: &Batch, dtype: DType) -> Resu
         Ok::<_, candle_core::Error>(())
     })?;
     let z = rounds.leave(z)?.expect("the phase leaves it");
-    let (loss, dz) = rounds.aside(|| layer.head(&z, &batch.labels))?;
+    let (loss, dz) = rounds.uncaptured(|| layer.head(&z, &batch.labels))?;
     let dz = rounds.enter(dz)?;
     rounds.phase(&mut |turn| match turn {
         Turn::Undo => Ok::<_, candle_core::Error>(()),
         Turn::Work => layer.backward(saved.clone().expect("kept"), dz.clone(), batch),
     })?;
-    assert_eq!(rounds.left_behind().copied(), (!was_done).then_some(3));
+    assert_eq!(rounds.recorded_host_state().copied(), (!was_done).then_some(3));
     rounds.end(Some(3));
     Ok((loss, !was_done))
 }
@@ -180,7 +180,7 @@ fn trained(rounds: &mut Kinds, probability: f32, dtype: DType, card: &Device) ->
     (losses, layer.gradients.each_ref().map(bits), launched)
 }
 
-/// The losses and gradients of [`trained`] without [`Rounds`].
+/// The losses and gradients of [`trained`] without [`GraphRounds`].
 fn launch_by_launch(probability: f32, dtype: DType, card: &Device) -> (Vec<u64>, [Vec<u32>; 3]) {
     let layer = Layer::new(12, probability, card);
     let mut losses = Vec::new();
@@ -222,7 +222,7 @@ fn rounds_that_cannot_be_recorded_are_done_all_the_same() {
     let card = card();
     let x = Tensor::new(&[1f32, 2., 3.], &card).unwrap();
     let samples = [0u32];
-    // Memory that candle allocates, which would be the graph's; a copy to the host, which waits; a list that is not in `Changing`.
+    // Memory that candle allocates, which would be the graph's; a copy to the host, which waits; a list that is not in `GraphInputs`.
     let others = [4usize];
     let q = tensor(5, &[1, 4, WIDTH], DType::F32, &card);
     let of_list = Attention { heads: HEADS, bias: None, key_lengths: &others, causal: false, dropout: None };
@@ -233,10 +233,11 @@ fn rounds_that_cannot_be_recorded_are_done_all_the_same() {
         ("recorded", &|| t5_ops::scaled(&x, 2.0)),
     ];
     for (name, work) in works {
-        let mut rounds = Rounds::<(), ()>::default();
+        let mut rounds = GraphRounds::<(), ()>::default();
         let expected = bits(&work().unwrap());
         for number in 0..6 {
-            let changing = Changing { tensors: &[&x], lengths: [&[], &[]], samples: &samples, seed: 1, step: number };
+            let changing =
+                GraphInputs { tensors: &[&x], lengths: [&[], &[]], samples: &samples, seed: 1, step: number };
             rounds.begin((), Vec::new(), &changing).unwrap();
             let mut y = None;
             let was_done = rounds.phase(&mut |turn| {
@@ -280,13 +281,13 @@ fn rounds_that_are_recorded_long_after_they_were_measured_find_their_lists() {
     let table = tensor(7, &[position.buckets, HEADS], DType::F32, &card);
     // Buckets that are kept on the card for later requests, and more buckets than are kept.
     for tokens in [6, 5000] {
-        let mut rounds = Rounds::<(), ()>::default();
+        let mut rounds = GraphRounds::<(), ()>::default();
         let bias = || t5_ops::relative_bias(&table, &position, tokens, tokens, 0);
         let expected = bits(&bias().unwrap());
         let ids = Tensor::new(&[3u32, 4], &card).unwrap();
         let mut launched = Vec::new();
         for number in 0..12 {
-            let changing = Changing { tensors: &[&ids], lengths: [&[], &[]], samples: &[], seed: 1, step: number };
+            let changing = GraphInputs { tensors: &[&ids], lengths: [&[], &[]], samples: &[], seed: 1, step: number };
             rounds.begin((), Vec::new(), &changing).unwrap();
             let mut found = None;
             let was_done = rounds.phase(&mut |turn| {
@@ -318,9 +319,9 @@ fn lists_of_a_recording_that_is_refused_are_not_found_by_others() {
     let position = RelativePosition { buckets: 8, max_distance: 20, bidirectional: true };
     let table = tensor(7, &[position.buckets, HEADS], DType::F32, &card);
     let ids = Tensor::new(&[3u32, 4], &card).unwrap();
-    let mut rounds = Rounds::<(), ()>::default();
+    let mut rounds = GraphRounds::<(), ()>::default();
     for number in 0..6 {
-        let changing = Changing { tensors: &[&ids], lengths: [&[], &[]], samples: &[], seed: 1, step: number };
+        let changing = GraphInputs { tensors: &[&ids], lengths: [&[], &[]], samples: &[], seed: 1, step: number };
         rounds.begin((), Vec::new(), &changing).unwrap();
         // The fourth round is recorded, and has a list that was never uploaded.
         let keys = if number == 3 { 9 } else { 8 };

@@ -346,7 +346,7 @@ impl Config {
 
     /// Whether a card has a kernel for each operation of this model. If not, launches cannot be recorded.
     pub(crate) fn has_kernels_on_card(&self) -> bool {
-        self.d_kv <= t5_ops::MOST_HEAD_ON_DEVICE && self.lora.as_ref().is_none_or(|lora| !lora.dora)
+        self.d_kv <= t5_ops::MAX_HEAD_ON_DEVICE && self.lora.as_ref().is_none_or(|lora| !lora.dora)
     }
 
     /// Blocks of both stacks together.

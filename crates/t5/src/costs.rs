@@ -20,7 +20,7 @@ use crate::hf::safetensors::{PIECE_BYTES, StoredIn};
 use crate::hf::{StoredWeights, copying_bytes};
 use crate::init::making_bytes;
 use crate::levers::LayerMajor;
-use crate::parameters::{Comes, ParameterSpec, Part};
+use crate::parameters::{PagingGranularity, ParameterSpec, Part};
 use crate::step::reach::Reach;
 
 /// One line of the bill.
@@ -240,15 +240,15 @@ struct InFile {
 impl InFile {
     fn add(&mut self, spec: &ParameterSpec, dtype: DType, config: &Config) {
         let bytes = spec.bytes(dtype);
-        let comes = Comes::apart(spec.part, config);
-        let at_a_time = match (comes, &*spec.shape) {
-            (Comes::ByRows, &[rows, width]) => t5_ops::window_bytes((rows, width), spec.dtype(dtype)),
+        let paging = PagingGranularity::apart(spec.part, config);
+        let at_a_time = match (paging, &*spec.shape) {
+            (PagingGranularity::ByRows, &[rows, width]) => t5_ops::window_bytes((rows, width), spec.dtype(dtype)),
             _ => bytes,
         };
         self.all += bytes;
         self.largest = self.largest.max(bytes);
         self.apart = self.apart.max(at_a_time);
-        self.by_rows = comes == Comes::ByRows;
+        self.by_rows = paging == PagingGranularity::ByRows;
     }
 }
 
@@ -328,7 +328,7 @@ impl WeightsOnDisk {
         }
         // Parameters that train beside a frozen base are in memory wherever the base lies.
         let trains = self.lora.as_ref().is_some_and(|lora| lora.trains(&spec.name));
-        spec.may_leave(self.dtype) && !trains
+        spec.may_be_offloaded(self.dtype) && !trains
     }
 
     /// Bytes that stay in memory: parameters that have no pages of their own.
@@ -343,14 +343,14 @@ impl WeightsOnDisk {
     }
 
     /// Whether each operation on a part reads the weights or rows that it needs from the file, every time.
-    pub(crate) fn comes_apart(&self, part: Part) -> bool {
+    pub(crate) fn is_paged_by_matrix(&self, part: Part) -> bool {
         let InFile { all, by_rows, .. } = self.of_index(part);
         self.by_matrix && all > 0 && (part.is_block() || by_rows)
     }
 
     /// Whether each operation reads the weights or rows that it needs from the file, every time, for every part in the file.
     pub fn all_come_apart(&self) -> bool {
-        self.parts().all(|part| self.comes_apart(part))
+        self.parts().all(|part| self.is_paged_by_matrix(part))
     }
 
     fn of_index(&self, part: Part) -> InFile {

@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::context::EvalContext;
 use crate::error::{Error, Result};
 use crate::hf::{self, Keeps, Place};
-use crate::homes::Homes;
+use crate::host_copies::HostCopies;
 use crate::init::initial_tensor;
 use crate::levers::LayerMajor;
 use crate::micro_batch::MicroBatch;
@@ -48,7 +48,7 @@ pub struct T5 {
     /// The file of the large parameters, if they are not in memory.
     file: Option<Arc<WeightFile>>,
     /// The homes of weights that are on a device only while they are in use.
-    homes: Option<Rc<Homes>>,
+    host_copies: Option<Rc<HostCopies>>,
     /// The directory that the base was loaded from.
     directory: Option<PathBuf>,
     /// The name of the base that a saved adapter records.
@@ -110,7 +110,7 @@ impl T5 {
         let first = if file.is_some() { &Device::Cpu } else { device };
         let parameter = |spec: ParameterSpec| {
             let tensor = initial_tensor(&spec, seed, spec.dtype(dtype), first)?;
-            let tensor = WeightFile::place(file.as_ref().filter(|_| spec.may_leave(dtype)), tensor)?;
+            let tensor = WeightFile::place(file.as_ref().filter(|_| spec.may_be_offloaded(dtype)), tensor)?;
             if !keeps(&spec) {
                 t5_ops::absent::release(&tensor)?;
             }
@@ -191,7 +191,7 @@ impl T5 {
     /// # Errors
     /// As [`T5::with_adapter`].
     pub fn beside_adapter(&self, lora: Lora) -> Result<T5> {
-        let (parameters, lies) = (self.parameters.clone(), (self.file.clone(), self.homes.clone()));
+        let (parameters, lies) = (self.parameters.clone(), (self.file.clone(), self.host_copies.clone()));
         let shared = T5::assemble(self.config.clone(), self.dtype, parameters, lies)?;
         let shared = T5 { directory: self.directory.clone(), base_name: self.base_name.clone(), ..shared };
         shared.adapted(lora, 0, true)
@@ -199,12 +199,14 @@ impl T5 {
 
     fn adapted(self, lora: Lora, seed: u64, is_shared: bool) -> Result<T5> {
         let adapted = self.config.with_adapter(lora)?;
-        let T5 { config, dtype, parameters, network, file, homes, directory, base_name, copies: _, .. } = self;
+        let T5 { config, dtype, parameters, network, file, host_copies, directory, base_name, copies: _, .. } = self;
         let device = network.shared.tensor.device().clone();
         drop(network);
         // Weights are converted, copied or measured in memory. Each is then paged out, or all weights of a base in files would stay.
         let here = |tensor: &Tensor, f: &dyn Fn(&Tensor) -> Result<Tensor>| -> Result<Tensor> {
-            let values = homes.as_ref().map_or_else(|| Ok(tensor.clone()), |homes| homes.with_values(tensor))?;
+            let values = host_copies
+                .as_ref()
+                .map_or_else(|| Ok(tensor.clone()), |host_copies| host_copies.with_values(tensor))?;
             let result = f(&values)?;
             t5_ops::page_out(&values);
             Ok(result)
@@ -242,8 +244,8 @@ impl T5 {
                 let weight = parameters.iter().rev().find(|parameter| parameter.name == name).unwrap_or(&parameters[0]);
                 let [.., a, b] = parameters.as_slice() else { unreachable!("a magnitude follows its adapter") };
                 here(&weight.tensor, &|tensor| {
-                    let weight = Matrix { tensor, quantisation: weight.quantisation, comes_by_rows: false };
-                    Tensor::adapted_lengths(weight, &a.tensor, &b.tensor, 1.0)
+                    let weight = Matrix { tensor, quantisation: weight.quantisation, is_paged_by_rows: false };
+                    Tensor::adapted_row_norms(weight, &a.tensor, &b.tensor, 1.0)
                 })?
             } else {
                 initial_tensor(&spec, seed, spec.dtype(dtype), &device)?
@@ -251,7 +253,7 @@ impl T5 {
             let ParameterSpec { name, part, quantisation, .. } = spec;
             parameters.push(Parameter { name, tensor, part, quantisation });
         }
-        Ok(T5 { directory, base_name, ..T5::assemble(config, dtype, parameters, (file, homes))? })
+        Ok(T5 { directory, base_name, ..T5::assemble(config, dtype, parameters, (file, host_copies))? })
     }
 
     /// Moves the weights into a file, or into memory, one by one. Does nothing where they lie there already. Parameters that train beside
@@ -294,8 +296,8 @@ impl T5 {
         head.adapter = None;
         let mut parameters = std::mem::take(&mut self.parameters);
         let file = file.map(Arc::new);
-        let from = self.homes.take();
-        let homes = (!device.is_cpu()).then(|| file.clone().map(Homes::new)).flatten();
+        let from = self.host_copies.take();
+        let host_copies = (!device.is_cpu()).then(|| file.clone().map(HostCopies::new)).flatten();
         let lora = self.config.lora.as_ref();
         for parameter in parameters.iter_mut().filter(|parameter| lora.is_none_or(|lora| !lora.trains(&parameter.name)))
         {
@@ -303,8 +305,8 @@ impl T5 {
             let tensor = std::mem::replace(&mut parameter.tensor, nothing.clone());
             if !device.is_cpu() {
                 let there = (stored.remove(&parameter.name), tensor);
-                let to = homes.as_ref().filter(|_| is_asked_for);
-                parameter.tensor = Homes::moved(from.as_deref(), to, parameter, there, &self.config)?;
+                let to = host_copies.as_ref().filter(|_| is_asked_for);
+                parameter.tensor = HostCopies::moved(from.as_deref(), to, parameter, there, &self.config)?;
                 continue;
             }
             let is_kept = LayerMajor::keeps_weights(blocks_in_memory, parameter.part, &self.config);
@@ -318,7 +320,7 @@ impl T5 {
                 (None, _) => tensor.copy()?,
             };
         }
-        let lie = (file, homes.map(Rc::new));
+        let lie = (file, host_copies.map(Rc::new));
         *self = T5 { directory, base_name, ..T5::assemble(self.config.clone(), dtype, parameters, lie)? };
         // The old places of the weights are free now.
         heap::release_unused();
@@ -331,13 +333,13 @@ impl T5 {
     }
 
     /// Whether passes ask a [`Pager`] for weights.
-    pub fn needs_others(&self) -> bool {
+    pub fn has_remote_weights(&self) -> bool {
         self.network.pager.is_some()
     }
 
     /// Whether passes must announce the weights that they use.
     pub(crate) fn has_paged_weights(&self) -> bool {
-        self.is_in_file() || self.needs_others()
+        self.is_in_file() || self.has_remote_weights()
     }
 
     /// Writes `config.json`, `generation_config.json` and `model.safetensors` into `directory`, tensor by
@@ -362,9 +364,9 @@ impl T5 {
     ///
     /// # Errors
     /// As [`Pager::page_in`].
-    pub fn lend(&self) -> Result<()> {
+    pub fn serve_weights(&self) -> Result<()> {
         let Some(pager) = &self.network.pager else { return Ok(()) };
-        hf::lend(&self.config, &self.parameters, &**pager)
+        hf::serve_weights(&self.config, &self.parameters, &**pager)
     }
 
     /// Sets the pager, which passes ask for weights before they use them.
@@ -397,15 +399,27 @@ impl T5 {
         config: Config,
         dtype: DType,
         parameters: Vec<Parameter>,
-        (file, homes): (Option<Arc<WeightFile>>, Option<Rc<Homes>>),
+        (file, host_copies): (Option<Arc<WeightFile>>, Option<Rc<HostCopies>>),
     ) -> Result<T5> {
         let copies = Vec::new();
         let by_matrix = file.as_ref().is_some_and(|file| file.is_by_matrix());
         let mut network = Network::new(&config, &parameters, &copies, by_matrix)?;
         network.read_ahead_bytes = file.as_ref().map_or(u64::MAX, |file| file.read_ahead_bytes());
-        network.pager = homes.clone().map(|homes| homes as Rc<dyn Pager<Tensor>>);
+        network.pager = host_copies.clone().map(|host_copies| host_copies as Rc<dyn Pager<Tensor>>);
         let (directory, base_name, micro_batches, repeats) = (None, None, MicroBatches::default(), false);
-        Ok(T5 { config, dtype, parameters, copies, network, file, homes, directory, base_name, micro_batches, repeats })
+        Ok(T5 {
+            config,
+            dtype,
+            parameters,
+            copies,
+            network,
+            file,
+            host_copies,
+            directory,
+            base_name,
+            micro_batches,
+            repeats,
+        })
     }
 
     /// A model on a device. Its parameters are on that device, or on the CPU if they lie in a file.
@@ -421,12 +435,12 @@ impl T5 {
             // Gives back the memory that weights had before they went to the file. Touching the file's pages does not free it.
             heap::release_unused();
         }
-        let homes = file.clone().filter(|_| !device.is_cpu()).map(Homes::new);
-        let parameters = match &homes {
-            Some(homes) => homes.leave(parameters, &config, device)?,
+        let host_copies = file.clone().filter(|_| !device.is_cpu()).map(HostCopies::new);
+        let parameters = match &host_copies {
+            Some(host_copies) => host_copies.leave(parameters, &config, device)?,
             None => parameters,
         };
-        T5::assemble(config, dtype, parameters, (file, homes.map(Rc::new)))
+        T5::assemble(config, dtype, parameters, (file, host_copies.map(Rc::new)))
     }
 
     /// Has `f` change the values of parameter `index`, wherever they lie. Returns the result of `f`.
@@ -435,16 +449,16 @@ impl T5 {
     /// An error of `f`, or of a file that cannot be read or written.
     pub fn change<R, E: From<Error>>(&self, index: usize, f: impl FnOnce(&Tensor) -> Result<R, E>) -> Result<R, E> {
         let tensor = &self.parameters[index].tensor;
-        match (&self.homes, &self.file) {
-            (Some(homes), _) => homes.change(tensor, f),
+        match (&self.host_copies, &self.file) {
+            (Some(host_copies), _) => host_copies.change(tensor, f),
             (None, Some(file)) => file.change(tensor, f),
             (None, None) => f(tensor),
         }
     }
 
     /// Whether the values of parameter `index` are on the device only while they are in use.
-    pub fn has_home(&self, index: usize) -> bool {
-        self.homes.as_ref().is_some_and(|homes| homes.has(&self.parameters[index].tensor))
+    pub fn has_host_copy(&self, index: usize) -> bool {
+        self.host_copies.as_ref().is_some_and(|host_copies| host_copies.has(&self.parameters[index].tensor))
     }
 
     /// The architecture.

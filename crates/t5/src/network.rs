@@ -12,7 +12,7 @@ use crate::layers::stack::Stack;
 use crate::micro_batch::MicroBatch;
 use crate::ops::Ops;
 use crate::pager::Pager;
-use crate::parameters::{Comes, Parameter, Part, Weight};
+use crate::parameters::{PagingGranularity, Parameter, Part, Weight};
 use crate::step::gradients::Gradients;
 
 /// Every layer of a model, over tensors or counted tensors.
@@ -61,7 +61,7 @@ impl<T: Ops> Network<T> {
     /// Begins to read the first weights of a part that fit in `read_ahead_bytes`. Operations read ahead a table that comes by rows.
     pub fn read_ahead(&self, part: Part) {
         let mut room = self.read_ahead_bytes;
-        for weight in self.weights_of(part).filter(|weight| weight.comes != Comes::ByRows) {
+        for weight in self.weights_of(part).filter(|weight| weight.paging != PagingGranularity::ByRows) {
             let Some(rest) = room.checked_sub(weight.tensor.bytes()) else { break };
             self.read_ahead_of(weight);
             room = rest;
@@ -79,9 +79,9 @@ impl<T: Ops> Network<T> {
     /// Begins to fetch the weights of a part that lie elsewhere.
     ///
     /// # Errors
-    /// As [`Pager::fetch`].
-    pub fn fetch(&self, part: Part) -> Result<()> {
-        self.have_brought(part, |pager, weight| pager.fetch(weight.index, &weight.tensor))
+    /// As [`Pager::prefetch`].
+    pub fn prefetch(&self, part: Part) -> Result<()> {
+        self.ask_pager(part, |pager, weight| pager.prefetch(weight.index, &weight.tensor))
     }
 
     /// Continues to fetch the weights of a part while something is computed. Waits where a copy needs it.
@@ -89,19 +89,19 @@ impl<T: Ops> Network<T> {
     /// # Errors
     /// As [`Pager::copy`].
     pub fn copy(&self, part: Part) -> Result<()> {
-        self.have_brought(part, |pager, weight| pager.copy(weight.index, &weight.tensor))
+        self.ask_pager(part, |pager, weight| pager.copy(weight.index, &weight.tensor))
     }
 
     /// Continues to fetch the weights of a part as far as possible without waiting.
     ///
     /// # Errors
-    /// As [`Pager::copy_by_itself`].
-    pub fn copy_by_itself(&self, part: Part) -> Result<()> {
-        self.have_brought(part, |pager, weight| pager.copy_by_itself(weight.index, &weight.tensor))
+    /// As [`Pager::copy_nonblocking`].
+    pub fn copy_nonblocking(&self, part: Part) -> Result<()> {
+        self.ask_pager(part, |pager, weight| pager.copy_nonblocking(weight.index, &weight.tensor))
     }
 
     /// Calls the pager, if there is one, for each weight of a part.
-    fn have_brought(&self, part: Part, ask: impl Fn(&dyn Pager<T>, &Weight<T>) -> Result<()>) -> Result<()> {
+    fn ask_pager(&self, part: Part, ask: impl Fn(&dyn Pager<T>, &Weight<T>) -> Result<()>) -> Result<()> {
         let Some(pager) = &self.pager else { return Ok(()) };
         self.weights_of(part).try_for_each(|weight| ask(pager.as_ref(), weight))
     }
@@ -109,9 +109,9 @@ impl<T: Ops> Network<T> {
     /// Begins to fetch a parameter that will be changed soon.
     ///
     /// # Errors
-    /// As [`Pager::fetch_to_change`].
-    pub fn fetch_to_change(&self, index: usize, weight: &T) -> Result<()> {
-        self.pager.as_ref().map_or(Ok(()), |pager| pager.fetch_to_change(index, weight))
+    /// As [`Pager::prefetch_for_update`].
+    pub fn prefetch_for_update(&self, index: usize, weight: &T) -> Result<()> {
+        self.pager.as_ref().map_or(Ok(()), |pager| pager.prefetch_for_update(index, weight))
     }
 
     /// Makes a weight in a file resident, unless its operations do that themselves. Brings a weight that lies elsewhere.
@@ -119,17 +119,17 @@ impl<T: Ops> Network<T> {
     /// # Errors
     /// As [`Pager::page_in`].
     pub fn page_in(&self, weight: &Weight<T>) -> Result<()> {
-        if weight.comes == Comes::Together {
+        if weight.paging == PagingGranularity::Together {
             weight.tensor.page_in();
         }
-        self.bring(weight)
+        self.fetch_remote(weight)
     }
 
     /// Brings a weight that lies elsewhere. A weight in a file stays there, for an operation that needs few of its rows.
     ///
     /// # Errors
     /// As [`Pager::page_in`].
-    pub fn bring(&self, weight: &Weight<T>) -> Result<()> {
+    pub fn fetch_remote(&self, weight: &Weight<T>) -> Result<()> {
         self.pager.as_ref().map_or(Ok(()), |pager| pager.page_in(weight.index, &weight.tensor))
     }
 

@@ -13,7 +13,7 @@ pub trait Pager<T>: Debug {
     ///
     /// # Errors
     /// [`crate::Error::Elsewhere`].
-    fn fetch(&self, index: usize, weight: &T) -> Result<()>;
+    fn prefetch(&self, index: usize, weight: &T) -> Result<()>;
 
     /// Continues to fetch parameter `index`. This may wait for a while, because something is computed meanwhile.
     ///
@@ -27,7 +27,7 @@ pub trait Pager<T>: Debug {
     ///
     /// # Errors
     /// [`crate::Error::Elsewhere`].
-    fn copy_by_itself(&self, _index: usize, _weight: &T) -> Result<()> {
+    fn copy_nonblocking(&self, _index: usize, _weight: &T) -> Result<()> {
         Ok(())
     }
 
@@ -36,7 +36,7 @@ pub trait Pager<T>: Debug {
     ///
     /// # Errors
     /// [`crate::Error::Elsewhere`].
-    fn fetch_to_change(&self, _index: usize, _weight: &T) -> Result<()> {
+    fn prefetch_for_update(&self, _index: usize, _weight: &T) -> Result<()> {
         Ok(())
     }
 

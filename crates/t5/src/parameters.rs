@@ -67,7 +67,7 @@ pub struct Parameter<T = Tensor> {
 }
 
 impl Parameter {
-    /// As [`ParameterSpec::may_leave`], whatever its size.
+    /// As [`ParameterSpec::may_be_offloaded`], whatever its size.
     pub(crate) fn is_asked_for(&self) -> bool {
         self.quantisation.is_some() || is_matrix(&self.name, self.tensor.rank())
     }
@@ -176,7 +176,7 @@ impl ParameterSpec {
 
     /// Whether the parameter may lie elsewhere than in the memory of the processor that uses it. Passes ask for matrices alone, so a large
     /// vector or a large table of positions stays there.
-    pub(crate) fn may_leave(&self, model: DType) -> bool {
+    pub(crate) fn may_be_offloaded(&self, model: DType) -> bool {
         is_matrix(&self.name, self.shape.len()) && self.bytes(model) >= LARGE_BYTES as u64
     }
 
@@ -332,12 +332,12 @@ pub(crate) struct Weight<T> {
     pub copy: Option<T>,
     pub quantisation: Option<Quantisation>,
     /// How the weight gets from its file to memory: with its part, alone, or by rows. Not used for a weight in memory.
-    pub comes: Comes,
+    pub paging: PagingGranularity,
 }
 
 /// How a weight in a file comes to memory while it is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Comes {
+pub(crate) enum PagingGranularity {
     /// With the other weights of its part.
     Together,
     /// Alone, for one product ([`crate::LayerMajor::weights_by_matrix`]).
@@ -346,15 +346,15 @@ pub(crate) enum Comes {
     ByRows,
 }
 
-impl Comes {
+impl PagingGranularity {
     /// How a frozen weight of this part comes to memory where weights are read apart. The table of a head with an adapter comes as a
     /// whole, because one of the adapter's products sums over the vocabulary.
-    pub fn apart(part: Part, config: &Config) -> Comes {
+    pub fn apart(part: Part, config: &Config) -> PagingGranularity {
         let has_adapter = || config.lora.as_ref().is_some_and(|lora| lora.of("lm_head").is_some());
         match part {
-            _ if part.is_block() => Comes::Alone,
-            _ if part.is_table() && !(part == Part::of_head(config) && has_adapter()) => Comes::ByRows,
-            _ => Comes::Together,
+            _ if part.is_block() => PagingGranularity::Alone,
+            _ if part.is_table() && !(part == Part::of_head(config) && has_adapter()) => PagingGranularity::ByRows,
+            _ => PagingGranularity::Together,
         }
     }
 }
@@ -367,14 +367,18 @@ impl<T> Weight<T> {
 
     /// The weight itself, for operations in its own dtype.
     pub fn whole(&self) -> Matrix<'_, T> {
-        Matrix { tensor: &self.tensor, quantisation: self.quantisation, comes_by_rows: self.comes == Comes::ByRows }
+        Matrix {
+            tensor: &self.tensor,
+            quantisation: self.quantisation,
+            is_paged_by_rows: self.paging == PagingGranularity::ByRows,
+        }
     }
 }
 
 impl<T: Ops> Weight<T> {
     /// Calls `f`, which needs the values. Operations on a table that comes by rows read its rows themselves.
     pub fn here<R>(&self, f: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
-        if self.comes != Comes::Alone {
+        if self.paging != PagingGranularity::Alone {
             return f(self);
         }
         self.tensor.page_in();

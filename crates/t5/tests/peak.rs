@@ -208,7 +208,7 @@ fn beside_the_model(f: impl FnOnce() -> T5) -> u64 {
     let model = f();
     let held = heap::held();
     drop(model);
-    (held.most_live - held.live) as u64
+    (held.peak_live - held.live) as u64
 }
 
 #[test]

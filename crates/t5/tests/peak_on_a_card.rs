@@ -29,7 +29,7 @@ fn peak(card: &Device, mut work: impl FnMut()) -> u64 {
     t5_ops::release_unused_of_device(card).unwrap();
     let before = tensors().tensors;
     work();
-    tensors().tensors_most - before
+    tensors().tensors_peak - before
 }
 
 /// Fails unless the counted bytes are within 5 % of the predicted ones. They differ because a card gives memory in pieces of 512 bytes.

@@ -112,7 +112,7 @@ fn recorded_steps_hold_at_their_peak_what_was_predicted() {
         (0..6).for_each(|number| step(number, &mut gradients));
         t5_ops::release_unused_of_device(&card).unwrap();
         (6..9).for_each(|number| step(number, &mut gradients));
-        let counted = tensors().tensors_most - before;
+        let counted = tensors().tensors_peak - before;
         let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };
         let counter = Counter::new(&config, precisions, 0.1, &|_| true).unwrap().on_device(&|_| [0, 0]);
         let (step, beside) = (counter.step(shape, &levers).total(), counter.recorded_beside(shape, &levers));

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 /// The most different labels; texts with more are not labels.
-pub const MOST_LABELS: usize = 10_000;
+pub const MAX_LABELS: usize = 10_000;
 
 /// The counts of a corpus.
 #[derive(Clone, Debug, Default)]
@@ -26,13 +26,13 @@ struct Counts {
     references: u64,
 }
 
-/// There are more than [`MOST_LABELS`] different references, or they are too long: these texts are not labels.
+/// There are more than [`MAX_LABELS`] different references, or they are too long: these texts are not labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the references are not labels: expected at most {MOST_LABELS} distinct ones, 1 MiB in all")]
+#[error("the references are not labels: expected at most {MAX_LABELS} distinct ones, 1 MiB in all")]
 pub struct NoLabels;
 
 /// The most bytes of all labels.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 
 impl Labels {
     /// Counts one answer.
@@ -61,7 +61,7 @@ impl Labels {
     }
 
     fn overflows(&self) -> bool {
-        self.by_label.len() > 2 * MOST_LABELS || self.bytes > MOST_BYTES
+        self.by_label.len() > 2 * MAX_LABELS || self.bytes > MAX_BYTES
     }
 
     /// The fraction of answers that equal their reference; 0 without answers.
@@ -76,7 +76,7 @@ impl Labels {
     pub fn macro_f1(&self) -> Result<f64, NoLabels> {
         let labels = || self.by_label.values().filter(|counts| counts.references > 0);
         let count = labels().count();
-        if self.overflows() || count > MOST_LABELS {
+        if self.overflows() || count > MAX_LABELS {
             return Err(NoLabels);
         }
         // Each label has a reference, so the denominator is never 0.
@@ -102,13 +102,13 @@ mod tests {
     #[test]
     fn texts_that_are_no_labels_are_refused_in_bounded_memory() {
         let mut labels = Labels::default();
-        (0..3 * MOST_LABELS).for_each(|row| labels.add("x", &row.to_string()));
+        (0..3 * MAX_LABELS).for_each(|row| labels.add("x", &row.to_string()));
         assert_eq!(labels.macro_f1(), Err(NoLabels));
-        assert!(labels.by_label.len() < 2 * MOST_LABELS + 3);
+        assert!(labels.by_label.len() < 2 * MAX_LABELS + 3);
         let mut long = Labels::default();
         (0..100).for_each(|row| long.add(&"y".repeat(20_000), &format!("{row}{}", "x".repeat(20_000))));
         assert_eq!(long.macro_f1(), Err(NoLabels));
-        assert!(long.bytes < 2 * MOST_BYTES);
+        assert!(long.bytes < 2 * MAX_BYTES);
         assert_eq!(long.accuracy(), 0.0);
     }
 }

@@ -5,8 +5,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use collective::sums::{To, dealt, fold};
-use collective::{Group, Shards, Stretch, network};
-use t5_ops::nccl::{Arriving, Cards, SumTo};
+use collective::{Extent, Group, Shards, network};
+use t5_ops::nccl::{Cards, PendingCollective, SumTo};
 
 use crate::error::Result;
 
@@ -36,16 +36,16 @@ impl BetweenCards {
     /// NCCL reports an error, or another process has ended.
     pub fn join(group: &Group, device: &Device) -> Result<Self> {
         let id = if group.is_first() { Cards::id()? } else { Vec::new() };
-        let cards = Cards::join(device, &group.of_first(id)?, group.rank(), group.size())?;
+        let cards = Cards::join(device, &group.broadcast_from_root(id)?, group.rank(), group.size())?;
         let joined = Self { group: group.clone(), cards, piece_bytes: PIECE_BYTES };
         let x = Tensor::zeros(group.size(), DType::F32, device)?;
         for to in [To::All, To::One(0)] {
-            joined.begin_sum(&x, to)?.arrive()?;
+            joined.begin_sum(&x, to)?.complete()?;
         }
         let all = joined.with_all(|process| x.narrow(0, process, 1))?;
         let received = joined.with_all(|_| Tensor::zeros(1, DType::F32, device))?;
-        joined.cards.begin_exchange(&all, &received)?.arrive()?;
-        joined.begin_broadcast(0, &x)?.arrive()?;
+        joined.cards.begin_exchange(&all, &received)?.complete()?;
+        joined.begin_broadcast(0, &x)?.complete()?;
         device.synchronize()?;
         Ok(joined)
     }
@@ -63,7 +63,7 @@ impl BetweenCards {
         let x = Tensor::zeros(TIMED_BYTES / size_of::<f32>(), DType::F32, device)?;
         let said = |mine: &[u64]| Ok(self.group.gather_numbers(mine)?);
         let slowest = network::shortest(said, || -> Result<()> {
-            self.cards.begin_sum(&x, SumTo::All)?.arrive()?;
+            self.cards.begin_sum(&x, SumTo::All)?.complete()?;
             Ok(device.synchronize()?)
         })?;
         Ok(8.0 * self.sent_in_a_sum(TIMED_BYTES as u64) as f64 / slowest)
@@ -79,7 +79,7 @@ impl BetweenCards {
     ///
     /// # Errors
     /// NCCL reports an error.
-    pub fn begin_sum(&self, x: &Tensor, to: To) -> Result<Arriving> {
+    pub fn begin_sum(&self, x: &Tensor, to: To) -> Result<PendingCollective> {
         let (bytes, rank) = (bytes(x), self.group.rank());
         let (to, sent) = match to {
             To::All => (SumTo::All, self.sent_in_a_sum(bytes)),
@@ -93,7 +93,7 @@ impl BetweenCards {
     ///
     /// # Errors
     /// NCCL reports an error.
-    pub fn begin_broadcast(&self, root: usize, x: &Tensor) -> Result<Arriving> {
+    pub fn begin_broadcast(&self, root: usize, x: &Tensor) -> Result<PendingCollective> {
         if self.group.rank() == root {
             self.group.note_sent(bytes(x) * (self.group.size() as u64 - 1));
         }
@@ -108,7 +108,7 @@ impl BetweenCards {
         let flat = parts.iter().map(Tensor::flatten_all).collect::<candle_core::Result<Vec<_>>>()?;
         let Some(whole) = flat.first() else { return Ok(()) };
         let size = self.group.size();
-        let nodes: usize = (0..size).map(|process| shards.stretches(process).len()).sum();
+        let nodes: usize = (0..size).map(|process| shards.extents(process).len()).sum();
         let most = self.piece_bytes / whole.dtype().size_in_bytes() / nodes;
         let piece = if to == To::All { most * size } else { most };
         let elements = whole.elem_count();
@@ -140,16 +140,16 @@ impl BetweenCards {
                 sent.push((process, part(values, of(process))?));
             }
         }
-        let (mut nodes, mut stretches): (Vec<(usize, Tensor)>, Vec<Stretch>) = (Vec::new(), Vec::new());
+        let (mut nodes, mut extents): (Vec<(usize, Tensor)>, Vec<Extent>) = (Vec::new(), Vec::new());
         for process in (0..size).filter(|_| summing.contains(&rank)) {
-            for stretch in shards.stretches(process) {
-                let (place, elements) = (stretches.len(), of(rank).len());
+            for extent in shards.extents(process) {
+                let (place, elements) = (extents.len(), of(rank).len());
                 nodes.push((process, part(received, place * elements..(place + 1) * elements)?));
-                stretches.push(stretch);
+                extents.push(extent);
             }
         }
         self.exchange(&sent, &nodes)?;
-        let nodes = stretches.into_iter().zip(nodes.into_iter().map(|(_, values)| values));
+        let nodes = extents.into_iter().zip(nodes.into_iter().map(|(_, values)| values));
         let sum = fold(nodes, &mut |left: &mut Tensor, right: Tensor| t5_ops::add_in_place(left, &right))?;
         // In sums for one process, the sum is already at that process, though not at its place.
         let others = |process: &usize| to == To::All || *process == rank;
@@ -162,7 +162,7 @@ impl BetweenCards {
     fn exchange(&self, sent: &[(usize, Tensor)], received: &[(usize, Tensor)]) -> Result<()> {
         let to_others = sent.iter().filter(|(process, _)| *process != self.group.rank());
         self.group.note_sent(to_others.map(|(_, values)| bytes(values)).sum());
-        Ok(self.cards.begin_exchange(sent, received)?.arrive()?)
+        Ok(self.cards.begin_exchange(sent, received)?.complete()?)
     }
 }
 
@@ -206,7 +206,7 @@ mod tests {
     /// The sums of process `rank`, of gradients in f32.
     fn parts(shards: Shards, rank: usize, elements: usize) -> Vec<Vec<f32>> {
         let gradient = |node: usize, i: usize| ((node * 31 + i * 7) as f32).sin().exp();
-        let nodes = shards.stretches(rank).into_iter();
+        let nodes = shards.extents(rank).into_iter();
         nodes.map(|node| (0..elements).map(|i| gradient(node.first, i)).collect()).collect()
     }
 
@@ -232,7 +232,7 @@ mod tests {
                     let tensor = |values: &Vec<f32>| Tensor::new(values.as_slice(), &device).unwrap();
                     let tensors: Vec<Tensor> = mine.iter().map(tensor).collect();
                     between.sum_in_order(shards, &tensors, to).expect("a sum");
-                    let in_memory = group.hand_over(move |wire| {
+                    let in_memory = group.submit(move |wire| {
                         let mut bytes = mine
                             .iter()
                             .map(|values| -> Vec<u8> { values.iter().flat_map(|value| value.to_le_bytes()).collect() });
@@ -276,9 +276,9 @@ mod tests {
             let x = |number: usize| Tensor::new(&[number as f32, 1.0, -2.5], &device).unwrap();
             let (all, one, sent) = (x(group.rank()), x(group.rank()), x(7 + group.rank()));
             let arriving = between.begin_sum(&all, To::All).unwrap();
-            between.begin_sum(&one, To::One(2)).unwrap().arrive().unwrap();
-            arriving.arrive().unwrap();
-            between.begin_broadcast(1, &sent).unwrap().arrive().unwrap();
+            between.begin_sum(&one, To::One(2)).unwrap().complete().unwrap();
+            arriving.complete().unwrap();
+            between.begin_broadcast(1, &sent).unwrap().complete().unwrap();
             let spent = group.spent().sent_bytes - before;
             assert!(between.bits_per_second(&device).unwrap() > 0.0);
             ([all, one, sent].map(|x| values(&x)), spent)

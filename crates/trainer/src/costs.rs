@@ -48,14 +48,14 @@ pub fn optimizer_state(config: &Config, options: &TrainerOptions, parameters: DT
 ///
 /// # Errors
 /// As [`optimizer_state`].
-pub fn optimizer_state_of_a_share(
+pub fn optimizer_state_shard(
     config: &Config,
     options: &TrainerOptions,
     parameters: DType,
     processes: usize,
 ) -> Result<CostRow> {
     let mut held = vec![0; processes];
-    for (spec, owner) in dealt_out(config, options, processes)? {
+    for (spec, owner) in sharded_optimizer(config, options, processes)? {
         held[owner] += options.optimizer.state_elements(&spec.shape);
     }
     let width = state_dtype(parameters).size_in_bytes() as u64;
@@ -72,7 +72,11 @@ pub fn between_cards(shards: Shards, is_in_order: bool) -> u64 {
 ///
 /// # Errors
 /// As [`optimizer_state`].
-pub fn dealt_out(config: &Config, options: &TrainerOptions, processes: usize) -> Result<Vec<(ParameterSpec, usize)>> {
+pub fn sharded_optimizer(
+    config: &Config,
+    options: &TrainerOptions,
+    processes: usize,
+) -> Result<Vec<(ParameterSpec, usize)>> {
     let specs = ParameterSpec::all(config);
     let trainable =
         freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
@@ -82,7 +86,7 @@ pub fn dealt_out(config: &Config, options: &TrainerOptions, processes: usize) ->
     Ok(dealt.filter(|(_, trains)| *trains).map(|(dealt, _)| dealt).collect())
 }
 
-/// The process that holds most in a step, if each process of [`dealt_out`] holds its own gradients. Every process also holds the
+/// The process that holds most in a step, if each process of [`sharded_optimizer`] holds its own gradients. Every process also holds the
 /// gradients of the tables until backward is over.
 pub fn fullest(dealt: &[(ParameterSpec, usize)]) -> usize {
     let processes = dealt.iter().map(|(_, owner)| owner + 1).max().unwrap_or(0);
@@ -109,7 +113,7 @@ pub fn weights_elsewhere(
     }
     let is_elsewhere =
         |(spec, owner): &(ParameterSpec, usize)| *owner != rank && t5::is_matrix(&spec.name, spec.shape.len());
-    let dealt = dealt_out(config, options, processes)?.into_iter();
+    let dealt = sharded_optimizer(config, options, processes)?.into_iter();
     Ok(dealt.filter(is_elsewhere).map(|(spec, _)| spec.name).collect())
 }
 

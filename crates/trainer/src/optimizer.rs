@@ -120,10 +120,10 @@ const MADE_OF_OPTIONS: &str = "moments are made of the options";
 struct Moments {
     /// The key of the parameter's name: the rounding noise of every parameter differs.
     key: u64,
-    of: Of,
+    of: MomentsOf,
 }
 
-enum Of {
+enum MomentsOf {
     Adamw(adamw::Moments),
     Adafactor(adafactor::Moments),
 }
@@ -270,7 +270,7 @@ impl Optimizer {
         gradient_scale: f64,
     ) -> impl Iterator<Item = AdamwUpdate<'a>> {
         self.trained(changes).map(move |(Change { values: param, gradient: grad, .. }, of)| {
-            let Of::Adamw(adamw::Moments { first, second }) = &of.of else { unreachable!("{MADE_OF_OPTIONS}") };
+            let MomentsOf::Adamw(adamw::Moments { first, second }) = &of.of else { unreachable!("{MADE_OF_OPTIONS}") };
             let hyper = options.hyper(self.updates, learning_rate, gradient_scale, self.rounding(of.key));
             AdamwUpdate { param, grad, first, second, hyper }
         })
@@ -284,7 +284,9 @@ impl Optimizer {
         gradient_scale: f64,
     ) -> impl Iterator<Item = AdafactorUpdate<'a>> {
         self.trained(changes).map(move |(Change { values: param, gradient: grad, sums, .. }, of)| {
-            let Of::Adafactor(adafactor::Moments { second, first }) = &of.of else { unreachable!("{MADE_OF_OPTIONS}") };
+            let MomentsOf::Adafactor(adafactor::Moments { second, first }) = &of.of else {
+                unreachable!("{MADE_OF_OPTIONS}")
+            };
             let hyper = options.hyper(self.updates, learning_rate, gradient_scale, self.rounding(of.key));
             AdafactorUpdate { param, grad, sums, second, first: first.as_ref(), hyper }
         })
@@ -384,23 +386,27 @@ impl Moments {
         let dims = parameter.tensor.dims();
         let of = match options {
             // A plan decides where these moments lie, and a device may have no room for them.
-            OptimizerOptions::Adamw(options) => Of::Adamw(options.moments(dims, |dims| zeros(&Device::Cpu, dims))?),
-            OptimizerOptions::Adafactor(options) => Of::Adafactor(options.moments(dims, |dims| zeros(device, dims))?),
+            OptimizerOptions::Adamw(options) => {
+                MomentsOf::Adamw(options.moments(dims, |dims| zeros(&Device::Cpu, dims))?)
+            }
+            OptimizerOptions::Adafactor(options) => {
+                MomentsOf::Adafactor(options.moments(dims, |dims| zeros(device, dims))?)
+            }
         };
         Ok(Moments { key: keys::of_name(&parameter.name), of })
     }
 
     fn named(&self) -> Vec<(&'static str, &Tensor)> {
         match &self.of {
-            Of::Adamw(moments) => moments.named(),
-            Of::Adafactor(moments) => moments.named(),
+            MomentsOf::Adamw(moments) => moments.named(),
+            MomentsOf::Adafactor(moments) => moments.named(),
         }
     }
 
     fn named_mut(&mut self) -> Vec<(&'static str, &mut Tensor)> {
         match &mut self.of {
-            Of::Adamw(moments) => moments.named_mut(),
-            Of::Adafactor(moments) => moments.named_mut(),
+            MomentsOf::Adamw(moments) => moments.named_mut(),
+            MomentsOf::Adafactor(moments) => moments.named_mut(),
         }
     }
 }

@@ -14,10 +14,10 @@ use candle_core::{DType, Device, Tensor};
 use collective::sums::To;
 use collective::{Group, Shards};
 use serde::{Deserialize, Serialize};
-use t5::{Asked, Pager, Parameter};
+use t5::{CollectiveRequest, Pager, Parameter};
 
 use crate::error::{Error, Result};
-use crate::transport::{OnItsWay, Transport};
+use crate::transport::{PendingTransfer, Transport};
 
 /// How much each process holds of the tensors that all of them need: the stages of ZeRO (<https://arxiv.org/abs/1910.02054>), by
 /// whole parameters, because Adafactor needs whole matrices.
@@ -60,19 +60,19 @@ pub struct Parallel {
     /// Whether a parameter is with its owner alone. Empty: none is.
     is_shared: Vec<bool>,
     /// Fetches those parameters.
-    brought: Option<Rc<Brought>>,
+    weight_pager: Option<Rc<ShardedWeightPager>>,
 }
 
 /// A message of one process on which all of them act.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct StepVote {
     /// The process is to stop.
     pub stop: bool,
     /// A device had no memory for the step.
     pub lacks_memory: bool,
 }
 
-impl Wish {
+impl StepVote {
     fn byte(self) -> u8 {
         u8::from(self.stop) | u8::from(self.lacks_memory) << 1
     }
@@ -114,7 +114,7 @@ impl Parallel {
             owners: Vec::new(),
             sharding: Sharding::None,
             is_shared: Vec::new(),
-            brought: None,
+            weight_pager: None,
         })
     }
 
@@ -170,7 +170,12 @@ impl Parallel {
     }
 
     /// Assigns each trained parameter to an owner, if `sharding` needs owners.
-    pub(crate) fn deal_out(&mut self, sharding: Sharding, parameters: &[Parameter], trainable: impl Fn(usize) -> bool) {
+    pub(crate) fn assign_owners(
+        &mut self,
+        sharding: Sharding,
+        parameters: &[Parameter],
+        trainable: impl Fn(usize) -> bool,
+    ) {
         self.sharding = sharding;
         if sharding == Sharding::None {
             return;
@@ -196,7 +201,7 @@ impl Parallel {
         &mut self,
         parameters: &[Parameter],
         trains: impl Fn(usize) -> bool,
-    ) -> Result<Rc<Brought>> {
+    ) -> Result<Rc<ShardedWeightPager>> {
         let is_shared = |(index, parameter): (usize, &Parameter)| {
             trains(index) && t5::is_matrix(&parameter.name, parameter.tensor.rank())
         };
@@ -206,15 +211,15 @@ impl Parallel {
                 t5_ops::absent::release(&parameter.tensor).map_err(t5::Error::from)?;
             }
         }
-        let brought = Rc::new(Brought {
+        let weight_pager = Rc::new(ShardedWeightPager {
             transport: self.transport.clone(),
             owners: self.owners.clone(),
             is_shared: self.is_shared.clone(),
-            is_here: RefCell::new(vec![false; parameters.len()]),
-            coming: RefCell::default(),
+            is_resident: RefCell::new(vec![false; parameters.len()]),
+            incoming: RefCell::default(),
         });
-        self.brought = Some(Rc::clone(&brought));
-        Ok(brought)
+        self.weight_pager = Some(Rc::clone(&weight_pager));
+        Ok(weight_pager)
     }
 
     /// Whether only its owner holds a parameter.
@@ -253,19 +258,19 @@ impl Parallel {
 
     /// Begins to add up the gradient of a parameter over all processes, into the first of `parts`. None of them may be read or written
     /// until the sum has arrived.
-    pub(crate) fn begin_sum(&self, index: usize, parts: &[Tensor]) -> Result<OnItsWay> {
+    pub(crate) fn begin_sum(&self, index: usize, parts: &[Tensor]) -> Result<PendingTransfer> {
         let to = self.owner(index).map_or(To::All, To::One);
         self.transport.begin_sum((self.shards, self.has_virtual_shards), parts, to)
     }
 
     /// Begins to copy a tensor's values from process `root` to all others. The tensor may not be read until they have arrived.
-    pub(crate) fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> Result<OnItsWay> {
+    pub(crate) fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> Result<PendingTransfer> {
         self.transport.begin_broadcast(root, tensor)
     }
 
     /// Copies a tensor's values from process `root` to all others, wherever each process has the tensor.
     pub(crate) fn broadcast(&self, root: usize, tensor: &Tensor) -> Result<()> {
-        self.transport.begin_broadcast_from_anywhere(root, tensor)?.arrive()
+        self.transport.begin_broadcast_from_anywhere(root, tensor)?.complete()
     }
 
     /// Begins a step. It has asked nothing of the others yet.
@@ -277,40 +282,40 @@ impl Parallel {
     /// all requests of the step. The results do not count.
     pub(crate) fn take_part(
         &self,
-        asked: &[Asked],
+        asked: &[CollectiveRequest],
         parameters: &[Parameter],
         gradient: impl Fn(usize) -> DType,
     ) -> Result<()> {
-        if let Some(brought) = &self.brought {
-            brought.let_go(parameters)?;
+        if let Some(weight_pager) = &self.weight_pager {
+            weight_pager.release(parameters)?;
         }
-        let is_a_call = |asked: &&Asked| !matches!(asked, Asked::Weight { index } if !self.is_shared(*index));
+        let is_a_call = |asked: &&CollectiveRequest| !matches!(asked, CollectiveRequest::Weight { index } if !self.is_shared(*index));
         let calls = asked.iter().filter(is_a_call);
         for asked in calls.skip(self.transport.turns()) {
             let on_its_way = match *asked {
-                Asked::Sum { index } => {
+                CollectiveRequest::Sum { index } => {
                     let (like, to) = (&parameters[index].tensor, self.owner(index).map_or(To::All, To::One));
                     let order = (self.shards, self.has_virtual_shards);
                     self.transport.begin_sum_of_nothing(order, (like, gradient(index)), to)?
                 }
-                Asked::Weight { index } if self.updates(index) => {
+                CollectiveRequest::Weight { index } if self.updates(index) => {
                     self.transport.begin_broadcast(self.owners[index], &parameters[index].tensor)?
                 }
-                Asked::Weight { index } => {
+                CollectiveRequest::Weight { index } => {
                     self.transport.begin_broadcast_to_nobody(self.owners[index], &parameters[index].tensor)?
                 }
             };
-            on_its_way.arrive()?;
+            on_its_way.complete()?;
         }
         Ok(())
     }
 
     /// The loss sums of all shards in order, the wishes of all processes together, and the square sums of the parameters, each from the
     /// parameter's owner.
-    pub(crate) fn agree(&self, losses: &[f64], wish: Wish, sums: &mut [f64]) -> Result<(f64, Wish)> {
+    pub(crate) fn agree(&self, losses: &[f64], vote: StepVote, sums: &mut [f64]) -> Result<(f64, StepVote)> {
         #[cfg(test)]
         self.transport.decide();
-        let mut mine = vec![wish.byte()];
+        let mut mine = vec![vote.byte()];
         mine.extend(losses.iter().chain(&*sums).flat_map(|number| number.to_le_bytes()));
         let said = self.group().gather(&mine)?;
         let numbers: Vec<Vec<f64>> = said
@@ -325,7 +330,7 @@ impl Parallel {
                 *sum = of_owner[of_owner.len() - self.owners.len() + index];
             }
         }
-        Ok((loss, Wish::of(said.iter().fold(0, |all, said| all | said[0]))))
+        Ok((loss, StepVote::of(said.iter().fold(0, |all, said| all | said[0]))))
     }
 }
 
@@ -335,26 +340,26 @@ fn elsewhere(error: Error) -> t5::Error {
 
 /// Fetches matrices that each process holds a share of. Every process asks for the same matrices in the same order.
 #[derive(Debug)]
-pub(crate) struct Brought {
+pub(crate) struct ShardedWeightPager {
     transport: Transport,
     owners: Vec<usize>,
     is_shared: Vec<bool>,
     /// Matrices that were fetched and not released. The same in all processes.
-    is_here: RefCell<Vec<bool>>,
+    is_resident: RefCell<Vec<bool>>,
     /// Matrices that are being fetched and were not asked for yet.
-    coming: RefCell<HashMap<usize, OnItsWay>>,
+    incoming: RefCell<HashMap<usize, PendingTransfer>>,
 }
 
-impl Brought {
+impl ShardedWeightPager {
     fn is_own(&self, index: usize) -> bool {
         self.owners[index] == self.transport.group().rank()
     }
 
     /// Ends a step that is given up: waits for matrices that are being fetched, and releases all.
-    fn let_go(&self, parameters: &[Parameter]) -> Result<()> {
-        for (index, coming) in self.coming.borrow_mut().drain() {
-            coming.arrive()?;
-            self.is_here.borrow_mut()[index] = true;
+    fn release(&self, parameters: &[Parameter]) -> Result<()> {
+        for (index, incoming) in self.incoming.borrow_mut().drain() {
+            incoming.complete()?;
+            self.is_resident.borrow_mut()[index] = true;
         }
         for (index, parameter) in parameters.iter().enumerate() {
             self.page_out(index, &parameter.tensor)?;
@@ -362,33 +367,33 @@ impl Brought {
         Ok(())
     }
 
-    fn begin(&self, index: usize, weight: &Tensor) -> t5::Result<OnItsWay> {
-        t5_ops::absent::provide(weight)?;
+    fn begin(&self, index: usize, weight: &Tensor) -> t5::Result<PendingTransfer> {
+        t5_ops::absent::materialize(weight)?;
         self.transport.begin_broadcast(self.owners[index], weight).map_err(elsewhere)
     }
 }
 
-impl Pager<Tensor> for Brought {
-    fn fetch(&self, index: usize, weight: &Tensor) -> t5::Result<()> {
-        if self.is_shared[index] && !self.is_here.borrow()[index] && !self.coming.borrow().contains_key(&index) {
-            let coming = self.begin(index, weight)?;
-            self.coming.borrow_mut().insert(index, coming);
+impl Pager<Tensor> for ShardedWeightPager {
+    fn prefetch(&self, index: usize, weight: &Tensor) -> t5::Result<()> {
+        if self.is_shared[index] && !self.is_resident.borrow()[index] && !self.incoming.borrow().contains_key(&index) {
+            let incoming = self.begin(index, weight)?;
+            self.incoming.borrow_mut().insert(index, incoming);
         }
         Ok(())
     }
 
     fn page_in(&self, index: usize, weight: &Tensor) -> t5::Result<()> {
-        if !self.is_shared[index] || std::mem::replace(&mut self.is_here.borrow_mut()[index], true) {
+        if !self.is_shared[index] || std::mem::replace(&mut self.is_resident.borrow_mut()[index], true) {
             return Ok(());
         }
-        let fetched = self.coming.borrow_mut().remove(&index);
-        let coming = fetched.map_or_else(|| self.begin(index, weight), Ok)?;
-        coming.arrive().map_err(elsewhere)
+        let fetched = self.incoming.borrow_mut().remove(&index);
+        let incoming = fetched.map_or_else(|| self.begin(index, weight), Ok)?;
+        incoming.complete().map_err(elsewhere)
     }
 
     fn page_out(&self, index: usize, weight: &Tensor) -> t5::Result<()> {
-        let was_here = self.is_shared[index] && std::mem::replace(&mut self.is_here.borrow_mut()[index], false);
-        if was_here && !self.is_own(index) {
+        let was_resident = self.is_shared[index] && std::mem::replace(&mut self.is_resident.borrow_mut()[index], false);
+        if was_resident && !self.is_own(index) {
             t5_ops::absent::release(weight)?;
         }
         Ok(())

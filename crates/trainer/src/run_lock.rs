@@ -32,7 +32,7 @@ use crate::{directories, temporary};
 
 pub(crate) const LOCK_FILE: &str = ".lock";
 /// A process id, its line break, and some spare bytes.
-const MOST_TEXT_BYTES: u64 = 32;
+const MAX_TEXT_BYTES: u64 = 32;
 
 /// The right to write to an output directory, until it is dropped.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl RunLock {
     /// [`Error::Locked`] with the holder's process id if another process has the lock; [`Error::ForeignLock`] if something
     /// else has the lock's name; I/O errors. Nothing is then changed.
     pub fn acquire(output: &Path) -> Result<Self> {
-        let mut made = Made(directories::create_directories(output)?);
+        let mut made = CreatedPaths(directories::create_directories(output)?);
         let path = output.join(LOCK_FILE);
         let file = loop {
             let (file, is_new) = open_or_create(&path)?;
@@ -148,15 +148,15 @@ impl Drop for RunLock {
         if self.is_owner {
             let _ = write_pid(&mut self.file, None);
         } else {
-            drop(Made(std::mem::take(&mut self.made)));
+            drop(CreatedPaths(std::mem::take(&mut self.made)));
         }
     }
 }
 
 /// Files and directories that are removed when this is dropped, the last one first. A directory that is not empty stays.
-struct Made(Vec<PathBuf>);
+struct CreatedPaths(Vec<PathBuf>);
 
-impl Drop for Made {
+impl Drop for CreatedPaths {
     fn drop(&mut self) {
         for path in self.0.iter().rev() {
             let is_directory = fs::symlink_metadata(path).is_ok_and(|made| made.is_dir());
@@ -224,7 +224,7 @@ fn is_at(file: &File, path: &Path) -> Result<bool> {
 /// The process id that a lock file holds, if any. A file with any other text is not written to.
 fn text_of(path: &Path, mut file: &File) -> Result<Option<u32>> {
     let mut text = Vec::new();
-    let read = file.seek(SeekFrom::Start(0)).and_then(|_| file.take(MOST_TEXT_BYTES + 1).read_to_end(&mut text));
+    let read = file.seek(SeekFrom::Start(0)).and_then(|_| file.take(MAX_TEXT_BYTES + 1).read_to_end(&mut text));
     read.map_err(|e| Error::io("read", path, e))?;
     let foreign = || Error::ForeignLock { path: path.to_owned(), got: "a file with other text".to_owned() };
     let text = str::from_utf8(&text).map_err(|_| foreign())?;

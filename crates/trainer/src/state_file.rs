@@ -13,9 +13,9 @@ use candle_core::{Device, Tensor, TensorId};
 use heap::{FileMemory, LARGE_BYTES};
 use t5::Files;
 use t5::safetensors::PIECE_BYTES;
-use t5_ops::copies::Returning;
+use t5_ops::copies::WriteBack;
 use t5_ops::page_locked::PageLocked;
-use t5_ops::{AdamwHyper, Writes, copies, copy_waits};
+use t5_ops::{AdamwHyper, WritePolicy, copies, copy_waits};
 
 use crate::error::{Error, Result};
 
@@ -57,7 +57,7 @@ pub(crate) struct StateFile {
     /// The device of the parameters.
     device: Device,
     /// Whether the system has room for changed moments.
-    writes: Writes,
+    writes: WritePolicy,
     /// Named in messages.
     path: PathBuf,
     /// Page locks of moments in the host's memory that were updated, for copies that the host takes no part in.
@@ -75,7 +75,7 @@ impl StateFile {
         let memory = (!files.in_host_memory).then(create).transpose();
         let memory = memory.map_err(|source| t5::Error::Offload { path: path.clone(), source })?;
         let has_room = sizes.iter().map(|&bytes| bytes as u64).sum::<u64>() <= files.unwritten_bytes;
-        let writes = if has_room { Writes::Later } else { Writes::Now };
+        let writes = if has_room { WritePolicy::Later } else { WritePolicy::Now };
         Ok(StateFile { memory, device: device.clone(), writes, path, locks: RefCell::default() })
     }
 
@@ -152,8 +152,8 @@ impl StateFile {
     /// # Errors
     /// [`t5::Error::Offload`].
     pub fn write(&self, moment: &Tensor, changed: &Tensor) -> Result<()> {
-        let returning = copies::return_home(changed, moment, self.writes);
-        let is_there = returning.and_then(|returning| returning.map_or(Ok(()), Returning::arrive));
+        let write_back = copies::write_back(changed, moment, self.writes);
+        let is_there = write_back.and_then(|write_back| write_back.map_or(Ok(()), WriteBack::complete));
         is_there.map_err(|error| self.error(error))
     }
 

@@ -113,7 +113,7 @@ pub(crate) fn take_name(temporary: &Path, target: &Path) -> Result<Option<PathBu
     }
     // This file system cannot swap two names: for an instant neither has the name, but both directories are on the disk.
     // A process killed in that instant leaves both; [`remove_leftovers`] gives the old one its name back.
-    let old = move_out_of_the_way(target, OLD)?;
+    let old = rename_to_temporary(target, OLD)?;
     if let Err(e) = fs::rename(temporary, target) {
         let _ = fs::rename(&old, target);
         return Err(Error::io("rename a finished directory to", target, e));
@@ -123,12 +123,12 @@ pub(crate) fn take_name(temporary: &Path, target: &Path) -> Result<Option<PathBu
 
 /// Removes a checkpoint or a model. Its name goes first, so that a process killed meanwhile leaves a leftover and nothing torn.
 pub(crate) fn retire_directory(directory: &Path) -> Result<()> {
-    let moved = move_out_of_the_way(directory, PART)?;
+    let moved = rename_to_temporary(directory, PART)?;
     remove_own_directory(&moved).map_err(|e| Error::io("remove", directory, e))
 }
 
 /// Renames a directory to a temporary name. Returns its new path.
-fn move_out_of_the_way(directory: &Path, ending: &str) -> Result<PathBuf> {
+fn rename_to_temporary(directory: &Path, ending: &str) -> Result<PathBuf> {
     let parent = parent_of(directory);
     let ending = [OsStr::new(ending), directory.file_name().unwrap_or_default()];
     let moved = with_temporary_name(&parent, &ending, |path| rename_to_free_name(directory, path));
@@ -334,7 +334,7 @@ mod tests {
         let new = create_directory(&target).unwrap();
         fs::create_dir(&target).unwrap();
         fs::write(target.join("config.json"), "old").unwrap();
-        move_out_of_the_way(&target, OLD).unwrap();
+        rename_to_temporary(&target, OLD).unwrap();
         fs::write(new.join("config.json"), "new").unwrap();
         remove_leftovers(directory.path()).unwrap();
         assert_eq!(fs::read_to_string(target.join("config.json")).unwrap(), "old");

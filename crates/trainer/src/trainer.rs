@@ -135,13 +135,13 @@ impl Trainer {
     /// The device reports an error.
     pub fn join(&mut self, mut parallel: Parallel, sharding: Sharding) -> Result<()> {
         parallel.reach(self.model.device())?;
-        parallel.deal_out(sharding, self.model.parameters(), |index| self.gradients.is_trainable(index));
+        parallel.assign_owners(sharding, self.model.parameters(), |index| self.gradients.is_trainable(index));
         self.optimizer.keep(|index| parallel.updates(index));
         // The parameters that train beside a frozen base are small.
         if sharding == Sharding::Weights && self.model.config().lora.is_none() {
-            let brought =
+            let weight_pager =
                 parallel.share_weights(self.model.parameters(), |index| self.gradients.is_trainable(index))?;
-            self.model.page_with(brought);
+            self.model.page_with(weight_pager);
         }
         self.parallel = Some(parallel);
         Ok(())
@@ -151,13 +151,13 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Error::Processes`].
-    pub fn lend_state(&self) -> Result<()> {
-        self.model.lend()?;
-        self.dealt_out().map_or(Ok(()), |parallel| self.each_state(parallel, |_| Ok(())))
+    pub fn serve_state(&self) -> Result<()> {
+        self.model.serve_weights()?;
+        self.sharded_optimizer().map_or(Ok(()), |parallel| self.each_state(parallel, |_| Ok(())))
     }
 
     /// The processes, if each holds a part of the optimizer's state.
-    pub(crate) fn dealt_out(&self) -> Option<&Parallel> {
+    pub(crate) fn sharded_optimizer(&self) -> Option<&Parallel> {
         self.parallel.as_ref().filter(|parallel| parallel.owner(0).is_some())
     }
 
@@ -276,13 +276,13 @@ impl Trainer {
             parallel.begin_step();
         }
         let layers = plan.levers.layer_major.as_ref();
-        let as_graphs = self.model.micro_batches_as_graphs();
+        let graph_micro_batches = self.model.micro_batches_as_graphs();
         let result = {
             let (model, gradients, files) = (&self.model, &mut self.gradients, &self.offload);
             let gathered = cut.iter().map(|samples| gather(batch, samples, share.first_sample, model));
             let gathered = holds_copies.map_err(Error::from).and_then(|()| gathered.collect::<Result<Vec<_>>>());
             let result = gathered.and_then(|of| model.step(&of, &cx, layers, files, gradients, &mut update));
-            result.and_then(|is_made| update.arrive().map(|()| is_made))
+            result.and_then(|is_made| update.complete().map(|()| is_made))
         };
         let has_others = self.parallel.as_ref().is_some_and(|parallel| parallel.group().size() > 1);
         let result = match result {
@@ -296,7 +296,7 @@ impl Trainer {
         };
         let verdict = update.verdict;
         (stats.loss, stats.grad_norm) = (update.loss, update.grad_norm);
-        stats.graph_micro_batches = (self.model.micro_batches_as_graphs() - as_graphs) as usize;
+        stats.graph_micro_batches = (self.model.micro_batches_as_graphs() - graph_micro_batches) as usize;
         if layers.is_some() {
             // Layer by layer, no gradient stays after its step, however the step ends.
             self.gradients.release();

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use candle_core::{DType, Device, Tensor};
 use collective::sums::{self, Element, To};
 use collective::{Group, Pending, Shards, Values, Wire, Zeros, network};
-use t5_ops::nccl::{Arriving, HAS_NCCL};
+use t5_ops::nccl::{HAS_NCCL, PendingCollective};
 use t5_ops::{Staged, Staging};
 
 use crate::between_cards::BetweenCards;
@@ -37,22 +37,22 @@ struct Turns {
 
 /// Values that processes send each other while this process does something else.
 #[derive(Debug)]
-pub(crate) enum OnItsWay {
+pub(crate) enum PendingTransfer {
     /// Through the host.
     Host(Pending<Result<()>>),
     /// From card to card.
-    Cards(Arriving),
+    Cards(PendingCollective),
     /// Already here for everything that is launched from now on.
     Here,
 }
 
-impl OnItsWay {
+impl PendingTransfer {
     /// Waits until the values are here.
-    pub fn arrive(self) -> Result<()> {
+    pub fn complete(self) -> Result<()> {
         match self {
-            OnItsWay::Host(pending) => pending.wait()?,
-            OnItsWay::Cards(arriving) => Ok(arriving.arrive()?),
-            OnItsWay::Here => Ok(()),
+            PendingTransfer::Host(pending) => pending.wait()?,
+            PendingTransfer::Cards(arriving) => Ok(arriving.complete()?),
+            PendingTransfer::Here => Ok(()),
         }
     }
 }
@@ -134,7 +134,7 @@ impl Transport {
     }
 
     /// Makes a call. It counts if it has begun.
-    fn take_turn(&self, begin: impl FnOnce() -> Result<OnItsWay>) -> Result<OnItsWay> {
+    fn take_turn(&self, begin: impl FnOnce() -> Result<PendingTransfer>) -> Result<PendingTransfer> {
         let taken = self.turns();
         #[cfg(test)]
         if self.turns.without_memory.get() == Some(taken) {
@@ -148,14 +148,19 @@ impl Transport {
 
     /// Begins to add up a gradient over all processes. `parts` are this process's sums, the first of which takes the result. None of them
     /// may be read or written until it has arrived. `is_in_order`: the bits depend on the number of shards alone, and not on the processes.
-    pub fn begin_sum(&self, (shards, is_in_order): (Shards, bool), parts: &[Tensor], to: To) -> Result<OnItsWay> {
+    pub fn begin_sum(
+        &self,
+        (shards, is_in_order): (Shards, bool),
+        parts: &[Tensor],
+        to: To,
+    ) -> Result<PendingTransfer> {
         self.take_turn(|| {
             if let (Some(cards), [whole, rest @ ..]) = (&self.cards, parts) {
                 if rest.is_empty() && !is_in_order {
-                    return Ok(OnItsWay::Cards(cards.begin_sum(whole, to)?));
+                    return Ok(PendingTransfer::Cards(cards.begin_sum(whole, to)?));
                 }
                 cards.sum_in_order(shards, parts, to)?;
-                return Ok(OnItsWay::Here);
+                return Ok(PendingTransfer::Here);
             }
             let on_card = parts.iter().filter_map(|part| self.staged(part).transpose()).collect::<Result<Vec<_>>>()?;
             let element = parts.first().map_or(Element::F32, |whole| element(whole.dtype()));
@@ -163,7 +168,7 @@ impl Transport {
                 return Ok(self.begin_sum_of_values((shards, element), on_card, to));
             }
             let parts = parts.to_vec();
-            Ok(OnItsWay::Host(self.group.hand_over(move |wire| sum_in_memory(wire, (shards, element), &parts, to))))
+            Ok(PendingTransfer::Host(self.group.submit(move |wire| sum_in_memory(wire, (shards, element), &parts, to))))
         })
     }
 
@@ -172,8 +177,8 @@ impl Transport {
         (shards, element): (Shards, Element),
         mut values: Vec<V>,
         to: To,
-    ) -> OnItsWay {
-        OnItsWay::Host(self.group.hand_over(move |wire| {
+    ) -> PendingTransfer {
+        PendingTransfer::Host(self.group.submit(move |wire| {
             let Some((whole, rest)) = values.split_first_mut() else { return Ok(()) };
             let rest: Vec<&V> = rest.iter().collect();
             Ok(sums::sum(wire, shards, element, (whole, &rest), to)?)
@@ -186,8 +191,8 @@ impl Transport {
         (shards, is_in_order): (Shards, bool),
         (like, dtype): (&Tensor, DType),
         to: To,
-    ) -> Result<OnItsWay> {
-        let parts = shards.stretches(self.group.rank()).len();
+    ) -> Result<PendingTransfer> {
+        let parts = shards.extents(self.group.rank()).len();
         if self.cards.is_some() {
             // The values are not read, so one tensor serves for all.
             let zeros = Tensor::zeros(like.elem_count(), dtype, like.device())?;
@@ -199,20 +204,20 @@ impl Transport {
 
     /// Begins to copy a tensor's values from process `root` to all others. The tensor lies on a card in all processes, or in memory in all.
     /// It may not be read until the values have arrived.
-    pub fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> Result<OnItsWay> {
+    pub fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> Result<PendingTransfer> {
         match &self.cards {
             Some(cards) if !tensor.device().is_cpu() => {
-                self.take_turn(|| Ok(OnItsWay::Cards(cards.begin_broadcast(root, tensor)?)))
+                self.take_turn(|| Ok(PendingTransfer::Cards(cards.begin_broadcast(root, tensor)?)))
             }
             _ => self.begin_broadcast_from_anywhere(root, tensor),
         }
     }
 
     /// [`Transport::begin_broadcast`] of a tensor that may be on a card in one process, and in memory in another.
-    pub fn begin_broadcast_from_anywhere(&self, root: usize, tensor: &Tensor) -> Result<OnItsWay> {
+    pub fn begin_broadcast_from_anywhere(&self, root: usize, tensor: &Tensor) -> Result<PendingTransfer> {
         self.take_turn(|| {
             let (on_card, tensor) = (self.staged(tensor)?, tensor.clone());
-            Ok(OnItsWay::Host(self.group.hand_over(move |wire| {
+            Ok(PendingTransfer::Host(self.group.submit(move |wire| {
                 if let Some(mut values) = on_card {
                     return Ok(wire.broadcast_values(root, &mut values)?);
                 }
@@ -224,14 +229,14 @@ impl Transport {
     }
 
     /// [`Transport::begin_broadcast`] of a tensor like this one to a process that does not use it.
-    pub fn begin_broadcast_to_nobody(&self, root: usize, like: &Tensor) -> Result<OnItsWay> {
+    pub fn begin_broadcast_to_nobody(&self, root: usize, like: &Tensor) -> Result<PendingTransfer> {
         if self.cards.is_some() && !like.device().is_cpu() {
             let unused = Tensor::zeros(like.shape(), like.dtype(), like.device())?;
             return self.begin_broadcast(root, &unused);
         }
         let mut unused = Zeros::new(like.elem_count() * like.dtype().size_in_bytes());
         self.take_turn(|| {
-            Ok(OnItsWay::Host(self.group.hand_over(move |wire| Ok(wire.broadcast_values(root, &mut unused)?))))
+            Ok(PendingTransfer::Host(self.group.submit(move |wire| Ok(wire.broadcast_values(root, &mut unused)?))))
         })
     }
 }

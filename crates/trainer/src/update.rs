@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use candle_core::{Tensor, TensorId};
-use t5::{Asked, Gradients, Observer, OwnShards, T5};
+use t5::{CollectiveRequest, Gradients, Observer, OwnShards, T5};
 use t5_ops::{ReadyUpdates, SquareSums};
 
 use crate::error::{Error, Result};
 use crate::optimizer::{Change, Optimizer};
-use crate::parallel::{Parallel, Wish};
-use crate::transport::OnItsWay;
+use crate::parallel::{Parallel, StepVote};
+use crate::transport::PendingTransfer;
 
 /// How the events of a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +37,8 @@ pub(crate) struct Update<'a> {
     parallel: Option<(&'a Parallel, OwnShards)>,
     most_micro_batches: usize,
     /// Gradients that are being summed, and parameters that their owners send.
-    sums_on_their_way: HashMap<usize, OnItsWay>,
-    parameters_on_their_way: Vec<OnItsWay>,
+    sums_in_flight: HashMap<usize, PendingTransfer>,
+    parameters_in_flight: Vec<PendingTransfer>,
     /// The loss sums of shards that are complete.
     losses: Vec<f64>,
     sums: Vec<Option<SquareSums>>,
@@ -79,8 +79,8 @@ impl<'a> Update<'a> {
             interrupted,
             parallel: None,
             most_micro_batches: 0,
-            sums_on_their_way: HashMap::new(),
-            parameters_on_their_way: Vec::new(),
+            sums_in_flight: HashMap::new(),
+            parameters_in_flight: Vec::new(),
             losses: Vec::new(),
             sums: vec![None; model.parameters().len()],
             waiting: Vec::new(),
@@ -131,8 +131,8 @@ impl<'a> Update<'a> {
     }
 
     /// Waits for the parameters that other processes update.
-    pub fn arrive(&mut self) -> Result<()> {
-        self.parameters_on_their_way.drain(..).try_for_each(OnItsWay::arrive)
+    pub fn complete(&mut self) -> Result<()> {
+        self.parameters_in_flight.drain(..).try_for_each(PendingTransfer::complete)
     }
 
     /// Takes the place of a decision: tells the other processes that this one has no memory for the step. Until the decision, it takes part
@@ -140,10 +140,10 @@ impl<'a> Update<'a> {
     ///
     /// # Errors
     /// A request fails.
-    pub fn give_up(&mut self, asked: &[Asked], gradients: &mut Gradients) -> Result<()> {
+    pub fn give_up(&mut self, asked: &[CollectiveRequest], gradients: &mut Gradients) -> Result<()> {
         let Some((parallel, _)) = &self.parallel else { return Ok(()) };
         // Other processes may still write into tensors that are being sent.
-        self.sums_on_their_way.drain().try_for_each(|(_, sum)| sum.arrive())?;
+        self.sums_in_flight.drain().try_for_each(|(_, sum)| sum.complete())?;
         self.waiting.clear();
         self.ready = None;
         self.sums.fill(None);
@@ -151,8 +151,8 @@ impl<'a> Update<'a> {
         parallel.take_part(asked, self.model.parameters(), |index| gradients.dtype(index))?;
         self.has_decided = true;
         let mut sums = vec![0.0; self.sums.len()];
-        let wish = Wish { stop: false, lacks_memory: true };
-        parallel.agree(&[], wish, &mut sums).map(drop)
+        let vote = StepVote { stop: false, lacks_memory: true };
+        parallel.agree(&[], vote, &mut sums).map(drop)
     }
 
     /// Changes a parameter by `change`. If its owner sends it to the others, begins that. A parameter in a file arrives at once, others
@@ -164,11 +164,11 @@ impl<'a> Update<'a> {
         let sent = self.model.change(index, |values| {
             change(values)?;
             match sender.map(|(all, owner)| all.begin_broadcast(owner, values)).transpose()? {
-                Some(sent) if is_in_file => sent.arrive().map(|()| None),
+                Some(sent) if is_in_file => sent.complete().map(|()| None),
                 sent => Ok(sent),
             }
         })?;
-        self.parameters_on_their_way.extend(sent);
+        self.parameters_in_flight.extend(sent);
         Ok(())
     }
 
@@ -191,22 +191,22 @@ impl<'a> Update<'a> {
     }
 
     /// The square sums of every parameter's gradient, and the wishes of all processes. Sets the loss.
-    fn agree(&mut self, loss_sum: f64) -> Result<(Vec<f64>, Wish)> {
+    fn agree(&mut self, loss_sum: f64) -> Result<(Vec<f64>, StepVote)> {
         let mut totals = SquareSums::totals(self.sums.iter().flatten())?.into_iter();
         let total = |sums: &Option<SquareSums>| sums.as_ref().and_then(|_| totals.next()).unwrap_or(0.0);
         let mut sums: Vec<f64> = self.sums.iter().map(total).collect();
-        let wish = Wish { stop: (self.interrupted)(), lacks_memory: false };
+        let vote = StepVote { stop: (self.interrupted)(), lacks_memory: false };
         let Some((parallel, _)) = &self.parallel else {
             self.loss = loss_sum / self.target_tokens;
-            return Ok((sums, wish));
+            return Ok((sums, vote));
         };
         if self.losses.is_empty() {
             self.losses.push(loss_sum);
         }
         self.has_decided = true;
-        let (loss_sum, wish) = parallel.agree(&self.losses, wish, &mut sums)?;
+        let (loss_sum, vote) = parallel.agree(&self.losses, vote, &mut sums)?;
         self.loss = loss_sum / self.target_tokens;
-        Ok((sums, wish))
+        Ok((sums, vote))
     }
 }
 
@@ -225,7 +225,7 @@ impl Observer<Tensor, Error> for Update<'_> {
     }
 
     fn most_micro_batches(&self) -> usize {
-        if self.model.needs_others() { self.most_micro_batches } else { 0 }
+        if self.model.has_remote_weights() { self.most_micro_batches } else { 0 }
     }
 
     fn close(&mut self, loss_sum: f64) {
@@ -238,13 +238,13 @@ impl Observer<Tensor, Error> for Update<'_> {
 
     fn begin_sum(&mut self, index: usize, parts: &[Tensor]) -> Result<()> {
         if let Some((parallel, _)) = &self.parallel {
-            self.sums_on_their_way.insert(index, parallel.begin_sum(index, parts)?);
+            self.sums_in_flight.insert(index, parallel.begin_sum(index, parts)?);
         }
         Ok(())
     }
 
     fn end_sum(&mut self, index: usize) -> Result<()> {
-        self.sums_on_their_way.remove(&index).map_or(Ok(()), OnItsWay::arrive)
+        self.sums_in_flight.remove(&index).map_or(Ok(()), PendingTransfer::complete)
     }
 
     fn measure(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
@@ -261,7 +261,7 @@ impl Observer<Tensor, Error> for Update<'_> {
     }
 
     fn decide(&mut self, loss_sum: f64) -> Result<bool> {
-        let (sums, wish) = self.agree(loss_sum)?;
+        let (sums, vote) = self.agree(loss_sum)?;
         self.grad_norm = norm(&sums);
         self.scale = clip_scale(self.grad_norm, self.max_norm);
         // The optimizer squares in f32: an infinite square would reach the optimizer's state.
@@ -269,9 +269,9 @@ impl Observer<Tensor, Error> for Update<'_> {
         let is_finite = self.loss.is_finite() && self.grad_norm.is_finite() && largest_square.is_finite();
         self.verdict = match is_finite {
             // If a process lacks memory, the numbers have no meaning.
-            _ if wish.lacks_memory => Verdict::LacksMemory,
+            _ if vote.lacks_memory => Verdict::LacksMemory,
             false => Verdict::NotFinite,
-            true if wish.stop => Verdict::Interrupted,
+            true if vote.stop => Verdict::Interrupted,
             true => Verdict::Made,
         };
         Ok(self.verdict == Verdict::Made)
@@ -279,7 +279,7 @@ impl Observer<Tensor, Error> for Update<'_> {
 
     fn apply(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
         // A weight whose home is off the card is on the card for its own update alone.
-        if self.waits() && !self.model.has_home(index) {
+        if self.waits() && !self.model.has_host_copy(index) {
             self.waiting.push((index, self.updates(index).then(|| gradient.clone())));
             return Ok(());
         }
@@ -304,7 +304,7 @@ impl Observer<Tensor, Error> for Update<'_> {
             let sums = SquareSums::of_each(&own().map(|(_, gradient)| gradient).collect::<Vec<_>>())?;
             own().zip(sums).for_each(|((index, _), sums)| self.sums[index] = Some(sums));
             if self.keeps_gradients {
-                self.make_ready(&own().filter(|(index, _)| !self.model.has_home(*index)).collect::<Vec<_>>())?;
+                self.make_ready(&own().filter(|(index, _)| !self.model.has_host_copy(*index)).collect::<Vec<_>>())?;
             }
             return Ok(());
         }
@@ -319,14 +319,14 @@ impl Observer<Tensor, Error> for Update<'_> {
         }
         for (index, _) in waiting {
             if let Some((all, owner)) = self.sender(index) {
-                self.parameters_on_their_way.push(all.begin_broadcast(owner, &parameters[index].tensor)?);
+                self.parameters_in_flight.push(all.begin_broadcast(owner, &parameters[index].tensor)?);
             }
         }
         Ok(())
     }
 
     fn receive(&mut self, index: usize) -> Result<()> {
-        if self.waits() && !self.model.has_home(index) {
+        if self.waits() && !self.model.has_host_copy(index) {
             self.waiting.push((index, None));
             return Ok(());
         }

@@ -73,7 +73,7 @@ fn run(
         }
         // Each process has its own matrices, and sends them to the one that saves.
         if rank > 0 {
-            trainer.model().lend().unwrap();
+            trainer.model().serve_weights().unwrap();
             return Ended { stats, parameters: Vec::new() };
         }
         let directory = tempfile::tempdir().unwrap();

@@ -19,7 +19,7 @@ fn held(trainer: &Trainer) -> u64 {
     heap::count_allocations(true);
     checkpoints.save(trainer, &serde_json::Value::Null, None, &|| false).unwrap();
     heap::count_allocations(false);
-    heap::most_live()
+    heap::peak_live()
 }
 
 #[test]

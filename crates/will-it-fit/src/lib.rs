@@ -17,7 +17,7 @@ use std::cell::RefCell;
 use run_plan::{Answer, Question};
 
 /// The most bytes of a question.
-const MOST_QUESTION_BYTES: usize = 16 << 20;
+const MAX_QUESTION_BYTES: usize = 16 << 20;
 
 thread_local! {
     static QUESTION: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -27,7 +27,7 @@ thread_local! {
 /// Returns memory for a question of `bytes` bytes, or null if that is too long. The memory is valid until the next call.
 #[unsafe(no_mangle)]
 pub extern "C" fn question(bytes: usize) -> *mut u8 {
-    if bytes > MOST_QUESTION_BYTES {
+    if bytes > MAX_QUESTION_BYTES {
         return std::ptr::null_mut();
     }
     QUESTION.with_borrow_mut(|question| {

@@ -43,7 +43,7 @@ pub struct GroupCounters {
 }
 
 /// Interval between reads of the peak. The peak only grows, so only its growth in the last interval can be missed.
-const EVERY: Duration = Duration::from_millis(4);
+const POLL_INTERVAL: Duration = Duration::from_millis(4);
 /// `until` is called once in this many reads, because it may read files.
 const LOOKS_A_QUESTION: usize = 20;
 
@@ -77,7 +77,7 @@ pub fn run(
             child.kill().and_then(|()| child.wait()).map_err(|error| error.to_string())?;
         }
         #[expect(clippy::disallowed_methods, reason = "a benchmark looks at another process again and again")]
-        std::thread::sleep(EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     };
     measured.exit_code = status.code().unwrap_or(-1);
     measured.seconds = began.elapsed().as_secs_f64();

@@ -21,12 +21,12 @@ const RUN: &str = "train.max_steps=64 train.batch_size=8 optimizer.learning_rate
 /// Memory limit of the group, for both processes.
 const LIMIT: u64 = 2 << 30;
 const BUDGET: &str = "1GiB";
-/// The other process begins after `BEGINS_AFTER` steps of the run. It frees its memory after `LETS_GO_AFTER` steps with
+/// The other process begins after `BEGINS_AFTER` steps of the run. It frees its memory after `RELEASES_AFTER` steps with
 /// a smaller plan.
 const BEGINS_AFTER: u64 = 15;
-const LETS_GO_AFTER: u64 = 15;
+const RELEASES_AFTER: u64 = 15;
 /// The most relative difference of any step's loss from the undisturbed run's: a smaller plan adds in another order.
-const MOST_PARTED: f64 = 2e-4;
+const MAX_LOSS_DIFFERENCE: f64 = 2e-4;
 /// Memory that the other process leaves free.
 const LEFT: u64 = 16 << 20;
 const CHUNK: u64 = 4 << 20;
@@ -66,11 +66,11 @@ pub fn run(options: &Options) -> Result<(), String> {
         && pressed.has("shrunk")
         && pressed.has("grown")
         && is_same_before
-        && difference <= MOST_PARTED;
+        && difference <= MAX_LOSS_DIFFERENCE;
     let verdict = if is_well { "held" } else { "FAILED" };
     let markdown = format!(
         "# A run beside a process that takes the memory\n\nt5-small in f32, 64 steps, budget {BUDGET}, in a control group of {:.0} MiB. After step\n\
-         {BEGINS_AFTER} another process in the group takes memory until {:.0} MiB are left, holds it until the run has made {LETS_GO_AFTER} steps with a\n\
+         {BEGINS_AFTER} another process in the group takes memory until {:.0} MiB are left, holds it until the run has made {RELEASES_AFTER} steps with a\n\
          smaller plan, and lets go.\n\n**{verdict}**: {kills} kills, {swapped} pages swapped, losses the same to the bit up to the first\n\
          change ({is_same_before}), and at every step within {difference:.1e} of the undisturbed run's.\n\n{}\n\n\
          | | undisturbed | beside the other |\n| --- | --- | --- |\n| steps | {} | {} |\n| last loss | {:.6} | {:.6} |\n| peak MiB (`VmHWM`) | {:.0} | {:.0} |\n\
@@ -138,7 +138,7 @@ fn once(options: &Options, directory: &Path, name: &str, is_pressed: bool) -> Re
                 Ok(child) => *other = Other::Holds(child),
                 Err(problem) => println!("{problem}"),
             },
-            Other::Holds(child) if shrunk.is_some_and(|shrunk| steps >= shrunk + LETS_GO_AFTER) => {
+            Other::Holds(child) if shrunk.is_some_and(|shrunk| steps >= shrunk + RELEASES_AFTER) => {
                 drop(child.stdin.take());
                 let _ = child.wait();
                 *other = Other::Gone;

@@ -11,7 +11,7 @@ use std::process::Command;
 
 use super::Lab;
 use super::lab::{self, Outcome, RUN};
-use super::promises::Whole;
+use super::promises::ReferenceRun;
 use super::scenario::{self, Scenario};
 use super::table::Table;
 use crate::sample_data::random::Random;
@@ -71,8 +71,8 @@ pub fn some(lab: &Lab, table: &mut Table, most: usize) -> Result<(), String> {
 /// Two checkpoints of a killed run, and the same run undisturbed.
 struct Scene {
     template: PathBuf,
-    going_on: Vec<String>,
-    whole: Whole,
+    resume_arguments: Vec<String>,
+    whole: ReferenceRun,
 }
 
 const NEWEST: &str = "step-00000002";
@@ -83,18 +83,18 @@ impl Scene {
         let mut scenario = Scenario::new(lab, "fresh", true)?;
         let two = ["--set", "checkpoint.keep_last=2"].map(str::to_string);
         scenario.arguments.extend(two.clone());
-        scenario.going_on.extend(two);
+        scenario.resume_arguments.extend(two);
         let directory = lab.directory("whole-damage")?;
         let ran = scenario::run(lab, &scenario.arguments, &directory, None)?;
         if ran.code != Some(0) {
             return Err(format!("the undisturbed run ended with {}\n{}", ran.ending(), ran.err));
         }
-        let whole = Whole::of(&directory)?;
+        let whole = ReferenceRun::of(&directory)?;
         let template = lab.directory("template-damage")?;
         let kill = "calls=rename,renameat,renameat2\nonly=step-00000003\nfrom=1\ndo=kill-before";
         let faults = lab.faults(format!("under={}\n{kill}", template.display()));
         scenario::run(lab, &scenario.arguments, &template, Some(&faults))?;
-        let scene = Self { template, going_on: scenario.going_on, whole };
+        let scene = Self { template, resume_arguments: scenario.resume_arguments, whole };
         for checkpoint in [OLDER, NEWEST] {
             if !scene.template.join(RUN).join("checkpoints").join(checkpoint).is_dir() {
                 return Err(format!("expected a run with {checkpoint}"));
@@ -169,8 +169,8 @@ impl Scene {
         lab::copy(&self.template, directory)?;
         let checkpoints = directory.join(RUN).join("checkpoints");
         apply(damage, &checkpoints, file)?;
-        let ran = scenario::run(lab, &self.going_on, directory, None)?;
-        let mut broken = self.whole.went_on(&ran, directory);
+        let ran = scenario::run(lab, &self.resume_arguments, directory, None)?;
+        let mut broken = self.whole.resumed(&ran, directory);
         if !ran.err.lines().any(|line| line.starts_with("warning: ") && line.contains(NEWEST)) {
             broken.push("the damage was not named".to_string());
         }
@@ -182,7 +182,7 @@ impl Scene {
         lab::copy(&self.template, directory)?;
         let newest = directory.join(RUN).join("checkpoints").join(NEWEST);
         apply(&Damage::Edit("\"format\": 1", "\"format\": 99"), newest.parent().unwrap_or(&newest), "manifest.json")?;
-        let ran = scenario::run(lab, &self.going_on, directory, None)?;
+        let ran = scenario::run(lab, &self.resume_arguments, directory, None)?;
         let mut broken = super::promises::ended_well(&ran, false);
         let manifest = fs::read_to_string(newest.join("manifest.json")).unwrap_or_default();
         if !manifest.contains("99") && ran.code != Some(4) {

@@ -48,7 +48,7 @@ pub fn parts_of_calls(lab: &Lab, table: &mut Table, scenario: &Scenario) -> Resu
         scenario.prepare(directory)?;
         let faults = lab.faults(format!("under={}\n{faults}", directory.display()));
         let ran = scenario::run(lab, &scenario.arguments, directory, Some(&faults))?;
-        Ok(scenario.whole.went_on(&ran, directory))
+        Ok(scenario.whole.resumed(&ran, directory))
     })
 }
 

@@ -67,9 +67,9 @@ fn in_a_group(lab: &Lab, directory: &Path, mib: u64, settings: &[&str], steps: u
     arguments[1] = directory.join("run").display().to_string();
     let measured = child::run(&lab.program, &arguments, Some(&group), directory, &|| false)?;
     let mut broken = Vec::new();
-    let complaint = measured.stderr.lines().find(|line| line.starts_with("error")).unwrap_or_default();
+    let first_error_line = measured.stderr.lines().find(|line| line.starts_with("error")).unwrap_or_default();
     if ![DONE, DOES_NOT_FIT].contains(&measured.exit_code) {
-        broken.push(format!("exit {}: {complaint}", measured.exit_code));
+        broken.push(format!("exit {}: {first_error_line}", measured.exit_code));
     }
     let kills = measured.group.unwrap_or_default().kills;
     if kills > 0 {

@@ -15,7 +15,7 @@ use crate::sample_data::random::Random;
 /// Scenarios that are killed.
 const SCENARIOS: [&str; 2] = ["fresh", "on disk"];
 /// The most kills of one run before it may run to its end.
-const MOST_KILLS: usize = 4;
+const MAX_KILLS: usize = 4;
 /// Default number of runs per row; each is killed at least once.
 const TRIES: usize = 250;
 
@@ -85,7 +85,7 @@ fn killed_often(
     scenario.prepare(directory)?;
     let run = directory.join(RUN);
     let (mut broken, mut newest, mut arguments) = (Vec::new(), None, &scenario.arguments);
-    for _ in 0..MOST_KILLS {
+    for _ in 0..MAX_KILLS {
         let ran = start(arguments)?;
         kills.fetch_add(usize::from(ran.signal.is_some()), Ordering::Relaxed);
         newest = newest.max(promises::acknowledged(&ran.out));
@@ -94,9 +94,9 @@ fn killed_often(
         if ran.code == Some(0) {
             break;
         }
-        arguments = &scenario.going_on;
+        arguments = &scenario.resume_arguments;
     }
-    let went_on = scenario::run(lab, &scenario.going_on, directory, None)?;
-    broken.extend(scenario.whole.went_on(&went_on, directory));
+    let resumed = scenario::run(lab, &scenario.resume_arguments, directory, None)?;
+    broken.extend(scenario.whole.resumed(&resumed, directory));
     Ok(broken)
 }

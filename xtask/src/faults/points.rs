@@ -55,7 +55,7 @@ pub fn kills(lab: &Lab, table: &mut Table, scenario: &Scenario, points: &[&Point
     let writes: Vec<&Point> = points.iter().copied().filter(|point| point.is_write()).collect();
     let last: Vec<&Point> = points.iter().copied().skip(points.len().saturating_sub(1)).collect();
     for (moment, points) in [("before", points), ("in", &writes), ("after", &last)] {
-        strike(lab, table, scenario, points, &killed(moment, scenario.name), &format!("kill-{moment}"))?;
+        inject(lab, table, scenario, points, &killed(moment, scenario.name), &format!("kill-{moment}"))?;
     }
     Ok(())
 }
@@ -69,10 +69,10 @@ pub fn errors(
     error: &str,
     number: i64,
 ) -> Result<(), String> {
-    strike(lab, table, scenario, points, &failed(error, scenario.name), &format!("errno:{number}"))
+    inject(lab, table, scenario, points, &failed(error, scenario.name), &format!("errno:{number}"))
 }
 
-fn strike(
+fn inject(
     lab: &Lab,
     table: &mut Table,
     scenario: &Scenario,

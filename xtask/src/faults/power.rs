@@ -79,20 +79,20 @@ fn cut(lab: &Lab, scenario: &Scenario, directory: &Path, number: u64, names: Nam
     lab::empty(&after)?;
     disk.write(&after, names)?;
     let mut broken = promises::nothing_lost(&after.join(RUN), newest);
-    let went_on = scenario::run(lab, &scenario.going_on, &after, None)?;
-    broken.extend(scenario.whole.went_on(&went_on, &after));
+    let resumed = scenario::run(lab, &scenario.resume_arguments, &after, None)?;
+    broken.extend(scenario.whole.resumed(&resumed, &after));
     Ok(broken)
 }
 
 /// A disk: names and contents.
 #[derive(Default)]
 struct Disk {
-    things: Vec<Thing>,
+    inodes: Vec<Inode>,
 }
 
 /// A file or a directory. A disk's first thing is its root.
 #[derive(Clone, Debug)]
-enum Thing {
+enum Inode {
     /// The contents at the last sync.
     File(Option<Vec<u8>>),
     /// The current names, and the names at the last sync.
@@ -109,18 +109,18 @@ impl Disk {
 
     fn read(&mut self, path: &Path) -> Result<usize, String> {
         let named = |error: std::io::Error| format!("{}: {error}", path.display());
-        let place = self.things.len();
+        let place = self.inodes.len();
         if !path.is_dir() {
-            self.things.push(Thing::File(Some(fs::read(path).map_err(named)?)));
+            self.inodes.push(Inode::File(Some(fs::read(path).map_err(named)?)));
             return Ok(place);
         }
-        self.things.push(Thing::Directory(BTreeMap::new(), BTreeMap::new()));
+        self.inodes.push(Inode::Directory(BTreeMap::new(), BTreeMap::new()));
         let mut names = BTreeMap::new();
         for entry in fs::read_dir(path).map_err(named)? {
             let entry = entry.map_err(named)?;
             names.insert(entry.file_name().to_string_lossy().into_owned(), self.read(&entry.path())?);
         }
-        self.things[place] = Thing::Directory(names.clone(), names);
+        self.inodes[place] = Inode::Directory(names.clone(), names);
         Ok(place)
     }
 
@@ -141,9 +141,9 @@ impl Disk {
             "open" | "openat" | "creat"
                 if (call == "creat" || detail & O_CREAT != 0) && self.find(&first).is_none() =>
             {
-                self.insert(&first, Thing::File(None));
+                self.insert(&first, Inode::File(None));
             }
-            "mkdir" | "mkdirat" => self.insert(&first, Thing::Directory(BTreeMap::new(), BTreeMap::new())),
+            "mkdir" | "mkdirat" => self.insert(&first, Inode::Directory(BTreeMap::new(), BTreeMap::new())),
             "unlink" | "unlinkat" | "rmdir" => {
                 self.names_of(&first).map(|(names, name)| names.remove(&name));
             }
@@ -172,25 +172,25 @@ impl Disk {
 
     fn sync(&mut self, path: &Path, record: &Path) -> Result<(), String> {
         let Some(place) = self.find(path) else { return Ok(()) };
-        match &mut self.things[place] {
-            Thing::File(held) => {
+        match &mut self.inodes[place] {
+            Inode::File(held) => {
                 *held = Some(fs::read(record).map_err(|error| format!("{}: {error}", record.display()))?);
             }
-            Thing::Directory(names, synced) => synced.clone_from(names),
+            Inode::Directory(names, synced) => synced.clone_from(names),
         }
         Ok(())
     }
 
-    fn insert(&mut self, path: &Path, thing: Thing) {
-        let place = self.things.len();
-        self.things.push(thing);
+    fn insert(&mut self, path: &Path, thing: Inode) {
+        let place = self.inodes.len();
+        self.inodes.push(thing);
         self.names_of(path).map(|(names, name)| names.insert(name, place));
     }
 
     fn find(&self, path: &Path) -> Option<usize> {
-        path.iter().try_fold(0, |place, name| match &self.things[place] {
-            Thing::Directory(names, _) => names.get(name.to_str()?).copied(),
-            Thing::File(_) => None,
+        path.iter().try_fold(0, |place, name| match &self.inodes[place] {
+            Inode::Directory(names, _) => names.get(name.to_str()?).copied(),
+            Inode::File(_) => None,
         })
     }
 
@@ -198,9 +198,9 @@ impl Disk {
     fn names_of(&mut self, path: &Path) -> Option<(&mut BTreeMap<String, usize>, String)> {
         let parent = self.find(path.parent()?)?;
         let name = path.file_name()?.to_str()?.to_string();
-        match &mut self.things[parent] {
-            Thing::Directory(names, _) => Some((names, name)),
-            Thing::File(_) => None,
+        match &mut self.inodes[parent] {
+            Inode::Directory(names, _) => Some((names, name)),
+            Inode::File(_) => None,
         }
     }
 
@@ -208,9 +208,9 @@ impl Disk {
     fn write(&self, directory: &Path, kept: Names) -> Result<(), String> {
         let mut left: Vec<(usize, PathBuf)> = vec![(0, directory.to_path_buf())];
         while let Some((place, path)) = left.pop() {
-            let written = match &self.things[place] {
-                Thing::File(held) => fs::write(&path, held.as_deref().unwrap_or_default()),
-                Thing::Directory(names, synced) => {
+            let written = match &self.inodes[place] {
+                Inode::File(held) => fs::write(&path, held.as_deref().unwrap_or_default()),
+                Inode::Directory(names, synced) => {
                     let names = if kept == Names::All { names } else { synced };
                     left.extend(names.iter().map(|(name, place)| (*place, path.join(name))));
                     fs::create_dir_all(&path)
@@ -234,7 +234,7 @@ mod tests {
         let directory = here.with_file_name(format!("power-{}-{thread}", std::process::id()));
         lab::empty(&directory).unwrap();
         fs::write(directory.join("record"), "synced").unwrap();
-        let mut disk = Disk { things: vec![Thing::Directory(BTreeMap::new(), BTreeMap::new())] };
+        let mut disk = Disk { inodes: vec![Inode::Directory(BTreeMap::new(), BTreeMap::new())] };
         for operation in operations {
             let line = operation.replace(' ', "\t");
             disk.follow(&line, Path::new("/d"), &directory).unwrap();

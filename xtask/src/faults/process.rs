@@ -37,7 +37,7 @@ impl Ran {
     }
 
     /// The first line that reports an error.
-    pub fn complaint(&self) -> &str {
+    pub fn first_error_line(&self) -> &str {
         let words = |line: &&str| line.starts_with("error") || line.contains("panicked");
         self.err.lines().find(words).unwrap_or_default()
     }

@@ -24,12 +24,12 @@ const PANICS: [&str; 3] = ["panicked at", "internal error:", "this is a bug"];
 
 /// The result of an undisturbed run.
 #[derive(Default)]
-pub struct Whole {
+pub struct ReferenceRun {
     model: Option<Vec<u8>>,
     names: BTreeSet<String>,
 }
 
-impl Whole {
+impl ReferenceRun {
     /// Reads the names in the directory of an undisturbed run.
     pub fn of(directory: &Path) -> Result<Self, String> {
         let names = names(directory)?;
@@ -47,9 +47,9 @@ impl Whole {
     }
 
     /// Checks that a run resumed without faults ended like an undisturbed run: same bytes, no files left behind.
-    pub fn went_on(&self, ran: &Ran, directory: &Path) -> Vec<String> {
+    pub fn resumed(&self, ran: &Ran, directory: &Path) -> Vec<String> {
         if ran.code != Some(0) {
-            return vec![format!("does not go on: {}: {}", ran.ending(), ran.complaint())];
+            return vec![format!("does not go on: {}: {}", ran.ending(), ran.first_error_line())];
         }
         let mut broken = self.same_model(directory);
         match names(directory) {
@@ -115,7 +115,7 @@ pub fn ended_well(ran: &Ran, may_be_killed: bool) -> Vec<String> {
         broken.push(ran.ending());
     }
     if PANICS.iter().any(|word| ran.err.contains(word)) {
-        broken.push(format!("panic: {}", ran.complaint()));
+        broken.push(format!("panic: {}", ran.first_error_line()));
     }
     if !is_killed && ran.code != Some(0) && !ran.err.lines().any(|line| line.starts_with("error: ")) {
         broken.push(format!("{} without a message", ran.ending()));
@@ -215,14 +215,14 @@ mod tests {
         fs::create_dir_all(run.join("model")).unwrap();
         fs::write(run.join(MODEL), "bytes").unwrap();
         fs::write(run.join("metrics.jsonl"), "{}\n").unwrap();
-        let whole = Whole::of(&directory).unwrap();
+        let whole = ReferenceRun::of(&directory).unwrap();
         let done = Ran { code: Some(0), ..Ran::default() };
-        assert_eq!(whole.went_on(&done, &directory), [""; 0]);
+        assert_eq!(whole.resumed(&done, &directory), [""; 0]);
         fs::write(run.join(MODEL), "other").unwrap();
         fs::write(run.join("metrics.jsonl"), "{}\n{\"event\":\n{}\n{").unwrap();
         fs::write(run.join(".left"), "").unwrap();
         let expected = ["the model has other bytes", "left behind: run/.left (of 1)", "metrics.jsonl: line 2 is torn"];
-        assert_eq!(whole.went_on(&done, &directory), expected);
+        assert_eq!(whole.resumed(&done, &directory), expected);
         fs::remove_dir_all(&directory).unwrap();
     }
 

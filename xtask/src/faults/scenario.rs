@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::lab::{self, Lab, Outcome, RUN};
 use super::process::{self, Faults, Ran};
-use super::promises::{self, Whole};
+use super::promises::{self, ReferenceRun};
 
 /// A few small steps that save each time, prune, evaluate and export. One thread: the N-th operation is always the same.
 const SETTINGS: &[&str] = &[
@@ -46,11 +46,11 @@ pub struct Scenario {
     /// Arguments of the run.
     pub arguments: Vec<String>,
     /// Arguments of the resumed run after a fault.
-    pub going_on: Vec<String>,
+    pub resume_arguments: Vec<String>,
     /// The state before the run.
     template: Option<PathBuf>,
     /// The run without a fault.
-    pub whole: Whole,
+    pub whole: ReferenceRun,
     /// The undisturbed run's file operations, in order.
     pub points: Vec<Point>,
 }
@@ -115,7 +115,7 @@ impl Scenario {
         let mut arguments = words(&["--memory-budget", "200MiB", "--output", RUN, "--max-steps"]);
         arguments.push(STEPS.to_string());
         arguments.extend(settings.iter().flat_map(|setting| words(&["--set", setting])));
-        let mut going_on = [arguments.clone(), words(&["--keep-training"])].concat();
+        let mut resume_arguments = [arguments.clone(), words(&["--keep-training"])].concat();
         let file_name = name.replace(' ', "-");
         let mut template = None;
         match name {
@@ -129,22 +129,28 @@ impl Scenario {
                     return Err(format!("{name}: expected a run that was killed after step 1: {}", ran.ending()));
                 }
                 template = Some(directory);
-                arguments.clone_from(&going_on);
+                arguments.clone_from(&resume_arguments);
             }
             "finished" => {
                 let directory = lab.directory(&format!("template-{file_name}"))?;
                 succeed(name, &run(lab, &arguments, &directory, None)?)?;
                 template = Some(directory);
-                arguments.clone_from(&going_on);
+                arguments.clone_from(&resume_arguments);
             }
             "dry run" => {
                 arguments.push("--dry-run".to_string());
-                going_on.clone_from(&arguments);
+                resume_arguments.clone_from(&arguments);
             }
             _ => {}
         }
-        let mut scenario =
-            Scenario { name, arguments, going_on, template, whole: Whole::default(), points: Vec::new() };
+        let mut scenario = Scenario {
+            name,
+            arguments,
+            resume_arguments,
+            template,
+            whole: ReferenceRun::default(),
+            points: Vec::new(),
+        };
         scenario.points = scenario.count(lab)?;
         let again = scenario.count(lab)?;
         if again.len() != scenario.points.len() {
@@ -159,7 +165,7 @@ impl Scenario {
         if let Some((a, b)) = scenario.points.iter().zip(&again).find(|(a, b)| is_ordered && a.call != b.call) {
             return Err(format!("{name}: two undisturbed runs part at `{}` and `{}`", a.name(), b.name()));
         }
-        scenario.whole = Whole::of(&lab.directory_of(&format!("whole-{file_name}")))?;
+        scenario.whole = ReferenceRun::of(&lab.directory_of(&format!("whole-{file_name}")))?;
         Ok(scenario)
     }
 
@@ -226,8 +232,8 @@ impl Scenario {
         if ran.code == Some(0) {
             broken.extend(self.whole.same_model(directory));
         }
-        let went_on = run(lab, &self.going_on, directory, None)?;
-        broken.extend(self.whole.went_on(&went_on, directory));
+        let resumed = run(lab, &self.resume_arguments, directory, None)?;
+        broken.extend(self.whole.resumed(&resumed, directory));
         Ok(broken)
     }
 }

@@ -25,7 +25,7 @@ const PRESETS: [&str; 3] = ["tiny", "t5-small", "chatlm-0.2b"];
 const TRIES: usize = 5;
 
 /// Stretches of a run: name, the text that begins it (empty: the start), and the text that ends it.
-const STRETCHES: [(&str, &str, &str); 4] = [
+const PHASES: [(&str, &str, &str); 4] = [
     ("starting", "", "evaluating"),
     ("evaluation with generation", "evaluating", "evaluation at step 0"),
     ("training", "evaluation at step 0", "step 1/"),
@@ -40,12 +40,12 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     let asked_for = |preset: &&str| preset == &PRESETS[0] || lab.options.only.contains(*preset);
     for preset in PRESETS.into_iter().filter(asked_for) {
         let arguments = arguments(lab, preset);
-        let rows = STRETCHES.map(|(name, ..)| format!("signals while {name}, {preset}"));
+        let rows = PHASES.map(|(name, ..)| format!("signals while {name}, {preset}"));
         if rows.iter().all(|row| !lab.is_asked_for(row)) {
             continue;
         }
         let spans = spans(lab, &arguments)?;
-        for ((stretch, row), span) in STRETCHES.iter().zip(rows).zip(spans) {
+        for ((stretch, row), span) in PHASES.iter().zip(rows).zip(spans) {
             let mut random = lab.options.seed;
             let tries: Vec<(String, Moment)> = (0..lab.options.tries.unwrap_or(TRIES))
                 .map(|_| {
@@ -134,7 +134,7 @@ fn spans(lab: &Lab, arguments: &[String]) -> Result<[Duration; 4], String> {
         said.iter().find(|(at, line)| *at >= from && line.contains(words)).map(|(at, _)| *at)
     };
     let mut spans = [Duration::ZERO; 4];
-    for (span, (name, begins, ends)) in spans.iter_mut().zip(STRETCHES) {
+    for (span, (name, begins, ends)) in spans.iter_mut().zip(PHASES) {
         let begin = first(begins, said[0].0).ok_or_else(|| format!("{name} never began"))?;
         let end = first(ends, begin).ok_or_else(|| format!("{name} never ended"))?;
         *span = end - begin;

@@ -6,7 +6,7 @@
 use super::{Finding, Tree};
 
 /// The most words of a sentence. STYLE.md asks for about 25; the rest is tolerance.
-const MOST_WORDS: usize = 30;
+const MAX_WORDS: usize = 30;
 
 /// Words and phrases that this project once used in its own sense, with plain replacements.
 const DIALECT: [(&str, &str); 8] = [
@@ -29,11 +29,11 @@ pub fn documents_have_plain_sentences(tree: &Tree) -> Vec<Finding> {
     for (path, text) in tree.files().filter(|(path, _)| is_document(path)) {
         for (line, sentence) in paragraphs(text).iter().flat_map(sentences) {
             let words = sentence.split_whitespace().count();
-            if words > MOST_WORDS {
+            if words > MAX_WORDS {
                 findings.push(Finding::new(
                     path,
                     line,
-                    format!("a sentence of {words} words, expected at most {MOST_WORDS}"),
+                    format!("a sentence of {words} words, expected at most {MAX_WORDS}"),
                 ));
             }
             if sentence.starts_with("What ") && !sentence.ends_with('?') {
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_long_sentence_of_a_document_is_found_and_code_tables_and_lists_are_not() {
-        let long = "word ".repeat(MOST_WORDS + 1);
+        let long = "word ".repeat(MAX_WORDS + 1);
         let short = "word ".repeat(20);
         let rule = documents_have_plain_sentences;
         check(

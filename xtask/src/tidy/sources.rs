@@ -14,7 +14,7 @@ const UNSAFE_CRATES: [&str; 6] = [
 ];
 
 /// A longer file is about more than one thing.
-const MOST_LINES: usize = 600;
+const MAX_LINES: usize = 600;
 
 /// Files that may be longer, each with the reason. Ideally empty.
 const LONGER: &[(&str, &str)] = &[];
@@ -52,8 +52,8 @@ pub fn files_fit_the_length_limit(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, source) in tree.rust_files() {
         let lines = source.lines().count();
-        if lines > MOST_LINES && !LONGER.iter().any(|(longer, _)| *longer == path) {
-            findings.push(Finding::new(path, 0, format!("expected at most {MOST_LINES} lines, got {lines}")));
+        if lines > MAX_LINES && !LONGER.iter().any(|(longer, _)| *longer == path) {
+            findings.push(Finding::new(path, 0, format!("expected at most {MAX_LINES} lines, got {lines}")));
         }
     }
     findings

@@ -27,9 +27,9 @@ use crate::speed::priced;
 use crate::{device, faster_device, open, report};
 
 /// Bytes that a bench may write if no flag asks for a file: the default of `memory.disk_writes`.
-const MOST_WRITTEN: u64 = 1 << 40;
+const MAX_WRITTEN: u64 = 1 << 40;
 /// The most steps that are not timed. Micro-batches of one or two kinds are all launched as graphs by the fifth step.
-const MOST_WARM_UP: usize = 8;
+const MAX_WARM_UP: usize = 8;
 
 /// Times steps.
 pub fn bench(flags: &BenchArgs) -> Outcome<()> {
@@ -51,17 +51,17 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         master_weights: master_weights(flags.master_weights.into(), flags.precision == Precision::Bf16, lora.is_some()),
         optimizer: if lora.is_some() { AdamwOptions::default().into() } else { AdafactorOptions::default().into() },
         gradient_precision: flags.gradient_precision.into(),
-        total_steps: (MOST_WARM_UP + flags.steps) as u64,
+        total_steps: (MAX_WARM_UP + flags.steps) as u64,
         ..TrainerOptions::default()
     };
     let named = device::named(flags.device.as_deref())?;
     let prices = PricesFrom::of_environment();
     let chosen = faster_device::of_command(named.as_ref(), prices, "a step", |device| {
-        Ok(Benched::new(flags, &model, &options, device)?.pace.step_seconds)
+        Ok(BenchSetup::new(flags, &model, &options, device)?.pace.step_seconds)
     });
     chosen.note();
     let device = &chosen.device;
-    let Benched { probe, now, priced, plan: planned, pace } = Benched::new(flags, &model, &options, device)?;
+    let BenchSetup { probe, now, priced, plan: planned, pace } = BenchSetup::new(flags, &model, &options, device)?;
     if let Some(warning) = device::limit(device, &planned, &now) {
         report::warn(&warning);
     }
@@ -109,12 +109,12 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
             "recompute_blocks": plan.levers.recompute_blocks, "relative_time": planned.relative_time,
             "predicted_step_ms": pace.step_seconds.map(|seconds| seconds * 1e3), "step_written_bytes": pace.step_written_bytes,
             "bf16_over_f32": priced.bf16_over_f32, "prices": priced.prices, "loss_chunk_rows": plan.levers.loss_chunk_rows,
-            "plan": planned.bill.conclusion, "tensor_bytes": heap::held().most_live,
+            "plan": planned.bill.conclusion, "tensor_bytes": heap::held().peak_live,
             "accumulation": accumulation(plan.levers.layer_major.as_ref()), "step_ms_each": timed.step_ms,
             "warm_up_steps": timed.warm_up, "micro_batches": timed.micro_batches,
         });
         if plan.levers.repeats {
-            json["graph_micro_batches"] = json!(timed.as_graphs());
+            json["graph_micro_batches"] = json!(timed.graph_micro_batches());
         }
         chosen.add_to(&mut json);
         if let Some(on_device) = &on_device {
@@ -138,8 +138,8 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         Bytes(predicted_peak_bytes)
     ))?;
     if plan.levers.repeats {
-        let (as_graphs, of) = (timed.as_graphs(), timed.micro_batches);
-        report::result(&format!("micro-batches launched as graphs: {as_graphs} of {of} a step\n"))?;
+        let (graph_micro_batches, of) = (timed.graph_micro_batches(), timed.micro_batches);
+        report::result(&format!("micro-batches launched as graphs: {graph_micro_batches} of {of} a step\n"))?;
     }
     if let Some(on_device) = &on_device {
         let predicted = planned.predicted_device_peak;
@@ -159,7 +159,7 @@ struct Timed {
     step_ms: Vec<f64>,
     micro_batches: usize,
     /// For each timed step, the micro-batches that were launched as graphs.
-    as_graphs: Vec<usize>,
+    graph_micro_batches: Vec<usize>,
     /// Whether the next step is timed.
     is_warm: bool,
 }
@@ -170,22 +170,22 @@ impl Timed {
         self.micro_batches = stats.micro_batches;
         if self.is_warm {
             self.step_ms.push(took.as_secs_f64() * 1e3);
-            self.as_graphs.push(stats.graph_micro_batches);
+            self.graph_micro_batches.push(stats.graph_micro_batches);
         } else {
             self.warm_up += 1;
             let is_recorded = !records || stats.graph_micro_batches == stats.micro_batches;
-            self.is_warm = is_recorded || self.warm_up == MOST_WARM_UP;
+            self.is_warm = is_recorded || self.warm_up == MAX_WARM_UP;
         }
     }
 
     /// The fewest micro-batches of a timed step that were launched as graphs.
-    fn as_graphs(&self) -> usize {
-        self.as_graphs.iter().copied().min().unwrap_or(0)
+    fn graph_micro_batches(&self) -> usize {
+        self.graph_micro_batches.iter().copied().min().unwrap_or(0)
     }
 }
 
 /// A device with the facts that its plan follows from.
-struct Benched {
+struct BenchSetup {
     probe: SystemProbe,
     now: MemorySnapshot,
     priced: Priced,
@@ -193,11 +193,11 @@ struct Benched {
     pace: Pace,
 }
 
-impl Benched {
+impl BenchSetup {
     /// Gathers the facts for the flags. Measures the device if that has not been done.
     fn new(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, device: &Device) -> Outcome<Self> {
         device::check_dtype(device, options.precision.activations())?;
-        let probe = device::probe(device, device::first_look(device));
+        let probe = device::probe(device, device::device_baseline(device));
         let (tokens, place) = ((flags.source_tokens, flags.target_tokens), device::place(device));
         let (from, on) = (PricesFrom::of_environment(), (place, device));
         let priced = priced(from, model, options, tokens, on, flags.levers.directory())?;
@@ -221,7 +221,7 @@ fn plan(
     let pins = if flags.profile { pins.with(RECORDED_MICRO_BATCHES.name, Value::Word("none")) } else { pins };
     let training = Training {
         options,
-        disk_writes: MOST_WRITTEN,
+        disk_writes: MAX_WRITTEN,
         evaluation: None,
         saves: false,
         wanted: Wanted::Undominated(None),
@@ -311,7 +311,7 @@ mod tests {
             assert!(disk.step.levers.uses_files() && !host.step.levers.uses_files(), "{flag}: {}", host.bill);
             let waits = |plan: &Plan| {
                 let mut rows = plan.bill.phase_rows.iter().flat_map(|phase| &phase.rows);
-                rows.any(|row| row.name == planner::names::OFF_THE_CARD && row.bytes > Bytes::ZERO)
+                rows.any(|row| row.name == planner::names::OFFLOADED_TO_HOST && row.bytes > Bytes::ZERO)
             };
             assert!(waits(&host) && !waits(&disk), "{flag}: {}", host.bill);
         }
@@ -332,17 +332,17 @@ mod tests {
             micro_batches: 2,
             graph_micro_batches,
         };
-        let warm_up = |as_graphs: &[usize], records| {
+        let warm_up = |graph_micro_batches: &[usize], records| {
             let mut timed = Timed::default();
-            as_graphs.iter().for_each(|&count| timed.add(Duration::from_millis(1), &stats(count), records));
-            assert_eq!(timed.warm_up + timed.step_ms.len(), as_graphs.len());
-            (timed.warm_up, timed.as_graphs())
+            graph_micro_batches.iter().for_each(|&count| timed.add(Duration::from_millis(1), &stats(count), records));
+            assert_eq!(timed.warm_up + timed.step_ms.len(), graph_micro_batches.len());
+            (timed.warm_up, timed.graph_micro_batches())
         };
         assert_eq!(warm_up(&[0, 0, 0], false), (1, 0));
         assert_eq!(warm_up(&[0, 1, 2, 2], true), (3, 2));
         assert_eq!(warm_up(&[0, 1, 2, 2, 1, 2], true), (3, 1));
         // If micro-batches never become graphs, the bench notices.
-        assert_eq!(warm_up(&[1; 20], true), (MOST_WARM_UP, 1));
+        assert_eq!(warm_up(&[1; 20], true), (MAX_WARM_UP, 1));
     }
 
     #[test]

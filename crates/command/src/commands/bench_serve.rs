@@ -10,7 +10,7 @@ use candle_core::DType;
 use planner::{AnsweredBatch, Pins};
 use run_report::figures::median;
 use serde_json::{Value, json};
-use t5::{AnswersTogether, Beams, GenerateOptions, Processors, Search, T5};
+use t5::{Beams, ContinuousBatch, GenerateOptions, Processors, Search, T5};
 
 use crate::answer_flags::WeightFlags;
 use crate::config::PricesFrom;
@@ -109,7 +109,7 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
 
 /// Seconds to the first token of all answers, and to the last.
 fn timed(model: &Rc<T5>, size: usize, source_tokens: usize, answers: &GenerateOptions) -> Outcome<(f64, f64)> {
-    let mut together = AnswersTogether::new(Rc::clone(model), answers.activations);
+    let mut together = ContinuousBatch::new(Rc::clone(model), answers.activations);
     let config = model.config();
     let begun = Instant::now();
     for key in 0..size {

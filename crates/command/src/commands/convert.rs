@@ -21,7 +21,7 @@ use crate::row_flags::{BadRowRule, ConvertArgs, Deduplicate};
 use crate::{open, options, report, row_data, stop};
 
 /// The time between two lines of progress.
-const SAY_EVERY: Duration = Duration::from_secs(10);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Memory for reading and writing, beside the table of duplicates.
 const OTHER_BYTES: u64 = 16 << 20;
 
@@ -53,7 +53,7 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
         validation: share.map(|share| (share, flags.seed)),
         stop: &|| interrupted.load(Ordering::Relaxed),
         progress: &|counts| {
-            if said.get().elapsed() >= SAY_EVERY {
+            if said.get().elapsed() >= PROGRESS_INTERVAL {
                 said.set(Instant::now());
                 report::note(&format!(
                     "{} rows read, {:.0} % of the files",

@@ -34,7 +34,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let Adapted { directory, adapter } = adapted;
     let scratch = stop.remove_at_end(row_data::scratch, trainer::Scratch::path)?;
     let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: report::note };
-    let mut run = RunDir::look_at(scratch.path());
+    let mut run = RunDir::open_read_only(scratch.path());
     let opened = Opened::new(&mut config, |config| row_data::prepare(config, &mut run, wanted), None)?;
     // The positions of pages determine the memory for reading them.
     opened.train.find_pages()?;

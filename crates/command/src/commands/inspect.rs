@@ -15,9 +15,9 @@ use crate::row_flags::InspectArgs;
 use crate::{open, report, row_data};
 
 /// The most columns that are inspected.
-const MOST_COLUMNS: usize = 256;
+const MAX_COLUMNS: usize = 256;
 /// Bytes of the table of duplicates. In a file with more rows, duplicates are not counted.
-const MOST_TABLE_BYTES: u64 = 256 << 20;
+const MAX_TABLE_BYTES: u64 = 256 << 20;
 
 /// Inspects files.
 pub fn inspect(flags: &InspectArgs) -> Outcome<()> {
@@ -72,7 +72,7 @@ impl Content {
         };
         let mut wanted = pairing.as_ref().map(Pairing::columns).unwrap_or_default();
         let of_pairing = wanted.len();
-        for name in kind.columns.iter().take(MOST_COLUMNS) {
+        for name in kind.columns.iter().take(MAX_COLUMNS) {
             if !wanted.iter().any(|column| column.name == *name) {
                 wanted.push(Column::text(name));
             }
@@ -91,7 +91,7 @@ impl Content {
             samples: Vec::new(),
         };
         let mut rows = Rows::open(path, kind, &wanted, false)?;
-        let (mut row, mut table) = (Row::default(), Duplicates::exact(MOST_TABLE_BYTES));
+        let (mut row, mut table) = (Row::default(), Duplicates::exact(MAX_TABLE_BYTES));
         loop {
             if content.rows == flags.rows && flags.rows > 0 {
                 content.share = rows.share_read();
@@ -300,9 +300,9 @@ fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
 
 /// A value on one line.
 fn shown(value: &Value) -> String {
-    const MOST_CHARS: usize = 120;
+    const MAX_CHARS: usize = 120;
     let text = value.as_str().unwrap_or("null");
-    let line: String = text.chars().take(MOST_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let line: String = text.chars().take(MAX_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
     if line.len() < text.len() { format!("{line}...") } else { line }
 }
 

@@ -26,7 +26,7 @@ use crate::setup;
 use crate::stop::Stop;
 
 /// The time between two checks for a signal.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The time between two reads of the list.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -134,7 +134,7 @@ fn state(waits: bool) -> &'static str {
 fn run(file: &Path, as_json: bool) -> Outcome<()> {
     let (at_once, jobs) = read_list(file)?;
     let stop = Stop::on_signals()?;
-    stop.can_leave_in_order();
+    stop.can_stop_gracefully();
     let (all, ended) = train_all(Source { file, read: Instant::now(), known: jobs }, at_once, &stop)?;
     let results: Vec<Value> = all.iter().map(|job| result_of(job, &ended)).collect();
     report::result(&if as_json { format!("{:#}\n", json!(results)) } else { table(&results) })?;
@@ -297,7 +297,7 @@ fn train_all(mut source: Source<'_>, at_once: usize, stop: &Stop) -> Outcome<(Ve
                 let _ = kill_process(pid, Signal::TERM);
             }
         }
-        let Ok(one) = told.recv_timeout(LOOK_EVERY) else { continue };
+        let Ok(one) = told.recv_timeout(POLL_INTERVAL) else { continue };
         running.retain(|(output, _)| *output != one.output);
         let words = if one.code == 0 { "finished".to_owned() } else { format!("ended with exit code {}", one.code) };
         let (number, all) = (ended.len() + 1, source.known.len());

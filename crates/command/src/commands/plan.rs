@@ -54,7 +54,7 @@ fn planned(config: Config, flags: &PlanArgs) -> Outcome<(PlannedRun, Option<Stri
         return Ok((run, faster_device::assumed(&config)));
     }
     let scratch = row_data::scratch()?;
-    let mut run = RunDir::look_at(scratch.path());
+    let mut run = RunDir::open_read_only(scratch.path());
     let mut config = setup::place_embedded_files(config, &mut run)?;
     let to_open = row_data::Wanted { resumes: false, to_plan: true, stop: &Stop::default(), say: report::note };
     let mut opened = setup::open(&mut config, &mut run, to_open)?;

@@ -11,12 +11,12 @@ use crate::run_dir::{PAGE, RESOLVED, RunDir};
 use crate::view_flags::ReportArgs;
 
 /// The most bytes of a config that are read; a page shows less.
-const MOST_SHOWN_BYTES: u64 = 1 << 20;
+const MAX_SHOWN_BYTES: u64 = 1 << 20;
 
 /// Reads the runs' files and writes the page.
 pub fn report(flags: &ReportArgs) -> Outcome<()> {
-    if flags.runs.len() > page::MOST_RUNS {
-        let most = page::MOST_RUNS;
+    if flags.runs.len() > page::MAX_RUNS {
+        let most = page::MAX_RUNS;
         return Err(Failure::usage(format!("report: expected at most {most} runs, got {}", flags.runs.len()))
             .hint("make a page for each group of runs that you want to compare"));
     }
@@ -32,12 +32,12 @@ pub fn report(flags: &ReportArgs) -> Outcome<()> {
 
 /// Reads the run in this directory.
 pub fn read(root: &Path) -> Outcome<Run> {
-    let metrics = RunDir::look_at(root).metrics();
+    let metrics = RunDir::open_read_only(root).metrics();
     let mut run = run_report::read(&metrics, &root.display().to_string()).map_err(|error| {
         Failure::unusable(error.to_string())
             .hint("a run is the directory that `--output` named; its metrics.jsonl is written from the start on")
     })?;
-    if let Ok(config) = regular_file::read_to_string(&root.join(RESOLVED), MOST_SHOWN_BYTES) {
+    if let Ok(config) = regular_file::read_to_string(&root.join(RESOLVED), MAX_SHOWN_BYTES) {
         run.set_config(&config);
     }
     Ok(run)
@@ -46,7 +46,7 @@ pub fn read(root: &Path) -> Outcome<Run> {
 /// Writes a page. Replaces an existing file only if this program wrote it.
 pub fn write_page(path: &Path, html: &str) -> Outcome<()> {
     let is_ours = |text: &[u8]| text.windows(MARK.len()).take(4096).any(|window| window == MARK);
-    match regular_file::read(path, page::MOST_BYTES as u64) {
+    match regular_file::read(path, page::MAX_BYTES as u64) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Ok(text) if is_ours(&text) => {}
         _ => {

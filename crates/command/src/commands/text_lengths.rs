@@ -15,15 +15,15 @@ use crate::row_flags::LengthFlags;
 /// Bars of a histogram.
 const BARS: u64 = 8;
 /// The most tokens that are counted in a text; a longer text counts as this long.
-const MOST_TOKENS: usize = 1 << 16;
+const MAX_TOKENS: usize = 1 << 16;
 
 /// Lengths of texts in characters, and with a tokenizer in tokens.
 pub struct TextLengths {
     tokenizer: Option<Tokenizer>,
-    of: Vec<OfTexts>,
+    of: Vec<TextStats>,
 }
 
-struct OfTexts {
+struct TextStats {
     name: &'static str,
     characters: Lengths,
     tokens: Lengths,
@@ -33,7 +33,7 @@ impl TextLengths {
     /// Empty counts. With `is_text` there is one text a row, otherwise a prompt and a response.
     pub fn new(flags: &LengthFlags, is_text: bool) -> Outcome<Self> {
         let tokenizer = flags.tokenizer.as_deref().map(tokenizer).transpose()?;
-        let of = |name, most| OfTexts { name, characters: Lengths::new(u64::MAX), tokens: Lengths::new(most) };
+        let of = |name, most| TextStats { name, characters: Lengths::new(u64::MAX), tokens: Lengths::new(most) };
         let of = match is_text {
             true => vec![of("text", u64::MAX)],
             false => vec![of("prompt", flags.max_source_tokens), of("response", flags.max_target_tokens)],
@@ -46,7 +46,7 @@ impl TextLengths {
         for (text, of) in texts.iter().zip(&mut self.of) {
             of.characters.add(text.chars().count() as u64);
             if let Some(tokenizer) = &self.tokenizer {
-                let tokens = tokenizer.encode_start(text, MOST_TOKENS)?.len() + tokenizer.start_ids().len();
+                let tokens = tokenizer.encode_start(text, MAX_TOKENS)?.len() + tokenizer.start_ids().len();
                 // The end of the sequence is counted, too.
                 of.tokens.add(tokens as u64 + 1);
             }

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use run_report::{Followed, screen};
+use run_report::{MetricsTail, screen};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -16,7 +16,7 @@ use crate::run_dir::RunDir;
 use crate::view_flags::WatchArgs;
 
 /// The time between two reads of the files.
-const EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 /// Keys that quit. Ctrl-C and Escape arrive as bytes, because the terminal is in raw mode.
 const LEAVING_KEYS: [&[u8]; 4] = [b"q", b"Q", b"\x03", b"\x1b"];
 
@@ -25,8 +25,8 @@ pub fn watch(flags: &WatchArgs) -> Outcome<()> {
     if !std::io::stdout().is_terminal() {
         return result(&screen::summary(&read(&flags.run)?));
     }
-    let metrics = RunDir::look_at(&flags.run).metrics();
-    let followed = Followed::new(&metrics, &flags.run.display().to_string());
+    let metrics = RunDir::open_read_only(&flags.run).metrics();
+    let followed = MetricsTail::new(&metrics, &flags.run.display().to_string());
     // A signal ends the command as `q` does, after restoring the terminal.
     let is_over = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGTERM] {
@@ -58,7 +58,7 @@ impl Terminal {
         Ok(terminal)
     }
 
-    fn follow(&self, mut followed: Followed, is_over: &AtomicBool) -> std::io::Result<()> {
+    fn follow(&self, mut followed: MetricsTail, is_over: &AtomicBool) -> std::io::Result<()> {
         let (mut trouble, mut shown, mut is_stale) = (None, None, true);
         while !is_over.load(Ordering::Relaxed) {
             match followed.poll() {
@@ -85,7 +85,7 @@ impl Terminal {
         let stdin = std::io::stdin();
         let mut keys = PollFd::new(&stdin, PollFlags::IN);
         let keys = if self.before.is_some() { std::slice::from_mut(&mut keys) } else { &mut [] };
-        match poll(keys, Some(&EVERY)) {
+        match poll(keys, Some(&POLL_INTERVAL)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(false),
             found => found?,
         };

@@ -3,7 +3,7 @@
 use collective::Shards;
 use memory_policy::MemorySnapshot;
 use planner::{Plan, Wanted};
-use run_plan::pace::{DiskNeed, Of};
+use run_plan::pace::{DiskNeed, PaceInputs};
 use run_plan::priced::Priced;
 use trainer::TrainerOptions;
 
@@ -32,7 +32,7 @@ impl DiskNeeds {
         let wanted = Wanted::Undominated(None);
         let (prices, lengths) = (priced.prices, &[][..]);
         let job = RunJob { config, model, options, data: None, lengths, wanted, prices, shards: *shards };
-        let of = Of { config, options, rows: None, steps: *steps, priced };
+        let of = PaceInputs { config, options, rows: None, steps: *steps, priced };
         DiskNeed::of(&of, &job.job(), now, plan)
     }
 }

@@ -42,7 +42,7 @@ impl Session {
         else {
             return Ok(());
         };
-        self.hold_prediction(&names::EVALUATION)?;
+        self.check_prediction(&names::EVALUATION)?;
         self.note_evaluation(&figures)?;
         heap::release_unused();
         self.note_memory("after evaluation")

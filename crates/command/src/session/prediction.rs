@@ -53,7 +53,7 @@ impl Session {
     /// Compares the prediction with the system's peak and with the device's, after a step or another phase of the run. The headroom is 5 %
     /// of the prediction, or a little more in a small process. The first time that a peak exceeds it, a warning names the row that was most
     /// likely wrong.
-    pub fn hold_prediction(&mut self, phase: &Name) -> Outcome<()> {
+    pub fn check_prediction(&mut self, phase: &Name) -> Outcome<()> {
         let now = self.probe.snapshot()?;
         while let Some(exceeded) = self.prediction.exceeded(&now) {
             let (text, mut event) = match exceeded.place {
@@ -68,7 +68,7 @@ impl Session {
     }
 
     fn beyond_on_host(&self, phase: &Name, peak: Bytes) -> (String, Value) {
-        let (predicted, tensors) = (self.plan.predicted_peak, Bytes(heap::held().most_live as u64));
+        let (predicted, tensors) = (self.plan.predicted_peak, Bytes(heap::held().peak_live as u64));
         let row = planner::wrong_row(&self.plan, phase, peak, tensors);
         let text = format!(
             "the peak is {peak} after {phase}, above the predicted {predicted}; the likely cause is the row {row} (tensors used {tensors})"

@@ -39,7 +39,7 @@ impl Session {
         self.trainer.release_gradients();
         let began = Instant::now();
         if !self.writes() {
-            self.trainer.lend_state()?;
+            self.trainer.serve_state()?;
             (self.saved_step, self.saved_at) = (Some(step), began);
             self.stop.note_saved();
             return Ok(());
@@ -69,19 +69,19 @@ impl Session {
         let path = saved.path.display().to_string();
         self.note_event("checkpoint", json!({"step": step, "path": path, "bytes": saved.bytes, "save_ms": took_ms}));
         self.report.line(&format!("saved {path} ({}, {took_ms:.0} ms)", Bytes(saved.bytes)));
-        self.hold_prediction(&names::SAVING)?;
+        self.check_prediction(&names::SAVING)?;
         self.note_memory("after saving")
     }
 
     /// Saves the digests of the read pages, before the checkpoint that relies on them. A run can continue without them, but then notices
     /// fewer changes of the data.
     fn keep_page_map(&mut self) -> Outcome<()> {
-        let known = self.opened.train.known_stretches();
-        if known == self.kept_stretches {
+        let known = self.opened.train.known_segments();
+        if known == self.kept_segments {
             return Ok(());
         }
         match setup::keep_page_map(&self.opened, self.run.root()) {
-            Ok(()) => self.kept_stretches = known,
+            Ok(()) => self.kept_segments = known,
             Err(failure) => {
                 let text = format!("{}; changed data may go unnoticed after a resume", failure.message);
                 self.warn(&text, json!({"step": self.trainer.step_count(), "kind": "page_map"}))?;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{Replanned, Session, milliseconds};
 use crate::failure::Outcome;
-use crate::processes::Together;
+use crate::processes::OptionalGroup;
 
 /// The common decisions of all processes before a step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,7 +39,7 @@ impl Session {
     /// Replaces a plan that this process would follow by one plan for all processes.
     pub(super) fn share_plan(&self, now: &MemorySnapshot, budgets: Budgets, replanned: &mut Replanned) -> Outcome<()> {
         let mine = replanned.plan.clone();
-        let plan = Together(self.group.as_ref()).one_plan(mine, (now, &self.costs, budgets), true)?;
+        let plan = OptionalGroup(self.group.as_ref()).agree_on_plan(mine, (now, &self.costs, budgets), true)?;
         if plan.step != replanned.plan.step {
             let (needed, available) = (plan.required(), now.ceiling());
             replanned.change.get_or_insert(Change::Shrunk { needed, available });
@@ -61,7 +61,7 @@ impl Session {
 
     /// Whether this process writes the files of the run.
     pub fn writes(&self) -> bool {
-        Together(self.group.as_ref()).is_first()
+        OptionalGroup(self.group.as_ref()).is_first()
     }
 
     /// The rows and counts of a whole batch. This process has read only its share.

@@ -123,7 +123,7 @@ pub(crate) struct Prepared {
 /// From a longer text, a piece of this size is drawn before reading and tokenizing, which bounds the cost of a row.
 const MAX_TEXT_BYTES: u64 = 256 << 10;
 /// The most bytes of a text that are read: a piece, which may begin up to three bytes later, at a character border.
-pub(crate) const MOST_PIECE_BYTES: u64 = MAX_TEXT_BYTES + 3;
+pub(crate) const MAX_PIECE_BYTES: u64 = MAX_TEXT_BYTES + 3;
 
 /// Separate the random choices of a row.
 const WINDOW: u64 = 0;
@@ -137,7 +137,7 @@ pub(crate) fn piece(bytes: u64, key: Key) -> Range<u64> {
         return 0..bytes;
     }
     let start = key.of(PIECE).stream().below(bytes - MAX_TEXT_BYTES + 1);
-    start..bytes.min(start + MOST_PIECE_BYTES)
+    start..bytes.min(start + MAX_PIECE_BYTES)
 }
 
 /// The read part of a text of `bytes` bytes, without characters that are cut off at either end.

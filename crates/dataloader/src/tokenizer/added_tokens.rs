@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Value, json};
 
-use super::beside::Beside;
+use super::companion_files::CompanionFiles;
 
 /// A role, and the usual name of its token.
 pub(super) type Role = (&'static str, Option<&'static str>);
@@ -18,25 +18,29 @@ pub(super) type Role = (&'static str, Option<&'static str>);
 ///
 /// # Errors
 /// The fault in the files.
-pub(super) fn in_order(beside: &Beside, roles: &[Role], further: &[Value]) -> Result<Vec<Value>, String> {
-    let role = |role: &Role| beside.role(role.0).cloned().or(role.1.map(Value::from));
+pub(super) fn in_order(
+    companion_files: &CompanionFiles,
+    roles: &[Role],
+    further: &[Value],
+) -> Result<Vec<Value>, String> {
+    let role = |role: &Role| companion_files.role(role.0).cloned().or(role.1.map(Value::from));
     let special = roles.iter().filter_map(role).chain(further.iter().cloned()).map(|token| settings(&token, true));
-    Ok(listed(beside, roles)?.into_iter().chain(special).collect())
+    Ok(listed(companion_files, roles)?.into_iter().chain(special).collect())
 }
 
 /// The tokens that a file lists, in the order of their ids.
-fn listed(beside: &Beside, roles: &[Role]) -> Result<Vec<Value>, String> {
+fn listed(companion_files: &CompanionFiles, roles: &[Role]) -> Result<Vec<Value>, String> {
     let mut tokens: Vec<(u64, Value)> = Vec::new();
-    if let Some(list) = beside.list() {
+    if let Some(list) = companion_files.list() {
         for (id, token) in list {
             let id = id.parse().map_err(|_| format!("added_tokens_decoder: `{id}`: expected the id of a token"))?;
             tokens.push((id, settings(token, false)));
         }
     } else {
-        let further = beside.further().unwrap_or_default();
-        let named = roles.iter().filter_map(|(role, _)| beside.role(role)).chain(&further).filter_map(name_of);
+        let further = companion_files.further().unwrap_or_default();
+        let named = roles.iter().filter_map(|(role, _)| companion_files.role(role)).chain(&further).filter_map(name_of);
         let special: HashSet<&str> = named.collect();
-        for (name, id) in beside.added.iter().flatten() {
+        for (name, id) in companion_files.added.iter().flatten() {
             let id = id.as_u64().ok_or_else(|| format!("`{id}`: expected the id of a token"))?;
             tokens.push((id, settings(&name.as_str().into(), special.contains(name.as_str()))));
         }

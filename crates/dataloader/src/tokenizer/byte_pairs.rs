@@ -7,7 +7,7 @@
 use serde_json::{Map, Value, json};
 
 use super::added_tokens::{self, Role};
-use super::beside::Beside;
+use super::companion_files::CompanionFiles;
 
 /// The file names in published models.
 pub(super) const VOCABULARY: &str = "vocab.json";
@@ -28,7 +28,11 @@ const ROLES: [Role; 7] = [
 ///
 /// # Errors
 /// The fault in the files.
-pub(super) fn tokenizer_json(vocabulary: &str, merges: &str, beside: &Beside) -> Result<String, String> {
+pub(super) fn tokenizer_json(
+    vocabulary: &str,
+    merges: &str,
+    companion_files: &CompanionFiles,
+) -> Result<String, String> {
     let entries: Map<String, Value> = serde_json::from_str(vocabulary).map_err(|error| error.to_string())?;
     let merges = merges.lines().filter(|line| !line.is_empty() && !line.starts_with("#version"));
     let merges = merges.map(|line| {
@@ -36,25 +40,30 @@ pub(super) fn tokenizer_json(vocabulary: &str, merges: &str, beside: &Beside) ->
         pair.map(|(first, second)| [first, second]).ok_or_else(|| format!("{MERGES}: `{line}`: expected two tokens"))
     });
     let merges: Vec<[&str; 2]> = merges.collect::<Result<_, _>>()?;
-    let further = beside.further().or_else(|| beside.further_by_names().map(<[Value]>::to_vec)).unwrap_or_default();
+    let further = companion_files
+        .further()
+        .or_else(|| companion_files.further_by_names().map(<[Value]>::to_vec))
+        .unwrap_or_default();
     let in_vocabulary = |name: &str| entries.get(name).and_then(Value::as_u64);
-    let tokens = added_tokens::in_order(beside, &ROLES, &further)?;
+    let tokens = added_tokens::in_order(companion_files, &ROLES, &further)?;
     let mut tokens = added_tokens::with_ids(tokens, entries.len() as u64, in_vocabulary);
     // RoBERTa has roles that no file here mentions. If the table has no row for such a token, the model does not have
     // it.
     let is_implied = |name: &Value| {
-        ROLES.iter().any(|(role, usual)| beside.role(role).is_none() && usual.is_some_and(|usual| name == usual))
+        ROLES
+            .iter()
+            .any(|(role, usual)| companion_files.role(role).is_none() && usual.is_some_and(|usual| name == usual))
     };
-    let has_row = |token: &Value| token["id"].as_u64() < Some(beside.rows.unwrap_or(u64::MAX));
+    let has_row = |token: &Value| token["id"].as_u64() < Some(companion_files.rows.unwrap_or(u64::MAX));
     tokens.retain(|token| has_row(token) || !is_implied(&token["content"]));
     let ids = added_tokens::ids(&tokens);
     let of_role = |role: &str| {
         let usual = ROLES.iter().find(|(other, _)| *other == role).and_then(|(_, usual)| *usual);
-        let name = beside.role(role).and_then(added_tokens::name_of).or(usual).unwrap_or_default();
+        let name = companion_files.role(role).and_then(added_tokens::name_of).or(usual).unwrap_or_default();
         let id = in_vocabulary(name).or_else(|| ids.get(name).copied());
         Ok::<_, String>(json!([name, id.ok_or_else(|| format!("`{name}`, the {role}, is no token"))?]))
     };
-    let flag = |key: &str| beside.setting(key).and_then(Value::as_bool);
+    let flag = |key: &str| companion_files.setting(key).and_then(Value::as_bool);
     let prefix = flag("add_prefix_space").unwrap_or(false);
     let (separator, first) = (of_role("sep_token")?, of_role("cls_token")?);
     let bytes = |prefix: bool| json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": true});

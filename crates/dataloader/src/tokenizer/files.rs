@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::beside::Beside;
+use super::companion_files::CompanionFiles;
 use super::utf8_bytes::{self, Utf8Bytes};
 use super::{Kind, LARGEST_FILE_BYTES, Tokenizer, byte_pairs, sentence_piece, unusable};
 use crate::Error;
@@ -35,37 +35,37 @@ impl Tokenizer {
         // A file with an unusual name has no files beside it: those in its directory belong to another tokenizer.
         let is_published = path.file_name().is_some_and(|name| FILES.iter().any(|file| name == *file));
         let directory = path.parent().filter(|_| is_published);
-        let beside = directory.map(Beside::read).transpose()?.unwrap_or_default();
+        let companion_files = directory.map(CompanionFiles::read).transpose()?.unwrap_or_default();
         let made = |json: Result<String, String>| {
             let json = json.map_err(|reason| unusable(path, reason))?;
             let tokenizer = Self::from_bytes(json.as_bytes(), path)?;
             Ok::<_, Error>(Self { kind: Kind::Converted(json), ..tokenizer })
         };
         let mut tokenizer = match path.extension() {
-            Some(extension) if extension == "model" => made(sentence_piece::tokenizer_json(&bytes, &beside))?,
+            Some(extension) if extension == "model" => made(sentence_piece::tokenizer_json(&bytes, &companion_files))?,
             _ if path.file_name().is_some_and(|name| name == byte_pairs::VOCABULARY) => {
-                made(byte_pair_json(path, &bytes, &beside))?
+                made(byte_pair_json(path, &bytes, &companion_files))?
             }
             _ => Self::from_bytes(&bytes, path)?,
         };
         if let Some(directory) = directory {
             tokenizer.take_companions(directory);
         }
-        if let Some(config) = beside.config_text {
+        if let Some(config) = companion_files.config_text {
             tokenizer.transformers_config = config;
         }
         Ok(tokenizer)
     }
 
     fn load_directory(directory: &Path) -> Result<Self, Error> {
-        let beside = Beside::read(directory)?;
+        let companion_files = CompanionFiles::read(directory)?;
         let file = FILES.map(|name| directory.join(name)).into_iter().find(|path| path.is_file());
         match file {
-            Some(file) if beside.class() != Some(utf8_bytes::CLASS) => Self::load(&file),
-            _ if is_of_bytes(&beside) => {
-                let bytes = Utf8Bytes::new(&beside).map_err(|reason| unusable(directory, reason))?;
+            Some(file) if companion_files.class() != Some(utf8_bytes::CLASS) => Self::load(&file),
+            _ if is_of_bytes(&companion_files) => {
+                let bytes = Utf8Bytes::new(&companion_files).map_err(|reason| unusable(directory, reason))?;
                 let tokenizer = Self::from_bytes(bytes.tokenizer_json().as_bytes(), directory)?;
-                let transformers_config = beside.config_text.unwrap_or_else(|| bytes.transformers_config());
+                let transformers_config = companion_files.config_text.unwrap_or_else(|| bytes.transformers_config());
                 let mut tokenizer = Self { kind: Kind::Bytes(bytes), transformers_config, ..tokenizer };
                 tokenizer.take_companions(directory);
                 Ok(tokenizer)
@@ -77,10 +77,10 @@ impl Tokenizer {
     /// The tokenizer of a model directory: its `tokenizer.json`, `spiece.model` or `vocab.json`. If the files name ByT5's
     /// tokenizer, which has no file, it is the directory itself. `None` if there is no tokenizer.
     pub fn in_directory(directory: &Path) -> Option<PathBuf> {
-        let beside = Beside::read(directory).unwrap_or_default();
+        let companion_files = CompanionFiles::read(directory).unwrap_or_default();
         let file = FILES.map(|name| directory.join(name)).into_iter().find(|path| path.is_file());
-        let file = file.filter(|_| beside.class() != Some(utf8_bytes::CLASS));
-        file.or_else(|| is_of_bytes(&beside).then(|| directory.to_owned()))
+        let file = file.filter(|_| companion_files.class() != Some(utf8_bytes::CLASS));
+        file.or_else(|| is_of_bytes(&companion_files).then(|| directory.to_owned()))
     }
 
     fn take_companions(&mut self, directory: &Path) {
@@ -91,15 +91,17 @@ impl Tokenizer {
 
 /// Whether a directory without another tokenizer has ByT5's, according to its files. Only ByT5 has a table with that many
 /// rows.
-fn is_of_bytes(beside: &Beside) -> bool {
-    beside.class().map_or(beside.rows == Some(utf8_bytes::USUAL_ROWS), |class| class == utf8_bytes::CLASS)
+fn is_of_bytes(companion_files: &CompanionFiles) -> bool {
+    companion_files
+        .class()
+        .map_or(companion_files.rows == Some(utf8_bytes::USUAL_ROWS), |class| class == utf8_bytes::CLASS)
 }
 
 /// The `tokenizer.json` of a `vocab.json` with the `merges.txt` beside it.
-fn byte_pair_json(path: &Path, vocabulary: &[u8], beside: &Beside) -> Result<String, String> {
+fn byte_pair_json(path: &Path, vocabulary: &[u8], companion_files: &CompanionFiles) -> Result<String, String> {
     let merges = path.with_file_name(byte_pairs::MERGES);
     let merges = regular_file::read_to_string(&merges, LARGEST_FILE_BYTES);
     let merges = merges.map_err(|error| format!("{}: {error}", byte_pairs::MERGES))?;
     let vocabulary = std::str::from_utf8(vocabulary).map_err(|error| error.to_string())?;
-    byte_pairs::tokenizer_json(vocabulary, &merges, beside)
+    byte_pairs::tokenizer_json(vocabulary, &merges, companion_files)
 }

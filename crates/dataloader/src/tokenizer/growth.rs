@@ -2,7 +2,7 @@
 //!
 //! A normalizer may replace a short text by a long one, and a sequence of normalizers multiplies the growth. Four that turn `1`
 //! into a thousand of them take more memory for one digit than any machine has. So the growth of each step is bounded from the
-//! file, and a tokenizer that exceeds [`MOST_GROWTH`] is refused. A tokenizer with a piece that is too long for the stack is
+//! file, and a tokenizer that exceeds [`MAX_GROWTH`] is refused. A tokenizer with a piece that is too long for the stack is
 //! refused, too.
 
 use std::fmt;
@@ -12,12 +12,12 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 /// The most bytes that one byte of text may become. Tokenizers in use stay below a hundred.
-pub(super) const MOST_GROWTH: u64 = 4096;
+pub(super) const MAX_GROWTH: u64 = 4096;
 
 /// The most bytes of a piece of a Unigram model. The tokenizers crate keeps pieces in a tree as deep as the longest piece. It
 /// copies and drops the tree by recursion, which takes some 400 bytes of stack for each byte. SentencePiece writes at most 16
 /// characters by default.
-const MOST_PIECE_BYTES: usize = 1024;
+const MAX_PIECE_BYTES: usize = 1024;
 
 /// The parts of a `tokenizer.json` that are read twice: here and by the tokenizers crate.
 #[derive(Deserialize)]
@@ -86,14 +86,14 @@ impl Head {
         self.model.unk_id.and_then(|id| id.try_into().ok())
     }
 
-    /// Refuses a Unigram model with a piece that is longer than [`MOST_PIECE_BYTES`].
+    /// Refuses a Unigram model with a piece that is longer than [`MAX_PIECE_BYTES`].
     ///
     /// # Errors
     /// The length of the longest piece.
     pub fn check_pieces(&self) -> Result<(), String> {
         let longest = self.model.vocab.longest_bytes;
-        if longest > MOST_PIECE_BYTES {
-            return Err(format!("its longest token has {longest} bytes: expected at most {MOST_PIECE_BYTES}"));
+        if longest > MAX_PIECE_BYTES {
+            return Err(format!("its longest token has {longest} bytes: expected at most {MAX_PIECE_BYTES}"));
         }
         Ok(())
     }
@@ -101,14 +101,14 @@ impl Head {
     /// The most bytes that one byte of text becomes before it is cut into tokens.
     ///
     /// # Errors
-    /// The part that makes text grow beyond [`MOST_GROWTH`].
+    /// The part that makes text grow beyond [`MAX_GROWTH`].
     pub fn growth(&self) -> Result<u64, String> {
         let encoding = growth(&self.pre_tokenizer, growth(&self.normalizer, 1));
         let decoding = growth(&self.decoder, 1);
         for (part, bytes) in [("normalizer", encoding), ("decoder", decoding)] {
-            if bytes > MOST_GROWTH {
+            if bytes > MAX_GROWTH {
                 return Err(format!(
-                    "its {part} can turn one byte of text into {bytes} bytes: expected at most {MOST_GROWTH}"
+                    "its {part} can turn one byte of text into {bytes} bytes: expected at most {MAX_GROWTH}"
                 ));
             }
         }

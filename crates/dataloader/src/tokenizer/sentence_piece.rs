@@ -14,7 +14,7 @@ use prost::Message;
 use serde_json::{Value, json};
 
 use super::added_tokens::{self, Role};
-use super::beside::Beside;
+use super::companion_files::CompanionFiles;
 
 /// The file name in published models.
 pub const FILE: &str = "spiece.model";
@@ -47,7 +47,7 @@ const ROLES: [Role; 7] = [
 ///
 /// # Errors
 /// The bytes are not a SentencePiece model, or not of the kind that T5 has.
-pub(super) fn tokenizer_json(bytes: &[u8], beside: &Beside) -> Result<String, String> {
+pub(super) fn tokenizer_json(bytes: &[u8], companion_files: &CompanionFiles) -> Result<String, String> {
     let model = Model::decode(bytes).map_err(|error| format!("expected a SentencePiece model: {error}"))?;
     let Trainer { kind, unknown } = model.trainer.unwrap_or_default();
     if kind.is_some_and(|kind| kind != UNIGRAM) {
@@ -62,15 +62,15 @@ pub(super) fn tokenizer_json(bytes: &[u8], beside: &Beside) -> Result<String, St
     }
     // Sentinels come last, in falling order.
     let sentinels: Vec<String> =
-        (0..sentinels(beside, pieces.len())?).rev().map(|number| format!("<extra_id_{number}>")).collect();
+        (0..sentinels(companion_files, pieces.len())?).rev().map(|number| format!("<extra_id_{number}>")).collect();
     // These tokens are found by name, not assembled from characters.
     let is_named = |piece: &&Piece| [CONTROL, USER_DEFINED].contains(&piece.kind);
     let named = pieces.iter().filter(is_named).map(|piece| named(&piece.text, piece.kind == CONTROL));
     let implied = named.chain(sentinels.iter().map(|name| name.as_str().into()));
-    let further = beside.further().unwrap_or_else(|| implied.collect());
+    let further = companion_files.further().unwrap_or_else(|| implied.collect());
     let ids: HashMap<&str, u64> =
         pieces.iter().map(|piece| piece.text.as_str()).chain(sentinels.iter().map(String::as_str)).zip(0..).collect();
-    let tokens = added_tokens::in_order(beside, &ROLES, &further)?;
+    let tokens = added_tokens::in_order(companion_files, &ROLES, &further)?;
     let added = added_tokens::with_ids(tokens, (pieces.len() + sentinels.len()) as u64, |name| ids.get(name).copied());
     let end = pieces.iter().position(|piece| piece.text == "</s>");
     let characters = model.normalizer.map(|normalizer| normalizer.characters).filter(|table| !table.is_empty());
@@ -93,9 +93,9 @@ pub(super) fn tokenizer_json(bytes: &[u8], beside: &Beside) -> Result<String, St
 }
 
 /// The number of sentinels in `tokenizer_config.json`, or else the number that fits into the table after the pieces.
-fn sentinels(beside: &Beside, pieces: usize) -> Result<usize, String> {
-    let Some(said) = beside.setting("extra_ids") else {
-        let has_room = beside.rows.is_none_or(|rows| rows >= (pieces + SENTINELS) as u64);
+fn sentinels(companion_files: &CompanionFiles, pieces: usize) -> Result<usize, String> {
+    let Some(said) = companion_files.setting("extra_ids") else {
+        let has_room = companion_files.rows.is_none_or(|rows| rows >= (pieces + SENTINELS) as u64);
         return Ok(if has_room { SENTINELS } else { 0 });
     };
     let number = said.as_u64().filter(|number| *number <= 1 << 16).and_then(|number| usize::try_from(number).ok());

@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::beside::Beside;
+use super::companion_files::CompanionFiles;
 use super::windows::{Source, TextFault};
 
 /// The class by which the files of a model name this tokenizer.
@@ -24,9 +24,9 @@ const SENTINELS: usize = 125;
 /// Bytes of text that are processed at a time.
 const STEP_BYTES: usize = 4 << 10;
 /// The most bytes of a token's name.
-const MOST_NAME_BYTES: usize = 256;
+const MAX_NAME_BYTES: usize = 256;
 /// The most added tokens. Every one of them is searched for.
-const MOST_NAMED: usize = 4096;
+const MAX_NAMED: usize = 4096;
 
 /// The tokenizer.
 pub(super) struct Utf8Bytes {
@@ -51,18 +51,18 @@ impl Utf8Bytes {
     ///
     /// # Errors
     /// The fault in the files.
-    pub fn new(beside: &Beside) -> Result<Self, String> {
+    pub fn new(companion_files: &CompanionFiles) -> Result<Self, String> {
         let mut tokens = Vec::new();
         for ((key, usual), id) in NAMED.into_iter().zip(0..) {
             // The list of all tokens is the newest form and takes precedence.
-            let token = match beside.list() {
+            let token = match companion_files.list() {
                 Some(list) => list.get(&id.to_string()),
-                None => beside.role(key),
+                None => companion_files.role(key),
             };
             let token = Named::of(token.unwrap_or(&Value::Null), usual, id)?;
             tokens.push(Named { is_special: true, ..token });
         }
-        match beside.list() {
+        match companion_files.list() {
             Some(list) => {
                 let further = list.iter().filter_map(|(id, token)| Some((id.parse().ok()?, token)));
                 let mut further: Vec<(u32, &Value)> = further.filter(|(id, _)| *id >= FIRST_SENTINEL).collect();
@@ -73,8 +73,9 @@ impl Utf8Bytes {
             }
             None => {
                 let is_special = true;
-                let implied = (0..sentinels(beside)?).map(|number| Value::String(format!("<extra_id_{number}>")));
-                let further = beside.further().unwrap_or_else(|| implied.collect());
+                let implied =
+                    (0..sentinels(companion_files)?).map(|number| Value::String(format!("<extra_id_{number}>")));
+                let further = companion_files.further().unwrap_or_else(|| implied.collect());
                 for (token, id) in further.iter().zip(FIRST_SENTINEL..) {
                     tokens.push(Named { strips: strips(token, false), is_special, ..Named::of(token, "", id)? });
                 }
@@ -82,11 +83,11 @@ impl Utf8Bytes {
         }
         tokens.retain(|token| !token.name.is_empty());
         let longest_name = tokens.iter().map(|token| token.name.len()).max().unwrap_or(0);
-        if tokens.len() > MOST_NAMED {
-            return Err(format!("{} tokens have names, expected at most {MOST_NAMED}", tokens.len()));
+        if tokens.len() > MAX_NAMED {
+            return Err(format!("{} tokens have names, expected at most {MAX_NAMED}", tokens.len()));
         }
-        if longest_name > MOST_NAME_BYTES {
-            return Err(format!("a token has a name of {longest_name} bytes, expected at most {MOST_NAME_BYTES}"));
+        if longest_name > MAX_NAME_BYTES {
+            return Err(format!("a token has a name of {longest_name} bytes, expected at most {MAX_NAME_BYTES}"));
         }
         let mut first_bytes: Vec<u8> = tokens.iter().map(|token| token.name.as_bytes()[0]).collect();
         first_bytes.sort_unstable();
@@ -127,7 +128,7 @@ impl Utf8Bytes {
         let (bytes, mut at) = (source.len(), 0);
         while at < bytes && encoding.ids.len() <= max_tokens {
             let end = bytes.min(at + STEP_BYTES + self.longest_name);
-            let text = source.stretch(at..end)?;
+            let text = source.segment(at..end)?;
             // A name may be cut off at the end of a stretch.
             let certain = if end == bytes { text.len() } else { text.len().saturating_sub(self.longest_name + 4) };
             at += self.add(text, certain, &mut encoding);
@@ -194,13 +195,13 @@ fn strips(token: &Value, usual: bool) -> [bool; 2] {
 }
 
 /// The number of sentinels: from the config, or ByT5's usual number if the table has room for it.
-fn sentinels(beside: &Beside) -> Result<usize, String> {
-    if let Some(said) = beside.setting("extra_ids") {
-        let number = said.as_u64().filter(|number| *number <= MOST_NAMED as u64);
-        let number = number.ok_or_else(|| format!("`extra_ids`: expected a number up to {MOST_NAMED}, got {said}"))?;
+fn sentinels(companion_files: &CompanionFiles) -> Result<usize, String> {
+    if let Some(said) = companion_files.setting("extra_ids") {
+        let number = said.as_u64().filter(|number| *number <= MAX_NAMED as u64);
+        let number = number.ok_or_else(|| format!("`extra_ids`: expected a number up to {MAX_NAMED}, got {said}"))?;
         return Ok(number as usize);
     }
-    let room = beside.rows.map_or(u64::MAX, |rows| rows.saturating_sub(u64::from(FIRST_SENTINEL)));
+    let room = companion_files.rows.map_or(u64::MAX, |rows| rows.saturating_sub(u64::from(FIRST_SENTINEL)));
     Ok(SENTINELS.min(usize::try_from(room).unwrap_or(usize::MAX)))
 }
 
@@ -261,7 +262,7 @@ mod tests {
     use super::*;
 
     fn tokenizer(config: &Value) -> Utf8Bytes {
-        Utf8Bytes::new(&Beside { config: config.as_object().cloned(), ..Beside::default() }).unwrap()
+        Utf8Bytes::new(&CompanionFiles { config: config.as_object().cloned(), ..CompanionFiles::default() }).unwrap()
     }
 
     #[test]
@@ -290,15 +291,21 @@ mod tests {
     #[test]
     fn a_small_table_has_fewer_sentinels_and_a_config_says_how_many() {
         let sentinels = |config: &Value, rows| {
-            let bytes =
-                Utf8Bytes::new(&Beside { config: config.as_object().cloned(), rows, ..Beside::default() }).unwrap();
+            let bytes = Utf8Bytes::new(&CompanionFiles {
+                config: config.as_object().cloned(),
+                rows,
+                ..CompanionFiles::default()
+            })
+            .unwrap();
             bytes.tokens.len() - NAMED.len()
         };
         assert_eq!(sentinels(&json!({}), Some(384)), 125);
         assert_eq!(sentinels(&json!({}), Some(260)), 1);
         assert_eq!(sentinels(&json!({"extra_ids": 3}), Some(384)), 3);
         let huge = json!({"extra_ids": 1e18});
-        assert!(Utf8Bytes::new(&Beside { config: huge.as_object().cloned(), ..Beside::default() }).is_err());
+        assert!(
+            Utf8Bytes::new(&CompanionFiles { config: huge.as_object().cloned(), ..CompanionFiles::default() }).is_err()
+        );
     }
 
     #[test]

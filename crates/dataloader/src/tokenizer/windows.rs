@@ -25,8 +25,8 @@ use std::ops::Range;
 use tokenizers::normalizer::Range as Referential;
 use tokenizers::{Model, NormalizedString, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Token};
 
-use super::remembered::Remembered;
 use super::traits::{Traits, drops};
+use super::word_cache::WordCache;
 use crate::Error;
 
 /// Why a text gives no tokens.
@@ -53,7 +53,7 @@ pub(crate) trait Source {
 
     /// Returns the text from `range.start`, a character border, to the last border up to `range.end`. Starts and ends
     /// rise from call to call.
-    fn stretch(&mut self, range: Range<usize>) -> Result<&str, TextFault>;
+    fn segment(&mut self, range: Range<usize>) -> Result<&str, TextFault>;
 }
 
 impl Source for &str {
@@ -61,7 +61,7 @@ impl Source for &str {
         str::len(self)
     }
 
-    fn stretch(&mut self, range: Range<usize>) -> Result<&str, TextFault> {
+    fn segment(&mut self, range: Range<usize>) -> Result<&str, TextFault> {
         Ok(&self[range.start..self.floor_char_boundary(range.end)])
     }
 }
@@ -89,13 +89,13 @@ impl Windows {
     pub fn new(max_tokens: usize, longest_token: usize, longest_added: usize, growth: u64) -> Self {
         // Text that can grow much is processed in smaller windows.
         let step = STEP_BYTES * USUAL_GROWTH / (growth as usize).max(USUAL_GROWTH);
-        let word = max_tokens.saturating_mul(8).clamp(LEAST_WORD_BYTES, MOST_WORD_BYTES);
+        let word = max_tokens.saturating_mul(8).clamp(MIN_WORD_BYTES, MAX_WORD_BYTES);
         Self {
-            step_bytes: step.max(LEAST_STEP_BYTES),
+            step_bytes: step.max(MIN_STEP_BYTES),
             context_bytes: CONTEXT_BYTES,
-            margin_bytes: MARGIN_BYTES + longest_added.min(MOST_NAME_BYTES),
+            margin_bytes: MARGIN_BYTES + longest_added.min(MAX_NAME_BYTES),
             word_bytes: word,
-            word_margin_bytes: (4 * longest_token).clamp(64, LEAST_WORD_BYTES / 4),
+            word_margin_bytes: (4 * longest_token).clamp(64, MIN_WORD_BYTES / 4),
         }
     }
 
@@ -106,7 +106,7 @@ impl Windows {
 
     /// Bytes at the beginning of a text that usually hold `max_tokens` tokens. Most tokens take 2 to 6 bytes.
     pub fn usual_bytes(&self, max_tokens: usize) -> usize {
-        self.around_bytes() + max_tokens.saturating_mul(8).saturating_add(1024).min(MOST_USUAL_BYTES)
+        self.around_bytes() + max_tokens.saturating_mul(8).saturating_add(1024).min(MAX_USUAL_BYTES)
     }
 
     fn around_bytes(&self) -> usize {
@@ -116,13 +116,13 @@ impl Windows {
 
 /// A window takes up to 400 times its text. Beside this step it repeats some hundred bytes of the last window.
 const STEP_BYTES: usize = 1 << 10;
-const MOST_WORD_BYTES: usize = 16 << 10;
-const MOST_USUAL_BYTES: usize = 16 << 10;
-const LEAST_STEP_BYTES: usize = 256;
-const LEAST_WORD_BYTES: usize = 4 << 10;
+const MAX_WORD_BYTES: usize = 16 << 10;
+const MAX_USUAL_BYTES: usize = 16 << 10;
+const MIN_STEP_BYTES: usize = 256;
+const MIN_WORD_BYTES: usize = 4 << 10;
 const CONTEXT_BYTES: usize = 64;
 const MARGIN_BYTES: usize = 64;
-const MOST_NAME_BYTES: usize = 256;
+const MAX_NAME_BYTES: usize = 256;
 /// Tokenizers in use make text grow less than this.
 const USUAL_GROWTH: usize = 64;
 /// This letter is added after blanks at the end of a window that is not the end of the text.
@@ -133,7 +133,7 @@ type Fault = Box<dyn std::error::Error + Send + Sync>;
 /// A text while it is tokenized.
 pub(super) struct Tokenizing<'t> {
     tokenizer: &'t tokenizers::Tokenizer,
-    remembered: &'t Remembered,
+    word_cache: &'t WordCache,
     traits: Traits,
     sizes: Windows,
     max_tokens: usize,
@@ -175,14 +175,14 @@ struct Word {
 
 impl<'t> Tokenizing<'t> {
     pub fn new(
-        (tokenizer, remembered): (&'t tokenizers::Tokenizer, &'t Remembered),
+        (tokenizer, word_cache): (&'t tokenizers::Tokenizer, &'t WordCache),
         traits: Traits,
         sizes: Windows,
         max_tokens: usize,
     ) -> Self {
         Self {
             tokenizer,
-            remembered,
+            word_cache,
             traits,
             sizes,
             max_tokens,
@@ -209,8 +209,8 @@ impl<'t> Tokenizing<'t> {
     }
 
     /// Tokenizes the stretch that [`next`](Self::next) asked for.
-    pub fn add(&mut self, stretch: &str, is_last: bool) -> Result<(), Fault> {
-        let window = format!("{}{stretch}", self.carried);
+    pub fn add(&mut self, segment: &str, is_last: bool) -> Result<(), Fault> {
+        let window = format!("{}{segment}", self.carried);
         let text = window.as_str();
         // A character at each end may exceed the limit.
         debug_assert!(text.len() <= self.sizes.most_bytes() + 8, "a window of {} bytes", text.len());
@@ -383,7 +383,7 @@ impl<'t> Tokenizing<'t> {
         if text.len() <= self.sizes.word_bytes {
             let model = self.tokenizer.get_model();
             let tokenize = || Ok(model.tokenize(text)?.iter().map(|token| token.id).collect());
-            return self.remembered.add(text, &mut self.ids, tokenize);
+            return self.word_cache.add(text, &mut self.ids, tokenize);
         }
         self.extend_word(text)?;
         self.end_word()

@@ -176,7 +176,7 @@ fn others_on_the_card_shrink_the_plan_and_it_grows_back() {
     let (samples, change) = follow(5000);
     assert_eq!(samples, 4);
     assert_eq!(change, Some(Change::Shrunk { needed: Bytes::mib(500 + (8 << 10)), available: Bytes::mib(5000) }));
-    let back: Vec<usize> = (0..crate::CALM_REPLANS).map(|_| follow(12_000).0).collect();
+    let back: Vec<usize> = (0..crate::GROW_AFTER_REPLANS).map(|_| follow(12_000).0).collect();
     assert_eq!((back[0], back[back.len() - 1]), (4, 8));
 }
 

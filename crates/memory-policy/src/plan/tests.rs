@@ -239,7 +239,7 @@ proptest! {
             match plan(&now, &costs, budget) {
                 Ok(plan) => {
                     prop_assert!(plan.required() <= budget.resolve(&now));
-                    prop_assert!(plan.predicted_peak + LEAST_HEADROOM <= now.ceiling());
+                    prop_assert!(plan.predicted_peak + MIN_HEADROOM <= now.ceiling());
                     prop_assert_eq!(plan.predicted_peak, sum(&plan.bill.rows));
                 }
                 Err(refusal) => prop_assert!(refusal.smallest_budget > refusal.limit),

@@ -12,7 +12,7 @@ use tokio::time::Sleep;
 use super::record::Record;
 use crate::error::ApiError;
 use crate::queue::Event;
-use crate::response::Form;
+use crate::response::ResponseMetadata;
 
 /// Reads the body of a request.
 pub(super) async fn read(mut body: Incoming, most: usize, timeout: Duration) -> Result<Vec<u8>, ApiError> {
@@ -56,7 +56,7 @@ impl Answer {
 
 /// Answers that are streamed.
 pub(super) struct Events {
-    pub form: Form,
+    pub form: ResponseMetadata,
     pub events: UnboundedReceiver<(usize, Event)>,
     /// Number of incomplete answers.
     pub left: usize,

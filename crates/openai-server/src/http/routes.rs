@@ -18,7 +18,7 @@ use super::socket::{Socket, write_all};
 use crate::error::ApiError;
 use crate::queue::{Event, Job};
 use crate::request::{Interface, Request as Asked};
-use crate::response::{Choice, Form};
+use crate::response::{Choice, ResponseMetadata};
 
 /// The page for trying the server. `NONCE` is replaced by the number that allows its script and style.
 const PAGE: &str = include_str!("page.html");
@@ -162,7 +162,7 @@ fn unknown_model(name: &str, shared: &Shared) -> ApiError {
 
 /// A request that is in the queue.
 struct Waiting {
-    form: Form,
+    form: ResponseMetadata,
     events: UnboundedReceiver<(usize, Event)>,
     choices: usize,
     is_stream: bool,
@@ -206,7 +206,7 @@ async fn ask(
     shared.queue.push(jobs.collect())?;
     let number = shared.number.fetch_add(1, Ordering::Relaxed);
     let prefix = if interface == Interface::Chat { "chatcmpl" } else { "cmpl" };
-    let form = Form {
+    let form = ResponseMetadata {
         interface,
         id: format!("{prefix}-{:x}{number:08x}", shared.begun),
         created: std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs()),
@@ -327,7 +327,7 @@ pub(super) fn refusal_of_head(error: &hyper::Error) -> Option<ApiError> {
 }
 
 /// Writes the refusal of a head, if any, and closes the connection.
-pub(super) async fn say_goodbye(mut socket: Socket, refusal: Option<ApiError>) {
+pub(super) async fn reject_and_close(mut socket: Socket, refusal: Option<ApiError>) {
     let text = refusal.map(|error| {
         let body = error.to_json().to_string();
         let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::BAD_REQUEST);

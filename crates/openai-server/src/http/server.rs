@@ -75,7 +75,7 @@ impl Server {
         let of_thread = Arc::clone(&drain);
         let thread = std::thread::Builder::new().name("http".into()).stack_size(1 << 20).spawn(move || {
             // However this thread ends, the engine must not wait for further jobs.
-            let closes = Closes(Arc::clone(&shared.queue));
+            let closes = CloseOnDrop(Arc::clone(&shared.queue));
             runtime.block_on(serve(listener, shared, &of_thread.wanted));
             drop(closes);
         })?;
@@ -103,9 +103,9 @@ impl Server {
     }
 }
 
-struct Closes(Arc<Queue>);
+struct CloseOnDrop(Arc<Queue>);
 
-impl Drop for Closes {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.close();
     }
@@ -158,9 +158,9 @@ struct Connection {
 }
 
 /// Counts a connection as open.
-struct Open(Arc<Shared>);
+struct ConnectionGuard(Arc<Shared>);
 
-impl Drop for Open {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.0.metrics.disconnected();
     }
@@ -170,7 +170,7 @@ impl Connection {
     async fn serve(mut self, stream: TcpStream, permit: OwnedSemaphorePermit) {
         let limits = self.shared.settings.limits;
         self.shared.metrics.connected();
-        let _open = Open(Arc::clone(&self.shared));
+        let _open = ConnectionGuard(Arc::clone(&self.shared));
         let _ = stream.set_nodelay(true);
         let routes = Routes { shared: Arc::clone(&self.shared), client: self.client };
         let mut connection = http1::Builder::new()
@@ -192,7 +192,7 @@ impl Connection {
         };
         let refusal = ended.err().and_then(|error| routes::refusal_of_head(&error));
         let socket = connection.into_parts().io;
-        routes::say_goodbye(socket, refusal).await;
+        routes::reject_and_close(socket, refusal).await;
         drop(permit);
     }
 }

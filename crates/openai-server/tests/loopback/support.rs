@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use openai_server::{
-    Access, ApiError, Event, Finish, Hooks, Job, Keys, Limits, Outgoing, Prompt, Queue, Server, Settings,
+    Access, ApiError, Event, Finish, Hooks, Job, Keys, Limits, Prompt, Queue, Server, Settings, StreamedText,
 };
 
 pub struct Running {
@@ -97,7 +97,7 @@ fn answer(job: Job, prompt: &str, gate: &Receiver<()>) {
     let words: Vec<&str> = text.split_inclusive(' ').collect();
     for choice in 0..job.options.n {
         let most = job.options.max_tokens.unwrap_or(words.len()).min(words.len());
-        let mut outgoing = Outgoing::new(&job.options.stop);
+        let mut outgoing = StreamedText::new(&job.options.stop);
         let mut so_far = String::new();
         for (i, word) in words[..most].iter().enumerate() {
             so_far += word;

@@ -319,7 +319,7 @@ impl PageSource<'_> {
     /// Returns a fault of the page's bytes, or that the bytes have changed, if that explains it better.
     pub(crate) fn explained(&self, fault: Fault) -> Fault {
         let Some((map, slot)) = self.check else { return fault };
-        if !matches!(fault, Fault::Corrupt(_) | Fault::Ended(_) | Fault::Unsupported(_)) {
+        if !matches!(fault, Fault::Corrupt(_) | Fault::UnexpectedEof(_) | Fault::Unsupported(_)) {
             return fault;
         }
         match map.digests.read_page(self.handle, slot, self.entry, 0) {

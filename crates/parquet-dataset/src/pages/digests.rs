@@ -2,7 +2,7 @@
 //!
 //! A page of common size has one word: the CRC-32 of its header and body as stored. The first read of the page sets it,
 //! and every later read compares it. The check is one pass of an instruction that is faster than memory. A page of more
-//! than [`ONE_WORD_BYTES`] has a word for each stretch of [`STRETCH_BYTES`]; only stretches that are read are checked.
+//! than [`ONE_WORD_BYTES`] has a word for each stretch of [`SEGMENT_BYTES`]; only stretches that are read are checked.
 //!
 //! An accidental change of a stretch goes unnoticed in one of 2^32 cases. Changes of a stretch that was never read are not noticed.
 
@@ -17,7 +17,7 @@ use crate::io::Handle;
 /// A page up to this size has one digest.
 const ONE_WORD_BYTES: u32 = 4 << 20;
 /// The part of a larger page that has a digest of its own.
-const STRETCH_BYTES: u64 = 128 << 10;
+const SEGMENT_BYTES: u64 = 128 << 10;
 /// Bytes per read, if bytes are read only for their digest.
 pub(crate) const PASS_BYTES: usize = 64 << 10;
 
@@ -32,16 +32,16 @@ pub(crate) struct Digests {
 }
 
 /// The size of a page's stretches, each of which has a digest; the last stretch may be smaller.
-pub(crate) fn stretch_bytes(page: &PageEntry) -> u64 {
+pub(crate) fn segment_bytes(page: &PageEntry) -> u64 {
     match page.bytes <= ONE_WORD_BYTES {
         true => u64::from(page.bytes.max(1)),
-        false => STRETCH_BYTES,
+        false => SEGMENT_BYTES,
     }
 }
 
 /// The number of words of a page.
-fn stretches(page: &PageEntry) -> u64 {
-    u64::from(page.bytes).div_ceil(stretch_bytes(page)).max(1)
+fn segments(page: &PageEntry) -> u64 {
+    u64::from(page.bytes).div_ceil(segment_bytes(page)).max(1)
 }
 
 impl Digests {
@@ -49,7 +49,7 @@ impl Digests {
     pub(crate) fn new(dictionary: Option<&PageEntry>, pages: &[PageEntry]) -> Self {
         let mut digests = Self::default();
         let mut more = 0;
-        let sizes = std::iter::once(dictionary.map_or(1, stretches)).chain(pages.iter().map(stretches));
+        let sizes = std::iter::once(dictionary.map_or(1, segments)).chain(pages.iter().map(segments));
         for (slot, words) in sizes.enumerate() {
             if words > 1 {
                 more += words as u32 - 1;
@@ -82,9 +82,9 @@ impl Digests {
 
     /// Checks a whole page; `stored` is its header and body.
     pub(crate) fn check_whole(&self, slot: usize, page: &PageEntry, stored: &[u8]) -> Result<(), Fault> {
-        for (word, stretch) in (self.first_word(slot)..).zip(stored.chunks(stretch_bytes(page) as usize)) {
+        for (word, segment) in (self.first_word(slot)..).zip(stored.chunks(segment_bytes(page) as usize)) {
             let mut digest = Crc::new();
-            digest.update(stretch);
+            digest.update(segment);
             self.check(word, &digest, page)?;
         }
         Ok(())
@@ -93,7 +93,7 @@ impl Digests {
     /// Whether every stretch of a page has a digest.
     pub(crate) fn knows(&self, slot: usize, page: &PageEntry) -> bool {
         let first = self.first_word(slot);
-        self.words[first..first + stretches(page) as usize].iter().all(|word| word.load(Ordering::Relaxed) != 0)
+        self.words[first..first + segments(page) as usize].iter().all(|word| word.load(Ordering::Relaxed) != 0)
     }
 
     /// Reads a page only for its digests, which are set or compared. Returns the CRC-32 of the bytes after the first
@@ -108,10 +108,10 @@ impl Digests {
         let (mut digest, mut body) = (Crc::new(), Crc::new());
         let mut piece = vec![0; PASS_BYTES];
         let (mut word, mut at, end) = (self.first_word(slot), 0, u64::from(page.bytes));
-        let stretch = stretch_bytes(page);
+        let segment = segment_bytes(page);
         while at < end {
             // A piece ends at the header's end and at a stretch's end.
-            let stop = [header_bytes, at - at % stretch + stretch, at + PASS_BYTES as u64, end];
+            let stop = [header_bytes, at - at % segment + segment, at + PASS_BYTES as u64, end];
             let stop = stop.into_iter().filter(|&stop| stop > at).min().unwrap_or(end);
             let piece = &mut piece[..(stop - at) as usize];
             handle.read_exact_at(piece, page.offset + at)?;
@@ -120,7 +120,7 @@ impl Digests {
                 body.update(piece);
             }
             at = stop;
-            if at % stretch == 0 || at == end {
+            if at % segment == 0 || at == end {
                 self.check(word, &digest, page)?;
                 digest.reset();
                 word += 1;

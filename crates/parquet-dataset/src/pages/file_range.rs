@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::Crc;
 
-use super::digests::{PASS_BYTES, stretch_bytes};
+use super::digests::{PASS_BYTES, segment_bytes};
 use super::entry::PageEntry;
 use super::map::ChunkMap;
 use crate::error::Fault;
@@ -17,11 +17,11 @@ use crate::io::Handle;
 pub(crate) struct FileRange {
     handle: Handle,
     bytes: Range<u64>,
-    check: Option<StretchCheck>,
+    check: Option<SegmentCheck>,
 }
 
 /// The digest of the current stretch, from the stretch's first byte on.
-struct StretchCheck {
+struct SegmentCheck {
     map: Arc<ChunkMap>,
     page: PageEntry,
     first_word: usize,
@@ -32,7 +32,7 @@ impl FileRange {
     /// Opens the page at `page`, from its header on. If given a map and the page's slot in it, all bytes read are
     /// checked.
     pub(crate) fn new(handle: &Handle, page: &PageEntry, check: Option<(&Arc<ChunkMap>, usize)>) -> Self {
-        let check = check.map(|(map, slot)| StretchCheck {
+        let check = check.map(|(map, slot)| SegmentCheck {
             first_word: map.digests.first_word(slot),
             map: Arc::clone(map),
             page: *page,
@@ -56,15 +56,15 @@ impl FileRange {
     pub(crate) fn skip(&mut self, count: u64) -> Result<(), Fault> {
         let target = self.bytes.start + count;
         if let Some(check) = &self.check {
-            let (_, stretch_end) = check.stretch(self.bytes.start);
-            let (target_start, _) = check.stretch(target);
-            if self.bytes.start > check.stretch(self.bytes.start).0 {
-                self.pass_to(target.min(stretch_end))?;
+            let (_, stretch_end) = check.segment(self.bytes.start);
+            let (target_start, _) = check.segment(target);
+            if self.bytes.start > check.segment(self.bytes.start).0 {
+                self.read_through_to(target.min(stretch_end))?;
             }
             if target > stretch_end {
                 self.bytes.start = self.bytes.start.max(target_start);
             }
-            return self.pass_to(target);
+            return self.read_through_to(target);
         }
         self.bytes.start = target;
         Ok(())
@@ -73,14 +73,14 @@ impl FileRange {
     /// Reads to the end of the current stretch, so that every byte that was used is checked.
     pub(crate) fn finish(&mut self) -> Result<(), Fault> {
         let Some(check) = &self.check else { return Ok(()) };
-        let (start, end) = check.stretch(self.bytes.start);
+        let (start, end) = check.segment(self.bytes.start);
         match start == self.bytes.start {
             true => Ok(()),
-            false => self.pass_to(end),
+            false => self.read_through_to(end),
         }
     }
 
-    fn pass_to(&mut self, target: u64) -> Result<(), Fault> {
+    fn read_through_to(&mut self, target: u64) -> Result<(), Fault> {
         let mut piece = vec![0; (target - self.bytes.start).min(PASS_BYTES as u64) as usize];
         while self.bytes.start < target {
             let count = (target - self.bytes.start).min(PASS_BYTES as u64) as usize;
@@ -90,12 +90,12 @@ impl FileRange {
     }
 }
 
-impl StretchCheck {
+impl SegmentCheck {
     /// The start and end of the stretch with byte `at` of the file. The end of the page counts as the start of a new
     /// stretch.
-    fn stretch(&self, at: u64) -> (u64, u64) {
+    fn segment(&self, at: u64) -> (u64, u64) {
         let end = self.page.offset + u64::from(self.page.bytes);
-        let (bytes, inside) = (stretch_bytes(&self.page), at - self.page.offset);
+        let (bytes, inside) = (segment_bytes(&self.page), at - self.page.offset);
         match at == end {
             true => (end, end),
             false => (at - inside % bytes, (at - inside % bytes + bytes).min(end)),
@@ -105,12 +105,12 @@ impl StretchCheck {
     /// Adds bytes at offset `at` to the digests.
     fn feed(&mut self, mut at: u64, mut bytes: &[u8]) -> Result<(), Fault> {
         while !bytes.is_empty() {
-            let (start, end) = self.stretch(at);
+            let (start, end) = self.segment(at);
             let (now, later) = bytes.split_at((end - at).min(bytes.len() as u64) as usize);
             self.digest.update(now);
             (at, bytes) = (at + now.len() as u64, later);
             if at == end {
-                let word = self.first_word + ((start - self.page.offset) / stretch_bytes(&self.page)) as usize;
+                let word = self.first_word + ((start - self.page.offset) / segment_bytes(&self.page)) as usize;
                 self.map.digests.check(word, &self.digest, &self.page)?;
                 self.digest.reset();
             }

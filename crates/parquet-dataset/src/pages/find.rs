@@ -47,7 +47,7 @@ impl ChunkMap {
         };
         let mut bytes = vec![0; (range.end - range.start) as usize];
         handle.read_exact_at(&mut bytes, range.start)?;
-        let Some(mut pages) = sound_pages(&parse_offset_index(&bytes)?, chunk) else {
+        let Some(mut pages) = validated_pages(&parse_offset_index(&bytes)?, chunk) else {
             return Ok(None);
         };
         let mut dictionary = None;
@@ -114,7 +114,7 @@ impl ChunkMap {
 }
 
 /// Converts the offset index to pages, if it agrees with itself and the chunk.
-fn sound_pages(locations: &[PageLocation], chunk: &Chunk) -> Option<Vec<PageEntry>> {
+fn validated_pages(locations: &[PageLocation], chunk: &Chunk) -> Option<Vec<PageEntry>> {
     let mut pages = Vec::with_capacity(locations.len());
     for (index, location) in locations.iter().enumerate() {
         let first_row = u32::try_from(location.first_row).ok()?;

@@ -118,7 +118,7 @@ impl PageHeader {
             let mut buffer = vec![0; available];
             handle.read_exact_at(&mut buffer, offset)?;
             match Self::parse(&buffer) {
-                Err(Fault::Ended(_)) if available == want && want < MAX_HEADER_BYTES => want *= 8,
+                Err(Fault::UnexpectedEof(_)) if available == want && want < MAX_HEADER_BYTES => want *= 8,
                 parsed => return parsed,
             }
         }
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn every_prefix_of_a_header_asks_for_more() {
         for length in 0..V1.len() {
-            assert!(matches!(PageHeader::parse(&V1[..length]), Err(Fault::Ended(_))), "{length}");
+            assert!(matches!(PageHeader::parse(&V1[..length]), Err(Fault::UnexpectedEof(_))), "{length}");
         }
     }
 

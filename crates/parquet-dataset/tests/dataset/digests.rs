@@ -46,7 +46,7 @@ fn a_page_with_other_bytes_is_an_error_and_every_other_page_is_read() {
         let dataset = open(&path, both());
         dataset.read_range(0..1000).unwrap();
         let map = dataset.page_map().unwrap();
-        assert_eq!(dataset.known_stretches(), 20, "ten pages in each of two columns");
+        assert_eq!(dataset.known_segments(), 20, "ten pages in each of two columns");
         assert_eq!(open(&path, with_map(&map)).touched_files(), [] as [&Path; 0]);
         change_a_byte(&path, find(&path, b"row 55").unwrap());
         let again = open(&path, with_map(&map));
@@ -60,7 +60,7 @@ fn a_page_with_other_bytes_is_an_error_and_every_other_page_is_read() {
         let rows: Vec<u64> = (100..1000).collect();
         assert_rows(&again.read_rows(&rows).unwrap(), &columns, &rows);
         let accepted = open(&path, DatasetOptions { forget_digests: true, ..with_map(&map) });
-        assert_eq!((accepted.touched_files(), accepted.known_stretches()), (vec![], 0));
+        assert_eq!((accepted.touched_files(), accepted.known_segments()), (vec![], 0));
         accepted.read_rows(&[7]).unwrap();
     }
 }
@@ -132,7 +132,7 @@ fn a_streamed_page_is_checked_as_far_as_it_is_read() {
     write_columns(&path, Compression::UNCOMPRESSED, &columns);
     let dataset = open(&path, both());
     dataset.read_rows(&[20]).unwrap();
-    let known = dataset.known_stretches();
+    let known = dataset.known_segments();
     assert!((2 * 30..2 * 80).contains(&known), "{known} of 384: lengths of values that were passed over, and a value");
     let map = dataset.page_map().unwrap();
     change_a_byte(&path, (3 << 20) + (1 << 19));

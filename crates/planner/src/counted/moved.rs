@@ -6,12 +6,12 @@ use t5::costs::{Trained, WeightsOnDisk};
 use t5::step::count::WeightsRead;
 
 use super::StepCounter;
-use crate::files::Written;
+use crate::files::StepIo;
 
 impl StepCounter<'_> {
     /// Bytes that a step with these levers writes to files.
-    pub fn written(&self, levers: &Levers) -> Written {
-        let Some(layers) = &levers.layer_major else { return Written::default() };
+    pub fn written(&self, levers: &Levers) -> StepIo {
+        let Some(layers) = &levers.layer_major else { return StepIo::default() };
         // The bytes written do not depend on the size of a micro-batch.
         let levers = Levers { micro_batch_samples: self.batch_samples, ..*levers };
         let passes = &self.of_model.passes;
@@ -23,33 +23,35 @@ impl StepCounter<'_> {
         let moments = self.state_on_disk.filter(|_| layers.optimizer_on_disk).map_or(0, |state| state.written);
         let once = passes.written(self.batch(), &levers) + moments;
         // Bytes that are written are copied from the device, and later back to it.
-        let over_the_bus = if self.of_model.place == Place::Device { 2 * once + weights + trained + read } else { 0 };
-        let (behind, both_ways) = match layers.copies_overlap {
-            true => self.copied_behind(&levers, weights),
+        let bus_bytes = if self.of_model.place == Place::Device { 2 * once + weights + trained + read } else { 0 };
+        let (overlapped, bidirectional) = match layers.copies_overlap {
+            true => self.overlapped_copies(&levers, weights),
             false => (0, [0; 2]),
         };
         match layers.in_host_memory {
             // Frozen weights may stay in the model's own files.
-            true => Written { over_the_bus, behind, both_ways, locked: over_the_bus - read, ..Written::default() },
+            true => {
+                StepIo { bus_bytes, overlapped, bidirectional, pinned_bytes: bus_bytes - read, ..StepIo::default() }
+            }
             // The host fills and empties pieces of pinned memory one at a time.
-            false => Written {
+            false => StepIo {
                 once,
                 weights,
                 frozen,
                 read,
                 read_by_micro_batch: by_micro_batch,
-                over_the_bus,
-                behind,
-                both_ways: [0; 2],
-                locked: 0,
+                bus_bytes,
+                overlapped,
+                bidirectional: [0; 2],
+                pinned_bytes: 0,
             },
         }
     }
 
     /// Bytes copied between the host and a device while a block is computed: weights for passes, activations both ways, and gradients to
-    /// the host. The second value is [`Written::both_ways`] of page-locked memory. Nothing is computed during an update, which changes
+    /// the host. The second value is [`StepIo::bidirectional`] of page-locked memory. Nothing is computed during an update, which changes
     /// `changed` bytes of weights.
-    fn copied_behind(&self, levers: &Levers, changed: u64) -> (u64, [u64; 2]) {
+    fn overlapped_copies(&self, levers: &Levers, changed: u64) -> (u64, [u64; 2]) {
         let passes = &self.of_model.passes;
         let gradients = passes.gradients_written(self.batch(), levers);
         let activations = passes.written(self.batch(), levers) - gradients;

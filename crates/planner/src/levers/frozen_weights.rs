@@ -5,7 +5,7 @@ use memory_policy::Place;
 use t5::{LayerMajor, Levers};
 
 use super::{
-    MOST_BLOCKS, counts, counts_or, in_blocks, keeps_every_gradient, layer_major, of_layers, with_words, words_or,
+    MAX_BLOCKS, counts, counts_or, in_blocks, keeps_every_gradient, layer_major, of_layers, with_words, words_or,
 };
 use crate::lever::{FrozenBlocks, Lever, Space, Value, Values};
 
@@ -14,7 +14,7 @@ const MATRIX: &str = "matrix";
 /// Blocks whose weights stay in memory although other blocks' weights lie in files, where none of them is trained.
 pub static WEIGHT_BLOCKS_IN_MEMORY: Lever = Lever {
     name: "weight_blocks_in_memory",
-    values: Values::Blocks(MOST_BLOCKS),
+    values: Values::Blocks(MAX_BLOCKS),
     meaning: "evaluation, answers and adapters with weights on disk: blocks whose weights stay in memory, decoder blocks first",
     flag: None,
     layer_major: None,

@@ -9,10 +9,10 @@ fn a_batch_is_cut_into_parts_as_even_as_can_be() {
 
 #[test]
 fn a_deep_model_has_no_more_values_of_a_lever_and_still_all_and_none() {
-    assert_eq!(counts(3, MOST_COUNTS), [0, 1, 2, 3]);
+    assert_eq!(counts(3, MAX_COUNTS), [0, 1, 2, 3]);
     for blocks in [64, 65, 127, 200, 256] {
-        let counts = counts(blocks, MOST_COUNTS);
-        assert!(counts.is_sorted() && counts.len() <= MOST_COUNTS + 1, "{counts:?}");
+        let counts = counts(blocks, MAX_COUNTS);
+        assert!(counts.is_sorted() && counts.len() <= MAX_COUNTS + 1, "{counts:?}");
         assert_eq!((counts[0], counts.last()), (0, Some(&blocks)));
     }
 }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use candle_core::{DType, Tensor};
-use t5::{AnswersTogether, GenerateOptions, T5};
+use t5::{ContinuousBatch, GenerateOptions, T5};
 use t5_ops::{Attention, attention, linear};
 
 use super::{Measured, OF_A_KIND, TOKENS, shortest};
@@ -24,7 +24,7 @@ const SOURCES: usize = 8;
 /// Tokens of each source.
 const SOURCE_TOKENS: usize = 8;
 /// The most tokens of an answer. The cache never grows beyond them.
-const MOST_TOKENS: usize = 32;
+const MAX_TOKENS: usize = 32;
 
 impl Measured<'_> {
     /// The speed of answers.
@@ -108,9 +108,9 @@ impl Measured<'_> {
         };
         let failed = |error: t5::Error| candle_core::Error::wrap(error);
         let model = Rc::new(T5::init(&config, 0, DType::F32, self.device).map_err(failed)?);
-        let mut together = AnswersTogether::new(model, self.dtype);
+        let mut together = ContinuousBatch::new(model, self.dtype);
         let source: Vec<u32> = (2..2 + SOURCE_TOKENS as u32).collect();
-        let options = GenerateOptions { max_new_tokens: MOST_TOKENS, ..GenerateOptions::default() };
+        let options = GenerateOptions { max_new_tokens: MAX_TOKENS, ..GenerateOptions::default() };
         for key in 0..sources as u64 {
             together.join(key, &source, &options, &|| false).map_err(failed)?;
         }

@@ -8,10 +8,10 @@ use t5_ops::evict_from_caches;
 /// On a busy machine, timing takes at most three times its limit.
 const WAITS_AT_MOST: u32 = 3;
 /// A piece of work is timed at most twelve times.
-const MOST_TIMES: usize = 12;
+const MAX_TIMES: usize = 12;
 /// Work that is launched on a card before the host waits: its time, and the most calls.
 const TOGETHER: Duration = Duration::from_millis(2);
-const MOST_TOGETHER: usize = 32;
+const MAX_TOGETHER: usize = 32;
 
 /// The shortest time of `work` on a device, in seconds. As in a step, the work is launched several times before the host waits, so that
 /// launches and waiting overlap with computation. The first time does not count if there is time for another: it includes loading kernels.
@@ -29,9 +29,9 @@ pub(super) fn shortest_on(
     let began = Instant::now();
     each_of(1)?;
     let once = each_of(1)?;
-    let count = ((TOGETHER.as_secs_f64() / once.max(1e-9)) as usize).clamp(1, MOST_TOGETHER);
+    let count = ((TOGETHER.as_secs_f64() / once.max(1e-9)) as usize).clamp(1, MAX_TOGETHER);
     let mut least = once;
-    for _ in 0..MOST_TIMES {
+    for _ in 0..MAX_TIMES {
         if began.elapsed() >= limit {
             break;
         }
@@ -100,7 +100,7 @@ fn shortest_of(
 ) -> candle_core::Result<f64> {
     let first = once()?;
     let (mut samples, mut sum) = (Vec::new(), 0.0);
-    while samples.len() < MOST_TIMES && sum < limit.as_secs_f64() && elapsed() < limit * WAITS_AT_MOST {
+    while samples.len() < MAX_TIMES && sum < limit.as_secs_f64() && elapsed() < limit * WAITS_AT_MOST {
         let sample = once()?;
         sum += sample.running_seconds();
         samples.push(sample);
@@ -215,13 +215,13 @@ mod tests {
         check(&[0.001, 0.25], (0.25, 2));
         // There is no time for another call.
         check(&[0.7], (0.7, 1));
-        check(&[0.01; MOST_TIMES + 1], (0.01, MOST_TIMES + 1));
+        check(&[0.01; MAX_TIMES + 1], (0.01, MAX_TIMES + 1));
         // The same with the real clock.
         let mut calls = 0;
         let seconds = shortest(Duration::from_secs(1), || {
             calls += 1;
             Ok(())
         });
-        assert!(seconds.unwrap() < f64::INFINITY && (2..=MOST_TIMES + 1).contains(&calls), "{calls} calls");
+        assert!(seconds.unwrap() < f64::INFINITY && (2..=MAX_TIMES + 1).contains(&calls), "{calls} calls");
     }
 }

@@ -248,7 +248,7 @@ fn what_is_off_a_card_lies_in_files_or_is_billed_to_the_host() {
     let (mut in_files, mut on_host) = (0, 0);
     for choice in &offered.steps {
         let levers = &choice.what.levers;
-        let bytes = of(&choice.rows, Place::Host, &OFF_THE_CARD);
+        let bytes = of(&choice.rows, Place::Host, &OFFLOADED_TO_HOST);
         assert_eq!(bytes > 0, levers.has_host_memory(), "{:?}", choice.what);
         in_files += u32::from(levers.uses_files());
         on_host += u32::from(levers.has_host_memory());

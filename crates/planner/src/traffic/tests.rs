@@ -24,9 +24,9 @@ fn by_layer(overlaps: bool) -> Levers {
 }
 
 /// Gradients of each of the two blocks, and the bytes sent at the end.
-fn gradients(of_block: u64, alone: u64) -> Sent {
-    let block = OfBlock { gradients: of_block, sums: 1, ..OfBlock::default() };
-    Sent { blocks: vec![block; 2], alone, ..Sent::default() }
+fn gradients(of_block: u64, exposed: u64) -> Sent {
+    let block = BlockTraffic { gradients: of_block, sums: 1, ..BlockTraffic::default() };
+    Sent { blocks: vec![block; 2], exposed, ..Sent::default() }
 }
 
 #[test]
@@ -55,11 +55,11 @@ fn micro_batch_by_micro_batch_the_last_one_alone_hides_gradients() {
 
 #[test]
 fn weights_come_while_the_block_before_is_worked_on_and_those_of_the_first_are_waited_for() {
-    let block = OfBlock { weights: 10, brought: 2, ..OfBlock::default() };
+    let block = BlockTraffic { weights: 10, gathers: 2, ..BlockTraffic::default() };
     let weights = Sent { blocks: vec![block; 2], head: 5, ..Sent::default() };
     check(&by_layer(true), 1, &weights, 0.1 + 0.1);
     // Forward of a block takes 0.15, backward 0.25.
-    let block = OfBlock { weights: 30, ..block };
+    let block = BlockTraffic { weights: 30, ..block };
     let longer = Sent { blocks: vec![block; 2], head: 5, ..Sent::default() };
     check(&by_layer(true), 1, &longer, (0.3 + 0.15) + (0.3 + 0.05));
 }

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use planner::Values;
 
-use super::familiar_names;
+use super::flag_aliases;
 
 /// The values that a key accepts.
 #[derive(Clone, Copy, Debug)]
@@ -242,7 +242,7 @@ pub fn nearest(name: &str) -> Option<&'static Key> {
     if let (Some(only), None) = (same_ending.next(), same_ending.next()) {
         return Some(only);
     }
-    if let Some(key) = familiar_names::key(name) {
+    if let Some(key) = flag_aliases::key(name) {
         return find(key);
     }
     KEYS.iter()

@@ -37,7 +37,7 @@ pub enum PricesFrom {
 }
 
 /// The smallest accepted budget: no run fits in less. A smaller number probably lacks its unit.
-const LEAST_BUDGET: u64 = 1 << 20;
+const MIN_BUDGET: u64 = 1 << 20;
 
 /// The variable that selects the source of prices if the config does not.
 const PRICES_VARIABLE: &str = "LOW_MEM_T5_PRICES";
@@ -103,7 +103,7 @@ impl Memory {
             ))
             .hint("copy the line from the resolved.toml of a run, or use `--set memory.prices=measured`"));
         }
-        if let Some(bytes) = self.budget.filter(|bytes| *bytes < LEAST_BUDGET) {
+        if let Some(bytes) = self.budget.filter(|bytes| *bytes < MIN_BUDGET) {
             return Err(Failure::usage(format!(
                 "{}: `memory.budget`: expected at least 1 MiB, got {bytes} bytes",
                 values.origin("memory.budget")

@@ -14,7 +14,7 @@
 mod batch_size;
 mod data;
 mod evaluating;
-pub mod familiar_names;
+pub mod flag_aliases;
 pub mod generation;
 pub mod keys;
 pub mod lora;
@@ -30,7 +30,7 @@ use std::path::PathBuf;
 pub use data::{BadRows, Columns, Data, Objective};
 pub use generation::Generation;
 pub use memory::{Memory, PricesFrom};
-pub use precedence::settle;
+pub use precedence::resolve_precedence;
 use trainer::{GradientPrecision, MasterWeights};
 pub use values::{Origin, Values};
 

@@ -11,7 +11,7 @@ use super::values::{Origin, Values};
 use crate::failure::Outcome;
 
 /// A key, and the keys that set the same thing in another way.
-const RIVALS: [(&str, &[&str]); 5] = [
+const CONFLICTING_KEYS: [(&str, &[&str]); 5] = [
     ("train.batch_size", &["train.batch_size_per_device", "train.gradient_accumulation_steps"]),
     ("train.batch_size_per_device", &["train.batch_size"]),
     ("model.config", &["model.init_from", "run.finetune"]),
@@ -26,18 +26,18 @@ const ADAFACTORS: [&str; 3] = ["optimizer.relative_step", "optimizer.scale_param
 const RATES: [&str; 3] = ["optimizer.learning_rate", "schedule.name", "schedule.warmup_steps"];
 
 /// Resets values of a file that a value on the command line contradicts.
-pub fn settle(values: &mut Values) -> Outcome<()> {
-    for (typed, rivals) in RIVALS {
+pub fn resolve_precedence(values: &mut Values) -> Outcome<()> {
+    for (typed, rivals) in CONFLICTING_KEYS {
         let stands_for_nothing = values.setting(typed).value.as_str().is_some_and(|text| is_word(typed, text));
         if is_typed(values, typed) && !stands_for_nothing {
-            take_back(values, rivals)?;
+            reset_keys(values, rivals)?;
         }
     }
     if is_typed(values, "optimizer.relative_step") && values.switch("optimizer.relative_step") {
-        take_back(values, &RATES)?;
+        reset_keys(values, &RATES)?;
     }
     if is_typed(values, "optimizer.name") && values.text("optimizer.name").as_deref() == Some("adamw") {
-        take_back(values, &ADAFACTORS)?;
+        reset_keys(values, &ADAFACTORS)?;
     }
     let has_typed_steps = is_typed(values, "train.max_steps") && values.integer("train.max_steps").is_some();
     if has_typed_steps && !is_typed(values, "train.epochs") {
@@ -54,7 +54,7 @@ fn is_word(key: &str, text: &str) -> bool {
     keys::find(key).is_some_and(|key| key.words.contains(&text))
 }
 
-fn take_back(values: &mut Values, keys: &[&str]) -> Outcome<()> {
+fn reset_keys(values: &mut Values, keys: &[&str]) -> Outcome<()> {
     for key in keys {
         if matches!(values.origin(key), Origin::File(..)) {
             values.reset(key)?;
@@ -72,7 +72,7 @@ mod tests {
         let mut values = Values::defaults();
         values.apply_file("my.toml", &format!("{file}\n[data]\ntrain = \"a\"\n")).unwrap();
         typed.iter().for_each(|assignment| values.apply_assignment(assignment).unwrap());
-        settle(&mut values)?;
+        resolve_precedence(&mut values)?;
         Config::resolve(values)
     }
 

@@ -19,10 +19,10 @@ mod scale;
 
 pub use plan::of_plan;
 pub use run::of_run;
-pub use runs::{MOST_RUNS, of_runs};
+pub use runs::{MAX_RUNS, of_runs};
 
 /// The most bytes of a page.
-pub const MOST_BYTES: usize = 300_000;
+pub const MAX_BYTES: usize = 300_000;
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("script.js");

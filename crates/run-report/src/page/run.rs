@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use super::chart::Chart;
 use super::scale::Scale;
-use super::{MOST_BYTES, bill, escape, page, recipe, section};
+use super::{MAX_BYTES, bill, escape, page, recipe, section};
 use crate::figures::{self, bytes, count, decimal};
 use crate::run::{Evaluation, Run};
 use crate::series::Series;
 
 /// The most evaluations in the table; from more, an even selection is shown.
-pub(super) const MOST_ROWS: usize = 24;
+pub(super) const MAX_ROWS: usize = 24;
 
 /// The parts of a page whose length depends on users' texts.
 #[derive(Clone, Copy)]
@@ -38,7 +38,7 @@ const SHOWN: [Shown; 5] = {
 /// The page of a run.
 pub fn of_run(run: &Run) -> String {
     let mut pages = SHOWN.iter().map(|shown| with(run, shown));
-    pages.find(|page| page.len() <= MOST_BYTES).unwrap_or_else(|| page("a run", "", &Value::Null))
+    pages.find(|page| page.len() <= MAX_BYTES).unwrap_or_else(|| page("a run", "", &Value::Null))
 }
 
 fn with(run: &Run, shown: &Shown) -> String {
@@ -64,7 +64,7 @@ pub(super) fn figures_of(run: &Run) -> Value {
         let scores: serde_json::Map<String, Value> = scores.collect();
         json!({"step": evaluation.step, "loss": evaluation.loss, "scores": scores})
     };
-    let shown = spread(run.evaluations(), MOST_ROWS);
+    let shown = spread(run.evaluations(), MAX_ROWS);
     json!({
         "run": run.name(), "step": run.step(), "total_steps": run.total_steps(), "steps": totals.steps,
         "target_tokens": totals.target_tokens, "source_tokens": totals.source_tokens, "samples": totals.samples,
@@ -191,7 +191,7 @@ fn evaluations(run: &Run) -> String {
         let _ = write!(html, "<th class=\"n\">{}</th>", escape::text(score_name(name)));
     }
     html += "<th class=\"n\">rows</th><th class=\"n\">generated</th></tr>\n";
-    for evaluation in spread(all, MOST_ROWS) {
+    for evaluation in spread(all, MAX_ROWS) {
         let perplexity = decimal(evaluation.perplexity);
         let _ = write!(
             html,

@@ -7,25 +7,25 @@ use serde_json::Value;
 use super::chart::Chart;
 use super::run::{figures_of, score, score_name, validation_points};
 use super::scale::Scale;
-use super::{MOST_BYTES, escape, page, recipe, section};
+use super::{MAX_BYTES, escape, page, recipe, section};
 use crate::figures::{self, bytes, count, decimal};
 use crate::run::Run;
 use crate::series::Series;
 
 /// The most runs on a page: more colours could not be told apart.
-pub const MOST_RUNS: usize = 12;
+pub const MAX_RUNS: usize = 12;
 /// The most points of a curve, so that a page of many runs stays small.
-const MOST_POINTS: usize = 180;
+const MAX_POINTS: usize = 180;
 
 /// The page of several runs.
 ///
 /// # Panics
-/// If there are more than [`MOST_RUNS`].
+/// If there are more than [`MAX_RUNS`].
 pub fn of_runs(runs: &[Run]) -> String {
-    assert!(runs.len() <= MOST_RUNS, "{} runs", runs.len());
+    assert!(runs.len() <= MAX_RUNS, "{} runs", runs.len());
     // Settings may be of any length; the figures and curves are bounded.
     let mut pages = [usize::MAX, 24, 0].into_iter().map(|differences| with(runs, differences));
-    pages.find(|page| page.len() <= MOST_BYTES).unwrap_or_else(|| page("runs", "", &Value::Null))
+    pages.find(|page| page.len() <= MAX_BYTES).unwrap_or_else(|| page("runs", "", &Value::Null))
 }
 
 fn with(runs: &[Run], most_differences: usize) -> String {
@@ -101,7 +101,7 @@ fn table(runs: &[Run]) -> String {
 /// The means of a series, joined until there are few.
 fn points(series: &Series) -> Vec<(f64, f64)> {
     let points: Vec<(f64, f64)> = series.points().map(|(x, bucket)| (x, bucket.mean())).collect();
-    let at_a_time = points.len().div_ceil(MOST_POINTS).max(1);
+    let at_a_time = points.len().div_ceil(MAX_POINTS).max(1);
     let mean = |values: &mut dyn Iterator<Item = f64>, count: usize| {
         #[expect(clippy::cast_precision_loss, reason = "a handful")]
         let count = count as f64;

@@ -13,7 +13,7 @@ pub struct Scale {
 }
 
 /// The most ticks of an axis.
-const MOST_TICKS: f64 = 5.0;
+const MAX_TICKS: f64 = 5.0;
 
 impl Scale {
     /// A linear axis from the least to the largest value, with ticks at multiples of 1, 2 or 5 times a power of ten.
@@ -23,7 +23,7 @@ impl Scale {
 
     /// A linear axis from 0 to at least `to`, rounded up to a tick.
     pub fn from_zero(to: f64) -> Self {
-        let step = round_step(to.max(1e-12) / MOST_TICKS);
+        let step = round_step(to.max(1e-12) / MAX_TICKS);
         Self::linear(0.0, (to / step).ceil() * step)
     }
 
@@ -64,7 +64,7 @@ impl Scale {
             (30.0, 8.64e7, "d"),
         ];
         let to = to.max(1.0);
-        let fits = |(times, unit, _): &&(f64, f64, &str)| times * unit * MOST_TICKS >= to;
+        let fits = |(times, unit, _): &&(f64, f64, &str)| times * unit * MAX_TICKS >= to;
         let &(times, unit, name) = STEPS.iter().find(fits).unwrap_or(&STEPS[STEPS.len() - 1]);
         let ticks = (0..=64).map(|n| f64::from(n) * times).take_while(|value| value * unit <= to);
         let shown =
@@ -75,7 +75,7 @@ impl Scale {
     /// A logarithmic axis, for positive values that span more than a power of ten.
     pub fn log(from: f64, to: f64) -> Self {
         let (low, high) = (from.log10().floor() as i32, to.log10().ceil() as i32);
-        let every = ((high - low) as usize).div_ceil(MOST_TICKS as usize).max(1);
+        let every = ((high - low) as usize).div_ceil(MAX_TICKS as usize).max(1);
         let mut ticks: Vec<f64> = (low..=high).step_by(every).map(|power| 10f64.powi(power)).collect();
         if high - low <= 2 {
             ticks.extend((low..high).flat_map(|power| [2.0, 5.0].map(|times| times * 10f64.powi(power))));
@@ -97,9 +97,9 @@ impl Scale {
 
     fn in_units(from: f64, to: f64, unit: f64, shown: impl Fn(f64) -> String) -> Self {
         let to = if to > from { to } else { from + 1.0 };
-        let step = round_step((to - from) / unit / MOST_TICKS);
+        let step = round_step((to - from) / unit / MAX_TICKS);
         let first = (from / unit / step).ceil();
-        let ticks = (0..=2 * MOST_TICKS as usize).map(|n| (first + n as f64) * step);
+        let ticks = (0..=2 * MAX_TICKS as usize).map(|n| (first + n as f64) * step);
         let ticks = ticks.take_while(|value| value * unit <= to * (1.0 + 1e-9));
         // Format the rounded multiple of the step, so that the label is round, too.
         let ticks = ticks.map(|value| (value * unit, shown((value / step).round() * step))).collect();

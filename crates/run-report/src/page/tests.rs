@@ -71,10 +71,10 @@ fn a_long_run_with_long_answers_has_a_small_page() {
     let mut run = run_of(20_000, "a run");
     run.set_config(&"key = \"<<<<<<<<<<<<<<<<<<<<<<<<\" # --set: x\n".repeat(2000));
     let page = of_run(&run);
-    assert!(page.len() < MOST_BYTES, "{}", page.len());
-    let runs: Vec<Run> = (0..MOST_RUNS).map(|_| run_of(1000, "a run")).collect();
+    assert!(page.len() < MAX_BYTES, "{}", page.len());
+    let runs: Vec<Run> = (0..MAX_RUNS).map(|_| run_of(1000, "a run")).collect();
     let page = of_runs(&runs);
-    assert!(page.len() < MOST_BYTES, "{}", page.len());
+    assert!(page.len() < MAX_BYTES, "{}", page.len());
 }
 
 #[test]
@@ -84,10 +84,10 @@ fn texts_that_grow_when_they_are_escaped_make_no_page_too_large() {
     let keys: String = (0..400).map(|key| format!("key_{key} = {quotes:?} # {quotes}: x\n")).collect();
     run.set_config(&keys);
     let page = of_run(&run);
-    assert!(page.len() < MOST_BYTES && page.contains("Resident memory"), "{}", page.len());
-    let others = (1..MOST_RUNS).map(|_| run_of(100, &quotes));
+    assert!(page.len() < MAX_BYTES && page.contains("Resident memory"), "{}", page.len());
+    let others = (1..MAX_RUNS).map(|_| run_of(100, &quotes));
     let page = of_runs(&others.chain([run]).collect::<Vec<_>>());
-    assert!(page.len() < MOST_BYTES && page.contains("Validation loss"), "{}", page.len());
+    assert!(page.len() < MAX_BYTES && page.contains("Validation loss"), "{}", page.len());
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn the_numbers_in_a_page_are_those_of_the_run() {
         (&figures["steps"], &figures["samples"], &figures["last_loss"]),
         (&json!(50), &json!(3200), &json!(50.123_456))
     );
-    assert_eq!(figures["evaluations"].as_array().map(Vec::len), Some(run::MOST_ROWS));
+    assert_eq!(figures["evaluations"].as_array().map(Vec::len), Some(run::MAX_ROWS));
 }
 
 #[test]
@@ -128,7 +128,7 @@ proptest! {
                 "tokens_per_second": value, "data_wait_ms": value, "step_ms": value, "budget": number, "predicted_peak": number, "reason": text,
                 "target_tokens": number, "bill": {"rows": [{"name": text, "bytes": number / 2}], "binding": text}}).to_string());
         }
-        prop_assert!(of_run(&run).len() < MOST_BYTES);
-        prop_assert!(of_runs(&[run.clone(), run]).len() < MOST_BYTES);
+        prop_assert!(of_run(&run).len() < MAX_BYTES);
+        prop_assert!(of_runs(&[run.clone(), run]).len() < MAX_BYTES);
     }
 }

@@ -55,7 +55,7 @@ fn kept_or_uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
             return Ok(tensor);
         }
         let tensor = Tensor::new(list, device)?;
-        if recording::is_captured() {
+        if recording::is_capturing() {
             // This is memory of a graph that will be refused, so later calls must not find it here.
             return Ok(tensor);
         }

@@ -11,7 +11,7 @@ use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, DriverError, sys};
 use candle_core::{CudaDevice, DType, Device, Error, Shape, Tensor, TensorId, bail};
 
-use super::lives::{ALIGNMENT, KINDS, Lives, Sizes, kind_of};
+use super::lifetimes::{ALIGNMENT, KINDS, Lifetimes, Sizes, kind_of};
 use super::round::{Round, parts_of_arena};
 use super::{overwrite, own_address};
 use crate::device::is_out_of_device_memory;
@@ -25,7 +25,7 @@ const RUNS_BEFORE: usize = 2;
 /// The factor by which that number grows after each attempt that found no memory. Memory may become free later.
 const LONGER_WITHOUT_MEMORY: usize = 4;
 /// The number of attempts after which it stops growing.
-const MOST_TIMES_LONGER: u32 = 5;
+const MAX_TIMES_LONGER: u32 = 5;
 
 /// Lists of the host that do not change, and their places on the card. The cache of lists may drop them.
 pub(super) type Lists = Vec<(Vec<u32>, Tensor)>;
@@ -49,8 +49,8 @@ impl Scope {
         Self { round: Some(round), held, ..Self::default() }
     }
 
-    pub(super) fn set_aside(&mut self, is_aside: bool) {
-        self.round.iter_mut().for_each(|round| round.set_aside(is_aside));
+    pub(super) fn set_uncaptured(&mut self, is_uncaptured: bool) {
+        self.round.iter_mut().for_each(|round| round.set_uncaptured(is_uncaptured));
     }
 
     pub(super) fn follows_measured(&self) -> bool {
@@ -77,8 +77,8 @@ impl Scope {
         round.piece(kind, x.elem_count())?.map(|piece| piece.reshape(x.shape())).transpose()
     }
 
-    pub(super) fn into_parts(self) -> (Option<Lives>, Lists) {
-        (self.round.map(Round::into_lives), self.held)
+    pub(super) fn into_parts(self) -> (Option<Lifetimes>, Lists) {
+        (self.round.map(Round::into_lifetimes), self.held)
     }
 }
 
@@ -91,12 +91,12 @@ fn in_scope<R>(f: impl FnOnce(&mut Scope) -> R) -> Option<R> {
 }
 
 /// Whether this thread's work is measured or recorded.
-pub(super) fn is_going_on() -> bool {
+pub(super) fn is_active() -> bool {
     SCOPE.with_borrow(Option::is_some)
 }
 
 /// Whether work is being recorded, so that launches do not run now.
-pub(super) fn is_captured() -> bool {
+pub(super) fn is_capturing() -> bool {
     in_scope(|scope| scope.arena.is_some() || scope.round.as_ref().is_some_and(Round::is_recorded)).unwrap_or(false)
 }
 
@@ -293,7 +293,7 @@ impl OnCard {
 
 /// How often work runs before it is recorded, after `without_memory` attempts that found no memory.
 fn runs_before(without_memory: u32) -> usize {
-    RUNS_BEFORE * LONGER_WITHOUT_MEMORY.pow(without_memory.min(MOST_TIMES_LONGER))
+    RUNS_BEFORE * LONGER_WITHOUT_MEMORY.pow(without_memory.min(MAX_TIMES_LONGER))
 }
 
 /// Runs work whose tensors come from a scope.

@@ -9,16 +9,16 @@ use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::CudaGraph;
 use candle_core::{CudaDevice, Error, Tensor, TensorId, bail};
 
-use super::lives::{KINDS, Lives, Sizes};
+use super::lifetimes::{KINDS, Lifetimes, Sizes};
 use super::recording::{Lists, Scope, capture, within};
 use super::round::{Arena, Inputs, Places, Round};
 use super::{address, byte_count, copy_to};
-use crate::graphs::{Changing, Turn, records_launches};
+use crate::graphs::{GraphInputs, Turn, records_launches};
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The most kinds that are remembered: the most recent ones.
-const MOST_KNOWN: usize = 16;
+const MAX_KNOWN: usize = 16;
 /// The first round of a kind that is measured, counted from 1. The round before it loads kernels and fills the kept lists.
 const MEASURED: usize = 2;
 /// Rounds in a row that have to be of measured kinds before one is recorded. A recording costs the host about as much as a round, so kinds
@@ -40,7 +40,7 @@ struct Recording {
 struct Known<K, V> {
     of: K,
     runs: usize,
-    measured: Option<Lives>,
+    measured: Option<Lifetimes>,
     /// The lists that the measured round used. A driver uploads no lists while launches are recorded, and the cache of lists may drop them.
     lists: Lists,
     recorded: Option<Recorded<V>>,
@@ -49,13 +49,13 @@ struct Known<K, V> {
 /// A recording with the tensors from outside that its launches use, and the value that its round left for later rounds.
 struct Recorded<V> {
     recording: Recording,
-    lies: Vec<TensorId>,
-    leaves: V,
+    external: Vec<TensorId>,
+    host_state: V,
 }
 
 /// The state of the current round.
 #[derive(Default)]
-enum Now {
+enum RoundState {
     #[default]
     Plain,
     Measured(Scope),
@@ -69,12 +69,12 @@ pub(crate) struct OnCard<K, V> {
     /// The most recent kind comes first.
     known: Vec<Known<K, V>>,
     arena: Option<[Tensor; KINDS]>,
-    now: Now,
+    now: RoundState,
     card: Option<CudaDevice>,
     /// How many rounds in a row, the current one included, were of measured kinds.
     calm: usize,
     /// Tensors from outside that the current round uses.
-    lies: Vec<TensorId>,
+    external: Vec<TensorId>,
     launched: u64,
     is_refused: bool,
 }
@@ -84,10 +84,10 @@ impl<K, V> Default for OnCard<K, V> {
         Self {
             known: Vec::new(),
             arena: None,
-            now: Now::Plain,
+            now: RoundState::Plain,
             card: None,
             calm: 0,
-            lies: Vec::new(),
+            external: Vec::new(),
             launched: 0,
             is_refused: false,
         }
@@ -95,8 +95,14 @@ impl<K, V> Default for OnCard<K, V> {
 }
 
 impl<K: PartialEq, V> OnCard<K, V> {
-    pub(crate) fn begin(&mut self, of: K, lies: Vec<TensorId>, changing: &Changing, card: &CudaDevice) -> Result<bool> {
-        self.now = Now::Plain;
+    pub(crate) fn begin(
+        &mut self,
+        of: K,
+        external: Vec<TensorId>,
+        changing: &GraphInputs,
+        card: &CudaDevice,
+    ) -> Result<bool> {
+        self.now = RoundState::Plain;
         if !self.may_record() {
             return Ok(false);
         }
@@ -105,9 +111,9 @@ impl<K: PartialEq, V> OnCard<K, V> {
         let mut known = known.unwrap_or(Known { of, runs: 0, measured: None, lists: Lists::new(), recorded: None });
         known.runs += 1;
         // The launches of a recording hold the addresses of the tensors of that time.
-        known.recorded = known.recorded.filter(|recorded| recorded.lies == lies);
-        self.lies = lies;
-        self.known.truncate(MOST_KNOWN - 1);
+        known.recorded = known.recorded.filter(|recorded| recorded.external == external);
+        self.external = external;
+        self.known.truncate(MAX_KNOWN - 1);
         self.calm = if known.measured.is_some() { self.calm + 1 } else { 0 };
         if self.calm == 0 {
             // A round that runs launch by launch takes its own memory. With the arena kept, the card would hold both.
@@ -116,13 +122,13 @@ impl<K: PartialEq, V> OnCard<K, V> {
         self.now = match &known {
             Known { recorded: Some(Recorded { recording, .. }), .. } => {
                 recording.inputs.write(changing, card)?;
-                Now::Launched([0; 3])
+                RoundState::Launched([0; 3])
             }
             Known { measured: Some(measured), .. } if self.calm >= CALM => {
                 match self.places(measured.clone(), changing, card) {
                     Ok((places, recording)) => {
                         let round = Round::recorded(places);
-                        Now::Recorded(Scope::of_round(round, known.lists.clone()), recording)
+                        RoundState::Recorded(Scope::of_round(round, known.lists.clone()), recording)
                     }
                     Err(error) => {
                         self.refuse(&error);
@@ -131,15 +137,20 @@ impl<K: PartialEq, V> OnCard<K, V> {
                 }
             }
             Known { runs, measured: None, .. } if *runs >= MEASURED => {
-                Now::Measured(Scope::of_round(Round::default(), Lists::new()))
+                RoundState::Measured(Scope::of_round(Round::default(), Lists::new()))
             }
-            _ => Now::Plain,
+            _ => RoundState::Plain,
         };
         self.known.insert(0, known);
-        Ok(!matches!(self.now, Now::Plain))
+        Ok(!matches!(self.now, RoundState::Plain))
     }
 
-    fn places(&mut self, measured: Lives, changing: &Changing, card: &CudaDevice) -> Result<(Places, Recording)> {
+    fn places(
+        &mut self,
+        measured: Lifetimes,
+        changing: &GraphInputs,
+        card: &CudaDevice,
+    ) -> Result<(Places, Recording)> {
         let (of, sizes) = measured.places();
         let arena = match self.arena.take().map(Arena::of).transpose()? {
             Some(arena) if arena.holds(sizes) => arena,
@@ -174,19 +185,19 @@ impl<K: PartialEq, V> OnCard<K, V> {
         work: &mut dyn FnMut(Turn) -> Result<(), E>,
     ) -> Result<bool, E> {
         match take(&mut self.now) {
-            Now::Plain => work(Turn::Work)?,
-            Now::Measured(scope) => {
+            RoundState::Plain => work(Turn::Work)?,
+            RoundState::Measured(scope) => {
                 let (result, scope) = within(scope, || work(Turn::Work));
-                self.now = Now::Measured(scope);
+                self.now = RoundState::Measured(scope);
                 result?;
             }
-            Now::Recorded(scope, mut recording) => {
+            RoundState::Recorded(scope, mut recording) => {
                 let card = self.card.clone().expect("a round has begun");
                 match captured(&card, scope, &mut || work(Turn::Work)) {
                     Ok((graph, scope)) => {
                         graph.launch().w()?;
                         recording.graphs.push(graph);
-                        self.now = Now::Recorded(scope, recording);
+                        self.now = RoundState::Recorded(scope, recording);
                     }
                     Err(error) => {
                         self.refuse(&error);
@@ -197,9 +208,9 @@ impl<K: PartialEq, V> OnCard<K, V> {
                     }
                 }
             }
-            Now::Launched([phase, left, entered]) => {
+            RoundState::Launched([phase, left, entered]) => {
                 self.recording().graphs[phase].launch().w()?;
-                self.now = Now::Launched([phase + 1, left, entered]);
+                self.now = RoundState::Launched([phase + 1, left, entered]);
                 return Ok(false);
             }
         }
@@ -211,25 +222,25 @@ impl<K: PartialEq, V> OnCard<K, V> {
         &recorded.expect("a round that is launched was recorded").recording
     }
 
-    pub(crate) fn aside<R>(&mut self, work: impl FnOnce() -> R) -> R {
-        let (Now::Measured(scope) | Now::Recorded(scope, _)) = &mut self.now else { return work() };
+    pub(crate) fn uncaptured<R>(&mut self, work: impl FnOnce() -> R) -> R {
+        let (RoundState::Measured(scope) | RoundState::Recorded(scope, _)) = &mut self.now else { return work() };
         let mut beside = take(scope);
-        beside.set_aside(true);
+        beside.set_uncaptured(true);
         let (result, mut beside) = within(beside, work);
-        beside.set_aside(false);
+        beside.set_uncaptured(false);
         *scope = beside;
         result
     }
 
     pub(crate) fn leave(&mut self, x: Option<Tensor>) -> Result<Option<Tensor>> {
-        if let (Now::Measured(scope) | Now::Recorded(scope, _), Some(x)) = (&mut self.now, &x) {
+        if let (RoundState::Measured(scope) | RoundState::Recorded(scope, _), Some(x)) = (&mut self.now, &x) {
             scope.leave(address(x)?);
         }
-        if let (Now::Recorded(_, recording), Some(x)) = (&mut self.now, &x) {
+        if let (RoundState::Recorded(_, recording), Some(x)) = (&mut self.now, &x) {
             recording.left.push(x.clone());
         }
-        if let Now::Launched([phase, left, entered]) = self.now {
-            self.now = Now::Launched([phase, left + 1, entered]);
+        if let RoundState::Launched([phase, left, entered]) = self.now {
+            self.now = RoundState::Launched([phase, left + 1, entered]);
             return Ok(self.recording().left.get(left).cloned());
         }
         Ok(x)
@@ -237,17 +248,17 @@ impl<K: PartialEq, V> OnCard<K, V> {
 
     pub(crate) fn enter(&mut self, x: Tensor) -> Result<Tensor> {
         let place = match &mut self.now {
-            Now::Plain => return Ok(x),
-            Now::Measured(scope) => {
+            RoundState::Plain => return Ok(x),
+            RoundState::Measured(scope) => {
                 scope.enter(&x, address(&x)?);
                 return Ok(x);
             }
-            Now::Recorded(scope, recording) => {
+            RoundState::Recorded(scope, recording) => {
                 let Some(place) = scope.piece_for(&x)? else { return Ok(x) };
                 recording.entered.push(place.clone());
                 place
             }
-            Now::Launched([_, _, number]) => {
+            RoundState::Launched([_, _, number]) => {
                 *number += 1;
                 let number = *number - 1;
                 self.recording().entered[number].clone()
@@ -259,27 +270,27 @@ impl<K: PartialEq, V> OnCard<K, V> {
     }
 
     pub(crate) fn is_recorded_now(&self) -> bool {
-        matches!(self.now, Now::Recorded(..))
+        matches!(self.now, RoundState::Recorded(..))
     }
 
-    /// Ends the round, which was completed if `leaves` is something.
-    pub(crate) fn end(&mut self, leaves: Option<V>) {
+    /// Ends the round, which was completed if `host_state` is something.
+    pub(crate) fn end(&mut self, host_state: Option<V>) {
         let now = take(&mut self.now);
-        let (Some(known), Some(leaves)) = (self.known.first_mut(), leaves) else { return };
+        let (Some(known), Some(host_state)) = (self.known.first_mut(), host_state) else { return };
         match now {
-            Now::Measured(scope) => (known.measured, known.lists) = scope.into_parts(),
-            Now::Recorded(scope, recording) => {
+            RoundState::Measured(scope) => (known.measured, known.lists) = scope.into_parts(),
+            RoundState::Recorded(scope, recording) => {
                 let recording = Recording { _held: scope.into_parts().1, ..recording };
-                known.recorded = Some(Recorded { recording, lies: take(&mut self.lies), leaves });
+                known.recorded = Some(Recorded { recording, external: take(&mut self.external), host_state });
             }
-            Now::Launched(_) => self.launched += 1,
-            Now::Plain => {}
+            RoundState::Launched(_) => self.launched += 1,
+            RoundState::Plain => {}
         }
     }
 
-    pub(crate) fn left_behind(&self) -> Option<&V> {
-        let is_launched = matches!(self.now, Now::Launched(_));
-        self.known.first().filter(|_| is_launched)?.recorded.as_ref().map(|recorded| &recorded.leaves)
+    pub(crate) fn recorded_host_state(&self) -> Option<&V> {
+        let is_launched = matches!(self.now, RoundState::Launched(_));
+        self.known.first().filter(|_| is_launched)?.recorded.as_ref().map(|recorded| &recorded.host_state)
     }
 
     /// Gives the memory of all recordings back.

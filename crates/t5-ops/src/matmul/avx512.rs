@@ -32,7 +32,7 @@ impl Kernel for Avx512Bf16 {
     const COLS: usize = tiles::BLOCK;
     const STEP: usize = tiles::BLOCK;
     const LEAST: usize = 2;
-    const ASKS_FOR_C: bool = true;
+    const PREFETCHES_C: bool = true;
     const DEPTH: usize = tiles::DEPTH;
     const SLICE: usize = tiles::SLICE;
 

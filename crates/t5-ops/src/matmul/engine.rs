@@ -17,7 +17,7 @@ use half::bf16;
 
 use super::few_rows::put;
 use super::geometry::{self, PACKED_BYTES};
-use super::kernel::{Block, Copied, Kernel, MOST_COPIED, Rows, Side, packed_rows};
+use super::kernel::{Block, Copied, Kernel, MAX_COPIED, Rows, Side, packed_rows};
 use super::matrix::{Factor, MatrixMut, Threads};
 use super::panels::{Buffer, Layout, Panels};
 use super::turned;
@@ -93,7 +93,7 @@ impl Right<'_> {
 }
 
 /// A product that is added to another one: of (M, K₂), whose rows lie along K, and (K₂, N), which lies as the other product's B does.
-pub(super) type Beside<'a> = (Factor<'a>, Factor<'a>);
+pub(super) type AddedProduct<'a> = (Factor<'a>, Factor<'a>);
 
 /// `C (+)= A B + A₂ B₂`, in slices of K if panels of all of it would not fit the caches.
 ///
@@ -104,7 +104,7 @@ pub(super) unsafe fn multiply<K: Kernel>(
     c: &MatrixMut,
     a: Factor,
     b: Right,
-    beside: Option<Beside>,
+    beside: Option<AddedProduct>,
     accumulate: bool,
     threads: Threads,
 ) {
@@ -178,7 +178,7 @@ unsafe fn multiply_slice<K: Kernel>(
     let product = Product {
         c,
         direct: a.wide().and_then(|a| K::direct(&a)),
-        direct_beside: beside.and_then(|a| a.wide()).and_then(|a| K::direct(&a)),
+        direct_added: beside.and_then(|a| a.wide()).and_then(|a| K::direct(&a)),
         copied: a.wide().and_then(|a| K::copied(&a)),
         // A is packed ahead if it lies across K.
         ahead: a.col_stride != 1,
@@ -206,7 +206,7 @@ struct Product<'a, K: Kernel> {
     /// Rows of A that the kernel reads in place.
     direct: Option<Rows<K::Cell>>,
     /// The same for the operand beside A.
-    direct_beside: Option<Rows<K::Cell>>,
+    direct_added: Option<Rows<K::Cell>>,
     /// Rows of A that the kernel can copy during a block. `None` if there is an operand beside A.
     copied: Option<Rows<K::Cell>>,
     ahead: bool,
@@ -360,7 +360,7 @@ impl<K: Kernel> Product<'_, K> {
             let (first, last) = (k.start == 0, k.end == depth);
             let [now, next] = &mut own;
             let (matrix, direct, from) = match &self.a.beside {
-                Some(beside) if k.start >= first_depth => (beside, self.direct_beside, first_depth),
+                Some(beside) if k.start >= first_depth => (beside, self.direct_added, first_depth),
                 _ => (&self.a.matrix, self.direct, 0),
             };
             let here = match (direct, packed_a) {
@@ -405,8 +405,8 @@ impl<K: Kernel> Product<'_, K> {
                     None => (sums.as_mut_ptr(), K::COLS, !first),
                 };
                 let beside = copying.as_mut().and_then(Copying::next);
-                if K::ASKS_FOR_C && last {
-                    self.c.ask_for_block(at, K::ROWS);
+                if K::PREFETCHES_C && last {
+                    self.c.prefetch_block(at, K::ROWS);
                 }
                 // SAFETY: panels of this piece, rows of A that exist, and a buffer of this task; the block of C is the caller's alone.
                 unsafe {
@@ -439,7 +439,7 @@ impl<K: Kernel> Product<'_, K> {
     ) -> Option<Copying<K::Cell>> {
         let is_whole = self.a.cols(panel).len() == K::ROWS && k.end <= self.a.matrix.rows;
         let at_a_time = K::ROWS.div_ceil(columns);
-        (is_whole && k.len() == depth && at_a_time <= MOST_COPIED).then(|| Copying {
+        (is_whole && k.len() == depth && at_a_time <= MAX_COPIED).then(|| Copying {
             from: a.data.wrapping_add(panel * K::ROWS * a.row + k.start),
             stride: a.row,
             to: to.cells::<K::Cell>().as_mut_ptr(),
@@ -519,10 +519,10 @@ impl MatrixMut<'_> {
     }
 
     /// Prefetches the rows of the block at (i, j), a line of each, if they are bf16 and will be written.
-    fn ask_for_block(&self, (i, j): (usize, usize), rows: usize) {
+    fn prefetch_block(&self, (i, j): (usize, usize), rows: usize) {
         if let (Target::Bf16(target), false) = (&self.data, self.turned) {
             (i..self.rows.min(i + rows))
-                .for_each(|row| cache::to_write(target.pointer(self.start + row * self.stride + j)));
+                .for_each(|row| cache::prefetch_write(target.pointer(self.start + row * self.stride + j)));
         }
     }
 }

@@ -6,12 +6,12 @@
 
 use std::ops::Range;
 
-use super::few_rows::{MOST_ROWS, put_in_row};
+use super::few_rows::{MAX_ROWS, put_in_row};
 use super::geometry::Geometry;
 use super::matrix::{Factor, MatrixMut, Stored, Strides, Threads};
 use super::panels::Buffer;
 use super::thin::{self, MOST};
-use crate::cache::to_read;
+use crate::cache::prefetch_read;
 use crate::parallel::{for_each_part, rows_per_part};
 use crate::simd::{Simd, WIDTH, padded, simd};
 use crate::storage::Operand;
@@ -23,7 +23,7 @@ const AHEAD: usize = 4 * WIDTH;
 
 /// Whether a result (M, N) suits this module, if rows of A lie along K: it would leave half of a kernel's blocks empty.
 pub(super) fn is_better(m: usize, n: usize, kernel: Geometry) -> bool {
-    m > MOST_ROWS && n <= MOST.min(kernel.columns() / 2)
+    m > MAX_ROWS && n <= MOST.min(kernel.columns() / 2)
 }
 
 /// Returns the operands of `A B`, if they can be multiplied here.
@@ -124,7 +124,7 @@ fn tile<S: Simd, const R: usize>(
     let mut piece = [[0f32; WIDTH]; R];
     for (at, packed) in packed.iter().enumerate() {
         for i in 0..R {
-            to_read(pieces[i].as_ptr().cast::<f32>().wrapping_add(at * WIDTH + AHEAD));
+            prefetch_read(pieces[i].as_ptr().cast::<f32>().wrapping_add(at * WIDTH + AHEAD));
             piece[i] = pieces[i][at];
         }
         multiply_add(s, &piece, packed, &mut lanes);

@@ -11,14 +11,14 @@ use std::ops::Range;
 use half::bf16;
 
 use super::few_columns::in_rows;
-use super::few_rows::MOST_ROWS;
+use super::few_rows::MAX_ROWS;
 use super::kernel::Side;
 use super::matrix::{Factor, Matrix, MatrixMut, Stored, Strides, Threads};
 use super::pairs;
 use super::panels::Buffer;
 use super::thin::MOST;
 use super::tiles::{BLOCK, DEPTH, LINE, SLICE, TILE};
-use crate::cache::to_read;
+use crate::cache::prefetch_read;
 use crate::isa::Isa;
 use crate::storage::Operand;
 
@@ -29,7 +29,7 @@ const TOGETHER: usize = 16;
 pub(super) fn operands<'a>(isa: Isa, a: &Factor<'a>, b: &Factor<'a>) -> Option<(Strides<&'a [bf16]>, Matrix<'a>)> {
     let Stored::Wide(Operand::Bf16(rows)) = a.data else { return None };
     let is_taken =
-        a.rows > MOST_ROWS && (1..=MOST).contains(&b.cols) && a.col_stride == 1 && (1..=DEPTH).contains(&a.cols);
+        a.rows > MAX_ROWS && (1..=MOST).contains(&b.cols) && a.col_stride == 1 && (1..=DEPTH).contains(&a.cols);
     b.wide().filter(|_| isa == Isa::Avx512Bf16 && is_taken).map(|b| (a.with(rows), b))
 }
 
@@ -71,7 +71,7 @@ unsafe fn add_up(a: Strides<&[bf16]>, first: usize, packed: &[u16], sums: &mut [
                 std::array::from_fn(|i| rest[i].as_ptr())
             };
             for line in lines {
-                to_read(line.wrapping_add(TOGETHER * a.row_stride));
+                prefetch_read(line.wrapping_add(TOGETHER * a.row_stride));
             }
             for (pair, columns) in panel[..TILE].as_chunks::<LINE>().0.iter().enumerate() {
                 // SAFETY: a line is 64 bytes.

@@ -8,13 +8,13 @@ use std::ops::Range;
 
 use super::matrix::{Factor, Matrix, MatrixMut, Stored, Strides, Threads};
 use super::panels::Buffer;
-use crate::cache::to_read;
+use crate::cache::prefetch_read;
 use crate::parallel::{for_each_part, rows_per_part};
 use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
 use crate::storage::{Element, Operand, Target};
 
 /// The most rows of A. With more rows arithmetic takes longer than memory, and packing the weight pays.
-pub(super) const MOST_ROWS: usize = 16;
+pub(super) const MAX_ROWS: usize = 16;
 /// Rows of A at a time.
 const TOGETHER: usize = 8;
 /// A row of the weight is prefetched this many bytes ahead of its use, where rows are read one after the other.
@@ -29,7 +29,7 @@ type Rows<'a, A> = Strides<&'a [A]>;
 
 /// Whether `A B` is a product for this module: few rows, and both operands lie along K.
 pub(super) fn takes(a: &Matrix, b: &Factor) -> bool {
-    (1..=MOST_ROWS).contains(&a.rows) && a.col_stride == 1 && b.row_stride == 1 && a.cols > 0
+    (1..=MAX_ROWS).contains(&a.rows) && a.col_stride == 1 && b.row_stride == 1 && a.cols > 0
 }
 
 /// `C (+)= A B` in the precision of A: if A is bf16 and B is not, B is rounded to bf16.
@@ -75,7 +75,7 @@ impl Part<'_> {
 
     /// Computes up to [`GROUP`] columns; `w` begins with the weight's row of the first column.
     fn group<A: Lanes, W: Lanes>(&self, a: Rows<A>, columns: Range<usize>, w: &[W], stride: usize) {
-        let mut sums = [[0.0; GROUP]; MOST_ROWS];
+        let mut sums = [[0.0; GROUP]; MAX_ROWS];
         dots(a, w, stride, columns.len(), &mut sums);
         for (i, sums) in sums[..a.rows].iter().enumerate() {
             // SAFETY: columns of a part are that part's alone.
@@ -123,7 +123,7 @@ simd! {
         w: &[W],
         stride: usize,
         columns: usize,
-        sums: &mut [[f32; GROUP]; MOST_ROWS],
+        sums: &mut [[f32; GROUP]; MAX_ROWS],
     ) {
         let together = if S::SUMS < 2 * TOGETHER { TOGETHER / 2 } else { TOGETHER };
         for first in (0..a.rows).step_by(together) {
@@ -168,7 +168,7 @@ fn tile<S: Simd, A: Lanes, W: Lanes, const R: usize, const J: usize>(
         for at in 0..chunks {
             for j in 0..J {
                 let ahead = if J == 1 { AHEAD_BYTES / size_of::<W>() } else { J * stride };
-                to_read(w[j].as_ptr().cast::<W>().wrapping_add(at * WIDTH + ahead));
+                prefetch_read(w[j].as_ptr().cast::<W>().wrapping_add(at * WIDTH + ahead));
                 let w = weight::<S, A, W>(s, &w[j][at]);
                 for i in 0..R {
                     lanes[j][i] = s.mul_add(A::load(s, &x[i][at]), w, lanes[j][i]);

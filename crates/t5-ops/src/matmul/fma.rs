@@ -281,7 +281,7 @@ unsafe fn pack_from<V: Lanes, T: Copy>(
     convert: impl Fn(T) -> f32,
 ) {
     let count = cols.len();
-    let as_they_are = match m.data {
+    let assume_filled = match m.data {
         Operand::F32(data) if !m.rounds => Some(data),
         _ => None,
     };
@@ -294,7 +294,7 @@ unsafe fn pack_from<V: Lanes, T: Copy>(
             // `width` is a constant: copying a row is a few vectors, and would be a call for a variable length.
             for (k, cells) in k.zip(panel.chunks_exact_mut(width)) {
                 let to = &mut cells[..width];
-                if let Some(data) = as_they_are {
+                if let Some(data) = assume_filled {
                     to.copy_from_slice(&data[start(k)..][..width]);
                 } else if width.is_multiple_of(16) {
                     for (to, &from) in to.iter_mut().zip(&data[start(k)..][..width]) {
@@ -322,7 +322,7 @@ unsafe fn pack_from<V: Lanes, T: Copy>(
         while run == RUN && width.is_multiple_of(V::WIDTH) && j + V::WIDTH <= count {
             // A square at a time, turned in registers.
             let mut converted = [[0f32; RUN]; RUN];
-            let (from, stride) = match as_they_are {
+            let (from, stride) = match assume_filled {
                 Some(data) => (data[(cols.start + j) * m.col_stride + first..].as_ptr(), m.col_stride),
                 None => {
                     for (i, to) in converted.iter_mut().take(V::WIDTH).enumerate() {

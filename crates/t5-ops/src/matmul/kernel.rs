@@ -11,7 +11,7 @@ use half::bf16;
 use super::matrix::Matrix;
 
 /// The most rows that are copied during one block: a kernel has this many places for a copy in a step along K.
-pub(crate) const MOST_COPIED: usize = 8;
+pub(crate) const MAX_COPIED: usize = 8;
 
 /// Which operand a panel is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub(crate) trait Kernel: Sized {
     const LEAST: usize = Self::STEP;
 
     /// Whether rows of C in bf16 are prefetched before their block is computed, so that writing them does not wait for memory.
-    const ASKS_FOR_C: bool = false;
+    const PREFETCHES_C: bool = false;
 
     /// The most of K in a panel.
     const DEPTH: usize;
@@ -124,7 +124,7 @@ pub(crate) trait Kernel: Sized {
         accumulate: bool,
     );
 
-    /// Computes a block like [`Kernel::block`], and meanwhile copies at most [`MOST_COPIED`] rows of `depth`, so that the units that
+    /// Computes a block like [`Kernel::block`], and meanwhile copies at most [`MAX_COPIED`] rows of `depth`, so that the units that
     /// multiply do not wait for memory. Called only if [`Kernel::copied`] offers it.
     ///
     /// # Safety

@@ -49,7 +49,7 @@ pub(crate) mod tiles;
 mod turned;
 
 use candle_core::DType;
-use engine::{Beside, Right};
+use engine::{AddedProduct, Right};
 use geometry::Geometry;
 pub(crate) use matrix::{Factor, Matrix, MatrixMut, Stored, Threads};
 pub(crate) use panels::Buffer;
@@ -195,11 +195,11 @@ pub(crate) fn multiply_as_a<'a>(
     accumulate: bool,
     threads: Threads,
 ) {
-    multiply_beside(c, (a.into(), b.into()), None, accumulate, threads);
+    multiply_plus_product(c, (a.into(), b.into()), None, accumulate, threads);
 }
 
 /// `C (+)= A B + A₂ B₂` in the precision of A. Rows of A₂ lie along its columns, and B₂ lies as B does.
-pub(crate) fn multiply_beside(
+pub(crate) fn multiply_plus_product(
     c: MatrixMut,
     (a, b): (Factor, Factor),
     beside: Option<(Factor, Factor)>,
@@ -242,7 +242,7 @@ fn multiply_with<'a>(
 
 /// The most rows of A with which a product of operands along K is computed as its transpose: the weight is then read in place, and rows of
 /// A are packed instead. With more rows, packing the weight takes a small part of the time, and turning the result takes more.
-const MOST_TURNED: usize = 128;
+const MAX_TURNED: usize = 128;
 
 /// Rows of A that take about as long as packing the weight. A turned product may be filled up with this many more rows.
 const ROWS_OF_PACKING: usize = 12;
@@ -250,12 +250,12 @@ const ROWS_OF_PACKING: usize = 12;
 /// Whether to compute a product (M, K) times (K, N) as its transpose, if its operands lie along K: decided by the blocks that M fills up.
 fn is_better_turned(m: usize, n: usize, of_rows: Geometry, of_columns: Geometry) -> bool {
     let (rows, columns) = (m.next_multiple_of(of_rows.rows()), m.next_multiple_of(of_columns.columns()));
-    (1..=MOST_TURNED).contains(&m) && m < n && columns <= rows + ROWS_OF_PACKING
+    (1..=MAX_TURNED).contains(&m) && m < n && columns <= rows + ROWS_OF_PACKING
 }
 
 /// Whether a product can be computed as its transpose. Without a product beside it, no bit depends on that: each element is the same sum.
 /// With one, the two sums may be added to an element one after the other, or together.
-fn can_be_turned(c: &MatrixMut, (a, b): (&Factor, &Factor), beside: Option<&Beside>, accumulate: bool) -> bool {
+fn can_be_turned(c: &MatrixMut, (a, b): (&Factor, &Factor), beside: Option<&AddedProduct>, accumulate: bool) -> bool {
     let along = |m: &Factor| m.wide().is_some_and(|m| m.col_stride == 1);
     // Products that round have sums in pieces of K, which would be added to an f32 result in the same two ways.
     let is_one_sum = !b.rounds || beside.is_none() && !(accumulate && matches!(c.data, Target::F32(_)));
@@ -348,7 +348,7 @@ fn product(
     (isa, rounds, wide): (Isa, bool, bool),
     c: MatrixMut,
     mut a: Factor,
-    (b, beside): (Right, Option<Beside>),
+    (b, beside): (Right, Option<AddedProduct>),
     accumulate: bool,
     threads: Threads,
 ) {

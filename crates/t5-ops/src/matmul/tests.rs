@@ -447,8 +447,8 @@ fn many_rows_and_operands_across_k_are_left_to_the_engine() {
     let matrix = |rows, transposed| Stored::<f32>::random(rows, 8, transposed, 0, 1);
     let weight = Stored::<f32>::random(8, 12, true, 0, 2);
     let takes = |a: &Stored<f32>, b: &Stored<f32>| few_rows::takes(&a.matrix(), &b.matrix().into());
-    assert!(takes(&matrix(few_rows::MOST_ROWS, false), &weight));
-    assert!(!takes(&matrix(few_rows::MOST_ROWS + 1, false), &weight));
+    assert!(takes(&matrix(few_rows::MAX_ROWS, false), &weight));
+    assert!(!takes(&matrix(few_rows::MAX_ROWS + 1, false), &weight));
     assert!(!takes(&matrix(2, true), &weight));
     assert!(!takes(&matrix(2, false), &Stored::<f32>::random(8, 12, false, 0, 2)));
 }

@@ -12,7 +12,7 @@ use candle_core::DType;
 use super::few_rows::put_in_row;
 use super::matrix::{Matrix, MatrixMut, Strides, Threads};
 use super::panels::Buffer;
-use crate::cache::to_read;
+use crate::cache::prefetch_read;
 use crate::needs::elements;
 use crate::parallel::{for_each_part, rows_per_part};
 use crate::processor::{InstructionSet, processor};
@@ -180,7 +180,7 @@ fn tile<S: Simd, T: Lanes, const R: usize, const J: usize>(
     for (k, thin) in thin.iter().enumerate() {
         let row = &wide[k * stride + columns.start..][..columns.len()];
         if first == 0 {
-            ask_ahead(row, DEPTH * stride);
+            prefetch_ahead(row, DEPTH * stride);
         }
         let row: [S::F; J] = if row.len() == J * WIDTH {
             let row = row.as_chunks::<WIDTH>().0;
@@ -211,8 +211,8 @@ fn sums_of(row: &mut [f32; BLOCK], at: usize) -> &mut [f32; WIDTH] {
 
 /// Prefetches the memory `ahead` elements after a part of a row.
 #[inline(always)]
-pub(super) fn ask_ahead<T>(row: &[T], ahead: usize) {
+pub(super) fn prefetch_ahead<T>(row: &[T], ahead: usize) {
     for line in (0..row.len()).step_by(LINE / size_of::<T>()) {
-        to_read(row.as_ptr().wrapping_add(ahead + line));
+        prefetch_read(row.as_ptr().wrapping_add(ahead + line));
     }
 }

@@ -15,7 +15,7 @@ use half::bf16;
 use super::matrix::{Matrix, MatrixMut, Strides, Threads};
 use super::pairs::in_order;
 use super::panels::Buffer;
-use super::thin::{self, BLOCK, BLOCKS, DEPTH, MOST, Sums, ask_ahead, blocks_of, in_blocks};
+use super::thin::{self, BLOCK, BLOCKS, DEPTH, MOST, Sums, blocks_of, in_blocks, prefetch_ahead};
 use crate::isa::Isa;
 use crate::simd::WIDTH;
 use crate::storage::Operand;
@@ -106,7 +106,7 @@ unsafe fn tile(
         let load = |row: usize| -> __m512i {
             let row = &wide[row * stride + columns.start..][..columns.len()];
             if first == 0 {
-                ask_ahead(row, DEPTH * stride);
+                prefetch_ahead(row, DEPTH * stride);
             }
             // SAFETY: the mask has the elements of the row.
             unsafe { _mm512_maskz_loadu_epi16(mask, row.as_ptr().cast()) }

@@ -54,7 +54,7 @@ impl<'a> Weight<'a> {
     }
 
     /// The path of an operation on this weight and `operand`.
-    pub(crate) fn path_beside(&self, operand: &Tensor) -> Path {
+    pub(crate) fn path_with(&self, operand: &Tensor) -> Path {
         let takes = match self {
             Weight::Dense(w) | Weight::ByRows(w) => w.dtype() == DType::F16 || Path::on_cpu(w.dtype()) == Path::Cpu,
             Weight::Quantised(_) => true,

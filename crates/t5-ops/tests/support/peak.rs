@@ -12,7 +12,7 @@ pub fn held_at_the_peak(mut work: impl FnMut()) -> u64 {
         work();
         let held = heap::held();
         if held.live == before {
-            return (held.most_live - before) as u64;
+            return (held.peak_live - before) as u64;
         }
     }
     panic!("more stays each time")

@@ -44,7 +44,7 @@ const NOTHING: f32 = -1e9;
 
 /// Facts about the answers of a search.
 #[derive(Clone, Copy, Debug)]
-pub struct Ends<'a> {
+pub struct StopCriteria<'a> {
     /// Tokens that end an answer.
     pub eos: &'a [u32],
     /// The longest answer in tokens.
@@ -162,7 +162,12 @@ impl BeamSearch {
 
     /// Continues by one token. `is_end` returns whether a history ends for another reason than its last token or its length. Returns the
     /// slots that the cache has to copy, from and to.
-    pub fn advance(&mut self, scores: Scores, ends: &Ends, is_end: &dyn Fn(&[u32]) -> bool) -> Vec<(usize, usize)> {
+    pub fn advance(
+        &mut self,
+        scores: Scores,
+        ends: &StopCriteria,
+        is_end: &dyn Fn(&[u32]) -> bool,
+    ) -> Vec<(usize, usize)> {
         let count = self.options.count;
         let mut candidates = self.candidates(scores, Self::wanted(count, ends.eos), ends);
         let length = self.running[0].history.len(); // of the answers with this token
@@ -189,7 +194,7 @@ impl BeamSearch {
     }
 
     /// The best candidates, best first; drawn without replacement if beams are sampled.
-    fn candidates(&self, scores: Scores, wanted: usize, ends: &Ends) -> Vec<Candidate> {
+    fn candidates(&self, scores: Scores, wanted: usize, ends: &StopCriteria) -> Vec<Candidate> {
         let width = scores.width(self.options.count);
         let position = self.running[0].history.len() as u64 - 1;
         let draw = Draw { source: ends.source, sequence: 0, position };
@@ -256,7 +261,7 @@ impl BeamSearch {
     }
 
     /// Whether a beam may still become better than an answer.
-    fn can_improve(&self, length: usize, ends: &Ends) -> bool {
+    fn can_improve(&self, length: usize, ends: &StopCriteria) -> bool {
         let Beams { length_penalty, early_stopping, .. } = self.options;
         if early_stopping == EarlyStopping::Yes && self.finished.iter().all(|one| one.is_answer) {
             return false;
@@ -293,7 +298,7 @@ mod tests {
     }
 
     fn searched(options: Beams, max_new_tokens: usize) -> (Vec<(Vec<u32>, f32)>, usize) {
-        let ends = Ends { eos: &[1], max_new_tokens, source: 0 };
+        let ends = StopCriteria { eos: &[1], max_new_tokens, source: 0 };
         let mut search = BeamSearch::new(options, 0);
         // The history in each slot, copied as a cache would be.
         let mut slots = vec![vec![0_u32]; options.count];
@@ -406,7 +411,7 @@ mod tests {
     #[test]
     fn scores_that_are_not_numbers_end_in_an_answer_and_no_panic() {
         let mut search = BeamSearch::new(Beams::default(), 0);
-        let ends = Ends { eos: &[1], max_new_tokens: 3, source: 0 };
+        let ends = StopCriteria { eos: &[1], max_new_tokens: 3, source: 0 };
         while !search.is_done() {
             search.advance(Scores::All(&[f32::NAN; 4 * V]), &ends, &|_| false);
         }

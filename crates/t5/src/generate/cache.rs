@@ -83,7 +83,7 @@ impl<T: Ops> Decoding<'_, T> {
         let Network { shared, decoder, head, .. } = self.network;
         let positions = (0..caches.len()).map(|number| positions.map(|all| all.part(number, 1)).transpose());
         let positions: Vec<Option<T>> = positions.collect::<Result<_>>()?;
-        self.network.bring(shared)?;
+        self.network.fetch_remote(shared)?;
         let mut x = decoder.embed(ids, shared, self.options.activations, &Noise::NONE)?; // (R, 1, D)
         self.network.page_out(shared)?;
         for (number, block) in decoder.blocks.iter().enumerate() {

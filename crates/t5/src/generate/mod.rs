@@ -16,11 +16,11 @@ mod tokens;
 
 use candle_core::Tensor;
 
-use self::beams::{BeamSearch, Beams, Ends, Scores};
+use self::beams::{BeamSearch, Beams, Scores, StopCriteria};
 use self::cache::{Cache, Decoding};
 pub use self::options::{AnswerShape, GenerateOptions, Search};
 use self::rows::Rows;
-pub use self::together::{AnswersTogether, Grown};
+pub use self::together::{ContinuousBatch, Grown};
 use self::tokens::Tokens;
 use crate::config::Config;
 use crate::error::Result;
@@ -262,7 +262,7 @@ fn advance(
         }
         SearchScores::Likeliest(tokens, scores) => Scores::Likeliest(tokens, scores),
     };
-    let ends = Ends { eos: config.answer_ends(), max_new_tokens: options.max_new_tokens, source: number };
+    let ends = StopCriteria { eos: config.answer_ends(), max_new_tokens: options.max_new_tokens, source: number };
     search.advance(scores, &ends, &|history| is_end(&history[1..])).into_iter()
 }
 

@@ -21,7 +21,7 @@ use crate::ops::Ops;
 
 /// The sources that a model is answering.
 #[derive(Debug)]
-pub struct AnswersTogether {
+pub struct ContinuousBatch {
     model: Rc<T5>,
     activations: DType,
     members: Vec<Member>,
@@ -33,7 +33,7 @@ struct Member {
     key: u64,
     options: GenerateOptions,
     cache: Cache<Tensor>,
-    growing: Growing,
+    growing: SearchState,
 }
 
 impl std::fmt::Debug for Member {
@@ -42,7 +42,7 @@ impl std::fmt::Debug for Member {
     }
 }
 
-enum Growing {
+enum SearchState {
     Rows(Rows),
     Beams(BeamSearch),
 }
@@ -50,17 +50,17 @@ enum Growing {
 /// The news about a source after a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grown {
-    /// The source's key, as given to [`AnswersTogether::join`].
+    /// The source's key, as given to [`ContinuousBatch::join`].
     pub key: u64,
     /// The source's answers, best first, once they are complete. The source has then left.
     pub answers: Option<Vec<Answer>>,
 }
 
-impl AnswersTogether {
+impl ContinuousBatch {
     /// No sources yet.
     pub fn new(model: Rc<T5>, activations: DType) -> Self {
         let next = Tokens::of(model.config());
-        AnswersTogether { model, activations, members: Vec::new(), next }
+        ContinuousBatch { model, activations, members: Vec::new(), next }
     }
 
     /// The model.
@@ -100,8 +100,8 @@ impl AnswersTogether {
             return Ok(false);
         };
         let growing = match options.search {
-            Search::Beams(beams) => Growing::Beams(BeamSearch::new(beams, config.answer_start())),
-            _ => Growing::Rows(Rows::new(options, config.answer_start(), 1)),
+            Search::Beams(beams) => SearchState::Beams(BeamSearch::new(beams, config.answer_start())),
+            _ => SearchState::Rows(Rows::new(options, config.answer_start(), 1)),
         };
         self.members.push(Member { key, options, cache, growing });
         Ok(true)
@@ -164,8 +164,8 @@ impl AnswersTogether {
 impl Member {
     fn last_tokens(&self) -> Vec<u32> {
         match &self.growing {
-            Growing::Rows(rows) => rows.last_tokens(&[0]),
-            Growing::Beams(search) => {
+            SearchState::Rows(rows) => rows.last_tokens(&[0]),
+            SearchState::Beams(search) => {
                 let mut tokens = vec![0; self.cache.rows()];
                 search.put_last_tokens(&mut tokens);
                 tokens
@@ -177,7 +177,7 @@ impl Member {
     fn take(&mut self, logits: Tensor, model: &T5, told: &mut dyn FnMut(u64, usize, &[u32]) -> bool) -> Result<()> {
         let (config, key) = (model.config(), self.key);
         match &mut self.growing {
-            Growing::Rows(rows) => {
+            SearchState::Rows(rows) => {
                 let mut told = |row: usize, answer: &[u32]| told(key, row, answer);
                 if self.options.looks_at_scores() {
                     rows.choose(&[0], logits.scores(false)?, config, &|_| 0, &mut told);
@@ -185,7 +185,7 @@ impl Member {
                     rows.take(&[0], &logits.largest()?, config, &mut told);
                 }
             }
-            Growing::Beams(search) => {
+            SearchState::Beams(search) => {
                 let mut scores = NextScores::of(&logits, [&*search].into_iter(), &self.options, config)?;
                 let told = std::cell::RefCell::new(told);
                 let is_end = |answer: &[u32]| (told.borrow_mut())(key, 0, answer);
@@ -198,15 +198,15 @@ impl Member {
 
     fn is_done(&self) -> bool {
         match &self.growing {
-            Growing::Rows(rows) => rows.is_done(0) || self.cache.position() >= self.options.max_new_tokens,
-            Growing::Beams(search) => search.is_done(),
+            SearchState::Rows(rows) => rows.is_done(0) || self.cache.position() >= self.options.max_new_tokens,
+            SearchState::Beams(search) => search.is_done(),
         }
     }
 
     fn into_answers(self) -> Vec<Answer> {
         match self.growing {
-            Growing::Rows(rows) => rows.into_answers().pop().unwrap_or_default(),
-            Growing::Beams(search) => best(search, self.options.sequences),
+            SearchState::Rows(rows) => rows.into_answers().pop().unwrap_or_default(),
+            SearchState::Beams(search) => best(search, self.options.sequences),
         }
     }
 }

@@ -91,7 +91,7 @@ pub(crate) fn load(
     };
     let mut parameters = Vec::new();
     for spec in ParameterSpec::all(&config) {
-        let (place, file) = match place.keeps(spec.part, &config) || !spec.may_leave(dtype) {
+        let (place, file) = match place.keeps(spec.part, &config) || !spec.may_be_offloaded(dtype) {
             true => (Place::Memory, None),
             false => (place, file.as_ref()),
         };
@@ -280,7 +280,7 @@ impl Files {
             let place = self.reader(name).map(|reader| reader.place_of(name, spec.dtype(dtype)));
             // Codes and scales are used where they lie.
             let has_values = spec.quantisation.is_none();
-            has_values && spec.may_leave(dtype) && place.is_some_and(|place| place.is_none())
+            has_values && spec.may_be_offloaded(dtype) && place.is_some_and(|place| place.is_none())
         })
     }
 

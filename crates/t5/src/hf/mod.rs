@@ -17,5 +17,5 @@ mod zip;
 pub use load::StoredWeights;
 pub(crate) use load::{Keeps, Place, copying_bytes, load};
 pub use quantise::{QuantisedWeights, quantise_with};
-pub(crate) use save::{lend, save, save_with};
+pub(crate) use save::{save, save_with, serve_weights};
 pub use stored_model::StoredModel;

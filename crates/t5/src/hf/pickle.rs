@@ -12,9 +12,9 @@
 use std::collections::HashMap;
 
 /// More values than the deepest model that is accepted needs: about 20 a tensor.
-const MOST_VALUES: usize = 1 << 18;
+const MAX_VALUES: usize = 1 << 18;
 /// Dimensions of a tensor.
-const MOST_DIMENSIONS: usize = 8;
+const MAX_DIMENSIONS: usize = 8;
 
 /// A tensor, as the pickle describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,8 +204,8 @@ impl Machine<'_> {
                 b's' | b'u' | b'a' | b'e' => self.extend(instruction)?,
                 other => return Err(format!("instruction {other:#04x} at byte {}", self.input.at - 1)),
             }
-            if self.stack.len() > MOST_VALUES || self.memo.len() > MOST_VALUES {
-                return Err(format!("more than {MOST_VALUES} values"));
+            if self.stack.len() > MAX_VALUES || self.memo.len() > MAX_VALUES {
+                return Err(format!("more than {MAX_VALUES} values"));
             }
         }
     }
@@ -215,8 +215,8 @@ impl Machine<'_> {
     }
 
     fn push(&mut self, value: Value) -> Result<(), String> {
-        if self.values.len() >= MOST_VALUES {
-            return Err(format!("more than {MOST_VALUES} values"));
+        if self.values.len() >= MAX_VALUES {
+            return Err(format!("more than {MAX_VALUES} values"));
         }
         self.values.push(value);
         self.stack.push(Item::Value(self.values.len() - 1));
@@ -352,7 +352,7 @@ impl Machine<'_> {
 
     fn sizes(&self, id: Id) -> Option<Vec<usize>> {
         let Value::Tuple(sizes) = self.value(id) else { return None };
-        if sizes.len() > MOST_DIMENSIONS {
+        if sizes.len() > MAX_DIMENSIONS {
             return None;
         }
         sizes.iter().map(|size| self.size(*size)).collect()

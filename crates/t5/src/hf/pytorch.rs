@@ -13,7 +13,7 @@ use std::path::Path;
 use candle_core::DType;
 
 use super::pickle::{self, PickledTensor};
-use super::safetensors::{Reader, Stretch, refuse_pointer};
+use super::safetensors::{Extent, Reader, refuse_pointer};
 use super::zip::{self, Archive, Fault};
 use crate::error::{Error, Result};
 
@@ -39,7 +39,7 @@ pub(crate) fn open(path: &Path) -> Result<Reader> {
     }
 }
 
-fn tensors(file: &mut File) -> Result<BTreeMap<String, Stretch>, Fault> {
+fn tensors(file: &mut File) -> Result<BTreeMap<String, Extent>, Fault> {
     let mut start = [0; 4];
     file.read_exact(&mut start)?;
     if start[..2] == [0x80, 2] {
@@ -69,8 +69,8 @@ fn tensors(file: &mut File) -> Result<BTreeMap<String, Stretch>, Fault> {
                 member
             }
         };
-        let stretch = stretch(&tensor, member)?;
-        tensors.insert(tensor.name, stretch);
+        let extent = extent(&tensor, member)?;
+        tensors.insert(tensor.name, extent);
     }
     Ok(tensors)
 }
@@ -88,7 +88,7 @@ fn read(file: &mut File, archive: &Archive, name: &str, most_bytes: u64) -> Resu
 }
 
 /// The place of a tensor's values in the file. The member begins at byte `start` and has `member_bytes` bytes.
-fn stretch(tensor: &PickledTensor, (start, member_bytes): (u64, u64)) -> Result<Stretch, Fault> {
+fn extent(tensor: &PickledTensor, (start, member_bytes): (u64, u64)) -> Result<Extent, Fault> {
     let PickledTensor { name, storage, first, shape, is_contiguous, .. } = tensor;
     let (dtype, width) = match storage.as_str() {
         "FloatStorage" => (Ok(DType::F32), 4),
@@ -109,5 +109,5 @@ fn stretch(tensor: &PickledTensor, (start, member_bytes): (u64, u64)) -> Result<
         .filter(|(length, before)| before.checked_add(*length).is_some_and(|end| end <= member_bytes));
     let (length, before) =
         place.ok_or_else(|| Fault::Format(format!("its tensor `{name}` of shape {shape:?} goes beyond its values")))?;
-    Ok(Stretch { dtype, shape: shape.clone(), start: start + before, bytes: length as usize })
+    Ok(Extent { dtype, shape: shape.clone(), start: start + before, bytes: length as usize })
 }

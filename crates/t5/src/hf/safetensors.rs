@@ -52,7 +52,7 @@ const WRITTEN_ELEMENTS: usize = PIECE_BYTES / 8;
 /// As [`Reader::read`].
 pub(crate) fn are_equal([one, (reader, name)]: [(&Reader, &str); 2], dtype: DType) -> Result<bool> {
     let rows = |first, count| reader.read_rows(name, first, count, dtype);
-    one.0.has_values(one.1, (&reader.stretch(name)?.shape, dtype), rows)
+    one.0.has_values(one.1, (&reader.extent(name)?.shape, dtype), rows)
 }
 
 /// A header longer than this is not a T5's: the largest published one has about 100 KB. Parsed, a header takes up to 15
@@ -73,12 +73,12 @@ enum Contents {
     /// The header of a safetensors file, and where the bytes after it begin.
     Header { data_start: u64, header: Metadata },
     /// The tensors that were found in a file of another format.
-    Table(BTreeMap<String, Stretch>),
+    Table(BTreeMap<String, Extent>),
 }
 
 /// The place of a tensor's values in a file.
 #[derive(Clone, Debug)]
-pub(crate) struct Stretch {
+pub(crate) struct Extent {
     /// The dtype of the values, or the file's word for one that is not supported.
     pub dtype: std::result::Result<DType, String>,
     /// The tensor's shape.
@@ -123,7 +123,7 @@ impl Reader {
     }
 
     /// A file of another format. The caller found its tensors, whose bytes lie within the file's length.
-    pub(crate) fn of_table(path: &Path, file: File, tensors: BTreeMap<String, Stretch>) -> Reader {
+    pub(crate) fn of_table(path: &Path, file: File, tensors: BTreeMap<String, Extent>) -> Reader {
         Reader { path: path.into(), file: Mutex::new(file), contents: Contents::Table(tensors) }
     }
 
@@ -144,7 +144,7 @@ impl Reader {
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         match &self.contents {
             Contents::Header { header, .. } => header.info(name).map(|info| info.shape.as_slice()),
-            Contents::Table(tensors) => tensors.get(name).map(|stretch| stretch.shape.as_slice()),
+            Contents::Table(tensors) => tensors.get(name).map(|extent| extent.shape.as_slice()),
         }
     }
 
@@ -160,15 +160,15 @@ impl Reader {
     /// [`Error::Safetensors`] when the file has no such tensor, [`Error::TensorMismatch`] when it is not
     /// stored in f32, f16, bf16 or f64 (u32 for u32), [`Error::Io`].
     pub fn read(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        let tensor = Tensor::zeros(self.stretch(name)?.shape.as_slice(), dtype, device)?;
+        let tensor = Tensor::zeros(self.extent(name)?.shape.as_slice(), dtype, device)?;
         self.read_over(name, &tensor)?;
         Ok(tensor)
     }
 
     /// As [`Reader::read`], into a tensor of the same shape.
     pub(crate) fn read_over(&self, name: &str, tensor: &Tensor) -> Result<()> {
-        let (stretch, dtype) = (self.stretch(name)?, tensor.dtype());
-        let stored = self.stored_dtype(name, &stretch)?;
+        let (extent, dtype) = (self.extent(name)?, tensor.dtype());
+        let stored = self.stored_dtype(name, &extent)?;
         if (stored == DType::U32) != (dtype == DType::U32) {
             return Err(Error::TensorMismatch {
                 path: self.path.clone(),
@@ -182,7 +182,7 @@ impl Reader {
         }
         let flat = tensor.flatten_all()?;
         let mut first = 0;
-        self.pieces(&stretch, PIECE_BYTES, |bytes| {
+        self.pieces(&extent, PIECE_BYTES, |bytes| {
             let count = bytes.len() / stored.size_in_bytes();
             let piece = Tensor::from_raw_buffer(bytes, stored, &[count], tensor.device())?.to_dtype(dtype)?;
             flat.slice_set(&piece, 0, first)?;
@@ -196,16 +196,16 @@ impl Reader {
     /// # Errors
     /// As [`Reader::read`].
     pub(crate) fn read_rows(&self, name: &str, first: usize, count: usize, dtype: DType) -> Result<Tensor> {
-        let whole = self.stretch(name)?;
+        let whole = self.extent(name)?;
         let stored = self.stored_dtype(name, &whole)?;
         let mut shape = whole.shape.clone();
         let row_bytes = shape[1..].iter().product::<usize>() * stored.size_in_bytes();
         assert!(first + count <= shape[0], "rows {first}.. of `{name}` with shape {shape:?}");
         shape[0] = count;
         let (start, bytes) = (whole.start + (first * row_bytes) as u64, count * row_bytes);
-        let stretch = Stretch { start, bytes, shape: shape.clone(), dtype: whole.dtype };
+        let extent = Extent { start, bytes, shape: shape.clone(), dtype: whole.dtype };
         let mut pieces = Vec::new();
-        self.pieces(&stretch, PIECE_BYTES, |bytes| {
+        self.pieces(&extent, PIECE_BYTES, |bytes| {
             let values = bytes.len() / stored.size_in_bytes();
             pieces.push(Tensor::from_raw_buffer(bytes, stored, &[values], &Device::Cpu)?.to_dtype(dtype)?);
             Ok(())
@@ -227,7 +227,7 @@ impl Reader {
         (shape, dtype): (&[usize], DType),
         rows: impl Fn(usize, usize) -> Result<Tensor>,
     ) -> Result<bool> {
-        if self.stretch(name)?.shape != shape {
+        if self.extent(name)?.shape != shape {
             return Ok(false);
         }
         let count = shape.first().copied().unwrap_or(0);
@@ -244,7 +244,7 @@ impl Reader {
 
     /// The dtype that a tensor is stored in. `None` for a dtype that is not supported, or if there is no such tensor.
     pub(crate) fn stored_as(&self, name: &str) -> Option<DType> {
-        self.stretch(name).ok()?.dtype.ok()
+        self.extent(name).ok()?.dtype.ok()
     }
 
     /// The supported dtypes that matrices are stored in. Vectors are negligible beside them.
@@ -255,9 +255,9 @@ impl Reader {
 
     /// The offset of a tensor's bytes in the file, if they can be used there as values of `dtype`.
     pub(crate) fn place_of(&self, name: &str, dtype: DType) -> Option<usize> {
-        let stretch = self.stretch(name).ok()?;
-        let start = usize::try_from(stretch.start).ok()?;
-        let is_usable = stretch.dtype == Ok(dtype) && start.is_multiple_of(dtype.size_in_bytes());
+        let extent = self.extent(name).ok()?;
+        let start = usize::try_from(extent.start).ok()?;
+        let is_usable = extent.dtype == Ok(dtype) && start.is_multiple_of(dtype.size_in_bytes());
         (is_usable && t5_ops::can_read_in_place(dtype)).then_some(start)
     }
 
@@ -269,11 +269,11 @@ impl Reader {
 
     /// Whether two names are names of the same bytes.
     pub(crate) fn are_one(&self, one: &str, other: &str) -> bool {
-        let places = [one, other].map(|name| self.stretch(name).ok().map(|stretch| (stretch.start, stretch.shape)));
+        let places = [one, other].map(|name| self.extent(name).ok().map(|extent| (extent.start, extent.shape)));
         places[0].is_some() && places[0] == places[1]
     }
 
-    fn stretch(&self, name: &str) -> Result<Stretch> {
+    fn extent(&self, name: &str) -> Result<Extent> {
         let missing = || Error::Safetensors { path: self.path.clone(), problem: format!("it has no tensor `{name}`") };
         match &self.contents {
             Contents::Header { data_start, header } => {
@@ -283,8 +283,8 @@ impl Reader {
         }
     }
 
-    fn stored_dtype(&self, name: &str, stretch: &Stretch) -> Result<DType> {
-        let dtype = stretch.dtype.clone().and_then(|dtype| match dtype {
+    fn stored_dtype(&self, name: &str, extent: &Extent) -> Result<DType> {
+        let dtype = extent.dtype.clone().and_then(|dtype| match dtype {
             DType::U8 => Err("U8".to_owned()),
             dtype => Ok(dtype),
         });
@@ -304,37 +304,37 @@ impl Reader {
         let (mut first, mut end) = (None, None);
         for part in parts {
             let name = part_name(name, part);
-            let stretch = self.stretch(&name)?;
-            if stretch.dtype != Ok(part.dtype) || stretch.shape != [part.count] {
+            let extent = self.extent(&name)?;
+            if extent.dtype != Ok(part.dtype) || extent.shape != [part.count] {
                 return Err(Error::TensorMismatch {
                     path: self.path.clone(),
                     tensor: name,
                     expected: format!("{} {:?}", part.dtype.as_str(), [part.count]),
                     got: format!(
                         "{} {:?}",
-                        stretch.dtype.map_or_else(|got| got, |got| got.as_str().into()),
-                        stretch.shape
+                        extent.dtype.map_or_else(|got| got, |got| got.as_str().into()),
+                        extent.shape
                     ),
                 });
             }
-            if end.is_some_and(|end| stretch.start != end) {
+            if end.is_some_and(|end| extent.start != end) {
                 let problem =
                     format!("`{name}` does not follow the part before it: expected all parts of a weight together");
                 return Err(Error::Safetensors { path: self.path.clone(), problem });
             }
-            first.get_or_insert(stretch.start);
-            end = Some(stretch.start + stretch.bytes as u64);
+            first.get_or_insert(extent.start);
+            end = Some(extent.start + extent.bytes as u64);
         }
         Ok(first.unwrap_or(0))
     }
 
     /// Some bytes of the file, as a vector of U8.
     pub(crate) fn read_bytes(&self, start: u64, bytes: usize) -> Result<Tensor> {
-        let stretch = Stretch { dtype: Ok(DType::U8), shape: vec![bytes], start, bytes };
+        let extent = Extent { dtype: Ok(DType::U8), shape: vec![bytes], start, bytes };
         let mut read = Ok(());
         let tensor = t5_ops::from_bytes(&bytes.into(), DType::U8, |to| {
             let mut at = 0;
-            read = self.pieces(&stretch, PIECE_BYTES, |piece| {
+            read = self.pieces(&extent, PIECE_BYTES, |piece| {
                 to[at..][..piece.len()].copy_from_slice(piece);
                 at += piece.len();
                 Ok(())
@@ -344,11 +344,11 @@ impl Reader {
     }
 
     /// Calls `f` with successive pieces of a tensor's bytes, of `most` bytes each: a multiple of every dtype's size.
-    fn pieces(&self, stretch: &Stretch, most: usize, mut f: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    fn pieces(&self, extent: &Extent, most: usize, mut f: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let mut file = self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        file.seek(SeekFrom::Start(stretch.start)).map_err(Error::io(&self.path))?;
-        let mut buffer = vec![0; most.min(stretch.bytes)];
-        let mut left = stretch.bytes;
+        file.seek(SeekFrom::Start(extent.start)).map_err(Error::io(&self.path))?;
+        let mut buffer = vec![0; most.min(extent.bytes)];
+        let mut left = extent.bytes;
         while left > 0 {
             let piece = &mut buffer[..left.min(most)];
             file.read_exact(piece).map_err(Error::io(&self.path))?;
@@ -365,7 +365,7 @@ pub(crate) fn part_name(weight: &str, part: &QuantisedPart) -> String {
 }
 
 /// The place of a tensor in a safetensors file.
-fn stretch_of(info: &TensorInfo, data_start: u64) -> Stretch {
+fn stretch_of(info: &TensorInfo, data_start: u64) -> Extent {
     let dtype = match info.dtype {
         Dtype::F32 => Ok(DType::F32),
         Dtype::F16 => Ok(DType::F16),
@@ -376,7 +376,7 @@ fn stretch_of(info: &TensorInfo, data_start: u64) -> Stretch {
         other => Err(format!("{other:?}")),
     };
     let (start, end) = info.data_offsets;
-    Stretch { dtype, shape: info.shape.clone(), start: data_start + start as u64, bytes: end - start }
+    Extent { dtype, shape: info.shape.clone(), start: data_start + start as u64, bytes: end - start }
 }
 
 /// Refuses a Git LFS pointer: a few lines of text that Git writes in place of a large file that it did not fetch.

@@ -66,7 +66,7 @@ pub(crate) fn save_with<E: From<Error>>(
 }
 
 /// For a process that does not save: asks for the same weights as [`save_with`] does elsewhere, in the same order.
-pub(crate) fn lend(config: &Config, parameters: &[Parameter], pager: &dyn Pager<Tensor>) -> Result<()> {
+pub(crate) fn serve_weights(config: &Config, parameters: &[Parameter], pager: &dyn Pager<Tensor>) -> Result<()> {
     in_order(config, parameters).into_iter().try_for_each(|(_, index)| {
         pager.page_in(index, &parameters[index].tensor)?;
         pager.page_out(index, &parameters[index].tensor)

@@ -88,7 +88,7 @@ impl<T: Ops> Linear<T> {
 
     /// `dz W + du A + sum`.
     fn with_adapter(&self, dz: &T, beside: (&T, &T), sum: Option<T>) -> Result<T> {
-        self.weight.here(|weight| T::linear_backward_input_beside(dz, weight, Some(beside), sum))
+        self.weight.here(|weight| T::linear_backward_input_plus_product(dz, weight, Some(beside), sum))
     }
 
     /// Adds `dyᵀ x` to the weight's gradient, and the adapter's gradients to its own, where they are trained. Forward's narrow product is
@@ -186,14 +186,14 @@ impl<T: Ops> Adapter<T> {
 
     /// `x Wᵀ + down Bᵀ`.
     fn beside(&self, x: &T, down: &T, weight: &Weight<T>) -> Result<T> {
-        weight.here(|weight| T::linear_beside(x, weight, Some((down, self.b.of_products()))))
+        weight.here(|weight| T::linear_plus_product(x, weight, Some((down, self.b.of_products()))))
     }
 
     /// The factors of the output, if there is a magnitude.
     fn gain(&self, weight: &Weight<T>) -> Result<Option<Gain<T>>> {
         let Some(magnitude) = &self.magnitude else { return Ok(None) };
         let (a, b) = (&self.a.tensor, &self.b.tensor);
-        let lengths = weight.here(|weight| T::adapted_lengths(weight.whole(), a, b, self.lora.scale))?;
+        let lengths = weight.here(|weight| T::adapted_row_norms(weight.whole(), a, b, self.lora.scale))?;
         let factors = T::ratio(&magnitude.tensor, &lengths)?;
         Ok(Some(Gain { lengths, factors }))
     }

@@ -18,7 +18,7 @@ pub(crate) mod norm;
 pub(crate) mod stack;
 
 use crate::config::Config;
-use crate::parameters::{Comes, Parameter, Weight};
+use crate::parameters::{PagingGranularity, Parameter, Weight};
 use linear::{Adapter, Linear};
 
 /// Hands parameters to layers by name while a model is built.
@@ -41,9 +41,13 @@ impl<T: Clone> Weights<'_, T> {
         let index = index.unwrap_or_else(|| panic!("`{name}` is not a parameter of this model"));
         let Parameter { tensor, quantisation, part, name } = &self.parameters[index];
         let trains = self.config.lora.as_ref().is_some_and(|lora| lora.trains(name));
-        let comes = if self.by_matrix && !trains { Comes::apart(*part, self.config) } else { Comes::Together };
+        let paging = if self.by_matrix && !trains {
+            PagingGranularity::apart(*part, self.config)
+        } else {
+            PagingGranularity::Together
+        };
         let copy = self.copies.get(index).cloned().flatten();
-        Weight { index, tensor: tensor.clone(), copy, quantisation: *quantisation, comes }
+        Weight { index, tensor: tensor.clone(), copy, quantisation: *quantisation, paging }
     }
 
     /// The linear layer of this name, without `.weight`. `site` is the place of its adapter's dropout.

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::levers::LayerMajor;
 use crate::micro_batch::MicroBatch;
 use crate::ops::Files;
-use crate::step::asked::{Asked, asked};
+use crate::step::asked::{CollectiveRequest, asked};
 use crate::step::gradients::Gradients;
 use crate::step::observer::{Interrupts, Observer};
 use crate::step::reach::Reach;
@@ -117,7 +117,7 @@ impl T5 {
         layer_major: Option<&LayerMajor>,
         grads: &Gradients,
         observer: &mut dyn Observer<Tensor, E>,
-    ) -> Vec<Asked> {
+    ) -> Vec<CollectiveRequest> {
         let events = self.events(micro_batches, cx, layer_major, grads, observer);
         asked(&self.network, &self.parameters, &events, &|index| grads.is_trainable(index))
     }

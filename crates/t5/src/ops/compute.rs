@@ -1,10 +1,10 @@
 //! The implementor of operations that computes: candle's tensors and the kernels of [`t5_ops`].
 
 use candle_core::{DType, Tensor};
-use t5_ops::{Activation, Beside, CrossEntropy, Dropout, Quantised, RelativePosition, Weight};
+use t5_ops::{Activation, AddedProduct, CrossEntropy, Dropout, Quantised, RelativePosition, Weight};
 
 use super::files::Files;
-use super::spill::{Stretch, TensorSpill};
+use super::offload_store::{Extent, TensorOffloadStore};
 use super::{Attended, AttentionSettings, Matrix, Ops, Position};
 use crate::error::Result;
 
@@ -13,7 +13,7 @@ impl Matrix<'_, Tensor> {
     fn with<R>(self, f: impl FnOnce(Weight) -> candle_core::Result<R>) -> Result<R> {
         match self.quantisation {
             Some(quantisation) => Ok(f((&Quantised::new(quantisation, self.tensor.clone())?).into())?),
-            None if self.comes_by_rows => Ok(f(Weight::ByRows(self.tensor))?),
+            None if self.is_paged_by_rows => Ok(f(Weight::ByRows(self.tensor))?),
             None => Ok(f(self.tensor.into())?),
         }
     }
@@ -30,8 +30,8 @@ impl AttentionSettings<'_, Tensor> {
 const FEW_ROWS: usize = 256;
 
 impl Ops for Tensor {
-    type Spill = TensorSpill;
-    type Stretch = Stretch;
+    type OffloadStore = TensorOffloadStore;
+    type Extent = Extent;
 
     fn dims(&self) -> &[usize] {
         Tensor::dims(self)
@@ -69,8 +69,8 @@ impl Ops for Tensor {
         if scale == 1.0 { Ok(self.clone()) } else { Ok(t5_ops::scaled(self, scale)?) }
     }
 
-    fn spill(&self, files: &Files, copies_overlap: bool) -> Result<TensorSpill> {
-        TensorSpill::create(files, self.device(), copies_overlap)
+    fn offload_store(&self, files: &Files, copies_overlap: bool) -> Result<TensorOffloadStore> {
+        TensorOffloadStore::create(files, self.device(), copies_overlap)
     }
 
     fn read_ahead(&self) {
@@ -90,8 +90,8 @@ impl Ops for Tensor {
     }
 
     fn embedding<'a>(ids: &Self, table: impl Into<Matrix<'a, Self>>, dtype: DType) -> Result<Self> {
-        let Matrix { tensor: table, comes_by_rows, .. } = table.into();
-        let by_rows = comes_by_rows || ids.elem_count() <= FEW_ROWS;
+        let Matrix { tensor: table, is_paged_by_rows, .. } = table.into();
+        let by_rows = is_paged_by_rows || ids.elem_count() <= FEW_ROWS;
         Ok(if by_rows { t5_ops::embedding_by_rows } else { t5_ops::embedding }(ids, table, dtype)?)
     }
 
@@ -99,13 +99,13 @@ impl Ops for Tensor {
         Ok(t5_ops::embedding_backward(ids, dy, dtable)?)
     }
 
-    fn linear_beside<'a>(
+    fn linear_plus_product<'a>(
         x: &Self,
         weight: impl Into<Matrix<'a, Self>>,
         beside: Option<(&Self, &Self)>,
     ) -> Result<Self> {
-        let beside = beside.map(|(x, w)| Beside { x, w });
-        weight.into().with(|weight| t5_ops::linear_beside(x, weight, beside))
+        let beside = beside.map(|(x, w)| AddedProduct { x, w });
+        weight.into().with(|weight| t5_ops::linear_plus_product(x, weight, beside))
     }
 
     fn linear_scaled(x: &Self, weight: &Self, scale: f64) -> Result<Self> {
@@ -116,14 +116,14 @@ impl Ops for Tensor {
         Ok(t5_ops::linear_backward_input_scaled(dy, weight, scale)?)
     }
 
-    fn linear_backward_input_beside<'a>(
+    fn linear_backward_input_plus_product<'a>(
         dy: &Self,
         weight: impl Into<Matrix<'a, Self>>,
         beside: Option<(&Self, &Self)>,
         sum: Option<Self>,
     ) -> Result<Self> {
-        let beside = beside.map(|(x, w)| Beside { x, w });
-        weight.into().with(|weight| t5_ops::linear_backward_input_beside(dy, weight, beside, sum))
+        let beside = beside.map(|(x, w)| AddedProduct { x, w });
+        weight.into().with(|weight| t5_ops::linear_backward_input_plus_product(dy, weight, beside, sum))
     }
 
     fn linear_backward_weight(dy: &Self, x: &Self, dweight: &Self, accumulate: bool) -> Result<()> {
@@ -229,8 +229,8 @@ impl Ops for Tensor {
         Ok(t5_ops::logit_cross_entropy_backward(logits, labels, gradient_scale)?)
     }
 
-    fn adapted_lengths(weight: Matrix<Self>, a: &Self, b: &Self, scale: f64) -> Result<Self> {
-        weight.with(|weight| t5_ops::adapted_lengths(weight, a, b, scale))
+    fn adapted_row_norms(weight: Matrix<Self>, a: &Self, b: &Self, scale: f64) -> Result<Self> {
+        weight.with(|weight| t5_ops::adapted_row_norms(weight, a, b, scale))
     }
 
     fn ratio(a: &Self, b: &Self) -> Result<Self> {

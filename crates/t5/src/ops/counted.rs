@@ -13,10 +13,10 @@ use t5_ops::{Activation, AttentionSizes, Calls, CrossEntropy, Dropout, Needs, Pa
 
 use super::{Attended, AttentionSettings, Files, Matrix, Ops, Position};
 use crate::error::Result;
-use files::{CountedFiles, CountedStretch};
+use files::{CountedExtent, CountedFiles};
 pub(crate) use ledger::Ledger;
 pub use ledger::Work;
-use ledger::{Home, Memory, Sums};
+use ledger::{Memory, Placement, Sums};
 
 /// A tensor of at most three dimensions without elements.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ impl Counted {
 
     /// A weight in a file comes into memory when it is used.
     fn used(&self) {
-        if let Home::File { is_resident } = &self.memory.home
+        if let Placement::File { is_resident } = &self.memory.home
             && !is_resident.replace(true)
         {
             self.sums().add(Ops::bytes(self));
@@ -71,17 +71,17 @@ impl Counted {
     /// Calls `f`, which reads this weight from its file by rows, `times` times. Meanwhile a window of rows is in memory.
     fn by_rows(&self, times: u64, f: impl FnOnce()) {
         let (window, sums) = (t5_ops::window_bytes(self.of_weight(), self.dtype), self.sums());
-        if !matches!(self.memory.home, Home::Memory) {
+        if !matches!(self.memory.home, Placement::Memory) {
             sums.paged_in.set(sums.paged_in.get() + times * Ops::bytes(self));
         }
         match &self.memory.home {
-            Home::Memory => f(),
-            Home::File { .. } => {
+            Placement::Memory => f(),
+            Placement::File { .. } => {
                 sums.add(window);
                 f();
                 sums.take(window);
             }
-            Home::FileCountedElsewhere { .. } => {
+            Placement::FileCountedElsewhere { .. } => {
                 sums.come(window);
                 f();
                 sums.leave(window);
@@ -92,7 +92,7 @@ impl Counted {
     /// Whether the weight lies in a file.
     #[cfg(test)]
     pub fn is_in_file(&self) -> bool {
-        matches!(self.memory.home, Home::File { .. })
+        matches!(self.memory.home, Placement::File { .. })
     }
 
     /// The dtype of statistics: F32, or F64 for F64.
@@ -123,7 +123,7 @@ impl Counted {
     /// Adds up a call whose results have been made.
     fn calls(&self, needs: Needs) {
         let sums = self.sums();
-        sums.momentary(needs.transient);
+        sums.note_transient(needs.transient);
         sums.kept.set(sums.kept.get().max(needs.kept));
         sums.on_host.set(sums.on_host.get().max(needs.on_host));
         sums.calls.set(sums.calls.get() + needs.calls);
@@ -178,7 +178,7 @@ impl Counted {
 impl Matrix<'_, Counted> {
     /// Calls `f`, which uses the weight. If the weight comes by rows, all its rows are read `times` times.
     fn while_used(&self, times: u64, f: impl FnOnce()) {
-        if self.comes_by_rows {
+        if self.is_paged_by_rows {
             return self.tensor.by_rows(times, f);
         }
         self.tensor.used();
@@ -192,13 +192,13 @@ impl Matrix<'_, Counted> {
 }
 
 /// The width of the rows of a second product, which is added to the first.
-fn width_beside(beside: Option<(&Counted, &Counted)>) -> usize {
+fn added_width(beside: Option<(&Counted, &Counted)>) -> usize {
     beside.inspect(|(_, weight)| weight.used()).map_or(0, |(x, _)| x.width())
 }
 
 impl Ops for Counted {
-    type Spill = CountedFiles;
-    type Stretch = CountedStretch;
+    type OffloadStore = CountedFiles;
+    type Extent = CountedExtent;
 
     fn dims(&self) -> &[usize] {
         &self.dims[..self.rank]
@@ -244,7 +244,7 @@ impl Ops for Counted {
         Ok(self.like())
     }
 
-    fn spill(&self, _: &Files, copies_overlap: bool) -> Result<CountedFiles> {
+    fn offload_store(&self, _: &Files, copies_overlap: bool) -> Result<CountedFiles> {
         Ok(CountedFiles::new(self.ledger(), copies_overlap))
     }
 
@@ -252,9 +252,9 @@ impl Ops for Counted {
 
     fn page_in(&self) {
         let is_read = match &self.memory.home {
-            Home::Memory => false,
-            Home::File { is_resident } => !is_resident.get(),
-            Home::FileCountedElsewhere { is_here } => {
+            Placement::Memory => false,
+            Placement::File { is_resident } => !is_resident.get(),
+            Placement::FileCountedElsewhere { is_here } => {
                 if !is_here.replace(true) {
                     self.sums().come(Ops::bytes(self));
                 }
@@ -270,8 +270,10 @@ impl Ops for Counted {
 
     fn page_out(&self) {
         match &self.memory.home {
-            Home::File { is_resident } if is_resident.replace(false) => self.sums().take(Ops::bytes(self)),
-            Home::FileCountedElsewhere { is_here } if is_here.replace(false) => self.sums().leave(Ops::bytes(self)),
+            Placement::File { is_resident } if is_resident.replace(false) => self.sums().take(Ops::bytes(self)),
+            Placement::FileCountedElsewhere { is_here } if is_here.replace(false) => {
+                self.sums().leave(Ops::bytes(self))
+            }
             _ => {}
         }
     }
@@ -279,8 +281,8 @@ impl Ops for Counted {
     fn release_unused(&self) {}
 
     fn embedding<'a>(ids: &Self, table: impl Into<Matrix<'a, Self>>, dtype: DType) -> Result<Self> {
-        let Matrix { tensor: table, comes_by_rows, .. } = table.into();
-        if !comes_by_rows {
+        let Matrix { tensor: table, is_paged_by_rows, .. } = table.into();
+        if !is_paged_by_rows {
             table.used();
         }
         let (rows, width) = (ids.count(), table.width());
@@ -295,13 +297,13 @@ impl Ops for Counted {
         Ok(())
     }
 
-    fn linear_beside<'a>(
+    fn linear_plus_product<'a>(
         x: &Self,
         weight: impl Into<Matrix<'a, Self>>,
         beside: Option<(&Self, &Self)>,
     ) -> Result<Self> {
         let weight = weight.into();
-        let (dtypes, beside) = ([x.dtype, weight.tensor.dtype], width_beside(beside));
+        let (dtypes, beside) = ([x.dtype, weight.tensor.dtype], added_width(beside));
         let y = x.with_width(weight.size().0);
         let needs = t5_ops::linear_needs(x.path(), x.rows(), weight.size(), dtypes, beside);
         weight.while_used(1, || x.calls(needs));
@@ -316,7 +318,7 @@ impl Ops for Counted {
         Self::linear_backward_input(dy, weight, None)?.scaled_after(scale)
     }
 
-    fn linear_backward_input_beside<'a>(
+    fn linear_backward_input_plus_product<'a>(
         dy: &Self,
         weight: impl Into<Matrix<'a, Self>>,
         beside: Option<(&Self, &Self)>,
@@ -325,7 +327,7 @@ impl Ops for Counted {
         let weight = weight.into();
         weight.tensor.used();
         let (accumulates, dtypes) = (sum.is_some(), [dy.dtype, weight.tensor.dtype]);
-        let (weight, beside) = (weight.size(), width_beside(beside));
+        let (weight, beside) = (weight.size(), added_width(beside));
         let dx = sum.unwrap_or_else(|| dy.with_width(weight.1));
         dy.calls(t5_ops::linear_backward_input_needs(dy.path(), dy.rows(), weight, dtypes, beside, accumulates));
         Ok(dx)
@@ -468,7 +470,7 @@ impl Ops for Counted {
         Ok((0.0, logits))
     }
 
-    fn adapted_lengths(weight: Matrix<Self>, a: &Self, _: &Self, _: f64) -> Result<Self> {
+    fn adapted_row_norms(weight: Matrix<Self>, a: &Self, _: &Self, _: f64) -> Result<Self> {
         weight.tensor.used();
         let lengths = a.ledger().tensor(&[weight.size().0], weight.tensor.statistics());
         a.calls(t5_ops::adapted_lengths_needs(a.path(), weight.size(), a.dims[0]));

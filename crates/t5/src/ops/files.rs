@@ -62,14 +62,14 @@ impl Files {
     /// [`Error::Offload`].
     pub fn write_and_read(&self, x: Tensor) -> Result<Tensor> {
         let mut files = TensorFiles::create(self)?;
-        let stretch = files.put(x)?;
-        files.get(stretch, None)
+        let extent = files.put(x)?;
+        files.get(extent, None)
     }
 }
 
 /// A tensor's place in the files.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stretch {
+pub struct Extent {
     /// The same offset in each file.
     start: u64,
     /// Bytes in each file, except the last file that has any.
@@ -78,7 +78,7 @@ pub struct Stretch {
     dtype: DType,
 }
 
-impl Stretch {
+impl Extent {
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -93,10 +93,10 @@ impl Stretch {
 }
 
 /// The least number of bytes for which a thread is worthwhile.
-const LEAST_SHARE: usize = 256 << 10;
+const MIN_SHARE: usize = 256 << 10;
 
 /// The least number of bytes that is worth reading ahead: fewer are read in the time that the request takes.
-const LEAST_AHEAD: usize = 256 << 10;
+const MIN_AHEAD: usize = 256 << 10;
 
 /// Bytes, over all threads, after which a thread waits for the disk if there is no room for more.
 const PIECES: usize = 4 << 20;
@@ -117,7 +117,7 @@ pub struct TensorFiles {
     /// The thread that reads ahead, once there was something to read.
     reader: Option<Reader>,
     /// The stretch that the thread was asked for and has not handed over.
-    ahead: Option<Stretch>,
+    ahead: Option<Extent>,
 }
 
 type Read = std::io::Result<candle_core::Result<Tensor>>;
@@ -125,7 +125,7 @@ type Read = std::io::Result<candle_core::Result<Tensor>>;
 /// A thread that reads one stretch after another. It ends with its owner.
 #[derive(Debug)]
 struct Reader {
-    asked: SyncSender<Stretch>,
+    asked: SyncSender<Extent>,
     /// Never contended: writing threads share the files with this struct, so it must be `Sync`.
     read: Mutex<Receiver<Read>>,
 }
@@ -133,14 +133,14 @@ struct Reader {
 impl Reader {
     /// `None` if no thread can be started: everything is then read when it is asked for.
     fn start(files: &Arc<Vec<File>>, forgets: bool) -> Option<Self> {
-        let (asked, stretches) = sync_channel::<Stretch>(1);
+        let (asked, extents) = sync_channel::<Extent>(1);
         let (results, read) = sync_channel(1);
         let read = Mutex::new(read);
         let files = Arc::clone(files);
         let work = move || {
             // The owner ends the thread by closing the channel.
-            while let Ok(stretch) = stretches.recv() {
-                if results.send(self::read(&files, &stretch, forgets)).is_err() {
+            while let Ok(extent) = extents.recv() {
+                if results.send(self::read(&files, &extent, forgets)).is_err() {
                     break;
                 }
             }
@@ -158,11 +158,11 @@ impl TensorFiles {
     pub fn create(files: &Files) -> Result<TensorFiles> {
         let unwritten_bytes = files.unwritten_bytes;
         let path = heap::shown_path(&files.directory);
-        let open = |_| heap::file_without_name(&files.directory);
+        let open = |_| heap::anonymous_file(&files.directory);
         let files =
             (0..t5_ops::threads()).map(open).collect::<std::io::Result<Vec<_>>>().map_err(Error::offload(&path))?;
         // Backward reads from the end, and the bytes behind were read before.
-        files.iter().for_each(heap::read_without_ahead);
+        files.iter().for_each(heap::disable_readahead);
         let unwritten = files.iter().map(|_| AtomicUsize::new(0)).collect();
         let lengths = files.iter().map(|_| AtomicU64::new(0)).collect();
         let files = Arc::new(files);
@@ -185,15 +185,15 @@ impl TensorFiles {
     ///
     /// # Errors
     /// [`Error::Offload`].
-    pub fn put(&mut self, x: Tensor) -> Result<Stretch> {
+    pub fn put(&mut self, x: Tensor) -> Result<Extent> {
         let len = Ops::bytes(&x) as usize;
-        let share = len.div_ceil(self.files.len()).max(LEAST_SHARE);
-        let stretch = Stretch { start: self.end, share, shape: x.shape().clone(), dtype: x.dtype() };
+        let share = len.div_ceil(self.files.len()).max(MIN_SHARE);
+        let extent = Extent { start: self.end, share, shape: x.shape().clone(), dtype: x.dtype() };
         let problem = Mutex::new(None);
         t5_ops::with_bytes(&x, |bytes| {
             let write = |part| {
                 let bytes = &bytes[part * share..len.min((part + 1) * share)];
-                if let Err(error) = self.write(part, bytes, stretch.start) {
+                if let Err(error) = self.write(part, bytes, extent.start) {
                     problem.lock().expect("no other thread has panicked").get_or_insert(error);
                 }
             };
@@ -204,14 +204,14 @@ impl TensorFiles {
         }
         self.end += share.min(len) as u64;
         self.written += len as u64;
-        Ok(stretch)
+        Ok(extent)
     }
 
     /// Reads a tensor. Begins to read `after`, which will be asked for next.
     ///
     /// # Errors
     /// [`Error::Offload`].
-    pub fn get(&mut self, stretch: Stretch, after: Option<&Stretch>) -> Result<Tensor> {
+    pub fn get(&mut self, extent: Extent, after: Option<&Extent>) -> Result<Tensor> {
         let forgets = self.has_no_room();
         // A stretch that was read ahead in vain is taken as well, to make room for the next.
         let was_ahead = self.ahead.take();
@@ -219,11 +219,11 @@ impl TensorFiles {
         let tensor = heap::counting_wait(|| {
             let read_ahead = reader.and_then(|reader| reader.read.get_mut().ok()?.recv().ok());
             match (was_ahead, read_ahead) {
-                (Some(ahead), Some(tensor)) if ahead == stretch => tensor,
-                _ => read(&self.files, &stretch, forgets),
+                (Some(ahead), Some(tensor)) if ahead == extent => tensor,
+                _ => read(&self.files, &extent, forgets),
             }
         });
-        if let Some(after) = after.filter(|after| after.bytes() >= LEAST_AHEAD) {
+        if let Some(after) = after.filter(|after| after.bytes() >= MIN_AHEAD) {
             if self.reader.is_none() {
                 self.reader = Reader::start(&self.files, forgets);
             }
@@ -249,7 +249,7 @@ impl TensorFiles {
     /// Writes to one of the files. Only one thread at a time writes to a file.
     fn write(&self, file: usize, bytes: &[u8], start: u64) -> std::io::Result<()> {
         let (file, unwritten, length) = (&self.files[file], &self.unwritten[file], &self.lengths[file]);
-        let piece = (PIECES / self.files.len()).max(LEAST_SHARE);
+        let piece = (PIECES / self.files.len()).max(MIN_SHARE);
         // If the file was shortened, writing behind its end would turn the lost bytes into zeros.
         if file.metadata()?.len() < length.load(Ordering::Relaxed) {
             return Err(shortened());
@@ -286,11 +286,11 @@ trait FileExt {
 #[cfg(not(unix))]
 impl FileExt for File {}
 
-fn read(files: &[File], stretch: &Stretch, forgets: bool) -> std::io::Result<candle_core::Result<Tensor>> {
+fn read(files: &[File], extent: &Extent, forgets: bool) -> std::io::Result<candle_core::Result<Tensor>> {
     let mut read = Ok(());
-    let tensor = t5_ops::from_bytes(&stretch.shape, stretch.dtype, |bytes| {
-        let mut parts = bytes.chunks_mut(stretch.share).zip(files);
-        read = parts.try_for_each(|(part, file)| read_part(file, part, stretch.start, forgets));
+    let tensor = t5_ops::from_bytes(&extent.shape, extent.dtype, |bytes| {
+        let mut parts = bytes.chunks_mut(extent.share).zip(files);
+        read = parts.try_for_each(|(part, file)| read_part(file, part, extent.start, forgets));
     });
     read.map(|()| tensor)
 }
@@ -357,7 +357,7 @@ mod tests {
             .iter()
             .map(|&(dtype, n)| Tensor::randn(0f32, 1.0, (2, n, 3), &Device::Cpu).unwrap().to_dtype(dtype).unwrap())
             .collect();
-        let put: Vec<Stretch> = tensors.iter().map(|x| store.put(x.clone()).unwrap()).collect();
+        let put: Vec<Extent> = tensors.iter().map(|x| store.put(x.clone()).unwrap()).collect();
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
         for order in [[0, 1, 2, 3], [3, 1, 0, 2]] {
             for (place, &i) in order.iter().enumerate() {

@@ -10,7 +10,7 @@
 mod compute;
 mod counted;
 mod files;
-mod spill;
+mod offload_store;
 
 use std::fmt::Debug;
 
@@ -33,12 +33,12 @@ pub struct Matrix<'a, T> {
     /// How codes and scales are read.
     pub quantisation: Option<Quantisation>,
     /// Whether operations copy a few of its rows at a time from its file to memory ([`t5_ops::Weight::ByRows`]).
-    pub comes_by_rows: bool,
+    pub is_paged_by_rows: bool,
 }
 
 impl<'a, T> From<&'a T> for Matrix<'a, T> {
     fn from(tensor: &'a T) -> Self {
-        Matrix { tensor, quantisation: None, comes_by_rows: false }
+        Matrix { tensor, quantisation: None, is_paged_by_rows: false }
     }
 }
 
@@ -63,24 +63,24 @@ pub struct Attended<'a, T> {
 }
 
 /// Files that tensors are written to and read from.
-pub trait Spill<T: Ops>: Debug {
+pub trait OffloadStore<T: Ops>: Debug {
     /// Writes a tensor behind those already there.
     ///
     /// # Errors
     /// [`crate::Error::Offload`].
-    fn put(&mut self, x: T) -> Result<T::Stretch>;
+    fn put(&mut self, x: T) -> Result<T::Extent>;
 
     /// Reads a tensor. Begins to read `after`, which will be asked for next.
     ///
     /// # Errors
     /// [`crate::Error::Offload`].
-    fn get(&mut self, stretch: T::Stretch, after: Option<&T::Stretch>) -> Result<T>;
+    fn get(&mut self, extent: T::Extent, after: Option<&T::Extent>) -> Result<T>;
 
     /// Where copies overlap with computation, begins to read a tensor that will be asked for next. It has memory from here on.
     ///
     /// # Errors
     /// The device reports an error.
-    fn fetch(&mut self, stretch: &T::Stretch) -> Result<()>;
+    fn prefetch(&mut self, extent: &T::Extent) -> Result<()>;
 
     /// Carries out copies while something is computed: of tensors that were put, which keep their memory until then, and of
     /// tensors that are being fetched.
@@ -97,9 +97,9 @@ pub trait Spill<T: Ops>: Debug {
 /// A tensor, real or counted, and the operations that layers use. Shapes are those of the functions of [`t5_ops`].
 pub trait Ops: Clone + Debug + Sized {
     /// Holds the tensors that do not stay in memory.
-    type Spill: Spill<Self>;
+    type OffloadStore: OffloadStore<Self>;
     /// A tensor's place there.
-    type Stretch: Clone + Debug + PartialEq;
+    type Extent: Clone + Debug + PartialEq;
 
     fn dims(&self) -> &[usize];
     fn dtype(&self) -> DType;
@@ -124,7 +124,7 @@ pub trait Ops: Clone + Debug + Sized {
     /// `self * scale`, in the same memory where the scale is 1.
     fn scaled(&self, scale: f64) -> Result<Self>;
     /// New files for tensors like this one. Their copies may overlap with computation.
-    fn spill(&self, files: &Files, copies_overlap: bool) -> Result<Self::Spill>;
+    fn offload_store(&self, files: &Files, copies_overlap: bool) -> Result<Self::OffloadStore>;
 
     /// Begins to read a weight that lies in a file, without waiting for it.
     fn read_ahead(&self);
@@ -143,10 +143,14 @@ pub trait Ops: Clone + Debug + Sized {
     where
         Self: 'a,
     {
-        Self::linear_beside(x, weight, None)
+        Self::linear_plus_product(x, weight, None)
     }
     /// As `linear`, plus a product of other rows with another weight.
-    fn linear_beside<'a>(x: &Self, weight: impl Into<Matrix<'a, Self>>, beside: Option<(&Self, &Self)>) -> Result<Self>
+    fn linear_plus_product<'a>(
+        x: &Self,
+        weight: impl Into<Matrix<'a, Self>>,
+        beside: Option<(&Self, &Self)>,
+    ) -> Result<Self>
     where
         Self: 'a;
     /// `scale · x Wᵀ`.
@@ -155,10 +159,10 @@ pub trait Ops: Clone + Debug + Sized {
     where
         Self: 'a,
     {
-        Self::linear_backward_input_beside(dy, weight, None, sum)
+        Self::linear_backward_input_plus_product(dy, weight, None, sum)
     }
     /// As `linear_backward_input`, plus a product of other rows with another weight.
-    fn linear_backward_input_beside<'a>(
+    fn linear_backward_input_plus_product<'a>(
         dy: &Self,
         weight: impl Into<Matrix<'a, Self>>,
         beside: Option<(&Self, &Self)>,
@@ -232,7 +236,7 @@ pub trait Ops: Clone + Debug + Sized {
     /// The loss. Its gradient, times the scale, takes the memory of the logits.
     fn logit_cross_entropy_backward(logits: Self, labels: &[u32], gradient_scale: f64) -> Result<(f64, Self)>;
     /// The lengths of the rows of `W + scale · B A`, (out).
-    fn adapted_lengths(weight: Matrix<Self>, a: &Self, b: &Self, scale: f64) -> Result<Self>;
+    fn adapted_row_norms(weight: Matrix<Self>, a: &Self, b: &Self, scale: f64) -> Result<Self>;
     /// `a / b` of two vectors.
     fn ratio(a: &Self, b: &Self) -> Result<Self>;
     /// `self - other`, in new memory.

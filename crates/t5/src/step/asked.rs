@@ -12,7 +12,7 @@ use crate::parameters::{Parameter, Part, Weight};
 
 /// A request in which all processes take part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum CollectiveRequest {
     /// The gradient of parameter `index` is summed.
     Sum {
         /// The parameter.
@@ -31,8 +31,8 @@ pub(crate) fn asked<T: Ops>(
     parameters: &[Parameter<T>],
     events: &[Event],
     trains: &dyn Fn(usize) -> bool,
-) -> Vec<Asked> {
-    let mut list = List { trains, asked: Vec::new(), is_here: HashSet::new(), on_their_way: HashSet::new() };
+) -> Vec<CollectiveRequest> {
+    let mut list = List { trains, asked: Vec::new(), is_resident: HashSet::new(), in_flight: HashSet::new() };
     let indices = |part: Option<Part>| {
         let meant = parameters.iter().enumerate().filter(move |(_, of)| part.is_none_or(|part| part == of.part));
         meant.map(|(index, _)| index)
@@ -41,9 +41,11 @@ pub(crate) fn asked<T: Ops>(
     for event in events {
         match event {
             Event::Decide => break,
-            Event::Embed { .. } => list.bring(&network.shared),
-            Event::Fetch(part) | Event::PageIn(part) => network.weights_of(*part).for_each(|weight| list.bring(weight)),
-            Event::PageOut(part) => network.weights_of(*part).for_each(|weight| list.let_go(weight)),
+            Event::Embed { .. } => list.fetch_remote(&network.shared),
+            Event::Prefetch(part) | Event::PageIn(part) => {
+                network.weights_of(*part).for_each(|weight| list.fetch_remote(weight))
+            }
+            Event::PageOut(part) => network.weights_of(*part).for_each(|weight| list.release(weight)),
             Event::SumHead if has_tied_head => list.begin_sum(network.shared.index),
             Event::EndHead => list.end_sum(network.head.weight.index),
             Event::Send { part, .. } => indices(Some(*part)).for_each(|index| list.begin_sum(index)),
@@ -60,31 +62,31 @@ pub(crate) fn asked<T: Ops>(
 /// The requests so far.
 struct List<'a> {
     trains: &'a dyn Fn(usize) -> bool,
-    asked: Vec<Asked>,
+    asked: Vec<CollectiveRequest>,
     /// Weights that are here or are being fetched, and were not released.
-    is_here: HashSet<usize>,
+    is_resident: HashSet<usize>,
     /// Gradients that are being summed.
-    on_their_way: HashSet<usize>,
+    in_flight: HashSet<usize>,
 }
 
 impl List<'_> {
-    fn bring<T>(&mut self, weight: &Weight<T>) {
-        if self.is_here.insert(weight.index) {
-            self.asked.push(Asked::Weight { index: weight.index });
+    fn fetch_remote<T>(&mut self, weight: &Weight<T>) {
+        if self.is_resident.insert(weight.index) {
+            self.asked.push(CollectiveRequest::Weight { index: weight.index });
         }
     }
 
-    fn let_go<T>(&mut self, weight: &Weight<T>) {
-        self.is_here.remove(&weight.index);
+    fn release<T>(&mut self, weight: &Weight<T>) {
+        self.is_resident.remove(&weight.index);
     }
 
     fn begin_sum(&mut self, index: usize) {
-        if (self.trains)(index) && self.on_their_way.insert(index) {
-            self.asked.push(Asked::Sum { index });
+        if (self.trains)(index) && self.in_flight.insert(index) {
+            self.asked.push(CollectiveRequest::Sum { index });
         }
     }
 
     fn end_sum(&mut self, index: usize) {
-        self.on_their_way.remove(&index);
+        self.in_flight.remove(&index);
     }
 }

@@ -11,7 +11,7 @@
 //! nor read before it is written.
 
 use candle_core::{DType, Tensor};
-use collective::Stretch;
+use collective::Extent;
 
 use crate::error::Result;
 use crate::ops::Ops;
@@ -33,7 +33,7 @@ struct Slot<T> {
     /// Nothing has been added since the accumulator was emptied: its elements have no meaning.
     empty: bool,
     /// Sums of shards that are complete, in their order.
-    closed: Vec<(Stretch, T)>,
+    closed: Vec<(Extent, T)>,
     /// The sum of all shards of an earlier contribution, which [`Gradients::keep_first`] adds.
     before: Option<T>,
 }
@@ -96,7 +96,7 @@ impl<T: Ops> Gradients<T> {
     }
 
     /// Gives each trained parameter its accumulator. A new accumulator is empty.
-    pub(crate) fn provide(&mut self, parameters: &[Parameter<T>]) -> Result<()> {
+    pub(crate) fn materialize(&mut self, parameters: &[Parameter<T>]) -> Result<()> {
         for (index, parameter) in parameters.iter().enumerate() {
             if self.slots[index].trainable && self.slots[index].accumulator.is_none() {
                 self.taken(index, &parameter.tensor)?;
@@ -128,20 +128,20 @@ impl<T: Ops> Gradients<T> {
     /// Marks a shard of a gradient as complete: later contributions belong to the next shard. The sums of two shards that are the halves
     /// of one node of the tree of shards are added up. A shard that was complete already does not change.
     pub(crate) fn close(&mut self, shard: usize, index: usize, weight: &T) -> Result<()> {
-        let is_closed = |(closed, _): &(Stretch, T)| shard < closed.first + closed.count;
+        let is_closed = |(closed, _): &(Extent, T)| shard < closed.first + closed.count;
         if !self.slots[index].trainable || self.slots[index].closed.last().is_some_and(is_closed) {
             return Ok(());
         }
         let sum = self.complete(index, weight)?;
         let slot = &mut self.slots[index];
         (slot.accumulator, slot.empty) = (None, true);
-        slot.closed.push((Stretch::of(shard), sum));
+        slot.closed.push((Extent::of(shard), sum));
         while let [.., (left, _), (right, _)] = slot.closed.as_slice()
             && let Some(both) = left.with(*right)
-            && let (Some((_, right)), Some((stretch, left))) = (slot.closed.pop(), slot.closed.last_mut())
+            && let (Some((_, right)), Some((extent, left))) = (slot.closed.pop(), slot.closed.last_mut())
         {
             left.add_in_place(&right)?;
-            *stretch = both;
+            *extent = both;
             self.spare.push(right);
         }
         Ok(())
@@ -199,7 +199,7 @@ impl<T: Ops> Gradients<T> {
     }
 
     /// Empties one slot and keeps the accumulator for the next parameter of the same shape.
-    pub(crate) fn put_aside(&mut self, index: usize) {
+    pub(crate) fn recycle(&mut self, index: usize) {
         self.spare.extend(self.slots[index].accumulator.take());
     }
 

@@ -24,7 +24,7 @@ use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Files, Ops};
 use crate::parameters::{Parameter, Part};
-use rounds::Repeats;
+use rounds::GraphRunner;
 
 /// The state of a micro-batch between events.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl<T: Ops> Slot<T> {
 
 /// The gradient of a stack's first activations. It waits until the table's gradient is in memory.
 #[derive(Debug)]
-struct Entering<T: Ops> {
+struct PendingEmbeddingGradient<T: Ops> {
     number: usize,
     decoder: bool,
     dx: Stored<T>,
@@ -84,14 +84,14 @@ pub(crate) struct Step<'a, T: Ops> {
     /// Gradients that wait in a file, by parameter index: of units, then of tables. `None`: another process holds the gradient.
     waiting: Vec<(usize, Option<Stored<T>>)>,
     tables: Vec<(usize, Stored<T>)>,
-    entering: Vec<Entering<T>>,
+    pending_embedding_gradients: Vec<PendingEmbeddingGradient<T>>,
     /// Parameters for which another process's update was received.
     received: HashSet<usize>,
     /// Parameters whose gradients are being summed.
-    on_their_way: HashSet<usize>,
+    in_flight: HashSet<usize>,
     loss_sum: f64,
     /// Records and launches micro-batches that repeat. `None`: nothing is recorded.
-    repeats: Option<&'a dyn Repeats<T>>,
+    repeats: Option<&'a dyn GraphRunner<T>>,
 }
 
 /// The directory for a step's files, and which tensors are put there.
@@ -118,8 +118,9 @@ impl<'a, T: Ops> Step<'a, T> {
     ) -> Result<Self> {
         let files = |is_wanted: fn(&Offload) -> bool| {
             let offload = offload.as_ref().filter(|offload| is_wanted(offload));
-            let spill = |offload: &Offload| network.shared.tensor.spill(offload.files, offload.copies_overlap);
-            offload.map(|offload| spill(offload).map(Store::on_disk)).transpose()
+            let offload_store =
+                |offload: &Offload| network.shared.tensor.offload_store(offload.files, offload.copies_overlap);
+            offload.map(|offload| offload_store(offload).map(Store::on_disk)).transpose()
         };
         Ok(Step {
             network,
@@ -132,16 +133,16 @@ impl<'a, T: Ops> Step<'a, T> {
             copies_overlap: offload.is_some_and(|offload| offload.copies_overlap),
             waiting: Vec::new(),
             tables: Vec::new(),
-            entering: Vec::new(),
+            pending_embedding_gradients: Vec::new(),
             received: HashSet::new(),
-            on_their_way: HashSet::new(),
+            in_flight: HashSet::new(),
             loss_sum: 0.0,
             repeats: None,
         })
     }
 
     /// Has micro-batches that repeat recorded and launched. Only for steps that have all tensors in memory.
-    pub fn repeating(self, repeats: &'a dyn Repeats<T>) -> Self {
+    pub fn repeating(self, repeats: &'a dyn GraphRunner<T>) -> Self {
         Step { repeats: Some(repeats), ..self }
     }
 
@@ -213,8 +214,8 @@ impl<'a, T: Ops> Step<'a, T> {
             let round = self.repeats.and_then(|repeats| Some((repeats, rounds::span(rest)?)));
             let (now, later) = rest.split_at(round.map_or(1, |(_, span)| span.events));
             let goes_on = match round {
-                Some((repeats, span)) => self.go_round(repeats, (span, now), grads, observer)?,
-                None => self.carry_out_each(now, grads, observer)?,
+                Some((repeats, span)) => self.run_micro_batch(repeats, (span, now), grads, observer)?,
+                None => self.execute_each(now, grads, observer)?,
             };
             if !goes_on {
                 return Ok(false);
@@ -224,21 +225,21 @@ impl<'a, T: Ops> Step<'a, T> {
         Ok(true)
     }
 
-    fn carry_out_each<E: From<Error>>(
+    fn execute_each<E: From<Error>>(
         &mut self,
         events: &[Event],
         grads: &mut Gradients<T>,
         observer: &mut dyn Observer<T, E>,
     ) -> Result<bool, E> {
         for event in events {
-            if !self.carry_out(event, grads, observer)? {
+            if !self.execute(event, grads, observer)? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    fn carry_out<E: From<Error>>(
+    fn execute<E: From<Error>>(
         &mut self,
         event: &Event,
         grads: &mut Gradients<T>,
@@ -247,7 +248,7 @@ impl<'a, T: Ops> Step<'a, T> {
         match event {
             Event::Embed { decoder, of } => self.embed(*decoder, of.clone())?,
             Event::ReadAhead(part) => self.network.read_ahead(*part),
-            Event::Fetch(part) => self.network.fetch(*part)?,
+            Event::Prefetch(part) => self.network.prefetch(*part)?,
             Event::Copy(part) => self.network.copy(*part)?,
             Event::PageIn(part) => {
                 self.network.weights_of(*part).try_for_each(|weight| self.network.page_in(weight))?
@@ -296,11 +297,11 @@ impl<'a, T: Ops> Step<'a, T> {
             }
             Event::EndHead => {
                 let index = self.network.head.weight.index;
-                if self.on_their_way.contains(&index) {
+                if self.in_flight.contains(&index) {
                     self.end_sum(index, grads, observer)?;
                     match observer.holds(index) {
                         true => grads.keep_for_later(index),
-                        false => grads.put_aside(index),
+                        false => grads.recycle(index),
                     }
                 }
             }
@@ -331,15 +332,15 @@ impl<'a, T: Ops> Step<'a, T> {
                     self.copy()?;
                     // The next unit's weights are copied behind the activations of this unit's second micro-batch, which are needed first.
                     if let Some((next, _)) = way.next.filter(|_| i == way.of.start) {
-                        self.network.copy_by_itself(next.part())?;
+                        self.network.copy_nonblocking(next.part())?;
                     }
                 }
             }
             Event::Finish { of } => self.finish(of.clone()),
             Event::HandOver { part, stage, then } => self.hand_over(*part, *stage, *then, grads, observer)?,
             Event::ReleaseSpare => grads.release_spare(),
-            Event::EnterEmbedding => {
-                self.enter_embedding(observer.closes_shards().then(|| observer.shards()), grads)?;
+            Event::EmbeddingBackward => {
+                self.run_embedding_backward(observer.closes_shards().then(|| observer.shards()), grads)?;
             }
             Event::ReadBack => self.read_back(observer)?,
             Event::Decide => return observer.decide(self.loss_sum),
@@ -363,7 +364,7 @@ impl<'a, T: Ops> Step<'a, T> {
 
     fn embed(&mut self, decoder: bool, of: Range<usize>) -> Result<()> {
         let network = self.network;
-        network.bring(&network.shared)?;
+        network.fetch_remote(&network.shared)?;
         for i in of.clone() {
             self.slots[i].bias[usize::from(decoder)] = Some(network.bias_of(&self.batches[i], decoder, 0)?);
         }
@@ -460,8 +461,8 @@ impl<'a, T: Ops> Step<'a, T> {
         let saved = saved_of(slot, unit);
         let saved = if way.is_last_use { saved.take() } else { saved.clone() };
         let Some(saved) = saved else { return Ok(()) };
-        let saved = get_back(&mut self.activations, saved, after.as_ref())?;
-        self.fetch_next(i, way)?;
+        let saved = load_saved(&mut self.activations, saved, after.as_ref())?;
+        self.prefetch_next(i, way)?;
         let (network, noise) = (self.network, self.noise(i));
         let stack = network.stack(decoder);
         match unit {
@@ -501,7 +502,7 @@ impl<'a, T: Ops> Step<'a, T> {
                     (Some(dx), ToEmbedding::Now) => stack.embed_backward(ids, &network.shared, dx, &noise, grads)?,
                     (Some(dx), ToEmbedding::Later) => {
                         let dx = self.activations.put(dx)?;
-                        self.entering.push(Entering { number: i, decoder, dx });
+                        self.pending_embedding_gradients.push(PendingEmbeddingGradient { number: i, decoder, dx });
                     }
                 }
             }
@@ -512,7 +513,7 @@ impl<'a, T: Ops> Step<'a, T> {
 
 impl<T: Ops> Step<'_, T> {
     /// Where copies overlap with computation, begins to fetch the saved activations of the next micro-batch, or of the next unit.
-    fn fetch_next(&mut self, i: usize, way: &Backward) -> Result<()> {
+    fn prefetch_next(&mut self, i: usize, way: &Backward) -> Result<()> {
         if !self.copies_overlap {
             return Ok(());
         }
@@ -520,7 +521,7 @@ impl<T: Ops> Step<'_, T> {
         let Some((unit, i)) = here.or(way.next) else { return Ok(()) };
         let Some(slot) = self.slots.get_mut(i) else { return Ok(()) };
         let mut saved = saved_of(slot, unit).iter().flat_map(BlockSaved::tensors);
-        saved.try_for_each(|stored| self.activations.fetch(stored))
+        saved.try_for_each(|stored| self.activations.prefetch(stored))
     }
 }
 
@@ -547,7 +548,7 @@ fn context<'b, T: Ops>(
 }
 
 /// The saved activations of a unit. Begins to read the first tensor of the next unit meanwhile.
-fn get_back<T: Ops>(
+fn load_saved<T: Ops>(
     store: &mut Store<T>,
     saved: BlockSaved<Stored<T>>,
     after: Option<&Stored<T>>,

@@ -100,7 +100,7 @@ pub(crate) enum ToEmbedding {
 
 /// The next use of a gradient that was handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Then {
+pub(crate) enum GradientDisposition {
     /// It stays.
     Keep,
     /// Its accumulator is used for the next parameter of its shape.
@@ -120,7 +120,7 @@ pub(crate) enum Event {
         of: Range<usize>,
     },
     /// Begins to fetch weights from another process, or to a device, while other weights are in use.
-    Fetch(Part),
+    Prefetch(Part),
     /// Copies fetched weights, now that something is computed meanwhile.
     Copy(Part),
     /// Weights in a file: begin to read, make resident, release.
@@ -174,12 +174,12 @@ pub(crate) enum Event {
     HandOver {
         part: Option<Part>,
         stage: Stage,
-        then: Then,
+        then: GradientDisposition,
     },
     /// Frees accumulators that no later parameter uses.
     ReleaseSpare,
     /// The tables' gradients are read back from their file, and those of the embedding's rows are added.
-    EnterEmbedding,
+    EmbeddingBackward,
     /// Gradients are read back from their file one by one, handed over to be applied, and freed.
     ReadBack,
     /// The observer decides whether the update is made, now that the gradient is measured.
@@ -246,7 +246,7 @@ fn send(part: Part, closes: &[usize]) -> Event {
 #[derive(Clone, Copy)]
 struct HandOver {
     dropped: usize,
-    then: Then,
+    then: GradientDisposition,
 }
 
 impl Outline<'_> {
@@ -339,9 +339,9 @@ impl Outline<'_> {
     }
 
     fn micro_batch_major_step(self, mut events: Vec<Event>) -> Vec<Event> {
-        events.push(Event::HandOver { part: None, stage: Stage::Measure, then: Then::Keep });
+        events.push(Event::HandOver { part: None, stage: Stage::Measure, then: GradientDisposition::Keep });
         events.push(Event::Decide);
-        events.push(Event::HandOver { part: None, stage: Stage::Apply, then: Then::Keep });
+        events.push(Event::HandOver { part: None, stage: Stage::Apply, then: GradientDisposition::Keep });
         events
     }
 
@@ -378,7 +378,7 @@ impl Outline<'_> {
         if sums_head && !sends_head {
             events.push(Event::EndHead);
         }
-        let then = if layers.gradients_on_disk { Then::Write } else { Then::Reuse };
+        let then = if layers.gradients_on_disk { GradientDisposition::Write } else { GradientDisposition::Reuse };
         if layers.gradients_on_disk {
             events.push(Event::WriteTables);
         }
@@ -388,9 +388,9 @@ impl Outline<'_> {
         if sums_head && sends_head {
             events.push(Event::EndHead);
         }
-        events.push(Event::EnterEmbedding);
+        events.push(Event::EmbeddingBackward);
         for part in [Part::Shared, Part::LmHead] {
-            events.push(Event::HandOver { part: Some(part), stage: Stage::Measure, then: Then::Keep });
+            events.push(Event::HandOver { part: Some(part), stage: Stage::Measure, then: GradientDisposition::Keep });
         }
         // Accumulators of tables whose gradient another process holds.
         events.push(Event::ReleaseSpare);
@@ -402,7 +402,7 @@ impl Outline<'_> {
         if layers.gradients_on_disk {
             events.push(Event::ReadBack);
         }
-        events.push(Event::HandOver { part: None, stage: Stage::Apply, then: Then::Free });
+        events.push(Event::HandOver { part: None, stage: Stage::Apply, then: GradientDisposition::Free });
         if self.has_paged_weights {
             events.push(Event::ReleaseUnused);
         }
@@ -472,7 +472,7 @@ impl Outline<'_> {
     fn read_ahead(self, part: Part, events: &mut Vec<Event>) {
         self.paging(Event::ReadAhead(part), events);
         if self.overlaps || self.copies_overlap {
-            self.paging(Event::Fetch(part), events);
+            self.paging(Event::Prefetch(part), events);
         }
     }
 
@@ -519,7 +519,7 @@ impl Outline<'_> {
             let enters = is_first_block && stage == Stage::Measure && self.reach.enters_embedding(decoder);
             let to_embedding = match hand_over {
                 _ if !enters => ToEmbedding::No,
-                Some(HandOver { then: Then::Write, .. }) => ToEmbedding::Later,
+                Some(HandOver { then: GradientDisposition::Write, .. }) => ToEmbedding::Later,
                 // The table's sums are kept apart from those of the blocks.
                 _ if !shards.is_empty() => ToEmbedding::Later,
                 _ => ToEmbedding::Now,
@@ -547,7 +547,7 @@ impl Outline<'_> {
                 events.push(send(unit.part(), shards));
             }
             let handed_over = hand_over.map(|HandOver { dropped, then }| {
-                let then = if position < dropped { then } else { Then::Keep };
+                let then = if position < dropped { then } else { GradientDisposition::Keep };
                 Event::HandOver { part: Some(unit.part()), stage, then }
             });
             if self.overlaps {

@@ -1,19 +1,19 @@
 //! Where a step's tensors lie between two uses: in memory, or in files.
 
 use crate::error::Result;
-use crate::ops::{Ops, Spill};
+use crate::ops::{OffloadStore, Ops};
 
 /// A place for tensors.
 #[derive(Debug)]
 pub(crate) struct Store<T: Ops> {
-    files: Option<T::Spill>,
+    files: Option<T::OffloadStore>,
 }
 
 /// A tensor that was put into a [`Store`].
 #[derive(Clone, Debug)]
 pub(crate) enum Stored<T: Ops> {
     Memory(T),
-    File(T::Stretch),
+    File(T::Extent),
 }
 
 impl<T: Ops> Stored<T> {
@@ -33,14 +33,14 @@ impl<T: Ops> Store<T> {
     }
 
     /// A store in files.
-    pub fn on_disk(files: T::Spill) -> Self {
+    pub fn on_disk(files: T::OffloadStore) -> Self {
         Store { files: Some(files) }
     }
 
     /// Bytes written to files so far.
     #[cfg(test)]
     pub fn written_bytes(&self) -> u64 {
-        self.files.as_ref().map_or(0, Spill::written_bytes)
+        self.files.as_ref().map_or(0, OffloadStore::written_bytes)
     }
 
     /// Puts a tensor into the store; in a file, behind those already there.
@@ -58,9 +58,9 @@ impl<T: Ops> Store<T> {
     ///
     /// # Errors
     /// The device reports an error.
-    pub fn fetch(&mut self, stored: &Stored<T>) -> Result<()> {
+    pub fn prefetch(&mut self, stored: &Stored<T>) -> Result<()> {
         match (stored, &mut self.files) {
-            (Stored::File(stretch), Some(files)) => files.fetch(stretch),
+            (Stored::File(extent), Some(files)) => files.prefetch(extent),
             _ => Ok(()),
         }
     }
@@ -70,7 +70,7 @@ impl<T: Ops> Store<T> {
     /// # Errors
     /// [`Error::Offload`].
     pub fn copy(&mut self) -> Result<()> {
-        self.files.as_mut().map_or(Ok(()), Spill::copy)
+        self.files.as_mut().map_or(Ok(()), OffloadStore::copy)
     }
 
     /// Takes a stored tensor. Begins to read `after`, which will be asked for next.
@@ -78,10 +78,10 @@ impl<T: Ops> Store<T> {
     /// # Errors
     /// [`Error::Offload`].
     pub fn get(&mut self, stored: Stored<T>, after: Option<&Stored<T>>) -> Result<T> {
-        let after = after.and_then(|after| if let Stored::File(stretch) = after { Some(stretch) } else { None });
+        let after = after.and_then(|after| if let Stored::File(extent) = after { Some(extent) } else { None });
         match (stored, &mut self.files) {
             (Stored::Memory(x), _) => Ok(x),
-            (Stored::File(stretch), Some(files)) => files.get(stretch, after),
+            (Stored::File(extent), Some(files)) => files.get(extent, after),
             (Stored::File(_), None) => unreachable!("a tensor is got from where it was put"),
         }
     }

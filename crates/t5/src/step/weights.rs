@@ -6,14 +6,14 @@
 //! has no name: a run keeps its checkpoints only. A model that is not trained can stay in the files that it is loaded from;
 //! a file without a name then holds the weights that are stored in another dtype.
 //!
-//! On a device a pass works on copies of these weights ([`crate::homes`]). There the host's memory may take the place of the file.
+//! On a device a pass works on copies of these weights ([`crate::host_copies`]). There the host's memory may take the place of the file.
 
 use std::path::PathBuf;
 
 use candle_core::{DType, Tensor};
 use heap::{FileMemory, LARGE_BYTES};
-use t5_ops::copies::Returning;
-use t5_ops::{Writes, copies};
+use t5_ops::copies::WriteBack;
+use t5_ops::{WritePolicy, copies};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -35,7 +35,7 @@ pub(crate) struct WeightFile {
     /// [`Files::read_ahead_bytes`].
     read_ahead_bytes: u64,
     /// Whether the system has room for changed weights.
-    writes: Writes,
+    writes: WritePolicy,
     /// Whether weights that lie in no file of the model are kept in the host's memory, beside a device.
     in_host_memory: bool,
     /// Named in messages.
@@ -59,23 +59,23 @@ impl WeightFile {
     pub fn beside(stored: Vec<FileMemory>, files: &Files, sizes: impl Iterator<Item = u64>) -> Result<WeightFile> {
         let sizes: Vec<u64> = sizes.collect();
         if sizes.is_empty() {
-            return Ok(WeightFile::of(stored, None, files, Writes::Later));
+            return Ok(WeightFile::of(stored, None, files, WritePolicy::Later));
         }
         WeightFile::with_room(stored, files, &sizes)
     }
 
     fn with_room(stored: Vec<FileMemory>, files: &Files, sizes: &[u64]) -> Result<WeightFile> {
         if files.in_host_memory {
-            return Ok(WeightFile::of(stored, None, files, Writes::Later));
+            return Ok(WeightFile::of(stored, None, files, WritePolicy::Later));
         }
         let memory = FileMemory::create(&files.directory, sizes.iter().map(|&bytes| bytes as usize));
         let has_room = sizes.iter().sum::<u64>() <= files.unwritten_bytes;
-        let writes = if has_room { Writes::Later } else { Writes::Now };
+        let writes = if has_room { WritePolicy::Later } else { WritePolicy::Now };
         let memory = memory.map_err(Error::offload(&heap::shown_path(&files.directory)))?;
         Ok(WeightFile::of(stored, Some(memory), files, writes))
     }
 
-    fn of(stored: Vec<FileMemory>, memory: Option<FileMemory>, files: &Files, writes: Writes) -> WeightFile {
+    fn of(stored: Vec<FileMemory>, memory: Option<FileMemory>, files: &Files, writes: WritePolicy) -> WeightFile {
         let &Files { weight_blocks_in_memory: blocks_in_memory, weights_by_matrix: by_matrix, .. } = files;
         let &Files { read_ahead_bytes, in_host_memory, .. } = files;
         let path = heap::shown_path(&files.directory);
@@ -105,7 +105,7 @@ impl WeightFile {
     }
 
     /// Whether a parameter stays on the CPU while others are on a device.
-    pub fn is_home(&self, parameter: &Parameter, config: &Config) -> bool {
+    pub fn stays_on_host(&self, parameter: &Parameter, config: &Config) -> bool {
         let Parameter { name, tensor, part, .. } = parameter;
         let trains = || config.lora.as_ref().is_some_and(|lora| lora.trains(name));
         let is_large = tensor.bytes() >= LARGE_BYTES as u64;
@@ -119,7 +119,7 @@ impl WeightFile {
     }
 
     /// Copies values to the host's memory, if weights are kept there, or else to the file if they are large enough.
-    pub fn home(&self, values: Tensor) -> Result<Tensor> {
+    pub fn to_host_copy(&self, values: Tensor) -> Result<Tensor> {
         match self.in_host_memory {
             true => Ok(t5_ops::copy_from_file(&values)?.unwrap_or(values)),
             false => WeightFile::place(Some(self), values),
@@ -158,7 +158,7 @@ impl WeightFile {
 
     /// Replaces a weight's values in the file or in the host's memory. The new values come from the host or from a device. Values of a
     /// device may arrive later.
-    pub fn overwrite(&self, x: &Tensor, values: &Tensor) -> Result<Option<Returning>> {
-        copies::return_home(values, x, self.writes).map_err(|error| self.error(error))
+    pub fn overwrite(&self, x: &Tensor, values: &Tensor) -> Result<Option<WriteBack>> {
+        copies::write_back(values, x, self.writes).map_err(|error| self.error(error))
     }
 }

@@ -247,7 +247,7 @@ fn sources_that_join_and_leave_between_tokens_are_answered_as_alone() {
         .enumerate()
         .map(|(i, source)| model.answers(&[source], &all[i % all.len()], &alone).unwrap().unwrap().swap_remove(0))
         .collect();
-    let mut together = t5::AnswersTogether::new(std::rc::Rc::clone(&model), DType::F32);
+    let mut together = t5::ContinuousBatch::new(std::rc::Rc::clone(&model), DType::F32);
     let (mut joined, mut answered, mut told) = (0, vec![Vec::new(); 20], vec![Vec::new(); 20]);
     for step in 0.. {
         // One more source joins before every other token.
@@ -296,7 +296,7 @@ fn sources_that_go_on_together_at_their_own_positions_are_answered_as_alone() {
     let options = GenerateOptions { max_new_tokens: 44, processors: never_ends, ..Default::default() };
     let beams = GenerateOptions { search: Search::Beams(Beams { count: 2, ..Beams::default() }), ..options };
     let all = [options, beams, options];
-    let mut together = t5::AnswersTogether::new(std::rc::Rc::clone(&model), DType::F32);
+    let mut together = t5::ContinuousBatch::new(std::rc::Rc::clone(&model), DType::F32);
     let mut answered = vec![Vec::new(); 3];
     for step in 0..60 {
         if let Some(joins) = [0, 3, 7].iter().position(|joins| *joins == step) {

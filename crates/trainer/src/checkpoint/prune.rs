@@ -42,7 +42,7 @@ impl Condition {
     }
 }
 
-struct Looked {
+struct Inspected {
     step: u64,
     path: PathBuf,
     condition: Condition,
@@ -58,10 +58,11 @@ pub(super) fn prune(checkpoints: &mut Checkpoints, newest: u64, saved: &mut Save
         Err(error) => return saved.notes.push(format!("no old checkpoint was removed: {error}")),
     };
     let older = listed.into_iter().filter(|&(step, _)| step <= newest);
-    let mut older: Vec<Looked> =
-        older.map(|(step, path)| Looked { step, condition: look(&path, step, &checkpoints.scored_by), path }).collect();
+    let mut older: Vec<Inspected> = older
+        .map(|(step, path)| Inspected { step, condition: look(&path, step, &checkpoints.scored_by), path })
+        .collect();
     let kept = kept(checkpoints, &mut older, interrupted);
-    for (index, Looked { step, path, condition }) in older.iter().enumerate() {
+    for (index, Inspected { step, path, condition }) in older.iter().enumerate() {
         let is_surplus = *step != newest && kept.as_ref().is_some_and(|kept| !kept.contains(&index));
         match condition {
             Condition::Unknown(reason) => note_once(checkpoints, saved, path, reason),
@@ -77,7 +78,7 @@ pub(super) fn prune(checkpoints: &mut Checkpoints, newest: u64, saved: &mut Save
 }
 
 /// Which of these checkpoints, newest first, stay. `None` if too little is known to remove any.
-fn kept(checkpoints: &mut Checkpoints, older: &mut [Looked], interrupted: &dyn Fn() -> bool) -> Option<Vec<usize>> {
+fn kept(checkpoints: &mut Checkpoints, older: &mut [Inspected], interrupted: &dyn Fn() -> bool) -> Option<Vec<usize>> {
     let newest_first: Vec<usize> = (0..older.len()).collect();
     let mut kept = verified(checkpoints, older, &newest_first, checkpoints.keep_last, interrupted)?;
     if kept.len() < checkpoints.keep_last {
@@ -92,7 +93,7 @@ fn kept(checkpoints: &mut Checkpoints, older: &mut [Looked], interrupted: &dyn F
     Some(kept)
 }
 
-fn score(looked: &Looked) -> Option<f64> {
+fn score(looked: &Inspected) -> Option<f64> {
     match looked.condition {
         Condition::Whole { score } => score,
         _ => None,
@@ -102,7 +103,7 @@ fn score(looked: &Looked) -> Option<f64> {
 /// The first `most` in this order that are whole to the last byte. `None` when interrupted.
 fn verified(
     checkpoints: &mut Checkpoints,
-    older: &mut [Looked],
+    older: &mut [Inspected],
     order: &[usize],
     most: usize,
     interrupted: &dyn Fn() -> bool,
@@ -112,7 +113,7 @@ fn verified(
         if found.len() == most {
             break;
         }
-        let Looked { step, path, condition } = &mut older[index];
+        let Inspected { step, path, condition } = &mut older[index];
         if !matches!(condition, Condition::Whole { .. }) {
             continue;
         }

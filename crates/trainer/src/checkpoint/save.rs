@@ -147,8 +147,8 @@ pub(super) fn write_model(
 
 /// The optimizer's moments, tensor by tensor.
 fn write_optimizer(place: &Place, trainer: &Trainer) -> Result<ManifestEntry> {
-    if let Some(parallel) = trainer.dealt_out() {
-        return write_dealt_out(place, trainer, parallel);
+    if let Some(parallel) = trainer.sharded_optimizer() {
+        return write_sharded(place, trainer, parallel);
     }
     let parameters = trainer.model().parameters();
     let state = || trainer.optimizer.named_state(parameters);
@@ -174,7 +174,7 @@ fn write_optimizer(place: &Place, trainer: &Trainer) -> Result<ManifestEntry> {
 }
 
 /// The moments that several processes hold, parameter by parameter.
-fn write_dealt_out(place: &Place, trainer: &Trainer, parallel: &Parallel) -> Result<ManifestEntry> {
+fn write_sharded(place: &Place, trainer: &Trainer, parallel: &Parallel) -> Result<ManifestEntry> {
     let mut headers = Vec::new();
     let optimizer = trainer.options().optimizer;
     for (index, parameter) in trainer.model().parameters().iter().enumerate() {

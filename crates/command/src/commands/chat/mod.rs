@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::DType;
 use dataloader::Tokenizer;
 use memory_policy::CostRow;
-use openai_server::Outgoing;
+use openai_server::StreamedText;
 use planner::{Pins, names};
 use row_files::Turn;
 use rustyline::error::ReadlineError;
@@ -32,10 +32,10 @@ use crate::inference::Shape;
 use crate::{device, report};
 
 /// Turns that are remembered.
-const MOST_TURNS: usize = 64;
+const MAX_TURNS: usize = 64;
 
 /// Lines that the editor remembers.
-const MOST_LINES: usize = 1000;
+const MAX_LINES: usize = 1000;
 
 /// Talks until the end of input.
 pub fn chat(flags: &ChatArgs) -> Outcome<()> {
@@ -62,7 +62,7 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
         return report::result(&planned.bill());
     }
     let Named { tokenizer, activations, served, .. } = &named;
-    let mut talk = Talk {
+    let mut talk = ChatSession {
         loaded: Loaded::new(planned.load()?, *activations, served.len()),
         asked: (0..served.len()).collect(),
         served,
@@ -76,7 +76,7 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
         number: 0,
         is_interrupted: Arc::default(),
     };
-    talk.until_the_end(flags)?;
+    talk.read_loop(flags)?;
     if flags.models.weights.memory_budget.is_some() {
         report::note(&planned.peaks_in_words()?);
     }
@@ -84,7 +84,7 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
 }
 
 /// A conversation.
-struct Talk<'a> {
+struct ChatSession<'a> {
     loaded: Loaded,
     served: &'a [Served],
     /// The numbers of the models that answer.
@@ -101,11 +101,11 @@ struct Talk<'a> {
     is_interrupted: Arc<AtomicBool>,
 }
 
-impl Talk<'_> {
-    fn until_the_end(&mut self, flags: &ChatArgs) -> Outcome<()> {
+impl ChatSession<'_> {
+    fn read_loop(&mut self, flags: &ChatArgs) -> Outcome<()> {
         let failed = |error: &dyn std::fmt::Display| Failure::internal(format!("cannot read lines: {error}"));
         signal_hook::flag::register(SIGINT, Arc::clone(&self.is_interrupted)).map_err(|error| failed(&error))?;
-        let config = EditorConfig::builder().max_history_size(MOST_LINES).map_err(|error| failed(&error))?.build();
+        let config = EditorConfig::builder().max_history_size(MAX_LINES).map_err(|error| failed(&error))?.build();
         let mut editor: Editor<(), FileHistory> = Editor::with_config(config).map_err(|error| failed(&error))?;
         if let Some(history) = flags.history.as_ref().filter(|history| history.exists()) {
             editor.load_history(history).map_err(|error| failed(&error))?;
@@ -251,7 +251,7 @@ impl Talk<'_> {
         }
         // With several models, the turns include the first model's answer.
         self.turns.extend([turn("user", prompt), turn("assistant", &said.unwrap_or_default())]);
-        let many = self.turns.len().saturating_sub(MOST_TURNS);
+        let many = self.turns.len().saturating_sub(MAX_TURNS);
         self.turns.drain(..many);
         Ok(())
     }
@@ -270,7 +270,7 @@ impl Talk<'_> {
         let together = self.loaded.get(number, served)?;
         // Removes what a failed answer has left.
         together.retain(|_| false);
-        let shown = RefCell::new((Outgoing::new(&[]), String::new(), Ok(())));
+        let shown = RefCell::new((StreamedText::new(&[]), String::new(), Ok(())));
         let show = |ids: &[u32], ends: bool| -> Outcome<()> {
             let whole = tokenizer.decode(ids)?;
             let mut shown = shown.borrow_mut();

@@ -24,7 +24,7 @@ struct Facts {
 
 /// Findings about cards.
 pub fn findings() -> Vec<Finding> {
-    judged(&Facts {
+    diagnose(&Facts {
         cards: memory_policy::cards(),
         on_the_bus: on_the_bus(),
         is_built_for_cuda: cfg!(feature = "cuda"),
@@ -43,7 +43,7 @@ fn on_the_bus() -> usize {
     devices.filter(|device| is_card(device.path())).count()
 }
 
-fn judged(facts: &Facts) -> Vec<Finding> {
+fn diagnose(facts: &Facts) -> Vec<Finding> {
     let Facts { cards, on_the_bus, is_built_for_cuda, is_usable, loads_libraries } = facts;
     let Ok(Cards { driver, cuda, cards }) = cards else {
         return vec![match on_the_bus {
@@ -102,7 +102,7 @@ mod tests {
 
     #[track_caller]
     fn check(facts: &Facts, severity: Severity, words: &str) {
-        let findings = judged(facts);
+        let findings = diagnose(facts);
         let text: String = findings.iter().map(Finding::to_string).collect();
         let worst = findings.iter().map(|finding| finding.severity).max();
         assert!(worst == Some(severity) && text.contains(words), "{text}");

@@ -38,7 +38,7 @@ pub fn findings(directory: &Path, is_quick: bool) -> Vec<Finding> {
     let existing = existing_ancestor(directory);
     let rate = (!is_quick).then(|| rate(&existing).map_err(|error| error.to_string()));
     let writable = match is_quick {
-        true => heap::file_without_name(&existing).err().map(|error| Err(error.to_string())),
+        true => heap::anonymous_file(&existing).err().map(|error| Err(error.to_string())),
         false => rate,
     };
     let facts = Facts {
@@ -47,12 +47,12 @@ pub fn findings(directory: &Path, is_quick: bool) -> Vec<Finding> {
         free: free_bytes(&existing),
         rate: writable,
     };
-    judged(&facts)
+    diagnose(&facts)
 }
 
 /// Writes a file without a name, syncs it, drops it from memory and reads it.
 fn rate(directory: &Path) -> io::Result<(f64, f64)> {
-    let mut file = heap::file_without_name(directory)?;
+    let mut file = heap::anonymous_file(directory)?;
     // Zeros could be stored without being written.
     let mut piece: Vec<u8> = (0..PIECE_BYTES as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let began = Instant::now();
@@ -94,7 +94,7 @@ fn kind_in(mounts: &str, directory: &Path) -> Option<String> {
     above.max_by_key(|(path, _)| path.len()).map(|(_, kind)| kind.to_owned())
 }
 
-fn judged(facts: &Facts) -> Vec<Finding> {
+fn diagnose(facts: &Facts) -> Vec<Finding> {
     let Facts { directory, kind, free, rate } = facts;
     let shown_kind = kind.as_ref().map_or(String::new(), |kind| format!(" ({kind})"));
     let found = match free {
@@ -137,8 +137,8 @@ mod tests {
 
     #[track_caller]
     fn check(facts: &Facts, expected: &[Severity]) {
-        let found: Vec<Severity> = judged(facts).iter().map(|finding| finding.severity).collect();
-        assert_eq!(found, expected, "{:?}", judged(facts));
+        let found: Vec<Severity> = diagnose(facts).iter().map(|finding| finding.severity).collect();
+        assert_eq!(found, expected, "{:?}", diagnose(facts));
     }
 
     #[test]

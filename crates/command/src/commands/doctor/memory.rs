@@ -15,7 +15,7 @@ const FEW_FILES: u64 = 256;
 /// Findings about memory.
 pub fn findings() -> Vec<Finding> {
     let mut findings = match SystemProbe::new().snapshot() {
-        Ok(now) => judged(&now),
+        Ok(now) => diagnose(&now),
         Err(error) => {
             let failure = Finding::failure("memory", format!("cannot be measured: {error}"));
             vec![failure.remedy("give every run `--memory-budget SIZE`, and mount /proc in a container")]
@@ -25,7 +25,7 @@ pub fn findings() -> Vec<Finding> {
     findings
 }
 
-fn judged(now: &MemorySnapshot) -> Vec<Finding> {
+fn diagnose(now: &MemorySnapshot) -> Vec<Finding> {
     let group = now.group.as_ref();
     let of_group = group.map(|group| group.available());
     let available = of_group.map_or(now.available, |group| group.min(now.available));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     fn severities(now: &MemorySnapshot) -> Vec<Severity> {
-        judged(now).iter().map(|finding| finding.severity).collect()
+        diagnose(now).iter().map(|finding| finding.severity).collect()
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub fn findings() -> Vec<Finding> {
     let launcher = on_the_path();
     let version = launcher.as_deref().and_then(version);
     let distribution = read("/etc/os-release").as_deref().and_then(|text| value_of(text, "ID"));
-    vec![judged(&Facts { launcher, version, is_built_for_mpi: cfg!(feature = "mpi"), distribution })]
+    vec![diagnose(&Facts { launcher, version, is_built_for_mpi: cfg!(feature = "mpi"), distribution })]
 }
 
 fn on_the_path() -> Option<PathBuf> {
@@ -59,7 +59,7 @@ fn version(launcher: &Path) -> Option<String> {
     text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
 }
 
-fn judged(facts: &Facts) -> Finding {
+fn diagnose(facts: &Facts) -> Finding {
     let Facts { launcher, version, is_built_for_mpi, distribution } = facts;
     let Some(launcher) = launcher else {
         let line = match distribution.as_deref() {
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn mpi_that_is_missing_comes_with_the_line_that_installs_it_here() {
-        let of = |distribution: &str| judged(&Facts { distribution: Some(distribution.into()), ..Facts::default() });
+        let of = |distribution: &str| diagnose(&Facts { distribution: Some(distribution.into()), ..Facts::default() });
         assert_eq!(of("debian").severity, Severity::Note);
         for (distribution, word) in
             [("debian", "apt-get"), ("fedora", "dnf"), ("arch", "pacman"), ("unknown", "apt-get")]
@@ -105,9 +105,9 @@ mod tests {
             is_built_for_mpi: true,
             ..Facts::default()
         };
-        assert_eq!((judged(&there).severity, judged(&there).remedies.len()), (Severity::Ok, 0));
-        assert!(judged(&there).found.contains("Open MPI"));
-        let without = judged(&Facts { is_built_for_mpi: false, ..there });
+        assert_eq!((diagnose(&there).severity, diagnose(&there).remedies.len()), (Severity::Ok, 0));
+        assert!(diagnose(&there).found.contains("Open MPI"));
+        let without = diagnose(&Facts { is_built_for_mpi: false, ..there });
         assert!(without.severity == Severity::Note && without.remedies[0].contains("--features mpi"), "{without}");
     }
 }

@@ -40,7 +40,7 @@ struct Facts {
 
 /// Findings about the processor.
 pub fn findings() -> Vec<Finding> {
-    judged(&facts())
+    diagnose(&facts())
 }
 
 fn facts() -> Facts {
@@ -90,7 +90,7 @@ fn quota_of(text: &str) -> Option<f64> {
     (quota > 0.0 && period > 0.0).then(|| quota / period)
 }
 
-fn judged(facts: &Facts) -> Vec<Finding> {
+fn diagnose(facts: &Facts) -> Vec<Finding> {
     let Facts { model, units, cores, all_cores, quota, threads, best, used, load } = facts;
     let shown = if units.is_empty() { String::new() } else { format!("; units {}", units.join(", ")) };
     let limited = if cores < all_cores {
@@ -167,7 +167,7 @@ mod tests {
 
     #[track_caller]
     fn check(facts: &Facts, name: &str, severity: Severity, words: &str) {
-        let findings = judged(facts);
+        let findings = diagnose(facts);
         let finding = findings.iter().find(|finding| finding.name == name).expect("the finding");
         let text = finding.to_string();
         assert!(finding.severity == severity && text.contains(words), "{text}");

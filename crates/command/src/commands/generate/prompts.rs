@@ -20,7 +20,7 @@ pub fn prompts(flags: &GenerateArgs) -> Outcome<Box<dyn Iterator<Item = Outcome<
 
 /// Whether a file has rows, by its name. Other files are text.
 fn is_data(input: &Path) -> bool {
-    row_files::ending(input).is_some_and(|ending| row_files::ENDINGS.contains(&ending.as_str()))
+    row_files::extension(input).is_some_and(|extension| row_files::FILE_EXTENSIONS.contains(&extension.as_str()))
 }
 
 fn lines(input: &Path) -> Outcome<Box<dyn Iterator<Item = Outcome<String>> + '_>> {

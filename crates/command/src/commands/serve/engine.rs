@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dataloader::Tokenizer;
-use openai_server::{ApiError, Event, Finish, Job, Outgoing, Prompt, Queue};
+use openai_server::{ApiError, Event, Finish, Job, Prompt, Queue, StreamedText};
 use planner::AnswerBytes;
 use t5::{Answer, GenerateOptions};
 
 use super::models::{Loaded, Served};
-use super::wish::{self, Defaults};
+use super::request_options::{self, Defaults};
 use crate::failure::Outcome;
 
 /// Everything that the engine needs to make answers.
@@ -40,7 +40,7 @@ pub struct Running {
     job: Job,
     bytes: u64,
     /// For each answer, the output that was sent, and its number of tokens.
-    sent: Vec<(Outgoing, usize)>,
+    sent: Vec<(StreamedText, usize)>,
 }
 
 /// A job whose request was checked.
@@ -92,7 +92,7 @@ impl Engine<'_> {
     fn prepare(&self, job: &Job) -> Result<Prepared, ApiError> {
         let config = &self.served[job.model].config;
         let most = self.max_source_tokens.saturating_sub(1).max(1);
-        let mut source = match wish::text(&job.prompt)? {
+        let mut source = match request_options::text(&job.prompt)? {
             Some(text) => {
                 let mut ids = self.tokenizer.start_ids().to_vec();
                 let text = format!("{}{text}", config.prefix());
@@ -139,7 +139,7 @@ impl Engine<'_> {
         match joined {
             Ok(true) => {
                 job.send(Event::Started { prompt_tokens: source.len() });
-                let sent = vec![(Outgoing::new(&job.options.stop), 0); options.sequences];
+                let sent = vec![(StreamedText::new(&job.options.stop), 0); options.sequences];
                 self.running.insert(job.number, Running { job, bytes, sent });
             }
             // The client has disconnected.
@@ -218,7 +218,7 @@ impl Running {
             };
             // Without streaming, the text that was held back has not been sent, either.
             if !self.job.options.is_streamed {
-                outgoing = Outgoing::new(&self.job.options.stop);
+                outgoing = StreamedText::new(&self.job.options.stop);
             }
             let text = outgoing.more(&text, true).to_owned();
             self.job.send(Event::Text { choice, text, tokens: answer.ids.len() - tokens });

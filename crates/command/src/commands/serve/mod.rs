@@ -5,7 +5,7 @@
 
 mod engine;
 pub mod models;
-mod wish;
+mod request_options;
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -25,7 +25,7 @@ use t5::AnswerShape;
 
 use self::engine::Engine;
 use self::models::{Loaded, Named, Served};
-use self::wish::Defaults;
+use self::request_options::Defaults;
 use crate::commands::generate::MAX_NEW_TOKENS;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::inference::{Asked, Planned, Shape};

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use candle_core::{DType, Device};
 use dataloader::Tokenizer;
 use t5::peft::AdapterDirectory;
-use t5::{AnswersTogether, Lora, T5};
+use t5::{ContinuousBatch, Lora, T5};
 
 use crate::answer_flags::ModelsFlags;
 use crate::config::PricesFrom;
@@ -135,7 +135,7 @@ pub struct Loaded {
 struct Model {
     /// The model's index among the served models.
     number: usize,
-    together: AnswersTogether,
+    together: ContinuousBatch,
     last_use: u64,
     is_adapter: bool,
 }
@@ -159,7 +159,7 @@ impl Loaded {
     ///
     /// # Errors
     /// An adapter that cannot be read.
-    pub fn get(&mut self, number: usize, served: &Served) -> Outcome<&mut AnswersTogether> {
+    pub fn get(&mut self, number: usize, served: &Served) -> Outcome<&mut ContinuousBatch> {
         self.uses += 1;
         if let Some(place) = self.all.iter().position(|model| model.number == number) {
             self.all[place].last_use = self.uses;
@@ -180,7 +180,7 @@ impl Loaded {
             }
             _ => Rc::clone(&self.base),
         };
-        let together = AnswersTogether::new(model, self.activations);
+        let together = ContinuousBatch::new(model, self.activations);
         self.all.push(Model { number, together, last_use: self.uses, is_adapter: served.adapter.is_some() });
         Ok(&mut self.all.last_mut().expect("just pushed").together)
     }
@@ -191,7 +191,7 @@ impl Loaded {
     }
 
     /// The sources of a model in memory.
-    pub fn together(&mut self, number: usize) -> Option<&mut AnswersTogether> {
+    pub fn together(&mut self, number: usize) -> Option<&mut ContinuousBatch> {
         self.all.iter_mut().find(|model| model.number == number).map(|model| &mut model.together)
     }
 }

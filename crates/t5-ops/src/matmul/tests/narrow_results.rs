@@ -54,7 +54,7 @@ fn few_columns_are_multiplied_where_many_rows_lie() {
     // A block of 32 columns would be half empty; one of 16 is full.
     let is_better = |set, m, n| few_columns::is_better(m, n, Geometry::of_product(set, false, n));
     assert!(is_better(InstructionSet::Avx512, 17, 16) && !is_better(InstructionSet::Avx2, 17, 16));
-    assert!(!is_better(InstructionSet::Avx512, few_rows::MOST_ROWS, 16) && !is_better(InstructionSet::Avx512, 17, 17));
+    assert!(!is_better(InstructionSet::Avx512, few_rows::MAX_ROWS, 16) && !is_better(InstructionSet::Avx512, 17, 17));
 }
 
 /// Products with few columns in bf16 have the bits of the engine's, also in rows that are not whole lines.

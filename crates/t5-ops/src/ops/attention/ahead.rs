@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::task::{Head, Input, Output, Queries};
-use crate::cache::{to_read, to_write};
+use crate::cache::{prefetch_read, prefetch_write};
 use crate::parallel::{Shared, threads};
 
 /// Bytes of a line of the cache.
@@ -57,38 +57,38 @@ impl<'a, T> Ahead<'a, T> {
     }
 
     /// Prefetches, for one query of this task, the memory that this task writes and the memory that the next task reads in its place.
-    pub(super) fn fetch(&self, query: usize) {
+    pub(super) fn prefetch(&self, query: usize) {
         if !self.of.contains(&query) {
             return;
         }
         let (s, place, count) = (&self.head.sizes, query - self.of.start, self.of.len());
-        fetch_to_write(&self.head, self.to, s.queries, query);
+        prefetch_for_write(&self.head, self.to, s.queries, query);
         let keys = s.keys * place / count..s.keys * (place + 1) / count;
         for key in keys.clone() {
-            self.sums.iter().flatten().for_each(|&to| fetch_to_write(&self.head, to, s.keys, key));
+            self.sums.iter().flatten().for_each(|&to| prefetch_for_write(&self.head, to, s.keys, key));
         }
         let Some((head, first)) = &self.next else { return };
         if first + place < s.queries {
-            self.queries.iter().flatten().for_each(|data| fetch(head, data, s.queries, first + place));
+            self.queries.iter().flatten().for_each(|data| prefetch(head, data, s.queries, first + place));
         }
         for key in keys {
-            self.keys.iter().flatten().for_each(|data| fetch(head, data, s.keys, key));
+            self.keys.iter().flatten().for_each(|data| prefetch(head, data, s.keys, key));
         }
     }
 }
 
 /// Prefetches one row of a head to the second-level cache.
-fn fetch<T>(head: &Head, data: &[T], length: usize, row: usize) {
+fn prefetch<T>(head: &Head, data: &[T], length: usize, row: usize) {
     let at = head.start(length, row);
     for line in data[at..at + head.sizes.head_size].chunks(LINE / size_of::<T>()) {
-        to_read(line.as_ptr());
+        prefetch_read(line.as_ptr());
     }
 }
 
 /// Prefetches one row of a head for writing: a store would wait for its line otherwise.
-fn fetch_to_write<T>(head: &Head, data: Shared<T>, length: usize, row: usize) {
+fn prefetch_for_write<T>(head: &Head, data: Shared<T>, length: usize, row: usize) {
     for line in (0..head.sizes.head_size).step_by(LINE / size_of::<T>()) {
-        to_write(data.pointer(head.start(length, row) + line));
+        prefetch_write(data.pointer(head.start(length, row) + line));
     }
 }
 

@@ -4,7 +4,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use super::{Attended, Attention, MOST_HEAD_ON_DEVICE, Sizes};
+use super::{Attended, Attention, MAX_HEAD_ON_DEVICE, Sizes};
 use crate::cuda::{
     Kernel, Module, address, bytes_to_add_in_order, count, has_shared_bytes, recording, rows_address, suffix,
     takes_alike, unwritten, uploaded,
@@ -21,7 +21,7 @@ const SMALL: usize = 256;
 /// Whether there are kernels for these operands.
 pub(super) fn takes(operands: &[&Tensor], a: &Attention, s: &Sizes) -> bool {
     let of_bias = a.bias.is_none_or(|bias| bias.dtype() == DType::F32 && crate::cuda::takes([operands[0], bias]));
-    s.head_size <= MOST_HEAD_ON_DEVICE && of_bias && takes_alike(operands.iter().copied())
+    s.head_size <= MAX_HEAD_ON_DEVICE && of_bias && takes_alike(operands.iter().copied())
 }
 
 /// Whether the backward's kernels read these statistics, and add to such a gradient.

@@ -14,13 +14,13 @@ use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
 use crate::storage::scratch;
 
 /// The most queries.
-const MOST_QUERIES: usize = 8;
+const MAX_QUERIES: usize = 8;
 /// The most keys: all scores of a task exist at once.
-const MOST_KEYS: usize = 4096;
+const MAX_KEYS: usize = 4096;
 
 /// Whether attention of these sizes runs in this module.
 pub(super) fn applies_to(s: &Sizes) -> bool {
-    s.queries <= MOST_QUERIES && s.keys <= MOST_KEYS
+    s.queries <= MAX_QUERIES && s.keys <= MAX_KEYS
 }
 
 /// The buffers of a task.
@@ -32,7 +32,7 @@ pub(super) struct Forward<T> {
 
 impl<T: Lanes> task::Forward<T> for Forward<T> {
     fn queries(_: &Attention, _: &Sizes) -> usize {
-        MOST_QUERIES
+        MAX_QUERIES
     }
 
     fn new(_: &Attention, s: &Sizes) -> Self {
@@ -59,9 +59,9 @@ impl<T: Lanes> task::Forward<T> for Forward<T> {
         if seen > 0 {
             multiply_as_a(MatrixMut::new(scores, rows, seen), q, k.t(), false, Threads::One);
         }
-        let mut totals = [0.0; MOST_QUERIES];
+        let mut totals = [0.0; MAX_QUERIES];
         for (i, query) in queries.clone().enumerate() {
-            ahead.fetch(query);
+            ahead.prefetch(query);
             let visible = a.visible(s, head.sequence, query);
             let (p, hidden) = p[i * seen..][..seen].split_at_mut(visible);
             hidden.fill(T::from_f32(0.0));

@@ -44,7 +44,7 @@ pub struct Attention<'a> {
 }
 
 /// The largest head for which a card has kernels.
-pub const MOST_HEAD_ON_DEVICE: usize = 128;
+pub const MAX_HEAD_ON_DEVICE: usize = 128;
 /// The fewest keys of a block of a card's backward: each block has sums of the bias's gradient.
 const KEYS_OF_BLOCK_ON_DEVICE: usize = 32;
 
@@ -170,7 +170,7 @@ pub fn attention_at(
             return Ok(cuda::attention_of_few(q, k, v, &a, &s, Some(position))?.0);
         }
     }
-    crate::replay::uses_number("attention");
+    crate::replay::refuse_recording("attention");
     Ok(attention(q, k, v, &a)?.0)
 }
 
@@ -179,7 +179,7 @@ pub fn attention_needs(path: Path, s: &Sizes, dtype: DType, drops: bool) -> Need
     match path {
         Path::Cpu => cpu::forward_needs(s, dtype),
         Path::Reference => reference::forward_needs(s, dtype, drops),
-        Path::Device if s.head_size <= MOST_HEAD_ON_DEVICE => Needs::launches(1).with_products(2, s.product()),
+        Path::Device if s.head_size <= MAX_HEAD_ON_DEVICE => Needs::launches(1).with_products(2, s.product()),
         Path::Device => reference::forward_needs_on_device(s, dtype, drops),
     }
 }
@@ -236,7 +236,7 @@ pub fn attention_backward_needs(path: Path, s: &Sizes, dtype: DType, drops: bool
     match path {
         Path::Cpu => cpu::backward_needs(s, dtype),
         Path::Reference => reference::backward_needs(s, dtype, drops),
-        Path::Device if s.head_size <= MOST_HEAD_ON_DEVICE => {
+        Path::Device if s.head_size <= MAX_HEAD_ON_DEVICE => {
             backward_needs_on_device(s).with_launches(3 + u64::from(trains_bias))
         }
         Path::Device => reference::backward_needs_on_device(s, dtype, drops),

@@ -144,7 +144,7 @@ impl<T: Lanes> Forward<T> {
                 let (p, hidden) = p.split_at_mut(n);
                 hidden.fill(T::from_f32(0.0));
                 if key == 0 {
-                    ahead.fetch(query);
+                    ahead.prefetch(query);
                 }
                 if visible == 0 {
                     continue;
@@ -253,7 +253,7 @@ impl<T: Lanes> task::Backward<T> for Backward<T> {
                     let n = whole_lanes(visible, count);
                     let range = i * count..i * count + n;
                     if key == 0 {
-                        ahead.fetch(query);
+                        ahead.prefetch(query);
                     }
                     let hidden = range.end..(i + 1) * count;
                     scores[i * count + visible..range.end].fill(f32::NEG_INFINITY);

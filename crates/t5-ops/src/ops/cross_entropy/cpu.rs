@@ -59,7 +59,7 @@ const RECOMPUTED_ROWS: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Logits {
     Kept,
-    ComputedAgain,
+    Recomputed,
 }
 
 /// With fewer rows than this, logits are not kept. Going through the vocabulary for every few rows takes longer than computing their logits
@@ -70,34 +70,34 @@ impl Logits {
     /// The faster treatment for activations of this dtype on this machine, if `chunk_rows` rows may be kept.
     pub(super) fn of(x: DType, chunk_rows: usize) -> Self {
         let again = (x == DType::BF16 && processor().has_tiles()) || chunk_rows < FEWEST_KEPT;
-        if again { Logits::ComputedAgain } else { Logits::Kept }
+        if again { Logits::Recomputed } else { Logits::Kept }
     }
 }
 
 /// The sizes that a call is cut into.
 #[derive(Clone, Copy)]
-struct Cut {
+struct Tiling {
     logits: Logits,
     /// Rows of a chunk.
     chunk: usize,
     /// Stretches of the vocabulary.
-    stretches: usize,
+    extents: usize,
     /// Entries of a stretch.
-    stretch: usize,
+    extent: usize,
     /// Entries of a tile.
     tile: usize,
 }
 
-impl Cut {
+impl Tiling {
     fn new(logits: Logits, rows: usize, vocabulary: usize, chunk_rows: usize) -> Self {
-        let stretch = vocabulary.div_ceil(STRETCHES).next_multiple_of(BLOCK).max(BLOCK);
+        let extent = vocabulary.div_ceil(STRETCHES).next_multiple_of(BLOCK).max(BLOCK);
         let chunk = match logits {
             Logits::Kept => chunk_rows,
-            Logits::ComputedAgain => RECOMPUTED_ROWS,
+            Logits::Recomputed => RECOMPUTED_ROWS,
         };
         let chunk = chunk.min(rows);
         let blocks = (TILE_CELLS / chunk.next_multiple_of(WIDTH).max(1) / BLOCK).clamp(TILE_BLOCKS.0, TILE_BLOCKS.1);
-        Self { logits, chunk, stretches: vocabulary.div_ceil(stretch), stretch, tile: blocks * BLOCK }
+        Self { logits, chunk, extents: vocabulary.div_ceil(extent), extent, tile: blocks * BLOCK }
     }
 
     /// C.
@@ -132,8 +132,8 @@ impl Cut {
 
     /// Bytes of the buffers of [`Pass`].
     fn bytes(&self, vocabulary: usize, width: usize, x: DType, gradients: bool) -> u64 {
-        let (rows, stretches, size, rounds) = (self.lanes(), self.stretches, x.size_in_bytes(), x == DType::BF16);
-        let statistics = elements([4, rows, 2 * stretches + 2]);
+        let (rows, extents, size, rounds) = (self.lanes(), self.extents, x.size_in_bytes(), x == DType::BF16);
+        let statistics = elements([4, rows, 2 * extents + 2]);
         let of_both = elements([rows, width, size]) + Packed::bytes(width, rows, rounds) + statistics;
         let of_gradients = Packed::bytes(rows, width, rounds) + elements([rows, self.tile * size + width * 4]);
         of_both + 4 * self.held(vocabulary) + if gradients { of_gradients } else { 0 }
@@ -148,13 +148,13 @@ fn stride(rows: usize) -> usize {
 
 /// The number of chunks that `rows` rows are cut into.
 pub(super) fn chunks(x: DType, rows: usize, chunk_rows: usize, with_gradients: bool) -> usize {
-    let logits = if with_gradients { Logits::of(x, chunk_rows) } else { Logits::ComputedAgain };
-    rows.div_ceil(Cut::new(logits, rows, 1, chunk_rows).chunk.max(1))
+    let logits = if with_gradients { Logits::of(x, chunk_rows) } else { Logits::Recomputed };
+    rows.div_ceil(Tiling::new(logits, rows, 1, chunk_rows).chunk.max(1))
 }
 
 /// Without a second pass there is no reason to keep logits.
 pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
-    let cut = Cut::new(Logits::ComputedAgain, rows, vocabulary, chunk_rows);
+    let cut = Tiling::new(Logits::Recomputed, rows, vocabulary, chunk_rows);
     let weights = product_bytes(rows, (width, 0, vocabulary), x);
     let kept = Kept { weights, loss: cut.bytes_of_workers(), ..Kept::default() };
     let transient = cut.bytes(vocabulary, width, x, false);
@@ -162,7 +162,7 @@ pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DT
 }
 
 pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
-    let cut = Cut::new(Logits::of(x, chunk_rows), rows, vocabulary, chunk_rows);
+    let cut = Tiling::new(Logits::of(x, chunk_rows), rows, vocabulary, chunk_rows);
     // The product for dX sums over the entries of a tile. Both its operands lie across these: the gradients of the logits, and rows of W.
     let operands = across_bytes((cut.lanes(), cut.tile.min(vocabulary), width), x);
     let kept = Kept { loss: cut.bytes_of_workers(), ..operands };
@@ -177,7 +177,7 @@ pub(super) fn loss(x: &Tensor, w: Weight, labels: &[u32], rows: &[u32], c: &Cros
     w.with_rows(|w| {
         with_element!(x.dtype(), T, {
             // Without a second pass there is no reason to keep logits.
-            let cut = Cut::new(Logits::ComputedAgain, rows.len(), v, c.chunk_rows);
+            let cut = Tiling::new(Logits::Recomputed, rows.len(), v, c.chunk_rows);
             let mut pass = Pass::<T>::new(x_view.slice::<T>()?, w, (v, d), labels, c, cut);
             Ok(rows.chunks(cut.chunk.max(1)).map(|rows| pass.statistics(rows)).sum())
         })
@@ -196,7 +196,7 @@ pub(super) fn gradients(
     let x = x.contiguous()?;
     let x_view = View::new(&x)?;
     let (v, d) = w.dims2()?;
-    let cut = Cut::new(logits, rows.len(), v, c.chunk_rows);
+    let cut = Tiling::new(logits, rows.len(), v, c.chunk_rows);
     if let (Some((dw, false)), true) = (dw, rows.is_empty()) {
         crate::zero(dw)?;
     }
@@ -248,7 +248,7 @@ struct Pass<'a, T> {
     labels: &'a [u32],
     logit_scale: f32,
     gradient_scale: f32,
-    cut: Cut,
+    cut: Tiling,
     /// Whether products with W round to bf16: if X is bf16.
     rounds: bool,
     x_rows: Vec<T>,          // (C, D): the rows of the chunk, gathered, then zeros
@@ -267,7 +267,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
         (vocabulary, width): (usize, usize),
         labels: &'a [u32],
         c: &CrossEntropy,
-        cut: Cut,
+        cut: Tiling,
     ) -> Self {
         let rows = cut.lanes();
         Self {
@@ -283,8 +283,8 @@ impl<'a, T: Lanes> Pass<'a, T> {
             x_rows: scratch(rows * width),
             columns: None,
             logits: scratch(cut.held(vocabulary) as usize),
-            largest: scratch(cut.stretches * rows),
-            total: scratch(cut.stretches * rows),
+            largest: scratch(cut.extents * rows),
+            total: scratch(cut.extents * rows),
             dlogits: Vec::new(),
             dx: Vec::new(),
         }
@@ -297,9 +297,9 @@ impl<'a, T: Lanes> Pass<'a, T> {
     }
 
     /// The entries of a stretch.
-    fn stretch(&self, stretch: usize) -> Range<usize> {
-        let size = self.cut.stretch;
-        stretch * size..self.vocabulary.min((stretch + 1) * size)
+    fn extent(&self, extent: usize) -> Range<usize> {
+        let size = self.cut.extent;
+        extent * size..self.vocabulary.min((extent + 1) * size)
     }
 
     /// The logits of the `count` entries at `entry`, for `rows` rows: among all that are kept, or at the beginning of the worker's block.
@@ -318,7 +318,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
         match self.cut.logits {
             // SAFETY: by the caller's promise.
             Logits::Kept => unsafe { kept.slice(entry * stride, count * stride) },
-            Logits::ComputedAgain => &mut worker.cells()[..count * stride],
+            Logits::Recomputed => &mut worker.cells()[..count * stride],
         }
     }
 
@@ -348,13 +348,13 @@ impl<'a, T: Lanes> Pass<'a, T> {
         let this = &*self;
         let mut workers: Vec<_> = this.cut.workers().into_iter().map(|worker| (worker, this.w.room(BLOCK))).collect();
         let (count_of_workers, waited) = (workers.len() as u32, AtomicU64::new(0));
-        for_each_part_by(&mut workers, this.cut.stretches, |(worker, room), stretch| {
+        for_each_part_by(&mut workers, this.cut.extents, |(worker, room), extent| {
             // SAFETY: each stretch has its own statistics.
             let (largest, total) =
-                unsafe { (largest.slice(stretch * lanes, lanes), total.slice(stretch * lanes, lanes)) };
+                unsafe { (largest.slice(extent * lanes, lanes), total.slice(extent * lanes, lanes)) };
             largest.fill(f32::NEG_INFINITY);
             total.fill(0.0);
-            let entries = this.stretch(stretch);
+            let entries = this.extent(extent);
             for entry in entries.clone().step_by(BLOCK) {
                 let count = BLOCK.min(entries.end - entry);
                 // SAFETY: each stretch has its own entries.
@@ -363,7 +363,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
                 let of_entries = this.w.here(entry..entry + count, room);
                 waited.fetch_add(began.map_or(0, |began| began.elapsed().as_nanos() as u64), Ordering::Relaxed);
                 this.compute(of_entries, lanes, logits);
-                absorb(logits, stride(lanes), this.logit_scale, largest, total);
+                online_softmax_update(logits, stride(lanes), this.logit_scale, largest, total);
                 for (i, &row) in rows.iter().enumerate() {
                     let label = (this.labels[row as usize] as usize).wrapping_sub(entry);
                     if label < count {
@@ -374,9 +374,9 @@ impl<'a, T: Lanes> Pass<'a, T> {
                 }
             }
             // The threads take the next stretches now. The first stretch after those is read ahead.
-            let next = stretch + 1 + threads();
-            if next < this.cut.stretches {
-                this.w.read_ahead(this.stretch(next));
+            let next = extent + 1 + threads();
+            if next < this.cut.extents {
+                this.w.read_ahead(this.extent(next));
             }
         });
         drop(workers);
@@ -390,8 +390,8 @@ impl<'a, T: Lanes> Pass<'a, T> {
     /// Combines the statistics of the stretches, in order, into those of the first stretch.
     fn combine(&mut self, rows: usize) {
         let ((largest, of_others), (total, others)) = (self.largest.split_at_mut(rows), self.total.split_at_mut(rows));
-        let stretches = 0..self.cut.stretches.saturating_sub(1);
-        for of in stretches.map(|stretch| stretch * rows..(stretch + 1) * rows) {
+        let extents = 0..self.cut.extents.saturating_sub(1);
+        for of in extents.map(|extent| extent * rows..(extent + 1) * rows) {
             merge(&of_others[of.clone()], &others[of], largest, total);
         }
     }
@@ -411,7 +411,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
         for first in (0..self.vocabulary).step_by(self.cut.tile) {
             let tile = self.tile(first);
             table.read_ahead(self.tile(tile.end));
-            let w = table.all_here(tile.clone(), &mut room);
+            let w = table.load_in_parallel(tile.clone(), &mut room);
             let dlogits = &mut dlogits[..tile.len() * lanes];
             self.of_tile(rows, (tile.clone(), w), &factors, dlogits);
             let dlogits = Matrix::new(T::operand(dlogits), tile.len(), lanes);
@@ -441,7 +441,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
             let logits = unsafe { this.place(logits, worker, (entry, count), lanes) };
             // SAFETY: as above.
             let dlogits = unsafe { dlogits.slice(number * block * lanes, count * lanes) };
-            if this.cut.logits == Logits::ComputedAgain {
+            if this.cut.logits == Logits::Recomputed {
                 this.compute(w.some_rows(number * block..number * block + count), lanes, logits);
             }
             softmax(logits, stride(lanes), this.logit_scale, &this.largest[..lanes], factors, dlogits);
@@ -474,7 +474,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
 
 simd! {
     /// Updates the statistics of each row from a block of logits, which lie `stride` apart for each entry.
-    fn absorb<S>(s, logits: &[f32], stride: usize, scale: f32, largest: &mut [f32], total: &mut [f32]) {
+    fn online_softmax_update<S>(s, logits: &[f32], stride: usize, scale: f32, largest: &mut [f32], total: &mut [f32]) {
         let scales = s.splat(scale);
         let (largest, total) = (largest.as_chunks_mut::<WIDTH>().0, total.as_chunks_mut::<WIDTH>().0);
         for (i, (largest, total)) in largest.iter_mut().zip(total).enumerate() {

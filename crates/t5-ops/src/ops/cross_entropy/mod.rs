@@ -41,7 +41,7 @@ pub fn linear_cross_entropy<'a>(x: &Tensor, w: impl Into<Weight<'a>>, labels: &[
     let (w, op) = (w.into(), "linear_cross_entropy");
     let _span = tracing::debug_span!("linear_cross_entropy", flops = product_flops(w, labels)?).entered();
     let rows = valid_rows(op, x, w, labels, c)?;
-    match w.path_beside(x) {
+    match w.path_with(x) {
         Path::Cpu => cpu::loss(x, w, labels, &rows, c),
         #[cfg(feature = "cuda")]
         Path::Device if crate::cuda::takes([x, w.tensor()]) => {
@@ -68,7 +68,7 @@ pub fn linear_cross_entropy_backward<'a>(
     if let Some((dw, _)) = dw {
         check_accumulator("linear_cross_entropy_backward", "dw", dw, &<[usize; 2]>::from(w.dims2()?))?;
     }
-    let path = w.path_beside(x).provided(dw.is_none_or(|(dw, _)| Path::of(&[dw]) == Path::Cpu));
+    let path = w.path_with(x).provided(dw.is_none_or(|(dw, _)| Path::of(&[dw]) == Path::Cpu));
     match path {
         Path::Cpu => cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::of(x.dtype(), c.chunk_rows)),
         #[cfg(feature = "cuda")]

@@ -54,7 +54,7 @@ fn kernels_agree_with_the_reference_for_every_chunk_size() {
         for (dtype, weight_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::F32, DType::BF16)] {
             for (chunk_rows, logits) in [1, 7, 64, 1000]
                 .into_iter()
-                .flat_map(|chunk_rows| [(chunk_rows, cpu::Logits::Kept), (chunk_rows, cpu::Logits::ComputedAgain)])
+                .flat_map(|chunk_rows| [(chunk_rows, cpu::Logits::Kept), (chunk_rows, cpu::Logits::Recomputed)])
             {
                 let mut numbers = Numbers::new(32);
                 let (x, w) = (numbers.tensor(&[rows, d], dtype), numbers.tensor(&[v, d], weight_dtype));

@@ -60,7 +60,7 @@ pub fn largest_needs(path: Path, (rows, width): (usize, usize)) -> Needs {
 }
 
 /// The most candidates of a row that a card looks for: it goes through the row once for each.
-const MOST_CANDIDATES: usize = 64;
+const MAX_CANDIDATES: usize = 64;
 
 /// For each row of logits (R, V), returns the `count` likeliest tokens and their log-probabilities, those of [`scores`], row after row.
 /// They are in the order of the f32 sums of log-probability and the row's offset. Of equal sums the first token comes first, and NaN counts
@@ -88,7 +88,7 @@ pub fn candidates(logits: &Tensor, offsets: &[f32], count: usize) -> Result<Opti
 /// [`candidates`] returns `None`.
 pub fn candidates_needs(path: Path, (rows, width): (usize, usize), count: usize) -> Option<Needs> {
     let found = elements([rows, count, size_of::<u32>() + size_of::<f32>()]);
-    let is_found = path == Path::Device && count <= width.min(MOST_CANDIDATES);
+    let is_found = path == Path::Device && count <= width.min(MAX_CANDIDATES);
     is_found.then(|| Needs::bytes(found + elements([rows, size_of::<f32>()])).with_bytes_on_host(found))
 }
 
@@ -131,7 +131,7 @@ pub fn append(caches: [&Tensor; 2], new: [&Tensor; 2], position: Position) -> Re
             cuda::append(caches, new, position)
         }
         _ => {
-            crate::replay::uses_number("append");
+            crate::replay::refuse_recording("append");
             caches.into_iter().zip(new).try_for_each(|(cache, new)| cache.slice_set(new, 1, position.number))
         }
     }

@@ -9,7 +9,7 @@ use crate::quantised::Weight;
 use crate::storage::{Element, View, filled, update, with_element};
 use crate::vector::{sum, vectorized};
 
-pub(super) fn adapted_lengths(weight: Weight, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
+pub(super) fn adapted_row_norms(weight: Weight, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
     let (n, k) = weight.dims2()?;
     let rank = a.dim(0)?;
     let a = a.to_dtype(candle_core::DType::F32)?;

@@ -14,7 +14,7 @@ pub(super) fn takes(weight: Weight, a: &Tensor, b: &Tensor) -> bool {
 /// Rows of a block: a warp each.
 const ROWS: usize = 8;
 
-pub(super) fn adapted_lengths(weight: Weight, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
+pub(super) fn adapted_row_norms(weight: Weight, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
     let (n, k) = weight.dims2()?;
     let rank = a.dim(0)?;
     let (a, b) = (a.contiguous()?, b.contiguous()?);

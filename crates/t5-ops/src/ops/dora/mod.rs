@@ -17,21 +17,21 @@ use crate::needs::{Needs, elements};
 use crate::quantised::{Weight, panel_bytes};
 
 /// Returns the lengths of the rows of `W + scale · B A`, which never exists whole: (N) in F32, or in F64 for F64.
-pub fn adapted_lengths<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
+pub fn adapted_row_norms<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
     let weight = weight.into();
     let (n, k) = weight.dims2()?;
     let (rank, _) = a.dims2()?;
     check_shape("adapted_lengths", "a", a, &[rank, k])?;
     check_shape("adapted_lengths", "b", b, &[n, rank])?;
-    match weight.path_beside(a).provided(Path::of(&[b]) == Path::Cpu) {
-        Path::Cpu => cpu::adapted_lengths(weight, a, b, scale),
+    match weight.path_with(a).provided(Path::of(&[b]) == Path::Cpu) {
+        Path::Cpu => cpu::adapted_row_norms(weight, a, b, scale),
         #[cfg(feature = "cuda")]
-        Path::Device if cuda::takes(weight, a, b) => cuda::adapted_lengths(weight, a, b, scale),
-        Path::Reference | Path::Device => reference::adapted_lengths(weight, a, b, scale),
+        Path::Device if cuda::takes(weight, a, b) => cuda::adapted_row_norms(weight, a, b, scale),
+        Path::Reference | Path::Device => reference::adapted_row_norms(weight, a, b, scale),
     }
 }
 
-/// Returns the needs of [`adapted_lengths`] for a weight (N, K) and this rank.
+/// Returns the needs of [`adapted_row_norms`] for a weight (N, K) and this rank.
 pub fn adapted_lengths_needs(path: Path, (n, k): (usize, usize), rank: usize) -> Needs {
     match path {
         // The products of A with W and with itself.

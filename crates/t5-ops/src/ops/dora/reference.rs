@@ -5,8 +5,8 @@ use candle_core::{Result, Tensor};
 use crate::dispatch::{add_into, wide, wide_dtype};
 use crate::quantised::Weight;
 
-/// See [`crate::adapted_lengths`].
-pub fn adapted_lengths<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
+/// See [`crate::adapted_row_norms`].
+pub fn adapted_row_norms<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
     let weight = weight.into();
     let dtype = wide_dtype(weight.tensor());
     let adapted = (weight.dense(dtype)? + (wide(b)?.matmul(&wide(a)?)? * scale)?.to_dtype(dtype)?)?;

@@ -13,8 +13,8 @@ fn kernels_agree_with_the_reference() {
             let mut numbers = Numbers::new(5);
             let weight = numbers.tensor(&[n, k], dtype);
             let (a, b) = (numbers.tensor(&[rank, k], DType::F32), numbers.tensor(&[n, rank], DType::F32));
-            let lengths = adapted_lengths(&weight, &a, &b, 0.7).unwrap();
-            let expected = reference::adapted_lengths(&weight, &a, &b, 0.7).unwrap();
+            let lengths = adapted_row_norms(&weight, &a, &b, 0.7).unwrap();
+            let expected = reference::adapted_row_norms(&weight, &a, &b, 0.7).unwrap();
             assert_eq!((lengths.dtype(), lengths.dims()), (DType::F32, &[n][..]));
             assert_close("lengths", &lengths, &expected, 2e-5);
 
@@ -36,7 +36,7 @@ fn kernels_agree_with_the_reference() {
 fn without_an_adapter_they_are_the_lengths_of_the_rows() {
     let weight = Tensor::new(&[[3f32, 4.0], [0.0, 2.0]], &device()).unwrap();
     let (a, b) = (Numbers::new(1).tensor(&[4, 2], DType::F32), weight.zeros_like().unwrap().repeat((1, 2)).unwrap());
-    assert_eq!(adapted_lengths(&weight, &a, &b, 2.0).unwrap().to_vec1::<f32>().unwrap(), [5.0, 2.0]);
+    assert_eq!(adapted_row_norms(&weight, &a, &b, 2.0).unwrap().to_vec1::<f32>().unwrap(), [5.0, 2.0]);
 }
 
 #[test]
@@ -44,8 +44,8 @@ fn shapes_that_do_not_fit_are_errors() {
     let mut numbers = Numbers::new(3);
     let (weight, a, b) =
         (numbers.tensor(&[4, 6], DType::F32), numbers.tensor(&[2, 6], DType::F32), numbers.tensor(&[4, 2], DType::F32));
-    let lengths = adapted_lengths(&weight, &a, &b, 1.0).unwrap();
-    assert!(adapted_lengths(&weight, &b, &a, 1.0).is_err());
+    let lengths = adapted_row_norms(&weight, &a, &b, 1.0).unwrap();
+    assert!(adapted_row_norms(&weight, &b, &a, 1.0).is_err());
     assert!(scale_columns(weight.clone(), &lengths).is_err());
     assert!(magnitude_backward(&weight, &weight, &lengths, &lengths).is_err());
     assert!(magnitude_backward(&weight.t().unwrap(), &weight, &lengths, &lengths).is_err());
@@ -61,7 +61,7 @@ fn a_narrow_weight_has_the_lengths_of_its_values() {
     let mut numbers = Numbers::new(6);
     let weight = numbers.tensor(&[n, k], DType::F32);
     let (a, b) = (numbers.tensor(&[rank, k], DType::F32), numbers.tensor(&[n, rank], DType::F32));
-    let lengths = |weight: Weight<'_>| adapted_lengths(weight, &a, &b, 0.7).unwrap().to_vec1::<f32>().unwrap();
+    let lengths = |weight: Weight<'_>| adapted_row_norms(weight, &a, &b, 0.7).unwrap().to_vec1::<f32>().unwrap();
     let nf4 = Quantised::of(&weight, Precision::Nf4).unwrap();
     assert_eq!(lengths((&nf4).into()), lengths((&nf4.dequantised().unwrap()).into()));
     let f16 = weight.to_dtype(DType::F16).unwrap();

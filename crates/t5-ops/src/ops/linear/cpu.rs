@@ -2,11 +2,11 @@
 
 use candle_core::{DType, Error, Result, Tensor};
 
-use super::Beside;
-use crate::by_rows::{Room, WINDOW};
+use super::AddedProduct;
+use crate::by_rows::{RowBuffer, WINDOW};
 use crate::dispatch::rows_and_width;
 use crate::matmul::{
-    Factor, Matrix, MatrixMut, Threads, across_bytes, bytes_of_sums, multiply, multiply_beside, product_bytes,
+    Factor, Matrix, MatrixMut, Threads, across_bytes, bytes_of_sums, multiply, multiply_plus_product, product_bytes,
     thin_bytes,
 };
 use crate::needs::{Kept, Needs};
@@ -14,7 +14,7 @@ use crate::parallel::Shared;
 use crate::quantised::Weight;
 use crate::storage::{View, filled, update, with_element};
 
-pub(super) fn linear(x: &Tensor, w: Weight, beside: Option<Beside>) -> Result<Tensor> {
+pub(super) fn linear(x: &Tensor, w: Weight, beside: Option<AddedProduct>) -> Result<Tensor> {
     let (n, _) = w.dims2()?;
     product(x, w, n, None, beside, true)
 }
@@ -22,7 +22,7 @@ pub(super) fn linear(x: &Tensor, w: Weight, beside: Option<Beside>) -> Result<Te
 pub(super) fn linear_backward_input(
     dy: &Tensor,
     w: Weight,
-    beside: Option<Beside>,
+    beside: Option<AddedProduct>,
     accumulate: Option<Tensor>,
 ) -> Result<Tensor> {
     let (_, k) = w.dims2()?;
@@ -36,7 +36,7 @@ fn product(
     w: Weight,
     width: usize,
     sum: Option<Tensor>,
-    beside: Option<Beside>,
+    beside: Option<AddedProduct>,
     is_turned: bool,
 ) -> Result<Tensor> {
     fn turned(weight: Factor<'_>, is_turned: bool) -> Factor<'_> {
@@ -46,10 +46,10 @@ fn product(
     let x = x.contiguous()?;
     let x_view = View::new(&x)?;
     let a = Matrix::new(x_view.operand()?, rows, k);
-    let tensors = beside.map(|Beside { x, w }| Ok::<_, Error>([x.contiguous()?, w.contiguous()?])).transpose()?;
+    let tensors = beside.map(|AddedProduct { x, w }| Ok::<_, Error>([x.contiguous()?, w.contiguous()?])).transpose()?;
     let views = tensors.as_ref().map(|[x, w]| Ok::<_, Error>([View::new(x)?, View::new(w)?])).transpose()?;
     let beside = match (beside, &views) {
-        (Some(Beside { w, .. }), Some([x_view, w_view])) => {
+        (Some(AddedProduct { w, .. }), Some([x_view, w_view])) => {
             let (height, across) = w.dims2()?;
             let b: Factor = Matrix::new(w_view.operand()?, height, across).into();
             let inner = if is_turned { across } else { height };
@@ -63,7 +63,7 @@ fn product(
             let multiply = |y: &mut [T], accumulate| {
                 // Only a product with the transpose has a column for each row of the weight. The other product sums over all rows at once.
                 let windows = if is_turned { w.windows() } else { w.whole() };
-                let mut room = if is_turned { w.room(WINDOW) } else { Room::None };
+                let mut room = if is_turned { w.room(WINDOW) } else { RowBuffer::None };
                 let y = Shared::new(y);
                 for (number, window) in windows.iter().enumerate() {
                     windows.get(number + 1).into_iter().for_each(|next| w.read_ahead(next.clone()));
@@ -74,8 +74,8 @@ fn product(
                         let w = if is_turned { w.some_rows(window.clone()) } else { w };
                         (x, turned(w, is_turned))
                     });
-                    let w = turned(w.all_here(window.clone(), &mut room), is_turned);
-                    multiply_beside(c, (a.into(), w), beside, accumulate, Threads::All);
+                    let w = turned(w.load_in_parallel(window.clone(), &mut room), is_turned);
+                    multiply_plus_product(c, (a.into(), w), beside, accumulate, Threads::All);
                 }
                 Ok(())
             };

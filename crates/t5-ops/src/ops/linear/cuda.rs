@@ -5,15 +5,15 @@
 
 use candle_core::{Result, Tensor};
 
-use super::Beside;
+use super::AddedProduct;
 use crate::cuda::recording::Temporaries;
 use crate::cuda::{Factor, cast, multiplies, multiply, multiply_into_columns, takes_weight, unwritten};
 use crate::dispatch::rows_and_width;
 use crate::quantised::{FEW_ROWS, Weight, in_panels};
 
 /// Whether the operands of both products are on one card.
-pub(super) fn takes(x: &Tensor, w: Weight, beside: Option<Beside>) -> bool {
-    let takes_beside = |Beside { x, w }: Beside| crate::cuda::takes([x, w]);
+pub(super) fn takes(x: &Tensor, w: Weight, beside: Option<AddedProduct>) -> bool {
+    let takes_beside = |AddedProduct { x, w }: AddedProduct| crate::cuda::takes([x, w]);
     takes_weight(x, w) && beside.is_none_or(takes_beside)
 }
 
@@ -23,10 +23,10 @@ pub(super) fn takes_gradient(dy: &Tensor, x: &Tensor, dw: &Tensor) -> bool {
 }
 
 /// `scale · x Wᵀ`, plus the product beside it.
-pub(super) fn linear(x: &Tensor, w: Weight, scale: f64, beside: Option<Beside>) -> Result<Tensor> {
+pub(super) fn linear(x: &Tensor, w: Weight, scale: f64, beside: Option<AddedProduct>) -> Result<Tensor> {
     let y = output(x, w, scale as f32, None)?;
     match beside {
-        Some(Beside { x, w }) => output(x, w.into(), 1.0, Some(y)),
+        Some(AddedProduct { x, w }) => output(x, w.into(), 1.0, Some(y)),
         None => Ok(y),
     }
 }
@@ -36,12 +36,12 @@ pub(super) fn linear_backward_input(
     dy: &Tensor,
     w: Weight,
     scale: f64,
-    beside: Option<Beside>,
+    beside: Option<AddedProduct>,
     sum: Option<Tensor>,
 ) -> Result<Tensor> {
     let dx = gradient_of_input(dy, w, scale as f32, sum)?;
     match beside {
-        Some(Beside { x, w }) => gradient_of_input(x, w.into(), 1.0, Some(dx)),
+        Some(AddedProduct { x, w }) => gradient_of_input(x, w.into(), 1.0, Some(dx)),
         None => Ok(dx),
     }
 }

@@ -19,7 +19,7 @@ use crate::quantised::{FEW_ROWS, Weight, in_panels, panel_bytes};
 
 /// A product that is added to another one in the same precision, such as an adapter's narrow product.
 #[derive(Clone, Copy, Debug)]
-pub struct Beside<'a> {
+pub struct AddedProduct<'a> {
     /// (.., R), as many rows as the other product has.
     pub x: &'a Tensor,
     /// (N, R) beside [`linear`], (R, K) beside [`linear_backward_input`].
@@ -29,7 +29,7 @@ pub struct Beside<'a> {
 /// `x Wᵀ`: (.., K) times the transpose of (N, K) gives (.., N). The result and the product have the dtype of `x`: a weight in another
 /// dtype, or in codes, is converted to it.
 pub fn linear<'a>(x: &Tensor, w: impl Into<Weight<'a>>) -> Result<Tensor> {
-    linear_beside(x, w, None)
+    linear_plus_product(x, w, None)
 }
 
 /// `scale · x Wᵀ`, equal to [`scaled`] of [`linear`]. A card scales while it multiplies, so in bf16 it rounds once and not twice.
@@ -38,22 +38,22 @@ pub fn linear_scaled(x: &Tensor, w: &Tensor, scale: f64) -> Result<Tensor> {
 }
 
 /// [`linear`], plus the product beside it.
-pub fn linear_beside<'a>(x: &Tensor, w: impl Into<Weight<'a>>, beside: Option<Beside>) -> Result<Tensor> {
+pub fn linear_plus_product<'a>(x: &Tensor, w: impl Into<Weight<'a>>, beside: Option<AddedProduct>) -> Result<Tensor> {
     output(x, w.into(), 1.0, beside)
 }
 
 /// [`linear`], either scaled or with a product beside it.
-fn output(x: &Tensor, w: Weight, scale: f64, beside: Option<Beside>) -> Result<Tensor> {
+fn output(x: &Tensor, w: Weight, scale: f64, beside: Option<AddedProduct>) -> Result<Tensor> {
     let (n, width) = w.dims2()?;
     let _span = tracing::debug_span!("linear", flops = flops(x, n, beside)).entered();
     let (rows, k) = rows_and_width("linear", "x", x)?;
     check_weight("linear", (n, k), (n, width))?;
     check_beside("linear", beside, x, rows, |rank| [n, rank])?;
-    match w.path_beside(x).provided(are_on_cpu(beside)) {
+    match w.path_with(x).provided(are_on_cpu(beside)) {
         Path::Cpu => times(cpu::linear(x, w, beside)?, scale),
         #[cfg(feature = "cuda")]
         Path::Device if cuda::takes(x, w, beside) => cuda::linear(x, w, scale, beside),
-        Path::Reference | Path::Device => times(reference::linear_beside(x, w, beside)?, scale),
+        Path::Reference | Path::Device => times(reference::linear_plus_product(x, w, beside)?, scale),
     }
 }
 
@@ -87,7 +87,7 @@ fn check_sum(op: &str, sum: &Tensor, x: &Tensor, width: usize) -> Result<()> {
 /// dy (.., N), w (N, K), result (.., K) in the dtype of `dy`. The caller gives up `accumulate`: its
 /// memory may be overwritten with the result, so no other handle to it may be read afterwards.
 pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumulate: Option<Tensor>) -> Result<Tensor> {
-    linear_backward_input_beside(dy, w, None, accumulate)
+    linear_backward_input_plus_product(dy, w, None, accumulate)
 }
 
 /// `scale · dy W`, as [`linear_scaled`].
@@ -96,10 +96,10 @@ pub fn linear_backward_input_scaled(dy: &Tensor, w: &Tensor, scale: f64) -> Resu
 }
 
 /// [`linear_backward_input`], plus the product beside it.
-pub fn linear_backward_input_beside<'a>(
+pub fn linear_backward_input_plus_product<'a>(
     dy: &Tensor,
     w: impl Into<Weight<'a>>,
-    beside: Option<Beside>,
+    beside: Option<AddedProduct>,
     accumulate: Option<Tensor>,
 ) -> Result<Tensor> {
     gradient_of_input(dy, w.into(), 1.0, beside, accumulate)
@@ -110,7 +110,7 @@ fn gradient_of_input(
     dy: &Tensor,
     w: Weight,
     scale: f64,
-    beside: Option<Beside>,
+    beside: Option<AddedProduct>,
     accumulate: Option<Tensor>,
 ) -> Result<Tensor> {
     let (height, k) = w.dims2()?;
@@ -121,12 +121,12 @@ fn gradient_of_input(
     if let Some(accumulate) = &accumulate {
         check_sum("linear_backward_input", accumulate, dy, k)?;
     }
-    match w.path_beside(dy).provided(are_on_cpu(beside)) {
+    match w.path_with(dy).provided(are_on_cpu(beside)) {
         Path::Cpu => times(cpu::linear_backward_input(dy, w, beside, accumulate)?, scale),
         #[cfg(feature = "cuda")]
         Path::Device if cuda::takes(dy, w, beside) => cuda::linear_backward_input(dy, w, scale, beside, accumulate),
         Path::Reference | Path::Device => {
-            times(reference::linear_backward_input_beside(dy, w, beside, accumulate)?, scale)
+            times(reference::linear_backward_input_plus_product(dy, w, beside, accumulate)?, scale)
         }
     }
 }
@@ -154,7 +154,7 @@ pub fn linear_backward_input_needs(
 }
 
 /// Operations of a product of `x` with `width` columns, and of the product beside it.
-fn flops(x: &Tensor, width: usize, beside: Option<Beside>) -> usize {
+fn flops(x: &Tensor, width: usize, beside: Option<AddedProduct>) -> usize {
     2 * (x.elem_count() + beside.map_or(0, |beside| beside.x.elem_count())) * width
 }
 
@@ -162,7 +162,7 @@ fn flops(x: &Tensor, width: usize, beside: Option<Beside>) -> usize {
 /// rank.
 fn check_beside(
     op: &str,
-    beside: Option<Beside>,
+    beside: Option<AddedProduct>,
     x: &Tensor,
     rows: usize,
     size: impl Fn(usize) -> [usize; 2],
@@ -176,8 +176,8 @@ fn check_beside(
     check_shape(op, "weight beside", beside.w, &size(rank))
 }
 
-fn are_on_cpu(beside: Option<Beside>) -> bool {
-    beside.is_none_or(|Beside { x, w }| Path::of(&[x, w]) == Path::Cpu)
+fn are_on_cpu(beside: Option<AddedProduct>) -> bool {
+    beside.is_none_or(|AddedProduct { x, w }| Path::of(&[x, w]) == Path::Cpu)
 }
 
 /// The gradient with respect to the weight, in place: `dw += dyᵀ x` with `accumulate`, otherwise `dw = dyᵀ x`.

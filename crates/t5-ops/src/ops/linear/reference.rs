@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::Beside;
+use super::AddedProduct;
 use crate::dispatch::{add_into, matmul_dtype, overwrite, rows_and_width};
 use crate::needs::{Needs, converted, copies, elements, wide_size};
 use crate::quantised::Weight;
@@ -19,10 +19,10 @@ pub fn linear<'a>(x: &Tensor, w: impl Into<Weight<'a>>) -> Result<Tensor> {
     y.to_dtype(x.dtype())?.reshape(shape)
 }
 
-/// See [`crate::linear_beside`].
-pub fn linear_beside<'a>(x: &Tensor, w: impl Into<Weight<'a>>, beside: Option<Beside>) -> Result<Tensor> {
+/// See [`crate::linear_plus_product`].
+pub fn linear_plus_product<'a>(x: &Tensor, w: impl Into<Weight<'a>>, beside: Option<AddedProduct>) -> Result<Tensor> {
     let y = linear(x, w)?;
-    let Some(Beside { x, w }) = beside else { return Ok(y) };
+    let Some(AddedProduct { x, w }) = beside else { return Ok(y) };
     let dtype = matmul_dtype(x);
     (linear(&x.to_dtype(dtype)?, w)? + y.to_dtype(dtype)?)?.to_dtype(x.dtype())
 }
@@ -68,16 +68,16 @@ pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumula
     dx.to_dtype(dy.dtype())
 }
 
-/// See [`crate::linear_backward_input_beside`].
-pub fn linear_backward_input_beside<'a>(
+/// See [`crate::linear_backward_input_plus_product`].
+pub fn linear_backward_input_plus_product<'a>(
     dy: &Tensor,
     w: impl Into<Weight<'a>>,
-    beside: Option<Beside>,
+    beside: Option<AddedProduct>,
     accumulate: Option<Tensor>,
 ) -> Result<Tensor> {
     let dx = linear_backward_input(dy, w, accumulate)?;
     match beside {
-        Some(Beside { x, w }) => linear_backward_input(x, w, Some(dx)),
+        Some(AddedProduct { x, w }) => linear_backward_input(x, w, Some(dx)),
         None => Ok(dx),
     }
 }

@@ -41,13 +41,13 @@ fn kernels_agree_with_the_reference() {
                 let u = u.reshape((b, t, rank)).unwrap();
                 let (of_y, of_dx) =
                     (numbers.tensor(&[n, rank], weight_dtype), numbers.tensor(&[rank, k], weight_dtype));
-                let [of_y, of_dx] = [&of_y, &of_dx].map(|w| Some(Beside { x: &u, w }));
-                let expected = reference::linear_beside(&x, &w, of_y).unwrap();
-                close("y beside", &linear_beside(&x, &w, of_y).unwrap(), &expected);
+                let [of_y, of_dx] = [&of_y, &of_dx].map(|w| Some(AddedProduct { x: &u, w }));
+                let expected = reference::linear_plus_product(&x, &w, of_y).unwrap();
+                close("y beside", &linear_plus_product(&x, &w, of_y).unwrap(), &expected);
                 for sum in [None, Some(&sum)] {
-                    let expected = reference::linear_backward_input_beside(&dy, &w, of_dx, sum.cloned()).unwrap();
+                    let expected = reference::linear_backward_input_plus_product(&dy, &w, of_dx, sum.cloned()).unwrap();
                     let sum = sum.map(|sum| sum.copy().unwrap());
-                    close("dx beside", &linear_backward_input_beside(&dy, &w, of_dx, sum).unwrap(), &expected);
+                    close("dx beside", &linear_backward_input_plus_product(&dy, &w, of_dx, sum).unwrap(), &expected);
                 }
             }
             let expected = reference::linear_backward_input(&dy, &w, None).unwrap();
@@ -112,7 +112,7 @@ fn shapes_that_do_not_fit_are_errors() {
     );
     for (u, b) in [([2, 5], [4, 6]), ([3, 5], [4, 5]), ([2, 5], [3, 5])] {
         let [u, b] = [u, b].map(|shape| numbers.tensor(&shape, DType::F32));
-        let error = linear_beside(&x, &w, Some(Beside { x: &u, w: &b })).unwrap_err().to_string();
+        let error = linear_plus_product(&x, &w, Some(AddedProduct { x: &u, w: &b })).unwrap_err().to_string();
         assert!(error.contains("beside: expected"), "{error}");
     }
     assert!(linear_backward_weight(&x, &x, &w, true).is_err());

@@ -34,7 +34,7 @@ pub fn zero(x: &Tensor) -> Result<()> {
     }
 }
 
-/// A tensor of zeros. Its memory and its launch on a card can be recorded ([`crate::Rounds`]).
+/// A tensor of zeros. Its memory and its launch on a card can be recorded ([`crate::GraphRounds`]).
 ///
 /// # Errors
 /// No memory.

@@ -47,7 +47,7 @@ mod of_card {
 /// does not wait for earlier launches.
 pub(crate) const STAGED_BYTES: u64 = 64 << 10;
 /// The most bytes of a group besides operands and results, unless one parameter alone takes more.
-const MOST_BYTES: u64 = 16 << 20;
+const MAX_BYTES: u64 = 16 << 20;
 /// The most parts of rows that are updated by a block each: enough for the largest card, and few enough that each block adds all their
 /// sums.
 pub(crate) const PARTS: usize = 1024;
@@ -59,7 +59,7 @@ pub(crate) fn groups(bytes: &[u64]) -> Vec<Range<usize>> {
     for (i, bytes) in bytes.iter().enumerate() {
         sum += bytes;
         match groups.last_mut() {
-            Some(group) if sum <= MOST_BYTES => group.end = i + 1,
+            Some(group) if sum <= MAX_BYTES => group.end = i + 1,
             _ => {
                 groups.push(i..i + 1);
                 sum = *bytes;

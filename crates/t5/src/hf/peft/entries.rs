@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 /// A rank beyond the width of any layer.
 const LARGEST_RANK: u64 = 1 << 16;
 /// More patterns than the deepest model has layers.
-const MOST_PATTERNS: usize = 4096;
+const MAX_PATTERNS: usize = 4096;
 
 /// Keys that do not change the computation of a loaded adapter.
 const WITHOUT_EFFECT: [&str; 15] = [
@@ -178,10 +178,10 @@ impl Entries<'_> {
     ) -> Result<Vec<(String, T)>> {
         match self.get(key) {
             None => Ok(Vec::new()),
-            Some(Value::Object(patterns)) if patterns.len() <= MOST_PATTERNS => {
+            Some(Value::Object(patterns)) if patterns.len() <= MAX_PATTERNS => {
                 patterns.iter().map(|(pattern, value)| Ok((pattern.clone(), read(self, key, value)?))).collect()
             }
-            Some(_) => Err(self.error(key, &format!("an object of at most {MOST_PATTERNS} patterns and numbers"))),
+            Some(_) => Err(self.error(key, &format!("an object of at most {MAX_PATTERNS} patterns and numbers"))),
         }
     }
 

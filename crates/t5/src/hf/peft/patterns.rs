@@ -7,8 +7,8 @@ use fancy_regex::{Regex, RegexBuilder};
 /// The longest accepted pattern of module names.
 const LONGEST_PATTERN: usize = 4096;
 /// Limits: backtracking steps for matching one name, and bytes of a compiled pattern.
-const MOST_STEPS: usize = 10_000;
-const MOST_COMPILED_BYTES: usize = 1 << 20;
+const MAX_STEPS: usize = 10_000;
+const MAX_COMPILED_BYTES: usize = 1 << 20;
 
 /// Modules by name.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl Pattern {
             return Err(format!("a pattern of {} bytes, more than {LONGEST_PATTERN}", text.len()));
         }
         let mut builder = RegexBuilder::new(expression);
-        builder.backtrack_limit(MOST_STEPS).delegate_size_limit(MOST_COMPILED_BYTES);
+        builder.backtrack_limit(MAX_STEPS).delegate_size_limit(MAX_COMPILED_BYTES);
         builder.build().map(Pattern).map_err(|error| format!("the pattern `{text}`, which is not understood: {error}"))
     }
 

@@ -6,23 +6,23 @@ use candle_core::DType;
 
 use super::{Counted, Ledger};
 use crate::error::Result;
-use crate::ops::{Ops, Spill};
+use crate::ops::{OffloadStore, Ops};
 
 /// Counted files: the bytes written, and the tensor that is read ahead.
 #[derive(Debug)]
 pub(crate) struct CountedFiles {
     ledger: Ledger,
     written: u64,
-    ahead: RefCell<Option<(CountedStretch, Counted)>>,
+    ahead: RefCell<Option<(CountedExtent, Counted)>>,
     /// Whether copies overlap with computation. Then the tensors that were put, and those that are fetched, are listed.
     copies_overlap: bool,
-    leaving: Vec<Counted>,
-    coming: Vec<(CountedStretch, Counted)>,
+    outgoing: Vec<Counted>,
+    incoming: Vec<(CountedExtent, Counted)>,
 }
 
 /// Where a counted tensor lies in a file.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct CountedStretch {
+pub(crate) struct CountedExtent {
     start: u64,
     dims: Vec<usize>,
     dtype: DType,
@@ -31,48 +31,48 @@ pub(crate) struct CountedStretch {
 impl CountedFiles {
     /// Files of tensors whose bytes this ledger adds up.
     pub fn new(ledger: Ledger, copies_overlap: bool) -> CountedFiles {
-        let (ahead, leaving, coming) = (RefCell::new(None), Vec::new(), Vec::new());
-        CountedFiles { ledger, written: 0, ahead, copies_overlap, leaving, coming }
+        let (ahead, outgoing, incoming) = (RefCell::new(None), Vec::new(), Vec::new());
+        CountedFiles { ledger, written: 0, ahead, copies_overlap, outgoing, incoming }
     }
 
-    fn read(&self, stretch: &CountedStretch) -> Counted {
-        self.ledger.tensor(&stretch.dims, stretch.dtype)
+    fn read(&self, extent: &CountedExtent) -> Counted {
+        self.ledger.tensor(&extent.dims, extent.dtype)
     }
 }
 
-impl Spill<Counted> for CountedFiles {
-    fn put(&mut self, x: Counted) -> Result<CountedStretch> {
-        let stretch = CountedStretch { start: self.written, dims: Ops::dims(&x).to_vec(), dtype: x.dtype };
+impl OffloadStore<Counted> for CountedFiles {
+    fn put(&mut self, x: Counted) -> Result<CountedExtent> {
+        let extent = CountedExtent { start: self.written, dims: Ops::dims(&x).to_vec(), dtype: x.dtype };
         self.written += Ops::bytes(&x);
-        self.leaving.extend(self.copies_overlap.then_some(x));
-        Ok(stretch)
+        self.outgoing.extend(self.copies_overlap.then_some(x));
+        Ok(extent)
     }
 
-    fn get(&mut self, stretch: CountedStretch, after: Option<&CountedStretch>) -> Result<Counted> {
+    fn get(&mut self, extent: CountedExtent, after: Option<&CountedExtent>) -> Result<Counted> {
         if self.copies_overlap {
-            let fetched = self.coming.iter().position(|(other, _)| *other == stretch);
+            let fetched = self.incoming.iter().position(|(other, _)| *other == extent);
             return Ok(match fetched {
-                Some(place) => self.coming.swap_remove(place).1,
-                None => self.read(&stretch),
+                Some(place) => self.incoming.swap_remove(place).1,
+                None => self.read(&extent),
             });
         }
         let tensor = match self.ahead.take() {
-            Some((ahead, tensor)) if ahead == stretch => tensor,
-            _ => self.read(&stretch),
+            Some((ahead, tensor)) if ahead == extent => tensor,
+            _ => self.read(&extent),
         };
         *self.ahead.borrow_mut() = after.map(|after| (after.clone(), self.read(after)));
         Ok(tensor)
     }
 
-    fn fetch(&mut self, stretch: &CountedStretch) -> Result<()> {
+    fn prefetch(&mut self, extent: &CountedExtent) -> Result<()> {
         if self.copies_overlap {
-            self.coming.push((stretch.clone(), self.read(stretch)));
+            self.incoming.push((extent.clone(), self.read(extent)));
         }
         Ok(())
     }
 
     fn copy(&mut self) -> Result<()> {
-        self.leaving.clear();
+        self.outgoing.clear();
         Ok(())
     }
 

@@ -55,7 +55,7 @@ pub(super) struct Sums {
 impl Sums {
     pub(super) fn add(&self, bytes: u64) {
         self.live.set(self.live.get() + bytes);
-        self.momentary(0);
+        self.note_transient(0);
     }
 
     pub(super) fn take(&self, bytes: u64) {
@@ -66,7 +66,7 @@ impl Sums {
     }
 
     /// Notes bytes that are held during a call.
-    pub(super) fn momentary(&self, bytes: u64) {
+    pub(super) fn note_transient(&self, bytes: u64) {
         let now = self.live.get() + bytes;
         self.peak.set(self.peak.get().max(now));
         self.peak_with_weights.set(self.peak_with_weights.get().max(now + self.weights.get()));
@@ -75,7 +75,7 @@ impl Sums {
     /// Notes that `bytes` of weights that are counted elsewhere are in memory.
     pub(super) fn come(&self, bytes: u64) {
         self.weights.set(self.weights.get() + bytes);
-        self.momentary(0);
+        self.note_transient(0);
     }
 
     /// Notes that `bytes` of such weights have left memory.
@@ -95,26 +95,26 @@ impl Ledger {
     pub fn tensor(&self, dims: &[usize], dtype: DType) -> Counted {
         let bytes = dims.iter().map(|&size| size as u64).product::<u64>() * dtype.size_in_bytes() as u64;
         self.sums.add(bytes);
-        self.of(bytes, Home::Memory, dims, dtype)
+        self.of(bytes, Placement::Memory, dims, dtype)
     }
 
     /// A tensor whose memory is counted elsewhere: a parameter, token ids.
     pub fn beside(&self, dims: &[usize], dtype: DType) -> Counted {
-        self.of(0, Home::Memory, dims, dtype)
+        self.of(0, Placement::Memory, dims, dtype)
     }
 
     /// A weight in a file whose memory is counted elsewhere.
     pub fn in_file_beside(&self, dims: &[usize], dtype: DType) -> Counted {
-        self.of(0, Home::FileCountedElsewhere { is_here: Cell::new(false) }, dims, dtype)
+        self.of(0, Placement::FileCountedElsewhere { is_here: Cell::new(false) }, dims, dtype)
     }
 
     /// A weight that lies in a file, and in memory from its first use until it is paged out.
     #[cfg(test)]
     pub fn in_file(&self, dims: &[usize], dtype: DType) -> Counted {
-        self.of(0, Home::File { is_resident: Cell::new(false) }, dims, dtype)
+        self.of(0, Placement::File { is_resident: Cell::new(false) }, dims, dtype)
     }
 
-    fn of(&self, bytes: u64, home: Home, dims: &[usize], dtype: DType) -> Counted {
+    fn of(&self, bytes: u64, home: Placement, dims: &[usize], dtype: DType) -> Counted {
         let mut all = [1; 3];
         all[..dims.len()].copy_from_slice(dims);
         let memory = Rc::new(Memory { sums: Rc::clone(&self.sums), bytes, home });
@@ -203,12 +203,12 @@ pub(super) struct Memory {
     pub(super) sums: Rc<Sums>,
     /// Bytes, as long as the memory exists.
     pub(super) bytes: u64,
-    pub(super) home: Home,
+    pub(super) home: Placement,
 }
 
 /// Where a tensor lies while it is not in use.
 #[derive(Debug)]
-pub(super) enum Home {
+pub(super) enum Placement {
     Memory,
     /// In a file. It is in memory from its first use until it is paged out.
     #[cfg_attr(not(test), expect(dead_code, reason = "whole steps are rehearsed by tests"))]

@@ -14,7 +14,7 @@ use crate::parameters::ParameterSpec;
 use crate::step::gradients::Gradients;
 use crate::step::observer::Observer;
 use crate::step::run::Step;
-use crate::step::run::rounds::{Repeats, Round};
+use crate::step::run::rounds::{GraphRunner, Round};
 
 /// The trainer's needs for gradients that are handed over together: to be measured, and to be applied.
 type Needed<'a> = &'a dyn Fn(&[&ParameterSpec]) -> [Needs; 2];
@@ -78,7 +78,7 @@ impl Recorded<'_> {
     }
 }
 
-impl Repeats<Counted> for Recorded<'_> {
+impl GraphRunner<Counted> for Recorded<'_> {
     fn begin(&self, _: &Round<Counted>) -> Result<bool> {
         Ok(true)
     }
@@ -91,7 +91,7 @@ impl Repeats<Counted> for Recorded<'_> {
         Ok(true)
     }
 
-    fn aside(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+    fn uncaptured(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         work()
     }
 
@@ -107,7 +107,7 @@ impl Repeats<Counted> for Recorded<'_> {
         false
     }
 
-    fn left_behind(&self) -> Option<Vec<bool>> {
+    fn recorded_host_state(&self) -> Option<Vec<bool>> {
         None
     }
 

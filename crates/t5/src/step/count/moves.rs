@@ -14,9 +14,9 @@ pub struct Moves {
     /// How often the gradients of all parts are summed together.
     sums_of_all: u64,
     sums: HashMap<Part, u64>,
-    brought: HashMap<Part, u64>,
+    gathers: HashMap<Part, u64>,
     looked_up: u64,
-    copied_behind: HashMap<Part, u64>,
+    overlapped_copies: HashMap<Part, u64>,
 }
 
 impl Moves {
@@ -26,13 +26,13 @@ impl Moves {
     }
 
     /// How often the weights of a part are brought from the process that holds them.
-    pub fn brought(&self, part: Part) -> u64 {
-        self.brought.get(&part).copied().unwrap_or(0)
+    pub fn gathers(&self, part: Part) -> u64 {
+        self.gathers.get(&part).copied().unwrap_or(0)
     }
 
     /// How often all weights of a part are brought. An embedding needs only a few rows of the shared table.
     fn paged_in(&self, part: Part) -> u64 {
-        self.brought(part) - if part == Part::Shared { self.looked_up } else { 0 }
+        self.gathers(part) - if part == Part::Shared { self.looked_up } else { 0 }
     }
 }
 
@@ -68,11 +68,11 @@ impl Counter {
             read.by_micro_batch = self.tally(batch, levers).paged_in;
             read.of_table = self.table_read(batch, levers);
         }
-        for part in weights.parts().filter(|part| !weights.comes_apart(*part)) {
+        for part in weights.parts().filter(|part| !weights.is_paged_by_matrix(*part)) {
             let trained = weights.written_of(part, &self.trained);
             // A table is copied to a device as a whole, whichever rows are looked up.
             let is_copied = self.rehearsal.ledger().is_on_device();
-            let times = if is_copied { moves.brought(part) } else { moves.paged_in(part) };
+            let times = if is_copied { moves.gathers(part) } else { moves.paged_in(part) };
             // Weights that are changed are read once more.
             read.trained += (times + 1) * trained;
             read.frozen += times * (weights.of(part) - trained);
@@ -82,8 +82,8 @@ impl Counter {
 
     /// [`WeightsRead::of_table`] alone, in bytes.
     pub fn table_read(&self, batch: Shape, levers: &Levers) -> u64 {
-        let is_by_rows =
-            levers.has_weights_by_matrix() && self.weights_on_disk(levers).comes_apart(Part::of_head(&self.config));
+        let is_by_rows = levers.has_weights_by_matrix()
+            && self.weights_on_disk(levers).is_paged_by_matrix(Part::of_head(&self.config));
         if is_by_rows { self.head(batch, levers).paged_in } else { 0 }
     }
 
@@ -93,7 +93,7 @@ impl Counter {
             return 0;
         }
         let (weights, moves) = (self.weights_on_disk(levers), self.moves(1, levers));
-        moves.copied_behind.iter().map(|(part, times)| times * weights.of(*part)).sum()
+        moves.overlapped_copies.iter().map(|(part, times)| times * weights.of(*part)).sum()
     }
 
     /// The moves of a step.
@@ -108,7 +108,7 @@ impl Counter {
                 Event::Embed { .. } | Event::PageIn(_) => {
                     let part = if let Event::PageIn(part) = event { held(part) } else { Part::Shared };
                     if here.insert(part) {
-                        *moves.brought.entry(part).or_default() += 1;
+                        *moves.gathers.entry(part).or_default() += 1;
                         moves.looked_up += u64::from(matches!(event, Event::Embed { .. }));
                     }
                 }
@@ -118,7 +118,7 @@ impl Counter {
                 Event::Forward { unit, .. } | Event::Backward(Backward { unit, .. }) => {
                     is_block = matches!(unit, Unit::Block { .. });
                 }
-                Event::Copy(part) if is_block => *moves.copied_behind.entry(held(part)).or_default() += 1,
+                Event::Copy(part) if is_block => *moves.overlapped_copies.entry(held(part)).or_default() += 1,
                 _ => {}
             }
         }

@@ -14,7 +14,7 @@ use crate::layers::attention::SourceGradient;
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Counted, Kept, Ledger, Ops, Work};
-use crate::parameters::{Comes, Parameter, ParameterSpec, Part, Weight};
+use crate::parameters::{PagingGranularity, Parameter, ParameterSpec, Part, Weight};
 use crate::step::gradients::Gradients;
 use crate::step::observer::Interrupts;
 use crate::step::reach::{Keep, Reach};
@@ -135,7 +135,7 @@ impl Rehearsal {
                 tensor: parameter.tensor.clone(),
                 copy: None,
                 quantisation: None,
-                comes: Comes::Together,
+                paging: PagingGranularity::Together,
             })?;
         }
         let cx = StepContext {

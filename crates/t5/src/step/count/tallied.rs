@@ -20,7 +20,7 @@ pub(super) struct Tallied {
     /// The moment of the loss.
     pub(super) head: Live,
     /// Whether the head's weight comes from its file by rows.
-    pub head_comes_apart: bool,
+    pub head_paged_by_matrix: bool,
     /// Bytes alive between forward and backward.
     pub saved: u64,
     pub written: u64,
@@ -50,15 +50,15 @@ impl Tallied {
 
     /// The moment of the peak, with this cost of the head.
     pub fn peak_with(&self, head: &Cost) -> Peak {
-        let head = at_head(self.head, self.head_comes_apart, head);
+        let head = at_head(self.head, self.head_paged_by_matrix, head);
         let live = if head.total() > self.peak.total() { head } else { self.peak };
         Peak { live, saved: self.saved, loss: head.loss, weights: live.weights }
     }
 }
 
 /// The moment of the loss, with this cost of the head. The head's weight is in memory, or some rows of it.
-pub(super) fn at_head(head: Live, comes_apart: bool, cost: &Cost) -> Live {
-    let weights = if comes_apart { cost.weights } else { head.weights };
+pub(super) fn at_head(head: Live, is_paged_by_matrix: bool, cost: &Cost) -> Live {
+    let weights = if is_paged_by_matrix { cost.weights } else { head.weights };
     Live { loss: cost.loss, workspace: head.workspace + cost.extra - cost.loss, weights, ..head }
 }
 

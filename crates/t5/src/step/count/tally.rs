@@ -14,7 +14,7 @@ use crate::levers::Levers;
 use crate::ops::Kept;
 use crate::parameters::{ParameterSpec, Part};
 use crate::step::reach::Keep;
-use crate::step::schedule::{Backward, Event, Outline, Stage, Then, ToEmbedding, Unit};
+use crate::step::schedule::{Backward, Event, GradientDisposition, Outline, Stage, ToEmbedding, Unit};
 
 /// Shape and bytes of an accumulator. An accumulator that was put aside is used again for another of the same kind.
 type Kind<'a> = (&'a [usize], u64);
@@ -53,15 +53,15 @@ pub(super) struct Tally<'a> {
     is_first: bool,
     has_embedding: bool,
     /// Gradients of first activations that wait in memory, and parts whose gradients wait in a file.
-    entering: u64,
+    pending_embedding_gradients: u64,
     waiting: Vec<Part>,
     /// Whether the weights of the current part are read matrix by matrix, or by rows. Each scene's cost then has the bytes in memory.
-    come_apart: bool,
-    head_comes_apart: bool,
+    paged_by_matrix: bool,
+    head_paged_by_matrix: bool,
     /// Bytes of the next part's weights, while they are fetched from other processes or to a device.
     fetched: u64,
     /// Bytes that are being copied from a device: saved activations of the micro-batch before, and gradients.
-    leaving: u64,
+    outgoing: u64,
     leaving_gradients: u64,
     /// Every moment, for a timeline.
     noted: Option<Noted>,
@@ -73,13 +73,13 @@ impl<'a> Tally<'a> {
         let tally = Tally::through(counter, outline, batch, levers, None);
         let Tally { peak, head, saved, written, gradients_written, most_in_files: waiting, packed, on_host, .. } =
             tally;
-        let Tally { paged_in, calls, passes, handed_over, head_comes_apart, .. } = tally;
+        let Tally { paged_in, calls, passes, handed_over, head_paged_by_matrix, .. } = tally;
         Tallied {
             peak,
             passes,
             handed_over,
             head,
-            head_comes_apart,
+            head_paged_by_matrix,
             saved,
             written,
             gradients_written,
@@ -136,12 +136,12 @@ impl<'a> Tally<'a> {
             wants_source: false,
             is_first: true,
             has_embedding: false,
-            entering: 0,
+            pending_embedding_gradients: 0,
             waiting: Vec::new(),
-            come_apart: false,
-            head_comes_apart: false,
+            paged_by_matrix: false,
+            head_paged_by_matrix: false,
             fetched: 0,
-            leaving: 0,
+            outgoing: 0,
             leaving_gradients: 0,
             noted,
         };
@@ -177,7 +177,7 @@ impl<'a> Tally<'a> {
             noted.moment(live);
             if matches!(event, Event::Head { .. }) {
                 let head = self.counter.rehearsal_of(self.levers).head(micro, chunk);
-                noted.moment(at_head(before, self.head_comes_apart, &head));
+                noted.moment(at_head(before, self.head_paged_by_matrix, &head));
             }
             noted.end(event);
         }
@@ -186,24 +186,25 @@ impl<'a> Tally<'a> {
     fn add(&mut self, event: &Event) {
         match event {
             &Event::Embed { decoder, .. } => {
-                let of_table = if self.weights.comes_apart(Part::Shared) { 0 } else { self.weights_of(Part::Shared) };
+                let of_table =
+                    if self.weights.is_paged_by_matrix(Part::Shared) { 0 } else { self.weights_of(Part::Shared) };
                 self.live.weights = of_table + self.fetched;
-                self.beside(self.leaving, |tally| tally.all_through(Scene::Embed { decoder }, |_, _| 0));
+                self.beside(self.outgoing, |tally| tally.all_through(Scene::Embed { decoder }, |_, _| 0));
             }
             &Event::PageIn(part) => {
                 self.fetched = 0;
-                self.come_apart = self.weights.comes_apart(self.table(part));
-                self.live.weights = if self.come_apart { 0 } else { self.weights_of(self.table(part)) };
+                self.paged_by_matrix = self.weights.is_paged_by_matrix(self.table(part));
+                self.live.weights = if self.paged_by_matrix { 0 } else { self.weights_of(self.table(part)) };
             }
-            Event::PageOut(_) => (self.live.weights, self.come_apart) = (self.fetched, false),
+            Event::PageOut(_) => (self.live.weights, self.paged_by_matrix) = (self.fetched, false),
             &Event::Forward { unit, keep, in_memory, .. } => {
                 let scene = Scene::Forward { unit: self.counter.rehearsal_of(self.levers).like(unit), keep };
                 self.reads(unit, scene);
                 let to_file = |_, cost: &Cost| if in_memory { 0 } else { -cost.saved.cast_signed() };
-                let before = self.leaving;
-                self.leaving = if in_memory || !self.levers.copies_overlap() { 0 } else { self.saved_by(scene) };
-                let leaving = if self.has_more() { before.max(self.leaving) } else { before };
-                let written = self.beside(leaving, |tally| tally.all_through(scene, to_file)).unsigned_abs();
+                let before = self.outgoing;
+                self.outgoing = if in_memory || !self.levers.copies_overlap() { 0 } else { self.saved_by(scene) };
+                let outgoing = if self.has_more() { before.max(self.outgoing) } else { before };
+                let written = self.beside(outgoing, |tally| tally.all_through(scene, to_file)).unsigned_abs();
                 self.write(written);
                 if keep != Keep::Nothing {
                     self.places.push((unit, keep, in_memory));
@@ -215,9 +216,9 @@ impl<'a> Tally<'a> {
                 }
                 self.saved = self.live.activations;
                 // The gradient takes the place of the output; `at_head` adds the loss, whose chunk is not known here.
-                let leaving = std::mem::take(&mut self.leaving);
-                self.head = Live { workspace: self.live.workspace + leaving, ..self.live };
-                self.head_comes_apart = self.come_apart;
+                let outgoing = std::mem::take(&mut self.outgoing);
+                self.head = Live { workspace: self.live.workspace + outgoing, ..self.live };
+                self.head_paged_by_matrix = self.paged_by_matrix;
             }
             Event::WriteTables => {
                 let bytes = self.gradients_of(self.table(Part::LmHead));
@@ -246,7 +247,7 @@ impl<'a> Tally<'a> {
             }
             &Event::HandOver { part: None, stage, then } => {
                 self.hands_over(None, stage);
-                if (stage, then) == (Stage::Apply, Then::Free) {
+                if (stage, then) == (Stage::Apply, GradientDisposition::Free) {
                     self.update_the_rest();
                 }
             }
@@ -254,9 +255,9 @@ impl<'a> Tally<'a> {
                 let spare = self.spare.drain(..).map(|(_, bytes)| bytes).sum::<u64>();
                 self.live.gradients -= spare;
             }
-            Event::EnterEmbedding => self.enter_embedding(),
+            Event::EmbeddingBackward => self.run_embedding_backward(),
             Event::ReadBack => self.read_back(),
-            &Event::Fetch(part) => {
+            &Event::Prefetch(part) => {
                 self.fetched = self.weights_of(self.table(part));
                 self.live.weights += self.fetched;
             }
@@ -338,7 +339,7 @@ impl<'a> Tally<'a> {
         let before = self.live.activations;
         self.live.activations = before.checked_add_signed((total - one).max(0)).expect("bytes of a step");
         let weights = self.live.weights;
-        self.live.weights += if self.come_apart { cost.weights } else { 0 };
+        self.live.weights += if self.paged_by_matrix { cost.weights } else { 0 };
         self.moment(cost.extra);
         self.live.weights = weights;
         self.live.activations = before.checked_add_signed(total).expect("no more is freed than is alive");
@@ -418,7 +419,7 @@ impl<'a> Tally<'a> {
             self.live.activations -= bytes;
             self.write(bytes);
         } else {
-            self.entering += bytes;
+            self.pending_embedding_gradients += bytes;
         }
     }
 
@@ -455,7 +456,7 @@ impl<'a> Tally<'a> {
         }
     }
 
-    fn hand_over(&mut self, part: Part, then: Then) {
+    fn hand_over(&mut self, part: Part, then: GradientDisposition) {
         let counter = self.counter;
         let dropped = || counter.trained.dropped_of(part);
         // The sums of other shards were added to the first.
@@ -463,15 +464,15 @@ impl<'a> Tally<'a> {
             self.spare.push((spec.shape.as_slice(), self.bytes_of(spec)));
         }
         match then {
-            Then::Free => return,
-            Then::Keep => {
+            GradientDisposition::Free => return,
+            GradientDisposition::Keep => {
                 for spec in dropped() {
                     self.spare.push((spec.shape.as_slice(), self.bytes_of(spec)));
                 }
                 return;
             }
-            Then::Reuse => {}
-            Then::Write => {
+            GradientDisposition::Reuse => {}
+            GradientDisposition::Write => {
                 let dropped: u64 = dropped().map(|spec| self.bytes_of(spec)).sum();
                 self.write_gradients(self.gradients_of(part) - dropped);
                 self.waiting.push(part);
@@ -487,7 +488,7 @@ impl<'a> Tally<'a> {
     }
 
     /// The tables' gradients are read back, and the gradients that waited for them are added.
-    fn enter_embedding(&mut self) {
+    fn run_embedding_backward(&mut self) {
         self.live.gradients -= std::mem::take(&mut self.leaving_gradients);
         let is_on_disk = self.levers.layer_major.is_some_and(|layers| layers.gradients_on_disk);
         if !is_on_disk && self.sums() == 1 {
@@ -512,7 +513,7 @@ impl<'a> Tally<'a> {
                 + self.counter.rehearsal_of(self.levers).cost(self.micro, Scene::Enter { decoder }).extra
         });
         self.moment(costs[0].max(costs[1]));
-        self.live.activations -= std::mem::take(&mut self.entering);
+        self.live.activations -= std::mem::take(&mut self.pending_embedding_gradients);
     }
 
     /// Bytes read ahead from files, as far as they lie with the other tensors: none for a device, where they are on the host.

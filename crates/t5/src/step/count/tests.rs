@@ -5,7 +5,7 @@ use candle_core::{DType, Tensor};
 use super::rehearsal::batch;
 use super::*;
 use crate::ops::{Files, Ledger, Ops};
-use crate::parameters::{Comes, Parameter, Part, Weight};
+use crate::parameters::{PagingGranularity, Parameter, Part, Weight};
 use crate::step::gradients::Gradients;
 use crate::step::observer::{Interrupts, Observer, OwnShards};
 use crate::step::run::{Offload, Step};
@@ -138,7 +138,7 @@ fn rehearse_among(
         .map(|spec| {
             let dtype = spec.dtype(precisions.parameters);
             let is_kept = LayerMajor::keeps_weights(levers.weight_blocks_in_memory(), spec.part, config);
-            let may_lie_there = spec.may_leave(precisions.parameters);
+            let may_lie_there = spec.may_be_offloaded(precisions.parameters);
             let is_in_file = levers.has_weights_on_disk() && may_lie_there && !is_kept;
             let tensor = match is_in_file {
                 true => ledger.in_file(&spec.tensor_shape(), dtype),
@@ -168,7 +168,7 @@ fn rehearse_among(
                     tensor: parameter.tensor.clone(),
                     copy: None,
                     quantisation: None,
-                    comes: Comes::Together,
+                    paging: PagingGranularity::Together,
                 })
                 .unwrap();
         }

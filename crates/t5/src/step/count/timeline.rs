@@ -2,7 +2,7 @@
 
 use super::StepCount;
 use super::live::Live;
-use crate::step::schedule::{Event, Stage, Then, Unit};
+use crate::step::schedule::{Event, GradientDisposition, Stage, Unit};
 
 /// The most bytes that are held during one event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,11 +75,13 @@ fn words(event: &Event, begun: usize) -> Option<(&'static str, String)> {
             };
             (pass, of_unit(way.unit))
         }
-        Event::EnterEmbedding => ("update", "gradients of the embedding".to_owned()),
+        Event::EmbeddingBackward => ("update", "gradients of the embedding".to_owned()),
         Event::ReadBack => ("update", "gradients from the file".to_owned()),
-        Event::HandOver { part: None, stage: Stage::Apply, then: Then::Keep | Then::Free } => {
-            ("update", "parameters".to_owned())
-        }
+        Event::HandOver {
+            part: None,
+            stage: Stage::Apply,
+            then: GradientDisposition::Keep | GradientDisposition::Free,
+        } => ("update", "parameters".to_owned()),
         _ => return None,
     })
 }

@@ -1,13 +1,13 @@
 //! Micro-batches that repeat on a card: the launches of forward become one, and so do those of backward.
 //!
-//! A micro-batch is a *round* of two *phases*, forward and backward: [`t5_ops::Rounds`] has these words. The head runs between them and is
+//! A micro-batch is a *round* of two *phases*, forward and backward: [`t5_ops::GraphRounds`] has these words. The head runs between them and is
 //! not recorded: the rows that have a label differ each time, and its loss is read.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
 
 use candle_core::{DType, Tensor};
-use t5_ops::{Changing, Rounds, Turn};
+use t5_ops::{GraphInputs, GraphRounds, Turn};
 
 use super::{Slot, Step};
 use crate::context::StepContext;
@@ -34,7 +34,7 @@ pub(crate) struct Kind {
 }
 
 /// Recorded micro-batches. For each recording, the host remembers which gradients are empty after it.
-pub(crate) type MicroBatches = RefCell<Rounds<Kind, Vec<bool>>>;
+pub(crate) type MicroBatches = RefCell<GraphRounds<Kind, Vec<bool>>>;
 
 /// A micro-batch that goes forward and backward, with everything that its kind depends on.
 #[derive(Clone, Copy, Debug)]
@@ -46,17 +46,17 @@ pub(crate) struct Round<'r, T> {
     events: usize,
 }
 
-/// Launches that repeat: those of a card, or counted ones. The methods are those of [`t5_ops::Rounds`].
-pub(crate) trait Repeats<T>: Debug {
+/// Launches that repeat: those of a card, or counted ones. The methods are those of [`t5_ops::GraphRounds`].
+pub(crate) trait GraphRunner<T>: Debug {
     /// Returns false where the micro-batch runs event by event, without phases.
     fn begin(&self, round: &Round<T>) -> Result<bool>;
     fn phase(&self, work: &mut dyn FnMut(Turn) -> Result<()>) -> Result<bool>;
-    fn aside(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+    fn uncaptured(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()>;
     fn leave(&self, x: Option<T>) -> Result<Option<T>>;
     fn enter(&self, x: T) -> Result<T>;
     fn is_recorded_now(&self) -> bool;
-    fn left_behind(&self) -> Option<Vec<bool>>;
-    fn end(&self, leaves: Option<Vec<bool>>);
+    fn recorded_host_state(&self) -> Option<Vec<bool>>;
+    fn end(&self, host_state: Option<Vec<bool>>);
 }
 
 impl Kind {
@@ -74,23 +74,23 @@ impl Kind {
     }
 }
 
-impl Repeats<Tensor> for MicroBatches {
+impl GraphRunner<Tensor> for MicroBatches {
     fn begin(&self, round: &Round<Tensor>) -> Result<bool> {
         let Round { batch, cx, .. } = *round;
         let lengths = [batch.lengths(false), batch.lengths(true)];
         let (tensors, samples) = ([batch.ids(false), batch.ids(true)], batch.samples.as_slice());
-        let changing = Changing { tensors: &tensors, lengths, samples, seed: cx.seed, step: cx.step };
+        let changing = GraphInputs { tensors: &tensors, lengths, samples, seed: cx.seed, step: cx.step };
         let weights = round.parameters.iter().map(|parameter| &parameter.tensor);
-        let lies = weights.chain(round.gradients.accumulators()).map(Tensor::id).collect();
-        Ok(self.borrow_mut().begin(Kind::of(round), lies, &changing)?)
+        let external = weights.chain(round.gradients.accumulators()).map(Tensor::id).collect();
+        Ok(self.borrow_mut().begin(Kind::of(round), external, &changing)?)
     }
 
     fn phase(&self, work: &mut dyn FnMut(Turn) -> Result<()>) -> Result<bool> {
         self.borrow_mut().phase(work)
     }
 
-    fn aside(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        self.borrow_mut().aside(work)
+    fn uncaptured(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.borrow_mut().uncaptured(work)
     }
 
     fn leave(&self, x: Option<Tensor>) -> Result<Option<Tensor>> {
@@ -105,12 +105,12 @@ impl Repeats<Tensor> for MicroBatches {
         self.borrow().is_recorded_now()
     }
 
-    fn left_behind(&self) -> Option<Vec<bool>> {
-        self.borrow().left_behind().cloned()
+    fn recorded_host_state(&self) -> Option<Vec<bool>> {
+        self.borrow().recorded_host_state().cloned()
     }
 
-    fn end(&self, leaves: Option<Vec<bool>>) {
-        self.borrow_mut().end(leaves);
+    fn end(&self, host_state: Option<Vec<bool>>) {
+        self.borrow_mut().end(host_state);
     }
 }
 
@@ -145,28 +145,28 @@ pub(super) fn span(events: &[Event]) -> Option<Span> {
 
 impl<T: Ops> Step<'_, T> {
     /// Carries out the events of a micro-batch, in phases or event by event. Returns false where the observer interrupted it.
-    pub(super) fn go_round<E: From<Error>>(
+    pub(super) fn run_micro_batch<E: From<Error>>(
         &mut self,
-        repeats: &dyn Repeats<T>,
+        repeats: &dyn GraphRunner<T>,
         (span, events): (Span, &[Event]),
         gradients: &mut Gradients<T>,
         observer: &mut dyn Observer<T, E>,
     ) -> Result<bool, E> {
         let (batch, cx, parameters) = (&self.batches[span.micro_batch], &self.cx, self.parameters);
         // A round's own memory is used for other tensors after the round, and gradients outlive the round.
-        gradients.provide(parameters)?;
+        gradients.materialize(parameters)?;
         if !repeats.begin(&Round { batch, cx, parameters, gradients, events: events.len() })? {
-            return self.carry_out_each(events, gradients, observer);
+            return self.execute_each(events, gradients, observer);
         }
         let result = self.in_phases(repeats, (span, events), gradients, observer);
-        let leaves = matches!(result, Ok(true)).then(|| gradients.are_empty());
-        repeats.end(leaves);
+        let host_state = matches!(result, Ok(true)).then(|| gradients.are_empty());
+        repeats.end(host_state);
         result
     }
 
     fn in_phases<E: From<Error>>(
         &mut self,
-        repeats: &dyn Repeats<T>,
+        repeats: &dyn GraphRunner<T>,
         (span, events): (Span, &[Event]),
         gradients: &mut Gradients<T>,
         observer: &mut dyn Observer<T, E>,
@@ -183,7 +183,7 @@ impl<T: Ops> Step<'_, T> {
         if observer.interrupted() {
             return Ok(false);
         }
-        repeats.aside(&mut || self.head(i, gradients))?;
+        repeats.uncaptured(&mut || self.head(i, gradients))?;
         let dz = self.slots[i].dz.take().map(|dz| repeats.enter(dz)).transpose()?;
         if observer.interrupted() {
             return Ok(false);
@@ -209,7 +209,7 @@ impl<T: Ops> Step<'_, T> {
             }
             self.compute(down, gradients)
         })?;
-        if let Some(empty) = repeats.left_behind().filter(|_| !was_done) {
+        if let Some(empty) = repeats.recorded_host_state().filter(|_| !was_done) {
             self.slots[i] = Slot::new(self.network);
             gradients.set_empty(&empty);
         }
@@ -218,7 +218,7 @@ impl<T: Ops> Step<'_, T> {
 
     /// Carries out events of forward or backward. They are not interrupted, as a graph has all of them.
     fn compute(&mut self, events: &[Event], gradients: &mut Gradients<T>) -> Result<()> {
-        self.carry_out_each(events, gradients, &mut Interrupts(&|| false)).map(|_| ())
+        self.execute_each(events, gradients, &mut Interrupts(&|| false)).map(|_| ())
     }
 }
 

@@ -1,12 +1,12 @@
 //! Complete gradients: summed over shards and processes, handed over, and kept where they wait.
 
-use super::{Entering, Step, indices};
+use super::{PendingEmbeddingGradient, Step, indices};
 use crate::error::{Error, Result};
 use crate::ops::Ops;
 use crate::parameters::Part;
 use crate::step::gradients::Gradients;
 use crate::step::observer::{Observer, OwnShards};
-use crate::step::schedule::{Stage, Then};
+use crate::step::schedule::{GradientDisposition, Stage};
 use crate::step::store::Stored;
 
 impl<T: Ops> Step<'_, T> {
@@ -14,7 +14,7 @@ impl<T: Ops> Step<'_, T> {
         &mut self,
         part: Option<Part>,
         stage: Stage,
-        then: Then,
+        then: GradientDisposition,
         grads: &mut Gradients<T>,
         observer: &mut dyn Observer<T, E>,
     ) -> Result<(), E> {
@@ -33,16 +33,16 @@ impl<T: Ops> Step<'_, T> {
                 (Stage::Measure, Some(gradient)) if is_held => observer.measure(index, gradient)?,
                 (Stage::Apply, Some(gradient)) if is_held => {
                     let next = handed_over.as_slice().iter().find(|next| grads.get(**next).is_some());
-                    self.fetch_to_change_behind(index, next)?;
+                    self.prefetch_next_for_update(index, next)?;
                     observer.apply(index, gradient)?;
                 }
                 (Stage::Apply, _) if !is_held && grads.is_trainable(index) => self.receive(index, observer)?,
                 _ => {}
             }
             match then {
-                Then::Keep if is_held => {}
-                Then::Keep | Then::Reuse => aside.push(index),
-                Then::Write => {
+                GradientDisposition::Keep if is_held => {}
+                GradientDisposition::Keep | GradientDisposition::Reuse => aside.push(index),
+                GradientDisposition::Write => {
                     if let (Some(files), Some(gradient)) = (&mut self.gradients, grads.get(index)) {
                         let stored = is_held.then(|| files.put(gradient.clone())).transpose()?;
                         self.waiting.push((index, stored));
@@ -53,12 +53,12 @@ impl<T: Ops> Step<'_, T> {
                         false => aside.push(index),
                     }
                 }
-                Then::Free => drop(grads.take(index)),
+                GradientDisposition::Free => drop(grads.take(index)),
             }
         }
         observer.handed_over()?;
         // The observer may look at all gradients until here, so no accumulator is reused for another parameter earlier.
-        aside.into_iter().for_each(|index| grads.put_aside(index));
+        aside.into_iter().for_each(|index| grads.recycle(index));
         Ok(())
     }
 
@@ -69,7 +69,7 @@ impl<T: Ops> Step<'_, T> {
         grads: &mut Gradients<T>,
         observer: &mut dyn Observer<T, E>,
     ) -> Result<(), E> {
-        if grads.is_trainable(index) && self.on_their_way.insert(index) {
+        if grads.is_trainable(index) && self.in_flight.insert(index) {
             let parts = grads.parts(index, &self.parameters[index].tensor)?;
             observer.begin_sum(index, &parts)?;
         }
@@ -82,14 +82,14 @@ impl<T: Ops> Step<'_, T> {
         grads: &mut Gradients<T>,
         observer: &mut dyn Observer<T, E>,
     ) -> Result<(), E> {
-        if self.on_their_way.remove(&index) {
+        if self.in_flight.remove(&index) {
             observer.end_sum(index)?;
             grads.keep_first(index)?;
         }
         Ok(())
     }
 
-    pub(super) fn enter_embedding(&mut self, shards: Option<OwnShards>, grads: &mut Gradients<T>) -> Result<()> {
+    pub(super) fn run_embedding_backward(&mut self, shards: Option<OwnShards>, grads: &mut Gradients<T>) -> Result<()> {
         // Nothing is computed meanwhile, and the tables need room.
         self.copy()?;
         if let Some(files) = &mut self.gradients {
@@ -97,22 +97,28 @@ impl<T: Ops> Step<'_, T> {
                 grads.put_back(index, files.get(stored, None)?);
             }
         }
-        let mut entering = std::mem::take(&mut self.entering);
-        let Some(shards) = shards else { return self.enter(entering, grads) };
+        let mut pending_embedding_gradients = std::mem::take(&mut self.pending_embedding_gradients);
+        let Some(shards) = shards else { return self.enter(pending_embedding_gradients, grads) };
         let index = self.network.shared.index;
         for (shard, of) in shards {
-            let (of_shard, rest) = entering.into_iter().partition(|entering| of.contains(&entering.number));
-            entering = rest;
+            let (of_shard, rest) = pending_embedding_gradients
+                .into_iter()
+                .partition(|pending_embedding_gradients| of.contains(&pending_embedding_gradients.number));
+            pending_embedding_gradients = rest;
             self.enter(of_shard, grads)?;
             grads.close(shard, index, &self.parameters[index].tensor)?;
         }
         Ok(())
     }
 
-    fn enter(&mut self, entering: Vec<Entering<T>>, grads: &mut Gradients<T>) -> Result<()> {
-        let mut entering = entering.into_iter().peekable();
-        while let Some(Entering { number, decoder, dx }) = entering.next() {
-            let dx = self.activations.get(dx, entering.peek().map(|next| &next.dx))?;
+    fn enter(
+        &mut self,
+        pending_embedding_gradients: Vec<PendingEmbeddingGradient<T>>,
+        grads: &mut Gradients<T>,
+    ) -> Result<()> {
+        let mut pending_embedding_gradients = pending_embedding_gradients.into_iter().peekable();
+        while let Some(PendingEmbeddingGradient { number, decoder, dx }) = pending_embedding_gradients.next() {
+            let dx = self.activations.get(dx, pending_embedding_gradients.peek().map(|next| &next.dx))?;
             let (stack, noise) = (self.network.stack(decoder), self.noise(number));
             stack.embed_backward(self.batches[number].ids(decoder), &self.network.shared, dx, &noise, grads)?;
         }
@@ -122,7 +128,7 @@ impl<T: Ops> Step<'_, T> {
     pub(super) fn read_back<E: From<Error>>(&mut self, observer: &mut dyn Observer<T, E>) -> Result<(), E> {
         let mut waiting = std::mem::take(&mut self.waiting).into_iter().peekable();
         while let Some((index, stored)) = waiting.next() {
-            self.fetch_to_change(waiting.peek())?;
+            self.prefetch_for_update(waiting.peek())?;
             let (Some(files), Some(stored)) = (&mut self.gradients, stored) else {
                 self.receive(index, observer)?;
                 continue;
@@ -137,23 +143,23 @@ impl<T: Ops> Step<'_, T> {
 
     /// Where copies overlap with computation, begins to fetch the gradient that is read back next, and its parameter. Both are copied while
     /// the parameter before is changed and returned.
-    fn fetch_to_change(&mut self, next: Option<&(usize, Option<Stored<T>>)>) -> Result<()> {
+    fn prefetch_for_update(&mut self, next: Option<&(usize, Option<Stored<T>>)>) -> Result<()> {
         let (Some(files), Some((index, Some(stored)))) = (&mut self.gradients, next) else { return Ok(()) };
         if !self.copies_overlap {
             return Ok(());
         }
-        files.fetch(stored)?;
+        files.prefetch(stored)?;
         files.copy()?;
-        self.network.fetch_to_change(*index, &self.parameters[*index].tensor)
+        self.network.prefetch_for_update(*index, &self.parameters[*index].tensor)
     }
 
-    /// As [`Step::fetch_to_change`], for a parameter whose gradient is in memory. A table is not fetched beside another parameter.
-    fn fetch_to_change_behind(&self, index: usize, next: Option<&usize>) -> Result<()> {
+    /// As [`Step::prefetch_for_update`], for a parameter whose gradient is in memory. A table is not fetched beside another parameter.
+    fn prefetch_next_for_update(&self, index: usize, next: Option<&usize>) -> Result<()> {
         let Some(&next) = next.filter(|_| self.copies_overlap) else { return Ok(()) };
         if [index, next].into_iter().any(|index| self.parameters[index].part.is_table()) {
             return Ok(());
         }
-        self.network.fetch_to_change(next, &self.parameters[next].tensor)
+        self.network.prefetch_for_update(next, &self.parameters[next].tensor)
     }
 
     /// Receives another process's update of a parameter, once.

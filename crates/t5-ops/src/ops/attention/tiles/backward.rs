@@ -224,8 +224,8 @@ impl<U: Unit> Backward<U> {
             let offset = |i: usize| s.queries - 1 - (first + i).min(first + rows - 1) + key;
             let dbias = wants_dbias.then(|| (&mut even[offset(i)..], &mut odd[offset(i + 1)..]));
             if key == 0 {
-                ahead.fetch(first + i);
-                ahead.fetch(first + i + 1);
+                ahead.prefetch(first + i);
+                ahead.prefetch(first + i + 1);
             }
             let at = rows::place(strip + i, deep);
             let to = rows::Pairs {

@@ -118,7 +118,7 @@ impl<U: Unit> Forward<U> {
                     mask: mask_of(head, input.dropout, query),
                 };
                 if key == 0 {
-                    ahead.fetch(query);
+                    ahead.prefetch(query);
                 }
                 let smaller = U::softmax(row, state, &mut p.all()[i * CELLS..][..whole]);
                 if key > 0 && smaller != 1.0 {

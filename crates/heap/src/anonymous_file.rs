@@ -13,9 +13,9 @@ use crate::temporary_name::{create_private, with_temporary_name};
 ///
 /// # Errors
 /// The file cannot be made, or its name cannot be removed.
-pub fn file_without_name(directory: &Path) -> io::Result<File> {
+pub fn anonymous_file(directory: &Path) -> io::Result<File> {
     // File systems without support return various errors, so after any error a name is tried.
-    never_named(directory).or_else(|_| named_and_removed(directory))
+    open_tmpfile(directory).or_else(|_| create_and_unlink(directory))
 }
 
 /// Returns the text for a file without a name in `directory`, in messages.
@@ -24,7 +24,7 @@ pub fn shown_path(directory: &Path) -> PathBuf {
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn never_named(directory: &Path) -> io::Result<File> {
+fn open_tmpfile(directory: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
 
     use rustix::fs::OFlags;
@@ -35,11 +35,11 @@ fn never_named(directory: &Path) -> io::Result<File> {
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn never_named(_: &Path) -> io::Result<File> {
+fn open_tmpfile(_: &Path) -> io::Result<File> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-fn named_and_removed(directory: &Path) -> io::Result<File> {
+fn create_and_unlink(directory: &Path) -> io::Result<File> {
     let (path, file) = with_temporary_name(directory, &[], create_private)?;
     std::fs::remove_file(&path)?;
     Ok(file)
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn files_made_at_the_same_time_are_different_files_and_leave_no_names() {
-        for make in [file_without_name, named_and_removed] {
+        for make in [anonymous_file, create_and_unlink] {
             let directory = Directory::new("many");
             let files: Vec<File> = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..8)
@@ -97,6 +97,6 @@ mod tests {
     #[test]
     fn a_directory_that_is_not_there_is_an_error_of_its_own_kind() {
         let nowhere = std::env::temp_dir().join("no-such-directory-of-files");
-        assert_eq!(file_without_name(&nowhere).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(anonymous_file(&nowhere).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -5,16 +5,16 @@ const STEPS: u32 = 16;
 
 /// The steps so far of a plan that records micro-batches.
 #[derive(Debug, Default)]
-pub(super) struct AsGraphs {
+pub(super) struct GraphLaunchCheck {
     without: u32,
     is_said: bool,
 }
 
-impl AsGraphs {
+impl GraphLaunchCheck {
     /// Adds a step, given the number of its micro-batches that were launched as graphs. Returns a message for the user, once. `records` is
     /// false if recording has been switched off, which has been reported already.
-    pub(super) fn add(&mut self, as_graphs: usize, records: bool) -> Option<String> {
-        self.without = if as_graphs == 0 && records { self.without + 1 } else { 0 };
+    pub(super) fn add(&mut self, graph_micro_batches: usize, records: bool) -> Option<String> {
+        self.without = if graph_micro_batches == 0 && records { self.without + 1 } else { 0 };
         if self.without < STEPS || self.is_said {
             return None;
         }
@@ -31,9 +31,9 @@ mod tests {
 
     #[test]
     fn steps_without_graphs_are_told_once_unless_somebody_has_said_so() {
-        let mut steps = AsGraphs::default();
-        let mut add = |count: u32, as_graphs, records| {
-            (0..count).filter_map(|_| steps.add(as_graphs, records)).collect::<Vec<_>>().len()
+        let mut steps = GraphLaunchCheck::default();
+        let mut add = |count: u32, graph_micro_batches, records| {
+            (0..count).filter_map(|_| steps.add(graph_micro_batches, records)).collect::<Vec<_>>().len()
         };
         assert_eq!(add(STEPS - 1, 0, true) + add(1, 2, true) + add(STEPS - 1, 0, true), 0);
         assert_eq!(add(3 * STEPS, 0, false), 0);

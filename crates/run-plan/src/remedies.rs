@@ -11,7 +11,7 @@ use crate::job::RunJob;
 use crate::options;
 
 /// The least saving, in percent, for a way out to be listed.
-const LEAST_SAVED_PERCENT: u64 = 3;
+const MIN_SAVED_PERCENT: u64 = 3;
 /// More bytes than any run writes. The way out states the real number.
 const ALL_WRITES: u64 = 1 << 60;
 
@@ -26,10 +26,10 @@ pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, step
     // A way out that cannot be computed is not listed.
     let at = At { now, place };
     let ways = [on_disk(job, at, steps), rounded(job, at, steps), smaller_batch(job, at, steps)];
-    for Way { needs, words } in ways.into_iter().filter_map(|way| way.ok().flatten()) {
-        if needs <= needed.percent(100 - LEAST_SAVED_PERCENT) {
+    for Remedy { needs, words } in ways.into_iter().filter_map(|way| way.ok().flatten()) {
+        if needs <= needed.percent(100 - MIN_SAVED_PERCENT) {
             let fits = if needs <= limit { "which fits" } else { "still too much" };
-            let enough = (needs + memory_policy::ANOTHER_START).round_up_to_mib();
+            let enough = (needs + memory_policy::RESTART_MARGIN).round_up_to_mib();
             failure = failure.hint(format!("{words} needs {enough}, {fits}"));
         }
     }
@@ -44,14 +44,14 @@ struct At<'a> {
 }
 
 /// A way out.
-struct Way {
+struct Remedy {
     /// The smallest budget of that place with this way out.
     needs: Bytes,
     words: String,
 }
 
 /// Tensors on disk, with any number of written bytes.
-fn on_disk(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<Way>> {
+fn on_disk(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<Remedy>> {
     let variant = Variant::of(job, &[("memory.disk_writes", Value::from(ALL_WRITES.to_string()))], steps.or(Some(1)))?;
     let job_on_disk = variant.job(job).job();
     let now = at.now;
@@ -75,11 +75,11 @@ fn on_disk(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<W
             allowed.checked_div(a_step).unwrap_or(u64::MAX).clamp(1, 1000)
         ),
     };
-    Ok(Some(Way { needs: smallest.smallest_budget, words }))
+    Ok(Some(Remedy { needs: smallest.smallest_budget, words }))
 }
 
 /// Weights in bf16.
-fn rounded(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<Way>> {
+fn rounded(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<Remedy>> {
     if job.config.train.master_weights != trainer::MasterWeights::F32 {
         return Ok(None);
     }
@@ -91,7 +91,7 @@ fn rounded(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<W
 }
 
 /// A quarter of the samples: another batch, and so other mathematics.
-fn smaller_batch(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<Way>> {
+fn smaller_batch(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<Remedy>> {
     let samples = job.config.train.batch_size / 4;
     if samples == 0 {
         return Ok(None);
@@ -129,10 +129,10 @@ impl Variant {
     }
 
     /// The way out with these settings.
-    fn way(&self, job: &RunJob<'_>, at: At<'_>, words: String) -> Outcome<Option<Way>> {
+    fn way(&self, job: &RunJob<'_>, at: At<'_>, words: String) -> Outcome<Option<Remedy>> {
         let job = self.job(job).job();
         let refusal = smallest(&planner::costs(&job, at.now)?, job.budgets, at);
-        Ok(refusal.map(|refusal| Way { needs: refusal.smallest_budget, words }))
+        Ok(refusal.map(|refusal| Remedy { needs: refusal.smallest_budget, words }))
     }
 }
 

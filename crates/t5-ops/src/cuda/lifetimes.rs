@@ -23,7 +23,7 @@ pub(super) fn kind_of(dtype: DType) -> Option<usize> {
 
 /// The life of a tensor: its number of elements, and the numbers of its first and last launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Life {
+pub(super) struct Lifetime {
     pub kind: usize,
     pub elements: usize,
     pub first: u64,
@@ -32,14 +32,14 @@ pub(super) struct Life {
 
 /// The lives of a round's tensors, in the order in which they are taken.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Lives {
-    all: Vec<Life>,
+pub(super) struct Lifetimes {
+    all: Vec<Lifetime>,
     /// The tensors whose memory no later tensor has taken: the address of the first byte, with the end and the tensor's number.
     at: BTreeMap<u64, (u64, usize)>,
     launches: u64,
 }
 
-impl Lives {
+impl Lifetimes {
     /// Notes that a tensor is taken, with `bytes` bytes of memory at `address`.
     pub(super) fn take(&mut self, kind: usize, elements: usize, address: u64, bytes: u64) {
         let end = address + bytes;
@@ -48,7 +48,7 @@ impl Lives {
             self.at.remove(&from);
         }
         self.at.insert(address, (end, self.all.len()));
-        self.all.push(Life { kind, elements, first: self.launches, last: self.launches });
+        self.all.push(Lifetime { kind, elements, first: self.launches, last: self.launches });
     }
 
     /// Notes that the next launch is given this address.
@@ -63,21 +63,23 @@ impl Lives {
         self.launches += 1;
     }
 
-    pub(super) fn all(&self) -> &[Life] {
+    pub(super) fn all(&self) -> &[Lifetime] {
         &self.all
     }
 
     /// Whether these lives, as far as they have come, are those that were measured.
-    pub(super) fn follows(&self, measured: &Lives) -> bool {
-        let same = |(now, then): (&Life, &Life)| Life { last: then.last, ..*now } == *then && now.last <= then.last;
+    pub(super) fn follows(&self, measured: &Lifetimes) -> bool {
+        let same = |(now, then): (&Lifetime, &Lifetime)| {
+            Lifetime { last: then.last, ..*now } == *then && now.last <= then.last
+        };
         self.all.len() <= measured.all.len() && self.all.iter().zip(&measured.all).all(same)
     }
 
     /// The first element of each tensor in its kind's part of the arena, and the number of elements of each part.
     pub(super) fn places(&self) -> (Vec<usize>, Sizes) {
         // No order in which tensors choose their place is the best for every round, so several are tried.
-        let area = |life: &Life| life.elements as u64 * (life.last - life.first + 1);
-        let by = |key: &dyn Fn(&Life) -> u64| {
+        let area = |life: &Lifetime| life.elements as u64 * (life.last - life.first + 1);
+        let by = |key: &dyn Fn(&Lifetime) -> u64| {
             let mut order: Vec<usize> = (0..self.all.len()).collect();
             order.sort_by_key(|&number| std::cmp::Reverse((key(&self.all[number]), number)));
             self.placed(&order)
@@ -91,7 +93,7 @@ impl Lives {
         ];
         let least = |kind: usize| (0..ways.len()).min_by_key(|&way| ways[way].1[kind]).unwrap_or(0);
         let least: [usize; KINDS] = std::array::from_fn(least);
-        let place = |(number, life): (usize, &Life)| ways[least[life.kind]].0[number];
+        let place = |(number, life): (usize, &Lifetime)| ways[least[life.kind]].0[number];
         let places = self.all.iter().enumerate().map(place).collect();
         (places, std::array::from_fn(|kind| ways[least[kind]].1[kind]))
     }
@@ -103,7 +105,7 @@ impl Lives {
         for &number in order {
             let life = self.all[number];
             let mut from = 0;
-            let beside = |other: &Life| other.first <= life.last && life.first <= other.last;
+            let beside = |other: &Lifetime| other.first <= life.last && life.first <= other.last;
             for &other in placed[life.kind].iter().filter(|&&other| beside(&self.all[other])) {
                 if places[other] >= from + life.elements {
                     break;
@@ -124,9 +126,9 @@ mod tests {
     use super::*;
 
     /// Lives of one kind: elements, first launch, last launch.
-    fn lives(all: &[(usize, u64, u64)]) -> Lives {
-        let life = |&(elements, first, last): &(usize, u64, u64)| Life { kind: 0, elements, first, last };
-        Lives { all: all.iter().map(life).collect(), ..Lives::default() }
+    fn lifetimes(all: &[(usize, u64, u64)]) -> Lifetimes {
+        let life = |&(elements, first, last): &(usize, u64, u64)| Lifetime { kind: 0, elements, first, last };
+        Lifetimes { all: all.iter().map(life).collect(), ..Lifetimes::default() }
     }
 
     #[test]
@@ -138,7 +140,7 @@ mod tests {
                 bits % most
             };
             let all: Vec<_> = (0..count).map(|i| (1 + next(900) as usize, i, i + next(6))).collect();
-            let work = lives(&all);
+            let work = lifetimes(&all);
             let (places, sizes) = work.places();
             for (i, a) in work.all().iter().enumerate() {
                 assert!(places[i] % ALIGNMENT == 0 && places[i] + a.elements <= sizes[0]);
@@ -157,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_tensor_lives_until_the_last_launch_that_is_given_an_address_in_it() {
-        let mut seen = Lives::default();
+        let mut seen = Lifetimes::default();
         seen.take(0, 64, 1000, 256);
         seen.launch();
         seen.take(0, 64, 2000, 256);
@@ -175,7 +177,7 @@ mod tests {
 
     #[test]
     fn other_work_does_not_follow_what_was_measured() {
-        let measured = lives(&[(8, 0, 3), (4, 1, 1)]);
+        let measured = lifetimes(&[(8, 0, 3), (4, 1, 1)]);
         for (now, follows) in [
             (vec![], true),
             (vec![(8, 0, 2)], true),
@@ -185,7 +187,7 @@ mod tests {
             (vec![(8, 0, 3), (4, 2, 2)], false),
             (vec![(8, 0, 3), (4, 1, 1), (4, 1, 1)], false),
         ] {
-            assert_eq!(lives(&now).follows(&measured), follows, "{now:?}");
+            assert_eq!(lifetimes(&now).follows(&measured), follows, "{now:?}");
         }
     }
 }

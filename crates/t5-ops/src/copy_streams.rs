@@ -16,7 +16,7 @@ use candle_core::CudaDevice;
 use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
 use candle_core::cuda_backend::cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
-use heap::Stretch;
+use heap::Extent;
 use rayon::prelude::*;
 
 use crate::page_locked::is_locked;
@@ -26,52 +26,52 @@ const SHARE: usize = 512 << 10;
 
 /// The streams of copies of a card, beside the stream that computes, and the pinned memory of the copies.
 #[derive(Debug)]
-pub struct Lane {
-    computing: Arc<CudaStream>,
+pub struct CopyStreams {
+    compute_stream: Arc<CudaStream>,
     /// The stream of copies to the card.
     up: Arc<CudaStream>,
     /// The stream of copies to the host.
     down: Arc<CudaStream>,
-    /// The pieces that were needed so far, at most `most_pieces`.
+    /// The pieces that were needed so far, at most `max_pieces`.
     pieces: Vec<Piece>,
-    most_pieces: usize,
+    max_pieces: usize,
     piece_bytes: usize,
     /// The piece that the next copy uses.
     next: usize,
 }
 
-impl Lane {
+impl CopyStreams {
     /// A lane of `card`, with at most `pieces` pieces of pinned memory of `piece_bytes` bytes each.
     ///
     /// # Errors
     /// The driver's.
     pub fn new(card: &CudaDevice, pieces: usize, piece_bytes: usize) -> candle_core::Result<Self> {
-        let computing = card.cuda_stream();
-        let [up, down] = [computing.context().new_stream().w()?, computing.context().new_stream().w()?];
-        Ok(Self { computing, up, down, pieces: Vec::new(), most_pieces: pieces, piece_bytes, next: 0 })
+        let compute_stream = card.cuda_stream();
+        let [up, down] = [compute_stream.context().new_stream().w()?, compute_stream.context().new_stream().w()?];
+        Ok(Self { compute_stream, up, down, pieces: Vec::new(), max_pieces: pieces, piece_bytes, next: 0 })
     }
 
     /// Records an event that is reached when all work launched so far is done.
     pub fn launched(&self) -> Result<CudaEvent, DriverError> {
-        self.computing.record_event(None)
+        self.compute_stream.record_event(None)
     }
 
     /// Has all work that is launched from here on wait for an event.
-    pub fn have_computing_wait(&self, done: &CudaEvent) -> Result<(), DriverError> {
-        self.computing.wait(done)
+    pub fn compute_wait_on(&self, done: &CudaEvent) -> Result<(), DriverError> {
+        self.compute_stream.wait(done)
     }
 
     /// Copies bytes to an address on the card, once the memory there is free (`is_free`). The returned event is reached when the copy is
     /// done. Page-locked bytes must not change until then; bytes in other memory have been read when this function returns.
     pub fn up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> candle_core::Result<CudaEvent> {
-        let copied = self.copy_up(to, bytes, is_free).and_then(|()| self.up.record_event(None).w());
+        let copied = self.upload_bytes(to, bytes, is_free).and_then(|()| self.up.record_event(None).w());
         self.unless_failed(copied)
     }
 
-    /// Copies bytes of a file like [`Lane::up`], and maps no page of the file meanwhile.
-    pub fn up_from_file(&mut self, to: u64, file: &Stretch, is_free: &CudaEvent) -> candle_core::Result<CudaEvent> {
+    /// Copies bytes of a file like [`CopyStreams::up`], and maps no page of the file meanwhile.
+    pub fn upload_from_file(&mut self, to: u64, file: &Extent, is_free: &CudaEvent) -> candle_core::Result<CudaEvent> {
         let copied = self.up.wait(is_free).w().and_then(|()| {
-            self.fill_and_copy(to, file.bytes(), |start, piece| heap::counting_wait(|| read(file, start, piece)))
+            self.copy_through_staging(to, file.bytes(), |start, piece| heap::counting_wait(|| read(file, start, piece)))
         });
         let copied = copied.and_then(|()| self.up.record_event(None).w());
         self.unless_failed(copied)
@@ -79,7 +79,7 @@ impl Lane {
 
     /// Copies bytes from an address on the card, once the values are there (`is_ready`). Returns when the copy is done.
     pub fn down(&mut self, from: u64, bytes: &mut [u8], is_ready: &CudaEvent) -> candle_core::Result<()> {
-        let copied = self.copy_down(from, bytes, is_ready).w();
+        let copied = self.download_bytes(from, bytes, is_ready).w();
         self.unless_failed(copied)
     }
 
@@ -88,7 +88,7 @@ impl Lane {
     ///
     /// # Safety
     /// The memory is locked and stays locked. Nothing writes to the memory before the returned event.
-    pub unsafe fn up_beside(
+    pub unsafe fn upload_pinned(
         &mut self,
         to: u64,
         runs: &[Run],
@@ -105,7 +105,7 @@ impl Lane {
     /// # Safety
     /// The memory is locked and stays locked. Until the returned event nothing else reads or writes the memory, and nothing changes the
     /// values at the address.
-    pub unsafe fn down_beside<'a>(
+    pub unsafe fn download_pinned<'a>(
         &mut self,
         from: u64,
         runs: &[Run],
@@ -128,7 +128,7 @@ impl Lane {
         let mut copied = after.into_iter().try_for_each(|event| stream.wait(event));
         let mut at = 0;
         for run in runs {
-            // SAFETY: by the promise of the caller of `up_beside` or `down_beside`.
+            // SAFETY: by the promise of the caller of `upload_pinned` or `download_pinned`.
             let part =
                 unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(run.at), run.bytes) };
             copied = copied.and_then(|()| copy(at, part));
@@ -149,26 +149,26 @@ impl Lane {
     fn turn(&mut self) -> Result<usize, DriverError> {
         let turn = self.next;
         if turn == self.pieces.len() {
-            self.pieces.push(Piece::new(&self.computing, self.piece_bytes)?);
+            self.pieces.push(Piece::new(&self.compute_stream, self.piece_bytes)?);
         }
-        self.next = (turn + 1) % self.most_pieces;
+        self.next = (turn + 1) % self.max_pieces;
         Ok(turn)
     }
 
-    fn copy_up(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> candle_core::Result<()> {
+    fn upload_bytes(&mut self, to: u64, bytes: &[u8], is_free: &CudaEvent) -> candle_core::Result<()> {
         self.up.wait(is_free).w()?;
         if is_locked(bytes) {
             // SAFETY: as below; the bytes stay as they are until the event.
             return unsafe { result::memcpy_htod_async(to, bytes, self.up.cu_stream()) }.w();
         }
-        self.fill_and_copy(to, bytes.len(), |start, piece| {
+        self.copy_through_staging(to, bytes.len(), |start, piece| {
             copy(piece, &bytes[start..start + piece.len()]);
             Ok(())
         })
     }
 
     /// Copies `bytes` bytes through pieces. `fill` gets the offset of a piece's first byte and fills the piece.
-    fn fill_and_copy(
+    fn copy_through_staging(
         &mut self,
         to: u64,
         bytes: usize,
@@ -187,10 +187,10 @@ impl Lane {
         Ok(())
     }
 
-    fn copy_down(&mut self, from: u64, bytes: &mut [u8], is_ready: &CudaEvent) -> Result<(), DriverError> {
+    fn download_bytes(&mut self, from: u64, bytes: &mut [u8], is_ready: &CudaEvent) -> Result<(), DriverError> {
         self.down.wait(is_ready)?;
         // The card fills some pieces while the host empties the oldest.
-        let pieces = self.most_pieces;
+        let pieces = self.max_pieces;
         let lengths: Vec<usize> = bytes.chunks(self.piece_bytes).map(<[u8]>::len).collect();
         let mut filled = Vec::with_capacity(lengths.len());
         let mut parts = bytes.chunks_mut(self.piece_bytes);
@@ -286,10 +286,10 @@ impl Drop for Piece {
 }
 
 /// Reads bytes of a file from the offset `start` on.
-fn read(file: &Stretch, start: usize, to: &mut [u8]) -> io::Result<()> {
+fn read(file: &Extent, start: usize, to: &mut [u8]) -> io::Result<()> {
     to.par_chunks_mut(SHARE).enumerate().try_for_each(|(number, to)| {
         let part = file.part(start + number * SHARE, to.len());
-        part.ok_or(io::ErrorKind::UnexpectedEof)?.read_beside(to)
+        part.ok_or(io::ErrorKind::UnexpectedEof)?.read_untimed(to)
     })
 }
 

@@ -10,7 +10,7 @@ use crate::failure::{Failure, Outcome};
 
 /// The times of a step.
 #[derive(Clone, Copy, Debug)]
-pub struct Took {
+pub struct StepTimes {
     /// The wait for the batch.
     pub data_wait: Duration,
     /// The step itself.
@@ -21,7 +21,7 @@ pub struct Took {
     pub copies: CopyWaits,
 }
 
-impl Took {
+impl StepTimes {
     /// Adds these times to the event of the step.
     pub(super) fn add_to(&self, event: &mut Value) {
         if let Some(bytes) = self.files.disk_read_bytes {
@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn copies_are_in_an_event_where_there_were_any() {
         let files = FileUse { waited: Duration::ZERO, disk_read_bytes: None };
-        let took = |copies| Took { data_wait: Duration::ZERO, step: Duration::ZERO, files, copies };
+        let took = |copies| StepTimes { data_wait: Duration::ZERO, step: Duration::ZERO, files, copies };
         let mut event = json!({});
         took(CopyWaits::default()).add_to(&mut event);
         assert_eq!(event, json!({}));

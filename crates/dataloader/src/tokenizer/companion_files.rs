@@ -1,4 +1,4 @@
-//! [`Beside`]: the files of a model directory that describe its tokenizer.
+//! [`CompanionFiles`]: the files of a model directory that describe its tokenizer.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ const LARGEST_FILE_BYTES: u64 = 16 << 20;
 
 /// The contents of these files, as far as they exist.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Beside {
+pub(super) struct CompanionFiles {
     /// The text of `tokenizer_config.json`.
     pub config_text: Option<String>,
     /// `tokenizer_config.json` as an object.
@@ -30,7 +30,7 @@ pub(super) struct Beside {
     pub model_class: Option<String>,
 }
 
-impl Beside {
+impl CompanionFiles {
     /// Parses the text of a `tokenizer_config.json`.
     ///
     /// # Errors

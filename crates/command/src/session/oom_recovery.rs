@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{Replanned, Session};
 use crate::failure::Outcome;
-use crate::processes::Together;
+use crate::processes::OptionalGroup;
 
 /// The part of the failed plan's tensors that the next plan may hold.
 const ROOM_PERCENT: u64 = 90;
@@ -17,20 +17,20 @@ const FIXED: [memory_policy::Name; 2] = [planner::names::CONTEXT, planner::names
 impl Session {
     /// After a step for which a device had no memory: frees memory, and follows a smaller plan from here on, the same in all processes.
     /// Returns false for other errors, or if no plan is smaller. Then one of the processes with a full device ends all of them.
-    pub fn makes_room(&mut self, error: &trainer::Error) -> Outcome<bool> {
+    pub fn recover_from_oom(&mut self, error: &trainer::Error) -> Outcome<bool> {
         let is_mine = match error {
             trainer::Error::DeviceMemory(_) => true,
             trainer::Error::DeviceMemoryElsewhere => false,
             _ => return Ok(false),
         };
         let group = self.group.clone();
-        let together = Together(group.as_ref());
-        let whose = together.those_who(is_mine)?;
+        let together = OptionalGroup(group.as_ref());
+        let whose = together.ranks_where(is_mine)?;
         self.trainer.release_gradients();
         self.trainer.release_unused_of_device()?;
         let (replanned, budgets, is_smaller) = self.smaller_plan()?;
-        if !together.those_who(!is_smaller)?.is_empty() {
-            together.leave_the_end_to(whose[0])?;
+        if !together.ranks_where(!is_smaller)?.is_empty() {
+            together.wait_for_abort_by(whose[0])?;
             return Ok(false);
         }
         // Otherwise the failed plan would be followed again after a calm period.

@@ -1,7 +1,7 @@
 //! Lost pages of a mapped file: the file was shortened, or its disk failed or is full. The system then sends SIGBUS, which by default ends
 //! the process without a message.
 //!
-//! [`end_on_lost_pages`] installs a handler that names the file and exits. Invariants: it does only what a signal handler may do (atomics,
+//! [`exit_on_sigbus`] installs a handler that names the file and exits. Invariants: it does only what a signal handler may do (atomics,
 //! `poll`, `write`, `_exit`), allocates nothing and takes no lock. A fault at any other address goes to the previous handler.
 
 use std::cell::UnsafeCell;
@@ -34,14 +34,14 @@ static SLOTS: [Slot; FILES] = [const { Slot::new() }; FILES];
 
 /// Message and exit code at the end of the program.
 #[cfg_attr(not(unix), expect(dead_code, reason = "no signal says that a page is lost"))]
-struct LastWords {
+struct ExitMessage {
     exit: u8,
     hint: &'static str,
     #[cfg(unix)]
     before: libc::sigaction,
 }
 
-static LAST_WORDS: OnceLock<LastWords> = OnceLock::new();
+static EXIT_MESSAGE: OnceLock<ExitMessage> = OnceLock::new();
 
 /// A mapping whose loss is reported for as long as this lives.
 #[derive(Debug)]
@@ -97,11 +97,11 @@ impl std::fmt::Debug for Slot {
 
 /// Has a lost page of a [`FileMemory`](crate::FileMemory) end the process with this exit code from here on, with a message on standard
 /// error that names the file, and the hint. Call this once, first in `main`. Does nothing on systems without such signals.
-pub fn end_on_lost_pages(exit: u8, hint: &'static str) {
+pub fn exit_on_sigbus(exit: u8, hint: &'static str) {
     #[cfg(unix)]
     system::install(exit, hint);
     #[cfg(not(unix))]
-    let _ = LAST_WORDS.set(LastWords { exit, hint });
+    let _ = EXIT_MESSAGE.set(ExitMessage { exit, hint });
 }
 
 #[cfg(unix)]
@@ -111,7 +111,7 @@ mod system {
     use std::ptr::{null, null_mut};
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use super::{LAST_WORDS, LastWords, NAME_BYTES, SLOTS, Slot};
+    use super::{EXIT_MESSAGE, ExitMessage, NAME_BYTES, SLOTS, Slot};
 
     pub(crate) fn install(exit: u8, hint: &'static str) {
         // SAFETY: zeros are a valid `sigaction`; without a new action the call only returns the current one.
@@ -120,7 +120,7 @@ mod system {
             libc::sigaction(libc::SIGBUS, null(), &raw mut before);
             before
         };
-        if LAST_WORDS.set(LastWords { exit, hint, before }).is_err() {
+        if EXIT_MESSAGE.set(ExitMessage { exit, hint, before }).is_err() {
             return;
         }
         // On Linux the handler runs on the interrupted stack. Threads of the standard library have a stack for signals, but with tile
@@ -142,15 +142,15 @@ mod system {
         let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
         // A signal from another process has a code of at most zero and no address.
         let lost = if code > 0 { SLOTS.iter().find(|slot| slot.holds(address)) } else { None };
-        match (lost, LAST_WORDS.get()) {
+        match (lost, EXIT_MESSAGE.get()) {
             (Some(slot), Some(words)) => end(slot, words),
-            (None, Some(words)) => hand_on(&words.before, signal, info, context),
+            (None, Some(words)) => call_previous_handler(&words.before, signal, info, context),
             (_, None) => {}
         }
     }
 
     /// Writes the message that names the file, and ends the process.
-    fn end(slot: &Slot, words: &LastWords) -> ! {
+    fn end(slot: &Slot, words: &ExitMessage) -> ! {
         static IS_ENDING: AtomicBool = AtomicBool::new(false);
         // Several threads may meet lost pages at the same moment; only one writes.
         if !IS_ENDING.swap(true, Ordering::AcqRel) {
@@ -173,7 +173,12 @@ mod system {
     }
 
     /// Handles the signal as if this handler did not exist.
-    fn hand_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    fn call_previous_handler(
+        before: &libc::sigaction,
+        signal: c_int,
+        info: *mut libc::siginfo_t,
+        context: *mut c_void,
+    ) {
         type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
         match before.sa_sigaction {
             libc::SIG_IGN | libc::SIG_DFL => {

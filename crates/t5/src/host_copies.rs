@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor, TensorId};
-use t5_ops::copies::{Coming, Returning};
+use t5_ops::copies::{Upload, WriteBack};
 use t5_ops::page_locked::PageLocked;
 use t5_ops::{absent, copy_waits};
 
@@ -23,38 +23,38 @@ use crate::step::weights::WeightFile;
 
 /// The homes of some tensors, by tensor id.
 #[derive(Debug)]
-pub(crate) struct Homes {
-    homes: RefCell<HashMap<TensorId, Home>>,
+pub(crate) struct HostCopies {
+    host_copies: RefCell<HashMap<TensorId, HostCopy>>,
     file: Arc<WeightFile>,
 }
 
 #[derive(Debug)]
-struct Home {
+struct HostCopy {
     /// Changed values that are being copied to the home.
     // This field is first, so that the copy ends before the memory is unlocked.
-    returning: Option<Returning>,
+    write_back: Option<WriteBack>,
     values: Tensor,
     /// Page-locks the values, for copies that the host takes no part in. `None` for values in a file.
     lock: Option<PageLocked>,
     /// Whether the tensor has the values, too.
-    is_here: bool,
+    is_resident: bool,
     /// The copy of the values to the tensor, while it is in progress.
-    coming: Option<Coming>,
+    incoming: Option<Upload>,
 }
 
-impl Homes {
+impl HostCopies {
     /// No homes yet.
-    pub fn new(file: Arc<WeightFile>) -> Homes {
-        Homes { homes: RefCell::default(), file }
+    pub fn new(file: Arc<WeightFile>) -> HostCopies {
+        HostCopies { host_copies: RefCell::default(), file }
     }
 
-    /// Moves parameters that were made on the CPU to a device, except those that stay at home ([`WeightFile::is_home`]).
+    /// Moves parameters that were made on the CPU to a device, except those that stay at home ([`WeightFile::stays_on_host`]).
     ///
     /// # Errors
     /// The device reports an error.
     pub fn leave(&self, parameters: Vec<Parameter>, config: &Config, device: &Device) -> Result<Vec<Parameter>> {
         let parameter = |parameter: Parameter| {
-            let tensor = match self.file.is_home(&parameter, config) {
+            let tensor = match self.file.stays_on_host(&parameter, config) {
                 true => self.insert(parameter.tensor, device)?,
                 false => parameter.tensor.to_device(device)?,
             };
@@ -71,9 +71,9 @@ impl Homes {
         let tensor = absent::absent_like(&values, device)?;
         t5_ops::page_out(&values);
         let lock = PageLocked::of(&values, device);
-        self.homes
+        self.host_copies
             .borrow_mut()
-            .insert(tensor.id(), Home { returning: None, values, lock, is_here: false, coming: None });
+            .insert(tensor.id(), HostCopy { write_back: None, values, lock, is_resident: false, incoming: None });
         Ok(tensor)
     }
 
@@ -83,22 +83,22 @@ impl Homes {
     /// # Errors
     /// The device or a file reports an error.
     pub fn moved(
-        from: Option<&Homes>,
-        to: Option<&Homes>,
+        from: Option<&HostCopies>,
+        to: Option<&HostCopies>,
         parameter: &Parameter,
         (stored, tensor): (Option<Tensor>, Tensor),
         config: &Config,
     ) -> Result<Tensor> {
         let here = || from.map_or_else(|| Ok(tensor.clone()), |from| from.with_values(&tensor));
         let Some(to) = to.filter(|to| !to.file.keeps(parameter.part, config)) else { return here() };
-        let home = from.map_or(Ok(None), |from| from.of(&tensor))?;
-        let values = match (stored, home) {
+        let host_copy = from.map_or(Ok(None), |from| from.of(&tensor))?;
+        let values = match (stored, host_copy) {
             (Some(stored), _) if t5_ops::is_in_file(&stored) => stored,
-            (_, Some(values)) => to.file.home(values)?,
-            (_, None) => to.file.home(tensor.to_device(&Device::Cpu)?)?,
+            (_, Some(values)) => to.file.to_host_copy(values)?,
+            (_, None) => to.file.to_host_copy(tensor.to_device(&Device::Cpu)?)?,
         };
         let of_values = Parameter { tensor: values, name: parameter.name.clone(), ..*parameter };
-        match to.file.is_home(&of_values, config) {
+        match to.file.stays_on_host(&of_values, config) {
             true => to.insert(of_values.tensor, tensor.device()),
             false => here(),
         }
@@ -106,7 +106,7 @@ impl Homes {
 
     /// Whether a tensor has a home.
     pub fn has(&self, tensor: &Tensor) -> bool {
-        self.homes.borrow().contains_key(&tensor.id())
+        self.host_copies.borrow().contains_key(&tensor.id())
     }
 
     /// The values in a tensor's home, after any copy to it has ended. `None` if the tensor has no home.
@@ -114,10 +114,10 @@ impl Homes {
     /// # Errors
     /// The device reports an error.
     pub fn of(&self, tensor: &Tensor) -> Result<Option<Tensor>> {
-        let mut homes = self.homes.borrow_mut();
-        let Some(home) = homes.get_mut(&tensor.id()) else { return Ok(None) };
-        home.returning.take().map_or(Ok(()), Returning::arrive)?;
-        Ok(Some(home.values.clone()))
+        let mut host_copies = self.host_copies.borrow_mut();
+        let Some(host_copy) = host_copies.get_mut(&tensor.id()) else { return Ok(None) };
+        host_copy.write_back.take().map_or(Ok(()), WriteBack::complete)?;
+        Ok(Some(host_copy.values.clone()))
     }
 
     /// The tensor with its values. If the tensor is empty, this is a copy on the device.
@@ -127,15 +127,15 @@ impl Homes {
     pub fn with_values(&self, tensor: &Tensor) -> Result<Tensor> {
         let Some(values) = self.of(tensor)? else { return Ok(tensor.clone()) };
         let copy = absent::absent_like(&values, tensor.device())?;
-        let mut coming = Coming::begin(&copy)?;
-        self.carry_out(&mut coming, &values)?;
-        coming.arrive()?;
+        let mut incoming = Upload::begin(&copy)?;
+        self.execute(&mut incoming, &values)?;
+        incoming.complete()?;
         Ok(copy)
     }
 
     /// Carries out a copy of values. An I/O error becomes an error of their file.
-    fn carry_out(&self, coming: &mut Coming, values: &Tensor) -> Result<()> {
-        coming.copy(values).map_err(|error| self.file.error(error))
+    fn execute(&self, incoming: &mut Upload, values: &Tensor) -> Result<()> {
+        incoming.copy(values).map_err(|error| self.file.error(error))
     }
 
     /// Has `f` change a tensor, and then copies the changed values home.
@@ -144,34 +144,34 @@ impl Homes {
     /// `f` returns an error, or the device or a file reports one.
     pub fn change<R, E: From<Error>>(&self, tensor: &Tensor, f: impl FnOnce(&Tensor) -> Result<R, E>) -> Result<R, E> {
         let Some(values) = self.of(tensor)? else { return f(tensor) };
-        let was_here = self.homes.borrow().get(&tensor.id()).is_some_and(|home| home.is_here);
+        let was_resident = self.host_copies.borrow().get(&tensor.id()).is_some_and(|host_copy| host_copy.is_resident);
         self.page_in(0, tensor)?;
         let result = f(tensor)?;
-        let returning = self.file.overwrite(&values, tensor)?;
-        if let Some(home) = self.homes.borrow_mut().get_mut(&tensor.id()) {
-            home.returning = returning;
+        let write_back = self.file.overwrite(&values, tensor)?;
+        if let Some(host_copy) = self.host_copies.borrow_mut().get_mut(&tensor.id()) {
+            host_copy.write_back = write_back;
         }
-        if !was_here {
+        if !was_resident {
             self.page_out(0, tensor)?;
         }
         Ok(result)
     }
 
     /// Gives a tensor the values that are being copied to it.
-    fn arrive(&self, weight: &Tensor) -> Result<()> {
-        if let Some(home) = self.homes.borrow_mut().get_mut(&weight.id()) {
-            home.coming.take().map_or(Ok(()), Coming::arrive)?;
-            home.is_here = true;
+    fn complete(&self, weight: &Tensor) -> Result<()> {
+        if let Some(host_copy) = self.host_copies.borrow_mut().get_mut(&weight.id()) {
+            host_copy.incoming.take().map_or(Ok(()), Upload::complete)?;
+            host_copy.is_resident = true;
         }
         Ok(())
     }
 }
 
-impl Pager<Tensor> for Homes {
-    fn fetch(&self, _: usize, weight: &Tensor) -> Result<()> {
-        match self.homes.borrow_mut().get_mut(&weight.id()) {
-            Some(home) if !home.is_here && home.coming.is_none() => {
-                home.coming = Some(Coming::begin(weight)?);
+impl Pager<Tensor> for HostCopies {
+    fn prefetch(&self, _: usize, weight: &Tensor) -> Result<()> {
+        match self.host_copies.borrow_mut().get_mut(&weight.id()) {
+            Some(host_copy) if !host_copy.is_resident && host_copy.incoming.is_none() => {
+                host_copy.incoming = Some(Upload::begin(weight)?);
                 Ok(())
             }
             _ => Ok(()),
@@ -179,44 +179,47 @@ impl Pager<Tensor> for Homes {
     }
 
     fn copy(&self, _: usize, weight: &Tensor) -> Result<()> {
-        match self.homes.borrow_mut().get_mut(&weight.id()) {
-            Some(Home { coming: Some(coming), values, .. }) if !coming.is_copied() => self.carry_out(coming, values),
+        match self.host_copies.borrow_mut().get_mut(&weight.id()) {
+            Some(HostCopy { incoming: Some(incoming), values, .. }) if !incoming.is_copied() => {
+                self.execute(incoming, values)
+            }
             _ => Ok(()),
         }
     }
 
-    fn copy_by_itself(&self, index: usize, weight: &Tensor) -> Result<()> {
-        let is_locked = self.homes.borrow().get(&weight.id()).is_some_and(|home| home.lock.is_some());
+    fn copy_nonblocking(&self, index: usize, weight: &Tensor) -> Result<()> {
+        let is_locked = self.host_copies.borrow().get(&weight.id()).is_some_and(|host_copy| host_copy.lock.is_some());
         if is_locked { self.copy(index, weight) } else { Ok(()) }
     }
 
-    fn fetch_to_change(&self, index: usize, weight: &Tensor) -> Result<()> {
-        self.fetch(index, weight)?;
+    fn prefetch_for_update(&self, index: usize, weight: &Tensor) -> Result<()> {
+        self.prefetch(index, weight)?;
         self.copy(index, weight)
     }
 
     fn page_in(&self, index: usize, weight: &Tensor) -> Result<()> {
-        if self.homes.borrow().get(&weight.id()).is_none_or(|home| home.is_here) {
+        if self.host_copies.borrow().get(&weight.id()).is_none_or(|host_copy| host_copy.is_resident) {
             return Ok(());
         }
         copy_waits::waiting(weight.device(), || {
-            self.fetch(index, weight)?;
+            self.prefetch(index, weight)?;
             self.copy(index, weight)?;
-            self.arrive(weight)
+            self.complete(weight)
         })
     }
 
     fn read_ahead(&self, _: usize, weight: &Tensor) {
-        if let Some(home) = self.homes.borrow().get(&weight.id()).filter(|home| !home.is_here) {
-            t5_ops::read_ahead(&home.values);
+        if let Some(host_copy) = self.host_copies.borrow().get(&weight.id()).filter(|host_copy| !host_copy.is_resident)
+        {
+            t5_ops::read_ahead(&host_copy.values);
         }
     }
 
     fn page_out(&self, _: usize, weight: &Tensor) -> Result<()> {
-        match self.homes.borrow_mut().get_mut(&weight.id()) {
-            Some(home) if home.is_here => {
+        match self.host_copies.borrow_mut().get_mut(&weight.id()) {
+            Some(host_copy) if host_copy.is_resident => {
                 absent::release(weight)?;
-                home.is_here = false;
+                host_copy.is_resident = false;
                 Ok(())
             }
             _ => Ok(()),
