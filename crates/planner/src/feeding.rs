@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use memory_policy::{Bytes, Setting};
+use memory_policy::{Bytes, Setting, plural};
 use serde::{Deserialize, Serialize};
 
 /// The data kept between reads.
@@ -54,7 +54,8 @@ pub struct Feeding {
 
 impl Setting for Feeding {
     fn in_words(&self) -> String {
-        format!("{}, {} ahead, {} threads", self.residency, self.prefetch_batches, self.decode_threads)
+        let threads = plural(self.decode_threads as u64, "thread");
+        format!("{}, {} ahead, {threads}", self.residency, self.prefetch_batches)
     }
 
     fn levers(&self) -> Vec<(&'static str, String)> {
