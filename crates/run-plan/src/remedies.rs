@@ -25,8 +25,8 @@ pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, step
     let mut failure = Failure::from(refusal);
     // A remedy that cannot be computed is not listed.
     let at = At { now, place };
-    let ways = [on_disk(job, at, steps), rounded(job, at, steps), smaller_batch(job, at, steps)];
-    for Remedy { needs, words } in ways.into_iter().filter_map(|way| way.ok().flatten()) {
+    let remedies = [on_disk(job, at, steps), rounded(job, at, steps), smaller_batch(job, at, steps)];
+    for Remedy { needs, words } in remedies.into_iter().filter_map(|remedy| remedy.ok().flatten()) {
         if needs <= needed.percent(100 - MIN_SAVED_PERCENT) {
             let fits = if needs <= limit { "which fits" } else { "still too much" };
             let enough = (needs + memory_policy::RESTART_MARGIN).round_up_to_mib();
@@ -87,7 +87,7 @@ fn rounded(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<R
     let settings = settings.map(|(key, value)| (key, Value::from(value)));
     let variant = Variant::of(job, &settings, steps)?;
     let words = "`--set train.precision=bf16 --set train.master_weights=stochastic-rounding`".to_string();
-    variant.way(job, at, words)
+    variant.remedy(job, at, words)
 }
 
 /// A quarter of the samples: another batch, and so other mathematics.
@@ -104,7 +104,7 @@ fn smaller_batch(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Op
     ];
     let variant = Variant::of(job, &settings, steps)?;
     let words = format!("`--set train.batch_size={samples}`");
-    variant.way(job, at, words)
+    variant.remedy(job, at, words)
 }
 
 /// A job with other settings.
@@ -129,7 +129,7 @@ impl Variant {
     }
 
     /// The remedy with these settings.
-    fn way(&self, job: &RunJob<'_>, at: At<'_>, words: String) -> Outcome<Option<Remedy>> {
+    fn remedy(&self, job: &RunJob<'_>, at: At<'_>, words: String) -> Outcome<Option<Remedy>> {
         let job = self.job(job).job();
         let refusal = smallest(&planner::costs(&job, at.now)?, job.budgets, at);
         Ok(refusal.map(|refusal| Remedy { needs: refusal.smallest_budget, words }))
