@@ -1,7 +1,7 @@
 //! A process in its group.
 //!
 //! A separate thread owns the engine. Other threads hand work to it through a bounded queue, and it does the work in order.
-//! So every process makes the same calls in the same order, and a thread may compute after it has handed over work.
+//! So every process makes the same calls in the same order, and a thread may compute after it has submitted work.
 
 use std::fmt;
 use std::rc::Rc;
@@ -105,7 +105,7 @@ impl CommunicationStats {
     }
 }
 
-/// Work that was handed over.
+/// Work that was submitted.
 #[derive(Debug)]
 pub struct Pending<T> {
     answer: Receiver<T>,
@@ -220,7 +220,7 @@ impl Group {
         self.shared.counters.sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Hands over work, which is done after all earlier work. Every process hands over the same work in the same order.
+    /// Submits work, which is done after all earlier work. Every process submits the same work in the same order.
     pub fn submit<T: Send + 'static>(&self, work: impl FnOnce(&Wire) -> T + Send + 'static) -> Pending<T> {
         let (sender, answer) = channel();
         let pending = Pending { answer, shared: Rc::clone(&self.shared) };

@@ -17,7 +17,7 @@ impl Extent {
         Self { first: shard, count: 1 }
     }
 
-    /// Both stretches together, if `next` follows this one and they are the two halves of one node of the tree.
+    /// Both extents together, if `next` follows this one and they are the two halves of one node of the tree.
     pub fn with(self, next: Extent) -> Option<Extent> {
         let is_left_half = self.first.is_multiple_of(2 * self.count);
         let are_halves = self.count == next.count && self.first + self.count == next.first;
@@ -71,7 +71,7 @@ impl Shards {
     }
 }
 
-/// Appends a stretch, and joins stretches that are the two halves of a node.
+/// Appends an extent, and joins extents that are the two halves of a node.
 fn push(extents: &mut Vec<Extent>, next: Extent) {
     extents.push(next);
     while let [.., left, right] = extents[..]

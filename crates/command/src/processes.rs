@@ -133,7 +133,7 @@ impl OptionalGroup<'_> {
         make()
     }
 
-    /// The first process' value, for all processes.
+    /// Returns the value of the first process on all processes.
     pub fn broadcast_from_root<T: Serialize + DeserializeOwned>(self, mine: T) -> Outcome<T> {
         let Some(group) = self.0 else { return Ok(mine) };
         let said = group.broadcast_from_root(serde_json::to_vec(&mine).map_err(unreadable)?)?;

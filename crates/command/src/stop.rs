@@ -126,7 +126,7 @@ impl Stop {
         self.state().step = Some(step);
     }
 
-    /// Notes that the run can stop in order from here on: a model is loaded, and the loop checks for signals.
+    /// Notes that the run can stop gracefully from here on: a model is loaded, and the loop checks for signals.
     pub fn can_stop_gracefully(&self) {
         self.state().doing = RunActivity::Training;
     }

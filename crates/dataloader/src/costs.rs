@@ -93,7 +93,7 @@ fn rows_bytes(options: &LoaderOptions, dataset: &Dataset, read: &[u64]) -> u64 {
     of_batch.min(MAX_READ_BYTES.max(of_a_row)) * 9 / 4 + 8 * (samples * read.len()) as u64
 }
 
-/// Memory of a further stretch of a value of `largest` bytes, if only `read` bytes are read with its batch. A piece for span corruption
+/// Memory of a further segment of a value of `largest` bytes, if only `read` bytes are read with its batch. A piece for span corruption
 /// is read whole.
 fn later_bytes(options: &LoaderOptions, largest: u64, read: u64) -> u64 {
     match options.objective {

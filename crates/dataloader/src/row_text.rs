@@ -1,7 +1,7 @@
 //! [`RowText`]: the text of a row, with perhaps only its beginning in memory.
 //!
 //! A batch's rows are read with as many bytes of each value as its tokens usually take. Where the tokens take more (a
-//! megabyte of spaces, say), later stretches of the value are read one at a time. So a long value is never in memory
+//! megabyte of spaces, say), later segments of the value are read one at a time. So a long value is never in memory
 //! whole.
 
 use std::ops::Range;
@@ -32,7 +32,7 @@ pub(crate) struct RowText<'a> {
     bytes: usize,
     /// The beginning of the text.
     held: &'a [u8],
-    /// A later stretch: rows with this row alone, and the stretch's start in the text.
+    /// A later segment: rows with this row alone, and the segment's start in the text.
     later: Option<(Rows, usize)>,
     /// Asked before each further read.
     stop: &'a dyn Fn() -> bool,
@@ -104,7 +104,7 @@ impl Source for RowText<'_> {
 pub(crate) struct Prefixed<'p, S> {
     prefix: &'p str,
     text: S,
-    /// A stretch that spans the prefix and the text.
+    /// A segment that spans the prefix and the text.
     both: String,
 }
 

@@ -4,7 +4,7 @@
 //! Invariants:
 //! - `encode` is a pure function of the text: no end-of-sequence token, no truncation, no padding, even if the file
 //!   asks for them. The loader does these on ids.
-//! - Memory does not grow with use: the [remembered] words are few and short, and the library's own word cache is off. Texts of
+//! - Memory does not grow with use: the [cached words](word_cache) are few and short, and the library's own word cache is off. Texts of
 //!   any length are tokenized in [windows](windows).
 //! - For any file and any text, the result is ids or a typed error that names the file.
 //!

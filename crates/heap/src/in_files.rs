@@ -67,7 +67,7 @@ impl FileMemory {
     /// Maps all of an existing file, to be read in place ([`FileMemory::block_at`]). `path` is for messages.
     ///
     /// The system shows the file's contents of that time, so nothing should write to the file while it is mapped. A file that is shortened
-    /// ends the process as [`exit_on_sigbus`](crate::end_on_lost_pages) describes.
+    /// ends the process as [`exit_on_sigbus`](crate::exit_on_sigbus) describes.
     ///
     /// # Errors
     /// The file cannot be mapped.
@@ -149,7 +149,7 @@ impl Drop for Mapping {
         // Before the addresses can be reused.
         self.watch = None;
         if self.bytes > 0 {
-            // SAFETY: this mapping has these addresses. Every block and every stretch of it holds an `Arc` of this, so none is left.
+            // SAFETY: this mapping has these addresses. Every block and every extent of it holds an `Arc` of this, so none is left.
             unsafe { page::system::unmap(self.start, self.bytes) };
         }
     }
@@ -287,7 +287,7 @@ impl<'a> Extent<'a> {
         self.bytes
     }
 
-    /// Returns the part of `bytes` bytes from byte `start` on. `None` if the stretch ends before that.
+    /// Returns the part of `bytes` bytes from byte `start` on. `None` if the extent ends before that.
     pub fn part(&self, start: usize, bytes: usize) -> Option<Extent<'a>> {
         let is_inside = start.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         let mapping = Arc::clone(&self.mapping);

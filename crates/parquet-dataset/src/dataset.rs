@@ -518,8 +518,8 @@ impl Dataset {
         (0..self.footers.len()).filter(|&file| self.maps.is_touched(file)).map(|file| self.files.path(file)).collect()
     }
 
-    /// The number of page stretches with a known digest, from this process's reads or from `page_map`. Each further
-    /// stretch changes the result of [`Dataset::page_map`].
+    /// The number of page segments with a known digest, from this process's reads or from `page_map`. Each further
+    /// segment changes the result of [`Dataset::page_map`].
     pub fn known_segments(&self) -> u64 {
         self.maps.known_segments()
     }

@@ -75,7 +75,7 @@ impl PageMaps {
         self.touched[file]
     }
 
-    /// The number of page stretches that were read so far.
+    /// The number of page segments that were read so far.
     pub(crate) fn known_segments(&self) -> u64 {
         let maps = self.chunks.iter().filter_map(|slot| slot.get());
         maps.map(|map| map.digests.words().filter(|&word| word != 0).count() as u64).sum()

@@ -24,25 +24,25 @@ use crate::processes::Processes;
 const MULTIPLY_ADD_PS: f64 = 20.0;
 const MULTIPLY_ADD_PS_ON_A_CARD: f64 = 0.025;
 
-/// The bytes sent in a step. Bytes on the line keep the communicating thread busy: while one process sends to another, the others wait for
+/// The bytes sent in a step. Bytes on the wire keep the communicating thread busy: while one process sends to another, the others wait for
 /// it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
     /// The bytes that the busiest process sends.
     pub bytes: u64,
-    /// On the line: gradients that are complete before backward enters a block.
+    /// On the wire: gradients that are complete before backward enters a block.
     pub before: u64,
-    /// On the line: gradients and weights of each block that backward enters, in the order of [`Arithmetic::blocks`].
+    /// On the wire: gradients and weights of each block that backward enters, in the order of [`Arithmetic::blocks`].
     pub blocks: Vec<BlockTraffic>,
-    /// On the line: the weights of a head, which are received while the previous block is computed.
+    /// On the wire: the weights of a head, which are received while the previous block is computed.
     pub head: u64,
-    /// On the line: tables, and parameters that their owners updated. They are sent when nothing is left to compute.
+    /// On the wire: tables, and parameters that their owners updated. They are sent when nothing is left to compute.
     pub exposed: u64,
     /// The bytes of all these transfers that a process on a card copies to the host and back.
     pub bus_bytes: u64,
 }
 
-/// The bytes of a block on the line.
+/// The bytes of a block on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockTraffic {
     /// Bytes of its gradients.
@@ -56,13 +56,13 @@ pub struct BlockTraffic {
 }
 
 impl Sent {
-    /// Bytes that the communicating thread copies over the bus for each byte on the line.
+    /// Bytes that the communicating thread copies over the bus for each byte on the wire.
     #[expect(clippy::cast_precision_loss, reason = "bytes of a step are far below 2^53")]
     fn copied(&self) -> f64 {
         self.bus_bytes as f64 / self.wire_bytes().max(1) as f64
     }
 
-    /// All bytes on the line.
+    /// All bytes on the wire.
     pub fn wire_bytes(&self) -> u64 {
         let of_block = |block: &BlockTraffic| block.sums * block.gradients + block.gathers * block.weights;
         self.before + self.head + self.exposed + self.blocks.iter().map(of_block).sum::<u64>()
@@ -205,7 +205,7 @@ impl Traffic {
         moved.sums * (all * sent_sums as u64 + kept) + self.times_of_weights(owned, moved) * weights
     }
 
-    /// Adds a part's gradients and weights to the bytes on the line.
+    /// Adds a part's gradients and weights to the bytes on the wire.
     fn add_wire_bytes(&self, owned: &Owned, moved: TransferCounts, levers: &Levers, sent: &mut Sent) {
         let Processes { number, sent_sums, sharding, .. } = self.processes;
         let (processes, others, parts) = (number as u64, number as u64 - 1, sent_sums as u64);
@@ -266,12 +266,12 @@ impl Traffic {
         prices.multiply_add_ps.unwrap_or(built_in)
     }
 
-    /// The time of a byte on the line in multiply-adds: the network's time, and the time of its copies over the bus.
+    /// The time of a byte on the wire in multiply-adds: the network's time, and the time of its copies over the bus.
     pub fn byte(&self, prices: &Prices, sent: &Sent) -> f64 {
         8e12 / self.processes.network.bits_per_second / self.multiply_add_ps(prices) + prices.bus_byte * sent.copied()
     }
 
-    /// The time of a byte on the line in seconds.
+    /// The time of a byte on the wire in seconds.
     pub fn byte_seconds(&self, prices: &Prices, sent: &Sent) -> f64 {
         self.byte(prices, sent) * self.multiply_add_ps(prices) * 1e-12
     }
@@ -304,7 +304,7 @@ struct OverlapSimulation {
 }
 
 impl OverlapSimulation {
-    /// Hands over a transfer that takes `time`. Returns the time at which it ends.
+    /// Submits a transfer that takes `time`. Returns the time at which it ends.
     fn send(&mut self, time: f64) -> f64 {
         if time > 0.0 {
             self.busy = self.busy.max(self.now) + time;

@@ -42,7 +42,7 @@ const PROBE_ROW_BYTES: u64 = 4 << 20;
 /// The most columns that are kept.
 const MAX_COLUMNS: usize = 100_000;
 
-/// Endings, before `.gz` or `.zst`, of the file names that are taken from a directory.
+/// Extensions, before `.gz` or `.zst`, of the file names that are taken from a directory.
 pub const FILE_EXTENSIONS: [&str; 7] = ["parquet", "jsonl", "ndjson", "json", "csv", "tsv", "tab"];
 
 /// The last part of a file's name, without `.gz` or `.zst`, in lower case.

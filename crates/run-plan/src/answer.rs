@@ -130,7 +130,7 @@ pub fn with_restart_margin(now: MemorySnapshot) -> MemorySnapshot {
     MemorySnapshot { rss: now.rss + memory_policy::RESTART_MARGIN, ..now }
 }
 
-/// Returns the plan of a job, or the failure with every way out.
+/// Returns the plan of a job, or the failure with every remedy.
 ///
 /// # Errors
 /// Nothing fits, or the planner has an error.

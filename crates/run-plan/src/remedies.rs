@@ -1,4 +1,4 @@
-//! Ways out of a refusal: each setting that might need less memory is tried, and listed with the memory that the run would then need.
+//! Remedies for a refusal: each setting that might need less memory is tried, and listed with the memory that the run would then need.
 
 use memory_policy::{Budget, Budgets, Bytes, Limit, MemorySnapshot, Place};
 use planner::{Costs, DoesNotFit, Wanted};
@@ -10,12 +10,12 @@ use crate::failure::{Failure, Outcome};
 use crate::job::RunJob;
 use crate::options;
 
-/// The least saving, in percent, for a way out to be listed.
+/// The least saving, in percent, for a remedy to be listed.
 const MIN_SAVED_PERCENT: u64 = 3;
-/// More bytes than any run writes. The way out states the real number.
+/// More bytes than any run writes. The remedy states the real number.
 const ALL_WRITES: u64 = 1 << 60;
 
-/// The failure for a refusal, with every way out. `steps` are the run's steps, if known.
+/// The failure for a refusal, with every remedy. `steps` are the run's steps, if known.
 pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Failure {
     let (needed, limit) = (refusal.smallest_budget, refusal.limit);
     let place = match refusal.limited_by {
@@ -23,10 +23,10 @@ pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, step
         Limit::Budget | Limit::Available => Place::Host,
     };
     let mut failure = Failure::from(refusal);
-    // A way out that cannot be computed is not listed.
+    // A remedy that cannot be computed is not listed.
     let at = At { now, place };
-    let ways = [on_disk(job, at, steps), rounded(job, at, steps), smaller_batch(job, at, steps)];
-    for Remedy { needs, words } in ways.into_iter().filter_map(|way| way.ok().flatten()) {
+    let remedies = [on_disk(job, at, steps), rounded(job, at, steps), smaller_batch(job, at, steps)];
+    for Remedy { needs, words } in remedies.into_iter().filter_map(|remedy| remedy.ok().flatten()) {
         if needs <= needed.percent(100 - MIN_SAVED_PERCENT) {
             let fits = if needs <= limit { "which fits" } else { "still too much" };
             let enough = (needs + memory_policy::RESTART_MARGIN).round_up_to_mib();
@@ -43,9 +43,9 @@ struct At<'a> {
     place: Place,
 }
 
-/// A way out.
+/// A remedy.
 struct Remedy {
-    /// The smallest budget of that place with this way out.
+    /// The smallest budget of that place with this remedy.
     needs: Bytes,
     words: String,
 }
@@ -87,7 +87,7 @@ fn rounded(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<R
     let settings = settings.map(|(key, value)| (key, Value::from(value)));
     let variant = Variant::of(job, &settings, steps)?;
     let words = "`--set train.precision=bf16 --set train.master_weights=stochastic-rounding`".to_string();
-    variant.way(job, at, words)
+    variant.remedy(job, at, words)
 }
 
 /// A quarter of the samples: another batch, and so other mathematics.
@@ -104,7 +104,7 @@ fn smaller_batch(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Op
     ];
     let variant = Variant::of(job, &settings, steps)?;
     let words = format!("`--set train.batch_size={samples}`");
-    variant.way(job, at, words)
+    variant.remedy(job, at, words)
 }
 
 /// A job with other settings.
@@ -128,8 +128,8 @@ impl Variant {
         RunJob { config: &self.config, options: &self.options, wanted: Wanted::Undominated(None), ..*job }
     }
 
-    /// The way out with these settings.
-    fn way(&self, job: &RunJob<'_>, at: At<'_>, words: String) -> Outcome<Option<Remedy>> {
+    /// The remedy with these settings.
+    fn remedy(&self, job: &RunJob<'_>, at: At<'_>, words: String) -> Outcome<Option<Remedy>> {
         let job = self.job(job).job();
         let refusal = smallest(&planner::costs(&job, at.now)?, job.budgets, at);
         Ok(refusal.map(|refusal| Remedy { needs: refusal.smallest_budget, words }))

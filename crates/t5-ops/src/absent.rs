@@ -7,7 +7,8 @@
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
 
-/// Frees the memory of a tensor, of all its views and of all tensors that share its storage. Until [`materialize`] nothing may use its values.
+/// Frees the memory of a tensor, of all its views and of all tensors that share its storage. Until [`materialize`] nothing may use its
+/// values.
 ///
 /// # Errors
 /// A tensor that is not in F32, F64, BF16, F16 or U8.
@@ -21,9 +22,9 @@ pub fn release(x: &Tensor) -> Result<()> {
 /// Those of [`release`]; `x` is a view.
 pub fn materialize(x: &Tensor) -> Result<()> {
     if !x.is_contiguous() || x.layout().start_offset() != 0 {
-        bail!("provide: expected a tensor with storage of its own, got a view with strides {:?}", x.stride());
+        bail!("materialize: expected a tensor with storage of its own, got a view with strides {:?}", x.stride());
     }
-    x.inplace_op1(&Resize { name: "provide", elements: x.elem_count() })
+    x.inplace_op1(&Resize { name: "materialize", elements: x.elem_count() })
 }
 
 /// A tensor without values, of the shape and dtype of `host_copy`.

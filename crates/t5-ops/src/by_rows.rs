@@ -1,7 +1,7 @@
 //! Rows of a table in a file, copied to memory while an operation uses them, so that the whole table is never in memory.
 //!
-//! A *window* is the range of rows that are in memory at a time; [`window_bytes`] states its bytes. A *room* is the memory that the rows
-//! are copied to.
+//! A *window* is the range of rows that are in memory at a time; [`window_bytes`] states its bytes. A *buffer* is the memory that the
+//! rows are copied to.
 //!
 //! Rows are copied and not mapped, because the system maps more than was asked for: everything that its page cache holds in one piece. Sums
 //! are computed in the same order as on a table in memory, so no bit depends on the size of a window.
@@ -40,7 +40,7 @@ pub fn window_bytes((vocabulary, width): (usize, usize), dtype: DType) -> u64 {
 pub(crate) struct Rows<'a> {
     weight: Factor<'a>,
     /// Whether the rows lie in a file and are copied.
-    come: bool,
+    is_copied: bool,
 }
 
 /// Memory for a window of rows.
@@ -53,61 +53,61 @@ pub(crate) enum RowBuffer {
 }
 
 impl<'a> Rows<'a> {
-    /// The rows of a weight, which are copied if `come` is true and they lie in a file.
-    pub(crate) fn new(weight: Factor<'a>, come: bool) -> Self {
+    /// The rows of a weight, which are copied if `is_copied` is true and they lie in a file.
+    pub(crate) fn new(weight: Factor<'a>, is_copied: bool) -> Self {
         let is_in_file = || weight.bytes().is_some_and(|bytes| Extent::of(bytes).is_some());
-        Self { weight, come: come && is_in_file() }
+        Self { weight, is_copied: is_copied && is_in_file() }
     }
 
     /// Whether rows are copied before they are used.
-    pub(crate) fn come(&self) -> bool {
-        self.come
+    pub(crate) fn is_copied(&self) -> bool {
+        self.is_copied
     }
 
     /// Memory for at most `rows` rows, if they have to be copied.
-    pub(crate) fn room(&self, rows: usize) -> RowBuffer {
+    pub(crate) fn buffer(&self, rows: usize) -> RowBuffer {
         let count = rows.min(self.weight.rows()) * self.weight.width();
         match self.weight.data() {
-            _ if !self.come => RowBuffer::None,
+            _ if !self.is_copied => RowBuffer::None,
             Stored::Wide(Operand::F32(_)) => RowBuffer::F32(vec![0.0; count]),
             Stored::Wide(Operand::Bf16(_)) => RowBuffer::Bf16(vec![bf16::ZERO; count]),
             Stored::Narrow(narrow) => narrow.f16().map_or(RowBuffer::None, |_| RowBuffer::F16(vec![f16::ZERO; count])),
         }
     }
 
-    /// Returns some rows: in place, or as a copy in the room, which this thread fills.
-    pub(crate) fn here<'r>(&self, rows: Range<usize>, room: &'r mut RowBuffer) -> Factor<'r>
+    /// Returns some rows: in place, or as a copy in the buffer, which this thread fills.
+    pub(crate) fn here<'r>(&self, rows: Range<usize>, buffer: &'r mut RowBuffer) -> Factor<'r>
     where
         'a: 'r,
     {
-        self.filled(rows, room, &by_this_thread)
+        self.filled(rows, buffer, &by_this_thread)
     }
 
-    /// [`Rows::here`], with all threads filling the room.
-    pub(crate) fn load_in_parallel<'r>(&self, rows: Range<usize>, room: &'r mut RowBuffer) -> Factor<'r>
+    /// [`Rows::here`], with all threads filling the buffer.
+    pub(crate) fn load_in_parallel<'r>(&self, rows: Range<usize>, buffer: &'r mut RowBuffer) -> Factor<'r>
     where
         'a: 'r,
     {
-        match room {
+        match buffer {
             RowBuffer::None => self.weight.some_rows(rows),
-            room => counting_wait(|| self.filled(rows, room, &in_parts)),
+            buffer => counting_wait(|| self.filled(rows, buffer, &in_parts)),
         }
     }
 
-    fn filled<'r>(&self, rows: Range<usize>, room: &'r mut RowBuffer, read: Read) -> Factor<'r>
+    fn filled<'r>(&self, rows: Range<usize>, buffer: &'r mut RowBuffer, read: Read) -> Factor<'r>
     where
         'a: 'r,
     {
         let (part, count, columns) = (self.weight.some_rows(rows.clone()), rows.len(), self.weight.width());
-        let stored = match (room, part.data()) {
-            (RowBuffer::F32(room), Stored::Wide(Operand::F32(data))) => {
-                copy(data, &mut room[..count * columns], read).map(|data| Stored::Wide(Operand::F32(data)))
+        let stored = match (buffer, part.data()) {
+            (RowBuffer::F32(buffer), Stored::Wide(Operand::F32(data))) => {
+                copy(data, &mut buffer[..count * columns], read).map(|data| Stored::Wide(Operand::F32(data)))
             }
-            (RowBuffer::Bf16(room), Stored::Wide(Operand::Bf16(data))) => {
-                copy(data, &mut room[..count * columns], read).map(|data| Stored::Wide(Operand::Bf16(data)))
+            (RowBuffer::Bf16(buffer), Stored::Wide(Operand::Bf16(data))) => {
+                copy(data, &mut buffer[..count * columns], read).map(|data| Stored::Wide(Operand::Bf16(data)))
             }
-            (RowBuffer::F16(room), Stored::Narrow(narrow)) => {
-                let copied = narrow.f16().and_then(|data| copy(data, &mut room[..count * columns], read));
+            (RowBuffer::F16(buffer), Stored::Narrow(narrow)) => {
+                let copied = narrow.f16().and_then(|data| copy(data, &mut buffer[..count * columns], read));
                 copied.map(|data| Stored::Narrow(Narrow::new(Form::F16(data), data.len())))
             }
             _ => None,
@@ -118,7 +118,7 @@ impl<'a> Rows<'a> {
 
     /// Asks the system to read rows that are used soon, without waiting.
     pub(crate) fn read_ahead(&self, rows: Range<usize>) {
-        if self.come
+        if self.is_copied
             && let Some(extent) = self.weight.some_rows(rows).bytes().and_then(Extent::of)
         {
             extent.read_ahead();
@@ -135,7 +135,7 @@ impl<'a> Rows<'a> {
     /// that the same kernel multiplies all windows.
     pub(crate) fn windows(&self) -> Vec<Range<usize>> {
         let rows = self.weight.rows();
-        if !self.come {
+        if !self.is_copied {
             return self.whole();
         }
         let mut windows: Vec<_> = (0..rows).step_by(WINDOW).map(|first| first..rows.min(first + WINDOW)).collect();
@@ -167,7 +167,7 @@ fn by_this_thread(from: &Extent, to: &mut [u8]) -> bool {
     from.read_untimed(to).is_ok()
 }
 
-/// Reads a stretch on all threads.
+/// Reads an extent on all threads.
 fn in_parts(from: &Extent, to: &mut [u8]) -> bool {
     let (count, failed) = (to.len(), std::sync::atomic::AtomicBool::new(false));
     let (each, to) = (rows_per_part(count, 1).max(64 << 10), Shared::new(to));

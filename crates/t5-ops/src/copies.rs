@@ -2,7 +2,7 @@
 //!
 //! A copy has three moments. It begins once its tensor has memory (to the card) or has its values (to the host). It is carried out after
 //! the caller launched work for the card to do meanwhile, because the host fills pinned memory and waits for it, unless the host's own
-//! memory is page-locked. It arrives when the values are needed.
+//! memory is page-locked. It is completed when the values are needed.
 //!
 //! Invariants: memory on the card is allocated and freed in the order of the stream that computes. No tensor is freed while a copy may
 //! still use it. No thread waits for the whole card. On other devices a copy is done when it is carried out.
@@ -25,7 +25,7 @@ pub const STAGING_BYTES: u64 = (PIECES * PIECE) as u64;
 const PIECES: usize = 4;
 const PIECE: usize = 4 << 20;
 
-/// Values on their way from the host to a tensor.
+/// A copy of values from the host to a tensor.
 #[derive(Debug)]
 pub struct Upload {
     // First, so that the stream that computes waits for the copy before the tensor's memory is freed.
@@ -37,7 +37,7 @@ pub struct Upload {
 
 impl Upload {
     /// Gives a tensor memory unless it has memory already. From here on the memory is reserved for the values; nothing may use it until
-    /// they arrive.
+    /// [`Upload::complete`].
     ///
     /// # Errors
     /// Those of [`absent::materialize`].
@@ -117,7 +117,7 @@ impl Upload {
     }
 }
 
-/// Values on their way from a tensor to the host. The tensor keeps its memory until they have arrived, and nothing may change it until
+/// A copy of values from a tensor to the host. The tensor keeps its memory until the copy is complete, and nothing may change it until
 /// then.
 #[derive(Debug)]
 pub struct Download {
@@ -154,19 +154,19 @@ impl Download {
     }
 }
 
-/// Values of a tensor on a card on their way to its home, which is page-locked. Work on the card that is launched later waits for the copy.
-/// Nothing may read the home on the host before [`WriteBack::complete`]. Dropping this waits for the copy.
+/// A copy of a tensor's values from a card to its page-locked host copy. Work on the card that is launched later waits for the copy. The
+/// host may not read the host copy before [`WriteBack::complete`]. Dropping this waits for the copy.
 #[derive(Debug)]
 pub struct WriteBack {
     #[cfg(feature = "cuda")]
     is_written_back: Rc<CudaEvent>,
     /// The copy writes to this tensor's memory until it is done.
-    _home: Tensor,
+    _host_copy: Tensor,
 }
 
 impl WriteBack {
-    /// Begins to copy the values that a tensor has when all work launched so far is done. Returns `None` if the home is not page-locked;
-    /// the home then keeps its old values.
+    /// Begins to copy the values that a tensor has when all work launched so far is done. Returns `None` if the host copy is
+    /// not page-locked; it then keeps its old values.
     ///
     /// # Errors
     /// Another shape or dtype; the driver's.
@@ -175,15 +175,15 @@ impl WriteBack {
         #[cfg(feature = "cuda")]
         if !x.device().is_cpu() && crate::change_bytes(host_copy, |bytes| crate::page_locked::is_locked(bytes))? {
             let x = x.contiguous()?;
-            let copy = || crate::change_bytes(host_copy, |bytes| cuda::copy_home(&x, bytes))?;
+            let copy = || crate::change_bytes(host_copy, |bytes| cuda::write_back(&x, bytes))?;
             let is_written_back = copy_waits::waiting(x.device(), copy)?;
             copy_waits::record_download(&x);
-            return Ok(is_written_back.map(|is_written_back| Self { is_written_back, _home: host_copy.clone() }));
+            return Ok(is_written_back.map(|is_written_back| Self { is_written_back, _host_copy: host_copy.clone() }));
         }
         Ok(None)
     }
 
-    /// Waits until the values are there.
+    /// Waits until the host copy has the values.
     ///
     /// # Errors
     /// The driver's.
@@ -205,11 +205,11 @@ impl Drop for WriteBack {
     }
 }
 
-/// Copies the values of a tensor to its home on the CPU: a tensor of the same shape and dtype, in memory or in a file. Returns `None` if
-/// the values have arrived. Otherwise they are still on their way to page-locked memory.
+/// Copies the values of a tensor to its host copy: a tensor on the CPU of the same shape and dtype, in memory or in a file. Returns `None`
+/// if the copy is done. Otherwise the copy to page-locked memory is still in flight.
 ///
 /// # Errors
-/// Those of [`WriteBack::begin`], of reading the tensor on the card, and of writing the home.
+/// Those of [`WriteBack::begin`], of reading the tensor on the card, and of writing the host copy.
 pub fn write_back(x: &Tensor, host_copy: &Tensor, writes: WritePolicy) -> Result<Option<WriteBack>> {
     let write_back = WriteBack::begin(x, host_copy)?;
     if write_back.is_none() {
@@ -344,7 +344,7 @@ mod cuda {
 
     /// Begins to copy a tensor to page-locked memory that stays locked. All work that is launched from here on waits for the copy. The
     /// returned event is reached when the values are there; `None` for a tensor on the CPU.
-    pub fn copy_home(x: &Tensor, host_copy: &mut [u8]) -> candle_core::Result<Option<Rc<CudaEvent>>> {
+    pub fn write_back(x: &Tensor, host_copy: &mut [u8]) -> candle_core::Result<Option<Rc<CudaEvent>>> {
         let Some(copy_streams) = copy_streams_of(x.device())? else { return Ok(None) };
         let address = crate::cuda::address(x)?;
         let is_written_back = {
@@ -363,19 +363,19 @@ mod cuda {
     }
 
     thread_local! {
-        static LANE: RefCell<Option<(DeviceId, Rc<RefCell<CopyStreams>>)>> = const { RefCell::new(None) };
+        static COPY_STREAMS: RefCell<Option<(DeviceId, Rc<RefCell<CopyStreams>>)>> = const { RefCell::new(None) };
     }
 
-    /// Drops the lane that this thread keeps.
+    /// Drops the copy streams that this thread keeps.
     pub(crate) fn drop_copy_streams() {
-        LANE.take();
+        COPY_STREAMS.take();
     }
 
-    /// Returns the lane of a card for the thread that computes, or `None` for other devices. The first copy creates the lane, and the
-    /// thread keeps it.
+    /// Returns the copy streams of a card for the thread that computes, or `None` for other devices. The first copy creates them, and the
+    /// thread keeps them.
     pub(crate) fn copy_streams_of(device: &Device) -> candle_core::Result<Option<Rc<RefCell<CopyStreams>>>> {
         let Device::Cuda(card) = device else { return Ok(None) };
-        LANE.with_borrow_mut(|known| {
+        COPY_STREAMS.with_borrow_mut(|known| {
             if known.as_ref().is_none_or(|(id, _)| *id != card.id()) {
                 *known = Some((card.id(), Rc::new(RefCell::new(CopyStreams::new(card, PIECES, PIECE)?))));
             }
@@ -402,8 +402,8 @@ mod tests {
         incoming.complete().unwrap();
         assert_eq!(to.to_vec2::<f32>().unwrap(), host_copy.to_vec2::<f32>().unwrap());
         let view = to.t().unwrap();
-        let left = Download::begin(&view).unwrap().complete().unwrap();
-        assert_eq!(left.to_vec2::<f32>().unwrap(), host_copy.t().unwrap().to_vec2::<f32>().unwrap());
+        let downloaded = Download::begin(&view).unwrap().complete().unwrap();
+        assert_eq!(downloaded.to_vec2::<f32>().unwrap(), host_copy.t().unwrap().to_vec2::<f32>().unwrap());
     }
 
     // The host alone: the check is the same on any device.

@@ -1,11 +1,11 @@
-//! A lane copies between a card and the host while the card computes. It has one stream of copies for each direction, and both directions
-//! run at the same time. The card itself copies page-locked memory. All other copies go through pieces of pinned memory, used round robin.
+//! Copy streams copy between a card and the host while the card computes. There is one stream for each direction, and both directions run
+//! at the same time. The card itself copies page-locked memory. All other copies go through pieces of pinned memory, used round robin.
 //!
-//! Each thread that copies has a lane of its own. If two threads shared a lane, copies of one thread would wait for kernels that the other
-//! thread's copies wait for.
+//! Each thread that copies has copy streams of its own. If two threads shared them, copies of one thread would wait for kernels that the
+//! other thread's copies wait for.
 //!
 //! Invariants: a copy begins once the events that it is given are reached, and never waits for a copy of the other direction. A piece is
-//! refilled only after it was copied, and read only after it was filled. After an error no copy is under way.
+//! refilled only after it was copied, and read only after it was filled. After an error no copy is in flight.
 
 use std::ffi::c_void;
 use std::io;
@@ -24,7 +24,7 @@ use crate::page_locked::is_locked;
 /// The bytes of a copy that are worth a thread of their own.
 const SHARE: usize = 512 << 10;
 
-/// The streams of copies of a card, beside the stream that computes, and the pinned memory of the copies.
+/// The copy streams of a card, which run beside the compute stream, and the pinned memory of the copies.
 #[derive(Debug)]
 pub struct CopyStreams {
     compute_stream: Arc<CudaStream>,
@@ -41,7 +41,7 @@ pub struct CopyStreams {
 }
 
 impl CopyStreams {
-    /// A lane of `card`, with at most `pieces` pieces of pinned memory of `piece_bytes` bytes each.
+    /// The copy streams of `card`, with at most `pieces` pieces of pinned memory of `piece_bytes` bytes each.
     ///
     /// # Errors
     /// The driver's.
@@ -96,7 +96,9 @@ impl CopyStreams {
     ) -> candle_core::Result<Rc<CudaEvent>> {
         let up = Arc::clone(&self.up);
         // SAFETY: by the caller's promise.
-        self.beside(&up, runs, after, |at, part| unsafe { result::memcpy_htod_async(to + at, part, up.cu_stream()) })
+        self.copy_pinned(&up, runs, after, |at, part| unsafe {
+            result::memcpy_htod_async(to + at, part, up.cu_stream())
+        })
     }
 
     /// Copies from an address on the card to page-locked memory, after these events: the values are there, and all earlier reads of the
@@ -113,12 +115,12 @@ impl CopyStreams {
     ) -> candle_core::Result<Rc<CudaEvent>> {
         let down = Arc::clone(&self.down);
         // SAFETY: by the caller's promise.
-        self.beside(&down, runs, after, |at, part| unsafe {
+        self.copy_pinned(&down, runs, after, |at, part| unsafe {
             result::memcpy_dtoh_async(part, from + at, down.cu_stream())
         })
     }
 
-    fn beside<'a>(
+    fn copy_pinned<'a>(
         &mut self,
         stream: &Arc<CudaStream>,
         runs: &[Run],
@@ -139,7 +141,7 @@ impl CopyStreams {
 
     fn unless_failed<T>(&self, copied: candle_core::Result<T>) -> candle_core::Result<T> {
         if copied.is_err() {
-            // Copies through some pieces may be under way.
+            // Copies through some pieces may be in flight.
             self.up.synchronize().w()?;
             self.down.synchronize().w()?;
         }
@@ -280,7 +282,7 @@ impl Drop for Piece {
     fn drop(&mut self) {
         // A caller that drops the piece has no use for the error.
         let _ = self.is_done.synchronize();
-        // SAFETY: the driver allocated the memory, and no copy through it is under way.
+        // SAFETY: the driver allocated the memory, and no copy through it is in flight.
         let _ = unsafe { result::free_host(self.memory) };
     }
 }

@@ -13,7 +13,7 @@ use communicator::{Communicator, Moment};
 #[derive(Clone, Debug)]
 pub struct Cards(Rc<Communicator>);
 
-/// Tensors on their way.
+/// A transfer that was begun, with its tensors.
 #[derive(Debug)]
 pub struct PendingCollective {
     cards: Rc<Communicator>,
@@ -192,7 +192,7 @@ mod communicator {
         pub fn sum(&self, x: &Tensor, to: SumTo) -> Result<()> {
             let ((count, of), at, sum) = (elements(x)?, address(x)?, sys::ncclRedOp_t::ncclSum);
             let (from, into) = (at as *const _, at as *mut _);
-            // SAFETY: the tensor's elements, which nothing reads before the transfer arrives, and which are held until then.
+            // SAFETY: the tensor's elements, which nothing reads before the transfer is complete, and which are held until then.
             checked(unsafe {
                 match to {
                     SumTo::All => result::all_reduce(from, into, count, of, sum, self.cards, self.stream()),

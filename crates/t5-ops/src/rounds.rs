@@ -4,12 +4,12 @@
 //! - A *phase* is a part of a round whose launches are the same each time, for example forward or backward.
 //! - Operations whose sizes differ each time, such as the head, run between two phases and are never recorded ([`GraphRounds::uncaptured`]).
 //! - Rounds of one *kind* have the same phases, launches and sizes.
-//! - The *life* of a tensor is the span from the launch before which it is taken to the last launch that uses it.
-//! - The *arena* is memory on the card that all recordings share. Tensors of recorded phases lie in it, and share memory where their lives
-//!   do not overlap.
+//! - The *lifetime* of a tensor is the span from the launch before which it is taken to the last launch that uses it.
+//! - The *arena* is memory on the card that all recordings share. Tensors of recorded phases lie in it, and share memory where their
+//!   lifetimes do not overlap.
 //!
-//! The first round of a kind runs launch by launch. The second is measured: the life of each tensor is noted. When two rounds in a row are
-//! of measured kinds, the second one is recorded. Later rounds of its kind are launched.
+//! The first round of a kind runs launch by launch. The second is measured: the lifetime of each tensor is noted. When two rounds in a
+//! row are of measured kinds, the second one is recorded. Later rounds of its kind are launched.
 //!
 //! Invariants: recording changes no bit. Values that change from round to round lie on the card, and are written before the launch. Graphs
 //! have no memory of their own. If anything cannot be recorded, all rounds run launch by launch, and one warning says why.
@@ -24,7 +24,7 @@ use candle_core::{Error, Result, Tensor, TensorId};
 
 use crate::graphs::{GraphInputs, Turn};
 
-/// Rounds by their kind `K`. The recorded round of a kind leaves a `V` of the host, which later rounds of this kind read back.
+/// Rounds by their kind `K`. The recorded round of a kind stores its host state, a `V`, which later rounds of this kind read back.
 pub struct GraphRounds<K, V> {
     #[cfg(feature = "cuda")]
     on_card: crate::cuda::rounds::OnCard<K, V>,
@@ -45,14 +45,14 @@ impl<K, V> Default for GraphRounds<K, V> {
 
 impl<K, V> std::fmt::Debug for GraphRounds<K, V> {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        f.debug_struct("Rounds").finish_non_exhaustive()
+        f.debug_struct("GraphRounds").finish_non_exhaustive()
     }
 }
 
 #[cfg_attr(not(feature = "cuda"), allow(clippy::unused_self))]
 impl<K: PartialEq, V> GraphRounds<K, V> {
-    /// Begins a round. Returns false where it runs launch by launch and needs no phases. `external` are tensors from outside the round that its
-    /// launches use, such as weights. If one of them has been replaced, the kind is recorded again. No other thread may use the card
+    /// Begins a round. Returns false where it runs launch by launch and needs no phases. `external` are tensors from outside the round that
+    /// its launches use, such as weights. If one of them has been replaced, the kind is recorded again. No other thread may use the card
     /// during a phase.
     ///
     /// # Errors
@@ -89,8 +89,8 @@ impl<K: PartialEq, V> GraphRounds<K, V> {
         work()
     }
 
-    /// Hands a tensor of the last phase to [`GraphRounds::uncaptured`]: the same one, or after a launch the one that was recorded. Other tensors of a
-    /// phase may not be read there, because their memory may already serve others.
+    /// Hands a tensor of the last phase to [`GraphRounds::uncaptured`]: the same one, or after a launch the one that was recorded. Other
+    /// tensors of a phase may not be read there, because their memory may already serve others.
     ///
     /// # Errors
     /// The device's.
@@ -120,7 +120,7 @@ impl<K: PartialEq, V> GraphRounds<K, V> {
         false
     }
 
-    /// The value that the recorded round of this kind left ([`GraphRounds::end`]). `None` unless the current round is launched as graphs.
+    /// The host state of the recorded round of this kind ([`GraphRounds::end`]). `None` unless the current round is launched as graphs.
     pub fn recorded_host_state(&self) -> Option<&V> {
         #[cfg(feature = "cuda")]
         return self.on_card.recorded_host_state();
@@ -128,7 +128,7 @@ impl<K: PartialEq, V> GraphRounds<K, V> {
         None
     }
 
-    /// Ends the round. `None` says that it was not completed: nothing of it is kept.
+    /// Ends the round, with its host state. `None` says that the round was not completed: nothing of it is kept.
     pub fn end(&mut self, host_state: Option<V>) {
         #[cfg(feature = "cuda")]
         self.on_card.end(host_state);
@@ -164,7 +164,8 @@ impl<K: PartialEq, V> GraphRounds<K, V> {
         0
     }
 
-    /// Whether rounds may yet be recorded: on a card, unless a recording has failed, [`GraphRounds::stop`] or `LOW_MEM_T5_GRAPHS` says otherwise.
+    /// Whether rounds may yet be recorded: on a card, unless a recording has failed, [`GraphRounds::stop`] was called, or
+    /// `LOW_MEM_T5_GRAPHS` forbids it.
     pub fn may_record(&self) -> bool {
         #[cfg(feature = "cuda")]
         return self.on_card.may_record();

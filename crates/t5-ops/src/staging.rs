@@ -1,7 +1,7 @@
 //! Values of a card that another thread copies to and from the host while the card computes.
 //!
-//! The thread has a lane of its own for these copies. A copy waits for the work that was launched before its values were staged, and is
-//! done when its call returns. Until all copies are done nothing else may use the values, so no kernel has to wait for a copy.
+//! The thread has copy streams of its own for these copies. A copy waits for the work that was launched before its values were staged,
+//! and is done when its call returns. Until all copies are done nothing else may use the values, so no kernel has to wait for a copy.
 
 use candle_core::{Device, Result, Tensor};
 
@@ -95,7 +95,7 @@ mod streams {
 
     #[derive(Clone, Debug)]
     pub struct Streams {
-        /// Outside the lane's lock, so that the thread that computes does not wait for copies.
+        /// Outside the lock of the copy streams, so that the thread that computes does not wait for copies.
         compute_stream: Arc<CudaStream>,
         copy_streams: Arc<Mutex<CopyStreams>>,
     }

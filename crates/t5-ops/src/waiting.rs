@@ -1,7 +1,7 @@
-//! Values of a card that wait in page-locked memory of the host.
+//! Pinned copies: values of a card that lie in page-locked memory of the host until the card needs them again.
 //!
 //! Values take whole pages of this memory and give them back. The memory grows when too few pages are free. So it is as large as the most
-//! bytes that ever waited, and is locked once. The host takes no part in a copy: the card reads and writes the memory itself.
+//! bytes that ever lay in it, and is locked once. The host takes no part in a copy: the card reads and writes the memory itself.
 //!
 //! Invariants: a copy out of memory waits for the copy into it. A copy into memory waits for all copies out of any memory that were begun
 //! before. Memory on the card is not freed until the copies from it have been waited for.
@@ -10,11 +10,11 @@ use candle_core::{DType, Result, Shape, Tensor};
 
 use crate::copies::Upload;
 
-/// Values of fewer bytes do not wait here: the host copies them in the time that it takes to ask the card.
+/// Values of fewer bytes get no pinned copy: the host copies them in the time that it takes to ask the card.
 #[cfg(feature = "cuda")]
-const LEAST: usize = 16 << 10;
+const MIN_BYTES: usize = 16 << 10;
 
-/// A tensor that still has its memory on the card because its values are on their way.
+/// A tensor that keeps its memory on the card until its values are copied to pinned memory.
 #[derive(Debug)]
 pub struct PendingDownload {
     // First, so that the stream that computes waits for the copy before the tensor's memory is given back.
@@ -23,7 +23,7 @@ pub struct PendingDownload {
 }
 
 impl PendingDownload {
-    /// Has all work that is launched from here on wait until the values have left.
+    /// Has all work that is launched from here on wait until the values are copied.
     ///
     /// # Errors
     /// The driver's.
@@ -33,7 +33,7 @@ impl PendingDownload {
     }
 }
 
-/// Values that wait in the host's memory.
+/// Values of a tensor in page-locked memory of the host.
 #[derive(Debug)]
 pub struct PinnedCopy {
     memory: way::Memory,
@@ -76,7 +76,7 @@ impl PinnedCopy {
     }
 }
 
-/// Unlocks and frees this thread's memory in which no values wait.
+/// Unlocks and frees this thread's page-locked memory that holds no values.
 pub fn release_unused() {
     #[cfg(feature = "cuda")]
     way::release_unused();
@@ -97,7 +97,7 @@ mod way {
     use candle_core::{Device, Result, Tensor};
     use heap::FreeRanges;
 
-    use super::LEAST;
+    use super::MIN_BYTES;
     pub(super) use crate::copies::Copied;
     use crate::copies::{Upload, copy_streams_of};
     use crate::copy_streams::Run;
@@ -122,7 +122,7 @@ mod way {
     pub fn leave(x: &Tensor) -> Result<Option<(Tensor, Memory, Copied)>> {
         let Device::Cuda(card) = x.device() else { return Ok(None) };
         let bytes = x.elem_count() * x.dtype().size_in_bytes();
-        if bytes < LEAST {
+        if bytes < MIN_BYTES {
             return Ok(None);
         }
         let (Some(copy_streams), Some(taken)) = (copy_streams_of(x.device())?, Taken::of(&card.cuda_stream(), bytes))
@@ -187,7 +187,7 @@ mod way {
         }
     }
 
-    /// All memory in which values of a card wait.
+    /// All page-locked memory for values of a card.
     #[derive(Debug)]
     struct Store {
         stream: Arc<CudaStream>,
@@ -266,7 +266,7 @@ mod way {
     }
 }
 
-/// Without a card no values wait here.
+/// Without a card there are no pinned copies.
 #[cfg(not(feature = "cuda"))]
 mod way {
     use candle_core::{Result, Tensor};

@@ -37,15 +37,15 @@ fn host_copy(block: usize) -> [Tensor; 2] {
     [tensor(weight, &[WIDTH, WIDTH]), tensor(large, &[LARGE])]
 }
 
-/// Gives an absent tensor the values of its home.
-fn brought(to: &Tensor, host_copy: &Tensor) -> candle_core::Result<()> {
+/// Gives an absent tensor the values of its host copy.
+fn uploaded(to: &Tensor, host_copy: &Tensor) -> candle_core::Result<()> {
     let mut incoming = Upload::begin(to)?;
     incoming.copy(host_copy)?;
     incoming.complete()
 }
 
-/// Whether a page-locked home has its tensor's values now.
-fn copied_home(x: &Tensor, host_copy: &Tensor) -> candle_core::Result<bool> {
+/// Whether a host copy is page-locked, and so has its tensor's values now.
+fn written_back(x: &Tensor, host_copy: &Tensor) -> candle_core::Result<bool> {
     let write_back = WriteBack::begin(x, host_copy)?;
     let is_locked = write_back.is_some();
     write_back.map_or(Ok(()), WriteBack::complete)?;
@@ -143,10 +143,10 @@ fn bytes_of_copies_and_the_time_that_the_card_waits_for_them_are_counted_once() 
     assert_eq!(copy_waits::so_far().unwrap(), CopyWaits::default());
     // A wait within another one.
     let to = absent::absent_like(&large, &card).unwrap();
-    copy_waits::waiting(&card, || brought(&to, &large)).unwrap();
-    let brought = copy_waits::so_far().unwrap();
-    assert_eq!(bytes(brought), (of_large, 0));
-    assert!(brought.seconds > 0.0);
+    copy_waits::waiting(&card, || uploaded(&to, &large)).unwrap();
+    let uploaded = copy_waits::so_far().unwrap();
+    assert_eq!(bytes(uploaded), (of_large, 0));
+    assert!(uploaded.seconds > 0.0);
     assert!(bits(&copy_waits::moved(&to, &Device::Cpu).unwrap()) == bits(&large));
     // During other work, there and back.
     let to = absent::absent_like(&weight, &card).unwrap();
@@ -156,7 +156,7 @@ fn bytes_of_copies_and_the_time_that_the_card_waits_for_them_are_counted_once() 
     assert_eq!(bits(&Download::begin(&to).unwrap().complete().unwrap()), bits(&weight));
     let all = copy_waits::so_far().unwrap();
     assert_eq!(bytes(all), (of_large + of_weight, of_large + of_weight));
-    assert!(all.seconds > brought.seconds && all.seconds <= began.elapsed().as_secs_f64(), "{all:?}");
+    assert!(all.seconds > uploaded.seconds && all.seconds <= began.elapsed().as_secs_f64(), "{all:?}");
     // Without a copy nothing is counted.
     copy_waits::moved(&weight, &Device::Cpu).unwrap();
     assert_eq!(copy_waits::so_far().unwrap().since(all), CopyWaits::default());
@@ -207,9 +207,9 @@ fn a_home_that_is_locked_follows_its_tensor() {
     let card = t5_ops::open_card(0).expect("a card, or the emulated one");
     let [_, large] = host_copy(4);
     let to = absent::absent_like(&large, &card).unwrap();
-    brought(&to, &large).unwrap();
+    uploaded(&to, &large).unwrap();
     t5_ops::add_in_place(&to, &to.copy().unwrap()).unwrap();
-    assert!(!copied_home(&to, &large).unwrap(), "it is not locked");
+    assert!(!written_back(&to, &large).unwrap(), "it is not locked");
     let expected = bits(&large);
     assert_eq!(expected, bits(&host_copy(4)[1]));
     let [lock, again] = [PageLocked::of(&large, &card), PageLocked::of(&large, &card)];
@@ -217,14 +217,14 @@ fn a_home_that_is_locked_follows_its_tensor() {
     // The memory stays locked as long as there is any lock on it.
     drop(lock);
     let rows = |x: &Tensor| x.narrow(0, 1000, LARGE - 1001).unwrap();
-    assert!(copied_home(&rows(&to), &rows(&large)).unwrap());
+    assert!(written_back(&rows(&to), &rows(&large)).unwrap());
     let doubled: Vec<u32> = expected.iter().map(|&bits| (2.0 * f32::from_bits(bits)).to_bits()).collect();
     let got = bits(&large);
     assert!(got[1000..LARGE - 1] == doubled[1000..LARGE - 1]);
     assert!(got[..1000] == expected[..1000] && got[LARGE - 1] == expected[LARGE - 1], "nothing beside it");
-    assert!(copied_home(&to.narrow(0, 0, 7).unwrap(), &large).is_err());
+    assert!(written_back(&to.narrow(0, 0, 7).unwrap(), &large).is_err());
     drop(again);
-    assert!(!copied_home(&to, &large).unwrap(), "it is not locked any more");
+    assert!(!written_back(&to, &large).unwrap(), "it is not locked any more");
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn values_in_a_file_come_from_it_piece_by_piece() {
     let [all, part] = [in_file.clone(), in_file.narrow(0, 1001, LARGE - 2002).unwrap()];
     for (of, expected) in [(all, bits(&large)), (part, bits(&large)[1001..LARGE - 1001].to_vec())] {
         let to = absent::absent_like(&of, &card).unwrap();
-        brought(&to, &of).unwrap();
+        uploaded(&to, &of).unwrap();
         assert!(bits(&to) == expected);
     }
 }

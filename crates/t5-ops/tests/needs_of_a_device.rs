@@ -10,14 +10,14 @@ use t5_ops::{
     Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, AddedProduct, Attended, Attention,
     AttentionSizes, CrossEntropy, Dropout, MAX_HEAD_ON_DEVICE, Needs, Path, Precision, Quantisation, Quantised,
     Rounding, SecondMoment, SquareSums, adafactor_needs, adafactor_of_each, adamw_needs, adamw_of_each,
-    adapted_lengths_needs, adapted_row_norms, attention, attention_backward, attention_backward_needs, attention_needs,
-    dropout, dropout_add, dropout_add_needs, dropout_needs, embedding, embedding_backward, embedding_backward_needs,
-    embedding_needs, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
-    feed_forward_activation_needs, linear, linear_backward_input, linear_backward_input_needs,
-    linear_backward_input_scaled, linear_backward_weight, linear_backward_weight_needs, linear_cross_entropy,
-    linear_cross_entropy_backward, linear_cross_entropy_backward_needs, linear_cross_entropy_needs, linear_needs,
-    linear_plus_product, linear_scaled, narrow_each, narrow_each_needs, rms_norm, rms_norm_backward,
-    rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
+    adapted_row_norms, adapted_row_norms_needs, attention, attention_backward, attention_backward_needs,
+    attention_needs, dropout, dropout_add, dropout_add_needs, dropout_needs, embedding, embedding_backward,
+    embedding_backward_needs, embedding_needs, feed_forward_activation, feed_forward_activation_backward,
+    feed_forward_activation_backward_needs, feed_forward_activation_needs, linear, linear_backward_input,
+    linear_backward_input_needs, linear_backward_input_scaled, linear_backward_weight, linear_backward_weight_needs,
+    linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs,
+    linear_cross_entropy_needs, linear_needs, linear_plus_product, linear_scaled, narrow_each, narrow_each_needs,
+    rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs, square_sums_needs,
 };
 
 use self::tensors::{is_emulated, test_alone};
@@ -91,7 +91,7 @@ fn operations(card: &Card, dtype: DType, of_weight: DType, drops: bool) {
     let of_input = linear_backward_input_needs(CARD, ROWS, weight, both, 0, false);
     card.check("linear_backward_input_scaled", of_input, || linear_backward_input_scaled(&dy, &w, 0.3));
     let (narrow, up) = (card.tensor(&[b, t, 8], dtype), card.tensor(&[96, 8], of_weight));
-    card.check("linear_beside", linear_needs(CARD, ROWS, weight, both, 8), || {
+    card.check("linear_plus_product", linear_needs(CARD, ROWS, weight, both, 8), || {
         linear_plus_product(&x, &w, Some(AddedProduct { x: &narrow, w: &up }))
     });
     for accumulates in [false, true] {
@@ -229,7 +229,7 @@ fn codes(card: &Card, dtype: DType) {
         let (x, dy) = (card.tensor(&[rows, k], dtype), card.tensor(&[rows, n], dtype));
         let (a, b) = (card.tensor(&[4, k], F32), card.tensor(&[n, 4], F32));
         let dense = card.tensor(&[n, k], dtype);
-        card.check("lengths", adapted_lengths_needs(CARD, (n, k), 4), || adapted_row_norms(&dense, &a, &b, 0.5));
+        card.check("lengths", adapted_row_norms_needs(CARD, (n, k), 4), || adapted_row_norms(&dense, &a, &b, 0.5));
         for precision in [Precision::Int8, Precision::Nf4] {
             let quantisation = Quantisation::new(precision, (n, k)).unwrap();
             let bytes = Tensor::ones(quantisation.bytes(), DType::U8, &card.0).unwrap();
@@ -241,7 +241,7 @@ fn codes(card: &Card, dtype: DType) {
             let beside = Some(AddedProduct { x: &card.tensor(&[rows, 4], dtype), w: &b });
             let needs = linear_needs(CARD, rows, (n, k), dtypes, 4);
             card.check(precision.name(), needs, || linear_plus_product(&x, &w, beside));
-            let needs = adapted_lengths_needs(CARD, (n, k), 4);
+            let needs = adapted_row_norms_needs(CARD, (n, k), 4);
             card.check(precision.name(), needs, || adapted_row_norms(&w, &a, &b, 0.5));
         }
     }

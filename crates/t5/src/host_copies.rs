@@ -1,10 +1,10 @@
-//! Homes of a device model's weights: places in the host's memory, or in files, where the values wait.
+//! Host copies of a device model's weights: tensors in the host's memory, or in files, that hold the values between two uses.
 //!
-//! Layers hold tensors of the device, which are empty until a pass asks for their values. The values themselves are at home, on the CPU.
-//! Tensors that a pass asked for are emptied after it. Changed values are copied home first.
+//! Layers hold tensors of the device, which are empty until a pass asks for their values. The values themselves are in the host copy, on
+//! the CPU. Tensors that a pass asked for are emptied after it. Changed values are written back first.
 //!
-//! Invariants: a tensor and its home have the same shape and dtype. If the tensor is empty, its home has the values, or they are on
-//! their way to it, and the device uses them only after they arrived.
+//! Invariants: a tensor and its host copy have the same shape and dtype. If the tensor is empty, its host copy has the values, or they are
+//! being written back to it, and the device uses them only after that is complete.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ use crate::pager::Pager;
 use crate::parameters::Parameter;
 use crate::step::weights::WeightFile;
 
-/// The homes of some tensors, by tensor id.
+/// The host copies of some tensors, by tensor id.
 #[derive(Debug)]
 pub(crate) struct HostCopies {
     host_copies: RefCell<HashMap<TensorId, HostCopy>>,
@@ -30,7 +30,7 @@ pub(crate) struct HostCopies {
 
 #[derive(Debug)]
 struct HostCopy {
-    /// Changed values that are being copied to the home.
+    /// Changed values that are being written back.
     // This field is first, so that the copy ends before the memory is unlocked.
     write_back: Option<WriteBack>,
     values: Tensor,
@@ -43,12 +43,13 @@ struct HostCopy {
 }
 
 impl HostCopies {
-    /// No homes yet.
+    /// No host copies yet.
     pub fn new(file: Arc<WeightFile>) -> HostCopies {
         HostCopies { host_copies: RefCell::default(), file }
     }
 
-    /// Moves parameters that were made on the CPU to a device, except those that stay at home ([`WeightFile::stays_on_host`]).
+    /// Moves parameters that were made on the CPU to a device, except those that stay on the host
+    /// ([`WeightFile::stays_on_host`]).
     ///
     /// # Errors
     /// The device reports an error.
@@ -63,7 +64,7 @@ impl HostCopies {
         parameters.into_iter().map(parameter).collect()
     }
 
-    /// An empty tensor on a device, whose home has these values.
+    /// An empty tensor on a device, whose host copy has these values.
     ///
     /// # Errors
     /// The device reports an error.
@@ -77,8 +78,8 @@ impl HostCopies {
         Ok(tensor)
     }
 
-    /// Moves a parameter's tensor from its old place, `from` homes or the device, to its new one: the device, or its home in `to`, with an
-    /// empty tensor on the device. The home of a base's weight is the file where the base is stored.
+    /// Moves a parameter's tensor from its old place, a host copy in `from` or the device, to its new one: the device, or a host copy in
+    /// `to` with an empty tensor on the device. The host copy of a base's weight is in the file where the base is stored.
     ///
     /// # Errors
     /// The device or a file reports an error.
@@ -104,12 +105,12 @@ impl HostCopies {
         }
     }
 
-    /// Whether a tensor has a home.
+    /// Whether a tensor has a host copy.
     pub fn has(&self, tensor: &Tensor) -> bool {
         self.host_copies.borrow().contains_key(&tensor.id())
     }
 
-    /// The values in a tensor's home, after any copy to it has ended. `None` if the tensor has no home.
+    /// The values in a tensor's host copy, after any write-back to it has ended. `None` if the tensor has no host copy.
     ///
     /// # Errors
     /// The device reports an error.
@@ -138,7 +139,7 @@ impl HostCopies {
         incoming.copy(values).map_err(|error| self.file.error(error))
     }
 
-    /// Has `f` change a tensor, and then copies the changed values home.
+    /// Has `f` change a tensor, and then writes the changed values back.
     ///
     /// # Errors
     /// `f` returns an error, or the device or a file reports one.

@@ -47,7 +47,7 @@ pub struct T5 {
     pub(crate) network: Network<Tensor>,
     /// The file of the large parameters, if they are not in memory.
     file: Option<Arc<WeightFile>>,
-    /// The homes of weights that are on a device only while they are in use.
+    /// The host copies of weights that are on a device only while they are in use.
     host_copies: Option<Rc<HostCopies>>,
     /// The directory that the base was loaded from.
     directory: Option<PathBuf>,
@@ -360,7 +360,7 @@ impl T5 {
         hf::save_with(directory, &self.config, (&self.parameters, self.network.pager.as_deref()), file)
     }
 
-    /// Brings the weights that this process does not hold, while another process saves the same model.
+    /// Fetches the weights that this process does not hold, while another process saves the same model.
     ///
     /// # Errors
     /// As [`Pager::page_in`].

@@ -25,7 +25,7 @@ pub(crate) struct Network<T> {
     logit_scale: f64,
     /// Bytes of weights in files that may be read before they are used.
     pub read_ahead_bytes: u64,
-    /// Brings weights that lie elsewhere.
+    /// Fetches weights that lie elsewhere.
     pub pager: Option<Rc<dyn Pager<T>>>,
 }
 
@@ -58,7 +58,7 @@ impl<T: Ops> Network<T> {
         linears.chain(table)
     }
 
-    /// Begins to read the first weights of a part that fit in `read_ahead_bytes`. Operations read ahead a table that comes by rows.
+    /// Begins to read the first weights of a part that fit in `read_ahead_bytes`. Operations read ahead a table that is paged by rows.
     pub fn read_ahead(&self, part: Part) {
         let mut room = self.read_ahead_bytes;
         for weight in self.weights_of(part).filter(|weight| weight.paging != PagingGranularity::ByRows) {
@@ -76,7 +76,7 @@ impl<T: Ops> Network<T> {
         }
     }
 
-    /// Begins to fetch the weights of a part that lie elsewhere.
+    /// Prefetches the weights of a part that lie elsewhere.
     ///
     /// # Errors
     /// As [`Pager::prefetch`].
@@ -106,7 +106,7 @@ impl<T: Ops> Network<T> {
         self.weights_of(part).try_for_each(|weight| ask(pager.as_ref(), weight))
     }
 
-    /// Begins to fetch a parameter that will be changed soon.
+    /// Prefetches a parameter that will be changed soon.
     ///
     /// # Errors
     /// As [`Pager::prefetch_for_update`].
@@ -114,7 +114,7 @@ impl<T: Ops> Network<T> {
         self.pager.as_ref().map_or(Ok(()), |pager| pager.prefetch_for_update(index, weight))
     }
 
-    /// Makes a weight in a file resident, unless its operations do that themselves. Brings a weight that lies elsewhere.
+    /// Makes a weight in a file resident, unless its operations do that themselves. Fetches a weight that lies elsewhere.
     ///
     /// # Errors
     /// As [`Pager::page_in`].
@@ -125,7 +125,7 @@ impl<T: Ops> Network<T> {
         self.fetch_remote(weight)
     }
 
-    /// Brings a weight that lies elsewhere. A weight in a file stays there, for an operation that needs few of its rows.
+    /// Fetches a weight that lies elsewhere. A weight in a file stays there, for an operation that needs few of its rows.
     ///
     /// # Errors
     /// As [`Pager::page_in`].

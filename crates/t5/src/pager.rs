@@ -4,12 +4,12 @@ use std::fmt::Debug;
 
 use crate::error::Result;
 
-/// Brings weights that lie elsewhere, such as in other processes, for as long as they are in use.
+/// Fetches weights that lie elsewhere, such as in other processes, for as long as they are in use.
 ///
 /// Passes ask for a block's weights before they use them, and release them afterwards. The order depends on the model and the shapes
 /// alone.
 pub trait Pager<T>: Debug {
-    /// Begins to fetch the values of parameter `index`, which will be asked for soon. They are not read before that.
+    /// Prefetches the values of parameter `index`, which will be asked for soon. They are not read before that.
     ///
     /// # Errors
     /// [`crate::Error::Elsewhere`].

@@ -331,11 +331,11 @@ pub(crate) struct Weight<T> {
     /// The values in the dtype of products, if such a copy is held.
     pub copy: Option<T>,
     pub quantisation: Option<Quantisation>,
-    /// How the weight gets from its file to memory: with its part, alone, or by rows. Not used for a weight in memory.
+    /// How much of a weight in a file is paged in at a time. Not used for a weight in memory.
     pub paging: PagingGranularity,
 }
 
-/// How a weight in a file comes to memory while it is in use.
+/// How much of a weight in a file is paged in at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PagingGranularity {
     /// With the other weights of its part.
@@ -347,8 +347,8 @@ pub(crate) enum PagingGranularity {
 }
 
 impl PagingGranularity {
-    /// How a frozen weight of this part comes to memory where weights are read apart. The table of a head with an adapter comes as a
-    /// whole, because one of the adapter's products sums over the vocabulary.
+    /// How a frozen weight of this part is paged where weights are read apart. The table of a head with an adapter is paged as a whole,
+    /// because one of the adapter's products sums over the vocabulary.
     pub fn apart(part: Part, config: &Config) -> PagingGranularity {
         let has_adapter = || config.lora.as_ref().is_some_and(|lora| lora.of("lm_head").is_some());
         match part {
@@ -376,7 +376,7 @@ impl<T> Weight<T> {
 }
 
 impl<T: Ops> Weight<T> {
-    /// Calls `f`, which needs the values. Operations on a table that comes by rows read its rows themselves.
+    /// Calls `f`, which needs the values. Operations on a table that is paged by rows read its rows themselves.
     pub fn here<R>(&self, f: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         if self.paging != PagingGranularity::Alone {
             return f(self);

@@ -275,9 +275,9 @@ mod tests {
             let before = group.spent().sent_bytes;
             let x = |number: usize| Tensor::new(&[number as f32, 1.0, -2.5], &device).unwrap();
             let (all, one, sent) = (x(group.rank()), x(group.rank()), x(7 + group.rank()));
-            let arriving = between.begin_sum(&all, To::All).unwrap();
+            let pending = between.begin_sum(&all, To::All).unwrap();
             between.begin_sum(&one, To::One(2)).unwrap().complete().unwrap();
-            arriving.complete().unwrap();
+            pending.complete().unwrap();
             between.begin_broadcast(1, &sent).unwrap().complete().unwrap();
             let spent = group.spent().sent_bytes - before;
             assert!(between.bits_per_second(&device).unwrap() > 0.0);

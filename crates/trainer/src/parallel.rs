@@ -118,7 +118,7 @@ impl Parallel {
         })
     }
 
-    /// The way to the other processes.
+    /// The transport to the other processes.
     #[cfg(test)]
     pub(crate) fn transport(&self) -> &Transport {
         &self.transport
@@ -257,13 +257,13 @@ impl Parallel {
     }
 
     /// Begins to add up the gradient of a parameter over all processes, into the first of `parts`. None of them may be read or written
-    /// until the sum has arrived.
+    /// until the sum is complete.
     pub(crate) fn begin_sum(&self, index: usize, parts: &[Tensor]) -> Result<PendingTransfer> {
         let to = self.owner(index).map_or(To::All, To::One);
         self.transport.begin_sum((self.shards, self.has_virtual_shards), parts, to)
     }
 
-    /// Begins to copy a tensor's values from process `root` to all others. The tensor may not be read until they have arrived.
+    /// Begins to copy a tensor's values from process `root` to all others. The tensor may not be read until the broadcast is complete.
     pub(crate) fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> Result<PendingTransfer> {
         self.transport.begin_broadcast(root, tensor)
     }
@@ -310,7 +310,7 @@ impl Parallel {
         Ok(())
     }
 
-    /// The loss sums of all shards in order, the wishes of all processes together, and the square sums of the parameters, each from the
+    /// The loss sums of all shards in order, the votes of all processes together, and the square sums of the parameters, each from the
     /// parameter's owner.
     pub(crate) fn agree(&self, losses: &[f64], vote: StepVote, sums: &mut [f64]) -> Result<(f64, StepVote)> {
         #[cfg(test)]

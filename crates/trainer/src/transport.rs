@@ -1,4 +1,4 @@
-//! The way of tensors' values from process to process: straight from memory, from card to card, or from a card through the host.
+//! The transport of tensors' values from process to process: straight from memory, from card to card, or from a card through the host.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub(crate) struct Transport {
     group: Group,
     /// Copies values of tensors on a card. `None` before [`Transport::reach`], and on the CPU.
     staging: Option<Staging>,
-    /// The way between cards, if cards reach each other.
+    /// The transport between cards, if cards reach each other.
     cards: Option<BetweenCards>,
     turns: Turns,
 }
@@ -51,7 +51,7 @@ impl PendingTransfer {
     pub fn complete(self) -> Result<()> {
         match self {
             PendingTransfer::Host(pending) => pending.wait()?,
-            PendingTransfer::Cards(arriving) => Ok(arriving.complete()?),
+            PendingTransfer::Cards(pending) => Ok(pending.complete()?),
             PendingTransfer::Here => Ok(()),
         }
     }
@@ -147,7 +147,8 @@ impl Transport {
     }
 
     /// Begins to add up a gradient over all processes. `parts` are this process's sums, the first of which takes the result. None of them
-    /// may be read or written until it has arrived. `is_in_order`: the bits depend on the number of shards alone, and not on the processes.
+    /// may be read or written until the sum is complete. `is_in_order`: the bits depend on the number of shards alone, and not on the
+    /// processes.
     pub fn begin_sum(
         &self,
         (shards, is_in_order): (Shards, bool),
@@ -203,7 +204,7 @@ impl Transport {
     }
 
     /// Begins to copy a tensor's values from process `root` to all others. The tensor lies on a card in all processes, or in memory in all.
-    /// It may not be read until the values have arrived.
+    /// It may not be read until the broadcast is complete.
     pub fn begin_broadcast(&self, root: usize, tensor: &Tensor) -> Result<PendingTransfer> {
         match &self.cards {
             Some(cards) if !tensor.device().is_cpu() => {

@@ -155,8 +155,8 @@ impl<'a> Update<'a> {
         parallel.agree(&[], vote, &mut sums).map(drop)
     }
 
-    /// Changes a parameter by `change`. If its owner sends it to the others, begins that. A parameter in a file arrives at once, others
-    /// when the step has ended.
+    /// Changes a parameter by `change`. If its owner sends it to the others, begins that. The transfer of a parameter in a file is complete
+    /// at once, others when the step has ended.
     fn change(&mut self, index: usize, change: &dyn Fn(&Tensor) -> Result<()>) -> Result<()> {
         self.is_changed = true;
         let sender = self.sender(index);
@@ -190,7 +190,7 @@ impl<'a> Update<'a> {
         Ok(())
     }
 
-    /// The square sums of every parameter's gradient, and the wishes of all processes. Sets the loss.
+    /// The square sums of every parameter's gradient, and the votes of all processes. Sets the loss.
     fn agree(&mut self, loss_sum: f64) -> Result<(Vec<f64>, StepVote)> {
         let mut totals = SquareSums::totals(self.sums.iter().flatten())?.into_iter();
         let total = |sums: &Option<SquareSums>| sums.as_ref().and_then(|_| totals.next()).unwrap_or(0.0);
@@ -278,7 +278,7 @@ impl Observer<Tensor, Error> for Update<'_> {
     }
 
     fn apply(&mut self, index: usize, gradient: &Tensor) -> Result<()> {
-        // A weight whose home is off the card is on the card for its own update alone.
+        // A weight with a host copy is on the card for its own update alone.
         if self.waits() && !self.model.has_host_copy(index) {
             self.waiting.push((index, self.updates(index).then(|| gradient.clone())));
             return Ok(());

@@ -90,7 +90,7 @@ struct Disk {
     inodes: Vec<Inode>,
 }
 
-/// A file or a directory. A disk's first thing is its root.
+/// A file or a directory. A disk's first inode is its root.
 #[derive(Clone, Debug)]
 enum Inode {
     /// The contents at the last sync.
@@ -181,9 +181,9 @@ impl Disk {
         Ok(())
     }
 
-    fn insert(&mut self, path: &Path, thing: Inode) {
+    fn insert(&mut self, path: &Path, inode: Inode) {
         let place = self.inodes.len();
-        self.inodes.push(thing);
+        self.inodes.push(inode);
         self.names_of(path).map(|(names, name)| names.insert(name, place));
     }
 

@@ -1,8 +1,8 @@
 //! Signals at random moments: measures how long a run takes to exit, and checks its messages about the exit.
 //!
-//! First, a run without a signal shows when each of its stretches begins and how long it lasts. The stretches are: starting
+//! First, a run without a signal shows when each of its phases begins and how long it lasts. The phases are: starting
 //! (reading, planning, loading), an evaluation with generation, steps, and a save. A try starts the same run, waits for the
-//! beginning of a stretch and for a random part of it, and sends SIGTERM, SIGINT or SIGHUP. The preset `tiny` is always tried.
+//! beginning of a phase and for a random part of it, and sends SIGTERM, SIGINT or SIGHUP. The preset `tiny` is always tried.
 //! Other presets need `--only t5-small` or `--only chatlm-0.2b`: they take minutes for each ten tries.
 
 use std::io::{BufRead, BufReader, Read};
@@ -21,10 +21,10 @@ const MOST: Duration = Duration::from_secs(20);
 /// Models; the first is always tried.
 const PRESETS: [&str; 3] = ["tiny", "t5-small", "chatlm-0.2b"];
 
-/// Default number of tries per stretch.
+/// Default number of tries per phase.
 const TRIES: usize = 5;
 
-/// Stretches of a run: name, the text that begins it (empty: the start), and the text that ends it.
+/// Phases of a run: name, the text that begins it (empty: the start), and the text that ends it.
 const PHASES: [(&str, &str, &str); 4] = [
     ("starting", "", "evaluating"),
     ("evaluation with generation", "evaluating", "evaluation at step 0"),
@@ -32,7 +32,7 @@ const PHASES: [(&str, &str, &str); 4] = [
     ("saving", "step 1/", "saved run/"),
 ];
 
-/// Runs the tries of each model and stretch.
+/// Runs the tries of each model and phase.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     if ignores_hangups() {
         return Err("SIGHUP is ignored here, and a run would ignore it, too: start without `nohup`".to_owned());
@@ -45,14 +45,14 @@ pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
             continue;
         }
         let spans = spans(lab, &arguments)?;
-        for ((stretch, row), span) in PHASES.iter().zip(rows).zip(spans) {
+        for ((phase, row), span) in PHASES.iter().zip(rows).zip(spans) {
             let mut random = lab.options.seed;
             let tries: Vec<(String, Moment)> = (0..lab.options.tries.unwrap_or(TRIES))
                 .map(|_| {
                     random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     let signal = ["TERM", "INT", "HUP"][(random >> 40) as usize % 3];
                     let delay = span.mul_f64((random >> 43) as f64 / (1u64 << 21) as f64);
-                    (format!("{signal} after {} ms", delay.as_millis()), Moment { after: stretch.1, delay, signal })
+                    (format!("{signal} after {} ms", delay.as_millis()), Moment { after: phase.1, delay, signal })
                 })
                 .collect();
             let took = Mutex::new(Vec::new());
@@ -120,7 +120,7 @@ fn ignores_hangups() -> bool {
     mask.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 == 1))
 }
 
-/// The duration of each stretch of an undisturbed run.
+/// The duration of each phase of an undisturbed run.
 fn spans(lab: &Lab, arguments: &[String]) -> Result<[Duration; 4], String> {
     let directory = lab.directory("undisturbed")?;
     let (mut child, lines) = start(lab, arguments, &directory)?;

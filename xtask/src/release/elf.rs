@@ -22,9 +22,9 @@ pub fn interpreter(file: &[u8]) -> Result<bool, String> {
 
 fn number(file: &[u8], start: u64, bytes: usize) -> Result<u64, String> {
     let start = usize::try_from(start).unwrap_or(usize::MAX);
-    let stretch = file.get(start..start.saturating_add(bytes)).ok_or("the ELF file is cut short")?;
+    let extent = file.get(start..start.saturating_add(bytes)).ok_or("the ELF file is cut short")?;
     let mut number = [0; 8];
-    number[..bytes].copy_from_slice(stretch);
+    number[..bytes].copy_from_slice(extent);
     Ok(u64::from_le_bytes(number))
 }
 

@@ -20,14 +20,14 @@ impl Session {
     /// Before a step, all processes learn whether any of them has to stop or to follow another plan. Then all do the same.
     pub(super) fn agree(&mut self, now: &MemorySnapshot, replanned: &mut Replanned) -> Outcome<()> {
         let Some(group) = &self.group else { return Ok(()) };
-        let wishes = [
+        let votes = [
             self.stop.requested() || self.is_hopeless,
             replanned.is_hopeless,
             replanned.change.is_some(),
             group.is_first() && self.is_time_to_save(),
         ];
-        let said = group.gather_numbers(&wishes.map(u64::from))?;
-        let [stop, is_hopeless, changes, save] = [0, 1, 2, 3].map(|wish| said.iter().any(|said| said[wish] != 0));
+        let said = group.gather_numbers(&votes.map(u64::from))?;
+        let [stop, is_hopeless, changes, save] = [0, 1, 2, 3].map(|vote| said.iter().any(|said| said[vote] != 0));
         self.agreed = Agreed { stop, save };
         replanned.is_hopeless = is_hopeless;
         if changes {

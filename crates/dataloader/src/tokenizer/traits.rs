@@ -2,7 +2,7 @@
 
 use tokenizers::{Model, ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper};
 
-/// Longer words give WordPiece's unknown token, since it tries every stretch of a word. Files set 100 or 200 characters.
+/// Longer words give WordPiece's unknown token, since it tries every substring of a word. Files set 100 or 200 characters.
 pub(super) const MAX_WORD_PIECE_CHARS: usize = 1000;
 
 #[derive(Clone, Copy, Debug, Default)]

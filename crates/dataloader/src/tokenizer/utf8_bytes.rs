@@ -3,7 +3,7 @@
 //! It has no file of its own. The files beside it give the number of sentinels, and whether the three named tokens strip
 //! adjacent blanks. Ids equal those of transformers' `ByT5Tokenizer` (5.23).
 //!
-//! Invariants: a text is read one stretch at a time, and no more ids are held than were asked for.
+//! Invariants: a text is read one segment at a time, and no more ids are held than were asked for.
 
 use serde_json::{Map, Value, json};
 
@@ -129,7 +129,7 @@ impl Utf8Bytes {
         while at < bytes && encoding.ids.len() <= max_tokens {
             let end = bytes.min(at + STEP_BYTES + self.longest_name);
             let text = source.segment(at..end)?;
-            // A name may be cut off at the end of a stretch.
+            // A name may be cut off at the end of a segment.
             let certain = if end == bytes { text.len() } else { text.len().saturating_sub(self.longest_name + 4) };
             at += self.add(text, certain, &mut encoding);
         }

@@ -46,7 +46,7 @@ impl From<Error> for TextFault {
     }
 }
 
-/// A text that is handed out in stretches.
+/// A text that is handed out in segments.
 pub(crate) trait Source {
     /// Bytes of the whole text.
     fn len(&self) -> usize;
@@ -196,7 +196,7 @@ impl<'t> Tokenizing<'t> {
         }
     }
 
-    /// The next stretch of a text of `bytes` bytes; `None` once there are enough tokens or no more text.
+    /// The next segment of a text of `bytes` bytes; `None` once there are enough tokens or no more text.
     pub fn next(&self, bytes: usize) -> Option<Range<usize>> {
         let end = self.at.saturating_add(self.sizes.step_bytes + self.sizes.margin_bytes);
         (!self.is_over).then_some(self.from..bytes.min(end))
@@ -208,7 +208,7 @@ impl<'t> Tokenizing<'t> {
         self.ids
     }
 
-    /// Tokenizes the stretch that [`next`](Self::next) asked for.
+    /// Tokenizes the segment that [`next`](Self::next) asked for.
     pub fn add(&mut self, segment: &str, is_last: bool) -> Result<(), Fault> {
         let window = format!("{}{segment}", self.carried);
         let text = window.as_str();

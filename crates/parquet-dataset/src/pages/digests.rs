@@ -2,9 +2,9 @@
 //!
 //! A page of common size has one word: the CRC-32 of its header and body as stored. The first read of the page sets it,
 //! and every later read compares it. The check is one pass of an instruction that is faster than memory. A page of more
-//! than [`ONE_WORD_BYTES`] has a word for each stretch of [`SEGMENT_BYTES`]; only stretches that are read are checked.
+//! than [`ONE_WORD_BYTES`] has a word for each segment of [`SEGMENT_BYTES`]; only segments that are read are checked.
 //!
-//! An accidental change of a stretch goes unnoticed in one of 2^32 cases. Changes of a stretch that was never read are not noticed.
+//! An accidental change of a segment goes unnoticed in one of 2^32 cases. Changes of a segment that was never read are not noticed.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -24,14 +24,14 @@ pub(crate) const PASS_BYTES: usize = 64 << 10;
 /// The digests of a chunk's pages. Slot 0 is the dictionary, slot `i + 1` page `i`.
 #[derive(Debug, Default)]
 pub(crate) struct Digests {
-    /// The value 0 stands for a stretch that was never read.
+    /// The value 0 stands for a segment that was never read.
     words: Vec<AtomicU32>,
     /// The slots with several words. For each, the number of words beyond one per slot, in all slots up to and
     /// including it.
     large: Vec<(u32, u32)>,
 }
 
-/// The size of a page's stretches, each of which has a digest; the last stretch may be smaller.
+/// The size of a page's segments, each of which has a digest; the last segment may be smaller.
 pub(crate) fn segment_bytes(page: &PageEntry) -> u64 {
     match page.bytes <= ONE_WORD_BYTES {
         true => u64::from(page.bytes.max(1)),
@@ -45,7 +45,7 @@ fn segments(page: &PageEntry) -> u64 {
 }
 
 impl Digests {
-    /// Makes digests for `dictionary` and `pages`, with no stretch read yet.
+    /// Makes digests for `dictionary` and `pages`, with no segment read yet.
     pub(crate) fn new(dictionary: Option<&PageEntry>, pages: &[PageEntry]) -> Self {
         let mut digests = Self::default();
         let mut more = 0;
@@ -69,7 +69,7 @@ impl Digests {
         }
     }
 
-    /// Sets the digest of a stretch, or compares it with the earlier one.
+    /// Sets the digest of a segment, or compares it with the earlier one.
     pub(crate) fn check(&self, word: usize, digest: &Crc, page: &PageEntry) -> Result<(), Fault> {
         // 0 means that no digest is known.
         let digest = digest.sum().max(1);
@@ -90,7 +90,7 @@ impl Digests {
         Ok(())
     }
 
-    /// Whether every stretch of a page has a digest.
+    /// Whether every segment of a page has a digest.
     pub(crate) fn knows(&self, slot: usize, page: &PageEntry) -> bool {
         let first = self.first_word(slot);
         self.words[first..first + segments(page) as usize].iter().all(|word| word.load(Ordering::Relaxed) != 0)
@@ -110,7 +110,7 @@ impl Digests {
         let (mut word, mut at, end) = (self.first_word(slot), 0, u64::from(page.bytes));
         let segment = segment_bytes(page);
         while at < end {
-            // A piece ends at the header's end and at a stretch's end.
+            // A piece ends at the header's end and at a segment's end.
             let stop = [header_bytes, at - at % segment + segment, at + PASS_BYTES as u64, end];
             let stop = stop.into_iter().filter(|&stop| stop > at).min().unwrap_or(end);
             let piece = &mut piece[..(stop - at) as usize];

@@ -20,7 +20,7 @@ pub(crate) struct FileRange {
     check: Option<SegmentCheck>,
 }
 
-/// The digest of the current stretch, from the stretch's first byte on.
+/// The digest of the current segment, from the segment's first byte on.
 struct SegmentCheck {
     map: Arc<ChunkMap>,
     page: PageEntry,
@@ -52,16 +52,16 @@ impl FileRange {
         Ok(())
     }
 
-    /// Skips `count` bytes, no more than remain. Whole stretches are not read.
+    /// Skips `count` bytes, no more than remain. Whole segments are not read.
     pub(crate) fn skip(&mut self, count: u64) -> Result<(), Fault> {
         let target = self.bytes.start + count;
         if let Some(check) = &self.check {
-            let (_, stretch_end) = check.segment(self.bytes.start);
+            let (_, segment_end) = check.segment(self.bytes.start);
             let (target_start, _) = check.segment(target);
             if self.bytes.start > check.segment(self.bytes.start).0 {
-                self.read_through_to(target.min(stretch_end))?;
+                self.read_through_to(target.min(segment_end))?;
             }
-            if target > stretch_end {
+            if target > segment_end {
                 self.bytes.start = self.bytes.start.max(target_start);
             }
             return self.read_through_to(target);
@@ -70,7 +70,7 @@ impl FileRange {
         Ok(())
     }
 
-    /// Reads to the end of the current stretch, so that every byte that was used is checked.
+    /// Reads to the end of the current segment, so that every byte that was used is checked.
     pub(crate) fn finish(&mut self) -> Result<(), Fault> {
         let Some(check) = &self.check else { return Ok(()) };
         let (start, end) = check.segment(self.bytes.start);
@@ -91,8 +91,8 @@ impl FileRange {
 }
 
 impl SegmentCheck {
-    /// The start and end of the stretch with byte `at` of the file. The end of the page counts as the start of a new
-    /// stretch.
+    /// The start and end of the segment with byte `at` of the file. The end of the page counts as the start of a new
+    /// segment.
     fn segment(&self, at: u64) -> (u64, u64) {
         let end = self.page.offset + u64::from(self.page.bytes);
         let (bytes, inside) = (segment_bytes(&self.page), at - self.page.offset);

@@ -48,8 +48,8 @@ impl StepCounter<'_> {
         }
     }
 
-    /// Bytes copied between the host and a device while a block is computed: weights for passes, activations both ways, and gradients to
-    /// the host. The second value is [`StepIo::bidirectional`] of page-locked memory. Nothing is computed during an update, which changes
+    /// Bytes copied between the host and a device while a block is computed: weights for passes, activations in both directions, and
+    /// gradients to the host. The second value is [`StepIo::bidirectional`] of page-locked memory. Nothing is computed during an update, which changes
     /// `changed` bytes of weights.
     fn overlapped_copies(&self, levers: &Levers, changed: u64) -> (u64, [u64; 2]) {
         let passes = &self.of_model.passes;

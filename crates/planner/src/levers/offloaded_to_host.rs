@@ -37,7 +37,7 @@ fn copy_overlap(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
     }
 }
 
-/// The place of tensors that are off a device.
+/// The place of tensors that are offloaded from a device.
 pub static OFFLOAD_TO: Lever = Lever {
     name: "offload_to",
     values: Values::Words(&["disk", "host"]),

@@ -19,7 +19,7 @@ pub struct Data {
     pub objective_is_chosen: bool,
     /// Treatment of unusable rows in text files.
     pub bad_rows: BadRows,
-    /// Estimated rows of `train`, if planning has looked at only some of them.
+    /// Estimated rows of `train`, if planning has sampled only some of them.
     pub estimated_rows: Option<u64>,
     /// Source column of `text-to-text`.
     pub prompt_column: String,

@@ -1,6 +1,6 @@
-//! The lives of tensors of a round, and their places in the arena: two tensors whose lives overlap lie apart.
+//! The lifetimes of tensors of a round, and their places in the arena: two tensors whose lifetimes overlap lie apart.
 //!
-//! A tensor's life is counted in launches. It begins with the launch before which the tensor is taken. It ends with the last launch that is
+//! A tensor's lifetime is counted in launches. It begins with the launch before which the tensor is taken. It ends with the last launch that is
 //! given an address in it, and so does not depend on when the tensor is dropped.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub(super) fn kind_of(dtype: DType) -> Option<usize> {
     DTYPES.iter().position(|other| *other == dtype)
 }
 
-/// The life of a tensor: its number of elements, and the numbers of its first and last launch.
+/// The lifetime of a tensor: its number of elements, and the numbers of its first and last launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Lifetime {
     pub kind: usize,
@@ -30,7 +30,7 @@ pub(super) struct Lifetime {
     pub last: u64,
 }
 
-/// The lives of a round's tensors, in the order in which they are taken.
+/// The lifetimes of a round's tensors, in the order in which they are taken.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lifetimes {
     all: Vec<Lifetime>,
@@ -67,7 +67,7 @@ impl Lifetimes {
         &self.all
     }
 
-    /// Whether these lives, as far as they have come, are those that were measured.
+    /// Whether the lifetimes noted so far are those that were measured.
     pub(super) fn follows(&self, measured: &Lifetimes) -> bool {
         let same = |(now, then): (&Lifetime, &Lifetime)| {
             Lifetime { last: then.last, ..*now } == *then && now.last <= then.last
@@ -98,15 +98,15 @@ impl Lifetimes {
         (places, std::array::from_fn(|kind| ways[least[kind]].1[kind]))
     }
 
-    /// The places where tensors choose in this order: each takes the first place that is free during its whole life.
+    /// The places where tensors choose in this order: each takes the first place that is free during its whole lifetime.
     fn placed(&self, order: &[usize]) -> (Vec<usize>, Sizes) {
         let (mut places, mut sizes) = (vec![0; self.all.len()], Sizes::default());
         let mut placed: [Vec<usize>; KINDS] = Default::default(); // by place
         for &number in order {
             let life = self.all[number];
             let mut from = 0;
-            let beside = |other: &Lifetime| other.first <= life.last && life.first <= other.last;
-            for &other in placed[life.kind].iter().filter(|&&other| beside(&self.all[other])) {
+            let overlaps = |other: &Lifetime| other.first <= life.last && life.first <= other.last;
+            for &other in placed[life.kind].iter().filter(|&&other| overlaps(&self.all[other])) {
                 if places[other] >= from + life.elements {
                     break;
                 }
@@ -125,7 +125,7 @@ impl Lifetimes {
 mod tests {
     use super::*;
 
-    /// Lives of one kind: elements, first launch, last launch.
+    /// Lifetimes of one kind: elements, first launch, last launch.
     fn lifetimes(all: &[(usize, u64, u64)]) -> Lifetimes {
         let life = |&(elements, first, last): &(usize, u64, u64)| Lifetime { kind: 0, elements, first, last };
         Lifetimes { all: all.iter().map(life).collect(), ..Lifetimes::default() }

@@ -123,7 +123,7 @@ pub(super) fn taken(t: &Tensor) -> Result<()> {
     if in_round(|_| ()).is_some()
         && let Some(kind) = kind_of(t.dtype())
     {
-        // Not as a use: another tensor had this memory before, and a use would extend its life to this launch.
+        // Not as a use: another tensor had this memory before, and a use would extend its lifetime to this launch.
         let at = own_address(t)?;
         in_round(|round| round.taken(kind, t.elem_count(), at));
     }

@@ -56,7 +56,7 @@ pub(super) struct Places {
     pub(super) lists: Vec<(usize, usize, Tensor)>,
 }
 
-/// The lives of the current round's tensors, and their places where it is recorded.
+/// The lifetimes of the current round's tensors, and their places where it is recorded.
 #[derive(Default)]
 pub(super) struct Round {
     lifetimes: Lifetimes,

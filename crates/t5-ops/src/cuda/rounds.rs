@@ -46,7 +46,7 @@ struct Known<K, V> {
     recorded: Option<Recorded<V>>,
 }
 
-/// A recording with the tensors from outside that its launches use, and the value that its round left for later rounds.
+/// A recording with the tensors from outside that its launches use, and the host state of its round for later rounds.
 struct Recorded<V> {
     recording: Recording,
     external: Vec<TensorId>,
@@ -224,11 +224,11 @@ impl<K: PartialEq, V> OnCard<K, V> {
 
     pub(crate) fn uncaptured<R>(&mut self, work: impl FnOnce() -> R) -> R {
         let (RoundState::Measured(scope) | RoundState::Recorded(scope, _)) = &mut self.now else { return work() };
-        let mut beside = take(scope);
-        beside.set_uncaptured(true);
-        let (result, mut beside) = within(beside, work);
-        beside.set_uncaptured(false);
-        *scope = beside;
+        let mut uncaptured = take(scope);
+        uncaptured.set_uncaptured(true);
+        let (result, mut uncaptured) = within(uncaptured, work);
+        uncaptured.set_uncaptured(false);
+        *scope = uncaptured;
         result
     }
 

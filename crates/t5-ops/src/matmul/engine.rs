@@ -104,13 +104,13 @@ pub(super) unsafe fn multiply<K: Kernel>(
     c: &MatrixMut,
     a: Factor,
     b: Right,
-    beside: Option<AddedProduct>,
+    added: Option<AddedProduct>,
     accumulate: bool,
     threads: Threads,
 ) {
-    // A kernel copies rows of A while it computes a block over the same K, so not beside a block over K₂.
+    // A kernel copies rows of A while it computes a block over the same K, but not while it computes one over K₂.
     let copies = a.wide().is_some_and(|a| K::copied(&a).is_some());
-    let (within, after) = if copies { (None, beside) } else { (beside, None) };
+    let (within, after) = if copies { (None, added) } else { (added, None) };
     // SAFETY: by the caller's promise.
     let slice = |c: &MatrixMut, accumulate: bool, number: usize, k: Range<usize>| unsafe {
         let is_last = k.end == a.cols;
@@ -169,7 +169,7 @@ enum Source<'a, K: Kernel> {
 /// The machine has the instructions of the kernel.
 unsafe fn multiply_slice<K: Kernel>(
     c: &MatrixMut,
-    (a, beside): (Factor, Option<Factor>),
+    (a, added): (Factor, Option<Factor>),
     b: Source<K>,
     accumulate: bool,
     threads: Threads,
@@ -178,14 +178,14 @@ unsafe fn multiply_slice<K: Kernel>(
     let product = Product {
         c,
         direct: a.wide().and_then(|a| K::direct(&a)),
-        direct_added: beside.and_then(|a| a.wide()).and_then(|a| K::direct(&a)),
+        direct_added: added.and_then(|a| a.wide()).and_then(|a| K::direct(&a)),
         copied: a.wide().and_then(|a| K::copied(&a)),
         // A is packed ahead if it lies across K.
         ahead: a.col_stride != 1,
-        a: Panels::<K>::with(Side::A, a.t(), beside.map(Factor::t)),
+        a: Panels::<K>::with(Side::A, a.t(), added.map(Factor::t)),
         accumulate,
     };
-    assert!(!(product.ahead && beside.is_some()), "a product beside one whose A is packed ahead");
+    assert!(!(product.ahead && added.is_some()), "an added product where A is packed ahead");
     match b {
         // SAFETY: by the caller's promise.
         Source::Packed(panels, layout) => unsafe { product.of_groups(None, panels, layout, threads) },
@@ -205,9 +205,9 @@ struct Product<'a, K: Kernel> {
     a: Panels<'a, K>,
     /// Rows of A that the kernel reads in place.
     direct: Option<Rows<K::Cell>>,
-    /// The same for the operand beside A.
+    /// The same for the added product's A.
     direct_added: Option<Rows<K::Cell>>,
-    /// Rows of A that the kernel can copy during a block. `None` if there is an operand beside A.
+    /// Rows of A that the kernel can copy during a block. `None` if there is an added product.
     copied: Option<Rows<K::Cell>>,
     ahead: bool,
     accumulate: bool,
@@ -334,7 +334,7 @@ impl<K: Kernel> Product<'_, K> {
         // SAFETY: the instructions are there by the caller's promise.
         let kernel = unsafe { K::enter() };
         let (left, right, depth) = (self.a.layout, run.layout, run.layout.depth);
-        // The operand beside A, if any, begins there.
+        // The added product's A, if any, begins there.
         let first_depth = self.a.first_depth();
         let slice = if packed_a.is_some() { depth } else { even_slice::<K>(first_depth) };
         let own = if packed_a.is_some() { 0 } else { (slice + K::BETWEEN_ROWS) * K::ROWS };
@@ -359,8 +359,8 @@ impl<K: Kernel> Product<'_, K> {
             let (panel, k) = piece(number).expect("a piece of the part");
             let (first, last) = (k.start == 0, k.end == depth);
             let [now, next] = &mut own;
-            let (matrix, direct, from) = match &self.a.beside {
-                Some(beside) if k.start >= first_depth => (beside, self.direct_added, first_depth),
+            let (matrix, direct, from) = match &self.a.added {
+                Some(added) if k.start >= first_depth => (added, self.direct_added, first_depth),
                 _ => (&self.a.matrix, self.direct, 0),
             };
             let here = match (direct, packed_a) {

@@ -118,10 +118,10 @@ impl Geometry {
         (0..k).step_by(slice).map(bytes).sum()
     }
 
-    /// Bytes that all threads hold for a product with a weight of (K, N), where B is packed during the product, and for a product with
-    /// another weight of (K₂, N) beside it.
-    pub(super) fn product(&self, (k, beside, n): (usize, usize, usize), sums: bool, processor: &Processor) -> u64 {
-        let (count, cells) = self.panels(self.depth_of(k, beside), n);
+    /// Bytes that all threads hold for a product with a weight of (K, N), where B is packed during the product, and for an added
+    /// product with another weight of (K₂, N).
+    pub(super) fn product(&self, (k, added, n): (usize, usize, usize), sums: bool, processor: &Processor) -> u64 {
+        let (count, cells) = self.panels(self.depth_of(k, added), n);
         let threads = processor.threads.min(count.max(1));
         let runs = self.runs((count, cells), processor).next_multiple_of(threads);
         let panels = count.div_ceil(runs.max(1));
@@ -131,8 +131,8 @@ impl Geometry {
 
     /// Bytes that all threads hold for the transpose of a product of `m` rows with a weight whose rows lie along K: all threads together
     /// pack the rows, and the weight is read in place.
-    pub(super) fn turned(&self, (k, beside, m): (usize, usize, usize), processor: &Processor) -> u64 {
-        let (count, cells) = self.panels(self.depth_of(k, beside), m);
+    pub(super) fn turned(&self, (k, added, m): (usize, usize, usize), processor: &Processor) -> u64 {
+        let (count, cells) = self.panels(self.depth_of(k, added), m);
         let panels = count.div_ceil(self.runs((count, cells), processor).max(1));
         let sums = (panels * self.rows * self.cols + turned::ELEMENTS) * size_of::<f32>();
         elements([count, cells, self.cell_bytes]) + elements([processor.threads, self.own_rows(k) + sums])
@@ -143,10 +143,10 @@ impl Geometry {
         count.div_ceil(fitting(count, cells * self.cell_bytes, run_bytes(processor.second_level_bytes)))
     }
 
-    /// The depth of the panels of a product, and of one beside it.
-    fn depth_of(&self, k: usize, beside: usize) -> usize {
+    /// The depth of the panels of a product and an added product.
+    fn depth_of(&self, k: usize, added: usize) -> usize {
         let first = self.slice_of(k).min(k);
-        if beside > 0 { first.next_multiple_of(self.step) + beside } else { first }
+        if added > 0 { first.next_multiple_of(self.step) + added } else { first }
     }
 
     /// Bytes that a thread needs to pack rows of A.

@@ -128,20 +128,20 @@ pub(crate) fn bytes_of_sums((m, k, n): (usize, usize, usize), operands: DType, r
 }
 
 /// Bytes that all threads hold for a layer's output, or for the gradient of its input. This is a product of `rows` rows with a weight of
-/// (K, N), whose result has the dtype of the `operands`, and beside it a product with a weight of (`beside`, N). The threads keep the
+/// (K, N), whose result has the dtype of the `operands`, plus an added product with a weight of (`added`, N). The threads keep the
 /// memory for the next product.
-pub(crate) fn product_bytes(rows: usize, (k, beside, n): (usize, usize, usize), operands: DType) -> u64 {
+pub(crate) fn product_bytes(rows: usize, (k, added, n): (usize, usize, usize), operands: DType) -> u64 {
     let is_bf16 = operands == DType::BF16;
     let processor = processor();
     let of = |columns| Geometry::of_product(processor.instruction_set, is_bf16, columns);
-    let packed = of(n).product((k, beside, n), is_bf16, &processor);
-    if beside == 0 && !is_bf16 && few_columns::is_better(rows, n, of(n)) {
+    let packed = of(n).product((k, added, n), is_bf16, &processor);
+    if added == 0 && !is_bf16 && few_columns::is_better(rows, n, of(n)) {
         // A weight in codes is packed.
         return packed.max(thin::kept_bytes(k, operands));
     }
     // A weight that lies across K, or in codes, is packed.
     if is_better_turned(rows, n, of(n), of(rows)) {
-        packed.max(of(rows).turned((k, beside, rows), &processor))
+        packed.max(of(rows).turned((k, added, rows), &processor))
     } else {
         packed
     }
@@ -202,25 +202,25 @@ pub(crate) fn multiply_as_a<'a>(
 pub(crate) fn multiply_plus_product(
     c: MatrixMut,
     (a, b): (Factor, Factor),
-    beside: Option<(Factor, Factor)>,
+    added: Option<(Factor, Factor)>,
     accumulate: bool,
     threads: Threads,
 ) {
     let kernel = || with_kernel!(isa(), false, is_wide(b.cols), K, Geometry::of::<K>());
-    let operands = few_columns::operands(&a, &b).filter(|_| beside.is_none());
+    let operands = few_columns::operands(&a, &b).filter(|_| added.is_none());
     if let Some(operands) = operands.filter(|_| few_columns::is_better(a.rows, b.cols, kernel())) {
         return few_columns::multiply(&c, operands, accumulate, threads);
     }
     #[cfg(target_arch = "x86_64")]
-    if let Some(operands) = few_columns_bf16::operands(isa(), &a, &b).filter(|_| beside.is_none()) {
+    if let Some(operands) = few_columns_bf16::operands(isa(), &a, &b).filter(|_| added.is_none()) {
         // SAFETY: `isa` names only instruction sets that this machine was found to have.
         return unsafe { few_columns_bf16::multiply(&c, operands, accumulate, threads) };
     }
     let Some(rows) = a.wide().filter(|rows| few_rows::takes(rows, &b)) else {
-        return multiply_rounding(isa(), a.is_bf16(), c, (a, b), beside, accumulate, threads);
+        return multiply_rounding(isa(), a.is_bf16(), c, (a, b), added, accumulate, threads);
     };
     few_rows::multiply(&c, rows, b, accumulate, threads);
-    if let Some((a, b)) = beside {
+    if let Some((a, b)) = added {
         let rows = a.wide().filter(|rows| few_rows::takes(rows, &b));
         few_rows::multiply(&c, rows.expect("as few rows as A has, and a B that lies as that one"), b, true, threads);
     }
@@ -253,13 +253,13 @@ fn is_better_turned(m: usize, n: usize, of_rows: Geometry, of_columns: Geometry)
     (1..=MAX_TURNED).contains(&m) && m < n && columns <= rows + ROWS_OF_PACKING
 }
 
-/// Whether a product can be computed as its transpose. Without a product beside it, no bit depends on that: each element is the same sum.
+/// Whether a product can be computed as its transpose. Without an added product, no bit depends on that: each element is the same sum.
 /// With one, the two sums may be added to an element one after the other, or together.
-fn can_be_turned(c: &MatrixMut, (a, b): (&Factor, &Factor), beside: Option<&AddedProduct>, accumulate: bool) -> bool {
+fn can_be_turned(c: &MatrixMut, (a, b): (&Factor, &Factor), added: Option<&AddedProduct>, accumulate: bool) -> bool {
     let along = |m: &Factor| m.wide().is_some_and(|m| m.col_stride == 1);
     // Products that round have sums in pieces of K, which would be added to an f32 result in the same two ways.
-    let is_one_sum = !b.rounds || beside.is_none() && !(accumulate && matches!(c.data, Target::F32(_)));
-    is_one_sum && along(a) && along(&b.t()) && beside.is_none_or(|(a, b)| along(a) && along(&b.t()))
+    let is_one_sum = !b.rounds || added.is_none() && !(accumulate && matches!(c.data, Target::F32(_)));
+    is_one_sum && along(a) && along(&b.t()) && added.is_none_or(|(a, b)| along(a) && along(&b.t()))
 }
 
 fn multiply_rounding(
@@ -267,22 +267,22 @@ fn multiply_rounding(
     rounds: bool,
     c: MatrixMut,
     (a, mut b): (Factor, Factor),
-    beside: Option<(Factor, Factor)>,
+    added: Option<(Factor, Factor)>,
     accumulate: bool,
     threads: Threads,
 ) {
     b.rounds = rounds;
-    let beside = beside.map(|(a, b)| (Factor { rounds, ..a }, Factor { rounds, ..b }));
+    let added = added.map(|(a, b)| (Factor { rounds, ..a }, Factor { rounds, ..b }));
     // From a packed panel of A, narrow blocks take no more instructions and are faster: dW by 4 to 6 %.
     let wide = a.col_stride == 1 && is_wide(b.cols);
     let geometry = |wide| with_kernel!(isa, rounds, wide, K, Geometry::of::<K>());
     let is_better = is_better_turned(a.rows, b.cols, geometry(wide), geometry(is_wide(a.rows)));
-    if is_better && can_be_turned(&c, (&a, &b), beside.as_ref(), accumulate) {
-        let beside = beside.map(|(a, b)| (b.t(), a.t()));
+    if is_better && can_be_turned(&c, (&a, &b), added.as_ref(), accumulate) {
+        let added = added.map(|(a, b)| (b.t(), a.t()));
         let right = Right::Factor(Factor { rounds, ..a }.t());
-        return product((isa, rounds, is_wide(a.rows)), c.t(), b.t(), (right, beside), accumulate, threads);
+        return product((isa, rounds, is_wide(a.rows)), c.t(), b.t(), (right, added), accumulate, threads);
     }
-    product((isa, b.rounds, wide), c, a, (Right::Factor(b), beside), accumulate, threads);
+    product((isa, b.rounds, wide), c, a, (Right::Factor(b), added), accumulate, threads);
 }
 
 /// A right-hand operand that is packed once for several products.
@@ -348,13 +348,13 @@ fn product(
     (isa, rounds, wide): (Isa, bool, bool),
     c: MatrixMut,
     mut a: Factor,
-    (b, beside): (Right, Option<AddedProduct>),
+    (b, added): (Right, Option<AddedProduct>),
     accumulate: bool,
     threads: Threads,
 ) {
-    if let Some((a, b)) = &beside {
+    if let Some((a, b)) = &added {
         let size = (a.rows, a.cols, b.rows, b.cols);
-        assert!(a.rows == c.rows && a.cols == b.rows && b.cols == c.cols, "{size:?} beside a product");
+        assert!(a.rows == c.rows && a.cols == b.rows && b.cols == c.cols, "{size:?} of an added product");
     }
     let (b_rows, b_cols) = b.size();
     assert!(
@@ -372,14 +372,14 @@ fn product(
         if !accumulate {
             c.clear();
         }
-        return beside.map_or((), |(a, b)| {
+        return added.map_or((), |(a, b)| {
             product((isa, rounds, wide), c, a, (Right::Factor(b), None), true, threads);
         });
     }
-    let beside = beside.filter(|(a, _)| a.cols > 0);
+    let added = added.filter(|(a, _)| a.cols > 0);
     a.rounds = rounds;
     // SAFETY: `isa` names only instruction sets that this machine was found to have.
-    unsafe { with_kernel!(isa, rounds, wide, K, engine::multiply::<K>(&c, a, b, beside, accumulate, threads)) }
+    unsafe { with_kernel!(isa, rounds, wide, K, engine::multiply::<K>(&c, a, b, added, accumulate, threads)) }
 }
 
 /// The rate of the kernel for bf16 (or f32) operands on the calling thread, in operations a second. No product exceeds it: the kernel reads

@@ -84,7 +84,7 @@ pub(super) struct Panels<'a, K: Kernel> {
     /// (K, X)
     pub(super) matrix: Factor<'a>,
     /// (K₂, X), after the first operand in each panel. It lies as the first does.
-    pub(super) beside: Option<Factor<'a>>,
+    pub(super) added: Option<Factor<'a>>,
     pub(super) layout: Layout,
     kernel: std::marker::PhantomData<fn() -> K>,
 }
@@ -95,14 +95,14 @@ impl<'a, K: Kernel> Panels<'a, K> {
     }
 
     /// Panels in which another operand follows the first along K.
-    pub(super) fn with(side: Side, matrix: Factor<'a>, beside: Option<Factor<'a>>) -> Self {
-        let k = beside.map_or(matrix.rows, |beside| {
-            let are_alike = beside.cols == matrix.cols && (beside.row_stride == 1) == (matrix.row_stride == 1);
+    pub(super) fn with(side: Side, matrix: Factor<'a>, added: Option<Factor<'a>>) -> Self {
+        let k = added.map_or(matrix.rows, |added| {
+            let are_alike = added.cols == matrix.cols && (added.row_stride == 1) == (matrix.row_stride == 1);
             assert!(are_alike, "operands one behind the other");
-            matrix.rows.next_multiple_of(K::STEP) + beside.rows
+            matrix.rows.next_multiple_of(K::STEP) + added.rows
         });
         let layout = Layout::new::<K>(side, (k, matrix.cols));
-        Self { side, matrix, beside, layout, kernel: std::marker::PhantomData }
+        Self { side, matrix, added, layout, kernel: std::marker::PhantomData }
     }
 
     /// K of the first operand, filled up to whole steps. The other operand begins there.
@@ -116,7 +116,7 @@ impl<'a, K: Kernel> Panels<'a, K> {
         if self.matrix.row_stride == 1 {
             count
         } else {
-            self.tasks_across() + self.beside.map_or(0, |beside| beside.rows.div_ceil(part::<K>()))
+            self.tasks_across() + self.added.map_or(0, |added| added.rows.div_ceil(part::<K>()))
         }
     }
 
@@ -131,17 +131,17 @@ impl<'a, K: Kernel> Panels<'a, K> {
     ///
     /// The machine has the kernel's instructions, and no other task has this number.
     pub(super) unsafe fn pack(&self, panels: Range<usize>, task: usize, to: Shared<K::Cell>) {
-        let beside = self.beside.as_ref().map(|beside| (beside, self.first_depth()));
+        let added = self.added.as_ref().map(|added| (added, self.first_depth()));
         if self.matrix.row_stride == 1 {
-            for (matrix, from) in [(&self.matrix, 0)].into_iter().chain(beside) {
+            for (matrix, from) in [(&self.matrix, 0)].into_iter().chain(added) {
                 let panel = panels.start + task;
                 // SAFETY: by the caller's promise.
                 unsafe { self.pack_of((matrix, from), panels.start, panel..panel + 1, 0..matrix.rows, to) };
             }
             return;
         }
-        let (of, task) = match (beside, task.checked_sub(self.tasks_across())) {
-            (Some(beside), Some(task)) => (beside, task),
+        let (of, task) = match (added, task.checked_sub(self.tasks_across())) {
+            (Some(added), Some(task)) => (added, task),
             _ => ((&self.matrix, 0), task),
         };
         let k = task * part::<K>()..of.0.rows.min((task + 1) * part::<K>());

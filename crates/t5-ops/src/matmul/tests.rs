@@ -332,7 +332,7 @@ fn a_product_that_is_computed_as_its_transpose_has_the_same_bits_but_for_one_bes
     }
 }
 
-/// Computes the same product directly and as its transpose. With a product beside it, sums may round in another order. Both written and
+/// Computes the same product directly and as its transpose. With an added product, sums may round in another order. Both written and
 /// added.
 fn bits_of_transposes<C: Element>(isa: Isa, rounds: bool) {
     let mut turned = 0;
@@ -343,23 +343,23 @@ fn bits_of_transposes<C: Element>(isa: Isa, rounds: bool) {
         let (x2, w2) =
             (Stored::<f32>::random(m, 9, false, 0, seeds(20)), Stored::<f32>::random(n, 9, false, 0, seeds(30)));
         let before = Stored::<C>::random(m, n, false, 0, seeds(40));
-        for (accumulate, has_beside) in [(false, false), (true, false), (false, true), (true, true)] {
+        for (accumulate, has_added) in [(false, false), (true, false), (false, true), (true, true)] {
             let factor = |matrix| Factor { rounds, ..Factor::from(matrix) };
             let (a, b) = (factor(x.matrix()), factor(w.matrix().t()));
-            let beside = has_beside.then(|| (factor(x2.matrix()), factor(w2.matrix().t())));
+            let added = has_added.then(|| (factor(x2.matrix()), factor(w2.matrix().t())));
             let (mut one, mut other) = (before.data.clone(), before.data.clone());
             let c = MatrixMut::new(&mut one, m, n);
-            turned += usize::from(can_be_turned(&c, (&a, &b), beside.as_ref(), accumulate));
-            multiply_rounding(isa, rounds, c, (a, b), beside, accumulate, Threads::All);
+            turned += usize::from(can_be_turned(&c, (&a, &b), added.as_ref(), accumulate));
+            multiply_rounding(isa, rounds, c, (a, b), added, accumulate, Threads::All);
             let c = MatrixMut::new(&mut other, m, n);
-            super::product((isa, rounds, is_wide(n)), c, a, (Right::Factor(b), beside), accumulate, Threads::All);
+            super::product((isa, rounds, is_wide(n)), c, a, (Right::Factor(b), added), accumulate, Threads::All);
             let ulp = if size_of::<C>() == 2 { 1.0 / 128.0 } else { 1.0 / (1 << 20) as f32 };
             let is_same = |one: &C, other: &C| {
                 let (one, other) = (one.to_f32(), other.to_f32());
-                one.to_bits() == other.to_bits() || has_beside && (one - other).abs() <= ulp * (1.0 + one.abs())
+                one.to_bits() == other.to_bits() || has_added && (one - other).abs() <= ulp * (1.0 + one.abs())
             };
             let are_same = one.iter().zip(&other).all(|(one, other)| is_same(one, other));
-            assert!(are_same, "{isa:?} {rounds} ({m}, {n}, {k}) {accumulate} {has_beside}");
+            assert!(are_same, "{isa:?} {rounds} ({m}, {n}, {k}) {accumulate} {has_added}");
         }
     }
     assert!(turned >= 3, "{isa:?} {rounds}: {turned} products were computed as their transposes");
@@ -494,7 +494,7 @@ fn threads_show_in_no_bit_of_a_thin_result() {
 }
 
 /// `A B + A₂ B₂` against f64, on every instruction set, with operands of `T`.
-fn check_beside<T: Element, C: Element>(tolerance: f64) {
+fn check_added<T: Element, C: Element>(tolerance: f64) {
     // In the last case K is cut into slices.
     for (m, n, k) in SIZES.into_iter().chain([(40, 70, 4_200)]) {
         for (rank, transposed) in [(16, true), (1, false), (70, true)] {
@@ -508,8 +508,8 @@ fn check_beside<T: Element, C: Element>(tolerance: f64) {
                 for (accumulate, threads) in [(false, Threads::All), (true, Threads::One), (true, Threads::All)] {
                     let mut c = before.data.clone();
                     let operands = (a.matrix().into(), b.matrix().into());
-                    let beside = Some((u.matrix().into(), w.matrix().into()));
-                    multiply_rounding(isa, rounds, MatrixMut::new(&mut c, m, n), operands, beside, accumulate, threads);
+                    let added = Some((u.matrix().into(), w.matrix().into()));
+                    multiply_rounding(isa, rounds, MatrixMut::new(&mut c, m, n), operands, added, accumulate, threads);
                     for (at, got) in c.iter().enumerate() {
                         let expected =
                             first[at] + second[at] + if accumulate { before.data[at].to_f32().into() } else { 0.0 };
@@ -524,7 +524,7 @@ fn check_beside<T: Element, C: Element>(tolerance: f64) {
 
 #[test]
 fn a_product_beside_another_is_added_to_it() {
-    check_beside::<f32, f32>(2e-6);
-    check_beside::<bf16, bf16>(1e-2);
-    check_beside::<bf16, f32>(2e-6);
+    check_added::<f32, f32>(2e-6);
+    check_added::<bf16, bf16>(1e-2);
+    check_added::<bf16, f32>(2e-6);
 }

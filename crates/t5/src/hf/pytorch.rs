@@ -3,7 +3,7 @@
 //! The archive is a zip whose members are stored without compression: a pickle of the names, shapes and places, and one member for each
 //! tensor's values. So the values are ranges of the file's bytes, as in a safetensors file, and [`Reader`] reads both.
 //!
-//! Invariants: no code of the file is executed ([`super::pickle`]); every stretch lies within its member.
+//! Invariants: no code of the file is executed ([`super::pickle`]); every extent lies within its member.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

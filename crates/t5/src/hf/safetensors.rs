@@ -277,7 +277,7 @@ impl Reader {
         let missing = || Error::Safetensors { path: self.path.clone(), problem: format!("it has no tensor `{name}`") };
         match &self.contents {
             Contents::Header { data_start, header } => {
-                header.info(name).map(|info| stretch_of(info, *data_start)).ok_or_else(missing)
+                header.info(name).map(|info| extent_of(info, *data_start)).ok_or_else(missing)
             }
             Contents::Table(tensors) => tensors.get(name).cloned().ok_or_else(missing),
         }
@@ -365,7 +365,7 @@ pub(crate) fn part_name(weight: &str, part: &QuantisedPart) -> String {
 }
 
 /// The place of a tensor in a safetensors file.
-fn stretch_of(info: &TensorInfo, data_start: u64) -> Extent {
+fn extent_of(info: &TensorInfo, data_start: u64) -> Extent {
     let dtype = match info.dtype {
         Dtype::F32 => Ok(DType::F32),
         Dtype::F16 => Ok(DType::F16),

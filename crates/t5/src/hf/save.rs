@@ -28,7 +28,7 @@ pub(crate) fn save(
     })
 }
 
-/// Hands each file in turn to `file`: its name, and the function that writes it. Weights that lie elsewhere are brought one at a time.
+/// Hands each file in turn to `file`: its name, and the function that writes it. Weights that lie elsewhere are fetched one at a time.
 pub(crate) fn save_with<E: From<Error>>(
     directory: &Path,
     config: &Config,

@@ -19,8 +19,8 @@ pub(crate) struct Linear<T> {
 }
 
 /// LoRA: `scale · dropout(x) Aᵀ Bᵀ`. With a magnitude it is DoRA: `g (dropout(x) Wᵀ + scale · dropout(x) Aᵀ Bᵀ)` takes the place
-/// of `dropout(x) Wᵀ`, where `g` is the magnitude over the lengths of the rows of `W + scale · B A`. As in the paper and PEFT those
-/// lengths are constants to the gradient.
+/// of `dropout(x) Wᵀ`, where `g` is the magnitude over the norms of the rows of `W + scale · B A`. As in the paper and PEFT those
+/// norms are constants to the gradient.
 #[derive(Clone, Debug)]
 pub(crate) struct Adapter<T> {
     /// (rank, in).
@@ -47,9 +47,9 @@ impl<T: Ops> Linear<T> {
         let gain = adapter.gain(&self.weight)?;
         let down = adapter.down(&input)?;
         let y = match gain {
-            None => adapter.beside(x, &down, &self.weight)?,
+            None => adapter.plus_product(x, &down, &self.weight)?,
             Some(gain) if noise.adapter_dropout(adapter.site).is_none() => {
-                adapter.beside(x, &down, &self.weight)?.scale_columns(&gain.factors)?
+                adapter.plus_product(x, &down, &self.weight)?.scale_columns(&gain.factors)?
             }
             Some(gain) => {
                 // `y + g (dropout(x) Wᵀ + scale · dropout(x) Aᵀ Bᵀ) - dropout(x) Wᵀ`
@@ -87,8 +87,8 @@ impl<T: Ops> Linear<T> {
     }
 
     /// `dz W + du A + sum`.
-    fn with_adapter(&self, dz: &T, beside: (&T, &T), sum: Option<T>) -> Result<T> {
-        self.weight.here(|weight| T::linear_backward_input_plus_product(dz, weight, Some(beside), sum))
+    fn with_adapter(&self, dz: &T, added: (&T, &T), sum: Option<T>) -> Result<T> {
+        self.weight.here(|weight| T::linear_backward_input_plus_product(dz, weight, Some(added), sum))
     }
 
     /// Adds `dyᵀ x` to the weight's gradient, and the adapter's gradients to its own, where they are trained. Forward's narrow product is
@@ -109,7 +109,7 @@ impl<T: Ops> Linear<T> {
         if let (Some(gain), Some(magnitude)) = (&through.gain, &adapter.magnitude)
             && let Some(dmagnitude) = grads.accumulator(magnitude)?
         {
-            let z = adapter.beside(&input, &down()?, &self.weight)?;
+            let z = adapter.plus_product(&input, &down()?, &self.weight)?;
             T::magnitude_backward(&of.dy, &z, &gain.lengths, &dmagnitude)?;
         }
         if let Some((da, accumulate)) = grads.accumulator_or_empty(&adapter.a)? {
@@ -157,7 +157,7 @@ struct ThroughAdapter<T> {
 /// DoRA's vectors, each (out).
 #[derive(Clone, Debug)]
 struct Gain<T> {
-    /// The lengths of the rows of `W + scale · B A`.
+    /// The norms of the rows of `W + scale · B A`.
     lengths: T,
     /// The factors of the output.
     factors: T,
@@ -185,7 +185,7 @@ impl<T: Ops> Adapter<T> {
     }
 
     /// `x Wᵀ + down Bᵀ`.
-    fn beside(&self, x: &T, down: &T, weight: &Weight<T>) -> Result<T> {
+    fn plus_product(&self, x: &T, down: &T, weight: &Weight<T>) -> Result<T> {
         weight.here(|weight| T::linear_plus_product(x, weight, Some((down, self.b.of_products()))))
     }
 

@@ -102,10 +102,10 @@ impl Ops for Tensor {
     fn linear_plus_product<'a>(
         x: &Self,
         weight: impl Into<Matrix<'a, Self>>,
-        beside: Option<(&Self, &Self)>,
+        added: Option<(&Self, &Self)>,
     ) -> Result<Self> {
-        let beside = beside.map(|(x, w)| AddedProduct { x, w });
-        weight.into().with(|weight| t5_ops::linear_plus_product(x, weight, beside))
+        let added = added.map(|(x, w)| AddedProduct { x, w });
+        weight.into().with(|weight| t5_ops::linear_plus_product(x, weight, added))
     }
 
     fn linear_scaled(x: &Self, weight: &Self, scale: f64) -> Result<Self> {
@@ -119,11 +119,11 @@ impl Ops for Tensor {
     fn linear_backward_input_plus_product<'a>(
         dy: &Self,
         weight: impl Into<Matrix<'a, Self>>,
-        beside: Option<(&Self, &Self)>,
+        added: Option<(&Self, &Self)>,
         sum: Option<Self>,
     ) -> Result<Self> {
-        let beside = beside.map(|(x, w)| AddedProduct { x, w });
-        weight.into().with(|weight| t5_ops::linear_backward_input_plus_product(dy, weight, beside, sum))
+        let added = added.map(|(x, w)| AddedProduct { x, w });
+        weight.into().with(|weight| t5_ops::linear_backward_input_plus_product(dy, weight, added, sum))
     }
 
     fn linear_backward_weight(dy: &Self, x: &Self, dweight: &Self, accumulate: bool) -> Result<()> {

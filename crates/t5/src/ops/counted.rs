@@ -59,7 +59,7 @@ impl Counted {
         self.dims[..self.rank - 1].iter().product()
     }
 
-    /// A weight in a file comes into memory when it is used.
+    /// A weight in a file is paged in when it is used.
     fn used(&self) {
         if let Placement::File { is_resident } = &self.memory.home
             && !is_resident.replace(true)
@@ -176,7 +176,7 @@ impl Counted {
 }
 
 impl Matrix<'_, Counted> {
-    /// Calls `f`, which uses the weight. If the weight comes by rows, all its rows are read `times` times.
+    /// Calls `f`, which uses the weight. If the weight is paged by rows, all its rows are read `times` times.
     fn while_used(&self, times: u64, f: impl FnOnce()) {
         if self.is_paged_by_rows {
             return self.tensor.by_rows(times, f);
@@ -192,8 +192,8 @@ impl Matrix<'_, Counted> {
 }
 
 /// The width of the rows of a second product, which is added to the first.
-fn added_width(beside: Option<(&Counted, &Counted)>) -> usize {
-    beside.inspect(|(_, weight)| weight.used()).map_or(0, |(x, _)| x.width())
+fn added_width(added: Option<(&Counted, &Counted)>) -> usize {
+    added.inspect(|(_, weight)| weight.used()).map_or(0, |(x, _)| x.width())
 }
 
 impl Ops for Counted {
@@ -300,12 +300,12 @@ impl Ops for Counted {
     fn linear_plus_product<'a>(
         x: &Self,
         weight: impl Into<Matrix<'a, Self>>,
-        beside: Option<(&Self, &Self)>,
+        added: Option<(&Self, &Self)>,
     ) -> Result<Self> {
         let weight = weight.into();
-        let (dtypes, beside) = ([x.dtype, weight.tensor.dtype], added_width(beside));
+        let (dtypes, added) = ([x.dtype, weight.tensor.dtype], added_width(added));
         let y = x.with_width(weight.size().0);
-        let needs = t5_ops::linear_needs(x.path(), x.rows(), weight.size(), dtypes, beside);
+        let needs = t5_ops::linear_needs(x.path(), x.rows(), weight.size(), dtypes, added);
         weight.while_used(1, || x.calls(needs));
         Ok(y)
     }
@@ -321,15 +321,15 @@ impl Ops for Counted {
     fn linear_backward_input_plus_product<'a>(
         dy: &Self,
         weight: impl Into<Matrix<'a, Self>>,
-        beside: Option<(&Self, &Self)>,
+        added: Option<(&Self, &Self)>,
         sum: Option<Self>,
     ) -> Result<Self> {
         let weight = weight.into();
         weight.tensor.used();
         let (accumulates, dtypes) = (sum.is_some(), [dy.dtype, weight.tensor.dtype]);
-        let (weight, beside) = (weight.size(), added_width(beside));
+        let (weight, added) = (weight.size(), added_width(added));
         let dx = sum.unwrap_or_else(|| dy.with_width(weight.1));
-        dy.calls(t5_ops::linear_backward_input_needs(dy.path(), dy.rows(), weight, dtypes, beside, accumulates));
+        dy.calls(t5_ops::linear_backward_input_needs(dy.path(), dy.rows(), weight, dtypes, added, accumulates));
         Ok(dx)
     }
 
@@ -473,7 +473,7 @@ impl Ops for Counted {
     fn adapted_row_norms(weight: Matrix<Self>, a: &Self, _: &Self, _: f64) -> Result<Self> {
         weight.tensor.used();
         let lengths = a.ledger().tensor(&[weight.size().0], weight.tensor.statistics());
-        a.calls(t5_ops::adapted_lengths_needs(a.path(), weight.size(), a.dims[0]));
+        a.calls(t5_ops::adapted_row_norms_needs(a.path(), weight.size(), a.dims[0]));
         Ok(lengths)
     }
 

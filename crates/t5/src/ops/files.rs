@@ -116,13 +116,13 @@ pub struct TensorFiles {
     written: u64,
     /// The thread that reads ahead, once there was something to read.
     reader: Option<Reader>,
-    /// The stretch that the thread was asked for and has not handed over.
+    /// The extent that the thread was asked for and has not handed over.
     ahead: Option<Extent>,
 }
 
 type Read = std::io::Result<candle_core::Result<Tensor>>;
 
-/// A thread that reads one stretch after another. It ends with its owner.
+/// A thread that reads one extent after another. It ends with its owner.
 #[derive(Debug)]
 struct Reader {
     asked: SyncSender<Extent>,
@@ -213,7 +213,7 @@ impl TensorFiles {
     /// [`Error::Offload`].
     pub fn get(&mut self, extent: Extent, after: Option<&Extent>) -> Result<Tensor> {
         let forgets = self.has_no_room();
-        // A stretch that was read ahead in vain is taken as well, to make room for the next.
+        // An extent that was read ahead in vain is taken as well, to make room for the next.
         let was_ahead = self.ahead.take();
         let reader = was_ahead.as_ref().and(self.reader.as_mut());
         let tensor = heap::counting_wait(|| {
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
         for order in [[0, 1, 2, 3], [3, 1, 0, 2]] {
             for (place, &i) in order.iter().enumerate() {
-                // The stretch to read ahead is announced rightly, wrongly, or not at all.
+                // The extent to read ahead is announced rightly, wrongly, or not at all.
                 let after = [order.get(place + 1), Some(&0), None][place % 3].map(|&next| &put[next]);
                 let back = store.get(put[i].clone(), after).unwrap();
                 assert_eq!((back.dtype(), back.dims()), (tensors[i].dtype(), tensors[i].dims()));

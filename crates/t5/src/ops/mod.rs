@@ -62,7 +62,7 @@ pub struct Attended<'a, T> {
     pub lse: &'a T,
 }
 
-/// Files that tensors are written to and read from.
+/// A store for offloaded tensors: files, or the host's memory beside a device.
 pub trait OffloadStore<T: Ops>: Debug {
     /// Writes a tensor behind those already there.
     ///
@@ -76,14 +76,14 @@ pub trait OffloadStore<T: Ops>: Debug {
     /// [`crate::Error::Offload`].
     fn get(&mut self, extent: T::Extent, after: Option<&T::Extent>) -> Result<T>;
 
-    /// Where copies overlap with computation, begins to read a tensor that will be asked for next. It has memory from here on.
+    /// Where copies overlap with computation, prefetches a tensor that will be asked for next. It has memory from here on.
     ///
     /// # Errors
     /// The device reports an error.
     fn prefetch(&mut self, extent: &T::Extent) -> Result<()>;
 
     /// Carries out copies while something is computed: of tensors that were put, which keep their memory until then, and of
-    /// tensors that are being fetched.
+    /// tensors that are being prefetched.
     ///
     /// # Errors
     /// [`crate::Error::Offload`].
@@ -149,7 +149,7 @@ pub trait Ops: Clone + Debug + Sized {
     fn linear_plus_product<'a>(
         x: &Self,
         weight: impl Into<Matrix<'a, Self>>,
-        beside: Option<(&Self, &Self)>,
+        added: Option<(&Self, &Self)>,
     ) -> Result<Self>
     where
         Self: 'a;
@@ -165,7 +165,7 @@ pub trait Ops: Clone + Debug + Sized {
     fn linear_backward_input_plus_product<'a>(
         dy: &Self,
         weight: impl Into<Matrix<'a, Self>>,
-        beside: Option<(&Self, &Self)>,
+        added: Option<(&Self, &Self)>,
         sum: Option<Self>,
     ) -> Result<Self>
     where

@@ -1,4 +1,5 @@
-//! Where a step's tensors wait that do not stay in the memory they are computed in: in files, or in the host's memory beside a device.
+//! The offload store of a step: tensors that do not stay in the memory they are computed in lie in files, or in the host's memory beside
+//! a device.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,7 +13,7 @@ use super::OffloadStore;
 use super::files::{self, Files, TensorFiles};
 use crate::error::Result;
 
-/// A place for the tensors of a device.
+/// The offload store of tensors. On a device their copies may overlap with computation.
 #[derive(Debug)]
 pub struct TensorOffloadStore {
     device: Device,
@@ -101,7 +102,7 @@ impl TensorOffloadStore {
         }
     }
 
-    /// The values, if they wait in page-locked memory.
+    /// The values, if they lie in page-locked memory.
     fn waiting(&self, extent: &Extent) -> Option<Rc<PinnedCopy>> {
         if let Place::PinnedCopy(values) = &*extent.0.borrow() { Some(Rc::clone(values)) } else { None }
     }

@@ -3,8 +3,8 @@
 //! Invariants: a frozen parameter never has memory here; a trainable one has none until its first
 //! contribution; an accumulator has its parameter's shape and is f32, or f64 for an f64 parameter, or bf16 if
 //! [`Gradients::new`] was asked for it.
-//! Micro-batches add to the same accumulators, so a gradient is complete when the last micro-batch is done. An
-//! accumulator that was put aside is used again for the next parameter of its shape.
+//! Micro-batches add to the same accumulators, so a gradient is complete when the last micro-batch is done. A
+//! spare accumulator is used again for the next parameter of its shape.
 //!
 //! Emptying an accumulator touches no memory: its old elements count as nothing, and the next
 //! contribution overwrites them where the operation can. So a large weight's gradient is neither set to zero
@@ -21,7 +21,7 @@ use crate::parameters::{Parameter, Weight, gradient_dtype};
 #[derive(Debug)]
 pub struct Gradients<T = Tensor> {
     slots: Vec<Slot<T>>,
-    /// Accumulators that were put aside.
+    /// Spare accumulators.
     spare: Vec<T>,
 }
 
@@ -192,7 +192,7 @@ impl<T: Ops> Gradients<T> {
         slot.accumulator.take().filter(|_| !slot.empty)
     }
 
-    /// Puts back a gradient that was taken out or put aside.
+    /// Puts back a gradient that was taken out.
     pub(crate) fn put_back(&mut self, index: usize, gradient: T) {
         let slot = &mut self.slots[index];
         (slot.accumulator, slot.empty) = (Some(gradient), false);
@@ -203,7 +203,7 @@ impl<T: Ops> Gradients<T> {
         self.spare.extend(self.slots[index].accumulator.take());
     }
 
-    /// Frees the accumulators that were put aside.
+    /// Frees the spare accumulators.
     pub(crate) fn release_spare(&mut self) {
         self.spare.clear();
     }
@@ -217,7 +217,7 @@ impl<T: Ops> Gradients<T> {
         }
     }
 
-    /// Bytes of all accumulators, including those that were put aside.
+    /// Bytes of all accumulators, including the spare ones.
     pub fn bytes(&self) -> u64 {
         let closed = self.slots.iter().flat_map(|slot| slot.closed.iter().map(|(_, sum)| sum).chain(&slot.before));
         let tensors = self.slots.iter().filter_map(|slot| slot.accumulator.as_ref()).chain(&self.spare).chain(closed);

@@ -512,7 +512,7 @@ impl<'a, T: Ops> Step<'a, T> {
 }
 
 impl<T: Ops> Step<'_, T> {
-    /// Where copies overlap with computation, begins to fetch the saved activations of the next micro-batch, or of the next unit.
+    /// Where copies overlap with computation, prefetches the saved activations of the next micro-batch, or of the next unit.
     fn prefetch_next(&mut self, i: usize, way: &Backward) -> Result<()> {
         if !self.copies_overlap {
             return Ok(());

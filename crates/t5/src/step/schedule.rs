@@ -94,7 +94,7 @@ pub(crate) enum ToEmbedding {
     No,
     /// Into the table's gradient at once.
     Now,
-    /// Put aside until the table's gradient is back from its file.
+    /// Pending until the table's gradient is back from its file.
     Later,
 }
 
@@ -119,9 +119,9 @@ pub(crate) enum Event {
         decoder: bool,
         of: Range<usize>,
     },
-    /// Begins to fetch weights from another process, or to a device, while other weights are in use.
+    /// Prefetches weights from another process, or to a device, while other weights are in use.
     Prefetch(Part),
-    /// Copies fetched weights, now that something is computed meanwhile.
+    /// Copies prefetched weights, now that something is computed meanwhile.
     Copy(Part),
     /// Weights in a file: begin to read, make resident, release.
     ReadAhead(Part),
@@ -476,7 +476,7 @@ impl Outline<'_> {
         }
     }
 
-    /// Copies fetched weights to the device while an event is computed.
+    /// Copies prefetched weights to the device while an event is computed.
     fn copy(self, next: Option<Part>, events: &mut Vec<Event>) {
         if let Some(part) = next.filter(|_| self.copies_overlap) {
             self.paging(Event::Copy(part), events);

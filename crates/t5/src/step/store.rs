@@ -54,7 +54,7 @@ impl<T: Ops> Store<T> {
         }
     }
 
-    /// Where copies overlap with computation, begins to read a tensor that will be asked for next.
+    /// Where copies overlap with computation, prefetches a tensor that will be asked for next.
     ///
     /// # Errors
     /// The device reports an error.

@@ -156,8 +156,8 @@ impl WeightFile {
         Ok(result)
     }
 
-    /// Replaces a weight's values in the file or in the host's memory. The new values come from the host or from a device. Values of a
-    /// device may arrive later.
+    /// Replaces a weight's values in the file or in the host's memory. The new values come from the host or from a device. The write-back
+    /// of a device's values may be complete later.
     pub fn overwrite(&self, x: &Tensor, values: &Tensor) -> Result<Option<WriteBack>> {
         copies::write_back(values, x, self.writes).map_err(|error| self.error(error))
     }

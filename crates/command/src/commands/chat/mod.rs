@@ -62,7 +62,7 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
         return report::result(&planned.bill());
     }
     let Named { tokenizer, activations, served, .. } = &named;
-    let mut talk = ChatSession {
+    let mut session = ChatSession {
         loaded: Loaded::new(planned.load()?, *activations, served.len()),
         asked: (0..served.len()).collect(),
         served,
@@ -76,7 +76,7 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
         number: 0,
         is_interrupted: Arc::default(),
     };
-    talk.read_loop(flags)?;
+    session.read_loop(flags)?;
     if flags.models.weights.memory_budget.is_some() {
         report::note(&planned.peaks_in_words()?);
     }

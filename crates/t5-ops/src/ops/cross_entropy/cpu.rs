@@ -9,15 +9,15 @@
 //! Logits lie transposed, one entry of the vocabulary after the other. Then W, by far the largest operand, is read row by row in place, and
 //! the other operand, the rows of x, is packed once for the whole vocabulary. The same holds for dW.
 //!
-//! In the first pass the vocabulary is divided into stretches. Each stretch has its own statistics, which are combined
+//! In the first pass the vocabulary is divided into extents. Each extent has its own statistics, which are combined
 //! in order at the end. The second pass goes through the vocabulary tile by tile, and all threads work on one tile: on its
-//! blocks of logits, then on its products. Stretches and tiles depend on sizes only, and so does every sum.
+//! blocks of logits, then on its products. Extents and tiles depend on sizes only, and so does every sum.
 //!
 //! If a table comes by rows ([`crate::by_rows`]), only the rows in use are in memory: in the first pass a block for each thread, in the
 //! second one tile for all.
 //!
 //! Shapes: C rows of a chunk, filled up with rows of zeros to whole vectors; S logits from one entry to the next;
-//! L stretches; E entries of a tile.
+//! L extents; E entries of a tile.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,8 +49,8 @@ const TILE_CELLS: usize = 480 << 10;
 const TILE_BLOCKS: (usize, usize) = (10, 20);
 /// `window_bytes` states the bytes of a tile, or of a block for each thread: neither may be larger.
 const _: () = assert!(TILE_BLOCKS.1 * BLOCK <= WINDOW && BLOCK <= OF_THREAD);
-/// The most stretches of the vocabulary: a few for each of many threads.
-const STRETCHES: usize = 64;
+/// The most extents of the vocabulary: a few for each of many threads.
+const MAX_EXTENTS: usize = 64;
 /// Rows at a time if logits are computed again. Reading W, and adding to dW, costs once for each chunk; sums of dX cost memory for each row
 /// of a chunk.
 const RECOMPUTED_ROWS: usize = 1024;
@@ -80,9 +80,9 @@ struct Tiling {
     logits: Logits,
     /// Rows of a chunk.
     chunk: usize,
-    /// Stretches of the vocabulary.
+    /// Extents of the vocabulary.
     extents: usize,
-    /// Entries of a stretch.
+    /// Entries of an extent.
     extent: usize,
     /// Entries of a tile.
     tile: usize,
@@ -90,7 +90,7 @@ struct Tiling {
 
 impl Tiling {
     fn new(logits: Logits, rows: usize, vocabulary: usize, chunk_rows: usize) -> Self {
-        let extent = vocabulary.div_ceil(STRETCHES).next_multiple_of(BLOCK).max(BLOCK);
+        let extent = vocabulary.div_ceil(MAX_EXTENTS).next_multiple_of(BLOCK).max(BLOCK);
         let chunk = match logits {
             Logits::Kept => chunk_rows,
             Logits::Recomputed => RECOMPUTED_ROWS,
@@ -154,19 +154,19 @@ pub(super) fn chunks(x: DType, rows: usize, chunk_rows: usize, with_gradients: b
 
 /// Without a second pass there is no reason to keep logits.
 pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
-    let cut = Tiling::new(Logits::Recomputed, rows, vocabulary, chunk_rows);
+    let tiling = Tiling::new(Logits::Recomputed, rows, vocabulary, chunk_rows);
     let weights = product_bytes(rows, (width, 0, vocabulary), x);
-    let kept = Kept { weights, loss: cut.bytes_of_workers(), ..Kept::default() };
-    let transient = cut.bytes(vocabulary, width, x, false);
+    let kept = Kept { weights, loss: tiling.bytes_of_workers(), ..Kept::default() };
+    let transient = tiling.bytes(vocabulary, width, x, false);
     Needs { transient, kept, ..Needs::default() }.with_products(1, (rows, width, vocabulary))
 }
 
 pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
-    let cut = Tiling::new(Logits::of(x, chunk_rows), rows, vocabulary, chunk_rows);
+    let tiling = Tiling::new(Logits::of(x, chunk_rows), rows, vocabulary, chunk_rows);
     // The product for dX sums over the entries of a tile. Both its operands lie across these: the gradients of the logits, and rows of W.
-    let operands = across_bytes((cut.lanes(), cut.tile.min(vocabulary), width), x);
-    let kept = Kept { loss: cut.bytes_of_workers(), ..operands };
-    let transient = cut.bytes(vocabulary, width, x, true);
+    let operands = across_bytes((tiling.lanes(), tiling.tile.min(vocabulary), width), x);
+    let kept = Kept { loss: tiling.bytes_of_workers(), ..operands };
+    let transient = tiling.bytes(vocabulary, width, x, true);
     Needs { transient, kept, ..Needs::default() }.with_products(3, (rows, width, vocabulary))
 }
 
@@ -177,9 +177,9 @@ pub(super) fn loss(x: &Tensor, w: Weight, labels: &[u32], rows: &[u32], c: &Cros
     w.with_rows(|w| {
         with_element!(x.dtype(), T, {
             // Without a second pass there is no reason to keep logits.
-            let cut = Tiling::new(Logits::Recomputed, rows.len(), v, c.chunk_rows);
-            let mut pass = Pass::<T>::new(x_view.slice::<T>()?, w, (v, d), labels, c, cut);
-            Ok(rows.chunks(cut.chunk.max(1)).map(|rows| pass.statistics(rows)).sum())
+            let tiling = Tiling::new(Logits::Recomputed, rows.len(), v, c.chunk_rows);
+            let mut pass = Pass::<T>::new(x_view.slice::<T>()?, w, (v, d), labels, c, tiling);
+            Ok(rows.chunks(tiling.chunk.max(1)).map(|rows| pass.statistics(rows)).sum())
         })
     })
 }
@@ -196,19 +196,19 @@ pub(super) fn gradients(
     let x = x.contiguous()?;
     let x_view = View::new(&x)?;
     let (v, d) = w.dims2()?;
-    let cut = Tiling::new(logits, rows.len(), v, c.chunk_rows);
+    let tiling = Tiling::new(logits, rows.len(), v, c.chunk_rows);
     if let (Some((dw, false)), true) = (dw, rows.is_empty()) {
         crate::zero(dw)?;
     }
     let mut loss = 0.0;
     let dx = w.with_rows(|table| {
         with_element!(x.dtype(), T, {
-            let mut pass = Pass::<T>::new(x_view.slice::<T>()?, table, (v, d), labels, c, cut);
+            let mut pass = Pass::<T>::new(x_view.slice::<T>()?, table, (v, d), labels, c, tiling);
             pass.prepare_gradients();
             filled::<T>(x.shape(), |dx| {
                 clear_ignored(dx, rows, d);
                 let dx = Shared::new(dx);
-                for (chunk, rows) in rows.chunks(cut.chunk.max(1)).enumerate() {
+                for (chunk, rows) in rows.chunks(tiling.chunk.max(1)).enumerate() {
                     loss += pass.statistics(rows);
                     match dw {
                         None => pass.gradients::<f32>(rows, None),
@@ -248,7 +248,7 @@ struct Pass<'a, T> {
     labels: &'a [u32],
     logit_scale: f32,
     gradient_scale: f32,
-    cut: Tiling,
+    tiling: Tiling,
     /// Whether products with W round to bf16: if X is bf16.
     rounds: bool,
     x_rows: Vec<T>,          // (C, D): the rows of the chunk, gathered, then zeros
@@ -267,9 +267,9 @@ impl<'a, T: Lanes> Pass<'a, T> {
         (vocabulary, width): (usize, usize),
         labels: &'a [u32],
         c: &CrossEntropy,
-        cut: Tiling,
+        tiling: Tiling,
     ) -> Self {
-        let rows = cut.lanes();
+        let rows = tiling.lanes();
         Self {
             x,
             w,
@@ -278,27 +278,27 @@ impl<'a, T: Lanes> Pass<'a, T> {
             labels,
             logit_scale: c.logit_scale as f32,
             gradient_scale: (c.gradient_scale * c.logit_scale) as f32,
-            cut,
+            tiling,
             rounds: matches!(T::operand(x), Operand::Bf16(_)),
             x_rows: scratch(rows * width),
             columns: None,
-            logits: scratch(cut.held(vocabulary) as usize),
-            largest: scratch(cut.extents * rows),
-            total: scratch(cut.extents * rows),
+            logits: scratch(tiling.held(vocabulary) as usize),
+            largest: scratch(tiling.extents * rows),
+            total: scratch(tiling.extents * rows),
             dlogits: Vec::new(),
             dx: Vec::new(),
         }
     }
 
     fn prepare_gradients(&mut self) {
-        let rows = self.cut.lanes();
-        self.dlogits = scratch(rows * self.cut.tile);
+        let rows = self.tiling.lanes();
+        self.dlogits = scratch(rows * self.tiling.tile);
         self.dx = scratch(rows * self.width);
     }
 
-    /// The entries of a stretch.
+    /// The entries of an extent.
     fn extent(&self, extent: usize) -> Range<usize> {
-        let size = self.cut.extent;
+        let size = self.tiling.extent;
         extent * size..self.vocabulary.min((extent + 1) * size)
     }
 
@@ -315,7 +315,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
         rows: usize,
     ) -> &'b mut [f32] {
         let stride = stride(rows);
-        match self.cut.logits {
+        match self.tiling.logits {
             // SAFETY: by the caller's promise.
             Logits::Kept => unsafe { kept.slice(entry * stride, count * stride) },
             Logits::Recomputed => &mut worker.cells()[..count * stride],
@@ -346,10 +346,11 @@ impl<'a, T: Lanes> Pass<'a, T> {
         let logits = Shared::new(&mut self.logits);
         let (largest, total) = (Shared::new(&mut self.largest), Shared::new(&mut self.total));
         let this = &*self;
-        let mut workers: Vec<_> = this.cut.workers().into_iter().map(|worker| (worker, this.w.room(BLOCK))).collect();
+        let mut workers: Vec<_> =
+            this.tiling.workers().into_iter().map(|worker| (worker, this.w.buffer(BLOCK))).collect();
         let (count_of_workers, waited) = (workers.len() as u32, AtomicU64::new(0));
-        for_each_part_by(&mut workers, this.cut.extents, |(worker, room), extent| {
-            // SAFETY: each stretch has its own statistics.
+        for_each_part_by(&mut workers, this.tiling.extents, |(worker, buffer), extent| {
+            // SAFETY: each extent has its own statistics.
             let (largest, total) =
                 unsafe { (largest.slice(extent * lanes, lanes), total.slice(extent * lanes, lanes)) };
             largest.fill(f32::NEG_INFINITY);
@@ -357,10 +358,10 @@ impl<'a, T: Lanes> Pass<'a, T> {
             let entries = this.extent(extent);
             for entry in entries.clone().step_by(BLOCK) {
                 let count = BLOCK.min(entries.end - entry);
-                // SAFETY: each stretch has its own entries.
+                // SAFETY: each extent has its own entries.
                 let logits = unsafe { this.place(logits, worker, (entry, count), lanes) };
-                let began = this.w.come().then(Instant::now);
-                let of_entries = this.w.here(entry..entry + count, room);
+                let began = this.w.is_copied().then(Instant::now);
+                let of_entries = this.w.here(entry..entry + count, buffer);
                 waited.fetch_add(began.map_or(0, |began| began.elapsed().as_nanos() as u64), Ordering::Relaxed);
                 this.compute(of_entries, lanes, logits);
                 online_softmax_update(logits, stride(lanes), this.logit_scale, largest, total);
@@ -373,9 +374,9 @@ impl<'a, T: Lanes> Pass<'a, T> {
                     }
                 }
             }
-            // The threads take the next stretches now. The first stretch after those is read ahead.
+            // The threads take the next extents now. The first extent after those is read ahead.
             let next = extent + 1 + threads();
-            if next < this.cut.extents {
+            if next < this.tiling.extents {
                 this.w.read_ahead(this.extent(next));
             }
         });
@@ -387,10 +388,10 @@ impl<'a, T: Lanes> Pass<'a, T> {
         losses.sum()
     }
 
-    /// Combines the statistics of the stretches, in order, into those of the first stretch.
+    /// Combines the statistics of the extents, in order, into those of the first extent.
     fn combine(&mut self, rows: usize) {
         let ((largest, of_others), (total, others)) = (self.largest.split_at_mut(rows), self.total.split_at_mut(rows));
-        let extents = 0..self.cut.extents.saturating_sub(1);
+        let extents = 0..self.tiling.extents.saturating_sub(1);
         for of in extents.map(|extent| extent * rows..(extent + 1) * rows) {
             merge(&of_others[of.clone()], &others[of], largest, total);
         }
@@ -406,12 +407,12 @@ impl<'a, T: Lanes> Pass<'a, T> {
         let x_rows = Matrix::new(T::operand(&self.x_rows), lanes, d);
         let x_rows = dw.map(|_| Packed::new(x_rows, matches!(T::operand(&[]), Operand::Bf16(_)), Threads::All));
         let (mut dlogits, mut dx) = (std::mem::take(&mut self.dlogits), std::mem::take(&mut self.dx));
-        let (table, mut room) = (self.w, self.w.room(self.cut.tile));
+        let (table, mut buffer) = (self.w, self.w.buffer(self.tiling.tile));
         table.read_ahead(self.tile(0));
-        for first in (0..self.vocabulary).step_by(self.cut.tile) {
+        for first in (0..self.vocabulary).step_by(self.tiling.tile) {
             let tile = self.tile(first);
             table.read_ahead(self.tile(tile.end));
-            let w = table.load_in_parallel(tile.clone(), &mut room);
+            let w = table.load_in_parallel(tile.clone(), &mut buffer);
             let dlogits = &mut dlogits[..tile.len() * lanes];
             self.of_tile(rows, (tile.clone(), w), &factors, dlogits);
             let dlogits = Matrix::new(T::operand(dlogits), tile.len(), lanes);
@@ -426,22 +427,22 @@ impl<'a, T: Lanes> Pass<'a, T> {
 
     /// The entries of the tile at `first`.
     fn tile(&self, first: usize) -> Range<usize> {
-        first..self.vocabulary.min(first + self.cut.tile)
+        first..self.vocabulary.min(first + self.tiling.tile)
     }
 
     /// Writes the gradients of the logits of a tile. `w` are the tile's rows of W.
     fn of_tile(&mut self, rows: &[u32], (tile, w): (Range<usize>, Factor), factors: &[f32], dlogits: &mut [T]) {
-        let (lanes, block, scale) = (factors.len(), self.cut.block(), self.gradient_scale);
+        let (lanes, block, scale) = (factors.len(), self.tiling.block(), self.gradient_scale);
         let (logits, dlogits) = (Shared::new(&mut self.logits), Shared::new(dlogits));
         let this = &*self;
-        for_each_part_by(&mut this.cut.workers(), tile.len().div_ceil(block), |worker, number| {
+        for_each_part_by(&mut this.tiling.workers(), tile.len().div_ceil(block), |worker, number| {
             let entry = tile.start + number * block;
             let count = block.min(tile.end - entry);
             // SAFETY: each block has its own entries.
             let logits = unsafe { this.place(logits, worker, (entry, count), lanes) };
             // SAFETY: as above.
             let dlogits = unsafe { dlogits.slice(number * block * lanes, count * lanes) };
-            if this.cut.logits == Logits::Recomputed {
+            if this.tiling.logits == Logits::Recomputed {
                 this.compute(w.some_rows(number * block..number * block + count), lanes, logits);
             }
             softmax(logits, stride(lanes), this.logit_scale, &this.largest[..lanes], factors, dlogits);

@@ -49,7 +49,7 @@ fn kernels_agree_with_the_reference_for_every_chunk_size() {
     if !device().is_cpu() {
         return;
     }
-    // In the last case a stretch has more than one tile of the vocabulary, and the last block has one entry.
+    // In the last case an extent has more than one tile of the vocabulary, and the last block has one entry.
     for (rows, v, d) in [(1, 1, 1), (7, 65, 33), (65, 7, 16), (40, 700, 64), (9, 4353, 5)] {
         for (dtype, weight_dtype) in [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::F32, DType::BF16)] {
             for (chunk_rows, logits) in [1, 7, 64, 1000]

@@ -1,4 +1,4 @@
-//! The lengths of the rows of an adapted weight on a card: some rows of the weight exist at a time, in f32.
+//! The norms of the rows of an adapted weight on a card: some rows of the weight exist at a time, in f32.
 
 use candle_core::{DType, Result, Tensor};
 
@@ -33,7 +33,7 @@ pub(super) fn adapted_row_norms(weight: Weight, a: &Tensor, b: &Tensor, scale: f
         multiply(Factor::plain(&of_b), Factor::plain(&a), &rows, (count, rank, k), scale as f32, 1.0)?;
         let to = address(&lengths)? + (first * size_of::<f32>()) as u64;
         let kernel = Kernel::new(a.device(), Module::Norm, "row_lengths")?.tensor(&rows)?.value(to);
-        // SAFETY: rows of this width, and a length for each from `to` on.
+        // SAFETY: rows of this width, and a norm for each from `to` on.
         unsafe { kernel.size(count)?.size(k)?.launch([count.div_ceil(ROWS), 1, 1], 32 * ROWS as u32, 0)? };
     }
     Ok(lengths)

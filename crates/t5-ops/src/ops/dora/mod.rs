@@ -1,4 +1,4 @@
-//! The operations of weight-decomposed adapters (DoRA, Liu et al. 2024) besides the linear map: the lengths of the rows of an adapted
+//! The operations of weight-decomposed adapters (DoRA, Liu et al. 2024) besides the linear map: the norms of the rows of an adapted
 //! weight, factors on columns, and the gradient of magnitudes.
 //!
 //! Shapes: weight (N, K), a (r, K), b (N, r), x and y (.., N), vectors (N).
@@ -16,13 +16,13 @@ use crate::dispatch::{Path, check_accumulator, check_shape, rows_and_width};
 use crate::needs::{Needs, elements};
 use crate::quantised::{Weight, panel_bytes};
 
-/// Returns the lengths of the rows of `W + scale · B A`, which never exists whole: (N) in F32, or in F64 for F64.
+/// Returns the norms of the rows of `W + scale · B A`, which never exists whole: (N) in F32, or in F64 for F64.
 pub fn adapted_row_norms<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tensor, scale: f64) -> Result<Tensor> {
     let weight = weight.into();
     let (n, k) = weight.dims2()?;
     let (rank, _) = a.dims2()?;
-    check_shape("adapted_lengths", "a", a, &[rank, k])?;
-    check_shape("adapted_lengths", "b", b, &[n, rank])?;
+    check_shape("adapted_row_norms", "a", a, &[rank, k])?;
+    check_shape("adapted_row_norms", "b", b, &[n, rank])?;
     match weight.path_with(a).provided(Path::of(&[b]) == Path::Cpu) {
         Path::Cpu => cpu::adapted_row_norms(weight, a, b, scale),
         #[cfg(feature = "cuda")]
@@ -32,7 +32,7 @@ pub fn adapted_row_norms<'a>(weight: impl Into<Weight<'a>>, a: &Tensor, b: &Tens
 }
 
 /// Returns the needs of [`adapted_row_norms`] for a weight (N, K) and this rank.
-pub fn adapted_lengths_needs(path: Path, (n, k): (usize, usize), rank: usize) -> Needs {
+pub fn adapted_row_norms_needs(path: Path, (n, k): (usize, usize), rank: usize) -> Needs {
     match path {
         // The products of A with W and with itself.
         Path::Cpu => Needs::bytes(elements([rank, n + rank, size_of::<f32>()])).with_products(1, (rank, k, n)),

@@ -14,29 +14,29 @@ use crate::parallel::Shared;
 use crate::quantised::Weight;
 use crate::storage::{View, filled, update, with_element};
 
-pub(super) fn linear(x: &Tensor, w: Weight, beside: Option<AddedProduct>) -> Result<Tensor> {
+pub(super) fn linear(x: &Tensor, w: Weight, added: Option<AddedProduct>) -> Result<Tensor> {
     let (n, _) = w.dims2()?;
-    product(x, w, n, None, beside, true)
+    product(x, w, n, None, added, true)
 }
 
 pub(super) fn linear_backward_input(
     dy: &Tensor,
     w: Weight,
-    beside: Option<AddedProduct>,
+    added: Option<AddedProduct>,
     accumulate: Option<Tensor>,
 ) -> Result<Tensor> {
     let (_, k) = w.dims2()?;
-    product(dy, w, k, accumulate, beside, false)
+    product(dy, w, k, accumulate, added, false)
 }
 
-/// The product of `x` and a weight, or its transpose if `is_turned`, with `width` columns, plus the product of `beside`. With `sum`, the
+/// The product of `x` and a weight, or its transpose if `is_turned`, with `width` columns, plus `added`. With `sum`, the
 /// result is added to `sum`, in its memory.
 fn product(
     x: &Tensor,
     w: Weight,
     width: usize,
     sum: Option<Tensor>,
-    beside: Option<AddedProduct>,
+    added: Option<AddedProduct>,
     is_turned: bool,
 ) -> Result<Tensor> {
     fn turned(weight: Factor<'_>, is_turned: bool) -> Factor<'_> {
@@ -46,9 +46,9 @@ fn product(
     let x = x.contiguous()?;
     let x_view = View::new(&x)?;
     let a = Matrix::new(x_view.operand()?, rows, k);
-    let tensors = beside.map(|AddedProduct { x, w }| Ok::<_, Error>([x.contiguous()?, w.contiguous()?])).transpose()?;
+    let tensors = added.map(|AddedProduct { x, w }| Ok::<_, Error>([x.contiguous()?, w.contiguous()?])).transpose()?;
     let views = tensors.as_ref().map(|[x, w]| Ok::<_, Error>([View::new(x)?, View::new(w)?])).transpose()?;
-    let beside = match (beside, &views) {
+    let added = match (added, &views) {
         (Some(AddedProduct { w, .. }), Some([x_view, w_view])) => {
             let (height, across) = w.dims2()?;
             let b: Factor = Matrix::new(w_view.operand()?, height, across).into();
@@ -63,19 +63,19 @@ fn product(
             let multiply = |y: &mut [T], accumulate| {
                 // Only a product with the transpose has a column for each row of the weight. The other product sums over all rows at once.
                 let windows = if is_turned { w.windows() } else { w.whole() };
-                let mut room = if is_turned { w.room(WINDOW) } else { RowBuffer::None };
+                let mut buffer = if is_turned { w.buffer(WINDOW) } else { RowBuffer::None };
                 let y = Shared::new(y);
                 for (number, window) in windows.iter().enumerate() {
                     windows.get(number + 1).into_iter().for_each(|next| w.read_ahead(next.clone()));
                     let columns = if is_turned { window.clone() } else { 0..width };
                     // SAFETY: `y` lives longer than the product, and each window has its own columns.
                     let c = unsafe { MatrixMut::part(y, columns.start, rows, columns.len(), width) };
-                    let beside = beside.map(|(x, w)| {
+                    let added = added.map(|(x, w)| {
                         let w = if is_turned { w.some_rows(window.clone()) } else { w };
                         (x, turned(w, is_turned))
                     });
-                    let w = turned(w.load_in_parallel(window.clone(), &mut room), is_turned);
-                    multiply_plus_product(c, (a.into(), w), beside, accumulate, Threads::All);
+                    let w = turned(w.load_in_parallel(window.clone(), &mut buffer), is_turned);
+                    multiply_plus_product(c, (a.into(), w), added, accumulate, Threads::All);
                 }
                 Ok(())
             };
@@ -88,11 +88,11 @@ fn product(
     })
 }
 
-/// A product of `rows` rows with a weight, (R, K) times (K, N), and beside it one with (`beside`, N).
-pub(super) fn product_needs(rows: usize, (k, beside, n): (usize, usize, usize), operands: DType) -> Needs {
-    let kept = Kept { weights: product_bytes(rows, (k, beside, n), operands), ..Kept::default() };
+/// A product of `rows` rows with a weight, (R, K) times (K, N), and of an added product with (`added`, N).
+pub(super) fn product_needs(rows: usize, (k, added, n): (usize, usize, usize), operands: DType) -> Needs {
+    let kept = Kept { weights: product_bytes(rows, (k, added, n), operands), ..Kept::default() };
     let transient = bytes_of_sums((rows, k, n), operands, operands);
-    Needs { transient, kept, ..Needs::default() }.with_products(1, (rows, k + beside, n))
+    Needs { transient, kept, ..Needs::default() }.with_products(1, (rows, k + added, n))
 }
 
 pub(super) fn linear_backward_weight(dy: &Tensor, x: &Tensor, dw: &Tensor, accumulate: bool) -> Result<()> {

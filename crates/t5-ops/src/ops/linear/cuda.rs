@@ -12,9 +12,9 @@ use crate::dispatch::rows_and_width;
 use crate::quantised::{FEW_ROWS, Weight, in_panels};
 
 /// Whether the operands of both products are on one card.
-pub(super) fn takes(x: &Tensor, w: Weight, beside: Option<AddedProduct>) -> bool {
-    let takes_beside = |AddedProduct { x, w }: AddedProduct| crate::cuda::takes([x, w]);
-    takes_weight(x, w) && beside.is_none_or(takes_beside)
+pub(super) fn takes(x: &Tensor, w: Weight, added: Option<AddedProduct>) -> bool {
+    let takes_added = |AddedProduct { x, w }: AddedProduct| crate::cuda::takes([x, w]);
+    takes_weight(x, w) && added.is_none_or(takes_added)
 }
 
 /// Whether there is a product of these operands into this gradient.
@@ -22,25 +22,25 @@ pub(super) fn takes_gradient(dy: &Tensor, x: &Tensor, dw: &Tensor) -> bool {
     crate::cuda::takes_alike([dy, x]) && crate::cuda::takes([x, dw]) && multiplies(x.dtype(), dw.dtype())
 }
 
-/// `scale · x Wᵀ`, plus the product beside it.
-pub(super) fn linear(x: &Tensor, w: Weight, scale: f64, beside: Option<AddedProduct>) -> Result<Tensor> {
+/// `scale · x Wᵀ`, plus the added product.
+pub(super) fn linear(x: &Tensor, w: Weight, scale: f64, added: Option<AddedProduct>) -> Result<Tensor> {
     let y = output(x, w, scale as f32, None)?;
-    match beside {
+    match added {
         Some(AddedProduct { x, w }) => output(x, w.into(), 1.0, Some(y)),
         None => Ok(y),
     }
 }
 
-/// `scale · dy W`, plus the product beside it, added in place to `sum` if given.
+/// `scale · dy W`, plus the added product, summed in place to `sum` if given.
 pub(super) fn linear_backward_input(
     dy: &Tensor,
     w: Weight,
     scale: f64,
-    beside: Option<AddedProduct>,
+    added: Option<AddedProduct>,
     sum: Option<Tensor>,
 ) -> Result<Tensor> {
     let dx = gradient_of_input(dy, w, scale as f32, sum)?;
-    match beside {
+    match added {
         Some(AddedProduct { x, w }) => gradient_of_input(x, w.into(), 1.0, Some(dx)),
         None => Ok(dx),
     }

@@ -22,7 +22,7 @@ use crate::quantised::{FEW_ROWS, Weight, in_panels, panel_bytes};
 pub struct AddedProduct<'a> {
     /// (.., R), as many rows as the other product has.
     pub x: &'a Tensor,
-    /// (N, R) beside [`linear`], (R, K) beside [`linear_backward_input`].
+    /// (N, R) for [`linear`], (R, K) for [`linear_backward_input`].
     pub w: &'a Tensor,
 }
 
@@ -37,30 +37,30 @@ pub fn linear_scaled(x: &Tensor, w: &Tensor, scale: f64) -> Result<Tensor> {
     output(x, w.into(), scale, None)
 }
 
-/// [`linear`], plus the product beside it.
-pub fn linear_plus_product<'a>(x: &Tensor, w: impl Into<Weight<'a>>, beside: Option<AddedProduct>) -> Result<Tensor> {
-    output(x, w.into(), 1.0, beside)
+/// [`linear`], plus the added product.
+pub fn linear_plus_product<'a>(x: &Tensor, w: impl Into<Weight<'a>>, added: Option<AddedProduct>) -> Result<Tensor> {
+    output(x, w.into(), 1.0, added)
 }
 
-/// [`linear`], either scaled or with a product beside it.
-fn output(x: &Tensor, w: Weight, scale: f64, beside: Option<AddedProduct>) -> Result<Tensor> {
+/// [`linear`], either scaled or with an added product.
+fn output(x: &Tensor, w: Weight, scale: f64, added: Option<AddedProduct>) -> Result<Tensor> {
     let (n, width) = w.dims2()?;
-    let _span = tracing::debug_span!("linear", flops = flops(x, n, beside)).entered();
+    let _span = tracing::debug_span!("linear", flops = flops(x, n, added)).entered();
     let (rows, k) = rows_and_width("linear", "x", x)?;
     check_weight("linear", (n, k), (n, width))?;
-    check_beside("linear", beside, x, rows, |rank| [n, rank])?;
-    match w.path_with(x).provided(are_on_cpu(beside)) {
-        Path::Cpu => times(cpu::linear(x, w, beside)?, scale),
+    check_added("linear", added, x, rows, |rank| [n, rank])?;
+    match w.path_with(x).provided(are_on_cpu(added)) {
+        Path::Cpu => times(cpu::linear(x, w, added)?, scale),
         #[cfg(feature = "cuda")]
-        Path::Device if cuda::takes(x, w, beside) => cuda::linear(x, w, scale, beside),
-        Path::Reference | Path::Device => times(reference::linear_plus_product(x, w, beside)?, scale),
+        Path::Device if cuda::takes(x, w, added) => cuda::linear(x, w, scale, added),
+        Path::Reference | Path::Device => times(reference::linear_plus_product(x, w, added)?, scale),
     }
 }
 
-/// Returns the needs of [`linear`] for `rows` rows and a weight (N, K), and for a product with a weight (N, `beside`) beside it unless that
+/// Returns the needs of [`linear`] for `rows` rows and a weight (N, K), and for an added product with a weight (N, `added`) unless that
 /// is zero. `dtypes`: of x and w, with U8 for a quantised w.
-pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DType; 2], beside: usize) -> Needs {
-    let size = (k, beside, n);
+pub fn linear_needs(path: Path, rows: usize, (n, k): (usize, usize), dtypes: [DType; 2], added: usize) -> Needs {
+    let size = (k, added, n);
     match path {
         Path::Cpu => cpu::product_needs(rows, size, dtypes[0]),
         Path::Reference => reference::product_needs(rows, size, dtypes, false),
@@ -95,38 +95,38 @@ pub fn linear_backward_input_scaled(dy: &Tensor, w: &Tensor, scale: f64) -> Resu
     gradient_of_input(dy, w.into(), scale, None, None)
 }
 
-/// [`linear_backward_input`], plus the product beside it.
+/// [`linear_backward_input`], plus the added product.
 pub fn linear_backward_input_plus_product<'a>(
     dy: &Tensor,
     w: impl Into<Weight<'a>>,
-    beside: Option<AddedProduct>,
+    added: Option<AddedProduct>,
     accumulate: Option<Tensor>,
 ) -> Result<Tensor> {
-    gradient_of_input(dy, w.into(), 1.0, beside, accumulate)
+    gradient_of_input(dy, w.into(), 1.0, added, accumulate)
 }
 
-/// [`linear_backward_input`], either scaled, or with a product beside it and the accumulated tensor.
+/// [`linear_backward_input`], either scaled, or with an added product and the accumulated tensor.
 fn gradient_of_input(
     dy: &Tensor,
     w: Weight,
     scale: f64,
-    beside: Option<AddedProduct>,
+    added: Option<AddedProduct>,
     accumulate: Option<Tensor>,
 ) -> Result<Tensor> {
     let (height, k) = w.dims2()?;
-    let _span = tracing::debug_span!("linear_backward_input", flops = flops(dy, k, beside)).entered();
+    let _span = tracing::debug_span!("linear_backward_input", flops = flops(dy, k, added)).entered();
     let (rows, n) = rows_and_width("linear_backward_input", "dy", dy)?;
     check_weight("linear_backward_input", (n, k), (height, k))?;
-    check_beside("linear_backward_input", beside, dy, rows, |rank| [rank, k])?;
+    check_added("linear_backward_input", added, dy, rows, |rank| [rank, k])?;
     if let Some(accumulate) = &accumulate {
         check_sum("linear_backward_input", accumulate, dy, k)?;
     }
-    match w.path_with(dy).provided(are_on_cpu(beside)) {
-        Path::Cpu => times(cpu::linear_backward_input(dy, w, beside, accumulate)?, scale),
+    match w.path_with(dy).provided(are_on_cpu(added)) {
+        Path::Cpu => times(cpu::linear_backward_input(dy, w, added, accumulate)?, scale),
         #[cfg(feature = "cuda")]
-        Path::Device if cuda::takes(dy, w, beside) => cuda::linear_backward_input(dy, w, scale, beside, accumulate),
+        Path::Device if cuda::takes(dy, w, added) => cuda::linear_backward_input(dy, w, scale, added, accumulate),
         Path::Reference | Path::Device => {
-            times(reference::linear_backward_input_plus_product(dy, w, beside, accumulate)?, scale)
+            times(reference::linear_backward_input_plus_product(dy, w, added, accumulate)?, scale)
         }
     }
 }
@@ -142,10 +142,10 @@ pub fn linear_backward_input_needs(
     rows: usize,
     (n, k): (usize, usize),
     dtypes: [DType; 2],
-    beside: usize,
+    added: usize,
     accumulates: bool,
 ) -> Needs {
-    let size = (n, beside, k);
+    let size = (n, added, k);
     match path {
         Path::Cpu => cpu::product_needs(rows, size, dtypes[0]),
         Path::Reference => reference::product_needs(rows, size, dtypes, accumulates),
@@ -153,31 +153,31 @@ pub fn linear_backward_input_needs(
     }
 }
 
-/// Operations of a product of `x` with `width` columns, and of the product beside it.
-fn flops(x: &Tensor, width: usize, beside: Option<AddedProduct>) -> usize {
-    2 * (x.elem_count() + beside.map_or(0, |beside| beside.x.elem_count())) * width
+/// Operations of a product of `x` with `width` columns, and of the added product.
+fn flops(x: &Tensor, width: usize, added: Option<AddedProduct>) -> usize {
+    2 * (x.elem_count() + added.map_or(0, |added| added.x.elem_count())) * width
 }
 
-/// An error unless the product beside one of `x` has as many rows, the dtype of `x`, and a weight of the size that `size` gives for its
+/// An error unless the added product has as many rows as `x`, the dtype of `x`, and a weight of the size that `size` gives for its
 /// rank.
-fn check_beside(
+fn check_added(
     op: &str,
-    beside: Option<AddedProduct>,
+    added: Option<AddedProduct>,
     x: &Tensor,
     rows: usize,
     size: impl Fn(usize) -> [usize; 2],
 ) -> Result<()> {
-    let Some(beside) = beside else { return Ok(()) };
-    let (rows_beside, rank) = rows_and_width(op, "x beside", beside.x)?;
-    if rows_beside != rows || beside.x.dtype() != x.dtype() {
-        let (expected, got) = (x.dtype(), beside.x.dtype());
-        bail!("{op}: x beside: expected {rows} rows of {expected:?}, got {rows_beside} of {got:?}")
+    let Some(added) = added else { return Ok(()) };
+    let (added_rows, rank) = rows_and_width(op, "x beside", added.x)?;
+    if added_rows != rows || added.x.dtype() != x.dtype() {
+        let (expected, got) = (x.dtype(), added.x.dtype());
+        bail!("{op}: x beside: expected {rows} rows of {expected:?}, got {added_rows} of {got:?}")
     }
-    check_shape(op, "weight beside", beside.w, &size(rank))
+    check_shape(op, "weight beside", added.w, &size(rank))
 }
 
-fn are_on_cpu(beside: Option<AddedProduct>) -> bool {
-    beside.is_none_or(|AddedProduct { x, w }| Path::of(&[x, w]) == Path::Cpu)
+fn are_on_cpu(added: Option<AddedProduct>) -> bool {
+    added.is_none_or(|AddedProduct { x, w }| Path::of(&[x, w]) == Path::Cpu)
 }
 
 /// The gradient with respect to the weight, in place: `dw += dyᵀ x` with `accumulate`, otherwise `dw = dyᵀ x`.
@@ -208,28 +208,29 @@ pub fn linear_backward_weight_needs(path: Path, rows: usize, (n, k): (usize, usi
     }
 }
 
-/// A product on a card: the weight in the dtype of x, or one panel of it at a time if it is in codes. The weight beside it is then of f32.
-fn product_needs_on_device(rows: usize, (k, beside, n): (usize, usize, usize), [x, w]: [DType; 2]) -> Needs {
+/// A product on a card: the weight in the dtype of x, or one panel of it at a time if it is in codes. The weight of an added product is
+/// then of f32.
+fn product_needs_on_device(rows: usize, (k, added, n): (usize, usize, usize), [x, w]: [DType; 2]) -> Needs {
     let size = x.size_in_bytes();
     let (transient, calls) = match w {
         DType::U8 => {
             let panels = in_panels(n, k, size).count() as u64;
             // Each panel is converted to numbers.
             let calls = Calls { launches: panels, ..products(panels) };
-            (panel_bytes(n, k, size).max(cast(elements([beside, n]), DType::F32, x)), calls)
+            (panel_bytes(n, k, size).max(cast(elements([added, n]), DType::F32, x)), calls)
         }
-        _ => (cast(elements([k.max(beside), n]), w, x), products(1) + casts(w, x)),
+        _ => (cast(elements([k.max(added), n]), w, x), products(1) + casts(w, x)),
     };
-    // The weight beside it is an adapter's, which may have another dtype: the adapter's owner counts the cast.
-    let calls = calls + products(u64::from(beside > 0));
-    Needs::bytes(transient).with_products(1, (rows, k + beside, n)).with_calls(calls)
+    // The weight of an added product is an adapter's, which may have another dtype: the adapter's owner counts the cast.
+    let calls = calls + products(u64::from(added > 0));
+    Needs::bytes(transient).with_products(1, (rows, k + added, n)).with_calls(calls)
 }
 
-/// A product of few rows with codes on a card, in one launch; the product beside it has a weight of f32.
-fn few_rows_needs_on_device(rows: usize, (k, beside, n): (usize, usize, usize), x: DType) -> Needs {
-    let calls = Calls { launches: 1, ..products(u64::from(beside > 0)) };
-    let transient = cast(elements([beside, n]), DType::F32, x);
-    Needs::bytes(transient).with_products(1, (rows, k + beside, n)).with_calls(calls)
+/// A product of few rows with codes on a card, in one launch; an added product has a weight of f32.
+fn few_rows_needs_on_device(rows: usize, (k, added, n): (usize, usize, usize), x: DType) -> Needs {
+    let calls = Calls { launches: 1, ..products(u64::from(added > 0)) };
+    let transient = cast(elements([added, n]), DType::F32, x);
+    Needs::bytes(transient).with_products(1, (rows, k + added, n)).with_calls(calls)
 }
 
 /// This many products on a card.

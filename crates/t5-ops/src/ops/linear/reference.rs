@@ -20,18 +20,18 @@ pub fn linear<'a>(x: &Tensor, w: impl Into<Weight<'a>>) -> Result<Tensor> {
 }
 
 /// See [`crate::linear_plus_product`].
-pub fn linear_plus_product<'a>(x: &Tensor, w: impl Into<Weight<'a>>, beside: Option<AddedProduct>) -> Result<Tensor> {
+pub fn linear_plus_product<'a>(x: &Tensor, w: impl Into<Weight<'a>>, added: Option<AddedProduct>) -> Result<Tensor> {
     let y = linear(x, w)?;
-    let Some(AddedProduct { x, w }) = beside else { return Ok(y) };
+    let Some(AddedProduct { x, w }) = added else { return Ok(y) };
     let dtype = matmul_dtype(x);
     (linear(&x.to_dtype(dtype)?, w)? + y.to_dtype(dtype)?)?.to_dtype(x.dtype())
 }
 
-/// A product (R, K) times (K, N) on the CPU, which may be added to a tensor, and beside it a product of (R, `beside`): operands and
+/// A product (R, K) times (K, N) on the CPU, which may be added to a tensor, plus an added product of (R, `added`): operands and
 /// products in the wide dtype.
 pub(super) fn product_needs(
     rows: usize,
-    (k, beside, n): (usize, usize, usize),
+    (k, added, n): (usize, usize, usize),
     dtypes: [DType; 2],
     accumulates: bool,
 ) -> Needs {
@@ -44,9 +44,9 @@ pub(super) fn product_needs(
             converted(elements([rows, n]), x, wide) + if adds { copies(1, elements([rows, n]), x) } else { 0 };
         operands + results
     };
-    // The product beside is added to the other one in the wide dtype, before the sum is converted.
-    let added = if beside > 0 { needs(beside, true) + copies(1, elements([rows, n]), x) } else { 0 };
-    Needs::bytes(needs(k, accumulates).max(added)).with_products(1, (rows, k + beside, n))
+    // The added product is computed and summed in the wide dtype, before the sum is converted.
+    let of_added = if added > 0 { needs(added, true) + copies(1, elements([rows, n]), x) } else { 0 };
+    Needs::bytes(needs(k, accumulates).max(of_added)).with_products(1, (rows, k + added, n))
 }
 
 /// The most rows of dy in a slice that candle's products pack.
@@ -72,11 +72,11 @@ pub fn linear_backward_input<'a>(dy: &Tensor, w: impl Into<Weight<'a>>, accumula
 pub fn linear_backward_input_plus_product<'a>(
     dy: &Tensor,
     w: impl Into<Weight<'a>>,
-    beside: Option<AddedProduct>,
+    added: Option<AddedProduct>,
     accumulate: Option<Tensor>,
 ) -> Result<Tensor> {
     let dx = linear_backward_input(dy, w, accumulate)?;
-    match beside {
+    match added {
         Some(AddedProduct { x, w }) => linear_backward_input(x, w, Some(dx)),
         None => Ok(dx),
     }

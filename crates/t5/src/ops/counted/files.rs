@@ -1,4 +1,4 @@
-//! Files of counted tensors.
+//! The offload store of counted tensors.
 
 use std::cell::RefCell;
 
@@ -14,7 +14,7 @@ pub(crate) struct CountedFiles {
     ledger: Ledger,
     written: u64,
     ahead: RefCell<Option<(CountedExtent, Counted)>>,
-    /// Whether copies overlap with computation. Then the tensors that were put, and those that are fetched, are listed.
+    /// Whether copies overlap with computation. Then the tensors that were put, and those that are prefetched, are listed.
     copies_overlap: bool,
     outgoing: Vec<Counted>,
     incoming: Vec<(CountedExtent, Counted)>,

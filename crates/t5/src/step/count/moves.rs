@@ -25,12 +25,12 @@ impl Moves {
         self.sums_of_all + self.sums.get(&part).copied().unwrap_or(0)
     }
 
-    /// How often the weights of a part are brought from the process that holds them.
+    /// How often the weights of a part are gathered from the process that holds them.
     pub fn gathers(&self, part: Part) -> u64 {
         self.gathers.get(&part).copied().unwrap_or(0)
     }
 
-    /// How often all weights of a part are brought. An embedding needs only a few rows of the shared table.
+    /// How often all weights of a part are gathered. An embedding needs only a few rows of the shared table.
     fn paged_in(&self, part: Part) -> u64 {
         self.gathers(part) - if part == Part::Shared { self.looked_up } else { 0 }
     }

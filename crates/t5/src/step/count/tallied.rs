@@ -19,7 +19,7 @@ pub(super) struct Tallied {
     pub(super) handed_over: u64,
     /// The moment of the loss.
     pub(super) head: Live,
-    /// Whether the head's weight comes from its file by rows.
+    /// Whether the head's weight is paged by rows.
     pub head_paged_by_matrix: bool,
     /// Bytes alive between forward and backward.
     pub saved: u64,

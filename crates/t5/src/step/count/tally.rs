@@ -16,7 +16,7 @@ use crate::parameters::{ParameterSpec, Part};
 use crate::step::reach::Keep;
 use crate::step::schedule::{Backward, Event, GradientDisposition, Outline, Stage, ToEmbedding, Unit};
 
-/// Shape and bytes of an accumulator. An accumulator that was put aside is used again for another of the same kind.
+/// Shape and bytes of an accumulator. A spare accumulator is used again for another of the same kind.
 type Kind<'a> = (&'a [usize], u64);
 
 /// The state of a count while it goes through a step.
@@ -58,7 +58,7 @@ pub(super) struct Tally<'a> {
     /// Whether the weights of the current part are read matrix by matrix, or by rows. Each scene's cost then has the bytes in memory.
     paged_by_matrix: bool,
     head_paged_by_matrix: bool,
-    /// Bytes of the next part's weights, while they are fetched from other processes or to a device.
+    /// Bytes of the next part's weights, while they are prefetched from other processes or to a device.
     fetched: u64,
     /// Bytes that are being copied from a device: saved activations of the micro-batch before, and gradients.
     outgoing: u64,
@@ -317,7 +317,7 @@ impl<'a> Tally<'a> {
         self.full + u64::from(self.rest.is_some()) > 1
     }
 
-    /// Takes all micro-batches through an event, one after the other. Each leaves behind `from_files` bytes more than the
+    /// Takes all micro-batches through an event, one after the other. Each leaves `from_files` bytes more in memory than the
     /// scene does. Returns the sum of these bytes.
     fn all_through(&mut self, scene: Scene, from_files: impl Fn(Shape, &Cost) -> i64) -> i64 {
         let rehearsal = self.counter.rehearsal_of(self.levers);
@@ -543,7 +543,7 @@ impl<'a> Tally<'a> {
         self.live.weights = 0;
     }
 
-    /// The remaining gradients are applied one after the other. In blocks, a weight is fetched while the one before is changed.
+    /// The remaining gradients are applied one after the other. In blocks, a weight is prefetched while the one before is changed.
     fn update_the_rest(&mut self) {
         if !self.counter.pages_weights(self.levers) {
             return;

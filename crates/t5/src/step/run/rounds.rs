@@ -1,7 +1,7 @@
 //! Micro-batches that repeat on a card: the launches of forward become one, and so do those of backward.
 //!
-//! A micro-batch is a *round* of two *phases*, forward and backward: [`t5_ops::GraphRounds`] has these words. The head runs between them and is
-//! not recorded: the rows that have a label differ each time, and its loss is read.
+//! A micro-batch is a *round* of two *phases*, forward and backward: [`t5_ops::GraphRounds`] has these words. The head runs between them
+//! and is not recorded: the rows that have a label differ each time, and its loss is read.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -46,7 +46,7 @@ pub(crate) struct Round<'r, T> {
     events: usize,
 }
 
-/// Launches that repeat: those of a card, or counted ones. The methods are those of [`t5_ops::GraphRounds`].
+/// Runs micro-batches as graphs that repeat: on a card, or counted. The methods are those of [`t5_ops::GraphRounds`].
 pub(crate) trait GraphRunner<T>: Debug {
     /// Returns false where the micro-batch runs event by event, without phases.
     fn begin(&self, round: &Round<T>) -> Result<bool>;

@@ -21,7 +21,7 @@ impl<T: Ops> Step<'_, T> {
         // A gradient that is applied at the end was summed when it was measured.
         let is_new = stage == Stage::Measure || part.is_some();
         let is_summed = is_new && !observer.shards().is_empty();
-        let mut aside = Vec::new();
+        let mut to_recycle = Vec::new();
         let mut handed_over = indices(self.parameters, |other| part.is_none_or(|part| part == other)).into_iter();
         while let Some(index) = handed_over.next() {
             if is_summed {
@@ -41,7 +41,7 @@ impl<T: Ops> Step<'_, T> {
             }
             match then {
                 GradientDisposition::Keep if is_held => {}
-                GradientDisposition::Keep | GradientDisposition::Reuse => aside.push(index),
+                GradientDisposition::Keep | GradientDisposition::Reuse => to_recycle.push(index),
                 GradientDisposition::Write => {
                     if let (Some(files), Some(gradient)) = (&mut self.gradients, grads.get(index)) {
                         let stored = is_held.then(|| files.put(gradient.clone())).transpose()?;
@@ -50,7 +50,7 @@ impl<T: Ops> Step<'_, T> {
                     // While a gradient is copied to the host, its memory is not used for another gradient.
                     match self.copies_overlap {
                         true => drop(grads.take(index)),
-                        false => aside.push(index),
+                        false => to_recycle.push(index),
                     }
                 }
                 GradientDisposition::Free => drop(grads.take(index)),
@@ -58,7 +58,7 @@ impl<T: Ops> Step<'_, T> {
         }
         observer.handed_over()?;
         // The observer may look at all gradients until here, so no accumulator is reused for another parameter earlier.
-        aside.into_iter().for_each(|index| grads.recycle(index));
+        to_recycle.into_iter().for_each(|index| grads.recycle(index));
         Ok(())
     }
 
@@ -141,8 +141,8 @@ impl<T: Ops> Step<'_, T> {
         Ok(())
     }
 
-    /// Where copies overlap with computation, begins to fetch the gradient that is read back next, and its parameter. Both are copied while
-    /// the parameter before is changed and returned.
+    /// Where copies overlap with computation, prefetches the gradient that is read back next, and its parameter. Both are copied while the
+    /// parameter before is changed and written back.
     fn prefetch_for_update(&mut self, next: Option<&(usize, Option<Stored<T>>)>) -> Result<()> {
         let (Some(files), Some((index, Some(stored)))) = (&mut self.gradients, next) else { return Ok(()) };
         if !self.copies_overlap {
@@ -153,7 +153,7 @@ impl<T: Ops> Step<'_, T> {
         self.network.prefetch_for_update(*index, &self.parameters[*index].tensor)
     }
 
-    /// As [`Step::prefetch_for_update`], for a parameter whose gradient is in memory. A table is not fetched beside another parameter.
+    /// As [`Step::prefetch_for_update`], for a parameter whose gradient is in memory. A table is not prefetched beside another parameter.
     fn prefetch_next_for_update(&self, index: usize, next: Option<&usize>) -> Result<()> {
         let Some(&next) = next.filter(|_| self.copies_overlap) else { return Ok(()) };
         if [index, next].into_iter().any(|index| self.parameters[index].part.is_table()) {
