@@ -1,12 +1,12 @@
-// A headless Chromium that is told what to do through two pipes, for the scripts that open pages. Needs node 18 or later and no package.
+// Controls a headless Chromium through two pipes, for the scripts that open pages. Needs node 18 or later and no package.
 import fs from "node:fs";
 import { spawn } from "node:child_process";
 
-// Opens a page in a window of this width, and waits until `ready`, an expression, is true there. `said` has every exception, message
-// of the console and error of the log; `asked` has the address of every request but the page's own.
+// Opens a page in a window of this width, and waits until the expression `ready` is true in the page. `said` has every exception, console
+// message and log error; `asked` has the address of every request except the page's own.
 export async function open(browser, address, { width, dark = false, print = false, ready = `document.readyState === "complete"` }) {
   const child = spawn(browser, ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe", "about:blank"], { detached: true, stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
-  // Debian's command is a script that stays the browser's parent: the whole group must end.
+  // Debian's command is a script that stays the browser's parent, so the whole process group must be killed.
   const kill = () => { try { process.kill(-child.pid, "SIGKILL"); } catch { /* It has ended. */ } };
   process.on("exit", kill);
   const ended = new Promise(done => child.on("close", done));
@@ -54,7 +54,7 @@ export async function open(browser, address, { width, dark = false, print = fals
   for (let tries = 0; tries < 300 && !(await value(ready)); tries++) await new Promise(done => setTimeout(done, 100));
   return {
     said, asked, value, tell,
-    // Moves the mouse to a place of the window.
+    // Moves the mouse to a position in the window.
     hover: (x, y) => tell("Input.dispatchMouseEvent", { type: "mouseMoved", x, y }),
     // Writes the whole page as a PNG file.
     async picture(file) {

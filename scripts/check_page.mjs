@@ -3,10 +3,10 @@
 //   cargo build --release --locked -p will-it-fit --example answer -p train-low-mem --bins
 //   node scripts/check_page.mjs [--browser chromium [--pictures DIRECTORY]]
 //
-// Of each case of crates/will-it-fit/cases.json: the planner of the page answers as its native build does, all of it; and
-// where there is a plan, its JSON and its text are those that `plan --json` and `plan --explain` print. How much the command
-// held when it began is read from its bill, because that is measured. With --browser the page itself is opened in
-// several states and widths: its table and texts are compared, and nothing may be an error. Needs node 18 or later and no package.
+// For each case of crates/will-it-fit/cases.json, the whole answer of the page's planner must equal that of its native build. If
+// there is a plan, its JSON and its text must equal the output of `plan --json` and `plan --explain`. The command measures the memory
+// that it holds at the start, so the script reads that number from the command's bill. With --browser the page itself is opened in
+// several states and widths: its table and texts are compared, and no error may occur. Needs node 18 or later and no package.
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -28,7 +28,7 @@ const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "will-it-fit-"));
 process.on("exit", () => fs.rmSync(scratch, { recursive: true, force: true }));
 fs.mkdirSync(path.join(scratch, "MODEL"));
 
-// The second-level cache of a thread here, which the command reads from the same place.
+// The bytes of second-level cache for each thread of this machine, read from the same files as the command does.
 function secondLevel() {
   const read = (index, file) => {
     try { return fs.readFileSync(`/sys/devices/system/cpu/cpu0/cache/index${index}/${file}`, "utf8").trim(); } catch { return null; }
@@ -70,7 +70,7 @@ function same(what, left, right, counted) {
   failures.push(`${what}: line ${line + 1}: page \`${a[line]}\`, expected \`${b[line]}\``);
 }
 
-// What a plan adds for a process that is yet to start.
+// The bytes that a plan adds for a process that has not started yet.
 const probe = question({ ...cases[0], model: null }, 1 << 24);
 const added = held((await ask(gzipped, probe)).json) - (1 << 24);
 for (const one of cases) {
@@ -86,8 +86,8 @@ for (const one of cases) {
     continue;
   }
   same(`${one.what}, --json`, (await ask(gzipped, question(one, held(printed.out) - added))).json, printed.out, "json");
-  // The command is run once more and holds some other bytes. Its text says how many, to a tenth of a MiB or to less: such
-  // numbers are tried.
+  // The command runs a second time and holds a different number of bytes. Its text shows that number rounded to a tenth of a MiB or
+  // coarser, so the loop tries the numbers that round to it.
   const explained = run(one, "--explain").out;
   const said = explained.match(/^  process +([\d.]+) MiB/m)?.[1];
   const [middle, step] = said ? [Math.round(said * 256), 1] : [Math.round(held(printed.out) / 4096), 14];
@@ -99,7 +99,7 @@ for (const one of cases) {
   same(`${one.what}, --explain`, text, explained, "text");
 }
 
-// The page in a browser: what it was asked, and what it shows.
+// Opens the page in a browser, and returns the question that it asked its planner and the texts that it shows.
 async function opened(browser, address, width, dark, picture) {
   const ready = `Boolean(document.querySelector("#answer")?.dataset.answered && !document.querySelector("#answer").matches(".busy"))`;
   const page = await open(browser, address, { width, dark, ready });

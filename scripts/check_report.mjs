@@ -4,9 +4,9 @@
 //   node scripts/check_report.mjs [--binary target/release/train_low_mem] [--browser chromium-headless-shell] [--pictures DIRECTORY]
 //
 // It makes two short runs of the embedded default. The second one has a budget and is resumed. Each page is opened from disk: wide
-// and narrow, light and dark, and as print. Every number on it must be that of metrics.jsonl, worked out here once more, and every curve
-// must pass through its values by the axis beside it. No text may be cut off, lie on another one, or be hard to read; nothing may be
-// asked of a network. Needs node 18 or later and no package.
+// and narrow, light and dark, and as print. The script computes every number again from metrics.jsonl and compares it with the page. Every
+// curve must pass through its values according to its axis. No text may be cut off, overlap another text, or have low contrast. The page
+// may send no network request. Needs node 18 or later and no package.
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -44,7 +44,7 @@ function same(what, seen, expected) {
 }
 const near = (what, seen, expected, within) => { compared++; if (!(Math.abs(seen - expected) <= within)) failures.push(`${what}: page ${seen}, expected ${expected} within ${within}`); };
 
-// Runs in the page: what it shows and where.
+// Runs in the page, and returns the texts and shapes that it shows, with their positions.
 function look() {
   const text = element => element.textContent.replace(/\s+/g, " ").trim(), all = (selector, of = document) => [...of.querySelectorAll(selector)];
   const direct = element => [...element.childNodes].filter(node => node.nodeType === 3).map(node => node.data).join("").trim();
@@ -62,7 +62,7 @@ function look() {
   }));
   const cells = table => all("tr", table).map(row => [...row.cells].map(text));
 
-  // Whatever a reader could not read. A text counts where it shows: some of a bar's have no room, and are hidden whole.
+  // Collects texts that cannot be read. Hidden texts do not count: a bar without room for a text hides it completely.
   const faults = [], shown = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   const luminance = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4).reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
@@ -89,7 +89,7 @@ function look() {
   for (const [at, [a, words, of]] of shown.entries()) for (const [b, others, holder] of shown.slice(at + 1)) {
     if (of !== holder) continue;
     const [across, down] = [Math.min(a.right, b.right) - Math.max(a.left, b.left), Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top)];
-    // Boxes of letters are higher than letters.
+    // The box of a text is higher than its letters.
     if (across > 1 && down > 3) faults.push(`over each other: ${words} / ${others}`);
   }
   if (document.documentElement.scrollWidth > innerWidth) faults.push("wider than the window");
@@ -102,20 +102,20 @@ function look() {
     widths: all(".bars>div").map(row => all("span", row).map(span => box(span).width / box(row.querySelector(".bar")).width)),
     limits: all(".bars .limit").map(limit => (box(limit).left - box(limit.parentElement).left) / box(limit.parentElement).width),
     answers: details.map(one => [text(one.querySelector("summary")), cells(one.querySelector("table")).slice(1)]),
-    // A closed one has no text that is seen, but its text is there.
+    // A closed `details` shows no text, but `textContent` still has it.
     facts: Object.fromEntries(all("dl.facts dt").map(name => [text(name), text(name.nextElementSibling)])),
     resolved: all("pre").map(pre => pre.textContent),
   };
 }
 
-// The value of a tick.
+// Parses the label of a tick.
 function valueOf(text) {
   const [, digits, unit] = text.match(/^(-?[\d.]+(?:e-?\d+)?) ?([A-Za-z]*)$/);
   const units = { "": 1, k: 1e3, M: 1e6, G: 1e9, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, s: 1e3, min: 6e4, h: 3.6e6 };
   return Number(digits) * units[unit];
 }
 
-// From a place of the window to a value, by the labels of an axis alone.
+// Returns a function from a position in the window to a value, derived from the labels of an axis alone.
 function axis(ticks, isLog) {
   const [from, to] = [ticks[0], ticks.at(-1)].map(([text, place]) => [isLog ? Math.log(valueOf(text)) : valueOf(text), place]);
   const scale = (to[0] - from[0]) / (to[1] - from[1]);
@@ -129,7 +129,7 @@ function chartsAre(what, seen, expected) {
     const of = `${what}, chart ${chart.title}`, y = axis(chart.y, chart.log), x = chart.x.length > 1 ? axis(chart.x) : place => (place - chart.plot.left) / chart.plot.width * areas[0].at(-1)[0];
     same(`${of}, legend`, chart.keys, keys);
     same(`${of}, rules`, chart.rules, rules);
-    // A pixel, beside what the labels' places and the curve's units are rounded to.
+    // One pixel, and the rounding of the labels' positions and of the curve's units.
     const [wide, high] = [Math.abs(x(chart.plot.right) - x(chart.plot.left)), Math.abs(y(chart.plot.top) - y(chart.plot.bottom))];
     const points = (name, curves, values) => {
       same(`${of}, number of ${name}`, curves.map(curve => curve.length), values.map(curve => curve.length));
@@ -147,7 +147,7 @@ function chartsAre(what, seen, expected) {
   }
 }
 
-// What a chart tells where the mouse is: the nearest value of each curve, to three digits.
+// Checks the values that a chart shows at the mouse's position: the nearest value of each curve, to three digits.
 async function tipsAre(what, page, charts) {
   for (const [at, { title }] of charts.entries()) {
     const { lines = [], keys } = title in charts.expected ? charts.expected[title] : {};
@@ -186,7 +186,7 @@ run("report", "a", "b", "--output", "both.html");
 const plan = JSON.parse(run("plan", "--json", "--html", "plan.html", "--set", "train.batch_size=32"));
 run("report", "b");
 const files = ["a", "b"].map(name => path.join(scratch, name)), runs = files.map(file => runOf(file)), both = together(["a", "b"], runs);
-// The page of a is the one that the run wrote; that of b was made again.
+// Run a has the page that the run wrote. The page of run b was written again by `report`.
 const pagesOfRuns = { a: runOf(files[0], true), b: runs[1] };
 
 function ofRun(what, seen, name) {
@@ -213,7 +213,7 @@ function billIs(what, seen, bill, plan) {
   const totals = bill.shares.map(rows => rows.reduce((a, b) => a + b)), peak = Math.max(...totals), scale = plan.budget <= 3 * peak ? Math.max(peak, plan.budget) : peak;
   same(`${what}, dashes of the budget`, seen.limits.length, plan.budget <= 3 * peak ? totals.length : 0);
   seen.limits.forEach(limit => near(`${what}, budget`, limit, plan.budget / scale, 0.01));
-  // Neighbours that are too thin for their border are wider than they should be.
+  // Neighbouring spans that are thinner than their border are drawn too wide.
   bill.shares.forEach((rows, at) => rows.forEach((row, n) => near(`${what}, bar ${bill.bars[at][0]}, part ${n + 1}`, seen.widths[at]?.[n], row / scale, 0.015)));
 }
 

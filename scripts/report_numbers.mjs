@@ -1,8 +1,8 @@
-// The numbers of a run's metrics.jsonl, written as its page writes them: worked out here once more, for scripts/check_report.mjs.
+// Computes the numbers of a run's metrics.jsonl again, formatted as its page shows them, for scripts/check_report.mjs.
 import fs from "node:fs";
 import path from "node:path";
 
-// Rounded as Rust rounds: exactly, and a tie to the even digit.
+// Rounds as Rust does: exactly, and ties to the even digit.
 function fixed(value, digits) {
   const text = value.toFixed(digits), scaled = Math.abs(value) * 10 ** digits;
   if (scaled % 1 !== 0.5 || Math.floor(scaled) % 2 !== 0) return text;
@@ -34,7 +34,7 @@ export function duration(ms) {
 const scoreName = name => ({ bleu: "BLEU", chrf: "chrF", "chrf++": "chrF++", exact_match: "exact match" })[name] ?? name.replaceAll("_", " ").replace("rouge", "ROUGE-");
 const score = (name, value) => /^(bleu|chrf)/.test(name) ? fixed(value, 1) : `${fixed(100 * value, 1)} %`;
 
-// Values in buckets of equal width, 512 at most, each a point at its middle.
+// Averages values in at most 512 buckets of equal width. Each bucket is a point at its middle.
 function series(values, width) {
   while (values.some(([x]) => Math.floor(x / width) >= 512)) width *= 2;
   const buckets = new Map();
@@ -46,7 +46,7 @@ const median = points => points.map(([, value]) => value).sort((a, b) => a - b)[
 const sum = (events, field) => events.reduce((all, event) => all + (event[field] ?? 0), 0);
 const most = (events, field) => Math.max(...events.map(event => event[field] ?? 0));
 
-// A paragraph of the command's first screen.
+// Returns a paragraph of the command's first screen.
 function paragraph(screen, label) {
   const lines = screen.split("\n"), from = lines.findIndex(line => line.startsWith(`${label} `));
   if (from < 0) return null;
@@ -54,7 +54,7 @@ function paragraph(screen, label) {
   return [lines[from].slice(label.length), ...lines.slice(from + 1, from + 1 + more)].map(line => line.trim()).join(" ");
 }
 
-// The rows of a plan's bill, as the page has them: bars, table, and the moments of a step.
+// Returns the rows of a plan's bill as the page shows them: bars, table, and the moments of a step.
 export function billOf(plan) {
   const phases = plan.bill.phase_rows.map(({ name, rows }) => ({ name, rows: rows.filter(row => row.place !== "device") }));
   const total = phase => sum(phase.rows, "bytes"), mib = value => fixed(value / 2 ** 20, 2);
@@ -79,13 +79,13 @@ export function billOf(plan) {
   };
 }
 
-// Everything that the page of a run shows, and what the page of several runs takes from it. A run writes its page before its last
-// event, which says what it holds when everything is given back.
+// Returns all contents of a run's page, and the values that the page of several runs needs. A run writes its page before its last
+// event, which has the memory that the run holds after it has freed everything.
 export function runOf(directory, isWrittenByTheRun = false) {
   const all = fs.readFileSync(path.join(directory, "metrics.jsonl"), "utf8").trim().split("\n").map(line => JSON.parse(line));
   const events = isWrittenByTheRun ? all.slice(0, all.findLastIndex(event => event.event === "end") + 1) : all;
   const of = kind => events.filter(event => event.event === kind);
-  // The time of its processes, one after the other.
+  // Concatenates the times of the run's processes.
   let before = 0, origin, last = 0;
   for (const event of events) {
     if (["start", "resume"].includes(event.event)) [before, origin] = [last, Date.parse(event.time)];
@@ -143,7 +143,7 @@ export function runOf(directory, isWrittenByTheRun = false) {
   };
 }
 
-// The page of several runs.
+// Returns the contents of the page of several runs.
 export function together(names, runs) {
   const row = (name, of) => [name, ...runs.map(of)], newest = run => run.evaluations.at(-1), best = run => run.evaluations.reduce((a, b) => b.loss < a.loss ? b : a);
   const each = (title, of, shown) => ({ keys: runs.map((run, at) => `${names[at]} ${shown(run)}`), lines: runs.map(of) }), lastOf = field => run => decimal(run.steps.at(-1)[field]);
