@@ -175,7 +175,7 @@ fn memory(kernels: &[Resources]) -> String {
 fn registers(kernels: &Kernels) -> String {
     const REST: &str = "spill stores | spill loads | stack | static shared memory";
     let mut page = format!(
-        "\n## Registers\n\nRegisters of a thread by compute capability, and bytes: the most of every capability.\n\n\
+        "\n## Registers\n\nRegisters of a thread for each compute capability, and bytes: the largest number of all capabilities.\n\n\
          | kernel |{} most allowed | {REST} |\n| --- |{} --- | --- | --- | --- | --- |\n",
         columns(""),
         " --- |".repeat(CAPABILITIES.len())
@@ -190,8 +190,8 @@ fn registers(kernels: &Kernels) -> String {
         _ = writeln!(page, "| `{name}` |{}{}", cells(registers), memory(compiled));
     }
     let more = launches::MORE_REGISTERS.map(|(name, most)| format!("`{name}` {most}")).join(", ");
-    _ = writeln!(page, "\nOn 12.0 more registers are allowed of some: {more}.");
-    page += "\nThe kernels with candle's names, a row for each source. Each number is that of its worst kernel.\n\n";
+    _ = writeln!(page, "\nOn 12.0 some kernels may have more registers: {more}.");
+    page += "\nThe kernels with candle's names, one row for each source file. Each number is for the worst kernel of the file.\n\n";
     _ = writeln!(page, "| source | kernels |{} {REST} |", columns(""));
     _ = writeln!(page, "| --- | --- |{} --- | --- | --- | --- |", " --- |".repeat(CAPABILITIES.len()));
     for (source, compiled) in sources {
@@ -204,10 +204,10 @@ fn registers(kernels: &Kernels) -> String {
 }
 
 fn residency(kernels: &Kernels) -> Result<String, String> {
-    let most: Vec<String> = CAPABILITIES.iter().map(|c| format!("{} of {}", c.warps, c.name)).collect();
+    let most: Vec<String> = CAPABILITIES.iter().map(|c| format!("{} on {}", c.warps, c.name)).collect();
     let mut page = format!(
-        "\n## Occupancy\n\nResident warps of a multiprocessor by compute capability. The most there can be: {}.\n\
-         Widths are those of t5-base. Attention whose names end in a head size is on tensor cores; in bf16 the others compute other head sizes.\n\n\
+        "\n## Occupancy\n\nResident warps of a multiprocessor for each compute capability. The limits are {}.\n\
+         Widths are t5-base's. Attention kernels whose names end in a head size use tensor cores; in bf16 the others compute other head sizes.\n\n\
          | kernel | head size | threads | dynamic shared memory |{}\n| --- | --- | --- | --- |{}\n",
         most.join(", "),
         columns(""),
@@ -237,10 +237,10 @@ fn residency(kernels: &Kernels) -> Result<String, String> {
 }
 
 fn rooflines() -> String {
-    let mut page = "\n## Rooflines\n\n**These are bounds, and no times of a card.** One call for t5-base in bf16 with 16,384 tokens, 32 samples of 512. Attention\n\
-        is that of the encoder, and updates are those of all 222.9 million parameters. Bytes count once, however often they are read. Rates are\n\
+    let mut page = "\n## Rooflines\n\n**These are bounds, not times of a card.** One call for t5-base in bf16 with 16,384 tokens, 32 samples of 512. Attention\n\
+        is the encoder's, and updates cover all 222.9 million parameters. Bytes count once, however often they are read. Rates are\n\
         NVIDIA's for the H100 SXM: 3.35 TB/s, 989 TFLOP/s in bf16 on tensor cores (attention), 67 TFLOP/s in f32 (the rest). A kernel cannot be\n\
-        faster than its bound. How much slower it is, only a card can say: docs/gpu.md has an H200's times.\n\n\
+        faster than its bound. Only a card shows how much slower it is: docs/gpu.md has an H200's times.\n\n\
         | kernel | read, MB | written, MB | GFLOP | bound by memory, us | bound by arithmetic, us | bound, us |\n\
         | --- | --- | --- | --- | --- | --- | --- |\n"
         .to_owned();
