@@ -337,7 +337,9 @@ impl<'a, T: Ops> Step<'a, T> {
                 }
             }
             Event::Finish { of } => self.finish(of.clone()),
-            Event::HandOver { part, stage, then } => self.hand_over(*part, *stage, *then, grads, observer)?,
+            Event::HandOver { part, stage, disposition } => {
+                self.hand_over(*part, *stage, *disposition, grads, observer)?;
+            }
             Event::ReleaseSpare => grads.release_spare(),
             Event::EmbeddingBackward => {
                 self.run_embedding_backward(observer.closes_shards().then(|| observer.shards()), grads)?;

@@ -174,7 +174,7 @@ pub(crate) enum Event {
     HandOver {
         part: Option<Part>,
         stage: Stage,
-        then: GradientDisposition,
+        disposition: GradientDisposition,
     },
     /// Frees accumulators that no later parameter uses.
     ReleaseSpare,
@@ -246,7 +246,7 @@ fn send(part: Part, closes: &[usize]) -> Event {
 #[derive(Clone, Copy)]
 struct HandOver {
     dropped: usize,
-    then: GradientDisposition,
+    disposition: GradientDisposition,
 }
 
 impl Outline<'_> {
@@ -339,9 +339,9 @@ impl Outline<'_> {
     }
 
     fn micro_batch_major_step(self, mut events: Vec<Event>) -> Vec<Event> {
-        events.push(Event::HandOver { part: None, stage: Stage::Measure, then: GradientDisposition::Keep });
+        events.push(Event::HandOver { part: None, stage: Stage::Measure, disposition: GradientDisposition::Keep });
         events.push(Event::Decide);
-        events.push(Event::HandOver { part: None, stage: Stage::Apply, then: GradientDisposition::Keep });
+        events.push(Event::HandOver { part: None, stage: Stage::Apply, disposition: GradientDisposition::Keep });
         events
     }
 
@@ -378,11 +378,12 @@ impl Outline<'_> {
         if sums_head && !sends_head {
             events.push(Event::EndHead);
         }
-        let then = if layers.gradients_on_disk { GradientDisposition::Write } else { GradientDisposition::Reuse };
+        let disposition =
+            if layers.gradients_on_disk { GradientDisposition::Write } else { GradientDisposition::Reuse };
         if layers.gradients_on_disk {
             events.push(Event::WriteTables);
         }
-        let hand_over = Some(HandOver { dropped, then });
+        let hand_over = Some(HandOver { dropped, disposition });
         let pass = Pass { units: &units, stage: Stage::Measure, again, hand_over, completes: None, shards };
         outline.backward(0..n, &pass, &mut events);
         if sums_head && sends_head {
@@ -390,7 +391,11 @@ impl Outline<'_> {
         }
         events.push(Event::EmbeddingBackward);
         for part in [Part::Shared, Part::LmHead] {
-            events.push(Event::HandOver { part: Some(part), stage: Stage::Measure, then: GradientDisposition::Keep });
+            events.push(Event::HandOver {
+                part: Some(part),
+                stage: Stage::Measure,
+                disposition: GradientDisposition::Keep,
+            });
         }
         // Accumulators of tables whose gradient another process holds.
         events.push(Event::ReleaseSpare);
@@ -402,7 +407,7 @@ impl Outline<'_> {
         if layers.gradients_on_disk {
             events.push(Event::ReadBack);
         }
-        events.push(Event::HandOver { part: None, stage: Stage::Apply, then: GradientDisposition::Free });
+        events.push(Event::HandOver { part: None, stage: Stage::Apply, disposition: GradientDisposition::Free });
         if self.has_paged_weights {
             events.push(Event::ReleaseUnused);
         }
@@ -519,7 +524,7 @@ impl Outline<'_> {
             let enters = is_first_block && stage == Stage::Measure && self.reach.enters_embedding(decoder);
             let to_embedding = match hand_over {
                 _ if !enters => ToEmbedding::No,
-                Some(HandOver { then: GradientDisposition::Write, .. }) => ToEmbedding::Later,
+                Some(HandOver { disposition: GradientDisposition::Write, .. }) => ToEmbedding::Later,
                 // The table's sums are kept apart from those of the blocks.
                 _ if !shards.is_empty() => ToEmbedding::Later,
                 _ => ToEmbedding::Now,
@@ -546,9 +551,9 @@ impl Outline<'_> {
             if let Some(shards) = completes {
                 events.push(send(unit.part(), shards));
             }
-            let handed_over = hand_over.map(|HandOver { dropped, then }| {
-                let then = if position < dropped { then } else { GradientDisposition::Keep };
-                Event::HandOver { part: Some(unit.part()), stage, then }
+            let handed_over = hand_over.map(|HandOver { dropped, disposition }| {
+                let disposition = if position < dropped { disposition } else { GradientDisposition::Keep };
+                Event::HandOver { part: Some(unit.part()), stage, disposition }
             });
             if self.overlaps {
                 events.extend(handed_over.is_some().then(|| send(unit.part(), &[])));

@@ -235,7 +235,7 @@ impl<'a> Tally<'a> {
                 }
             }
             Event::Backward(way) => self.backward(way),
-            &Event::HandOver { part: Some(part), stage, then } => {
+            &Event::HandOver { part: Some(part), stage, disposition } => {
                 if stage == Stage::Apply && self.levers.has_weights_on_disk() && self.live.weights == 0 {
                     // The part's weights were released while its gradients were summed.
                     self.live.weights = self.largest_changed(std::iter::once(part));
@@ -243,11 +243,11 @@ impl<'a> Tally<'a> {
                     self.live.weights = 0;
                 }
                 self.hands_over(Some(part), stage);
-                self.hand_over(part, then);
+                self.hand_over(part, disposition);
             }
-            &Event::HandOver { part: None, stage, then } => {
+            &Event::HandOver { part: None, stage, disposition } => {
                 self.hands_over(None, stage);
-                if (stage, then) == (Stage::Apply, GradientDisposition::Free) {
+                if (stage, disposition) == (Stage::Apply, GradientDisposition::Free) {
                     self.update_the_rest();
                 }
             }
@@ -456,14 +456,14 @@ impl<'a> Tally<'a> {
         }
     }
 
-    fn hand_over(&mut self, part: Part, then: GradientDisposition) {
+    fn hand_over(&mut self, part: Part, disposition: GradientDisposition) {
         let counter = self.counter;
         let dropped = || counter.trained.dropped_of(part);
         // The sums of other shards were added to the first.
         for spec in counter.trained.of(part).iter().flat_map(|spec| std::iter::repeat_n(spec, counter.sums - 1)) {
             self.spare.push((spec.shape.as_slice(), self.bytes_of(spec)));
         }
-        match then {
+        match disposition {
             GradientDisposition::Free => return,
             GradientDisposition::Keep => {
                 for spec in dropped() {

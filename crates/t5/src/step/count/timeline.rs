@@ -80,7 +80,7 @@ fn words(event: &Event, begun: usize) -> Option<(&'static str, String)> {
         Event::HandOver {
             part: None,
             stage: Stage::Apply,
-            then: GradientDisposition::Keep | GradientDisposition::Free,
+            disposition: GradientDisposition::Keep | GradientDisposition::Free,
         } => ("update", "parameters".to_owned()),
         _ => return None,
     })

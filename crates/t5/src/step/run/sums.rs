@@ -14,7 +14,7 @@ impl<T: Ops> Step<'_, T> {
         &mut self,
         part: Option<Part>,
         stage: Stage,
-        then: GradientDisposition,
+        disposition: GradientDisposition,
         grads: &mut Gradients<T>,
         observer: &mut dyn Observer<T, E>,
     ) -> Result<(), E> {
@@ -39,7 +39,7 @@ impl<T: Ops> Step<'_, T> {
                 (Stage::Apply, _) if !is_held && grads.is_trainable(index) => self.receive(index, observer)?,
                 _ => {}
             }
-            match then {
+            match disposition {
                 GradientDisposition::Keep if is_held => {}
                 GradientDisposition::Keep | GradientDisposition::Reuse => to_recycle.push(index),
                 GradientDisposition::Write => {
@@ -101,9 +101,8 @@ impl<T: Ops> Step<'_, T> {
         let Some(shards) = shards else { return self.enter(pending_embedding_gradients, grads) };
         let index = self.network.shared.index;
         for (shard, of) in shards {
-            let (of_shard, rest) = pending_embedding_gradients
-                .into_iter()
-                .partition(|pending_embedding_gradients| of.contains(&pending_embedding_gradients.number));
+            let (of_shard, rest) =
+                pending_embedding_gradients.into_iter().partition(|pending| of.contains(&pending.number));
             pending_embedding_gradients = rest;
             self.enter(of_shard, grads)?;
             grads.close(shard, index, &self.parameters[index].tensor)?;
