@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::tokenizer::{Source, TextFault};
 
 /// Bytes of a long value that are read at a time.
-pub(crate) const SEGMENT_BYTES: usize = 128 << 10;
+pub(crate) const SEGMENT_BYTES: usize = 64 << 10;
 /// Bytes that are searched at a time for a character other than white space.
 const PROBE_BYTES: usize = 16 << 10;
 
@@ -67,6 +67,8 @@ impl<'a> RowText<'a> {
         if (self.stop)() {
             return Err(TextFault::Stopped);
         }
+        // It makes room for the next.
+        self.later = None;
         let Place { dataset, row, column } = self.place;
         let wanted = range.start as u64..range.end as u64;
         let part = |_, of_column, _| if of_column == column { wanted.clone() } else { 0..0 };

@@ -8,7 +8,7 @@ use crate::error::Fault;
 use crate::footer::Chunk;
 use crate::io::Handle;
 use crate::limits::Limits;
-use crate::pages::bytes::{OpenPage, PageSource};
+use crate::pages::bytes::{OpenPage, PageSource, whole_data_page_bytes};
 use crate::pages::dictionary::{Dictionary, DictionarySource};
 use crate::pages::map::ChunkMap;
 use crate::pages::rows::PageRows;
@@ -87,7 +87,8 @@ impl ChunkRows<'_> {
     }
 
     fn open(&self, source: &PageSource<'_>, rows: u32) -> Result<OpenPage, Fault> {
-        let page = OpenPage::read(source, self.chunk.codec, self.whole_page_bytes);
+        let codec = self.chunk.codec;
+        let page = OpenPage::read(source, codec, whole_data_page_bytes(codec, self.whole_page_bytes));
         let page = page.map_err(|fault| source.explained(fault))?;
         if page.header.is_delta() && self.chunk.delta_lengths == 0 && rows > MAX_UNDECLARED_DELTA_ROWS {
             return Fault::corrupt("a delta-encoded page, which the footer does not declare");

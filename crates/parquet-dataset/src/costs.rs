@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use crate::dataset::{Dataset, Residency};
 use crate::footer::{Chunk, Codec};
-use crate::pages::bytes::{most_level_bytes, page_memory_bytes};
+use crate::pages::bytes::{most_level_bytes, page_memory_bytes, whole_data_page_bytes};
 use crate::pages::entry::PageEntry;
 use crate::pages::map::ChunkMap;
 use crate::pages::rows::MAX_DELTA_ROWS;
@@ -90,7 +90,7 @@ impl Dataset {
                 let in_dictionary = map.dictionary.map_or(0, |page| page.largest_value_bytes);
                 for (index, entry) in map.pages.iter().enumerate() {
                     let rows = map.rows_of(index, chunk.rows);
-                    let size = most_uncompressed_bytes(chunk, entry);
+                    let size = most_bytes_of_data(chunk, map, entry);
                     // Delta encoding lets each value repeat the one before it.
                     let repeated = if chunk.delta_lengths > 1 { size } else { in_dictionary };
                     columns[column].page(u64::from(rows.end - rows.start), size, repeated);
@@ -191,7 +191,7 @@ impl MostRead {
 }
 
 fn largest_value_of(chunk: &Chunk, map: &ChunkMap) -> u64 {
-    let page = map.pages.iter().map(|entry| most_uncompressed_bytes(chunk, entry)).max().unwrap_or(0);
+    let page = map.pages.iter().map(|entry| most_bytes_of_data(chunk, map, entry)).max().unwrap_or(0);
     page.max(map.dictionary.map_or(0, |page| page.largest_value_bytes))
 }
 
@@ -209,28 +209,30 @@ impl Chunk {
 
 /// Peak memory of reading one page of the chunk: its dictionary, the page, its levels, its delta-encoded lengths.
 fn mapped_decoding_bytes(chunk: &Chunk, map: &ChunkMap, whole: usize) -> u64 {
-    let page = |entry: &PageEntry| {
-        let stored = u64::from(entry.bytes);
-        let memory = |size| page_memory_bytes(stored, size, chunk.codec, map.window_bytes, whole);
-        match most_uncompressed_bytes(chunk, entry) {
+    let page = |entry: &PageEntry, size: u64, whole| {
+        let memory = |size| page_memory_bytes(u64::from(entry.bytes), size, chunk.codec, map.window_bytes, whole);
+        match entry.uncompressed_bytes {
             // An offset index does not give the size. The page is held whole or streamed; take the larger memory of the
             // two.
-            size if entry.uncompressed_bytes == 0 => memory(size.min(whole as u64)).max(memory(size)),
-            size => memory(size),
+            0 => memory(size.min(whole as u64)).max(memory(size)),
+            _ => memory(size),
         }
     };
+    let whole_data = whole_data_page_bytes(chunk.codec, whole);
     let data = |(index, entry): (usize, &PageEntry)| {
-        let rows = map.rows_of(index, chunk.rows);
-        page(entry) + value_state_bytes(chunk, rows.end - rows.start, most_uncompressed_bytes(chunk, entry))
+        let (rows, size) = (map.rows_of(index, chunk.rows), most_bytes_of_data(chunk, map, entry));
+        page(entry, size, whole_data) + value_state_bytes(chunk, rows.end - rows.start, size)
     };
     let pages = map.pages.iter().enumerate().map(data).max().unwrap_or(0);
-    // A large dictionary and its long values are read while the page that refers to them is open.
-    let dictionary = map.dictionary.as_ref().map_or(0, |dictionary| dictionary.held_bytes);
-    let dictionary_page = map.dictionary.as_ref().map_or(0, |dictionary| page(&dictionary.entry));
-    match map.dictionary.is_some_and(|page| page.is_streamed(whole)) {
-        true => dictionary + pages + dictionary_page,
-        false => dictionary + pages.max(dictionary_page),
-    }
+    // A dictionary is read while the page that first needs it is open. Long values of a large dictionary are read again.
+    let Some(dictionary) = &map.dictionary else { return pages };
+    let size = most_uncompressed_bytes(chunk, &dictionary.entry);
+    let dictionary_page = page(&dictionary.entry, size, whole);
+    pages
+        + match dictionary.is_streamed(whole) {
+            true => dictionary.held_bytes + dictionary_page,
+            false => dictionary.held_bytes.max(dictionary_page),
+        }
 }
 
 /// Memory for decoding the values of a page, beside its bytes.
@@ -247,6 +249,16 @@ fn most_uncompressed_bytes(chunk: &Chunk, entry: &PageEntry) -> u64 {
     match entry.uncompressed_bytes {
         0 => chunk.uncompressed_bytes.max(u64::from(entry.bytes)),
         declared => u64::from(declared),
+    }
+}
+
+/// The most that a data page can be once decompressed. The footer counts the dictionary's page with them.
+fn most_bytes_of_data(chunk: &Chunk, map: &ChunkMap, entry: &PageEntry) -> u64 {
+    let dictionary = map.dictionary.map_or(0, |page| u64::from(page.entry.uncompressed_bytes));
+    match (entry.uncompressed_bytes, chunk.codec) {
+        (0, Codec::Uncompressed) => u64::from(entry.bytes),
+        (0, _) => chunk.uncompressed_bytes.saturating_sub(dictionary).max(u64::from(entry.bytes)),
+        _ => most_uncompressed_bytes(chunk, entry),
     }
 }
 

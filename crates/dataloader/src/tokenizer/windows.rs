@@ -20,10 +20,13 @@
 //!   In a longer word Unigram may break a tie differently: the library's choice depends on how its sums were rounded.
 //! - Memory depends on the sizes alone, never on the text. Time is linear in the bytes that are read.
 
+mod pieces;
+
 use std::ops::Range;
 
-use tokenizers::normalizer::Range as Referential;
 use tokenizers::{Model, NormalizedString, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Token};
+
+use pieces::{Found, Pieces, Step, origin_before};
 
 use super::traits::{Traits, drops};
 use super::word_cache::WordCache;
@@ -109,13 +112,18 @@ impl Windows {
         self.around_bytes() + max_tokens.saturating_mul(8).saturating_add(1024).min(MAX_USUAL_BYTES)
     }
 
+    /// The same of a window that does not begin within a long word.
+    pub fn usual_window_bytes(&self) -> usize {
+        2 * self.context_bytes + self.margin_bytes + self.step_bytes
+    }
+
     fn around_bytes(&self) -> usize {
         8 * self.context_bytes + self.margin_bytes
     }
 }
 
 /// A window takes up to 400 times its text. Beside this step it repeats some hundred bytes of the last window.
-const STEP_BYTES: usize = 1 << 10;
+const STEP_BYTES: usize = 512;
 const MAX_WORD_BYTES: usize = 16 << 10;
 const MAX_USUAL_BYTES: usize = 16 << 10;
 const MIN_STEP_BYTES: usize = 256;
@@ -283,29 +291,32 @@ impl<'t> Tokenizing<'t> {
         let at = self.carried.len() + self.at - self.from;
         let limit = self.limit(text, is_last);
         let pieces = Pieces::of(&cut, if self.at == 0 { None } else { Some(at) }, limit, is_last);
-        if !pieces.begins_within {
-            // A word that seemed to go on ended exactly at the last window's limit.
-            self.end_word()?;
-        }
         let latest = limit.saturating_sub(self.sizes.context_bytes);
         let last = pieces.last_before(latest);
         let restart = pieces.restart(latest);
         // The origin in the window's text of the last character of a word that is longer than a window may look back.
         let mut origin = None;
+        let mut found = Found::default();
         let mut named = pieces.named.iter().filter(|(index, _)| pieces.whole.contains(index)).peekable();
         cut.split(|index, piece| {
             while let Some((_, id)) = named.next_if(|(named, _)| *named < index) {
-                self.ids.push(*id);
+                found.steps.push(Step::Name(*id));
             }
-            if self.ids.len() <= self.max_tokens {
-                self.add_piece(index, &piece, &pieces, at..limit)?;
-            }
+            found.add(index, &piece, &pieces, at..limit);
             if last == Some(index) && latest - restart > 7 * self.sizes.context_bytes {
                 origin = Some(origin_before(&piece, latest));
             }
             Ok(Vec::<NormalizedString>::new())
         })?;
-        self.ids.extend(named.map(|(_, id)| *id));
+        found.steps.extend(named.map(|(_, id)| Step::Name(*id)));
+        let begins_within = pieces.begins_within;
+        // A cut window takes far more memory than its text.
+        drop((cut, pieces));
+        if !begins_within {
+            // A word that seemed to go on ended exactly here.
+            self.end_word()?;
+        }
+        self.take(&found)?;
         if is_last {
             self.end_word()?;
         }
@@ -340,26 +351,18 @@ impl<'t> Tokenizing<'t> {
         self.from += place - carried;
     }
 
-    /// Tokenizes piece `index` of a window, as far as it lies in `certain`.
-    fn add_piece(
-        &mut self,
-        index: usize,
-        piece: &NormalizedString,
-        pieces: &Pieces,
-        certain: Range<usize>,
-    ) -> Result<(), Fault> {
-        let begins_within = pieces.begins_within && index == pieces.whole.start;
-        let is_whole = pieces.whole.contains(&index);
-        if is_whole && !begins_within {
-            self.end_word()?;
-            return self.add_word(piece.get());
+    /// Tokenizes what a window has, as far as more tokens are wanted.
+    fn take(&mut self, found: &Found) -> Result<(), Fault> {
+        for step in &found.steps {
+            match step {
+                Step::Name(id) => self.ids.push(*id),
+                _ if self.ids.len() > self.max_tokens => {}
+                Step::Word(place) => self.add_word(found.text(place))?,
+                Step::Part(place) => self.extend_word(found.text(place))?,
+                Step::End => self.end_word()?,
+            }
         }
-        if is_whole || pieces.goes_on == Some(index) {
-            let start = if begins_within { position(piece, certain.start) } else { 0 };
-            let end = if is_whole { piece.get().len() } else { position(piece, certain.end) };
-            self.extend_word(piece.get().get(start..end).unwrap_or_default())?;
-        }
-        if is_whole { self.end_word() } else { Ok(()) }
+        Ok(())
     }
 
     /// The tokens of a word, with their places in the word.
@@ -517,84 +520,4 @@ impl Part {
         }
         part
     }
-}
-
-/// The pieces that a window was cut into, by their ranges in its text.
-struct Pieces {
-    ranges: Vec<Range<usize>>,
-    /// Pieces that are added tokens, and their ids.
-    named: Vec<(usize, u32)>,
-    /// Counted pieces that end in the certain part. The first may begin before it.
-    whole: Range<usize>,
-    begins_within: bool,
-    /// The piece that begins in the certain part and ends after it.
-    goes_on: Option<usize>,
-}
-
-impl Pieces {
-    /// The pieces of a window. Its text counts from `at` (or from the start) and is certain up to `limit`.
-    fn of(cut: &PreTokenizedString, at: Option<usize>, limit: usize, is_last: bool) -> Self {
-        let splits = cut.get_splits(OffsetReferential::Original, OffsetType::None);
-        let ranges: Vec<Range<usize>> = splits.iter().map(|(_, place, _)| place.0..place.1).collect();
-        let named = splits.iter().enumerate().filter_map(|(index, (_, _, tokens))| {
-            let token = tokens.as_ref()?.first()?;
-            Some((index, token.id))
-        });
-        let named: Vec<(usize, u32)> = named.collect();
-        // The last piece of a window may continue after removed text; an added token is complete.
-        let ends_in_name = named.last().is_some_and(|(index, _)| index + 1 == ranges.len());
-        let certain = ranges.len().saturating_sub(usize::from(!is_last && !ends_in_name));
-        // Tokens that were put before the first character have no range in the text.
-        let is_before = |range: &&Range<usize>, at| range.end <= at && range.start < at;
-        let first = at.map_or(0, |at| ranges[..certain].iter().take_while(|range| is_before(range, at)).count());
-        let begins_within = at.is_some_and(|at| ranges.get(first).is_some_and(|range| range.start < at));
-        let ends_in_time = |range: &&Range<usize>| is_last || range.end <= limit;
-        let whole = first..first + ranges[first..certain].iter().take_while(ends_in_time).count();
-        let goes_on = ranges.get(whole.end).is_some_and(|range| range.start < limit).then_some(whole.end);
-        Self { ranges, named, whole, begins_within, goes_on }
-    }
-
-    /// The last counted piece that begins at or before `latest`.
-    fn last_before(&self, latest: usize) -> Option<usize> {
-        let counted = &self.ranges[..self.whole.end + usize::from(self.goes_on.is_some())];
-        counted.iter().rposition(|range| range.start <= latest)
-    }
-
-    /// The start of the next window. It is the start of a piece, because cutting a text from there gives the same pieces.
-    /// That is certain only if the piece shares no character with the piece before it.
-    fn restart(&self, latest: usize) -> usize {
-        let starts_apart = |&index: &usize| {
-            index == 0 || {
-                let (before, here) = (&self.ranges[index - 1], &self.ranges[index]);
-                before.end <= here.start && before.start < here.start
-            }
-        };
-        let last = self.last_before(latest).and_then(|last| (0..=last).rev().find(starts_apart));
-        last.map_or(0, |index| self.ranges[index].start)
-    }
-}
-
-/// The origin of a normalized piece's last character that comes from `place` in the window's text or before it.
-fn origin_before(piece: &NormalizedString, place: usize) -> usize {
-    let after = position(piece, place + 1);
-    let start = piece.get().floor_char_boundary(after.saturating_sub(1));
-    let origin = piece.convert_offsets(Referential::Normalized(start..after));
-    piece.offsets_original().0 + origin.map_or(0, |origin| origin.start)
-}
-
-/// The first byte of a normalized piece whose character comes from `place` in the window's text or after it.
-fn position(piece: &NormalizedString, place: usize) -> usize {
-    let text = piece.get();
-    let shift = piece.offsets_original().0;
-    let is_before = |index: usize| {
-        let next = text.ceil_char_boundary(index + 1);
-        let origin = piece.convert_offsets(Referential::Normalized(index..next));
-        origin.is_some_and(|origin| shift + origin.start < place)
-    };
-    let (mut low, mut high) = (0, text.len());
-    while low < high {
-        let middle = text.floor_char_boundary(low.midpoint(high));
-        if is_before(middle) { low = text.ceil_char_boundary(middle + 1) } else { high = middle }
-    }
-    low
 }

@@ -46,6 +46,11 @@ pub fn hostile() -> Vec<String> {
     .into();
     texts
         .extend([&b"0123456789abcdef"[..], b"ACGT", b"abcdefghijklmnopqrstuvwxyz"].map(|a| letters(a, VALUE_BYTES, 3)));
+    // Words of about the length that a window repeats, before many short words.
+    for bytes in (350..650).step_by(97) {
+        texts.push(cycle(&format!("{}{}", letters(b"bcdfghjkl", bytes, 7), "1 ".repeat(400))));
+        texts.push(cycle(&format!("{}{}", "\u{1f600}".repeat(bytes / 4), "a1".repeat(400))));
+    }
     // A word of nearly the most bytes that are tokenized whole. It ends in a window of many short words.
     for bytes in (3000..4200).step_by(389) {
         texts.push(cycle(&format!("{}{}", letters(b"bcdfghjkl", bytes, 5), "1 ".repeat(3000))));

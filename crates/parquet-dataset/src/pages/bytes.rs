@@ -13,11 +13,12 @@ use std::sync::Arc;
 
 use flate2::bufread::MultiGzDecoder;
 
+use super::digests::PASS_BYTES;
 use super::entry::PageEntry;
 use super::file_range::{FileRange, decompression_fault};
 use super::header::PageHeader;
 use super::map::ChunkMap;
-use super::snappy::SnappyReader;
+use super::snappy::{OUTPUT_BYTES, SnappyReader};
 use crate::error::Fault;
 use crate::footer::Codec;
 use crate::io::Handle;
@@ -25,8 +26,10 @@ use crate::rows::Column;
 
 /// Pages up to this size, compressed and decompressed, are held whole.
 pub(crate) const WHOLE_PAGE_BYTES: usize = 4 << 20;
+/// Data pages above this size are streamed if that takes less memory: a read needs only its rows of a page.
+const WHOLE_DATA_PAGE_BYTES: usize = 192 << 10;
 /// The buffer through which larger pages stream, and also the buffer of their compressed bytes.
-pub(crate) const STREAM_BUFFER_BYTES: usize = 128 * 1024;
+pub(crate) const STREAM_BUFFER_BYTES: usize = 32 << 10;
 /// zstd frames with a larger window (`--long`) are refused if they have to be streamed.
 const MAX_ZSTD_WINDOW_LOG: u32 = 27;
 /// Bytes of a zstd frame that suffice to find its window.
@@ -428,6 +431,15 @@ pub(crate) fn most_level_bytes(rows: u32) -> u64 {
     64 + 2 * u64::from(rows)
 }
 
+/// The size up to which data pages of this codec are held whole, if pages of `whole_page_bytes` may be. A zstd stream has a window and
+/// a context, which take more memory than a page.
+pub(crate) fn whole_data_page_bytes(codec: Codec, whole_page_bytes: usize) -> usize {
+    match codec {
+        Codec::Zstd => whole_page_bytes,
+        Codec::Uncompressed | Codec::Snappy | Codec::Gzip => whole_page_bytes.min(WHOLE_DATA_PAGE_BYTES),
+    }
+}
+
 /// Memory for reading a page: the stored and the decompressed bytes, or the stream's buffers. `window` is the window of
 /// zstd streams.
 pub(crate) fn page_memory_bytes(stored: u64, decompressed: u64, codec: Codec, window: u64, whole_limit: usize) -> u64 {
@@ -437,12 +449,13 @@ pub(crate) fn page_memory_bytes(stored: u64, decompressed: u64, codec: Codec, wi
         false => {
             let window = match codec {
                 Codec::Uncompressed => 0,
-                Codec::Snappy => 2 * STREAM_BUFFER_BYTES as u64,
+                Codec::Snappy => OUTPUT_BYTES as u64,
                 Codec::Gzip => 64 * 1024,
                 // The context, the input block and the output of one step.
                 Codec::Zstd => window.max(1 << 10) + 512 * 1024,
             };
-            2 * STREAM_BUFFER_BYTES as u64 + window
+            // At the end the rest of a stretch is read for its digest.
+            (2 * STREAM_BUFFER_BYTES + PASS_BYTES) as u64 + window
         }
     }
 }

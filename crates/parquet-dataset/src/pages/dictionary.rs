@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::bytes::{OpenPage, PageBytes, PageSource};
-use super::entry::{DictionaryPage, PageEntry};
+use super::entry::DictionaryPage;
 use super::header::PageKind;
 use super::map::ChunkMap;
 use crate::error::Fault;
@@ -50,18 +50,13 @@ struct LongValue {
 }
 
 impl DictionaryPage {
-    /// Reads a large dictionary once, to find its memory. For a smaller dictionary the sizes suffice.
-    pub(crate) fn examine(
-        handle: &Handle,
-        entry: PageEntry,
-        codec: Codec,
-        whole_page_bytes: usize,
-    ) -> Result<Self, Fault> {
-        let size = u64::from(entry.uncompressed_bytes);
-        let page = Self { entry, held_bytes: 2 * size, largest_value_bytes: size };
-        match page.is_streamed(whole_page_bytes) {
-            true => DictionarySource { handle: handle.clone(), page, map: None, codec, whole_page_bytes }.measure(),
-            false => Ok(page),
+    /// Reads a large dictionary once, to find its memory. For a smaller dictionary the header suffices.
+    pub(crate) fn examine(self, handle: &Handle, codec: Codec, whole_page_bytes: usize) -> Result<Self, Fault> {
+        match self.is_streamed(whole_page_bytes) {
+            true => {
+                DictionarySource { handle: handle.clone(), page: self, map: None, codec, whole_page_bytes }.measure()
+            }
+            false => Ok(self),
         }
     }
 }

@@ -37,9 +37,13 @@ pub(crate) struct DictionaryPage {
 }
 
 impl DictionaryPage {
-    /// A dictionary with only its header read.
+    /// A dictionary with only its header read: its page, and the start of each value.
     pub(crate) fn of(offset: u64, header: &PageHeader) -> Self {
-        Self { entry: PageEntry::of(offset, header, 0), held_bytes: 0, largest_value_bytes: 0 }
+        let entry = PageEntry::of(offset, header, 0);
+        let size = u64::from(entry.uncompressed_bytes);
+        // Each value has a length of four bytes in the page.
+        let starts = 4 * (u64::from(header.values) + 1).min(size / 4 + 1);
+        Self { entry, held_bytes: size + starts, largest_value_bytes: size }
     }
 
     /// Whether the page is too large to be held whole while it is read.

@@ -34,7 +34,7 @@ impl ChunkMap {
             }
         }
         if let Some(page) = &mut map.dictionary {
-            *page = DictionaryPage::examine(handle, page.entry, chunk.codec, whole_page_bytes)?;
+            *page = page.examine(handle, chunk.codec, whole_page_bytes)?;
         }
         map.digests = Digests::new(map.dictionary.as_ref().map(|page| &page.entry), &map.pages);
         Ok(map)

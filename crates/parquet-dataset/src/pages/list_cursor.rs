@@ -163,7 +163,9 @@ impl ListCursor {
                 PageKind::Dictionary if self.dictionary.is_some() => {
                     return Fault::corrupt("a second dictionary page");
                 }
-                PageKind::Dictionary => self.dictionary = Some(Arc::new(self.read_dictionary(entry)?)),
+                PageKind::Dictionary => {
+                    self.dictionary = Some(Arc::new(self.read_dictionary(DictionaryPage::of(entry.offset, &header))?))
+                }
                 PageKind::Data | PageKind::DataV2 if header.values == 0 => {}
                 PageKind::Data | PageKind::DataV2 => {
                     if u64::from(header.values) > self.levels_left {
@@ -208,8 +210,8 @@ impl ListCursor {
         })
     }
 
-    fn read_dictionary(&self, entry: PageEntry) -> Result<Dictionary, Fault> {
-        let page = DictionaryPage::examine(&self.handle, entry, self.chunk.codec, WHOLE_PAGE_BYTES)?;
+    fn read_dictionary(&self, page: DictionaryPage) -> Result<Dictionary, Fault> {
+        let page = page.examine(&self.handle, self.chunk.codec, WHOLE_PAGE_BYTES)?;
         Dictionary::read(DictionarySource {
             handle: self.handle.clone(),
             page,

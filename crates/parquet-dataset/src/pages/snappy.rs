@@ -15,7 +15,8 @@ const CHUNK_BYTES: usize = 64 * 1024;
 const MAX_COPY_BYTES: usize = 64;
 /// Short literals and copies are written in steps of this size, which may write up to one step beyond their end.
 const STEP_BYTES: usize = 16;
-const OUTPUT_BYTES: usize = WINDOW_BYTES + CHUNK_BYTES + MAX_COPY_BYTES + STEP_BYTES;
+/// The buffer of both.
+pub(crate) const OUTPUT_BYTES: usize = WINDOW_BYTES + CHUNK_BYTES + MAX_COPY_BYTES + STEP_BYTES;
 
 /// Decompresses one raw snappy block read from `input`.
 pub(crate) struct SnappyReader<R> {
