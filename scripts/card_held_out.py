@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Tries random cases on a card that no test has: predicted and counted memory, results beside the CPU's, and failures.
 
-    python3 scripts/card_held_out.py --binary target/release/train_low_mem [--seed 1] [--cases 60] [--only 7,12] [--inference] [--jobs 2] [--output DIR]
+    python3 scripts/card_held_out.py --binary target/release/train_low_mem [--seed 1] [--cases 60] [--only 7,12] [--inference] [--off-card] [--jobs 2] [--output DIR]
 
 Needs a build with the feature `cuda` and a card, or a build over the emulated card (docs/gpu.md), whose report has the bytes of tensors.
 The number and the seed decide a case: the model's shape, precision, optimizer, adapter, levers, graphs, clipping, rows, how much
 memory the driver locks, and a budget of the card. The run on the card is compared with a run on the CPU, and with a plain run, whose settings change no bit:
 everything is on the card, kernel by kernel. Some runs are killed and resumed, also with other settings. In some an allocation fails. Some have
 a learning rate that leaves no finite gradient. Some models are then evaluated and answer prompts. With --inference every model is, and is trained
-on the CPU. Writes OUTPUT/card_held_out.jsonl, one line a case, and prints a table. Exits 1 if a case failed.
+on the CPU. With --off-card every case trains with weights, gradients, activations or moments off the card. Writes OUTPUT/card_held_out.jsonl,
+one line a case, and prints a table. Exits 1 if a case failed.
 """
 
 import argparse
@@ -72,7 +73,7 @@ def wide(draw, model):
     return {**model, "d_model": draw.choice([96, 104, 131]), "num_layers": 1, "num_decoder_layers": 1, "d_kv": 16, "num_heads": 3}
 
 
-def case(number, seed):
+def case(number, seed, is_off=False):
     """The case of a number, with all its settings."""
     draw = random.Random(f"{seed} {number}")
     model, is_wide = shape(draw), number % 3 == 0
@@ -113,7 +114,7 @@ def case(number, seed):
         "even": draw.random() < 0.8, "budget": draw.choice([None, None, 1.0, 1.05, 1.2, 1.5]),
         "then": draw.choice(["", "resume", "answers", "beams"]), "rate": "",
     }
-    return later_draws(draw, drawn)
+    return off_card(draw, later_draws(draw, drawn)) if is_off else later_draws(draw, drawn)
 
 
 def later_draws(draw, case):
@@ -154,6 +155,37 @@ def later_draws(draw, case):
     else:
         keys |= draw.choice([{}, {}, sets(train__freeze='["encoder"]'), sets(train__freeze='["shared"]'), sets(train__freeze='["decoder.block.0"]')])
         keys |= draw.choice([{}, {}, sets(optimizer__scale_parameter="true")]) if keys["optimizer.name"] == "adafactor" else {}
+    return case
+
+
+def off_card(draw, case):
+    """The case with most of what may wait off a card there, and weights that are large enough for it."""
+    keys, environment = case["keys"], case["environment"]
+    for name in ["micro_batch_samples", "recompute_blocks", "recorded_micro_batches", "weight_copies"]:
+        keys.pop(f"memory.{name}", None)
+    case["model"] |= {"d_model": draw.choice([65, 96, 100, 131]), "num_heads": draw.choice([3, 5]), "d_kv": draw.choice([16, 17, 32])}
+    often = lambda value, other, share=0.75: value if draw.random() < share else other
+    then = draw.choice(["resume", "another lever", "no memory", case["then"]])
+    # A run that diverges has no losses to compare.
+    case["then"] = "" if case["rate"] else then
+    if then == "no memory":
+        # A smaller plan has to be there.
+        keys.pop("memory.loss_chunk_rows", None)
+        case["budget"] = None
+    else:
+        keys |= sets(memory__micro_batch_samples=draw.randint(1, keys["train.batch_size"]))
+    keys |= {"memory.accumulation": "layer-major", "memory.weight_offload": often("disk", "none", 0.9)}
+    keys |= {f"memory.{name}_offload": often("disk", "none") for name in ["activation", "gradient"]}
+    if keys["optimizer.name"] == "adamw":
+        keys |= sets(memory__optimizer_offload=often("disk", "none"))
+    if any(keys.get(key) == "disk" for key in OFFLOADS):
+        keys |= {"memory.offload_to": draw.choice(["host", "host", "disk"]), "memory.copy_overlap": often("block", "none")}
+    case["steps"] = 3
+    environment.pop("LOW_MEM_T5_GRAPHS", None)
+    environment |= {"LOW_MEM_T5_EMULATED_STREAMS": draw.choice(["early", "late", "all-late"]),
+                    "LOW_MEM_T5_EMULATED_LOCKABLE": draw.choice(["1000000000", "1000000000", "150000", "3000000"])}
+    if draw.random() < 0.25:
+        environment |= {"LOW_MEM_T5_EMULATED_PINNABLE": draw.choice(["0", "5000000"])}
     return case
 
 
@@ -300,7 +332,7 @@ class Tried:
         if case["then"] == "resume":
             numbers |= self.resumed(run, budget)
         elif case["then"] == "another lever":
-            numbers |= self.resumed(run, [], *self.another_lever(run)) if self.has_its_cut(run) else {}
+            numbers |= self.resumed(run, budget, *self.another_lever(run)) if self.has_its_cut(run) else {}
         elif case["then"] == "no memory":
             numbers |= self.without_memory(run, budget, report)
         elif case["then"]:
@@ -322,12 +354,12 @@ class Tried:
         return numbers
 
     def resumed(self, whole, budget, more=(), variables=None):
-        """A run that is killed after a checkpoint and resumed has the losses of an undisturbed run."""
+        """A run that is killed after a checkpoint and resumed has the losses of an undisturbed run. With more flags it is resumed without a budget."""
         metrics = self.directory / "killed" / "metrics.jsonl"
         code, _, _ = self.ours(self.flags("killed", budget), "cuda", until=lambda: has_checkpoint(metrics))
         if code != -signal.SIGKILL:
             return {}
-        again = self.trained("killed", "cuda", [*budget, *more, "--keep-training"], variables=variables)
+        again = self.trained("killed", "cuda", [*(more or budget), "--keep-training"], variables=variables)
         self.same("resumed", again, whole)
         return {"resumed": 1}
 
@@ -519,7 +551,7 @@ def said(err):
 
 def tried(options, number):
     """The case's line: its settings, its verdict, its numbers."""
-    of, began = case(number, options.seed), time.monotonic()
+    of, began = case(number, options.seed, options.off_card), time.monotonic()
     directory = pathlib.Path(tempfile.mkdtemp(prefix=f"case-{number}-", dir=options.output))
     one, verdict, reason, numbers = Tried(options, of, directory), "ok", "", {}
     try:
@@ -546,6 +578,7 @@ def main():
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--only", default="", help="numbers of cases, separated by commas")
     parser.add_argument("--inference", action="store_true", help="`eval` and `generate` alone, of every case: nothing trains on the card")
+    parser.add_argument("--off-card", action="store_true", help="every case with weights, gradients, activations or moments off the card")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("card-held-out"))
     options = parser.parse_args()

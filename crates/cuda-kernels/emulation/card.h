@@ -2,11 +2,13 @@
 //
 // LOW_MEM_T5_EMULATED_CAPABILITY is its compute capability, such as 75 (default 80). It decides which kernels load, how much shared memory
 // a block may ask for, and whether cuBLAS multiplies bf16. LOW_MEM_T5_EMULATED_LOCKABLE is the number of bytes of the process that it can
-// page-lock.
+// page-lock, and LOW_MEM_T5_EMULATED_PINNABLE the number of pinned bytes that it allocates. LOW_MEM_T5_EMULATED_POOLS=none is a card
+// without memory pools.
 #pragma once
 #include <stdlib.h>
 #include <string.h>
 
+#include <list>
 #include <new>
 
 #include "driver.h"
@@ -20,6 +22,7 @@ using Address = unsigned long long;
 constexpr size_t ALIGNMENT = 512;  // of its allocations
 constexpr size_t MARGIN = 512;     // behind it
 constexpr size_t CONTEXT = 64 << 20;
+constexpr size_t HOST_PAGE = 4096; // the host's memory is locked in pages
 // Addresses for each byte of memory that the program allocates itself: memory at `at` has those from base + SPREAD * (at - base) on.
 constexpr size_t SPREAD = 2;
 
@@ -45,6 +48,7 @@ struct Card {
     size_t contexts = 0; // retained and not released
     Pool own, given;
     bool maps = true; // addresses can be backed by memory
+    bool has_pools = true;
     std::map<Address, size_t> addresses; // that are reserved
     std::map<Address, Backing*> mapped;
     struct Block {
@@ -54,7 +58,8 @@ struct Card {
     std::map<Address, Block> blocks;
     Streams streams;
     std::map<const char*, size_t> pinned; // of the host, by their ends
-    size_t pinned_bytes = 0, most_pinned = 0;
+    size_t pinned_bytes = 0, most_pinned = 0, most_pinnable = SIZE_MAX;
+    std::list<std::pair<const char*, size_t>> underway; // parts of it that copies will read or write
     size_t locked_bytes = 0, most_locked = 0, most_lockable = SIZE_MAX; // of the process's own memory
     std::map<Address, size_t> beside; // memory of no pool
     size_t beside_bytes = 0;
@@ -76,6 +81,10 @@ struct Card {
         failure = failing ? strtoull(failing, nullptr, 10) : 0;
         const char* lockable = getenv("LOW_MEM_T5_EMULATED_LOCKABLE");
         if (lockable) most_lockable = strtoull(lockable, nullptr, 10);
+        const char* pinnable = getenv("LOW_MEM_T5_EMULATED_PINNABLE");
+        if (pinnable) most_pinnable = strtoull(pinnable, nullptr, 10);
+        const char* pools = getenv("LOW_MEM_T5_EMULATED_POOLS");
+        has_pools = !pools || strcmp(pools, "none");
         const char* order = getenv("LOW_MEM_T5_EMULATED_ORDER");
         if (order && !strcmp(order, "last")) schedule.order = emulation::Order::LastFirst;
         if (order && !strcmp(order, "random")) schedule.order = emulation::Order::Random;
@@ -93,6 +102,11 @@ struct Card {
     bool is_pinned(const void* at, size_t bytes) const {
         auto found = pinned.lower_bound(static_cast<const char*>(at) + bytes);
         return found != pinned.end() && static_cast<const char*>(at) >= found->first - found->second;
+    }
+    // Whether any of these bytes are pinned.
+    bool is_pinned_in_part(const char* from, const char* end) const {
+        auto found = pinned.upper_bound(from);
+        return found != pinned.end() && found->first - found->second < end;
     }
     // The first and the end address of the allocation that has this address: memory of a pool, of no pool, or of a graph. Zeros if there is
     // none.

@@ -80,6 +80,23 @@ Result unless_memory(const char* call, unsigned long long at, size_t bytes) {
     return INVALID_VALUE;
 }
 int capability() { return card().capability; }
+// Whether a copy can be of these bytes of the host: all of them are memory that the driver knows, or none.
+Result unless_partly_known(const char* call, const void* at, size_t bytes) {
+    const char* from = static_cast<const char*>(at);
+    if (card().is_pinned(at, bytes) || !card().is_pinned_in_part(from, from + bytes)) return SUCCESS;
+    fprintf(stderr, "emulated card: %s: %zu bytes of the host, of which the driver knows a part\n", call, bytes);
+    return INVALID_VALUE;
+}
+// The work of a copy of memory that the driver knows: until it is done, that memory stays.
+template <class Work>
+std::function<void()> keeping(const void* at, size_t bytes, Work work) {
+    auto& underway = card().underway;
+    auto place = underway.insert(underway.end(), {static_cast<const char*>(at), bytes});
+    return [=, &underway] {
+        work();
+        underway.erase(place);
+    };
+}
 Streams& streams() { return card().streams; }
 std::recursive_mutex& lock() { return card().lock; }
 Result card_state() { return card().state(); }
@@ -131,7 +148,7 @@ Result cuDeviceGetAttribute(int* value, int attribute, int) {
     case 76: *value = card().capability % 10; break;
     case 97: *value = card().most_shared_bytes(); break; // shared memory of a block that asks for it
     case 102: *value = card().maps; break; // addresses that memory backs
-    case 115: *value = 1; break;     // memory pools
+    case 115: *value = card().has_pools; break; // memory pools
     default: *value = 0;
     }
     return SUCCESS;
@@ -275,6 +292,7 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* st
     std::lock_guard guard(card().lock);
     Stream& of = streams().of(stream);
     if (Result result = unless_memory(__func__, to, bytes)) return result;
+    if (Result result = unless_partly_known(__func__, from, bytes)) return result;
     if (Result result = state_of(of)) return result;
     card().uploads++;
     card().uploaded += bytes;
@@ -287,7 +305,11 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* st
         of.capture->graph->nodes.push_back({NodeKind::Copy, copies, MemoryType::Host, MemoryType::Device});
         return SUCCESS;
     }
-    if (card().is_pinned(from, bytes) || !of.is_late) {
+    if (card().is_pinned(from, bytes)) {
+        give(stream, keeping(from, bytes, copies));
+        return SUCCESS;
+    }
+    if (!of.is_late) {
         give(stream, copies);
         return SUCCESS;
     }
@@ -301,6 +323,7 @@ Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) 
     std::lock_guard guard(card().lock);
     Stream& of = streams().of(stream);
     if (Result result = unless_memory(__func__, from, bytes)) return result;
+    if (Result result = unless_partly_known(__func__, to, bytes)) return result;
     if (Result result = state_of(of)) return result;
     card().downloads++;
     card().downloaded += bytes;
@@ -312,9 +335,13 @@ Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) 
         of.capture->graph->nodes.push_back({NodeKind::Copy, copies, MemoryType::Device, MemoryType::Host});
         return SUCCESS;
     }
-    give(stream, copies);
+    if (card().is_pinned(to, bytes)) {
+        give(stream, keeping(to, bytes, copies));
+        return card().state();
+    }
     // Unpinned memory has the bytes when the call returns.
-    if (!card().is_pinned(to, bytes)) streams().finish(of);
+    give(stream, copies);
+    streams().finish(of);
     return card().state();
 }
 Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void* stream) {

@@ -56,6 +56,11 @@ size_t unpin(void* at) {
     auto found = pinned.upper_bound(static_cast<char*>(at));
     if (found == pinned.end() || found->first - found->second != at) return 0;
     const size_t bytes = found->second;
+    for (auto [from, length] : card().underway)
+        if (from < found->first && from + length > at) {
+            fprintf(stderr, "emulated card: %zu bytes of locked memory are given up before a copy of them is done\n", bytes);
+            abort();
+        }
     pinned.erase(found);
     return bytes;
 }
@@ -78,10 +83,12 @@ extern "C" {
 Result cuCtxSynchronize();
 
 Result cuDeviceGetDefaultMemPool(void** pool, int) {
+    if (!card().has_pools) return NOT_SUPPORTED;
     *pool = &card().own;
     return SUCCESS;
 }
 Result cuDeviceGetMemPool(void** pool, int) {
+    if (!card().has_pools) return NOT_SUPPORTED;
     *pool = &card().own;
     return SUCCESS;
 }
@@ -221,6 +228,7 @@ Result emulated_cuMemAllocAsync(Address* to, size_t bytes, void* stream) {
         if (Result result = unless_here(__func__)) return result;
     std::lock_guard guard(card().lock);
     Card& c = card();
+    if (!c.has_pools) return NOT_SUPPORTED;
     Pool& pool = c.own;
     const size_t size = rounded(std::max<size_t>(bytes, 1), ALIGNMENT);
     Stream& of = c.streams.of(stream);
@@ -296,7 +304,7 @@ Result cuMemHostAlloc(void** to, size_t bytes, unsigned) {
     std::lock_guard guard(card().lock);
     Card& c = card();
     if (Result result = unless_anything_is_captured()) return result;
-    *to = malloc(bytes);
+    *to = c.pinned_bytes + bytes > c.most_pinnable ? nullptr : aligned_alloc(HOST_PAGE, rounded(bytes, HOST_PAGE));
     if (!*to) return OUT_OF_MEMORY;
     memset(*to, 0xFF, bytes);
     c.pinned[static_cast<char*>(*to) + bytes] = bytes;
@@ -323,8 +331,9 @@ Result cuMemHostRegister_v2(void* at, size_t bytes, unsigned) {
     Card& c = card();
     char* from = static_cast<char*>(at);
     if (!from || !bytes) return INVALID_VALUE;
-    auto next = c.pinned.upper_bound(from);
-    if (next != c.pinned.end() && next->first - next->second < from + bytes) return ALREADY_REGISTERED;
+    // Whole pages are registered, and each once.
+    char* first = from - reinterpret_cast<size_t>(from) % HOST_PAGE;
+    if (c.is_pinned_in_part(first, first + rounded(from + bytes - first, HOST_PAGE))) return ALREADY_REGISTERED;
     if (c.locked_bytes + bytes > c.most_lockable) return OUT_OF_MEMORY;
     c.pinned[from + bytes] = bytes;
     c.locked_bytes += bytes;

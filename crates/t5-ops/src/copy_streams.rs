@@ -240,11 +240,13 @@ impl Run {
     }
 }
 
-/// A piece of pinned memory.
+/// A piece of pinned memory. If the driver allocates none, the piece is ordinary memory: copies then take longer, and the host waits for
+/// copies from the card.
 #[derive(Debug)]
 struct Piece {
     memory: *mut c_void,
     bytes: usize,
+    is_pinned: bool,
     /// Reached when the latest copy through the piece is done. cudarc's own type keeps no such event where events are not tracked.
     is_done: CudaEvent,
 }
@@ -258,10 +260,12 @@ impl Piece {
         context.bind_to_thread()?;
         let is_done = context.new_event(Some(CUevent_flags::CU_EVENT_DISABLE_TIMING))?;
         // SAFETY: the context is bound to this thread.
-        let memory = unsafe { result::malloc_host(bytes, 0) }?;
-        // SAFETY: the driver gave this many bytes. Nothing reads bytes that were not written.
+        let pinned = unsafe { result::malloc_host(bytes, 0) };
+        let is_pinned = pinned.is_ok();
+        let memory = pinned.unwrap_or_else(|_| Box::into_raw(vec![0u8; bytes].into_boxed_slice()).cast());
+        // SAFETY: the memory has this many bytes. Nothing reads bytes that were not written.
         unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
-        Ok(Self { memory, bytes, is_done })
+        Ok(Self { memory, bytes, is_pinned, is_done })
     }
 
     /// Waits until the latest copy through the piece is done, and returns its bytes.
@@ -282,8 +286,13 @@ impl Drop for Piece {
     fn drop(&mut self) {
         // A caller that drops the piece has no use for the error.
         let _ = self.is_done.synchronize();
-        // SAFETY: the driver allocated the memory, and no copy through it is in flight.
-        let _ = unsafe { result::free_host(self.memory) };
+        if self.is_pinned {
+            // SAFETY: the driver allocated the memory, and no copy through it is in flight.
+            let _ = unsafe { result::free_host(self.memory) };
+        } else {
+            // SAFETY: `new` made the box with this length, and no copy through it is in flight.
+            drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.memory.cast::<u8>(), self.bytes)) });
+        }
     }
 }
 

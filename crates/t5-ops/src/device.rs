@@ -230,6 +230,10 @@ mod cuda {
     }
 
     pub fn prepare(device: &CudaDevice) -> candle_core::Result<()> {
+        if !device.cuda_stream().context().has_async_alloc() {
+            // Without pools, each tensor that is freed would wait for the card.
+            bail!("expected a card whose driver has memory pools (`cuMemAllocAsync`); some virtual cards have none")
+        }
         // SAFETY: memory is allocated, used and freed in the order of one stream. Copies on other streams keep a tensor's memory until they
         // are done, or until this stream waits for them (`crate::copies`).
         unsafe { device.disable_event_tracking() };

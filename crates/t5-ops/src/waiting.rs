@@ -89,6 +89,7 @@ pub(crate) use way::forget;
 mod way {
     use std::cell::RefCell;
     use std::iter;
+    use std::mem::MaybeUninit;
     use std::rc::Rc;
     use std::sync::Arc;
 
@@ -201,8 +202,16 @@ mod way {
     struct Slab {
         // Before the memory, so that it is unlocked before it is freed.
         _lock: Lock,
-        memory: Vec<u8>,
+        // Nobody reads it before the card has written to it.
+        memory: Box<[MaybeUninit<Page>]>,
         free: FreeRanges,
+    }
+
+    /// A driver locks whole pages, and none twice: no page has anything else.
+    #[repr(align(4096))]
+    #[derive(Debug)]
+    struct Page {
+        _bytes: [u8; PAGE],
     }
 
     impl Store {
@@ -238,9 +247,9 @@ mod way {
         }
 
         fn grow(&mut self, bytes: usize) -> Option<()> {
-            let memory = vec![0u8; bytes];
+            let memory = Box::new_uninit_slice(bytes / PAGE);
             // SAFETY: the memory is kept beside its lock, and never moves.
-            let lock = unsafe { Lock::new(&self.stream, memory.as_ptr(), bytes) }?;
+            let lock = unsafe { Lock::new(&self.stream, memory.as_ptr().cast(), bytes) }?;
             let mut free = FreeRanges::new();
             free.insert(memory.as_ptr().expose_provenance(), bytes);
             self.slabs.push(Slab { _lock: lock, memory, free });
@@ -254,14 +263,18 @@ mod way {
         }
 
         fn release_unused(&mut self) {
-            self.slabs.retain(|slab| slab.free.bytes() < slab.memory.len());
+            self.slabs.retain(|slab| slab.free.bytes() < slab.bytes());
         }
     }
 
     impl Slab {
+        fn bytes(&self) -> usize {
+            size_of_val(&*self.memory)
+        }
+
         fn range(&self) -> std::ops::Range<usize> {
             let at = self.memory.as_ptr().addr();
-            at..at + self.memory.len()
+            at..at + self.bytes()
         }
     }
 }

@@ -63,6 +63,20 @@ fn small_tensors_are_held_in_few_units() {
 }
 
 #[test]
+fn a_card_without_memory_pools_is_refused_with_a_word() {
+    let pools = ("LOW_MEM_T5_EMULATED_POOLS", "none");
+    if std::env::var(pools.0).as_deref() != Ok(pools.1) {
+        if is_emulated(&card()) {
+            let ran = test_alone("a_card_without_memory_pools_is_refused_with_a_word", &[pools]);
+            assert!(String::from_utf8_lossy(&ran.stdout).contains("1 passed"));
+        }
+        return;
+    }
+    let error = t5_ops::open_card(0).unwrap_err().to_string();
+    assert!(error.contains("expected a card whose driver has memory pools"), "{error}");
+}
+
+#[test]
 fn a_driver_that_cannot_back_addresses_keeps_its_pool() {
     let mapping = ("LOW_MEM_T5_EMULATED_MAPPING", "none");
     if std::env::var(mapping.0).as_deref() != Ok(mapping.1) {

@@ -5,6 +5,7 @@
 #[path = "support/tensors.rs"]
 mod tensors;
 
+use std::fs::File;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
@@ -25,7 +26,8 @@ static ALLOCATOR: heap::Allocator = heap::Allocator;
 /// Variables of the emulated card (`cuda-kernels/emulation/driver.cc`).
 const STREAMS: &str = "LOW_MEM_T5_EMULATED_STREAMS";
 const BLOCKS: usize = 6;
-const WIDTH: usize = 48;
+/// Large enough that a weight has pages of its own: a driver locks whole pages, and each page once.
+const WIDTH: usize = 72;
 /// More than all pinned memory, and no whole number of pieces.
 const LARGE: usize = STAGING_BYTES as usize / 4 + 1_300_001;
 
@@ -173,12 +175,28 @@ fn whenever_streams_do_their_work_copies_wait_for_it() {
         "values_that_nobody_waits_for_are_there_before_their_memory_serves_others",
         "copies_go_on_after_a_thread_has_forgotten_its_cards",
         "values_in_a_file_come_from_it_piece_by_piece",
+        "a_file_that_is_shortened_is_an_error_and_other_copies_go_on",
         "a_home_that_is_locked_follows_its_tensor",
         "values_that_wait_come_back_though_their_memory_served_others",
     ];
     for (order, name) in ["early", "late", "all-late"].into_iter().flat_map(|order| tests.map(|name| (order, name))) {
         let ran = test_alone(name, &[(STREAMS, order)]);
         assert!(ran.status.success(), "{order}: {}", String::from_utf8_lossy(&ran.stdout));
+    }
+}
+
+#[test]
+fn where_the_driver_gives_too_little_pinned_memory_copies_go_through_other() {
+    if !is_emulated(&t5_ops::open_card(0).expect("a card, or the emulated one")) {
+        return;
+    }
+    let tests = ["copies_beside_what_is_computed_change_no_bit", "values_in_a_file_come_from_it_piece_by_piece"];
+    // None, and some pieces.
+    for (pinnable, order) in [("0", "late"), ("5000000", "early"), ("9000000", "all-late")] {
+        for name in tests {
+            let ran = test_alone(name, &[("LOW_MEM_T5_EMULATED_PINNABLE", pinnable), (STREAMS, order)]);
+            assert!(ran.status.success(), "{pinnable}, {order}: {}", String::from_utf8_lossy(&ran.stdout));
+        }
     }
 }
 
@@ -244,6 +262,27 @@ fn values_in_a_file_come_from_it_piece_by_piece() {
     }
 }
 
+#[test]
+fn a_file_that_is_shortened_is_an_error_and_other_copies_go_on() {
+    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let path = std::env::temp_dir().join(format!("t5-ops-copies-{}", std::process::id()));
+    let values: Vec<u8> = (0..LARGE as u32).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    std::fs::write(&path, &values).unwrap();
+    let memory = FileMemory::of_file(File::open(&path).unwrap(), &path).unwrap();
+    let of_file = t5_ops::tensor_in_file(&memory, 0, &[LARGE], DType::F32).unwrap().expect("a tensor in the file");
+    // Copies of some pieces are under way when the end of the file is reached.
+    File::options().write(true).open(&path).unwrap().set_len(2 * LARGE as u64).unwrap();
+    let to = absent::absent_like(&of_file, &card).unwrap();
+    let mut incoming = Upload::begin(&to).unwrap();
+    assert!(matches!(incoming.copy(&of_file), Err(candle_core::Error::Io(_))) && !incoming.is_copied());
+    drop((incoming, to));
+    let [_, large] = host_copy(3);
+    let others = absent::absent_like(&large, &card).unwrap();
+    brought(&others, &large).unwrap();
+    assert!(bits(&others) == bits(&large));
+    std::fs::remove_file(&path).unwrap();
+}
+
 /// A tensor of `elements` elements on a card, with memory of its own.
 fn of_card(number: usize, elements: usize, card: &Device) -> Tensor {
     let values: Vec<f32> = (0..elements).map(|i| ((i * 31 + number * 7919) % 65_521) as f32).collect();
@@ -307,7 +346,7 @@ fn values_of_another_shape_or_dtype_are_refused() {
     let to = absent::absent_like(&weight, &card).unwrap();
     let mut incoming = Upload::begin(&to).unwrap();
     for other in [weight.narrow(0, 0, 7).unwrap(), weight.to_dtype(DType::BF16).unwrap()] {
-        assert!(incoming.copy(&other).unwrap_err().to_string().starts_with("copy: expected F32 [48, 48]"));
+        assert!(incoming.copy(&other).unwrap_err().to_string().starts_with("copy: expected F32 [72, 72]"));
     }
 }
 

@@ -110,6 +110,31 @@ fn time_is_taken_between_events_that_keep_it() {
 }
 
 #[test]
+fn a_copy_of_memory_that_is_locked_in_part_is_refused() {
+    const BYTES: usize = 64 << 10;
+    let device = card();
+    let stream = device.as_cuda_device().unwrap().cuda_stream();
+    let tensor = Tensor::zeros(BYTES / 4, DType::F32, &device).unwrap();
+    let there = address(&tensor);
+    let mut memory = vec![0u8; 3 * BYTES];
+    let first = memory.as_ptr().align_offset(4096);
+    let (locked, invalid) = (memory[first..].as_mut_ptr().cast::<c_void>(), Some(CUresult::CUDA_ERROR_INVALID_VALUE));
+    // SAFETY: a part of the memory, which is unlocked below. No copy of it is under way there.
+    unsafe { sys::cuMemHostRegister_v2(locked, BYTES, 0) }.result().unwrap();
+    for (at, expected) in [(0, None), (BYTES / 2, invalid), (2 * BYTES - 4096, None)] {
+        let part = &mut memory[first + at..][..BYTES - 8192];
+        // SAFETY: the card has as many bytes there, and both copies are waited for.
+        let copied = unsafe { result::memcpy_htod_async(there, part, stream.cu_stream()) };
+        assert_eq!(error(copied), expected, "{at}");
+        // SAFETY: the same.
+        assert_eq!(error(unsafe { result::memcpy_dtoh_async(part, there, stream.cu_stream()) }), expected, "{at}");
+        stream.synchronize().unwrap();
+    }
+    // SAFETY: what was locked above.
+    unsafe { sys::cuMemHostUnregister(locked) }.result().unwrap();
+}
+
+#[test]
 fn nobody_waits_or_looks_while_launches_are_recorded() {
     let device = card();
     let stream = device.as_cuda_device().unwrap().cuda_stream();

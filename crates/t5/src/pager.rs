@@ -54,4 +54,13 @@ pub trait Pager<T>: Debug {
     /// # Errors
     /// [`crate::Error::Elsewhere`].
     fn page_out(&self, index: usize, weight: &T) -> Result<()>;
+
+    /// A pass was given up: the values of parameter `index` stay no longer, nor does memory for those that are on their way. Not for whoever
+    /// needs other processes to agree.
+    ///
+    /// # Errors
+    /// Those of [`Pager::page_out`].
+    fn release(&self, _index: usize, _weight: &T) -> Result<()> {
+        Ok(())
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use t5::step::count::{Counter, Precisions, Shape};
-use t5::{Config, Error, Files, Gradients, Levers, MicroBatch, Observer, StepContext, T5};
+use t5::{Config, Error, Files, Gradients, LayerMajor, Levers, MicroBatch, Observer, StepContext, T5};
 
 /// An observer that changes no weight.
 struct Nothing;
@@ -84,6 +84,63 @@ fn steps_that_cannot_be_recorded_have_the_bits_of_others() {
     for (number, (got, expected)) in got.iter().zip(&expected).enumerate() {
         let other = got.iter().zip(expected).filter(|(got, expected)| got != expected).count();
         assert_eq!(other, 0, "step {number}: {other} of {} gradients have other bits", expected.len());
+    }
+}
+
+/// An observer that ends a step when it is asked for the so many-th time.
+struct EndsAt(usize);
+
+impl Observer<Tensor, Error> for EndsAt {
+    fn interrupted(&mut self) -> bool {
+        self.0 = self.0.saturating_sub(1);
+        self.0 == 0
+    }
+}
+
+#[test]
+fn a_step_that_is_given_up_leaves_no_weights_on_the_card() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // Weights are larger than the units in which a card gives memory.
+    let (card, config) = (card(), Config { d_model: 256, d_ff: 1024, ..config() });
+    let files = Files { in_host_memory: true, ..Files::in_directory(&std::env::temp_dir()) };
+    let mut model = T5::init(&config, 1, DType::F32, &card).unwrap();
+    model.move_weights(Some(&files)).unwrap();
+    let tensors = || t5_ops::device_bytes(&card).expect("a card counts");
+    for copies_overlap in [false, true] {
+        let layers =
+            LayerMajor { weights_on_disk: true, in_host_memory: true, copies_overlap, ..LayerMajor::default() };
+        let shape = Shape { samples: 1, source_tokens: 5, target_tokens: 4 };
+        let step = |observer: &mut dyn Observer<Tensor, Error>| {
+            let mut gradients = Gradients::new(model.parameters(), DType::F32, &|_| true);
+            let (batches, cx) = ([batch(1, shape, &card), batch(2, shape, &card)], context(1, DType::F32, 0));
+            model.step(&batches, &cx, Some(&layers), &files, &mut gradients, observer)
+        };
+        // Lists are uploaded, and stay.
+        assert!(step(&mut Nothing).unwrap());
+        t5_ops::release_unused_of_device(&card).unwrap();
+        let before = tensors().tensors;
+        assert!(step(&mut Nothing).unwrap());
+        let most = tensors().tensors_peak - before;
+        assert_eq!(tensors().tensors, before);
+        for asked in 1.. {
+            let is_made = step(&mut EndsAt(asked)).unwrap();
+            assert_eq!(tensors().tensors, before, "ended when asked {asked} times, {copies_overlap}");
+            if is_made {
+                assert!(asked > 12, "blocks ask");
+                break;
+            }
+        }
+        // A card of so much memory.
+        for part in 1..16 {
+            t5_ops::limit_device(&card, before + most * part / 16).unwrap();
+            let error = step(&mut Nothing).unwrap_err().to_string();
+            assert!(t5_ops::is_out_of_device_memory(&error), "{error}");
+            // Lists were forgotten.
+            let left = tensors().tensors;
+            assert!(left <= before, "{left} bytes instead of {before}, {part} sixteenths, {copies_overlap}");
+        }
+        t5_ops::limit_device(&card, u64::MAX).unwrap();
+        assert!(step(&mut Nothing).unwrap());
     }
 }
 

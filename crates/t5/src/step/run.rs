@@ -214,11 +214,12 @@ impl<'a, T: Ops> Step<'a, T> {
             let round = self.repeats.and_then(|repeats| Some((repeats, rounds::span(rest)?)));
             let (now, later) = rest.split_at(round.map_or(1, |(_, span)| span.events));
             let goes_on = match round {
-                Some((repeats, span)) => self.run_micro_batch(repeats, (span, now), grads, observer)?,
-                None => self.execute_each(now, grads, observer)?,
+                Some((repeats, span)) => self.run_micro_batch(repeats, (span, now), grads, observer),
+                None => self.execute_each(now, grads, observer),
             };
-            if !goes_on {
-                return Ok(false);
+            if !matches!(goes_on, Ok(true)) {
+                self.network.release();
+                return goes_on;
             }
             rest = later;
         }

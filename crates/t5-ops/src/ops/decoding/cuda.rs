@@ -8,8 +8,10 @@ use crate::cuda::{Kernel, Module, address, byte_count, copy_to, suffix, unwritte
 /// Threads of a block for a row of logits, and its shared memory: two numbers for each warp.
 const THREADS: u32 = 1024;
 const SHARED: usize = THREADS as usize / 32 * 8;
-/// Elements of a row that a block copies.
+/// Elements of a row that a block copies, about.
 const COPIED: usize = 4096;
+/// Blocks along y that a grid has at most. Each goes on with what the others leave.
+const MAX_BLOCKS: usize = 65_535;
 
 fn kernel<'a>(logits: &'a Tensor, name: &str) -> Result<Kernel<'a>> {
     Kernel::new(logits.device(), Module::Decoding, format!("{name}_{}", suffix(logits.dtype())))?.tensor(logits)
@@ -81,7 +83,7 @@ pub(super) fn copy_rows(cache: &Tensor, pairs: &[(usize, usize)], positions: usi
     let (row, count) = (capacity * width, positions * width);
     let kernel = kernel.tensor(&on_card)?.tensor(cache)?.value(row as i64).value(count as i64);
     // SAFETY: rows are among those of the cache, and no more positions are copied than the cache has.
-    unsafe { kernel.launch([pairs.len(), count.div_ceil(COPIED), 1], 256, 0) }
+    unsafe { kernel.launch([pairs.len(), count.div_ceil(COPIED).min(MAX_BLOCKS), 1], 256, 0) }
 }
 
 /// Joins contiguous tensors of one card and dtype.
