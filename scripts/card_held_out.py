@@ -354,12 +354,12 @@ class Tried:
         return numbers
 
     def resumed(self, whole, budget, more=(), variables=None):
-        """A run that is killed after a checkpoint and resumed has the losses of an undisturbed run. With more flags it is resumed without a budget."""
+        """A run that is killed after a checkpoint and resumed has the losses of an undisturbed run. With more flags it is resumed in another budget."""
         metrics = self.directory / "killed" / "metrics.jsonl"
         code, _, _ = self.ours(self.flags("killed", budget), "cuda", until=lambda: has_checkpoint(metrics))
         if code != -signal.SIGKILL:
             return {}
-        again = self.trained("killed", "cuda", [*(more or budget), "--keep-training"], variables=variables)
+        again = self.trained("killed", "cuda", [*(["--device-memory-budget", "3GiB", *more] if more else budget), "--keep-training"], variables=variables)
         self.same("resumed", again, whole)
         return {"resumed": 1}
 
