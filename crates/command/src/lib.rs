@@ -97,6 +97,7 @@ pub fn main() -> ExitCode {
 fn run_and_say() -> ExitCode {
     warnings::listen();
     heap::disable_huge_pages();
+    heap::return_small_pages_soon();
     heap::on_allocation_failure(out_of_memory);
     let threads = t5_ops::join_threads(processes::threads());
     if threads.given < threads.wanted {

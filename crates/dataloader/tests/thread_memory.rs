@@ -68,6 +68,7 @@ fn a_thread_takes_what_is_stated_beside_the_blocks_that_it_is_given_and_at_least
         return;
     }
     heap::disable_huge_pages();
+    heap::return_small_pages_soon();
     let (directory, here) = (tempfile::tempdir().unwrap(), Path::new(env!("CARGO_MANIFEST_DIR")));
     let usual = dataset(directory.path(), "usual.parquet", &["seven twelve 12 apple".to_owned()]);
     let hostile = dataset(directory.path(), "hostile.parquet", &texts::hostile());

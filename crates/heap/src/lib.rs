@@ -33,7 +33,9 @@ mod sigbus;
 mod temporary_name;
 mod waiting;
 
-pub use allocator::{Allocator, disable_huge_pages, held, on_allocation_failure, release_small, release_unused};
+pub use allocator::{
+    Allocator, disable_huge_pages, held, on_allocation_failure, release_small, release_unused, return_small_pages_soon,
+};
 pub use anonymous_file::{anonymous_file, shown_path};
 pub use count::{Allocations, allocations, count_allocations, peak_live};
 pub use file_pages::{disable_readahead, forget};
