@@ -278,7 +278,7 @@ fn a_file_that_is_shortened_is_an_error_and_other_copies_go_on() {
     drop((incoming, to));
     let [_, large] = host_copy(3);
     let others = absent::absent_like(&large, &card).unwrap();
-    brought(&others, &large).unwrap();
+    uploaded(&others, &large).unwrap();
     assert!(bits(&others) == bits(&large));
     std::fs::remove_file(&path).unwrap();
 }
