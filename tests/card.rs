@@ -206,7 +206,7 @@ fn a_card_is_measured_once_and_the_file_of_a_run_has_its_prices() {
     let said = "measured the speed of this card in ";
     assert!(first.contains(said) && !second.contains(said), "{first}\n{second}");
     let text = String::from_utf8(scene.read("first/resolved.toml")).unwrap();
-    assert!(text.contains("# measured on this card: time that levers cost"), "{text}");
+    assert!(text.contains("# measured on this card: speed of this machine"), "{text}");
     let prices = |run: &str| scene.events(run, "plan")[0]["prices"].clone();
     assert_eq!(prices("first"), prices("second"));
     let of_launches = ["launch", "product_launch", "graph_launch", "graph_node"];
