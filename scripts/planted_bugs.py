@@ -62,7 +62,6 @@ BUGS = [
     ("locked memory filled before it was read", "waiting.rs", "let after = iter::once(&is_ready).chain(is_read.as_deref());", "let _ = is_read;\n            let after = iter::once(&is_ready);"),
     ("locked memory copied before its values are there", "copies.rs", "[&self.is_free, is_filled]", "[&self.is_free, is_filled].map(|_| &self.is_free)"),
     ("locked memory given up before it was copied", "page_locked.rs", ".and_then(|()| self.context.synchronize())", ""),
-    ("locked memory with others on its page", "waiting.rs", "#[repr(align(4096))]", "#[repr(align(1))]"),
     ("copy not waited for", "copies.rs", "self.copy_streams.borrow().compute_wait_on(&done)", "Ok(drop(done))"),
     ("memory that serves others while it is copied to", "copies.rs", "that is reported.\n            let _ = self.wait();", "that is reported.\n            let _ = &self.is_done;"),
     ("copy of values that are not there", "copy_streams.rs", "self.down.wait(is_ready)?;", "let _ = is_ready;"),
