@@ -184,7 +184,7 @@ mod tests {
         check(&Facts { quota: Some(4.0), ..quiet() }, "threads", Severity::Ok, "4");
         check(&Facts { threads: 2, ..quiet() }, "threads", Severity::Warning, "2 of 4 cores");
         check(&Facts { threads: 8, ..quiet() }, "threads", Severity::Warning, "8 on 4 cores");
-        check(&Facts { load: Some(3.0), ..quiet() }, "threads", Severity::Note, "a load of 3.0");
+        check(&Facts { load: Some(3.0), ..quiet() }, "threads", Severity::Note, "load 3.0");
         check(&Facts { all_cores: 64, ..quiet() }, "processor", Severity::Ok, "4 of 64 cores");
     }
 
