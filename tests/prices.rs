@@ -34,7 +34,7 @@ fn the_file_of_a_run_has_the_prices_that_it_was_planned_with() {
     scene.run_after(MEASURED, &short(&["--max-steps", "1"])).expect_code(0).expect_words(&["Time  ", "Disk writes"]);
     let planned = scene.events("run", "plan").remove(0);
     let text = String::from_utf8(scene.read("run/resolved.toml")).unwrap();
-    assert!(text.contains("# measured on this machine: time that levers cost"), "{text}");
+    assert!(text.contains("# measured on this machine: speed of this machine"), "{text}");
     // The environment's word applies only to configs without prices.
     let again = scene.run(&["plan", "--json", "--config", "run/resolved.toml"]).expect_code(0).json();
     assert_eq!(again["prices"], planned["prices"]);

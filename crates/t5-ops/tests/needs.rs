@@ -153,7 +153,9 @@ fn an_operation_holds_no_more_than_it_states_and_at_least_half() {
         for drops in [false, true] {
             for (name, held, needs) in operations(path, dtype, drops) {
                 let stated = needs.transient;
-                let is_so = held <= stated + left_out && stated <= 2 * held;
+                // On a busy machine one thread may do all of the work, with the only buffer for strips of attention.
+                let workers = if name.starts_with("attention") { t5_ops::threads() as u64 } else { 1 };
+                let is_so = held <= stated + left_out && stated <= 2 * workers * held;
                 assert!(is_so, "{dtype:?}, dropout {drops}: {name} holds {held} bytes and states {stated}");
             }
         }
