@@ -39,7 +39,7 @@ POOL_UNIT, POOL_FACTOR = 4 * MIB, 1.04
 
 # Another order of sums on the CPU. A relu's kink amplifies rounding. So does Adafactor if gradients are only rounding errors, because it divides them
 # by their size. If the CPU differs from itself in a case, the case proves nothing about the card, unless the card differs this many times as much.
-OTHER_ORDER, MOST_TIMES = {"LOW_MEM_T5_ISA": "portable"}, 4
+OTHER_ORDER, MAX_TIMES = {"LOW_MEM_T5_ISA": "portable"}, 4
 
 # Keys that the CPU refuses.
 OF_CARDS = ["memory.offload_to", "memory.copy_overlap", "memory.weight_copies", "memory.recorded_micro_batches"]
@@ -347,7 +347,7 @@ class Tried:
         numbers = {"worst_loss": worst, "worst_norm": norms}
         if worst > self.tolerance():
             of_itself, _ = distance(self.trained("other-order", "cpu", variables=OTHER_ORDER).of_steps("loss"), cpu.of_steps("loss"))
-            if worst > MOST_TIMES * of_itself:
+            if worst > MAX_TIMES * of_itself:
                 raise Wrong(f"the loss of step {step} is {worst:.1e} from the CPU's, which is {of_itself:.1e} from itself: "
                             f"{run.of_steps('loss')}, {cpu.of_steps('loss')}")
             numbers |= {"cpu_from_itself": of_itself}

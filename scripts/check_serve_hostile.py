@@ -22,7 +22,7 @@ from served import add_options, bytes_of, origin, parsed, record, serve
 # The limits of docs/serve.md.
 HEAD_SECONDS = BODY_SECONDS = 10
 CONNECTIONS = 128
-MOST_BODY = 128 << 10
+MAX_BODY = 128 << 10
 BODIES = 16
 # Tolerance for a busy machine.
 LATE_SECONDS = 5
@@ -175,7 +175,7 @@ PATH_CASES = [
     ("no kind of body", post({"prompt": "a"}, ""), 415, "not_json"),
     ("another host", b"GET /health HTTP/1.1\r\nHost: attacker.example\r\nConnection: close\r\n\r\n", 421, "unknown_host"),
     ("a body of 1 TB", head("POST", PATH, JSON + "Content-Length: 1000000000000\r\n"), 413, "body_too_large"),
-    ("a body of one byte too many", post(b" " * (MOST_BODY + 1)), 413, "body_too_large"),
+    ("a body of one byte too many", post(b" " * (MAX_BODY + 1)), 413, "body_too_large"),
     ("a body of 8 MiB", post(b" " * (8 << 20)), 413, "body_too_large"),
 ]
 

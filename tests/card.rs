@@ -436,7 +436,7 @@ fn answers_on_a_card_are_those_of_the_cpu_and_little_is_copied_for_a_token() {
         ("beams", &["--num-beams", "4"], 512),
         ("sampled", &["--sample", "--seed", "3"], u64::MAX),
     ];
-    for (name, way, most_bytes) in ways {
+    for (name, way, max_bytes) in ways {
         for model in ["run/model", "codes"] {
             let expected = answers(&scene, model, "cpu", 24, way).0;
             let (got, long) = answers(&scene, model, "cuda", 24, way);
@@ -456,7 +456,7 @@ fn answers_on_a_card_are_those_of_the_cpu_and_little_is_copied_for_a_token() {
                 more("downloads")
             );
             // Token ids; with beams also their scores, and the rows to copy.
-            assert!(uploads <= 3.0 && bytes <= most_bytes as f64, "{model} {name}: {uploads} uploads, {bytes} bytes");
+            assert!(uploads <= 3.0 && bytes <= max_bytes as f64, "{model} {name}: {uploads} uploads, {bytes} bytes");
             assert_eq!(long["left_bytes"], 0, "memory of the card is left");
         }
     }

@@ -61,7 +61,7 @@ impl Shards {
     }
 
     /// The most sums that process `rank` has at a time, including that of the shard that is being computed.
-    pub fn most_sums(&self, rank: usize) -> usize {
+    pub fn max_sums(&self, rank: usize) -> usize {
         let (mut extents, mut most) = (Vec::new(), 0);
         for shard in self.of(rank) {
             most = most.max(extents.len() + 1);
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(shards.extents(0), [Extent { first: 0, count: 2 }, Extent::of(2)]);
         assert_eq!(shards.extents(1), [Extent::of(3), Extent { first: 4, count: 2 }]);
         assert_eq!(Shards { count: 8, processes: 1 }.extents(0), [Extent { first: 0, count: 8 }]);
-        assert_eq!(Shards { count: 8, processes: 1 }.most_sums(0), 4);
-        assert_eq!(Shards { count: 8, processes: 8 }.most_sums(3), 1);
+        assert_eq!(Shards { count: 8, processes: 1 }.max_sums(0), 4);
+        assert_eq!(Shards { count: 8, processes: 8 }.max_sums(3), 1);
     }
 }

@@ -415,7 +415,7 @@ fn write(
     let settings = Settings {
         bad_rows: bad_rows(config.data.bad_rows),
         validation: split.map(|share| (share, config.run.seed)),
-        most_rows: wanted.to_plan.then_some(PLANNED_ROWS),
+        max_rows: wanted.to_plan.then_some(PLANNED_ROWS),
         stop: &stop,
         progress: &progress,
         ..Settings::default()

@@ -29,10 +29,10 @@ constexpr size_t SPREAD = 2;
 // Memory that tensors come from: the driver's pool, where freed blocks stay until it is trimmed, or addresses that the program has backed
 // with memory and allocates itself.
 struct Pool {
-    size_t used = 0, reserved = 0, most_used = 0, most_reserved = 0, threshold = 0;
+    size_t used = 0, reserved = 0, peak_used = 0, peak_reserved = 0, threshold = 0;
 
-    void use(size_t bytes) { used += bytes, most_used = std::max(most_used, used); }
-    void reserve(size_t bytes) { reserved += bytes, most_reserved = std::max(most_reserved, reserved); }
+    void use(size_t bytes) { used += bytes, peak_used = std::max(peak_used, used); }
+    void reserve(size_t bytes) { reserved += bytes, peak_reserved = std::max(peak_reserved, reserved); }
 };
 // Memory that backs addresses, until it is neither mapped nor held by its handle.
 struct Backing {
@@ -58,9 +58,9 @@ struct Card {
     std::map<Address, Block> blocks;
     Streams streams;
     std::map<const char*, size_t> pinned; // of the host, by their ends
-    size_t pinned_bytes = 0, most_pinned = 0, most_pinnable = SIZE_MAX;
+    size_t pinned_bytes = 0, peak_pinned = 0, max_pinnable = SIZE_MAX;
     std::list<std::pair<const char*, size_t>> underway; // parts of it that copies will read or write
-    size_t locked_bytes = 0, most_locked = 0, most_lockable = SIZE_MAX; // of the process's own memory
+    size_t locked_bytes = 0, peak_locked = 0, max_lockable = SIZE_MAX; // of the process's own memory
     std::map<Address, size_t> beside; // memory of no pool
     size_t beside_bytes = 0;
     bool has_failed = false;
@@ -80,9 +80,9 @@ struct Card {
         const char* failing = getenv("LOW_MEM_T5_EMULATED_FAILURE");
         failure = failing ? strtoull(failing, nullptr, 10) : 0;
         const char* lockable = getenv("LOW_MEM_T5_EMULATED_LOCKABLE");
-        if (lockable) most_lockable = strtoull(lockable, nullptr, 10);
+        if (lockable) max_lockable = strtoull(lockable, nullptr, 10);
         const char* pinnable = getenv("LOW_MEM_T5_EMULATED_PINNABLE");
-        if (pinnable) most_pinnable = strtoull(pinnable, nullptr, 10);
+        if (pinnable) max_pinnable = strtoull(pinnable, nullptr, 10);
         const char* pools = getenv("LOW_MEM_T5_EMULATED_POOLS");
         has_pools = !pools || strcmp(pools, "none");
         const char* order = getenv("LOW_MEM_T5_EMULATED_ORDER");
@@ -128,7 +128,7 @@ struct Card {
         return from <= at && at + bytes <= end;
     }
     // The most shared memory of a block that asks for it: the programming guide's table of compute capabilities, minus a reserved KiB.
-    int most_shared_bytes() const {
+    int max_shared_bytes() const {
         switch (capability) {
         case 70: return 96 << 10;
         case 72: return 96 << 10;

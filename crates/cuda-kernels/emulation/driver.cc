@@ -48,8 +48,8 @@ void report() {
     const GraphCounts& graphs = graph_counts();
     fprintf(file, "{\"launches\":%zu,\"products\":%zu,\"allocations\":%zu,\"uploads\":%zu,\"uploaded_bytes\":%zu,\"waiting_uploads\":%zu,\"downloads\":%zu,\"downloaded_bytes\":%zu,"
             "\"copies\":%zu,\"waits\":%zu,\"graphs\":%zu,\"graph_launches\":%zu,\"graph_nodes\":%zu,\"graph_allocations\":%zu,\"most_pinned_bytes\":%zu,\"most_locked_bytes\":%zu,\"locked_bytes\":%zu,\"most_used_bytes\":%zu,\"most_reserved_bytes\":%zu,\"left_bytes\":%zu,\"open_contexts\":%zu,\"kernels\":{",
-            launches, products, c.allocations, c.uploads, c.uploaded, c.waiting_uploads, c.downloads, c.downloaded, c.copies, c.waits, graphs.graphs, graphs.launches, graphs.nodes_launched, graphs.allocations, c.most_pinned, c.most_locked, c.locked_bytes, c.own.most_used + c.given.most_used,
-            c.own.most_reserved + c.given.most_reserved, c.own.used + c.given.used, c.contexts);
+            launches, products, c.allocations, c.uploads, c.uploaded, c.waiting_uploads, c.downloads, c.downloaded, c.copies, c.waits, graphs.graphs, graphs.launches, graphs.nodes_launched, graphs.allocations, c.peak_pinned, c.peak_locked, c.locked_bytes, c.own.peak_used + c.given.peak_used,
+            c.own.peak_reserved + c.given.peak_reserved, c.own.used + c.given.used, c.contexts);
     const char* comma = "";
     for (auto& [name, count] : c.launches) {
         fprintf(file, "%s\"%s\":%zu", comma, name.c_str(), count);
@@ -63,7 +63,7 @@ struct Reporter {
 } reporter;
 
 // The most bytes of unpinned memory that are copied without a wait for the stream, by CUDA's programming guide.
-constexpr size_t MOST_STAGED = 64 << 10;
+constexpr size_t MAX_STAGED = 64 << 10;
 
 } // namespace
 
@@ -146,7 +146,7 @@ Result cuDeviceGetAttribute(int* value, int attribute, int) {
     case 16: *value = 108; break;    // multiprocessors
     case 75: *value = card().capability / 10; break; // compute capability
     case 76: *value = card().capability % 10; break;
-    case 97: *value = card().most_shared_bytes(); break; // shared memory of a block that asks for it
+    case 97: *value = card().max_shared_bytes(); break; // shared memory of a block that asks for it
     case 102: *value = card().maps; break; // addresses that memory backs
     case 115: *value = card().has_pools; break; // memory pools
     default: *value = 0;
@@ -296,7 +296,7 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* st
     if (Result result = state_of(of)) return result;
     card().uploads++;
     card().uploaded += bytes;
-    const bool waits = bytes > MOST_STAGED && !card().is_pinned(from, bytes);
+    const bool waits = bytes > MAX_STAGED && !card().is_pinned(from, bytes);
     card().waiting_uploads += waits;
     trace(waits ? "waiting-upload" : "upload", bytes);
     auto copies = [=] { memcpy(reinterpret_cast<void*>(to), from, bytes); };

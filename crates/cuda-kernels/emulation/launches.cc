@@ -10,14 +10,14 @@ namespace {
 using namespace emulation;
 
 // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
-constexpr int MOST_SHARED_BYTES = 8;
-constexpr unsigned MOST_BLOCKS_BESIDE = 65535; // along y and z
-constexpr unsigned MOST_BLOCKS = 0x7FFFFFFF;   // along x
+constexpr int MAX_SHARED_BYTES = 8;
+constexpr unsigned MAX_BLOCKS_BESIDE = 65535; // along y and z
+constexpr unsigned MAX_BLOCKS = 0x7FFFFFFF;   // along x
 
 // A kernel of a module. Its attributes stay as they were set.
 struct Function {
     const Kernel* kernel;
-    unsigned most_shared_bytes = 48 << 10;
+    unsigned max_shared_bytes = 48 << 10;
     bool was_launched = false;
 };
 
@@ -32,10 +32,10 @@ bool takes_ampere(const std::string& source) { return source == "attention_forwa
 // The reason why a card refuses a launch, and the driver's error. Empty if it accepts the launch.
 std::pair<std::string, Result> refusal(const Function& f, dim3 grid, dim3 threads, unsigned shared_bytes) {
     if (!grid.x || !grid.y || !grid.z) return {"a grid without blocks", INVALID_VALUE};
-    if (grid.x > MOST_BLOCKS || grid.y > MOST_BLOCKS_BESIDE || grid.z > MOST_BLOCKS_BESIDE) return {"too many blocks along one side", INVALID_VALUE};
+    if (grid.x > MAX_BLOCKS || grid.y > MAX_BLOCKS_BESIDE || grid.z > MAX_BLOCKS_BESIDE) return {"too many blocks along one side", INVALID_VALUE};
     if (threads.y != 1 || threads.z != 1 || !threads.x || threads.x > 1024) return {"a block that no kernel here has", INVALID_VALUE};
-    if (threads.x > f.kernel->most_threads) return {"more threads than the kernel is compiled for", OUT_OF_RESOURCES};
-    if (shared_bytes > f.most_shared_bytes) return {"more shared memory than the kernel was allowed", INVALID_VALUE};
+    if (threads.x > f.kernel->max_threads) return {"more threads than the kernel is compiled for", OUT_OF_RESOURCES};
+    if (shared_bytes > f.max_shared_bytes) return {"more shared memory than the kernel was allowed", INVALID_VALUE};
     return {"", SUCCESS};
 }
 
@@ -81,11 +81,11 @@ Result cuFuncSetAttribute(void* function, int attribute, int value) {
     std::lock_guard guard(lock());
     if (Result result = unless_here(__func__)) return result;
     Function& f = *static_cast<Function*>(function);
-    if (attribute != MOST_SHARED_BYTES || value < 0 || value > card().most_shared_bytes()) {
+    if (attribute != MAX_SHARED_BYTES || value < 0 || value > card().max_shared_bytes()) {
         fprintf(stderr, "emulated card: %s: %d bytes of shared memory are more than a block can have\n", f.kernel->name.c_str(), value);
         return INVALID_VALUE;
     }
-    f.most_shared_bytes = unsigned(value);
+    f.max_shared_bytes = unsigned(value);
     return SUCCESS;
 }
 Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y, unsigned threads_z,

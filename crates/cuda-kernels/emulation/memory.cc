@@ -16,14 +16,14 @@ namespace {
 using namespace emulation;
 
 // The most bytes that are set to zero where no work is computed.
-constexpr size_t MOST_CLEARED = 1 << 20;
+constexpr size_t MAX_CLEARED = 1 << 20;
 
 // Fills uninitialised or freed memory, and a margin after it, with NaN, so that uses of such values are detected. A write into the margin
 // ends the process. A sanitizer detects every other use of freed memory, and of memory that was not allocated.
 void begin_life(char* block, size_t bytes, size_t size) {
     // Large blocks are fresh pages, which are zeros, and only copies write to them.
     if (!card().works) {
-        if (size < MOST_CLEARED) memset(block, 0, size);
+        if (size < MAX_CLEARED) memset(block, 0, size);
         return;
     }
     __asan_unpoison_memory_region(block, size + MARGIN);
@@ -105,8 +105,8 @@ Result cuMemPoolSetAttribute(void* pool, int attribute, void* value) {
     switch (attribute) {
     case 4: memcpy(&p.threshold, value, sizeof p.threshold); break;
     // Setting a peak to zero resets it to the current value.
-    case 6: p.most_reserved = p.reserved; return *static_cast<uint64_t*>(value) ? INVALID_VALUE : SUCCESS;
-    case 8: p.most_used = p.used; return *static_cast<uint64_t*>(value) ? INVALID_VALUE : SUCCESS;
+    case 6: p.peak_reserved = p.reserved; return *static_cast<uint64_t*>(value) ? INVALID_VALUE : SUCCESS;
+    case 8: p.peak_used = p.used; return *static_cast<uint64_t*>(value) ? INVALID_VALUE : SUCCESS;
     default: return INVALID_VALUE;
     }
     return SUCCESS;
@@ -117,9 +117,9 @@ Result cuMemPoolGetAttribute(void* pool, int attribute, void* value) {
     switch (attribute) {
     case 4: memcpy(value, &p.threshold, sizeof p.threshold); break;
     case 5: memcpy(value, &p.reserved, sizeof p.reserved); break;
-    case 6: memcpy(value, &p.most_reserved, sizeof p.most_reserved); break;
+    case 6: memcpy(value, &p.peak_reserved, sizeof p.peak_reserved); break;
     case 7: memcpy(value, &p.used, sizeof p.used); break;
-    case 8: memcpy(value, &p.most_used, sizeof p.most_used); break;
+    case 8: memcpy(value, &p.peak_used, sizeof p.peak_used); break;
     default: return INVALID_VALUE;
     }
     return SUCCESS;
@@ -304,12 +304,12 @@ Result cuMemHostAlloc(void** to, size_t bytes, unsigned) {
     std::lock_guard guard(card().lock);
     Card& c = card();
     if (Result result = unless_anything_is_captured()) return result;
-    *to = c.pinned_bytes + bytes > c.most_pinnable ? nullptr : aligned_alloc(HOST_PAGE, rounded(bytes, HOST_PAGE));
+    *to = c.pinned_bytes + bytes > c.max_pinnable ? nullptr : aligned_alloc(HOST_PAGE, rounded(bytes, HOST_PAGE));
     if (!*to) return OUT_OF_MEMORY;
     memset(*to, 0xFF, bytes);
     c.pinned[static_cast<char*>(*to) + bytes] = bytes;
     c.pinned_bytes += bytes;
-    c.most_pinned = std::max(c.most_pinned, c.pinned_bytes);
+    c.peak_pinned = std::max(c.peak_pinned, c.pinned_bytes);
     return SUCCESS;
 }
 Result cuMemFreeHost(void* at) {
@@ -334,10 +334,10 @@ Result cuMemHostRegister_v2(void* at, size_t bytes, unsigned) {
     // Whole pages are registered, and each once.
     char* first = from - reinterpret_cast<size_t>(from) % HOST_PAGE;
     if (c.is_pinned_in_part(first, first + rounded(from + bytes - first, HOST_PAGE))) return ALREADY_REGISTERED;
-    if (c.locked_bytes + bytes > c.most_lockable) return OUT_OF_MEMORY;
+    if (c.locked_bytes + bytes > c.max_lockable) return OUT_OF_MEMORY;
     c.pinned[from + bytes] = bytes;
     c.locked_bytes += bytes;
-    c.most_locked = std::max(c.most_locked, c.locked_bytes);
+    c.peak_locked = std::max(c.peak_locked, c.locked_bytes);
     return SUCCESS;
 }
 Result cuMemHostUnregister(void* at) {

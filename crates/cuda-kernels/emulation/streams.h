@@ -33,7 +33,7 @@ struct Event {
 };
 
 class Streams {
-    static constexpr size_t MOST_FREED_BYTES = 64 << 20;
+    static constexpr size_t MAX_FREED_BYTES = 64 << 20;
     std::vector<std::unique_ptr<Stream>> all;
     Stream null;
     size_t freed_bytes = 0; // since memory went back to the host
@@ -90,7 +90,7 @@ class Streams {
     void release(Stream& stream, void* block, size_t bytes) {
         stream.freed[bytes].push_back(block);
         freed_bytes += bytes;
-        if (freed_bytes < MOST_FREED_BYTES) return;
+        if (freed_bytes < MAX_FREED_BYTES) return;
         for (auto& other : all)
             if (!other->waiting.empty()) return;
         for (auto& other : all) clear(*other);

@@ -110,7 +110,7 @@ DEVICE void copy_rows(const uint32_t* pairs, T* cache, int64_t row, int64_t coun
 // Without `lengths` each sequence has `length` keys plus the position `at`. The bias moves to the left by that position. Rows of the bias
 // are `bias_row` apart.
 // Shared memory, f32, for each warp: the head size and two.
-constexpr int FEW_THREADS = 256, FEW_WARPS = FEW_THREADS / WARP, KEYS_AT_ONCE = 4, MOST_PARTS = 128 / WARP;
+constexpr int FEW_THREADS = 256, FEW_WARPS = FEW_THREADS / WARP, KEYS_AT_ONCE = 4, MAX_PARTS = 128 / WARP;
 
 template <class T>
 DEVICE void attention_few(const T* q, const T* k, const T* v, const float* bias, int bias_row, const uint32_t* lengths, int length,
@@ -123,9 +123,9 @@ DEVICE void attention_few(const T* q, const T* k, const T* v, const float* bias,
     k += batch * s.k_batch + head * size;
     v += batch * s.v_batch + head * size;
     if (bias) bias += int64_t(head) * bias_row + s.queries - 1 - query - position;
-    float own[MOST_PARTS], sums[MOST_PARTS], most = HIDDEN, total = 0;
+    float own[MAX_PARTS], sums[MAX_PARTS], most = HIDDEN, total = 0;
 #pragma unroll
-    for (int c = 0; c < MOST_PARTS; c++) {
+    for (int c = 0; c < MAX_PARTS; c++) {
         own[c] = c * WARP + lane < size ? to_float(q[c * WARP + lane]) : 0.0f;
         sums[c] = 0;
     }
@@ -136,7 +136,7 @@ DEVICE void attention_few(const T* q, const T* k, const T* v, const float* bias,
             const T* row = k + int64_t(first + i) * s.k_row;
             scores[i] = 0;
 #pragma unroll
-            for (int c = 0; c < MOST_PARTS; c++)
+            for (int c = 0; c < MAX_PARTS; c++)
                 if (first + i < seen && c * WARP + lane < size) scores[i] += own[c] * to_float(row[c * WARP + lane]);
         }
 #pragma unroll
@@ -150,7 +150,7 @@ DEVICE void attention_few(const T* q, const T* k, const T* v, const float* bias,
         most = highest;
         total *= shrink;
 #pragma unroll
-        for (int c = 0; c < MOST_PARTS; c++) sums[c] *= shrink;
+        for (int c = 0; c < MAX_PARTS; c++) sums[c] *= shrink;
 #pragma unroll
         for (int i = 0; i < KEYS_AT_ONCE; i++) {
             if (first + i >= seen) continue;
@@ -158,13 +158,13 @@ DEVICE void attention_few(const T* q, const T* k, const T* v, const float* bias,
             const float weight = expf(scores[i] - highest);
             total += weight;
 #pragma unroll
-            for (int c = 0; c < MOST_PARTS; c++)
+            for (int c = 0; c < MAX_PARTS; c++)
                 if (c * WARP + lane < size) sums[c] += weight * to_float(row[c * WARP + lane]);
         }
     }
     float* of_warp = shared + warp * (size + 2);
 #pragma unroll
-    for (int c = 0; c < MOST_PARTS; c++)
+    for (int c = 0; c < MAX_PARTS; c++)
         if (c * WARP + lane < size) of_warp[2 + c * WARP + lane] = sums[c];
     if (lane == 0) of_warp[0] = most, of_warp[1] = total;
     BARRIER();

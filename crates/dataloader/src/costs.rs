@@ -50,7 +50,7 @@ const HOLES_BYTES: u64 = 128 << 10;
 ///
 /// The largest values of the dataset count, not the usual ones: a batch may consist of the largest values alone.
 pub fn costs(options: &LoaderOptions, limits: LoaderLimits, tokenizer: &Tokenizer, dataset: &Dataset) -> Vec<CostRow> {
-    let batch_size = options.share.most_samples(options.batch_size) as u64;
+    let batch_size = options.share.max_samples(options.batch_size) as u64;
     let tokens = (options.max_source_tokens + options.max_target_tokens) as u64;
     let read = read_bytes_of(options, tokenizer);
     let columns = options.objective.columns();
@@ -96,7 +96,7 @@ pub const fn batch_bytes(samples: u64, tokens: u64) -> u64 {
 /// Memory of the rows that are read at a time, at most a batch, while they are put in order.
 fn rows_bytes(options: &LoaderOptions, dataset: &Dataset, read: &[u64]) -> u64 {
     let most_of_a_value = read.iter().copied().max().unwrap_or(0);
-    let samples = options.share.most_samples(options.batch_size);
+    let samples = options.share.max_samples(options.batch_size);
     let of_batch = dataset.most_read_bytes(samples, most_of_a_value);
     let of_a_row = read.iter().sum();
     of_batch.min(MAX_READ_BYTES.max(of_a_row)) * 9 / 4 + 8 * (samples * read.len()) as u64
@@ -128,7 +128,7 @@ fn tokenizing_bytes(options: &LoaderOptions, tokenizer: &Tokenizer, column: usiz
     // A byte tokenizer needs another vector, for blanks that may be at the end.
     let Some(word_byte) = tokenizer.word_byte_bytes() else { return 2 * ids };
     let windows = tokenizer.windows(max_tokens);
-    let window = largest.min(windows.most_bytes() as u64);
+    let window = largest.min(windows.max_bytes() as u64);
     let cut = window.min(windows.usual_window_bytes() as u64);
     let word = largest.min(windows.word_bytes as u64);
     // A window is let go before its words are tokenized.

@@ -105,7 +105,7 @@ impl BatchShare {
     }
 
     /// The most samples that this process has of a batch of `batch_size`.
-    pub(crate) fn most_samples(&self, batch_size: usize) -> usize {
+    pub(crate) fn max_samples(&self, batch_size: usize) -> usize {
         self.positions(&(0..batch_size as u64)).iter().map(|positions| (positions.end - positions.start) as usize).sum()
     }
 }

@@ -9,7 +9,7 @@
 //! sentinels, with `<extra_id_0>` as the very last id.
 //!
 //! Invariants: the result is a function of the texts in their order and of [`TokenizerTraining`], not of threads
-//! or hash seeds; memory is bounded by [`TokenizerTraining::most_bytes`], however long the texts are.
+//! or hash seeds; memory is bounded by [`TokenizerTraining::max_bytes`], however long the texts are.
 //!
 //! BPE: Sennrich, Haddow, Birch, "Neural Machine Translation of Rare Words with Subword Units", ACL 2016.
 //! Bytes as the alphabet: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, 2.2.
@@ -63,7 +63,7 @@ const MIN_COUNTED_BYTES: u64 = 512 << 10;
 
 impl TokenizerTraining {
     /// The most bytes that training takes, without reading the texts.
-    pub fn most_bytes(&self) -> u64 {
+    pub fn max_bytes(&self) -> u64 {
         self.max_counted_bytes as u64 * LEARNING_BYTES_PER_COUNTED + self.fixed_bytes()
     }
 
@@ -421,7 +421,7 @@ mod tests {
         let training = TokenizerTraining { vocab_size: 1000, ..TokenizerTraining::default() };
         for bytes in [12 << 20, 40 << 20, 100 << 20, 1 << 30] {
             let within = training.within(bytes).unwrap();
-            assert!(within.most_bytes() <= bytes && within.max_counted_bytes <= training.max_counted_bytes);
+            assert!(within.max_bytes() <= bytes && within.max_counted_bytes <= training.max_counted_bytes);
         }
         assert_eq!(training.within(1 << 40).unwrap().max_counted_bytes, training.max_counted_bytes);
         assert!(training.within(1 << 20).unwrap_err() > 1 << 20);

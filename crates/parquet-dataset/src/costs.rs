@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use crate::dataset::{Dataset, Residency};
 use crate::footer::{Chunk, Codec};
-use crate::pages::bytes::{most_level_bytes, page_memory_bytes, whole_data_page_bytes};
+use crate::pages::bytes::{max_level_bytes, page_memory_bytes, whole_data_page_bytes};
 use crate::pages::entry::PageEntry;
 use crate::pages::map::ChunkMap;
 use crate::pages::rows::MAX_DELTA_ROWS;
@@ -90,7 +90,7 @@ impl Dataset {
                 let in_dictionary = map.dictionary.map_or(0, |page| page.largest_value_bytes);
                 for (index, entry) in map.pages.iter().enumerate() {
                     let rows = map.rows_of(index, chunk.rows);
-                    let size = most_bytes_of_data(chunk, map, entry);
+                    let size = max_bytes_of_data(chunk, map, entry);
                     // Delta encoding lets each value repeat the one before it.
                     let repeated = if chunk.delta_lengths > 1 { size } else { in_dictionary };
                     columns[column].page(u64::from(rows.end - rows.start), size, repeated);
@@ -191,7 +191,7 @@ impl MostRead {
 }
 
 fn largest_value_of(chunk: &Chunk, map: &ChunkMap) -> u64 {
-    let page = map.pages.iter().map(|entry| most_bytes_of_data(chunk, map, entry)).max().unwrap_or(0);
+    let page = map.pages.iter().map(|entry| max_bytes_of_data(chunk, map, entry)).max().unwrap_or(0);
     page.max(map.dictionary.map_or(0, |page| page.largest_value_bytes))
 }
 
@@ -220,13 +220,13 @@ fn mapped_decoding_bytes(chunk: &Chunk, map: &ChunkMap, whole: usize) -> u64 {
     };
     let whole_data = whole_data_page_bytes(chunk.codec, whole);
     let data = |(index, entry): (usize, &PageEntry)| {
-        let (rows, size) = (map.rows_of(index, chunk.rows), most_bytes_of_data(chunk, map, entry));
+        let (rows, size) = (map.rows_of(index, chunk.rows), max_bytes_of_data(chunk, map, entry));
         page(entry, size, whole_data) + value_state_bytes(chunk, rows.end - rows.start, size)
     };
     let pages = map.pages.iter().enumerate().map(data).max().unwrap_or(0);
     // A dictionary is read while the page that first needs it is open. Long values of a large dictionary are read again.
     let Some(dictionary) = &map.dictionary else { return pages };
-    let size = most_uncompressed_bytes(chunk, &dictionary.entry);
+    let size = max_uncompressed_bytes(chunk, &dictionary.entry);
     let dictionary_page = page(&dictionary.entry, size, whole);
     pages
         + match dictionary.is_streamed(whole) {
@@ -237,7 +237,7 @@ fn mapped_decoding_bytes(chunk: &Chunk, map: &ChunkMap, whole: usize) -> u64 {
 
 /// Memory for decoding the values of a page, beside its bytes.
 fn value_state_bytes(chunk: &Chunk, rows: u32, page_bytes: u64) -> u64 {
-    let levels = if chunk.max_definition_level > 0 { most_level_bytes(rows).min(page_bytes) } else { 0 };
+    let levels = if chunk.max_definition_level > 0 { max_level_bytes(rows).min(page_bytes) } else { 0 };
     let lengths = u64::from(chunk.delta_lengths) * 4 * u64::from(rows.min(MAX_DELTA_ROWS));
     // The previous value: the next value repeats its beginning.
     let last = if chunk.delta_lengths > 1 { page_bytes } else { 0 };
@@ -245,7 +245,7 @@ fn value_state_bytes(chunk: &Chunk, rows: u32, page_bytes: u64) -> u64 {
 }
 
 /// The most bytes of a decompressed page.
-fn most_uncompressed_bytes(chunk: &Chunk, entry: &PageEntry) -> u64 {
+fn max_uncompressed_bytes(chunk: &Chunk, entry: &PageEntry) -> u64 {
     match entry.uncompressed_bytes {
         0 => chunk.uncompressed_bytes.max(u64::from(entry.bytes)),
         declared => u64::from(declared),
@@ -253,12 +253,12 @@ fn most_uncompressed_bytes(chunk: &Chunk, entry: &PageEntry) -> u64 {
 }
 
 /// The most that a data page can be once decompressed. The footer counts the dictionary's page with them.
-fn most_bytes_of_data(chunk: &Chunk, map: &ChunkMap, entry: &PageEntry) -> u64 {
+fn max_bytes_of_data(chunk: &Chunk, map: &ChunkMap, entry: &PageEntry) -> u64 {
     let dictionary = map.dictionary.map_or(0, |page| u64::from(page.entry.uncompressed_bytes));
     match (entry.uncompressed_bytes, chunk.codec) {
         (0, Codec::Uncompressed) => u64::from(entry.bytes),
         (0, _) => chunk.uncompressed_bytes.saturating_sub(dictionary).max(u64::from(entry.bytes)),
-        _ => most_uncompressed_bytes(chunk, entry),
+        _ => max_uncompressed_bytes(chunk, entry),
     }
 }
 

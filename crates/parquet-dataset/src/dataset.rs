@@ -229,15 +229,15 @@ impl Dataset {
     }
 
     /// Like [`Dataset::read_parts`], but fails with an error that [is a read too large](Error::is_read_too_large)
-    /// before values take more than `most_bytes`. Fewer rows may then fit.
+    /// before values take more than `max_bytes`. Fewer rows may then fit.
     pub fn read_parts_within(
         &self,
         rows: &[u64],
-        most_bytes: u64,
+        max_bytes: u64,
         whole: u64,
         part: &PartOf<'_>,
     ) -> Result<Rows, Error> {
-        let mut limits = self.limits(most_bytes.min(self.options.max_read_bytes));
+        let mut limits = self.limits(max_bytes.min(self.options.max_read_bytes));
         limits.parts = Some(Parts { whole, part });
         self.read_in_order(rows, &mut limits)
     }

@@ -187,19 +187,19 @@ pub struct FrozenBlocks {
     /// The number of blocks.
     pub blocks: usize,
     /// The most numbers of blocks that are offered.
-    pub most_counts: usize,
+    pub max_counts: usize,
     /// Whether the vocabulary's table is larger than every block. Then it pays to keep blocks in memory while the table comes by rows.
     pub has_larger_table: bool,
 }
 
 impl FrozenBlocks {
     /// The blocks of a model.
-    pub fn of(model: &Config, most_counts: usize) -> Self {
+    pub fn of(model: &Config, max_counts: usize) -> Self {
         let specs = ParameterSpec::all(model);
         let elements = |part: Part| specs.iter().filter(|spec| spec.part == part).map(ParameterSpec::elements).sum();
         let blocks = specs.iter().map(|spec| spec.part).filter(|part| part.is_block());
         let largest: u64 = blocks.collect::<HashSet<Part>>().into_iter().map(elements).max().unwrap_or(0);
-        Self { blocks: model.blocks(), most_counts, has_larger_table: elements(Part::Shared) > largest }
+        Self { blocks: model.blocks(), max_counts, has_larger_table: elements(Part::Shared) > largest }
     }
 }
 

@@ -75,9 +75,9 @@ fn words_or(space: &Space<'_>, lever: &Lever, offered: &[&'static str]) -> Vec<V
     }
 }
 
-/// Counts of blocks to offer, from none to all, in at most `most_counts` steps.
-fn counts(blocks: usize, most_counts: usize) -> Vec<usize> {
-    let step = blocks.div_ceil(most_counts).max(1);
+/// Counts of blocks to offer, from none to all, in at most `max_counts` steps.
+fn counts(blocks: usize, max_counts: usize) -> Vec<usize> {
+    let step = blocks.div_ceil(max_counts).max(1);
     let mut counts: Vec<usize> = (0..=blocks).step_by(step).chain([blocks]).collect();
     counts.dedup();
     counts

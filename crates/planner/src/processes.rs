@@ -10,7 +10,7 @@ pub struct Processes {
     /// The number of processes.
     pub number: usize,
     /// The most shards of a batch that one process has.
-    pub most_shards: usize,
+    pub max_shards: usize,
     /// The most sums of a gradient that one process sends.
     pub sent_sums: usize,
     /// Bytes that are sent and received at a time in the host's memory.
@@ -53,7 +53,7 @@ impl Network {
 impl Processes {
     /// Shards whose gradients a process sums one after the other.
     pub(crate) fn shards_of_a_process(&self) -> usize {
-        if self.closes_shards { self.most_shards } else { 1 }
+        if self.closes_shards { self.max_shards } else { 1 }
     }
 }
 
@@ -61,7 +61,7 @@ impl Default for Processes {
     fn default() -> Self {
         Self {
             number: 1,
-            most_shards: 1,
+            max_shards: 1,
             sent_sums: 1,
             buffers: 0,
             between_cards: None,

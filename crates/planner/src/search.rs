@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn blocks_of_a_base_stay_in_memory_where_gradients_and_moments_do() {
         let offered = |pins: &Pins| -> Vec<LayerMajor> {
-            let frozen = Some(FrozenBlocks { blocks: 5, most_counts: 8, has_larger_table: false });
+            let frozen = Some(FrozenBlocks { blocks: 5, max_counts: 8, has_larger_table: false });
             let ways = Space { has_large_moments: true, frozen, ..space(pins) }.schedules_and_sizes().0;
             ways.into_iter().filter_map(|way| way.layer_major).collect()
         };

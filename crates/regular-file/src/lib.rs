@@ -46,32 +46,32 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Reads a whole regular file of at most `most_bytes`.
+/// Reads a whole regular file of at most `max_bytes`.
 ///
 /// # Errors
 /// Errors of [`open`] and of reading; [`io::ErrorKind::FileTooLarge`] for a longer file.
-pub fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
+pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let length = file.metadata()?.len();
     let too_long = || {
-        let reason = format!("expected at most {most_bytes} bytes, got more");
+        let reason = format!("expected at most {max_bytes} bytes, got more");
         io::Error::new(io::ErrorKind::FileTooLarge, reason)
     };
-    if length > most_bytes {
+    if length > max_bytes {
         return Err(too_long());
     }
     let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
     // A file may grow while it is read.
-    file.take(most_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most_bytes { Err(too_long()) } else { Ok(bytes) }
+    file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes { Err(too_long()) } else { Ok(bytes) }
 }
 
 /// As [`read`], as text.
 ///
 /// # Errors
 /// As [`read`]; [`io::ErrorKind::InvalidData`] for a text that is not UTF-8.
-pub fn read_to_string(path: &Path, most_bytes: u64) -> io::Result<String> {
-    String::from_utf8(read(path, most_bytes)?)
+pub fn read_to_string(path: &Path, max_bytes: u64) -> io::Result<String> {
+    String::from_utf8(read(path, max_bytes)?)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("not UTF-8: {}", error.utf8_error())))
 }
 

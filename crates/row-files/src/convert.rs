@@ -61,7 +61,7 @@ pub struct Settings<'a> {
     /// Rows for validation, and the seed of their choice.
     pub validation: Option<(Share, u64)>,
     /// The most rows to read, if an estimate is enough.
-    pub most_rows: Option<u64>,
+    pub max_rows: Option<u64>,
     /// Called now and then; true stops the conversion.
     pub stop: &'a dyn Fn() -> bool,
     /// Called now and then with the progress.
@@ -76,7 +76,7 @@ impl Default for Settings<'_> {
             clean: false,
             duplicates: None,
             validation: None,
-            most_rows: None,
+            max_rows: None,
             stop,
             progress,
         }
@@ -104,7 +104,7 @@ pub struct Counts {
     pub first_bad: Option<RowError>,
     /// The digests of the files, in their order; `None` for parquet.
     pub digests: Vec<Option<Digested>>,
-    /// The fraction of the files' bytes that was read: 1, unless [`Settings::most_rows`] ended the reading.
+    /// The fraction of the files' bytes that was read: 1, unless [`Settings::max_rows`] ended the reading.
     pub share: f64,
 }
 
@@ -182,7 +182,7 @@ impl Conversion {
         for (path, kind, pairing) in &self.sources {
             let mut rows = Rows::open(path, kind, &pairing.columns(), true)?;
             while let Some(read) = rows.next(&mut row)? {
-                if settings.most_rows == Some(counts.read) {
+                if settings.max_rows == Some(counts.read) {
                     counts.share = share(done, rows.share_read(), file_bytes(path), all);
                     return Ok(counts);
                 }

@@ -26,7 +26,7 @@ const MAX_CANDIDATES: usize = 256;
 /// The table of kept rows.
 pub struct Duplicates {
     table: Table,
-    most_bytes: u64,
+    max_bytes: u64,
 }
 
 enum Table {
@@ -45,15 +45,15 @@ pub struct Full {
 
 impl Duplicates {
     /// Finds rows that are equal byte for byte.
-    pub fn exact(most_bytes: u64) -> Self {
-        Self { table: Table::Exact(Hashes { slots: vec![0; 1 << 10], rows: 0 }), most_bytes }
+    pub fn exact(max_bytes: u64) -> Self {
+        Self { table: Table::Exact(Hashes { slots: vec![0; 1 << 10], rows: 0 }), max_bytes }
     }
 
     /// Finds rows that are nearly equal.
-    pub fn near(most_bytes: u64) -> Self {
+    pub fn near(max_bytes: u64) -> Self {
         let bands = [(); BANDS].map(|()| vec![0; 1 << 10]);
         let signatures = Signatures { bands, signatures: Vec::new(), rows: 0, letters: Vec::new() };
-        Self { table: Table::Near(Box::new(signatures)), most_bytes }
+        Self { table: Table::Near(Box::new(signatures)), max_bytes }
     }
 
     /// Whether an earlier row was the same; if not, adds this row.
@@ -65,7 +65,7 @@ impl Duplicates {
             Table::Exact(hashes) => (hashes.rows, hashes.bytes_to_add()),
             Table::Near(signatures) => (signatures.rows, signatures.bytes_to_add()),
         };
-        if needed > self.most_bytes {
+        if needed > self.max_bytes {
             return Err(Full { rows, bytes: needed });
         }
         Ok(match &mut self.table {

@@ -84,7 +84,7 @@ impl<'a> RunJob<'a> {
         let Shards { processes, .. } = self.shards;
         let of_each =
             |of: fn(Shards, usize) -> usize| (0..processes).map(|rank| of(self.shards, rank)).max().unwrap_or(1);
-        let most_shards = of_each(|shards, rank| shards.of(rank).len());
+        let max_shards = of_each(|shards, rank| shards.of(rank).len());
         let sent_sums = of_each(|shards, rank| shards.extents(rank).len());
         let sharding = self.config.parallel.sharding;
         let owners = if sharding == Sharding::None { 1 } else { processes };
@@ -96,11 +96,11 @@ impl<'a> RunJob<'a> {
             false => collective::sums::buffers(self.shards, are_on_cards),
         };
         let closes_shards = self.config.parallel.virtual_shards.is_some();
-        let gradient_sums = of_each(|shards, rank| shards.most_sums(rank));
+        let gradient_sums = of_each(|shards, rank| shards.max_sums(rank));
         let network = self.config.parallel.network.unwrap_or_default();
         Processes {
             number: processes,
-            most_shards,
+            max_shards,
             sent_sums,
             buffers,
             between_cards: are_connected.then(|| trainer::costs::between_cards(self.shards, closes_shards)),

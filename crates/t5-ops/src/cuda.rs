@@ -108,11 +108,11 @@ fn card(device: &Device) -> Result<&CudaDevice> {
 
 /// Whether a block on this card can have this many bytes of shared memory on request.
 pub(crate) fn has_shared_bytes(device: &Device, bytes: usize) -> Result<bool> {
-    Ok(bytes <= SHARED_BYTES as usize || bytes <= most_shared_bytes(device)?)
+    Ok(bytes <= SHARED_BYTES as usize || bytes <= max_shared_bytes(device)?)
 }
 
 /// The most shared memory of a block, in bytes. The driver is asked once per card.
-fn most_shared_bytes(device: &Device) -> Result<usize> {
+fn max_shared_bytes(device: &Device) -> Result<usize> {
     thread_local! {
         /// The number of the card that was asked last, and its answer.
         static ANSWER: Cell<(Option<usize>, usize)> = const { Cell::new((None, 0)) };

@@ -499,10 +499,10 @@ fn eos_value(ids: &[u32]) -> Value {
 /// The largest `config.json` that is read. Parsed, a file takes up to 50 times its length, and it is kept with the model.
 const LARGEST_CONFIG_BYTES: u64 = 256 << 10;
 
-/// A JSON file of at most `most_bytes` that holds one object.
-pub(crate) fn read_object(path: &Path, most_bytes: u64) -> Result<Map<String, Value>> {
+/// A JSON file of at most `max_bytes` that holds one object.
+pub(crate) fn read_object(path: &Path, max_bytes: u64) -> Result<Map<String, Value>> {
     let json = |problem: String| Error::Json { path: path.into(), problem };
-    let text = match regular_file::read(path, most_bytes) {
+    let text = match regular_file::read(path, max_bytes) {
         Err(error) if error.kind() == std::io::ErrorKind::FileTooLarge => return Err(json(error.to_string())),
         text => text.map_err(Error::io(path))?,
     };

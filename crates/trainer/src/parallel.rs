@@ -94,7 +94,7 @@ pub(crate) struct Share {
     pub padded_tokens: u64,
     pub micro_batches: u64,
     /// The number of micro-batches of the process that has most.
-    pub most_micro_batches: usize,
+    pub max_micro_batches: usize,
     /// Whether some process wants to stop.
     pub is_interrupted: bool,
 }
@@ -251,7 +251,7 @@ impl Parallel {
             target_tokens: sum(2),
             padded_tokens: sum(3),
             micro_batches: sum(4),
-            most_micro_batches: said.iter().map(|numbers| numbers[4] as usize).max().unwrap_or(0),
+            max_micro_batches: said.iter().map(|numbers| numbers[4] as usize).max().unwrap_or(0),
             is_interrupted: sum(5) > 0,
         })
     }

@@ -272,7 +272,7 @@ impl Trainer {
         let mut update = update.keeping_gradients(plan.levers.layer_major.is_none());
         if let Some(parallel) = &self.parallel {
             let shards = parallel.own_shards().zip(of_shards).collect();
-            update = update.among(parallel, shards, share.most_micro_batches);
+            update = update.among(parallel, shards, share.max_micro_batches);
             parallel.begin_step();
         }
         let layers = plan.levers.layer_major.as_ref();
@@ -348,7 +348,7 @@ impl Trainer {
             target_tokens: count_tokens(batch.targets),
             padded_tokens: cut.iter().map(|samples| micro_batches::padded_tokens(&lengths, samples)).sum(),
             micro_batches: cut.len() as u64,
-            most_micro_batches: cut.len(),
+            max_micro_batches: cut.len(),
             is_interrupted: self.parallel.is_some() && interrupted(),
         };
         self.parallel.as_ref().map_or_else(|| Ok(mine.clone()), |parallel| parallel.share(&mine))

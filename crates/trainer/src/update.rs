@@ -35,7 +35,7 @@ pub(crate) struct Update<'a> {
     interrupted: &'a dyn Fn() -> bool,
     /// Other processes, and the micro-batches of each shard of this one.
     parallel: Option<(&'a Parallel, OwnShards)>,
-    most_micro_batches: usize,
+    max_micro_batches: usize,
     /// Gradients that are being summed, and parameters that their owners send.
     sums_in_flight: HashMap<usize, PendingTransfer>,
     parameters_in_flight: Vec<PendingTransfer>,
@@ -78,7 +78,7 @@ impl<'a> Update<'a> {
             target_tokens: target_tokens as f64,
             interrupted,
             parallel: None,
-            most_micro_batches: 0,
+            max_micro_batches: 0,
             sums_in_flight: HashMap::new(),
             parameters_in_flight: Vec::new(),
             losses: Vec::new(),
@@ -109,9 +109,9 @@ impl<'a> Update<'a> {
     }
 
     /// An update of several processes together. This process has some shards, each with its micro-batches.
-    /// `most_micro_batches` is the largest number of micro-batches of any process.
-    pub fn among(self, parallel: &'a Parallel, shards: OwnShards, most_micro_batches: usize) -> Self {
-        Update { parallel: Some((parallel, shards)), most_micro_batches, ..self }
+    /// `max_micro_batches` is the largest number of micro-batches of any process.
+    pub fn among(self, parallel: &'a Parallel, shards: OwnShards, max_micro_batches: usize) -> Self {
+        Update { parallel: Some((parallel, shards)), max_micro_batches, ..self }
     }
 
     /// Whether the gradients of an event are collected, to be measured and applied together: on a card.
@@ -224,8 +224,8 @@ impl Observer<Tensor, Error> for Update<'_> {
         self.parallel.as_ref().is_some_and(|(parallel, _)| parallel.closes_shards())
     }
 
-    fn most_micro_batches(&self) -> usize {
-        if self.model.has_remote_weights() { self.most_micro_batches } else { 0 }
+    fn max_micro_batches(&self) -> usize {
+        if self.model.has_remote_weights() { self.max_micro_batches } else { 0 }
     }
 
     fn close(&mut self, loss_sum: f64) {

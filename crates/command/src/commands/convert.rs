@@ -39,10 +39,10 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
     let files = unpacked.files(&originals, report::note)?;
     let conversion = Conversion::of(&files, &flags.columns.chosen()).map_err(|error| named_by_flags(error.into()))?;
     let mut lengths = TextLengths::new(&flags.lengths, conversion.is_text())?;
-    let most_bytes = table_bytes(flags)?;
+    let max_bytes = table_bytes(flags)?;
     let table = || match flags.deduplicate {
-        Some(Deduplicate::Minhash) => Duplicates::near(most_bytes),
-        _ => Duplicates::exact(most_bytes),
+        Some(Deduplicate::Minhash) => Duplicates::near(max_bytes),
+        _ => Duplicates::exact(max_bytes),
     };
     let interrupted = interrupted()?;
     let (began, said) = (Instant::now(), Cell::new(Instant::now()));

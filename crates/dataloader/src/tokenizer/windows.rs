@@ -103,7 +103,7 @@ impl Windows {
     }
 
     /// The most text that is normalized and cut at once.
-    pub fn most_bytes(&self) -> usize {
+    pub fn max_bytes(&self) -> usize {
         self.around_bytes() + self.step_bytes
     }
 
@@ -221,7 +221,7 @@ impl<'t> Tokenizing<'t> {
         let window = format!("{}{segment}", self.carried);
         let text = window.as_str();
         // A character at each end may exceed the limit.
-        debug_assert!(text.len() <= self.sizes.most_bytes() + 8, "a window of {} bytes", text.len());
+        debug_assert!(text.len() <= self.sizes.max_bytes() + 8, "a window of {} bytes", text.len());
         if !self.traits.strips_end {
             return self.add_window(text, self.cut(text)?, is_last);
         }

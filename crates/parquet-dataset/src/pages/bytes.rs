@@ -283,7 +283,7 @@ impl OpenPage {
             };
             return Ok(Self { header, repetitions, definitions, bytes });
         }
-        if levels as u64 > 2 * most_level_bytes(header.values) {
+        if levels as u64 > 2 * max_level_bytes(header.values) {
             return Fault::corrupt(format!("{levels} bytes of levels for {} rows", header.values));
         }
         source.check_streamed_crc(&header)?;
@@ -427,7 +427,7 @@ fn frame_window(bytes: &[u8]) -> Option<u64> {
 
 /// The most bytes of definition levels that are accepted for `rows` rows: two for each row, which is the most that runs
 /// of a single value take. They are in memory while a page is read.
-pub(crate) fn most_level_bytes(rows: u32) -> u64 {
+pub(crate) fn max_level_bytes(rows: u32) -> u64 {
     64 + 2 * u64::from(rows)
 }
 

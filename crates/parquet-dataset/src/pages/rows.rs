@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::bytes::{OpenPage, PageBytes, STREAM_BUFFER_BYTES, most_level_bytes};
+use super::bytes::{OpenPage, PageBytes, STREAM_BUFFER_BYTES, max_level_bytes};
 use super::delta;
 use super::dictionary::Dictionary;
 use super::header::{PageHeader, PageKind};
@@ -132,7 +132,7 @@ pub(crate) fn version_1_levels(bytes: &mut PageBytes, encoded: i32, levels: u32)
     let length = bytes.peek(4)?;
     let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
     bytes.consume(4);
-    if u64::from(length) > most_level_bytes(levels).min(bytes.remaining()) {
+    if u64::from(length) > max_level_bytes(levels).min(bytes.remaining()) {
         return Fault::corrupt(format!("{length} bytes of levels for {levels} rows"));
     }
     let encoded = bytes.peek(length as usize)?.to_vec();

@@ -31,14 +31,14 @@ pub static WEIGHT_BLOCKS_IN_MEMORY: Lever = Lever {
 };
 
 fn weight_blocks_in_memory(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
-    let Some(FrozenBlocks { blocks, most_counts, .. }) = space.frozen.filter(|_| levers.has_weights_on_disk()) else {
+    let Some(FrozenBlocks { blocks, max_counts, .. }) = space.frozen.filter(|_| levers.has_weights_on_disk()) else {
         return Vec::new();
     };
     let pin = space.pins.count(WEIGHT_BLOCKS_IN_MEMORY.name).map(|pin| pin.min(blocks));
     // An adapter's gradients are a small part of a block's weights, and each of their bytes costs more in a file. So gradients stay in
     // memory first.
     let has_room = levers.layer_major.is_some_and(|layers| keeps_every_gradient(space, &layers));
-    counts_or(pin, if has_room { counts(blocks, most_counts) } else { vec![0] })
+    counts_or(pin, if has_room { counts(blocks, max_counts) } else { vec![0] })
 }
 
 /// Whether memory holds a block of frozen weights and a whole table at a time, or a matrix and some rows of a table.

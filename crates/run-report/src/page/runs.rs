@@ -28,7 +28,7 @@ pub fn of_runs(runs: &[Run]) -> String {
     pages.find(|page| page.len() <= MAX_BYTES).unwrap_or_else(|| page("runs", "", &Value::Null))
 }
 
-fn with(runs: &[Run], most_differences: usize) -> String {
+fn with(runs: &[Run], max_differences: usize) -> String {
     let names: Vec<String> = runs.iter().map(|run| figures::clipped(run.name(), 200)).collect();
     let title = format!("{} runs", runs.len());
     let body = [
@@ -36,7 +36,7 @@ fn with(runs: &[Run], most_differences: usize) -> String {
         section("Figures", &table(runs)),
         section("Learning", &learning(runs)),
         section("Speed and memory", &speed(runs)),
-        section("Settings that differ", &differences(runs, most_differences)),
+        section("Settings that differ", &differences(runs, max_differences)),
         "<footer>made by <code>train_low_mem report</code> from the runs’ own files</footer>".to_owned(),
     ];
     page(&title, &body.concat(), &Value::Array(runs.iter().map(figures_of).collect()))

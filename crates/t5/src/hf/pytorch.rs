@@ -76,10 +76,10 @@ fn tensors(file: &mut File) -> Result<BTreeMap<String, Extent>, Fault> {
 }
 
 /// A whole member.
-fn read(file: &mut File, archive: &Archive, name: &str, most_bytes: u64) -> Result<Vec<u8>, Fault> {
+fn read(file: &mut File, archive: &Archive, name: &str, max_bytes: u64) -> Result<Vec<u8>, Fault> {
     let (start, length) = archive.place_of(file, name)?;
-    if length > most_bytes {
-        return Err(Fault::Format(format!("its `{name}` has {length} bytes, expected at most {most_bytes}")));
+    if length > max_bytes {
+        return Err(Fault::Format(format!("its `{name}` has {length} bytes, expected at most {max_bytes}")));
     }
     let mut bytes = vec![0; length as usize];
     file.seek(std::io::SeekFrom::Start(start))?;

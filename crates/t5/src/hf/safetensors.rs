@@ -105,9 +105,9 @@ impl Reader {
         let mut length = [0; 8];
         file.read_exact(&mut length).map_err(Error::io(path))?;
         let header_bytes = u64::from_le_bytes(length);
-        let most_bytes = LARGEST_HEADER_BYTES.min(file_bytes - 8);
-        if header_bytes > most_bytes {
-            return Err(damaged(format!("its header declares {header_bytes} bytes, expected at most {most_bytes}")));
+        let max_bytes = LARGEST_HEADER_BYTES.min(file_bytes - 8);
+        if header_bytes > max_bytes {
+            return Err(damaged(format!("its header declares {header_bytes} bytes, expected at most {max_bytes}")));
         }
         let mut header = vec![0; header_bytes as usize];
         file.read_exact(&mut header).map_err(Error::io(path))?;
@@ -482,12 +482,12 @@ impl<W: Write> Writer<W> {
     pub fn write_by_rows(
         &mut self,
         name: &str,
-        most_rows: usize,
+        max_rows: usize,
         mut rows: impl FnMut(usize, usize) -> Result<Tensor>,
     ) -> Result<()> {
         let TensorHeader { dtype, shape, .. } = self.next(name);
-        for first in (0..shape[0]).step_by(most_rows) {
-            let count = most_rows.min(shape[0] - first);
+        for first in (0..shape[0]).step_by(max_rows) {
+            let count = max_rows.min(shape[0] - first);
             let piece = rows(first, count)?;
             let is_as_declared = piece.dims()[0] == count && piece.dims()[1..] == shape[1..];
             assert!(is_as_declared, "rows of `{name}` are written with another shape than declared");

@@ -132,7 +132,7 @@ impl T5 {
     ) -> Vec<Event> {
         let tables = self.trained_tables(grads);
         let outline = self.outline(grads, &tables, cx, layer_major);
-        let idle = observer.most_micro_batches().saturating_sub(micro_batches);
+        let idle = observer.max_micro_batches().saturating_sub(micro_batches);
         let shards = if observer.closes_shards() { observer.shards() } else { Vec::new() };
         let overlaps = observer.overlaps() && layer_major.is_none_or(|layers| layers.overlaps);
         let outline = Outline { overlaps, copies_overlap: self.copies_overlap(layer_major), ..outline };

@@ -28,7 +28,7 @@ pub trait Observer<T, E> {
     }
 
     /// The most micro-batches that any process has of this optimizer batch, where all of them have to ask for weights together.
-    fn most_micro_batches(&self) -> usize {
+    fn max_micro_batches(&self) -> usize {
         0
     }
 

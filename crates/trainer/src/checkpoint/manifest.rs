@@ -115,9 +115,9 @@ impl Manifest {
 }
 
 /// Reads a small file of a checkpoint.
-pub(super) fn read_bounded(directory: &Path, name: &str, most_bytes: u64) -> Result<Vec<u8>> {
+pub(super) fn read_bounded(directory: &Path, name: &str, max_bytes: u64) -> Result<Vec<u8>> {
     let path = directory.join(name);
-    regular_file::read(&path, most_bytes).map_err(|e| not_read(directory, &path, e))
+    regular_file::read(&path, max_bytes).map_err(|e| not_read(directory, &path, e))
 }
 
 /// Tells whether a file of a checkpoint is missing, which makes the checkpoint torn, or could not be read, which may have any reason.

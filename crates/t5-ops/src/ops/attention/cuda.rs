@@ -46,7 +46,7 @@ impl Kind {
     /// that computes in bf16 has enough.
     fn of(q: &Tensor, s: &Sizes) -> Result<Self> {
         let plain = Kind::Plain(q.dtype());
-        let fits = |kind: Self| has_shared_bytes(q.device(), kind.most_shared(s.head_size));
+        let fits = |kind: Self| has_shared_bytes(q.device(), kind.max_shared(s.head_size));
         match (q.dtype(), s.head_size) {
             (DType::BF16, 32 | 64 | 128) => Ok(Kind::TensorCores),
             (DType::F32, ..=64) if fits(Kind::Narrow)? => Ok(Kind::Narrow),
@@ -108,7 +108,7 @@ impl Kind {
     }
 
     /// The most bytes of both directions.
-    fn most_shared(self, head_size: usize) -> usize {
+    fn max_shared(self, head_size: usize) -> usize {
         let backward = self.shared_by_backward(head_size);
         backward.into_iter().fold(self.shared_by_forward(head_size), usize::max)
     }
