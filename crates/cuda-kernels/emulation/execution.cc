@@ -1,6 +1,9 @@
 // The scheduler of execution.h.
 #include "execution.h"
 
+#include <signal.h>
+#include <sys/mman.h>
+
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
@@ -18,7 +21,9 @@ constexpr size_t STACK_BYTES = 512 << 10; // with room around each variable
 constexpr size_t STACK_BYTES = 64 << 10;
 #endif
 constexpr unsigned LANES = 32;
-constexpr size_t MARGIN = 128; // behind shared memory
+constexpr size_t MARGIN = 4 << 10; // before shared memory
+constexpr size_t PAGE = 64 << 10; // the largest of a host
+constexpr size_t MAX_SHARED_BYTES = 256 << 10;
 
 // These objects are never destroyed: a thread may be in a launch when another one ends the process.
 // There are as many fibres as any launch had threads, so stacks are made once.
@@ -26,11 +31,41 @@ std::vector<Fibre>& fibres = *new std::vector<Fibre>;
 unsigned thread_count; // of this launch
 unsigned running;
 std::string& problem = *new std::string;
-std::vector<unsigned char>& shared = *new std::vector<unsigned char>;
+unsigned char* shared; // of this launch
 size_t shared_bytes_now, block_now;
 Schedule now;
 const Kernel* kernel_now;
 void** arguments_now;
+thread_local bool is_in_kernel;
+
+// The end of the memory that shared memory is a part of. No byte behind it can be read or written.
+unsigned char* end_of_shared_memory() {
+    static unsigned char* end = [] {
+        void* all = mmap(nullptr, MAX_SHARED_BYTES + 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (all == MAP_FAILED) abort();
+        unsigned char* end = static_cast<unsigned char*>(all) + MAX_SHARED_BYTES + PAGE;
+        if (mprotect(end, PAGE, PROT_NONE) != 0) abort();
+        return end;
+    }();
+    return end;
+}
+
+// A kernel that reads or writes a page that it may not gets an error. Every other bad access is left to the handler from before.
+struct sigaction before;
+void on_bad_access(int, siginfo_t*, void*) {
+    if (is_in_kernel) fail("memory outside of its buffers is read or written");
+    sigaction(SIGSEGV, &before, nullptr);
+}
+void handle_bad_accesses() {
+    static const bool is_done = [] {
+        struct sigaction handler = {};
+        handler.sa_sigaction = on_bad_access;
+        // The handler leaves the fibre, and never returns: its signal must not stay blocked.
+        handler.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+        return sigaction(SIGSEGV, &handler, &before) == 0;
+    }();
+    if (!is_done) abort();
+}
 
 void body() {
     kernel_now->run(arguments_now);
@@ -171,9 +206,7 @@ void fail(const std::string& what) {
     abort();
 }
 
-unsigned char* shared_memory() {
-    return reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(shared.data()) + 127) & ~uintptr_t(127)) + 16;
-}
+unsigned char* shared_memory() { return shared; }
 size_t shared_bytes() { return shared_bytes_now; }
 size_t block_number() { return block_now; }
 const std::string& kernel_name() { return kernel_now->name; }
@@ -187,8 +220,10 @@ std::map<std::string, Kernel>& kernels() {
 }
 
 std::string launch(const Kernel& kernel, dim3 grid, unsigned threads, size_t shared_bytes, void** arguments, Schedule schedule) {
-    if (threads == 0 || threads > kernel.most_threads)
-        return "expected 1 to " + std::to_string(kernel.most_threads) + " threads a block, got " + std::to_string(threads);
+    if (threads == 0 || threads > kernel.max_threads)
+        return "expected 1 to " + std::to_string(kernel.max_threads) + " threads a block, got " + std::to_string(threads);
+    if (shared_bytes > MAX_SHARED_BYTES) return "no card has " + std::to_string(shared_bytes) + " bytes of shared memory for a block";
+    handle_bad_accesses();
     kernel_now = &kernel;
     arguments_now = arguments;
     now = schedule;
@@ -200,18 +235,23 @@ std::string launch(const Kernel& kernel, dim3 grid, unsigned threads, size_t sha
     if (fibres.size() < threads) fibres.resize(threads);
     for (unsigned i = 0; i < threads; i++)
         if (!fibres[i].stack) fibres[i].stack.reset(new unsigned char[STACK_BYTES]);
+    // As near to the end as an address that is a multiple of 16 and not of 32 allows.
+    unsigned char* end = end_of_shared_memory();
+    shared = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(end - shared_bytes) - 16) / 32 * 32 + 16);
     size_t blocks = size_t(grid.x) * grid.y * grid.z;
     std::vector<size_t> order(blocks);
     for (size_t i = 0; i < blocks; i++) order[i] = schedule.order == Order::LastFirst ? blocks - 1 - i : i;
     if (schedule.order == Order::Random) std::shuffle(order.begin(), order.end(), std::mt19937(blocks));
     for (size_t block : order) {
         blockIdx = {unsigned(block % grid.x), unsigned(block / grid.x % grid.y), unsigned(block / grid.x / grid.y)};
-        shared.assign(shared_bytes + 128 + 16 + MARGIN, 0xFF);
+        memset(shared - MARGIN, 0xFF, size_t(end - shared) + MARGIN);
         block_now++;
+        is_in_kernel = true;
         run_block(threads, unsigned(block));
-        const unsigned char* end = shared_memory() + shared_bytes;
-        if (problem.empty() && std::any_of(end, end + MARGIN, [](unsigned char byte) { return byte != 0xFF; }))
-            problem = "a block has written behind its shared memory";
+        is_in_kernel = false;
+        auto is_written = [](unsigned char byte) { return byte != 0xFF; };
+        if (problem.empty() && (std::any_of(shared - MARGIN, shared, is_written) || std::any_of(shared + shared_bytes, end, is_written)))
+            problem = "a block has written outside of its shared memory";
         if (!problem.empty()) return problem;
     }
     return "";

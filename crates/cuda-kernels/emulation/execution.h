@@ -1,8 +1,9 @@
 // CUDA's execution model on one thread of the host.
 //
 // Each thread of a block is a fibre. A fibre runs until it ends, reaches a barrier, or takes part in an operation of its warp; then another
-// fibre runs. The order is a parameter: results that depend on it are races. Shared memory starts as NaN. Behaviour that a card leaves
-// undefined (a barrier that some threads do not reach, a collective operation of a part of a warp) is an error here.
+// fibre runs. The order is a parameter: results that depend on it are races. Shared memory starts as NaN, and ends where a page begins that
+// nothing may touch. Behaviour that a card leaves undefined (a barrier that some threads do not reach, a collective operation of a part of a
+// warp, an access to such a page) is an error here.
 #pragma once
 #include <stdint.h>
 
@@ -84,7 +85,7 @@ extern bool (*is_memory)(uint64_t address, size_t bytes);
 struct Kernel {
     std::string name;
     std::string source; // the name of its file, which becomes a module
-    unsigned most_threads = 0;
+    unsigned max_threads = 0;
     std::vector<size_t> sizes; // of its arguments
     void (*run)(void** arguments) = nullptr;
 };
@@ -99,10 +100,10 @@ Kernel kernel(void (*)(A...)) {
     return {"", "", 0, {sizeof(A)...}, [](void** arguments) { call<F, A...>(arguments, std::index_sequence_for<A...>{}); }};
 }
 struct Registered {
-    Registered(const char* name, const std::string& file, unsigned most_threads, Kernel kernel) {
+    Registered(const char* name, const std::string& file, unsigned max_threads, Kernel kernel) {
         const size_t from = file.rfind('/') + 1;
         kernel.source = file.substr(from, file.rfind('.') - from);
-        kernel.most_threads = most_threads;
+        kernel.max_threads = max_threads;
         kernel.name = name;
         kernels()[name] = kernel;
     }

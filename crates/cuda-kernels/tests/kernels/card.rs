@@ -3,14 +3,22 @@
 // Kernels take pointers.
 #![allow(unsafe_code)]
 
-use candle_core::{DType, Device, Tensor, WithDType};
-use cuda_kernels::emulation::{self, Argument, Launch, Schedule};
-use half::bf16;
+use std::cell::Cell;
+use std::ptr::null_mut;
 
-/// Elements before and after a buffer that nothing may touch.
-const MARGIN: usize = 64;
+use candle_core::{DType, Device, Tensor, WithDType};
+use cuda_kernels::emulation::{self, Argument, Launch, Order, Schedule};
+use half::bf16;
+use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
+use rustix::param::page_size;
+
 /// A NaN in each dtype of numbers, so that reads there are detected, too. It differs from the NaN of unwritten elements.
 const UNTOUCHED: [u8; 2] = [0xF5, 0x7F];
+
+thread_local! {
+    /// Whether new buffers begin where their first page ends.
+    static IS_AT_START: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Evaluates a block in which a name stands for the type of a dtype.
 macro_rules! with_type {
@@ -31,9 +39,14 @@ macro_rules! with_type {
     }};
 }
 
-/// Memory of the card, with margins.
+/// Memory of the card, between two pages that nothing may touch. It begins behind the first one or ends before the second one. Up to a
+/// page of bytes lies between a buffer and the other page. Nothing may write these bytes either.
 pub struct Buffer {
-    words: Vec<u128>,
+    mapping: *mut u8,
+    /// The bytes between the two pages.
+    room: usize,
+    /// The first byte of the elements within the room.
+    from: usize,
     bytes: usize,
     dtype: DType,
     shape: Vec<usize>,
@@ -43,9 +56,24 @@ impl Buffer {
     /// Unwritten elements: NaN.
     pub fn new(shape: &[usize], dtype: DType) -> Self {
         let bytes = shape.iter().product::<usize>() * dtype.size_in_bytes();
-        let words =
-            vec![u128::from_ne_bytes(std::array::from_fn(|i| UNTOUCHED[i % 2])); bytes.div_ceil(16) + 2 * MARGIN];
-        let mut buffer = Self { words, bytes, dtype, shape: shape.to_vec() };
+        // A card aligns memory to more than the 16 bytes that kernels read at once.
+        let aligned = bytes.next_multiple_of(16);
+        let page = page_size();
+        let room = (aligned + 16).next_multiple_of(page);
+        let (readable, none) = (ProtFlags::READ | ProtFlags::WRITE, MprotectFlags::empty());
+        // SAFETY: a new mapping, whose first and last page become inaccessible.
+        let mapping = unsafe {
+            let mapping =
+                mm::mmap_anonymous(null_mut(), room + 2 * page, readable, MapFlags::PRIVATE).unwrap().cast::<u8>();
+            mm::mprotect(mapping.cast(), page, none).unwrap();
+            mm::mprotect(mapping.add(page + room).cast(), page, none).unwrap();
+            mapping
+        };
+        let from = if IS_AT_START.get() { 0 } else { room - aligned };
+        let mut buffer = Self { mapping, room, from, bytes, dtype, shape: shape.to_vec() };
+        for (at, byte) in buffer.all_mut().iter_mut().enumerate() {
+            *byte = UNTOUCHED[at % 2];
+        }
         buffer.contents_mut().fill(0xFF);
         buffer
     }
@@ -70,14 +98,18 @@ impl Buffer {
     }
 
     fn all(&self) -> &[u8] {
-        // SAFETY: the same memory, as bytes.
-        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.words.len() * 16) }
+        // SAFETY: the readable part of the mapping, which lives as long as the buffer.
+        unsafe { std::slice::from_raw_parts(self.mapping.add(page_size()), self.room) }
+    }
+
+    fn all_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; it can be written, too.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.add(page_size()), self.room) }
     }
 
     fn contents_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the same memory, as bytes.
-        let all = unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), self.words.len() * 16) };
-        &mut all[MARGIN * 16..][..self.bytes]
+        let contents = self.from..self.from + self.bytes;
+        &mut self.all_mut()[contents]
     }
 
     /// The address of the first element, as an argument.
@@ -98,21 +130,29 @@ impl Buffer {
 
     /// The bytes of the elements.
     pub fn bits(&self) -> &[u8] {
-        &self.all()[MARGIN * 16..][..self.bytes]
+        &self.all()[self.from..][..self.bytes]
     }
 
-    /// The elements. Fails if the margins were touched.
-    #[track_caller]
+    /// The elements.
     pub fn tensor(&self) -> Tensor {
-        let (all, contents) = (self.all(), MARGIN * 16..MARGIN * 16 + self.bytes);
-        let is_untouched = |(at, &byte): (usize, &u8)| contents.contains(&at) || byte == UNTOUCHED[at % 2];
-        assert!(all.iter().enumerate().all(is_untouched), "written outside of a buffer");
         let data = self.bits();
         with_type!(self.dtype, T, {
             let data: Vec<T> =
                 data.chunks(size_of::<T>()).map(|bytes| T::from_ne_bytes(bytes.try_into().unwrap())).collect();
             Tensor::from_vec(data, self.shape.as_slice(), &Device::Cpu).unwrap()
         })
+    }
+}
+
+impl Drop for Buffer {
+    /// Fails if bytes outside of the buffer were written.
+    fn drop(&mut self) {
+        let contents = self.from..self.from + self.bytes;
+        let is_untouched = |(at, &byte): (usize, &u8)| contents.contains(&at) || byte == UNTOUCHED[at % 2];
+        let all_are_untouched = self.all().iter().enumerate().all(is_untouched);
+        // SAFETY: the whole mapping, to which no reference is left.
+        unsafe { mm::munmap(self.mapping.cast(), self.room + 2 * page_size()).unwrap() };
+        assert!(all_are_untouched || std::thread::panicking(), "written outside of a buffer");
     }
 }
 
@@ -183,12 +223,15 @@ pub fn tolerance(dtype: DType) -> f64 {
     if dtype == DType::BF16 { 8e-3 } else { 2e-6 }
 }
 
-/// Runs a test in every schedule: results must be the same bits.
+/// Runs a test in every schedule: results must be the same bits. In some of them buffers begin behind a page that nothing may touch, in the
+/// others they end before one.
 #[track_caller]
 pub fn in_every_schedule(what: &str, run: impl Fn(Schedule) -> Vec<Buffer>) -> Vec<Tensor> {
     let mut first: Option<Vec<Buffer>> = None;
     for schedule in Schedule::all() {
+        IS_AT_START.set(schedule.order == Order::LastFirst);
         let got = run(schedule);
+        IS_AT_START.set(false);
         match &first {
             None => first = Some(got),
             Some(first) => {

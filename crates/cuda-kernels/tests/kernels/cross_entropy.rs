@@ -9,7 +9,8 @@ use crate::card::{Buffer, assert_close, in_every_schedule, launch, null, numbers
 #[test]
 fn losses_and_gradients_are_those_of_the_cpu() {
     let labels = [2u32, IGNORED_LABEL, 0, 4];
-    for width in [5, 130, 132, 1100] {
+    // A thread keeps the logits of two turns. A third turn reads the others again, one by one from 513 logits on, and by fours from 2,049.
+    for width in [5, 130, 132, 1101, 1100, 3300] {
         for (from, to) in [(DType::F32, DType::F32), (DType::F32, DType::BF16), (DType::BF16, DType::BF16)] {
             // A token with a logit of minus infinity is never chosen.
             let logits = (numbers(1, &[4, width], DType::F32) * 9.0).unwrap();

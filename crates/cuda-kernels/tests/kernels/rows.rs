@@ -15,7 +15,8 @@ const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 #[test]
 fn rows_are_gathered_and_put_back() {
     let ids = ids(&[3, 0, 6, 1]);
-    for width in [5, 72] {
+    // In one turn of the threads and in two, one by one and by fours.
+    for width in [5, 37, 72, 200] {
         for (from, to) in DTYPES.into_iter().flat_map(|from| DTYPES.map(|to| (from, to))) {
             let table = numbers(1, &[7, width], from);
             let what = format!("{width} {from:?} {to:?}");
@@ -46,26 +47,27 @@ fn rows_are_gathered_and_put_back() {
     }
 }
 
-#[test]
-fn the_gradient_of_an_embedding_adds_rows_in_their_order() {
-    // Ids that repeat nearby, in further blocks and further than one block reads at a time, and once. Staged ids before and after a row's.
-    let values: Vec<u32> = (0..600).map(|i| [3, 0, 3, 6, 9 - (i % 4), 10 + i][i as usize % 6]).collect();
-    let ids = ids(&values);
-    for width in [5, 72] {
+/// Fails unless `scatter_add` adds these rows, whose number is not a multiple of those that a block or a thread works on.
+fn assert_rows_are_added(values: &[u32]) {
+    let (count, rows) = (values.len(), *values.iter().max().unwrap() as usize + 1);
+    let ids = ids(values);
+    // Columns in one turn of the threads and in two, one by one and by fours.
+    for width in [5, 70, 72, 264] {
         for dtype in DTYPES {
-            let (dy, dtable) = (numbers(1, &[600, width], dtype), numbers(2, &[611, width], DType::F32));
-            let what = format!("{width} {dtype:?}");
+            let (dy, dtable) = (numbers(1, &[count, width], dtype), numbers(2, &[rows, width], DType::F32));
+            let what = format!("{count} of {rows}, {width} {dtype:?}");
             let got = in_every_schedule(&what, |schedule| {
                 let (mut ids, mut dy, mut dtable) = (Buffer::of(&ids), Buffer::of(&dy), Buffer::of(&dtable));
-                let mut order = Buffer::new(&[2, 600], DType::U32);
-                let [count, columns] = [600, width].map(|n| Argument::of(n as i32));
-                let arguments = [ids.pointer(), order.pointer(), count.clone()];
-                launch("order_by_id", [19, 1, 1], 64, 2 * (128 + 32) * 4, &arguments, schedule);
-                let arguments = [order.pointer(), dy.pointer(), dtable.pointer(), count, columns];
-                launch(&format!("scatter_add_{}", suffix(dtype)), [19, 2, 1], 32, 0, &arguments, schedule);
+                let mut order = Buffer::new(&[2, count], DType::U32);
+                let blocks = count.div_ceil(32);
+                let sizes = [count, width].map(|n| Argument::of(n as i32));
+                let arguments = [ids.pointer(), order.pointer(), sizes[0].clone()];
+                launch("order_by_id", [blocks, 1, 1], 64, 2 * (128 + 32) * 4, &arguments, schedule);
+                let arguments = [&[order.pointer(), dy.pointer(), dtable.pointer()], &sizes[..]].concat();
+                launch(&format!("scatter_add_{}", suffix(dtype)), [blocks, 2, 1], 32, 0, &arguments, schedule);
                 vec![dtable, order]
             });
-            let mut order: Vec<u32> = (0..600).collect();
+            let mut order: Vec<u32> = (0..count as u32).collect();
             order.sort_by_key(|&row| values[row as usize]);
             let sorted = order.iter().map(|&row| values[row as usize]).collect();
             assert_eq!(got[1].to_vec2::<u32>().unwrap(), [order, sorted]);
@@ -73,6 +75,16 @@ fn the_gradient_of_an_embedding_adds_rows_in_their_order() {
             assert_close(&what, &got[0], &dtable, 0.0);
         }
     }
+}
+
+#[test]
+fn the_gradient_of_an_embedding_adds_rows_in_their_order() {
+    // Ids that repeat nearby, in further blocks and further than one block reads at a time, and once. Staged ids before and after a row's.
+    let values: Vec<u32> = (0..597).map(|i| [3, 0, 3, 6, 9 - (i % 4), 10 + i][i as usize % 6]).collect();
+    assert_rows_are_added(&values);
+    // Each id three times: some begin with the last row of a block.
+    let values: Vec<u32> = (0..597).map(|i| i * 200 % 597 / 3).collect();
+    assert_rows_are_added(&values);
 }
 
 #[test]
