@@ -56,10 +56,10 @@ impl Buffer {
     /// Unwritten elements: NaN.
     pub fn new(shape: &[usize], dtype: DType) -> Self {
         let bytes = shape.iter().product::<usize>() * dtype.size_in_bytes();
-        // A card aligns memory to more than the 16 bytes that kernels read at once.
-        let aligned = bytes.next_multiple_of(16);
+        // Bytes are the codes of a weight and entries of tables: kernels read several at once.
+        let taken = if dtype == DType::U8 { bytes.next_multiple_of(16) } else { bytes };
         let page = page_size();
-        let room = (aligned + 16).next_multiple_of(page);
+        let room = (taken + 1).next_multiple_of(page);
         let (readable, none) = (ProtFlags::READ | ProtFlags::WRITE, MprotectFlags::empty());
         // SAFETY: a new mapping, whose first and last page become inaccessible.
         let mapping = unsafe {
@@ -69,7 +69,7 @@ impl Buffer {
             mm::mprotect(mapping.add(page + room).cast(), page, none).unwrap();
             mapping
         };
-        let from = if IS_AT_START.get() { 0 } else { room - aligned };
+        let from = if IS_AT_START.get() { 0 } else { room - taken };
         let mut buffer = Self { mapping, room, from, bytes, dtype, shape: shape.to_vec() };
         for (at, byte) in buffer.all_mut().iter_mut().enumerate() {
             *byte = UNTOUCHED[at % 2];

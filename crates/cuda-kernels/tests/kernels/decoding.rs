@@ -50,7 +50,8 @@ fn the_largest_logit_is_the_first_of_equal_ones_and_a_number() {
 #[test]
 fn candidates_are_the_likeliest_tokens_in_order_with_the_scores_of_all() {
     for dtype in DTYPES {
-        let logits = logits(dtype).i(..2).unwrap();
+        // A row, one with a NaN, and the last row.
+        let logits = logits(dtype).index_select(&Tensor::new(&[0u32, 1, 4], &Device::Cpu).unwrap(), 0).unwrap();
         let (rows, width) = logits.dims2().unwrap();
         let threads = 128;
         let all = in_every_schedule("all", |schedule| {
@@ -60,13 +61,16 @@ fn candidates_are_the_likeliest_tokens_in_order_with_the_scores_of_all() {
             launch(&name, [rows, 1, 1], threads, threads as usize / 32 * 8, &arguments, schedule);
             vec![scores]
         });
-        let wide = logits.to_dtype(DType::F32).unwrap().i(0).unwrap();
-        let expected = wide.broadcast_sub(&wide.exp().unwrap().sum_keepdim(D::Minus1).unwrap().log().unwrap()).unwrap();
-        assert_close("log-probabilities", &all[0].i(0).unwrap(), &expected, 1e-6);
+        for row in [0, 2] {
+            let wide = logits.to_dtype(DType::F32).unwrap().i(row).unwrap();
+            let sum = wide.exp().unwrap().sum_keepdim(D::Minus1).unwrap();
+            let expected = wide.broadcast_sub(&sum.log().unwrap()).unwrap();
+            assert_close("log-probabilities", &all[0].i(row).unwrap(), &expected, 1e-6);
+        }
         let scores = floats(&all[0]);
         // Added to the last offset, most scores are equal: the first tokens come first.
         for (offset, count) in [(0.0f32, 8), (-3.25, 20), (-1e9, 12)] {
-            let offsets = Tensor::new(&[offset, offset], &Device::Cpu).unwrap();
+            let offsets = Tensor::new(&[offset; 3], &Device::Cpu).unwrap();
             let got = in_every_schedule(&format!("{offset} {count}"), |schedule| {
                 let (mut logits, mut offsets) = (Buffer::of(&logits), Buffer::of(&offsets));
                 let (mut tokens, mut scores) =
@@ -126,7 +130,7 @@ fn a_cache_gets_keys_and_values_and_copies_rows() {
                 assert_close("append", got, &expected, 0.0);
             }
         }
-        let pairs = Tensor::new(&[[0u32, 3], [0, 1]], &Device::Cpu).unwrap();
+        let pairs = Tensor::new(&[[0u32, 3], [2, 1]], &Device::Cpu).unwrap();
         let got = in_every_schedule("copies", |schedule| {
             let (mut pairs, mut cache) = (Buffer::of(&pairs), Buffer::of(&caches[0]));
             let sizes = [capacity * width, position * width].map(|size| Argument::of(size as i64));
@@ -135,7 +139,7 @@ fn a_cache_gets_keys_and_values_and_copies_rows() {
             vec![cache]
         });
         let expected = caches[0].copy().unwrap();
-        t5_ops::copy_rows(&expected, &[(0, 3), (0, 1)], position).unwrap();
+        t5_ops::copy_rows(&expected, &[(0, 3), (2, 1)], position).unwrap();
         assert_close("copies", &got[0], &expected, 0.0);
     }
 }

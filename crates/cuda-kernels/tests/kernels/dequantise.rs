@@ -64,6 +64,8 @@ fn every_part_of_a_weight_has_the_bits_of_the_cpu() {
                 (0..rows, width / 2 / 8 * 8..width),
                 (rows / 2..rows, 0..width),
                 (0..rows / 2 + 1, 0..width.min(7)),
+                // Eight columns that do not begin at a multiple of eight.
+                (0..rows, 4.min(width - 1)..12.min(width)),
             ];
             for (rows, columns) in parts {
                 let of_part = |t: &Tensor| t.narrow(0, rows.start, rows.len())?.narrow(1, columns.start, columns.len());

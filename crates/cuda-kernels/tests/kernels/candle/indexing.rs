@@ -120,7 +120,10 @@ fn elements_are_put_and_added_by_number_as_on_the_cpu() {
 #[test]
 fn a_number_that_no_element_has_gives_zero_and_changes_nothing() {
     for dtype in dtypes() {
-        for (id, outside) in [(DType::U8, 100), (DType::U32, 1 << 30), (DType::I64, 1i64 << 60), (DType::I64, -3)] {
+        let behind = SHAPE[1] as i64;
+        let near = [(DType::U8, behind), (DType::U32, behind), (DType::I64, behind), (DType::I64, -3)];
+        let far = [(DType::U8, 100), (DType::U32, 1 << 30), (DType::I64, 1 << 60)];
+        for (id, outside) in near.into_iter().chain(far) {
             let ids = |shape: &[usize]| {
                 let values = vec![outside; shape.iter().product()];
                 Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(id).unwrap()
