@@ -319,14 +319,16 @@ fn assert_rounded_alike(what: &str, got: &Tensor, expected: &Tensor) {
 
 #[test]
 fn adafactor_updates_as_the_cpu_does() {
+    // The thresholds clip every update, some of them, and none.
     let ways = [
-        (None, Rounding::Nearest),
-        (Some(0.9), Rounding::Stochastic { key: KEY }),
-        (None, Rounding::Stochastic { key: KEY + 1 }),
+        (0.25, None, Rounding::Nearest),
+        (1.0, Some(0.9), Rounding::Stochastic { key: KEY }),
+        (50.0, None, Rounding::Stochastic { key: KEY + 1 }),
     ];
-    for (beta1, rounding) in ways {
+    for (clip_threshold, beta1, rounding) in ways {
         let hyper = |case: &Case| AdafactorHyper {
             beta1,
+            clip_threshold,
             rounding: case.rounding,
             beta2: 0.4,
             // Each case has its own constants.
@@ -335,7 +337,8 @@ fn adafactor_updates_as_the_cpu_does() {
             gradient_scale: SCALE,
             ..AdafactorHyper::default()
         };
-        let cases: Vec<Case> = [&[1, 1][..], &[7, 70], &[33, 5], &[70], &[150, 12], &[7, 264]]
+        // More blocks than a warp has threads, and more rows than a thread of the factors has at once.
+        let cases: Vec<Case> = [&[1, 1][..], &[7, 70], &[33, 5], &[70], &[150, 12], &[7, 264], &[100, 4], &[1100, 5]]
             .iter()
             .flat_map(|shape| DTYPES.map(|dtypes| Case::new(shape, dtypes, beta1.is_some(), false, rounding)))
             .collect();
