@@ -67,3 +67,21 @@ fn a_logit_that_is_no_number_makes_a_loss_that_is_none() {
     let loss = f64::from_bits(u64::from(bits[0].to_bits()) | u64::from(bits[1].to_bits()) << 32);
     assert!(loss.is_nan(), "{loss}");
 }
+
+#[test]
+fn losses_are_added_to_the_total() {
+    // Fewer losses than threads, and more.
+    for count in [3usize, 200] {
+        let losses: Vec<f64> = (0..count).map(|i| 0.5 + i as f64).collect();
+        let expected = 2.25 + losses.iter().sum::<f64>();
+        let losses = Tensor::from_vec(losses, count, &Device::Cpu).unwrap();
+        let got = in_every_schedule("total", |schedule| {
+            let mut losses = Buffer::of(&losses);
+            let mut total = Buffer::of(&Tensor::new(&[2.25f64], &Device::Cpu).unwrap());
+            let arguments = [losses.pointer(), total.pointer(), Argument::of(count as i32)];
+            launch("add_total", [1, 1, 1], 64, 32 * 8, &arguments, schedule);
+            vec![total]
+        });
+        assert_eq!(got[0].to_vec1::<f64>().unwrap(), [expected]);
+    }
+}

@@ -447,17 +447,36 @@ fn copies_in_bf16_of_many_weights_are_casts() {
     }
 }
 
+/// Counts of elements: all by fours, and with some left over. A buffer of the second count begins at an address that allows no fours in some
+/// schedules.
+const COUNTS: [usize; 2] = [1000, 1003];
+
 #[test]
 fn gradients_are_added_in_f32() {
-    for dtype in [DType::F32, DType::BF16] {
-        let (sum, x) = (numbers(1, &[1000], dtype), numbers(2, &[1000], dtype));
+    for (dtype, count) in [DType::F32, DType::BF16].into_iter().flat_map(|dtype| COUNTS.map(|count| (dtype, count))) {
+        let (sum, x) = (numbers(1, &[count], dtype), numbers(2, &[count], dtype));
         let got = in_every_schedule("sum", |schedule| {
             let (mut sum, mut x) = (Buffer::of(&sum), Buffer::of(&x));
-            let arguments = [sum.pointer(), x.pointer(), Argument::of(1000usize)];
+            let arguments = [sum.pointer(), x.pointer(), Argument::of(count)];
             launch(&format!("add_{}", suffix(dtype)), [3, 1, 1], 64, 0, &arguments, schedule);
             vec![sum]
         });
         t5_ops::add_in_place(&sum, &x).unwrap();
         assert_close("sum", &got[0], &sum, 0.0);
+    }
+}
+
+#[test]
+fn a_scaled_tensor_has_the_bits_of_the_cpu() {
+    for (dtype, count) in [DType::F32, DType::BF16].into_iter().flat_map(|dtype| COUNTS.map(|count| (dtype, count))) {
+        let x = numbers(1, &[count], dtype);
+        let got = in_every_schedule("scaled", |schedule| {
+            let (mut x, mut y) = (Buffer::of(&x), Buffer::new(&[count], dtype));
+            let arguments = [x.pointer(), y.pointer(), Argument::of(0.37f32), Argument::of(count)];
+            launch(&format!("scaled_{}", suffix(dtype)), [3, 1, 1], 64, 0, &arguments, schedule);
+            vec![y]
+        });
+        let expected = (x.to_dtype(DType::F32).unwrap() * f64::from(0.37f32)).unwrap().to_dtype(dtype).unwrap();
+        assert_same_bits(&got[0], &expected);
     }
 }
