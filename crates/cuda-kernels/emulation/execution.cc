@@ -50,6 +50,11 @@ unsigned char* end_of_shared_memory() {
     return end;
 }
 
+// Whether these bytes still are those of memory that was not written.
+bool is_untouched(const unsigned char* from, const unsigned char* end) {
+    return from == end || (*from == 0xFF && memcmp(from, from + 1, size_t(end - from) - 1) == 0);
+}
+
 // A kernel that reads or writes a page that it may not gets an error. Every other bad access is left to the handler from before.
 struct sigaction before;
 void on_bad_access(int, siginfo_t*, void*) {
@@ -249,8 +254,7 @@ std::string launch(const Kernel& kernel, dim3 grid, unsigned threads, size_t sha
         is_in_kernel = true;
         run_block(threads, unsigned(block));
         is_in_kernel = false;
-        auto is_written = [](unsigned char byte) { return byte != 0xFF; };
-        if (problem.empty() && (std::any_of(shared - MARGIN, shared, is_written) || std::any_of(shared + shared_bytes, end, is_written)))
+        if (problem.empty() && !(is_untouched(shared - MARGIN, shared) && is_untouched(shared + shared_bytes, end)))
             problem = "a block has written outside of its shared memory";
         if (!problem.empty()) return problem;
     }

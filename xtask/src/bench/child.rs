@@ -35,7 +35,7 @@ impl Measured {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GroupCounters {
     /// The most bytes that the group held, including page cache.
-    pub max_bytes: u64,
+    pub peak_bytes: u64,
     /// How often the group reached its limit, so that memory had to be reclaimed.
     pub failures: u64,
     /// Processes killed for lack of memory.
@@ -133,7 +133,7 @@ impl Group {
         let number = |file: &str| text(file).trim().parse().unwrap_or(0);
         let kills = text("memory.oom_control").lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
         GroupCounters {
-            max_bytes: number("memory.max_usage_in_bytes"),
+            peak_bytes: number("memory.max_usage_in_bytes"),
             failures: number("memory.failcnt"),
             kills: kills.unwrap_or(0),
         }

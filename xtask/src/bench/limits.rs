@@ -188,7 +188,7 @@ fn one_budget(options: &Options, subject: &Subject, directory: &Path, budget: u6
         "budget_bytes": budget,
         "predicted_bytes": planned_peak(&output)?,
         "measured_bytes": measured,
-        "group_bytes": of(|run| run.group.unwrap_or_default().max_bytes).into_iter().max(),
+        "group_bytes": of(|run| run.group.unwrap_or_default().peak_bytes).into_iter().max(),
         "reclaims": of(|run| run.group.unwrap_or_default().failures).iter().sum::<u64>(),
         "kills": kills,
         "steps": steps,

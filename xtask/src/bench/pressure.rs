@@ -86,8 +86,8 @@ pub fn run(options: &Options) -> Result<(), String> {
         mib(pressed.ran.peak_bytes),
         mib(calm.least_rss),
         mib(pressed.least_rss),
-        mib(calm.ran.group.unwrap_or_default().max_bytes),
-        mib(pressed.ran.group.unwrap_or_default().max_bytes),
+        mib(calm.ran.group.unwrap_or_default().peak_bytes),
+        mib(pressed.ran.group.unwrap_or_default().peak_bytes),
         calm.ran.seconds,
         pressed.ran.seconds,
     );

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::ptr::null_mut;
 
 use candle_core::{DType, Device, Tensor, WithDType};
@@ -45,9 +46,8 @@ pub struct Buffer {
     mapping: *mut u8,
     /// The bytes between the two pages.
     room: usize,
-    /// The first byte of the elements within the room.
-    from: usize,
-    bytes: usize,
+    /// The bytes of the elements within the room.
+    contents: Range<usize>,
     dtype: DType,
     shape: Vec<usize>,
 }
@@ -70,7 +70,7 @@ impl Buffer {
             mapping
         };
         let from = if IS_AT_START.get() { 0 } else { room - taken };
-        let mut buffer = Self { mapping, room, from, bytes, dtype, shape: shape.to_vec() };
+        let mut buffer = Self { mapping, room, contents: from..from + bytes, dtype, shape: shape.to_vec() };
         for (at, byte) in buffer.all_mut().iter_mut().enumerate() {
             *byte = UNTOUCHED[at % 2];
         }
@@ -108,7 +108,7 @@ impl Buffer {
     }
 
     fn contents_mut(&mut self) -> &mut [u8] {
-        let contents = self.from..self.from + self.bytes;
+        let contents = self.contents.clone();
         &mut self.all_mut()[contents]
     }
 
@@ -124,13 +124,13 @@ impl Buffer {
 
     /// The address `bytes` bytes after the first element, as an argument.
     pub fn pointer_at(&mut self, bytes: usize) -> Argument {
-        assert!(bytes < self.bytes, "an address within the buffer");
+        assert!(bytes < self.contents.len(), "an address within the buffer");
         Argument::of(self.contents_mut()[bytes..].as_mut_ptr())
     }
 
     /// The bytes of the elements.
     pub fn bits(&self) -> &[u8] {
-        &self.all()[self.from..][..self.bytes]
+        &self.all()[self.contents.clone()]
     }
 
     /// The elements.
@@ -147,8 +147,7 @@ impl Buffer {
 impl Drop for Buffer {
     /// Fails if bytes outside of the buffer were written.
     fn drop(&mut self) {
-        let contents = self.from..self.from + self.bytes;
-        let is_untouched = |(at, &byte): (usize, &u8)| contents.contains(&at) || byte == UNTOUCHED[at % 2];
+        let is_untouched = |(at, &byte): (usize, &u8)| self.contents.contains(&at) || byte == UNTOUCHED[at % 2];
         let all_are_untouched = self.all().iter().enumerate().all(is_untouched);
         // SAFETY: the whole mapping, to which no reference is left.
         unsafe { mm::munmap(self.mapping.cast(), self.room + 2 * page_size()).unwrap() };

@@ -91,6 +91,7 @@ struct Gradient {
 /// Sums of squares by row and by column, and their total, for each gradient.
 fn square_sums(gradients: &mut [(&Tensor, Buffer)], schedule: Schedule) -> Vec<[Buffer; 3]> {
     let (mut tiles, mut blocks) = (0, 0);
+    // Scratch memory is kept until the launches are done: entries have only its addresses.
     let (mut entries, mut scratch, mut sums) = (Vec::new(), Vec::new(), Vec::new());
     for (tensor, gradient) in gradients {
         let (rows, width) = size_of_matrix(tensor);
@@ -123,8 +124,6 @@ fn square_sums(gradients: &mut [(&Tensor, Buffer)], schedule: Schedule) -> Vec<[
     launch("square_sums", [tiles, 1, 1], THREADS as u32, COLUMNS * 8 + COLUMNS / 128 * 32 * 4, &arguments, schedule);
     launch("finish_square_sums", [blocks, 1, 1], THREADS as u32, 0, &arguments, schedule);
     launch("total_square_sums", [entries.len(), 1, 1], THREADS as u32, 32 * 8, &arguments[..1], schedule);
-    // Only the scratch memory is written.
-    scratch.iter().for_each(|buffer| drop(buffer.tensor()));
     sums
 }
 
@@ -255,6 +254,7 @@ fn adafactor(cases: &[Case], hyper: impl Fn(&Case) -> AdafactorHyper, schedule: 
     let mut gradients: Vec<_> = cases.iter().map(|case| (&case.grad, Buffer::of(&case.grad))).collect();
     let mut sums = square_sums(&mut gradients, schedule);
     let (mut of_factors, mut of_parts) = (0, 0);
+    // As above.
     let (mut entries, mut scratch) = (Vec::new(), Vec::new());
     for ((case, on_card), sums) in cases.iter().zip(&mut on_card).zip(&mut sums) {
         let (rows, width) = size_of_matrix(&case.param);
@@ -286,7 +286,6 @@ fn adafactor(cases: &[Case], hyper: impl Fn(&Case) -> AdafactorHyper, schedule: 
     ] {
         launch(name, [blocks, 1, 1], THREADS as u32, shared, arguments, schedule);
     }
-    scratch.iter().for_each(|buffer| drop(buffer.tensor()));
     on_card.into_iter().flat_map(|on_card| [on_card.param].into_iter().chain(on_card.moments)).collect()
 }
 
