@@ -88,8 +88,8 @@ fn place_file(name: &str, output: &Path, made: &mut impl FnMut(PathBuf)) -> Outc
             .hint("move the file away, or choose another `--output`"));
         }
     }
-    trainer::create_directories(&directory)?.into_iter().for_each(&mut *made);
-    trainer::write_atomic(&path, bytes)?;
+    durable_files::create_directories(&directory)?.into_iter().for_each(&mut *made);
+    durable_files::write_atomic(&path, bytes)?;
     made(path.clone());
     Ok(Value::String(paths::to_text(path.as_os_str())))
 }

@@ -7,9 +7,10 @@
 use std::path::Path;
 use std::time::Instant;
 
+use durable_files::Scratch;
 use memory_policy::{Probe, SystemProbe};
 use trainer::checkpoint::Checkpoints;
-use trainer::{Batch, Scratch, StepOutcome, Trainer};
+use trainer::{Batch, StepOutcome, Trainer};
 
 use crate::cli::TrainArgs;
 use crate::config::Config;
@@ -17,7 +18,7 @@ use crate::disk::existing_ancestor;
 use crate::failure::{Failure, Outcome};
 use crate::open::Opened;
 use crate::resume::{checkpoint_to_resume, is_finished};
-use crate::run_dir::{RunDir, own_names};
+use crate::run_dir::{RunDir, is_own_name};
 use crate::session::{FirstModel, Parts, Session};
 use crate::stop::Stop;
 use crate::{faster_device, machine, report, row_data, setup, stop};
@@ -26,7 +27,7 @@ use crate::{faster_device, machine, report, row_data, setup, stop};
 pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let beside = existing_ancestor(&config.run.output_dir);
     stop.ends_with(stop::tried);
-    let scratch = stop.remove_at_end(|| Ok(Scratch::create_in(&beside, &own_names())?), Scratch::path)?;
+    let scratch = stop.remove_at_end(|| Ok(Scratch::create_in(&beside, is_own_name)?), Scratch::path)?;
     let mut run = RunDir::lock(scratch.path())?;
     let mut config = setup::place_embedded_files(config, &mut run)?;
     let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: row_data::print_line };

@@ -248,7 +248,7 @@ impl Ledger {
         let result = f(&mut lines);
         if lines != before {
             let text = serde_json::to_vec(&lines).map_err(|error| Failure::internal(error.to_string()))?;
-            trainer::write_atomic(&path, &text)?;
+            durable_files::write_atomic(&path, &text)?;
         }
         // Unlocked explicitly: a child that another thread is starting also has the open file, until it executes another program.
         let _ = flock(&lock, FlockOperation::Unlock);

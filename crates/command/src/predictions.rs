@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use durable_files::AtomicFile;
 use serde_json::json;
-use trainer::AtomicFile;
 
 use crate::evaluation::AnsweredRow;
 use crate::failure::{Failure, Outcome};

@@ -18,17 +18,17 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use durable_files::AtomicFile;
 use memory_policy::{counted, plural};
 use parquet_dataset::{Dataset, DatasetOptions};
 use row_files::{Chosen, Compression, Conversion, Counts, Digested, Form, ParquetWriter, Part, Settings, Share, Sizes};
 use serde_json::{Value, json};
-use trainer::AtomicFile;
 
 use crate::config::{BadRows, Columns, Config, Objective, paths};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::open;
 use crate::report;
-use crate::run_dir::{ROWS, RunDir, UNPACKED, own_names};
+use crate::run_dir::{ROWS, RunDir, UNPACKED, is_own_name};
 use crate::stop::Stop;
 
 const TRAIN: &str = "train-rows";
@@ -242,16 +242,16 @@ fn say_columns(conversion: &Conversion, chosen: &Chosen, say: fn(&str)) {
 }
 
 /// A temporary directory for files that a command reads. Dropping the result removes it.
-pub fn scratch() -> Outcome<trainer::Scratch> {
-    let (temporary, names) = (std::env::temp_dir(), own_names());
-    trainer::Scratch::remove_abandoned(&temporary, &names);
-    Ok(trainer::Scratch::create_in(&temporary, &names)?)
+pub fn scratch() -> Outcome<durable_files::Scratch> {
+    let temporary = std::env::temp_dir();
+    durable_files::Scratch::remove_abandoned(&temporary, is_own_name);
+    Ok(durable_files::Scratch::create_in(&temporary, is_own_name)?)
 }
 
 /// Compressed parquet files, unpacked while they are read.
 #[derive(Default)]
 pub struct Unpacked {
-    scratch: Option<trainer::Scratch>,
+    scratch: Option<durable_files::Scratch>,
     count: usize,
 }
 
@@ -277,7 +277,7 @@ impl Unpacked {
         if self.scratch.is_none() {
             self.scratch = Some(scratch()?);
         }
-        let directory = self.scratch.as_ref().map(trainer::Scratch::path).unwrap_or(Path::new("."));
+        let directory = self.scratch.as_ref().map(durable_files::Scratch::path).unwrap_or(Path::new("."));
         let file = AtomicFile::create(&directory.join(name))?;
         row_files::unpack(path, &mut file.file()).map_err(|error| match error {
             row_files::Error::Write(error) => Failure::io("unpack into", directory, &error),
@@ -333,7 +333,7 @@ fn convert_to_parquet(
         .hint("restore the files and settings that the run was started with, or start a new run with `--output DIR`")
         .hint("to resume anyway, add `--allow-changed data`"));
     }
-    for made in trainer::create_directories(&directory)? {
+    for made in durable_files::create_directories(&directory)? {
         run.note_made(made);
     }
     // Checked before anything is replaced: files of these names without a record are not this program's.
@@ -344,7 +344,7 @@ fn convert_to_parquet(
             .hint("move it away, or choose another `--output`"));
     }
     let claim = json!({"settings": settings, "outputs": null});
-    trainer::write_atomic(&record_path, format!("{claim:#}\n").as_bytes())?;
+    durable_files::write_atomic(&record_path, format!("{claim:#}\n").as_bytes())?;
     run.note_made(record_path.clone());
     let began = Instant::now();
     let counts = write(conversion, columns, (config, split), &train, validation.as_deref(), wanted)
@@ -359,7 +359,7 @@ fn convert_to_parquet(
     });
     let is_partial = counts.share < 1.0;
     if !is_partial {
-        trainer::write_atomic(&record_path, format!("{record:#}\n").as_bytes())?;
+        durable_files::write_atomic(&record_path, format!("{record:#}\n").as_bytes())?;
     }
     (wanted.say)(&in_words(key, conversion, &counts, began.elapsed().as_secs_f64()));
     if let Some(first) = &counts.first_bad {

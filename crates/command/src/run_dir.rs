@@ -13,16 +13,18 @@
 //! OUTPUT/finished.json   the step of the model, and its evaluations; written last
 //! ```
 //!
-//! One process writes here: it holds [`trainer::RunLock`]. `--dry-run` only reads the directory. A run that is refused, because of the
+//! One process writes here: it holds [`durable_files::RunLock`]. `--dry-run` only reads the directory. A run that is refused, because of the
 //! directory, its data or its budget, leaves the directory unchanged. Nothing is written before [`RunDir::own`], except the embedded data
 //! and converted rows, which are removed again.
 
+use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use durable_files::{LOCK_FILE, RunLock, Scratch, is_temporary_name};
 use serde::Serialize;
 use serde_json::{Value, json};
-use trainer::{RunLock, Scratch};
+use trainer::checkpoint::{self, CHECKPOINTS_DIRECTORY, OWN_FILES};
 
 use crate::assets;
 use crate::config::Values;
@@ -71,15 +73,13 @@ pub fn apply_resolved(values: &mut Values, path: &Path) -> Outcome<()> {
     values.apply_file(&path.display().to_string(), &text)
 }
 
-/// All names of files and directories of a run, except those of checkpoints, models and the lock.
-pub fn own_names() -> Vec<&'static str> {
-    [RESOLVED, PAGE_MAP, METRICS, PAGE, EVENTS, FINISHED, MODEL, ADAPTER]
-        .into_iter()
-        .chain(BASES)
-        .chain(assets::names())
-        .chain(CONVERTED_ROWS)
-        .chain(UNPACKED)
-        .collect()
+/// Whether this is the name of a file or directory of a run, at any depth.
+pub fn is_own_name(name: &OsStr) -> bool {
+    let named = [LOCK_FILE, CHECKPOINTS_DIRECTORY, RESOLVED, PAGE_MAP, METRICS, PAGE, EVENTS, FINISHED, MODEL, ADAPTER];
+    let others = BASES.into_iter().chain(assets::names()).chain(CONVERTED_ROWS).chain(UNPACKED);
+    named.into_iter().chain(others).any(|own| name == own)
+        || checkpoint::is_own_name(name)
+        || checkpoint::step_of(name).is_some()
 }
 
 /// An output directory.
@@ -110,10 +110,10 @@ impl RunDir {
     /// directory.
     pub fn own(&mut self) -> Outcome<()> {
         let Some(lock) = &mut self.lock else { return Ok(()) };
-        lock.own(&[assets::DIRECTORY, ROWS])?;
+        lock.own(&[assets::DIRECTORY, ROWS, CHECKPOINTS_DIRECTORY], &OWN_FILES)?;
         let root = std::path::absolute(&self.root).unwrap_or_else(|_| self.root.clone());
         // A dry run lies in the nearest directory that existed when it began.
-        root.ancestors().for_each(|directory| Scratch::remove_abandoned(directory, &own_names()));
+        root.ancestors().for_each(|directory| Scratch::remove_abandoned(directory, is_own_name));
         Ok(())
     }
 
@@ -136,7 +136,7 @@ impl RunDir {
 
     /// `OUTPUT/checkpoints`
     pub fn checkpoints(&self) -> PathBuf {
-        self.root.join(trainer::checkpoint::CHECKPOINTS_DIRECTORY)
+        self.root.join(CHECKPOINTS_DIRECTORY)
     }
 
     /// The place of the finished model: `OUTPUT/model`, or `OUTPUT/adapter` if an adapter is trained.
@@ -161,7 +161,7 @@ impl RunDir {
     /// Records that `OUTPUT/model` is the model of this step. This is the last file that a run writes.
     pub fn finish(&self, step: u64, history: &impl Serialize) -> Outcome<()> {
         let text = json!({ "step": step, "history": history });
-        Ok(trainer::write_atomic(&self.root.join(FINISHED), format!("{text:#}\n").as_bytes())?)
+        Ok(durable_files::write_atomic(&self.root.join(FINISHED), format!("{text:#}\n").as_bytes())?)
     }
 
     /// Refuses to start a new run in a directory with saved files.
@@ -194,7 +194,7 @@ impl RunDir {
             entries => entries.map_err(failed)?,
         };
         for entry in entries {
-            if !trainer::is_temporary_name(&entry.map_err(failed)?.file_name()) {
+            if !is_temporary_name(&entry.map_err(failed)?.file_name()) {
                 return Ok(true);
             }
         }

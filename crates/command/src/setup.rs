@@ -116,7 +116,7 @@ pub fn open(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcom
 
 /// Writes the page map again, with the digests of the pages that have been read.
 pub fn keep_page_map(opened: &Opened, directory: &Path) -> Outcome<()> {
-    Ok(trainer::write_atomic(&directory.join(PAGE_MAP), &opened.train.page_map()?)?)
+    Ok(durable_files::write_atomic(&directory.join(PAGE_MAP), &opened.train.page_map()?)?)
 }
 
 /// Takes the directory for an accepted run, and writes the run's config.
@@ -127,11 +127,11 @@ pub fn begin(config: &Config, opened: &Opened, run: &mut RunDir) -> Outcome<()> 
     }
     let map = opened.train.page_map()?;
     if opened.kept_page_map.as_ref() != map.last_chunk() {
-        trainer::write_atomic(&run.root().join(PAGE_MAP), &map)?;
+        durable_files::write_atomic(&run.root().join(PAGE_MAP), &map)?;
     }
     drop(map);
     let heading = "The resolved config of this run. `train_low_mem --config` with this file repeats the run.";
-    Ok(trainer::write_atomic(&run.root().join(RESOLVED), config.to_toml(heading).as_bytes())?)
+    Ok(durable_files::write_atomic(&run.root().join(RESOLVED), config.to_toml(heading).as_bytes())?)
 }
 
 /// The stream of batches from `position` on, and the step at which the run ends after `done` steps so far: at the end of the epochs or at

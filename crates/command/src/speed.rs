@@ -140,8 +140,8 @@ impl Cache {
     fn write(&self, path: &Path) -> Result<(), String> {
         let text = serde_json::to_vec_pretty(self).map_err(|error| error.to_string())?;
         let directory = path.parent().ok_or("it has no directory")?;
-        trainer::create_directories(directory).map_err(|error| error.to_string())?;
-        trainer::write_atomic(path, &text).map_err(|error| error.to_string())
+        durable_files::create_directories(directory).map_err(|error| error.to_string())?;
+        durable_files::write_atomic(path, &text).map_err(|error| error.to_string())
     }
 }
 

@@ -9,10 +9,10 @@ use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use durable_files::AtomicFile;
 use run_report::tensorboard::EventFile;
 use run_report::{Line, Run};
 use serde_json::Value;
-use trainer::AtomicFile;
 
 use crate::failure::{Failure, Outcome};
 use crate::metrics::{self, Metrics};
@@ -82,7 +82,7 @@ impl Views {
     /// Writes the page again. Returns a warning on the first failure.
     pub fn write_page(&mut self) -> Option<String> {
         let page = run_report::page::of_run(&self.run);
-        let error = trainer::write_atomic(&self.root.join(PAGE), page.as_bytes()).err()?;
+        let error = durable_files::write_atomic(&self.root.join(PAGE), page.as_bytes()).err()?;
         self.warning(PAGE, &error.to_string())
     }
 

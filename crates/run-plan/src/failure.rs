@@ -228,11 +228,7 @@ impl From<trainer::Error> for Failure {
             return failure;
         }
         let exit = match &error {
-            E::InvalidOption { .. }
-            | E::UnknownFreezeItem { .. }
-            | E::NothingToTrain
-            | E::Locked { .. }
-            | E::ForeignLock { .. } => Exit::Usage,
+            E::InvalidOption { .. } | E::UnknownFreezeItem { .. } | E::NothingToTrain => Exit::Usage,
             E::Diverged { .. } => Exit::Diverged,
             E::Checkpoint { .. }
             | E::NoValidCheckpoint { .. }
@@ -245,8 +241,21 @@ impl From<trainer::Error> for Failure {
         let hint = error.hint();
         match error {
             E::Model(error) => error.into(),
+            E::Files(error) => error.into(),
             error => Self::new(exit, error.to_string()).with_hint(hint),
         }
+    }
+}
+
+impl From<durable_files::Error> for Failure {
+    fn from(error: durable_files::Error) -> Self {
+        use durable_files::Error as E;
+        let exit = match &error {
+            E::Locked { .. } | E::ForeignLock { .. } => Exit::Usage,
+            _ => Exit::Internal,
+        };
+        let hint = error.hint().map(str::to_owned);
+        Self::new(exit, error.to_string()).with_hint(hint)
     }
 }
 

@@ -65,46 +65,9 @@ pub enum Error {
         /// The stats of the last step.
         stats: Box<StepStats>,
     },
-    /// The file system refused.
-    #[error("{}: could not {action}: {source}", path.display())]
-    Io {
-        /// The attempted action, as a verb.
-        action: &'static str,
-        /// The file or directory.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// No space, quota or file-size allowance is left. The unfinished file is removed; the files that were there before are intact.
-    #[error("{}: no space left to write it ({source}); earlier checkpoints are intact", path.display())]
-    DiskFull {
-        /// The file that did not fit.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// Another process is writing to the output directory.
-    #[error("{}: in use by another run{}", path.display(), pid.map(|pid| format!(", process {pid}")).unwrap_or_default())]
-    Locked {
-        /// The output directory.
-        path: PathBuf,
-        /// The process that holds it, if its id could be read.
-        pid: Option<u32>,
-    },
-    /// A file in the output directory has the name of the run's lock, and no run wrote it.
-    #[error("{}: expected the lock file of a run, got {got}", path.display())]
-    ForeignLock {
-        /// The file.
-        path: PathBuf,
-        /// The found kind of file.
-        got: String,
-    },
-    /// The lock that this process took is no longer in its output directory: another run may write there.
-    #[error("{}: the lock of this run is gone: the directory was moved, or its `.lock` was replaced", path.display())]
-    LockLost {
-        /// The output directory.
-        path: PathBuf,
-    },
+    /// A file or directory could not be written, read or locked.
+    #[error(transparent)]
+    Files(#[from] durable_files::Error),
     /// A checkpoint was read and does not agree with its manifest, or has none. Only such a checkpoint may be removed
     /// early.
     #[error("{}: {reason}", path.display())]
@@ -167,23 +130,13 @@ impl Error {
 
     fn own_hint(&self) -> Option<&'static str> {
         Some(match self {
+            Error::Files(error) => return error.hint(),
             Error::UnknownFreezeItem { .. } => {
                 "use a part (`encoder`, `shared`), a block (`decoder.block.0`) or a glob (`*.layer_norm.weight`)"
             }
             Error::NothingToTrain => "remove at least one part from `train.freeze`",
             Error::Diverged { .. } => {
                 "lower `optimizer.learning_rate`, raise `schedule.warmup_steps`, or resume from an earlier checkpoint"
-            }
-            Error::DiskFull { source, .. } if source.kind() == io::ErrorKind::FileTooLarge => {
-                "raise the file size limit (`ulimit -f`), then resume with `--keep-training`"
-            }
-            Error::DiskFull { .. } => {
-                "free some disk space or set a smaller `checkpoint.keep_last`, then resume with `--keep-training`"
-            }
-            Error::Locked { .. } => "wait for it to end, or choose another `--output`",
-            Error::ForeignLock { .. } => "move the file away, or choose another `--output`",
-            Error::LockLost { .. } => {
-                "look for another run with this `--output`; resume from the newest checkpoint with `--keep-training`"
             }
             Error::NoLabels(_) => "leave out `macro_f1`: it is for references that are a few labels",
             Error::LaterFormat { .. } => "resume with that version, or start again in another `--output`",
@@ -215,10 +168,9 @@ impl Error {
         Error::InvalidOption { name, expected: expected.to_owned(), got: got.to_string() }
     }
 
-    /// An I/O error on `path`. A full disk becomes [`Error::DiskFull`].
+    /// An I/O error on `path`.
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
-        let path = path.to_owned();
-        if is_full(&source) { Error::DiskFull { path, source } } else { Error::Io { action, path, source } }
+        Error::Files(durable_files::Error::io(action, path, source))
     }
 
     pub(crate) fn torn(path: &Path, reason: impl Into<String>) -> Self {
@@ -234,17 +186,14 @@ impl Error {
     }
 }
 
-fn is_full(error: &io::Error) -> bool {
-    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
-    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
-}
-
 impl From<t5::Error> for Error {
-    /// A full disk becomes [`Error::DiskFull`] here, too.
+    /// A full disk becomes [`durable_files::Error::DiskFull`] here, too.
     fn from(error: t5::Error) -> Self {
         match error {
             t5::Error::Io { path, source } => Error::io("read or write", &path, source),
-            t5::Error::Offload { path, source } if is_full(&source) => Error::DiskFull { path, source },
+            t5::Error::Offload { path, source } if durable_files::is_full(&source) => {
+                durable_files::Error::DiskFull { path, source }.into()
+            }
             error => Error::Model(error),
         }
     }

@@ -1,6 +1,5 @@
-//! The file behind a path, its length and its SHA-256.
+//! Length and SHA-256 of a file.
 
-use std::fs;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
@@ -8,34 +7,6 @@ use sha2::{Digest, Sha256};
 
 /// Bytes of a file that are buffered before they are written. Those of a large tensor come in larger pieces, and are not buffered.
 pub(crate) const BUFFER_BYTES: usize = 128 << 10;
-
-/// The identity of the file or directory behind a path. The same path may later lead to another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    device: u64,
-    inode: u64,
-}
-
-impl Identity {
-    /// The identity of an open file.
-    pub(crate) fn of(file: &fs::Metadata) -> Self {
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::MetadataExt;
-            Identity { device: file.dev(), inode: file.ino() }
-        }
-        #[cfg(not(unix))]
-        {
-            let _ = file;
-            Identity { device: 0, inode: 0 }
-        }
-    }
-
-    /// The identity of the entry with this name itself; a symbolic link is not followed.
-    pub(crate) fn at(path: &Path) -> io::Result<Self> {
-        Ok(Self::of(&fs::symlink_metadata(path)?))
-    }
-}
 
 /// A writer that knows the length and the SHA-256 of the bytes written through it, so that they need not be read again.
 pub(crate) struct HashingWriter<W> {

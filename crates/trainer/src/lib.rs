@@ -4,8 +4,7 @@
 //!   [`schedule`], freezing by name ([`freeze`]).
 //! * [`Parallel`]: several processes that make each step together.
 //! * [`evaluate`]: loss, perplexity, and the scores of answers ([`text_metrics`]), streaming.
-//! * [`checkpoint`]: atomic, verified, exact to the bit; [`RunLock`]: one writer per output directory;
-//!   [`write_atomic`]: the project's one way to write small files.
+//! * [`checkpoint`]: atomic, verified, exact to the bit.
 //! * [`costs`]: the trainer's rows of the memory bill.
 //!
 //! Architecture invariants: this crate parses no configuration file, prints nothing and never asks the operating system
@@ -13,27 +12,21 @@
 
 pub mod adafactor;
 pub mod adamw;
-mod atomic;
 mod between_cards;
 pub mod checkpoint;
 pub mod costs;
-mod directories;
 mod error;
 pub mod evaluate;
 mod files;
 pub mod freeze;
 pub mod micro_batches;
-mod named_files;
 pub mod optimizer;
 mod options;
 mod parallel;
-mod run_lock;
 pub mod schedule;
-mod scratch;
 mod state;
 mod state_file;
 mod stats;
-mod temporary;
 #[cfg(test)]
 #[path = "../../t5-ops/tests/support/device.rs"]
 mod test_device;
@@ -41,18 +34,12 @@ mod trainer;
 mod transport;
 mod update;
 
-pub use atomic::{AtomicFile, write_atomic};
 pub use checkpoint::{Checkpoints, Found, Saved, export_checkpoint, export_model};
-pub use directories::create_directories;
 pub use error::{Error, Result};
-pub use named_files::{NamedFiles, write_whole};
 pub use optimizer::{Optimizer, OptimizerOptions};
 pub use options::{GradientPrecision, MasterWeights, Precision, TrainerOptions};
 pub use parallel::{Parallel, Sharding, shards};
-pub use run_lock::RunLock;
-pub use scratch::Scratch;
 pub use state::TrainerState;
 pub use stats::{Score, StepOutcome, StepStats};
 pub use t5::{LayerMajor, Levers};
-pub use temporary::is_temporary_name;
 pub use trainer::{Batch, StepPlan, Trainer};

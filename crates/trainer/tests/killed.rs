@@ -11,10 +11,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use candle_core::DType;
+use durable_files::RunLock;
 use serde_json::json;
 use t5::{Config, T5};
 use trainer::adafactor::AdafactorOptions;
-use trainer::{Batch, Checkpoints, Levers, RunLock, StepPlan, Trainer, TrainerOptions, export_model};
+use trainer::{Batch, Checkpoints, Levers, StepPlan, Trainer, TrainerOptions, export_model};
 
 use self::device::device;
 
@@ -42,7 +43,7 @@ fn options() -> TrainerOptions {
 /// Runs to the end, or until it has saved `saves` times, from the state of the output directory. Saves after every step and prints that.
 fn run(output: &Path, saves: u64) {
     let mut lock = RunLock::acquire(output).unwrap();
-    lock.own(&[]).unwrap();
+    lock.own(&["checkpoints"], &trainer::checkpoint::OWN_FILES).unwrap();
     let directory = output.join("checkpoints");
     let mut trainer = match Checkpoints::newest_valid(&directory).unwrap() {
         Some(found) => Trainer::resume(&found, options(), DType::F32, &device()).unwrap(),

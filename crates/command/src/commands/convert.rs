@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use durable_files::AtomicFile;
 use memory_policy::{Bytes, Probe, SystemProbe, counted, plural};
 use row_files::{Conversion, Counts, Duplicates, ParquetWriter, Part, Settings, Share, Sizes};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use trainer::AtomicFile;
 
 use crate::commands::text_lengths::TextLengths;
 use crate::failure::{Exit, Failure, Outcome};

@@ -17,7 +17,7 @@ pub fn convert_base(flags: &ConvertBaseArgs) -> Outcome<()> {
     let model = model_directory::find(&flags.model)?;
     check_output(&flags.output, flags.force, &[&model])?;
     if let Some(parent) = flags.output.parent() {
-        trainer::create_directories(parent)?;
+        durable_files::create_directories(parent)?;
     }
     let precision: t5::Precision = flags.precision.into();
     let weights = export_quantised(&model, precision, &flags.output)?;

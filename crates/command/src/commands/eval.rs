@@ -32,7 +32,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let adapted = model_directory::find_as_trained(&flags.model, flags.adapter.as_deref())?;
     let mut config = config(flags, &adapted)?;
     let Adapted { directory, adapter } = adapted;
-    let scratch = stop.remove_at_end(row_data::scratch, trainer::Scratch::path)?;
+    let scratch = stop.remove_at_end(row_data::scratch, durable_files::Scratch::path)?;
     let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: report::note };
     let mut run = RunDir::open_read_only(scratch.path());
     let opened = Opened::new(&mut config, |config| row_data::prepare(config, &mut run, wanted), None)?;

@@ -199,7 +199,7 @@ fn add(flags: &AddArgs) -> Outcome<()> {
     let entry = toml::to_string(&Added { run: [entry] }).map_err(|error| Failure::usage(error.to_string()))?;
     let between = if text.is_empty() || text.ends_with("\n") { "\n" } else { "\n\n" };
     let whole = if text.is_empty() { entry } else { format!("{text}{between}{entry}") };
-    trainer::write_atomic(&file, whole.as_bytes())?;
+    durable_files::write_atomic(&file, whole.as_bytes())?;
     report::note(&format!("added {} to {}", plural(added.len() as u64, "run"), file.display()));
     Ok(())
 }
@@ -323,7 +323,7 @@ fn start(program: &Path, job: &Job) -> Outcome<Child> {
     let log = job.log();
     let failed = |error: std::io::Error| Failure::io("write to it", &log, &error);
     if let Some(parent) = log.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        trainer::create_directories(parent)?;
+        durable_files::create_directories(parent)?;
     }
     let file = File::options().create(true).append(true).open(&log).map_err(failed)?;
     let both = [file.try_clone().map_err(failed)?, file];

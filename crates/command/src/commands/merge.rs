@@ -19,7 +19,7 @@ pub fn merge(flags: &MergeArgs) -> Outcome<()> {
     let base = base(flags, &adapter)?;
     check_output(&flags.output, flags.force, &[&base, &adapter])?;
     if let Some(parent) = flags.output.parent() {
-        trainer::create_directories(parent)?;
+        durable_files::create_directories(parent)?;
     }
     let merged = export_merged(&base, &adapter, flags.dtype.map(Into::into), &flags.output)?;
     let peak = SystemProbe::new().snapshot()?.peak_rss;

@@ -54,7 +54,7 @@ pub fn write_page(path: &Path, html: &str) -> Outcome<()> {
                 .hint("name another file, or remove this one"));
         }
     }
-    Ok(trainer::write_atomic(path, html.as_bytes())?)
+    Ok(durable_files::write_atomic(path, html.as_bytes())?)
 }
 
 /// A line in the head of every page.

@@ -20,7 +20,7 @@ pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
     let files = TextFiles::open(&open::files("--input", &flags.input)?, &flags.columns)?;
     let training = within(&training, &files, budget)?;
     let trained = dataloader::train_tokenizer_on_files(&files, &training)?;
-    trainer::write_atomic(&flags.output, &trained.json)?;
+    durable_files::write_atomic(&flags.output, &trained.json)?;
     report::result(&format!(
         "{}: {} entries from {} texts, {}\n",
         flags.output.display(),

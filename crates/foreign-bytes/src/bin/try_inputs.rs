@@ -156,7 +156,7 @@ fn drive(words: &[&str]) -> Result<(), String> {
             std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
         }
         let text = format!("{:#}\n", report(&tallies));
-        trainer::write_atomic(path, text.as_bytes()).map_err(|error| error.to_string())?;
+        durable_files::write_atomic(path, text.as_bytes()).map_err(|error| error.to_string())?;
     }
     match findings.len() {
         0 => Ok(()),

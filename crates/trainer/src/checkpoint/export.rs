@@ -2,17 +2,18 @@
 
 use std::path::Path;
 
+use durable_files::temporary;
+
 use super::{
     COMPANION_FILES, Manifest, OPTIMIZER_FILE, STATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, save,
     save::Place,
 };
 use crate::error::Result;
-use crate::temporary;
 
 /// Writes a Hugging Face directory, replacing one of the same name in one step.
 ///
 /// # Errors
-/// [`crate::Error::DiskFull`] and other I/O errors. An existing directory is then unchanged.
+/// [`durable_files::Error::DiskFull`] and other I/O errors. An existing directory is then unchanged.
 pub fn export_model(model: &t5::T5, target: &Path, tokenizer: Option<TokenizerFiles>) -> Result<()> {
     let place = Place::new(temporary::create_directory(target)?);
     save::commit_or_remove(&place.path, target, || save::write_model(&place, model, tokenizer).map(drop))

@@ -20,7 +20,7 @@
 //!   is skipped, with a note, for the newest whole one. It stays where it is.
 //! * A checkpoint that a newer version wrote is neither resumed nor skipped, replaced or removed.
 //! * Saving holds one piece of one tensor at a time.
-//! * One process writes (see [`crate::RunLock`]).
+//! * One process writes (see [`durable_files::RunLock`]).
 //!
 //! ```no_run
 //! # fn example(trainer: &trainer::Trainer) -> Result<(), trainer::Error> {
@@ -50,12 +50,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use durable_files::{Identity, OwnFiles};
+
 pub use base::keep_quantised;
 pub use export::{export_checkpoint, export_merged, export_model, export_quantised};
 pub use manifest::{MANIFEST_FILE, Manifest, ManifestEntry};
 
 use crate::error::{Error, Result};
-use crate::files::Identity;
 use crate::state::TrainerState;
 
 /// The directory of a run's checkpoints, inside its output directory.
@@ -212,21 +213,25 @@ fn name_of(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-pub(crate) fn step_of(name: &OsStr) -> Option<u64> {
+/// The step of the checkpoint with this name.
+pub fn step_of(name: &OsStr) -> Option<u64> {
     let name = name.to_str()?;
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (name_of(step) == name).then_some(step)
 }
 
+/// The files of checkpoints and models.
+pub const OWN_FILES: OwnFiles = OwnFiles { is_own: is_own_name, listed: listed_names, list: MANIFEST_FILE };
+
 /// Whether this is the name of a file that a run writes for a checkpoint or a model.
-pub(crate) fn is_own_name(name: &OsStr) -> bool {
+pub fn is_own_name(name: &OsStr) -> bool {
     let others = [OPTIMIZER_FILE, STATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, MANIFEST_FILE];
     let of_model = MODEL_FILES.iter().chain(&ADAPTER_FILES);
     of_model.chain(&others).chain(&COMPANION_FILES).any(|own| name == *own)
 }
 
 /// The names that the manifest in `directory` lists. Empty without a readable manifest.
-pub(crate) fn listed_names(directory: &Path) -> Vec<String> {
+fn listed_names(directory: &Path) -> Vec<String> {
     Manifest::read(directory)
         .map(|manifest| manifest.files.into_iter().map(|file| file.name).collect())
         .unwrap_or_default()

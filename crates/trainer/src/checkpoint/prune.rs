@@ -21,10 +21,11 @@ mod tests;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use durable_files::temporary;
+
 use super::load::{self, verify};
-use super::{Checkpoints, Saved, list};
+use super::{Checkpoints, OWN_FILES, Saved, list};
 use crate::error::{Error, Result};
-use crate::temporary;
 
 /// The state of a checkpoint on disk.
 enum Condition {
@@ -147,7 +148,7 @@ fn look(path: &Path, step: u64, measure: &str) -> Condition {
 /// Removes a checkpoint and returns whether it did. A failure becomes a note.
 fn remove(checkpoints: &mut Checkpoints, saved: &mut Saved, path: &Path) -> bool {
     let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_symlink());
-    let foreign = if is_link { Ok(Vec::new()) } else { temporary::foreign_names(path) };
+    let foreign = if is_link { Ok(Vec::new()) } else { temporary::foreign_names(path, &OWN_FILES) };
     let removed = match foreign {
         Ok(_) if is_link => {
             note_once(checkpoints, saved, path, "it is a symbolic link");
@@ -159,7 +160,7 @@ fn remove(checkpoints: &mut Checkpoints, saved: &mut Saved, path: &Path) -> bool
                 note_once(checkpoints, saved, path, &reason);
                 return false;
             }
-            None => temporary::retire_directory(path),
+            None => temporary::retire_directory(path, &OWN_FILES).map_err(Error::from),
         },
         Err(e) => Err(Error::io("list", path, e)),
     };

@@ -4,18 +4,19 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use durable_files::temporary;
 use t5::safetensors::{TensorHeader, Writer};
 
 use super::{
-    ADAPTER_FILES, COMPANION_FILES, Checkpoints, MANIFEST_FILE, Manifest, ManifestEntry, OPTIMIZER_FILE, STATE_FILE,
-    Saved, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, TokenizerJson,
+    ADAPTER_FILES, COMPANION_FILES, Checkpoints, MANIFEST_FILE, Manifest, ManifestEntry, OPTIMIZER_FILE, OWN_FILES,
+    STATE_FILE, Saved, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, TokenizerJson,
     prune::{self, Before},
 };
 use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
 use crate::parallel::Parallel;
 use crate::trainer::Trainer;
-use crate::{directories, files, state_file, temporary};
+use crate::{files, state_file};
 
 impl Checkpoints {
     /// Saves the trainer's current state. When this returns, the checkpoint is on the disk and would survive a power cut.
@@ -25,7 +26,7 @@ impl Checkpoints {
     /// removed first. Once `interrupted` returns true, no more old checkpoints are read to the end, so more of them stay.
     ///
     /// # Errors
-    /// [`Error::DiskFull`] and other I/O errors. Older checkpoints are then unchanged, and nothing is left of the new one.
+    /// [`durable_files::Error::DiskFull`] and other I/O errors. Older checkpoints are then unchanged, and nothing is left of the new one.
     pub fn save(
         &mut self,
         trainer: &Trainer,
@@ -33,8 +34,8 @@ impl Checkpoints {
         tokenizer: Option<TokenizerFiles>,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Saved> {
-        directories::create_directories(&self.directory)?;
-        temporary::remove_leftovers(&self.directory)?;
+        durable_files::create_directories(&self.directory)?;
+        temporary::remove_leftovers(&self.directory, &OWN_FILES)?;
         trainer.scored_by().clone_into(&mut self.scored_by);
         let target = self.path_of(trainer.step_count());
         let place = Place::new(temporary::create_directory(&target)?);
@@ -86,10 +87,10 @@ pub(super) fn write(
 pub(super) fn commit_or_remove<T>(temporary: &Path, target: &Path, fill: impl FnOnce() -> Result<T>) -> Result<T> {
     let filled = fill();
     if filled.is_err() {
-        let _ = temporary::remove_own_directory(temporary);
+        let _ = temporary::remove_own_directory(temporary, &OWN_FILES);
     }
     let value = filled?;
-    temporary::commit_directory(temporary, target)?;
+    temporary::commit_directory(temporary, target, &OWN_FILES)?;
     Ok(value)
 }
 

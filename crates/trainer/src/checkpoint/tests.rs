@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
+use durable_files::temporary;
 use serde_json::json;
 use t5::{Config, T5};
 
@@ -11,7 +12,6 @@ use super::*;
 use crate::adafactor::AdafactorOptions;
 use crate::options::TrainerOptions;
 use crate::schedule::{Schedule, ScheduleKind};
-use crate::temporary;
 use crate::test_device::device;
 use t5::Levers;
 
@@ -374,7 +374,7 @@ fn a_full_disk_leaves_the_old_checkpoints_intact_and_says_so() {
         let create = full_after(written);
         let place = save::Place { path: temporary::create_directory(&target).unwrap(), create: &create };
         let error = save::write(&place, &target, &trainer, &json!(null), Some(tokenizer)).unwrap_err();
-        assert!(matches!(&error, Error::DiskFull { .. }), "{written}: {error:?}");
+        assert!(matches!(&error, Error::Files(durable_files::Error::DiskFull { .. })), "{written}: {error:?}");
         assert!(error.to_string().contains("intact"), "{error}");
         assert_eq!(names(directory.path()), ["source-tokenizer.json", "step-00000001", "step-00000002"], "{written}");
         let found = newest(directory.path());

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use dataloader::{Tokenizer, TokenizerJson};
+use durable_files::{NamedFiles, write_whole};
 use memory_policy::{Bytes, Probe, SystemProbe};
 use model_formats::{T5, Vocabulary, Weights, ctranslate2, gguf};
 use serde_json::json;
 use t5::StoredModel;
-use trainer::{NamedFiles, write_whole};
 
 use crate::commands::merge::is_to_be_replaced;
 use crate::export_flags::{ExportArgs, Format, GgufNames};
@@ -100,7 +100,7 @@ impl Weights for FromModel<'_> {
 fn write(flags: &ExportArgs, written: &Written, weights: &FromModel<'_>, card: &Card) -> Outcome<u64> {
     let output = &flags.output;
     if let Some(parent) = output.parent() {
-        trainer::create_directories(parent)?;
+        durable_files::create_directories(parent)?;
     }
     if let Written::Gguf(file) = written
         && is_file_name(output)

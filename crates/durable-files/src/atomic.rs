@@ -6,8 +6,8 @@
 //! * A new file is on the disk with its name: after a rename the directory that has the name is synced.
 //!
 //! ```no_run
-//! trainer::write_atomic("runs/tiny/resolved.toml".as_ref(), b"[run]\n")?;
-//! # Ok::<(), trainer::Error>(())
+//! durable_files::write_atomic("runs/tiny/resolved.toml".as_ref(), b"[run]\n")?;
+//! # Ok::<(), durable_files::Error>(())
 //! ```
 
 use std::fs::{self, File};

@@ -5,41 +5,40 @@
 //! * In a directory without owner, only files that a run writes are removed. If it has any other file, it stays.
 //!
 //! ```no_run
-//! let files = ["resolved.toml", "metrics.jsonl"];
-//! trainer::Scratch::remove_abandoned("runs".as_ref(), &files);
-//! let scratch = trainer::Scratch::create_in("runs".as_ref(), &files)?;
-//! trainer::write_atomic(&scratch.path().join("resolved.toml"), b"")?;
+//! let is_own = |name: &std::ffi::OsStr| name == "resolved.toml" || name == "metrics.jsonl";
+//! durable_files::Scratch::remove_abandoned("runs".as_ref(), is_own);
+//! let scratch = durable_files::Scratch::create_in("runs".as_ref(), is_own)?;
+//! durable_files::write_atomic(&scratch.path().join("resolved.toml"), b"")?;
 //! scratch.close()?;
-//! # Ok::<(), trainer::Error>(())
+//! # Ok::<(), durable_files::Error>(())
 //! ```
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{self, CHECKPOINTS_DIRECTORY};
 use crate::error::{Error, Result};
-use crate::files::Identity;
-use crate::run_lock::LOCK_FILE;
+use crate::identity::Identity;
 use crate::temporary::{self, Kind};
 
 /// A directory that is removed with its owner.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
-    /// Names of files and directories that the owner makes there, beside checkpoints and the lock.
-    own_names: Vec<&'static str>,
+    /// Whether the owner gives this name to a file or directory in it, at any depth.
+    is_own: fn(&OsStr) -> bool,
     /// Holds the lock.
     _directory: File,
     is_removed: bool,
 }
 
 impl Scratch {
-    /// Makes an empty directory in `parent`. The caller will make `own_names` in it and no others, at any depth.
+    /// Makes an empty directory in `parent`. The caller will make only its own names in it, at any depth.
     ///
     /// # Errors
     /// The directory cannot be made or opened.
-    pub fn create_in(parent: &Path, own_names: &[&'static str]) -> Result<Self> {
+    pub fn create_in(parent: &Path, is_own: fn(&OsStr) -> bool) -> Result<Self> {
         loop {
             let path = temporary::create_run_directory(parent)?;
             // A process that looks for abandoned directories may come between making and locking, and remove this one.
@@ -50,12 +49,7 @@ impl Scratch {
                     // A file system without locks for directories: no process can take the lock, so none removes the directory.
                     let _ = directory.try_lock();
                     if is_at(&directory, &path) {
-                        return Ok(Scratch {
-                            path,
-                            own_names: own_names.to_vec(),
-                            _directory: directory,
-                            is_removed: false,
-                        });
+                        return Ok(Scratch { path, is_own, _directory: directory, is_removed: false });
                     }
                 }
             }
@@ -63,7 +57,7 @@ impl Scratch {
     }
 
     /// Removes the directories in `parent` whose owners ended without removing them. A directory that cannot be removed stays.
-    pub fn remove_abandoned(parent: &Path, own_names: &[&str]) {
+    pub fn remove_abandoned(parent: &Path, is_own: fn(&OsStr) -> bool) {
         for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
             let is_ours = temporary::kind_of(&entry.file_name()) == Some(Kind::Run);
             if !is_ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -72,7 +66,7 @@ impl Scratch {
             let path = entry.path();
             let Ok(directory) = File::open(&path) else { continue };
             if directory.try_lock().is_ok() && is_at(&directory, &path) {
-                let _ = remove(&path, own_names);
+                let _ = remove(&path, is_own);
             }
         }
     }
@@ -88,7 +82,7 @@ impl Scratch {
     /// Something in it cannot be removed, or was not made by the owner.
     pub fn close(mut self) -> Result<()> {
         self.is_removed = true;
-        remove(&self.path, &self.own_names).map_err(|e| Error::io("remove", &self.path, e))
+        remove(&self.path, self.is_own).map_err(|e| Error::io("remove", &self.path, e))
     }
 }
 
@@ -96,7 +90,7 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         if !self.is_removed {
             // Best effort: the next process removes the rest.
-            let _ = remove(&self.path, &self.own_names);
+            let _ = remove(&self.path, self.is_own);
         }
     }
 }
@@ -107,20 +101,14 @@ fn is_at(directory: &File, path: &Path) -> bool {
 }
 
 /// Removes the files that a run writes into `directory`, and the directory if nothing else is in it.
-fn remove(directory: &Path, own_names: &[&str]) -> io::Result<()> {
+fn remove(directory: &Path, is_own: fn(&OsStr) -> bool) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let name = entry.file_name();
-        let is_ours = name == LOCK_FILE
-            || name == CHECKPOINTS_DIRECTORY
-            || own_names.iter().any(|own| name == *own)
-            || checkpoint::is_own_name(&name)
-            || checkpoint::step_of(&name).is_some()
-            || temporary::is_temporary_name(&name);
-        if !is_ours {
+        if !is_own(&name) && !temporary::is_temporary_name(&name) {
             continue;
         }
-        if entry.file_type()?.is_dir() { remove(&entry.path(), own_names)? } else { fs::remove_file(entry.path())? }
+        if entry.file_type()?.is_dir() { remove(&entry.path(), is_own)? } else { fs::remove_file(entry.path())? }
     }
     fs::remove_dir(directory)
 }
@@ -129,11 +117,22 @@ fn remove(directory: &Path, own_names: &[&str]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    const NAMES: [&str; 3] = ["resolved.toml", "sample-data", "rows.parquet"];
+    fn is_own(name: &OsStr) -> bool {
+        const NAMES: [&str; 7] = [
+            ".lock",
+            "resolved.toml",
+            "sample-data",
+            "rows.parquet",
+            "checkpoints",
+            "step-00000001",
+            "model.safetensors",
+        ];
+        NAMES.iter().any(|own| name == *own)
+    }
 
     /// A directory as a killed dry run leaves it.
     fn abandoned(parent: &Path) -> PathBuf {
-        let scratch = Scratch::create_in(parent, &NAMES).unwrap();
+        let scratch = Scratch::create_in(parent, is_own).unwrap();
         let path = scratch.path().to_owned();
         for directory in [
             "sample-data",
@@ -158,8 +157,8 @@ mod tests {
     fn an_abandoned_directory_is_removed_and_one_in_use_is_not() {
         let parent = tempfile::tempdir().unwrap();
         let (first, second) = (abandoned(parent.path()), abandoned(parent.path()));
-        let in_use = Scratch::create_in(parent.path(), &NAMES).unwrap();
-        Scratch::remove_abandoned(parent.path(), &NAMES);
+        let in_use = Scratch::create_in(parent.path(), is_own).unwrap();
+        Scratch::remove_abandoned(parent.path(), is_own);
         assert!(!first.exists() && !second.exists());
         assert!(in_use.path().is_dir());
         in_use.close().unwrap();
@@ -169,7 +168,7 @@ mod tests {
     #[test]
     fn a_directory_that_its_owner_drops_is_gone() {
         let parent = tempfile::tempdir().unwrap();
-        let scratch = Scratch::create_in(parent.path(), &NAMES).unwrap();
+        let scratch = Scratch::create_in(parent.path(), is_own).unwrap();
         fs::write(scratch.path().join("resolved.toml"), "").unwrap();
         drop(scratch);
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
@@ -185,7 +184,7 @@ mod tests {
         {
             fs::create_dir(parent.path().join(other)).unwrap();
         }
-        Scratch::remove_abandoned(parent.path(), &NAMES);
+        Scratch::remove_abandoned(parent.path(), is_own);
         assert_eq!(fs::read_to_string(path.join("checkpoints/thesis")).unwrap(), "my only copy");
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 4);
     }

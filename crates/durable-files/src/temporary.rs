@@ -19,9 +19,9 @@ use std::path::{Path, PathBuf};
 
 use heap::{TEMPORARY_PREFIX, create_new, with_temporary_name};
 
-use crate::checkpoint;
 use crate::directories::{parent_of, sync_directory};
 use crate::error::{Error, Result};
+use crate::own_files::OwnFiles;
 
 const ID_DIGITS: usize = 16;
 const PART: &str = "-part-";
@@ -74,7 +74,10 @@ pub(crate) fn create_run_directory(parent: &Path) -> Result<PathBuf> {
 }
 
 /// A new, empty directory beside `target`. The caller fills it and gives it to [`commit_directory`].
-pub(crate) fn create_directory(target: &Path) -> Result<PathBuf> {
+///
+/// # Errors
+/// I/O errors.
+pub fn create_directory(target: &Path) -> Result<PathBuf> {
     let parent = parent_of(target);
     let made = with_temporary_name(&parent, &[OsStr::new(PART), target.file_name().unwrap_or_default()], |path| {
         fs::create_dir(path)
@@ -87,12 +90,12 @@ pub(crate) fn create_directory(target: &Path) -> Result<PathBuf> {
 ///
 /// # Errors
 /// I/O errors. The old directory then still has the name and nothing is left of `temporary`, or only the last sync failed.
-pub(crate) fn commit_directory(temporary: &Path, target: &Path) -> Result<()> {
-    let replaced = take_name(temporary, target).inspect_err(|_| drop(remove_own_directory(temporary)))?;
+pub fn commit_directory(temporary: &Path, target: &Path, own: &OwnFiles) -> Result<()> {
+    let replaced = take_name(temporary, target).inspect_err(|_| drop(remove_own_directory(temporary, own)))?;
     sync_directory(&parent_of(target))?;
     if let Some(old) = replaced {
         // The next start removes the rest with other leftovers.
-        let _ = remove_replaced(&old, target).or_else(|_| remove_replaced(&old, target));
+        let _ = remove_replaced(&old, target, own).or_else(|_| remove_replaced(&old, target, own));
     }
     Ok(())
 }
@@ -122,9 +125,12 @@ pub(crate) fn take_name(temporary: &Path, target: &Path) -> Result<Option<PathBu
 }
 
 /// Removes a checkpoint or a model. Its name goes first, so that a process killed meanwhile leaves a leftover and nothing torn.
-pub(crate) fn retire_directory(directory: &Path) -> Result<()> {
+///
+/// # Errors
+/// I/O errors.
+pub fn retire_directory(directory: &Path, own: &OwnFiles) -> Result<()> {
     let moved = rename_to_temporary(directory, PART)?;
-    remove_own_directory(&moved).map_err(|e| Error::io("remove", directory, e))
+    remove_own_directory(&moved, own).map_err(|e| Error::io("remove", directory, e))
 }
 
 /// Renames a directory to a temporary name. Returns its new path.
@@ -136,7 +142,10 @@ fn rename_to_temporary(directory: &Path, ending: &str) -> Result<PathBuf> {
 }
 
 /// Renames a file, unless the new name is taken.
-pub(crate) fn rename_to_free_name(from: &Path, to: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// I/O errors; [`io::ErrorKind::AlreadyExists`].
+pub fn rename_to_free_name(from: &Path, to: &Path) -> io::Result<()> {
     #[cfg(any(target_os = "linux", target_vendor = "apple"))]
     {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -168,17 +177,18 @@ fn exchange(a: &Path, b: &Path) -> io::Result<()> {
     }
 }
 
-/// The names in `directory` that are no files of a checkpoint or a model.
-pub(crate) fn foreign_names(directory: &Path) -> io::Result<Vec<OsString>> {
+/// The names in `directory` that are none of its own files.
+///
+/// # Errors
+/// The directory cannot be listed.
+pub fn foreign_names(directory: &Path, own: &OwnFiles) -> io::Result<Vec<OsString>> {
     let mut foreign = Vec::new();
-    let listed = checkpoint::listed_names(directory);
+    let listed = (own.listed)(directory);
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let name = entry.file_name();
         let is_ours = !entry.file_type()?.is_dir()
-            && (checkpoint::is_own_name(&name)
-                || kind_of(&name) == Some(Kind::File)
-                || listed.iter().any(|n| **n == *name));
+            && ((own.is_own)(&name) || kind_of(&name) == Some(Kind::File) || listed.iter().any(|n| **n == *name));
         if !is_ours {
             foreign.push(name);
         }
@@ -188,21 +198,24 @@ pub(crate) fn foreign_names(directory: &Path) -> io::Result<Vec<OsString>> {
 }
 
 /// Removes a directory that was replaced by `successor`. Foreign files in it move there, or stay.
-fn remove_replaced(old: &Path, successor: &Path) -> io::Result<()> {
+fn remove_replaced(old: &Path, successor: &Path, own: &OwnFiles) -> io::Result<()> {
     if fs::symlink_metadata(old)?.file_type().is_symlink() {
         return fs::remove_file(old);
     }
-    for name in foreign_names(old)? {
+    for name in foreign_names(old, own)? {
         rename_to_free_name(&old.join(&name), &successor.join(&name))?;
     }
-    remove_own_directory(old)
+    remove_own_directory(old, own)
 }
 
-/// Removes the files of a checkpoint or a model, and their directory once it is empty. Tries again after one error:
+/// Removes the own files in a directory, and the directory once it is empty. Tries again after one error:
 /// this save may be the last one, and nothing would remove the rest later.
-pub(crate) fn remove_own_directory(directory: &Path) -> io::Result<()> {
-    match remove_own_directory_once(directory) {
-        Err(e) if e.kind() != io::ErrorKind::DirectoryNotEmpty => match remove_own_directory_once(directory) {
+///
+/// # Errors
+/// I/O errors.
+pub fn remove_own_directory(directory: &Path, own: &OwnFiles) -> io::Result<()> {
+    match remove_own_directory_once(directory, own) {
+        Err(e) if e.kind() != io::ErrorKind::DirectoryNotEmpty => match remove_own_directory_once(directory, own) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed,
         },
@@ -210,15 +223,15 @@ pub(crate) fn remove_own_directory(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes the files once. The manifest goes last: it names the files of another version.
-fn remove_own_directory_once(directory: &Path) -> io::Result<()> {
-    let foreign = foreign_names(directory)?;
-    let manifest = OsStr::new(checkpoint::MANIFEST_FILE);
+/// Removes the files once. The list goes last: it names the files of another version.
+fn remove_own_directory_once(directory: &Path, own: &OwnFiles) -> io::Result<()> {
+    let foreign = foreign_names(directory, own)?;
+    let list = OsStr::new(own.list);
     let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {
         names.push(entry?.file_name());
     }
-    names.sort_by_key(|name| name == manifest);
+    names.sort_by_key(|name| name == list);
     for name in names.iter().filter(|name| !foreign.contains(name)) {
         match fs::remove_file(directory.join(name)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -233,7 +246,7 @@ fn remove_own_directory_once(directory: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// The directory cannot be listed, or a name cannot be given back.
-pub(crate) fn remove_leftovers(directory: &Path) -> Result<()> {
+pub fn remove_leftovers(directory: &Path, own: &OwnFiles) -> Result<()> {
     let entries = match fs::read_dir(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries.map_err(|e| Error::io("list", directory, e))?,
@@ -252,7 +265,11 @@ pub(crate) fn remove_leftovers(directory: &Path) -> Result<()> {
             }
             Kind::Part(name) | Kind::Old(name) if found.is_dir() => {
                 let target = directory.join(name);
-                drop(if is_absent(&target) { remove_own_directory(&path) } else { remove_replaced(&path, &target) });
+                drop(if is_absent(&target) {
+                    remove_own_directory(&path, own)
+                } else {
+                    remove_replaced(&path, &target, own)
+                });
             }
             _ => {}
         }
@@ -267,6 +284,12 @@ fn is_absent(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const OWN: OwnFiles = OwnFiles {
+        is_own: |name| name == "config.json" || name == "model.safetensors",
+        listed: |_| Vec::new(),
+        list: "manifest.json",
+    };
 
     fn names(directory: &Path) -> Vec<String> {
         let mut names: Vec<_> =
@@ -304,7 +327,7 @@ mod tests {
         for content in ["old", "new"] {
             let temporary = create_directory(&target).unwrap();
             fs::write(temporary.join("config.json"), content).unwrap();
-            commit_directory(&temporary, &target).unwrap();
+            commit_directory(&temporary, &target, &OWN).unwrap();
             assert_eq!(fs::read_to_string(target.join("config.json")).unwrap(), content);
             assert_eq!(names(directory.path()), ["model"]);
         }
@@ -320,7 +343,7 @@ mod tests {
         }
         let temporary = create_directory(&target).unwrap();
         fs::write(temporary.join("config.json"), "new").unwrap();
-        commit_directory(&temporary, &target).unwrap();
+        commit_directory(&temporary, &target, &OWN).unwrap();
         assert_eq!(names(directory.path()), ["model"]);
         assert_eq!(names(&target), ["README.md", "config.json", "onnx"]);
         assert_eq!(fs::read_to_string(target.join("config.json")).unwrap(), "new");
@@ -336,7 +359,7 @@ mod tests {
         fs::write(target.join("config.json"), "old").unwrap();
         rename_to_temporary(&target, OLD).unwrap();
         fs::write(new.join("config.json"), "new").unwrap();
-        remove_leftovers(directory.path()).unwrap();
+        remove_leftovers(directory.path(), &OWN).unwrap();
         assert_eq!(fs::read_to_string(target.join("config.json")).unwrap(), "old");
         assert_eq!(names(directory.path()), ["model"]);
     }
@@ -356,8 +379,8 @@ mod tests {
         // A temporary directory with a foreign file in it.
         let with_thesis = create_directory(&root.join("step-00000002")).unwrap();
         fs::write(with_thesis.join("chapter1"), "my only copy").unwrap();
-        remove_leftovers(root).unwrap();
-        remove_leftovers(&root.join("absent")).unwrap();
+        remove_leftovers(root, &OWN).unwrap();
+        remove_leftovers(&root.join("absent"), &OWN).unwrap();
         assert!(!file.exists() && !half.exists());
         assert_eq!(fs::read_to_string(with_thesis.join("chapter1")).unwrap(), "my only copy");
         assert_eq!(names(root).len(), 6, "{:?}", names(root));

@@ -12,25 +12,27 @@
 //!   name.
 //!
 //! ```no_run
-//! let mut lock = trainer::RunLock::acquire("runs/tiny".as_ref())?;
+//! let mut lock = durable_files::RunLock::acquire("runs/tiny".as_ref())?;
 //! // Look around, and refuse to go on without having changed anything; or else:
-//! lock.own(&[])?;
+//! # let own = durable_files::OwnFiles { is_own: |_| false, listed: |_| Vec::new(), list: "" };
+//! lock.own(&["checkpoints"], &own)?;
 //! if let Some(pid) = lock.crashed_predecessor() {
 //!     eprintln!("process {pid} ended without releasing the lock; resuming from its newest checkpoint");
 //! }
-//! # Ok::<(), trainer::Error>(())
+//! # Ok::<(), durable_files::Error>(())
 //! ```
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::CHECKPOINTS_DIRECTORY;
 use crate::error::{Error, Result};
-use crate::files::Identity;
+use crate::identity::Identity;
+use crate::own_files::OwnFiles;
 use crate::{directories, temporary};
 
-pub(crate) const LOCK_FILE: &str = ".lock";
+/// The name of the lock.
+pub const LOCK_FILE: &str = ".lock";
 /// A process id, its line break, and some spare bytes.
 const MAX_TEXT_BYTES: u64 = 32;
 
@@ -87,17 +89,17 @@ impl RunLock {
     }
 
     /// Takes ownership of the directory: writes the process id, and removes unfinished files of a killed predecessor in the
-    /// directory, in its checkpoints and in `subdirectories`.
+    /// directory and in `subdirectories`.
     ///
     /// # Errors
     /// I/O errors.
-    pub fn own(&mut self, subdirectories: &[&str]) -> Result<()> {
+    pub fn own(&mut self, subdirectories: &[&str], own: &OwnFiles) -> Result<()> {
         self.is_owner = true;
         let path = self.path();
         write_pid(&mut self.file, Some(std::process::id())).map_err(|e| Error::io("write", &path, e))?;
-        temporary::remove_leftovers(&self.output)?;
-        for name in subdirectories.iter().chain(&[CHECKPOINTS_DIRECTORY]) {
-            temporary::remove_leftovers(&self.output.join(name))?;
+        temporary::remove_leftovers(&self.output, own)?;
+        for name in subdirectories {
+            temporary::remove_leftovers(&self.output.join(name), own)?;
         }
         Ok(())
     }
@@ -243,9 +245,11 @@ fn write_pid(file: &mut File, pid: Option<u32>) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
+    const OWN: OwnFiles = OwnFiles { is_own: |_| false, listed: |_| Vec::new(), list: "" };
+
     fn owned(output: &Path) -> RunLock {
         let mut lock = RunLock::acquire(output).unwrap();
-        lock.own(&["sample-data"]).unwrap();
+        lock.own(&["sample-data", "checkpoints"], &OWN).unwrap();
         lock
     }
 

@@ -1,0 +1,15 @@
+//! The files that a program writes into directories: only these are ever removed with a directory.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+/// How to recognise the files of a directory that the caller fills, such as those of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnFiles {
+    /// Whether it gives this name to a file.
+    pub is_own: fn(&OsStr) -> bool,
+    /// Further names, which a file in the directory lists: another version may have written it.
+    pub listed: fn(&Path) -> Vec<String>,
+    /// The file with that list, which is removed last.
+    pub list: &'static str,
+}
