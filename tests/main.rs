@@ -28,6 +28,7 @@ mod other_commands;
 mod own_files;
 mod page_answers;
 mod prices;
+mod reading;
 mod resume;
 mod row_files;
 mod same_bits;

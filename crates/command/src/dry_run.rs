@@ -20,6 +20,7 @@ use crate::open::Opened;
 use crate::resume::{checkpoint_to_resume, is_finished};
 use crate::run_dir::{RunDir, is_own_name};
 use crate::session::{FirstModel, Parts, Session};
+use crate::splits::Purpose;
 use crate::stop::Stop;
 use crate::{faster_device, machine, report, row_data, setup, stop};
 
@@ -30,8 +31,14 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let scratch = stop.remove_at_end(|| Ok(Scratch::create_in(&beside, is_own_name)?), Scratch::path)?;
     let mut run = RunDir::lock(scratch.path())?;
     let mut config = setup::place_embedded_files(config, &mut run)?;
-    let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: row_data::print_line };
-    let mut opened = setup::open(&mut config, &mut run, wanted)?;
+    let wanted = row_data::Wanted {
+        purpose: Purpose::Training,
+        resumes: false,
+        to_plan: false,
+        stop: &stop,
+        say: row_data::print_line,
+    };
+    let mut opened = setup::open(&config, &mut run, wanted)?;
     let tried = RunDir::open_read_only(&config.run.output_dir);
     let keep_training = flags.keep_training == Some(true);
     let found = if keep_training { checkpoint_to_resume(&config, &opened, &tried)? } else { None };

@@ -35,12 +35,12 @@ pub fn identity(config: &Config, opened: &Opened) -> Value {
 }
 
 fn parts(config: &Config, opened: &Opened) -> Value {
-    let columns = crate::open::objective(config).columns();
+    let columns = opened.reading.objective.columns();
     json!({
         "data": {
             "data.train": opened.train.layout().fingerprint(),
             "columns": columns,
-            "data.objective": crate::open::objective(config),
+            "data.objective": opened.reading.objective,
             "data.max_source_tokens": config.data.max_source_tokens,
             "data.max_target_tokens": config.data.max_target_tokens,
             "data.shuffle": config.data.shuffle,

@@ -6,14 +6,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::Device;
-use dataloader::{BadRows, BatchShare, LoaderOptions, Objective, OrderOptions, SpanCorruption, Tokenizer};
+use dataloader::{BadRows, BatchShare, LoaderOptions, OrderOptions, Tokenizer};
+use memory_policy::plural;
 use parquet_dataset::{Dataset, DatasetOptions, Residency};
 use run_plan::model::{check_trainable, fitted};
 use t5::peft::AdapterDirectory;
 
-use crate::config::{self, Config, paths};
+use crate::config::{Config, paths};
 use crate::device::DeviceBaseline;
 use crate::failure::{Failure, Outcome};
+use crate::reading::Reading;
+use crate::row_data::RowData;
+use crate::splits::{Group, Split};
 use crate::{device, model_directory, report};
 
 /// Everything that a run reads from, opened.
@@ -40,6 +44,10 @@ pub struct Opened {
     pub validation: Option<Arc<Dataset>>,
     /// The checksum at the end of the page map of an earlier run.
     pub kept_page_map: Option<[u8; 32]>,
+    /// How the files of the rows are read.
+    pub reading: Reading,
+    /// Estimated rows of the training files, if planning has sampled only some of them.
+    pub estimated_rows: Option<u64>,
     /// An event for each set of files that was converted to parquet.
     pub converted: Vec<serde_json::Value>,
 }
@@ -54,10 +62,10 @@ pub struct KeptPageMap {
 
 impl Opened {
     /// Opens the files that the config names: tokenizer and model first, because these are quick to open. Then `rows` finds the files with
-    /// the rows, which may take long, and the config names those files.
+    /// the rows, which may take long.
     pub fn new(
-        config: &mut Config,
-        rows: impl FnOnce(&mut Config) -> Outcome<Vec<serde_json::Value>>,
+        config: &Config,
+        rows: impl FnOnce() -> Outcome<RowData>,
         page_map: Option<KeptPageMap>,
     ) -> Outcome<Self> {
         let kept_page_map = page_map.as_ref().and_then(|kept| kept.bytes.last_chunk().copied());
@@ -80,9 +88,9 @@ impl Opened {
             }
             _ => None,
         };
-        let converted = rows(config)?;
-        let columns = objective(config).columns();
-        let open = |key: &str, patterns: &[String], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
+        let RowData { reading, train, validation, estimated_rows, events } = rows()?;
+        let columns = reading.objective.columns();
+        let open = |files: &[PathBuf], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
             let options = DatasetOptions {
                 columns: columns.clone(),
                 residency: Residency::UltraLowMem,
@@ -91,13 +99,12 @@ impl Opened {
                 page_map: page_map.map(|kept| kept.bytes),
                 ..DatasetOptions::default()
             };
-            let dataset = Dataset::open(&files(key, patterns)?, &options)?;
-            Ok(Arc::new(dataset))
+            Ok(Arc::new(Dataset::open(files, &options)?))
         };
-        let train = open(config.label_of_rows(), &config.data.train, page_map)?;
-        let validation = match config.data.validation.as_slice() {
+        let train = open(&train, page_map)?;
+        let validation = match validation.as_slice() {
             [] => None,
-            patterns => Some(open("data.validation", patterns, None)?),
+            files => Some(open(files, None)?),
         };
         let adapter = config.lora.as_ref().and_then(|adapter| adapter.init_from.clone());
         let device_baseline = device::device_baseline(&device);
@@ -113,7 +120,9 @@ impl Opened {
             train,
             validation,
             kept_page_map,
-            converted,
+            reading,
+            estimated_rows,
+            converted: events,
         })
     }
 
@@ -134,51 +143,66 @@ fn stored_dtypes(device: &Device, directory: &Path, model: &t5::Config) -> Outco
     Ok(device.is_cpu().then(dtypes).transpose()?)
 }
 
-/// The files of a list of paths and globs, in the list's order; the files of a glob are sorted by name. A pattern that names an existing
-/// file is that file, even if it has special characters.
+/// The files of a list of paths and globs, in the list's order; the files of a glob are sorted by name.
 pub fn files(key: &str, patterns: &[String]) -> Outcome<Vec<PathBuf>> {
-    let mut found = Vec::new();
+    Ok(groups(key, patterns)?.into_iter().flat_map(|group| group.files).collect())
+}
+
+/// The files of each path or glob of a list. A pattern that names an existing file is that file, even if it has special characters.
+pub fn groups(key: &str, patterns: &[String]) -> Outcome<Vec<Group>> {
+    let mut groups = Vec::with_capacity(patterns.len());
     for pattern in patterns {
         let path = paths::from_text(pattern);
+        let mut group = |below, files| groups.push(Group { pattern: pattern.clone(), below, files });
         if path.is_dir() {
-            found.extend(files_of(key, &path)?);
+            let files = files_of(key, &path)?;
+            group(Some(path), files);
             continue;
         }
         if path.exists() {
-            found.push(path);
+            group(None, vec![path]);
             continue;
         }
         let matches = glob::glob(pattern).map_err(|error| {
             Failure::usage(format!("`{key}`: `{pattern}` is neither a file nor a glob: {}", error.msg))
                 .hint("a glob looks like `rows/train-*.parquet`")
         })?;
-        let before = found.len();
-        found.extend(matches.filter_map(Result::ok).filter(|path| path.is_file()));
-        if found.len() == before {
+        let files: Vec<PathBuf> = matches.filter_map(Result::ok).filter(|path| path.is_file()).collect();
+        if files.is_empty() {
             let here = std::env::current_dir().map_or_else(|_| ".".to_string(), |path| path.display().to_string());
             return Err(Failure::unusable(format!("`{key}`: no file matches `{pattern}`"))
                 .hint(format!("paths are relative to the directory where the command runs: {here}")));
         }
+        let is_fixed = |part: &std::path::Component<'_>| !part.as_os_str().to_string_lossy().contains(['*', '?', '[']);
+        group(Some(path.components().take_while(is_fixed).collect()), files);
     }
-    Ok(found)
+    Ok(groups)
 }
 
 /// Files that Hugging Face datasets store beside their rows.
 const ABOUT_ROWS: [&str; 3] = ["dataset_info.json", "dataset_infos.json", "dataset_dict.json"];
 
-/// The files of a directory that may hold rows, sorted by name. Hidden files, other directories and [`ABOUT_ROWS`] are left out.
+/// The files of a directory that may hold rows, sorted by name; also those in `data` and in directories with the name of a split, as Hugging
+/// Face datasets lie. Hidden files, other directories and [`ABOUT_ROWS`] are left out.
 fn files_of(key: &str, directory: &Path) -> Outcome<Vec<PathBuf>> {
-    let failed = |error| Failure::io("list it", directory, &error);
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(directory).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        let may_hold_rows =
-            row_files::extension(&path).is_some_and(|extension| row_files::FILE_EXTENSIONS.contains(&&*extension));
-        let is_about_rows = path.file_name().is_some_and(|name| ABOUT_ROWS.iter().any(|about| name == *about));
-        if !is_hidden && !is_about_rows && may_hold_rows && path.is_file() {
-            found.push(path);
+    let (mut found, others) = listed(directory)?;
+    let mut more = Vec::new();
+    for path in others {
+        let name = path.file_name().map(Path::new).unwrap_or(&path);
+        let (files, _) = listed(&path)?;
+        match name == Path::new("data") || Split::of(name).is_some() {
+            true => found.extend(files),
+            false if !files.is_empty() => more.push(path),
+            false => {}
         }
+    }
+    if let (true, Some(first)) = (found.is_empty(), more.first()) {
+        return Err(Failure::unusable(format!(
+            "`{key}`: no file with rows in the directory {}, but in {} below it",
+            directory.display(),
+            plural(more.len() as u64, "directory")
+        ))
+        .hint(format!("name the one to read: `{}`", first.display())));
     }
     if found.is_empty() {
         let endings = row_files::FILE_EXTENSIONS.join(", .");
@@ -187,6 +211,29 @@ fn files_of(key: &str, directory: &Path) -> Outcome<Vec<PathBuf>> {
     }
     found.sort();
     Ok(found)
+}
+
+/// The files of a directory that may hold rows, and its directories; hidden ones are left out.
+fn listed(directory: &Path) -> Outcome<(Vec<PathBuf>, Vec<PathBuf>)> {
+    let failed = |error| Failure::io("list it", directory, &error);
+    let (mut files, mut directories) = (Vec::new(), Vec::new());
+    for entry in std::fs::read_dir(directory).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        let may_hold_rows =
+            row_files::extension(&path).is_some_and(|extension| row_files::FILE_EXTENSIONS.contains(&&*extension));
+        let is_about_rows = path.file_name().is_some_and(|name| ABOUT_ROWS.iter().any(|about| name == *about));
+        if is_hidden || is_about_rows {
+            continue;
+        }
+        if path.is_dir() {
+            directories.push(path);
+        } else if may_hold_rows && path.is_file() {
+            files.push(path);
+        }
+    }
+    directories.sort();
+    Ok((files, directories))
 }
 
 /// The tokenizer's file: as configured, or beside the model.
@@ -324,24 +371,11 @@ pub fn named_config(name: &str) -> Outcome<t5::Config> {
         .hint(format!("presets: {}", names.join(", "))))
 }
 
-/// The training task.
-pub fn objective(config: &Config) -> Objective {
-    match config.data.objective {
-        config::Objective::TextToText => Objective::TextToText {
-            prompt_column: config.data.prompt_column.clone(),
-            response_column: config.data.response_column.clone(),
-        },
-        config::Objective::SpanCorruption { noise_density, mean_span_tokens } => Objective::SpanCorruption {
-            text_column: config.data.text_column.clone(),
-            spans: SpanCorruption { noise_density, mean_span_tokens },
-        },
-    }
-}
-
 /// The options of the training batches.
-pub fn loader_options(config: &Config, model: &t5::Config) -> LoaderOptions {
+pub fn loader_options(config: &Config, opened: &Opened) -> LoaderOptions {
+    let model = &opened.model;
     LoaderOptions {
-        objective: objective(config),
+        objective: opened.reading.objective.clone(),
         batch_size: config.train.batch_size,
         order: OrderOptions {
             seed: config.run.seed,

@@ -8,9 +8,10 @@ use text_metrics::bleu::Tokenization;
 use crate::config::Config;
 use crate::evaluation::Settings;
 use crate::failure::{Failure, Outcome};
+use crate::open::{self, Opened};
 
 /// The settings of evaluations in the training loop.
-pub fn evaluation(config: &Config, model: &t5::Config, plan: &Plan) -> Settings {
+pub fn evaluation(config: &Config, opened: &Opened, plan: &Plan) -> Settings {
     Settings {
         samples: config.train.eval_samples,
         generate_samples: config.train.eval_generate_samples,
@@ -23,7 +24,7 @@ pub fn evaluation(config: &Config, model: &t5::Config, plan: &Plan) -> Settings 
             rouge_stems: config.train.rouge_stemmer,
         },
         examples: config.train.sample_generations,
-        loader: crate::open::loader_options(config, model),
+        loader: open::loader_options(config, opened),
     }
 }
 

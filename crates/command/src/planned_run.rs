@@ -40,7 +40,7 @@ impl PlannedRun {
         let shards = trainer::shards(config.parallel.virtual_shards, processes)?;
         let share = BatchShare { shards, ..BatchShare::default() };
         let feed = opened.map(|opened| setup::steps(&config, opened, Position::default(), 0, share)).transpose()?;
-        let steps = match config.data.estimated_rows {
+        let steps = match opened.and_then(|opened| opened.estimated_rows) {
             None => feed.as_ref().map(|(_, total_steps)| *total_steps).or(config.train.max_steps),
             Some(rows) => {
                 let an_epoch = rows.div_ceil(config.train.batch_size as u64);

@@ -21,15 +21,16 @@ use std::time::{Duration, Instant};
 use durable_files::AtomicFile;
 use memory_policy::{counted, plural};
 use parquet_dataset::{Dataset, DatasetOptions};
-use row_files::{Chosen, Compression, Conversion, Counts, Digested, Form, ParquetWriter, Part, Settings, Share, Sizes};
+use row_files::{Chosen, Conversion, Counts, Digested, ParquetWriter, Settings, Share, Sizes};
 use serde_json::{Value, json};
 
-use crate::config::{BadRows, Columns, Config, Objective, paths};
+use crate::config::{BadRows, Config, evaluating};
 use crate::failure::{Exit, Failure, Outcome};
-use crate::open;
-use crate::report;
+use crate::reading::{self, Part, Reading};
 use crate::run_dir::{ROWS, RunDir, UNPACKED, is_own_name};
+use crate::splits::{self, Purpose};
 use crate::stop::Stop;
+use crate::{open, report};
 
 const TRAIN: &str = "train-rows";
 const VALIDATION: &str = "validation-rows";
@@ -44,9 +45,25 @@ const PLANNED_ROWS: u64 = 100_000;
 /// The time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
+/// The rows of a run: how its files are read, and the parquet files to read.
+pub struct RowData {
+    /// How the files are read.
+    pub reading: Reading,
+    /// Parquet files with training rows.
+    pub train: Vec<PathBuf>,
+    /// Parquet files with validation rows; none: there are no such rows.
+    pub validation: Vec<PathBuf>,
+    /// Estimated training rows, if planning has sampled only some of them.
+    pub estimated_rows: Option<u64>,
+    /// An event for each set of converted files.
+    pub events: Vec<Value>,
+}
+
 /// The caller's requirements for the rows.
 #[derive(Clone, Copy)]
 pub struct Wanted<'a> {
+    /// The purpose of the files of `data.train`.
+    pub purpose: Purpose,
     /// Whether the run resumes. Then it must read the same rows as before.
     pub resumes: bool,
     /// Whether an estimated number of rows is enough.
@@ -57,83 +74,54 @@ pub struct Wanted<'a> {
     pub say: fn(&str),
 }
 
-/// Finds the rows that the config names, and converts files that are not parquet, or have other columns. Afterwards the config names the
-/// files and columns to read. Returns an event for each set of converted files.
-pub fn prepare(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<Vec<Value>> {
-    let train = open::files(config.label_of_rows(), &config.data.train)?;
-    let validation = match config.data.validation.is_empty() {
-        true => Vec::new(),
-        false => open::files("data.validation", &config.data.validation)?,
+/// Finds the rows that the config names, and converts files that are not parquet, or have other columns.
+pub fn prepare(config: &Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<RowData> {
+    let label = config.label_of_rows();
+    let divided = splits::divide(open::groups(label, &config.data.train)?, wanted.purpose, "--data ")?;
+    let mut left = divided.left;
+    let validation = match config.data.validation.as_slice() {
+        [] if config.data.validation_split.is_none() => divided.validation,
+        [] => {
+            left.extend(divided.validation);
+            Vec::new()
+        }
+        patterns => {
+            left.extend(divided.validation);
+            let groups = open::groups("data.validation", patterns)?;
+            let of_validation = splits::divide(groups, Purpose::Validation, "--set data.validation=")?;
+            left.extend(of_validation.left);
+            of_validation.wanted
+        }
     };
-    let mut events = Vec::new();
-    let columns_are_named = match config.data.chosen.is_text {
-        true => config.data.chosen.text.is_some(),
-        false => config.data.chosen.prompt.is_some() && config.data.chosen.response.is_some(),
+    left.retain(|file| !divided.wanted.contains(file) && !validation.contains(file));
+    left.dedup();
+    let (mut unpacked, mut chosen) = (Unpacked::default(), reading::chosen(&config.data.chosen));
+    let mut part = |key, originals: Vec<PathBuf>, chosen: &Chosen| -> Outcome<Part> {
+        let files = unpacked.files(&originals, wanted.say)?;
+        let conversion = Conversion::of(&files, chosen).map_err(|error| unfit(error, config))?;
+        Ok(Part::new(key, originals, conversion))
     };
-    let is_plain = |files: &[PathBuf]| files.iter().all(|file| is_parquet(file));
-    if columns_are_named && config.data.validation_split.is_none() && is_plain(&train) && is_plain(&validation) {
-        return Ok(events);
+    let train = part(label, divided.wanted, &chosen)?;
+    chosen.is_text = train.conversion.is_text();
+    let has_validation = !validation.is_empty();
+    let validation = has_validation.then(|| part("data.validation", validation, &chosen)).transpose()?;
+    let reading = Reading::of(config, train, validation, left)?;
+    evaluating::check(config, has_validation || config.data.validation_split.is_some())?;
+    if !reading.left.is_empty() {
+        (wanted.say)(&splits::left_in_words(&reading.left));
     }
-    let (mut unpacked, originals) = (Unpacked::default(), train);
-    let train = unpacked.files(&originals, wanted.say)?;
-    let train = Conversion::of(&train, &chosen(&config.data.chosen)).map_err(|error| unfit(error, config))?;
-    if train.is_text() && !config.data.chosen.is_text {
-        select_span_corruption(config)?;
+    let mut data =
+        RowData { reading, train: Vec::new(), validation: Vec::new(), estimated_rows: None, events: Vec::new() };
+    let converted = parquet_of(&data.reading, &data.reading.train, TRAIN, config, run, wanted)?;
+    (data.train, data.estimated_rows) = (converted.train, converted.estimated_rows);
+    data.validation.extend(converted.validation);
+    data.events.extend(converted.event);
+    if let Some(validation) = &data.reading.validation {
+        let converted = parquet_of(&data.reading, validation, VALIDATION, config, run, wanted)?;
+        data.validation = converted.train;
+        data.events.extend(converted.event);
     }
-    // Files that are read in place keep their own columns; converted files have this program's columns.
-    let in_place = match config.data.validation_split {
-        None if unpacked.is_empty() => common_columns(&train),
-        _ => None,
-    };
-    let is_in_place = in_place.is_some();
-    let columns = in_place.unwrap_or_else(|| match train.is_text() {
-        true => vec!["text".to_string()],
-        false => vec!["prompt".to_string(), "response".to_string()],
-    });
-    let data = &mut config.data;
-    match columns.as_slice() {
-        [text] => data.text_column.clone_from(text),
-        [prompt, response, ..] => {
-            (data.prompt_column, data.response_column) = (prompt.clone(), response.clone());
-        }
-        [] => {}
-    }
-    if is_in_place {
-        say_columns(&train, &chosen(&config.data.chosen), wanted.say);
-    } else {
-        let label = config.label_of_rows();
-        let converted = convert_to_parquet(label, TRAIN, (&train, &originals), &columns, config, run, wanted)?;
-        events.push(converted.event);
-        config.data.estimated_rows = converted.estimated_rows;
-        config.data.train = vec![paths::to_text(converted.train.as_os_str())];
-        if let Some(validation) = converted.validation {
-            config.data.validation = vec![paths::to_text(validation.as_os_str())];
-        }
-    }
-    if !validation.is_empty() {
-        let chosen = Chosen { is_text: train.is_text(), ..chosen(&config.data.chosen) };
-        let (mut unpacked, originals) = (Unpacked::default(), validation);
-        let validation = unpacked.files(&originals, wanted.say)?;
-        let validation = Conversion::of(&validation, &chosen).map_err(|error| unfit(error, config))?;
-        if validation.is_text() != train.is_text() {
-            let (text, pairs) = (validation.sources[0].0.clone(), train.sources[0].0.clone());
-            return Err(row_files::Error::Mixed { text, pairs }.into());
-        }
-        if !unpacked.is_empty() || common_columns(&validation).as_ref() != Some(&columns) {
-            let converted = convert_to_parquet(
-                "data.validation",
-                VALIDATION,
-                (&validation, &originals),
-                &columns,
-                config,
-                run,
-                wanted,
-            )?;
-            events.push(converted.event);
-            config.data.validation = vec![paths::to_text(converted.train.as_os_str())];
-        }
-    }
-    Ok(events)
+    Ok(data)
 }
 
 /// Prints a line among those of a run.
@@ -141,29 +129,17 @@ pub fn print_line(text: &str) {
     report::print(&format!("{text}\n"));
 }
 
-/// Selects pretraining for a single text column, unless the config has an objective.
-fn select_span_corruption(config: &mut Config) -> Outcome<()> {
-    if config.data.objective_is_chosen {
-        return Err(Failure::unusable(
-            "the training files have a column `text` alone, and `data.objective` is \"text-to-text\"",
-        )
-        .hint("name two columns with `data.prompt_column` and `data.response_column`")
-        .hint("or pretrain on the text: `--set data.objective=span-corruption`"));
-    }
-    let number = |name: &str| config.values.number(name).unwrap_or_default();
-    config.data.objective = Objective::SpanCorruption {
-        noise_density: number("data.noise_density"),
-        mean_span_tokens: number("data.mean_span_tokens"),
-    };
-    config.data.chosen.is_text = true;
-    Ok(())
-}
-
 /// An error in finding columns, with the key that sets them.
 fn unfit(error: row_files::Error, config: &Config) -> Failure {
     let row_files::Error::Columns { columns, path, .. } = &error else { return error.into() };
     // A column of numbers exists, but has no text.
-    let wanted = open::objective(config).columns();
+    let named = &config.data.chosen;
+    let wanted = match named.is_text {
+        true => vec![named.text.clone().unwrap_or_else(|| "text".to_owned())],
+        false => [(&named.prompt, "prompt"), (&named.response, "response")]
+            .map(|(name, usual)| name.clone().unwrap_or_else(|| usual.to_owned()))
+            .to_vec(),
+    };
     if is_parquet(path)
         && let Err(error @ parquet_dataset::Error::WrongType { .. }) =
             Dataset::open(std::slice::from_ref(path), &DatasetOptions::new(wanted))
@@ -197,27 +173,6 @@ fn is_parquet(path: &Path) -> bool {
     }
 }
 
-/// The columns that all files have as plain parquet; `None` if a file must be converted.
-fn common_columns(conversion: &Conversion) -> Option<Vec<String>> {
-    let mut columns: Option<Vec<String>> = None;
-    for (_, kind, pairing) in &conversion.sources {
-        let is_plain = kind.form == Form::Parquet && kind.compression == Compression::None;
-        let is_flat = pairing.is_text() || pairing.flat().is_some();
-        let of_file: Vec<String> = pairing.columns().into_iter().map(|column| column.name).collect();
-        if !is_plain || !is_flat || columns.as_ref().is_some_and(|columns| *columns != of_file) {
-            return None;
-        }
-        columns = Some(of_file);
-    }
-    columns
-}
-
-/// The columns that the config names, as the reader's type.
-fn chosen(columns: &Columns) -> Chosen {
-    let Columns { prompt, response, text, is_text } = columns.clone();
-    Chosen { prompt, response, text, is_text }
-}
-
 /// `data.validation_split`: below 1 a share, otherwise a count.
 #[expect(clippy::cast_sign_loss, reason = "the table of keys has its range")]
 fn share(rows: f64) -> Share {
@@ -229,15 +184,6 @@ fn bad_rows(bad_rows: BadRows) -> row_files::BadRows {
         BadRows::Usual => row_files::BadRows::Usual,
         BadRows::Error => row_files::BadRows::Error,
         BadRows::Skip => row_files::BadRows::Skip,
-    }
-}
-
-/// Prints the columns that were found, if the config names none and they are not the usual ones.
-fn say_columns(conversion: &Conversion, chosen: &Chosen, say: fn(&str)) {
-    let Some((path, _, pairing)) = conversion.sources.first() else { return };
-    let is_usual = pairing.flat() == Some(("prompt", "response")) || chosen.is_text;
-    if !is_usual && chosen.prompt.is_none() && chosen.response.is_none() {
-        say(&format!("{}: {}", path.display(), pairing.in_words()));
     }
 }
 
@@ -256,11 +202,6 @@ pub struct Unpacked {
 }
 
 impl Unpacked {
-    /// Whether no file had to be unpacked.
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
     /// The files, with an unpacked file in place of each compressed parquet file.
     pub fn files(&mut self, files: &[PathBuf], say: fn(&str)) -> Outcome<Vec<PathBuf>> {
         files.iter().map(|path| self.file(path, say)).collect()
@@ -292,27 +233,35 @@ impl Unpacked {
 
 /// A set of files as parquet.
 struct Converted {
-    train: PathBuf,
+    train: Vec<PathBuf>,
     validation: Option<PathBuf>,
-    event: Value,
+    event: Option<Value>,
     estimated_rows: Option<u64>,
 }
 
-fn convert_to_parquet(
-    key: &str,
+/// The files of a part as parquet: in place, or converted.
+fn parquet_of(
+    reading: &Reading,
+    part: &Part,
     name: &'static str,
-    (conversion, originals): (&Conversion, &[PathBuf]),
-    columns: &[String],
     config: &Config,
     run: &mut RunDir,
     wanted: Wanted<'_>,
 ) -> Outcome<Converted> {
+    if part.is_in_place {
+        if !part.is_usual() {
+            (wanted.say)(&part.in_words());
+        }
+        return Ok(Converted { train: part.originals.clone(), validation: None, event: None, estimated_rows: None });
+    }
+    let Part { key, conversion, originals, .. } = part;
+    let columns = reading.objective.columns();
     let split = config.data.validation_split.filter(|_| name == TRAIN).map(share);
     let directory = run.root().join(ROWS);
     let path = |name: &str| directory.join(format!("{name}.parquet"));
     let (train, validation) = (path(name), split.map(|_| path(VALIDATION)));
     let record_path = directory.join(format!("{name}.json"));
-    let settings = settings_json(conversion, columns, config, split);
+    let settings = settings_json(conversion, &columns, config, split);
     let record = read_record(&record_path);
     if let Some(record) = &record
         && record["settings"] == settings
@@ -321,7 +270,8 @@ fn convert_to_parquet(
     {
         let rows = record["counts"]["train"].as_u64().unwrap_or(0);
         (wanted.say)(&format!("{key}: {}, turned before into {}", plural(rows, "row"), train.display()));
-        return Ok(Converted { train, validation, event: event(key, record, true), estimated_rows: None });
+        let event = Some(event(key, record, true));
+        return Ok(Converted { train: vec![train], validation, event, estimated_rows: None });
     }
     let is_bound = wanted.resumes && record.is_some() && !config.run.allow_changes.iter().any(|part| part == "data");
     if is_bound {
@@ -347,7 +297,7 @@ fn convert_to_parquet(
     durable_files::write_atomic(&record_path, format!("{claim:#}\n").as_bytes())?;
     run.note_made(record_path.clone());
     let began = Instant::now();
-    let counts = write(conversion, columns, (config, split), &train, validation.as_deref(), wanted)
+    let counts = write(conversion, &columns, (config, split), &train, validation.as_deref(), wanted)
         .map_err(|failure| or_skip(failure, config))?;
     outputs.iter().for_each(|made| run.note_made(made.to_path_buf()));
     let record = json!({
@@ -361,7 +311,7 @@ fn convert_to_parquet(
     if !is_partial {
         durable_files::write_atomic(&record_path, format!("{record:#}\n").as_bytes())?;
     }
-    (wanted.say)(&in_words(key, conversion, &counts, began.elapsed().as_secs_f64()));
+    (wanted.say)(&in_words(part, &counts, began.elapsed().as_secs_f64()));
     if let Some(first) = &counts.first_bad {
         let left_out = counts.malformed + counts.empty;
         report::warn(&format!(
@@ -375,7 +325,7 @@ fn convert_to_parquet(
     }
     #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "an estimate of rows")]
     let estimated_rows = is_partial.then(|| (counts.train as f64 / counts.share) as u64);
-    Ok(Converted { train, validation, event: event(key, &record, false), estimated_rows })
+    Ok(Converted { train: vec![train], validation, event: Some(event(key, &record, false)), estimated_rows })
 }
 
 /// Reads the sources and writes the parquet files.
@@ -422,7 +372,7 @@ fn write(
     };
     let is_text = conversion.is_text();
     let counts = conversion.run(&settings, &mut |part, prompt, response| {
-        let writer = &mut writers[usize::from(part == Part::Validation)].1;
+        let writer = &mut writers[usize::from(part == row_files::Part::Validation)].1;
         let row: &[&str] = if is_text { &[response] } else { &[prompt, response] };
         writer.write(row).map_err(row_files::Error::Write)
     });
@@ -460,18 +410,13 @@ fn no_rows(key: &str, conversion: &Conversion, counts: &Counts) -> Failure {
 }
 
 /// One line for people: the files, the columns of their texts, and the numbers of rows.
-fn in_words(key: &str, conversion: &Conversion, counts: &Counts, seconds: f64) -> String {
-    let (path, kind, pairing) = &conversion.sources[0];
-    let files = match conversion.sources.len() {
-        1 => path.display().to_string(),
-        files => format!("{files} files from {}", path.display()),
-    };
+fn in_words(part: &Part, counts: &Counts, seconds: f64) -> String {
     let rows = match (counts.share < 1.0, counts.validation) {
         (true, _) => format!("the first {} were read to plan", plural(counts.read, "row")),
         (false, 0) => plural(counts.train, "row"),
         (false, validation) => format!("{}, {} more for validation", plural(counts.train, "row"), counted(validation)),
     };
-    format!("{key}: {files}: {}, {}; {rows} ({seconds:.1} s)", kind.form.name(), pairing.in_words())
+    format!("{}; {rows} ({seconds:.1} s)", part.in_words())
 }
 
 fn event(key: &str, record: &Value, is_reused: bool) -> Value {

@@ -16,6 +16,18 @@ pub struct ColumnFlags {
     /// Column of the target text
     #[arg(long, value_name = "NAME")]
     pub response_column: Option<String>,
+    /// Source text from several columns, such as "{subject}\n{body}"; {{ for a brace
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_column")]
+    pub source_template: Option<String>,
+    /// Target text from several columns
+    #[arg(long, value_name = "TEXT", conflicts_with = "response_column")]
+    pub target_template: Option<String>,
+    /// Language of the sources of rows with a column `translation`
+    #[arg(long, value_name = "NAME", requires = "target_lang")]
+    pub source_lang: Option<String>,
+    /// Language of the targets
+    #[arg(long, value_name = "NAME", requires = "source_lang")]
+    pub target_lang: Option<String>,
     /// Column of one text for span corruption, in place of prompt and response
     #[arg(long, value_name = "NAME", conflicts_with_all = ["prompt_column", "response_column"])]
     pub text_column: Option<String>,
@@ -28,6 +40,10 @@ impl ColumnFlags {
             prompt: self.prompt_column.clone(),
             response: self.response_column.clone(),
             text: self.text_column.clone(),
+            source: self.source_template.clone(),
+            target: self.target_template.clone(),
+            source_lang: self.source_lang.clone(),
+            target_lang: self.target_lang.clone(),
             is_text: self.text_column.is_some(),
         }
     }

@@ -18,14 +18,14 @@ const ROWS: usize = 8;
 /// The rows of a run, for its plan.
 pub fn of<'a>(config: &Config, opened: &'a Opened, loader: &'a DataLoader) -> RunData<'a> {
     let evaluated = opened.validation.as_deref().map(|dataset| {
-        let loader = open::loader_options(config, &opened.model);
+        let loader = open::loader_options(config, opened);
         EvaluatedRows { loader, tokenizer: &opened.tokenizer, dataset }
     });
     let feed = Feed::Rows(Rows {
         dataset: &opened.train,
         loader,
         window_blocks: config.data.shuffle.then_some(config.data.window_blocks),
-        read: rows_read(config, opened.train.rows()),
+        read: rows_read(config, opened.estimated_rows.unwrap_or(opened.train.rows())),
     });
     RunData { feed, evaluated, stored: opened.stored }
 }
@@ -33,7 +33,6 @@ pub fn of<'a>(config: &Config, opened: &'a Opened, loader: &'a DataLoader) -> Ru
 /// The number of rows that the run reads.
 fn rows_read(config: &Config, rows: u64) -> RowsRead {
     let (train, batch_samples) = (&config.train, config.train.batch_size as u64);
-    let rows = config.data.estimated_rows.unwrap_or(rows);
     let of_epochs = train.epochs.map_or(u64::MAX, |epochs| epochs.saturating_mul(rows));
     let of_steps = train.max_steps.map_or(u64::MAX, |steps| steps.saturating_mul(batch_samples));
     RowsRead { samples: of_epochs.min(of_steps), batch_samples }
@@ -47,7 +46,7 @@ pub fn sampled_rows(config: &Config, opened: &Opened, steps: Option<u64>) -> Sam
         batch_size: ROWS.min(usize::try_from(samples / PLACES).unwrap_or(ROWS)).max(1),
         epochs: Some(1),
         bad_rows: BadRows::Skip,
-        ..open::loader_options(config, &opened.model)
+        ..open::loader_options(config, opened)
     };
     let batch = |place: u64| {
         let start = Position { epoch: 0, sample: samples / PLACES * place };

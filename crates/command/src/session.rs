@@ -240,7 +240,7 @@ impl Session {
         let event = if found.is_some() { "resume" } else { "start" };
         let start = json!({"step": steps_done, "total_steps": total_steps, "checkpoint": origin,
             "threads": kernels.threads, "instruction_set": kernels.instruction_set, "kernels": kernels.version,
-            "version": env!("CARGO_PKG_VERSION"), "total_memory_bytes": now.total.0, "screen": screen});
+            "version": env!("CARGO_PKG_VERSION"), "total_memory_bytes": now.total.0, "screen": screen, "reading": opened.reading.to_json()});
         let warned = warning.map(|warning| {
             report.warn(&warning.text);
             ("warning", warning.event(steps_done))

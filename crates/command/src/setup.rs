@@ -93,13 +93,13 @@ pub fn place_embedded_files(config: Config, run: &mut RunDir) -> Outcome<Config>
 ///
 /// A resumed run ([`Wanted::resumes`]) must read the same data as before, unless `--allow-changed data` permits changes. A page with other
 /// bytes is an error when it is read. A file of which only the time changed causes a warning here.
-pub fn open(config: &mut Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<Opened> {
+pub fn open(config: &Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<Opened> {
     let directory = run.root().to_owned();
     // A cache of facts about the data files: without it the files are read again.
     let kept = regular_file::read(&directory.join(PAGE_MAP), MAX_PAGE_MAP_BYTES).ok();
     let keeps_digests = wanted.resumes && !config.run.allow_changes.iter().any(|part| part == "data");
     let page_map = kept.map(|bytes| KeptPageMap { bytes, keeps_digests });
-    let opened = Opened::new(config, |config| row_data::prepare(config, run, wanted), page_map)?;
+    let opened = Opened::new(config, || row_data::prepare(config, run, wanted), page_map)?;
     opened.train.find_pages()?;
     if let [first, more @ ..] = opened.train.touched_files().as_slice() {
         let others = if more.is_empty() { String::new() } else { format!(" and {} more files", more.len()) };
@@ -143,7 +143,7 @@ pub fn steps(
     done: u64,
     share: BatchShare,
 ) -> Outcome<(DataLoader, u64)> {
-    let options = LoaderOptions { share, ..open::loader_options(config, &opened.model) };
+    let options = LoaderOptions { share, ..open::loader_options(config, opened) };
     let idle = LoaderLimits { prefetch_batches: 0, decode_threads: 0 };
     let loader = DataLoader::new(Arc::clone(&opened.train), Arc::clone(&opened.tokenizer), options, position, idle)?;
     let left = loader.batches_left().unwrap_or(u64::MAX);

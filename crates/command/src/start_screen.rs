@@ -1,11 +1,12 @@
 //! The first screen of a run: the model, the data, the settings, and the end of the run. A colleague can check it at a glance.
 
+use dataloader::Objective;
 use memory_policy::{counted, labelled, plural};
 use t5::{Lora, Targets};
 use trainer::TrainerOptions;
 
 use crate::bits::Kernels;
-use crate::config::{Config, Objective};
+use crate::config::Config;
 use crate::failure::Outcome;
 use crate::open::Opened;
 use crate::progress::rate;
@@ -53,9 +54,9 @@ fn data(config: &Config, opened: &Opened) -> String {
         format!("{} for validation", plural(validation.rows(), "row"))
     });
     let data = &config.data;
-    let task = match data.objective {
-        Objective::TextToText => format!("`{}` to `{}`", data.prompt_column, data.response_column),
-        Objective::SpanCorruption { .. } => format!("span corruption of `{}`", data.text_column),
+    let task = match &opened.reading.objective {
+        Objective::TextToText { prompt_column, response_column } => format!("`{prompt_column}` to `{response_column}`"),
+        Objective::SpanCorruption { text_column, .. } => format!("span corruption of `{text_column}`"),
     };
     format!(
         "{}, {validation}; {task}, at most {} and {} tokens",

@@ -16,6 +16,7 @@ use crate::processes::{OptionalGroup, Processes};
 use crate::resume::{checkpoint_to_resume, is_finished};
 use crate::run_dir::RunDir;
 use crate::session::{Parts, Session, StepTimes, copies_so_far};
+use crate::splits::Purpose;
 use crate::stop::{self, Stop};
 use crate::{faster_device, machine, output, row_data, setup, summary};
 
@@ -56,8 +57,8 @@ fn train_together(flags: &TrainArgs, together: OptionalGroup<'_>) -> Outcome<()>
         }
         config = setup::place_embedded_files(config.clone(), &mut run)?;
         let (resumes, say) = (keep_training, row_data::print_line);
-        let wanted = row_data::Wanted { resumes, to_plan: false, stop: &stop, say };
-        let opened = setup::open(&mut config, &mut run, wanted)?;
+        let wanted = row_data::Wanted { purpose: Purpose::Training, resumes, to_plan: false, stop: &stop, say };
+        let opened = setup::open(&config, &mut run, wanted)?;
         Ok((run, opened))
     })?;
     let found = if keep_training { checkpoint_to_resume(&config, &opened, &run)? } else { None };

@@ -7,7 +7,8 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::error::reason;
 
@@ -21,6 +22,13 @@ pub struct Turn {
     pub role: String,
     /// The message's text.
     pub content: String,
+}
+
+impl Turn {
+    /// Returns a message of this role.
+    pub(crate) fn new(role: &str, content: &str) -> Self {
+        Self { role: role.to_owned(), content: content.to_owned() }
+    }
 }
 
 /// Returns the prompt and the response of a chat.
@@ -90,11 +98,16 @@ pub(crate) fn from_text(text: &str) -> Result<Vec<Turn>, String> {
 /// Reads a list of messages.
 pub(crate) fn turns<'de, A: SeqAccess<'de>>(mut list: A) -> Result<Vec<Turn>, A::Error> {
     let mut turns = Vec::new();
-    while let Some(Message { role: name, content }) = list.next_element()? {
-        if turns.len() == MAX_TURNS {
+    while let Some(element) = list.next_element()? {
+        if turns.len() >= MAX_TURNS {
             return Err(A::Error::custom(too_many()));
         }
-        turns.push(Turn { role: role(&name.0), content: content.0 });
+        match element {
+            Element::Message(Message { role: name, content }) => turns.push(Turn::new(&role(&name.0), &content.0)),
+            Element::Exchange(question, answer) => {
+                turns.extend([Turn::new("user", &question.0), Turn::new("assistant", &answer.0)]);
+            }
+        }
     }
     Ok(turns)
 }
@@ -121,6 +134,38 @@ impl<'de> Deserialize<'de> for Turns {
             }
         }
         deserializer.deserialize_seq(List)
+    }
+}
+
+/// An element of a list of messages: a message, or a question with its answer as a `history` has them.
+enum Element {
+    Message(Message),
+    Exchange(Content, Content),
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Element;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a message with `role` and `content`")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Element, A::Error> {
+                Message::deserialize(MapAccessDeserializer::new(map)).map(Element::Message)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
+                let texts = [list.next_element::<Content>()?, list.next_element::<Content>()?];
+                match (texts, list.next_element::<IgnoredAny>()?) {
+                    ([Some(question), Some(answer)], None) => Ok(Element::Exchange(question, answer)),
+                    _ => Err(A::Error::custom("expected a question and its answer in each list")),
+                }
+            }
+        }
+        deserializer.deserialize_any(Either)
     }
 }
 

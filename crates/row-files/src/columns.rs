@@ -1,21 +1,14 @@
-//! Columns, and the choice of those with the prompt and the response of a row.
+//! Columns, and the texts that they give for a row.
 //!
-//! [`Pairing::of`] decides from the names of a file's columns. It takes the first of these that the file has:
-//!
-//! | columns | prompt | response |
-//! | --- | --- | --- |
-//! | the two that the config names | the first | the second |
-//! | `prompt`, `response` | `prompt` | `response` |
-//! | `messages` (OpenAI) or `conversations` (ShareGPT) | everything before the last answer | the last answer |
-//! | `instruction`, `output`, perhaps `input` (Alpaca) | instruction, a line break, input | `output` |
-//! | `prompt`, `completion`; `source`, `target`; `question`, `answer`; .. | the first | the second |
-//! | `text`, alone of these | | the text, for span corruption |
+//! [`Pairing::of`] decides from the names of a file's columns; `docs/data.md` has the table of known forms. [`Pairing::texts`] then makes
+//! the source and the target of a row.
 
 use std::borrow::Cow;
 
 use crate::chat;
 use crate::error::{RowFault, listed};
 use crate::row::{Cell, Row};
+use crate::template::Template;
 
 /// A column of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +24,11 @@ impl Column {
     pub fn text(name: impl Into<String>) -> Self {
         Self { name: name.into(), is_chat: false }
     }
+
+    /// Returns a column of messages.
+    pub fn chat(name: impl Into<String>) -> Self {
+        Self { name: name.into(), is_chat: true }
+    }
 }
 
 /// The columns that give a row's texts.
@@ -43,19 +41,24 @@ pub enum Pairing {
         /// Column of the responses.
         response: String,
     },
-    /// An instruction, perhaps with an input, and an output.
-    Instruction {
-        /// Column of the instructions.
-        instruction: String,
-        /// Column of the inputs, which may be empty.
-        input: Option<String>,
-        /// Column of the outputs.
-        output: String,
+    /// Lines of a prompt, perhaps after a system's message and earlier turns.
+    Instruction(Instruction),
+    /// A source and a target that are made from columns.
+    Templates {
+        /// The source.
+        source: Template,
+        /// The target.
+        target: Template,
+        /// Whether a row needs a text in every column. Otherwise one column of each template is enough, and the others leave their
+        /// place empty.
+        needs_all: bool,
     },
     /// A column of messages.
     Chat {
         /// The column.
         column: String,
+        /// Column of the system's message, which comes first.
+        system: Option<String>,
     },
     /// One text, for span corruption.
     Text {
@@ -69,74 +72,71 @@ pub enum Pairing {
     },
 }
 
-/// Column names that the user chose; `None`: decide from the file.
+/// Columns of a prompt in lines, as Alpaca, Dolly and LLaMA-Factory have them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instruction {
+    /// Column of the system's message, which may be empty.
+    pub system: Option<String>,
+    /// Column of earlier turns, which may be empty.
+    pub history: Option<String>,
+    /// Columns of the prompt's lines. One of them has to have text.
+    pub lines: Vec<String>,
+    /// Column of the response.
+    pub output: String,
+}
+
+/// What the user chose; `None`: decide from the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chosen {
     /// Column of the prompts.
     pub prompt: Option<String>,
     /// Column of the responses.
     pub response: Option<String>,
+    /// Template of the sources.
+    pub source: Option<String>,
+    /// Template of the targets.
+    pub target: Option<String>,
+    /// Language of the sources of a translation.
+    pub source_lang: Option<String>,
+    /// Language of the targets.
+    pub target_lang: Option<String>,
     /// Column of the texts for span corruption.
     pub text: Option<String>,
     /// Whether one text is wanted instead of a pair.
     pub is_text: bool,
 }
 
-/// Known pairs of columns, in the order of search.
-const PAIRS: [(&str, &str); 10] = [
-    ("prompt", "completion"),
-    ("source", "target"),
-    ("question", "answer"),
-    ("query", "response"),
-    ("inputs", "targets"),
-    ("input", "output"),
-    ("input_text", "target_text"),
-    ("document", "summary"),
-    ("article", "highlights"),
-    ("text", "summary"),
-];
-
 impl Pairing {
-    /// Returns the pairing of a file with these columns. The error is the missing column's name.
-    pub fn of(columns: &[String], chosen: &Chosen) -> Result<Self, String> {
-        let has = |name: &str| columns.iter().any(|column| column == name);
-        let one = |name: &Option<String>, usual: &str| name.clone().unwrap_or_else(|| usual.to_owned());
-        if chosen.is_text {
-            let column = one(&chosen.text, "text");
-            return if has(&column) { Ok(Self::Text { column }) } else { Err(column) };
+    /// The pairing of two templates: two columns, if each is one.
+    pub(crate) fn of_templates(source: Template, target: Template, needs_all: bool) -> Self {
+        match (source.column(), target.column()) {
+            (Some(prompt), Some(response)) => {
+                Self::Columns { prompt: prompt.to_owned(), response: response.to_owned() }
+            }
+            _ => Self::Templates { source, target, needs_all },
         }
-        if chosen.prompt.is_some() || chosen.response.is_some() {
-            let (prompt, response) = (one(&chosen.prompt, "prompt"), one(&chosen.response, "response"));
-            let missing = [&prompt, &response].into_iter().find(|name| !has(name)).cloned();
-            return missing.map_or(Ok(Self::Columns { prompt, response }), Err);
-        }
-        let pair = |(prompt, response): (&str, &str)| {
-            (has(prompt) && has(response))
-                .then(|| Self::Columns { prompt: prompt.to_owned(), response: response.to_owned() })
-        };
-        let chat = |column: &str| has(column).then(|| Self::Chat { column: column.to_owned() });
-        let instruction = || {
-            let input = has("input").then(|| "input".to_owned());
-            let output = ["output", "response"].into_iter().find(|output| has(output))?.to_owned();
-            has("instruction").then(|| Self::Instruction { instruction: "instruction".to_owned(), input, output })
-        };
-        pair(("prompt", "response"))
-            .or_else(|| chat("messages"))
-            .or_else(|| chat("conversations"))
-            .or_else(instruction)
-            .or_else(|| PAIRS.into_iter().find_map(pair))
-            .or_else(|| has("text").then(|| Self::Text { column: "text".to_owned() }))
-            .ok_or_else(|| if has("prompt") { "response".to_owned() } else { "prompt".to_owned() })
     }
 
     /// The columns to read, in the order that [`Pairing::texts`] expects.
     pub fn columns(&self) -> Vec<Column> {
         match self {
             Self::Columns { prompt, response } => vec![Column::text(prompt), Column::text(response)],
-            Self::Instruction { instruction, input, output } => {
-                [Some(instruction), Some(output), input.as_ref()].into_iter().flatten().map(Column::text).collect()
+            Self::Instruction(of) => {
+                let texts = of.lines.iter().chain([&of.output]).chain(&of.system).map(Column::text);
+                texts.chain(of.history.iter().map(Column::chat)).collect()
             }
-            Self::Chat { column } => vec![Column { name: column.clone(), is_chat: true }],
+            Self::Templates { source, target, .. } => {
+                let mut columns: Vec<Column> = Vec::new();
+                for name in source.columns().chain(target.columns()) {
+                    if columns.iter().all(|column| column.name != name) {
+                        columns.push(Column::text(name));
+                    }
+                }
+                columns
+            }
+            Self::Chat { column, system } => {
+                [Column::chat(column)].into_iter().chain(system.iter().map(Column::text)).collect()
+            }
             Self::Text { column } => vec![Column::text(column)],
             Self::Each { columns } => columns.iter().map(Column::text).collect(),
         }
@@ -150,7 +150,7 @@ impl Pairing {
             texts.filter(|text| !text.is_empty()).collect()
         };
         let mut texts = match self {
-            Self::Chat { .. } | Self::Instruction { .. } => match self.texts(row) {
+            Self::Chat { .. } | Self::Instruction(_) => match self.texts(row) {
                 Ok(texts) => texts.into_iter().map(Cow::into_owned).collect(),
                 Err(_) => of_cells(row),
             },
@@ -158,6 +158,12 @@ impl Pairing {
         };
         texts.reverse();
         texts
+    }
+
+    /// The columns of the file that give no text.
+    pub fn unused(&self, columns: &[String]) -> Vec<String> {
+        let used = self.columns();
+        columns.iter().filter(|name| used.iter().all(|column| column.name != **name)).cloned().collect()
     }
 
     /// Whether a row is one text instead of a pair.
@@ -177,14 +183,28 @@ impl Pairing {
     pub fn in_words(&self) -> String {
         match self {
             Self::Columns { prompt, response } => format!("prompt from `{prompt}`, response from `{response}`"),
-            Self::Instruction { instruction, input: Some(input), output } => {
-                format!("prompt from `{instruction}` and `{input}`, response from `{output}`")
+            Self::Instruction(of) => {
+                let names = of.system.iter().chain(&of.history).chain(&of.lines).map(|name| format!("`{name}`"));
+                let names: Vec<String> = names.collect();
+                let prompt = match names.split_last() {
+                    Some((last, [])) => last.clone(),
+                    Some((last, others)) => format!("{} and {last}", others.join(", ")),
+                    None => String::new(),
+                };
+                format!("prompt from {prompt}, response from `{}`", of.output)
             }
-            Self::Instruction { instruction, input: None, output } => {
-                format!("prompt from `{instruction}`, response from `{output}`")
+            Self::Templates { source, target, .. } => {
+                let of = |template: &Template| match template.column() {
+                    Some(column) => format!("from `{column}`"),
+                    None => format!("`{template}`"),
+                };
+                format!("prompt {}, response {}", of(source), of(target))
             }
-            Self::Chat { column } => {
-                format!("chats from `{column}`: the last answer is the response, everything before it the prompt")
+            Self::Chat { column, system } => {
+                let system = system.as_ref().map_or_else(String::new, |system| format!(", after `{system}`"));
+                format!(
+                    "chats from `{column}`{system}: the last answer is the response, everything before it the prompt"
+                )
             }
             Self::Text { column } => format!("text from `{column}`, for span corruption"),
             Self::Each { columns } => format!("texts from {}", listed(columns)),
@@ -197,40 +217,109 @@ impl Pairing {
     /// The row has no value in a column, or a value that is not text.
     pub fn texts<'a>(&self, row: &'a Row) -> Result<[Cow<'a, str>; 2], RowFault> {
         let columns = self.columns();
-        let text = |number: usize| -> Result<Cow<'a, str>, RowFault> {
-            let name = || columns[number].name.clone();
-            match row.cells.get(number).unwrap_or(&Cell::Null) {
-                Cell::Null => Err(RowFault::Null(name())),
-                Cell::Text(text) if text.trim().is_empty() => Err(RowFault::Empty(name())),
-                Cell::Text(text) => Ok(Cow::Borrowed(text)),
-                Cell::Turns(_) => Err(RowFault::WrongType(name(), "a list of messages")),
-                Cell::Other(kind) => Err(RowFault::WrongType(name(), kind)),
-            }
-        };
+        let values = Values { columns: &columns, row };
+        let borrowed = |name: &str| values.text(name).map(Cow::Borrowed);
         match self {
-            Self::Columns { .. } => Ok([text(0)?, text(1)?]),
-            Self::Text { .. } | Self::Each { .. } => Ok([Cow::Borrowed(""), text(0)?]),
-            Self::Instruction { input, .. } => {
-                let (instruction, output) = (text(0)?, text(1)?);
-                let input = match input.as_ref().map(|_| text(2)) {
-                    None | Some(Err(RowFault::Null(_) | RowFault::Empty(_))) => return Ok([instruction, output]),
-                    Some(input) => input?,
-                };
-                Ok([Cow::Owned(format!("{instruction}\n{input}")), output])
+            Self::Columns { prompt, response } => Ok([borrowed(prompt)?, borrowed(response)?]),
+            Self::Text { column } => Ok([Cow::Borrowed(""), borrowed(column)?]),
+            Self::Each { .. } => Ok([Cow::Borrowed(""), borrowed(&columns[0].name)?]),
+            Self::Instruction(of) => Ok([of.prompt(&values)?, borrowed(&of.output)?]),
+            Self::Templates { source, target, needs_all } => {
+                let fill = |template| values.fill(template, *needs_all);
+                Ok([fill(source)?, fill(target)?])
             }
-            Self::Chat { column } => {
+            Self::Chat { column, system } => {
                 let messages = |reason| RowFault::Messages(column.clone(), reason);
-                let pair = |turns: &[chat::Turn]| {
-                    let (prompt, response) = chat::prompt_and_response(turns)?;
-                    Ok([Cow::Owned(prompt), Cow::Owned(response.to_owned())])
-                };
-                match row.cells.first().unwrap_or(&Cell::Null) {
-                    Cell::Turns(turns) => pair(turns).map_err(messages),
-                    Cell::Text(text) => chat::from_text(text).and_then(|turns| pair(&turns)).map_err(messages),
-                    Cell::Null => Err(RowFault::Null(column.clone())),
-                    Cell::Other(kind) => Err(messages(format!("expected a list of messages, got {kind}"))),
+                let mut turns = values.turns(column)?.ok_or_else(|| RowFault::Null(column.clone()))?;
+                if let Some(system) = system.as_ref().map(|name| values.optional(name)).transpose()?.flatten() {
+                    turns.to_mut().insert(0, chat::Turn::new("system", system));
                 }
+                let (prompt, response) = chat::prompt_and_response(&turns).map_err(messages)?;
+                Ok([Cow::Owned(prompt), Cow::Owned(response.to_owned())])
             }
+        }
+    }
+}
+
+impl Instruction {
+    /// The prompt of a row: its lines alone, or as the last turn of a chat.
+    fn prompt<'a>(&self, values: &Values<'a, '_>) -> Result<Cow<'a, str>, RowFault> {
+        let mut lines = Vec::with_capacity(self.lines.len());
+        for line in &self.lines {
+            lines.extend(values.optional(line)?);
+        }
+        let prompt = match lines.as_slice() {
+            [] => values.text(&self.lines[0]).map(Cow::Borrowed)?,
+            [line] => Cow::Borrowed(*line),
+            lines => Cow::Owned(lines.join("\n")),
+        };
+        let system = self.system.as_ref().map(|name| values.optional(name)).transpose()?.flatten();
+        let history = self.history.as_ref().map(|name| values.turns(name)).transpose()?.flatten();
+        if system.is_none() && history.is_none() {
+            return Ok(prompt);
+        }
+        let mut turns: Vec<chat::Turn> = system.iter().map(|text| chat::Turn::new("system", text)).collect();
+        turns.extend(history.map(Cow::into_owned).unwrap_or_default());
+        turns.push(chat::Turn::new("user", &prompt));
+        chat::prompt(&turns).map(Cow::Owned).map_err(|reason| RowFault::Messages(self.lines[0].clone(), reason))
+    }
+}
+
+/// The values of a row by the names of their columns.
+struct Values<'a, 'b> {
+    columns: &'b [Column],
+    row: &'a Row,
+}
+
+impl<'a> Values<'a, '_> {
+    fn cell(&self, name: &str) -> &'a Cell {
+        let place = self.columns.iter().position(|column| column.name == name);
+        place.and_then(|place| self.row.cells.get(place)).unwrap_or(&Cell::Null)
+    }
+
+    /// A text.
+    fn text(&self, name: &str) -> Result<&'a str, RowFault> {
+        match self.cell(name) {
+            Cell::Null => Err(RowFault::Null(name.to_owned())),
+            Cell::Text(text) if text.trim().is_empty() => Err(RowFault::Empty(name.to_owned())),
+            Cell::Text(text) => Ok(text),
+            Cell::Turns(_) => Err(RowFault::WrongType(name.to_owned(), "a list of messages")),
+            Cell::Other(kind) => Err(RowFault::WrongType(name.to_owned(), kind)),
+        }
+    }
+
+    /// A text that may be missing.
+    fn optional(&self, name: &str) -> Result<Option<&'a str>, RowFault> {
+        match self.text(name) {
+            Err(RowFault::Null(_) | RowFault::Empty(_)) => Ok(None),
+            text => text.map(Some),
+        }
+    }
+
+    /// Messages, as a list or as a text that is JSON. `None` if there are none.
+    fn turns(&self, name: &str) -> Result<Option<Cow<'a, [chat::Turn]>>, RowFault> {
+        let messages = |reason| RowFault::Messages(name.to_owned(), reason);
+        match self.cell(name) {
+            Cell::Null => Ok(None),
+            Cell::Turns(turns) => Ok(Some(Cow::Borrowed(turns))),
+            Cell::Text(text) => chat::from_text(text).map(|turns| Some(Cow::Owned(turns))).map_err(messages),
+            Cell::Other(kind) => Err(messages(format!("expected a list of messages, got {kind}"))),
+        }
+    }
+
+    /// The text of a template.
+    fn fill(&self, template: &Template, needs_all: bool) -> Result<Cow<'a, str>, RowFault> {
+        let (mut missing, mut has_text) = (None, false);
+        for column in template.columns() {
+            match self.text(column) {
+                Ok(_) => has_text = true,
+                Err(fault) if needs_all || fault.is_malformed() => return Err(fault),
+                Err(fault) => missing = Some(fault),
+            }
+        }
+        match missing {
+            Some(fault) if !has_text => Err(fault),
+            _ => Ok(Cow::Owned(template.fill(|name| self.cell(name).text().unwrap_or_default()))),
         }
     }
 }
@@ -238,29 +327,7 @@ impl Pairing {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[track_caller]
-    fn check(columns: &str, expected: &str) {
-        let columns: Vec<String> = columns.split(' ').map(str::to_owned).collect();
-        let pairing = Pairing::of(&columns, &Chosen::default());
-        let words = pairing.as_ref().map_or_else(|missing| format!("no {missing}"), Pairing::in_words);
-        assert!(words.contains(expected), "{columns:?}: {words}");
-    }
-
-    #[test]
-    fn a_file_says_by_its_columns_where_prompt_and_response_come_from() {
-        check("response prompt id", "prompt from `prompt`, response from `response`");
-        check("id messages", "chats from `messages`");
-        check("conversations id", "chats from `conversations`");
-        check("instruction input output", "prompt from `instruction` and `input`, response from `output`");
-        check("instruction response", "prompt from `instruction`, response from `response`");
-        check("prompt completion", "response from `completion`");
-        check("question answer", "prompt from `question`");
-        check("text id", "text from `text`");
-        check("text summary", "prompt from `text`, response from `summary`");
-        check("prompt id", "no response");
-        check("a b", "no prompt");
-    }
+    use crate::forms::Unpaired;
 
     #[test]
     fn chosen_columns_come_before_known_ones_and_have_to_be_there() {
@@ -268,21 +335,24 @@ mod tests {
         let chosen = |response: &str| Chosen { response: Some(response.to_owned()), ..Chosen::default() };
         let pairing = Pairing::of(&columns, &chosen("german")).unwrap();
         assert_eq!(pairing.flat(), Some(("prompt", "german")));
-        assert_eq!(Pairing::of(&columns, &chosen("french")), Err("french".to_owned()));
+        assert_eq!(Pairing::of(&columns, &chosen("french")), Err(Unpaired::Missing("french".to_owned())));
         let text = Chosen { is_text: true, ..Chosen::default() };
-        assert_eq!(Pairing::of(&columns, &text), Err("text".to_owned()));
+        assert_eq!(Pairing::of(&columns, &text), Err(Unpaired::Missing("text".to_owned())));
     }
 
     #[test]
     fn an_instruction_without_input_stands_alone() {
         let pairing = Pairing::of(&["instruction", "input", "output"].map(str::to_owned), &Chosen::default()).unwrap();
         let texts = |input: Cell| {
-            let cells = vec![Cell::Text("Add".into()), Cell::Text("3".into()), input];
+            let cells = vec![Cell::Text("Add".into()), input, Cell::Text("3".into())];
             pairing.texts(&Row { line: 1, cells }).map(|[prompt, response]| format!("{prompt}|{response}"))
         };
         assert_eq!(texts(Cell::Text("1 2".into())), Ok("Add\n1 2|3".to_owned()));
         assert_eq!(texts(Cell::Text(" ".into())), Ok("Add|3".to_owned()));
         assert_eq!(texts(Cell::Null), Ok("Add|3".to_owned()));
+        let cells = |instruction: Cell| vec![instruction, Cell::Text("1 2".into()), Cell::Text("3".into())];
+        let row = Row { line: 1, cells: cells(Cell::Text(String::new())) };
+        assert_eq!(pairing.texts(&row).unwrap()[0], "1 2", "an input alone is the prompt");
         assert_eq!(texts(Cell::Other("a list")), Err(RowFault::WrongType("input".to_owned(), "a list")));
     }
 }

@@ -130,9 +130,7 @@ impl Conversion {
                 (Ok(pairing), None) => pairing,
                 (Ok(pairing), Some(_)) if pairing.flat().is_some() => pairing,
                 (_, Some(column)) => return Err(Error::Nested { path: path.clone(), column }),
-                (Err(missing), None) => {
-                    return Err(Error::Columns { path: path.clone(), missing, columns: kind.columns });
-                }
+                (Err(unpaired), None) => return Err(Error::unpaired(path, unpaired, kind.columns)),
             };
             sources.push((path.clone(), kind, pairing));
         }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::forms::{Meaning, Unpaired};
+
 /// A file that cannot be read as rows, or not to its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -56,6 +58,22 @@ pub enum Error {
         /// The columns of the file.
         columns: Vec<String>,
     },
+    /// The columns have several meanings.
+    #[error("{}: the columns have {} meanings: {}", path.display(), meanings.len(), words(meanings))]
+    Question {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// Each meaning, with the settings that choose it.
+        meanings: Vec<Meaning>,
+    },
+    /// A setting about columns cannot be used.
+    #[error("`data.{key}`: {reason}")]
+    Setting {
+        /// The key in `data`.
+        key: &'static str,
+        /// The problem.
+        reason: String,
+    },
     /// A parquet file whose messages do not each have text for a role and a content.
     #[error("{}: column `{column}`: expected a list of structs with the texts `role` and `content`", path.display())]
     Nested {
@@ -100,6 +118,10 @@ pub enum Error {
     Stopped,
 }
 
+fn words(meanings: &[Meaning]) -> String {
+    meanings.iter().map(|meaning| meaning.words.as_str()).collect::<Vec<_>>().join("; or ")
+}
+
 /// Kinds of values that are not text.
 pub(crate) const LIST: &str = "a list";
 pub(crate) const OBJECT: &str = "an object";
@@ -126,6 +148,16 @@ impl Error {
             _ => return Self::Io { path: path.to_owned(), action, source },
         };
         Self::Compressed { path: path.to_owned(), reason }
+    }
+
+    /// The error of a file whose columns have no single meaning.
+    pub(crate) fn unpaired(path: &Path, unpaired: Unpaired, columns: Vec<String>) -> Self {
+        let path = path.to_owned();
+        match unpaired {
+            Unpaired::Missing(missing) => Self::Columns { path, missing, columns },
+            Unpaired::Template(key, reason) => Self::Setting { key, reason },
+            Unpaired::Question(meanings) => Self::Question { path, meanings },
+        }
     }
 
     /// Advice for the `hint:` line under the error.
@@ -158,7 +190,11 @@ impl Error {
             Self::Row(row) => row.fault.hint().map(str::to_owned),
             Self::Mixed { .. } => Some("convert them apart, or name the columns".to_owned()),
             Self::Duplicates { .. } => Some("raise `--memory-budget`, or use `--deduplicate exact`".to_owned()),
-            Self::Io { .. } | Self::Write(_) | Self::Stopped => None,
+            Self::Setting { key, .. } if key.ends_with("template") => {
+                Some(format!("for example `data.{key}=\"{{subject}}\\n{{body}}\"`"))
+            }
+            Self::Setting { .. } => Some("for example `data.source_lang=en` and `data.target_lang=de`".to_owned()),
+            Self::Question { .. } | Self::Io { .. } | Self::Write(_) | Self::Stopped => None,
         }
     }
 }

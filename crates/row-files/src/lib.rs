@@ -1,7 +1,7 @@
 //! Reads rows of text from the files that people have, and turns them into parquet.
 //!
 //! A file is parquet, JSONL, a JSON array, CSV or TSV, plain, gzip or zstd ([`Kind`]). Its columns determine the prompt
-//! and the response ([`Pairing`]): two columns, an instruction with an input, or a chat. [`Rows`] reads one file. A
+//! and the response ([`Pairing`]): two columns, a [`Template`] of several, an instruction with an input, or a chat. [`Rows`] reads one file. A
 //! [`Conversion`] reads several files and passes on each pair for training or validation, cleaned and without duplicates
 //! if requested. [`ParquetWriter`] writes pairs so that a reader can seek to any row.
 //!
@@ -23,6 +23,7 @@ mod convert;
 mod delimited;
 mod duplicates;
 mod error;
+mod forms;
 mod input;
 mod json;
 mod kind;
@@ -32,15 +33,17 @@ mod parquet_writer;
 mod row;
 mod rows;
 mod split;
+mod template;
 mod thrift;
 
 pub use chat::{Turn, prompt as chat_prompt};
 pub use chat_lists::ChatLists;
 pub use clean::clean;
-pub use columns::{Chosen, Column, Pairing};
+pub use columns::{Chosen, Column, Instruction, Pairing};
 pub use convert::{BadRows, Conversion, Counts, Part, Settings};
 pub use duplicates::Duplicates;
 pub use error::{Error, RowError, RowFault};
+pub use forms::{Meaning, Unpaired};
 pub use input::{Compression, Digested, digest, is_compressed_parquet, sha256, unpack};
 pub use json::Layout;
 pub use kind::{FILE_EXTENSIONS, Form, Kind, extension};
@@ -49,6 +52,7 @@ pub use parquet_writer::{ParquetWriter, Sizes};
 pub use row::{Cell, Row};
 pub use rows::Rows;
 pub use split::{Share, Split};
+pub use template::Template;
 
 /// The most bytes of a row: of a line, an array's element, all fields of a CSV row, or a parquet value.
 pub const MAX_ROW_BYTES: usize = 16 << 20;

@@ -163,6 +163,11 @@ impl From<row_files::Error> for Failure {
         use row_files::Error as E;
         let error = match error {
             E::Parquet(error) => return error.into(),
+            E::Question { path, meanings } => {
+                let words = format!("{}: its columns have {} meanings", path.display(), meanings.len());
+                let hints = meanings.iter().map(|meaning| format!("{}: `{}`", meaning.words, meaning.assignments()));
+                return Self { hints: hints.collect(), ..Self::usage(words) };
+            }
             error => error,
         };
         let hint = error.hint();
@@ -170,6 +175,7 @@ impl From<row_files::Error> for Failure {
             E::Write(_) => Exit::Internal,
             E::Duplicates { .. } => Exit::DoesNotFit,
             E::Stopped => Exit::Interrupted,
+            E::Setting { .. } => Exit::Usage,
             _ => Exit::Unusable,
         };
         Self::new(exit, error.to_string()).with_hint(hint)

@@ -49,6 +49,7 @@ impl<'a> RunJob<'a> {
         let Self { config, model, options, .. } = *self;
         let data = &config.data;
         let rows = self.data.and_then(|data| data.evaluated.clone());
+        let is_evaluated = data.has_validation() || rows.is_some();
         let evaluation = Evaluation {
             answer: options::answers(config).shape(),
             counts: options::evaluated(config, rows.as_ref().map(EvaluatedRows::count)),
@@ -59,7 +60,7 @@ impl<'a> RunJob<'a> {
             work: Work::Training(Training {
                 options,
                 disk_writes: config.memory.disk_writes,
-                evaluation: data.has_validation().then_some(evaluation),
+                evaluation: is_evaluated.then_some(evaluation),
                 saves: true,
                 wanted: self.wanted,
                 base: self.data.and_then(|data| data.stored),

@@ -17,7 +17,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::commands::text_lengths::TextLengths;
 use crate::failure::{Exit, Failure, Outcome};
+use crate::reading::unused_in_words;
 use crate::row_flags::{BadRowRule, ConvertArgs, Deduplicate};
+use crate::splits::{self, Purpose};
 use crate::{open, options, report, row_data, stop};
 
 /// The time between two lines of progress.
@@ -35,9 +37,14 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
         }
     }
     let mut unpacked = row_data::Unpacked::default();
-    let originals = open::files("FILE", &flags.files)?;
+    let divided = splits::divide(open::groups("FILE", &flags.files)?, Purpose::Training, "")?;
+    let left = [divided.validation, divided.left].concat();
+    if !left.is_empty() {
+        report::note(&splits::left_in_words(&left));
+    }
+    let originals = divided.wanted;
     let files = unpacked.files(&originals, report::note)?;
-    let conversion = Conversion::of(&files, &flags.columns.chosen()).map_err(|error| named_by_flags(error.into()))?;
+    let conversion = Conversion::of(&files, &flags.columns.chosen()).map_err(named_by_flags)?;
     let mut lengths = TextLengths::new(&flags.lengths, conversion.is_text())?;
     let max_bytes = table_bytes(flags)?;
     let table = || match flags.deduplicate {
@@ -204,7 +211,10 @@ fn sources(conversion: &Conversion, originals: &[PathBuf]) -> Vec<String> {
         .iter()
         .zip(originals)
         .take(SHOWN)
-        .map(|((_, kind, pairing), path)| format!("{}: {}, {}", path.display(), kind.form.name(), pairing.in_words()))
+        .map(|((_, kind, pairing), path)| {
+            let unused = unused_in_words(&pairing.unused(&kind.columns));
+            format!("{}: {}, {}{unused}", path.display(), kind.form.name(), pairing.in_words())
+        })
         .collect();
     if conversion.sources.len() > SHOWN {
         lines.push(format!("and {} more files", conversion.sources.len() - SHOWN));
@@ -276,7 +286,12 @@ fn ended(error: row_files::Error, failed: Option<Failure>, flags: &ConvertArgs) 
 }
 
 /// Changes hints to name flags rather than keys.
-fn named_by_flags(mut failure: Failure) -> Failure {
+fn named_by_flags(error: row_files::Error) -> Failure {
+    if let row_files::Error::Question { meanings, .. } = &error {
+        let hints = meanings.iter().map(|meaning| format!("{}: `{}`", meaning.words, meaning.flags()));
+        return Failure { hints: hints.collect(), ..error.into() };
+    }
+    let mut failure = Failure::from(error);
     for hint in &mut failure.hints {
         *hint =
             hint.replace("data.prompt_column", "--prompt-column").replace("data.response_column", "--response-column");

@@ -22,6 +22,7 @@ use crate::open::{self, Opened};
 use crate::predictions::Predictions;
 use crate::report::RowProgress;
 use crate::run_dir::RunDir;
+use crate::splits::Purpose;
 use crate::stop::Stop;
 use crate::{job, model_directory, options, report, row_data, setup, stop};
 
@@ -30,16 +31,17 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let stop = Stop::on_signals()?;
     stop.ends_with(stop::without_result);
     let adapted = model_directory::find_as_trained(&flags.model, flags.adapter.as_deref())?;
-    let mut config = config(flags, &adapted)?;
+    let config = config(flags, &adapted)?;
     let Adapted { directory, adapter } = adapted;
     let scratch = stop.remove_at_end(row_data::scratch, durable_files::Scratch::path)?;
-    let wanted = row_data::Wanted { resumes: false, to_plan: false, stop: &stop, say: report::note };
+    let wanted =
+        row_data::Wanted { purpose: Purpose::Scores, resumes: false, to_plan: false, stop: &stop, say: report::note };
     let mut run = RunDir::open_read_only(scratch.path());
-    let opened = Opened::new(&mut config, |config| row_data::prepare(config, &mut run, wanted), None)?;
+    let opened = Opened::new(&config, || row_data::prepare(&config, &mut run, wanted), None)?;
     // The positions of pages determine the memory for reading them.
     opened.train.find_pages()?;
     let keep_prompts = flags.predictions.is_some();
-    let loader = LoaderOptions { keep_prompts, ..open::loader_options(&config, &opened.model) };
+    let loader = LoaderOptions { keep_prompts, ..open::loader_options(&config, &opened) };
     let rows = EvaluatedRows { loader: loader.clone(), tokenizer: &opened.tokenizer, dataset: &opened.train };
     let options = options::trainer_options(&config, &opened.model, 1);
     let asked = Asked {
@@ -72,7 +74,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         generate_samples: flags.generate_samples,
         examples: flags.show,
         loader,
-        ..options::evaluation(&config, &opened.model, plan)
+        ..options::evaluation(&config, &opened, plan)
     };
     let begin = |path: &Path| stop.remove_at_end(|| Predictions::create(path), Predictions::temporary);
     let mut predictions = flags.predictions.as_deref().map(begin).transpose()?;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use memory_policy::{Bytes, counted, plural};
 use parquet_dataset::Inspection;
-use row_files::{Cell, Column, Compression, Duplicates, Form, Kind, Pairing, Row, RowError, Rows};
+use row_files::{Cell, Column, Compression, Duplicates, Form, Kind, Pairing, Row, RowError, Rows, Unpaired};
 use serde_json::{Map, Value, json};
 
 use crate::commands::text_lengths::TextLengths;
@@ -48,6 +48,8 @@ struct Content {
     /// Rows that repeat an earlier row in all columns; `None` if there are too many rows to count.
     duplicates: Option<u64>,
     pairing: Option<Pairing>,
+    /// Why there is no pairing.
+    unpaired: Option<Unpaired>,
     /// Rows without a prompt or a response.
     unusable: u64,
     lengths: Option<TextLengths>,
@@ -65,9 +67,12 @@ struct ColumnContent {
 
 impl Content {
     fn of(path: &Path, kind: &Kind, flags: &InspectArgs) -> Outcome<Self> {
-        let pairing = Pairing::of(&kind.columns, &flags.columns.chosen()).ok();
+        let (pairing, unpaired) = match Pairing::of(&kind.columns, &flags.columns.chosen()) {
+            Ok(pairing) => (Some(pairing), None),
+            Err(unpaired) => (None, Some(unpaired)),
+        };
         let chat = match &pairing {
-            Some(Pairing::Chat { column }) => Some(column.clone()),
+            Some(Pairing::Chat { column, .. }) => Some(column.clone()),
             _ => None,
         };
         let mut wanted = pairing.as_ref().map(Pairing::columns).unwrap_or_default();
@@ -87,6 +92,7 @@ impl Content {
             duplicates: Some(0),
             lengths: pairing.as_ref().map(|pairing| TextLengths::new(&flags.lengths, pairing.is_text())).transpose()?,
             pairing,
+            unpaired,
             unusable: 0,
             samples: Vec::new(),
         };
@@ -224,6 +230,7 @@ fn as_json(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
         "rows_read": content.rows, "share_read": content.share, "malformed_rows": content.malformed,
         "first_malformed": content.first_malformed.as_ref().map(ToString::to_string),
         "duplicate_rows": content.duplicates, "texts": content.pairing.as_ref().map(Pairing::in_words),
+        "not_used": content.pairing.as_ref().map(|pairing| pairing.unused(&kind.columns)),
         "rows_without_texts": content.unusable, "lengths": content.lengths.as_ref().map(TextLengths::to_json),
         "samples": content.samples,
     });
@@ -277,8 +284,18 @@ fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
     match &content.pairing {
         Some(pairing) => {
             let _ = writeln!(text, "  texts             {}", pairing.in_words());
+            for name in pairing.unused(&kind.columns).chunks(8) {
+                let _ = writeln!(text, "  not used          {}", name.join(", "));
+            }
             if content.unusable > 0 {
                 let _ = writeln!(text, "  without           {} have none of them", plural(content.unusable, "row"));
+            }
+        }
+        None if matches!(content.unpaired, Some(Unpaired::Question(_))) => {
+            let Some(Unpaired::Question(meanings)) = &content.unpaired else { unreachable!("a question") };
+            for (number, meaning) in meanings.iter().enumerate() {
+                let label = if number == 0 { "texts" } else { "or" };
+                let _ = writeln!(text, "  {label:<18}{}: `{}`", meaning.words, meaning.flags());
             }
         }
         None => {

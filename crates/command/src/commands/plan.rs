@@ -10,6 +10,7 @@ use crate::failure::Outcome;
 use crate::faster_device;
 use crate::planned_run::PlannedRun;
 use crate::run_dir::RunDir;
+use crate::splits::Purpose;
 use crate::stop::Stop;
 use crate::{machine, report, row_data, setup};
 
@@ -56,8 +57,14 @@ fn planned(config: Config, flags: &PlanArgs) -> Outcome<(PlannedRun, Option<Stri
     let scratch = row_data::scratch()?;
     let mut run = RunDir::open_read_only(scratch.path());
     let mut config = setup::place_embedded_files(config, &mut run)?;
-    let to_open = row_data::Wanted { resumes: false, to_plan: true, stop: &Stop::default(), say: report::note };
-    let mut opened = setup::open(&mut config, &mut run, to_open)?;
+    let to_open = row_data::Wanted {
+        purpose: Purpose::Training,
+        resumes: false,
+        to_plan: true,
+        stop: &Stop::default(),
+        say: report::note,
+    };
+    let mut opened = setup::open(&config, &mut run, to_open)?;
     faster_device::choose(&mut config, &mut opened, &flags.train, None, processes)?;
     let machine = machine::machine(&flags.train, &config, Some(&opened))?;
     let run = PlannedRun::new(&config, Some(&opened), machine.as_ref(), wanted, processes)?;

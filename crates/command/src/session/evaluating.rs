@@ -30,7 +30,7 @@ impl Session {
         self.trainer.release_gradients();
         heap::release_unused();
         self.note_memory("before evaluation")?;
-        let settings = options::evaluation(&self.config, &self.opened.model, &self.plan);
+        let settings = options::evaluation(&self.config, &self.opened, &self.plan);
         self.report.line(&format!("evaluating {}", plural(settings.counts(&dataset).evaluated, "row")));
         let model = self.trainer.model();
         let report = &self.report;

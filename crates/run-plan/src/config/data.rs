@@ -1,6 +1,6 @@
 //! `data.*`: the files, the columns of their texts, and the lengths of texts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::{Values, number, paths, required, size};
 
@@ -15,24 +15,18 @@ pub struct Data {
     pub validation_split: Option<f64>,
     /// The columns that the config names.
     pub chosen: Columns,
-    /// Whether the config names the objective.
-    pub objective_is_chosen: bool,
     /// Treatment of unusable rows in text files.
     pub bad_rows: BadRows,
-    /// Estimated rows of `train`, if planning has sampled only some of them.
-    pub estimated_rows: Option<u64>,
-    /// Source column of `text-to-text`.
-    pub prompt_column: String,
-    /// Target column of `text-to-text`.
-    pub response_column: String,
-    /// The column of `span-corruption`.
-    pub text_column: String,
     /// The prefix of every prompt; `None`: the model's own.
     pub source_prefix: Option<String>,
     /// The tokenizer's file; `None`: the one beside the model.
     pub tokenizer: Option<PathBuf>,
-    /// The training task.
-    pub objective: Objective,
+    /// The training task; `None`: determined from the files.
+    pub objective: Option<Objective>,
+    /// Share of tokens that span corruption masks.
+    pub noise_density: f64,
+    /// Mean length of a masked span in tokens.
+    pub mean_span_tokens: f64,
     /// EOS included.
     pub max_source_tokens: usize,
     /// EOS included.
@@ -48,13 +42,19 @@ pub struct Data {
 }
 
 impl Data {
-    /// Whether there are rows for validation.
+    /// Whether rows for validation are named.
     pub fn has_validation(&self) -> bool {
         !self.validation.is_empty() || self.validation_split.is_some()
     }
+
+    /// Whether there may be rows for validation: a directory or a glob of `train` may have some.
+    pub fn may_have_validation(&self) -> bool {
+        let is_file = |path: &String| !path.contains('*') && Path::new(path).extension().is_some();
+        self.has_validation() || !self.train.iter().all(is_file)
+    }
 }
 
-/// Names of columns; `None`: determined from the file.
+/// What the config says about columns; `None`: determined from the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
     /// Column of the prompts.
@@ -63,6 +63,14 @@ pub struct Columns {
     pub response: Option<String>,
     /// Column of the texts for span corruption.
     pub text: Option<String>,
+    /// Template of the sources.
+    pub source: Option<String>,
+    /// Template of the targets.
+    pub target: Option<String>,
+    /// Language of the sources of a translation.
+    pub source_lang: Option<String>,
+    /// Language of its targets.
+    pub target_lang: Option<String>,
     /// Whether each row has a single text rather than a pair.
     pub is_text: bool,
 }
@@ -79,52 +87,52 @@ pub enum BadRows {
 }
 
 /// The training task.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objective {
     /// Prompt in, response out.
     TextToText,
     /// The T5 paper's denoising.
-    SpanCorruption {
-        /// Share of tokens that is masked.
-        noise_density: f64,
-        /// Mean length of a masked span in tokens.
-        mean_span_tokens: f64,
-    },
+    SpanCorruption,
 }
 
 impl Data {
     /// The settings in these values.
     pub fn of(values: &Values) -> Self {
-        let objective = match values.text("data.objective").as_deref() {
-            Some("span-corruption") => Objective::SpanCorruption {
-                noise_density: number(values, "data.noise_density"),
-                mean_span_tokens: number(values, "data.mean_span_tokens"),
-            },
+        let objective = values.text("data.objective").map(|name| match name.as_str() {
+            "span-corruption" => Objective::SpanCorruption,
             _ => Objective::TextToText,
+        });
+        let [prompt, text] = ["data.prompt_column", "data.text_column"].map(|key| values.text(key));
+        let response = values.text("data.response_column");
+        // With a response, the text is its prompt: `--text_column article --summary_column highlights` of transformers' scripts.
+        let (prompt, text) = match (objective, &response) {
+            (Some(Objective::SpanCorruption), _) | (_, None) => (prompt, text),
+            _ => (prompt.or(text), None),
         };
         Self {
             train: values.list("data.train").unwrap_or_default(),
             validation: values.list("data.validation").unwrap_or_default(),
             validation_split: values.number("data.validation_split").filter(|rows| *rows > 0.0),
             chosen: Columns {
-                prompt: values.text("data.prompt_column"),
-                response: values.text("data.response_column"),
-                text: values.text("data.text_column"),
-                is_text: objective != Objective::TextToText,
+                prompt,
+                response,
+                text,
+                source: values.text("data.source_template"),
+                target: values.text("data.target_template"),
+                source_lang: values.text("data.source_lang"),
+                target_lang: values.text("data.target_lang"),
+                is_text: objective == Some(Objective::SpanCorruption),
             },
-            objective_is_chosen: values.text("data.objective").is_some(),
             bad_rows: match values.text("data.bad_rows").as_deref() {
                 Some("error") => BadRows::Error,
                 Some("skip") => BadRows::Skip,
                 _ => BadRows::Usual,
             },
-            estimated_rows: None,
-            prompt_column: values.text("data.prompt_column").unwrap_or_else(|| "prompt".to_string()),
-            response_column: values.text("data.response_column").unwrap_or_else(|| "response".to_string()),
-            text_column: values.text("data.text_column").unwrap_or_else(|| "text".to_string()),
             source_prefix: values.text("data.source_prefix"),
             tokenizer: values.text("data.tokenizer").as_deref().map(paths::from_text),
             objective,
+            noise_density: number(values, "data.noise_density"),
+            mean_span_tokens: number(values, "data.mean_span_tokens"),
             max_source_tokens: size(values, "data.max_source_tokens"),
             max_target_tokens: size(values, "data.max_target_tokens"),
             shuffle: values.switch("data.shuffle"),

@@ -13,10 +13,10 @@ pub(super) fn metrics(values: &Values) -> Vec<Metric> {
     Metric::list(&names.join(",")).expect("names are checked on the way in")
 }
 
-/// Rules about keys that need evaluations.
-pub(super) fn check(config: &Config) -> Outcome<()> {
+/// Rules about keys that need evaluations. `has_validation`: whether there are rows for them, or may be.
+pub fn check(config: &Config, has_validation: bool) -> Outcome<()> {
     let compares = config.checkpoint.best_metric != "loss" || config.train.early_stopping_patience.is_some();
-    if compares && !config.data.has_validation() {
+    if compares && !has_validation {
         return Err(Failure::usage(
         "`checkpoint.best_metric` and `train.early_stopping_patience` compare evaluations, and there are no validation rows",
         )
@@ -28,7 +28,7 @@ pub(super) fn check(config: &Config) -> Outcome<()> {
         )
         .hint("use `--set train.eval_every_steps=100`"));
     }
-    if config.checkpoint.model_is_best && (config.checkpoint.keep_best == 0 || !config.data.has_validation()) {
+    if config.checkpoint.model_is_best && (config.checkpoint.keep_best == 0 || !has_validation) {
         return Err(Failure::usage(
             "`checkpoint.model = \"best\"` needs `data.validation` and `checkpoint.keep_best` of at least 1",
         )

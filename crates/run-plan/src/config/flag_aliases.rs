@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 /// A flag of another trainer, and the key that it sets here.
-const KEYS: [(&str, &str); 59] = [
+const KEYS: [(&str, &str); 66] = [
     ("--batch-size", "train.batch_size"),
     ("--train-batch-size", "train.batch_size"),
     ("--per-device-train-batch-size", "train.batch_size_per_device"),
@@ -57,6 +57,13 @@ const KEYS: [(&str, &str); 59] = [
     ("--prompt-column", "data.prompt_column"),
     ("--response-column", "data.response_column"),
     ("--text-column", "data.text_column"),
+    ("--summary-column", "data.response_column"),
+    ("--label-column", "data.response_column"),
+    ("--target-column", "data.response_column"),
+    ("--source-template", "data.source_template"),
+    ("--target-template", "data.target_template"),
+    ("--source-lang", "data.source_lang"),
+    ("--target-lang", "data.target_lang"),
     ("--max-source-length", "data.max_source_tokens"),
     ("--max-target-length", "data.max_target_tokens"),
     ("--source-prefix", "data.source_prefix"),

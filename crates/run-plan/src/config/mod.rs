@@ -13,7 +13,7 @@
 
 mod batch_size;
 mod data;
-mod evaluating;
+pub mod evaluating;
 pub mod flag_aliases;
 pub mod generation;
 pub mod keys;
@@ -340,7 +340,7 @@ impl Config {
             ))
             .hint("set one of them: rows of `data.train`, or files of their own"));
         }
-        evaluating::check(self)?;
+        evaluating::check(self, self.data.may_have_validation())?;
         parallel::check(self)?;
         Ok(())
     }

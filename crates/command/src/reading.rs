@@ -1,0 +1,176 @@
+//! [`Reading`]: how the files of a run are read: their forms and splits, the columns of the source and the target, and what is left out.
+//!
+//! It is a pure function of the config and of the files' kinds. The loader is made from it, so it cannot differ from what is done. The first
+//! screen says it in a few lines; the `start` event and `resolved.toml` have it whole.
+
+use std::path::PathBuf;
+
+use dataloader::{Objective, SpanCorruption};
+use memory_policy::counted;
+use row_files::{Chosen, Compression, Conversion, Form};
+use serde_json::{Value, json};
+
+use crate::config::{self, Columns, Config};
+use crate::failure::{Failure, Outcome};
+
+/// How the rows of a run are read.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// The task, with the columns that the loader reads.
+    pub objective: Objective,
+    /// The training files.
+    pub train: Part,
+    /// The validation files; `None`: there are none, or rows are split off.
+    pub validation: Option<Part>,
+    /// Files of the same directories that the run leaves alone.
+    pub left: Vec<PathBuf>,
+}
+
+/// Files that are read together.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The key or flag that named them.
+    pub key: &'static str,
+    /// The files as they were named.
+    pub originals: Vec<PathBuf>,
+    /// The files that are read, with their kinds and columns: unpacked ones in place of compressed parquet.
+    pub conversion: Conversion,
+    /// Whether they are read where they lie. Otherwise they are converted first.
+    pub is_in_place: bool,
+}
+
+impl Part {
+    /// Files with their kinds and columns. It is still open whether they are converted.
+    pub fn new(key: &'static str, originals: Vec<PathBuf>, conversion: Conversion) -> Self {
+        Self { key, originals, conversion, is_in_place: false }
+    }
+
+    /// The columns that all files have as plain parquet; `None` if a file must be converted.
+    fn common_columns(&self) -> Option<Vec<String>> {
+        let mut columns: Option<Vec<String>> = None;
+        for ((path, kind, pairing), original) in self.conversion.sources.iter().zip(&self.originals) {
+            let is_plain = kind.form == Form::Parquet && kind.compression == Compression::None && path == original;
+            let is_flat = pairing.is_text() || pairing.flat().is_some();
+            let of_file: Vec<String> = pairing.columns().into_iter().map(|column| column.name).collect();
+            if !is_plain || !is_flat || columns.as_ref().is_some_and(|columns| *columns != of_file) {
+                return None;
+            }
+            columns = Some(of_file);
+        }
+        columns
+    }
+
+    /// The columns of the files that give no text, in the order of their first occurrence.
+    pub fn unused(&self) -> Vec<String> {
+        let mut unused = Vec::new();
+        for (_, kind, pairing) in &self.conversion.sources {
+            for column in pairing.unused(&kind.columns) {
+                if !unused.contains(&column) {
+                    unused.push(column);
+                }
+            }
+        }
+        unused
+    }
+
+    /// One line for people: the files, the columns of their texts, and the columns that are not used.
+    pub fn in_words(&self) -> String {
+        let (path, (_, kind, pairing)) = (&self.originals[0], &self.conversion.sources[0]);
+        let files = match self.originals.len() {
+            1 => path.display().to_string(),
+            files => format!("{files} files from {}", path.display()),
+        };
+        format!(
+            "{}: {files}: {}, {}{}",
+            self.key,
+            kind.form.name(),
+            pairing.in_words(),
+            unused_in_words(&self.unused())
+        )
+    }
+
+    /// Whether its columns have the usual names, and nothing is left out.
+    pub fn is_usual(&self) -> bool {
+        let (_, _, pairing) = &self.conversion.sources[0];
+        pairing.flat() == Some(("prompt", "response")) && self.unused().is_empty()
+    }
+
+    fn to_json(&self) -> Value {
+        let files = self.conversion.sources.iter().zip(&self.originals).map(|((_, kind, pairing), original)| {
+            json!({
+                "file": original.display().to_string(), "form": kind.form.name(),
+                "compression": format!("{:?}", kind.compression).to_lowercase(), "texts": pairing.in_words(),
+                "columns": pairing.columns().into_iter().map(|column| column.name).collect::<Vec<_>>(),
+                "not_used": pairing.unused(&kind.columns),
+            })
+        });
+        json!({"files": files.collect::<Vec<_>>(), "is_converted": !self.is_in_place})
+    }
+}
+
+/// The columns that are not used, as the end of a line.
+pub fn unused_in_words(unused: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let names: Vec<String> = unused.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
+    match unused.len().checked_sub(SHOWN) {
+        _ if unused.is_empty() => String::new(),
+        Some(more) if more > 0 => format!("; not used: {} and {} more", names.join(", "), counted(more as u64)),
+        _ => format!("; not used: {}", names.join(", ")),
+    }
+}
+
+/// The columns that the config names, as the reader's type.
+pub fn chosen(columns: &Columns) -> Chosen {
+    let Columns { prompt, response, text, source, target, source_lang, target_lang, is_text } = columns.clone();
+    Chosen { prompt, response, text, source, target, source_lang, target_lang, is_text }
+}
+
+impl Reading {
+    /// The reading of these files.
+    ///
+    /// # Errors
+    /// The objective needs pairs, and the files have texts; or some files have pairs and others texts.
+    pub fn of(config: &Config, mut train: Part, mut validation: Option<Part>, left: Vec<PathBuf>) -> Outcome<Self> {
+        let is_text = train.conversion.is_text();
+        if is_text && config.data.objective == Some(config::Objective::TextToText) {
+            return Err(Failure::unusable(
+                "the training files have a column `text` alone, and `data.objective` is \"text-to-text\"",
+            )
+            .hint("name two columns with `data.prompt_column` and `data.response_column`")
+            .hint("or pretrain on the text: `--set data.objective=span-corruption`"));
+        }
+        if let Some(validation) = validation.as_ref().filter(|part| part.conversion.is_text() != is_text) {
+            let (text, pairs) = (validation.originals[0].clone(), train.originals[0].clone());
+            return Err(row_files::Error::Mixed { text, pairs }.into());
+        }
+        // Files that are read in place keep their own columns; converted files have this program's columns.
+        let in_place = train.common_columns().filter(|_| config.data.validation_split.is_none());
+        train.is_in_place = in_place.is_some();
+        let columns = in_place.unwrap_or_else(|| match is_text {
+            true => vec!["text".to_owned()],
+            false => vec!["prompt".to_owned(), "response".to_owned()],
+        });
+        if let Some(validation) = &mut validation {
+            validation.is_in_place = validation.common_columns().as_ref() == Some(&columns);
+        }
+        let data = &config.data;
+        let spans = SpanCorruption { noise_density: data.noise_density, mean_span_tokens: data.mean_span_tokens };
+        let mut columns = columns.into_iter();
+        let mut next = || columns.next().unwrap_or_default();
+        let objective = match is_text {
+            true => Objective::SpanCorruption { text_column: next(), spans },
+            false => Objective::TextToText { prompt_column: next(), response_column: next() },
+        };
+        Ok(Self { objective, train, validation, left })
+    }
+
+    /// The whole reading, for the `start` event.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "objective": self.objective,
+            "train": self.train.to_json(),
+            "validation": self.validation.as_ref().map(Part::to_json),
+            "left_alone": self.left.iter().map(|path| path.display().to_string()).collect::<Vec<_>>(),
+        })
+    }
+}

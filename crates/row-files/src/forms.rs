@@ -1,0 +1,365 @@
+//! The known forms of rows: which columns of a file are the source and the target, by the names that people use.
+//!
+//! [`Pairing::of`] is a pure function of the columns and the user's choice. It finds one meaning, or refuses: a column is missing, or the
+//! columns have two meanings and the answer has a setting for each.
+
+use crate::columns::{Chosen, Instruction, Pairing};
+use crate::template::Template;
+
+/// Why columns have no single meaning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unpaired {
+    /// This column is missing.
+    Missing(String),
+    /// A template cannot be read: the setting, and the reason.
+    Template(&'static str, String),
+    /// The columns have several meanings.
+    Question(Vec<Meaning>),
+}
+
+/// One of several meanings of a file's columns, and the settings that choose it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meaning {
+    /// The meaning, for people.
+    pub words: String,
+    /// Names of keys in `data` with their values.
+    pub settings: Vec<(&'static str, String)>,
+}
+
+impl Meaning {
+    /// The settings as they are typed for a command that has keys.
+    pub fn assignments(&self) -> String {
+        self.typed(|key, value| format!("--set {}", quoted(&format!("data.{key}={value}"))))
+    }
+
+    /// The settings as they are typed for a command that has a flag for each. There, a text column implies its objective.
+    pub fn flags(&self) -> String {
+        self.typed(|key, value| match key {
+            "objective" => String::new(),
+            key => format!("--{} {}", key.replace('_', "-"), quoted(value)),
+        })
+    }
+
+    fn typed(&self, setting: impl Fn(&str, &str) -> String) -> String {
+        let settings = self.settings.iter().map(|(key, value)| setting(key, value)).filter(|typed| !typed.is_empty());
+        settings.collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A word for a shell.
+fn quoted(word: &str) -> String {
+    let is_plain = word.chars().all(|c| c.is_alphanumeric() || "_-.=".contains(c));
+    if is_plain { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}
+
+/// Sources and targets of known forms, in the order of search. The source is a template, whose columns the file has.
+const FORMS: [(&str, &[&str]); 35] = [
+    ("{prefix}: {input_text}", &["target_text"]),
+    ("question: {question} context: {context}", ANSWERS),
+    ("question: {question} passage: {passage}", ANSWERS),
+    ("question: {question} sentence: {sentence}", LABELS),
+    ("sentence1: {sentence1} sentence2: {sentence2}", SCORES),
+    ("question1: {question1} question2: {question2}", SCORES),
+    ("hypothesis: {hypothesis} premise: {premise}", LABELS),
+    ("{prompt}", &["completion"]),
+    ("{source}", &["target"]),
+    ("{question}", &["response"]),
+    ("{question}", ANSWERS),
+    ("{query}", &["response"]),
+    ("{inputs}", &["targets"]),
+    ("{inputs_pretokenized}", &["targets_pretokenized"]),
+    ("{input}", &["output"]),
+    ("{input_text}", &["target_text"]),
+    ("{document}", &["summary"]),
+    ("{article}", &["highlights", "summary", "abstract"]),
+    ("{dialogue}", &["summary"]),
+    ("{text}", &["summary"]),
+    ("{body}", &["summary"]),
+    ("{content}", &["summary"]),
+    ("{extract_text}", &["summary_text"]),
+    ("{news_body}", &["news_title"]),
+    ("{review_body}", &["review_title"]),
+    ("{description}", &["abstract"]),
+    ("{title}\n{content}", LABELS),
+    ("{text}", TARGETS),
+    ("{sentence}", LABELS),
+    ("{content}", LABELS),
+    ("{review}", LABELS),
+    ("{tweet}", LABELS),
+    ("{utterance}", LABELS),
+    ("{comment}", LABELS),
+    ("{headline}", LABELS),
+];
+
+/// Columns of answers to a question.
+const ANSWERS: &[&str] = &["answers.text", "answer", "answers"];
+/// Columns of classes. A text of the class comes before its number.
+const LABELS: &[&str] = &["label_text", "label", "labels", "category", "target", "class", "intent", "sentiment"];
+/// Classes or scores of pairs of sentences.
+const SCORES: &[&str] = &["label_text", "label", "labels", "class", "score", "similarity_score"];
+/// Targets beside a column `text`.
+const TARGETS: &[&str] = &[
+    "label_text",
+    "label",
+    "labels",
+    "category",
+    "target",
+    "class",
+    "intent",
+    "sentiment",
+    "emotion",
+    "topic",
+    "output",
+    "response",
+    "completion",
+    "answer",
+];
+/// Columns of the options of a multiple choice, without which its question is incomplete.
+const OPTIONS: [&str; 9] =
+    ["options", "choices", "endings", "option1", "choice1", "ending0", "sol1", "distractor1", "opa"];
+/// Columns about a text, beside which it still stands alone.
+const ABOUT: [&str; 25] = [
+    "id",
+    "_id",
+    "idx",
+    "index",
+    "uid",
+    "uuid",
+    "url",
+    "uri",
+    "timestamp",
+    "date",
+    "created",
+    "meta",
+    "metadata",
+    "dump",
+    "file_path",
+    "lang",
+    "language",
+    "language_score",
+    "token_count",
+    "score",
+    "int_score",
+    "source",
+    "license",
+    "added",
+    "__index_level_0__",
+];
+
+/// What the user's language flags and the columns of a translation are called.
+const TRANSLATION: &str = "translation";
+
+impl Pairing {
+    /// The meaning of a file with these columns.
+    ///
+    /// # Errors
+    /// A column is missing, or the columns have two meanings.
+    pub fn of(columns: &[String], chosen: &Chosen) -> Result<Self, Unpaired> {
+        let file = File { columns };
+        if chosen.is_text {
+            return file.required(chosen.text.as_deref().unwrap_or("text")).map(|column| Self::Text { column });
+        }
+        if chosen.source_lang.is_some() || chosen.target_lang.is_some() {
+            return file.translation(chosen);
+        }
+        let [prompt, response] = [&chosen.prompt, &chosen.response];
+        if prompt.is_some() || response.is_some() || chosen.source.is_some() || chosen.target.is_some() {
+            return file.named(chosen);
+        }
+        if let Some(column) = &chosen.text {
+            return file.text_alone(column);
+        }
+        file.known()
+    }
+}
+
+/// The columns of a file.
+struct File<'a> {
+    columns: &'a [String],
+}
+
+impl File<'_> {
+    fn has(&self, name: &str) -> bool {
+        self.columns.iter().any(|column| column == name)
+    }
+
+    fn required(&self, name: &str) -> Result<String, Unpaired> {
+        if self.has(name) { Ok(name.to_owned()) } else { Err(Unpaired::Missing(name.to_owned())) }
+    }
+
+    /// The first of these columns that the file has.
+    fn first(&self, names: &[&str]) -> Option<String> {
+        names.iter().find(|name| self.has(name)).map(|name| (*name).to_owned())
+    }
+
+    /// The columns that the user named, as columns or as templates. If only one side is named, the other is looked for.
+    fn named(&self, chosen: &Chosen) -> Result<Pairing, Unpaired> {
+        let template = |key: &'static str, text: &Option<String>| {
+            let parse = |text: &String| Template::parse(text).map_err(|reason| Unpaired::Template(key, reason));
+            text.as_ref().map(parse).transpose()
+        };
+        let of_column = |name: &Option<String>| name.as_deref().map(Template::of_column);
+        let source = template("source_template", &chosen.source)?.or_else(|| of_column(&chosen.prompt));
+        let target = template("target_template", &chosen.target)?.or_else(|| of_column(&chosen.response));
+        let target = match (&source, target) {
+            (_, Some(target)) => target,
+            (Some(source), None) if !self.has("response") => {
+                let used: Vec<&str> = source.columns().collect();
+                let labels: Vec<&str> = TARGETS.iter().copied().filter(|name| !used.contains(name)).collect();
+                Template::of_column(&self.only(&labels, &|name| vec![("response_column", name.to_owned())])?)
+            }
+            (_, None) => Template::of_column("response"),
+        };
+        let source = source.unwrap_or_else(|| Template::of_column("prompt"));
+        for column in source.columns().chain(target.columns()) {
+            self.required(column)?;
+        }
+        Ok(Pairing::of_templates(source, target, false))
+    }
+
+    /// The only one of these columns. `label` is the number of `label_text`.
+    fn only(&self, names: &[&str], settings: &dyn Fn(&str) -> Vec<(&'static str, String)>) -> Result<String, Unpaired> {
+        let has_text = names.contains(&"label_text") && self.has("label_text");
+        let is_number = |name: &&str| has_text && *name == "label";
+        let found: Vec<&str> = names.iter().copied().filter(|name| self.has(name) && !is_number(name)).collect();
+        match found.as_slice() {
+            [] => Err(Unpaired::Missing("response".to_owned())),
+            [one] => Ok((*one).to_owned()),
+            several => Err(Unpaired::Question(
+                several
+                    .iter()
+                    .map(|name| Meaning { words: format!("the target is `{name}`"), settings: settings(name) })
+                    .collect(),
+            )),
+        }
+    }
+
+    /// A text column that was named, without an objective: pretraining, if no other column could be a target.
+    fn text_alone(&self, column: &str) -> Result<Pairing, Unpaired> {
+        let column = self.required(column)?;
+        match self.others(&column).as_slice() {
+            [] => Ok(Pairing::Text { column }),
+            others => Err(pairs_or_text(&column, others)),
+        }
+    }
+
+    /// Columns beside a text that do more than describe it.
+    fn others(&self, text: &str) -> Vec<&str> {
+        let is_about = |name: &str| {
+            let root = name.split('.').next().unwrap_or(name);
+            ABOUT.contains(&root) || name.starts_with("Unnamed") || root == "title" && self.has("url")
+        };
+        let columns = self.columns.iter().map(String::as_str);
+        columns.filter(|name| *name != text && !name.trim().is_empty() && !is_about(name)).collect()
+    }
+
+    /// One of the known forms.
+    fn known(&self) -> Result<Pairing, Unpaired> {
+        if self.has("prompt") && self.has("response") {
+            return Ok(self.with_context(vec!["prompt".to_owned()], "response".to_owned()));
+        }
+        if let Some(column) = self.first(&["messages", "conversations"]) {
+            return Ok(Pairing::Chat { column, system: self.system() });
+        }
+        if let (true, Some(output)) = (self.has("instruction"), self.first(&["output", "response", "answer"])) {
+            let lines = ["instruction", "input", "context"].into_iter().filter(|name| self.has(name));
+            return Ok(self.with_context(lines.map(str::to_owned).collect(), output));
+        }
+        let languages: Vec<&str> =
+            self.columns.iter().filter_map(|name| name.strip_prefix(TRANSLATION)?.strip_prefix('.')).collect();
+        if !languages.is_empty() {
+            return Err(directions(&languages));
+        }
+        for (source, targets) in FORMS {
+            let template = Template::parse(source).expect("a template of the table");
+            if !template.columns().all(|column| self.has(column)) || self.first(targets).is_none() {
+                continue;
+            }
+            return self.form(&template, targets);
+        }
+        if self.has("text") {
+            return self.text_alone("text");
+        }
+        Err(Unpaired::Missing(if self.has("prompt") { "response" } else { "prompt" }.to_owned()))
+    }
+
+    /// A form of the table, of which the file has the columns.
+    fn form(&self, source: &Template, targets: &[&str]) -> Result<Pairing, Unpaired> {
+        let setting = |name: &str| match source.column() {
+            Some(column) => vec![("prompt_column", column.to_owned()), ("response_column", name.to_owned())],
+            None => vec![("source_template", source.to_string()), ("response_column", name.to_owned())],
+        };
+        let target = match targets {
+            ANSWERS => self.first(ANSWERS).unwrap_or_default(),
+            targets => self.only(targets, &setting)?,
+        };
+        let of_choices = |name: &&String| OPTIONS.contains(&name.split('.').next().unwrap_or(name));
+        if let Some(options) = self.columns.iter().find(of_choices) {
+            let with = format!("{source}\\n{{{options}}}");
+            return Err(Unpaired::Question(vec![
+                Meaning {
+                    words: format!("`{options}` belongs to the question"),
+                    settings: vec![("source_template", with), ("response_column", target.clone())],
+                },
+                Meaning { words: format!("`{options}` is left out"), settings: setting(&target) },
+            ]));
+        }
+        match source.column() {
+            Some(column) => Ok(self.with_context(vec![column.to_owned()], target)),
+            None => Ok(Pairing::of_templates(source.clone(), Template::of_column(&target), true)),
+        }
+    }
+
+    /// A column with the system's message.
+    fn system(&self) -> Option<String> {
+        self.first(&["system", "system_prompt"])
+    }
+
+    /// Lines of a prompt and a response, after the system's message and the earlier turns, if the file has them.
+    fn with_context(&self, lines: Vec<String>, output: String) -> Pairing {
+        match (lines.as_slice(), self.system(), self.first(&["history"])) {
+            ([prompt], None, None) => Pairing::Columns { prompt: prompt.clone(), response: output },
+            (_, system, history) => Pairing::Instruction(Instruction { system, history, lines, output }),
+        }
+    }
+
+    /// Two languages of a translation: `translation.en` or `en`.
+    fn translation(&self, chosen: &Chosen) -> Result<Pairing, Unpaired> {
+        let column = |language: &Option<String>, other: &'static str| {
+            let Some(language) = language else { return Err(Unpaired::Template(other, "is not set".to_owned())) };
+            let nested = format!("{TRANSLATION}.{language}");
+            if self.has(&nested) { Ok(nested) } else { self.required(language).map_err(|_| Unpaired::Missing(nested)) }
+        };
+        let prompt = column(&chosen.source_lang, "source_lang")?;
+        Ok(Pairing::Columns { prompt, response: column(&chosen.target_lang, "target_lang")? })
+    }
+}
+
+/// The question whether a text stands alone, or is the source of another column.
+fn pairs_or_text(text: &str, others: &[&str]) -> Unpaired {
+    const SHOWN: usize = 3;
+    let pair = |other: &&str| Meaning {
+        words: format!("pairs: `{text}` is the source and `{other}` the target"),
+        settings: vec![("prompt_column", text.to_owned()), ("response_column", (*other).to_owned())],
+    };
+    let alone = Meaning {
+        words: format!("pretraining on `{text}` alone, by span corruption"),
+        settings: vec![("objective", "span-corruption".to_owned()), ("text_column", text.to_owned())],
+    };
+    Unpaired::Question(others.iter().take(SHOWN).map(pair).chain([alone]).collect())
+}
+
+/// The question which language is the source.
+fn directions(languages: &[&str]) -> Unpaired {
+    let meaning = |from: &str, to: &str| Meaning {
+        words: format!("from `{from}` to `{to}`"),
+        settings: vec![("source_lang", from.to_owned()), ("target_lang", to.to_owned())],
+    };
+    match languages {
+        [first, second, ..] => Unpaired::Question(vec![meaning(first, second), meaning(second, first)]),
+        _ => Unpaired::Missing(format!("{TRANSLATION} of a second language")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+use super::*;
+
+fn pairing(columns: &str) -> Result<Pairing, Unpaired> {
+    let columns: Vec<String> = columns.split([' ', ',']).map(str::to_owned).collect();
+    Pairing::of(&columns, &Chosen::default())
+}
+
+#[track_caller]
+fn check(columns: &str, expected: &str) {
+    let pairing = pairing(columns).unwrap_or_else(|unpaired| panic!("{columns}: {unpaired:?}"));
+    assert!(pairing.in_words().starts_with(expected), "{columns}: {}", pairing.in_words());
+}
+
+#[track_caller]
+fn refused(columns: &str, expected: &str) {
+    let words = match pairing(columns) {
+        Ok(pairing) => pairing.in_words(),
+        Err(Unpaired::Missing(column)) => format!("no {column}"),
+        Err(Unpaired::Template(..)) => unreachable!("nothing was chosen"),
+        Err(Unpaired::Question(meanings)) => {
+            assert!(meanings.len() > 1 && meanings.iter().all(|meaning| !meaning.settings.is_empty()));
+            meanings.iter().map(|meaning| format!("{}; ", meaning.words)).collect()
+        }
+    };
+    assert!(words.contains(expected), "{columns}: {words}");
+}
+
+#[test]
+fn a_file_says_by_its_columns_where_prompt_and_response_come_from() {
+    check("response prompt id", "prompt from `prompt`, response from `response`");
+    check("id messages", "chats from `messages`");
+    check("conversations id", "chats from `conversations`");
+    check("instruction input output", "prompt from `instruction` and `input`, response from `output`");
+    check("instruction response", "prompt from `instruction`, response from `response`");
+    check("prompt completion", "prompt from `prompt`, response from `completion`");
+    check("question answer", "prompt from `question`, response from `answer`");
+    check("text id", "text from `text`");
+    check("text summary", "prompt from `text`, response from `summary`");
+    refused("prompt id", "no response");
+    refused("a b", "no prompt");
+}
+
+#[test]
+fn a_text_with_a_class_is_a_pair_and_a_text_with_another_column_is_a_question() {
+    for label in ["label", "labels", "category", "target", "class", "intent", "sentiment"] {
+        check(&format!("id text {label}"), &format!("prompt from `text`, response from `{label}`"));
+    }
+    check("text label label_text", "prompt from `text`, response from `label_text`");
+    refused("text label category", "the target is `label`; the target is `category`");
+    refused("text grade", "`text` is the source and `grade` the target; pretraining on `text` alone");
+}
+
+#[test]
+fn columns_beside_a_pair_are_used_where_their_name_is_known() {
+    check("instruction context response", "prompt from `instruction` and `context`, response");
+    check("system instruction input output history", "prompt from `system`, `history`, `instruction` and `input`");
+    check("system conversations", "chats from `conversations`, after `system`");
+    check("prompt response system_prompt", "prompt from `system_prompt` and `prompt`");
+    check("context question answer", "prompt `question: {question} context: {context}`, response from `answer`");
+    check("prefix input_text target_text", "prompt `{prefix}: {input_text}`, response from `target_text`");
+}
+
+/// The columns of the text data sets that are downloaded most from Hugging Face, and how their rows are read, or why not.
+#[test]
+fn the_columns_of_well_known_data_sets_are_read_as_they_are_meant_or_refused() {
+    for (data_set, columns, expected) in [
+        ("imdb", "text,label", "prompt from `text`, response from `label`"),
+        ("ag_news", "text,label", "prompt from `text`, response from `label`"),
+        ("rotten_tomatoes", "text,label", "prompt from `text`, response from `label`"),
+        ("yelp_review_full", "label,text", "prompt from `text`, response from `label`"),
+        ("emotion", "text,label", "prompt from `text`, response from `label`"),
+        ("clinc_oos", "text,intent", "prompt from `text`, response from `intent`"),
+        ("SetFit", "text,label,label_text", "prompt from `text`, response from `label_text`"),
+        ("financial_phrasebank", "sentence,label", "prompt from `sentence`, response from `label`"),
+        ("glue sst2", "sentence,label,idx", "prompt from `sentence`, response from `label`"),
+        ("glue mrpc", "sentence1,sentence2,label,idx", "prompt `sentence1: {sentence1} sentence2: {sentence2}`"),
+        ("glue mnli", "premise,hypothesis,label,idx", "prompt `hypothesis: {hypothesis} premise: {premise}`"),
+        ("glue qnli", "question,sentence,label,idx", "prompt `question: {question} sentence: {sentence}`"),
+        ("glue qqp", "question1,question2,label,idx", "prompt `question1: {question1} question2: {question2}`"),
+        ("anli", "uid,premise,hypothesis,label,reason", "prompt `hypothesis: {hypothesis} premise: {premise}`"),
+        (
+            "stsb_multi_mt",
+            "sentence1,sentence2,similarity_score",
+            "prompt `sentence1: {sentence1} sentence2: {sentence2}`",
+        ),
+        ("boolq", "question,answer,passage", "prompt `question: {question} passage: {passage}`"),
+        (
+            "squad",
+            "id,title,context,question,answers.text,answers.answer_start",
+            "prompt `question: {question} context: {context}`, response from `answers.text`",
+        ),
+        ("amazon_polarity", "label,title,content", "prompt `{title}\\n{content}`, response from `label`"),
+        ("dbpedia_14", "label,title,content", "prompt `{title}\\n{content}`, response from `label`"),
+        ("xsum", "document,summary,id", "prompt from `document`, response from `summary`"),
+        ("cnn_dailymail", "article,highlights,id", "prompt from `article`, response from `highlights`"),
+        ("samsum", "id,dialogue,summary", "prompt from `dialogue`, response from `summary`"),
+        ("billsum", "text,summary,title", "prompt from `text`, response from `summary`"),
+        ("scientific_papers", "article,abstract,section_names", "prompt from `article`, response from `abstract`"),
+        ("alpaca", "instruction,input,output,text", "prompt from `instruction` and `input`, response from `output`"),
+        (
+            "dolly",
+            "instruction,context,response,category",
+            "prompt from `instruction` and `context`, response from `response`",
+        ),
+        ("OpenOrca", "id,system_prompt,question,response", "prompt from `system_prompt` and `question`, response"),
+        ("gsm8k", "question,answer", "prompt from `question`, response from `answer`"),
+        ("aya", "inputs,targets,language,language_code", "prompt from `inputs`, response from `targets`"),
+        ("ultrachat_200k", "prompt,prompt_id,messages", "chats from `messages`"),
+        ("ShareGPT", "id,conversations", "chats from `conversations`"),
+        ("wikitext", "text", "text from `text`"),
+        ("wikipedia", "id,url,title,text", "text from `text`"),
+        ("c4", "text,timestamp,url", "text from `text`"),
+        ("fineweb", "text,id,dump,url,date,file_path,language,language_score,token_count", "text from `text`"),
+        ("the_pile", "text,meta", "text from `text`"),
+    ] {
+        println!("{data_set}");
+        check(columns, expected);
+    }
+    for (data_set, columns, expected) in [
+        ("wmt16", "translation.de,translation.en", "from `de` to `en`; from `en` to `de`"),
+        ("trec", "text,coarse_label,fine_label", "`coarse_label` the target; pairs"),
+        ("winogrande", "sentence,option1,option2,answer", "no prompt"),
+        ("race", "example_id,article,answer,question,options", "`options` belongs to the question"),
+        ("arc", "id,question,choices.text,choices.label,answerKey", "no prompt"),
+        ("hellaswag", "ind,activity_label,ctx,endings,label", "no prompt"),
+        ("piqa", "goal,sol1,sol2,label", "no prompt"),
+        ("mbpp", "task_id,text,code,test_list", "pretraining on `text` alone"),
+        ("oasst1", "message_id,parent_id,text,role,lang", "pretraining on `text` alone"),
+        ("hh-rlhf", "chosen,rejected", "no prompt"),
+        ("openai_humaneval", "task_id,prompt,canonical_solution,test,entry_point", "no response"),
+    ] {
+        println!("{data_set}");
+        refused(columns, expected);
+    }
+}
+
+#[test]
+fn languages_and_templates_choose_columns() {
+    let of = |columns: &str, chosen: &Chosen| {
+        let columns: Vec<String> = columns.split(' ').map(str::to_owned).collect();
+        Pairing::of(&columns, chosen)
+    };
+    let text = |text: &str| Some(text.to_owned());
+    let languages = Chosen { source_lang: text("en"), target_lang: text("de"), ..Chosen::default() };
+    for columns in ["translation.de translation.en", "de en"] {
+        let pairing = of(columns, &languages).unwrap();
+        assert!(pairing.flat().is_some_and(|(from, to)| from.ends_with("en") && to.ends_with("de")), "{columns}");
+    }
+    assert_eq!(of("en fr", &languages), Err(Unpaired::Missing("translation.de".to_owned())));
+    let templates = Chosen { source: text("{subject}\\n{body}"), ..Chosen::default() };
+    let pairing = of("subject body queue label", &templates).unwrap();
+    assert_eq!(pairing.in_words(), "prompt `{subject}\\n{body}`, response from `label`");
+    assert_eq!(pairing.unused(&["body", "queue"].map(str::to_owned)), ["queue"]);
+    assert_eq!(of("subject label", &templates), Err(Unpaired::Missing("body".to_owned())));
+    let both = Chosen { target: text("{queue}: {label}"), ..templates };
+    assert!(matches!(of("subject body queue label", &both), Ok(Pairing::Templates { .. })));
+}
