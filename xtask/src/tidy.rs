@@ -62,6 +62,7 @@ const RULES: &[Rule] = &[
     sources::files_fit_the_length_limit,
     sources::files_are_named_for_what_they_hold,
     sources::writes_go_through_write_atomic,
+    sources::text_is_shown_in_one_place,
     sources::no_test_is_ignored,
     prose::documents_have_plain_sentences,
     prose::documents_and_help_use_plain_words,

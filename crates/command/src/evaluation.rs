@@ -10,6 +10,7 @@ use collective::Group;
 use dataloader::{Batch, DataLoader, LoaderOptions, Position, Tokenizer};
 use parquet_dataset::Dataset;
 use planner::{NOTHING_AHEAD, RowCounts, in_file_order};
+use run_report::visible;
 use serde_json::{Value, json};
 use t5::{EvalContext, GenerateOptions, T5};
 use text_metrics::Metric;
@@ -371,7 +372,7 @@ impl Figures {
 
     /// The examples as text.
     pub fn examples_text(&self) -> String {
-        let shown = |text: &str| text.chars().take(120).collect::<String>().replace('\n', " ");
+        let shown = |text: &str| visible::line(&run_report::figures::clipped(text, 120)).into_owned();
         let lines = self.examples.iter().map(|example| {
             let verdict = if example.hypothesis.trim() == example.reference.trim() { "=" } else { "!" };
             let wanted =

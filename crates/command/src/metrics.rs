@@ -13,6 +13,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use run_report::visible;
 use rustix::fs::OFlags;
 use serde_json::{Map, Value, json};
 
@@ -87,7 +88,7 @@ pub fn line(event: &str, fields: Value) -> String {
     if let Value::Object(fields) = fields {
         line.extend(fields);
     }
-    format!("{}\n", Value::Object(line))
+    visible::lines(&format!("{}\n", Value::Object(line))).into_owned()
 }
 
 /// Opens the file to append, and removes a torn last line.

@@ -3,6 +3,7 @@
 //! A thread of its own writes. Text waits for it in a short queue.
 //!
 //! Invariants:
+//! * Text of others cannot control the terminal: only [`Shown`] is written, and it has no other control sequences than our own.
 //! * [`show`] never waits for a reader.
 //! * The queue holds at most [`MAX_BYTES`] of progress. Progress that does not fit is dropped. A message (a warning, an error, the last
 //!   line) replaces the oldest progress instead.
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use run_report::visible;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -54,6 +56,38 @@ pub enum Kind {
     Message,
 }
 
+/// Text that is safe for a terminal and a log.
+#[derive(Clone, Debug, Default)]
+pub struct Shown(String);
+
+impl Shown {
+    /// Text from anywhere. Characters that control a terminal or hide text become visible ([`run_report::visible`]).
+    pub fn text(text: &str) -> Self {
+        Self(visible::lines(text).into_owned())
+    }
+
+    /// A paragraph that begins with a word of ours. Its further lines are indented, so none of them looks like another message.
+    pub fn paragraph(word: &str, text: &str) -> Self {
+        Self(format!("{word}{}\n", visible::lines(text.trim_end_matches('\n')).replace('\n', "\n  ")))
+    }
+
+    /// A drawing of ours, with the control sequences that place and colour its texts.
+    pub fn drawing(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromIterator<Shown> for Shown {
+    fn from_iter<I: IntoIterator<Item = Shown>>(pieces: I) -> Self {
+        Self(pieces.into_iter().map(|piece| piece.0).collect())
+    }
+}
+
 static OUTPUT: Output = Output { queue: Mutex::new(Queue::new()), changed: Condvar::new() };
 static HAS_THREAD: AtomicBool = AtomicBool::new(false);
 /// The rank of a silent process, which prints only its error; 0 for a process that prints.
@@ -77,15 +111,16 @@ pub fn start() {
     HAS_THREAD.store(started.is_ok(), Ordering::Release);
 }
 
-/// Shows a piece of text unchanged, unless this process is silent.
-pub fn show(stream: Stream, kind: Kind, text: &str) {
+/// Shows a piece of text, unless this process is silent.
+pub fn show(stream: Stream, kind: Kind, text: &Shown) {
     if silent_rank().is_none() {
         show_anyway(stream, kind, text);
     }
 }
 
-/// Shows a piece of text unchanged.
-pub fn show_anyway(stream: Stream, kind: Kind, text: &str) {
+/// Shows a piece of text.
+pub fn show_anyway(stream: Stream, kind: Kind, text: &Shown) {
+    let text = text.as_str();
     if HAS_THREAD.load(Ordering::Acquire) {
         OUTPUT.lock().push(stream, kind, text);
         OUTPUT.changed.notify_all();

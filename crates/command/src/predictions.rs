@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use durable_files::AtomicFile;
+use run_report::visible;
 use serde_json::json;
 
 use crate::evaluation::AnsweredRow;
@@ -46,7 +47,7 @@ impl Predictions {
         for (metric, value) in &answered.scores {
             line[metric.name()] = json!(value);
         }
-        self.waiting.extend_from_slice(format!("{line}\n").as_bytes());
+        self.waiting.extend_from_slice(visible::lines(&format!("{line}\n")).as_bytes());
         if self.waiting.len() >= PIECE_BYTES { self.write() } else { Ok(()) }
     }
 

@@ -3,6 +3,8 @@
 //! These texts are for people; scripts read `metrics.jsonl`. Lines go to standard output and warnings to standard error, both through
 //! [`crate::output`], so a run never stops because its output is not read. The result that a command was asked to print is different:
 //! [`result`] writes all of it or fails.
+//!
+//! Every text passes [`Shown`], so no row, name or answer controls the terminal.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -11,14 +13,26 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 use crate::failure::{Failure, Outcome};
-use crate::output::{self, Kind, Stream, show};
+use crate::output::{self, Kind, Shown, Stream, show};
 use crate::progress::{Progress, StepLine};
 
-/// Writes a command's result to standard output, and waits for the reader like any other tool.
+/// Writes a command's result to standard output, and waits for the reader like any other tool. JSON stays the same JSON.
 ///
 /// # Errors
 /// The result cannot be written. If the reader has gone, SIGPIPE ends the process, like any other tool.
 pub fn result(text: &str) -> Outcome<()> {
+    write_out(Shown::text(text).as_str())
+}
+
+/// Writes a part of a model's answer to standard output: safe for a terminal, and byte for byte into a file or a pipe.
+///
+/// # Errors
+/// As of [`result`].
+pub fn answer(text: &str) -> Outcome<()> {
+    if std::io::stdout().is_terminal() { result(text) } else { write_out(text) }
+}
+
+fn write_out(text: &str) -> Outcome<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(()),
@@ -32,31 +46,27 @@ pub fn result(text: &str) -> Outcome<()> {
 
 /// Prints a line about a run.
 pub fn print(text: &str) {
-    show(Stream::Out, Kind::Message, text);
+    show(Stream::Out, Kind::Message, &Shown::text(text));
 }
 
 /// Prints a warning to standard error.
 pub fn warn(text: &str) {
-    show(Stream::Err, Kind::Message, &format!("{} {text}\n", painted("warning:", YELLOW)));
+    show(Stream::Err, Kind::Message, &Shown::paragraph(&painted("warning: ", YELLOW), text));
 }
 
 /// Prints a note to standard error.
 pub fn note(text: &str) {
-    show(Stream::Err, Kind::Message, &format!("{text}\n"));
+    show(Stream::Err, Kind::Message, &Shown::paragraph("", text));
 }
 
 /// Prints the error that ends the program to standard error.
 pub fn error(failure: &Failure) {
     let of = output::silent_rank().map(|rank| format!("process {rank}: ")).unwrap_or_default();
-    let text = format!("{failure}\n");
-    let lines = text.lines().map(|line| {
-        let (word, colour) = if line.starts_with("error:") { ("error:", RED) } else { ("hint:", CYAN) };
-        match line.strip_prefix(word) {
-            Some(rest) => format!("{of}{}{rest}\n", painted(word, colour)),
-            None => format!("{line}\n"),
-        }
-    });
-    output::show_anyway(Stream::Err, Kind::Message, &lines.collect::<String>());
+    let word = if failure.is_error() { painted("error: ", RED) } else { String::new() };
+    let hint = painted("hint: ", CYAN);
+    let hints = failure.hints.iter().map(|text| Shown::paragraph(&format!("{of}{hint}"), text));
+    let message = Shown::paragraph(&format!("{of}{word}"), &failure.message);
+    output::show_anyway(Stream::Err, Kind::Message, &std::iter::once(message).chain(hints).collect());
 }
 
 const RED: u8 = 31;
@@ -112,7 +122,7 @@ impl Report {
     }
 
     fn show(&self, kind: Kind, text: &str) {
-        let text = format!("{text}\n");
+        let text = Shown::text(&format!("{text}\n"));
         match &self.bar {
             Some(bar) => bar.suspend(|| show(Stream::Out, kind, &text)),
             None => show(Stream::Out, kind, &text),
@@ -277,12 +287,12 @@ impl TermLike for Terminal {
     }
 
     fn write_line(&self, text: &str) -> std::io::Result<()> {
-        self.draw(text)?;
+        self.write_str(text)?;
         self.draw("\n")
     }
 
     fn write_str(&self, text: &str) -> std::io::Result<()> {
-        self.draw(text)
+        self.draw(Shown::text(text).as_str())
     }
 
     fn clear_line(&self) -> std::io::Result<()> {
@@ -291,7 +301,7 @@ impl TermLike for Terminal {
 
     fn flush(&self) -> std::io::Result<()> {
         let frame = std::mem::take(&mut *self.frame.lock().unwrap_or_else(PoisonError::into_inner));
-        show(Stream::Err, Kind::Frame, &frame);
+        show(Stream::Err, Kind::Frame, &Shown::drawing(frame));
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::{flag, low_level};
 
 use crate::failure::{Exit, Failure, Outcome};
-use crate::output::{self, Kind, Stream};
+use crate::output::{self, Kind, Shown, Stream};
 
 /// Held by the thread that ends the process.
 static END: Mutex<()> = Mutex::new(());
@@ -178,14 +178,14 @@ impl Stop {
         let state = self.state().clone();
         match state.next(signal, self.requested()) {
             Next::Stop(words) => {
-                output::show(Stream::Err, Kind::Message, &format!("{words}\n"));
+                output::show(Stream::Err, Kind::Message, &Shown::text(&format!("{words}\n")));
                 self.requested.store(true, Ordering::Relaxed);
             }
             Next::Leave(code, words) => {
                 is_leaving.store(true, Ordering::Relaxed);
                 // A run that ends in order at the same time must not exit with its own code after this message.
                 claim_process_exit();
-                output::show(Stream::Err, Kind::Message, &format!("{words}\n"));
+                output::show(Stream::Err, Kind::Message, &Shown::text(&format!("{words}\n")));
                 output::drain();
                 for path in &state.leftovers {
                     // Leftovers that cannot be removed do no harm.

@@ -90,6 +90,11 @@ impl Failure {
         self
     }
 
+    /// Whether this is an error. A stopped run is none, and neither is a finding of `doctor`.
+    pub fn is_error(&self) -> bool {
+        ![Exit::Interrupted, Exit::Warnings, Exit::Unfit].contains(&self.exit)
+    }
+
     /// Adds a `hint:` line if there is one.
     pub fn with_hint(self, hint: Option<impl Into<String>>) -> Self {
         match hint {
@@ -118,10 +123,9 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// Writes the `error:` line and the `hint:` lines. A stopped run is no error, and neither is a finding of `doctor`.
+    /// Writes the `error:` line and the `hint:` lines.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_error = ![Exit::Interrupted, Exit::Warnings, Exit::Unfit].contains(&self.exit);
-        let kind = if is_error { "error: " } else { "" };
+        let kind = if self.is_error() { "error: " } else { "" };
         write!(f, "{kind}{}", self.message)?;
         for hint in &self.hints {
             write!(f, "\nhint: {hint}")?;

@@ -10,8 +10,9 @@
 //! | [`tensorboard::EventFile`] | TensorBoard's event file |
 //! | [`screen`] | a run in a terminal, as it goes on |
 //! | [`figures`] | numbers with their units |
+//! | [`visible`] | text of others, safe for a terminal and a log |
 //!
-//! Invariants: no network, no clock. Every text from a file or a user is escaped. A page is smaller than
+//! Invariants: no network, no clock. Every text from a file or a user is escaped, and every character in it can be seen. A page is smaller than
 //! [`page::MAX_BYTES`] for any run.
 //!
 //! ```
@@ -29,6 +30,7 @@ mod run;
 pub mod screen;
 mod series;
 pub mod tensorboard;
+pub mod visible;
 
 pub use answers::{Answer, Answers};
 pub use line::{Line, Step};

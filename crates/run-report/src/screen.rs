@@ -6,6 +6,7 @@ mod chart;
 use crate::figures::{bytes, count, decimal, duration, short};
 use crate::run::Run;
 use crate::series::Series;
+use crate::visible;
 
 /// The style of a piece of text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,7 +60,7 @@ impl Row {
     /// Adds text to the row, cut at the row's end.
     fn with(mut self, style: Style, text: &str) -> Self {
         let mut kept = String::new();
-        for letter in text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }) {
+        for letter in visible::line(text).chars() {
             if self.width + columns(letter) > self.most {
                 break;
             }
@@ -259,8 +260,7 @@ pub fn summary(run: &Run) -> String {
     if let Some(note) = run.notes().last() {
         lines.push(format!("  {:<16}step {}: {}", note.kind, count(note.step), note.text));
     }
-    let plain = |line: String| line.replace(char::is_control, " ") + "\n";
-    lines.into_iter().map(plain).collect()
+    lines.iter().map(|line| visible::line(line) + "\n").collect()
 }
 
 #[cfg(test)]
@@ -299,7 +299,7 @@ mod tests {
             "7.5 (step 0)",
             "1.0 MiB now, peak 1.0 MiB of 2.0 MiB predicted, budget 3.0 MiB",
             "= 字2+2 -> 4",
-            "warning: a  [31mred  word",
+            "warning: a \\u001b[31mred\\u0007 word",
         ] {
             assert!(screen.contains(words), "{words}\n{screen}");
         }

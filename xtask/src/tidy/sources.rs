@@ -91,6 +91,42 @@ pub fn writes_go_through_write_atomic(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// Everything that a terminal or a log receives is made safe where it is written, so nothing else writes.
+pub fn text_is_shown_in_one_place(tree: &Tree) -> Vec<Finding> {
+    const WRITERS: [&str; 3] = [
+        "crates/command/src/output.rs",
+        "crates/command/src/report.rs",
+        // Draws rows of `run_report::screen`, which are safe.
+        "crates/command/src/commands/watch.rs",
+    ];
+    const TOOLS: [&str; 2] = ["crates/fault-points/", "crates/foreign-bytes/"];
+    let is_shown = |path: &str| path.starts_with("crates/") && path.contains("/src/") && !is_test_file(path);
+    let may = |path: &str| WRITERS.contains(&path) || TOOLS.iter().any(|tool| path.starts_with(tool));
+    let mut findings = Vec::new();
+    for (path, source) in tree.rust_files().filter(|(path, _)| is_shown(path) && !may(path)) {
+        for raw in [
+            "println!(",
+            "print!(",
+            "eprintln!(",
+            "eprint!(",
+            "dbg!(",
+            "stdout().lock(",
+            "stderr().lock(",
+            "stdout().write",
+            "stderr().write",
+        ] {
+            for line in lines_of_code(before_tests(source), raw) {
+                findings.push(Finding::new(
+                    path,
+                    line,
+                    format!("`{raw}`: use `report`, which makes text of others safe"),
+                ));
+            }
+        }
+    }
+    findings
+}
+
 /// No test is ignored.
 pub fn no_test_is_ignored(tree: &Tree) -> Vec<Finding> {
     let ignored = |(path, source)| attributes(source, "#[ignore").map(move |line| (path, line));
@@ -179,6 +215,16 @@ mod tests {
         check(rule, "crates/a/src/tests.rs", "std::fs::write(path, text)?;", &[]);
         check(rule, "crates/a/tests/all.rs", "std::fs::write(path, text)?;", &[]);
         assert_eq!(rule(&Tree::of(&[(path, "File::create(p); File::create_new(p)")])).len(), 2);
+    }
+
+    #[test]
+    fn text_that_is_shown_elsewhere_is_found() {
+        let rule = text_is_shown_in_one_place;
+        let found = ["crates/a/src/lib.rs:1: `println!(`: use `report`, which makes text of others safe"];
+        check(rule, "crates/a/src/lib.rs", "println!(\"{row}\");", &found);
+        check(rule, "crates/a/src/lib.rs", "//! println!(\"{row}\");\nwriteln!(text)", &[]);
+        check(rule, "crates/command/src/report.rs", "std::io::stdout().lock()", &[]);
+        assert_eq!(rule(&Tree::of(&[("crates/a/src/lib.rs", "std::io::stdout().lock().write_all(b);")])).len(), 1);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::path::Path;
 use memory_policy::{Bytes, counted, plural};
 use parquet_dataset::Inspection;
 use row_files::{Cell, Column, Compression, Duplicates, Form, Kind, Pairing, Row, RowError, Rows, Unpaired};
+use run_report::visible;
 use serde_json::{Map, Value, json};
 
 use crate::commands::text_lengths::TextLengths;
@@ -268,7 +269,7 @@ fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
         let _ = writeln!(
             text,
             "  {:<30}{:>9}{:>9}{longest:>14}",
-            column.name,
+            visible::line(&column.name),
             counted(column.nulls),
             counted(column.empty)
         );
@@ -309,7 +310,7 @@ fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
     for sample in &content.samples {
         for (number, (name, value)) in sample.as_object().into_iter().flatten().enumerate() {
             let mark = if number == 0 { "-" } else { " " };
-            let _ = writeln!(text, "  {mark} {name}: {}", shown(value));
+            let _ = writeln!(text, "  {mark} {}: {}", visible::line(name), shown(value));
         }
     }
     text
@@ -318,9 +319,7 @@ fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
 /// A value on one line.
 fn shown(value: &Value) -> String {
     const MAX_CHARS: usize = 120;
-    let text = value.as_str().unwrap_or("null");
-    let line: String = text.chars().take(MAX_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if line.len() < text.len() { format!("{line}...") } else { line }
+    visible::line(&run_report::figures::clipped(value.as_str().unwrap_or("null"), MAX_CHARS)).into_owned()
 }
 
 /// The shape of a parquet file.
@@ -335,7 +334,7 @@ fn storage(text: &mut String, file: &Inspection) {
     );
     let _ = writeln!(text, "  page index        {}", yes_no(file.has_page_index));
     let _ = writeln!(text, "  checksums         {}", yes_no(file.has_checksums));
-    let _ = writeln!(text, "  written by        {}", file.created_by.as_deref().unwrap_or("not said"));
+    let _ = writeln!(text, "  written by        {}", visible::line(file.created_by.as_deref().unwrap_or("not said")));
     if let Some(bytes) = file.bytes_to_read_one_row {
         let _ = writeln!(text, "  to read one row   {} of all string columns", Bytes(bytes));
     }
@@ -348,7 +347,7 @@ fn storage(text: &mut String, file: &Inspection) {
         let _ = writeln!(
             text,
             "  column {:<20} {}{nullable}, {}, {} in the file, {} decompressed{pages}",
-            column.name,
+            visible::line(&column.name),
             column.type_name,
             column.compressions.join("+"),
             Bytes(column.compressed_bytes),

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use memory_policy::{Bytes, plural};
 use run_plan::pace::duration;
+use run_report::visible;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -118,7 +119,9 @@ fn list(as_json: bool) -> Outcome<()> {
     );
     for line in &lines {
         let since = duration(Duration::from_secs(now.saturating_sub(line.arrived)));
-        let (state, bytes, output) = (state(line.waits), Bytes(line.bytes).to_string(), line.output.display());
+        let (state, bytes, output) =
+            (state(line.waits), Bytes(line.bytes).to_string(), line.output.display().to_string());
+        let output = visible::line(&output);
         let or_none = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| Bytes(bytes).to_string());
         let (card, disk) =
             (or_none(line.card.as_ref().map(|(_, bytes)| *bytes)), or_none(line.disk.as_ref().map(OnDisk::bytes)));
@@ -355,7 +358,7 @@ fn table(results: &[Value]) -> String {
             number(&result["loss"], 4),
             number(&result["bleu"], 2),
             number(&result["exact_match"], 3),
-            result["output"].as_str().unwrap_or_default()
+            visible::line(result["output"].as_str().unwrap_or_default())
         );
     }
     text

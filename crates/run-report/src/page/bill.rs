@@ -82,7 +82,7 @@ pub fn of_phases(plan: &Value) -> String {
         return String::new();
     }
     // A budget many times the peak would make the picture of the peak too small.
-    let shows_budget = budget > 0 && budget <= 3 * peak;
+    let shows_budget = budget > 0 && budget <= peak.saturating_mul(3);
     let scale = if shows_budget { peak.max(budget) } else { peak };
     #[expect(clippy::cast_precision_loss, reason = "for drawing")]
     let percent = |bytes: u64| 100.0 * bytes as f64 / scale as f64;
@@ -184,7 +184,7 @@ pub fn of_step(plan: &Value) -> String {
     if names.is_empty() || moments.is_empty() {
         return String::new();
     }
-    let totals = moments.iter().map(|moment| moment.bytes.iter().sum::<u64>());
+    let totals = moments.iter().map(|moment| moment.bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes)));
     let (at, most) = totals.enumerate().max_by_key(|(at, total)| (*total, std::cmp::Reverse(*at))).unwrap_or((0, 0));
     let x = Scale::linear(0.0, moments.len() as f64).without_ticks();
     let scale = Scale::bytes(most as f64 * 1.08);
@@ -198,9 +198,9 @@ pub fn of_step(plan: &Value) -> String {
         let mut between = Vec::new();
         for (at, (moment, below)) in moments.iter().zip(&mut below).enumerate() {
             let bytes = moment.bytes.get(row).copied().unwrap_or(0);
-            let (bottom, top) = (*below as f64, (*below + bytes) as f64);
+            let (bottom, top) = (*below as f64, below.saturating_add(bytes) as f64);
             between.extend([(at as f64, bottom, top), (at as f64 + 1.0, bottom, top)]);
-            *below += bytes;
+            *below = below.saturating_add(bytes);
         }
         let largest = moments.iter().map(|moment| moment.bytes.get(row).copied().unwrap_or(0)).max().unwrap_or(0);
         chart = chart.area(&colour(name), name, &between).legend_of_area(&colour(name), name, &figures::bytes(largest));

@@ -2,20 +2,20 @@
 
 use std::fmt::{self, Display, Write};
 
+use crate::visible;
+
 /// Escapes a text or number for HTML, in elements and in quoted attributes.
 pub fn text(shown: impl Display) -> String {
     struct Escaping(String);
     impl Write for Escaping {
         fn write_str(&mut self, text: &str) -> fmt::Result {
-            for letter in text.chars() {
+            for letter in visible::lines(text).chars() {
                 match letter {
                     '<' => self.0.push_str("&lt;"),
                     '>' => self.0.push_str("&gt;"),
                     '&' => self.0.push_str("&amp;"),
                     '"' => self.0.push_str("&quot;"),
                     '\'' => self.0.push_str("&#39;"),
-                    // HTML does not allow this character.
-                    '\0' => self.0.push('\u{fffd}'),
                     letter => self.0.push(letter),
                 }
             }
@@ -29,12 +29,7 @@ pub fn text(shown: impl Display) -> String {
 
 /// Escapes JSON for a `script` element, which ends at the first `</`.
 pub fn json(value: &serde_json::Value) -> String {
-    value
-        .to_string()
-        .replace('<', "\\u003c")
-        .replace('>', "\\u003e")
-        .replace('\u{2028}', "\\u2028")
-        .replace('\u{2029}', "\\u2029")
+    visible::lines(&value.to_string()).replace('<', "\\u003c").replace('>', "\\u003e")
 }
 
 #[cfg(test)]
@@ -44,6 +39,7 @@ mod tests {
     #[test]
     fn markup_is_text() {
         assert_eq!(text("<a href='x' t=\"&\">"), "&lt;a href=&#39;x&#39; t=&quot;&amp;&quot;&gt;");
+        assert_eq!(text("a\0\u{202e}\nb"), "a\\u0000\\u202e\nb");
         assert_eq!(json(&serde_json::json!("</script>")), "\"\\u003c/script\\u003e\"");
     }
 }

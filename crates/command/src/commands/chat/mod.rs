@@ -274,7 +274,7 @@ impl ChatSession<'_> {
         let show = |ids: &[u32], ends: bool| -> Outcome<()> {
             let whole = tokenizer.decode(ids)?;
             let mut shown = shown.borrow_mut();
-            report::result(shown.0.more(&whole, ends))?;
+            report::answer(shown.0.more(&whole, ends))?;
             shown.1 = whole;
             Ok(())
         };

@@ -129,11 +129,10 @@ impl Answering<'_> {
             if self.flags.stream {
                 return streamed.into_inner().finish(&responses[0]);
             }
-            let text = match self.flags.json {
-                true => format!("{}\n", json_line(prompt, answers, &responses)),
-                false => responses.iter().map(|response| format!("{response}\n")).collect(),
-            };
-            report::result(&text)?;
+            match self.flags.json {
+                true => report::result(&format!("{}\n", json_line(prompt, answers, &responses)))?,
+                false => report::answer(&responses.iter().map(|response| format!("{response}\n")).collect::<String>())?,
+            }
         }
         Ok(())
     }

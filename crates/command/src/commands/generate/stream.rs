@@ -29,7 +29,7 @@ impl Streamed {
         let text = tokenizer.decode(ids)?;
         let more = text.strip_prefix(&self.text).map(|more| more.trim_end_matches('\u{fffd}'));
         if let Some(more) = more.filter(|more| !more.is_empty()) {
-            report::result(more)?;
+            report::answer(more)?;
             self.text.push_str(more);
         }
         Ok(())
@@ -43,6 +43,6 @@ impl Streamed {
         if let Some(failure) = self.failed {
             return Err(failure);
         }
-        report::result(&format!("{}\n", answer.strip_prefix(&self.text).unwrap_or_default()))
+        report::answer(&format!("{}\n", answer.strip_prefix(&self.text).unwrap_or_default()))
     }
 }

@@ -29,7 +29,7 @@ use self::request_options::Defaults;
 use crate::commands::generate::MAX_NEW_TOKENS;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::inference::{Asked, Planned, Shape};
-use crate::output::{self, Kind, Stream};
+use crate::output::{self, Kind, Shown, Stream};
 use crate::serve_flags::ServeArgs;
 use crate::{device, report};
 
@@ -211,13 +211,15 @@ fn hooks(flags: &ServeArgs, plan: &Plan) -> Outcome<Hooks> {
         output::start();
     }
     let log = move |access: &Access| {
-        let line = format!("{}\n", access.line());
+        let line = Shown::text(&format!("{}\n", access.line()));
         match &file {
             None => {
                 output::show(Stream::Out, Kind::Message, &line);
                 true
             }
-            Some(file) => file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes()).is_ok(),
+            Some(file) => {
+                file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_str().as_bytes()).is_ok()
+            }
         }
     };
     let (budget, predicted) = (plan.budget, plan.predicted_peak);
