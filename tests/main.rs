@@ -16,6 +16,7 @@ mod convert_base;
 mod doctor;
 mod export;
 mod finetune;
+mod flags;
 mod hostile_text;
 mod inference;
 mod jobs;

@@ -88,7 +88,26 @@ pub fn short(more: &[&str]) -> Vec<String> {
         }
     }
     let parts = parts.into_iter().flat_map(|part| ["--set".to_string(), part]);
-    SHORT.iter().map(ToString::to_string).chain(parts).chain(more.iter().map(ToString::to_string)).collect()
+    let all: Vec<String> =
+        SHORT.iter().map(ToString::to_string).chain(parts).chain(more.iter().map(ToString::to_string)).collect();
+    each_once(&all)
+}
+
+/// The arguments without those that a later one replaces. Tests add arguments to the usual ones, and the command refuses a setting that is
+/// given twice.
+fn each_once<S: AsRef<str>>(arguments: &[S]) -> Vec<String> {
+    let words: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
+    let given = |place: usize| match (words[place], words.get(place + 1)) {
+        ("--set", Some(assignment)) => assignment.split_once('=').map(|(key, _)| key),
+        (flag @ ("--max-steps" | "--epochs" | "--output" | "--memory-budget"), Some(_)) => Some(flag),
+        _ => None,
+    };
+    let is_replaced = |place: usize| {
+        let name = given(place);
+        name.is_some() && (place + 1..words.len()).any(|later| given(later) == name)
+    };
+    let is_gone = |place: usize| is_replaced(place) || place > 0 && is_replaced(place - 1);
+    (0..words.len()).filter(|place| !is_gone(*place)).map(|place| words[place].to_owned()).collect()
 }
 
 /// A setting whose value is one of the demo's files.
@@ -156,7 +175,7 @@ impl Scene {
 
     fn command<S: AsRef<str>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_train_low_mem"));
-        command.args(arguments.iter().map(AsRef::as_ref)).current_dir(self.directory.path());
+        command.args(each_once(arguments)).current_dir(self.directory.path());
         command.envs(BUILT_IN_PRICES);
         command
     }

@@ -15,13 +15,14 @@ use toml::Value;
 use crate::answer_flags::{EvalArgs, GenerateArgs};
 use crate::chat_flags::ChatArgs;
 use crate::commands::doctor::DoctorArgs;
-use crate::config::{Origin, Values, flag_aliases};
+use crate::config::{Origin, Values, aliases, keys};
 use crate::export_flags::ExportArgs;
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::{
     BasePrecision, MasterWeights, Precision, StoredPrecision, assignment_text, truth, typed_path,
 };
 use crate::job_flags::JobsArgs;
+use crate::key_flags::{self, OtherNames, Typed as TypedFlag};
 use crate::lever_flags::LeverFlags;
 use crate::row_flags::{ConvertArgs, InspectArgs};
 use crate::serve_flags::{BenchServeArgs, ServeArgs};
@@ -66,7 +67,7 @@ For a bug report: train_low_mem doctor --json > doctor.json";
 
 /// Trains T5 inside a memory budget, with the same losses at every budget.
 #[derive(Debug, Parser)]
-#[command(name = "train_low_mem", version, after_help = EXAMPLES, args_conflicts_with_subcommands = true, args_override_self = true)]
+#[command(name = "train_low_mem", version, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 #[command(styles = Styles::styled().header(AnsiColor::Green.on_default().bold()).literal(AnsiColor::Cyan.on_default().bold()))]
 pub struct Cli {
     /// The flags of `train`, the default subcommand.
@@ -128,13 +129,46 @@ pub enum Command {
 /// Flags of `train` and `plan`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct TrainArgs {
-    /// Config file (TOML) [default: an embedded tiny model]
+    /// Pretrained weights to start from: a model directory, a run, or a hub id in the local cache
+    #[arg(long, value_name = "DIR|ID", value_parser = typed_path())]
+    pub model: Option<String>,
+    /// Shape of a new model with random weights: a preset such as t5-small, or a config.json
+    #[arg(long, value_name = "NAME", value_parser = typed_path())]
+    pub preset: Option<String>,
+    /// Training rows: parquet, JSONL, JSON, CSV or TSV files, directories or globs (repeatable)
+    #[arg(long, value_name = "FILE", num_args = 1.., value_parser = typed_path())]
+    pub data: Vec<String>,
+    /// Validation rows, as --data (repeatable)
+    #[arg(long, value_name = "FILE", num_args = 1.., value_parser = typed_path())]
+    pub validation: Vec<String>,
+    /// Tokenizer, for a new model: tokenizer.json, spiece.model, or a model that has one
+    #[arg(long, value_name = "FILE|DIR", value_parser = typed_path())]
+    pub tokenizer: Option<String>,
+    /// Samples per optimizer step
+    #[arg(long, value_name = "N")]
+    pub batch_size: Option<String>,
+    /// Learning rate
+    #[arg(long = "lr", visible_aliases = ["learn-rate", "learning-rate"], value_name = "X")]
+    pub learn_rate: Option<String>,
+    /// Passes over the data
+    #[arg(long, value_name = "N")]
+    pub epochs: Option<String>,
+    /// Stop after N optimizer steps
+    #[arg(long, value_name = "N")]
+    pub max_steps: Option<String>,
+    /// Seed of new weights, row order and dropout
+    #[arg(long, value_name = "N")]
+    pub seed: Option<String>,
+    /// Output directory
+    #[arg(long, short, value_name = "DIR", value_parser = typed_path())]
+    pub output: Option<String>,
+    /// Config file (TOML) [default: none; without data or model, a demo runs]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Start from model.init_from and freeze encoder and shared embedding
+    /// Train only the decoder of --model: encoder and shared embedding stay as they are. Leave it out to train everything
     #[arg(long, visible_alias = "is-finetune", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = truth, value_name = "BOOL")]
     pub finetune: Option<bool>,
-    /// Train a LoRA adapter beside the frozen weights of model.init_from; `lora.*` has its settings
+    /// Train a LoRA adapter beside the frozen weights of --model; `lora.*` has its settings
     #[arg(long)]
     pub lora: bool,
     /// Resume from the newest valid checkpoint in the output directory
@@ -149,19 +183,7 @@ pub struct TrainArgs {
     /// Device: cpu, cuda, cuda:N or metal; auto is the faster one of the CPU and a card
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
-    /// Passes over the data
-    #[arg(long, value_name = "N")]
-    pub epochs: Option<String>,
-    /// Stop after N optimizer steps
-    #[arg(long, value_name = "N")]
-    pub max_steps: Option<String>,
-    /// Learning rate
-    #[arg(long, visible_alias = "learning-rate", value_name = "X")]
-    pub learn_rate: Option<String>,
-    /// Output directory
-    #[arg(long, short, value_name = "DIR", value_parser = typed_path())]
-    pub output: Option<String>,
-    /// Override a config key, such as train.batch_size=16 (repeatable)
+    /// Set any config key, such as train.dropout=0.1 (repeatable); `train_low_mem keys` lists them
     #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text())]
     pub set: Vec<String>,
     /// Resume even if these changed: data, tokenizer, model, batch-size, seed
@@ -176,6 +198,9 @@ pub struct TrainArgs {
     /// Plan for another machine: its snapshots as JSON, one for each plan (for tests)
     #[arg(long, value_name = "FILE", hide = true)]
     pub machine: Option<PathBuf>,
+    /// The names of other trainers
+    #[command(flatten)]
+    pub other_names: OtherNames,
 }
 
 /// Flags of `plan`.
@@ -340,7 +365,12 @@ pub enum Typed {
 
 /// Reads the command line.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Outcome<Typed> {
-    let arguments = flag_aliases::replaced(arguments.into_iter().map(hyphenated).collect());
+    let mut is_flag = true;
+    let arguments = arguments.into_iter().map(|argument| {
+        // After `--` come values.
+        is_flag &= argument != "--";
+        if is_flag { hyphenated(argument) } else { argument }
+    });
     let matches = Cli::command().try_get_matches_from(arguments);
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => Ok(Typed::Command(Box::new(cli))),
@@ -379,24 +409,33 @@ fn usage_failure(error: &clap::Error) -> Failure {
         _ => None,
     };
     let wrong = text_of(ContextKind::InvalidArg).or(text_of(ContextKind::InvalidSubcommand));
-    if let Some(words) = wrong.and_then(flag_aliases::explained) {
+    let command = command_of(&text);
+    let takes_keys = ["train_low_mem", "train", "plan", "eval"].iter().any(|name| command.ends_with(name));
+    if let Some(words) = wrong.and_then(|wrong| aliases::explained(wrong, takes_keys)) {
         return failure.hint(words);
     }
-    if wrong.is_some_and(|wrong| wrong.contains('=') && !wrong.starts_with('-')) {
-        return failure.hint("every key needs a `--set` of its own: `--set a=1 --set b=2`");
+    if let Some(word) = wrong.filter(|wrong| !wrong.starts_with('-')) {
+        if word.contains('=') {
+            return failure.hint("every key needs a `--set` of its own: `--set a=1 --set b=2`");
+        }
+        if word.contains(['.', '/']) {
+            return Failure::usage(format!("unexpected argument `{word}`"))
+                .hint(format!("files with rows need a flag: `--data {word}`"));
+        }
     }
-    match error.get(ContextKind::SuggestedArg).or_else(|| error.get(ContextKind::SuggestedSubcommand)) {
-        // A hidden flag is never suggested.
-        Some(ContextValue::String(nearest)) if nearest != "--machine" => {
-            failure.hint(format!("did you mean `{nearest}`?"))
-        }
-        Some(ContextValue::Strings(nearest)) if !nearest.is_empty() => {
-            failure.hint(format!("did you mean `{}`?", nearest.join("`, `")))
-        }
-        _ => match wrong.and_then(flag_aliases::nearest) {
-            Some(nearest) => failure.hint(format!("did you mean `{nearest}`?")),
-            None => failure.hint(format!("see `{} --help`", command_of(&text))),
-        },
+    let suggested = match error.get(ContextKind::SuggestedArg).or_else(|| error.get(ContextKind::SuggestedSubcommand)) {
+        Some(ContextValue::String(nearest)) => Some(nearest.as_str()),
+        Some(ContextValue::Strings(nearest)) => nearest.last().map(String::as_str),
+        _ => None,
+    };
+    // A hidden flag is never suggested, and a distant one neither.
+    let is_near = |nearest: &&str| {
+        *nearest != "--machine" && wrong.is_some_and(|wrong| keys::likeness(nearest, wrong) >= keys::NEAR)
+    };
+    let own = if takes_keys { wrong.and_then(aliases::nearest) } else { None };
+    match suggested.filter(is_near).map(str::to_owned).or(own) {
+        Some(nearest) => failure.hint(format!("did you mean `{nearest}`?")),
+        None => failure.hint(format!("see `{command} --help`")),
     }
 }
 
@@ -410,28 +449,31 @@ fn command_of(text: &str) -> String {
 impl TrainArgs {
     /// Whether the output directory was given.
     pub fn names_output(&self) -> bool {
-        self.output.is_some() || self.set.iter().any(|assignment| assignment.trim_start().starts_with("run.output_dir"))
+        let is_set = |assignment: &String| assignment.trim_start().starts_with("run.output_dir");
+        self.output.is_some()
+            || self.set.iter().any(is_set)
+            || self.other_names.given().any(|flag| flag.sets("run.output_dir"))
     }
 
     /// Applies the flags to the config's values: named flags first, then `--set`, which takes precedence.
     pub fn apply(&self, values: &mut Values) -> Outcome<()> {
         let flags = [
-            ("--memory-budget", "memory.budget", &self.memory_budget),
-            ("--device-memory-budget", "memory.device_budget", &self.device_memory_budget),
-            ("--device", "run.device", &self.device),
-            ("--epochs", "train.epochs", &self.epochs),
-            ("--max-steps", "train.max_steps", &self.max_steps),
-            ("--learn-rate", "optimizer.learning_rate", &self.learn_rate),
-            ("--output", "run.output_dir", &self.output),
+            TypedFlag::of("--model", "model.init_from", &self.model),
+            TypedFlag::of("--preset", "model.config", &self.preset),
+            TypedFlag::of("--data", "data.train", &self.data),
+            TypedFlag::of("--validation", "data.validation", &self.validation),
+            TypedFlag::of("--tokenizer", "data.tokenizer", &self.tokenizer),
+            TypedFlag::of("--batch-size", "train.batch_size", &self.batch_size),
+            TypedFlag::of("--lr", "optimizer.learning_rate", &self.learn_rate),
+            TypedFlag::of("--epochs", "train.epochs", &self.epochs),
+            TypedFlag::of("--max-steps", "train.max_steps", &self.max_steps),
+            TypedFlag::of("--seed", "run.seed", &self.seed),
+            TypedFlag::of("--output", "run.output_dir", &self.output),
+            TypedFlag::of("--memory-budget", "memory.budget", &self.memory_budget),
+            TypedFlag::of("--device-memory-budget", "memory.device_budget", &self.device_memory_budget),
+            TypedFlag::of("--device", "run.device", &self.device),
         ];
-        for (flag, key, text) in flags {
-            let Some(text) = text else { continue };
-            let value = match key {
-                "run.device" | "run.output_dir" => Value::String(text.clone()),
-                _ => text.parse().unwrap_or_else(|_| Value::String(text.clone())),
-            };
-            values.set(key, value, Origin::Flag(flag.to_string()))?;
-        }
+        key_flags::apply(flags.into_iter().flatten().chain(self.other_names.given()), values)?;
         if let Some(finetune) = self.finetune {
             values.set("run.finetune", Value::Boolean(finetune), Origin::Flag("--finetune".to_string()))?;
         }
@@ -445,7 +487,7 @@ impl TrainArgs {
                 Origin::Flag("--allow-changed".to_string()),
             )?;
         }
-        self.set.iter().try_for_each(|assignment| values.apply_assignment(assignment))
+        key_flags::apply_assignments(&self.set, values)
     }
 }
 
@@ -502,6 +544,58 @@ mod tests {
     }
 
     #[test]
+    fn the_names_of_other_trainers_set_the_same_keys() {
+        for (line, key, expected) in [
+            ("--per_device_train_batch_size 8", "train.batch_size_per_device", Value::from(8)),
+            ("--lr_scheduler_type inverse_sqrt", "schedule.name", Value::from("inverse-sqrt")),
+            ("--num-train-epochs=3.0", "train.epochs", Value::from(3)),
+            ("--model_name_or_path t5-small", "model.init_from", Value::from("t5-small")),
+            ("--model t5-small", "model.init_from", Value::from("t5-small")),
+            ("--preset t5-small", "model.config", Value::from("t5-small")),
+            ("--use_dora", "lora.dora", Value::from(true)),
+            ("--use_dora False", "lora.dora", Value::from(false)),
+            ("--metric_for_best_model eval_rouge1", "checkpoint.best_metric", Value::from("rouge1")),
+            ("--lora_target_modules q v", "lora.targets", Value::from(vec!["q", "v"])),
+            ("--data a --data b c --train_file d", "data.train", Value::from(vec!["a", "b", "c", "d"])),
+            ("--data 2024", "data.train", Value::from(vec!["2024"])),
+            ("--prompt_column 7", "data.prompt_column", Value::from("7")),
+            ("--text_column document --summary_column summary", "data.prompt_column", Value::from("document")),
+            ("--text_column document", "data.text_column", Value::from("document")),
+        ] {
+            for line in [line.to_string(), format!("plan {line}")] {
+                let cli = typed(&line).unwrap_or_else(|failure| panic!("{line}: {failure}"));
+                let flags = match cli.command {
+                    Some(Command::Plan(plan)) => plan.train,
+                    _ => cli.train,
+                };
+                let mut values = Values::defaults();
+                flags.apply(&mut values).unwrap_or_else(|failure| panic!("{line}: {failure}"));
+                assert_eq!(values.setting(key).value, expected, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn strings_are_kept_byte_for_byte() {
+        let texts = ["summarize: ", " \u{a0}x\t", "\"quoted\"", "1e5", "true", "{a}", "'", "a = b", "2024-01-01"];
+        for text in texts {
+            for flag in ["--source_prefix", "--source-prefix"] {
+                let line = ["train_low_mem", flag, text].map(OsString::from);
+                let Ok(Typed::Command(cli)) = parse(line) else { panic!("{flag} {text}") };
+                let mut values = Values::defaults();
+                cli.train.apply(&mut values).unwrap();
+                assert_eq!(values.text("data.source_prefix").as_deref(), Some(text), "{flag}");
+            }
+        }
+        let Ok(Typed::Command(cli)) = parse(["x", "generate", "--model", "m", "--", "--my_text"].map(OsString::from))
+        else {
+            panic!("a prompt after --")
+        };
+        let Some(Command::Generate(flags)) = cli.command else { panic!("generate") };
+        assert_eq!(flags.prompts, ["--my_text"]);
+    }
+
+    #[test]
     fn a_wrong_flag_is_an_error_with_a_hint() {
         for (line, message, hint) in [
             ("--lean-rate 3", "--lean-rate", "--learn-rate"),
@@ -510,12 +604,29 @@ mod tests {
             ("generate --model x", "--prompt", "see `train_low_mem generate --help`"),
             ("--resume", "--resume", "--keep-training"),
             ("--set a=1 b=2", "b=2", "`--set` of its own"),
+            ("--lr 1e-3 rows/b.jsonl", "unexpected argument `rows/b.jsonl`", "`--data rows/b.jsonl`"),
+            ("--epochs 2 --epochs 3", "cannot be used multiple times", "--help"),
+            ("--gpu-plan 2,2", "--gpu-plan", "jobs run"),
+            ("--verbose", "--verbose", "see `train_low_mem --help`"),
+            ("predict --model x", "predict", "generate"),
+            ("eval --model x --data y --prompt-column q", "--prompt-column", "use `--set data.prompt_column=..`"),
             ("--is-finetune=maybe", "expected true or false", "--help"),
             ("bench --model t5-small --recompute some", "expected none, full or a number", "--help"),
         ] {
             let failure = typed(line).expect_err("a wrong flag");
             assert!(failure.message.contains(message), "{line}\n{failure}");
             assert!(failure.hints[0].contains(hint), "{line}\n{failure}");
+        }
+        for (line, message) in [
+            ("--lr 1e-3x", "--lr: `optimizer.learning_rate`: expected a number"),
+            ("--num_train_epochs x", "--num-train-epochs: `train.epochs`: expected a whole number"),
+            ("--lr 1 --set optimizer.learning_rate=2 --set optimizer.learning_rate=3", "is set twice"),
+            ("--batch-size 8 --train_batch_size 9", "--batch-size and --train-batch-size both set `train.batch_size`"),
+            ("--output=", "--output: `run.output_dir`: expected a string that is not empty"),
+            ("--set data.train=a --set data.train=b", "`data.train` is set twice"),
+        ] {
+            let failure = typed(line).unwrap().train.apply(&mut Values::defaults()).expect_err(line);
+            assert!(failure.message.contains(message) && !failure.hints.is_empty(), "{line}\n{failure}");
         }
         let mut values = Values::defaults();
         let failure = typed("--epochs three").unwrap().train.apply(&mut values).unwrap_err();

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
-use crate::config::paths;
+use crate::config::{paths, values};
 
 /// `--master-weights`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -92,13 +92,9 @@ impl From<Precision> for trainer::GradientPrecision {
     }
 }
 
-/// `True`, `true`, `1`, `yes` and their opposites, in the spellings of other command-line libraries.
-pub fn truth(text: &str) -> Result<bool, String> {
-    match text.to_lowercase().as_str() {
-        "true" | "1" | "yes" | "on" => Ok(true),
-        "false" | "0" | "no" | "off" => Ok(false),
-        _ => Err("expected true or false".to_string()),
-    }
+/// The parser of a switch with a value.
+pub fn truth(text: &str) -> Result<bool, &'static str> {
+    values::truth(text).ok_or("expected true or false")
 }
 
 /// The parser of a path or a glob. Its result is the text that a config has for it.

@@ -26,6 +26,7 @@ mod flag_values;
 mod identity;
 mod inference;
 mod job_flags;
+mod key_flags;
 mod ledger;
 mod lever_flags;
 mod listing;

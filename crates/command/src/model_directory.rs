@@ -25,12 +25,20 @@ pub fn find(named: &Path) -> Outcome<PathBuf> {
     if named.exists() {
         let parent = named.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         return Err(Failure::unusable(format!("{}: expected a model directory, found a file", named.display()))
-            .hint(format!("name the directory: `{}`", parent.display())));
+            .hint(format!("name the directory: `{}`", parent.display()))
+            .with_hint(
+                is_config(named).then(|| format!("a new model of this shape is `--preset {}`", named.display())),
+            ));
     }
     match HubId::of(named) {
         Some(id) => id.find(named),
         None => Err(without_directory(named)),
     }
+}
+
+/// Whether the name is that of a `config.json`.
+fn is_config(named: &Path) -> bool {
+    named.extension().is_some_and(|extension| extension == "json")
 }
 
 /// A model, and the adapter beside it, if any.
@@ -192,7 +200,10 @@ impl HubId {
 
     fn find(&self, named: &Path) -> Outcome<PathBuf> {
         let cache = cache();
-        let repository = cache.join(format!("models--{}", self.id.replace('/', "--")));
+        let directory = |id: &str| cache.join(format!("models--{}", id.replace('/', "--")));
+        // The hub moved the first models, such as t5-small, below the name of their publisher. Both names are in use.
+        let moved = directory(&format!("google-t5/{}", self.id));
+        let repository = Some(directory(&self.id)).filter(|path| path.is_dir()).unwrap_or(moved);
         let found = snapshot(&repository, self.revision.as_deref());
         if let Some(directory) = &found
             && directory.join("config.json").is_file()
@@ -210,7 +221,8 @@ impl HubId {
         // `runs/nosuch` looks like an id.
         let failure = without_directory(named);
         let parent = named.parent().filter(|parent| !parent.as_os_str().is_empty());
-        if parent.is_some_and(Path::is_dir) || !failure.hints.is_empty() {
+        let is_preset = t5::Config::preset(&self.id).is_some();
+        if !is_preset && (parent.is_some_and(Path::is_dir) || !failure.hints.is_empty()) {
             return Err(failure);
         }
         let problem = format!(
@@ -218,8 +230,10 @@ impl HubId {
             self.id,
             cache.display()
         );
-        Err(Failure::unusable(problem)
-            .hint(format!("if it is a model of the hub, fetch it into the cache: `{download}`")))
+        let failure = Failure::unusable(problem)
+            .hint(format!("if it is a model of the hub, fetch it into the cache: `{download}`"));
+        let shape = format!("a new model of this shape, with random weights, is `--preset {}`", self.id);
+        Err(failure.with_hint(is_preset.then_some(shape)))
     }
 }
 

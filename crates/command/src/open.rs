@@ -242,9 +242,8 @@ fn tokenizer_path(config: &Config, init_from: Option<&Path>) -> Outcome<PathBuf>
         return model_directory::find_tokenizer(named);
     }
     if let Some(directory) = init_from {
-        return Tokenizer::in_directory(directory).ok_or_else(|| {
-            model_directory::without_tokenizer(directory).hint("or name its file: `--set data.tokenizer=FILE`")
-        });
+        return Tokenizer::in_directory(directory)
+            .ok_or_else(|| model_directory::without_tokenizer(directory).hint("or name its file: `--tokenizer FILE`"));
     }
     let name = config.model.config.as_ref().map(|name| paths::from_text(name));
     let named = name.as_deref().map(model_directory::beside_config).transpose()?.flatten();
@@ -262,7 +261,7 @@ fn tokenizer_path(config: &Config, init_from: Option<&Path>) -> Outcome<PathBuf>
         .hint(
             "create one with `train_low_mem train-tokenizer --input rows.parquet --vocab-size 32000 --output tokenizer.json`",
         )
-        .hint("or use an existing one: `--set data.tokenizer=tokenizer.json`"))
+        .hint("or use an existing one: `--tokenizer tokenizer.json`"))
 }
 
 /// Warns if pretrained weights are combined with another tokenizer than their own.
@@ -314,7 +313,7 @@ pub fn model_without_data(config: &Config) -> Outcome<t5::Config> {
         (None, Some(name)) => fitted(config, named_config(name)?)?,
         (None, None) => {
             return Err(Failure::usage("no model: `model.config` and `data.tokenizer` are not set")
-                .hint("use a preset, such as `--set model.config=t5-small`"));
+                .hint("use a preset, such as `--preset t5-small`"));
         }
     };
     let model = adapted(config, model, init_from.as_deref())?;

@@ -59,8 +59,7 @@ pub struct Saved {
 /// The command's part of a checkpoint.
 pub fn saved_state(found: &Found) -> Outcome<Saved> {
     serde_json::from_value(found.state.caller.clone()).map_err(|error| {
-        Failure::unusable(format!("{}: trainer_state.json: {error}", found.path.display())).hint(
-            "this program did not write the checkpoint; start a new run with `--set model.init_from=` its directory",
-        )
+        Failure::unusable(format!("{}: trainer_state.json: {error}", found.path.display()))
+            .hint("this program did not write the checkpoint; start a new run with its directory: `--model DIR`")
     })
 }

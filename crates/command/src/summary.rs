@@ -58,7 +58,7 @@ pub fn summary(run: &Session, from: &Path) -> String {
     let tuned = quoted(&unused_beside(&run.config.run.output_dir));
     let _ = write!(
         text,
-        "\nnext:\n  {program} generate --model {model} --prompt '{}'\n  {program} eval --model {model} --data {rows}\n  {program} --finetune --set model.init_from={model} --set data.train={rows} --output {tuned}",
+        "\nnext:\n  {program} generate --model {model} --prompt '{}'\n  {program} eval --model {model} --data {rows}\n  {program} --finetune --model {model} --data {rows} --output {tuned}",
         prompt.replace('\'', "'\\''")
     );
     text

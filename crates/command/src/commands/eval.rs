@@ -120,8 +120,9 @@ fn config(flags: &EvalArgs, Adapted { directory, adapter }: &Adapted) -> Outcome
     if let Some(path) = &flags.config {
         setup::apply_file(&mut values, path)?;
     }
-    // The adapter's own settings apply, even if a run's config has settings of another adapter.
-    for key in KEYS.iter().filter(|key| key.name.starts_with("lora.")) {
+    // The model's and the adapter's own settings apply, even if a run's config has others.
+    let of_a_shape = ["model.config", "model.vocab_size", "model.overrides"];
+    for key in KEYS.iter().filter(|key| key.name.starts_with("lora.") || of_a_shape.contains(&key.name)) {
         values.reset(key.name)?;
     }
     let mut set = |key: &str, value: Value, flag: &str| values.set(key, value, Origin::Flag(flag.to_string()));

@@ -20,7 +20,7 @@ pub fn check(config: &Config, has_validation: bool) -> Outcome<()> {
         return Err(Failure::usage(
         "`checkpoint.best_metric` and `train.early_stopping_patience` compare evaluations, and there are no validation rows",
         )
-        .hint("use `--set data.validation=rows.parquet`, or `--set data.validation_split=0.01` for a share of `data.train`"));
+        .hint("use `--validation rows.parquet`, or `--set data.validation_split=0.01` for a share of `data.train`"));
     }
     if config.train.early_stopping_patience.is_some() && config.train.eval_every_steps == 0 {
         return Err(Failure::usage(

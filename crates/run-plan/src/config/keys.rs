@@ -8,8 +8,6 @@ use std::sync::LazyLock;
 
 use planner::Values;
 
-use super::flag_aliases;
-
 /// The values that a key accepts.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
@@ -19,8 +17,10 @@ pub enum Kind {
     Integer(i64, i64),
     /// A number, both ends included; a whole number is accepted.
     Number(f64, f64),
-    /// Any text.
+    /// Any text, also none.
     Text,
+    /// Text that is not empty: a path, or a name.
+    Name,
     /// One of these words.
     OneOf(&'static [&'static str]),
     /// A list of these words.
@@ -84,7 +84,7 @@ pub const MEASURES: [&str; 11] = [
     "macro_f1",
 ];
 
-use Kind::{Integer, Metrics, Number, OneOf, Parts, Paths, Size, Switch, Table, Text, Words};
+use Kind::{Integer, Metrics, Name, Number, OneOf, Parts, Paths, Size, Switch, Table, Text, Words};
 
 /// Every key, in the order of `resolved.toml`. Pins of levers come from the planner's table.
 pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
@@ -106,16 +106,16 @@ pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
 /// Every key except pins of levers. The last section is that of the pins.
 #[rustfmt::skip]
 const KEYS_WITHOUT_PINS: &[Key] = &[
-    key("run.output_dir", Text, &[], "\"runs/train\"", "directory for all files of the run"),
+    key("run.output_dir", Name, &[], "\"runs/train\"", "directory for all files of the run"),
     key("run.seed", Integer(0, i64::MAX), &[], "42", "seed of initial weights, row order and dropout masks"),
-    key("run.device", Text, AUTO, "\"auto\"", "cpu, cuda, cuda:N or metal; auto: a card where the measured prices make it faster, else the CPU"),
+    key("run.device", Name, AUTO, "\"auto\"", "cpu, cuda, cuda:N or metal; auto: a card where the measured prices make it faster, else the CPU"),
     key("run.log_every_steps", Integer(1, MANY), AUTO, "\"auto\"", "steps between log lines if the output is not a terminal; auto: the first steps, then every ten seconds"),
     key("run.finetune", Switch, &[], "false", "start from model.init_from and freeze encoder and shared embedding; same as --finetune"),
     key("run.deterministic", Switch, &[], "false", "refuse a resume or replan that would change the bits; false: allow it and print one line"),
     key("run.allow_changes", Words(CHANGES), &[], "[]", "resume even if these changed since the checkpoint; same as --allow-changed"),
 
-    key("model.config", Text, NONE, "\"none\"", "preset or Hugging Face config.json; weights are initialised at random"),
-    key("model.init_from", Text, NONE, "\"none\"", "model with the initial weights: a Hugging Face directory, a run, or a hub id in the local cache"),
+    key("model.config", Name, NONE, "\"none\"", "preset or Hugging Face config.json; weights are initialised at random"),
+    key("model.init_from", Name, NONE, "\"none\"", "model with the initial weights: a Hugging Face directory, a run, or a hub id in the local cache"),
     key("model.vocab_size", Integer(1, 1 << 24), AUTO, "\"auto\"", "vocabulary size; auto: the tokenizer's for a preset, else that of config.json"),
     key("model.base_precision", OneOf(&["int8", "nf4"]), NONE, "\"none\"", "quantise the frozen weights under an adapter, once, into OUTPUT/base-int8 or OUTPUT/base-nf4; none: use them as they are stored"),
     key("model.overrides", Table, &[], "{}", "config.json keys that override model.config, such as { num_layers = 4 }"),
@@ -123,15 +123,15 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("data.train", Paths, &[], "[]", "training files: parquet, JSONL, JSON, CSV or TSV, plain, .gz or .zst; files, directories or globs; required"),
     key("data.validation", Paths, &[], "[]", "validation files, as data.train; empty: those that a directory of data.train names so, or no evaluation"),
     key("data.validation_split", Number(0.0, 1e15), NONE, "\"none\"", "rows of data.train that are kept for validation: a share below 1, or a count; the choice depends on run.seed"),
-    key("data.prompt_column", Text, AUTO, "\"auto\"", "column of the source text; auto: prompt, or a known form such as chat messages or instructions"),
-    key("data.response_column", Text, AUTO, "\"auto\"", "column of the target text; auto: response, or a known form"),
-    key("data.source_template", Text, AUTO, "\"auto\"", "source text from several columns, such as \"{subject}\\n{body}\"; {{ for a brace; instead of prompt_column"),
-    key("data.target_template", Text, AUTO, "\"auto\"", "target text from several columns, as source_template"),
-    key("data.source_lang", Text, AUTO, "\"auto\"", "language of the sources of rows with a column translation, such as en"),
-    key("data.target_lang", Text, AUTO, "\"auto\"", "language of the targets"),
-    key("data.text_column", Text, AUTO, "\"auto\"", "column of the text for span corruption; auto: text"),
+    key("data.prompt_column", Name, AUTO, "\"auto\"", "column of the source text; auto: prompt, or a known form such as chat messages or instructions"),
+    key("data.response_column", Name, AUTO, "\"auto\"", "column of the target text; auto: response, or a known form"),
+    key("data.source_template", Name, AUTO, "\"auto\"", "source text from several columns, such as \"{subject}\\n{body}\"; {{ for a brace; instead of prompt_column"),
+    key("data.target_template", Name, AUTO, "\"auto\"", "target text from several columns, as source_template"),
+    key("data.source_lang", Name, AUTO, "\"auto\"", "language of the sources of rows with a column translation, such as en"),
+    key("data.target_lang", Name, AUTO, "\"auto\"", "language of the targets"),
+    key("data.text_column", Name, AUTO, "\"auto\"", "column of the text for span corruption; auto: text"),
     key("data.source_prefix", Text, AUTO, "\"auto\"", "text put before every prompt, such as \"summarize: \"; kept in the model's config.json; auto: that of model.init_from, or none"),
-    key("data.tokenizer", Text, AUTO, "\"auto\"", "tokenizer.json, spiece.model, vocab.json, or a model that has one; auto: the model's own"),
+    key("data.tokenizer", Name, AUTO, "\"auto\"", "tokenizer.json, spiece.model, vocab.json, or a model that has one; auto: the model's own"),
     key("data.objective", OneOf(&["text-to-text", "span-corruption"]), AUTO, "\"auto\"", "training task; auto: text-to-text, or span-corruption where files have only a text column"),
     key("data.noise_density", Number(0.001, 0.999), &[], "0.15", "span corruption: share of masked tokens"),
     key("data.mean_span_tokens", Number(1.0, 1000.0), &[], "3.0", "span corruption: mean length of a masked span in tokens"),
@@ -176,7 +176,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("lora.dora", Switch, &[], "false", "DoRA: train the magnitude of each output beside its direction"),
     key("lora.init", OneOf(&["kaiming-uniform", "gaussian"]), &[], "\"kaiming-uniform\"", "how A starts, as PEFT names it; B starts at zero"),
     key("lora.modules_to_save", Parts, &[], "[]", "layers whose own weights are trained and saved with the adapter"),
-    key("lora.init_from", Text, NONE, "\"none\"", "adapter to continue from: a directory written by PEFT or an earlier run"),
+    key("lora.init_from", Name, NONE, "\"none\"", "adapter to continue from: a directory written by PEFT or an earlier run"),
 
     key("optimizer.name", OneOf(&["adafactor", "adamw"]), AUTO, "\"auto\"", "auto: adafactor, or adamw for an adapter; with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter"),
     key("optimizer.learning_rate", Number(0.0, 1e30), AUTO, "\"auto\"", "learning rate; auto: 1e-3, or Adafactor's own with relative_step"),
@@ -238,26 +238,38 @@ pub fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-/// The known key that is most similar to a mistyped name: first by its last part (`max_steps` means `train.max_steps`), otherwise by edit
-/// distance over the whole name.
-pub fn nearest(name: &str) -> Option<&'static Key> {
+/// The default of a key of the table.
+pub fn default(name: &str) -> toml::Value {
+    let key = find(name).unwrap_or_else(|| panic!("`{name}` is not in the table of keys"));
+    key.default.parse().expect("defaults in the table of keys are TOML")
+}
+
+/// The key that a mistyped name means: the only one with its last part (`max_steps` means `train.max_steps`), or the nearest, if that is
+/// near.
+pub fn nearest(name: &str) -> Option<&'static str> {
     let last = |full: &str| full.rsplit('.').next().unwrap_or("").replace('-', "_").to_lowercase();
     let mut same_ending = KEYS.iter().filter(|key| last(key.name) == last(name));
     if let (Some(only), None) = (same_ending.next(), same_ending.next()) {
-        return Some(only);
+        return Some(only.name);
     }
-    if let Some(key) = flag_aliases::key(name) {
-        return find(key);
-    }
-    KEYS.iter()
-        .map(|key| {
-            let whole = strsim::jaro_winkler(key.name, name);
-            let ending = strsim::normalized_damerau_levenshtein(&last(key.name), &last(name));
-            (key, whole.max(ending))
-        })
-        .filter(|(_, likeness)| *likeness > 0.6)
-        .max_by(|(_, a), (_, b)| a.total_cmp(b))
-        .map(|(key, _)| key)
+    // Of equal endings, such as `dropout`, the section decides.
+    let likeness = |key: &Key| (likeness(&last(key.name), &last(name)), strsim::jaro_winkler(key.name, name));
+    let scored = KEYS.iter().map(|key| (likeness(key), key.name)).filter(|((ending, _), _)| *ending >= NEAR);
+    scored.max_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))).map(|(_, key)| key)
+}
+
+/// The least likeness of a suggestion: at most a third of the letters differ.
+pub const NEAR: f64 = 0.66;
+
+/// The share of letters that two names have in common, by the number of edits between them. An abbreviation such as `lr_rate` is as near as
+/// a suggestion must be.
+pub fn likeness(known: &str, typed: &str) -> f64 {
+    let same = strsim::normalized_damerau_levenshtein(known, typed);
+    let mut letters = known.chars();
+    let is_abbreviation = typed.len() >= 5
+        && known.chars().next() == typed.chars().next()
+        && typed.chars().all(|letter| letters.any(|other| other == letter));
+    if is_abbreviation { same.max(NEAR) } else { same }
 }
 
 impl Key {
@@ -275,6 +287,7 @@ impl Key {
             Number(low, high) if high >= 1e6 => format!("a number of at least {low}"),
             Number(low, high) => format!("a number from {low} to {high}"),
             Text => "a string".to_string(),
+            Name => "a string that is not empty".to_string(),
             OneOf(words) => format!("one of {}", quoted(words)),
             Words(words) => format!("a list of {}", quoted(words)),
             Metrics => format!("a list of {}", text_metrics::Metric::names()),
@@ -294,6 +307,7 @@ fn quoted(words: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::aliases::{self, Here};
 
     #[test]
     fn the_nearest_key_is_the_one_that_was_meant() {
@@ -309,9 +323,15 @@ mod tests {
             ("checkpoint.every_step", "checkpoint.every_steps"),
             ("model.preset", "model.config"),
         ] {
-            assert_eq!(nearest(typed).map(|key| key.name), Some(meant), "{typed}");
+            let known = match aliases::of_key(typed) {
+                Some(Here::Key(key)) => Some(key),
+                _ => nearest(typed),
+            };
+            assert_eq!(known, Some(meant), "{typed}");
         }
-        assert!(nearest("zzz.qqq").is_none());
+        for far in ["zzz.qqq", "memory.pin_memory", "train.num_workers", "data.ultra_low_mem", "run.verbose"] {
+            assert_eq!(nearest(far), None, "{far}");
+        }
     }
 
     #[test]

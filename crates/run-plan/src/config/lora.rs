@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use t5::{Lora, LoraInit, Targets};
-use toml::Value;
 
 use super::paths;
 use super::values::Values;
@@ -38,7 +37,7 @@ impl Adapter {
         }
         if values.text("model.init_from").is_none() {
             return Err(Failure::usage("an adapter needs a base model, and `model.init_from` is not set")
-                .hint("use `--set model.init_from=DIR` with a Hugging Face directory"));
+                .hint("use `--model DIR` with a Hugging Face directory"));
         }
         if values.switch("run.finetune") {
             return Err(Failure::usage(format!(
@@ -81,12 +80,8 @@ impl Adapter {
 fn typed_key(values: &Values, counts: impl Fn(&str) -> bool) -> Option<String> {
     let keys = super::keys::KEYS.iter().map(|key| key.name).filter(|key| key.starts_with("lora."));
     let others = keys.filter(|key| !["lora.rank", "lora.init_from"].contains(key) && counts(key));
-    others.filter(|key| values.is_given(key)).find(|key| values.setting(key).value != default(key)).map(str::to_owned)
-}
-
-fn default(key: &str) -> Value {
-    let key = super::keys::find(key).expect("a key of the table");
-    key.default.parse().expect("a default is TOML")
+    let is_other = |key: &&str| values.setting(key).value != super::keys::default(key);
+    others.filter(|key| values.is_given(key)).find(is_other).map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -11,10 +11,10 @@
 //! let config = Config::resolve(values)?;
 //! ```
 
+pub mod aliases;
 mod batch_size;
 mod data;
 pub mod evaluating;
-pub mod flag_aliases;
 pub mod generation;
 pub mod keys;
 pub mod lora;
@@ -217,7 +217,7 @@ impl Config {
         let lacks_model = values.switch("run.finetune") && values.text("model.init_from").is_none();
         if values.list("data.train").is_none_or(|files| files.is_empty()) && !lacks_model {
             return Err(Failure::usage("`data.train` is empty: there is nothing to train on")
-                .hint("name your rows: `--set data.train=rows.parquet`")
+                .hint("name your rows: `--data rows.parquet`")
                 .hint("with no data, model or `--config`, a demo runs on its own rows"));
         }
         Self::resolve_without_data(values)
@@ -291,14 +291,22 @@ impl Config {
                 "{}: fine-tuning needs `model.init_from`, which is not set",
                 values.origin("run.finetune")
             ))
-            .hint(
-                "use `--set model.init_from=DIR` with a Hugging Face directory, such as OUTPUT/model of an earlier run",
-            ));
+            .hint("use `--model DIR` with a Hugging Face directory, such as OUTPUT/model of an earlier run"));
         }
         if self.model.config.is_none() && self.model.init_from.is_none() {
-            return Err(Failure::usage("no model: neither `model.config` nor `model.init_from` is set").hint(
-                "use `--set model.config=t5-small` to start from scratch, or `--set model.init_from=DIR` to start from a model",
-            ));
+            return Err(Failure::usage("no model: neither `model.config` nor `model.init_from` is set")
+                .hint("use `--model DIR` to start from a model, or `--preset t5-small` to start from scratch"));
+        }
+        let of_a_shape = ["model.config", "model.vocab_size", "model.overrides"];
+        let is_other = |key: &&str| values.setting(key).value != keys::default(key);
+        if let (Some(directory), Some(key)) = (&self.model.init_from, of_a_shape.into_iter().find(is_other)) {
+            return Err(Failure::usage(format!(
+                "`{key}` ({}) is for new models, and `model.init_from` ({}) names weights with a shape of their own: {}",
+                values.origin(key),
+                values.origin("model.init_from"),
+                directory.display()
+            ))
+            .hint(format!("for those weights leave out `{key}`; for new weights leave out `model.init_from`")));
         }
         if let (Some(precision), None) = (self.model.base_precision, &self.lora) {
             return Err(Failure::usage(format!(
@@ -504,6 +512,8 @@ mod tests {
             (&["data.train=[]"], "`data.train` is empty"),
             (&["model.config=none"], "neither `model.config` nor `model.init_from`"),
             (&["run.finetune=true"], "needs `model.init_from`"),
+            (&["model.init_from=m"], "`model.config` (--set) is for new models"),
+            (&["model.config=none", "model.init_from=m", "model.overrides={ num_layers = 1 }"], "`model.overrides`"),
             (&["model.base_precision=nf4"], "`model.base_precision`"),
             (&["train.epochs=none"], "never end"),
             (&["checkpoint.model=best"], "data.validation"),
@@ -522,9 +532,9 @@ mod tests {
 
     #[test]
     fn finetune_freezes_encoder_and_shared_unless_told_otherwise() {
-        let finetune = ["run.finetune=true", "model.init_from=m"];
+        let finetune = ["run.finetune=true", "model.init_from=m", "model.config=none"];
         assert_eq!(resolve(&finetune).unwrap().train.freeze, ["encoder", "shared"]);
-        assert!(resolve(&[finetune[0], finetune[1], "train.freeze=[]"]).unwrap().train.freeze.is_empty());
+        assert!(resolve(&[&finetune[..], &["train.freeze=[]"]].concat()).unwrap().train.freeze.is_empty());
         assert!(resolve(&[]).unwrap().train.freeze.is_empty());
     }
 }

@@ -9,6 +9,7 @@ use std::fmt;
 use toml::Value;
 use toml::de::{DeTable, DeValue};
 
+use super::aliases::{self, Here};
 use super::keys::{self, KEYS, Key, Kind};
 use crate::failure::{Failure, Outcome};
 
@@ -95,16 +96,31 @@ impl Values {
         failures.reduce(Failure::and).map_or(Ok(()), Err)
     }
 
-    /// Sets the value of one `--set KEY=VALUE`. The value is read as TOML if it is TOML, else as a string, so `--set run.output_dir=runs/a`
-    /// needs no quotes.
+    /// Sets the value of one `--set KEY=VALUE`. The value is read as TOML if it is TOML of the key's kind, else it is a string, so `--set
+    /// run.output_dir=runs/a` needs no quotes. A string keeps every byte after `=`. Only in `KEY = VALUE`, as TOML is written, the blanks
+    /// around `=` belong to neither side.
     pub fn apply_assignment(&mut self, assignment: &str) -> Outcome<()> {
-        let origin = Origin::Flag("--set".to_string());
         let Some((name, text)) = assignment.split_once('=') else {
             return Err(Failure::usage(format!("--set {assignment}: expected KEY=VALUE, got no `=`"))
                 .hint("for example `--set train.max_steps=10`"));
         };
-        let value = text.trim().parse().unwrap_or_else(|_| Value::String(text.trim().to_string()));
-        self.set(name.trim(), value, origin)
+        let text = if name.ends_with(char::is_whitespace) { text.trim_start() } else { text };
+        let value = keys::find(name.trim()).map_or_else(|| Value::from(text), |key| value_of_text(key.kind, text));
+        self.set(name.trim(), value, Origin::Flag("--set".to_string()))
+    }
+
+    /// Sets the value that the words of a flag give to a key. They are taken as typed, without the quotes and brackets of TOML. Only a key
+    /// for a list has several.
+    pub fn apply_flag(&mut self, flag: &str, name: &str, words: &[String]) -> Outcome<()> {
+        let word = words.last().map(String::as_str).unwrap_or_default();
+        let value = match keys::find(name).map(|key| key.kind) {
+            Some(Kind::Paths) => Value::from(words.to_vec()),
+            Some(Kind::Parts | Kind::Words(_) | Kind::Metrics) => Value::from(words.join(",")),
+            Some(Kind::Text | Kind::Name | Kind::OneOf(_)) => Value::from(word),
+            Some(Kind::Switch) => truth(word).map_or_else(|| Value::from(word), Value::Boolean),
+            _ => word.parse().unwrap_or_else(|_| Value::from(word)),
+        };
+        self.set(name, value, Origin::Flag(flag.to_string()))
     }
 
     /// Sets one value, checked against its key.
@@ -194,6 +210,12 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
         (Kind::Switch, Value::Boolean(_)) | (Kind::Text, Value::String(_)) | (Kind::Table, Value::Table(_)) => {
             Ok(value)
         }
+        (Kind::Name, Value::String(text)) if !text.is_empty() => Ok(value),
+        // `--num_train_epochs 3.0`
+        #[expect(clippy::cast_possible_truncation, reason = "a setting; the range is checked")]
+        (Kind::Integer(..), Value::Float(number)) if number.fract() == 0.0 && number.abs() < 1e15 => {
+            check(key, Value::Integer(*number as i64))
+        }
         (Kind::Integer(low, high), Value::Integer(number)) if (low..=high).contains(number) => Ok(value),
         (Kind::Number(low, high), Value::Float(number)) if (low..=high).contains(number) => Ok(value),
         #[expect(clippy::cast_precision_loss, reason = "a setting, not a count")]
@@ -223,18 +245,47 @@ fn check(key: &Key, value: Value) -> Result<Value, String> {
         (Kind::Parts, Value::String(text)) => {
             Ok(Value::from(text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect::<Vec<_>>()))
         }
-        (Kind::Paths, Value::String(text)) => Ok(Value::from(vec![text.clone()])),
-        (Kind::Paths | Kind::Parts, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(value),
+        (Kind::Paths, Value::String(text)) if !text.is_empty() => Ok(Value::from(vec![text.clone()])),
+        (Kind::Paths, Value::Array(items))
+            if items.iter().all(|item| item.as_str().is_some_and(|text| !text.is_empty())) =>
+        {
+            Ok(value)
+        }
+        (Kind::Parts, Value::Array(items)) if items.iter().all(Value::is_str) => Ok(value),
         (Kind::Size(least), Value::Integer(bytes)) if *bytes >= least => Ok(Value::String(format!("{bytes}"))),
         (Kind::Size(_), Value::String(text)) if parse_size(text).is_some() => Ok(value),
         _ => Err(got(&value)),
     }
 }
 
-/// The word that equals `text` up to `-`, `_` and capitals.
+/// The value of an assignment's text for a key of this kind. Text that happens to be a number, a date or a truth is text, if the key takes
+/// text.
+fn value_of_text(kind: Kind, text: &str) -> Value {
+    let value = text.trim().parse().ok();
+    match (kind, value) {
+        (Kind::Text | Kind::Name, Some(value @ Value::String(_))) => value,
+        (Kind::Paths | Kind::Parts, Some(value @ (Value::String(_) | Value::Array(_)))) => value,
+        (Kind::Text | Kind::Name | Kind::Paths | Kind::Parts, _) => Value::from(text),
+        (_, Some(value)) => value,
+        (_, None) => Value::from(text.trim()),
+    }
+}
+
+/// `True`, `true`, `1`, `yes` and their opposites, in the spellings of other command-line libraries.
+pub fn truth(text: &str) -> Option<bool> {
+    match text.to_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" => Some(true),
+        "false" | "0" | "no" | "off" => Some(false),
+        _ => None,
+    }
+}
+
+/// The word that equals `text` up to `-`, `_`, capitals, and the `eval_` before a metric's name in other trainers.
 fn spelled(words: &[&'static str], text: &str) -> Option<&'static str> {
     let plain = |word: &str| word.replace(['-', '_'], "").to_lowercase();
-    words.iter().copied().find(|word| plain(word) == plain(text))
+    let text = plain(text);
+    let bare = text.strip_prefix("eval").unwrap_or(&text);
+    words.iter().copied().find(|word| plain(word) == text || plain(word) == bare)
 }
 
 /// A list of metrics by their canonical names.
@@ -250,9 +301,13 @@ pub fn parse_size(text: &str) -> Option<u64> {
 
 fn unknown(origin: &Origin, name: &str) -> Failure {
     let failure = Failure::usage(format!("{origin}: unknown key `{name}`"));
-    match keys::nearest(name) {
-        Some(key) => failure.hint(format!("did you mean `{}` ({})?", key.name, key.meaning)),
-        None => failure.hint("`train_low_mem keys` lists every key"),
+    match (aliases::of_key(name), keys::nearest(name)) {
+        (Some(Here::Said(words)), _) => failure.hint(words),
+        (Some(Here::Key(key)), _) | (None, Some(key)) => {
+            let meaning = keys::find(key).map_or("", |key| key.meaning);
+            failure.hint(format!("did you mean `{key}` ({meaning})?"))
+        }
+        (None, None) => failure.hint("`train_low_mem keys` lists every key"),
     }
 }
 
@@ -354,6 +409,24 @@ mod tests {
         assert_eq!(values.table("model.overrides").len(), 1);
         assert!(values.apply_assignment("train.max_steps").is_err());
         assert!(values.apply_assignment("max_steps=1").is_err());
+    }
+
+    #[test]
+    fn strings_are_kept_byte_for_byte() {
+        let prefix = |assignment: &str| {
+            let mut values = Values::defaults();
+            values.apply_assignment(assignment).unwrap_or_else(|failure| panic!("{assignment}: {failure}"));
+            values.text("data.source_prefix").unwrap_or_default()
+        };
+        for text in ["summarize: ", "  a\t", "2024", "true", "[x]", "{y}", "\n", ""] {
+            assert_eq!(prefix(&format!("data.source_prefix={text}")), text);
+            assert_eq!(prefix(&format!("data.source_prefix={}", Value::from(text))), text, "as TOML");
+        }
+        assert_eq!(prefix("data.source_prefix = a: "), "a: ", "blanks around `=` as in TOML");
+        let mut values = Values::defaults();
+        values.apply_file("c.toml", "[data]\nsource_prefix = \"summarize: \"\ntrain = \" a \"\n").unwrap();
+        assert_eq!(values.text("data.source_prefix").as_deref(), Some("summarize: "));
+        assert_eq!(values.list("data.train"), Some(vec![" a ".to_string()]));
     }
 
     #[test]

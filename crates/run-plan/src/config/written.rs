@@ -80,6 +80,7 @@ mod tests {
             "optimizer.eps1=1e-30",
             "optimizer.learning_rate=1e-4",
             "memory.budget=512MiB",
+            "data.source_prefix= two\u{a0}blanks: \t",
             "run.output_dir=runs/\"quoted\"\n",
         ] {
             values.apply_assignment(assignment).unwrap();
