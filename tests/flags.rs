@@ -94,3 +94,96 @@ fn a_prefix_is_kept_to_the_byte_in_every_file_and_when_a_run_is_resumed() {
         check(&run);
     }
 }
+
+#[test]
+fn what_cannot_work_is_refused_with_a_way_out() {
+    let scene = Scene::new();
+    rows(&scene, "rows.jsonl", 4);
+    scene.write("rows.csv", "prompt,response\na,b\n");
+    let tokenizer = repository().join("data/sample-tokenizer.json").display().to_string();
+    let new = ["--preset", "tiny", "--tokenizer", &tokenizer];
+    for (arguments, words) in [
+        (
+            &["--data", "https://example.org/rows.jsonl"][..],
+            &["nothing is fetched", "`curl -LO https://example.org/rows.jsonl`"][..],
+        ),
+        (&["--data", "rows.jsonl", "--model", "m"], &["`model.config` (--preset)", "`model.init_from` (--model)"]),
+        (&["--data", "rows.jsonl", "--num_workers", "4"], &["memory.decode_threads"]),
+        (&["--data", "rows.jsonl", "--output", ""], &["--output", "expected a string that is not empty"]),
+    ] {
+        scene.run(&[&new[..], arguments].concat()).expect_code(2).expect_words(words).expect_words(&["hint: "]);
+    }
+    for (arguments, words) in [
+        (&["convert", "rows.csv", "--output", "out.csv"][..], &["writes parquet", "hint: `--output out.parquet`"][..]),
+        (&["jobs", "run", "nosuch.toml"], &["nosuch.toml", "hint: `train_low_mem jobs add FILE --output DIR`"]),
+        (&["serve", "--listen", "nope", "m"], &["such as 8080", "hint: see `train_low_mem serve --help`"]),
+        (&["generate", "hello"], &["expected a model and a prompt", "hint: "]),
+        (&["--quiet"], &["> train.log"]),
+        (&["--output", "a", "--out", "b"], &["--output and --out both set `run.output_dir`"]),
+    ] {
+        scene.run(arguments).expect_code(2).expect_words(words);
+    }
+    assert!(!scene.path("out.csv").exists() && !scene.path("runs").exists());
+}
+
+#[test]
+fn threads_are_those_of_the_flag_or_of_the_environment_and_the_bits_are_the_same() {
+    let scene = Scene::new();
+    let run = |environment: &str, flags: &[&str], output: &str| {
+        let arguments = short(&[&["--max-steps", "2", "--output", output][..], flags].concat());
+        let clean = format!("env -u RAYON_NUM_THREADS -u OMP_NUM_THREADS {environment}");
+        scene.run_under(clean.trim_end(), &arguments).expect_code(0).out
+    };
+    assert!(run("OMP_NUM_THREADS=1", &[], "one").contains("CPU, 1 thread (OMP_NUM_THREADS), "));
+    assert!(run("OMP_NUM_THREADS=1", &["--threads", "3"], "three").contains("CPU, 3 threads, "));
+    assert!(run("", &["-t", "2"], "two").contains("CPU, 2 threads, "));
+    let weights = |run: &str| scene.read(&format!("{run}/model/model.safetensors"));
+    assert!(weights("one") == weights("three") && weights("one") == weights("two"));
+    let both = scene.run_under("env RAYON_NUM_THREADS=1", &["-t", "2", "--max-steps", "1"]);
+    both.expect_code(2).expect_words(&["--threads is 2", "RAYON_NUM_THREADS", "hint: "]);
+}
+
+#[test]
+fn a_model_may_come_first_and_a_plan_needs_only_its_shape() {
+    let scene = Scene::new();
+    scene.run(&short(&["--max-steps", "1"])).expect_code(0);
+    let typed = scene.run(&["generate", "run", "how many legs has a cat", "--max-new-tokens", "3"]).expect_code(0);
+    let by_flags = ["generate", "--model", "run", "--prompt", "how many legs has a cat", "--max-new-tokens", "3"];
+    assert_eq!(typed.out, scene.run(&by_flags).expect_code(0).out);
+    scene.run(&["plan", "--preset", "t5-small", "--lora"]).expect_code(0).expect_words(&["predicted peak"]);
+    let huge = scene.run(&["plan", "--preset", "tiny", "--memory-budget", "900TiB"]).expect_code(0);
+    assert!(
+        huge.err.contains("warning: `memory.budget` (--memory-budget) is 900 TiB, and this machine has "),
+        "{}",
+        huge.err
+    );
+}
+
+#[test]
+fn a_setting_without_an_effect_is_named() {
+    let scene = Scene::new();
+    let settings =
+        ["--set", "schedule.name=constant", "--set", "schedule.div_factor=3", "--set", "data.noise_density=0.5"];
+    for command in [&["plan"][..], &[]] {
+        let ran =
+            scene.run(&[command, &short(&[])[..].iter().map(String::as_str).collect::<Vec<_>>(), &settings].concat());
+        let ran = ran.expect_code(0);
+        assert!(
+            ran.err.contains("warning: `schedule.div_factor` (--set) has no effect: it is for `schedule.name"),
+            "{}",
+            ran.err
+        );
+        assert_eq!(
+            ran.err.contains("warning: `data.noise_density` (--set) has no effect: "),
+            command.is_empty(),
+            "{}",
+            ran.err
+        );
+    }
+    // A rate of Adafactor's own beside a warm-up of no steps is what it says.
+    let relative = ["optimizer.relative_step=true", "schedule.warmup_steps=0", "schedule.name=constant"];
+    let relative: Vec<&str> = relative.iter().flat_map(|setting| ["--set", setting]).collect();
+    scene
+        .run(&short(&[&relative[..], &["--set", "optimizer.learning_rate=auto", "--output", "relative"]].concat()))
+        .expect_code(0);
+}

@@ -19,6 +19,13 @@ fn newcomer() -> Scene {
     for name in ["rows.parquet", "tuning.parquet", "valid.parquet", "rows/a.parquet"] {
         write_rows(&scene.path(name), &[("prompt", prompts.clone()), ("response", responses.clone())]);
     }
+    scene.write("tickets.csv", "prompt,response\nMy card was charged twice,billing\nIt does not start,technical\n");
+    // What `hf download google/flan-t5-small` makes, with a small model in it.
+    scene.run(&crate::run::short(&["--max-steps", "1", "--output", "small"])).expect_code(0);
+    let snapshot = "cache/hub/models--google--flan-t5-small/snapshots/1";
+    for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+        scene.write(&format!("{snapshot}/{file}"), scene.read(&format!("small/model/{file}")));
+    }
     scene
 }
 
@@ -36,7 +43,7 @@ fn commands(text: &str) -> Vec<String> {
 fn in_a_shell(scene: &Scene, line: &str) -> Ran {
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_train_low_mem"));
     let directory = program.parent().expect("a directory").display();
-    scene.shell(&format!("PATH='{directory}':\"$PATH\"; {line}"))
+    scene.shell(&format!("PATH='{directory}':\"$PATH\"; export HF_HOME=cache; {line}"))
 }
 
 #[test]

@@ -129,7 +129,11 @@ fn an_output_directory_that_cannot_be_written_is_said() {
     let scene = Scene::new();
     scene.write("file", "in the way");
     let ran = scene.run(&short(&["--output", "file/run"])).expect_code(1);
-    assert!(ran.err.starts_with("error: file"), "{}", ran.err);
+    assert!(
+        ran.err.starts_with("error: file") && ran.err.contains("hint: ") && ran.err.contains("--output DIR"),
+        "{}",
+        ran.err
+    );
 }
 
 #[cfg(not(feature = "mpi"))]

@@ -7,8 +7,8 @@ use memory_policy::Budgets;
 use toml::Value;
 
 use crate::config::generation::apply_model_defaults;
-use crate::config::{Origin, Values};
-use crate::failure::Outcome;
+use crate::config::{Origin, Values, paths};
+use crate::failure::{Failure, Outcome};
 use crate::flag_values::{Precision, assignment_text, typed_path};
 use crate::options;
 
@@ -205,12 +205,12 @@ pub struct EvalArgs {
 /// Flags of `generate`.
 #[derive(Args, Debug)]
 pub struct GenerateArgs {
-    /// Prompts
+    /// Prompts; without --model, the first word is the model
     #[arg(value_name = "PROMPT")]
     pub prompts: Vec<String>,
     /// Model: a Hugging Face directory, a run, or a hub id in the local cache
-    #[arg(long, value_name = "DIR")]
-    pub model: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present = "prompts")]
+    pub model: Option<PathBuf>,
     /// Prompt (repeatable)
     #[arg(long, value_name = "TEXT", required_unless_present_any = ["input", "prompts"])]
     pub prompt: Vec<String>,
@@ -259,4 +259,22 @@ pub struct GenerateArgs {
     /// How answers are made
     #[command(flatten)]
     pub decoding: DecodingFlags,
+}
+
+impl GenerateArgs {
+    /// The same flags with a model: `generate RUN TEXT` names it first, as `chat RUN` does.
+    ///
+    /// # Errors
+    /// No prompt is left.
+    pub fn with_model(mut self) -> Outcome<Self> {
+        if self.model.is_none() && !self.prompts.is_empty() {
+            let model = self.prompts.remove(0);
+            if self.prompts.is_empty() && self.prompt.is_empty() && self.input.is_none() {
+                return Err(Failure::usage(format!("`generate {model}`: expected a model and a prompt"))
+                    .hint("use `train_low_mem generate --model DIR --prompt TEXT`"));
+            }
+            self.model = Some(paths::from_text(&model));
+        }
+        Ok(self)
+    }
 }

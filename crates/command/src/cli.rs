@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::styling::{AnsiColor, Styles};
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use memory_policy::Bytes;
 use toml::Value;
@@ -15,9 +15,9 @@ use toml::Value;
 use crate::answer_flags::{EvalArgs, GenerateArgs};
 use crate::chat_flags::ChatArgs;
 use crate::commands::doctor::DoctorArgs;
-use crate::config::{Origin, Values, aliases, keys};
+use crate::config::{Origin, Values};
 use crate::export_flags::ExportArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::flag_values::{
     BasePrecision, MasterWeights, Precision, StoredPrecision, assignment_text, truth, typed_path,
 };
@@ -26,22 +26,24 @@ use crate::key_flags::{self, OtherNames, Typed as TypedFlag};
 use crate::lever_flags::LeverFlags;
 use crate::row_flags::{ConvertArgs, InspectArgs};
 use crate::serve_flags::{BenchServeArgs, ServeArgs};
+use crate::usage;
 use crate::view_flags::{ReportArgs, WatchArgs};
 
 const EXAMPLES: &str = "\
 Examples:
   train_low_mem
       Train a tiny T5 on the embedded sample data, in about a minute.
+  train_low_mem --model google/flan-t5-small --data tickets.csv --output runs/tickets
+      Fine-tune a model that `hf download google/flan-t5-small` has fetched, on your own rows.
+  train_low_mem generate runs/tickets 'My card was charged twice'
+      Ask it.
   train_low_mem train-tokenizer --input rows.parquet --vocab-size 8000 --output tokenizer.json
-      Make a tokenizer, if you have none.
-  train_low_mem --config configs/t5-small.toml --set data.train=rows.parquet \\
-                --set data.tokenizer=tokenizer.json --output runs/a
-      Pretrain on your own rows (string columns `prompt` and `response`).
+  train_low_mem --preset t5-small --tokenizer tokenizer.json --data rows.parquet --output runs/a
+      Pretrain a new model of this shape, with a tokenizer of your own.
   train_low_mem --output runs/a --keep-training
       Resume after a crash, a kill or Ctrl-C, to the same bits or with a line that says why not.
-  train_low_mem --finetune --set model.init_from=runs/a/model --set data.train=tuning.parquet \\
-                --output runs/b
-      Fine-tune a Hugging Face model directory; encoder and shared embedding stay frozen.
+  train_low_mem --finetune --model runs/a --data tuning.parquet --output runs/b
+      Train the decoder alone; without `--finetune` everything is trained.
   train_low_mem plan --config configs/chatlm-0.2b.toml --memory-budget 4GiB
       Print the memory bill and whether it fits, without allocating anything.
 
@@ -73,6 +75,9 @@ pub struct Cli {
     /// The flags of `train`, the default subcommand.
     #[command(flatten)]
     pub train: TrainArgs,
+    /// Threads that compute [default: OMP_NUM_THREADS, or every processor]
+    #[arg(long, short = 't', global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
     /// Another subcommand.
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -371,6 +376,8 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Outcome<Typed> {
         is_flag &= argument != "--";
         if is_flag { hyphenated(argument) } else { argument }
     });
+    let arguments: Vec<OsString> = arguments.collect();
+    let command = usage::command_of(&arguments);
     let matches = Cli::command().try_get_matches_from(arguments);
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => Ok(Typed::Command(Box::new(cli))),
@@ -384,7 +391,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Outcome<Typed> {
         {
             Ok(Typed::Help(error))
         }
-        Err(error) => Err(usage_failure(&error)),
+        Err(error) => Err(usage::failure(&error, &command)),
     }
 }
 
@@ -396,54 +403,6 @@ fn hyphenated(argument: OsString) -> OsString {
     let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
     let name = name.replace('_', "-");
     value.map_or(name.clone(), |value| format!("{name}={value}")).into()
-}
-
-/// clap's message in the program's own form: one `error:` and a `hint:`.
-fn usage_failure(error: &clap::Error) -> Failure {
-    let text = error.render().to_string();
-    let body = text.strip_prefix("error: ").unwrap_or(&text);
-    let message: Vec<&str> = body.split("\n\n").next().unwrap_or(body).lines().map(str::trim).collect();
-    let failure = Failure::usage(message.join(" "));
-    let text_of = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => Some(text.as_str()),
-        _ => None,
-    };
-    let wrong = text_of(ContextKind::InvalidArg).or(text_of(ContextKind::InvalidSubcommand));
-    let command = command_of(&text);
-    let takes_keys = ["train_low_mem", "train", "plan", "eval"].iter().any(|name| command.ends_with(name));
-    if let Some(words) = wrong.and_then(|wrong| aliases::explained(wrong, takes_keys)) {
-        return failure.hint(words);
-    }
-    if let Some(word) = wrong.filter(|wrong| !wrong.starts_with('-')) {
-        if word.contains('=') {
-            return failure.hint("every key needs a `--set` of its own: `--set a=1 --set b=2`");
-        }
-        if word.contains(['.', '/']) {
-            return Failure::usage(format!("unexpected argument `{word}`"))
-                .hint(format!("files with rows need a flag: `--data {word}`"));
-        }
-    }
-    let suggested = match error.get(ContextKind::SuggestedArg).or_else(|| error.get(ContextKind::SuggestedSubcommand)) {
-        Some(ContextValue::String(nearest)) => Some(nearest.as_str()),
-        Some(ContextValue::Strings(nearest)) => nearest.last().map(String::as_str),
-        _ => None,
-    };
-    // A hidden flag is never suggested, and a distant one neither.
-    let is_near = |nearest: &&str| {
-        *nearest != "--machine" && wrong.is_some_and(|wrong| keys::likeness(nearest, wrong) >= keys::NEAR)
-    };
-    let own = if takes_keys { wrong.and_then(aliases::nearest) } else { None };
-    match suggested.filter(is_near).map(str::to_owned).or(own) {
-        Some(nearest) => failure.hint(format!("did you mean `{nearest}`?")),
-        None => failure.hint(format!("see `{command} --help`")),
-    }
-}
-
-/// The command in clap's usage line: `train_low_mem generate`.
-fn command_of(text: &str) -> String {
-    let usage = text.lines().find_map(|line| line.trim().strip_prefix("Usage: ")).unwrap_or("train_low_mem");
-    let words = usage.split_whitespace().take_while(|word| !word.starts_with(['[', '<', '-']));
-    words.collect::<Vec<_>>().join(" ")
 }
 
 impl TrainArgs {

@@ -68,7 +68,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
         StepOutcome::Interrupted => {
             return Err(stop::tried());
         }
-        other => return Err(Failure::internal(format!("the step failed: {other:?}"))),
+        other => return Err(Failure::internal(format!("the step failed: {other}"))),
     };
     session.save()?;
     session.report.finish();

@@ -35,6 +35,16 @@ pub enum Precision {
     Bf16,
 }
 
+impl Precision {
+    /// The word of the flag.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
 /// `merge --dtype`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum StoredPrecision {

@@ -43,7 +43,7 @@ pub struct AddArgs {
 /// The actions of `jobs` other than listing runs.
 #[derive(Subcommand, Clone, Debug)]
 pub enum JobsCommand {
-    /// Add a run to a list; `jobs run` of that list takes it up while it goes on
+    /// Add a run to a list; a `jobs run` in progress starts it
     Add(AddArgs),
     /// Train the runs of a list, each as soon as its memory is free
     Run {

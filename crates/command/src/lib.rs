@@ -60,6 +60,7 @@ mod start_screen;
 mod stop;
 mod summary;
 mod train;
+mod usage;
 mod view_flags;
 mod views;
 mod warnings;
@@ -102,20 +103,24 @@ fn run_and_say() -> ExitCode {
     heap::disable_huge_pages();
     heap::return_small_pages_soon();
     heap::on_allocation_failure(out_of_memory);
-    let threads = t5_ops::join_threads(processes::threads());
-    if threads.given < threads.wanted {
-        report::warn(&format!(
-            "the system allows {} of {} threads; check limits such as `ulimit -u` and pids.max",
-            threads.given, threads.wanted
-        ));
-    }
     stop::ignore_sigxfsz();
     heap::exit_on_sigbus(
         failure::Exit::Internal as u8,
         "checkpoints are intact: resume a run from the newest with `--keep-training`, or run another command again",
     );
     std::panic::set_hook(Box::new(remember_panic));
-    let outcome = catch_unwind(|| cli::parse(std::env::args_os()).and_then(run)).unwrap_or_else(|_| Err(our_bug()));
+    let outcome = catch_unwind(|| match cli::parse(std::env::args_os())? {
+        Typed::Command(cli) => {
+            start_threads(cli.threads.map(usize::from))?;
+            run(*cli)
+        }
+        Typed::Help(help) => {
+            // Coloured on a terminal only. If the reader has gone, that is no error.
+            let _ = help.print();
+            Ok(())
+        }
+    });
+    let outcome = outcome.unwrap_or_else(|_| Err(our_bug()));
     stop::claim_process_exit();
     let code = match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -126,6 +131,18 @@ fn run_and_say() -> ExitCode {
     };
     output::drain();
     code
+}
+
+/// Starts the threads that compute.
+fn start_threads(asked: Option<usize>) -> Outcome<()> {
+    let threads = t5_ops::join_threads(processes::threads(asked)?);
+    if threads.given < threads.wanted {
+        report::warn(&format!(
+            "the system allows {} of {} threads; check limits such as `ulimit -u` and pids.max",
+            threads.given, threads.wanted
+        ));
+    }
+    Ok(())
 }
 
 /// Ends the process if the system refuses memory, because the caller cannot continue without it. Allocates nothing.
@@ -157,22 +174,14 @@ fn our_bug() -> Failure {
         .hint("checkpoints are intact: resume from the newest with `--keep-training`")
 }
 
-fn run(typed: Typed) -> Outcome<()> {
-    let cli = match typed {
-        Typed::Command(cli) => cli,
-        Typed::Help(help) => {
-            // Coloured on a terminal only. If the reader has gone, that is no error.
-            let _ = help.print();
-            return Ok(());
-        }
-    };
-    let Cli { train: flags, command } = *cli;
+fn run(cli: Cli) -> Outcome<()> {
+    let Cli { train: flags, command, threads } = cli;
     match command {
         None => train::train(&flags),
         Some(Command::Train(flags)) => train::train(&flags),
         Some(Command::Plan(flags)) => commands::plan::plan(&flags),
         Some(Command::Eval(flags)) => commands::eval::eval(&flags),
-        Some(Command::Generate(flags)) => commands::generate::generate(&flags),
+        Some(Command::Generate(flags)) => commands::generate::generate(&flags.with_model()?),
         Some(Command::Chat(flags)) => commands::chat::chat(&flags),
         Some(Command::Serve(flags)) => commands::serve::serve(&flags),
         Some(Command::Inspect(flags)) => commands::inspect::inspect(&flags),
@@ -185,7 +194,7 @@ fn run(typed: Typed) -> Outcome<()> {
         Some(Command::Bench(flags)) => commands::bench::bench(&flags),
         Some(Command::Report(flags)) => commands::report::report(&flags),
         Some(Command::Watch(flags)) => commands::watch::watch(&flags),
-        Some(Command::Jobs(flags)) => commands::jobs::jobs(&flags),
+        Some(Command::Jobs(flags)) => commands::jobs::jobs(&flags, threads),
         Some(Command::Keys) => report::result(&listing::keys()),
         Some(Command::Completions { shell }) => report::result(&listing::completions(shell)),
     }

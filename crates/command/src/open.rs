@@ -163,6 +163,15 @@ pub fn groups(key: &str, patterns: &[String]) -> Outcome<Vec<Group>> {
             group(None, vec![path]);
             continue;
         }
+        if let Some((scheme, _)) = pattern.split_once("://").filter(|(scheme, _)| !scheme.contains(['/', '.'])) {
+            let fetch = match scheme {
+                "hf" => "`hf download --repo-type dataset ID --local-dir rows`, then `--data rows`".to_owned(),
+                "http" | "https" => format!("`curl -LO {pattern}`, then name the file"),
+                _ => "name a file of this machine".to_owned(),
+            };
+            return Err(Failure::usage(format!("`{key}`: `{pattern}`: nothing is fetched from a network"))
+                .hint(format!("fetch it first: {fetch}")));
+        }
         let matches = glob::glob(pattern).map_err(|error| {
             Failure::usage(format!("`{key}`: `{pattern}` is neither a file nor a glob: {}", error.msg))
                 .hint("a glob looks like `rows/train-*.parquet`")

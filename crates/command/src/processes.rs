@@ -30,11 +30,47 @@ pub fn launched() -> Option<Launched> {
     launcher::launched(|name| std::env::var(name).ok())
 }
 
-/// This process' share of the threads of its host, if several processes run there.
-pub fn threads() -> Option<usize> {
-    let here = launched()?.on_this_host?;
+/// The threads that compute: those of `--threads` or OMP_NUM_THREADS, else this process' share of the threads of its host, if several
+/// processes run there. RAYON_NUM_THREADS takes precedence in [`t5_ops::join_threads`].
+///
+/// # Errors
+/// `--threads` beside another number in RAYON_NUM_THREADS.
+pub fn threads(flag: Option<usize>) -> Outcome<Option<usize>> {
+    if let Some(threads) = asked_threads(flag, &|name| std::env::var(name).ok())? {
+        return Ok(Some(threads));
+    }
+    let Some(here) = launched().and_then(|launched| launched.on_this_host) else { return Ok(None) };
     let available = std::thread::available_parallelism().map_or(1, usize::from);
-    Some(launcher::threads(available, online_processors().unwrap_or(available), here))
+    Ok(Some(launcher::threads(available, online_processors().unwrap_or(available), here)))
+}
+
+/// The variables of the environment with a number of threads. The first one that is set counts.
+const OF_THREADS: [&str; 2] = ["RAYON_NUM_THREADS", "OMP_NUM_THREADS"];
+
+/// The variable that set this number of threads, if one did.
+pub fn variable_of_threads(threads: usize) -> Option<&'static str> {
+    let count = |name: &str| std::env::var(name).ok().and_then(|text| first_count(&text));
+    OF_THREADS
+        .into_iter()
+        .find_map(|name| Some((name, count(name)?)))
+        .filter(|found| found.1 == threads)
+        .map(|found| found.0)
+}
+
+fn asked_threads(flag: Option<usize>, variable: &dyn Fn(&str) -> Option<String>) -> Outcome<Option<usize>> {
+    let [rayon, omp] = OF_THREADS.map(|name| variable(name).and_then(|text| first_count(&text)));
+    match (flag, rayon) {
+        (Some(flag), Some(other)) if flag != other => Err(Failure::usage(format!(
+            "--threads is {flag}, and the variable RAYON_NUM_THREADS of the environment is {other}"
+        ))
+        .hint("leave out `--threads`, or `unset RAYON_NUM_THREADS`")),
+        _ => Ok(flag.or(rayon).or(omp)),
+    }
+}
+
+/// The first number of a variable such as `4` or, with a number for each nesting level of OpenMP, `4,2`.
+fn first_count(text: &str) -> Option<usize> {
+    text.split(',').next()?.trim().parse().ok().filter(|&count| count > 0)
 }
 
 /// The number of this process among those started on its host, from 0.
@@ -323,5 +359,27 @@ fn rate_of_tests() -> Outcome<Option<collective::Rate>> {
     match text.parse() {
         Ok(bits_per_second) if bits_per_second > 0.0 => Ok(Some(collective::Rate { bits_per_second })),
         _ => Err(Failure::usage(format!("`{NETWORK_VARIABLE}`: expected a number above 0, got `{text}`"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_asked_for_by_the_flag_and_then_by_the_environment() {
+        for (flag, rayon, omp, expected) in [
+            (None, None, None, Some(None)),
+            (None, None, Some("1"), Some(Some(1))),
+            (None, None, Some("4,2"), Some(Some(4))),
+            (None, None, Some("0"), Some(None)),
+            (None, Some("3"), Some("1"), Some(Some(3))),
+            (Some(2), None, Some("1"), Some(Some(2))),
+            (Some(2), Some("2"), None, Some(Some(2))),
+            (Some(2), Some("3"), None, None),
+        ] {
+            let variable = |name: &str| if name == "OMP_NUM_THREADS" { omp } else { rayon }.map(str::to_owned);
+            assert_eq!(asked_threads(flag, &variable).ok(), expected, "{flag:?} {rayon:?} {omp:?}");
+        }
     }
 }

@@ -92,7 +92,12 @@ pub struct RunDir {
 impl RunDir {
     /// Creates the directory if necessary, and takes its lock. Existing files stay unchanged until the directory is owned.
     pub fn lock(root: &Path) -> Outcome<Self> {
-        let lock = RunLock::acquire(root)?;
+        let lock = RunLock::acquire(root).map_err(|error| match Failure::from(error) {
+            failure if failure.hints.is_empty() => {
+                failure.hint("name a directory that can be made and written to: `--output DIR`")
+            }
+            failure => failure,
+        })?;
         Ok(Self { root: root.to_path_buf(), lock: Some(lock) })
     }
 

@@ -20,21 +20,21 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
     /// Address and port
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = address)]
     pub listen: SocketAddr,
     /// File with the keys that requests need, one a line
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Listen on an address of a network without a key
+    /// Accept network requests without an API key
     #[arg(long)]
     pub without_key: bool,
-    /// Accept requests whose Host header has this name (repeatable). Needed on a loopback address without keys alone
+    /// Accept requests whose Host header has this name (repeatable). Only needed on loopback without keys
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
     /// Longest answer in tokens, and that of requests that say none [default: that of generation_config.json, or 256]
     #[arg(long, value_name = "N")]
     pub max_new_tokens: Option<usize>,
-    /// The longest requests that memory is planned for at a time; shorter ones are answered together in larger numbers
+    /// Full-length requests to reserve memory for; shorter ones are answered together in larger numbers
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub batch_samples: usize,
     /// Most beams, and most answers to a prompt
@@ -60,14 +60,23 @@ pub struct ServeArgs {
     pub access_log: Option<PathBuf>,
 }
 
+/// The parser of an address to listen on. A port alone is one of this machine.
+fn address(text: &str) -> Result<SocketAddr, &'static str> {
+    let port = text.strip_prefix("localhost:").or_else(|| text.strip_prefix(':')).unwrap_or(text);
+    match port.parse::<u16>() {
+        Ok(port) => Ok(SocketAddr::from(([127, 0, 0, 1], port))),
+        Err(_) => text.parse().map_err(|_| "expected a port or ADDRESS:PORT, such as 8080 or 127.0.0.1:8080"),
+    }
+}
+
 /// Flags of `bench serve`.
 #[derive(Args, Debug)]
 pub struct BenchServeArgs {
     /// Model: a Hugging Face directory, a run, or a hub id in the local cache
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
-    /// Sources answered together, one measurement each
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 8, 32])]
+    /// Sources answered together, one measurement each [default: 1,8,32]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 8, 32], hide_default_value = true)]
     pub batch: Vec<usize>,
     /// Tokens of a source
     #[arg(long, value_name = "N", default_value_t = 64)]

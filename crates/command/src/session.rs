@@ -29,6 +29,7 @@ pub use self::first_model::FirstModel;
 pub use self::step_times::{StepTimes, copies_so_far};
 use crate::bits::{self, Before, Kernels, Resumed};
 use crate::config::Config;
+use crate::config::unused::Circumstances;
 use crate::failure::Outcome;
 use crate::job::{self, RunJob};
 use crate::ledger::{Ledger, Needs, Reservation};
@@ -41,7 +42,7 @@ use crate::run_dir::RunDir;
 use crate::saved::{History, saved_state};
 use crate::stop::Stop;
 use crate::views::{Log, Views};
-use crate::{base, device, disk, machine, options, remedies, run_data, setup, speed, start_screen};
+use crate::{assets, base, device, disk, machine, options, remedies, run_data, setup, speed, start_screen};
 use disk_needs::DiskNeeds;
 use graph_micro_batches::GraphLaunchCheck;
 use prediction::Prediction;
@@ -148,9 +149,12 @@ impl Session {
         let screen = start_screen::text(&config, &opened, &options, steps_done, total_steps)?;
         report.line(&screen);
         shared_card.iter().for_each(|warning| report.warn(warning));
-        if config.memory.device_budget.is_some() && opened.device.is_cpu() {
-            report.warn("`memory.device_budget` has no effect on the CPU; `memory.budget` bounds the run");
-        }
+        let here = Circumstances {
+            is_on_card: !opened.device.is_cpu(),
+            processes: group.as_ref().map_or(1, Group::size),
+            knows_objective: true,
+        };
+        config.unused(here, assets::EMBEDDED).iter().for_each(|warning| report.warn(warning));
         device::check_dtype(&opened.device, options.precision.activations())?;
         let probe = machine::probe_of(&opened);
         let priced =

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dataloader::{BatchShare, DataLoader, LoaderLimits, LoaderOptions, Position};
+use memory_policy::{Bytes, Probe, SystemProbe};
 
 use crate::assets;
 use crate::cli::TrainArgs;
@@ -24,13 +25,31 @@ const MAX_PAGE_MAP_BYTES: u64 = 1 << 30;
 /// nor data uses the embedded default.
 pub fn read_config(flags: &TrainArgs) -> Outcome<Config> {
     let values = read_values(flags)?;
-    Config::resolve(values)
+    let config = Config::resolve(values)?;
+    warn_of_missing_memory(flags, &config);
+    Ok(config)
 }
 
 /// As [`read_config`], but the data may be missing: a plan can be made without data.
 pub fn read_config_to_plan(flags: &TrainArgs) -> Outcome<Config> {
     let values = read_values(flags)?;
-    Config::resolve_without_data(values)
+    let config = Config::resolve_without_data(values)?;
+    warn_of_missing_memory(flags, &config);
+    Ok(config)
+}
+
+/// Warns if the budget is more than the memory of this machine, for which the plan is made unless `--machine` names another.
+fn warn_of_missing_memory(flags: &TrainArgs, config: &Config) {
+    let Ok(now) = SystemProbe::new().snapshot() else { return };
+    if let Some(budget) =
+        config.memory.budget.map(Bytes).filter(|budget| flags.machine.is_none() && *budget > now.total)
+    {
+        report::warn(&format!(
+            "`memory.budget` ({}) is {budget}, and this machine has {} of memory in all",
+            config.values.origin("memory.budget"),
+            now.total
+        ));
+    }
 }
 
 fn read_values(flags: &TrainArgs) -> Outcome<Values> {
@@ -77,8 +96,10 @@ fn unread(path: &Path, what: &str, error: &std::io::Error) -> Failure {
     if ![NotFound, PermissionDenied, NotADirectory, InvalidInput, InvalidData, FileTooLarge].contains(&error.kind()) {
         return Failure::io(&format!("read the {what}"), path, error);
     }
-    Failure::usage(format!("{}: cannot read the {what}: {error}", path.display()))
-        .hint("paths are relative to the current directory; `configs/` has examples")
+    Failure::usage(format!("{}: cannot read the {what}: {error}", path.display())).hint(match what {
+        "list of runs" => "`train_low_mem jobs add FILE --output DIR` makes a list; docs/jobs.md shows one",
+        _ => "paths are relative to the current directory",
+    })
 }
 
 /// Writes the embedded files that the config needs below the directory of the run.

@@ -9,6 +9,7 @@ use crate::bits::Kernels;
 use crate::config::Config;
 use crate::failure::Outcome;
 use crate::open::Opened;
+use crate::processes;
 use crate::progress::rate;
 
 /// The screen, one labelled paragraph for each subject. `done` steps were made before.
@@ -92,6 +93,12 @@ fn recipe(config: &Config, options: &TrainerOptions) -> String {
         (name, steps) => format!("{name} after {} of warm-up", plural(steps, "step")),
     };
     let learning_rate = match optimizer.learning_rate {
+        Some(first) if config.schedule.name == "one-cycle" => format!(
+            "learning rate {} first, {} at the peak, {} last, {schedule}",
+            rate(first),
+            rate(first * config.schedule.div_factor),
+            rate(first / config.schedule.final_div_factor)
+        ),
         Some(learning_rate) => format!("learning rate {}, {schedule}", rate(learning_rate)),
         None => "Adafactor's own learning rate".to_string(),
     };
@@ -141,7 +148,11 @@ fn length(config: &Config, opened: &Opened, done: u64, total: u64) -> String {
 /// The device, and the reason for it, if it was chosen among several.
 fn device(kernels: &Kernels, why: Option<&str>) -> String {
     let device = match kernels.device.as_str() {
-        "cpu" => format!("CPU, {}, kernels for {}", plural(kernels.threads as u64, "thread"), kernels.instruction_set),
+        "cpu" => {
+            let by = processes::variable_of_threads(kernels.threads);
+            let by = by.map_or_else(String::new, |variable| format!(" ({variable})"));
+            format!("CPU, {}{by}, kernels for {}", plural(kernels.threads as u64, "thread"), kernels.instruction_set)
+        }
         other => other.to_string(),
     };
     why.map_or_else(|| device.clone(), |why| format!("{device}; {why}"))

@@ -169,11 +169,10 @@ impl RunPace {
             ("Disk writes", self.writes()),
             ("Disk reads", self.reads()),
         ];
-        let lines = [("Truncation", self.truncation()), ("Time", self.time())]
+        let lines = [("Truncation", self.truncation()), ("Time", self.time()), ("Precision", self.precision())]
             .into_iter()
             .chain(disk)
-            .chain([("Bus", self.bus()), ("Network", self.network()), ("Card", self.requests())])
-            .chain([("Precision", self.precision())]);
+            .chain([("Bus", self.bus()), ("Network", self.network()), ("Card", self.requests())]);
         lines.filter_map(|(name, words)| Some(memory_policy::labelled(name, &words?))).collect()
     }
 
@@ -258,7 +257,11 @@ impl RunPace {
             true if ratio > 1.03 => {
                 Some(format!("bf16 takes {ratio:.2} times as long as f32 on this processor; it only saves memory"))
             }
-            false if ratio < 0.9 => Some(format!("bf16 would take {ratio:.2} of the time of f32 on this processor")),
+            false if ratio < 0.9 => {
+                let times = 1.0 / ratio;
+                let decimals = usize::from(times < 3.0);
+                Some(format!("{times:.decimals$}x faster here: `--set train.precision=bf16`"))
+            }
             _ => None,
         }
     }
@@ -370,7 +373,8 @@ Disk writes       1 MiB a step in place of memory, 1000 MiB in all;
     fn the_slower_precision_is_named() {
         let of = |is_bf16, ratio| RunPace { is_bf16, bf16_over_f32: Some(ratio), ..pace(None) }.precision();
         assert!(of(true, 1.13).unwrap().contains("1.13 times as long as f32"));
-        assert!(of(false, 0.5).unwrap().contains("0.50 of the time"));
+        assert_eq!(of(false, 0.6).unwrap(), "1.7x faster here: `--set train.precision=bf16`");
+        assert_eq!(of(false, 0.14).unwrap(), "7x faster here: `--set train.precision=bf16`");
         assert_eq!((of(true, 0.5), of(false, 1.13)), (None, None));
     }
 }

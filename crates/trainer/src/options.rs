@@ -45,6 +45,17 @@ pub enum MasterWeights {
     NearestRounding,
 }
 
+impl MasterWeights {
+    /// The word of the config.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::StochasticRounding => "stochastic-rounding",
+            Self::NearestRounding => "nearest-rounding",
+        }
+    }
+}
+
 /// The dtype that the gradients of the blocks' matrices are summed in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -139,7 +150,7 @@ impl TrainerOptions {
         }
         if self.master_weights != MasterWeights::F32 && self.precision != Precision::Bf16 {
             let expected = "`f32` unless `train.precision` is `bf16`";
-            return Err(Error::invalid_option("train.master_weights", expected, format!("{:?}", self.master_weights)));
+            return Err(Error::invalid_option("train.master_weights", expected, self.master_weights.name()));
         }
         if self.gradient_precision != GradientPrecision::F32 && self.precision == Precision::F64 {
             let expected = "`f32` beside an f64 model";
@@ -148,10 +159,10 @@ impl TrainerOptions {
         if self.max_non_finite == 0 {
             return Err(Error::invalid_option("train.max_non_finite_steps", "at least 1", 0));
         }
-        if self.optimizer.has_own_schedule() && self.schedule != Schedule::CONSTANT {
+        if self.optimizer.has_own_schedule() && !self.schedule.is_constant() {
             let expected =
                 "`constant` without warm-up beside `optimizer.relative_step = true`, which is a schedule of its own";
-            return Err(Error::invalid_option("schedule.name", expected, format!("{:?}", self.schedule)));
+            return Err(Error::invalid_option("schedule.name", expected, self.schedule));
         }
         Ok(())
     }

@@ -19,6 +19,7 @@
 //! ```
 
 use std::f64::consts::PI;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +82,11 @@ impl Schedule {
     /// The configured learning rate at every step.
     pub const CONSTANT: Schedule = Schedule { kind: ScheduleKind::Constant, warmup_steps: None };
 
+    /// Whether the rate is the same at every step.
+    pub fn is_constant(&self) -> bool {
+        self.kind == ScheduleKind::Constant && self.warmup_steps.unwrap_or(0) == 0
+    }
+
     /// Checks the constants.
     ///
     /// # Errors
@@ -124,6 +130,22 @@ impl Schedule {
                 1.0 / ((step - warmup + timescale) as f64 / timescale as f64).sqrt()
             }
             ScheduleKind::Constant | ScheduleKind::OneCycle { .. } => 1.0,
+        }
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            ScheduleKind::Constant => "constant",
+            ScheduleKind::OneCycle { .. } => "one-cycle",
+            ScheduleKind::Linear => "linear",
+            ScheduleKind::Cosine => "cosine",
+            ScheduleKind::InverseSqrt => "inverse-sqrt",
+        })?;
+        match self.warmup_steps {
+            None | Some(0) => Ok(()),
+            Some(steps) => write!(f, " after {steps} steps of warm-up"),
         }
     }
 }

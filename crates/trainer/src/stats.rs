@@ -1,5 +1,7 @@
 //! The numbers of a step, its outcome, and the score of its parameters.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// The outcome of a step.
@@ -37,6 +39,23 @@ pub enum StepOutcome {
     Empty(StepStats),
     /// The caller asked to stop between two blocks: nothing was updated and the step does not count.
     Interrupted,
+}
+
+impl fmt::Display for StepOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Done(_) => f.write_str("the parameters were updated"),
+            Self::Skipped(stats) => {
+                write!(
+                    f,
+                    "the loss is {} and the gradient norm {}, expected finite numbers",
+                    stats.loss, stats.grad_norm
+                )
+            }
+            Self::Empty(_) => f.write_str("the batch has no samples"),
+            Self::Interrupted => f.write_str("it was interrupted"),
+        }
+    }
 }
 
 /// The best score of a run so far, and the step that reached it.

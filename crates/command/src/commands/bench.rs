@@ -88,7 +88,7 @@ pub fn bench(flags: &BenchArgs) -> Outcome<()> {
         };
         let outcome = outcome.map_err(of_a_step)?;
         let StepOutcome::Done(stats) = outcome else {
-            return Err(Failure::internal(format!("a step failed: {outcome:?}")));
+            return Err(Failure::internal(format!("a step failed: {outcome}")));
         };
         timed.add(began.elapsed(), &stats, trainer.model().records_micro_batches());
     }
@@ -258,7 +258,7 @@ fn of_a_step(error: impl Into<trainer::Error>) -> Failure {
     }
 }
 
-/// The name in `--json` of the order of micro-batches and blocks.
+/// The name in `--json` of the order of micro-batches and blocks: the debug form, which scripts read.
 fn accumulation(layer_major: Option<&t5::LayerMajor>) -> String {
     layer_major.map_or("MicroBatchMajor".to_owned(), |layers| format!("LayerMajor({layers:?})"))
 }

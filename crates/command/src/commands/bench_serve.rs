@@ -92,7 +92,7 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
         "source_tokens": flags.source_tokens,
         "new_tokens": flags.new_tokens,
         "num_beams": flags.num_beams,
-        "precision": format!("{:?}", flags.precision).to_lowercase(),
+        "precision": flags.precision.name(),
         "threads": t5_ops::threads(),
         "batches": lines,
     });

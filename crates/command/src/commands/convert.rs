@@ -30,6 +30,12 @@ const OTHER_BYTES: u64 = 16 << 20;
 /// Converts files.
 pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
     let share = flags.validation_split.map(share).transpose()?;
+    let ending = row_files::extension(&flags.output).filter(|ending| row_files::FILE_EXTENSIONS.contains(&&**ending));
+    if ending.is_some_and(|ending| ending != "parquet") {
+        let shown = flags.output.display();
+        return Err(Failure::usage(format!("--output {shown}: `convert` writes parquet, whatever the name says"))
+            .hint(format!("`--output {}`", flags.output.with_extension("parquet").display())));
+    }
     let validation = share.map(|_| beside(&flags.output));
     for output in [Some(&flags.output), validation.as_ref()].into_iter().flatten() {
         if output.exists() && !flags.force {

@@ -90,11 +90,11 @@ impl Job {
 }
 
 /// Lists runs, or trains a list of runs.
-pub fn jobs(flags: &JobsArgs) -> Outcome<()> {
+pub fn jobs(flags: &JobsArgs, threads: Option<u16>) -> Outcome<()> {
     match &flags.command {
         None => list(flags.json),
         Some(JobsCommand::Add(flags)) => add(flags),
-        Some(JobsCommand::Run { file }) => run(&paths::from_text(file), flags.json),
+        Some(JobsCommand::Run { file }) => run(&paths::from_text(file), threads, flags.json),
     }
 }
 
@@ -134,11 +134,11 @@ fn state(waits: bool) -> &'static str {
     if waits { "waits" } else { "trains" }
 }
 
-fn run(file: &Path, as_json: bool) -> Outcome<()> {
+fn run(file: &Path, threads: Option<u16>, as_json: bool) -> Outcome<()> {
     let (at_once, jobs) = read_list(file)?;
     let stop = Stop::on_signals()?;
     stop.can_stop_gracefully();
-    let (all, ended) = train_all(Source { file, read: Instant::now(), known: jobs }, at_once, &stop)?;
+    let (all, ended) = train_all(Source { file, threads, read: Instant::now(), known: jobs }, at_once, &stop)?;
     let results: Vec<Value> = all.iter().map(|job| result_of(job, &ended)).collect();
     report::result(&if as_json { format!("{:#}\n", json!(results)) } else { table(&results) })?;
     if stop.requested() {
@@ -210,6 +210,8 @@ fn add(flags: &AddArgs) -> Outcome<()> {
 /// A list that may grow while its runs are trained.
 struct Source<'a> {
     file: &'a Path,
+    /// Threads of each run.
+    threads: Option<u16>,
     read: Instant,
     known: Vec<Job>,
 }
@@ -289,7 +291,7 @@ fn train_all(mut source: Source<'_>, at_once: usize, stop: &Stop) -> Outcome<(Ve
             && !stop.requested()
             && let Some(job) = left.pop_front()
         {
-            let child = start(&program, &job)?;
+            let child = start(&program, &job, source.threads)?;
             report::note(&format!("started {}", job.output.display()));
             running.push((job.output.clone(), Pid::from_raw(child.id().cast_signed())));
             wait_for(child, job.output, tell.clone())?;
@@ -322,7 +324,7 @@ fn wait_for(mut child: Child, output: PathBuf, tell: Sender<Ended>) -> Outcome<(
 }
 
 /// Starts a run with its output redirected to `OUTPUT.log`.
-fn start(program: &Path, job: &Job) -> Outcome<Child> {
+fn start(program: &Path, job: &Job, threads: Option<u16>) -> Outcome<Child> {
     let log = job.log();
     let failed = |error: std::io::Error| Failure::io("write to it", &log, &error);
     if let Some(parent) = log.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -332,6 +334,10 @@ fn start(program: &Path, job: &Job) -> Outcome<Child> {
     let both = [file.try_clone().map_err(failed)?, file];
     let [out, err] = both.map(Stdio::from);
     let mut command = Command::new(program);
+    if let Some(threads) = threads {
+        // A run may have a `--threads` of its own, which takes precedence.
+        command.env("OMP_NUM_THREADS", threads.to_string());
+    }
     command.args(&job.arguments).stdin(Stdio::null()).stdout(out).stderr(err);
     command.spawn().map_err(|error| Failure::internal(format!("{}: cannot start it: {error}", program.display())))
 }

@@ -6,22 +6,30 @@ use serde_json::{Value, json};
 use crate::cli::PlanArgs;
 use crate::commands::report::write_page;
 use crate::config::Config;
+use crate::config::unused::Circumstances;
 use crate::failure::Outcome;
 use crate::faster_device;
 use crate::planned_run::PlannedRun;
 use crate::run_dir::RunDir;
 use crate::splits::Purpose;
 use crate::stop::Stop;
-use crate::{machine, report, row_data, setup};
+use crate::{assets, machine, report, row_data, setup};
 
 /// Prints the bill and the plan.
 pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     let config = setup::read_config_to_plan(&flags.train)?;
     let title = title(&config);
+    let here = Circumstances {
+        is_on_card: config.run.device != "cpu",
+        processes: flags.processes.into(),
+        knows_objective: config.data.objective_is_chosen,
+    };
+    let unused = config.unused(here, assets::EMBEDDED);
     let (run, why_device) = planned(config, flags)?;
     if let Some(why) = &why_device {
         report::note(why);
     }
+    unused.iter().for_each(|warning| report::warn(warning));
     let PlannedRun { planned, pace, total_steps } = &run;
     let json = || -> Value {
         let mut json = answer::json_of(&planned.plan, pace, *total_steps);

@@ -220,15 +220,15 @@ pub fn of_key(name: &str) -> Option<Here> {
     of_flag(name.rsplit('.').next().unwrap_or(name))
 }
 
-/// The words for a flag that a command does not know, if this table has it. `takes_keys` says whether that command has `--set`.
-pub fn explained(flag: &str, takes_keys: bool) -> Option<String> {
+/// The words for a flag that a command does not know, if this table has it. `takes_key` says whether a `--set` of that command has an effect.
+pub fn explained(flag: &str, takes_key: &dyn Fn(&str) -> bool) -> Option<String> {
     if let Some((_, words)) = COMMANDS.iter().find(|(command, _)| *command == flag) {
         return Some((*words).to_string());
     }
     match of_flag(flag).filter(|_| flag.starts_with("--"))? {
         Said(words) => Some(words.to_string()),
-        Key(key) if takes_keys => Some(format!("use `--set {key}=..`")),
-        Key(key) => Some(format!("this command has no such setting; `train`, `plan` and `eval` take `--set {key}=..`")),
+        Key(key) if takes_key(key) => Some(format!("use `--set {key}=..`")),
+        Key(_) => None,
     }
 }
 
@@ -284,7 +284,6 @@ mod tests {
         for (flag, takes_keys, expected) in [
             ("--resume", true, "--keep-training"),
             ("--fp16", true, "train.precision=bf16"),
-            ("--batch-size", false, "this command has no such setting"),
             ("--prompt_column", true, "use `--set data.prompt_column=..`"),
             ("--load-in-4bit", true, "model.base_precision=nf4"),
             ("--num_workers=4", true, "memory.decode_threads"),
@@ -292,9 +291,10 @@ mod tests {
             ("--gpu-plan", true, "jobs run"),
             ("predict", true, "generate"),
         ] {
-            assert!(explained(flag, takes_keys).expect(flag).contains(expected), "{flag}");
+            assert!(explained(flag, &|_| takes_keys).expect(flag).contains(expected), "{flag}");
         }
-        assert_eq!(explained("--lean-rate", true), None);
+        assert_eq!(explained("--lean-rate", &|_| true), None);
+        assert_eq!(explained("--batch-size", &|_| false), None);
     }
 
     #[test]

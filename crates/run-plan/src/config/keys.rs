@@ -179,7 +179,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("lora.init_from", Name, NONE, "\"none\"", "adapter to continue from: a directory written by PEFT or an earlier run"),
 
     key("optimizer.name", OneOf(&["adafactor", "adamw"]), AUTO, "\"auto\"", "auto: adafactor, or adamw for an adapter; with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter"),
-    key("optimizer.learning_rate", Number(0.0, 1e30), AUTO, "\"auto\"", "learning rate; auto: 1e-3, or Adafactor's own with relative_step"),
+    key("optimizer.learning_rate", Number(0.0, 1e30), AUTO, "\"auto\"", "learning rate (one-cycle: the first; the peak is div_factor times it); auto: 1e-3, or Adafactor's own with relative_step"),
     key("optimizer.relative_step", Switch, &[], "false", "use the learning rate min(1e-2, 1/sqrt(step))"),
     key("optimizer.scale_parameter", Switch, &[], "false", "scale the learning rate by each parameter's root mean square"),
     key("optimizer.warmup_init", Switch, &[], "false", "with relative_step: start at 1e-6 * step"),

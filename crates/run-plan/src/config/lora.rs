@@ -35,9 +35,8 @@ impl Adapter {
                 .hint("`--lora` trains an adapter of rank 16, `--set lora.rank=8` one of rank 8")),
             };
         }
-        if values.text("model.init_from").is_none() {
-            return Err(Failure::usage("an adapter needs a base model, and `model.init_from` is not set")
-                .hint("use `--model DIR` with a Hugging Face directory"));
+        if values.text("model.init_from").is_none() && values.text("model.config").is_none() {
+            return Err(without_base());
         }
         if values.switch("run.finetune") {
             return Err(Failure::usage(format!(
@@ -74,6 +73,12 @@ impl Adapter {
         };
         Ok(Some(Self { lora, init_from }))
     }
+}
+
+/// The error for an adapter without weights to train it beside. A plan needs only their shape.
+pub(super) fn without_base() -> Failure {
+    Failure::usage("an adapter needs a base model, and `model.init_from` is not set")
+        .hint("use `--model DIR` with a Hugging Face directory")
 }
 
 /// The first adapter setting with a given value, except the two settings that ask for an adapter.

@@ -22,6 +22,7 @@ mod memory;
 pub mod parallel;
 pub mod paths;
 mod precedence;
+pub mod unused;
 pub mod values;
 mod written;
 
@@ -220,7 +221,11 @@ impl Config {
                 .hint("name your rows: `--data rows.parquet`")
                 .hint("with no data, model or `--config`, a demo runs on its own rows"));
         }
-        Self::resolve_without_data(values)
+        let config = Self::resolve_without_data(values)?;
+        match &config.lora {
+            Some(_) if config.model.init_from.is_none() => Err(lora::without_base()),
+            _ => Ok(config),
+        }
     }
 
     /// As [`Config::resolve`], but `data.train` may be empty.

@@ -5,11 +5,12 @@ use serde_json::Value;
 use super::finding::Finding;
 
 /// Environment variables of the program, of its libraries and of the hub that change a run.
-const VARIABLES: [&str; 11] = [
+const VARIABLES: [&str; 12] = [
     "LOW_MEM_T5_GRAPHS",
     "LOW_MEM_T5_ISA",
     "LOW_MEM_T5_PRICES",
     "RAYON_NUM_THREADS",
+    "OMP_NUM_THREADS",
     "CUDA_VISIBLE_DEVICES",
     "HF_HOME",
     "HF_HUB_CACHE",

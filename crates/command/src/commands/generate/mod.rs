@@ -26,8 +26,9 @@ pub const MAX_NEW_TOKENS: usize = 256;
 
 /// Answers prompts.
 pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
+    let Some(model) = &flags.model else { return Err(Failure::usage("`generate` needs `--model`")) };
     let device = device::named(flags.device.as_deref())?;
-    let Adapted { directory, adapter } = model_directory::find_as_trained(&flags.model, flags.adapter.as_deref())?;
+    let Adapted { directory, adapter } = model_directory::find_as_trained(model, flags.adapter.as_deref())?;
     let mut config = t5::Config::from_file(&directory.join("config.json"))?;
     if let Some(adapter) = &adapter {
         config = config.with_adapter(AdapterDirectory::open(adapter, &config)?.lora(&config))?;

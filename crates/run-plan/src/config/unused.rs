@@ -1,0 +1,187 @@
+//! Settings that have no effect beside the others: one table of keys, the condition of their effect, and its words.
+//!
+//! A run with such a setting works, but does not what its user may expect. So the run names it.
+
+use text_metrics::Metric;
+
+use super::{Config, Objective, Origin, keys};
+
+/// What the conditions depend on besides the config.
+#[derive(Clone, Copy, Debug)]
+pub struct Circumstances {
+    /// Whether a card computes.
+    pub is_on_card: bool,
+    /// Processes that train together.
+    pub processes: usize,
+    /// Whether the objective is known: the config names it, or the files are open.
+    pub knows_objective: bool,
+}
+
+/// Keys, the condition of their effect, and the condition in words.
+struct Rule {
+    keys: &'static [&'static str],
+    has_effect: fn(&Config, Circumstances) -> bool,
+    why: &'static str,
+}
+
+const RULES: &[Rule] = &[
+    Rule {
+        keys: &["data.noise_density", "data.mean_span_tokens", "data.text_column"],
+        has_effect: |config, now| !now.knows_objective || config.data.objective != Objective::TextToText,
+        why: "it is for span corruption, and the rows are pairs of prompt and response",
+    },
+    Rule {
+        keys: &["data.prompt_column", "data.response_column", "data.source_prefix"],
+        has_effect: |config, now| !now.knows_objective || config.data.objective == Objective::TextToText,
+        why: "it is for pairs of prompt and response, and the run trains span corruption",
+    },
+    Rule {
+        keys: &["data.block_rows", "data.window_blocks"],
+        has_effect: |config, _| config.data.shuffle,
+        why: "`data.shuffle` is false",
+    },
+    Rule {
+        keys: &["schedule.div_factor", "schedule.final_div_factor"],
+        has_effect: |config, _| config.schedule.name == "one-cycle",
+        why: "it is for `schedule.name = \"one-cycle\"`",
+    },
+    Rule {
+        keys: &["optimizer.clip_threshold", "optimizer.decay_rate", "optimizer.eps1"],
+        has_effect: |config, _| !config.optimizer.is_adamw,
+        why: "it is Adafactor's, and the optimizer is AdamW",
+    },
+    Rule {
+        keys: &["optimizer.eps2"],
+        has_effect: |config, _| config.optimizer.scale_parameter,
+        why: "it is the floor of `optimizer.scale_parameter`, which is false",
+    },
+    Rule {
+        keys: &["train.eval_every_steps", "train.eval_samples", "train.eval_generate_samples", "checkpoint.keep_best"],
+        has_effect: |config, _| config.data.has_validation(),
+        why: "there are no validation rows",
+    },
+    Rule {
+        keys: &[
+            "train.eval_max_new_tokens",
+            "train.eval_metrics",
+            "train.sample_generations",
+            "generation.num_beams",
+            "generation.sample",
+            "generation.temperature",
+            "generation.top_k",
+            "generation.top_p",
+            "generation.repetition_penalty",
+            "generation.no_repeat_ngram",
+            "generation.min_new_tokens",
+        ],
+        has_effect: |config, _| generates(config),
+        why: "it is for generated answers, and evaluations generate none",
+    },
+    Rule {
+        keys: &["generation.length_penalty", "generation.early_stopping"],
+        has_effect: |config, _| generates(config) && config.generation.num_beams > 1,
+        why: "it is for beam search, and `generation.num_beams` is 1 or nothing is generated",
+    },
+    Rule {
+        keys: &["generation.temperature", "generation.top_k", "generation.top_p", "generation.seed"],
+        has_effect: |config, _| !generates(config) || config.generation.sampling.is_some(),
+        why: "answers are not sampled",
+    },
+    Rule {
+        keys: &["train.rouge_stemmer"],
+        has_effect: |config, _| {
+            generates(config) && config.train.eval_metrics.iter().any(|metric| metric.name().starts_with("rouge"))
+        },
+        why: "it is for ROUGE, which `train.eval_metrics` does not name",
+    },
+    Rule {
+        keys: &["train.bleu_tokenizer"],
+        has_effect: |config, _| generates(config) && config.train.eval_metrics.contains(&Metric::Bleu),
+        why: "it is for BLEU, which no evaluation computes",
+    },
+    Rule {
+        keys: &["train.early_stopping_min_delta"],
+        has_effect: |config, _| config.train.early_stopping_patience.is_some(),
+        why: "it is for `train.early_stopping_patience`, which is not set",
+    },
+    Rule {
+        keys: &["memory.device_budget"],
+        has_effect: |_, now| now.is_on_card,
+        why: "the CPU computes; `memory.budget` bounds the run",
+    },
+    Rule {
+        keys: &["parallel.shard", "parallel.network_mbit"],
+        has_effect: |_, now| now.processes > 1,
+        why: "one process trains",
+    },
+];
+
+fn generates(config: &Config) -> bool {
+    config.data.has_validation() && config.train.eval_generate_samples > 0
+}
+
+impl Config {
+    /// The given settings that have no effect, each with the reason. Values that equal the default do not count, nor do those of `ignored`,
+    /// a file by its name in errors.
+    pub fn unused(&self, now: Circumstances, ignored: &str) -> Vec<String> {
+        let is_given = |key: &str| match self.values.origin(key) {
+            Origin::Flag(_) => true,
+            Origin::File(file, _) => file != ignored,
+            Origin::Default | Origin::Run(_) => false,
+        };
+        let mut found: Vec<(&str, &str)> = Vec::new();
+        for rule in RULES.iter().filter(|rule| !(rule.has_effect)(self, now)) {
+            for key in rule.keys {
+                let is_other = self.values.setting(key).value != keys::default(key);
+                if is_given(key) && is_other && found.iter().all(|(known, _)| known != key) {
+                    found.push((key, rule.why));
+                }
+            }
+        }
+        let words = |(key, why): (&str, &str)| format!("`{key}` ({}) has no effect: {why}", self.values.origin(key));
+        found.into_iter().map(words).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Values;
+
+    const HERE: Circumstances = Circumstances { is_on_card: false, processes: 1, knows_objective: true };
+
+    fn unused(assignments: &[&str]) -> Vec<String> {
+        let mut values = Values::defaults();
+        for assignment in ["data.train=a", "model.config=tiny"].iter().chain(assignments) {
+            values.apply_assignment(assignment).unwrap_or_else(|failure| panic!("{assignment}: {failure}"));
+        }
+        Config::resolve(values).unwrap_or_else(|failure| panic!("{assignments:?}: {failure}")).unused(HERE, "")
+    }
+
+    #[test]
+    fn a_setting_without_an_effect_is_named_with_the_reason() {
+        for (without, with) in [
+            ("data.noise_density=0.5", "data.objective=span-corruption"),
+            ("data.block_rows=7", "data.shuffle=true"),
+            ("schedule.div_factor=2", "schedule.name=one-cycle"),
+            ("optimizer.eps2=0.5", "optimizer.scale_parameter=true"),
+            ("train.eval_samples=3", "data.validation=b"),
+            ("generation.num_beams=3", "data.validation=b"),
+            ("train.rouge_stemmer=true", "train.eval_metrics=rouge"),
+        ] {
+            let key = without.split('=').next().unwrap_or_default();
+            let others = if key == "data.block_rows" { &["data.shuffle=false"][..] } else { &[] };
+            let found = unused(&[others, &[without]].concat());
+            assert!(found.len() == 1 && found[0].contains(&format!("`{key}` (--set) has no effect: ")), "{found:?}");
+            let found = unused(&[&["data.validation=b", without], &[with][..]].concat());
+            assert!(found.is_empty(), "{found:?}");
+        }
+        assert!(unused(&["schedule.div_factor=50"]).is_empty(), "the default");
+        assert_eq!(unused(&["optimizer.name=adamw", "optimizer.eps1=0.1", "optimizer.decay_rate=-0.5"]).len(), 2);
+    }
+
+    #[test]
+    fn every_rule_is_about_keys_of_the_table() {
+        assert!(RULES.iter().flat_map(|rule| rule.keys).all(|key| keys::find(key).is_some()));
+    }
+}
