@@ -518,7 +518,7 @@ mod tests {
             ("--data a --data b c --train_file d", "data.train", Value::from(vec!["a", "b", "c", "d"])),
             ("--data 2024", "data.train", Value::from(vec!["2024"])),
             ("--prompt_column 7", "data.prompt_column", Value::from("7")),
-            ("--text_column document --summary_column summary", "data.prompt_column", Value::from("document")),
+            ("--text_column document --summary_column summary", "data.response_column", Value::from("summary")),
             ("--text_column document", "data.text_column", Value::from("document")),
         ] {
             for line in [line.to_string(), format!("plan {line}")] {

@@ -42,13 +42,7 @@ pub struct OtherNames {
 impl OtherNames {
     /// The given flags.
     pub fn given(&self) -> impl Iterator<Item = Typed> {
-        // `--text_column` of transformers' scripts is the source, beside the target in `--summary_column`.
-        let is_pair = self.given.iter().any(|typed| typed.flag == "--summary-column");
-        let key = move |typed: &Typed| match typed.key {
-            "data.text_column" if is_pair => "data.prompt_column",
-            key => key,
-        };
-        self.given.iter().map(move |typed| Typed { key: key(typed), ..typed.clone() })
+        self.given.iter().cloned()
     }
 }
 

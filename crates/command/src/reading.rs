@@ -126,6 +126,14 @@ pub fn chosen(columns: &Columns) -> Chosen {
 }
 
 impl Reading {
+    /// The task, by the config's name.
+    pub fn task(&self) -> config::Objective {
+        match self.objective {
+            Objective::TextToText { .. } => config::Objective::TextToText,
+            Objective::SpanCorruption { .. } => config::Objective::SpanCorruption,
+        }
+    }
+
     /// The reading of these files.
     ///
     /// # Errors

@@ -209,7 +209,7 @@ impl RunDir {
 
 /// Whether the error says that the file does not exist. Any other error leaves that open.
 fn is_absence(error: &std::io::Error) -> bool {
-    error.kind() == ErrorKind::NotFound
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
 #[cfg(test)]

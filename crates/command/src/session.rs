@@ -152,7 +152,8 @@ impl Session {
         let here = Circumstances {
             is_on_card: !opened.device.is_cpu(),
             processes: group.as_ref().map_or(1, Group::size),
-            knows_objective: true,
+            objective: Some(opened.reading.task()),
+            has_validation: opened.validation.is_some(),
         };
         config.unused(here, assets::EMBEDDED).iter().for_each(|warning| report.warn(warning));
         device::check_dtype(&opened.device, options.precision.activations())?;

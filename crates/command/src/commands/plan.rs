@@ -22,7 +22,8 @@ pub fn plan(flags: &PlanArgs) -> Outcome<()> {
     let here = Circumstances {
         is_on_card: config.run.device != "cpu",
         processes: flags.processes.into(),
-        knows_objective: config.data.objective_is_chosen,
+        objective: config.data.objective,
+        has_validation: config.data.may_have_validation(),
     };
     let unused = config.unused(here, assets::EMBEDDED);
     let (run, why_device) = planned(config, flags)?;

@@ -13,8 +13,10 @@ pub struct Circumstances {
     pub is_on_card: bool,
     /// Processes that train together.
     pub processes: usize,
-    /// Whether the objective is known: the config names it, or the files are open.
-    pub knows_objective: bool,
+    /// The objective, if it is known: the config names it, or the files are open.
+    pub objective: Option<Objective>,
+    /// Whether evaluations have rows.
+    pub has_validation: bool,
 }
 
 /// Keys, the condition of their effect, and the condition in words.
@@ -26,13 +28,27 @@ struct Rule {
 
 const RULES: &[Rule] = &[
     Rule {
-        keys: &["data.noise_density", "data.mean_span_tokens", "data.text_column"],
-        has_effect: |config, now| !now.knows_objective || config.data.objective != Objective::TextToText,
+        keys: &["data.noise_density", "data.mean_span_tokens"],
+        has_effect: |_, now| now.objective != Some(Objective::TextToText),
         why: "it is for span corruption, and the rows are pairs of prompt and response",
     },
     Rule {
-        keys: &["data.prompt_column", "data.response_column", "data.source_prefix"],
-        has_effect: |config, now| !now.knows_objective || config.data.objective == Objective::TextToText,
+        // With a response, the text is its prompt.
+        keys: &["data.text_column"],
+        has_effect: |config, now| now.objective != Some(Objective::TextToText) || config.data.chosen.response.is_some(),
+        why: "it is for span corruption, and the rows are pairs of prompt and response",
+    },
+    Rule {
+        keys: &[
+            "data.prompt_column",
+            "data.response_column",
+            "data.source_template",
+            "data.target_template",
+            "data.source_lang",
+            "data.target_lang",
+            "data.source_prefix",
+        ],
+        has_effect: |_, now| now.objective != Some(Objective::SpanCorruption),
         why: "it is for pairs of prompt and response, and the run trains span corruption",
     },
     Rule {
@@ -57,7 +73,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         keys: &["train.eval_every_steps", "train.eval_samples", "train.eval_generate_samples", "checkpoint.keep_best"],
-        has_effect: |config, _| config.data.has_validation(),
+        has_effect: |_, now| now.has_validation,
         why: "there are no validation rows",
     },
     Rule {
@@ -74,29 +90,29 @@ const RULES: &[Rule] = &[
             "generation.no_repeat_ngram",
             "generation.min_new_tokens",
         ],
-        has_effect: |config, _| generates(config),
+        has_effect: generates,
         why: "it is for generated answers, and evaluations generate none",
     },
     Rule {
         keys: &["generation.length_penalty", "generation.early_stopping"],
-        has_effect: |config, _| generates(config) && config.generation.num_beams > 1,
+        has_effect: |config, now| generates(config, now) && config.generation.num_beams > 1,
         why: "it is for beam search, and `generation.num_beams` is 1 or nothing is generated",
     },
     Rule {
         keys: &["generation.temperature", "generation.top_k", "generation.top_p", "generation.seed"],
-        has_effect: |config, _| !generates(config) || config.generation.sampling.is_some(),
+        has_effect: |config, now| !generates(config, now) || config.generation.sampling.is_some(),
         why: "answers are not sampled",
     },
     Rule {
         keys: &["train.rouge_stemmer"],
-        has_effect: |config, _| {
-            generates(config) && config.train.eval_metrics.iter().any(|metric| metric.name().starts_with("rouge"))
+        has_effect: |config, now| {
+            generates(config, now) && config.train.eval_metrics.iter().any(|metric| metric.name().starts_with("rouge"))
         },
         why: "it is for ROUGE, which `train.eval_metrics` does not name",
     },
     Rule {
         keys: &["train.bleu_tokenizer"],
-        has_effect: |config, _| generates(config) && config.train.eval_metrics.contains(&Metric::Bleu),
+        has_effect: |config, now| generates(config, now) && config.train.eval_metrics.contains(&Metric::Bleu),
         why: "it is for BLEU, which no evaluation computes",
     },
     Rule {
@@ -116,8 +132,8 @@ const RULES: &[Rule] = &[
     },
 ];
 
-fn generates(config: &Config) -> bool {
-    config.data.has_validation() && config.train.eval_generate_samples > 0
+fn generates(config: &Config, now: Circumstances) -> bool {
+    now.has_validation && config.train.eval_generate_samples > 0
 }
 
 impl Config {
@@ -148,14 +164,15 @@ mod tests {
     use super::*;
     use crate::config::Values;
 
-    const HERE: Circumstances = Circumstances { is_on_card: false, processes: 1, knows_objective: true };
-
     fn unused(assignments: &[&str]) -> Vec<String> {
         let mut values = Values::defaults();
         for assignment in ["data.train=a", "model.config=tiny"].iter().chain(assignments) {
             values.apply_assignment(assignment).unwrap_or_else(|failure| panic!("{assignment}: {failure}"));
         }
-        Config::resolve(values).unwrap_or_else(|failure| panic!("{assignments:?}: {failure}")).unused(HERE, "")
+        let config = Config::resolve(values).unwrap_or_else(|failure| panic!("{assignments:?}: {failure}"));
+        let objective = config.data.objective.or(Some(Objective::TextToText));
+        let has_validation = config.data.has_validation();
+        config.unused(Circumstances { is_on_card: false, processes: 1, objective, has_validation }, "")
     }
 
     #[test]
