@@ -28,6 +28,9 @@ fn a_text_with_a_label_is_a_pair_and_never_pretraining() {
     let reading = &scene.events("run", "start")[0]["reading"];
     assert_eq!(reading["train"]["files"][0]["not_used"], json!(["id"]));
     assert_eq!(reading["train"]["files"][0]["texts"], "prompt from `text`, response from `label`");
+    let resolved = String::from_utf8(scene.read("run/resolved.toml")).expect("UTF-8");
+    let kept = resolved.lines().find_map(|line| line.strip_prefix("# reading: ")).expect("the reading");
+    assert_eq!(serde_json::from_str::<serde_json::Value>(kept).expect("JSON"), *reading);
     let eval = ["eval", "--model", "run/model", "--data", "rows.csv", "--metrics", "accuracy"];
     scene.run(&eval).expect_code(0).expect_words(&["accuracy", "(2 rows, 2 generated)"]);
 }
@@ -91,6 +94,20 @@ fn the_columns_that_people_have_become_the_texts_that_they_mean() {
 }
 
 #[test]
+fn labels_are_counted_and_those_that_differ_only_by_case_or_blanks_are_named() {
+    let scene = Scene::new();
+    let rows: String = ["bug", "bug", "bug", "bug", "BUG", " bug ", "hr", "hr"]
+        .iter()
+        .map(|label| format!("{}\n", json!({"text": "it broke", "label": label})))
+        .collect();
+    scene.write("rows.jsonl", rows);
+    let alike = "differ only by case or blanks: `bug` (4), ` bug ` (1), `BUG` (1)";
+    scene.run(&["inspect", "rows.jsonl"]).expect_code(0).expect_words(&["labels            4: `bug` 4, `hr` 2", alike]);
+    train(&scene, "rows.jsonl", &[]).expect_code(0).expect_words(&[alike]);
+    assert_eq!(scene.events("run", "data")[0]["counts"]["labels"], json!({" bug ": 1, "BUG": 1, "bug": 4, "hr": 2}));
+}
+
+#[test]
 fn templates_join_columns_byte_for_byte() {
     let scene = Scene::new();
     scene.write("rows.csv", "subject,body,queue,id\nHelp,It broke,it,1\n,No subject,hr,2\n,,hr,3\n");
@@ -132,4 +149,109 @@ fn a_directory_of_splits_trains_on_train_validates_on_validation_and_leaves_test
         .run(&["convert", "rows/data/test.jsonl", "-o", "out.parquet"])
         .expect_code(0)
         .expect_words(&["4  out.parquet"]);
+}
+
+#[test]
+fn predictions_name_the_file_and_line_of_each_row_and_keep_the_other_columns() {
+    let scene = Scene::new();
+    scene.write("a.csv", "ticket,text,label\nT1,it was bad,no\nT2,,no\nT3,\"it was\ngood\",yes\n");
+    scene.write("b.jsonl", "{\"text\": \"so so\", \"label\": \"no\", \"ticket\": 7, \"row\": \"x\"}\n");
+    train(&scene, "a.csv", &[]).expect_code(0);
+    let eval = ["eval", "--model", "run/model", "--data", "a.csv", "b.jsonl", "--predictions", "p.jsonl"];
+    scene.run(&eval).expect_code(0);
+    let text = String::from_utf8(scene.read("p.jsonl")).expect("UTF-8");
+    let rows: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let of = |row: &serde_json::Value| json!([row["file"], row["line"], row["ticket"], row["row"], row["column.row"]]);
+    assert_eq!(of(&rows[0]), json!(["a.csv", 2, "T1", 0, null]));
+    assert_eq!(of(&rows[1]), json!(["a.csv", 4, "T3", 1, null]));
+    assert_eq!(of(&rows[2]), json!(["b.jsonl", 1, "7", 2, "x"]));
+}
+
+#[test]
+fn what_the_tokenizer_does_not_hold_is_counted_at_the_start_and_by_inspect() {
+    let scene = Scene::new();
+    let rows: String =
+        (0..8).map(|n| format!("{}\n", json!({"prompt": format!("{n} + 1"), "response": "{\"a\"}"}))).collect();
+    scene.write("rows.jsonl", rows);
+    // Byte-level tokenizers hold everything.
+    let ran = train(&scene, "rows.jsonl", &[]).expect_code(0);
+    assert!(!ran.out.contains("change on the way to tokens"), "{}", ran.out);
+    let reading = &scene.events("run", "start")[0]["reading"];
+    assert_eq!(reading["tokenizer"]["changed_targets"], 0);
+    assert_eq!((&reading["tokenizer"]["targets"], &reading["truncation_side"]), (&json!(8), &json!("right")));
+    let lossy = words(&scene);
+    let more = ["other", "--set", lossy.as_str()];
+    let ran = train(&scene, "rows.jsonl", &more).expect_code(0);
+    let reading = &scene.events("other", "start")[0]["reading"]["tokenizer"];
+    assert_eq!((&reading["changed_targets"], &reading["changed_sources"]), (&json!(8), &json!(0)), "{}", ran.out);
+    assert_eq!(reading["lost"]["{"], 8);
+    let inspect = ["inspect", "rows.jsonl", "--tokenizer", "words.json"];
+    scene.run(&inspect).expect_code(0).expect_words(&["8 of 8 targets change", "`{`", "of the rows read"]);
+}
+
+/// A tokenizer of a few words, which knows no braces. Returns the setting that names it.
+fn words(scene: &Scene) -> String {
+    let words = ["<pad>", "</s>", "<unk>", "0", "1", "2", "3", "4", "5", "6", "7", "+", "a"];
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        words.iter().zip(0..).map(|(word, id)| ((*word).to_owned(), json!(id))).collect();
+    let special = |id: usize| {
+        json!({"id": id, "content": words[id], "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": [special(0), special(1), special(2)],
+        "pre_tokenizer": {"type": "Whitespace"}, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
+    });
+    scene.write("words.json", tokenizer.to_string());
+    "data.tokenizer=words.json".to_owned()
+}
+
+#[test]
+fn chats_that_are_too_long_lose_their_oldest_turns_and_it_is_said() {
+    let scene = Scene::new();
+    let turns = |last: &str| {
+        let old =
+            (0..20).flat_map(|n| [("user", format!("old question {n}")), ("assistant", format!("old answer {n}"))]);
+        let new = [("user", last.to_owned()), ("assistant", "yes".to_owned())];
+        let turns: Vec<_> = old.chain(new).map(|(role, content)| json!({"role": role, "content": content})).collect();
+        json!({ "messages": turns })
+    };
+    scene.write("chats.jsonl", format!("{}\n{}\n", turns("is it the last question?"), turns("or this?")));
+    let ran = train(&scene, "chats.jsonl", &["run", "--set", "data.max_source_tokens=60"]).expect_code(0);
+    assert!(ran.err.contains("2 chats of 2 were longer than 60 tokens and lost their oldest turns"), "{}", ran.err);
+    let counts = &scene.events("run", "data")[0]["counts"];
+    assert!(counts["left_out_turns"].as_u64() > Some(20), "{counts}");
+    let shown = scene.run(&["inspect", "run/data/train-rows.parquet", "--json"]).expect_code(0).json();
+    let prompt = shown["samples"][0]["prompt"].as_str().expect("a prompt").to_owned();
+    assert!(prompt.ends_with("user: is it the last question?") && !prompt.contains("question 0"), "{prompt}");
+    assert!(prompt.starts_with("user: old question"), "{prompt}");
+}
+
+#[test]
+fn a_cut_prompt_keeps_the_side_that_is_wanted_and_generate_says_that_it_cut() {
+    let scene = Scene::new();
+    scene.write(
+        "rows.jsonl",
+        format!("{}\n", json!({"prompt": "one two three ".repeat(40), "response": "a"})).repeat(2),
+    );
+    let cut = ["left", "--set", "data.max_source_tokens=9", "--set", "data.truncation_side=left"];
+    let ran = train(&scene, "rows.jsonl", &cut).expect_code(0);
+    assert!(ran.out.contains("longer sources lose their beginning"), "{}", ran.out);
+    let right = ["right", "--set", "data.max_source_tokens=9"];
+    train(&scene, "rows.jsonl", &right).expect_code(0);
+    let loss = |run: &str| scene.events(run, "step")[0]["loss"].clone();
+    assert_ne!(loss("left"), loss("right"));
+    for run in ["left", "right"] {
+        assert_eq!(scene.events(run, "step")[0]["cut_sources"], 2, "{run}");
+    }
+    let long = "one two three ".repeat(40);
+    let generate = ["generate", "--model", "right/model", "--prompt", &long, "--max-source-tokens", "9", "--json"];
+    let ran =
+        scene.run(&generate).expect_code(0).expect_words(&["1 of 1 prompt had more than 9 tokens and lost the end"]);
+    assert_eq!(ran.json()["prompt_was_cut"], true);
+    let short = scene.run(&["generate", "--model", "right/model", "--prompt", "one", "--json"]).expect_code(0);
+    assert_eq!(short.json()["prompt_was_cut"], false);
+    assert!(!short.err.contains("tokens"), "{}", short.err);
 }

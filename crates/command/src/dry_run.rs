@@ -30,7 +30,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     stop.ends_with(stop::tried);
     let scratch = stop.remove_at_end(|| Ok(Scratch::create_in(&beside, is_own_name)?), Scratch::path)?;
     let mut run = RunDir::lock(scratch.path())?;
-    let mut config = setup::place_embedded_files(config, &mut run)?;
+    let config = setup::place_embedded_files(config, &mut run)?;
     let wanted = row_data::Wanted {
         purpose: Purpose::Training,
         resumes: false,
@@ -45,7 +45,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     if is_finished(&config, &opened, &tried, found.as_ref())? {
         return Ok(());
     }
-    faster_device::choose(&mut config, &mut opened, flags, found.as_ref(), 1)?;
+    let config = faster_device::choose(config, &mut opened, flags, found.as_ref(), 1)?;
     let machine = machine::machine(flags, &config, Some(&opened))?;
     let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group: None, ledger: None })?;
     if session.trainer.is_done() {

@@ -75,29 +75,29 @@ pub fn of_command(
 /// Chooses the device of a run that names none: that of the checkpoint that it resumes from, or else the faster one. Several processes stay
 /// on the CPU.
 ///
-/// In a build for the CPU only, and on a machine without a card, this changes nothing.
+/// Returns the config with that device. In a build for the CPU only, and on a machine without a card, it is the same config.
 ///
 /// # Errors
 /// The checkpoint is from another program.
 pub fn choose(
-    config: &mut Config,
+    config: Config,
     opened: &mut Opened,
     flags: &TrainArgs,
     found: Option<&Found>,
     processes: usize,
-) -> Outcome<()> {
+) -> Outcome<Config> {
     if config.run.device != AUTO {
-        return Ok(());
+        return Ok(config);
     }
     let stays = match found.map(saved_state).transpose()? {
         _ if processes > 1 => "several processes compute on cards where `--device` names them",
         Some(saved) => return resume(config, opened, saved.kernels.as_ref()),
-        None if !has_card() => return Ok(()),
+        None if !has_card() => return Ok(config),
         None if !is_measured(config.memory.prices) => NOT_MEASURED,
-        None => return compare(config, opened, flags),
+        None => return compare(&config, opened, flags),
     };
     opened.why_device = has_card().then(|| stays.to_owned());
-    Ok(())
+    Ok(config)
 }
 
 /// The reason for the device that a plan assumes without opening any, if there are several devices.
@@ -119,22 +119,22 @@ pub fn is_measured(prices: PricesFrom) -> bool {
 }
 
 /// Takes the device of the checkpoint.
-fn resume(config: &mut Config, opened: &mut Opened, before: Option<&Kernels>) -> Outcome<()> {
+fn resume(config: Config, opened: &mut Opened, before: Option<&Kernels>) -> Outcome<Config> {
     if before.is_none_or(|before| before.device != CARD) {
         opened.why_device = has_card().then(|| "the run used the CPU before".to_owned());
-        return Ok(());
+        return Ok(config);
     }
     match device::open(CARD) {
-        Ok(card) => take(config, opened, card, "the run used a card before".to_owned()),
+        Ok(card) => take(&config, opened, card, "the run used a card before".to_owned()),
         Err(failure) => {
             report::warn(&format!("the run used a card before, and continues on the CPU: {}", first_line(&failure)));
-            take(config, opened, Device::Cpu, "the card is gone".to_owned())
+            take(&config, opened, Device::Cpu, "the card is gone".to_owned())
         }
     }
 }
 
 /// Plans the run for both devices and takes the faster one.
-fn compare(config: &mut Config, opened: &mut Opened, flags: &TrainArgs) -> Outcome<()> {
+fn compare(config: &Config, opened: &mut Opened, flags: &TrainArgs) -> Outcome<Config> {
     let (device, why) = compared("a step", |device| step_seconds(config, opened, flags, device));
     take(config, opened, device, why)
 }
@@ -182,13 +182,13 @@ fn step_seconds(config: &Config, opened: &mut Opened, flags: &TrainArgs, device:
     Ok(run.pace.step_time().map(|time| time.as_secs_f64()))
 }
 
-/// Makes the run compute on a device, and writes its name to the config.
-fn take(config: &mut Config, opened: &mut Opened, device: Device, why: String) -> Outcome<()> {
-    *config = with_device(config, name(&device))?;
+/// Makes the run compute on a device. Returns the config with its name.
+fn take(config: &Config, opened: &mut Opened, device: Device, why: String) -> Outcome<Config> {
+    let config = with_device(config, name(&device))?;
     opened.compute_on(device)?;
     opened.why_device = Some(why);
     forget_other(&opened.device);
-    Ok(())
+    Ok(config)
 }
 
 /// Frees the memory of measuring and planning for the device that was not taken. A card is closed, because its context takes memory of the

@@ -4,6 +4,7 @@
 //! checkpoint records them. A run with another part is refused, with the difference, unless `--allow-changed` names the part. Other
 //! settings, such as the learning rate, may change when a run resumes, and are only reported.
 
+use dataloader::Side;
 use memory_policy::plural;
 use serde_json::{Map, Value, json};
 
@@ -21,6 +22,10 @@ pub fn identity(config: &Config, opened: &Opened) -> Value {
     // Checkpoints from before there were two optimizers do not name theirs.
     if config.optimizer.is_adamw {
         identity["model"]["optimizer.name"] = json!("adamw");
+    }
+    // Checkpoints from before there were two sides do not name theirs.
+    if opened.reading.truncation_side == Side::Left {
+        identity["data"]["data.truncation_side"] = json!("left");
     }
     if let Some(precision) = opened.model.base_precision {
         identity["model"]["base_precision"] = json!(precision.name());

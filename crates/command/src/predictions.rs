@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use durable_files::AtomicFile;
+use row_files::{Origin, Trace};
 use run_report::visible;
 use serde_json::json;
 
@@ -18,13 +19,15 @@ pub struct Predictions {
     file: AtomicFile,
     path: PathBuf,
     waiting: Vec<u8>,
+    trace: Option<Trace>,
 }
 
 impl Predictions {
     /// Begins a file that will become `path`. An existing file of that name is replaced at the end.
-    pub fn create(path: &Path) -> Outcome<Self> {
+    /// With a trace, each line has the row's file, its line there, and the columns that the task does not use.
+    pub fn create(path: &Path, trace: Option<Trace>) -> Outcome<Self> {
         let file = AtomicFile::create(path)?;
-        Ok(Self { file, path: path.to_owned(), waiting: Vec::with_capacity(PIECE_BYTES) })
+        Ok(Self { file, path: path.to_owned(), waiting: Vec::with_capacity(PIECE_BYTES), trace })
     }
 
     /// The temporary name of the incomplete file.
@@ -46,6 +49,16 @@ impl Predictions {
         }
         for (metric, value) in &answered.scores {
             line[metric.name()] = json!(value);
+        }
+        let origin = self.trace.as_mut().map(|trace| trace.origin(row.row)).transpose()?.flatten();
+        if let Some(Origin { file, line: at, columns }) = origin {
+            line["file"] = json!(file.display().to_string());
+            line["line"] = json!(at);
+            for (name, text) in columns {
+                // The names of this file's own fields come first.
+                let name = if line.get(&name).is_some() { format!("column.{name}") } else { name };
+                line[name] = json!(text);
+            }
         }
         self.waiting.extend_from_slice(visible::lines(&format!("{line}\n")).as_bytes());
         if self.waiting.len() >= PIECE_BYTES { self.write() } else { Ok(()) }

@@ -5,13 +5,14 @@
 
 use std::path::PathBuf;
 
-use dataloader::{Objective, SpanCorruption};
-use memory_policy::counted;
-use row_files::{Chosen, Compression, Conversion, Form};
+use dataloader::{Objective, Side, SpanCorruption, Tokenizer};
+use memory_policy::{counted, plural};
+use row_files::{Chosen, Compression, Conversion, Form, Trace};
 use serde_json::{Value, json};
 
 use crate::config::{self, Columns, Config};
 use crate::failure::{Failure, Outcome};
+use crate::survival::Survival;
 
 /// How the rows of a run are read.
 #[derive(Clone, Debug)]
@@ -24,6 +25,45 @@ pub struct Reading {
     pub validation: Option<Part>,
     /// Files of the same directories that the run leaves alone.
     pub left: Vec<PathBuf>,
+    /// The text before every source, byte for byte.
+    pub source_prefix: String,
+    /// The side on which sources are cut.
+    pub truncation_side: Side,
+    /// The most tokens of a source and of a target.
+    pub longest: [usize; 2],
+    /// The ids that begin, end and pad a text, and the files that say so.
+    pub ids: Ids,
+    /// What the tokenizer does not hold, of a sample of the rows.
+    pub survival: Option<(Survival, u64)>,
+}
+
+/// The ids around a text.
+#[derive(Clone, Debug, Default)]
+pub struct Ids {
+    /// Before every text.
+    pub starts: Vec<u32>,
+    /// After every text.
+    pub end: u32,
+    /// The first id of an answer.
+    pub answer_start: u32,
+    /// Padding.
+    pub padding: u32,
+    /// The file of the model, or the tokenizer for a preset.
+    pub said_by: String,
+}
+
+/// The rows of a run: how its files are read, and the parquet files to read.
+pub struct RowData {
+    /// How the files are read.
+    pub reading: Reading,
+    /// Parquet files with training rows.
+    pub train: Vec<PathBuf>,
+    /// Parquet files with validation rows; none: there are no such rows.
+    pub validation: Vec<PathBuf>,
+    /// Estimated training rows, if planning has sampled only some of them.
+    pub estimated_rows: Option<u64>,
+    /// An event for each set of converted files.
+    pub events: Vec<Value>,
 }
 
 /// Files that are read together.
@@ -73,6 +113,12 @@ impl Part {
         unused
     }
 
+    /// The way from a row's number back to its file; `None` if a file was unpacked to be read.
+    pub fn trace(&self) -> Option<Trace> {
+        let is_there = self.conversion.sources.iter().map(|(path, ..)| path).eq(&self.originals);
+        is_there.then(|| Trace::new(self.conversion.clone(), self.is_in_place))
+    }
+
     /// One line for people: the files, the columns of their texts, and the columns that are not used.
     pub fn in_words(&self) -> String {
         let (path, (_, kind, pairing)) = (&self.originals[0], &self.conversion.sources[0]);
@@ -108,6 +154,10 @@ impl Part {
     }
 }
 
+fn sampled(rows: u64) -> String {
+    format!("in a sample of {}", plural(rows, "row"))
+}
+
 /// The columns that are not used, as the end of a line.
 pub fn unused_in_words(unused: &[String]) -> String {
     const SHOWN: usize = 8;
@@ -138,7 +188,13 @@ impl Reading {
     ///
     /// # Errors
     /// The objective needs pairs, and the files have texts; or some files have pairs and others texts.
-    pub fn of(config: &Config, mut train: Part, mut validation: Option<Part>, left: Vec<PathBuf>) -> Outcome<Self> {
+    pub fn of(
+        config: &Config,
+        (model, tokenizer): (&t5::Config, &Tokenizer),
+        mut train: Part,
+        mut validation: Option<Part>,
+        left: Vec<PathBuf>,
+    ) -> Outcome<Self> {
         let is_text = train.conversion.is_text();
         if is_text && config.data.objective == Some(config::Objective::TextToText) {
             return Err(Failure::unusable(
@@ -169,7 +225,43 @@ impl Reading {
             true => Objective::SpanCorruption { text_column: next(), spans },
             false => Objective::TextToText { prompt_column: next(), response_column: next() },
         };
-        Ok(Self { objective, train, validation, left })
+        let side = data.truncation_side.as_deref().and_then(Side::of_name).or_else(|| tokenizer.truncation_side());
+        let said_by = match &config.model.init_from {
+            Some(directory) => directory.join("config.json").display().to_string(),
+            None => config.model.config.clone().unwrap_or_default(),
+        };
+        let ids = Ids {
+            starts: tokenizer.start_ids().to_vec(),
+            end: model.eos_token_ids.first().copied().unwrap_or(1),
+            answer_start: model.decoder_start_token_id,
+            padding: model.pad_token_id,
+            said_by,
+        };
+        Ok(Self {
+            objective,
+            train,
+            validation,
+            left,
+            source_prefix: model.prefix().to_owned(),
+            truncation_side: side.unwrap_or_default(),
+            longest: [data.max_source_tokens, data.max_target_tokens],
+            ids,
+            survival: None,
+        })
+    }
+
+    /// What the tokenizer does not hold, and what is put before and cut from sources, in a few words for the first screen.
+    pub fn texts_in_words(&self) -> Option<String> {
+        let mut words = Vec::new();
+        if !self.source_prefix.is_empty() {
+            words.push(format!("`{}` before every source", self.source_prefix.escape_debug()));
+        }
+        if self.truncation_side == Side::Left {
+            words.push("longer sources lose their beginning".to_owned());
+        }
+        let survival = self.survival.as_ref();
+        words.extend(survival.and_then(|(survival, rows)| survival.in_words(&sampled(*rows))));
+        (!words.is_empty()).then(|| words.join("; "))
     }
 
     /// The whole reading, for the `start` event.
@@ -178,6 +270,13 @@ impl Reading {
             "objective": self.objective,
             "train": self.train.to_json(),
             "validation": self.validation.as_ref().map(Part::to_json),
+            "source_prefix": self.source_prefix,
+            "truncation_side": self.truncation_side.name(),
+            "max_source_tokens": self.longest[0],
+            "max_target_tokens": self.longest[1],
+            "ids": {"starts": self.ids.starts, "end": self.ids.end, "answer_start": self.ids.answer_start,
+                "padding": self.ids.padding, "said_by": self.ids.said_by},
+            "tokenizer": self.survival.as_ref().map(|(survival, rows)| survival.to_json(&sampled(*rows))),
             "left_alone": self.left.iter().map(|path| path.display().to_string()).collect::<Vec<_>>(),
         })
     }

@@ -18,6 +18,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use dataloader::{Side, Tokenizer};
 use durable_files::AtomicFile;
 use memory_policy::{counted, plural};
 use parquet_dataset::{Dataset, DatasetOptions};
@@ -26,11 +27,11 @@ use serde_json::{Value, json};
 
 use crate::config::{BadRows, Config, evaluating};
 use crate::failure::{Exit, Failure, Outcome};
-use crate::reading::{self, Part, Reading};
+use crate::reading::{self, Part, Reading, RowData};
 use crate::run_dir::{ROWS, RunDir, UNPACKED, is_own_name};
 use crate::splits::{self, Purpose};
 use crate::stop::Stop;
-use crate::{open, report};
+use crate::{data_files, report};
 
 const TRAIN: &str = "train-rows";
 const VALIDATION: &str = "validation-rows";
@@ -44,20 +45,6 @@ const TAIL_BYTES: u64 = 1 << 20;
 const PLANNED_ROWS: u64 = 100_000;
 /// The time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-
-/// The rows of a run: how its files are read, and the parquet files to read.
-pub struct RowData {
-    /// How the files are read.
-    pub reading: Reading,
-    /// Parquet files with training rows.
-    pub train: Vec<PathBuf>,
-    /// Parquet files with validation rows; none: there are no such rows.
-    pub validation: Vec<PathBuf>,
-    /// Estimated training rows, if planning has sampled only some of them.
-    pub estimated_rows: Option<u64>,
-    /// An event for each set of converted files.
-    pub events: Vec<Value>,
-}
 
 /// The caller's requirements for the rows.
 #[derive(Clone, Copy)]
@@ -75,9 +62,14 @@ pub struct Wanted<'a> {
 }
 
 /// Finds the rows that the config names, and converts files that are not parquet, or have other columns.
-pub fn prepare(config: &Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<RowData> {
+pub fn prepare(
+    config: &Config,
+    (model, tokenizer): (&t5::Config, &Tokenizer),
+    run: &mut RunDir,
+    wanted: Wanted<'_>,
+) -> Outcome<RowData> {
     let label = config.label_of_rows();
-    let divided = splits::divide(open::groups(label, &config.data.train)?, wanted.purpose, "--data ")?;
+    let divided = splits::divide(data_files::groups(label, &config.data.train)?, wanted.purpose, "--data ")?;
     let mut left = divided.left;
     let validation = match config.data.validation.as_slice() {
         [] if config.data.validation_split.is_none() => divided.validation,
@@ -87,7 +79,7 @@ pub fn prepare(config: &Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome
         }
         patterns => {
             left.extend(divided.validation);
-            let groups = open::groups("data.validation", patterns)?;
+            let groups = data_files::groups("data.validation", patterns)?;
             let of_validation = splits::divide(groups, Purpose::Validation, "--set data.validation=")?;
             left.extend(of_validation.left);
             of_validation.wanted
@@ -105,19 +97,25 @@ pub fn prepare(config: &Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome
     chosen.is_text = train.conversion.is_text();
     let has_validation = !validation.is_empty();
     let validation = has_validation.then(|| part("data.validation", validation, &chosen)).transpose()?;
-    let reading = Reading::of(config, train, validation, left)?;
+    let reading = Reading::of(config, (model, tokenizer), train, validation, left)?;
     evaluating::check(config, has_validation || config.data.validation_split.is_some())?;
     if !reading.left.is_empty() {
         (wanted.say)(&splits::left_in_words(&reading.left));
     }
     let mut data =
         RowData { reading, train: Vec::new(), validation: Vec::new(), estimated_rows: None, events: Vec::new() };
-    let converted = parquet_of(&data.reading, &data.reading.train, TRAIN, config, run, wanted)?;
+    let room = config.data.max_source_tokens.saturating_sub(1);
+    // A prompt that cannot be tokenized is reported by the step that reads it.
+    let fits = |prompt: &str| {
+        tokenizer.encode_prompt(model.prefix(), prompt, room, Side::Right).map_or(true, |(_, is_cut)| !is_cut)
+    };
+    let chats = Chats { fits: &fits, tokenizer: tokenizer.fingerprint() };
+    let converted = parquet_of(&data.reading, &data.reading.train, TRAIN, (config, &chats), run, wanted)?;
     (data.train, data.estimated_rows) = (converted.train, converted.estimated_rows);
     data.validation.extend(converted.validation);
     data.events.extend(converted.event);
     if let Some(validation) = &data.reading.validation {
-        let converted = parquet_of(&data.reading, validation, VALIDATION, config, run, wanted)?;
+        let converted = parquet_of(&data.reading, validation, VALIDATION, (config, &chats), run, wanted)?;
         data.validation = converted.train;
         data.events.extend(converted.event);
     }
@@ -231,6 +229,13 @@ impl Unpacked {
     }
 }
 
+/// The rule for chats that are too long.
+struct Chats<'a> {
+    fits: row_files::Fits<'a>,
+    /// The fingerprint of the tokenizer that decides.
+    tokenizer: &'a str,
+}
+
 /// A set of files as parquet.
 struct Converted {
     train: Vec<PathBuf>,
@@ -244,7 +249,7 @@ fn parquet_of(
     reading: &Reading,
     part: &Part,
     name: &'static str,
-    config: &Config,
+    (config, chats): (&Config, &Chats<'_>),
     run: &mut RunDir,
     wanted: Wanted<'_>,
 ) -> Outcome<Converted> {
@@ -261,7 +266,12 @@ fn parquet_of(
     let path = |name: &str| directory.join(format!("{name}.parquet"));
     let (train, validation) = (path(name), split.map(|_| path(VALIDATION)));
     let record_path = directory.join(format!("{name}.json"));
-    let settings = settings_json(conversion, &columns, config, split);
+    let mut settings = settings_json(conversion, &columns, config, split);
+    let has_chats = conversion.sources.iter().any(|(.., pairing)| pairing.is_chat());
+    if has_chats {
+        settings["chats"] = json!({"max_source_tokens": config.data.max_source_tokens,
+            "source_prefix": reading.source_prefix, "tokenizer": chats.tokenizer});
+    }
     let record = read_record(&record_path);
     if let Some(record) = &record
         && record["settings"] == settings
@@ -297,7 +307,7 @@ fn parquet_of(
     durable_files::write_atomic(&record_path, format!("{claim:#}\n").as_bytes())?;
     run.note_made(record_path.clone());
     let began = Instant::now();
-    let counts = write(conversion, &columns, (config, split), &train, validation.as_deref(), wanted)
+    let counts = write(conversion, &columns, (config, split, chats), &train, validation.as_deref(), wanted)
         .map_err(|failure| or_skip(failure, config))?;
     outputs.iter().for_each(|made| run.note_made(made.to_path_buf()));
     let record = json!({
@@ -312,6 +322,15 @@ fn parquet_of(
         durable_files::write_atomic(&record_path, format!("{record:#}\n").as_bytes())?;
     }
     (wanted.say)(&in_words(part, &counts, began.elapsed().as_secs_f64()));
+    counts.labels.alike_in_words().inspect(|words| report::warn(&format!("{key}: {words}")));
+    if counts.shortened_chats > 0 {
+        let (chats, turns) = (plural(counts.shortened_chats, "chat"), plural(counts.left_out_turns, "turn"));
+        report::warn(&format!(
+            "{key}: {chats} of {} were longer than {} tokens and lost their oldest turns, {turns} together",
+            counted(counts.train + counts.validation),
+            config.data.max_source_tokens
+        ));
+    }
     if let Some(first) = &counts.first_bad {
         let left_out = counts.malformed + counts.empty;
         report::warn(&format!(
@@ -332,7 +351,7 @@ fn parquet_of(
 fn write(
     conversion: &Conversion,
     columns: &[String],
-    (config, split): (&Config, Option<Share>),
+    (config, split, chats): (&Config, Option<Share>, &Chats<'_>),
     train: &Path,
     validation: Option<&Path>,
     wanted: Wanted<'_>,
@@ -364,6 +383,8 @@ fn write(
     };
     let settings = Settings {
         bad_rows: bad_rows(config.data.bad_rows),
+        // A plan needs lengths, which a cut gives as well.
+        fits: (!wanted.to_plan).then_some(chats.fits),
         validation: split.map(|share| (share, config.run.seed)),
         max_rows: wanted.to_plan.then_some(PLANNED_ROWS),
         stop: &stop,
@@ -427,7 +448,9 @@ fn event(key: &str, record: &Value, is_reused: bool) -> Value {
 pub fn counts_json(counts: &Counts) -> Value {
     json!({
         "read": counts.read, "malformed": counts.malformed, "empty": counts.empty, "cleaned": counts.cleaned,
-        "duplicates": counts.duplicates, "train": counts.train, "validation": counts.validation,
+        "labels": counts.labels.counts().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "duplicates": counts.duplicates, "shortened_chats": counts.shortened_chats,
+        "left_out_turns": counts.left_out_turns, "train": counts.train, "validation": counts.validation,
         "first_skipped": counts.first_bad.as_ref().map(ToString::to_string),
     })
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use dataloader::{BadRows, DataLoader, LoaderOptions, Position};
+use dataloader::{BadRows, DataLoader, LoaderOptions, Objective, OrderOptions, Position};
 use planner::{EvaluatedRows, Feed, NOTHING_AHEAD, Rows, RowsRead};
 use run_plan::job::RunData;
 use run_plan::pace::SampledRows;
 
 use crate::config::Config;
 use crate::open::{self, Opened};
+use crate::survival::Survival;
 
 /// Places of the run from which rows are read.
 const PLACES: u64 = 4;
@@ -36,6 +37,44 @@ fn rows_read(config: &Config, rows: u64) -> RowsRead {
     let of_epochs = train.epochs.map_or(u64::MAX, |epochs| epochs.saturating_mul(rows));
     let of_steps = train.max_steps.map_or(u64::MAX, |steps| steps.saturating_mul(batch_samples));
     RowsRead { samples: of_epochs.min(of_steps), batch_samples }
+}
+
+/// What the tokenizer does not hold of rows from the whole run, and the number of those rows; `None` for span corruption.
+pub fn survival(config: &Config, opened: &Opened) -> Option<(Survival, u64)> {
+    const ROWS: usize = 32;
+    if !matches!(opened.reading.objective, Objective::TextToText { .. }) {
+        return None;
+    }
+    let rows = opened.train.rows();
+    let (places, most) = if rows <= ROWS as u64 { (1, rows) } else { (PLACES, ROWS as u64) };
+    let options = LoaderOptions {
+        batch_size: usize::try_from(most).unwrap_or(ROWS).max(1),
+        epochs: Some(1),
+        bad_rows: BadRows::Skip,
+        order: OrderOptions { shuffle: false, ..OrderOptions::default() },
+        keep_texts: true,
+        keep_prompts: true,
+        ..open::loader_options(config, opened)
+    };
+    let (mut survival, mut read) = (Survival::default(), 0);
+    for place in 0..places {
+        let start = Position { epoch: 0, sample: rows / places * place };
+        let (dataset, tokenizer) = (Arc::clone(&opened.train), Arc::clone(&opened.tokenizer));
+        let loader = DataLoader::new(dataset, tokenizer, options.clone(), start, NOTHING_AHEAD);
+        // If a row is bad, the step that reads it reports the error.
+        let Some(batch) = loader.ok().and_then(|mut loader| loader.next_batch().ok()).flatten() else { continue };
+        read += batch.len() as u64;
+        for (is_target, texts) in [(false, &batch.prompts), (true, &batch.texts)] {
+            for text in texts {
+                let ids = opened.tokenizer.encode(text);
+                if let Ok(back) = ids.and_then(|ids| opened.tokenizer.decode(&ids)) {
+                    survival.add(is_target, text, &back);
+                }
+            }
+        }
+    }
+    heap::release_small();
+    Some((survival, read))
 }
 
 /// Source and target tokens of rows from the whole run; none if they cannot be read.

@@ -42,7 +42,7 @@ use crate::run_dir::RunDir;
 use crate::saved::{History, saved_state};
 use crate::stop::Stop;
 use crate::views::{Log, Views};
-use crate::{assets, base, device, disk, machine, options, remedies, run_data, setup, speed, start_screen};
+use crate::{assets, base, device, disk, machine, options, remedies, run_data, setup, speed, start_screen, survival};
 use disk_needs::DiskNeeds;
 use graph_micro_batches::GraphLaunchCheck;
 use prediction::Prediction;
@@ -148,6 +148,9 @@ impl Session {
         let mut report = Report::new(total_steps, steps_done, config.run.log_every_steps);
         let screen = start_screen::text(&config, &opened, &options, steps_done, total_steps)?;
         report.line(&screen);
+        if opened.reading.survival.as_ref().is_some_and(|(survival, _)| survival.changed[1] > 0) {
+            report.line(&format!("hint: {}", survival::HINT));
+        }
         shared_card.iter().for_each(|warning| report.warn(warning));
         let here = Circumstances {
             is_on_card: !opened.device.is_cpu(),

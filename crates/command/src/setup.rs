@@ -14,6 +14,7 @@ use crate::failure::{Failure, Outcome};
 use crate::open::{self, KeptPageMap, Opened};
 use crate::report;
 use crate::row_data::{self, Wanted};
+use crate::run_data;
 use crate::run_dir::{self, MAX_CONFIG_BYTES, PAGE_MAP, RESOLVED, RunDir};
 
 /// A larger page map is ignored and made again: it would have about forty million pages.
@@ -120,7 +121,7 @@ pub fn open(config: &Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<Op
     let kept = regular_file::read(&directory.join(PAGE_MAP), MAX_PAGE_MAP_BYTES).ok();
     let keeps_digests = wanted.resumes && !config.run.allow_changes.iter().any(|part| part == "data");
     let page_map = kept.map(|bytes| KeptPageMap { bytes, keeps_digests });
-    let opened = Opened::new(config, || row_data::prepare(config, run, wanted), page_map)?;
+    let mut opened = Opened::new(config, |of| row_data::prepare(config, of, run, wanted), page_map)?;
     opened.train.find_pages()?;
     if let [first, more @ ..] = opened.train.touched_files().as_slice() {
         let others = if more.is_empty() { String::new() } else { format!(" and {} more files", more.len()) };
@@ -132,6 +133,7 @@ pub fn open(config: &Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<Op
     }
     // The pages are needed only for the memory of reading them: an evaluation starts at the first row.
     opened.validation.as_ref().map(|validation| validation.find_pages()).transpose()?;
+    opened.reading.survival = run_data::survival(config, &opened);
     Ok(opened)
 }
 
@@ -151,8 +153,11 @@ pub fn begin(config: &Config, opened: &Opened, run: &mut RunDir) -> Outcome<()> 
         durable_files::write_atomic(&run.root().join(PAGE_MAP), &map)?;
     }
     drop(map);
-    let heading = "The resolved config of this run. `train_low_mem --config` with this file repeats the run.";
-    Ok(durable_files::write_atomic(&run.root().join(RESOLVED), config.to_toml(heading).as_bytes())?)
+    let heading = format!(
+        "The resolved config of this run. `train_low_mem --config` with this file repeats the run.\nreading: {}",
+        opened.reading.to_json()
+    );
+    Ok(durable_files::write_atomic(&run.root().join(RESOLVED), config.to_toml(&heading).as_bytes())?)
 }
 
 /// The stream of batches from `position` on, and the step at which the run ends after `done` steps so far: at the end of the epochs or at

@@ -21,6 +21,7 @@ pub fn text(config: &Config, opened: &Opened, options: &TrainerOptions, done: u6
         Some(("Model", model(config, opened, options, done)?)),
         opened.model.lora.as_ref().map(|lora| ("Adapter", adapter(lora))),
         Some(("Data", data(config, opened))),
+        opened.reading.texts_in_words().map(|words| ("Texts", words)),
         Some(("Recipe", recipe(config, options))),
         Some(("Length", length(config, opened, done, total))),
         Some(("Device", device(&Kernels::of_this_process(&opened.device), opened.why_device.as_deref()))),

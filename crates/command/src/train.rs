@@ -30,7 +30,7 @@ pub fn train(flags: &TrainArgs) -> Outcome<()> {
 
 fn train_together(flags: &TrainArgs, together: OptionalGroup<'_>) -> Outcome<()> {
     let stop = Stop::on_signals()?;
-    let mut config = setup::read_config(flags)?;
+    let config = setup::read_config(flags)?;
     if flags.dry_run && together.0.is_none() {
         return crate::dry_run::dry_run(flags, config, stop);
     }
@@ -43,7 +43,7 @@ fn train_together(flags: &TrainArgs, together: OptionalGroup<'_>) -> Outcome<()>
         return Err(Failure::usage("`--wait` is for runs of one process").hint("start it without the launcher"));
     }
     let keep_training = flags.keep_training == Some(true);
-    let (mut run, mut opened) = together.main_process_first(|| {
+    let (config, mut run, mut opened) = together.main_process_first(|| {
         if !keep_training && together.is_first() {
             RunDir::open_read_only(&config.run.output_dir).refuse_to_overwrite()?;
         }
@@ -55,11 +55,11 @@ fn train_together(flags: &TrainArgs, together: OptionalGroup<'_>) -> Outcome<()>
             // Checked again, because from here on no other run can interfere.
             run.refuse_to_overwrite()?;
         }
-        config = setup::place_embedded_files(config.clone(), &mut run)?;
+        let config = setup::place_embedded_files(config.clone(), &mut run)?;
         let (resumes, say) = (keep_training, row_data::print_line);
         let wanted = row_data::Wanted { purpose: Purpose::Training, resumes, to_plan: false, stop: &stop, say };
         let opened = setup::open(&config, &mut run, wanted)?;
-        Ok((run, opened))
+        Ok((config, run, opened))
     })?;
     let found = if keep_training { checkpoint_to_resume(&config, &opened, &run)? } else { None };
     if is_finished(&config, &opened, &run, found.as_ref())? {
@@ -68,7 +68,7 @@ fn train_together(flags: &TrainArgs, together: OptionalGroup<'_>) -> Outcome<()>
         return Ok(());
     }
     let processes = together.0.map_or(1, collective::Group::size);
-    faster_device::choose(&mut config, &mut opened, flags, found.as_ref(), processes)?;
+    let config = faster_device::choose(config, &mut opened, flags, found.as_ref(), processes)?;
     let machine = machine::machine(flags, &config, Some(&opened))?;
     let group = together.0.cloned();
     let ledger = flags.wait.then(Ledger::of_this_user).transpose()?;

@@ -10,8 +10,9 @@ use crate::error::{BadRow, BadValue};
 use crate::objective::{Objective, Prepared, Refused, SampleLimits};
 use crate::order::Order;
 use crate::random::Key;
-use crate::row_text::{Place, Prefixed};
-use crate::tokenizer::TextFault;
+use crate::row_text::Place;
+use crate::side::Side;
+use crate::tokenizer::{Prefixed, TextFault};
 use crate::{Error, LoaderOptions, Tokenizer};
 
 /// A run's position in the stream of samples: `sample` samples of epoch `epoch` have been consumed.
@@ -218,11 +219,16 @@ impl BatchMaker {
             texts.push(text);
         }
         let mut ids = Vec::with_capacity(texts.len());
+        let mut is_cut_left = false;
         for (number, text) in texts.iter_mut().enumerate() {
             let (prefix, most) = (self.prefix(number), self.objective.most_tokens(number));
-            let of_text = match prefix.is_empty() {
-                true => self.tokenizer.encode_source(text, most),
-                false => self.tokenizer.encode_source(&mut Prefixed::new(prefix, text), most),
+            let of_text = match (self.is_cut_left(number), prefix.is_empty()) {
+                (true, _) => self.tokenizer.encode_end(prefix, text, most - 1).map(|(ids, is_cut)| {
+                    is_cut_left = is_cut;
+                    ids
+                }),
+                (false, true) => self.tokenizer.encode_source(text, most),
+                (false, false) => self.tokenizer.encode_source(&mut Prefixed::new(prefix, text), most),
             };
             let of_text = of_text.map_err(|fault| NoSample::of(fault, number))?;
             if of_text.is_empty() {
@@ -243,11 +249,17 @@ impl BatchMaker {
         batch.texts.extend(text);
         let sample = self.objective.sample(ids, key.of(row));
         batch.rows.push(row);
-        batch.cut_sources += u64::from(sample.source_was_cut);
+        batch.cut_sources += u64::from(sample.source_was_cut || is_cut_left);
         batch.cut_targets += u64::from(sample.target_was_cut);
         batch.sources.push(sample.source);
         batch.targets.push(sample.target);
         Ok(())
+    }
+
+    /// Whether a column's texts lose their beginning if they are too long.
+    fn is_cut_left(&self, number: usize) -> bool {
+        let is_source = matches!(self.options.objective, Objective::TextToText { .. }) && number == 0;
+        is_source && self.options.truncation_side == Side::Left
     }
 
     /// The prefix of a column's texts.

@@ -25,6 +25,7 @@ mod order;
 mod permutation;
 mod random;
 mod row_text;
+mod side;
 #[cfg(test)]
 mod testing;
 mod texts;
@@ -39,6 +40,7 @@ pub use objective::{Objective, SampleLimits, SpanCorruption, noise_mask, tokens_
 pub use order::{EpochOrder, Order, OrderOptions};
 pub use permutation::Permutation;
 pub use random::{Key, Stream};
+pub use side::Side;
 pub use texts::TextFiles;
 pub use tokenizer::{COMPANION_FILES, Tokenizer, TokenizerJson};
 pub use train_tokenizer::{

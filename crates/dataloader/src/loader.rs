@@ -45,6 +45,7 @@ use crate::costs::{CostRow, costs};
 use crate::error::panic_message;
 use crate::objective::Objective;
 use crate::order::OrderOptions;
+use crate::side::Side;
 use crate::{Error, Tokenizer};
 
 /// Definition of the stream of batches. Nothing here depends on memory.
@@ -66,6 +67,8 @@ pub struct LoaderOptions {
     pub eos_id: u32,
     /// Put before the text of every source of [`Objective::TextToText`], such as `summarize: `.
     pub source_prefix: String,
+    /// The side on which sources of [`Objective::TextToText`] are cut.
+    pub truncation_side: Side,
     /// Treatment of rows that cannot be samples.
     pub bad_rows: BadRows,
     /// Keep the text of each sample's last column beside its ids, for evaluation.
@@ -121,6 +124,7 @@ impl Default for LoaderOptions {
             max_target_tokens: 512,
             eos_id: 1,
             source_prefix: String::new(),
+            truncation_side: Side::default(),
             bad_rows: BadRows::default(),
             keep_texts: false,
             keep_prompts: false,

@@ -17,8 +17,10 @@
 mod added_tokens;
 mod byte_pairs;
 mod companion_files;
+mod cut;
 mod files;
 mod growth;
+mod prefixed;
 mod sentence_piece;
 mod traits;
 mod utf8_bytes;
@@ -36,6 +38,7 @@ use crate::error::panic_message;
 use companion_files::CompanionFiles;
 pub use files::COMPANION_FILES;
 use growth::Head;
+pub(crate) use prefixed::Prefixed;
 use traits::{MAX_WORD_PIECE_CHARS, Traits};
 use utf8_bytes::Utf8Bytes;
 use windows::Tokenizing;
@@ -220,10 +223,7 @@ impl Tokenizer {
     /// # Errors
     /// The same as for [`encode`](Self::encode).
     pub fn encode_start(&self, text: &str, max_tokens: usize) -> Result<Vec<u32>, Error> {
-        self.encode_source(&mut &*text, max_tokens).map_err(|fault| match fault {
-            TextFault::Error(error) => error,
-            TextFault::NotUtf8 | TextFault::Stopped => unreachable!("a `str` is UTF-8 and is there"),
-        })
+        self.encode_source(&mut &*text, max_tokens).map_err(TextFault::of_memory)
     }
 
     /// Returns the first `max_tokens` ids of a text, and one more if there are more. Reads the text only as far as they

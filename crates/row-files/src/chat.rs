@@ -31,19 +31,19 @@ impl Turn {
     }
 }
 
-/// Returns the prompt and the response of a chat.
+/// Returns the turns before the response, and the response of a chat.
 ///
 /// # Errors
-/// A text for the user: the assistant has no message, or only system messages come before its last one.
-pub fn prompt_and_response(turns: &[Turn]) -> Result<(String, &str), String> {
+/// A text for the user: the assistant has no message.
+pub(crate) fn before_response(turns: &[Turn]) -> Result<(&[Turn], &str), String> {
     let is_answer = |turn: &Turn| turn.role == "assistant" && !turn.content.trim().is_empty();
     let Some(last) = turns.iter().rposition(is_answer) else {
         return Err("expected a message of the assistant, got none".to_owned());
     };
-    Ok((prompt_of(&turns[..last])?, &turns[last].content))
+    Ok((&turns[..last], &turns[last].content))
 }
 
-/// Returns the prompt of a chat without a response, in the form of `prompt_and_response`. Roles are OpenAI's.
+/// Returns the prompt of a chat without a response, in the form of a chat with one. Roles are OpenAI's.
 ///
 /// # Errors
 /// A text for the user: there are only system messages.
@@ -51,6 +51,29 @@ pub fn prompt(turns: &[Turn]) -> Result<String, String> {
     let turns: Vec<Turn> =
         turns.iter().map(|turn| Turn { role: role(&turn.role), content: turn.content.clone() }).collect();
     prompt_of(&turns)
+}
+
+/// Whether a prompt is short enough.
+pub type Fits<'a> = &'a dyn Fn(&str) -> bool;
+
+/// The prompt of these turns. If it does not fit, the oldest turns are left out, but never a system message nor the last turn. Also returns
+/// the number of turns that were left out.
+pub(crate) fn fitted_prompt(turns: &[Turn], fits: Option<Fits<'_>>) -> Result<(String, usize), String> {
+    let prompt = prompt_of(turns)?;
+    let Some(fits) = fits.filter(|fits| !fits(&prompt)) else { return Ok((prompt, 0)) };
+    let others: Vec<usize> = (0..turns.len()).filter(|at| turns[*at].role != "system").collect();
+    let Some((last, before)) = others.split_last() else { return Ok((prompt, 0)) };
+    // A chat does not begin with an answer.
+    let starts = before.iter().skip(1).filter(|at| turns[**at].role != "assistant").chain([last]);
+    let starts: Vec<usize> = starts.copied().collect();
+    let from = |start: usize| -> Vec<Turn> {
+        let kept = turns.iter().enumerate().filter(|(at, turn)| *at >= start || turn.role == "system");
+        kept.map(|(_, turn)| turn.clone()).collect()
+    };
+    let does_not_fit = |start: &usize| prompt_of(&from(*start)).is_ok_and(|prompt| !fits(&prompt));
+    let start = starts[starts.partition_point(does_not_fit).min(starts.len() - 1)];
+    let left_out = others.iter().filter(|at| **at < start).count();
+    Ok((prompt_of(&from(start))?, left_out))
 }
 
 fn prompt_of(turns: &[Turn]) -> Result<String, String> {
@@ -230,7 +253,31 @@ mod tests {
 
     fn pair(json: &str) -> Result<(String, String), String> {
         let turns = from_text(json)?;
-        prompt_and_response(&turns).map(|(prompt, response)| (prompt, response.to_owned()))
+        let (before, response) = before_response(&turns)?;
+        Ok((prompt_of(before)?, response.to_owned()))
+    }
+
+    #[test]
+    fn a_chat_that_is_too_long_loses_its_oldest_turns_and_never_its_last_question() {
+        let turn = |role: &str, content: &str| Turn::new(role, content);
+        let chat = [
+            turn("system", "S"),
+            turn("user", "a"),
+            turn("assistant", "b"),
+            turn("user", "c"),
+            turn("assistant", "d"),
+            turn("user", "e"),
+        ];
+        for (most, expected, left_out) in [
+            (99, "S\nuser: a\nassistant: b\nuser: c\nassistant: d\nuser: e", 0),
+            (39, "S\nuser: c\nassistant: d\nuser: e", 2),
+            (9, "S\ne", 4),
+            (1, "S\ne", 4),
+        ] {
+            let fits = |prompt: &str| prompt.len() <= most;
+            assert_eq!(fitted_prompt(&chat, Some(&fits)), Ok((expected.to_owned(), left_out)), "{most}");
+        }
+        assert_eq!(fitted_prompt(&chat[1..2], Some(&|_| false)), Ok(("a".to_owned(), 0)));
     }
 
     #[track_caller]

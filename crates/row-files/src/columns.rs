@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use crate::chat;
+use crate::chat::{self, Fits};
 use crate::error::{RowFault, listed};
 use crate::row::{Cell, Row};
 use crate::template::Template;
@@ -160,10 +160,18 @@ impl Pairing {
         texts
     }
 
-    /// The columns of the file that give no text.
+    /// The columns of the file that give no text. A column of objects is named once, without its members.
     pub fn unused(&self, columns: &[String]) -> Vec<String> {
         let used = self.columns();
-        columns.iter().filter(|name| used.iter().all(|column| column.name != **name)).cloned().collect()
+        let is_within = |name: &str, parent: &str| name.strip_prefix(parent).is_some_and(|rest| rest.starts_with('.'));
+        let is_used = |name: &String| used.iter().any(|column| column.name == *name || is_within(&column.name, name));
+        let mut unused: Vec<String> = Vec::new();
+        for name in columns.iter().filter(|name| !is_used(name)) {
+            if !unused.iter().any(|parent| is_within(name, parent)) {
+                unused.push(name.clone());
+            }
+        }
+        unused
     }
 
     /// Whether a row is one text instead of a pair.
@@ -216,17 +224,32 @@ impl Pairing {
     /// # Errors
     /// The row has no value in a column, or a value that is not text.
     pub fn texts<'a>(&self, row: &'a Row) -> Result<[Cow<'a, str>; 2], RowFault> {
+        self.fitted_texts(row, None).map(|(texts, _)| texts)
+    }
+
+    /// As [`texts`](Self::texts), but a chat whose prompt does not fit loses its oldest turns. Also returns how many.
+    ///
+    /// # Errors
+    /// As for `texts`.
+    pub fn fitted_texts<'a>(
+        &self,
+        row: &'a Row,
+        fits: Option<Fits<'_>>,
+    ) -> Result<([Cow<'a, str>; 2], usize), RowFault> {
         let columns = self.columns();
         let values = Values { columns: &columns, row };
         let borrowed = |name: &str| values.text(name).map(Cow::Borrowed);
-        match self {
-            Self::Columns { prompt, response } => Ok([borrowed(prompt)?, borrowed(response)?]),
-            Self::Text { column } => Ok([Cow::Borrowed(""), borrowed(column)?]),
-            Self::Each { .. } => Ok([Cow::Borrowed(""), borrowed(&columns[0].name)?]),
-            Self::Instruction(of) => Ok([of.prompt(&values)?, borrowed(&of.output)?]),
+        let texts = match self {
+            Self::Columns { prompt, response } => [borrowed(prompt)?, borrowed(response)?],
+            Self::Text { column } => [Cow::Borrowed(""), borrowed(column)?],
+            Self::Each { .. } => [Cow::Borrowed(""), borrowed(&columns[0].name)?],
+            Self::Instruction(of) => {
+                let (prompt, left_out) = of.prompt(&values, fits)?;
+                return Ok(([prompt, borrowed(&of.output)?], left_out));
+            }
             Self::Templates { source, target, needs_all } => {
                 let fill = |template| values.fill(template, *needs_all);
-                Ok([fill(source)?, fill(target)?])
+                [fill(source)?, fill(target)?]
             }
             Self::Chat { column, system } => {
                 let messages = |reason| RowFault::Messages(column.clone(), reason);
@@ -234,16 +257,23 @@ impl Pairing {
                 if let Some(system) = system.as_ref().map(|name| values.optional(name)).transpose()?.flatten() {
                     turns.to_mut().insert(0, chat::Turn::new("system", system));
                 }
-                let (prompt, response) = chat::prompt_and_response(&turns).map_err(messages)?;
-                Ok([Cow::Owned(prompt), Cow::Owned(response.to_owned())])
+                let (before, response) = chat::before_response(&turns).map_err(messages)?;
+                let (prompt, left_out) = chat::fitted_prompt(before, fits).map_err(messages)?;
+                return Ok(([Cow::Owned(prompt), Cow::Owned(response.to_owned())], left_out));
             }
-        }
+        };
+        Ok((texts, 0))
+    }
+
+    /// Whether prompts are chats, which lose their oldest turns if they are too long.
+    pub fn is_chat(&self) -> bool {
+        matches!(self, Self::Chat { .. } | Self::Instruction(Instruction { history: Some(_), .. }))
     }
 }
 
 impl Instruction {
     /// The prompt of a row: its lines alone, or as the last turn of a chat.
-    fn prompt<'a>(&self, values: &Values<'a, '_>) -> Result<Cow<'a, str>, RowFault> {
+    fn prompt<'a>(&self, values: &Values<'a, '_>, fits: Option<Fits<'_>>) -> Result<(Cow<'a, str>, usize), RowFault> {
         let mut lines = Vec::with_capacity(self.lines.len());
         for line in &self.lines {
             lines.extend(values.optional(line)?);
@@ -256,12 +286,14 @@ impl Instruction {
         let system = self.system.as_ref().map(|name| values.optional(name)).transpose()?.flatten();
         let history = self.history.as_ref().map(|name| values.turns(name)).transpose()?.flatten();
         if system.is_none() && history.is_none() {
-            return Ok(prompt);
+            return Ok((prompt, 0));
         }
         let mut turns: Vec<chat::Turn> = system.iter().map(|text| chat::Turn::new("system", text)).collect();
         turns.extend(history.map(Cow::into_owned).unwrap_or_default());
         turns.push(chat::Turn::new("user", &prompt));
-        chat::prompt(&turns).map(Cow::Owned).map_err(|reason| RowFault::Messages(self.lines[0].clone(), reason))
+        let fitted = chat::fitted_prompt(&turns, fits);
+        let fitted = fitted.map_err(|reason| RowFault::Messages(self.lines[0].clone(), reason))?;
+        Ok((Cow::Owned(fitted.0), fitted.1))
     }
 }
 
@@ -327,7 +359,7 @@ impl<'a> Values<'a, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::forms::Unpaired;
+    use crate::meaning::Unpaired;
 
     #[test]
     fn chosen_columns_come_before_known_ones_and_have_to_be_there() {

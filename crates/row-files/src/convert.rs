@@ -7,12 +7,14 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
+use crate::chat::Fits;
 use crate::clean::clean;
 use crate::columns::{Chosen, Pairing};
 use crate::duplicates::Duplicates;
 use crate::error::{Error, RowError, RowFault};
 use crate::input::{Compression, Digested};
 use crate::kind::{Form, Kind};
+use crate::labels::Labels;
 use crate::row::Row;
 use crate::rows::Rows;
 use crate::split::{Share, Split};
@@ -58,6 +60,8 @@ pub struct Settings<'a> {
     pub clean: bool,
     /// Makes an empty table of duplicates; `None` keeps duplicates.
     pub duplicates: Option<&'a dyn Fn() -> Duplicates>,
+    /// Whether a prompt is short enough; a chat that is not loses its oldest turns. `None`: all are.
+    pub fits: Option<Fits<'a>>,
     /// Rows for validation, and the seed of their choice.
     pub validation: Option<(Share, u64)>,
     /// The most rows to read, if an estimate is enough.
@@ -75,6 +79,7 @@ impl Default for Settings<'_> {
             bad_rows: BadRows::default(),
             clean: false,
             duplicates: None,
+            fits: None,
             validation: None,
             max_rows: None,
             stop,
@@ -92,10 +97,16 @@ pub struct Counts {
     pub malformed: u64,
     /// Rows left out because a column is null or empty.
     pub empty: u64,
+    /// Chats that lost their oldest turns, because they were too long.
+    pub shortened_chats: u64,
+    /// The turns that they lost.
+    pub left_out_turns: u64,
     /// Rows that cleaning changed.
     pub cleaned: u64,
     /// Rows left out because they are duplicates.
     pub duplicates: u64,
+    /// The targets of kept rows, if they are labels.
+    pub labels: Labels,
     /// Rows for training.
     pub train: u64,
     /// Rows for validation.
@@ -192,7 +203,13 @@ impl Conversion {
                         return Err(Error::Stopped);
                     }
                 }
-                let texts = read.and_then(|()| pairing.texts(&row).map_err(|fault| rows.error(&row, fault)));
+                let texts = read
+                    .and_then(|()| pairing.fitted_texts(&row, settings.fits).map_err(|fault| rows.error(&row, fault)));
+                let texts = texts.map(|(texts, left_out)| {
+                    counts.shortened_chats += u64::from(left_out > 0);
+                    counts.left_out_turns += left_out as u64;
+                    texts
+                });
                 let texts = texts.and_then(|texts| match settings.clean {
                     true => cleaned(texts, pairing, &mut counts).map_err(|fault| rows.error(&row, fault)),
                     false => Ok(texts),
@@ -215,6 +232,7 @@ impl Conversion {
                             false => (Part::Train, &mut counts.train),
                         };
                         *count += 1;
+                        counts.labels.add(&response);
                         sink(part, &prompt, &response)?;
                     }
                     Err(error) if settings.bad_rows.is_error(&error.fault) => return Err(Error::Row(error)),

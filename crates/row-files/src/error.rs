@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::forms::{Meaning, Unpaired};
+use crate::meaning::{Meaning, Unpaired};
 
 /// A file that cannot be read as rows, or not to its end.
 #[derive(Debug, thiserror::Error)]

@@ -4,53 +4,8 @@
 //! columns have two meanings and the answer has a setting for each.
 
 use crate::columns::{Chosen, Instruction, Pairing};
+use crate::meaning::{Meaning, Unpaired};
 use crate::template::Template;
-
-/// Why columns have no single meaning.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unpaired {
-    /// This column is missing.
-    Missing(String),
-    /// A template cannot be read: the setting, and the reason.
-    Template(&'static str, String),
-    /// The columns have several meanings.
-    Question(Vec<Meaning>),
-}
-
-/// One of several meanings of a file's columns, and the settings that choose it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meaning {
-    /// The meaning, for people.
-    pub words: String,
-    /// Names of keys in `data` with their values.
-    pub settings: Vec<(&'static str, String)>,
-}
-
-impl Meaning {
-    /// The settings as they are typed for a command that has keys.
-    pub fn assignments(&self) -> String {
-        self.typed(|key, value| format!("--set {}", quoted(&format!("data.{key}={value}"))))
-    }
-
-    /// The settings as they are typed for a command that has a flag for each. There, a text column implies its objective.
-    pub fn flags(&self) -> String {
-        self.typed(|key, value| match key {
-            "objective" => String::new(),
-            key => format!("--{} {}", key.replace('_', "-"), quoted(value)),
-        })
-    }
-
-    fn typed(&self, setting: impl Fn(&str, &str) -> String) -> String {
-        let settings = self.settings.iter().map(|(key, value)| setting(key, value)).filter(|typed| !typed.is_empty());
-        settings.collect::<Vec<_>>().join(" ")
-    }
-}
-
-/// A word for a shell.
-fn quoted(word: &str) -> String {
-    let is_plain = word.chars().all(|c| c.is_alphanumeric() || "_-.=".contains(c));
-    if is_plain { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
-}
 
 /// Sources and targets of known forms, in the order of search. The source is a template, whose columns the file has.
 const FORMS: [(&str, &[&str]); 35] = [
@@ -327,8 +282,11 @@ impl File<'_> {
     fn translation(&self, chosen: &Chosen) -> Result<Pairing, Unpaired> {
         let column = |language: &Option<String>, other: &'static str| {
             let Some(language) = language else { return Err(Unpaired::Template(other, "is not set".to_owned())) };
-            let nested = format!("{TRANSLATION}.{language}");
-            if self.has(&nested) { Ok(nested) } else { self.required(language).map_err(|_| Unpaired::Missing(nested)) }
+            // `de_DE` stands for `de`, as in the script run_translation of transformers.
+            let short = language.split('_').next().unwrap_or(language);
+            let nested = [language, short].map(|name| format!("{TRANSLATION}.{name}"));
+            let names = [nested[0].as_str(), nested[1].as_str(), language, short];
+            self.first(&names).ok_or_else(|| Unpaired::Missing(nested[1].clone()))
         };
         let prompt = column(&chosen.source_lang, "source_lang")?;
         Ok(Pairing::Columns { prompt, response: column(&chosen.target_lang, "target_lang")? })

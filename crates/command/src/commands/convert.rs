@@ -20,7 +20,7 @@ use crate::failure::{Exit, Failure, Outcome};
 use crate::reading::unused_in_words;
 use crate::row_flags::{BadRowRule, ConvertArgs, Deduplicate};
 use crate::splits::{self, Purpose};
-use crate::{open, options, report, row_data, stop};
+use crate::{data_files, options, report, row_data, stop};
 
 /// The time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
@@ -43,7 +43,7 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
         }
     }
     let mut unpacked = row_data::Unpacked::default();
-    let divided = splits::divide(open::groups("FILE", &flags.files)?, Purpose::Training, "")?;
+    let divided = splits::divide(data_files::groups("FILE", &flags.files)?, Purpose::Training, "")?;
     let left = [divided.validation, divided.left].concat();
     if !left.is_empty() {
         report::note(&splits::left_in_words(&left));

@@ -37,7 +37,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let wanted =
         row_data::Wanted { purpose: Purpose::Scores, resumes: false, to_plan: false, stop: &stop, say: report::note };
     let mut run = RunDir::open_read_only(scratch.path());
-    let opened = Opened::new(&config, || row_data::prepare(&config, &mut run, wanted), None)?;
+    let opened = Opened::new(&config, |of| row_data::prepare(&config, of, &mut run, wanted), None)?;
     // The positions of pages determine the memory for reading them.
     opened.train.find_pages()?;
     let keep_prompts = flags.predictions.is_some();
@@ -76,7 +76,8 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         loader,
         ..options::evaluation(&config, &opened, plan)
     };
-    let begin = |path: &Path| stop.remove_at_end(|| Predictions::create(path), Predictions::temporary);
+    let train = &opened.reading.train;
+    let begin = |path: &Path| stop.remove_at_end(|| Predictions::create(path, train.trace()), Predictions::temporary);
     let mut predictions = flags.predictions.as_deref().map(begin).transpose()?;
     report::note(&format!("evaluating {}", plural(counts.evaluated, "row")));
     let mut progress = RowProgress::new();

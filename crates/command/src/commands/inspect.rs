@@ -6,14 +6,14 @@ use std::path::Path;
 
 use memory_policy::{Bytes, counted, plural};
 use parquet_dataset::Inspection;
-use row_files::{Cell, Column, Compression, Duplicates, Form, Kind, Pairing, Row, RowError, Rows, Unpaired};
+use row_files::{Cell, Column, Compression, Duplicates, Form, Kind, Labels, Pairing, Row, RowError, Rows, Unpaired};
 use run_report::visible;
 use serde_json::{Map, Value, json};
 
 use crate::commands::text_lengths::TextLengths;
 use crate::failure::Outcome;
 use crate::row_flags::InspectArgs;
-use crate::{open, report, row_data};
+use crate::{data_files, report, row_data};
 
 /// The most columns that are inspected.
 const MAX_COLUMNS: usize = 256;
@@ -23,7 +23,7 @@ const MAX_TABLE_BYTES: u64 = 256 << 20;
 /// Inspects files.
 pub fn inspect(flags: &InspectArgs) -> Outcome<()> {
     let mut unpacked = row_data::Unpacked::default();
-    for path in unpacked.files(&open::files("FILE", &flags.files)?, report::note)? {
+    for path in unpacked.files(&data_files::files("FILE", &flags.files)?, report::note)? {
         let kind = Kind::of(&path)?;
         let is_plain_parquet = kind.form == Form::Parquet && kind.compression == Compression::None;
         let shape = if is_plain_parquet { Some(parquet_dataset::inspect(&path)?) } else { None };
@@ -54,6 +54,7 @@ struct Content {
     /// Rows without a prompt or a response.
     unusable: u64,
     lengths: Option<TextLengths>,
+    labels: Labels,
     samples: Vec<Value>,
 }
 
@@ -95,6 +96,7 @@ impl Content {
             pairing,
             unpaired,
             unusable: 0,
+            labels: Labels::default(),
             samples: Vec::new(),
         };
         let mut rows = Rows::open(path, kind, &wanted, false)?;
@@ -136,6 +138,7 @@ impl Content {
                 let is_text = self.pairing.as_ref().is_some_and(Pairing::is_text);
                 let shown: Vec<&str> = if is_text { vec![&response] } else { vec![&prompt, &response] };
                 lengths.add(&shown)?;
+                self.labels.add(&response);
                 if self.samples.len() < show {
                     self.samples.push(match is_text {
                         true => json!({"text": response}),
@@ -232,6 +235,7 @@ fn as_json(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
         "first_malformed": content.first_malformed.as_ref().map(ToString::to_string),
         "duplicate_rows": content.duplicates, "texts": content.pairing.as_ref().map(Pairing::in_words),
         "not_used": content.pairing.as_ref().map(|pairing| pairing.unused(&kind.columns)),
+        "labels": content.labels.counts().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         "rows_without_texts": content.unusable, "lengths": content.lengths.as_ref().map(TextLengths::to_json),
         "samples": content.samples,
     });
@@ -290,6 +294,9 @@ fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
             }
             if content.unusable > 0 {
                 let _ = writeln!(text, "  without           {} have none of them", plural(content.unusable, "row"));
+            }
+            for words in [content.labels.in_words(), content.labels.alike_in_words()].into_iter().flatten() {
+                let _ = writeln!(text, "  labels            {words}");
             }
         }
         None if matches!(content.unpaired, Some(Unpaired::Question(_))) => {

@@ -65,7 +65,7 @@ fn planned(config: Config, flags: &PlanArgs) -> Outcome<(PlannedRun, Option<Stri
     }
     let scratch = row_data::scratch()?;
     let mut run = RunDir::open_read_only(scratch.path());
-    let mut config = setup::place_embedded_files(config, &mut run)?;
+    let config = setup::place_embedded_files(config, &mut run)?;
     let to_open = row_data::Wanted {
         purpose: Purpose::Training,
         resumes: false,
@@ -74,7 +74,8 @@ fn planned(config: Config, flags: &PlanArgs) -> Outcome<(PlannedRun, Option<Stri
         say: report::note,
     };
     let mut opened = setup::open(&config, &mut run, to_open)?;
-    faster_device::choose(&mut config, &mut opened, &flags.train, None, processes)?;
+    opened.reading.texts_in_words().inspect(|words| report::note(words));
+    let config = faster_device::choose(config, &mut opened, &flags.train, None, processes)?;
     let machine = machine::machine(&flags.train, &config, Some(&opened))?;
     let run = PlannedRun::new(&config, Some(&opened), machine.as_ref(), wanted, processes)?;
     Ok((run, opened.why_device))

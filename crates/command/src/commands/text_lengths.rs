@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::failure::Outcome;
 use crate::model_directory;
 use crate::row_flags::LengthFlags;
+use crate::survival::Survival;
 
 /// Bars of a histogram.
 const BARS: u64 = 8;
@@ -21,6 +22,7 @@ const MAX_TOKENS: usize = 1 << 16;
 pub struct TextLengths {
     tokenizer: Option<Tokenizer>,
     of: Vec<TextStats>,
+    survival: Survival,
 }
 
 struct TextStats {
@@ -38,17 +40,21 @@ impl TextLengths {
             true => vec![of("text", u64::MAX)],
             false => vec![of("prompt", flags.max_source_tokens), of("response", flags.max_target_tokens)],
         };
-        Ok(Self { tokenizer, of })
+        Ok(Self { tokenizer, of, survival: Survival::default() })
     }
 
     /// Counts the texts of a row.
     pub fn add(&mut self, texts: &[&str]) -> Outcome<()> {
-        for (text, of) in texts.iter().zip(&mut self.of) {
+        for (number, (text, of)) in texts.iter().zip(&mut self.of).enumerate() {
             of.characters.add(text.chars().count() as u64);
             if let Some(tokenizer) = &self.tokenizer {
                 let tokens = tokenizer.encode_start(text, MAX_TOKENS)?.len() + tokenizer.start_ids().len();
                 // The end of the sequence is counted, too.
                 of.tokens.add(tokens as u64 + 1);
+                // Only a beginning: an endless text shows its characters early.
+                let beginning = &text[..text.floor_char_boundary(dataloader::KEPT_TEXT_BYTES)];
+                let back = tokenizer.decode(&tokenizer.encode(beginning)?)?;
+                self.survival.add(number + 1 == texts.len(), beginning, &back);
             }
         }
         Ok(())
@@ -82,6 +88,9 @@ impl TextLengths {
                 counted(tokens.limit)
             );
         }
+        if let Some(words) = self.survival.in_words("of the rows read") {
+            let _ = writeln!(text, "  {words}");
+        }
         for of in self.of.iter().filter(|of| of.tokens.texts > 0) {
             histogram(&mut text, of.name, &of.tokens);
         }
@@ -99,6 +108,9 @@ impl TextLengths {
             })
         };
         let mut json = json!({});
+        if self.tokenizer.is_some() {
+            json["survival"] = self.survival.to_json("of the rows read");
+        }
         for texts in &self.of {
             json[texts.name] = json!({"characters": of(&texts.characters)});
             if self.tokenizer.is_some() {

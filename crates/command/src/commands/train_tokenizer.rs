@@ -5,7 +5,7 @@ use memory_policy::{Budget, Bytes, Probe, SystemProbe};
 
 use crate::cli::TrainTokenizerArgs;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::{open, options, report};
+use crate::{data_files, options, report};
 
 /// Trains a tokenizer and writes it.
 pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
@@ -17,7 +17,7 @@ pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
         TokenizerTraining { vocab_size: flags.vocab_size, sentinels: flags.sentinels, ..TokenizerTraining::default() };
     training.check()?;
     let budget = options::budget(flags.memory_budget.as_deref())?;
-    let files = TextFiles::open(&open::files("--input", &flags.input)?, &flags.columns)?;
+    let files = TextFiles::open(&data_files::files("--input", &flags.input)?, &flags.columns)?;
     let training = within(&training, &files, budget)?;
     let trained = dataloader::train_tokenizer_on_files(&files, &training)?;
     durable_files::write_atomic(&flags.output, &trained.json)?;

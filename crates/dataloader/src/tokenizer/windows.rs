@@ -43,6 +43,16 @@ pub(crate) enum TextFault {
     Error(Error),
 }
 
+impl TextFault {
+    /// The error of a text in memory.
+    pub fn of_memory(self) -> Error {
+        match self {
+            Self::Error(error) => error,
+            Self::NotUtf8 | Self::Stopped => unreachable!("a `str` is UTF-8 and is there"),
+        }
+    }
+}
+
 impl From<Error> for TextFault {
     fn from(error: Error) -> Self {
         Self::Error(error)
@@ -208,6 +218,15 @@ impl<'t> Tokenizing<'t> {
     pub fn next(&self, bytes: usize) -> Option<Range<usize>> {
         let end = self.at.saturating_add(self.sizes.step_bytes + self.sizes.margin_bytes);
         (!self.is_over).then_some(self.from..bytes.min(end))
+    }
+
+    /// Forgets ids before the last `most`, now and then, so that a long text of which only the end counts takes little memory.
+    pub fn keep_last(&mut self, most: usize) {
+        const AT_A_TIME: usize = 4096;
+        // The tokens of blanks may be taken back by their place.
+        if self.blanks.is_none() && self.ids.len() > most.saturating_add(AT_A_TIME) {
+            self.ids.drain(..self.ids.len() - most);
+        }
     }
 
     /// Returns the ids. One id above `max_tokens` shows that the text has more.

@@ -142,11 +142,16 @@ fn languages_and_templates_choose_columns() {
     };
     let text = |text: &str| Some(text.to_owned());
     let languages = Chosen { source_lang: text("en"), target_lang: text("de"), ..Chosen::default() };
-    for columns in ["translation.de translation.en", "de en"] {
+    for columns in ["translation translation.de translation.en", "de en"] {
         let pairing = of(columns, &languages).unwrap();
         assert!(pairing.flat().is_some_and(|(from, to)| from.ends_with("en") && to.ends_with("de")), "{columns}");
     }
     assert_eq!(of("en fr", &languages), Err(Unpaired::Missing("translation.de".to_owned())));
+    let regions = Chosen { source_lang: text("en_XX"), target_lang: text("de_DE"), ..Chosen::default() };
+    let pairing = of("translation translation.de translation.en", &regions).unwrap();
+    assert_eq!(pairing.flat(), Some(("translation.en", "translation.de")));
+    let columns = ["translation", "translation.de", "translation.en", "meta", "meta.url"].map(str::to_owned);
+    assert_eq!(pairing.unused(&columns), ["meta"]);
     let templates = Chosen { source: text("{subject}\\n{body}"), ..Chosen::default() };
     let pairing = of("subject body queue label", &templates).unwrap();
     assert_eq!(pairing.in_words(), "prompt `{subject}\\n{body}`, response from `label`");

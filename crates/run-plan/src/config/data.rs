@@ -31,6 +31,8 @@ pub struct Data {
     pub max_source_tokens: usize,
     /// EOS included.
     pub max_target_tokens: usize,
+    /// `right` or `left`; `None`: the model's own.
+    pub truncation_side: Option<String>,
     /// Shuffle whole files, or keep their order.
     pub shuffle: bool,
     /// Rows of a block, which shuffling moves together.
@@ -135,6 +137,7 @@ impl Data {
             mean_span_tokens: number(values, "data.mean_span_tokens"),
             max_source_tokens: size(values, "data.max_source_tokens"),
             max_target_tokens: size(values, "data.max_target_tokens"),
+            truncation_side: values.text("data.truncation_side"),
             shuffle: values.switch("data.shuffle"),
             block_rows: required(values, "data.block_rows"),
             window_blocks: required(values, "data.window_blocks"),

@@ -137,6 +137,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("data.mean_span_tokens", Number(1.0, 1000.0), &[], "3.0", "span corruption: mean length of a masked span in tokens"),
     key("data.max_source_tokens", Integer(2, 1 << 20), &[], "256", "truncate sources to this many tokens, EOS included"),
     key("data.max_target_tokens", Integer(2, 1 << 20), &[], "256", "truncate targets to this many tokens, EOS included"),
+    key("data.truncation_side", OneOf(&["right", "left"]), AUTO, "\"auto\"", "side on which longer sources are cut; left keeps the prefix and the end; auto: truncation_side of the model's tokenizer_config.json, or right"),
     key("data.shuffle", Switch, &[], "true", "shuffle rows; false: file order, step i has rows [i*batch_size, (i+1)*batch_size)"),
     key("data.block_rows", Integer(1, 1 << 31), &[], "4096", "neighbouring rows that the shuffle moves together"),
     key("data.window_blocks", Integer(1, 1 << 31), &[], "16", "blocks whose rows are mixed with each other"),

@@ -47,6 +47,7 @@ const RULES: &[Rule] = &[
             "data.source_lang",
             "data.target_lang",
             "data.source_prefix",
+            "data.truncation_side",
         ],
         has_effect: |_, now| now.objective != Some(Objective::SpanCorruption),
         why: "it is for pairs of prompt and response, and the run trains span corruption",

@@ -6,7 +6,8 @@ mod stream;
 use std::cell::{Cell, RefCell};
 
 use candle_core::DType;
-use dataloader::Tokenizer;
+use dataloader::{Side, Tokenizer};
+use memory_policy::{counted, plural};
 use planner::Pins;
 use serde_json::{Value, json};
 use t5::peft::AdapterDirectory;
@@ -60,8 +61,18 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         return report::result(&planned.bill());
     }
     let (model, plan) = (planned.load()?, &planned.plan);
-    let mut answering = Answering { model: &model, tokenizer: &tokenizer, flags, options: decoding, answered: 0 };
+    let mut answering =
+        Answering { model: &model, tokenizer: &tokenizer, flags, options: decoding, answered: 0, cut: Vec::new() };
     answering.all(plan.step.evaluation_samples)?;
+    if let Some(first) = answering.cut.first() {
+        let (cut, all) = (counted(answering.cut.len() as u64), plural(answering.answered, "prompt"));
+        report::note(&format!(
+            "{cut} of {all} had more than {} tokens and lost {}; the first is prompt {}; `--max-source-tokens N` reads more",
+            flags.max_source_tokens,
+            if answering.side() == Side::Left { "the beginning" } else { "the end" },
+            counted(first + 1)
+        ));
+    }
     if flags.weights.memory_budget.is_some() {
         report::note(&planned.peaks_in_words()?);
     }
@@ -89,6 +100,8 @@ struct Answering<'a> {
     options: GenerateOptions,
     /// The number of prompts so far. The sampling of a prompt follows from its number.
     answered: u64,
+    /// The numbers of prompts that were cut.
+    cut: Vec<u64>,
 }
 
 impl Answering<'_> {
@@ -107,7 +120,9 @@ impl Answering<'_> {
 
     fn answer(&mut self, prompts: &[String]) -> Outcome<()> {
         let sources = prompts.iter().map(|prompt| self.source(prompt)).collect::<Outcome<Vec<_>>>()?;
-        let sources: Vec<&[u32]> = sources.iter().map(Vec::as_slice).collect();
+        self.cut.extend((self.answered..).zip(&sources).filter(|(_, (_, is_cut))| *is_cut).map(|(number, _)| number));
+        let are_cut: Vec<bool> = sources.iter().map(|(_, is_cut)| *is_cut).collect();
+        let sources: Vec<&[u32]> = sources.iter().map(|(ids, _)| ids.as_slice()).collect();
         let (failed, first) = (Cell::new(None), self.answered);
         let streamed = RefCell::new(Streamed::default());
         let is_end = |ids: &[u32]| self.is_stopped(ids).map_err(|failure| failed.set(Some(failure))).unwrap_or(true);
@@ -124,29 +139,32 @@ impl Answering<'_> {
         }
         let answers = answers.ok_or_else(|| Failure::internal("nobody interrupts the answers"))?;
         self.answered += prompts.len() as u64;
-        for (prompt, answers) in prompts.iter().zip(&answers) {
+        for ((prompt, answers), is_cut) in prompts.iter().zip(&answers).zip(are_cut) {
             let responses = answers.iter().map(|answer| Ok(self.tokenizer.decode(&answer.ids)?));
             let responses = responses.collect::<Outcome<Vec<String>>>()?;
             if self.flags.stream {
                 return streamed.into_inner().finish(&responses[0]);
             }
             match self.flags.json {
-                true => report::result(&format!("{}\n", json_line(prompt, answers, &responses)))?,
+                true => report::result(&format!("{}\n", json_line((prompt, is_cut), answers, &responses)))?,
                 false => report::answer(&responses.iter().map(|response| format!("{response}\n")).collect::<String>())?,
             }
         }
         Ok(())
     }
 
-    /// The tokens of a prompt, with the tokens that begin and end every source.
-    fn source(&self, prompt: &str) -> Outcome<Vec<u32>> {
-        let most = self.flags.max_source_tokens.saturating_sub(1).max(1);
-        let mut ids = self.tokenizer.start_ids().to_vec();
-        let prompt = format!("{}{prompt}", self.model.config().prefix());
-        ids.extend(self.tokenizer.encode_start(&prompt, most)?);
-        ids.truncate(most);
-        ids.extend(self.model.config().eos_token_ids.first().copied());
-        Ok(ids)
+    /// The side on which prompts are cut.
+    fn side(&self) -> Side {
+        self.tokenizer.truncation_side().unwrap_or_default()
+    }
+
+    /// The tokens of a prompt, with the tokens that begin and end every source, and whether it was cut.
+    fn source(&self, prompt: &str) -> Outcome<(Vec<u32>, bool)> {
+        let room = self.flags.max_source_tokens.saturating_sub(1).max(1);
+        let config = self.model.config();
+        let (mut ids, is_cut) = self.tokenizer.encode_prompt(config.prefix(), prompt, room, self.side())?;
+        ids.extend(config.eos_token_ids.first().copied());
+        Ok((ids, is_cut))
     }
 
     /// Whether the last token completed a stop string.
@@ -159,8 +177,8 @@ impl Answering<'_> {
     }
 }
 
-/// `{"prompt", "response"}`, with `score` if there is one, and `sequences` if there are several.
-fn json_line(prompt: &str, answers: &[Answer], responses: &[String]) -> Value {
+/// `{"prompt", "response", "prompt_was_cut"}`, with `score` if there is one, and `sequences` if there are several.
+fn json_line((prompt, is_cut): (&str, bool), answers: &[Answer], responses: &[String]) -> Value {
     let one = |answer: &Answer, response: &str, mut json: Value| {
         json["response"] = json!(response);
         if let Some(score) = answer.score {
@@ -168,7 +186,7 @@ fn json_line(prompt: &str, answers: &[Answer], responses: &[String]) -> Value {
         }
         json
     };
-    let mut line = one(&answers[0], &responses[0], json!({ "prompt": prompt }));
+    let mut line = one(&answers[0], &responses[0], json!({ "prompt": prompt, "prompt_was_cut": is_cut }));
     if answers.len() > 1 {
         let all = answers.iter().zip(responses).map(|(answer, response)| one(answer, response, json!({})));
         line["sequences"] = all.collect();

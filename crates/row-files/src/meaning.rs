@@ -1,0 +1,47 @@
+//! [`Meaning`]: one of several meanings of the columns of a file, with the settings that choose it.
+
+/// Why columns have no single meaning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unpaired {
+    /// This column is missing.
+    Missing(String),
+    /// A template cannot be read: the setting, and the reason.
+    Template(&'static str, String),
+    /// The columns have several meanings.
+    Question(Vec<Meaning>),
+}
+
+/// One of several meanings of a file's columns, and the settings that choose it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meaning {
+    /// The meaning, for people.
+    pub words: String,
+    /// Names of keys in `data` with their values.
+    pub settings: Vec<(&'static str, String)>,
+}
+
+impl Meaning {
+    /// The settings as they are typed for a command that has keys.
+    pub fn assignments(&self) -> String {
+        self.typed(|key, value| format!("--set {}", quoted(&format!("data.{key}={value}"))))
+    }
+
+    /// The settings as they are typed for a command that has a flag for each. There, a text column implies its objective.
+    pub fn flags(&self) -> String {
+        self.typed(|key, value| match key {
+            "objective" => String::new(),
+            key => format!("--{} {}", key.replace('_', "-"), quoted(value)),
+        })
+    }
+
+    fn typed(&self, setting: impl Fn(&str, &str) -> String) -> String {
+        let settings = self.settings.iter().map(|(key, value)| setting(key, value)).filter(|typed| !typed.is_empty());
+        settings.collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A word for a shell.
+fn quoted(word: &str) -> String {
+    let is_plain = word.chars().all(|c| c.is_alphanumeric() || "_-.=".contains(c));
+    if is_plain { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}
