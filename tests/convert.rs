@@ -89,6 +89,37 @@ fn a_tokenizer_learns_the_messages_of_parquet_and_not_their_ids() {
         .expect_words(&["chats from `messages`", "- prompt: what is 0"]);
 }
 
+#[test]
+fn other_encodings_quotes_and_languages_are_read_as_the_flags_and_keys_say() {
+    let scene = Scene::new();
+    scene.write("a.csv", b"prompt,response\nJ\xfcrgen kostet 5 \x80,ja\n");
+    let hint = "the file seems to be in windows-1252: read it with `--encoding windows-1252`";
+    scene
+        .run(&["convert", "a.csv", "-o", "a.parquet"])
+        .expect_code(4)
+        .expect_words(&["a.csv:2: the row is not UTF-8", hint]);
+    let with = ["--encoding", "windows-1252", "-o", "a.parquet"];
+    scene.run(&[&["convert", "a.csv"], &with[..]].concat()).expect_code(0);
+    scene.run(&["inspect", "a.parquet"]).expect_code(0).expect_words(&["- prompt: Jürgen kostet 5 €"]);
+    scene.run(&["inspect", "a.csv", "--encoding", "klingon"]).expect_code(2).expect_words(&["no encoding `klingon`"]);
+
+    scene.write("a.tsv", "prompt\tresponse\n\"one\"\tA\ntwo\tB\n");
+    let told = "in quotes                     1  quotes around a field are part of its text; the first: a.tsv:2";
+    scene.run(&["convert", "a.tsv", "-o", "t.parquet"]).expect_code(0).expect_words(&[told, "`--quoting all`"]);
+    let quoted = ["convert", "a.tsv", "-o", "t.parquet", "--quoting", "all", "--force"];
+    scene.run(&quoted).expect_code(0);
+    scene.run(&["inspect", "t.parquet"]).expect_code(0).expect_words(&["- prompt: one"]);
+
+    scene.write("tr.jsonl", "{\"translation\": {\"en\": \"hello\", \"de\": \"hallo\"}}\n");
+    let refused = ["convert", "tr.jsonl", "-o", "tr.parquet"];
+    scene.run(&refused).expect_code(4).expect_words(&["--source-lang en --target-lang de"]);
+    let languages = ["convert", "tr.jsonl", "-o", "tr.parquet", "--source-lang", "en", "--target-lang", "de_DE"];
+    scene
+        .run(&languages)
+        .expect_code(0)
+        .expect_words(&["prompt from `translation.en`, response from `translation.de`"]);
+}
+
 /// A parquet file of chats with one question and one answer each, and with ids.
 fn chats(path: &std::path::Path, rows: usize) {
     let fields = Fields::from(["role", "content"].map(|name| Field::new(name, DataType::Utf8, true)).to_vec());

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use dataloader::{Objective, Side, SpanCorruption, Tokenizer};
 use memory_policy::{counted, plural};
-use row_files::{Chosen, Compression, Conversion, Form, Trace};
+use row_files::{Chosen, Conversion, Trace};
 use serde_json::{Value, json};
 
 use crate::config::{self, Columns, Config};
@@ -89,9 +89,9 @@ impl Part {
     fn common_columns(&self) -> Option<Vec<String>> {
         let mut columns: Option<Vec<String>> = None;
         for ((path, kind, pairing), original) in self.conversion.sources.iter().zip(&self.originals) {
-            let is_plain = kind.form == Form::Parquet && kind.compression == Compression::None && path == original;
             let is_flat = pairing.is_text() || pairing.flat().is_some();
             let of_file: Vec<String> = pairing.columns().into_iter().map(|column| column.name).collect();
+            let is_plain = path == original && kind.is_in_place(path, &of_file);
             if !is_plain || !is_flat || columns.as_ref().is_some_and(|columns| *columns != of_file) {
                 return None;
             }

@@ -20,13 +20,15 @@ use std::time::{Duration, Instant};
 
 use dataloader::{Side, Tokenizer};
 use durable_files::AtomicFile;
-use memory_policy::{counted, plural};
-use parquet_dataset::{Dataset, DatasetOptions};
-use row_files::{Chosen, Conversion, Counts, Digested, ParquetWriter, Settings, Share, Sizes};
+use memory_policy::{Probe, SystemProbe, counted, plural};
+use row_files::{
+    Chosen, Conversion, Counts, Digested, Encoding, ParquetWriter, Quoting, ReadOptions, Settings, Share, Sizes,
+};
 use serde_json::{Value, json};
 
 use crate::config::{BadRows, Config, evaluating};
 use crate::failure::{Exit, Failure, Outcome};
+use crate::job;
 use crate::reading::{self, Part, Reading, RowData};
 use crate::run_dir::{ROWS, RunDir, UNPACKED, is_own_name};
 use crate::splits::{self, Purpose};
@@ -36,7 +38,7 @@ use crate::{data_files, report};
 const TRAIN: &str = "train-rows";
 const VALIDATION: &str = "validation-rows";
 /// The version of the conversion. After a change of the version, files are converted again.
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
 /// A longer record is invalid.
 const MAX_RECORD_BYTES: u64 = 64 << 20;
 /// The end of a converted file, which its record has a digest of: the footer and more.
@@ -88,9 +90,10 @@ pub fn prepare(
     left.retain(|file| !divided.wanted.contains(file) && !validation.contains(file));
     left.dedup();
     let (mut unpacked, mut chosen) = (Unpacked::default(), reading::chosen(&config.data.chosen));
+    let options = read_options(config, &divided.wanted)?;
     let mut part = |key, originals: Vec<PathBuf>, chosen: &Chosen| -> Outcome<Part> {
         let files = unpacked.files(&originals, wanted.say)?;
-        let conversion = Conversion::of(&files, chosen).map_err(|error| unfit(error, config))?;
+        let conversion = Conversion::of(&files, chosen, &options).map_err(|error| unfit(error, config))?;
         Ok(Part::new(key, originals, conversion))
     };
     let train = part(label, divided.wanted, &chosen)?;
@@ -129,28 +132,14 @@ pub fn print_line(text: &str) {
 
 /// An error in finding columns, with the key that sets them.
 fn unfit(error: row_files::Error, config: &Config) -> Failure {
-    let row_files::Error::Columns { columns, path, .. } = &error else { return error.into() };
-    // A column of numbers exists, but has no text.
-    let named = &config.data.chosen;
-    let wanted = match named.is_text {
-        true => vec![named.text.clone().unwrap_or_else(|| "text".to_owned())],
-        false => [(&named.prompt, "prompt"), (&named.response, "response")]
-            .map(|(name, usual)| name.clone().unwrap_or_else(|| usual.to_owned()))
-            .to_vec(),
-    };
-    if is_parquet(path)
-        && let Err(error @ parquet_dataset::Error::WrongType { .. }) =
-            Dataset::open(std::slice::from_ref(path), &DatasetOptions::new(wanted))
-    {
-        return error.into();
-    }
+    let row_files::Error::Columns { columns, .. } = &error else { return error.into() };
     let listed = match columns.len() {
         0..=12 => columns.join(", "),
         more => format!("{}, and {} more", columns[..12].join(", "), more - 12),
     };
     let failure = Failure::unusable(error.to_string());
     if columns.is_empty() {
-        return failure.hint("the file has no columns of text");
+        return failure.hint("the file has no columns");
     }
     if config.data.chosen.is_text {
         return failure.hint(format!("set `data.text_column` to one of: {listed}"));
@@ -160,15 +149,41 @@ fn unfit(error: row_files::Error, config: &Config) -> Failure {
     )
 }
 
-/// Whether a file is plain parquet, by its first bytes. A file that cannot be read is left to the parquet reader, which reports it.
-fn is_parquet(path: &Path) -> bool {
-    use std::io::Read;
-    let mut magic = [0; 4];
-    let read = regular_file::open(path).and_then(|mut file| file.read_exact(&mut magic));
-    match read {
-        Ok(()) => magic == *b"PAR1",
-        Err(_) => row_files::extension(path).as_deref() == Some("parquet"),
-    }
+/// How the config says that files are read, within its memory budget.
+fn read_options(config: &Config, files: &[PathBuf]) -> Outcome<ReadOptions> {
+    let encoding = config.data.encoding.as_deref().map(|name| {
+        Encoding::of_name(name).ok_or_else(|| {
+            Failure::usage(format!("data.encoding: no encoding `{name}`"))
+                .hint("expected one such as utf-8, windows-1252, gb18030, big5, shift_jis, euc-kr or utf-16le")
+        })
+    });
+    let quoting = match config.data.has_quotes {
+        None => Quoting::Auto,
+        Some(true) => Quoting::Quoted,
+        Some(false) => Quoting::Plain,
+    };
+    let options = ReadOptions { encoding: encoding.transpose()?, quoting, ..ReadOptions::default() };
+    let now = SystemProbe::new().snapshot()?;
+    let left = job::budgets(config).process.resolve(&now).0.saturating_sub(now.rss.0);
+    let bytes = files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum();
+    Ok(options.within(left, bytes, if config.data.validation_split.is_some() { 2 } else { 1 }))
+}
+
+/// The texts that are written of a row.
+pub fn row(conversion: &Conversion, prompt: String, response: String) -> Vec<String> {
+    if conversion.is_text() { vec![response] } else { vec![prompt, response] }
+}
+
+/// Rows whose quotes may mean something else: a name, their number, and a sentence with the first of them.
+pub fn quote_notes(counts: &Counts) -> Vec<(&'static str, u64, String)> {
+    let Some((path, notes)) = &counts.notes else { return Vec::new() };
+    let of = |name, (rows, line): (u64, u64), what: &str, remedy: &str| {
+        let note = format!("{what}; the first: {}:{line}. If that is wrong: {remedy}", path.display());
+        (rows > 0).then_some((name, rows, note))
+    };
+    let spanning = of("over several lines", notes.spanning, "a quoted field spans lines", "`--quoting none`");
+    let quoted = of("in quotes", notes.quoted, "quotes around a field are part of its text", "`--quoting all`");
+    [spanning, quoted].into_iter().flatten().collect()
 }
 
 /// `data.validation_split`: below 1 a share, otherwise a count.
@@ -339,6 +354,9 @@ fn parquet_of(
             plural(counts.read, "row")
         ));
     }
+    for (_, rows, note) in quote_notes(&counts) {
+        report::warn(&format!("{key}: {}: {note}", plural(rows, "row")));
+    }
     if counts.train == 0 {
         return Err(no_rows(key, conversion, &counts));
     }
@@ -391,11 +409,9 @@ fn write(
         progress: &progress,
         ..Settings::default()
     };
-    let is_text = conversion.is_text();
     let counts = conversion.run(&settings, &mut |part, prompt, response| {
         let writer = &mut writers[usize::from(part == row_files::Part::Validation)].1;
-        let row: &[&str] = if is_text { &[response] } else { &[prompt, response] };
-        writer.write(row).map_err(row_files::Error::Write)
+        writer.write(row(conversion, prompt, response)).map_err(row_files::Error::Write)
     });
     let counts = counts.map_err(|error| match error {
         row_files::Error::Write(error) => Failure::io("write rows", train, &error),
@@ -460,6 +476,8 @@ fn settings_json(conversion: &Conversion, columns: &[String], config: &Config, s
     json!({
         "format": FORMAT,
         "columns": columns,
+        "encoding": config.data.encoding,
+        "quotes": config.data.has_quotes,
         "texts": conversion.sources.iter().map(|(.., pairing)| pairing.in_words()).collect::<Vec<_>>(),
         "bad_rows": format!("{:?}", config.data.bad_rows).to_lowercase(),
         "validation": split.map(|share| match share {

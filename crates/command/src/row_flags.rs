@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use row_files::Chosen;
+use row_files::{Chosen, Encoding, Quoting, ReadOptions};
 
 use crate::flag_values::typed_path;
 
@@ -31,6 +31,48 @@ pub struct ColumnFlags {
     /// Column of one text for span corruption, in place of prompt and response
     #[arg(long, value_name = "NAME", conflicts_with_all = ["prompt_column", "response_column"])]
     pub text_column: Option<String>,
+}
+
+/// Flags that say how text files are read.
+#[derive(Args, Clone, Debug, Default)]
+pub struct TextFlags {
+    /// Encoding of JSON, CSV and TSV: windows-1252, gb18030, shift_jis, utf-16le and others [default: utf-8]
+    #[arg(long, value_name = "NAME", value_parser = encoding)]
+    pub encoding: Option<Encoding>,
+    /// Whether quotes enclose fields; auto: those of CSV, and in TSV they are ordinary characters
+    #[arg(long, value_enum, value_name = "RULE", default_value_t = QuotingRule::Auto)]
+    pub quoting: QuotingRule,
+}
+
+/// `--quoting`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum QuotingRule {
+    /// In CSV they do, in TSV they do not
+    #[default]
+    Auto,
+    /// They do
+    All,
+    /// They do not
+    None,
+}
+
+/// An encoding by its name.
+pub fn encoding(name: &str) -> Result<Encoding, String> {
+    Encoding::of_name(name).ok_or_else(|| {
+        format!("no encoding `{name}`; expected one such as utf-8, windows-1252, gb18030, big5, shift_jis, euc-kr or utf-16le")
+    })
+}
+
+impl TextFlags {
+    /// How files are read.
+    pub fn options(&self) -> ReadOptions {
+        let quoting = match self.quoting {
+            QuotingRule::Auto => Quoting::Auto,
+            QuotingRule::All => Quoting::Quoted,
+            QuotingRule::None => Quoting::Plain,
+        };
+        ReadOptions { encoding: self.encoding, quoting, ..ReadOptions::default() }
+    }
 }
 
 impl ColumnFlags {
@@ -75,6 +117,9 @@ pub struct ConvertArgs {
     /// Columns
     #[command(flatten)]
     pub columns: ColumnFlags,
+    /// Text files
+    #[command(flatten)]
+    pub text: TextFlags,
     /// Put this text before every prompt
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub source_prefix: String,
@@ -146,6 +191,9 @@ pub struct InspectArgs {
     /// Columns
     #[command(flatten)]
     pub columns: ColumnFlags,
+    /// Text files
+    #[command(flatten)]
+    pub text: TextFlags,
     /// Rows that are read of each file, from the first (0: all)
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub rows: u64,

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use parquet_dataset::{Dataset, DatasetOptions, Residency, Rows};
-use row_files::{Chosen, Compression, FILE_EXTENSIONS, Form, Kind, Pairing, Row};
+use row_files::{Chosen, Compression, FILE_EXTENSIONS, Form, Kind, Pairing, ReadOptions, Row};
 
 use crate::Error;
 use crate::row_text::as_text;
@@ -42,8 +42,7 @@ enum Input {
 /// Copies of the largest row that reading holds: the line, its texts, and room.
 const ROW_COPIES: u64 = 3;
 
-/// Bytes that reading lists of messages from parquet holds: one page for each of two columns, as stored and
-/// decompressed.
+/// Bytes that reading other parquet than strings holds: one page for each of two columns, as stored and decompressed.
 const PAGES_BYTES: u64 = 4 * (4 << 20);
 
 impl TextFiles {
@@ -127,16 +126,21 @@ fn look_at(path: &Path, columns: &[String]) -> Result<Input, Error> {
     let columns = match columns.is_empty() {
         false => columns.to_vec(),
         true => {
-            let kind = Kind::of(path)?;
+            let kind = Kind::of(path, &ReadOptions::default())?;
             // Ids stored beside messages are not text to learn from.
-            if let (Ok(pairing @ Pairing::Chat { .. }), true) =
-                (Pairing::of(&kind.columns, &Chosen::default()), kind.chat.is_some())
-            {
+            if let Ok(pairing @ Pairing::Chat { .. }) = Pairing::of(&kind.columns, &Chosen::default()) {
                 return Ok(Input::Rows(path.to_owned(), kind, pairing));
             }
-            kind.columns
+            parquet_dataset::string_columns(path)?
         }
     };
+    if !columns.is_empty() && !row_files::is_in_place(path, &columns) {
+        let kind = Kind::of(path, &ReadOptions::default())?;
+        let is_there = columns.iter().all(|column| kind.columns.contains(column));
+        if is_there {
+            return Ok(Input::Rows(path.to_owned(), kind, Pairing::Each { columns }));
+        }
+    }
     Ok(Input::Values(path.to_owned(), columns))
 }
 
@@ -148,7 +152,7 @@ fn rows_of(path: &Path, columns: &[String]) -> Result<Option<Input>, Error> {
     if !is_named {
         return Ok(None);
     }
-    let kind = Kind::of(path)?;
+    let kind = Kind::of(path, &ReadOptions::default())?;
     if kind.form == Form::Parquet {
         return Ok(None);
     }

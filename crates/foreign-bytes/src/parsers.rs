@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 use candle_core::{DType, Device};
 use dataloader::{Tokenizer, TokenizerTraining, train_tokenizer};
 use memory_policy::{MemorySnapshot, Probe, ScriptedProbe};
-use parquet_dataset::{Dataset, DatasetOptions, ListRow, Lists, inspect, list_columns};
-use row_files::{BadRows, Chosen, Column, Conversion, Kind, Row, Rows, Settings};
+use parquet_dataset::{Dataset, DatasetOptions, RowCursor, inspect, string_columns};
+use row_files::{BadRows, Chosen, Column, Conversion, Kind, ReadOptions, Row, Rows, Settings};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use trainer::Checkpoints;
@@ -221,10 +221,10 @@ fn parquet(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let columns = inspection.columns.into_iter().filter(|column| column.is_string).map(|column| column.name);
     let mut options = DatasetOptions::new(columns.take(16));
     (options.max_value_bytes, options.max_read_bytes) = (4 << 20, 8 << 20);
-    let lists = lists(&path);
+    let in_order = in_order(&path);
     let dataset = Dataset::open(&[path], &options).map_err(refused)?;
     let rows = dataset.rows().min(MAX_ROWS);
-    let mut outcome = lists;
+    let mut outcome = in_order;
     for first in (0..rows).step_by(READ_ROWS as usize) {
         // A later page may be good even if this one is broken.
         if let Err(error) = dataset.read_range(first..rows.min(first + READ_ROWS)) {
@@ -236,12 +236,12 @@ fn parquet(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     outcome
 }
 
-/// Reads lists of strings, all columns together.
-fn lists(path: &Path) -> Result<(), String> {
-    let columns: Vec<String> = list_columns(path).map_err(refused)?.into_iter().take(4).collect();
-    let mut lists = Lists::open(path, &columns, 4096, 4 << 20).map_err(refused)?;
-    let (mut row, mut left) = (ListRow::default(), MAX_ROWS);
-    while left > 0 && lists.next(&mut row).map_err(refused)? {
+/// Reads all string columns together, in order.
+fn in_order(path: &Path) -> Result<(), String> {
+    let columns: Vec<String> = string_columns(path).map_err(refused)?.into_iter().take(4).collect();
+    let mut cursor = RowCursor::open(path, &columns, None).map_err(refused)?;
+    let (mut row, mut left) = (parquet_dataset::Rows::default(), MAX_ROWS);
+    while left > 0 && cursor.next(4 << 20, &mut row).map_err(refused)? {
         left -= 1;
     }
     Ok(())
@@ -476,15 +476,16 @@ fn texts(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
 /// Reads rows by content alone, and also as CSV and as JSON; all columns, and pairs.
 fn row_files(bytes: &[u8], scratch: &Scratch) -> Result<(), String> {
     let settings = Settings { bad_rows: BadRows::Skip, clean: true, ..Settings::default() };
+    let options = ReadOptions { max_page_bytes: 64 << 20, ..ReadOptions::default() };
     let mut outcome = Ok(());
     for name in ["rows", "rows.csv", "rows.json"] {
         let path = scratch.write(name, bytes);
-        let read = Kind::of(&path).and_then(|kind| {
+        let read = Kind::of(&path, &options).and_then(|kind| {
             let wanted: Vec<Column> = kind.columns.iter().take(64).map(Column::text).collect();
             let (mut rows, mut row) = (Rows::open(&path, &kind, &wanted, true)?, Row::default());
             while rows.next(&mut row)?.is_some() {}
             rows.finish()?;
-            Conversion::of(&[path], &Chosen::default())?.run(&settings, &mut |_, _, _| Ok(()))
+            Conversion::of(&[path], &Chosen::default(), &options)?.run(&settings, &mut |_, _, _| Ok(()))
         });
         outcome = outcome.and(read.map(|_| ()).map_err(refused));
     }

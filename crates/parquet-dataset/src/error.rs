@@ -37,6 +37,12 @@ pub enum Error {
         /// The bytes in place of the magic bytes or the footer's length.
         reason: String,
     },
+    /// The file, or a requested column of it, is encrypted.
+    #[error("{}: the file is encrypted, and its keys are not here", path.display())]
+    Encrypted {
+        /// The file, as it was given.
+        path: PathBuf,
+    },
     /// The footer exists but cannot be parsed, or contradicts itself or the file's size.
     #[error("{}: the footer is corrupt: {reason}", path.display())]
     Footer {
@@ -143,6 +149,7 @@ impl Error {
                 "rewrite the file with plain or dictionary encoding and snappy, zstd, gzip or no compression"
                     .to_owned(),
             ),
+            Self::Encrypted { .. } => Some("write the rows again without encryption, where the keys are".to_owned()),
             Self::NotParquet { .. } | Self::Footer { .. } | Self::Corrupt { .. } => {
                 Some("the file is damaged or incomplete; copy or write it again".to_owned())
             }

@@ -224,8 +224,11 @@ pub(crate) fn chunk(
     if raw.is_in_another_file {
         return Err(unsupported("a column stored in another file".to_owned()));
     }
+    if raw.is_encrypted {
+        return Err(Error::Encrypted { path: place().path });
+    }
     if !raw.has_metadata {
-        return Err(unsupported("a column without metadata, as encrypted columns are,".to_owned()));
+        return Err(unsupported("a column without metadata".to_owned()));
     }
     let codec = match raw.codec {
         0 => Codec::Uncompressed,

@@ -33,6 +33,7 @@ pub(crate) struct RawChunk {
     pub(crate) column: usize,
     pub(crate) is_in_another_file: bool,
     pub(crate) has_metadata: bool,
+    pub(crate) is_encrypted: bool,
     pub(crate) codec: i32,
     pub(crate) values: i64,
     pub(crate) compressed_bytes: i64,
@@ -154,8 +155,7 @@ fn find<'a>(path: &Path, handle: &'a Handle, file_bytes: u64) -> Result<(FooterB
         .map_err(|fault| fault.at(Place { path: path.to_owned(), ..Place::default() }))?;
     let ending = piece.split_off(piece.len() - 8);
     if &ending[4..] == ENCRYPTED_MAGIC {
-        let place = Box::new(Place { path: path.to_owned(), ..Place::default() });
-        return Err(Error::Unsupported { place, what: "an encrypted footer".to_owned() });
+        return Err(Error::Encrypted { path: path.to_owned() });
     }
     if &ending[4..] != MAGIC {
         return Err(not_parquet(format!("it ends with {:?}, expected PAR1", String::from_utf8_lossy(&ending[4..]))));
@@ -307,6 +307,11 @@ fn column_chunk<S: Source>(input: &mut Compact<S>, column: usize) -> Result<RawC
             (3, kind::STRUCT) => chunk_metadata(input, &mut chunk)?,
             (4, kind::I64) => chunk.offset_index_offset = Some(input.i64()?),
             (5, kind::I32) => chunk.offset_index_bytes = Some(input.i64()?),
+            // How the column is encrypted, or its encrypted metadata.
+            (8 | 9, other) => {
+                chunk.is_encrypted = true;
+                input.skip(other)?;
+            }
             (_, other) => input.skip(other)?,
         }
     }

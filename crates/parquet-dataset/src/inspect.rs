@@ -98,39 +98,42 @@ pub fn inspect(path: &Path) -> Result<Inspection, Error> {
     })
 }
 
+/// A leaf of a file's schema.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeafColumn {
+    /// The dotted path, with the groups between a list and its elements.
+    pub path: String,
+    /// Parquet's type: `BYTE_ARRAY (String)`, `INT64`.
+    pub type_name: String,
+    /// Whether each row has a string or byte string, or null. Only such a column can be read by this crate.
+    pub is_string: bool,
+    /// Whether a row has any number of values.
+    pub is_repeated: bool,
+}
+
 /// The names of a file's string columns, from its footer alone.
 ///
 /// # Errors
-/// The file is not a parquet file, or cannot be read.
+/// As [`leaf_columns`].
 pub fn string_columns(path: &Path) -> Result<Vec<String>, Error> {
-    names(path, |leaf| leaf.is_string())
+    Ok(leaf_columns(path)?.into_iter().filter(|leaf| leaf.is_string).map(|leaf| leaf.path).collect())
 }
 
-/// The dotted paths of a file's lists of strings, from its footer alone. Leaves of a struct in a list are included.
+/// All of a file's columns, including those in lists and groups, from its footer alone.
 ///
 /// # Errors
-/// As [`string_columns`].
-pub fn list_columns(path: &Path) -> Result<Vec<String>, Error> {
-    names(path, |leaf| leaf.is_list_of_strings())
-}
-
-/// The dotted paths of all of a file's columns, including those in lists and groups, from its footer alone.
-///
-/// # Errors
-/// As [`string_columns`].
-pub fn column_names(path: &Path) -> Result<Vec<String>, Error> {
-    names(path, |_| true)
-}
-
-fn names(path: &Path, is_wanted: fn(&Leaf<'_>) -> bool) -> Result<Vec<String>, Error> {
-    struct Names {
-        is_wanted: fn(&Leaf<'_>) -> bool,
-        names: Vec<String>,
-    }
-    impl Sink for Names {
+/// The file is not a parquet file, or cannot be read.
+pub fn leaf_columns(path: &Path) -> Result<Vec<LeafColumn>, Error> {
+    struct Leaves(Vec<LeafColumn>);
+    impl Sink for Leaves {
         fn leaf(&mut self, _index: usize, leaf: &Leaf<'_>) -> Result<(), Error> {
-            if (self.is_wanted)(leaf) && self.names.len() < MAX_COLUMNS {
-                self.names.push(leaf.path.to_owned());
+            if self.0.len() < MAX_COLUMNS {
+                self.0.push(LeafColumn {
+                    path: leaf.path.to_owned(),
+                    type_name: leaf.type_name(),
+                    is_string: leaf.is_string(),
+                    is_repeated: leaf.max_repetition_level > 0,
+                });
             }
             Ok(())
         }
@@ -149,9 +152,9 @@ fn names(path: &Path, is_wanted: fn(&Leaf<'_>) -> bool) -> Result<Vec<String>, E
     }
     let mut files = Files::new(None);
     let (handle, identity) = files.add(path)?;
-    let mut names = Names { is_wanted, names: Vec::new() };
-    walk(path, &handle, identity.bytes, &mut names).map_err(|error| files.changed_or(0, error))?;
-    Ok(names.names)
+    let mut leaves = Leaves(Vec::new());
+    walk(path, &handle, identity.bytes, &mut leaves).map_err(|error| files.changed_or(0, error))?;
+    Ok(leaves.0)
 }
 
 /// Files with more columns are refused when all columns are to be shown.

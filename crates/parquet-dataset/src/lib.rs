@@ -3,7 +3,7 @@
 //! A [`Dataset`] gives the requested string columns of all rows of all files, numbered from 0. Opening a dataset reads
 //! footers. Reading rows, in any order, decodes only the pages that hold them. A *page map* has the place of each page,
 //! from the file's offset index or from one walk over its page headers. So any row of a row group with a million rows
-//! is cheap to reach. The [`Residency`] determines which data stays in memory between reads, and never changes the
+//! is cheap to reach. A [`RowCursor`] reads the rows of one file in order. The [`Residency`] determines which data stays in memory between reads, and never changes the
 //! rows.
 //!
 //! ```no_run
@@ -34,7 +34,9 @@
 mod cache;
 mod chunk_rows;
 mod costs;
+mod cursor;
 mod dataset;
+mod declared;
 mod error;
 mod footer;
 mod footer_walk;
@@ -44,7 +46,6 @@ mod inspect;
 mod io;
 mod layout;
 mod limits;
-mod lists;
 mod page_maps;
 mod pages;
 mod rows;
@@ -52,11 +53,12 @@ mod schema;
 mod thrift;
 
 pub use costs::CostRow;
+pub use cursor::RowCursor;
 pub use dataset::{Dataset, DatasetOptions, Residency};
+pub use declared::{Declared, declared};
 pub use error::{Error, Place};
-pub use inspect::{ColumnInspection, Inspection, column_names, inspect, list_columns, string_columns};
+pub use inspect::{ColumnInspection, Inspection, LeafColumn, inspect, leaf_columns, string_columns};
 pub use io::{IoLog, IoRead};
 pub use layout::{FileLayout, Layout};
 pub use limits::PartOf;
-pub use lists::{ListRow, Lists};
 pub use rows::{Rows, Value};

@@ -1,5 +1,8 @@
 //! The result of a read: values by column and row. Nulls and broken UTF-8 are visible.
 
+/// Bytes of a column's buffer that are kept for the next row.
+const KEPT_BYTES: usize = 1 << 20;
+
 /// The rows of one read, in the requested order. Values lie back to back in one buffer per column.
 #[derive(Debug, Clone, Default)]
 pub struct Rows {
@@ -77,6 +80,20 @@ impl Rows {
         self.columns.iter().map(Column::memory_bytes).sum()
     }
 
+    /// Takes the bytes of a column that has one row; `None` for null. The row is then without this value.
+    pub fn take_bytes(&mut self, column: usize) -> Option<Vec<u8>> {
+        assert_eq!(self.rows, 1, "one row");
+        let column = &mut self.columns[column];
+        (!column.is_null(0)).then(|| std::mem::take(&mut column.bytes))
+    }
+
+    /// Drops all rows. The memory of short values is kept.
+    pub(crate) fn restart(&mut self, columns: usize) {
+        self.rows = 0;
+        self.columns.resize_with(columns, Column::default);
+        self.columns.iter_mut().for_each(Column::clear);
+    }
+
     pub(crate) fn column_mut(&mut self, column: usize) -> &mut Column {
         &mut self.columns[column]
     }
@@ -148,9 +165,12 @@ impl Column {
         self.ends.len()
     }
 
-    /// Drops all values and keeps the allocated memory.
-    pub(crate) fn clear(&mut self) {
-        self.bytes.clear();
+    /// Drops all values. The memory of short values is kept.
+    fn clear(&mut self) {
+        match self.bytes.capacity() > KEPT_BYTES {
+            true => self.bytes = Vec::new(),
+            false => self.bytes.clear(),
+        }
         self.ends.clear();
         self.nulls.clear();
         self.cuts.clear();

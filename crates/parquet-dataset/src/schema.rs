@@ -9,6 +9,7 @@ const MAX_DEPTH: usize = 64;
 const MAX_PATH_BYTES: usize = 16 << 10;
 
 const BYTE_ARRAY: i32 = 6;
+const FIXED_LEN_BYTE_ARRAY: i32 = 7;
 const CONVERTED_DECIMAL: i32 = 5;
 const LOGICAL_DECIMAL: i16 = 5;
 
@@ -74,25 +75,20 @@ pub(crate) struct Leaf<'a> {
     pub(crate) logical: Option<i16>,
     pub(crate) max_definition_level: u32,
     pub(crate) max_repetition_level: u32,
-    /// The definition level from which the innermost list around the leaf has an element; 0 outside of lists.
-    pub(crate) element_definition_level: u32,
 }
 
 impl Leaf<'_> {
     /// Whether the leaf holds one string or byte string per row.
     pub(crate) fn is_string(&self) -> bool {
-        self.max_repetition_level == 0 && self.has_strings()
-    }
-
-    /// Whether the leaf holds a list of strings or byte strings per row.
-    pub(crate) fn is_list_of_strings(&self) -> bool {
-        self.max_repetition_level == 1 && self.has_strings()
-    }
-
-    fn has_strings(&self) -> bool {
-        self.physical == BYTE_ARRAY
+        self.max_repetition_level == 0
+            && self.physical == BYTE_ARRAY
             && self.converted != Some(CONVERTED_DECIMAL)
             && self.logical != Some(LOGICAL_DECIMAL)
+    }
+
+    /// Whether the leaf's values are byte strings of one length.
+    pub(crate) fn has_fixed_length(&self) -> bool {
+        self.physical == FIXED_LEN_BYTE_ARRAY
     }
 
     /// The leaf's type in parquet's words: `INT64`, `BYTE_ARRAY (String)`, `BYTE_ARRAY, repeated`.
@@ -135,7 +131,6 @@ struct Group {
     path_bytes: usize,
     definition_level: u32,
     repetition_level: u32,
-    element_definition_level: u32,
 }
 
 /// A schema element as it is stored.
@@ -159,12 +154,10 @@ impl SchemaWalk {
             return Fault::corrupt("its schema has elements that belong to no group");
         }
         let (mut path_bytes, mut definition_level, mut repetition_level) = (0, 0, 0);
-        let mut element_definition_level = 0;
         if let Some(group) = enclosing {
             group.children_left -= 1;
             (path_bytes, definition_level, repetition_level) =
                 (group.path_bytes, group.definition_level, group.repetition_level);
-            element_definition_level = group.element_definition_level;
         }
         self.path.truncate(path_bytes);
         let element = self.read(input)?;
@@ -177,27 +170,19 @@ impl SchemaWalk {
                 path_bytes: 0,
                 definition_level,
                 repetition_level,
-                element_definition_level,
             });
             return Ok(None);
         }
         definition_level += u32::from(element.repetition != REQUIRED);
         if element.repetition == REPEATED {
             repetition_level += 1;
-            element_definition_level = definition_level;
         }
         if element.children > 0 {
             if self.groups.len() == MAX_DEPTH {
                 return Fault::corrupt(format!("its schema nests more than {MAX_DEPTH} groups"));
             }
             let (children_left, path_bytes) = (element.children, self.path.len());
-            self.groups.push(Group {
-                children_left,
-                path_bytes,
-                definition_level,
-                repetition_level,
-                element_definition_level,
-            });
+            self.groups.push(Group { children_left, path_bytes, definition_level, repetition_level });
             return Ok(None);
         }
         let Some(physical) = element.physical else {
@@ -213,7 +198,6 @@ impl SchemaWalk {
             logical: element.logical,
             max_definition_level: definition_level,
             max_repetition_level: repetition_level,
-            element_definition_level,
         };
         Ok(Some((index, leaf)))
     }

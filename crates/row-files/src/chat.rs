@@ -118,8 +118,13 @@ pub(crate) fn from_text(text: &str) -> Result<Vec<Turn>, String> {
         .map_err(|error| format!("expected a list of messages as JSON: {}", reason(&error)))
 }
 
+/// Parses messages from a list of a JSON row.
+pub(crate) fn from_list(list: &str) -> Result<Vec<Turn>, String> {
+    serde_json::from_str::<Turns>(list).map(|turns| turns.0).map_err(|error| reason(&error))
+}
+
 /// Reads a list of messages.
-pub(crate) fn turns<'de, A: SeqAccess<'de>>(mut list: A) -> Result<Vec<Turn>, A::Error> {
+fn turns<'de, A: SeqAccess<'de>>(mut list: A) -> Result<Vec<Turn>, A::Error> {
     let mut turns = Vec::new();
     while let Some(element) = list.next_element()? {
         if turns.len() >= MAX_TURNS {

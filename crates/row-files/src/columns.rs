@@ -164,7 +164,12 @@ impl Pairing {
     pub fn unused(&self, columns: &[String]) -> Vec<String> {
         let used = self.columns();
         let is_within = |name: &str, parent: &str| name.strip_prefix(parent).is_some_and(|rest| rest.starts_with('.'));
-        let is_used = |name: &String| used.iter().any(|column| column.name == *name || is_within(&column.name, name));
+        let is_used = |name: &String| {
+            let is_of = |column: &Column| {
+                column.name == *name || is_within(&column.name, name) || is_within(name, &column.name)
+            };
+            used.iter().any(is_of)
+        };
         let mut unused: Vec<String> = Vec::new();
         for name in columns.iter().filter(|name| !is_used(name)) {
             if !unused.iter().any(|parent| is_within(name, parent)) {

@@ -10,11 +10,13 @@ use std::path::{Path, PathBuf};
 use crate::chat::Fits;
 use crate::clean::clean;
 use crate::columns::{Chosen, Pairing};
+use crate::delimited::Notes;
 use crate::duplicates::Duplicates;
 use crate::error::{Error, RowError, RowFault};
-use crate::input::{Compression, Digested};
-use crate::kind::{Form, Kind};
+use crate::input::Digested;
+use crate::kind::Kind;
 use crate::labels::Labels;
+use crate::options::ReadOptions;
 use crate::row::Row;
 use crate::rows::Rows;
 use crate::split::{Share, Split};
@@ -107,6 +109,10 @@ pub struct Counts {
     pub duplicates: u64,
     /// The targets of kept rows, if they are labels.
     pub labels: Labels,
+    /// The most bytes of a row's texts.
+    pub longest: u64,
+    /// What was noticed about quotes, with the file, for the first file of which something was.
+    pub notes: Option<(PathBuf, Notes)>,
     /// Rows for training.
     pub train: u64,
     /// Rows for validation.
@@ -133,15 +139,13 @@ impl Conversion {
     ///
     /// # Errors
     /// A file cannot be read, has no known kind, or lacks the columns; or some files hold pairs and others texts.
-    pub fn of(paths: &[PathBuf], chosen: &Chosen) -> Result<Self, Error> {
+    pub fn of(paths: &[PathBuf], chosen: &Chosen, options: &ReadOptions) -> Result<Self, Error> {
         let mut sources: Vec<(PathBuf, Kind, Pairing)> = Vec::with_capacity(paths.len());
         for path in paths {
-            let kind = Kind::of(path)?;
-            let pairing = match (Pairing::of(&kind.columns, chosen), other_lists(path, &kind)?) {
-                (Ok(pairing), None) => pairing,
-                (Ok(pairing), Some(_)) if pairing.flat().is_some() => pairing,
-                (_, Some(column)) => return Err(Error::Nested { path: path.clone(), column }),
-                (Err(unpaired), None) => return Err(Error::unpaired(path, unpaired, kind.columns)),
+            let kind = Kind::of(path, options)?;
+            let pairing = match Pairing::of(&kind.columns, chosen) {
+                Ok(pairing) => pairing,
+                Err(unpaired) => return Err(Error::unpaired(path, unpaired, kind.columns)),
             };
             sources.push((path.clone(), kind, pairing));
         }
@@ -166,7 +170,7 @@ impl Conversion {
     pub fn run(
         &self,
         settings: &Settings<'_>,
-        sink: &mut dyn FnMut(Part, &str, &str) -> Result<(), Error>,
+        sink: &mut dyn FnMut(Part, String, String) -> Result<(), Error>,
     ) -> Result<Counts, Error> {
         let split = match settings.validation {
             None => Split::new(0, 0, 0),
@@ -182,7 +186,7 @@ impl Conversion {
         &self,
         settings: &Settings<'_>,
         split: Split,
-        sink: &mut dyn FnMut(Part, &str, &str) -> Result<(), Error>,
+        sink: &mut dyn FnMut(Part, String, String) -> Result<(), Error>,
     ) -> Result<Counts, Error> {
         let mut counts = Counts::default();
         let mut duplicates = settings.duplicates.map(|make| make());
@@ -233,7 +237,10 @@ impl Conversion {
                         };
                         *count += 1;
                         counts.labels.add(&response);
-                        sink(part, &prompt, &response)?;
+                        counts.longest = counts.longest.max((prompt.len() + response.len()) as u64);
+                        let places = [prompt, response].map(|text| row.place_of(text));
+                        let [prompt, response] = row.take(places);
+                        sink(part, prompt, response)?;
                     }
                     Err(error) if settings.bad_rows.is_error(&error.fault) => return Err(Error::Row(error)),
                     Err(error) => {
@@ -241,6 +248,9 @@ impl Conversion {
                         counts.first_bad.get_or_insert(error);
                     }
                 }
+            }
+            if let Some(notes) = rows.notes().filter(|notes| **notes != Notes::default()) {
+                counts.notes.get_or_insert_with(|| (path.clone(), notes.clone()));
             }
             counts.digests.push(rows.finish()?);
             done += file_bytes(path);
@@ -253,17 +263,6 @@ impl Conversion {
     pub fn bytes(&self) -> u64 {
         self.sources.iter().map(|(path, ..)| file_bytes(path)).sum()
     }
-}
-
-/// A column of messages in a parquet file whose form is not lists of roles and texts.
-fn other_lists(path: &Path, kind: &Kind) -> Result<Option<String>, Error> {
-    if kind.form != Form::Parquet || kind.compression != Compression::None || kind.chat.is_some() {
-        return Ok(None);
-    }
-    let names = parquet_dataset::column_names(path)?;
-    let of_chat =
-        |name: &&str| names.iter().any(|leaf| leaf.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')));
-    Ok(["messages", "conversations"].iter().copied().find(of_chat).map(str::to_owned))
 }
 
 fn file_bytes(path: &Path) -> u64 {

@@ -2,15 +2,16 @@
 //!
 //! The first row names the columns. A quoted field may contain the delimiter, line breaks and, written twice, quotes. A quote
 //! within a field that does not begin with a quote is an ordinary character, and text after a closing quote belongs to the
-//! field. Rows end with a line feed, a carriage return, or both. Empty lines and lines of white space are skipped.
+//! field. In a TSV a quote is an ordinary character, unless [`Quoting`] says otherwise. Rows end with a line feed, a carriage
+//! return, or both. Empty lines and lines of white space are skipped.
 //!
 //! This is our own state machine, because an unclosed quote has to be an error: it would swallow all later rows, and other
 //! readers do not report it.
 
-use crate::MAX_ROW_BYTES;
 use crate::columns::Column;
 use crate::error::{Error, RowFault};
-use crate::input::Input;
+use crate::input::{Input, append};
+use crate::options::Quoting;
 use crate::row::{Cell, Row};
 
 /// The most columns of a file.
@@ -22,15 +23,40 @@ pub(crate) struct DelimitedRows {
     /// For each wanted column, its index in the header.
     places: Vec<Option<usize>>,
     fields: usize,
+    notes: Notes,
+}
+
+/// What a wrong use of quotes would look like, counted over the rows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Notes {
+    /// Rows with a field that spans lines, and the line of the first.
+    pub spanning: (u64, u64),
+    /// Rows with a field that begins and ends with a quote which belongs to its text, and the line of the first.
+    pub quoted: (u64, u64),
+}
+
+impl Notes {
+    fn count(&mut self, records: &Records, row: &Row) {
+        let is_quoted = |cell: &Cell| {
+            cell.text().is_some_and(|text| text.len() > 1 && text.starts_with('"') && text.ends_with('"'))
+        };
+        let found = [records.breaks() > 0, !records.has_quotes && row.cells.iter().any(is_quoted)];
+        for (is_found, (rows, first)) in found.into_iter().zip([&mut self.spanning, &mut self.quoted]) {
+            if is_found {
+                *rows += 1;
+                *first = if *rows == 1 { row.line } else { *first };
+            }
+        }
+    }
 }
 
 impl DelimitedRows {
     /// Reads the header.
-    pub fn new(input: Input, delimiter: u8, wanted: &[Column]) -> Result<Self, Error> {
-        let mut records = Records::new(input, delimiter);
+    pub fn new(input: Input, delimiter: u8, quoting: Quoting, wanted: &[Column]) -> Result<Self, Error> {
+        let mut records = Records::new(input, delimiter, quoting);
         let header = records.header()?;
         let places = wanted.iter().map(|column| header.iter().position(|name| *name == column.name)).collect();
-        Ok(Self { records, places, fields: header.len() })
+        Ok(Self { records, places, fields: header.len(), notes: Notes::default() })
     }
 
     pub fn input(&self) -> &Input {
@@ -43,9 +69,21 @@ impl DelimitedRows {
 
     /// Reads the next row; `None` at the end.
     pub fn next(&mut self, row: &mut Row) -> Result<Option<Result<(), RowFault>>, Error> {
+        // The memory of an earlier row is not needed beside this one.
+        row.cells.clear();
         let Some(read) = self.records.next()? else { return Ok(None) };
         row.line = self.records.first_line;
-        Ok(Some(read.and_then(|()| self.fill(row))))
+        let read = read.and_then(|()| self.fill(row));
+        if read.is_ok() {
+            self.notes.count(&self.records, row);
+        }
+        self.records.release();
+        Ok(Some(read))
+    }
+
+    /// What was noticed about the rows so far.
+    pub fn notes(&self) -> &Notes {
+        &self.notes
     }
 
     fn fill(&self, row: &mut Row) -> Result<(), RowFault> {
@@ -64,6 +102,10 @@ impl DelimitedRows {
 pub(crate) struct Records {
     input: Input,
     delimiter: u8,
+    /// Whether quotes enclose fields.
+    has_quotes: bool,
+    /// The longest row that is held.
+    most: usize,
     /// The fields of the row, back to back.
     bytes: Vec<u8>,
     /// The end of each field.
@@ -72,6 +114,8 @@ pub(crate) struct Records {
     pub first_line: u64,
     /// The next line to read.
     line: u64,
+    /// Line breaks within the fields of the row.
+    breaks: u64,
     /// Whether the last byte was a carriage return that ended a row.
     after_return: bool,
 }
@@ -90,9 +134,15 @@ enum State {
 }
 
 impl Records {
-    pub fn new(input: Input, delimiter: u8) -> Self {
-        let (bytes, ends) = (Vec::new(), Vec::new());
-        Self { input, delimiter, bytes, ends, first_line: 1, line: 1, after_return: false }
+    pub fn new(input: Input, delimiter: u8, quoting: Quoting) -> Self {
+        let (bytes, ends, most) = (Vec::new(), Vec::new(), input.most_row_bytes());
+        let has_quotes = quoting.is_on(delimiter);
+        Self { input, delimiter, has_quotes, most, bytes, ends, first_line: 1, line: 1, breaks: 0, after_return: false }
+    }
+
+    /// The line breaks within the fields of the row that was read last.
+    fn breaks(&self) -> u64 {
+        self.breaks
     }
 
     /// The names of the columns.
@@ -114,9 +164,9 @@ impl Records {
 
     /// The row's fields by index, if all of them are UTF-8: a character that a delimiter cuts in two is not.
     fn fields(&self) -> Result<impl Fn(usize) -> String, RowFault> {
-        let text = std::str::from_utf8(&self.bytes).map_err(|_| RowFault::NotUtf8)?;
+        let text = std::str::from_utf8(&self.bytes).map_err(|_| RowFault::NotUtf8(None))?;
         if !self.ends.iter().all(|&end| text.is_char_boundary(end)) {
-            return Err(RowFault::NotUtf8);
+            return Err(RowFault::NotUtf8(None));
         }
         Ok(|place: usize| {
             let start = place.checked_sub(1).map_or(0, |before| self.ends[before]);
@@ -124,12 +174,16 @@ impl Records {
         })
     }
 
+    /// Releases the memory of a long row.
+    fn release(&mut self) {
+        if self.bytes.capacity() > 1 << 20 {
+            self.bytes = Vec::new();
+        }
+    }
+
     /// Reads the fields of the next row that is not empty; `None` at the end.
     pub fn next(&mut self) -> Result<Option<Result<(), RowFault>>, Error> {
         loop {
-            if self.bytes.capacity() > 1 << 20 {
-                self.bytes = Vec::new();
-            }
             self.bytes.clear();
             self.ends.clear();
             match self.read()? {
@@ -142,7 +196,7 @@ impl Records {
 
     fn read(&mut self) -> Result<Option<Result<(), RowFault>>, Error> {
         let (mut state, mut is_whole, mut is_begun) = (State::Start, true, false);
-        self.first_line = self.line;
+        (self.first_line, self.breaks) = (self.line, 0);
         loop {
             let buffer = self.input.buffer()?;
             if buffer.is_empty() {
@@ -153,7 +207,7 @@ impl Records {
                 return Ok(Some(match (is_whole, state) {
                     (_, State::Quoted) => Err(RowFault::UnclosedQuote),
                     (true, _) => Ok(()),
-                    (false, _) => Err(RowFault::TooLong),
+                    (false, _) => Err(RowFault::TooLong(self.most)),
                 }));
             }
             let (mut at, mut is_over) = (0, false);
@@ -168,10 +222,12 @@ impl Records {
                 if plain > 0 {
                     let text = &rest[..plain];
                     if state == State::Quoted {
-                        self.line += memchr::memchr_iter(b'\n', text).count() as u64;
+                        let breaks = memchr::memchr_iter(b'\n', text).count() as u64;
+                        self.line += breaks;
+                        self.breaks += breaks;
                     }
-                    match self.bytes.len() + plain <= MAX_ROW_BYTES {
-                        true => self.bytes.extend_from_slice(text),
+                    match self.bytes.len() + plain <= self.most {
+                        true => append(&mut self.bytes, text),
                         false => is_whole = false,
                     }
                     (at, is_begun, self.after_return) = (at + plain, true, false);
@@ -186,9 +242,9 @@ impl Records {
                 is_begun = true;
                 state = match (state, byte) {
                     (State::Quoted, _) => State::Quote,
-                    (State::Start, b'"') => State::Quoted,
+                    (State::Start, b'"') if self.has_quotes => State::Quoted,
                     (State::Quote, b'"') => {
-                        match self.bytes.len() < MAX_ROW_BYTES {
+                        match self.bytes.len() < self.most {
                             true => self.bytes.push(byte),
                             false => is_whole = false,
                         }
@@ -207,7 +263,7 @@ impl Records {
                         State::Start
                     }
                     (_, byte) => {
-                        match self.bytes.len() < MAX_ROW_BYTES {
+                        match self.bytes.len() < self.most {
                             true => self.bytes.push(byte),
                             false => is_whole = false,
                         }
@@ -218,7 +274,7 @@ impl Records {
             self.input.consume(at);
             if is_over {
                 self.ends.push(self.bytes.len());
-                return Ok(Some(if is_whole { Ok(()) } else { Err(RowFault::TooLong) }));
+                return Ok(Some(if is_whole { Ok(()) } else { Err(RowFault::TooLong(self.most)) }));
             }
         }
     }
@@ -227,12 +283,15 @@ impl Records {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::MAX_ROW_BYTES;
+    use crate::options::ReadOptions;
 
     fn rows(text: &str) -> Vec<(u64, Result<Vec<String>, RowFault>)> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("rows.csv");
         std::fs::write(&path, text).unwrap();
-        let mut records = Records::new(Input::open(&path, false).unwrap(), b',');
+        let mut records =
+            Records::new(Input::open(&path, &ReadOptions::default(), false).unwrap(), b',', Quoting::Auto);
         let mut rows = Vec::new();
         while let Some(read) = records.next().unwrap() {
             let text = String::from_utf8(records.bytes.clone()).unwrap();

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::encoding::Encoding;
 use crate::meaning::{Meaning, Unpaired};
 
 /// A file that cannot be read as rows, or not to its end.
@@ -74,13 +75,25 @@ pub enum Error {
         /// The problem.
         reason: String,
     },
-    /// A parquet file whose messages do not each have text for a role and a content.
-    #[error("{}: column `{column}`: expected a list of structs with the texts `role` and `content`", path.display())]
-    Nested {
+    /// A part of a parquet file would take more memory than is allowed, so that it was not decoded.
+    #[error("{}: {what} takes {bytes} bytes, expected at most {limit}", path.display())]
+    PartTooLarge {
         /// The file, as it was given.
         path: PathBuf,
-        /// The column.
-        column: String,
+        /// The footer, or a page of a column.
+        what: String,
+        /// The bytes that it declares.
+        bytes: u64,
+        /// The allowed bytes.
+        limit: u64,
+    },
+    /// The parquet crate could not decode the file.
+    #[error("{}: {reason}", path.display())]
+    Decode {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// The problem.
+        reason: String,
     },
     /// The file changed while it was read.
     #[error("{}: changed while it was read", path.display())]
@@ -180,14 +193,15 @@ impl Error {
                     listed(columns)
                 ),
             }),
-            Self::Nested { path, .. } => Some(format!(
-                "with pyarrow: `python -c \"import json, pyarrow.parquet as p; [print(json.dumps(r, default=str)) for b in \
-                 p.ParquetFile('{}').iter_batches() for r in b.to_pylist()]\" > rows.jsonl`",
-                path.display()
-            )),
+            Self::PartTooLarge { .. } => Some(
+                "raise `--memory-budget`, or write the file again with smaller pages: `pyarrow.parquet.write_table(table, \
+                 path, data_page_size=1 << 20, write_batch_size=64)`"
+                    .to_owned(),
+            ),
+            Self::Decode { .. } => Some("the file is damaged or incomplete; copy or write it again".to_owned()),
             Self::Changed { .. } => Some("start again when no other process writes to the file".to_owned()),
             Self::Parquet(error) => error.hint(),
-            Self::Row(row) => row.fault.hint().map(str::to_owned),
+            Self::Row(row) => row.fault.hint(),
             Self::Mixed { .. } => Some("convert them apart, or name the columns".to_owned()),
             Self::Duplicates { .. } => Some("raise `--memory-budget`, or use `--deduplicate exact`".to_owned()),
             Self::Setting { key, .. } if key.ends_with("template") => {
@@ -248,10 +262,10 @@ pub enum RowFault {
     NotJson(String),
     /// The row is JSON, but not an object.
     NotAnObject(&'static str),
-    /// The row's bytes are not UTF-8.
-    NotUtf8,
-    /// The row is too long.
-    TooLong,
+    /// The row's bytes are not UTF-8, or not in the encoding that was named. The file seems to have the other encoding.
+    NotUtf8(Option<Encoding>),
+    /// The row is longer than this many bytes.
+    TooLong(usize),
     /// A line of a CSV has fewer or more fields than the header.
     Fields {
         /// Fields of the header.
@@ -278,16 +292,31 @@ impl RowFault {
     }
 
     /// Advice for the `hint:` line under the error.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<String> {
         match self {
-            Self::NotUtf8 => {
-                Some("save the file as UTF-8, for example `iconv -f GB18030 -t UTF-8 rows.csv > utf8.csv`")
+            Self::NotUtf8(Some(encoding)) => {
+                let name = encoding.name();
+                Some(format!("the file seems to be in {name}: read it with `--encoding {name}`"))
+            }
+            Self::NotUtf8(None) => Some(
+                "name the encoding of the file with `--encoding`, for example `--encoding windows-1252`; `file FILE` may \
+                 know it"
+                    .to_owned(),
+            ),
+            Self::TooLong(limit) if *limit < crate::MAX_ROW_BYTES => {
+                Some("raise `--memory-budget`, or cut the row into shorter ones".to_owned())
+            }
+            Self::NotJson(reason) if reason.contains("single quote") => {
+                Some("Python's `str(row)` is not JSON; write each row with `json.dumps(row)`".to_owned())
             }
             Self::Fields { .. } | Self::UnclosedQuote => Some(
-                "a field with a comma, a quote or a line break stands in quotes, and a quote in it is written twice",
+                "a field with a comma, a quote or a line break stands in quotes, and a quote in it is written twice. If \
+                 quotes are ordinary characters: `--quoting none`"
+                    .to_owned(),
             ),
             Self::WrongType(_, OBJECT) => Some(
-                "expected an object a row; pandas writes them with `df.to_json(path, orient=\"records\", lines=True)`",
+                "expected an object a row; pandas writes them with `df.to_json(path, orient=\"records\", lines=True)`"
+                    .to_owned(),
             ),
             _ => None,
         }
@@ -299,8 +328,13 @@ impl fmt::Display for RowFault {
         match self {
             Self::NotJson(reason) => write!(f, "not valid JSON: {reason}"),
             Self::NotAnObject(got) => write!(f, "expected a JSON object, got {got}"),
-            Self::NotUtf8 => write!(f, "the row is not UTF-8"),
-            Self::TooLong => write!(f, "the row is longer than {} MiB", crate::MAX_ROW_BYTES >> 20),
+            Self::NotUtf8(_) => write!(f, "the row is not UTF-8"),
+            Self::TooLong(crate::MAX_ROW_BYTES..) => {
+                write!(f, "the row is longer than {} MiB", crate::MAX_ROW_BYTES >> 20)
+            }
+            Self::TooLong(limit) => {
+                write!(f, "the row is longer than {} KiB, the most that fits the memory budget", limit >> 10)
+            }
             Self::Fields { expected, got } => write!(f, "expected {expected} fields as in the header, got {got}"),
             Self::UnclosedQuote => write!(f, "a quote that opens in this row is never closed"),
             Self::WrongType(column, got) => write!(f, "column `{}`: expected text, got {got}", shortened(column)),

@@ -14,7 +14,9 @@ use std::rc::Rc;
 use flate2::read::MultiGzDecoder;
 use sha2::{Digest, Sha256};
 
+use crate::encoding::{Decoded, Encoding};
 use crate::error::Error;
+use crate::options::ReadOptions;
 
 /// Bytes of decompressed text that are read at a time.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -63,6 +65,7 @@ pub struct Input {
     raw: Rc<RefCell<Raw>>,
     before: Metadata,
     compression: Compression,
+    most_row_bytes: usize,
 }
 
 /// The file's stored bytes, counted and digested.
@@ -115,7 +118,7 @@ impl<R: Read> Read for Unpacked<R> {
 
 impl Input {
     /// Opens a file. With `digest`, its bytes are hashed as they are read.
-    pub fn open(path: &Path, digest: bool) -> Result<Self, Error> {
+    pub fn open(path: &Path, options: &ReadOptions, digest: bool) -> Result<Self, Error> {
         let failed = |source| Error::io(path, "open", source);
         let mut file = regular_file::open(path).map_err(failed)?;
         let before = file.metadata().map_err(failed)?;
@@ -135,8 +138,13 @@ impl Input {
                 unpacked(Box::new(decoder))
             }
         };
+        let reader: Box<dyn Read> = match options.encoding.filter(|encoding| !encoding.is_utf8()) {
+            Some(encoding) => Box::new(Decoded::new(reader, encoding)),
+            None => reader,
+        };
         let reader = BufReader::with_capacity(BUFFER_BYTES, reader);
-        let mut input = Self { path: path.to_owned(), reader, raw, before, compression };
+        let most_row_bytes = options.max_row_bytes;
+        let mut input = Self { path: path.to_owned(), reader, raw, before, compression, most_row_bytes };
         // The byte order mark that Windows puts before UTF-8.
         if input.peek(3)?.starts_with(b"\xef\xbb\xbf") {
             input.consume(3);
@@ -196,9 +204,15 @@ impl Input {
         self.compression
     }
 
-    /// Appends the rest of the line to `line`, without its end, up to `most` bytes. `None` at the end of the file.
+    /// The longest row that may be held.
+    pub fn most_row_bytes(&self) -> usize {
+        self.most_row_bytes
+    }
+
+    /// Appends the rest of the line to `line`, without its end, up to the longest row. `None` at the end of the file.
     /// `Some(false)` if the line was longer; its rest was skipped.
-    pub fn read_line(&mut self, line: &mut Vec<u8>, most: usize) -> Result<Option<bool>, Error> {
+    pub fn read_line(&mut self, line: &mut Vec<u8>) -> Result<Option<bool>, Error> {
+        let most = self.most_row_bytes;
         let (mut is_whole, mut is_empty) = (true, true);
         loop {
             let buffer = self.buffer()?;
@@ -209,7 +223,7 @@ impl Input {
             let end = memchr::memchr(b'\n', buffer);
             let part = &buffer[..end.unwrap_or(buffer.len())];
             if line.len() + part.len() <= most {
-                line.extend_from_slice(part);
+                append(line, part);
             } else {
                 is_whole = false;
             }
@@ -241,6 +255,35 @@ impl Input {
     }
 }
 
+/// Appends to a row. Its buffer grows by a quarter: while the allocator copies, the old and the new one exist at once.
+pub(crate) fn append(row: &mut Vec<u8>, part: &[u8]) {
+    if row.capacity() - row.len() < part.len() {
+        row.reserve_exact(part.len().max(row.len() / 4).max(256));
+    }
+    row.extend_from_slice(part);
+}
+
+/// The encoding that a file of texts seems to have, if it is not UTF-8.
+pub(crate) fn guess_encoding(path: &Path, options: &ReadOptions) -> Option<Encoding> {
+    let mut input = Input::open(path, options, false).ok()?;
+    let mut sample = Vec::new();
+    while sample.len() < SAMPLE_BYTES {
+        let buffer = input.buffer().ok()?;
+        if buffer.is_empty() {
+            break;
+        }
+        sample.extend_from_slice(buffer);
+        let used = buffer.len();
+        input.consume(used);
+    }
+    // The sample must not end within a letter.
+    let whole = memchr::memrchr(b'\n', &sample).filter(|_| sample.len() >= SAMPLE_BYTES).unwrap_or(sample.len());
+    Encoding::guess(&sample[..whole])
+}
+
+/// Bytes at the beginning of a file from which its encoding is guessed.
+const SAMPLE_BYTES: usize = 1 << 20;
+
 /// Computes the digest of a file's bytes.
 pub fn digest(path: &Path) -> Result<Digested, Error> {
     let failed = |source| Error::Io { path: path.to_owned(), action: "read", source };
@@ -257,7 +300,7 @@ pub fn digest(path: &Path) -> Result<Digested, Error> {
 /// # Errors
 /// The file cannot be read.
 pub fn is_compressed_parquet(path: &Path) -> Result<bool, Error> {
-    let mut input = Input::open(path, false)?;
+    let mut input = Input::open(path, &ReadOptions::default(), false)?;
     Ok(input.compression() != Compression::None && input.peek(4)? == b"PAR1")
 }
 
@@ -266,7 +309,7 @@ pub fn is_compressed_parquet(path: &Path) -> Result<bool, Error> {
 /// # Errors
 /// The file cannot be read; [`Error::Write`] if `out` fails.
 pub fn unpack(path: &Path, out: &mut impl io::Write) -> Result<(), Error> {
-    let mut input = Input::open(path, false)?;
+    let mut input = Input::open(path, &ReadOptions::default(), false)?;
     loop {
         let buffer = input.buffer()?;
         if buffer.is_empty() {

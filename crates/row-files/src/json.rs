@@ -1,19 +1,18 @@
 //! Rows of JSON: one object per line (JSONL), the elements of an array, or objects one after the other.
 //!
-//! serde_json reads one row at a time from a buffer of at most [`MAX_ROW_BYTES`]. Values of unwanted columns are skipped
-//! without being held, however deep they nest. If a key occurs twice, its last value counts, as in Python's `json`.
+//! One row at a time is in memory, and is checked there. Values of unwanted columns are skipped, however deep they nest. A
+//! dotted name is a member of an object: `translation.en`. If a key occurs twice, its last value counts, as in Python's
+//! `json`. Numbers keep their digits.
 
-use std::borrow::Cow;
-use std::fmt;
-
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-
-use crate::MAX_ROW_BYTES;
 use crate::chat;
 use crate::columns::Column;
-use crate::error::{Error, LIST, OBJECT, RowFault, reason};
-use crate::input::Input;
-use crate::row::{Cell, Row};
+use crate::error::{Error, LIST, OBJECT, RowFault};
+use crate::input::{Input, append};
+use crate::json_text::{self, Kind};
+use crate::row::{Cell, Row, one_text};
+
+/// A longer row's buffer is released before the next row.
+const KEPT_ROW_BYTES: usize = 1 << 20;
 
 /// The arrangement of rows in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,33 +66,51 @@ impl JsonRows {
         self.input
     }
 
-    /// The text of the last row read.
-    pub fn text(&self) -> &[u8] {
-        &self.buffer
+    /// The names of the next row's columns; `None` at the end. Adds the row's length to `bytes`.
+    pub fn next_names(
+        &mut self,
+        line: &mut u64,
+        bytes: &mut u64,
+    ) -> Result<Option<Result<Vec<String>, RowFault>>, Error> {
+        let Some(is_whole) = self.next_text(line)? else { return Ok(None) };
+        let names = match is_whole {
+            true => names_or_fault(&self.buffer),
+            false => Err(RowFault::TooLong(self.input.most_row_bytes())),
+        };
+        *bytes += self.buffer.len() as u64;
+        self.release();
+        Ok(Some(names))
     }
 
     /// Reads the next row; `None` at the end.
     pub fn next(&mut self, row: &mut Row) -> Result<Option<Result<(), RowFault>>, Error> {
+        // The memory of an earlier row is not needed beside this one.
+        row.cells.clear();
         let Some(is_whole) = self.next_text(&mut row.line)? else { return Ok(None) };
-        if !is_whole {
-            return Ok(Some(Err(RowFault::TooLong)));
+        let read = match is_whole {
+            true => parse(&self.buffer, &self.wanted, row),
+            false => Err(RowFault::TooLong(self.input.most_row_bytes())),
+        };
+        self.release();
+        Ok(Some(read))
+    }
+
+    /// Releases the memory of a long row, except to name it.
+    fn release(&mut self) {
+        if self.buffer.capacity() > KEPT_ROW_BYTES {
+            self.buffer = Vec::new();
         }
-        Ok(Some(parse(&self.buffer, &self.wanted, row)))
     }
 
     /// Copies the text of the next row into the buffer; false if it is too long.
     fn next_text(&mut self, first_line: &mut u64) -> Result<Option<bool>, Error> {
-        // After a large row, release the buffer's memory.
-        if self.buffer.capacity() > 1 << 20 {
-            self.buffer = Vec::new();
-        }
         self.buffer.clear();
         if self.layout != Layout::Lines {
             return self.next_element(first_line);
         }
         loop {
             *first_line = self.line;
-            let Some(is_whole) = self.input.read_line(&mut self.buffer, MAX_ROW_BYTES)? else { return Ok(None) };
+            let Some(is_whole) = self.input.read_line(&mut self.buffer)? else { return Ok(None) };
             self.line += 1;
             if !is_whole || !self.buffer.trim_ascii().is_empty() {
                 return Ok(Some(is_whole));
@@ -188,6 +205,7 @@ impl JsonRows {
 
     /// Copies one JSON value, which begins here, up to the longest row; false if the value is longer.
     fn copy_element(&mut self) -> Result<bool, Error> {
+        let most = self.input.most_row_bytes();
         let (mut depth, mut is_text, mut is_escaped, mut is_whole) = (0_u64, false, false, true);
         loop {
             let buffer = self.input.buffer()?;
@@ -230,8 +248,8 @@ impl JsonRows {
             }
             let part = &buffer[..used];
             self.line += memchr::memchr_iter(b'\n', part).count() as u64;
-            if self.buffer.len() + used <= MAX_ROW_BYTES {
-                self.buffer.extend_from_slice(part);
+            if self.buffer.len() + used <= most {
+                append(&mut self.buffer, part);
             } else {
                 is_whole = false;
             }
@@ -245,175 +263,101 @@ impl JsonRows {
 
 /// Parses one row from its text.
 pub(crate) fn parse(text: &[u8], wanted: &[Column], row: &mut Row) -> Result<(), RowFault> {
-    let text = std::str::from_utf8(text).map_err(|_| RowFault::NotUtf8)?;
+    let text = std::str::from_utf8(text).map_err(|_| RowFault::NotUtf8(None))?;
     row.cells.clear();
     row.cells.resize_with(wanted.len(), Cell::default);
-    let mut deserializer = serde_json::Deserializer::from_str(text);
-    let mut chat = None;
-    let read = RowSeed { wanted, cells: &mut row.cells, chat: &mut chat }.deserialize(&mut deserializer);
-    match read.and_then(|found| deserializer.end().map(|()| found)) {
-        Ok(None) => Ok(()),
-        Ok(Some(found)) => Err(RowFault::NotAnObject(found)),
-        Err(error) => Err(match chat {
-            Some(column) if error.is_data() => RowFault::Messages(column, reason(&error)),
-            _ => RowFault::NotJson(format!("{} (column {})", reason(&error), error.column())),
-        }),
+    let value = json_text::value(text).map_err(|fault| {
+        let column = text[..fault.at].chars().count() + 1;
+        RowFault::NotJson(format!("{} (column {column})", fault.reason))
+    })?;
+    match json_text::kind(value) {
+        Kind::Object => fill(value, "", wanted, &mut row.cells),
+        Kind::List => Err(RowFault::NotAnObject(LIST)),
+        Kind::Text => Err(RowFault::NotAnObject("a string")),
+        Kind::Number => Err(RowFault::NotAnObject("a number")),
+        Kind::Bool => Err(RowFault::NotAnObject("true or false")),
+        Kind::Null => Err(RowFault::NotAnObject("null")),
     }
 }
 
-/// The names of an object's columns, each with its value's type.
-pub(crate) fn names(text: &[u8]) -> Option<Vec<(String, &'static str)>> {
-    struct Names;
-    impl<'de> Visitor<'de> for Names {
-        type Value = Vec<(String, &'static str)>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            let mut names = Vec::new();
-            while let Some(name) = map.next_key::<Cow<'de, str>>()? {
-                let cell = map.next_value_seed(CellSeed { is_chat: false })?;
-                let kind = match cell {
-                    Cell::Null => "null",
-                    Cell::Other(kind) => kind,
-                    _ => "text",
-                };
-                names.push((name.into_owned(), kind));
+/// Fills the cells of the wanted members of `object`, whose own path with its last dot is `within`.
+fn fill(object: &str, within: &str, wanted: &[Column], cells: &mut [Cell]) -> Result<(), RowFault> {
+    let mut outcome = Ok(());
+    json_text::members(object, |name, value| {
+        for (column, cell) in wanted.iter().zip(cells.iter_mut()) {
+            if outcome.is_ok() && column.name.strip_prefix(within) == Some(&*name) {
+                match cell_of(value, column) {
+                    Ok(found) => *cell = found,
+                    Err(fault) => outcome = Err(fault),
+                }
             }
-            Ok(names)
         }
-    }
-    let mut deserializer = serde_json::Deserializer::from_slice(text);
-    let names = deserializer.deserialize_map(Names).ok()?;
-    deserializer.end().ok().map(|()| names)
+        let below = |column: &Column| {
+            column
+                .name
+                .strip_prefix(within)
+                .and_then(|rest| rest.strip_prefix(&*name))
+                .is_some_and(|r| r.starts_with('.'))
+        };
+        if outcome.is_ok() && json_text::kind(value) == Kind::Object && wanted.iter().any(below) {
+            outcome = fill(value, &format!("{within}{name}."), wanted, cells);
+        }
+    });
+    outcome
 }
 
-/// Reads an object into cells; for anything else returns its type.
-struct RowSeed<'a> {
-    wanted: &'a [Column],
-    cells: &'a mut [Cell],
-    /// The column of messages to read.
-    chat: &'a mut Option<String>,
+fn cell_of(value: &str, column: &Column) -> Result<Cell, RowFault> {
+    let lone = || RowFault::NotJson("half of a surrogate pair".to_owned());
+    Ok(match json_text::kind(value) {
+        Kind::Null => Cell::Null,
+        Kind::Text => Cell::Text(json_text::text(value).ok_or_else(lone)?.into_owned()),
+        Kind::Number | Kind::Bool => Cell::Text(value.to_owned()),
+        Kind::List if column.is_chat => {
+            Cell::Turns(chat::from_list(value).map_err(|reason| RowFault::Messages(column.name.clone(), reason))?)
+        }
+        Kind::List => text_of_list(value, &column.name).unwrap_or(Cell::Other(LIST)),
+        Kind::Object => Cell::Other(OBJECT),
+    })
 }
 
-impl<'de> DeserializeSeed<'de> for RowSeed<'_> {
-    type Value = Option<&'static str>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
+/// A list of texts as one text.
+fn text_of_list(list: &str, column: &str) -> Option<Cell> {
+    let mut texts = Vec::new();
+    json_text::elements(list, |element| {
+        texts.push(if json_text::kind(element) == Kind::Text { json_text::text(element) } else { None });
+    });
+    let texts = texts.into_iter().collect::<Option<Vec<_>>>()?;
+    (!texts.is_empty()).then(|| Cell::Text(one_text(&texts, column)))
 }
 
-impl<'de> Visitor<'de> for RowSeed<'_> {
-    type Value = Option<&'static str>;
+/// The most names of a row: nested members are counted.
+const MAX_NAMES: usize = 100_000;
 
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
+fn names_or_fault(text: &[u8]) -> Result<Vec<String>, RowFault> {
+    names(text).map_or_else(|| parse(text, &[], &mut Row::default()).map(|()| Vec::new()), Ok)
+}
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        while let Some(name) = map.next_key::<Cow<'de, str>>()? {
-            let Some(column) = self.wanted.iter().position(|column| *column.name == *name) else {
-                map.next_value::<IgnoredAny>()?;
-                continue;
-            };
-            let is_chat = self.wanted[column].is_chat;
-            if is_chat {
-                *self.chat = Some(self.wanted[column].name.clone());
+/// The names of a row's columns, with the dotted names of members of objects.
+pub(crate) fn names(text: &[u8]) -> Option<Vec<String>> {
+    let value = json_text::value(std::str::from_utf8(text).ok()?).ok()?;
+    let mut names = Vec::new();
+    let is_object = json_text::kind(value) == Kind::Object;
+    is_object.then(|| add_names(value, "", &mut names)).map(|()| names)
+}
+
+fn add_names(object: &str, within: &str, names: &mut Vec<String>) {
+    json_text::members(object, |name, value| {
+        if names.len() < MAX_NAMES {
+            let path = format!("{within}{name}");
+            if json_text::kind(value) == Kind::Object && path.len() < MAX_PATH_BYTES {
+                names.push(path.clone());
+                add_names(value, &format!("{path}."), names);
+            } else {
+                names.push(path);
             }
-            self.cells[column] = map.next_value_seed(CellSeed { is_chat })?;
-            *self.chat = None;
         }
-        Ok(None)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Some(LIST))
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
-        Ok(Some("a string"))
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(Some("true or false"))
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
-        Ok(Some("a number"))
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(Some("a number"))
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(Some("a number"))
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(Some("null"))
-    }
+    });
 }
 
-/// Reads one value. In a column of messages, a list is read as messages.
-struct CellSeed {
-    is_chat: bool,
-}
-
-impl<'de> DeserializeSeed<'de> for CellSeed {
-    type Value = Cell;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Cell, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for CellSeed {
-    type Value = Cell;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Cell, E> {
-        Ok(Cell::Null)
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Cell, E> {
-        Ok(Cell::Text(text.to_owned()))
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Cell, E> {
-        Ok(Cell::Text(value.to_string()))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Cell, E> {
-        Ok(Cell::Text(value.to_string()))
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Cell, E> {
-        Ok(Cell::Text(value.to_string()))
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Cell, E> {
-        // Rust's debug form keeps the point of 1.0, as JSON does.
-        Ok(Cell::Text(format!("{value:?}")))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Cell, A::Error> {
-        if self.is_chat {
-            return chat::turns(list).map(Cell::Turns);
-        }
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Cell::Other(LIST))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Cell, A::Error> {
-        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Cell::Other(OBJECT))
-    }
-}
+/// Objects with a longer path have no dotted names.
+const MAX_PATH_BYTES: usize = 1000;

@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use crate::chat_lists::ChatLists;
 use crate::delimited::Records;
-use crate::error::{Error, RowFault};
-use crate::input::{Compression, Input};
+use crate::error::{Error, RowError, RowFault};
+use crate::input::{Compression, Input, guess_encoding};
 use crate::json::{self, JsonRows, Layout};
-use crate::row::Row;
+use crate::options::ReadOptions;
 
 /// The storage format of a file's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +26,10 @@ pub struct Kind {
     pub form: Form,
     /// The compression of the file.
     pub compression: Compression,
-    /// The file's column names. For JSON: the keys of the first rows. For parquet: columns of text and of messages.
+    /// The file's column names. For JSON: the keys of the first rows. Members of objects have dotted names.
     pub columns: Vec<String>,
-    /// For parquet: the column whose messages are lists.
-    pub chat: Option<ChatLists>,
+    /// How the file is read.
+    pub options: ReadOptions,
 }
 
 /// Bytes of text from which the form is detected.
@@ -72,26 +71,64 @@ impl Kind {
     ///
     /// # Errors
     /// The file cannot be read, or has a form that this crate does not read.
-    pub fn of(path: &Path) -> Result<Self, Error> {
-        let mut input = Input::open(path, false)?;
+    pub fn of(path: &Path, options: &ReadOptions) -> Result<Self, Error> {
+        // Only text has an encoding.
+        let mut input = Input::open(path, &ReadOptions::default(), false)?;
         let compression = input.compression();
-        let beginning = beginning(&mut input)?;
-        drop(input);
+        let mut beginning = beginning(&mut input)?;
+        if options.encoding.is_some() && !is_parquet(&beginning) {
+            beginning = self::beginning(&mut Input::open(path, options, false)?)?;
+        }
         let form = form(path, &beginning)?;
-        let mut chat = None;
         let columns = match form {
-            Form::Parquet if compression == Compression::None => {
-                let mut columns = parquet_dataset::string_columns(path)?;
-                chat = ChatLists::among(&parquet_dataset::list_columns(path)?);
-                columns.extend(chat.iter().map(|chat| chat.column.clone()));
-                columns
-            }
+            Form::Parquet if compression == Compression::None => parquet_columns(path)?,
             Form::Parquet => Vec::new(),
-            Form::Json(layout) => keys(path, layout)?,
-            Form::Delimited(delimiter) => Records::new(Input::open(path, false)?, delimiter).header()?,
+            Form::Json(layout) => keys(path, layout, options)?,
+            Form::Delimited(delimiter) => {
+                Records::new(Input::open(path, options, false)?, delimiter, options.quoting).header()?
+            }
         };
-        Ok(Self { form, compression, columns, chat })
+        Ok(Self { form, compression, columns, options: *options })
     }
+
+    /// Whether the file is parquet that can be read in place, row by row, with these columns.
+    pub fn is_in_place(&self, path: &Path, columns: &[String]) -> bool {
+        let is_plain = self.form == Form::Parquet && self.compression == Compression::None;
+        is_plain && is_in_place(path, columns)
+    }
+}
+
+/// Whether a file is parquet whose rows can be read in place: it has these columns, each a string a row.
+pub fn is_in_place(path: &Path, columns: &[String]) -> bool {
+    parquet_dataset::RowCursor::open(path, columns, None).is_ok()
+}
+
+fn is_parquet(beginning: &[u8]) -> bool {
+    beginning.starts_with(b"PAR1") || beginning.starts_with(b"PARE")
+}
+
+/// Names of groups between a list and its elements.
+const WRAPPERS: [&str; 4] = ["list", "array", "bag", "key_value"];
+
+/// The columns of a parquet file: the top level, and the members of structs by their dotted names. The elements of a list
+/// are not columns.
+fn parquet_columns(path: &Path) -> Result<Vec<String>, Error> {
+    let mut columns: Vec<String> = Vec::new();
+    let mut known = std::collections::HashSet::new();
+    for leaf in parquet_dataset::leaf_columns(path)? {
+        let mut end = 0;
+        for part in leaf.path.split('.') {
+            if leaf.is_repeated && end > 0 && WRAPPERS.contains(&part) {
+                break;
+            }
+            end += part.len() + usize::from(end > 0);
+            let name = &leaf.path[..end];
+            if columns.len() < MAX_COLUMNS && known.insert(name.to_owned()) {
+                columns.push(name.to_owned());
+            }
+        }
+    }
+    Ok(columns)
 }
 
 /// The beginning of a file's text, up to [`PROBE_BYTES`].
@@ -116,15 +153,21 @@ const OTHERS: [(&[u8], &str, &str); 8] = [
     (b"\xfd7zXZ", "compressed with xz", "unpack it: `unxz FILE`"),
     (b"ARROW1", "an Arrow file", "write it as parquet: `pyarrow.parquet.write_table(table, \"rows.parquet\")`"),
     (b"SQLite format 3", "an SQLite database", "write the rows as CSV: `sqlite3 -header -csv FILE 'select ..'`"),
-    (b"\xff\xfe", "text in UTF-16", "save it as UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > utf8.csv`"),
-    (b"\xfe\xff", "text in UTF-16", "save it as UTF-8: `iconv -f UTF-16 -t UTF-8 FILE > utf8.csv`"),
+    (b"\xff\xfe", "text in UTF-16", "read it with `--encoding utf-16le`"),
+    (b"\xfe\xff", "text in UTF-16", "read it with `--encoding utf-16be`"),
     (b"\x80\x04", "a Python pickle", "write the rows as JSONL: one `json.dumps(row)` a line"),
 ];
 
 fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
     let refused = |what: String, hint| Err(Error::Format { path: path.to_owned(), what, hint });
-    if beginning.starts_with(b"PAR1") {
+    if is_parquet(beginning) {
         return Ok(Form::Parquet);
+    }
+    if beginning.starts_with(b"version https://git-lfs.github.com/spec/") {
+        return refused(
+            "this is a pointer of Git LFS, and the rows are elsewhere".to_owned(),
+            "fetch the file itself: `git lfs pull`, or `hf download REPOSITORY FILE --repo-type dataset`",
+        );
     }
     if let Some((_, what, hint)) = OTHERS.iter().find(|(magic, ..)| beginning.starts_with(magic)) {
         return refused(format!("this is {what}"), hint);
@@ -132,12 +175,21 @@ fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
     if let Some(encoding) = utf16(beginning) {
         return refused(
             format!("this is text in {encoding} without a byte order mark"),
-            "save it as UTF-8: `iconv -f UTF-16LE -t UTF-8 FILE > utf8.csv`, or `-f UTF-16BE`",
+            "read it with `--encoding utf-16le` or `--encoding utf-16be`",
         );
     }
     let extension = extension(path).unwrap_or_default();
     let text = beginning.trim_ascii_start();
-    if extension == "parquet" && !text.is_empty() {
+    if text.is_empty() {
+        return refused("the file is empty".to_owned(), "expected at least one row");
+    }
+    if is_html(text) {
+        return refused(
+            "this is a page of HTML".to_owned(),
+            "download the file itself, not the page that shows it: at Hugging Face `/resolve/`, at GitHub `/raw/`",
+        );
+    }
+    if extension == "parquet" {
         return refused(
             format!("not a parquet file: it begins with {:?}", String::from_utf8_lossy(&text[..text.len().min(8)])),
             "the file is damaged or incomplete, or has the wrong name",
@@ -157,8 +209,12 @@ fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
     if is_text && [b'\t', b','].iter().any(|delimiter| first_line.contains(delimiter)) {
         return Ok(Form::Delimited(delimiter(text)));
     }
-    let what = if text.is_empty() { "the file is empty" } else { "no rows were recognised" };
-    refused(what.to_owned(), "name the file by its form, such as rows.jsonl or rows.csv")
+    refused("no rows were recognised".to_owned(), "name the file by its form, such as rows.jsonl or rows.csv")
+}
+
+fn is_html(text: &[u8]) -> bool {
+    let begins = |tag: &str| text.get(..tag.len()).is_some_and(|start| start.eq_ignore_ascii_case(tag.as_bytes()));
+    begins("<!doctype html") || begins("<html") || begins("<head")
 }
 
 /// The UTF-16 of a text whose first letters are ASCII: every other byte is zero.
@@ -228,22 +284,39 @@ fn wraps_rows(text: &[u8]) -> bool {
 }
 
 /// The keys of the first rows, in the order of their first occurrence.
-fn keys(path: &Path, layout: Layout) -> Result<Vec<String>, Error> {
-    let mut rows = JsonRows::new(Input::open(path, false)?, layout, &[]);
-    let (mut keys, mut row, mut bytes): (Vec<String>, _, u64) = (Vec::new(), Row::default(), 0);
+fn keys(path: &Path, layout: Layout, options: &ReadOptions) -> Result<Vec<String>, Error> {
+    let mut rows = JsonRows::new(Input::open(path, options, false)?, layout, &[]);
+    let (mut keys, mut bytes, mut line): (Vec<String>, _, _) = (Vec::new(), 0, 0);
     let mut known = std::collections::HashSet::new();
+    let mut first_fault = None;
     for _ in 0..PROBE_ROWS {
-        match rows.next(&mut row)? {
-            Some(Err(RowFault::TooLong)) => continue,
-            Some(_) if bytes <= PROBE_ROW_BYTES => {}
-            _ => break,
-        }
-        bytes += rows.text().len() as u64;
-        for (name, _) in json::names(rows.text()).unwrap_or_default() {
-            if keys.len() < MAX_COLUMNS && known.insert(name.clone()) {
-                keys.push(name);
+        let Some(names) = rows.next_names(&mut line, &mut bytes)? else { break };
+        match names {
+            Err(fault) => _ = first_fault.get_or_insert((line, fault)),
+            Ok(names) => {
+                for name in names {
+                    if keys.len() < MAX_COLUMNS && known.insert(name.clone()) {
+                        keys.push(name);
+                    }
+                }
             }
         }
+        if bytes > PROBE_ROW_BYTES {
+            break;
+        }
     }
-    Ok(keys)
+    match first_fault {
+        // Without one row that can be read, the reason is better than "no columns".
+        Some((line, fault)) if keys.is_empty() => Err(Error::Row(row_error(path, line, fault, options))),
+        _ => Ok(keys),
+    }
+}
+
+/// A row's fault with its place, and with the encoding that the file seems to have.
+pub(crate) fn row_error(path: &Path, line: u64, fault: RowFault, options: &ReadOptions) -> RowError {
+    let fault = match fault {
+        RowFault::NotUtf8(None) if options.encoding.is_none() => RowFault::NotUtf8(guess_encoding(path, options)),
+        fault => fault,
+    };
+    RowError { path: path.to_owned(), line, is_row: false, fault }
 }

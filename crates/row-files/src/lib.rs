@@ -15,43 +15,48 @@
 //!
 //! Deliberately absent: tokens, order and epochs (in the dataloader), and the choice of output files (in the caller).
 
+mod arrow_cells;
+mod arrow_rows;
 mod chat;
-mod chat_lists;
 mod clean;
 mod columns;
 mod convert;
 mod delimited;
 mod duplicates;
+mod encoding;
 mod error;
 mod forms;
 mod input;
 mod json;
+mod json_text;
 mod kind;
 mod labels;
 mod lengths;
 mod meaning;
+mod options;
 mod parquet_rows;
 mod parquet_writer;
 mod row;
 mod rows;
 mod split;
 mod template;
-mod thrift;
 mod trace;
 
 pub use chat::{Fits, Turn, prompt as chat_prompt};
-pub use chat_lists::ChatLists;
 pub use clean::clean;
 pub use columns::{Chosen, Column, Instruction, Pairing};
 pub use convert::{BadRows, Conversion, Counts, Part, Settings};
+pub use delimited::Notes;
 pub use duplicates::Duplicates;
+pub use encoding::Encoding;
 pub use error::{Error, RowError, RowFault};
 pub use input::{Compression, Digested, digest, is_compressed_parquet, sha256, unpack};
 pub use json::Layout;
-pub use kind::{FILE_EXTENSIONS, Form, Kind, extension};
+pub use kind::{FILE_EXTENSIONS, Form, Kind, extension, is_in_place};
 pub use labels::Labels;
 pub use lengths::Lengths;
 pub use meaning::{Meaning, Unpaired};
+pub use options::{Quoting, ReadOptions, conversion_bytes};
 pub use parquet_writer::{ParquetWriter, Sizes};
 pub use row::{Cell, Row};
 pub use rows::Rows;

@@ -1,5 +1,7 @@
 //! [`Row`]: a row's values in the wanted columns, and its first line.
 
+use std::borrow::Cow;
+
 use crate::chat::Turn;
 
 /// One row.
@@ -9,6 +11,51 @@ pub struct Row {
     pub line: u64,
     /// A value for each wanted column, in the order of the columns.
     pub cells: Vec<Cell>,
+}
+
+/// The one text that a list of texts stands for: its elements with line breaks between them. Of the answers to a question,
+/// which say the same in several ways, it is the first.
+pub(crate) fn one_text(texts: &[impl AsRef<str>], column: &str) -> String {
+    let is_answers = column == "answers" || column.ends_with("answers.text");
+    let taken = if is_answers { &texts[..1] } else { texts };
+    taken.iter().map(AsRef::as_ref).collect::<Vec<&str>>().join("\n")
+}
+
+/// A text of a row: a cell, or a text that was made from cells.
+pub(crate) enum TextPlace {
+    Cell(usize),
+    Made(String),
+}
+
+impl Row {
+    /// The place of a text that was borrowed from this row.
+    pub(crate) fn place_of(&self, text: Cow<'_, str>) -> TextPlace {
+        let text = match text {
+            Cow::Owned(text) => return TextPlace::Made(text),
+            Cow::Borrowed(text) => text,
+        };
+        let is_here = |cell: &Cell| cell.text().is_some_and(|here| std::ptr::eq(here, text));
+        self.cells.iter().position(is_here).map_or_else(|| TextPlace::Made(text.to_owned()), TextPlace::Cell)
+    }
+
+    /// Takes texts out of the row: a long one is not copied. The rest of the row is dropped.
+    pub(crate) fn take(&mut self, [first, second]: [TextPlace; 2]) -> [String; 2] {
+        let second = match (&first, second) {
+            (TextPlace::Cell(first), TextPlace::Cell(second)) if *first == second => {
+                TextPlace::Made(self.cells[second].text().unwrap_or_default().to_owned())
+            }
+            (_, second) => second,
+        };
+        let texts = [first, second].map(|place| match place {
+            TextPlace::Made(text) => text,
+            TextPlace::Cell(index) => match std::mem::take(&mut self.cells[index]) {
+                Cell::Text(text) => text,
+                _ => String::new(),
+            },
+        });
+        self.cells.clear();
+        texts
+    }
 }
 
 /// One value.
@@ -26,6 +73,15 @@ pub enum Cell {
 }
 
 impl Cell {
+    /// Bytes of the cell's texts.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Turns(turns) => turns.iter().map(|turn| turn.role.len() + turn.content.len()).sum(),
+            Self::Null | Self::Other(_) => 0,
+        }
+    }
+
     /// The text, if the cell is text.
     pub fn text(&self) -> Option<&str> {
         match self {

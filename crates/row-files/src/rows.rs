@@ -2,22 +2,24 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::arrow_rows::ArrowRows;
 use crate::columns::Column;
-use crate::delimited::DelimitedRows;
+use crate::delimited::{DelimitedRows, Notes};
 use crate::error::{Error, RowError, RowFault};
 use crate::input::{Compression, Digested, Input};
 use crate::json::JsonRows;
-use crate::kind::{Form, Kind};
+use crate::kind::{Form, Kind, row_error};
+use crate::options::ReadOptions;
 use crate::parquet_rows::ParquetRows;
 use crate::row::Row;
 
 /// The rows of one file.
 ///
 /// ```no_run
-/// use row_files::{Chosen, Kind, Pairing, Row, Rows};
+/// use row_files::{Chosen, Kind, Pairing, ReadOptions, Row, Rows};
 ///
 /// let path = "train.jsonl".as_ref();
-/// let kind = Kind::of(path)?;
+/// let kind = Kind::of(path, &ReadOptions::default())?;
 /// let pairing = Pairing::of(&kind.columns, &Chosen::default()).expect("known columns");
 /// let mut rows = Rows::open(path, &kind, &pairing.columns(), false)?;
 /// let mut row = Row::default();
@@ -31,6 +33,7 @@ use crate::row::Row;
 /// ```
 pub struct Rows {
     path: PathBuf,
+    options: ReadOptions,
     reader: Reader,
 }
 
@@ -38,6 +41,7 @@ enum Reader {
     Json(JsonRows),
     Delimited(DelimitedRows),
     Parquet(Box<ParquetRows>),
+    Arrow(Box<ArrowRows>),
 }
 
 impl Rows {
@@ -48,13 +52,17 @@ impl Rows {
     /// The file cannot be read, or is compressed parquet, which has to be unpacked.
     pub fn open(path: &Path, kind: &Kind, wanted: &[Column], digest: bool) -> Result<Self, Error> {
         let reader = match kind.form {
-            Form::Json(layout) => Reader::Json(JsonRows::new(Input::open(path, digest)?, layout, wanted)),
+            Form::Json(layout) => {
+                Reader::Json(JsonRows::new(Input::open(path, &kind.options, digest)?, layout, wanted))
+            }
             Form::Delimited(delimiter) => {
-                Reader::Delimited(DelimitedRows::new(Input::open(path, digest)?, delimiter, wanted)?)
+                let input = Input::open(path, &kind.options, digest)?;
+                Reader::Delimited(DelimitedRows::new(input, delimiter, kind.options.quoting, wanted)?)
             }
-            Form::Parquet if kind.compression == Compression::None => {
-                Reader::Parquet(Box::new(ParquetRows::open(path, kind, wanted)?))
-            }
+            Form::Parquet if kind.compression == Compression::None => match ParquetRows::open(path, kind, wanted)? {
+                Some(rows) => Reader::Parquet(Box::new(rows)),
+                None => Reader::Arrow(Box::new(ArrowRows::open(path, kind, wanted)?)),
+            },
             Form::Parquet => {
                 return Err(Error::Format {
                     path: path.to_owned(),
@@ -63,7 +71,7 @@ impl Rows {
                 });
             }
         };
-        Ok(Self { path: path.to_owned(), reader })
+        Ok(Self { path: path.to_owned(), options: kind.options, reader })
     }
 
     /// Reads the next row, or returns why it cannot be used; `None` at the end.
@@ -75,13 +83,18 @@ impl Rows {
             Reader::Json(rows) => rows.next(row)?,
             Reader::Delimited(rows) => rows.next(row)?,
             Reader::Parquet(rows) => rows.next(row)?,
+            Reader::Arrow(rows) => rows.next(row)?,
         };
         Ok(read.map(|read| read.map_err(|fault| self.error(row, fault))))
     }
 
     /// Adds the place to a row's fault.
     pub fn error(&self, row: &Row, fault: RowFault) -> RowError {
-        RowError { path: self.path.clone(), line: row.line, is_row: matches!(self.reader, Reader::Parquet(_)), fault }
+        let is_row = matches!(self.reader, Reader::Parquet(_) | Reader::Arrow(_));
+        match is_row {
+            true => RowError { path: self.path.clone(), line: row.line, is_row, fault },
+            false => row_error(&self.path, row.line, fault, &self.options),
+        }
     }
 
     /// The fraction of the file that was read, between 0 and 1.
@@ -91,7 +104,13 @@ impl Rows {
             Reader::Json(rows) => rows.input().share_read(),
             Reader::Delimited(rows) => rows.input().share_read(),
             Reader::Parquet(rows) => rows.next_row() as f64 / rows.rows().max(1) as f64,
+            Reader::Arrow(rows) => rows.next_row() as f64 / rows.rows().max(1) as f64,
         }
+    }
+
+    /// What was noticed about the quotes of a CSV or TSV so far.
+    pub fn notes(&self) -> Option<&Notes> {
+        if let Reader::Delimited(rows) = &self.reader { Some(rows.notes()) } else { None }
     }
 
     /// Returns the file's digest after the last row, if it was requested and the file is not parquet.
@@ -102,7 +121,7 @@ impl Rows {
         let input = match self.reader {
             Reader::Json(rows) => rows.into_input(),
             Reader::Delimited(rows) => rows.into_input(),
-            Reader::Parquet(_) => return Ok(None),
+            Reader::Parquet(_) | Reader::Arrow(_) => return Ok(None),
         };
         input.finish().map(Some)
     }

@@ -8,7 +8,10 @@ use arrow_array::builder::{ListBuilder, StringBuilder, StructBuilder};
 use arrow_array::cast::AsArray;
 use arrow_schema::{DataType, Field, Fields};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use row_files::{BadRows, Chosen, Conversion, Counts, Duplicates, Error, ParquetWriter, Part, Settings, Share, Sizes};
+use row_files::{
+    BadRows, Chosen, Conversion, Counts, Duplicates, Encoding, Error, ParquetWriter, Part, Quoting, ReadOptions,
+    Settings, Share, Sizes,
+};
 use tempfile::TempDir;
 
 type Pairs = Vec<(String, String)>;
@@ -47,12 +50,28 @@ impl Files {
     }
 
     fn parquet(&self, name: &str, messages: arrow_array::ArrayRef) -> PathBuf {
+        self.column(name, "messages", messages)
+    }
+
+    /// A parquet file with the column `id` and this one.
+    fn column(&self, name: &str, column: &str, values: arrow_array::ArrayRef) -> PathBuf {
+        self.column_in(name, column, values, parquet::basic::Compression::SNAPPY)
+    }
+
+    fn column_in(
+        &self,
+        name: &str,
+        column: &str,
+        messages: arrow_array::ArrayRef,
+        codec: parquet::basic::Compression,
+    ) -> PathBuf {
         let ids: arrow_array::ArrayRef =
             Arc::new((0..messages.len()).map(|id| Some(id.to_string())).collect::<arrow_array::StringArray>());
-        let batch = arrow_array::RecordBatch::try_from_iter([("id", ids), ("messages", messages)]).unwrap();
+        let batch = arrow_array::RecordBatch::try_from_iter([("id", ids), (column, messages)]).unwrap();
         let path = self.0.path().join(name);
         let file = std::fs::File::create(&path).unwrap();
-        let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+        let properties = parquet::file::properties::WriterProperties::builder().set_compression(codec).build();
+        let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), Some(properties)).unwrap();
         writer.write(&batch).unwrap();
         writer.close().unwrap();
         path
@@ -66,10 +85,19 @@ impl Files {
 }
 
 fn read_with(paths: &[PathBuf], settings: &Settings<'_>) -> Result<(Counts, Pairs), Error> {
+    read_as(paths, settings, &Chosen::default(), &ReadOptions::default())
+}
+
+fn read_as(
+    paths: &[PathBuf],
+    settings: &Settings<'_>,
+    chosen: &Chosen,
+    options: &ReadOptions,
+) -> Result<(Counts, Pairs), Error> {
     let mut pairs = Vec::new();
-    let conversion = Conversion::of(paths, &Chosen::default())?;
+    let conversion = Conversion::of(paths, chosen, options)?;
     let counts = conversion.run(settings, &mut |_, prompt, response| {
-        pairs.push((prompt.to_owned(), response.to_owned()));
+        pairs.push((prompt, response));
         Ok(())
     })?;
     Ok((counts, pairs))
@@ -118,7 +146,14 @@ fn every_form_gives_the_same_rows_plain_and_compressed_whatever_its_name() {
     check("a.csv", format!("\u{feff}{}", CSV.replace("\nb", "\r\nb")), &TWO);
     check("a.csv", format!("\n{CSV}\n   \n\t\n"), &TWO);
     check("a.csv", CSV.replace("a,7,1", "a;7;1").replace("prompt,id,", "prompt;id;").replace(",,2", ";;2"), &TWO);
-    check("a.tsv", CSV.replace("a,7,1", "a\t7\t1").replace("prompt,id,", "prompt\tid\t").replace(",,2", "\t\t2"), &TWO);
+    let tsv = CSV.replace("a,7,1", "a\t7\t1").replace("prompt,id,", "prompt\tid\t").replace(",,2", "\t\t2");
+    let quoted = ReadOptions { quoting: Quoting::Quoted, ..ReadOptions::default() };
+    let files = Files::new();
+    let (counts, pairs) =
+        read_as(&[files.with("a.tsv", tsv)], &Settings::default(), &Chosen::default(), &quoted).unwrap();
+    assert_eq!(pairs, TWO.map(|(prompt, response)| (prompt.to_owned(), response.to_owned())));
+    // Its prompt spans lines 3 and 4.
+    assert_eq!(counts.notes.unwrap().1.spanning, (1, 3));
     for (name, text) in [("a.jsonl", LINES), ("a.csv", CSV)] {
         let packed = [gzip(&text.as_bytes()[..20]), gzip(&text.as_bytes()[20..])].concat();
         check(&format!("{name}.gz"), &packed, &TWO);
@@ -154,6 +189,144 @@ fn a_key_that_is_there_twice_counts_last_and_numbers_are_their_json() {
 }
 
 #[test]
+fn numbers_keep_their_digits_and_those_that_are_not_finite_are_null() {
+    let digits = ["2.50", "1.0", "1e5", "123456789012345678901234567890", "3.14159265358979323846", "-0", "1e999"];
+    let rows: String = digits.iter().map(|n| format!("{{\"prompt\":{n},\"response\":\"{n}\",\"x\":NaN}}\n")).collect();
+    check("a.jsonl", rows, &digits.map(|n| (n, n)));
+    let rows = "{\"prompt\":\"a\",\"response\":NaN}\n{\"prompt\":\"a\",\"response\":-Infinity}\n{\"prompt\":\"a\",\"response\":1}\n";
+    let files = Files::new();
+    let (counts, pairs) = read_with(&[files.with("a.jsonl", rows)], &Settings::default()).unwrap();
+    assert_eq!((counts.empty, pairs), (2, vec![("a".to_owned(), "1".to_owned())]));
+}
+
+#[test]
+fn a_tsv_has_no_quotes_unless_it_is_said_to() {
+    let text = "prompt\tresponse\n\"Quoted start\tA\nplain one\tB\nends with quote\"\tC\n\"both\"\tD\n";
+    let files = Files::new();
+    let (counts, pairs) = read_with(&[files.with("a.tsv", text)], &Settings::default()).unwrap();
+    let pairs: Vec<_> = pairs.iter().map(|(prompt, response)| (prompt.as_str(), response.as_str())).collect();
+    assert_eq!(pairs, [("\"Quoted start", "A"), ("plain one", "B"), ("ends with quote\"", "C"), ("\"both\"", "D")]);
+    assert_eq!(counts.notes.unwrap().1.quoted, (1, 5));
+    let plain = ReadOptions { quoting: Quoting::Plain, ..ReadOptions::default() };
+    let path = files.with("a.csv", "prompt,response\n\"a,b\n");
+    let (_, pairs) = read_as(&[path], &Settings::default(), &Chosen::default(), &plain).unwrap();
+    assert_eq!(pairs, [("\"a".to_owned(), "b".to_owned())]);
+}
+
+#[test]
+fn members_of_objects_have_dotted_names_in_every_form() {
+    let chosen = Chosen {
+        prompt: Some("translation.en".to_owned()),
+        response: Some("translation.de".to_owned()),
+        ..Chosen::default()
+    };
+    let files = Files::new();
+    let fields = Fields::from(["en", "de"].map(|name| Field::new(name, DataType::Utf8, true)).to_vec());
+    let texts = |text: &str| Arc::new(arrow_array::StringArray::from(vec![text])) as arrow_array::ArrayRef;
+    let object = arrow_array::StructArray::new(fields, vec![texts("hello"), texts("hallo")], None);
+    let paths = [
+        files.with("a.jsonl", "{\"translation\": {\"en\": \"hello\", \"x\": {}, \"de\": \"hallo\"}}\n"),
+        files.with("b.jsonl", "{\"translation.en\": \"hello\", \"translation.de\": \"hallo\"}\n"),
+        files.with("a.csv", "translation.en,translation.de\nhello,hallo\n"),
+        files.column("a.parquet", "translation", Arc::new(object)),
+    ];
+    for path in paths {
+        let (_, pairs) =
+            read_as(std::slice::from_ref(&path), &Settings::default(), &chosen, &ReadOptions::default()).unwrap();
+        assert_eq!(pairs, [("hello".to_owned(), "hallo".to_owned())], "{path:?}");
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("2 meanings"), "{path:?}: {error}");
+    }
+}
+
+#[test]
+fn texts_in_another_encoding_are_read_by_its_name_which_the_error_knows() {
+    let files = Files::new();
+    let path = files.with("a.csv", b"prompt,response\nJ\xfcrgen,5 \x80\nb,c\n");
+    let error = read(&path).unwrap_err();
+    assert!(error.to_string().ends_with("a.csv:2: the row is not UTF-8"), "{error}");
+    assert_eq!(
+        error.hint().as_deref(),
+        Some("the file seems to be in windows-1252: read it with `--encoding windows-1252`")
+    );
+    let options = ReadOptions { encoding: Encoding::of_name("windows-1252"), ..ReadOptions::default() };
+    let (_, pairs) = read_as(&[path], &Settings::default(), &Chosen::default(), &options).unwrap();
+    assert_eq!(pairs[0], ("Jürgen".to_owned(), "5 €".to_owned()));
+    let utf16: Vec<u8> = "\u{feff}prompt,response\na,你\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let options = ReadOptions { encoding: Encoding::of_name("utf-16le"), ..ReadOptions::default() };
+    let (_, pairs) =
+        read_as(&[files.with("b.csv", utf16)], &Settings::default(), &Chosen::default(), &options).unwrap();
+    assert_eq!(pairs, [("a".to_owned(), "你".to_owned())]);
+}
+
+#[test]
+fn a_row_that_is_too_long_for_the_limits_is_named_and_never_held() {
+    let long = "x".repeat(2 << 20);
+    let files = Files::new();
+    let options = ReadOptions::default().within(row_files::conversion_bytes(0, 1, 1 << 20), 0, 1);
+    assert!(options.max_row_bytes.abs_diff(1 << 20) < 10);
+    for (name, text) in [
+        ("a.jsonl", format!("{{\"prompt\":\"a\",\"response\":\"b\"}}\n{{\"prompt\":\"a\",\"response\":\"{long}\"}}\n")),
+        ("a.csv", format!("prompt,response\na,{long}\n")),
+        ("a.json", format!("[{{\"prompt\":\"a\",\"response\":\"b\"}},\n{{\"prompt\":\"a\",\"response\":\"{long}\"}}]")),
+    ] {
+        let path = files.with(name, text);
+        let error = read_as(&[path], &Settings::default(), &Chosen::default(), &options).unwrap_err();
+        let text = format!("{error}\n{}", error.hint().unwrap());
+        assert!(text.contains(":2: the row is longer than") && text.contains("`--memory-budget`"), "{name}: {text}");
+    }
+}
+
+#[test]
+fn numbers_booleans_lists_and_categories_of_parquet_are_texts() {
+    let files = Files::new();
+    let mut lists = ListBuilder::new(StringBuilder::new());
+    lists.append_value([Some("a"), Some("b")]);
+    lists.append_value([Some("c")]);
+    lists.append_null();
+    let mut categories = arrow_array::builder::StringDictionaryBuilder::<arrow_array::types::Int8Type>::new();
+    ["yes", "no", "yes"].iter().for_each(|text| categories.append_value(text));
+    let columns: [(arrow_array::ArrayRef, [&str; 3]); 8] = [
+        (Arc::new(arrow_array::Int64Array::from(vec![2, -4, 6])), ["2", "-4", "6"]),
+        (Arc::new(arrow_array::UInt8Array::from(vec![2, 255, 6])), ["2", "255", "6"]),
+        (Arc::new(arrow_array::Float64Array::from(vec![2.5, 4.0, f64::NAN])), ["2.5", "4.0", ""]),
+        (Arc::new(arrow_array::Float32Array::from(vec![0.1, 4.0, 1e20])), ["0.1", "4.0", "1e20"]),
+        (Arc::new(arrow_array::BooleanArray::from(vec![Some(true), None, Some(false)])), ["true", "", "false"]),
+        (Arc::new(arrow_array::Date32Array::from(vec![0, 1, 20_000])), ["1970-01-01", "1970-01-02", "2024-10-04"]),
+        (Arc::new(lists.finish()), ["a\nb", "c", ""]),
+        (Arc::new(categories.finish()), ["yes", "no", "yes"]),
+    ];
+    for (number, (column, expected)) in columns.into_iter().enumerate() {
+        let path = files.column(&format!("{number}.parquet"), "response", column);
+        let chosen = Chosen { prompt: Some("id".into()), response: Some("response".into()), ..Chosen::default() };
+        let (counts, pairs) = read_as(&[path], &Settings::default(), &chosen, &ReadOptions::default()).unwrap();
+        let expected: Vec<_> = expected.iter().enumerate().filter(|(_, text)| !text.is_empty()).collect();
+        let expected: Pairs = expected.into_iter().map(|(id, text)| (id.to_string(), (*text).to_owned())).collect();
+        assert_eq!(pairs, expected, "column {number}");
+        assert_eq!(counts.read, 3);
+    }
+}
+
+#[test]
+fn codecs_that_the_own_reader_lacks_are_read_by_the_parquet_crate() {
+    use parquet::basic::{BrotliLevel, Compression};
+    let files = Files::new();
+    for codec in [Compression::LZ4_RAW, Compression::BROTLI(BrotliLevel::default()), Compression::LZ4] {
+        let texts = || Arc::new((0..5000).map(|n| Some(format!("text {n}"))).collect::<arrow_array::StringArray>());
+        let path = files.column_in("a.parquet", "response", texts(), codec);
+        let chosen = Chosen { prompt: Some("id".into()), response: Some("response".into()), ..Chosen::default() };
+        let (_, pairs) =
+            read_as(std::slice::from_ref(&path), &Settings::default(), &chosen, &ReadOptions::default()).unwrap();
+        assert_eq!((pairs.len(), &pairs[4999]), (5000, &("4999".to_owned(), "text 4999".to_owned())), "{codec}");
+        assert!(!row_files::is_in_place(&path, &["id".to_owned(), "response".to_owned()]));
+        // A page that does not fit is refused before it is decoded.
+        let small = ReadOptions { max_page_bytes: 40_000, ..ReadOptions::default() };
+        let error = read_as(&[path], &Settings::default(), &chosen, &small).unwrap_err().to_string();
+        assert!(error.contains("a page of column `") && error.ends_with("expected at most 40000"), "{error}");
+    }
+}
+
+#[test]
 fn a_malformed_row_is_named_by_file_and_line() {
     let good = "{\"prompt\":\"a\",\"response\":\"b\"}\n";
     refused(
@@ -164,14 +337,16 @@ fn a_malformed_row_is_named_by_file_and_line() {
     refused("a.jsonl", format!("{good}[1]\n"), "a.jsonl:2: expected a JSON object, got a list");
     refused(
         "a.jsonl",
-        format!("{good}{{\"prompt\": [\"a\"], \"response\": \"b\"}}\n"),
+        format!("{good}{{\"prompt\": [1], \"response\": \"b\"}}\n"),
         ":2: column `prompt`: expected text, got a list",
     );
+    // Also where no row can be read at all.
     refused(
         "a.jsonl",
-        format!("{good}{{\"prompt\": 1e999, \"response\": \"b\"}}\n"),
-        ":2: not valid JSON: number out of range",
+        "{'prompt': 'a'}\n",
+        "a.jsonl:1: not valid JSON: expected a string in double quotes, got a single",
     );
+    refused("a.jsonl", "{'prompt': 'a'}\n", "json.dumps");
     refused("a.jsonl", format!("{good}{}", "[".repeat(100_000)), ":2: not valid JSON");
     refused(
         "a.jsonl",
@@ -236,8 +411,15 @@ fn other_formats_are_named_with_the_way_out() {
     refused("a", "", "the file is empty");
     let nested = Files::new().nested_texts("chat.parquet");
     let error = read(&nested.1).unwrap_err();
-    assert!(error.to_string().contains("`messages`: expected a list of structs"), "{error}");
-    assert!(error.hint().unwrap().contains("pyarrow"));
+    assert!(error.to_string().contains("row 0: column `messages`: expected a list of messages"), "{error}");
+    for name in ["a.jsonl", "a.csv", "a.parquet", "a"] {
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+        refused(name, pointer, "this is a pointer of Git LFS");
+        refused(name, "\n<!DOCTYPE html>\n<html>\n", "this is a page of HTML");
+    }
+    for name in ["a.jsonl", "a.csv", "a.json", "a.tsv", "a.parquet"] {
+        refused(name, "\n", "the file is empty");
+    }
     refused("a.jsonl", "{\"p\": 1, \"answer\": 2}", "p, answer");
 }
 
@@ -268,7 +450,7 @@ fn chats_in_lists_of_parquet_are_those_of_json() {
     }
     // A list is refused as text, with its row.
     let chosen = Chosen { prompt: Some("id".into()), response: Some("messages".into()), ..Chosen::default() };
-    let conversion = Conversion::of(&[files.0.path().join("a.parquet")], &chosen).unwrap();
+    let conversion = Conversion::of(&[files.0.path().join("a.parquet")], &chosen, &ReadOptions::default()).unwrap();
     let error = conversion.run(&Settings::default(), &mut |_, _, _| Ok(())).unwrap_err().to_string();
     assert!(error.contains("row 0: column `messages`: expected text, got a list"), "{error}");
 }
@@ -301,11 +483,11 @@ fn cleaning_duplicates_and_a_split_are_counted_step_by_step() {
         ..Settings::default()
     };
     let mut parts: [Vec<String>; 2] = Default::default();
-    let conversion = Conversion::of(&[path], &Chosen::default()).unwrap();
+    let conversion = Conversion::of(&[path], &Chosen::default(), &ReadOptions::default()).unwrap();
     let counts = conversion
         .run(&settings, &mut |part, prompt, response| {
             assert_eq!(response, "r!");
-            parts[usize::from(part == Part::Validation)].push(prompt.to_owned());
+            parts[usize::from(part == Part::Validation)].push(prompt);
             Ok(())
         })
         .unwrap();
@@ -338,16 +520,13 @@ fn written_rows_are_read_back_by_the_parquet_crate_and_by_our_own_reader() {
     let path = files.0.path().join("rows.parquet");
     let sizes = Sizes { page_bytes: 4096, row_group_bytes: 20_000 };
     let mut writer = ParquetWriter::new(Vec::new(), &["prompt", "response"], sizes).unwrap();
-    rows.iter().for_each(|(prompt, response)| writer.write(&[prompt, response]).unwrap());
+    rows.iter().for_each(|(prompt, response)| writer.write([prompt.clone(), response.clone()]).unwrap());
     let (bytes, length) = writer.finish().unwrap();
     assert_eq!(bytes.len() as u64, length);
     std::fs::write(&path, bytes).unwrap();
     assert_eq!(arrow(&path), rows);
     let inspection = parquet_dataset::inspect(&path).unwrap();
-    assert!(
-        inspection.row_groups.len() == 3 && inspection.has_page_index && inspection.has_checksums,
-        "{inspection:?}"
-    );
+    assert!(inspection.row_groups.len() > 3 && inspection.has_page_index, "{inspection:?}");
     let dataset =
         parquet_dataset::Dataset::open(&[path], &parquet_dataset::DatasetOptions::new(["response", "prompt"])).unwrap();
     dataset.find_pages().unwrap();
@@ -365,7 +544,7 @@ fn parquet_is_read_like_any_other_form() {
     let files = Files::new();
     let path = files.0.path().join("rows.parquet");
     let mut writer = ParquetWriter::new(Vec::new(), &["question", "id", "answer"], Sizes::for_bytes(0)).unwrap();
-    (0..2500).for_each(|n| writer.write(&[&format!("q{n}"), "", &format!("a{n}")]).unwrap());
+    (0..2500).for_each(|n| writer.write([format!("q{n}"), String::new(), format!("a{n}")]).unwrap());
     std::fs::write(&path, writer.finish().unwrap().0).unwrap();
     let packed = files.with("rows.parquet.gz", gzip(&std::fs::read(&path).unwrap()));
     assert!(row_files::is_compressed_parquet(&packed).unwrap() && !row_files::is_compressed_parquet(&path).unwrap());

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use durable_files::AtomicFile;
 use memory_policy::{Bytes, Probe, SystemProbe, counted, plural};
-use row_files::{Conversion, Counts, Duplicates, ParquetWriter, Part, Settings, Share, Sizes};
+use row_files::{
+    Conversion, Counts, Duplicates, ParquetWriter, Part, ReadOptions, Settings, Share, Sizes, conversion_bytes,
+};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -24,8 +26,6 @@ use crate::{data_files, options, report, row_data, stop};
 
 /// The time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-/// Memory for reading and writing, beside the table of duplicates.
-const OTHER_BYTES: u64 = 16 << 20;
 
 /// Converts files.
 pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
@@ -50,9 +50,9 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
     }
     let originals = divided.wanted;
     let files = unpacked.files(&originals, report::note)?;
-    let conversion = Conversion::of(&files, &flags.columns.chosen()).map_err(named_by_flags)?;
+    let (max_bytes, options) = shares(flags, &files)?;
+    let conversion = Conversion::of(&files, &flags.columns.chosen(), &options).map_err(named_by_flags)?;
     let mut lengths = TextLengths::new(&flags.lengths, conversion.is_text())?;
-    let max_bytes = table_bytes(flags)?;
     let table = || match flags.deduplicate {
         Some(Deduplicate::Minhash) => Duplicates::near(max_bytes),
         _ => Duplicates::exact(max_bytes),
@@ -84,9 +84,11 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
     }
     let mut failed = None;
     let counts = conversion.run(&settings, &mut |part, prompt, response| {
-        let prefixed = format!("{}{prompt}", flags.source_prefix);
-        let row: &[&str] = if conversion.is_text() { &[response] } else { &[&prefixed, response] };
-        lengths.add(row).map_err(|failure| {
+        let mut row = row_data::row(&conversion, prompt, response);
+        if !conversion.is_text() {
+            row[0].insert_str(0, &flags.source_prefix);
+        }
+        lengths.add(&row.iter().map(String::as_str).collect::<Vec<_>>()).map_err(|failure| {
             failed = Some(failure);
             row_files::Error::Stopped
         })?;
@@ -190,6 +192,7 @@ fn steps(conversion: &Conversion, counts: &Counts, written: &Written<'_>) -> Str
             &first(counts.first_bad.as_ref().is_some_and(|row| !row.fault.is_malformed())),
         );
     }
+    row_data::quote_notes(counts).iter().for_each(|(name, rows, note)| line(name, *rows, note));
     if flags.clean {
         line("cleaned", counts.cleaned, "changed");
     }
@@ -249,11 +252,13 @@ fn share(number: f64) -> Outcome<Share> {
     }
 }
 
-/// Bytes that the table of duplicates may use.
-fn table_bytes(flags: &ConvertArgs) -> Outcome<u64> {
+/// Bytes that the table of duplicates may use, and how files are read in the rest of the budget.
+fn shares(flags: &ConvertArgs, files: &[PathBuf]) -> Outcome<(u64, ReadOptions)> {
     let now = SystemProbe::new().snapshot()?;
     let budget = options::budget(flags.memory_budget.as_deref())?.resolve(&now);
-    let others = now.rss.0 + OTHER_BYTES;
+    let bytes = files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum();
+    let outputs = if flags.validation_split.is_some() { 2 } else { 1 };
+    let others = now.rss.0 + conversion_bytes(bytes, outputs, 0);
     if budget.0 < others {
         return Err(Failure::new(
             Exit::DoesNotFit,
@@ -261,7 +266,11 @@ fn table_bytes(flags: &ConvertArgs) -> Outcome<u64> {
         )
         .hint(format!("use `--memory-budget {}` or more", Bytes(others))));
     }
-    Ok(budget.0 - others)
+    let left = budget.0 - now.rss.0;
+    // A table of duplicates comes first: with it, rows are short.
+    let for_rows = if flags.deduplicate.is_some() { left / 2 } else { left };
+    let options = flags.text.options().within(for_rows, bytes, outputs);
+    Ok((left - for_rows, options))
 }
 
 /// Set by the first signal that asks to stop. The unfinished output is then removed.

@@ -24,7 +24,7 @@ const MAX_TABLE_BYTES: u64 = 256 << 20;
 pub fn inspect(flags: &InspectArgs) -> Outcome<()> {
     let mut unpacked = row_data::Unpacked::default();
     for path in unpacked.files(&data_files::files("FILE", &flags.files)?, report::note)? {
-        let kind = Kind::of(&path)?;
+        let kind = Kind::of(&path, &flags.text.options())?;
         let is_plain_parquet = kind.form == Form::Parquet && kind.compression == Compression::None;
         let shape = if is_plain_parquet { Some(parquet_dataset::inspect(&path)?) } else { None };
         let content = Content::of(&path, &kind, flags)?;

@@ -98,6 +98,17 @@ impl PageBytes {
         Ok(())
     }
 
+    /// Appends the next `count` bytes to `to`, a buffer of them at a time.
+    pub(crate) fn take_into(&mut self, mut count: u64, to: &mut Vec<u8>) -> Result<(), Fault> {
+        while count > 0 {
+            let step = count.min(STREAM_BUFFER_BYTES as u64) as usize;
+            to.extend_from_slice(self.peek(step)?);
+            self.consume(step);
+            count -= step as u64;
+        }
+        Ok(())
+    }
+
     fn buffered(&self) -> usize {
         self.buffer.len() - self.at
     }
@@ -229,8 +240,7 @@ impl Rest {
 /// A page as its decoders need it: the header, the levels of version 2, and the bytes after them.
 pub(crate) struct OpenPage {
     pub(crate) header: PageHeader,
-    /// Repetition and definition levels, stored apart from the values. Version 2 only.
-    pub(crate) repetitions: Vec<u8>,
+    /// Definition levels, stored apart from the values. Version 2 only.
     pub(crate) definitions: Vec<u8>,
     pub(crate) bytes: PageBytes,
 }
@@ -273,15 +283,13 @@ impl OpenPage {
         let size = header.uncompressed_bytes as usize - levels;
         if let Some(stored) = whole.filter(|_| header.uncompressed_bytes as usize <= whole_limit) {
             check_crc(&stored[body..], header.crc)?;
-            let (repetitions, definitions) =
-                stored[body..body + levels].split_at(header.repetition_level_bytes as usize);
-            let (repetitions, definitions) = (repetitions.to_vec(), definitions.to_vec());
+            let definitions = stored[body + header.repetition_level_bytes as usize..body + levels].to_vec();
             let bytes = match codec {
                 Codec::Uncompressed => PageBytes { buffer: stored, at: body + levels, unread: 0, rest: Rest::Nothing },
                 _ if size == 0 => PageBytes::whole(Vec::new()),
                 codec => PageBytes::whole(decompress_whole(codec, &stored[body + levels..], size)?),
             };
-            return Ok(Self { header, repetitions, definitions, bytes });
+            return Ok(Self { header, definitions, bytes });
         }
         if levels as u64 > 2 * max_level_bytes(header.values) {
             return Fault::corrupt(format!("{levels} bytes of levels for {} rows", header.values));
@@ -289,12 +297,14 @@ impl OpenPage {
         source.check_streamed_crc(&header)?;
         let mut stored = FileRange::new(handle, entry, check);
         stored.skip(body as u64)?;
-        let mut repetitions = vec![0; header.repetition_level_bytes as usize];
-        stored.read_exact(&mut repetitions)?;
+        if check.is_none() {
+            stored.expect_crc(header.crc);
+        }
+        stored.skip(u64::from(header.repetition_level_bytes))?;
         let mut definitions = vec![0; header.definition_level_bytes as usize];
         stored.read_exact(&mut definitions)?;
         let bytes = PageBytes::stream(stored, codec, size as u32)?;
-        Ok(Self { header, repetitions, definitions, bytes })
+        Ok(Self { header, definitions, bytes })
     }
 }
 
@@ -340,7 +350,7 @@ fn check_crc(stored: &[u8], crc: Option<u32>) -> Result<(), Fault> {
     compare_crc(actual.sum(), expected)
 }
 
-fn compare_crc(actual: u32, expected: u32) -> Result<(), Fault> {
+pub(crate) fn compare_crc(actual: u32, expected: u32) -> Result<(), Fault> {
     match actual == expected {
         true => Ok(()),
         false => Fault::corrupt(format!("a page's checksum is {actual:08x}, expected {expected:08x}")),

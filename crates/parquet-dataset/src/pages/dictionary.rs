@@ -4,12 +4,13 @@
 //! held. A longer value is read from the page each time it is needed, and only as far as needed. So a dictionary with
 //! one value of 60 MB takes only a few kilobytes more than a dictionary without it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::bytes::{OpenPage, PageBytes, PageSource};
 use super::entry::DictionaryPage;
 use super::header::PageKind;
 use super::map::ChunkMap;
+use super::streamed_dictionary::StreamedDictionary;
 use crate::error::Fault;
 use crate::footer::{Codec, encoding};
 use crate::io::Handle;
@@ -19,7 +20,7 @@ use crate::rows::Column;
 /// A longer value of a large dictionary is read again whenever it is needed.
 const HELD_VALUE_BYTES: u64 = 1 << 20;
 /// The most bytes of a dictionary without its long values. Writers stop at 1 MiB by default.
-const MAX_HELD_BYTES: u64 = 256 << 20;
+pub(crate) const MAX_HELD_BYTES: u64 = 256 << 20;
 
 /// The place of a dictionary.
 #[derive(Clone)]
@@ -33,7 +34,15 @@ pub(crate) struct DictionarySource {
 }
 
 /// The values of a dictionary.
-pub(crate) struct Dictionary {
+pub(crate) enum Dictionary {
+    /// For rows in any order.
+    Held(HeldDictionary),
+    /// For rows in order, if the page is large.
+    Streamed(Box<Mutex<StreamedDictionary>>),
+}
+
+/// The values of a dictionary, with long values left in the file.
+pub(crate) struct HeldDictionary {
     source: DictionarySource,
     bytes: Vec<u8>,
     /// Value `i` lies at `starts[i]..starts[i + 1] - 4`: four bytes of length precede each value.
@@ -62,8 +71,41 @@ impl DictionaryPage {
 }
 
 impl Dictionary {
+    /// Reads a dictionary for rows in any order.
     pub(crate) fn read(source: DictionarySource) -> Result<Self, Fault> {
         let page = source.open()?;
+        HeldDictionary::read(source, page).map(Self::Held)
+    }
+
+    /// Opens a dictionary for rows in order.
+    pub(crate) fn in_order(source: DictionarySource) -> Result<Self, Fault> {
+        let page = source.open()?;
+        match page.bytes.is_whole() {
+            true => HeldDictionary::read(source, page).map(Self::Held),
+            false => Ok(Self::Streamed(Box::new(Mutex::new(StreamedDictionary::new(source, page))))),
+        }
+    }
+
+    /// Appends value `index` to `column`, or the wanted part of it.
+    #[inline]
+    pub(crate) fn read_value(
+        &self,
+        index: u32,
+        row: u64,
+        column: &mut Column,
+        limits: &mut Limits<'_>,
+    ) -> Result<(), Fault> {
+        match self {
+            Self::Held(dictionary) => dictionary.read_value(index, row, column, limits),
+            Self::Streamed(dictionary) => {
+                dictionary.lock().unwrap_or_else(PoisonError::into_inner).read_value(index, row, column, limits)
+            }
+        }
+    }
+}
+
+impl HeldDictionary {
+    fn read(source: DictionarySource, page: OpenPage) -> Result<Self, Fault> {
         let room = source.page.held_bytes.min(MAX_HELD_BYTES) as usize;
         let mut dictionary = Self { source, bytes: Vec::new(), starts: Vec::new(), long: Vec::new() };
         if page.bytes.is_whole() {
@@ -113,15 +155,8 @@ impl Dictionary {
         Ok(())
     }
 
-    /// Appends value `index` to `column`, or the wanted part of it.
     #[inline]
-    pub(crate) fn read_value(
-        &self,
-        index: u32,
-        row: u64,
-        column: &mut Column,
-        limits: &mut Limits<'_>,
-    ) -> Result<(), Fault> {
+    fn read_value(&self, index: u32, row: u64, column: &mut Column, limits: &mut Limits<'_>) -> Result<(), Fault> {
         let at = index as usize;
         if at + 1 >= self.starts.len() {
             let values = self.starts.len() - 1;
@@ -164,7 +199,7 @@ impl DictionarySource {
         PageSource { handle: &self.handle, entry: &self.page.entry, check: self.map.as_ref().map(|map| (map, 0)) }
     }
 
-    fn open(&self) -> Result<OpenPage, Fault> {
+    pub(crate) fn open(&self) -> Result<OpenPage, Fault> {
         let page = OpenPage::read(&self.page_source(), self.codec, self.whole_page_bytes)?;
         let header = &page.header;
         if header.kind != PageKind::Dictionary {
@@ -196,7 +231,7 @@ impl DictionarySource {
     }
 }
 
-fn too_large(bytes: u64) -> Fault {
+pub(crate) fn too_large(bytes: u64) -> Fault {
     Fault::TooLarge { what: "a dictionary", bytes, limit: MAX_HELD_BYTES }
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::Crc;
 
+use super::bytes::compare_crc;
 use super::digests::{PASS_BYTES, segment_bytes};
 use super::entry::PageEntry;
 use super::map::ChunkMap;
@@ -18,6 +19,8 @@ pub(crate) struct FileRange {
     handle: Handle,
     bytes: Range<u64>,
     check: Option<SegmentCheck>,
+    /// The checksum of the bytes so far, and the expected one of all bytes.
+    crc: Option<(Crc, u32)>,
 }
 
 /// The digest of the current segment, from the segment's first byte on.
@@ -39,7 +42,12 @@ impl FileRange {
             digest: Crc::new(),
         });
         let bytes = page.offset..page.offset + u64::from(page.bytes);
-        Self { handle: handle.clone(), bytes, check }
+        Self { handle: handle.clone(), bytes, check, crc: None }
+    }
+
+    /// Compares the checksum of all bytes from here on with `expected` when the reading ends.
+    pub(crate) fn expect_crc(&mut self, expected: Option<u32>) {
+        self.crc = expected.map(|expected| (Crc::new(), expected));
     }
 
     /// Reads bytes, no more than remain.
@@ -47,6 +55,9 @@ impl FileRange {
         self.handle.read_exact_at(buffer, self.bytes.start)?;
         if let Some(check) = &mut self.check {
             check.feed(self.bytes.start, buffer)?;
+        }
+        if let Some((crc, _)) = &mut self.crc {
+            crc.update(buffer);
         }
         self.bytes.start += buffer.len() as u64;
         Ok(())
@@ -66,12 +77,22 @@ impl FileRange {
             }
             return self.read_through_to(target);
         }
+        if self.crc.is_some() {
+            return self.read_through_to(target);
+        }
         self.bytes.start = target;
         Ok(())
     }
 
-    /// Reads to the end of the current segment, so that every byte that was used is checked.
+    /// Reads to the end of the current segment, or of the page if it has a checksum, so that every byte that was used is
+    /// checked.
     pub(crate) fn finish(&mut self) -> Result<(), Fault> {
+        if self.crc.is_some() {
+            self.read_through_to(self.bytes.end)?;
+        }
+        if let Some((crc, expected)) = self.crc.take() {
+            compare_crc(crc.sum(), expected)?;
+        }
         let Some(check) = &self.check else { return Ok(()) };
         let (start, end) = check.segment(self.bytes.start);
         match start == self.bytes.start {

@@ -35,9 +35,8 @@ pub(crate) struct PageHeader {
     /// Number of values, including nulls. In a flat column this is the number of rows.
     pub(crate) values: u32,
     pub(crate) encoding: i32,
-    /// The encodings of definition and repetition levels in a version 1 page.
+    /// The encoding of definition levels in a version 1 page.
     pub(crate) definition_encoding: i32,
-    pub(crate) repetition_encoding: i32,
     /// Bytes of repetition and definition levels before the values, never compressed. Version 2 only.
     pub(crate) repetition_level_bytes: u32,
     pub(crate) definition_level_bytes: u32,
@@ -60,7 +59,6 @@ impl PageHeader {
             values: 0,
             encoding: -1,
             definition_encoding: encoding::RLE,
-            repetition_encoding: encoding::RLE,
             repetition_level_bytes: 0,
             definition_level_bytes: 0,
             is_compressed: true,
@@ -146,7 +144,6 @@ impl PageHeader {
                 (1, kind::I32) => self.values = input.count("a page's number of values")?,
                 (2, kind::I32) => self.encoding = input.i32()?,
                 (3, kind::I32) => self.definition_encoding = input.i32()?,
-                (4, kind::I32) => self.repetition_encoding = input.i32()?,
                 (_, other) => input.skip(other)?,
             }
         }

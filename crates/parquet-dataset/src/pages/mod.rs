@@ -9,10 +9,11 @@
 //! | `find` | how a map is made |
 //! | `file_range`, `snappy`, `bytes` | a page's bytes: from the file, decompressed, as a bounded cursor |
 //! | `runs`, `delta` | encodings of levels, indexes and lengths |
-//! | `dictionary`, `rows` | the values |
-//! | `list_cursor` | the values of lists |
+//! | `dictionary`, `streamed_dictionary`, `rows` | the values |
+//! | `chunk_cursor` | the rows of a chunk in order |
 
 pub(crate) mod bytes;
+pub(crate) mod chunk_cursor;
 pub(crate) mod delta;
 pub(crate) mod dictionary;
 pub(crate) mod digests;
@@ -20,8 +21,8 @@ pub(crate) mod entry;
 mod file_range;
 mod find;
 pub(crate) mod header;
-pub(crate) mod list_cursor;
 pub(crate) mod map;
 pub(crate) mod rows;
 pub(crate) mod runs;
 pub(crate) mod snappy;
+mod streamed_dictionary;

@@ -33,7 +33,7 @@ pub(crate) struct PageRows {
 
 /// State of the page's encoding. The bytes before the first value are only read with that value, since a page of nulls
 /// may have no bytes at all.
-pub(crate) enum Values {
+enum Values {
     Plain,
     Dictionary { dictionary: Arc<Dictionary>, indexes: Option<Runs> },
     Lengths { lengths: Option<Vec<u32>>, next: usize },
@@ -125,7 +125,7 @@ impl PageRows {
 
 /// Reads the levels at the beginning of a version 1 page of `levels` values: their length, then their run-length
 /// encoding.
-pub(crate) fn version_1_levels(bytes: &mut PageBytes, encoded: i32, levels: u32) -> Result<Vec<u8>, Fault> {
+fn version_1_levels(bytes: &mut PageBytes, encoded: i32, levels: u32) -> Result<Vec<u8>, Fault> {
     if encoded != encoding::RLE {
         return Err(Fault::Unsupported(format!("encoding {encoded} of levels")));
     }

@@ -2,12 +2,12 @@
 //! results of its own reader.
 
 mod any_rows;
+mod cursor;
 mod damage;
 mod digests;
 mod files;
 mod hostile;
 mod io_log;
-mod lists;
 mod many_columns;
 mod page_map;
 mod parts;

@@ -100,6 +100,8 @@ pub const ALIASES: &[(&str, Here)] = &[
     ("source_lang", Key("data.source_lang")),
     ("target_lang", Key("data.target_lang")),
     ("text_column", Key("data.text_column")),
+    ("encoding", Key("data.encoding")),
+    ("quoting", Key("data.quoting")),
     ("max_source_length", Key("data.max_source_tokens")),
     ("max_target_length", Key("data.max_target_tokens")),
     ("source_prefix", Key("data.source_prefix")),

@@ -15,6 +15,10 @@ pub struct Data {
     pub validation_split: Option<f64>,
     /// The columns that the config names.
     pub chosen: Columns,
+    /// The encoding of text files by its name; `None`: UTF-8.
+    pub encoding: Option<String>,
+    /// Whether quotes enclose fields of CSV and TSV; `None`: only of CSV.
+    pub has_quotes: Option<bool>,
     /// Treatment of unusable rows in text files.
     pub bad_rows: BadRows,
     /// The prefix of every prompt; `None`: the model's own.
@@ -125,6 +129,8 @@ impl Data {
                 target_lang: values.text("data.target_lang"),
                 is_text: objective == Some(Objective::SpanCorruption),
             },
+            encoding: values.text("data.encoding"),
+            has_quotes: values.text("data.quoting").map(|quoting| quoting == "all"),
             bad_rows: match values.text("data.bad_rows").as_deref() {
                 Some("error") => BadRows::Error,
                 Some("skip") => BadRows::Skip,

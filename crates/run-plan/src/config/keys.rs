@@ -130,6 +130,8 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("data.source_lang", Name, AUTO, "\"auto\"", "language of the sources of rows with a column translation, such as en"),
     key("data.target_lang", Name, AUTO, "\"auto\"", "language of the targets"),
     key("data.text_column", Name, AUTO, "\"auto\"", "column of the text for span corruption; auto: text"),
+    key("data.encoding", Text, AUTO, "\"auto\"", "encoding of JSON, CSV and TSV: windows-1252, gb18030, shift_jis, utf-16le and others; auto: UTF-8"),
+    key("data.quoting", OneOf(&["all", "none"]), AUTO, "\"auto\"", "whether quotes enclose fields of CSV and TSV; auto: of CSV, and in TSV they are ordinary characters"),
     key("data.source_prefix", Text, AUTO, "\"auto\"", "text put before every prompt, such as \"summarize: \"; kept in the model's config.json; auto: that of model.init_from, or none"),
     key("data.tokenizer", Name, AUTO, "\"auto\"", "tokenizer.json, spiece.model, vocab.json, or a model that has one; auto: the model's own"),
     key("data.objective", OneOf(&["text-to-text", "span-corruption"]), AUTO, "\"auto\"", "training task; auto: text-to-text, or span-corruption where files have only a text column"),

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use row_files::{Column, Kind, Row, RowFault, Rows};
+use row_files::{Column, Kind, ReadOptions, Row, RowFault, Rows};
 
 use crate::answer_flags::GenerateArgs;
 use crate::failure::{Failure, Outcome};
@@ -41,7 +41,7 @@ fn lines(input: &Path) -> Outcome<Box<dyn Iterator<Item = Outcome<String>> + '_>
 
 /// The texts of a column. A row without a text ends the answers, because each answer belongs to a row.
 fn rows<'a>(input: &'a Path, column: &'a str) -> Outcome<impl Iterator<Item = Outcome<String>> + 'a> {
-    let kind = Kind::of(input)?;
+    let kind = Kind::of(input, &ReadOptions::default())?;
     if !kind.columns.iter().any(|name| name == column) {
         return Err(Failure::unusable(format!("{}: no column `{column}`", input.display()))
             .hint(format!("use `--prompt-column` with one of: {}", kind.columns.join(", "))));
@@ -60,5 +60,5 @@ fn rows<'a>(input: &'a Path, column: &'a str) -> Outcome<impl Iterator<Item = Ou
 }
 
 fn of_row(error: &row_files::RowError) -> Failure {
-    Failure::unusable(error.to_string()).with_hint(error.fault.hint().map(str::to_owned))
+    Failure::unusable(error.to_string()).with_hint(error.fault.hint())
 }
