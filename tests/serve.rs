@@ -36,9 +36,13 @@ impl Server {
     }
 
     fn ask(&self, body: &Value) -> (u16, Value) {
+        self.post("/v1/completions", body)
+    }
+
+    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         let body = body.to_string();
         let (status, answer) = self.exchange(&format!(
-            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         ));
         (status, serde_json::from_str(&answer).unwrap_or(Value::String(answer)))
@@ -77,11 +81,81 @@ fn answers_over_http_are_those_of_generate_and_the_server_ends_in_order() {
     assert_eq!((status, refused["error"]["code"].as_str()), (400, Some("context_length_exceeded")));
     assert!(server.get("/metrics").contains("serve_predicted_peak_bytes"));
     let ran = server.end().expect_code(0);
-    assert!(ran.err.contains("ended; peak "), "{}", ran.err);
+    assert!(ran.err.contains("stopped; peak ") && ran.err.contains("MiB planned"), "{}", ran.err);
     let log = String::from_utf8(scene.read("access.jsonl")).expect("text");
     let statuses: Vec<Value> =
         log.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")["status"].clone()).collect();
     assert_eq!(statuses, [200, 200, 200, 400, 200]);
+}
+
+#[test]
+fn labels_and_tokens_have_their_log_probabilities() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);
+    let server = start(&scene, &[]);
+    let (status, answer) = server.ask(&json!({"prompt": "after 75", "logprobs": 2}));
+    let logprobs = &answer["choices"][0]["logprobs"];
+    let numbers: Vec<f64> =
+        logprobs["token_logprobs"].as_array().expect("a list").iter().flat_map(Value::as_f64).collect();
+    assert_eq!((status, numbers.len() as u64), (200, answer["usage"]["completion_tokens"].as_u64().expect("a count")));
+    assert!(numbers.iter().all(|number| *number <= 0.0), "{answer}");
+    assert!(
+        logprobs["top_logprobs"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .all(|top| top.as_object().expect("tokens").len() <= 2)
+    );
+    let labels = ["6", "cat", "12", "xyz", "be"];
+    let (status, scored) = server.post("/v1/score", &json!({"prompt": ["after 75", "3 + 4"], "labels": labels}));
+    assert_eq!(status, 200, "{scored}");
+    for prompt in scored["data"].as_array().expect("prompts") {
+        let scores = prompt["scores"].as_array().expect("scores");
+        let sum: f64 = scores.iter().map(|score| score["probability"].as_f64().expect("a number")).sum();
+        assert!((sum - 1.0).abs() < 1e-9 && scores.len() == labels.len(), "{prompt}");
+    }
+    let chat = json!({"messages": [{"role": "user", "content": "after 75"}], "logprobs": true, "top_logprobs": 1});
+    let (_, answer) = server.post("/v1/chat/completions", &chat);
+    assert!(answer["choices"][0]["logprobs"]["content"][0]["logprob"].as_f64() <= Some(0.0), "{answer}");
+    let (_, streamed) = server.ask(&json!({"prompt": "after 75", "logprobs": 0, "stream": true}));
+    assert!(streamed.as_str().expect("events").contains("\"token_logprobs\":[-"), "{streamed}");
+    server.end().expect_code(0);
+}
+
+#[test]
+fn a_long_prompt_is_cut_if_the_server_is_told_to_and_the_log_says_so() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);
+    let more = ["--prompt-overflow", "truncate", "--max-source-tokens", "16", "--access-log", "access.jsonl"];
+    let server = start(&scene, &more);
+    // Of the text, and of the tokens: both are cut on the right.
+    for long in ["after 75 ".repeat(20), "after 75 ".repeat(2000)] {
+        let (status, answer) = server.ask(&json!({"prompt": long}));
+        assert_eq!((status, &answer["usage"]["prompt_tokens"]), (200, &json!(16)), "{answer}");
+        assert_eq!(answer["prompt_cut"], true);
+    }
+    let (_, answer) = server.ask(&json!({"prompt": "after 75"}));
+    assert!(answer.get("prompt_cut").is_none(), "{answer}");
+    server.end().expect_code(0);
+    let log = String::from_utf8(scene.read("access.jsonl")).expect("text");
+    let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let cut: Vec<Value> = lines.map(|line| line["prompt_cut"].clone()).collect();
+    assert_eq!(cut, [true, true, false]);
+}
+
+#[test]
+fn a_failure_of_the_server_is_explained_to_its_owner_and_not_to_the_client() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);
+    let tune = ["--lora", "--set", "model.init_from=run/model", "--output", "one", "--set", "train.eval_samples=1"];
+    scene.run(&short(&tune)).expect_code(0);
+    let server = start(&scene, &["--adapter", "one=one"]);
+    scene.write("one/adapter/adapter_model.safetensors", b"damaged");
+    let (status, answer) = server.ask(&json!({"prompt": "after 75", "model": "one"}));
+    let message = answer["error"]["message"].as_str().expect("a message");
+    assert!(status == 500 && message.contains("req-") && !message.contains("safetensors"), "{answer}");
+    let ran = server.end().expect_code(0);
+    assert!(ran.err.contains("adapter_model.safetensors") && ran.err.contains("request req-"), "{}", ran.err);
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub struct ModelsFlags {
     /// Where weights lie
     #[command(flatten)]
     pub weights: WeightFlags,
-    /// Refuse prompts of more than N tokens
+    /// Longest prompt in tokens
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub max_source_tokens: usize,
     /// Precision of activations. Weights keep the precision in which they are stored

@@ -562,6 +562,7 @@ mod tests {
             ("eval --model x", "--data", "see `train_low_mem eval --help`"),
             ("generate --model x", "--prompt", "see `train_low_mem generate --help`"),
             ("--resume", "--resume", "--keep-training"),
+            ("serve x --listen nowhere", "such as 8080", "see `train_low_mem serve --help`"),
             ("--set a=1 b=2", "b=2", "`--set` of its own"),
             ("--lr 1e-3 rows/b.jsonl", "unexpected argument `rows/b.jsonl`", "`--data rows/b.jsonl`"),
             ("--epochs 2 --epochs 3", "cannot be used multiple times", "--help"),

@@ -199,11 +199,12 @@ impl Planned<'_> {
     /// The peak so far and the predicted peak, in words.
     pub fn peaks_in_words(&self) -> Outcome<String> {
         let (now, plan) = (self.on.probe.snapshot()?, &self.plan);
-        let device = now.device.as_ref().map(|device| {
-            format!("; on the device {} bytes, {} predicted", device.peak.0, plan.predicted_device_peak.0)
-        });
+        let device = now
+            .device
+            .as_ref()
+            .map(|device| format!("; on the device {} of {} planned", device.peak, plan.predicted_device_peak));
         let device = device.unwrap_or_default();
-        Ok(format!("peak {} bytes, {} predicted{device}", now.peak_rss.0, plan.predicted_peak.0))
+        Ok(format!("peak {} of {} planned{device}", now.peak_rss, plan.predicted_peak))
     }
 
     /// Adds both peaks to a result, and the reason for the device.

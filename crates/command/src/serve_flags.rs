@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use memory_policy::Bytes;
 use openai_server::{Limits, RequestLimits};
 
@@ -37,13 +37,16 @@ pub struct ServeArgs {
     /// Full-length requests to reserve memory for; shorter ones are answered together in larger numbers
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub batch_samples: usize,
+    /// Whether a prompt of more than --max-source-tokens is an error, or is cut as in training
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = PromptOverflow::Error)]
+    pub prompt_overflow: PromptOverflow,
     /// Most beams, and most answers to a prompt
     #[arg(long, value_name = "N", default_value_t = RequestLimits::default().rows)]
     pub max_rows: usize,
     /// Prompts that wait; others are refused with 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub queue: usize,
-    /// Connections at a time; others wait
+    /// Connections at a time; then idle and slow ones give way
     #[arg(long, value_name = "N", default_value_t = Limits::default().connections)]
     pub connections: usize,
     /// Largest body of a request
@@ -58,6 +61,15 @@ pub struct ServeArgs {
     /// File for the access log, one JSON object a line [default: standard output]
     #[arg(long, value_name = "FILE")]
     pub access_log: Option<PathBuf>,
+}
+
+/// `--prompt-overflow`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PromptOverflow {
+    /// Refuse the request with 400
+    Error,
+    /// Cut on the side on which the model's tokenizer cuts; of a chat, the oldest messages
+    Truncate,
 }
 
 /// The parser of an address to listen on. A port alone is one of this machine.
@@ -102,4 +114,21 @@ pub struct BenchServeArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_alone_is_one_of_this_machine() {
+        let address = |text: &str| address(text).map(|address| address.to_string());
+        for text in ["8080", ":8080", "localhost:8080", "127.0.0.1:8080"] {
+            assert_eq!(address(text).unwrap(), "127.0.0.1:8080");
+        }
+        assert_eq!(address("[::1]:80").unwrap(), "[::1]:80");
+        for text in ["", "80800", "example.com:80", "127.0.0.1"] {
+            assert!(address(text).unwrap_err().contains("such as 8080"), "{text}");
+        }
+    }
 }

@@ -295,6 +295,14 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// The text of one token within a longer text: SentencePiece's sign for a space is a space. `None`: there is no such token.
+    pub fn token(&self, id: u32) -> Option<String> {
+        match &self.kind {
+            Kind::Bytes(tokenizer) => Some(tokenizer.decode(&[id])),
+            _ => self.inner.id_to_token(id).map(|token| token.replace('\u{2581}', " ")),
+        }
+    }
+
     /// The end-of-sequence id: `</s>`, or the first of its other usual names.
     ///
     /// # Errors

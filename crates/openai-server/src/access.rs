@@ -9,9 +9,13 @@ use serde_json::{Value, json};
 pub struct Access {
     /// The time of arrival.
     pub time: SystemTime,
+    /// The request's id: that of its `X-Request-Id`, or a new one. The answer has it, too.
+    pub request_id: String,
+    /// The id of the response, if a model answers.
+    pub id: Option<String>,
     /// The client's address.
     pub client: String,
-    /// The method.
+    /// The method; `-` if the head could not be read.
     pub method: String,
     /// The path, without a query.
     pub path: String,
@@ -23,6 +27,8 @@ pub struct Access {
     pub model: Option<String>,
     /// Whether the answer was streamed.
     pub stream: bool,
+    /// Whether a prompt was cut, because it was too long.
+    pub is_cut: bool,
     /// Tokens of the prompts.
     pub prompt_tokens: u64,
     /// Tokens of the answers.
@@ -36,11 +42,13 @@ pub struct Access {
 }
 
 impl Access {
-    /// The log line, without its line end.
+    /// The log line, without its line end. It has characters as the client sent them: a writer for terminals makes them visible.
     pub fn line(&self) -> Value {
         let rounded = |ms: f64| (ms * 1000.0).round() / 1000.0;
         json!({
             "time": humantime::format_rfc3339_millis(self.time).to_string(),
+            "request_id": self.request_id,
+            "id": self.id,
             "client": self.client,
             "method": self.method,
             "path": self.path,
@@ -48,6 +56,7 @@ impl Access {
             "error": self.error,
             "model": self.model,
             "stream": self.stream,
+            "prompt_cut": self.is_cut,
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": self.generated_tokens,
             "first_token_ms": self.first_token_ms.map(rounded),

@@ -16,16 +16,21 @@ impl Keys {
     /// Reads one key per line. Blank lines and lines that begin with `#` are skipped.
     ///
     /// # Errors
-    /// A text for the user: there is no key, or a key has characters that a header cannot have.
+    /// A text for the user: there is no key, or the number of a line and its fault.
     pub fn of_file(text: &str) -> Result<Self, String> {
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        let keys: Vec<Vec<u8>> = lines.map(|line| line.as_bytes().to_vec()).collect();
-        if keys.is_empty() {
-            return Err("expected a key on a line, found none".to_owned());
+        let mut keys = Vec::new();
+        for (number, line) in text.lines().map(str::trim).enumerate() {
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            if !line.bytes().all(|byte| byte.is_ascii_graphic()) {
+                return Err(format!("line {}: expected a key of visible ASCII characters, without spaces", number + 1));
+            }
+            keys.push(line.as_bytes().to_vec());
         }
-        match keys.iter().flatten().all(u8::is_ascii_graphic) {
-            true => Ok(Keys { keys }),
-            false => Err("expected keys of visible ASCII characters, without spaces".to_owned()),
+        match keys.is_empty() {
+            true => Err("expected a key on a line, found none".to_owned()),
+            false => Ok(Keys { keys }),
         }
     }
 
@@ -70,7 +75,8 @@ mod tests {
             assert!(!accepts(value), "{value}");
         }
         assert!(!keys.accept(None) && Keys::default().accept(None));
-        assert!(Keys::of_file("# none\n").is_err() && Keys::of_file("a b").is_err());
+        assert!(Keys::of_file("# none\n").is_err());
+        assert!(Keys::of_file("# ours\n\nsk-one\na b\n").unwrap_err().starts_with("line 4: "));
         assert!(!format!("{keys:?}").contains("sk"));
     }
 }

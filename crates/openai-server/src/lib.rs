@@ -9,8 +9,10 @@
 //! let queue = Queue::new(64);
 //! let server = Server::start(Settings::new("127.0.0.1:8080".parse().unwrap(), &["parrot"]), &queue, Hooks::default())?;
 //! while let Some(job) = queue.next() {
-//!     job.send(Event::Started { prompt_tokens: 1 });
-//!     job.send(Event::Text { choice: 0, text: format!("{:?}", job.prompt), tokens: 1 });
+//!     job.send(Event::Started { prompt_tokens: 1, is_cut: false });
+//!     job.token_made();
+//!     let text = format!("{:?}", job.prompt);
+//!     job.send(Event::Text { choice: 0, text, tokens: 1, logprobs: Vec::new() });
 //!     job.send(Event::Finished { choice: 0, reason: Finish::Stop });
 //! }
 //! server.join();
@@ -19,13 +21,15 @@
 //!
 //! # Invariants
 //!
-//! * Sizes are checked before memory is taken: connections, headers, bodies, and concurrent bodies have limits.
+//! * Sizes are checked before memory is taken: connections, headers, bodies, waiting prompts and untaken answers have limits.
+//! * No client keeps others out: whoever makes the server wait longest gives way, and the client with the least work is next.
 //! * Every wait has a time limit: for a head, a body, an answer, and a client's reading.
 //! * A job is dropped when its client disconnects, its time is over, or it is answered. Dropping it frees its memory.
 //! * This crate does not depend on tensors, tokens or files.
 
 mod access;
 mod answer;
+mod delivery;
 mod error;
 mod http;
 mod keys;
@@ -40,5 +44,5 @@ pub use error::ApiError;
 pub use http::{Drainer, Hooks, Limits, Server, Settings};
 pub use keys::Keys;
 pub use metrics::Gauge;
-pub use queue::{Event, Finish, Job, Load, Queue};
-pub use request::{Interface, Message, Options, Prompt, Request, RequestLimits};
+pub use queue::{Event, Finish, Job, Load, Queue, TokenLogprob};
+pub use request::{Interface, Message, Options, Overflow, Prompt, Request, RequestLimits};

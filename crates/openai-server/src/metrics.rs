@@ -23,7 +23,6 @@ struct State {
     generated_tokens: u64,
     cancelled: u64,
     connections: u64,
-    open: u64,
     lost_log_lines: u64,
     first_token: Histogram,
     whole: Histogram,
@@ -102,22 +101,15 @@ impl Metrics {
     }
 
     pub fn connected(&self) {
-        self.change(|state| {
-            state.connections += 1;
-            state.open += 1;
-        });
-    }
-
-    pub fn disconnected(&self) {
-        self.change(|state| state.open -= 1);
+        self.change(|state| state.connections += 1);
     }
 
     pub fn lost_log_line(&self) {
         self.change(|state| state.lost_log_lines += 1);
     }
 
-    /// The metrics in Prometheus' text format, version 0.0.4.
-    pub fn text(&self, load: Load, others: &[Gauge]) -> String {
+    /// The metrics in Prometheus' text format, version 0.0.4. `open` and `gave_way` count connections.
+    pub fn text(&self, load: Load, (open, gave_way): (usize, u64), others: &[Gauge]) -> String {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut out = String::new();
         let head = |out: &mut String, name: &str, kind: &str, help: &str| {
@@ -132,6 +124,7 @@ impl Metrics {
             ("serve_generated_tokens_total", state.generated_tokens, "Tokens of answers."),
             ("serve_cancelled_total", state.cancelled, "Requests whose client left before the answer was whole."),
             ("serve_connections_total", state.connections, "Connections that were accepted."),
+            ("serve_connections_gave_way_total", gave_way, "Connections that were closed in favour of others."),
             ("serve_lost_log_lines_total", state.lost_log_lines, "Lines of the access log that could not be written."),
         ];
         for (name, value, help) in counters {
@@ -142,7 +135,7 @@ impl Metrics {
         let own = [
             ("serve_requests_waiting", load.waiting as f64, "Prompts in the queue."),
             ("serve_requests_running", load.running as f64, "Prompts that are answered now."),
-            ("serve_connections_open", state.open as f64, "Connections that are open."),
+            ("serve_connections_open", open as f64, "Connections that are open."),
         ];
         let own = own.map(|(name, value, help)| Gauge { name, help, value });
         for Gauge { name, help, value } in own.iter().chain(others) {
@@ -180,12 +173,14 @@ mod tests {
         metrics.done(&done);
         metrics.done(&Done { status: 429, is_answer: false, first_token_seconds: None, ..done });
         let gauge = Gauge { name: "process_open_fds", help: "Open files.", value: 7.0 };
-        let text = metrics.text(Load { waiting: 2, running: 1 }, &[gauge]);
+        let text = metrics.text(Load { waiting: 2, running: 1 }, (3, 4), &[gauge]);
         for line in [
             "serve_requests_total{route=\"/v1/completions\",status=\"200\"} 1",
             "serve_requests_total{route=\"/v1/completions\",status=\"429\"} 1",
             "serve_generated_tokens_total 10",
             "serve_requests_waiting 2",
+            "serve_connections_open 3",
+            "serve_connections_gave_way_total 4",
             "process_open_fds 7",
             "serve_time_to_first_token_seconds_bucket{le=\"0.01\"} 0",
             "serve_time_to_first_token_seconds_bucket{le=\"0.025\"} 1",

@@ -1,16 +1,24 @@
-//! The queue between the server's thread and the engine's: bounded, first in, first out.
+//! The queue between the server's thread and the engine's: bounded, and fair between clients.
+//!
+//! A client is an address. The next job is that of the client with the least work in progress, and of its jobs the first one. So many
+//! requests of one client delay others by little, and requests of one client are answered in order.
 //!
 //! Invariants: a dropped job counts as done, whatever its outcome. Before a new job is refused, jobs of disconnected
 //! clients are dropped. After [`Queue::close`] no job is added, and the engine gets the remaining jobs.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::delivery::Delivery;
 use crate::error::ApiError;
 use crate::request::{Options, Prompt};
+
+/// A client counts as active for this long after its last job began to wait.
+const ACTIVE: Duration = Duration::from_secs(2);
 
 /// An event of a job.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +27,8 @@ pub enum Event {
     Started {
         /// Tokens of the prompt, including the end-of-sequence token.
         prompt_tokens: usize,
+        /// Whether the prompt was cut, because it was too long.
+        is_cut: bool,
     },
     /// More text of an answer.
     Text {
@@ -27,6 +37,17 @@ pub enum Event {
         /// The text after the earlier texts of this answer.
         text: String,
         /// Number of tokens of the text.
+        tokens: usize,
+        /// The log-probabilities of these tokens, if they are wanted.
+        logprobs: Vec<TokenLogprob>,
+    },
+    /// The log-probability of a label.
+    Scored {
+        /// The index of the label within the job.
+        choice: usize,
+        /// The sum of the log-probabilities of its tokens.
+        logprob: f64,
+        /// Its number of tokens.
         tokens: usize,
     },
     /// An answer is complete.
@@ -38,6 +59,27 @@ pub enum Event {
     },
     /// The job cannot be answered.
     Failed(ApiError),
+}
+
+impl Event {
+    /// The index within the job of the answer that the event is about.
+    pub(crate) fn choice(&self) -> Option<usize> {
+        match self {
+            Event::Text { choice, .. } | Event::Scored { choice, .. } | Event::Finished { choice, .. } => Some(*choice),
+            Event::Started { .. } | Event::Failed(_) => None,
+        }
+    }
+}
+
+/// The log-probability of a token of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The text of the token.
+    pub token: String,
+    /// Its log-probability.
+    pub logprob: f64,
+    /// The likeliest tokens in its place, and their log-probabilities.
+    pub likeliest: Vec<(String, f64)>,
 }
 
 /// Why an answer ended.
@@ -70,34 +112,69 @@ pub struct Job {
     pub options: Options,
     /// Number of earlier jobs.
     pub number: u64,
+    /// The address that the request came from.
+    pub client: IpAddr,
+    /// The id of the request, for messages about it.
+    pub request_id: Arc<str>,
     events: UnboundedSender<(usize, Event)>,
+    delivery: Arc<Delivery>,
     /// Index of the job's first answer within the request.
     first_choice: usize,
     /// Held while the engine works on the job.
-    _running: Option<RunningGuard>,
+    running: Option<RunningGuard>,
+}
+
+/// What all jobs of a request have in common.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    pub model: usize,
+    pub client: IpAddr,
+    pub request_id: Arc<str>,
+    pub events: UnboundedSender<(usize, Event)>,
+    pub delivery: Arc<Delivery>,
 }
 
 impl Job {
-    pub(crate) fn new(
-        model: usize,
-        prompt: Prompt,
-        options: Options,
-        events: UnboundedSender<(usize, Event)>,
-        first_choice: usize,
-    ) -> Self {
-        Job { model, prompt, options, number: 0, events, first_choice, _running: None }
+    pub(crate) fn new(origin: &Origin, prompt: Prompt, options: Options, first_choice: usize) -> Self {
+        let Origin { model, client, request_id, events, delivery } = origin.clone();
+        Job { model, prompt, options, number: 0, client, request_id, events, delivery, first_choice, running: None }
     }
 
-    /// Whether the receiver is gone.
+    /// Whether nobody waits for the events.
     pub fn is_cancelled(&self) -> bool {
-        self.events.is_closed()
+        self.events.is_closed() || self.delivery.is_cut()
     }
 
     /// Sends an event to the receiver.
     pub fn send(&self, event: Event) {
+        if self.delivery.is_cut() {
+            return;
+        }
+        let is_welcome = self.delivery.sent(&event);
+        let event = if is_welcome { event } else { Event::Failed(untaken()) };
         // If the client has gone, `is_cancelled` shows it.
         let _ = self.events.send((self.first_choice, event));
     }
+
+    /// Notes that a token of an answer was made. The first one counts for the time to the first token.
+    pub fn token_made(&self) {
+        self.delivery.token_made();
+    }
+
+    /// States the work in progress for this job, in the engine's unit. Jobs of clients with less of it go first.
+    pub fn weigh(&mut self, work: u64) {
+        if let Some(running) = &mut self.running {
+            let mut state = running.queue.state();
+            let of_client = state.running.entry(self.client).or_default();
+            of_client.work = of_client.work - running.work + work;
+            running.work = work;
+        }
+    }
+}
+
+/// The error of a request whose client does not take its answer.
+fn untaken() -> ApiError {
+    ApiError::new(503, "answer_not_taken", "the answers that no client takes fill the memory; read faster")
 }
 
 /// The queue.
@@ -111,12 +188,21 @@ pub struct Queue {
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<Job>,
-    running: usize,
+    running: BTreeMap<IpAddr, Running>,
     is_closed: bool,
     /// Number of jobs so far.
     number: u64,
+    /// When the last job of each client began to wait.
+    active: BTreeMap<IpAddr, Instant>,
     /// The recent rate of finished jobs, for the estimate of a wait.
     recent: Recent,
+}
+
+/// The jobs of a client in progress.
+#[derive(Clone, Copy, Debug, Default)]
+struct Running {
+    jobs: usize,
+    work: u64,
 }
 
 /// The recent rate at which jobs end.
@@ -128,14 +214,29 @@ struct Recent {
 
 /// Counts a job as running until it is dropped.
 #[derive(Debug)]
-struct RunningGuard(Arc<Queue>);
+struct RunningGuard {
+    queue: Arc<Queue>,
+    client: IpAddr,
+    work: u64,
+    /// Whether the job goes back to the queue.
+    returns: bool,
+}
 
 impl Drop for RunningGuard {
     fn drop(&mut self) {
-        let mut state = self.0.state();
-        state.running -= 1;
-        state.recent.ended(Instant::now());
-        self.0.changed.notify_all();
+        let mut state = self.queue.state();
+        if let Some(of_client) = state.running.get_mut(&self.client) {
+            of_client.jobs -= 1;
+            of_client.work -= self.work;
+            if of_client.jobs == 0 {
+                state.running.remove(&self.client);
+            }
+        }
+        if !self.returns {
+            state.recent.ended(Instant::now());
+        }
+        drop(state);
+        self.queue.changed.notify_all();
     }
 }
 
@@ -167,24 +268,24 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds all jobs of a request, or none.
+    /// Adds all jobs of a request, or none. In a full queue, the last jobs of a client that has more of them make way.
     ///
     /// # Errors
     /// 429 if they do not fit; 503 after [`Queue::close`].
     pub(crate) fn push(&self, jobs: Vec<Job>) -> Result<(), ApiError> {
+        let Some(client) = jobs.first().map(|job| job.client) else { return Ok(()) };
         let mut state = self.state();
         if state.is_closed {
             return Err(ApiError::new(503, "shutting_down", "the server is shutting down"));
         }
         state.waiting.retain(|job| !job.is_cancelled());
-        if state.waiting.len() + jobs.len() > self.capacity {
-            let error = ApiError::new(
-                429,
-                "queue_full",
-                format!("{} requests wait already; try again later", state.waiting.len()),
-            );
-            return Err(ApiError { retry_after_s: Some(state.seconds_until_free(jobs.len())), ..error });
+        while state.waiting.len() + jobs.len() > self.capacity {
+            let full = state.full(jobs.len());
+            if !state.make_way(client, jobs.len(), &full) {
+                return Err(full);
+            }
         }
+        state.saw(client);
         for mut job in jobs {
             job.number = state.number;
             state.number += 1;
@@ -194,11 +295,11 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits for a job and returns the first one. `None`: the queue is closed and empty.
+    /// Waits for a job and returns the next one. `None`: the queue is closed and empty.
     pub fn next(self: &Arc<Self>) -> Option<Job> {
         let mut state = self.state();
         loop {
-            if let Some(job) = state.take(|_| true) {
+            if let Some(job) = state.take() {
                 return Some(self.begun(&mut state, job));
             }
             if state.is_closed {
@@ -208,16 +309,30 @@ impl Queue {
         }
     }
 
-    /// Returns the first waiting job if it `fits`. No later job is taken before it, so a large job does not starve.
-    pub fn next_if(self: &Arc<Self>, fits: impl FnOnce(&Job) -> bool) -> Option<Job> {
+    /// Returns the next job, if there is one. An engine that has no room for it [puts it back](Self::put_back).
+    pub fn try_next(self: &Arc<Self>) -> Option<Job> {
         let mut state = self.state();
-        let job = state.take(fits)?;
+        let job = state.take()?;
         Some(self.begun(&mut state, job))
     }
 
+    /// Puts a job back to its place.
+    pub fn put_back(&self, mut job: Job) {
+        if let Some(running) = &mut job.running {
+            running.returns = true;
+        }
+        // It locks the queue when it is dropped.
+        drop(job.running.take());
+        let mut state = self.state();
+        let place = state.waiting.partition_point(|other| other.number < job.number);
+        state.waiting.insert(place, job);
+    }
+
     fn begun(self: &Arc<Self>, state: &mut State, mut job: Job) -> Job {
-        state.running += 1;
-        job._running = Some(RunningGuard(Arc::clone(self)));
+        let of_client = state.running.entry(job.client).or_default();
+        of_client.jobs += 1;
+        let (queue, client) = (Arc::clone(self), job.client);
+        job.running = Some(RunningGuard { queue, client, work: 0, returns: false });
         job
     }
 
@@ -230,16 +345,52 @@ impl Queue {
     /// The current numbers of jobs.
     pub fn load(&self) -> Load {
         let state = self.state();
-        Load { waiting: state.waiting.len(), running: state.running }
+        Load { waiting: state.waiting.len(), running: state.running.values().map(|running| running.jobs).sum() }
+    }
+
+    /// The number of clients that have jobs, or had some a moment ago.
+    pub fn active_clients(&self) -> usize {
+        let mut state = self.state();
+        let State { active, running, .. } = &mut *state;
+        active.retain(|client, seen| running.contains_key(client) || seen.elapsed() < ACTIVE);
+        active.len()
     }
 }
 
 impl State {
-    fn take(&mut self, fits: impl FnOnce(&Job) -> bool) -> Option<Job> {
-        while self.waiting.front().is_some_and(Job::is_cancelled) {
-            self.waiting.pop_front();
+    /// Takes the first job of the client with the least work in progress.
+    fn take(&mut self) -> Option<Job> {
+        self.waiting.retain(|job| !job.is_cancelled());
+        let work = |job: &Job| self.running.get(&job.client).map_or((0, 0), |running| (running.work, running.jobs));
+        let place = (0..self.waiting.len()).min_by_key(|&place| work(&self.waiting[place]))?;
+        self.waiting.remove(place)
+    }
+
+    fn saw(&mut self, client: IpAddr) {
+        let now = Instant::now();
+        if self.active.len() >= 1024 {
+            self.active.retain(|_, seen| now.saturating_duration_since(*seen) < ACTIVE);
         }
-        if fits(self.waiting.front()?) { self.waiting.pop_front() } else { None }
+        self.active.insert(client, now);
+    }
+
+    fn full(&self, jobs: usize) -> ApiError {
+        let message = format!("{} requests wait already; try again later", self.waiting.len());
+        ApiError { retry_after_s: Some(self.seconds_until_free(jobs)), ..ApiError::new(429, "queue_full", message) }
+    }
+
+    /// Refuses the last request of the client with most waiting jobs, if it has more than `client` would have.
+    fn make_way(&mut self, client: IpAddr, jobs: usize, error: &ApiError) -> bool {
+        let mut waiting: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        self.waiting.iter().for_each(|job| *waiting.entry(job.client).or_default() += 1);
+        let own = waiting.get(&client).copied().unwrap_or(0) + jobs;
+        let most = waiting.into_iter().max_by_key(|(_, count)| *count);
+        let Some((heaviest, _)) = most.filter(|&(_, count)| count > own) else { return false };
+        let Some(last) = self.waiting.iter().rposition(|job| job.client == heaviest) else { return false };
+        let Some(job) = self.waiting.remove(last) else { return false };
+        job.send(Event::Failed(error.clone()));
+        self.waiting.retain(|other| !other.events.same_channel(&job.events));
+        true
     }
 
     /// Estimated seconds until so many jobs have left the queue.
@@ -256,9 +407,18 @@ mod tests {
 
     use super::*;
 
-    fn job(text: &str) -> (Job, UnboundedReceiver<(usize, Event)>) {
+    use crate::delivery::Untaken;
+
+    fn job_of(client: u8, text: &str) -> (Job, UnboundedReceiver<(usize, Event)>) {
         let (events, receiver) = unbounded_channel();
-        (Job::new(0, Prompt::Text(text.into()), Options::default(), events, 0), receiver)
+        let delivery = Delivery::new(&Untaken::new(1 << 20, 1));
+        let origin =
+            Origin { model: 0, client: IpAddr::from([127, 0, 0, client]), request_id: "r".into(), events, delivery };
+        (Job::new(&origin, Prompt::Text(text.into()), Options::default(), 0), receiver)
+    }
+
+    fn job(text: &str) -> (Job, UnboundedReceiver<(usize, Event)>) {
+        job_of(1, text)
     }
 
     fn text(job: &Job) -> &str {
@@ -276,8 +436,10 @@ mod tests {
         assert_eq!((refused.status, refused.retry_after_s), (429, Some(2)));
         let first = queue.next().unwrap();
         assert_eq!((text(&first), queue.load()), ("a", Load { waiting: 1, running: 1 }));
-        assert!(queue.next_if(|job| text(job) == "x").is_none());
-        let second = queue.next_if(|job| text(job) == "b").unwrap();
+        queue.put_back(queue.try_next().unwrap());
+        assert_eq!(queue.load(), Load { waiting: 1, running: 1 });
+        let second = queue.try_next().unwrap();
+        assert_eq!(text(&second), "b");
         assert_eq!((first.number, second.number), (0, 1));
         drop((first, second));
         assert_eq!(queue.load(), Load::default());
@@ -303,5 +465,38 @@ mod tests {
         queue.close();
         assert_eq!(queue.push(vec![job("b").0]).unwrap_err().status, 503);
         assert!(queue.next().is_some() && queue.next().is_none());
+    }
+
+    #[test]
+    fn the_client_with_the_least_work_in_progress_is_next() {
+        let queue = Queue::new(8);
+        let (jobs, _receivers): (Vec<_>, Vec<_>) = [(1, "a1"), (1, "a2"), (1, "a3"), (2, "b1"), (2, "b2"), (3, "c1")]
+            .map(|(c, text)| job_of(c, text))
+            .into_iter()
+            .unzip();
+        jobs.into_iter().for_each(|job| queue.push(vec![job]).unwrap());
+        assert_eq!(queue.active_clients(), 3);
+        let mut running = Vec::new();
+        for (expected, work) in [("a1", 10), ("b1", 5), ("c1", 20), ("b2", 5), ("a2", 1), ("a3", 1)] {
+            let mut next = queue.try_next().unwrap();
+            assert_eq!(text(&next), expected);
+            next.weigh(work);
+            running.push(next);
+        }
+        running.clear();
+        assert_eq!(queue.load(), Load::default());
+    }
+
+    #[test]
+    fn in_a_full_queue_the_client_with_most_jobs_makes_way_for_one_with_fewer() {
+        let queue = Queue::new(3);
+        let (jobs, mut receivers): (Vec<_>, Vec<_>) = ["a1", "a2", "a3"].map(job).into_iter().unzip();
+        jobs.into_iter().for_each(|job| queue.push(vec![job]).unwrap());
+        assert_eq!(queue.push(vec![job("a4").0]).unwrap_err().status, 429);
+        let (other, _receiver) = job_of(2, "b1");
+        queue.push(vec![other]).unwrap();
+        assert!(matches!(receivers.pop().unwrap().try_recv(), Ok((0, Event::Failed(error))) if error.status == 429));
+        let order: Vec<String> = std::iter::from_fn(|| queue.try_next()).map(|job| text(&job).to_owned()).collect();
+        assert_eq!(order, ["a1", "a2", "b1"]);
     }
 }

@@ -25,12 +25,12 @@ fn bad_connections_leave_neither_files_nor_memory_behind() {
         Server::start(Settings::new("127.0.0.1:0".parse().unwrap(), &["m"]), &queue, Hooks::default()).unwrap();
     let engine = std::thread::spawn(move || {
         while let Some(job) = queue.next() {
-            job.send(Event::Text { choice: 0, text: "x".repeat(1000), tokens: 1 });
+            job.send(Event::Text { choice: 0, text: "x".repeat(1000), tokens: 1, logprobs: Vec::new() });
             job.send(Event::Finished { choice: 0, reason: Finish::Stop });
         }
     });
     let address = server.address();
-    let body = format!("{{\"prompt\":\"{}\"}}", "x".repeat(50_000));
+    let body = format!("{{\"prompt\":\"{}\"}}", "x".repeat(10_000));
     let ask = format!(
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()

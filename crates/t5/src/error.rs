@@ -149,7 +149,7 @@ pub enum Error {
     },
     /// A tensor operation failed: our bug, or the device ran out of memory.
     #[error("tensor operation: {0}")]
-    Tensor(#[from] candle_core::Error),
+    Tensor(#[source] candle_core::Error),
 }
 
 impl Error {
@@ -207,4 +207,34 @@ fn conversion(file: &Path) -> String {
     let directory = if is_plain { directory } else { format!("'{}'", directory.replace('\'', "'\\''")) };
     let import = "import sys; from transformers import AutoModelForSeq2SeqLM as M; d = sys.argv[1]";
     format!("python3 -c \"{import}; M.from_pretrained(d).save_pretrained(d)\" {directory}")
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(error: candle_core::Error) -> Self {
+        Error::Tensor(without_backtrace(error))
+    }
+}
+
+/// The error without the backtrace that it has if `RUST_BACKTRACE` is set. Its text would take megabytes, and name the program's inside.
+pub fn without_backtrace(error: candle_core::Error) -> candle_core::Error {
+    use candle_core::Error::{WithBacktrace, WithPath};
+    match error {
+        WithBacktrace { inner, .. } => without_backtrace(*inner),
+        WithPath { inner, path } => WithPath { inner: Box::new(without_backtrace(*inner)), path },
+        error => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_a_tensor_has_no_backtrace_whatever_the_environment_says() {
+        let inner = Box::new(candle_core::Error::Msg("no such shape".into()));
+        let backtrace = Box::new(std::backtrace::Backtrace::force_capture());
+        let traced = candle_core::Error::WithBacktrace { inner, backtrace }.with_path("adapter.safetensors");
+        let text = Error::from(traced).to_string();
+        assert!(text.ends_with("no such shape") && text.contains("adapter.safetensors"), "{text}");
+    }
 }

@@ -150,8 +150,15 @@ fn generation_holds_at_its_peak_what_was_predicted_with_beams_too() {
     let beams = |count| Search::Beams(Beams { count, ..Beams::default() });
     for (search, sequences) in [(Search::Greedy, 1), (Search::Sample(sampling), 3), (beams(5), 2)] {
         for (samples, activations) in [(2, DType::F32), (5, DType::BF16)] {
-            let options =
-                GenerateOptions { max_new_tokens: 40, activations, search, sequences, processors, scores: false };
+            let options = GenerateOptions {
+                max_new_tokens: 40,
+                activations,
+                search,
+                sequences,
+                processors,
+                scores: false,
+                logprobs: None,
+            };
             let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };
             let counter = Counter::new(&config, precisions, 0.0, &|_| false).unwrap();
             let count = counter.generation(samples, source.len(), &options.shape());
@@ -182,8 +189,15 @@ fn answers_and_losses_hold_what_was_predicted_with_the_weights_of_one_operation(
         for activations in [DType::F32, DType::BF16] {
             let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };
             let counter = Counter::new(&config, precisions, 0.0, &|_| false).unwrap();
-            let options =
-                GenerateOptions { max_new_tokens: 32, activations, search, sequences: 1, processors, scores: false };
+            let options = GenerateOptions {
+                max_new_tokens: 32,
+                activations,
+                search,
+                sequences: 1,
+                processors,
+                scores: false,
+                logprobs: None,
+            };
             let generation = counter.generation(shape.samples, source.len(), &options.shape()).with_weights;
             let held = held_at_the_peak(|| drop(model.generate(&[&source[..]; 2], &options).unwrap()));
             let case = format!("{vocab_size} {d_ff} {activations:?}");

@@ -116,7 +116,7 @@ pub enum Error {
     Model(t5::Error),
     /// A tensor operation failed.
     #[error(transparent)]
-    Tensor(#[from] candle_core::Error),
+    Tensor(candle_core::Error),
 }
 
 impl Error {
@@ -183,6 +183,12 @@ impl Error {
 
     pub(crate) fn checkpoint(path: &Path, reason: impl Into<String>) -> Self {
         Error::Checkpoint { path: path.to_owned(), reason: reason.into() }
+    }
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(error: candle_core::Error) -> Self {
+        Error::Tensor(t5::without_backtrace(error))
     }
 }
 

@@ -119,10 +119,10 @@ fn timed(model: &Rc<T5>, size: usize, source_tokens: usize, answers: &GenerateOp
         source.extend(config.eos_token_ids.first().copied());
         together.join(key as u64, &source, answers, &|| false)?;
     }
-    together.step(&mut |_, _, _| false)?;
+    together.step(&mut |_| false)?;
     let first = begun.elapsed().as_secs_f64();
     while !together.is_empty() {
-        together.step(&mut |_, _, _| false)?;
+        together.step(&mut |_| false)?;
     }
     Ok((first, begun.elapsed().as_secs_f64()))
 }

@@ -1,7 +1,7 @@
 //! Bodies: of requests, read whole within limits; and of answers, whole or as a stream of events.
 
 use std::convert::Infallible;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -9,13 +9,19 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Sleep;
 
+use super::connections::Place;
 use super::record::Record;
 use crate::error::ApiError;
 use crate::queue::Event;
 use crate::response::ResponseMetadata;
 
-/// Reads the body of a request.
-pub(super) async fn read(mut body: Incoming, most: usize, timeout: Duration) -> Result<Vec<u8>, ApiError> {
+/// Reads the body of a request. Its memory counts as taken until [`Place::body_is_over`].
+pub(super) async fn read(
+    mut body: Incoming,
+    place: &Place,
+    most: usize,
+    timeout: Duration,
+) -> Result<Vec<u8>, ApiError> {
     let too_large = || ApiError::new(413, "body_too_large", format!("the body is larger than {most} bytes"));
     if body.size_hint().lower() > most as u64 {
         return Err(too_large());
@@ -26,17 +32,37 @@ pub(super) async fn read(mut body: Incoming, most: usize, timeout: Duration) -> 
             let frame = frame
                 .map_err(|error| ApiError::new(400, "incomplete_body", format!("the body ended early: {error}")))?;
             let Ok(data) = frame.into_data() else { continue };
-            if bytes.len() + data.len() > most {
+            let whole = bytes.len() + data.len();
+            if whole > most {
                 return Err(too_large());
+            }
+            if whole > bytes.capacity() {
+                let more = whole.max(bytes.capacity() * 2).min(most) - bytes.capacity();
+                place.room_in_body(more).await;
+                bytes.reserve_exact(bytes.capacity() + more - bytes.len());
             }
             bytes.extend_from_slice(&data);
         }
         Ok(bytes)
     };
-    let seconds = timeout.as_secs_f64();
-    tokio::time::timeout(timeout, read).await.unwrap_or_else(|_| {
-        Err(ApiError::new(408, "body_timeout", format!("the body was not whole within {seconds} s")))
+    let late = |message: String| ApiError::new(408, "body_timeout", message);
+    let in_time = first(first(read, place.body_ended()), tokio::time::sleep(timeout));
+    match in_time.await {
+        Ok(Ok(read)) => read,
+        Ok(Err(())) => Err(late("the body came slowly, while others needed its memory".to_owned())),
+        Err(()) => Err(late(format!("the body was not whole within {} s", timeout.as_secs_f64()))),
+    }
+}
+
+/// Returns the result of the future that finishes first.
+pub(super) async fn first<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> Result<A, B> {
+    let (mut a, mut b) = (pin!(a), pin!(b));
+    std::future::poll_fn(|cx| match (a.as_mut().poll(cx), b.as_mut().poll(cx)) {
+        (Poll::Ready(a), _) => Poll::Ready(Ok(a)),
+        (_, Poll::Ready(b)) => Poll::Ready(Err(b)),
+        _ => Poll::Pending,
     })
+    .await
 }
 
 /// The body of an answer.
@@ -102,6 +128,7 @@ impl Events {
                 return Poll::Ready(Some(self.last(Some(error))));
             }
             self.record.count(&event);
+            self.record.delivery.taken(&event);
             let text = self.form.event(first_choice, &event);
             if matches!(event, Event::Finished { .. }) {
                 self.left -= 1;

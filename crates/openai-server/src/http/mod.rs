@@ -1,7 +1,10 @@
 //! HTTP/1.1 over hyper, on one thread of its own: connections, limits and routes.
 
+mod ask;
 mod body;
+mod connections;
 mod record;
+mod reply;
 mod routes;
 mod server;
 mod shared;

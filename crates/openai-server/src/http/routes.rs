@@ -1,71 +1,80 @@
 //! Paths, and the checks before a request reaches a model: the key, the host, the method and the path.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{self, HeaderMap, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, Response};
 use serde_json::json;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::body::{self, Answer, Events};
+use super::ask::ask;
+use super::body::Answer;
 use super::record::Record;
+use super::reply::{self, JSON, REQUEST_ID};
 use super::shared::Shared;
-use super::socket::{Socket, write_all};
 use crate::error::ApiError;
-use crate::queue::{Event, Job};
-use crate::request::{Interface, Request as Asked};
-use crate::response::{Choice, ResponseMetadata};
+use crate::request::Interface;
 
 /// The page for trying the server. `NONCE` is replaced by the number that allows its script and style.
 const PAGE: &str = include_str!("page.html");
 
-/// The status of a request whose client left before the response, as in nginx's log.
-const CLIENT_LEFT: u16 = 499;
-
-const JSON: &str = "application/json";
+/// The most characters of a client's id of a request.
+const REQUEST_ID_CHARS: usize = 128;
 
 /// Answers a request.
-pub(super) async fn answer(shared: Arc<Shared>, client: SocketAddr, request: Request<Incoming>) -> Response<Answer> {
-    let mut record = Record::new(&shared, client.to_string(), request.method().as_str(), request.uri().path());
-    let answered = match route(&request, &shared, &mut record) {
-        Err(error) => Err(error),
-        Ok(Route::Text(kind, text)) => Ok(Err((kind, text))),
-        Ok(Route::Ask(interface)) => ask(&shared, interface, request, &mut record).await.map(Ok),
-    };
-    match answered {
-        Err(error) => refusal(&shared, error, record),
-        Ok(Err((kind, text))) => {
-            record.access.status = 200;
-            let nonce = format!("{:x}", nonce());
-            let text = if kind == "text/html; charset=utf-8" { text.replace("NONCE", &nonce) } else { text };
-            let mut response = respond(200, kind, Answer::whole(text, record));
-            let policy = format!(
-                "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
-                 base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-            );
-            if let Ok(policy) = HeaderValue::from_str(&policy) {
-                response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, policy);
-            }
-            response
-        }
-        Ok(Ok(Waiting { form, events, choices, is_stream, timeout })) => {
-            record.access.stream = is_stream;
-            record.since = Some(Instant::now());
-            // Cancelled until the answer is known to be complete.
-            record.access.cancelled = true;
-            record.access.status = CLIENT_LEFT;
-            let waiting = Waiting { form, events, choices, is_stream, timeout };
-            if is_stream { stream(&shared, waiting, record).await } else { whole(&shared, waiting, record).await }
-        }
+pub(super) async fn answer(shared: Arc<Shared>, mut record: Record, request: Request<Incoming>) -> Response<Answer> {
+    record.access.method = request.method().as_str().chars().take(16).collect();
+    record.access.path = request.uri().path().chars().take(128).collect();
+    if let Some(id) = id_of_client(request.headers()) {
+        record.access.request_id = id;
     }
+    let id = HeaderValue::from_str(&record.access.request_id);
+    let has_body = !request.body().is_end_stream();
+    let mut reads_body = false;
+    let mut response = match route(&request, &shared, &mut record) {
+        Err(error) => reply::refusal(&error, record),
+        Ok(Route::Page) => {
+            record.access.status = 200;
+            reply::page(PAGE, record)
+        }
+        Ok(Route::Text(kind, text)) => {
+            record.access.status = 200;
+            reply::respond(200, kind, Answer::whole(text, record))
+        }
+        Ok(Route::Ask(interface)) => match ask(&shared, interface, request, &mut record).await {
+            Err(error) => {
+                // A body that is not JSON was read to its end.
+                reads_body = record.is_body_read;
+                reply::refusal(&error, record)
+            }
+            Ok(waiting) => {
+                reads_body = true;
+                waiting.answer(record).await
+            }
+        },
+    };
+    let headers = response.headers_mut();
+    if let Ok(id) = id {
+        headers.insert(REQUEST_ID, id);
+    }
+    // The rest of a body that was not read would be taken for the next request.
+    if (has_body && !reads_body) || shared.is_draining() {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// The id that the client gave its request: visible ASCII.
+fn id_of_client(headers: &HeaderMap) -> Option<String> {
+    let id = headers.get(REQUEST_ID)?.to_str().ok()?;
+    let is_plain = id.bytes().all(|byte| byte.is_ascii_graphic()) && (1..=REQUEST_ID_CHARS).contains(&id.len());
+    is_plain.then(|| id.to_owned())
 }
 
 /// The destination of a request.
 enum Route {
+    /// The page.
+    Page,
     /// A content type, and the text of the response.
     Text(&'static str, String),
     /// A request for a model.
@@ -78,16 +87,18 @@ fn route(request: &Request<Incoming>, shared: &Shared, record: &mut Record) -> R
     let (route, method, needs_key) = match path {
         "/" => ("/", Method::GET, false),
         "/health" => ("/health", Method::GET, false),
+        "/ready" => ("/ready", Method::GET, false),
         "/metrics" => ("/metrics", Method::GET, true),
         "/v1/models" => ("/v1/models", Method::GET, true),
         "/v1/completions" => ("/v1/completions", Method::POST, true),
         "/v1/chat/completions" => ("/v1/chat/completions", Method::POST, true),
+        "/v1/score" => ("/v1/score", Method::POST, true),
         path if path.starts_with("/v1/models/") => ("/v1/models/{model}", Method::GET, true),
         _ => {
             return Err(ApiError::new(
                 404,
                 "unknown_path",
-                "no such path; see /v1/models, /v1/completions, /v1/chat/completions",
+                "no such path; see /v1/models, /v1/completions, /v1/chat/completions, /v1/score",
             ));
         }
     };
@@ -104,16 +115,16 @@ fn route(request: &Request<Incoming>, shared: &Shared, record: &mut Record) -> R
     let model = |name: &String| json!({"id": name, "object": "model", "created": shared.begun / 1_000_000, "owned_by": "train_low_mem"});
     let models = &shared.settings.models;
     Ok(match route {
-        "/" => Route::Text("text/html; charset=utf-8", PAGE.to_owned()),
-        "/health" if shared.is_draining.load(Ordering::Relaxed) => {
+        "/" => Route::Page,
+        "/ready" if shared.is_draining() => {
             return Err(ApiError::new(503, "shutting_down", "the server is shutting down"));
         }
-        "/health" => {
-            let load = shared.queue.load();
-            Route::Text(JSON, json!({"status": "ok", "waiting": load.waiting, "running": load.running}).to_string())
+        "/health" | "/ready" => {
+            let (load, status) = (shared.queue.load(), if shared.is_draining() { "stopping" } else { "ok" });
+            Route::Text(JSON, json!({"status": status, "waiting": load.waiting, "running": load.running}).to_string())
         }
         "/metrics" => {
-            let text = shared.metrics.text(shared.queue.load(), &(shared.gauges)());
+            let text = shared.metrics.text(shared.queue.load(), shared.connections.counts(), &(shared.gauges)());
             Route::Text("text/plain; version=0.0.4; charset=utf-8", text)
         }
         "/v1/models" => {
@@ -123,9 +134,10 @@ fn route(request: &Request<Incoming>, shared: &Shared, record: &mut Record) -> R
         "/v1/models/{model}" => {
             let name = &path["/v1/models/".len()..];
             let found = models.iter().find(|model| *model == name);
-            Route::Text(JSON, model(found.ok_or_else(|| unknown_model(name, shared))?).to_string())
+            Route::Text(JSON, model(found.ok_or_else(|| shared.unknown_model(name))?).to_string())
         }
         "/v1/completions" => Route::Ask(Interface::Completions),
+        "/v1/score" => Route::Ask(Interface::Score),
         _ => Route::Ask(Interface::Chat),
     })
 }
@@ -133,17 +145,22 @@ fn route(request: &Request<Incoming>, shared: &Shared, record: &mut Record) -> R
 /// A loopback server without keys trusts every local program. Refuses host names that another site may have pointed at
 /// it.
 fn check_host(headers: &HeaderMap, shared: &Shared) -> Result<(), ApiError> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let host = hosts.next().map(|host| host.to_str().unwrap_or("?")).unwrap_or_default();
+    if hosts.next().is_some() {
+        return Err(ApiError::new(400, "invalid_http", "expected one `Host` header, got more"));
+    }
     if !shared.is_loopback || !shared.settings.keys.is_empty() {
         return Ok(());
     }
-    let host = headers.get(header::HOST).map(|host| host.to_str().unwrap_or("?")).unwrap_or_default();
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
         _ => host,
     };
-    let is_own =
-        ["", "localhost", "127.0.0.1", "[::1]"].contains(&name) || name == shared.settings.listen.ip().to_string();
-    match is_own || shared.settings.hosts.iter().any(|host| host.eq_ignore_ascii_case(name)) {
+    let own = shared.settings.listen.ip().to_string();
+    let mut accepted = ["", "localhost", "127.0.0.1", "[::1]", &own].into_iter();
+    let mut named = shared.settings.hosts.iter();
+    match accepted.any(|own| own.eq_ignore_ascii_case(name)) || named.any(|host| host.eq_ignore_ascii_case(name)) {
         true => Ok(()),
         false => Err(ApiError::new(
             421,
@@ -151,191 +168,4 @@ fn check_host(headers: &HeaderMap, shared: &Shared) -> Result<(), ApiError> {
             "the `Host` header names another machine; `--allow-host NAME` accepts it",
         )),
     }
-}
-
-fn unknown_model(name: &str, shared: &Shared) -> ApiError {
-    let name: String = name.chars().take(64).collect();
-    let models = shared.settings.models.join(", ");
-    let error = ApiError::new(404, "model_not_found", format!("no model `{name}`; there are: {models}"));
-    ApiError { parameter: Some("model".to_owned()), ..error }
-}
-
-/// A request that is in the queue.
-struct Waiting {
-    form: ResponseMetadata,
-    events: UnboundedReceiver<(usize, Event)>,
-    choices: usize,
-    is_stream: bool,
-    timeout: Duration,
-}
-
-/// Reads the body, and queues the requested jobs.
-async fn ask(
-    shared: &Arc<Shared>,
-    interface: Interface,
-    request: Request<Incoming>,
-    record: &mut Record,
-) -> Result<Waiting, ApiError> {
-    let limits = &shared.settings.limits;
-    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    // A page of another origin may send other content types without a preflight request.
-    if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(JSON) {
-        return Err(ApiError::new(415, "not_json", "expected `Content-Type: application/json`"));
-    }
-    if shared.is_draining.load(Ordering::Relaxed) {
-        return Err(ApiError::new(503, "shutting_down", "the server is shutting down"));
-    }
-    let turn = tokio::time::timeout(limits.body_timeout, shared.bodies.acquire()).await;
-    let Ok(Ok(turn)) = turn else {
-        let error = ApiError::new(503, "too_many_bodies", "too many requests are read at a time; try again");
-        return Err(ApiError { retry_after_s: Some(1), ..error });
-    };
-    let bytes = body::read(request.into_body(), limits.body_bytes, limits.body_timeout).await?;
-    let asked = Asked::parse(interface, &bytes, &limits.request)?;
-    drop((bytes, turn));
-    let models = &shared.settings.models;
-    let model = match &asked.model {
-        None => 0,
-        Some(name) => models.iter().position(|model| model == name).ok_or_else(|| unknown_model(name, shared))?,
-    };
-    record.access.model = Some(models[model].clone());
-    let (sender, events) = unbounded_channel();
-    let (choices, n) = (asked.prompts.len() * asked.options.n, asked.options.n);
-    let jobs = asked.prompts.into_iter().enumerate();
-    let jobs = jobs.map(|(i, prompt)| Job::new(model, prompt, asked.options.clone(), sender.clone(), i * n));
-    shared.queue.push(jobs.collect())?;
-    let number = shared.number.fetch_add(1, Ordering::Relaxed);
-    let prefix = if interface == Interface::Chat { "chatcmpl" } else { "cmpl" };
-    let form = ResponseMetadata {
-        interface,
-        id: format!("{prefix}-{:x}{number:08x}", shared.begun),
-        created: std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs()),
-        model: models[model].clone(),
-        include_usage: asked.include_usage,
-    };
-    Ok(Waiting { form, events, choices, is_stream: asked.stream, timeout: limits.request_timeout })
-}
-
-/// Waits for the first event, so that a failure gets a proper status, and then streams.
-async fn stream(shared: &Arc<Shared>, mut waiting: Waiting, mut record: Record) -> Response<Answer> {
-    let deadline = tokio::time::Instant::now() + waiting.timeout;
-    let news = tokio::time::timeout_at(deadline, waiting.events.recv()).await;
-    let event = match news {
-        Err(_) => Err(body::too_late(waiting.timeout)),
-        Ok(None) => Err(body::gone()),
-        Ok(Some((_, Event::Failed(error)))) => Err(error),
-        Ok(Some(event)) => Ok(event),
-    };
-    let (first_choice, event) = match event {
-        Ok(event) => event,
-        Err(error) => return refusal(shared, error, record),
-    };
-    record.count(&event);
-    record.access.status = 200;
-    let mut first = waiting.form.beginning(waiting.choices);
-    first.extend(waiting.form.event(first_choice, &event));
-    let left = waiting.choices - usize::from(matches!(event, Event::Finished { .. }));
-    let events = Events {
-        form: waiting.form,
-        events: waiting.events,
-        left,
-        record,
-        first: Some(first),
-        deadline: Box::pin(tokio::time::sleep_until(deadline)),
-        timeout: waiting.timeout,
-    };
-    respond(200, "text/event-stream; charset=utf-8", Answer::Events(Box::new(events)))
-}
-
-/// Waits for every answer.
-async fn whole(shared: &Arc<Shared>, mut waiting: Waiting, mut record: Record) -> Response<Answer> {
-    let mut choices = vec![Choice::default(); waiting.choices];
-    let all = async {
-        while choices.iter().any(|choice| choice.finish.is_none()) {
-            let Some((first_choice, event)) = waiting.events.recv().await else { return Err(body::gone()) };
-            record.count(&event);
-            match event {
-                Event::Started { .. } => {}
-                Event::Text { choice, text, .. } => choices[first_choice + choice].text += &text,
-                Event::Finished { choice, reason } => choices[first_choice + choice].finish = Some(reason),
-                Event::Failed(error) => return Err(error),
-            }
-        }
-        Ok(())
-    };
-    let ended = tokio::time::timeout(waiting.timeout, all).await;
-    match ended.unwrap_or_else(|_| Err(body::too_late(waiting.timeout))) {
-        Err(error) => refusal(shared, error, record),
-        Ok(()) => {
-            let text = waiting.form.whole(&choices, record.usage).to_string();
-            record.access.status = 200;
-            record.access.cancelled = false;
-            respond(200, JSON, Answer::whole(text, record))
-        }
-    }
-}
-
-/// Converts an error to a response. If a body was not read, the connection is useless, and hyper closes it.
-fn refusal(shared: &Arc<Shared>, error: ApiError, mut record: Record) -> Response<Answer> {
-    record.access.status = error.status;
-    record.access.error = Some(error.code);
-    record.access.cancelled = false;
-    let text = error.to_json().to_string();
-    let mut response = respond(error.status, JSON, Answer::whole(text, record));
-    let headers = response.headers_mut();
-    if let Some(seconds) = error.retry_after_s {
-        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    if error.status == 401 {
-        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    }
-    let is_over = matches!(error.status, 408 | 413) || shared.is_draining.load(Ordering::Relaxed);
-    if is_over {
-        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-    }
-    response
-}
-
-fn respond(status: u16, kind: &'static str, answer: Answer) -> Response<Answer> {
-    let mut response = Response::new(answer);
-    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    response
-}
-
-/// A number that a page cannot know before it is loaded.
-fn nonce() -> u128 {
-    use std::hash::{BuildHasher, RandomState};
-    let half = || u128::from(RandomState::new().hash_one(0));
-    half() << 64 | half()
-}
-
-/// The error for a head that was late, too large, or malformed.
-pub(super) fn refusal_of_head(error: &hyper::Error) -> Option<ApiError> {
-    if error.is_timeout() {
-        Some(ApiError::new(408, "head_timeout", "the request's head was not whole in time"))
-    } else if error.is_parse_too_large() {
-        Some(ApiError::new(431, "head_too_large", "the request's head is too large, or has too many fields"))
-    } else if error.is_parse() {
-        Some(ApiError::new(400, "invalid_http", format!("expected a request of HTTP/1.1: {error}")))
-    } else {
-        None
-    }
-}
-
-/// Writes the refusal of a head, if any, and closes the connection.
-pub(super) async fn reject_and_close(mut socket: Socket, refusal: Option<ApiError>) {
-    let text = refusal.map(|error| {
-        let body = error.to_json().to_string();
-        let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::BAD_REQUEST);
-        format!(
-            "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: {JSON}\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        )
-    });
-    // The client may be gone.
-    let _ = write_all(&mut socket, text.unwrap_or_default().as_bytes()).await;
 }

@@ -2,10 +2,9 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -14,12 +13,15 @@ use hyper::server::conn::http1;
 use hyper::service::Service;
 use hyper::{Request, Response};
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 
-use super::body::Answer;
-use super::routes;
+use super::body::{Answer, first};
+use super::connections::{Connections, Place};
+use super::record::Record;
 use super::shared::{Hooks, Settings, Shared};
 use super::socket::{Clock, Socket};
+use super::{reply, routes};
+use crate::delivery::Untaken;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
 
@@ -59,8 +61,10 @@ impl Server {
         let address = listener.local_addr()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let begun = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| u64::try_from(time.as_micros()).unwrap_or(0));
+        let limits = settings.limits;
         let shared = Arc::new(Shared {
-            bodies: Semaphore::new(settings.limits.bodies),
+            connections: Connections::new(limits.connections, limits.bodies * limits.body_bytes),
+            untaken: Untaken::new(limits.answer_bytes, limits.connections),
             is_loopback: address.ip().is_loopback(),
             settings,
             queue: Arc::clone(queue),
@@ -87,7 +91,7 @@ impl Server {
         self.address
     }
 
-    /// Accepts no more connections, lets requests finish within the drain timeout, and then closes the queue.
+    /// Accepts no more requests for a model, lets accepted ones finish within the drain timeout, and then closes the queue.
     pub fn drain(&self) {
         self.drainer().drain();
     }
@@ -111,76 +115,72 @@ impl Drop for CloseOnDrop {
     }
 }
 
-/// Returns the result of the future that finishes first.
-async fn first<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> Result<A, B> {
-    let (mut a, mut b) = (pin!(a), pin!(b));
-    std::future::poll_fn(|cx| match (a.as_mut().poll(cx), b.as_mut().poll(cx)) {
-        (Poll::Ready(a), _) => Poll::Ready(Ok(a)),
-        (_, Poll::Ready(b)) => Poll::Ready(Err(b)),
-        _ => Poll::Pending,
-    })
-    .await
-}
-
-/// Accepts connections until shutdown, then waits for open connections.
+/// Accepts connections until shutdown, and then until accepted requests are answered: probes see that the server is about to end.
 async fn serve(listener: TcpListener, shared: Arc<Shared>, wanted: &Notify) {
-    let limits = shared.settings.limits;
     let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
-    let permits = Arc::new(Semaphore::new(limits.connections));
     let (drains, draining) = watch::channel(false);
     let accept = async {
         loop {
-            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, client)) => {
-                    let connection = Connection { shared: Arc::clone(&shared), client, draining: draining.clone() };
-                    tokio::spawn(connection.serve(stream, permit));
+                    let place = Arc::new(shared.connections.enter(client.ip()).await);
+                    let connection =
+                        Connection { shared: Arc::clone(&shared), client, place, draining: draining.clone() };
+                    tokio::spawn(connection.serve(stream));
                 }
                 // Out of file descriptors, or the connection closed at once: other connections may work.
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                Err(_) => {
+                    shared.connections.make_room();
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
             }
         }
     };
-    let _ = first(accept, wanted.notified()).await;
-    drop(listener);
-    shared.is_draining.store(true, Ordering::Relaxed);
-    let _ = drains.send(true);
-    let all = u32::try_from(limits.connections).unwrap_or(u32::MAX);
-    // Connections that are still open are then dropped with the runtime.
-    let _ = tokio::time::timeout(limits.drain_timeout, permits.acquire_many(all)).await;
+    let answered = async {
+        wanted.notified().await;
+        shared.is_draining.store(true, Ordering::Relaxed);
+        let _ = drains.send(true);
+        // Connections that are still open are then dropped with the runtime.
+        let _ = tokio::time::timeout(shared.settings.limits.drain_timeout, shared.connections.idle()).await;
+    };
+    let _ = first(accept, answered).await;
 }
 
 /// An accepted connection.
 struct Connection {
     shared: Arc<Shared>,
     client: SocketAddr,
+    place: Arc<Place>,
     draining: watch::Receiver<bool>,
 }
 
-/// Counts a connection as open.
-struct ConnectionGuard(Arc<Shared>);
-
-impl Drop for ConnectionGuard {
-    fn drop(&mut self) {
-        self.0.metrics.disconnected();
-    }
-}
-
 impl Connection {
-    async fn serve(mut self, stream: TcpStream, permit: OwnedSemaphorePermit) {
+    /// Serves the connection until it ends, or has to give way.
+    async fn serve(self, stream: TcpStream) {
+        let place = Arc::clone(&self.place);
+        let _ = first(self.run(stream), place.ended()).await;
+    }
+
+    async fn run(mut self, stream: TcpStream) {
         let limits = self.shared.settings.limits;
         self.shared.metrics.connected();
-        let _open = ConnectionGuard(Arc::clone(&self.shared));
         let _ = stream.set_nodelay(true);
-        let routes = Routes { shared: Arc::clone(&self.shared), client: self.client };
+        let (shared, client, place) = (Arc::clone(&self.shared), self.client.to_string(), Arc::clone(&self.place));
+        let routes = Routes { shared, client: client.clone(), place };
+        let is_draining = *self.draining.borrow();
         let mut connection = http1::Builder::new()
             .timer(Clock)
             .header_read_timeout(limits.head_timeout)
             .max_buf_size(limits.head_bytes)
             .max_headers(64)
-            .serve_connection(Socket::new(stream, limits.write_timeout), routes);
+            .keep_alive(!is_draining)
+            .serve_connection(Socket::new(stream, limits.write_timeout, Arc::clone(&self.place)), routes);
         let is_over = first(std::future::poll_fn(|cx| Pin::new(&mut connection).poll_without_shutdown(cx)), async {
-            self.draining.wait_for(|is_draining| *is_draining).await.is_ok()
+            // A connection of the time after the signal is for one request.
+            match is_draining {
+                true => std::future::pending().await,
+                false => self.draining.wait_for(|is_draining| *is_draining).await.is_ok(),
+            }
         })
         .await;
         let ended = match is_over {
@@ -190,17 +190,20 @@ impl Connection {
                 std::future::poll_fn(|cx| Pin::new(&mut connection).poll_without_shutdown(cx)).await
             }
         };
-        let refusal = ended.err().and_then(|error| routes::refusal_of_head(&error));
-        let socket = connection.into_parts().io;
-        routes::reject_and_close(socket, refusal).await;
-        drop(permit);
+        let http1::Parts { io: socket, read_buf, .. } = connection.into_parts();
+        // A connection that was only idle is closed without a word.
+        let fault = ended.err().filter(|error| !(error.is_timeout() && read_buf.is_empty()));
+        let refusal = fault.and_then(|error| reply::refusal_of_head(&error));
+        let refusal = refusal.map(|error| (error, Record::new(&self.shared, &self.place, client)));
+        reply::reject_and_close(socket, refusal).await;
     }
 }
 
 /// The routes, for one connection.
 struct Routes {
     shared: Arc<Shared>,
-    client: SocketAddr,
+    client: String,
+    place: Arc<Place>,
 }
 
 impl Service<Request<Incoming>> for Routes {
@@ -209,7 +212,9 @@ impl Service<Request<Incoming>> for Routes {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let answer = routes::answer(Arc::clone(&self.shared), self.client, request);
+        self.place.works();
+        let record = Record::new(&self.shared, &self.place, self.client.clone());
+        let answer = routes::answer(Arc::clone(&self.shared), record, request);
         Box::pin(async move { Ok(answer.await) })
     }
 }

@@ -2,12 +2,13 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
-
+use super::connections::Connections;
 use crate::access::Access;
+use crate::delivery::Untaken;
+use crate::error::ApiError;
 use crate::keys::Keys;
 use crate::metrics::{Gauge, Metrics};
 use crate::queue::Queue;
@@ -40,13 +41,13 @@ impl Settings {
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time. Further connections wait.
+    /// Connections at a time. For another one, a connection that keeps the server waiting gives way.
     pub connections: usize,
     /// The most bytes of a request's head.
     pub head_bytes: usize,
     /// The most bytes of a request's body.
     pub body_bytes: usize,
-    /// Bodies read at a time.
+    /// The memory of the bodies that are read at a time, in bodies of the largest size.
     pub bodies: usize,
     /// Time limit for a head. A connection that is idle for this long is closed.
     pub head_timeout: Duration,
@@ -58,6 +59,8 @@ pub struct Limits {
     pub request_timeout: Duration,
     /// Time limit for requests to finish after `Server::drain`.
     pub drain_timeout: Duration,
+    /// The most bytes of answers that no client has taken yet.
+    pub answer_bytes: usize,
     /// Limits of one request.
     pub request: RequestLimits,
 }
@@ -74,24 +77,36 @@ impl Default for Limits {
             write_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_secs(300),
             drain_timeout: Duration::from_secs(30),
+            answer_bytes: 4 << 20,
             request: RequestLimits::default(),
         }
     }
 }
 
 impl Limits {
-    /// The most bytes that a server holds at its limits, with `waiting` jobs and answers of `answer_bytes`.
-    pub fn bytes(&self, waiting: usize, answer_bytes: usize) -> u64 {
+    /// The most bytes that a server holds at its limits, with `waiting` jobs.
+    pub fn bytes(&self, waiting: usize) -> u64 {
         // A connection: hyper's two buffers, the task, and the parsed head.
         let connections = self.connections * (self.head_bytes * 2 + READ_AND_TASK_BYTES);
-        // Parsed JSON values take up to 24 times their text (a list of one-digit numbers); one body is parsed at a time.
-        let bodies = self.bodies * self.body_bytes + 24 * self.body_bytes;
-        (connections + bodies + waiting * (self.body_bytes / 8 + answer_bytes)) as u64
+        let bodies = self.bodies * self.body_bytes;
+        // One body is parsed at a time: a text is unescaped into a buffer that grows, and then kept.
+        let parsed = PARSED_BYTES_A_BYTE * self.body_bytes + PARSED_BYTES;
+        let waiting = waiting * (self.request.prompt_bytes + WAITING_BYTES);
+        (connections + bodies + parsed + waiting + self.answer_bytes) as u64
     }
 }
 
 /// Bytes of a connection beside its buffers.
 const READ_AND_TASK_BYTES: usize = 12 << 10;
+
+/// Bytes for each byte of the body that is parsed.
+const PARSED_BYTES_A_BYTE: usize = 6;
+
+/// Bytes of the nodes of a body that is parsed.
+const PARSED_BYTES: usize = 512 << 10;
+
+/// Bytes of a waiting job beside its prompt: its settings with their stop texts, and its place.
+const WAITING_BYTES: usize = 4 << 10;
 
 /// Called with each finished request; returns whether the log line could be written.
 pub(super) type Log = Box<dyn Fn(&Access) -> bool + Send + Sync>;
@@ -117,7 +132,8 @@ pub(super) struct Shared {
     pub metrics: Metrics,
     pub log: Log,
     pub gauges: Box<dyn Fn() -> Vec<Gauge> + Send + Sync>,
-    pub bodies: Semaphore,
+    pub connections: Arc<Connections>,
+    pub untaken: Arc<Untaken>,
     pub is_draining: AtomicBool,
     /// Requests so far.
     pub number: AtomicU64,
@@ -125,4 +141,24 @@ pub(super) struct Shared {
     pub begun: u64,
     /// Whether only this machine can reach the address.
     pub is_loopback: bool,
+}
+
+impl Shared {
+    /// The number of a new request.
+    pub fn next_number(&self) -> u64 {
+        self.number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether the server is about to end.
+    pub fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed)
+    }
+
+    /// The error for a model that is not served.
+    pub fn unknown_model(&self, name: &str) -> ApiError {
+        let name: String = name.chars().take(64).collect();
+        let models = self.settings.models.join(", ");
+        let error = ApiError::new(404, "model_not_found", format!("no model `{name}`; there are: {models}"));
+        ApiError { parameter: Some("model".to_owned()), ..error }
+    }
 }

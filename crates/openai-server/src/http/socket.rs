@@ -2,6 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -10,8 +11,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
+use super::connections::Place;
+
 /// Bytes per read.
 const READ_BYTES: usize = 8 << 10;
+
+/// The most bytes that are read and dropped after the end of a connection, and the time for them.
+const LINGER_BYTES: usize = 1 << 20;
+const LINGER: Duration = Duration::from_secs(1);
 
 /// A socket whose writes fail if the client accepts nothing for too long.
 pub(super) struct Socket {
@@ -19,18 +26,24 @@ pub(super) struct Socket {
     write_timeout: Duration,
     /// The timer of a write that waits.
     waits: Option<Pin<Box<Sleep>>>,
+    place: Arc<Place>,
 }
 
 impl Socket {
-    pub fn new(stream: TcpStream, write_timeout: Duration) -> Self {
-        Socket { stream, write_timeout, waits: None }
+    pub fn new(stream: TcpStream, write_timeout: Duration, place: Arc<Place>) -> Self {
+        Socket { stream, write_timeout, waits: None, place }
     }
 
     /// Returns `written`, or an error if the write has waited for too long.
     fn in_time<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.waits = None;
+            if self.waits.take().is_some() {
+                self.place.stalls(false);
+            }
             return written;
+        }
+        if self.waits.is_none() {
+            self.place.stalls(true);
         }
         let timeout = self.write_timeout;
         let waits = self.waits.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
@@ -86,13 +99,29 @@ fn empty_refusal(bytes: &[u8]) -> Option<usize> {
     bytes[begins..].windows(EMPTY.len()).any(|window| window == EMPTY).then_some(begins)
 }
 
-/// Writes all bytes, and closes the socket.
-pub(super) async fn write_all(socket: &mut Socket, mut bytes: &[u8]) -> io::Result<()> {
+/// Writes all bytes, and closes the connection. Until the client closes it, too, what it still sends is read for a moment: a close with
+/// unread bytes would be a reset, which may overtake the answer.
+pub(super) async fn write_and_close(mut socket: Socket, mut bytes: &[u8]) -> io::Result<()> {
+    socket.place.waits();
     while !bytes.is_empty() {
-        let written = std::future::poll_fn(|cx| Write::poll_write(Pin::new(&mut *socket), cx, bytes)).await?;
+        let written = std::future::poll_fn(|cx| Write::poll_write(Pin::new(&mut socket), cx, bytes)).await?;
         bytes = &bytes[written..];
     }
-    std::future::poll_fn(|cx| Write::poll_shutdown(Pin::new(&mut *socket), cx)).await
+    std::future::poll_fn(|cx| Write::poll_shutdown(Pin::new(&mut socket), cx)).await?;
+    let mut unread = [0; READ_BYTES];
+    let rest = async {
+        let mut left = LINGER_BYTES;
+        while left > 0 {
+            let mut read = ReadBuf::new(&mut unread);
+            std::future::poll_fn(|cx| Pin::new(&mut socket.stream).poll_read(cx, &mut read)).await?;
+            if read.filled().is_empty() {
+                break;
+            }
+            left = left.saturating_sub(read.filled().len());
+        }
+        Ok(())
+    };
+    tokio::time::timeout(LINGER, rest).await.unwrap_or(Ok(()))
 }
 
 /// tokio's clock, for hyper.

@@ -60,6 +60,7 @@ fn models_health_metrics_and_the_page_are_there() {
     assert_eq!(names, ["base", "tuned"]);
     assert_eq!(json(&running.get("/v1/models/tuned"))["id"], "tuned");
     assert_eq!(json(&running.get("/health"))["status"], "ok");
+    assert_eq!(status(&running.get("/ready")), 200);
     running.complete(r#"{"prompt":"a"}"#);
     let metrics = running.get("/metrics");
     assert!(metrics.contains("serve_requests_total{route=\"/v1/completions\",status=\"200\"} 1"), "{metrics}");
@@ -97,7 +98,64 @@ fn the_log_has_a_line_for_each_request_and_no_text_of_it() {
         (&lines[0]["status"], &lines[0]["generated_tokens"], &lines[0]["model"]),
         (&json!(200), &json!(3), &json!("base"))
     );
+    assert!(lines[0]["id"].as_str().unwrap().starts_with("cmpl-") && lines[1]["id"].is_null());
+    assert!(lines.iter().all(|line| line["request_id"].as_str().unwrap().starts_with("req-")));
     assert!(lines[0]["first_token_ms"].is_number());
     assert_eq!((&lines[1]["status"], &lines[1]["error"]), (&json!(400), &json!("invalid_value")));
     assert!(!format!("{lines:?}").contains("secret"));
+}
+
+#[test]
+fn labels_are_scored_in_their_order_for_each_prompt() {
+    let running = start();
+    let labels = ["a", "bb", "ccc", "dddd", "eeeee", "f"];
+    let body = json!({"prompt": ["one", "two"], "labels": labels, "model": "tuned"}).to_string();
+    let answer = json(&running.post("/v1/score", &body));
+    assert_eq!((&answer["object"], &answer["model"]), (&json!("list"), &json!("tuned")));
+    for prompt in answer["data"].as_array().unwrap() {
+        let scores = prompt["scores"].as_array().unwrap();
+        let seen: Vec<(&str, f64)> =
+            scores.iter().map(|score| (score["label"].as_str().unwrap(), score["logprob"].as_f64().unwrap())).collect();
+        assert_eq!(seen, labels.map(|label| (label, -(label.len() as f64))));
+        assert_eq!(prompt["label"], "a");
+    }
+    assert!(answer["id"].as_str().unwrap().starts_with("score-"));
+}
+
+#[test]
+fn the_id_of_a_request_is_the_client_s_and_is_in_answer_and_log() {
+    let running = start();
+    let ask = |header: &str| running.exchange(request("/v1/completions", header, r#"{"prompt":"a"}"#));
+    let given = ask("X-Request-Id: mine-7\r\n");
+    assert!(given.contains("\r\nx-request-id: mine-7\r\n"), "{given}");
+    for header in ["", "X-Request-Id: two words\r\n", &format!("X-Request-Id: {}\r\n", "x".repeat(200))] {
+        let made = ask(header);
+        assert!(made.contains("\r\nx-request-id: req-"), "{made}");
+    }
+    let refused = running.exchange("GET\r\n\r\n");
+    assert!(refused.contains("\r\nx-request-id: req-"), "{refused}");
+    let log = running.log.clone();
+    assert!(running.end());
+    assert_eq!(log.lock().unwrap().iter().filter(|access| access.request_id == "mine-7").count(), 1);
+}
+
+#[test]
+fn the_time_to_the_first_token_is_that_of_the_token_and_not_of_the_answer() {
+    let running = start();
+    let begun = std::time::Instant::now();
+    let made = std::thread::scope(|scope| {
+        let slow = scope.spawn(|| running.complete(r#"{"prompt":"token, then wait"}"#));
+        assert_eq!(running.done(), "token was made");
+        let made = begun.elapsed();
+        (0..20).for_each(|_| drop(running.get("/health")));
+        running.go.send(()).unwrap();
+        assert_eq!(status(&slow.join().unwrap()), 200);
+        made
+    });
+    let log = running.log.clone();
+    assert!(running.end());
+    let log = log.lock().unwrap();
+    let answered = log.iter().find(|access| access.model.is_some()).unwrap();
+    let first_token_ms = answered.first_token_ms.unwrap();
+    assert!(first_token_ms <= made.as_secs_f64() * 1e3 && first_token_ms < answered.ms, "{made:?}, {answered:?}");
 }

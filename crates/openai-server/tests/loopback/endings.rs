@@ -89,6 +89,10 @@ fn a_server_that_ends_answers_what_it_took_and_nothing_more() {
         running.drain();
         // An idle connection is closed.
         assert_eq!(idle.read(&mut bytes).unwrap(), 0);
+        // Until the last answer, probes are told: the process lives, and takes no more requests.
+        assert_eq!(json(&running.get("/health"))["status"], "stopping");
+        refused(&running.get("/ready"), 503, "shutting_down");
+        refused(&running.complete(r#"{"prompt":"a"}"#), 503, "shutting_down");
         running.go.send(()).unwrap();
         assert_eq!(status(&first.join().unwrap()), 200);
     });

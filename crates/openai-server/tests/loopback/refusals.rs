@@ -1,5 +1,6 @@
 //! Requests that are refused, each with a status and a code.
 
+use std::io::{Read, Write};
 use std::time::Duration;
 
 use openai_server::Limits;
@@ -28,7 +29,11 @@ fn pages_of_others_cannot_ask() {
     let typed = request("/v1/completions", "", r#"{"prompt":"a"}"#);
     refused(&running.exchange(typed.replace("application/json", "text/plain")), 415, "not_json");
     refused(&running.exchange(typed.replace("Host: 127.0.0.1", "Host: attacker.example:8080")), 421, "unknown_host");
-    assert_eq!(status(&running.exchange(typed.replace("Host: 127.0.0.1", "Host: localhost:9"))), 200);
+    for host in ["localhost:9", "LOCALHOST", "[::1]:80"] {
+        assert_eq!(status(&running.exchange(typed.replace("Host: 127.0.0.1", &format!("Host: {host}")))), 200);
+    }
+    let twice = typed.replace("Host: 127.0.0.1", "Host: 127.0.0.1\r\nHost: attacker.example");
+    refused(&running.exchange(twice), 400, "invalid_http");
     let preflight = "OPTIONS /v1/completions HTTP/1.1\r\nHost: localhost\r\nOrigin: http://a.example\r\n\
          Access-Control-Request-Method: POST\r\nConnection: close\r\n\r\n";
     let answer = running.exchange(preflight);
@@ -121,4 +126,88 @@ fn who_sends_too_slowly_is_told_so() {
     let of_bodies = start_with(Limits { body_timeout: brief, ..limits() }, "", 8);
     let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 90\r\n\r\n{";
     refused(&of_bodies.exchange(head), 408, "body_timeout");
+}
+
+#[test]
+fn refused_heads_are_logged_and_counted_and_idle_connections_are_not() {
+    let brief = Limits { head_timeout: Duration::from_millis(50), ..limits() };
+    let running = start_with(brief, "", 8);
+    for bytes in [
+        "GET / HTTP/9\r\n\r\n".to_owned(),
+        format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(70_000)),
+        "GET /he".to_owned(),
+    ] {
+        running.exchange(bytes);
+    }
+    assert_eq!(running.exchange(""), "", "a connection without a request is closed without a word");
+    let metrics = running.get("/metrics");
+    for status in [400, 408, 431] {
+        let line = format!("serve_requests_total{{route=\"other\",status=\"{status}\"}} 1");
+        assert!(metrics.contains(&line), "{status}: {metrics}");
+    }
+    let log = running.log.clone();
+    assert!(running.end());
+    let seen: Vec<(u16, &str)> =
+        log.lock().unwrap().iter().map(|access| (access.status, access.error.unwrap_or("-"))).collect();
+    assert_eq!(seen, [(400, "invalid_http"), (431, "head_too_large"), (408, "head_timeout"), (200, "-")]);
+}
+
+#[test]
+fn a_refusal_before_the_body_says_that_the_connection_ends_and_is_read_whole() {
+    let running = start();
+    let head = "POST /v1/nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n";
+    let answer = running.exchange(format!("{head}{}", "x".repeat(300_000)));
+    refused(&answer, 404, "unknown_path");
+    assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    // After a body that was read, the connection goes on.
+    let mut stream = running.connect();
+    let bad = request("/v1/completions", "", "{").replace("Connection: close\r\n", "");
+    for _ in 0..2 {
+        stream.write_all(bad.as_bytes()).unwrap();
+        let mut bytes = [0; 4096];
+        let read = stream.read(&mut bytes).unwrap();
+        let answer = std::str::from_utf8(&bytes[..read]).unwrap();
+        assert!(status(answer) == 400 && !answer.contains("connection: close"), "{answer}");
+    }
+}
+
+#[test]
+fn clients_that_keep_the_server_waiting_give_way_to_others() {
+    let running = start_with(Limits { connections: 4, ..limits() }, "", 8);
+    let kept = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let begins: [&[u8]; 4] =
+        [b"", b"GET /health HTTP/1.1\r\nX: ", kept, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 90\r\n\r\n{"];
+    for begin in begins {
+        let mut hostile: Vec<_> = (0..8).map(|_| running.connect()).collect();
+        hostile.iter_mut().for_each(|stream| drop(stream.write_all(begin)));
+        assert_eq!(status(&running.get("/health")), 200);
+        assert_eq!(status(&running.complete(r#"{"prompt":"a"}"#)), 200);
+    }
+    let metrics = running.get("/metrics");
+    assert!(!metrics.contains("serve_connections_gave_way_total 0"), "{metrics}");
+}
+
+#[test]
+fn a_body_that_comes_slowly_gives_way_when_its_memory_is_needed() {
+    let running = start_with(Limits { bodies: 1, body_bytes: 1000, ..limits() }, "", 8);
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n";
+    let mut slow = running.connect();
+    slow.write_all(format!("{head}{}", " ".repeat(900)).as_bytes()).unwrap();
+    // A small one finds room beside it; a large one takes its place.
+    assert_eq!(status(&running.complete(r#"{"prompt":"a"}"#)), 200);
+    let large = format!("{{\"prompt\":\"{}\"}}", "b".repeat(900));
+    assert_eq!(status(&running.complete(&large)), 200);
+    refused(&rest(slow), 408, "body_timeout");
+}
+
+#[test]
+fn answers_that_nobody_reads_do_not_fill_the_memory() {
+    let running = start_with(Limits { answer_bytes: 1 << 20, ..limits() }, "", 8);
+    let mut stream = running.connect();
+    let flood = request("/v1/completions", "", r#"{"prompt":"flood until cancelled","stream":true}"#);
+    stream.write_all(flood.as_bytes()).unwrap();
+    // It ends by its own fault, before the time limit for writes.
+    assert_eq!(running.done(), "flood until cancelled");
+    assert_eq!(status(&running.complete(r#"{"prompt":"a"}"#)), 200);
+    assert!(rest(stream).contains("answer_not_taken"));
 }

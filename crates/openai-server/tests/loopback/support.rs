@@ -56,7 +56,7 @@ pub fn start_with(limits: Limits, keys: &str, capacity: usize) -> Running {
                 Prompt::Tokens(ids) => format!("{ids:?}"),
                 Prompt::Chat(messages) => messages.last().unwrap().content.clone(),
             };
-            answer(job, &prompt, &gate);
+            answer(job, &prompt, &gate, &told);
             let _ = told.send(prompt);
         }
     });
@@ -65,16 +65,22 @@ pub fn start_with(limits: Limits, keys: &str, capacity: usize) -> Running {
 }
 
 /// Follows the prompt: fails, waits, gives up, or repeats the prompt word by word with the model's number.
-fn answer(job: Job, prompt: &str, gate: &Receiver<()>) {
+fn answer(job: Job, prompt: &str, gate: &Receiver<()>, told: &Sender<String>) {
     match prompt {
         "fail" => return job.send(Event::Failed(ApiError::parameter("prompt", "too long"))),
         "give up" => return,
         "wait" => {
-            job.send(Event::Started { prompt_tokens: 1 });
+            job.send(Event::Started { prompt_tokens: 1, is_cut: false });
+            let _ = gate.recv();
+        }
+        "token, then wait" => {
+            job.send(Event::Started { prompt_tokens: 1, is_cut: false });
+            job.token_made();
+            let _ = told.send("token was made".to_owned());
             let _ = gate.recv();
         }
         "wait until cancelled" => {
-            job.send(Event::Started { prompt_tokens: 1 });
+            job.send(Event::Started { prompt_tokens: 1, is_cut: false });
             while !job.is_cancelled() {
                 std::thread::yield_now();
             }
@@ -83,7 +89,7 @@ fn answer(job: Job, prompt: &str, gate: &Receiver<()>) {
         "flood until cancelled" => {
             // More than the buffers of both sockets hold.
             for _ in 0..1000 {
-                job.send(Event::Text { choice: 0, text: "x".repeat(1 << 14), tokens: 1 });
+                job.send(Event::Text { choice: 0, text: "x".repeat(1 << 14), tokens: 1, logprobs: Vec::new() });
             }
             while !job.is_cancelled() {
                 std::thread::yield_now();
@@ -92,7 +98,14 @@ fn answer(job: Job, prompt: &str, gate: &Receiver<()>) {
         }
         _ => {}
     }
-    job.send(Event::Started { prompt_tokens: prompt.split(' ').count() });
+    job.send(Event::Started { prompt_tokens: prompt.split(' ').count(), is_cut: job.options.is_cut });
+    for (choice, label) in job.options.labels.iter().enumerate() {
+        #[expect(clippy::cast_precision_loss, reason = "a few letters")]
+        job.send(Event::Scored { choice, logprob: -(label.len() as f64), tokens: 1 });
+    }
+    if !job.options.labels.is_empty() {
+        return;
+    }
     let text = format!("{} {prompt}", job.model);
     let words: Vec<&str> = text.split_inclusive(' ').collect();
     for choice in 0..job.options.n {
@@ -102,7 +115,8 @@ fn answer(job: Job, prompt: &str, gate: &Receiver<()>) {
         for (i, word) in words[..most].iter().enumerate() {
             so_far += word;
             let text = outgoing.more(&so_far, i + 1 == most).to_owned();
-            job.send(Event::Text { choice, text, tokens: 1 });
+            job.token_made();
+            job.send(Event::Text { choice, text, tokens: 1, logprobs: Vec::new() });
         }
         let is_cut = most < words.len() && !outgoing.is_stopped();
         job.send(Event::Finished { choice, reason: if is_cut { Finish::Length } else { Finish::Stop } });
@@ -131,8 +145,11 @@ impl Running {
         self.server.as_ref().unwrap().drain();
     }
 
+    /// Connects, with a time limit for reading, so that a fault does not hang the test.
     pub fn connect(&self) -> TcpStream {
-        TcpStream::connect(self.address).unwrap()
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream
     }
 
     /// Sends bytes on a new connection, and returns the complete response.

@@ -115,7 +115,7 @@ impl Measured<'_> {
             together.join(key, &source, &options, &|| false).map_err(failed)?;
         }
         // The host waits for each token: it chooses the token, or the card sends it.
-        let mut token = || together.step(&mut |_, _, _| false).map(drop).map_err(failed);
+        let mut token = || together.step(&mut |_| false).map(drop).map_err(failed);
         let seconds = shortest(OF_A_KIND / 2, || (0..TOGETHER).try_for_each(|_| token()))?;
         Ok(seconds / TOGETHER as f64)
     }

@@ -20,7 +20,7 @@ use self::beams::{BeamSearch, Beams, Scores, StopCriteria};
 use self::cache::{Cache, Decoding};
 pub use self::options::{AnswerShape, GenerateOptions, Search};
 use self::rows::Rows;
-pub use self::together::{ContinuousBatch, Grown};
+pub use self::together::{ContinuousBatch, Grown, Told};
 use self::tokens::Tokens;
 use crate::config::Config;
 use crate::error::Result;
@@ -36,6 +36,15 @@ pub struct Answer {
     /// Of a beam search: the sum of the tokens' log-probabilities, divided by the length to the length penalty. Otherwise their
     /// mean, if scores are asked for. They are the log-probabilities after processors and filters.
     pub score: Option<f64>,
+}
+
+/// The score of a token of an answer: log-probabilities of the model, before processors and filters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenScore {
+    /// The token's log-probability.
+    pub log_probability: f64,
+    /// The likeliest tokens in its place, the likeliest first, and their log-probabilities.
+    pub likeliest: Vec<(u32, f64)>,
 }
 
 /// The caller's callbacks while answers are made.
@@ -140,7 +149,7 @@ impl Answering<'_> {
         let config = self.model.config();
         let mut rows = Rows::new(*self.options, config.answer_start(), sources);
         let (watch, sequences) = (self.watch, self.options.sequences);
-        let mut told = |row: usize, answer: &[u32]| {
+        let mut told = |row: usize, answer: &[u32], _: Option<&TokenScore>| {
             let is_end = (watch.is_end)(answer);
             if row.is_multiple_of(sequences) {
                 (watch.progress)(row / sequences, answer);
@@ -155,7 +164,7 @@ impl Answering<'_> {
                 drop(logits);
                 rows.choose(&active, scores, config, watch.number, &mut told);
             } else {
-                rows.take(&active, &logits.largest()?, config, &mut told);
+                rows.take(&active, &logits.largest()?, &[], config, &mut told);
             }
             self.drop_done(&mut active, |source| rows.is_done(source))?;
         }

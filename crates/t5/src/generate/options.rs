@@ -22,6 +22,8 @@ pub struct GenerateOptions {
     pub sequences: usize,
     /// Whether answers have a score even without beam search.
     pub scores: bool,
+    /// Without beam search: each token has its log-probability, and those of this many of the likeliest tokens.
+    pub logprobs: Option<usize>,
 }
 
 impl Default for GenerateOptions {
@@ -33,6 +35,7 @@ impl Default for GenerateOptions {
             search: Search::Greedy,
             sequences: 1,
             scores: false,
+            logprobs: None,
         }
     }
 }
@@ -83,6 +86,12 @@ impl AnswerShape {
 }
 
 impl GenerateOptions {
+    /// The options with which the log-probabilities of given answers to a source are found.
+    pub fn of_given(given: &[Vec<u32>]) -> Self {
+        let max_new_tokens = given.iter().map(Vec::len).max().unwrap_or(0);
+        GenerateOptions { max_new_tokens, sequences: given.len(), scores: true, ..GenerateOptions::default() }
+    }
+
     /// The sizes.
     pub fn shape(&self) -> AnswerShape {
         let rows = if let Search::Beams(beams) = self.search { beams.count } else { self.sequences };
@@ -97,7 +106,7 @@ impl GenerateOptions {
 
     /// Whether more than the largest logit decides the next token.
     pub(crate) fn looks_at_scores(&self) -> bool {
-        self.search != Search::Greedy || !self.processors.are_off() || self.scores
+        self.search != Search::Greedy || !self.processors.are_off() || self.scores || self.logprobs.is_some()
     }
 
     pub(crate) fn likeliest_are_enough(&self) -> bool {

@@ -13,7 +13,7 @@ use super::cache::{Cache, Decoding};
 use super::options::{GenerateOptions, Search};
 use super::rows::Rows;
 use super::tokens::Tokens;
-use super::{Answer, NextScores, advance, best};
+use super::{Answer, NextScores, TokenScore, advance, best};
 use crate::error::Result;
 use crate::micro_batch::{MicroBatch, pad};
 use crate::model::T5;
@@ -45,6 +45,19 @@ impl std::fmt::Debug for Member {
 enum SearchState {
     Rows(Rows),
     Beams(BeamSearch),
+}
+
+/// One more token of an answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Told<'a> {
+    /// The source's key, as given to [`ContinuousBatch::join`].
+    pub key: u64,
+    /// The number of the answer among those to its source.
+    pub choice: usize,
+    /// The answer's tokens so far. Of a beam search: a beam as it could continue.
+    pub ids: &'a [u32],
+    /// The score of the last token, if [`GenerateOptions::logprobs`] asks for it.
+    pub score: Option<&'a TokenScore>,
 }
 
 /// The news about a source after a step.
@@ -91,17 +104,52 @@ impl ContinuousBatch {
         options: &GenerateOptions,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<bool> {
+        let config = self.model.config();
+        options.check(config.vocab_size)?;
+        let growing = match options.search {
+            Search::Beams(beams) => SearchState::Beams(BeamSearch::new(beams, config.answer_start())),
+            _ => SearchState::Rows(Rows::new(*options, config.answer_start(), 1)),
+        };
+        self.begin(key, source, options, growing, interrupted)
+    }
+
+    /// Adds a source whose answers are given: each has the score of its mean log-probability. Otherwise the same as
+    /// [`join`](Self::join).
+    ///
+    /// # Errors
+    /// As for [`join`](Self::join).
+    ///
+    /// # Panics
+    /// A given answer is empty, or has a token that is not in the vocabulary.
+    pub fn join_given(
+        &mut self,
+        key: u64,
+        source: &[u32],
+        given: Vec<Vec<u32>>,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<bool> {
+        let is_known = |id: &u32| (*id as usize) < self.model.config().vocab_size;
+        let is_answer = |ids: &Vec<u32>| !ids.is_empty() && ids.iter().all(is_known);
+        assert!(given.iter().all(is_answer), "a given answer has tokens of the vocabulary");
+        let options = GenerateOptions::of_given(&given);
+        let rows = Rows::given(options, self.model.config().answer_start(), given);
+        self.begin(key, source, &options, SearchState::Rows(rows), interrupted)
+    }
+
+    fn begin(
+        &mut self,
+        key: u64,
+        source: &[u32],
+        options: &GenerateOptions,
+        growing: SearchState,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<bool> {
         let options = GenerateOptions { activations: self.activations, ..*options };
-        options.check(self.model.config().vocab_size)?;
         let config = self.model.config();
         let (ids, lengths) = pad(&[source], "source", &[0], config, self.model.device())?;
         let decoding = self.decoding(options);
         let Some(cache) = decoding.begin(MicroBatch::of_sources(ids, lengths), config, interrupted)? else {
             return Ok(false);
-        };
-        let growing = match options.search {
-            Search::Beams(beams) => SearchState::Beams(BeamSearch::new(beams, config.answer_start())),
-            _ => SearchState::Rows(Rows::new(options, config.answer_start(), 1)),
         };
         self.members.push(Member { key, options, cache, growing });
         Ok(true)
@@ -116,13 +164,12 @@ impl ContinuousBatch {
         }
     }
 
-    /// Adds a token to every answer. `told` is given a source, the number of one of its answers, and the answer's tokens so far. It returns
-    /// whether the answer ends here. For a beam search, `told` is given beams as they could continue, in no order, and only its
-    /// result counts. Returns the sources whose answers are complete.
+    /// Adds a token to every answer. `told` returns whether an answer ends here. For a beam search, it is told of beams as they could
+    /// continue, in no order, and only its result counts. Returns the sources whose answers are complete.
     ///
     /// # Errors
     /// An operation fails.
-    pub fn step(&mut self, told: &mut dyn FnMut(u64, usize, &[u32]) -> bool) -> Result<Vec<Grown>> {
+    pub fn step(&mut self, told: &mut dyn FnMut(Told) -> bool) -> Result<Vec<Grown>> {
         if self.members.is_empty() {
             return Ok(Vec::new());
         }
@@ -174,21 +221,22 @@ impl Member {
     }
 
     /// Takes the logits (R, V) of the source's rows.
-    fn take(&mut self, logits: Tensor, model: &T5, told: &mut dyn FnMut(u64, usize, &[u32]) -> bool) -> Result<()> {
+    fn take(&mut self, logits: Tensor, model: &T5, told: &mut dyn FnMut(Told) -> bool) -> Result<()> {
         let (config, key) = (model.config(), self.key);
         match &mut self.growing {
             SearchState::Rows(rows) => {
-                let mut told = |row: usize, answer: &[u32]| told(key, row, answer);
+                let mut told =
+                    |choice: usize, ids: &[u32], score: Option<&TokenScore>| told(Told { key, choice, ids, score });
                 if self.options.looks_at_scores() {
                     rows.choose(&[0], logits.scores(false)?, config, &|_| 0, &mut told);
                 } else {
-                    rows.take(&[0], &logits.largest()?, config, &mut told);
+                    rows.take(&[0], &logits.largest()?, &[], config, &mut told);
                 }
             }
             SearchState::Beams(search) => {
                 let mut scores = NextScores::of(&logits, [&*search].into_iter(), &self.options, config)?;
                 let told = std::cell::RefCell::new(told);
-                let is_end = |answer: &[u32]| (told.borrow_mut())(key, 0, answer);
+                let is_end = |ids: &[u32]| (told.borrow_mut())(Told { key, choice: 0, ids, score: None });
                 let copies = advance(search, scores.of_source(0, 1), &self.options, config, 0, &is_end);
                 self.cache.copy_rows(&copies.collect::<Vec<_>>())?;
             }

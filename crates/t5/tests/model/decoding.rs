@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use candle_core::DType;
 use serde_json::Value;
-use t5::{Answer, Beams, EarlyStopping, GenerateOptions, Processors, Sampling, Search, T5, Watch};
+use t5::{Answer, Beams, EarlyStopping, GenerateOptions, Processors, Sampling, Search, T5, Told, Watch};
 
 use crate::support::*;
 
@@ -255,9 +255,9 @@ fn sources_that_join_and_leave_between_tokens_are_answered_as_alone() {
             assert!(together.join(joined as u64, &sources[joined], &all[joined % all.len()], &|| false).unwrap());
             joined += 1;
         }
-        let mut seen = |key: u64, row: usize, answer: &[u32]| {
-            if row == 0 {
-                told[key as usize] = answer.to_vec();
+        let mut seen = |grown: Told| {
+            if grown.choice == 0 {
+                told[grown.key as usize] = grown.ids.to_vec();
             }
             false
         };
@@ -277,11 +277,11 @@ fn sources_that_join_and_leave_between_tokens_are_answered_as_alone() {
     // One source leaves in the middle. The other is answered as if the first had never been there.
     together.join(1, &sources[1], &greedy, &|| false).unwrap();
     together.join(2, &sources[2], &greedy, &|| false).unwrap();
-    together.step(&mut |_, _, _| false).unwrap();
+    together.step(&mut |_| false).unwrap();
     together.retain(|key| key == 2);
     let mut last = Vec::new();
     while !together.is_empty() {
-        last.extend(together.step(&mut |_, _, _| false).unwrap());
+        last.extend(together.step(&mut |_| false).unwrap());
     }
     let alone = model.generate(&[&sources[2]], &greedy).unwrap();
     assert_eq!((last.len(), ids(last[0].answers.as_ref().unwrap())), (1, alone));
@@ -302,7 +302,7 @@ fn sources_that_go_on_together_at_their_own_positions_are_answered_as_alone() {
         if let Some(joins) = [0, 3, 7].iter().position(|joins| *joins == step) {
             assert!(together.join(joins as u64, &sources[joins], &all[joins], &|| false).unwrap());
         }
-        for grown in together.step(&mut |_, _, _| false).unwrap() {
+        for grown in together.step(&mut |_| false).unwrap() {
             answered[grown.key as usize] = grown.answers.unwrap();
         }
     }
@@ -310,5 +310,44 @@ fn sources_that_go_on_together_at_their_own_positions_are_answered_as_alone() {
         let alone = model.answers(&[&sources[number]], options, &Watch::default()).unwrap().unwrap();
         assert_eq!(ids(answers), ids(&alone[0]), "source {number}");
         assert_eq!(answers[0].ids.len(), 44, "source {number}");
+    }
+}
+
+#[test]
+fn given_answers_have_the_log_probabilities_that_the_model_gives_its_own() {
+    let sources = lists(&golden("answers.json")["sources"]);
+    let model = std::rc::Rc::new(model(&Value::Null));
+    let options = GenerateOptions { max_new_tokens: 12, scores: true, logprobs: Some(3), ..Default::default() };
+    let mut together = t5::ContinuousBatch::new(std::rc::Rc::clone(&model), DType::F32);
+    for source in &sources[..4] {
+        assert!(together.join(0, source, &options, &|| false).unwrap());
+        let (mut own, mut scores) = (Vec::new(), Vec::new());
+        while !together.is_empty() {
+            let grown = together.step(&mut |told: Told| {
+                scores.push(told.score.unwrap().clone());
+                false
+            });
+            own.extend(grown.unwrap().into_iter().flat_map(|grown| grown.answers.unwrap()));
+        }
+        let [Answer { ids, score }] = &own[..] else { panic!("{own:?}") };
+        let mean = scores.iter().map(|score| score.log_probability).sum::<f64>() / ids.len() as f64;
+        assert!((mean - score.unwrap()).abs() < 1e-9, "{mean}, {score:?}");
+        for (id, score) in ids.iter().zip(&scores) {
+            assert_eq!(score.likeliest[0], (*id, score.log_probability), "the likeliest is what was taken");
+            assert!(score.likeliest.len() == 3 && score.likeliest[1].1 <= score.likeliest[0].1);
+        }
+        // The same answer as a given one, beside a shorter and a less likely one.
+        let other = ids.iter().map(|id| (id + 1) % 48).collect();
+        let given = vec![ids.clone(), ids[..1].to_vec(), other];
+        assert!(together.join_given(1, source, given.clone(), &|| false).unwrap());
+        let mut answers = Vec::new();
+        while !together.is_empty() {
+            let grown = together.step(&mut |_| false).unwrap();
+            answers.extend(grown.into_iter().flat_map(|grown| grown.answers.unwrap()));
+        }
+        assert_eq!(answers.iter().map(|answer| answer.ids.clone()).collect::<Vec<_>>(), given);
+        let means: Vec<f64> = answers.iter().map(|answer| answer.score.unwrap()).collect();
+        assert!((means[0] - mean).abs() < 1e-5 && (means[1] - scores[0].log_probability).abs() < 1e-5, "{means:?}");
+        assert!(means[2] < means[0], "{means:?}");
     }
 }

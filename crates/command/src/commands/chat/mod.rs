@@ -18,7 +18,7 @@ use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{Config as EditorConfig, Editor};
 use signal_hook::consts::SIGINT;
-use t5::{AnswerShape, GenerateOptions, Search};
+use t5::{AnswerShape, GenerateOptions, Search, Told};
 use toml::Value;
 
 use self::line::{HELP, Line};
@@ -281,8 +281,8 @@ impl ChatSession<'_> {
         let is_search = matches!(options.search, Search::Beams(_));
         if together.join(0, &source, options, &is_interrupted)? {
             while !together.is_empty() && !is_interrupted() {
-                let mut told = |_: u64, _: usize, ids: &[u32]| {
-                    if !is_search && let Err(failure) = show(ids, false) {
+                let mut told = |told: Told| {
+                    if !is_search && let Err(failure) = show(told.ids, false) {
                         shown.borrow_mut().2 = Err(failure);
                     }
                     false

@@ -1,17 +1,18 @@
 //! The engine: takes jobs out of the queue while they fit, and generates one token at a time for all running jobs.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dataloader::Tokenizer;
-use openai_server::{ApiError, Event, Finish, Job, Prompt, Queue, StreamedText};
+use openai_server::{ApiError, Event, Finish, Job, Overflow, Prompt, Queue, StreamedText, TokenLogprob};
 use planner::AnswerBytes;
-use t5::{Answer, GenerateOptions};
+use t5::{Answer, GenerateOptions, TokenScore, Told};
 
 use super::models::{Loaded, Served};
 use super::request_options::{self, Defaults};
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
+use crate::report;
 
 /// Everything that the engine needs to make answers.
 pub struct Engine<'a> {
@@ -31,24 +32,50 @@ pub struct Engine<'a> {
     pub bytes: AnswerBytes,
     /// The bytes that all running answers may hold together.
     pub budget: u64,
+    /// What happens to longer prompts.
+    pub overflow: Overflow,
     /// Running jobs, by key.
     pub running: BTreeMap<u64, Running>,
+    /// Waiting jobs that were prepared and did not fit yet, by their number.
+    pub prepared: BTreeMap<u64, Prepared>,
 }
 
 /// A running job.
 pub struct Running {
     job: Job,
     bytes: u64,
-    /// For each answer, the output that was sent, and its number of tokens.
-    sent: Vec<(StreamedText, usize)>,
+    /// What was sent of each answer.
+    sent: Vec<Sent>,
+}
+
+/// The sent part of an answer.
+#[derive(Clone)]
+struct Sent {
+    text: StreamedText,
+    tokens: usize,
+    /// Log-probabilities that were not sent yet.
+    logprobs: Vec<TokenLogprob>,
+}
+
+impl Sent {
+    fn new(stops: &[String]) -> Self {
+        Sent { text: StreamedText::new(stops), tokens: 0, logprobs: Vec::new() }
+    }
 }
 
 /// A job whose request was checked.
-struct Prepared {
+#[derive(Clone)]
+pub struct Prepared {
     source: Vec<u32>,
+    is_cut: bool,
     options: GenerateOptions,
+    /// The tokens of the texts to score, if no answer is wanted.
+    given: Vec<Vec<u32>>,
     bytes: u64,
 }
+
+/// The most prepared jobs that are kept while they wait. Beyond it a job is prepared again.
+const MOST_PREPARED: usize = 256;
 
 impl Engine<'_> {
     /// Answers until the queue is closed and everything is answered.
@@ -58,7 +85,7 @@ impl Engine<'_> {
                 // Between two bursts of requests, memory goes back to the system.
                 heap::release_unused();
                 let Some(job) = self.queue.next() else { return };
-                let prepared = self.prepare(&job);
+                let prepared = self.prepared(&job);
                 self.begin(job, prepared);
             }
             self.admit();
@@ -68,53 +95,52 @@ impl Engine<'_> {
 
     /// Starts the next jobs of the queue, in order, while they fit beside the running jobs.
     fn admit(&mut self) {
-        loop {
-            let held: u64 = self.running.values().map(|running| running.bytes).sum();
-            let prepared = Cell::new(None);
-            let job = self.queue.clone().next_if(|job| {
-                let looked_at = self.prepare(job);
-                let fits = match &looked_at {
-                    // An invalid request gets its error at once.
-                    Err(_) => true,
-                    Ok(prepared) => {
-                        held + prepared.bytes <= self.budget
-                            && self.loaded.has_space(job.model, &self.served[job.model])
-                    }
-                };
-                prepared.set(Some(looked_at));
-                fits
-            });
-            let (Some(job), Some(prepared)) = (job, prepared.take()) else { return };
+        while let Some(job) = self.queue.try_next() {
+            let prepared = self.prepared(&job);
+            if let Ok(prepared) = &prepared
+                && !self.fits(&job, prepared.bytes)
+            {
+                if self.prepared.len() >= MOST_PREPARED {
+                    self.prepared.clear();
+                }
+                self.prepared.insert(job.number, prepared.clone());
+                return self.queue.put_back(job);
+            }
+            // An invalid request gets its error at once.
             self.begin(job, prepared);
         }
     }
 
+    /// Whether a job fits beside the running ones. While several clients ask, no client has more than its share of the memory, except for
+    /// one job.
+    fn fits(&self, job: &Job, bytes: u64) -> bool {
+        let held = |counts: &dyn Fn(&Job) -> bool| -> u64 {
+            self.running.values().filter(|running| counts(&running.job)).map(|running| running.bytes).sum()
+        };
+        let own = held(&|running| running.client == job.client);
+        let share = self.budget / self.queue.active_clients().max(1) as u64;
+        held(&|_| true) + bytes <= self.budget
+            && (own == 0 || own + bytes <= share)
+            && self.loaded.has_space(job.model, &self.served[job.model])
+    }
+
+    /// What a job needs. It is tokenized once, however long it waits.
+    fn prepared(&mut self, job: &Job) -> Result<Prepared, ApiError> {
+        self.prepared.remove(&job.number).map_or_else(|| self.prepare(job), Ok)
+    }
+
     fn prepare(&self, job: &Job) -> Result<Prepared, ApiError> {
         let config = &self.served[job.model].config;
-        let most = self.max_source_tokens.saturating_sub(1).max(1);
-        let mut source = match request_options::text(&job.prompt)? {
-            Some(text) => {
-                let mut ids = self.tokenizer.start_ids().to_vec();
-                let text = format!("{}{text}", config.prefix());
-                let encoded = self.tokenizer.encode_start(&text, most + 1);
-                ids.extend(encoded.map_err(|error| ApiError::parameter("prompt", error))?);
-                ids
-            }
-            None => match &job.prompt {
-                Prompt::Tokens(ids) => ids.clone(),
-                _ => Vec::new(),
-            },
-        };
-        if source.len() > most {
-            let message = format!("the prompt has more than {most} tokens; `--max-source-tokens` sets the limit");
-            let error = ApiError::new(400, "context_length_exceeded", message);
-            return Err(ApiError { parameter: Some("prompt".to_owned()), ..error });
-        }
+        let (mut source, is_cut) = self.source(job)?;
         if let Some(id) = source.iter().find(|&&id| id as usize >= config.vocab_size) {
             return Err(ApiError::parameter("prompt", format!("token {id} is not among the {}", config.vocab_size)));
         }
         source.extend(config.eos_token_ids.first().copied());
-        let options = self.defaults.with(&job.options, job.number)?;
+        let given = self.given(job)?;
+        let options = match given.is_empty() {
+            true => self.defaults.with(&job.options, job.number)?,
+            false => GenerateOptions::of_given(&given),
+        };
         let bytes = self.bytes.of(1, source.len(), options.shape());
         if bytes > self.budget {
             let message = format!(
@@ -123,28 +149,85 @@ impl Engine<'_> {
             );
             return Err(ApiError::new(400, "does_not_fit", message));
         }
-        Ok(Prepared { source, options, bytes })
+        Ok(Prepared { source, is_cut, options, given, bytes })
+    }
+
+    /// The tokens of a prompt, and whether it was cut.
+    fn source(&self, job: &Job) -> Result<(Vec<u32>, bool), ApiError> {
+        let config = &self.served[job.model].config;
+        let most = self.max_source_tokens.saturating_sub(1).max(1);
+        let (mut source, overflow) = match &job.prompt {
+            Prompt::Tokens(ids) => (ids.clone(), self.overflow),
+            prompt => {
+                let text = format!("{}{}", config.prefix(), request_options::text(prompt)?);
+                // To keep the end, all of it is needed. A prompt has a limit in bytes, too.
+                let is_chat = matches!(prompt, Prompt::Chat(_)) && self.overflow != Overflow::Refuse;
+                let overflow = if is_chat { Overflow::CutBeginning } else { self.overflow };
+                let read = if overflow == Overflow::CutBeginning { usize::MAX } else { most + 1 };
+                let encoded = self.tokenizer.encode_start(&text, read);
+                let mut ids = self.tokenizer.start_ids().to_vec();
+                ids.extend(encoded.map_err(|error| refused("prompt", error))?);
+                (ids, overflow)
+            }
+        };
+        let is_longer = source.len() > most;
+        match overflow {
+            _ if !is_longer => {}
+            Overflow::CutEnd => source.truncate(most),
+            Overflow::CutBeginning => drop(source.drain(..source.len() - most)),
+            Overflow::Refuse => {
+                let message = format!(
+                    "the prompt has more than {most} tokens; `serve --max-source-tokens` sets the limit, and \
+                     `--prompt-overflow truncate` cuts longer prompts"
+                );
+                let error = ApiError::new(400, "context_length_exceeded", message);
+                return Err(ApiError { parameter: Some("prompt".to_owned()), ..error });
+            }
+        }
+        Ok((source, is_longer || job.options.is_cut))
+    }
+
+    /// The tokens of the labels to score, each with the end of an answer.
+    fn given(&self, job: &Job) -> Result<Vec<Vec<u32>>, ApiError> {
+        let most = self.defaults.max_new_tokens;
+        let config = &self.served[job.model].config;
+        let tokens = |label: &String| {
+            let mut ids = self.tokenizer.encode_start(label, most).map_err(|error| refused("labels", error))?;
+            ids.extend(config.answer_ends().first().copied());
+            let is_known = ids.iter().all(|&id| (id as usize) < config.vocab_size);
+            if ids.is_empty() || ids.len() > most || !is_known {
+                let message =
+                    format!("expected texts of 1 to {most} tokens of the model; `--max-new-tokens` sets the limit");
+                return Err(ApiError::parameter("labels", message));
+            }
+            Ok(ids)
+        };
+        job.options.labels.iter().map(tokens).collect()
     }
 
     /// Starts a job: runs the encoder over its prompt.
-    fn begin(&mut self, job: Job, prepared: Result<Prepared, ApiError>) {
-        let Prepared { source, options, bytes } = match prepared {
+    fn begin(&mut self, mut job: Job, prepared: Result<Prepared, ApiError>) {
+        let Prepared { source, is_cut, options, given, bytes } = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return job.send(Event::Failed(error)),
         };
-        let joined = self
-            .loaded
-            .get(job.model, &self.served[job.model])
-            .and_then(|together| Ok(together.join(job.number, &source, &options, &|| job.is_cancelled())?));
+        job.weigh(bytes);
+        let joined = self.loaded.get(job.model, &self.served[job.model]).and_then(|together| {
+            let is_cancelled = || job.is_cancelled();
+            Ok(match given.is_empty() {
+                true => together.join(job.number, &source, &options, &is_cancelled)?,
+                false => together.join_given(job.number, &source, given, &is_cancelled)?,
+            })
+        });
         match joined {
             Ok(true) => {
-                job.send(Event::Started { prompt_tokens: source.len() });
-                let sent = vec![(StreamedText::new(&job.options.stop), 0); options.sequences];
+                job.send(Event::Started { prompt_tokens: source.len(), is_cut });
+                let sent = vec![Sent::new(&job.options.stop); options.sequences];
                 self.running.insert(job.number, Running { job, bytes, sent });
             }
             // The client has disconnected.
             Ok(false) => {}
-            Err(failure) => job.send(Event::Failed(ApiError::internal(failure.message))),
+            Err(failure) => job.send(Event::Failed(internal(&job, &failure.message))),
         }
     }
 
@@ -155,8 +238,8 @@ impl Engine<'_> {
             let Some(together) = self.loaded.together(number) else { continue };
             together.retain(|key| self.running.contains_key(&key));
             let (running, tokenizer) = (RefCell::new(&mut self.running), self.tokenizer);
-            let mut told = |key: u64, choice: usize, ids: &[u32]| {
-                running.borrow_mut().get_mut(&key).is_none_or(|running| running.grow(tokenizer, choice, ids))
+            let mut told = |told: Told| {
+                running.borrow_mut().get_mut(&told.key).is_none_or(|running| running.grow(tokenizer, told))
             };
             match together.step(&mut told) {
                 Ok(grown) => {
@@ -171,11 +254,11 @@ impl Engine<'_> {
                     }
                 }
                 Err(error) => {
-                    let error = ApiError::internal(error.to_string());
+                    let reason = Failure::from(error).message;
                     self.running.retain(|_, running| {
                         let is_other = running.job.model != number;
                         if !is_other {
-                            running.job.send(Event::Failed(error.clone()));
+                            running.job.send(Event::Failed(internal(&running.job, &reason)));
                         }
                         is_other
                     });
@@ -188,9 +271,13 @@ impl Engine<'_> {
 
 impl Running {
     /// Sends the part of an answer that is new. Returns true after a stop text.
-    fn grow(&mut self, tokenizer: &Tokenizer, choice: usize, ids: &[u32]) -> bool {
+    fn grow(&mut self, tokenizer: &Tokenizer, told: Told) -> bool {
+        self.job.token_made();
+        let Told { choice, ids, score, .. } = told;
         let options = &self.job.options;
-        if !options.is_streamed && options.stop.is_empty() {
+        let Some(sent) = self.sent.get_mut(choice) else { return false };
+        sent.logprobs.extend(score.map(|score| logprob(tokenizer, ids.last().copied().unwrap_or_default(), score)));
+        if !options.labels.is_empty() || (!options.is_streamed && options.stop.is_empty()) {
             return false;
         }
         let Ok(text) = tokenizer.decode(ids) else { return false };
@@ -198,33 +285,61 @@ impl Running {
             // A beam may still change. The best one is sent at the end.
             return options.stop.iter().any(|stop| text.contains(stop.as_str()));
         }
-        let (outgoing, tokens) = &mut self.sent[choice];
-        let text = outgoing.more(&text, false).to_owned();
-        let is_stopped = outgoing.is_stopped();
+        let text = sent.text.more(&text, false).to_owned();
+        let is_stopped = sent.text.is_stopped();
         if options.is_streamed {
-            self.job.send(Event::Text { choice, text, tokens: ids.len() - *tokens });
-            *tokens = ids.len();
+            let tokens = ids.len() - std::mem::replace(&mut sent.tokens, ids.len());
+            self.job.send(Event::Text { choice, text, tokens, logprobs: std::mem::take(&mut sent.logprobs) });
         }
         is_stopped
     }
 
     /// Sends the rest of every answer, and the reason why it ended.
     fn finish(self, tokenizer: &Tokenizer, config: &t5::Config, answers: Vec<Answer>) {
-        for (choice, (answer, (mut outgoing, tokens))) in answers.iter().zip(self.sent).enumerate() {
+        for (choice, (answer, sent)) in answers.iter().zip(self.sent).enumerate() {
+            if !self.job.options.labels.is_empty() {
+                let tokens = answer.ids.len();
+                #[expect(clippy::cast_precision_loss, reason = "tokens of a label")]
+                let logprob = answer.score.unwrap_or(f64::NEG_INFINITY) * tokens as f64;
+                self.job.send(Event::Scored { choice, logprob, tokens });
+                continue;
+            }
             let whole: Outcome<String> = tokenizer.decode(&answer.ids).map_err(Into::into);
             let text = match whole {
                 Ok(text) => text,
-                Err(failure) => return self.job.send(Event::Failed(ApiError::internal(failure.message))),
+                Err(failure) => return self.job.send(Event::Failed(internal(&self.job, &failure.message))),
             };
+            let Sent { text: mut outgoing, tokens, logprobs } = sent;
             // Without streaming, the text that was held back has not been sent, either.
             if !self.job.options.is_streamed {
                 outgoing = StreamedText::new(&self.job.options.stop);
             }
             let text = outgoing.more(&text, true).to_owned();
-            self.job.send(Event::Text { choice, text, tokens: answer.ids.len() - tokens });
+            self.job.send(Event::Text { choice, text, tokens: answer.ids.len() - tokens, logprobs });
             let ends = answer.ids.last().is_some_and(|id| config.answer_ends().contains(id));
             let reason = if ends || outgoing.is_stopped() { Finish::Stop } else { Finish::Length };
             self.job.send(Event::Finished { choice, reason });
         }
     }
+}
+
+/// The log-probabilities of a token, as text.
+fn logprob(tokenizer: &Tokenizer, id: u32, score: &TokenScore) -> TokenLogprob {
+    let text = |id: u32| tokenizer.token(id).unwrap_or_else(|| format!("<{id}>"));
+    let likeliest = score.likeliest.iter().map(|&(id, logprob)| (text(id), logprob)).collect();
+    TokenLogprob { token: text(id), logprob: score.log_probability, likeliest }
+}
+
+/// The error of a text that the tokenizer refuses. The answer does not name the tokenizer's file.
+fn refused(parameter: &str, error: dataloader::Error) -> ApiError {
+    match error {
+        dataloader::Error::Encode { reason, .. } => ApiError::parameter(parameter, reason),
+        _ => ApiError::parameter(parameter, "the tokenizer cannot represent this text"),
+    }
+}
+
+/// The error of a request that fails by the server's fault. The reason may name files, so only the server's own messages have it.
+fn internal(job: &Job, reason: &str) -> ApiError {
+    report::warn(&format!("request {}: {reason}", job.request_id));
+    ApiError::internal(format!("the server failed; its messages say why, for request {}", job.request_id))
 }

@@ -15,8 +15,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use candle_core::DType;
+use dataloader::Tokenizer;
 use memory_policy::{Bytes, CostRow, Probe, SystemProbe};
-use openai_server::{Access, Drainer, Gauge, Hooks, Keys, Limits, Queue, RequestLimits, Server, Settings};
+use openai_server::{Access, Drainer, Gauge, Hooks, Keys, Limits, Overflow, Queue, RequestLimits, Server, Settings};
 use planner::{Pins, Plan, names};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -24,17 +25,26 @@ use signal_hook::low_level;
 use t5::AnswerShape;
 
 use self::engine::Engine;
-use self::models::{Loaded, Named, Served};
+use self::models::{Loaded, Named};
 use self::request_options::Defaults;
 use crate::commands::generate::MAX_NEW_TOKENS;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::inference::{Asked, Planned, Shape};
 use crate::output::{self, Kind, Shown, Stream};
-use crate::serve_flags::ServeArgs;
+use crate::serve_flags::{PromptOverflow, ServeArgs};
 use crate::{device, report};
 
 /// The most bytes of a key file.
 const LARGEST_KEY_FILE_BYTES: u64 = 64 << 10;
+
+/// The most bytes of a prompt for each of its tokens. Few texts have more than eight; blanks, of which many are one token, have.
+const PROMPT_BYTES_OF_A_TOKEN: usize = 32;
+
+/// The least limit of answers that no client has taken yet.
+const LEAST_ANSWER_BYTES: usize = 1 << 20;
+
+/// The least limit of a prompt in bytes.
+const LEAST_PROMPT_BYTES: usize = 4 << 10;
 
 /// The most bytes of text that a token produces in the events of a stream.
 const BYTES_OF_A_TOKEN: usize = 256;
@@ -46,9 +56,10 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     let named = Named::find(&flags.models, flags.model_name.clone())?;
     let Named { base, tokenizer, activations, served, .. } = &named;
     let defaults = defaults(flags, base, *activations)?;
-    let limits = limits(flags);
+    let limits = limits(flags, tokenizer, defaults.max_new_tokens);
+    let overflow = limits.request.overflow;
     let asked = || named.asked(&flags.models, device.as_ref());
-    let (planned, adapters) = planned(flags, asked, served, &limits, defaults.max_new_tokens)?;
+    let (planned, adapters) = planned(flags, asked, &named, &limits, defaults.max_new_tokens)?;
     if flags.models.weights.dry_run {
         return report::result(&planned.bill());
     }
@@ -71,11 +82,18 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     })?;
     end_on_signals(server.drainer())?;
     report::note(&format!(
-        "serving {} on http://{} ({} within {}); SIGTERM stops it after the requests in progress",
+        "serving {} on http://{} ({} within {}); SIGTERM stops it after the requests in progress{}",
         served.iter().map(|served| served.name.as_str()).collect::<Vec<_>>().join(", "),
         server.address(),
         planned.plan.predicted_peak,
         planned.plan.budget,
+        match overflow {
+            Overflow::Refuse => String::new(),
+            Overflow::CutEnd => format!("; longer prompts lose their end at {} tokens", flags.models.max_source_tokens),
+            Overflow::CutBeginning => {
+                format!("; longer prompts lose their beginning at {} tokens", flags.models.max_source_tokens)
+            }
+        },
     ));
     let loaded = Loaded::new(model, *activations, adapters);
     let mut engine = Engine {
@@ -85,15 +103,17 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
         tokenizer,
         defaults,
         max_source_tokens: flags.models.max_source_tokens,
+        overflow,
         bytes,
         budget,
         running: BTreeMap::new(),
+        prepared: BTreeMap::new(),
     };
     engine.run();
     if !server.join() {
         return Err(Failure::internal("the server's thread failed"));
     }
-    report::note(&format!("ended; {}", planned.peaks_in_words()?));
+    report::note(&format!("stopped; {}", planned.peaks_in_words()?));
     Ok(())
 }
 
@@ -135,14 +155,32 @@ fn defaults(flags: &ServeArgs, base: &t5::Config, activations: DType) -> Outcome
     Ok(Defaults { values, max_new_tokens, activations, vocab_size: base.vocab_size })
 }
 
-fn limits(flags: &ServeArgs) -> Limits {
+fn limits(flags: &ServeArgs, tokenizer: &Tokenizer, max_new_tokens: usize) -> Limits {
+    let request = RequestLimits {
+        rows: flags.max_rows.max(1),
+        answer_tokens: max_new_tokens,
+        prompt_bytes: flags.models.max_source_tokens.saturating_mul(PROMPT_BYTES_OF_A_TOKEN).max(LEAST_PROMPT_BYTES),
+        overflow: overflow(flags, tokenizer),
+        ..RequestLimits::default()
+    };
     Limits {
         connections: flags.connections.clamp(1, 1 << 16),
         body_bytes: usize::try_from(flags.max_body.0).unwrap_or(usize::MAX).clamp(1 << 10, 1 << 30),
         request_timeout: Duration::from_secs(flags.request_timeout.max(1)),
         drain_timeout: Duration::from_secs(flags.drain_timeout),
-        request: RequestLimits { rows: flags.max_rows.max(1), ..RequestLimits::default() },
+        answer_bytes: (flags.queue * max_new_tokens * BYTES_OF_A_TOKEN).max(LEAST_ANSWER_BYTES),
+        request,
         ..Limits::default()
+    }
+}
+
+/// What happens to longer prompts. They are cut on the side on which the model's tokenizer cuts.
+fn overflow(flags: &ServeArgs, tokenizer: &Tokenizer) -> Overflow {
+    let config: serde_json::Value = serde_json::from_str(tokenizer.transformers_config()).unwrap_or_default();
+    match (flags.prompt_overflow, config["truncation_side"].as_str()) {
+        (PromptOverflow::Error, _) => Overflow::Refuse,
+        (PromptOverflow::Truncate, Some("left")) => Overflow::CutBeginning,
+        (PromptOverflow::Truncate, _) => Overflow::CutEnd,
     }
 }
 
@@ -161,18 +199,20 @@ fn longest(flags: &ServeArgs, max_new_tokens: usize) -> AnswerShape {
 fn planned<'a>(
     flags: &ServeArgs,
     asked: impl Fn() -> Asked<'a>,
-    served: &[Served],
+    named: &Named,
     limits: &Limits,
     max_new_tokens: usize,
 ) -> Outcome<(Planned<'a>, usize)> {
     let budgets = flags.models.weights.budgets()?;
+    let served = &named.served;
     let mut sizes: Vec<u64> =
         served.iter().filter(|served| served.adapter.is_some()).map(|served| served.bytes).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
-    let answers = max_new_tokens * BYTES_OF_A_TOKEN;
+    // The scores of a token before its processors, for `logprobs`.
+    let scores = (named.base.vocab_size * size_of::<f32>()) as u64;
     let server = CostRow::new(
         names::SERVER,
-        limits.bytes(flags.queue, answers),
+        limits.bytes(flags.queue) + scores,
         format!("{} connections, {} prompts that wait", limits.connections, flags.queue),
     );
     let mut adapters = sizes.len();

@@ -51,6 +51,7 @@ impl Defaults {
             max_new_tokens,
             activations: self.activations,
             sequences: options.n,
+            logprobs: options.logprobs,
             ..Generation::of(&values).options()
         };
         if let Search::Sample(sampling) = &mut all.search {
@@ -60,26 +61,29 @@ impl Defaults {
         {
             sampling.seed = options.seed.unwrap_or_else(|| sampling.seed.wrapping_add(number));
         }
+        if all.logprobs.is_some() && matches!(all.search, Search::Beams(_)) {
+            return Err(ApiError::parameter("logprobs", "not supported beside a beam search"));
+        }
         all.check(self.vocab_size).map_err(|error| ApiError::new(400, "invalid_value", error.to_string()))?;
         Ok(all)
     }
 }
 
-/// The text of a prompt; `None` for a prompt of tokens.
+/// The text of a prompt.
 ///
 /// # Errors
 /// A chat without a message to answer.
-pub fn text(prompt: &Prompt) -> Result<Option<String>, ApiError> {
+pub fn text(prompt: &Prompt) -> Result<String, ApiError> {
     match prompt {
-        Prompt::Text(text) => Ok(Some(text.clone())),
-        Prompt::Tokens(_) => Ok(None),
+        Prompt::Text(text) => Ok(text.clone()),
+        Prompt::Tokens(_) => Ok(String::new()),
         Prompt::Chat(messages) => {
             let turn = |message: &openai_server::Message| Turn {
                 role: message.role.clone(),
                 content: message.content.clone(),
             };
             let turns: Vec<Turn> = messages.iter().map(turn).collect();
-            row_files::chat_prompt(&turns).map(Some).map_err(|error| ApiError::parameter("messages", error))
+            row_files::chat_prompt(&turns).map_err(|error| ApiError::parameter("messages", error))
         }
     }
 }
