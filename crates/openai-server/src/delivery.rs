@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use crate::queue::Event;
+use crate::event::{Event, TokenLogprob};
 
 /// Bytes of an event beside its texts.
 const EVENT_BYTES: usize = 160;
@@ -91,7 +91,7 @@ impl Drop for Delivery {
 
 fn bytes_of(event: &Event) -> usize {
     let Event::Text { text, logprobs, .. } = event else { return EVENT_BYTES };
-    let token = |token: &crate::TokenLogprob| {
+    let token = |token: &TokenLogprob| {
         2 * EVENT_BYTES + token.token.len() + token.likeliest.iter().map(|(text, _)| text.len() + 64).sum::<usize>()
     };
     EVENT_BYTES + text.len() + logprobs.iter().map(token).sum::<usize>()

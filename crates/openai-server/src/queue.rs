@@ -15,91 +15,11 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::delivery::Delivery;
 use crate::error::ApiError;
+use crate::event::Event;
 use crate::request::{Options, Prompt};
 
 /// A client counts as active for this long after its last job began to wait.
 const ACTIVE: Duration = Duration::from_secs(2);
-
-/// An event of a job.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// The engine took up the job.
-    Started {
-        /// Tokens of the prompt, including the end-of-sequence token.
-        prompt_tokens: usize,
-        /// Whether the prompt was cut, because it was too long.
-        is_cut: bool,
-    },
-    /// More text of an answer.
-    Text {
-        /// The index of the answer within the job.
-        choice: usize,
-        /// The text after the earlier texts of this answer.
-        text: String,
-        /// Number of tokens of the text.
-        tokens: usize,
-        /// The log-probabilities of these tokens, if they are wanted.
-        logprobs: Vec<TokenLogprob>,
-    },
-    /// The log-probability of a label.
-    Scored {
-        /// The index of the label within the job.
-        choice: usize,
-        /// The sum of the log-probabilities of its tokens.
-        logprob: f64,
-        /// Its number of tokens.
-        tokens: usize,
-    },
-    /// An answer is complete.
-    Finished {
-        /// The index of the answer within the job.
-        choice: usize,
-        /// The reason for the end.
-        reason: Finish,
-    },
-    /// The job cannot be answered.
-    Failed(ApiError),
-}
-
-impl Event {
-    /// The index within the job of the answer that the event is about.
-    pub(crate) fn choice(&self) -> Option<usize> {
-        match self {
-            Event::Text { choice, .. } | Event::Scored { choice, .. } | Event::Finished { choice, .. } => Some(*choice),
-            Event::Started { .. } | Event::Failed(_) => None,
-        }
-    }
-}
-
-/// The log-probability of a token of an answer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenLogprob {
-    /// The text of the token.
-    pub token: String,
-    /// Its log-probability.
-    pub logprob: f64,
-    /// The likeliest tokens in its place, and their log-probabilities.
-    pub likeliest: Vec<(String, f64)>,
-}
-
-/// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// The model ended the answer, or a stop text did.
-    Stop,
-    /// The answer reached its token limit.
-    Length,
-}
-
-impl Finish {
-    /// OpenAI's name of the reason.
-    pub fn name(self) -> &'static str {
-        match self {
-            Finish::Stop => "stop",
-            Finish::Length => "length",
-        }
-    }
-}
 
 /// A prompt that waits for its answers. Dropping the job tells the receiver that no more events follow.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::queue::{Event, Finish, TokenLogprob};
+use crate::event::{Event, Finish, TokenLogprob};
 use crate::request::Interface;
 
 /// The data that is common to an answer's responses.

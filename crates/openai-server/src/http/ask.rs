@@ -13,7 +13,8 @@ use super::record::Record;
 use super::reply::{JSON, refusal, respond};
 use super::shared::Shared;
 use crate::error::ApiError;
-use crate::queue::{Event, Job, Origin};
+use crate::event::Event;
+use crate::queue::{Job, Origin};
 use crate::request::{Interface, Request as Asked};
 use crate::response::{Choice, ResponseMetadata};
 

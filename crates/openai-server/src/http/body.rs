@@ -12,7 +12,7 @@ use tokio::time::Sleep;
 use super::connections::Place;
 use super::record::Record;
 use crate::error::ApiError;
-use crate::queue::Event;
+use crate::event::Event;
 use crate::response::ResponseMetadata;
 
 /// Reads the body of a request. Its memory counts as taken until [`Place::body_is_over`].

@@ -8,8 +8,8 @@ use super::shared::Shared;
 use crate::access::Access;
 use crate::delivery::Delivery;
 use crate::error::ApiError;
+use crate::event::Event;
 use crate::metrics::Done;
-use crate::queue::Event;
 use crate::response::Usage;
 
 /// A record, which is delivered when it is dropped.
