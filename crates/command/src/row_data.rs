@@ -23,6 +23,7 @@ use durable_files::AtomicFile;
 use memory_policy::{Probe, SystemProbe, counted, plural};
 use row_files::{
     Chosen, Conversion, Counts, Digested, Encoding, ParquetWriter, Quoting, ReadOptions, Settings, Share, Sizes,
+    conversion_bytes,
 };
 use serde_json::{Value, json};
 
@@ -409,6 +410,7 @@ fn write(
         progress: &progress,
         ..Settings::default()
     };
+    let rss = SystemProbe::new().snapshot()?.rss.0;
     let counts = conversion.run(&settings, &mut |part, prompt, response| {
         let writer = &mut writers[usize::from(part == row_files::Part::Validation)].1;
         writer.write(row(conversion, prompt, response)).map_err(row_files::Error::Write)
@@ -418,6 +420,14 @@ fn write(
         row_files::Error::Stopped => {
             Failure::new(Exit::Interrupted, "interrupted while the rows were turned into parquet; nothing was saved")
                 .hint("run the same command again")
+        }
+        row_files::Error::Row(row) if row.fault.is_over_budget() => {
+            let outputs = writers.len() as u64;
+            let needed = rss + conversion_bytes(conversion.bytes(), outputs, row_files::MAX_ROW_BYTES as u64);
+            Failure::new(Exit::DoesNotFit, row.to_string()).hint(format!(
+                "`--memory-budget {}MiB` is enough for every row that can be read",
+                needed.div_ceil(1 << 20)
+            ))
         }
         error => error.into(),
     })?;

@@ -291,6 +291,11 @@ impl RowFault {
         !matches!(self, Self::Null(_) | Self::Empty(_))
     }
 
+    /// Whether the row could be read with more memory.
+    pub fn is_over_budget(&self) -> bool {
+        matches!(self, Self::TooLong(limit) if *limit < crate::MAX_ROW_BYTES)
+    }
+
     /// Advice for the `hint:` line under the error.
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -303,7 +308,7 @@ impl RowFault {
                  know it"
                     .to_owned(),
             ),
-            Self::TooLong(limit) if *limit < crate::MAX_ROW_BYTES => {
+            _ if self.is_over_budget() => {
                 Some("raise `--memory-budget`, or cut the row into shorter ones".to_owned())
             }
             Self::NotJson(reason) if reason.contains("single quote") => {
