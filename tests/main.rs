@@ -8,6 +8,7 @@ mod run;
 
 mod adapters;
 mod answers;
+mod before_the_plan;
 mod budget;
 mod chat;
 mod configs;

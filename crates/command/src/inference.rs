@@ -13,6 +13,7 @@ use crate::answer_flags::WeightFlags;
 use crate::config::PricesFrom;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::faster_device::{self, Chosen};
+use crate::stages::Stages;
 use crate::{device, report, speed};
 
 /// The longest source and answer, in tokens, for comparing devices: few texts are as long as allowed.
@@ -36,6 +37,8 @@ pub struct Asked<'a> {
     pub parameters: Option<DType>,
     /// Flags of the command.
     pub flags: &'a WeightFlags,
+    /// The memory of opening the model's files, its tokenizer and the rows.
+    pub stages: &'a Stages,
 }
 
 /// The computation.
@@ -52,6 +55,8 @@ pub struct Shape {
     pub counts: RowCounts,
     /// Whether each sample has its own cache, and may arrive and leave at any time.
     pub is_served: bool,
+    /// The bytes of prompts, while they are read and while they are answered.
+    pub prompts: planner::Reading,
     /// Rows of the program's other memory.
     pub beside: Vec<CostRow>,
 }
@@ -60,7 +65,8 @@ impl Shape {
     /// Only answers, to at most `samples` sources at a time, each with at most `source_tokens` tokens.
     pub fn of_answers(samples: usize, source_tokens: usize, answer: AnswerShape) -> Self {
         let (longest, beside) = ((source_tokens, 1), Vec::new());
-        Self { samples, longest, answer, answered: 1.0, counts: RowCounts::ANY, is_served: false, beside }
+        let (counts, prompts) = (RowCounts::ANY, planner::Reading::default());
+        Self { samples, longest, answer, answered: 1.0, counts, is_served: false, prompts, beside }
     }
 
     /// A batch of `samples` samples with the lengths for comparing devices.
@@ -151,11 +157,12 @@ impl<'a> Asked<'a> {
             counts: shape.counts,
             has_targets: rows.is_some(),
             rows,
+            prompts: shape.prompts,
             beside: shape.beside.clone(),
         };
         let job = Job::of_inference(&on.model, inference, shape.samples, shape.longest, (budgets, pins));
         let place = device::place(&on.device);
-        Job { place, prices: Prices::at(place, activations), ..job }
+        Job { place, prices: Prices::at(place, activations), past: self.stages.rows(&on.now), ..job }
     }
 
     /// The fastest plan that fits on that device.

@@ -539,7 +539,7 @@ mod tests {
     fn costs() -> Costs {
         let step = memory_policy::Choice::new(planner::Step::default(), Vec::new(), 1.0);
         let feeding = memory_policy::Choice::new(planner::Feeding::default(), Vec::new(), 1.0);
-        Costs { task: String::new(), fixed: Vec::new(), steps: vec![step], loaders: vec![feeding] }
+        Costs { steps: vec![step], loaders: vec![feeding], ..Costs::default() }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::config::{Config, paths};
 use crate::device::DeviceBaseline;
 use crate::failure::{Failure, Outcome};
 use crate::reading::{Reading, RowData};
+use crate::stages::{self, Stages};
 use crate::{device, model_directory, report};
 
 /// Everything that a run reads from, opened.
@@ -47,6 +48,8 @@ pub struct Opened {
     pub estimated_rows: Option<u64>,
     /// An event for each set of files that was converted to parquet.
     pub converted: Vec<serde_json::Value>,
+    /// The memory of opening all this.
+    pub stages: Stages,
 }
 
 /// Facts about the training files from an earlier run.
@@ -65,6 +68,7 @@ impl Opened {
         rows: impl FnOnce((&t5::Config, &Tokenizer)) -> Outcome<RowData>,
         page_map: Option<KeptPageMap>,
     ) -> Outcome<Self> {
+        let mut stages = Stages::begin()?;
         let kept_page_map = page_map.as_ref().and_then(|kept| kept.bytes.last_chunk().copied());
         let device = device::open(&config.run.device)?;
         let init_from = config.model.init_from.as_deref().map(model_directory::find).transpose()?;
@@ -75,6 +79,7 @@ impl Opened {
         if let (Some(directory), true) = (&init_from, config.data.tokenizer.is_some()) {
             warn_of_another_tokenizer(directory, &tokenizer);
         }
+        stages.ends(stages::TOKENIZER)?;
         let stored = match (&init_from, &model.lora) {
             (Some(directory), Some(_)) => {
                 model.stored = stored_dtypes(&device, directory, &model)?;
@@ -86,6 +91,7 @@ impl Opened {
             _ => None,
         };
         let RowData { reading, train, validation, estimated_rows, events } = rows((&model, &tokenizer))?;
+        stages.ends(stages::FILES)?;
         let columns = reading.objective.columns();
         let open = |files: &[PathBuf], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
             let options = DatasetOptions {
@@ -120,6 +126,7 @@ impl Opened {
             reading,
             estimated_rows,
             converted: events,
+            stages,
         })
     }
 

@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::failure::Outcome;
 use crate::job::RunJob;
 use crate::open::Opened;
+use crate::stages::{self, Stages};
 use crate::{open, options, run_data, setup, speed};
 
 /// A plan, its pace, and the steps of the run, if known.
@@ -37,6 +38,7 @@ impl PlannedRun {
         processes: usize,
     ) -> Outcome<Self> {
         let mut config = config.clone();
+        let mut stages = opened.map_or_else(Stages::begin, |opened| Ok(opened.stages.clone()))?;
         let shards = trainer::shards(config.parallel.virtual_shards, processes)?;
         let share = BatchShare { shards, ..BatchShare::default() };
         let feed = opened.map(|opened| setup::steps(&config, opened, Position::default(), 0, share)).transpose()?;
@@ -52,11 +54,13 @@ impl PlannedRun {
             Some(opened) => opened.model.clone(),
             None => open::model_without_data(&config)?,
         };
+        stages.ends(stages::TOKENIZER)?;
         let device = opened.map_or(&Device::Cpu, |opened| &opened.device);
         // If the length of a run is unknown, so are its writes. Files are then offered only if they are pinned.
         let options = options::trainer_options(&config, &model, steps.unwrap_or(u64::MAX));
         let data = opened.zip(feed.as_ref().map(|(loader, _)| loader));
         let priced = speed::priced_run(&config, &model, &options, device)?;
+        stages.ends(stages::SPEED)?;
         let now = answer::with_restart_margin(planner::rehearse(&model, &options, device, machine)?);
         let data = data.map(|(opened, loader)| run_data::of(&config, opened, loader));
         if config.memory.budget.is_none() && processes > 1 {
@@ -64,6 +68,7 @@ impl PlannedRun {
             config.memory.budget = Some(planner::budget_of(None).resolve(&now).0 / processes as u64);
         }
         let rows = opened.map(|opened| run_data::sampled_rows(&config, opened, steps));
+        let past = stages.rows(&now);
         let run = RunJob {
             config: &config,
             model: &model,
@@ -72,6 +77,7 @@ impl PlannedRun {
             lengths: rows.as_ref().map_or(&[], |rows| &rows.lengths),
             wanted,
             prices: priced.prices,
+            past: &past,
             shards,
         };
         let planned = answer::plan(&run, &now, steps)?;

@@ -42,7 +42,9 @@ use crate::run_dir::RunDir;
 use crate::saved::{History, saved_state};
 use crate::stop::Stop;
 use crate::views::{Log, Views};
-use crate::{assets, base, device, disk, machine, options, remedies, run_data, setup, speed, start_screen, survival};
+use crate::{
+    assets, base, device, disk, machine, options, remedies, run_data, setup, speed, stages, start_screen, survival,
+};
 use disk_needs::DiskNeeds;
 use graph_micro_batches::GraphLaunchCheck;
 use prediction::Prediction;
@@ -165,6 +167,7 @@ impl Session {
             together.main_process_first(|| speed::priced_run(&config, &opened.model, &options, &opened.device))?;
         let priced = priced.with(together.broadcast_from_root(priced.prices)?);
         priced.note_in(&mut config)?;
+        opened.stages.ends(stages::SPEED)?;
         if let Some(parallel) = parallel.as_mut().filter(|_| !config.parallel.shares_cards) {
             // Before the device is measured: memory for this connection does not belong to tensors.
             parallel.connect_cards(&opened.device)?;
@@ -176,6 +179,7 @@ impl Session {
         let data = run_data::of(&config, &opened, &loader);
         // Lengths of rows of the whole run: a resumed run reads the same rows, and so has the same choices.
         let rows = run_data::sampled_rows(&config, &opened, Some(total_steps));
+        let past = opened.stages.rows(&now);
         let job = RunJob {
             config: &config,
             model: &opened.model,
@@ -184,6 +188,7 @@ impl Session {
             lengths: &rows.lengths,
             wanted,
             prices: priced.prices,
+            past: &past,
             shards: share.shards,
         };
         let mut costs = planner::costs(&job.job(), &now)?;

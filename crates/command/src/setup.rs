@@ -16,6 +16,7 @@ use crate::report;
 use crate::row_data::{self, Wanted};
 use crate::run_data;
 use crate::run_dir::{self, MAX_CONFIG_BYTES, PAGE_MAP, RESOLVED, RunDir};
+use crate::stages;
 
 /// A larger page map is ignored and made again: it would have about forty million pages.
 const MAX_PAGE_MAP_BYTES: u64 = 1 << 30;
@@ -134,6 +135,7 @@ pub fn open(config: &Config, run: &mut RunDir, wanted: Wanted<'_>) -> Outcome<Op
     // The pages are needed only for the memory of reading them: an evaluation starts at the first row.
     opened.validation.as_ref().map(|validation| validation.find_pages()).transpose()?;
     opened.reading.survival = run_data::survival(config, &opened);
+    opened.stages.ends(stages::FOOTERS)?;
     Ok(opened)
 }
 

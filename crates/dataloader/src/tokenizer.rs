@@ -20,6 +20,7 @@ mod companion_files;
 mod cut;
 mod files;
 mod growth;
+mod model;
 mod prefixed;
 mod sentence_piece;
 mod traits;
@@ -31,15 +32,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use tokenizers::ModelWrapper;
 
 use crate::Error;
 use crate::error::panic_message;
 use companion_files::CompanionFiles;
 pub use files::COMPANION_FILES;
 use growth::Head;
+use model::Library;
 pub(crate) use prefixed::Prefixed;
-use traits::{MAX_WORD_PIECE_CHARS, Traits};
+use traits::Traits;
 use utf8_bytes::Utf8Bytes;
 use windows::Tokenizing;
 pub(crate) use windows::{Source, TextFault, Windows};
@@ -58,7 +59,7 @@ const LARGEST_FILE_BYTES: u64 = 512 << 20;
 
 /// A loaded tokenizer. Cheap to share between threads behind an `Arc`.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Library,
     path: PathBuf,
     kind: Kind,
     /// Files in the same directory that belong to the tokenizer.
@@ -154,31 +155,16 @@ impl Tokenizer {
     }
 
     fn build(bytes: &[u8], path: &Path, head: &Head, growth: u64) -> Result<Self, Error> {
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| unusable(path, error))?;
+        let mut inner: Library = serde_json::from_slice(bytes).map_err(|error| unusable(path, error))?;
         inner.with_truncation(None).map_err(|error| unusable(path, error))?;
         inner.with_padding(None);
-        let mut model = inner.get_model().clone();
-        match &mut model {
-            ModelWrapper::BPE(bpe) => {
-                bpe.resize_cache(0);
-                bpe.dropout = None; // The same text gives the same ids.
-            }
-            ModelWrapper::Unigram(unigram) => {
-                unigram.resize_cache(0);
-                (unigram.alpha, unigram.nbest_size) = (None, None);
-            }
-            ModelWrapper::WordPiece(words) => {
-                words.max_input_chars_per_word = words.max_input_chars_per_word.min(MAX_WORD_PIECE_CHARS);
-            }
-            ModelWrapper::WordLevel(_) => {}
-        }
-        let traits = Traits::of(&model, head.unigram_unknown()).with(inner.get_normalizer());
-        inner.with_model(model);
-        let vocabulary = inner.get_vocab(true);
-        let longest_token = vocabulary.keys().map(String::len).max().unwrap_or(0);
-        let longest_added = inner.get_added_vocabulary().get_vocab().keys().map(String::len).max().unwrap_or(0);
+        let traits = Traits::of(&inner.get_model().0, head.unigram_unknown()).with(inner.get_normalizer());
+        let added = inner.get_added_vocabulary().get_vocab();
+        let longest_added = added.keys().map(String::len).max().unwrap_or(0);
+        let longest_token = head.pieces().longest_bytes.max(longest_added);
         // Ids may have gaps; a model needs a row for the largest id.
-        let vocab_size = vocabulary.into_values().max().map_or(0, |id| id as usize + 1);
+        let of_added = added.values().max().map_or(0, |id| *id as usize + 1);
+        let vocab_size = head.pieces().rows.max(of_added);
         if vocab_size == 0 {
             return Err(unusable(path, "its vocabulary is empty"));
         }
@@ -277,7 +263,7 @@ impl Tokenizer {
     }
 
     /// The ids that the file's template puts before a text.
-    fn start_of(inner: &tokenizers::Tokenizer) -> Vec<u32> {
+    fn start_of(inner: &Library) -> Vec<u32> {
         let Ok(encoding) = inner.encode("a", true) else { return Vec::new() };
         let marks = encoding.get_special_tokens_mask().iter();
         let (ids, specials) = (encoding.get_ids(), marks.take_while(|mark| **mark == 1).count());

@@ -91,6 +91,9 @@ pub const FEEDING: Name = Name::new("feeding");
 /// The name of the phase in which a model is loaded. The loader holds nothing before the model is loaded.
 pub const LOADING: Name = Name::new("loading");
 
+/// The name of the phase before a plan is made: files are opened and read, and the machine is measured. Its rows are [`Costs::past`].
+pub const READING: Name = Name::new("reading");
+
 /// The sizes of the allocator's small blocks are multiples of this.
 const BLOCK_BYTES: usize = 16;
 
@@ -161,6 +164,9 @@ pub struct Costs<S, L> {
     pub task: String,
     /// Memory that does not depend on the choice.
     pub fixed: Vec<CostRow>,
+    /// Memory at the peak of the process so far. It is over, but it counts: no plan requires a smaller budget.
+    #[serde(default)]
+    pub past: Vec<CostRow>,
     /// The ways to carry out a step. At least one.
     pub steps: Vec<Choice<S>>,
     /// The ways to feed it. At least one.

@@ -75,6 +75,7 @@ mod tests {
         let costs = Costs {
             task: "8 samples a step".into(),
             fixed: vec![CostRow::new(PARAMETERS, 100 << 20, "")],
+            past: Vec::new(),
             steps: vec![step(8, 0, 800, 1.0), step(8, 4, 500, 1.3), step(4, 0, 400, 1.1)],
             loaders: vec![Choice::new(Ahead { batches: 1 }, Vec::new(), 1.0)],
         };

@@ -48,6 +48,7 @@
 //! let costs = Costs {
 //!     task: "128 samples a step".to_string(),
 //!     fixed: vec![CostRow::new(PARAMETERS, 700 << 20, "188 M x f32")],
+//!     past: Vec::new(),
 //!     steps: [16, 8, 4].map(step).into(),
 //!     loaders: vec![Choice::new(AtATime(128), Vec::new(), 1.0)],
 //! };
@@ -80,7 +81,7 @@ pub use bill::Bill;
 pub use budget::{Budget, DEFAULT_SHARE_PERCENT, RESTART_MARGIN, headroom};
 pub use bytes::{Bytes, ParseBytesError};
 pub use cards::{Card, Cards, cards};
-pub use costs::{Choice, CostRow, Costs, FEEDING, LOADING, Phase, Setting, TRAINING, undominated};
+pub use costs::{Choice, CostRow, Costs, FEEDING, LOADING, Phase, READING, Setting, TRAINING, undominated};
 pub use count::{counted, plural};
 pub use device::{Budgets, DeviceBill, DeviceMemory, Place};
 pub use explain::{Explained, Other, explain};

@@ -11,7 +11,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::budget::{Budget, HEADROOM_PERCENT, MIN_HEADROOM, RESTART_MARGIN, headroom};
-use crate::costs::{FEEDING, LOADING, TRAINING, sum, sum_at};
+use crate::costs::{FEEDING, LOADING, READING, TRAINING, sum, sum_at};
 use crate::device::DeviceLimit;
 use crate::{
     Bill, Budgets, Bytes, Choice, CostRow, Costs, DeviceBill, MemorySnapshot, Name, Phase, Place, Setting, Traffic,
@@ -51,8 +51,11 @@ pub struct Plan<S, L> {
     pub budget: Bytes,
     /// The source of the limit that this plan had to fit: the budget, or the available memory if that was less.
     pub limited_by: Limit,
-    /// Predicted peak of the process, without headroom.
+    /// Predicted peak of the process, without headroom. It is at least the peak so far.
     pub predicted_peak: Bytes,
+    /// Predicted peak from here on.
+    #[serde(default)]
+    pub(crate) coming_peak: Bytes,
     /// Bytes kept free beside the predicted peak.
     pub headroom: Bytes,
     /// Time of a step relative to the fastest plan that was offered.
@@ -245,7 +248,10 @@ pub(crate) fn limit_of(now: &MemorySnapshot, budget: Bytes) -> (Bytes, Limit) {
 struct Candidate<'a, S, L> {
     step: &'a Choice<S>,
     loader: &'a Choice<L>,
-    predicted_peak: Bytes,
+    /// The peak from here on.
+    coming_peak: Bytes,
+    /// The peak so far.
+    past_peak: Bytes,
     device_peak: Bytes,
     relative_time: f64,
 }
@@ -254,7 +260,7 @@ struct Candidate<'a, S, L> {
 fn candidates<S, L>(costs: &Costs<S, L>) -> Vec<Candidate<'_, S, L>> {
     assert!(!costs.steps.is_empty(), "costs offer no step choice");
     assert!(!costs.loaders.is_empty(), "costs offer no loader choice");
-    let fixed = sum(&costs.fixed);
+    let (fixed, past_peak) = (sum(&costs.fixed), sum(&costs.past));
     let fixed_on_device = sum_at(Place::Device, &costs.fixed);
     let loaders: Vec<_> = costs.loaders.iter().map(|loader| (loader, sum(&loader.rows), loader.held())).collect();
     let pairs = costs.steps.iter().flat_map(|step| {
@@ -263,7 +269,8 @@ fn candidates<S, L>(costs: &Costs<S, L>) -> Vec<Candidate<'_, S, L>> {
         loaders.iter().map(move |&(loader, loader_bytes, of_loader)| Candidate {
             step,
             loader,
-            predicted_peak: fixed + of_step.with_loader(loader_bytes, of_loader),
+            coming_peak: fixed + of_step.with_loader(loader_bytes, of_loader),
+            past_peak,
             device_peak,
             relative_time: step.relative_time * loader.relative_time,
         })
@@ -277,21 +284,26 @@ fn smallest<'c, 'a, S: Setting, L: Setting>(candidates: &'c [Candidate<'a, S, L>
 }
 
 impl<S: Setting, L: Setting> Candidate<'_, S, L> {
-    fn required(&self) -> Bytes {
-        self.predicted_peak + headroom(self.predicted_peak)
+    /// The peak of the whole process.
+    fn predicted_peak(&self) -> Bytes {
+        self.coming_peak.max(self.past_peak)
     }
 
-    /// Bytes that must be available at this instant: the peak, and the least headroom. The rest of the headroom is for later, and only the
-    /// budget must have room for it.
+    fn required(&self) -> Bytes {
+        self.required_at(Place::Host)
+    }
+
+    /// Bytes that must be available at this instant: the coming peak, and the least headroom. The rest of the headroom is for later, and
+    /// only the budget must have room for it.
     fn needs_now(&self) -> Bytes {
-        self.predicted_peak + MIN_HEADROOM
+        self.coming_peak + MIN_HEADROOM
     }
 
     /// Orders by time, then pairs without files first, then by memory. Times up to `as_fast` count as equal, except between pairs of equal
     /// memory. `min_by` keeps the first of equals: the order of the offer.
     fn compare(&self, other: &Self, as_fast: f64) -> std::cmp::Ordering {
         let [time, other_time] = [self, other].map(|candidate| candidate.relative_time.max(as_fast));
-        let bytes = |candidate: &Self| candidate.predicted_peak + candidate.device_peak;
+        let bytes = |candidate: &Self| candidate.coming_peak + candidate.device_peak;
         let exactly = self.relative_time.total_cmp(&other.relative_time);
         // If there is enough memory, a disk should not be worn out to save some.
         let files = |candidate: &Self| candidate.step.what.uses_files();
@@ -301,12 +313,12 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
 
     /// Orders by the process's own memory, and so by the required budget; then by time.
     fn compare_size(&self, other: &Self) -> std::cmp::Ordering {
-        self.predicted_peak.cmp(&other.predicted_peak).then(self.relative_time.total_cmp(&other.relative_time))
+        self.coming_peak.cmp(&other.coming_peak).then(self.relative_time.total_cmp(&other.relative_time))
     }
 
     /// The smallest budget at `place` that this pair fits.
     fn required_at(&self, place: Place) -> Bytes {
-        let peak = if place.is_host() { self.predicted_peak } else { self.device_peak };
+        let peak = if place.is_host() { self.predicted_peak() } else { self.device_peak };
         peak + headroom(peak)
     }
 
@@ -365,17 +377,19 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
         Phase { name: name.clone(), rows: rows.cloned().collect() }
     }
 
-    /// The phases in which the step or its loader holds memory. Only some loaders hold any in the feeding phase.
+    /// The phase that is over, and those in which the step or its loader holds memory. Only some loaders hold any in the feeding phase.
     fn phases(&self, costs: &Costs<S, L>) -> Vec<Phase> {
         let feeds = self.loader.held().feeding > Bytes::ZERO;
         let is_held = |(name, rows): &(&Name, &[CostRow])| !rows.is_empty() && (**name != FEEDING || feeds);
         let phases = self.step.phases().filter(is_held);
-        phases.map(|(name, rows)| self.phase(costs, name, rows)).collect()
+        let past = (!costs.past.is_empty()).then(|| Phase { name: READING, rows: costs.past.clone() });
+        past.into_iter().chain(phases.map(|(name, rows)| self.phase(costs, name, rows))).collect()
     }
 
     /// This pair as a plan. `frame` is a bill with the budget, but without rows.
     fn plan(&self, costs: &Costs<S, L>, frame: Bill, limited_by: Limit) -> Plan<S, L> {
-        let Self { step, loader, predicted_peak, device_peak, relative_time } = *self;
+        let Self { step, loader, coming_peak, device_peak, relative_time, .. } = *self;
+        let predicted_peak = self.predicted_peak();
         let headroom = headroom(predicted_peak);
         let phases = self.phases(costs);
         let bytes = |phase: &Phase| sum(&phase.rows);
@@ -401,6 +415,7 @@ impl<S: Setting, L: Setting> Candidate<'_, S, L> {
             budget: bill.budget,
             limited_by,
             predicted_peak,
+            coming_peak,
             headroom,
             relative_time,
             predicted_device_peak: device_peak,

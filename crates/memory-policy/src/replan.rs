@@ -110,8 +110,8 @@ fn is_pressed<S, L>(now: &MemorySnapshot, previous: &Plan<S, L>) -> bool {
     let waits = now.pressure.is_some_and(|host| host.some_percent >= 10.0 || host.full_percent >= 2.0);
     let group_waits = now.group_pressure.is_some_and(|group| group.full_percent >= 10.0);
     let group_swaps = swaps && now.traffic.group_reclaims > seen.group_reclaims;
-    let little = previous.predicted_peak.percent(LITTLE_LEFT_PERCENT);
-    let is_short = |left: Bytes| (now.rss + left).saturating_sub(previous.predicted_peak) < little;
+    let little = previous.coming_peak.percent(LITTLE_LEFT_PERCENT);
+    let is_short = |left: Bytes| (now.rss + left).saturating_sub(previous.coming_peak) < little;
     let group_is_short = now.group.as_ref().is_some_and(|group| is_short(group.available()));
     ((swaps || waits) && is_short(now.available)) || ((group_waits || group_swaps) && group_is_short)
 }
@@ -134,8 +134,8 @@ fn follow<S: Setting, L: Setting>(
 ) -> Replanned<S, L> {
     let available = now.ceiling();
     let (limit, _) = limit_of(now, budget);
-    if limit < previous.predicted_peak {
-        return shrink(now, costs, (budget, wanted), previous, (previous.predicted_peak, available));
+    if limit < previous.coming_peak {
+        return shrink(now, costs, (budget, wanted), previous, (previous.coming_peak, available));
     }
     let device = now.device.as_ref().map(DeviceMemory::ceiling);
     if let Some(device) = device.filter(|device| *device < previous.predicted_device_peak) {
@@ -211,7 +211,7 @@ fn shrink<S: Setting, L: Setting>(
         Err(refusal) => {
             let mut plan = Plan { budget, squeezed: true, limited_by: refusal.limited_by, ..*refusal.smallest_plan };
             plan.bill.budget = budget;
-            let change = Change::DoesNotFit { needed: plan.predicted_peak, available };
+            let change = Change::DoesNotFit { needed: plan.coming_peak, available };
             Replanned { change: (!previous.squeezed).then_some(change), plan, is_hopeless: false }
         }
     }
@@ -253,6 +253,7 @@ mod tests {
         Costs {
             task: "8 samples a step".into(),
             fixed: vec![CostRow::new(PARAMETERS, 100 << 20, "")],
+            past: Vec::new(),
             steps: [1, 2, 4, 8].map(step).into(),
             loaders: vec![loader],
         }

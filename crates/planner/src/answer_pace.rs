@@ -241,6 +241,7 @@ mod tests {
             counts: RowCounts::ANY,
             has_targets: true,
             rows: None,
+            prompts: crate::Reading::default(),
             beside: Vec::new(),
         }
     }

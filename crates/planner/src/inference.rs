@@ -15,7 +15,7 @@ use crate::levers::{
     LOSS_CHUNK_ROWS, MAX_COUNTS, MICRO_BATCH_SAMPLES, OFFLOAD_TO, Step, WEIGHT_BLOCKS_IN_MEMORY, WEIGHT_OFFLOAD,
     WEIGHTS_AT_A_TIME,
 };
-use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, READING, ROWS};
+use crate::names::{EVALUATION, GENERATION, LOADING, PARAMETERS, READING_ROWS, ROWS};
 use crate::prices::{READ, READ_FROM_DISK};
 use crate::reading_bytes::Reading;
 use crate::{Job, StepChoice, place};
@@ -84,7 +84,7 @@ impl Offer<'_> {
     fn choice(&self, levers: &Levers) -> StepChoice {
         let (inference, samples) = (self.inference, levers.micro_batch_samples);
         let note = format!("{samples} samples");
-        let Reading { rows, batch } = inference.rows.as_ref().map_or(Reading::default(), |rows| rows.bytes(samples));
+        let Reading { rows, batch } = inference.rows.as_ref().map_or(inference.prompts, |rows| rows.bytes(samples));
         let resident = self.resident(levers);
         let place = self.job.place;
         let parameters = |bytes| CostRow::new(PARAMETERS, bytes, self.note(levers)).at(place);
@@ -113,8 +113,8 @@ impl Offer<'_> {
         let ([evaluation, generation], [for_evaluation, for_generation]) = (&rows_of_each, counted.on_host);
         let mut other_phases =
             vec![Phase { name: LOADING, rows: loading }, phase(GENERATION, (generation, batch), for_generation)];
-        if inference.rows.is_some() {
-            other_phases.push(phase(READING, (&[], rows), 0));
+        if rows > 0 {
+            other_phases.push(phase(READING_ROWS, (&[], rows), 0));
         }
         if inference.has_targets {
             other_phases.push(phase(EVALUATION, (evaluation, batch), for_evaluation));
@@ -285,7 +285,17 @@ mod tests {
     fn inference(parameters: DType, stored: Option<StoredWeights>) -> Inference<'static> {
         let activations = DType::F32;
         let (answer, counts, beside) = (AnswerShape::greedy(32), RowCounts::ANY, Vec::new());
-        Inference { activations, parameters, stored, answer, counts, has_targets: true, rows: None, beside }
+        Inference {
+            activations,
+            parameters,
+            stored,
+            answer,
+            counts,
+            has_targets: true,
+            rows: None,
+            prompts: Reading::default(),
+            beside,
+        }
     }
 
     #[test]

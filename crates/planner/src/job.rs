@@ -33,6 +33,8 @@ pub struct Job<'a> {
     pub feed: Feed<'a>,
     /// A note about the process's own memory, for the bill.
     pub process_note: &'a str,
+    /// Memory at the process's peak so far: the phase `reading` of the bill.
+    pub past: Vec<CostRow>,
     /// The prices of levers on this machine.
     pub prices: Prices,
 }
@@ -101,6 +103,8 @@ pub struct Inference<'a> {
     pub has_targets: bool,
     /// The rows that are read, if they come from a dataset.
     pub rows: Option<EvaluatedRows<'a>>,
+    /// The bytes of prompts that come from elsewhere.
+    pub prompts: Reading,
     /// Rows of the program's other memory, in every phase.
     pub beside: Vec<CostRow>,
 }
@@ -133,6 +137,7 @@ impl<'a> Job<'a> {
             pins,
             feed: Feed::Given,
             process_note: "measured",
+            past: Vec::new(),
             prices: Prices::of_units(inference.activations),
             work: Work::Inference(inference),
         }

@@ -74,6 +74,7 @@ pub use prices::Prices;
 pub use processes::{Network, Processes};
 #[cfg(feature = "datasets")]
 pub use reading::{EvaluatedRows, NOTHING_AHEAD, in_file_order};
+pub use reading_bytes::Reading;
 pub use rehearsal::{rehearse, rehearse_inference};
 pub use requests::device_calls;
 pub use row_counts::RowCounts;

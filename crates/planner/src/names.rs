@@ -1,8 +1,8 @@
 //! The names of the bill's rows and phases. Code finds rows by these constants, never by text.
 
-/// The phase in which the model is loaded or made.
-pub use memory_policy::LOADING;
 use memory_policy::Name;
+/// The phase in which the model is loaded or made, and the one before the plan.
+pub use memory_policy::{LOADING, READING};
 
 /// The program itself: measured.
 pub const PROCESS: Name = Name::new("process");
@@ -63,7 +63,7 @@ pub const ADAPTERS: Name = Name::new("adapters");
 /// The phase in which a checkpoint is written.
 pub const SAVING: Name = Name::new("saving");
 /// The phase in which the rows of an evaluation are read, before any computation.
-pub const READING: Name = Name::new("reading");
+pub const READING_ROWS: Name = Name::new("reading rows");
 /// The phase in which losses are computed without training.
 pub const EVALUATION: Name = Name::new("evaluation");
 /// The phase in which text is generated.

@@ -73,7 +73,7 @@ pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
         Work::Inference(inference) if inference.has_targets => "evaluation".to_owned(),
         Work::Inference(_) => "generation".to_owned(),
     };
-    Ok(Costs { task, fixed, steps, loaders })
+    Ok(Costs { task, fixed, past: job.past.clone(), steps, loaders })
 }
 
 /// Bytes of files that the system may keep in memory while they are read.

@@ -1,8 +1,8 @@
 //! The bytes of reading, for every kind of rows.
 
-/// The bytes that the rows of an evaluation take. An evaluation alternates between reading rows and computing with them.
+/// The bytes that the rows of an evaluation or the prompts of answers take. A command alternates between reading them and computing with them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Reading {
+pub struct Reading {
     /// Bytes while rows are read and tokenized.
     pub rows: u64,
     /// Bytes of the batch during computation. By then, the tokenizer's small blocks have been freed.

@@ -48,6 +48,7 @@ pub(crate) fn job<'a>(model: &'a t5::Config, training: Training<'a>, pins: &'a P
         pins,
         feed: Feed::Given,
         process_note: "",
+        past: Vec::new(),
         prices: Prices::vectors(),
     }
 }

@@ -19,7 +19,7 @@ use crate::lever::{FrozenBlocks, Graphs, Space};
 use crate::levers::{PARTS, Step};
 use crate::names::{
     ACTIVATIONS, EVALUATION, GENERATION, GRADIENTS, GRAPHS, LOADING, LOSS, OPTIMIZER_STATE, PACKED, PARAMETERS,
-    READING, SAVING, SMALL_TENSORS, SQUARE_SUMS, VALIDATION_ROWS, WEIGHT_COPIES, WORKSPACE,
+    READING_ROWS, SAVING, SMALL_TENSORS, SQUARE_SUMS, VALIDATION_ROWS, WEIGHT_COPIES, WORKSPACE,
 };
 use crate::prices::{Prices, moving_time, relative_time};
 use crate::processes::Processes;
@@ -341,7 +341,7 @@ impl<'a> Offer<'a> {
             let with_batch = |tensors, on_host| with_rows(tensors, batch, on_host);
             if evaluated.rows.is_some() {
                 phases.push(phase(
-                    READING,
+                    READING_ROWS,
                     resident.at_a_time,
                     with_rows(&[NamedBytes { name: PACKED, bytes: packed }], rows, 0),
                 ));

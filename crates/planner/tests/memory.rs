@@ -48,6 +48,7 @@ fn planning(samples: usize, evaluation: Option<Evaluation<'_>>) -> (u64, u64) {
         pins: &Pins::default(),
         feed: Feed::Given,
         process_note: "",
+        past: Vec::new(),
         prices: Prices::vectors(),
     };
     let now = MemorySnapshot { available: Bytes::gib(64), total: Bytes::gib(64), ..MemorySnapshot::default() };

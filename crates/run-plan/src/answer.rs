@@ -160,6 +160,7 @@ fn planned(question: &Question) -> Outcome<(Planned, RunPace, Option<u64>)> {
         lengths: &[],
         wanted: wanted(question.explain),
         prices: priced.prices,
+        past: &[],
         shards: trainer::shards(config.parallel.virtual_shards, 1)?,
     };
     let planned = plan(&job, &now, steps)?;

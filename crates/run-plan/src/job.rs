@@ -1,7 +1,7 @@
 //! The planner's job: the settings of the config, with the opened data.
 
 use collective::Shards;
-use memory_policy::{Budgets, Place};
+use memory_policy::{Budgets, CostRow, Place};
 use planner::{EvaluatedRows, Evaluation, Feed, Job, Plan, Prices, Processes, Training, Wanted, Work};
 use serde_json::{Value, json};
 use t5::StoredWeights;
@@ -28,6 +28,8 @@ pub struct RunJob<'a> {
     pub wanted: Wanted<'a>,
     /// The prices of levers.
     pub prices: Prices,
+    /// Memory at the process's peak so far.
+    pub past: &'a [CostRow],
     /// How a batch is divided among processes.
     pub shards: Shards,
 }
@@ -78,6 +80,7 @@ impl<'a> RunJob<'a> {
                 None => "measured; the tokenizer will add to it",
             },
             prices: self.prices,
+            past: self.past.to_vec(),
         }
     }
 

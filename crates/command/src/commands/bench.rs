@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use candle_core::Device;
-use memory_policy::{Budgets, Bytes, MemorySnapshot, Place, Probe, SystemProbe};
+use memory_policy::{Budgets, Bytes, CostRow, MemorySnapshot, Place, Probe, SystemProbe};
 use planner::{Feed, Job, Pace, Plan, Prices, RECORDED_MICRO_BATCHES, Training, Value, Wanted, Work};
 use run_plan::priced::Priced;
 use run_report::figures::median;
@@ -24,6 +24,7 @@ use crate::flag_values::Precision;
 use crate::options::master_weights;
 use crate::profile::Profiler;
 use crate::speed::priced;
+use crate::stages::{self, Stages};
 use crate::{device, faster_device, open, report};
 
 /// Bytes that a bench may write if no flag asks for a file: the default of `memory.disk_writes`.
@@ -197,12 +198,14 @@ impl BenchSetup {
     /// Gathers the facts for the flags. Measures the device if that has not been done.
     fn new(flags: &BenchArgs, model: &t5::Config, options: &TrainerOptions, device: &Device) -> Outcome<Self> {
         device::check_dtype(device, options.precision.activations())?;
+        let mut stages = Stages::begin()?;
         let probe = device::probe(device, device::device_baseline(device));
         let (tokens, place) = ((flags.source_tokens, flags.target_tokens), device::place(device));
         let (from, on) = (PricesFrom::of_environment(), (place, device));
         let priced = priced(from, model, options, tokens, on, flags.levers.directory())?;
+        stages.ends(stages::SPEED)?;
         let now = planner::rehearse(model, options, device, &probe)?;
-        let (plan, pace) = plan(flags, model, options, (place, &now), priced.prices)?;
+        let (plan, pace) = plan(flags, model, options, (place, &now, stages.rows(&now)), priced.prices)?;
         Ok(Self { probe, now, priced, plan, pace })
     }
 }
@@ -212,7 +215,7 @@ fn plan(
     flags: &BenchArgs,
     model: &t5::Config,
     options: &TrainerOptions,
-    (place, now): (Place, &MemorySnapshot),
+    (place, now, past): (Place, &MemorySnapshot, Vec<CostRow>),
     prices: Prices,
 ) -> Outcome<(Plan, Pace)> {
     let is_free = flags.memory_budget.is_some() || flags.device_memory_budget.is_some();
@@ -242,6 +245,7 @@ fn plan(
         pins: &pins,
         feed: Feed::Given,
         process_note: "measured: program",
+        past,
         prices,
     };
     let plan = planner::plan(&job, now)?.plan;
@@ -294,7 +298,7 @@ mod tests {
         let card = memory_policy::DeviceMemory { total: Bytes::gib(8), free: Bytes::gib(8), ..Default::default() };
         let now = MemorySnapshot { available: Bytes::gib(8), device: Some(card), ..MemorySnapshot::default() };
         let options = TrainerOptions { total_steps: 2, ..TrainerOptions::default() };
-        Ok(plan(&flags, &model, &options, (Place::Device, &now), Prices::vectors())?.0)
+        Ok(plan(&flags, &model, &options, (Place::Device, &now, Vec::new()), Prices::vectors())?.0)
     }
 
     #[test]

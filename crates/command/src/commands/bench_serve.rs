@@ -17,6 +17,7 @@ use crate::config::PricesFrom;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::inference::{Asked, Shape};
 use crate::serve_flags::BenchServeArgs;
+use crate::stages::Stages;
 use crate::{device, model_directory, report};
 
 /// Answers batches of each size.
@@ -46,6 +47,7 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
         offload_dir: ".".into(),
         dry_run: false,
     };
+    let stages = Stages::begin()?;
     let asked = Asked {
         directory: &directory,
         adapter: None,
@@ -55,6 +57,7 @@ pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {
         activations,
         parameters: None,
         flags: &weights,
+        stages: &stages,
     };
     let samples = sizes.iter().copied().max().unwrap_or(1);
     let shape = Shape { is_served: true, ..Shape::of_answers(samples, flags.source_tokens, answers.shape()) };

@@ -24,7 +24,7 @@ use crate::report::RowProgress;
 use crate::run_dir::RunDir;
 use crate::splits::Purpose;
 use crate::stop::Stop;
-use crate::{job, model_directory, options, report, row_data, setup, stop};
+use crate::{job, model_directory, options, report, row_data, setup, stages, stop};
 
 /// Evaluates a model.
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {
@@ -37,9 +37,10 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let wanted =
         row_data::Wanted { purpose: Purpose::Scores, resumes: false, to_plan: false, stop: &stop, say: report::note };
     let mut run = RunDir::open_read_only(scratch.path());
-    let opened = Opened::new(&config, |of| row_data::prepare(&config, of, &mut run, wanted), None)?;
+    let mut opened = Opened::new(&config, |of| row_data::prepare(&config, of, &mut run, wanted), None)?;
     // The positions of pages determine the memory for reading them.
     opened.train.find_pages()?;
+    opened.stages.ends(stages::FOOTERS)?;
     let keep_prompts = flags.predictions.is_some();
     let loader = LoaderOptions { keep_prompts, ..open::loader_options(&config, &opened) };
     let rows = EvaluatedRows { loader: loader.clone(), tokenizer: &opened.tokenizer, dataset: &opened.train };
@@ -53,6 +54,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         activations: options.precision.activations(),
         parameters: Some(options.parameter_dtype()).filter(|dtype| *dtype == DType::BF16),
         flags: &flags.weights,
+        stages: &opened.stages,
     };
     let counts = RowCounts::new(flags.samples, flags.generate_samples, Some(opened.train.rows()));
     let shape = Shape {
@@ -62,6 +64,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         answered: share(counts),
         counts,
         is_served: false,
+        prompts: planner::Reading::default(),
         beside: Vec::new(),
     };
     let planned = asked.plan(&shape, Some(rows), (job::budgets(&config), &config.memory.pins))?;

@@ -31,7 +31,7 @@ impl DiskNeeds {
         let Self { config, model, options, priced, shards, steps } = self;
         let wanted = Wanted::Undominated(None);
         let (prices, lengths) = (priced.prices, &[][..]);
-        let job = RunJob { config, model, options, data: None, lengths, wanted, prices, shards: *shards };
+        let job = RunJob { config, model, options, data: None, lengths, wanted, prices, past: &[], shards: *shards };
         let of = PaceInputs { config, options, rows: None, steps: *steps, priced };
         DiskNeed::of(&of, &job.job(), now, plan)
     }

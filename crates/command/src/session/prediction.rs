@@ -8,17 +8,20 @@ use super::Session;
 use crate::device;
 use crate::failure::Outcome;
 
-/// The most bytes that plans of this process have required so far. It never falls, because the peaks of the system and of a device never
-/// fall.
+/// The highest peaks that plans of this process have predicted so far. They never fall, because the peaks of the system and of a device
+/// never fall.
 #[derive(Debug)]
 pub(super) struct Prediction {
-    required: Bytes,
-    required_on_device: Bytes,
+    predicted: Bytes,
+    predicted_on_device: Bytes,
     /// Places for which an excess was reported.
     said: Vec<Place>,
 }
 
-/// A peak above the prediction and its headroom.
+/// A peak that is more than this share above its prediction causes a warning, in percent.
+const MAX_EXCESS_PERCENT: u64 = 5;
+
+/// A peak that is too far above its prediction.
 #[derive(Debug, PartialEq, Eq)]
 struct Exceeded {
     place: Place,
@@ -27,22 +30,24 @@ struct Exceeded {
 
 impl Prediction {
     pub fn of(plan: &Plan) -> Self {
-        let mut prediction = Self { required: Bytes::ZERO, required_on_device: Bytes::ZERO, said: Vec::new() };
+        let mut prediction = Self { predicted: Bytes::ZERO, predicted_on_device: Bytes::ZERO, said: Vec::new() };
         prediction.follow(plan);
         prediction
     }
 
     /// Includes another plan, which is followed from here on.
     pub fn follow(&mut self, plan: &Plan) {
-        self.required = self.required.max(plan.required());
-        self.required_on_device = self.required_on_device.max(plan.required_on_device());
+        self.predicted = self.predicted.max(plan.predicted_peak);
+        self.predicted_on_device = self.predicted_on_device.max(plan.predicted_device_peak);
     }
 
-    /// A place whose peak exceeds every plan so far; each place once.
+    /// A place whose peak exceeds the predictions of every plan so far; each place once.
     fn exceeded(&mut self, now: &MemorySnapshot) -> Option<Exceeded> {
         let on_device = now.device.as_ref().map_or(Bytes::ZERO, |device| device.peak);
-        let peaks = [(Place::Host, now.peak_rss, self.required), (Place::Device, on_device, self.required_on_device)];
-        let is_beyond = |(place, peak, required): &(Place, Bytes, Bytes)| peak > required && !self.said.contains(place);
+        let peaks = [(Place::Host, now.peak_rss, self.predicted), (Place::Device, on_device, self.predicted_on_device)];
+        let is_beyond = |(place, peak, predicted): &(Place, Bytes, Bytes)| {
+            *peak > predicted.percent(100 + MAX_EXCESS_PERCENT) && !self.said.contains(place)
+        };
         let (place, peak, _) = peaks.into_iter().find(is_beyond)?;
         self.said.push(place);
         Some(Exceeded { place, peak })
@@ -50,9 +55,8 @@ impl Prediction {
 }
 
 impl Session {
-    /// Compares the prediction with the system's peak and with the device's, after a step or another phase of the run. The headroom is 5 %
-    /// of the prediction, or a little more in a small process. The first time that a peak exceeds it, a warning names the row that was most
-    /// likely wrong.
+    /// Compares the prediction with the system's peak and with the device's, after a step or another phase of the run. The first time that a
+    /// peak is more than 5 % above the prediction, a warning names the row that was most likely wrong.
     pub fn check_prediction(&mut self, phase: &Name) -> Outcome<()> {
         let now = self.probe.snapshot()?;
         while let Some(exceeded) = self.prediction.exceeded(&now) {
@@ -122,12 +126,13 @@ mod tests {
 
     #[test]
     fn a_peak_on_a_device_beyond_its_prediction_is_said_once_and_so_is_one_on_the_host() {
-        let (required, required_on_device) = (Bytes::mib(50), Bytes::mib(1000));
-        let mut prediction = Prediction { required, required_on_device, said: Vec::new() };
-        let probe = probe(&[(40, 900), (50, 1000), (50, 1001), (50, 1200), (60, 1300), (70, 1400)]);
+        let (predicted, predicted_on_device) = (Bytes::mib(50), Bytes::mib(1000));
+        let mut prediction = Prediction { predicted, predicted_on_device, said: Vec::new() };
+        // 52.5 and 1,050 MiB are the limits.
+        let probe = probe(&[(40, 900), (52, 1050), (52, 1051), (50, 1200), (60, 1300), (70, 1400)]);
         let mut look = || prediction.exceeded(&probe.snapshot().expect("scripted"));
         assert_eq!([look(), look()], [None, None]);
-        assert_eq!(look(), Some(Exceeded { place: Place::Device, peak: Bytes::mib(1001) }));
+        assert_eq!(look(), Some(Exceeded { place: Place::Device, peak: Bytes::mib(1051) }));
         assert_eq!(look(), None);
         assert_eq!(look(), Some(Exceeded { place: Place::Host, peak: Bytes::mib(60) }));
         assert_eq!(look(), None);

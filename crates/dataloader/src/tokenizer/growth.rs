@@ -40,21 +40,25 @@ struct Model {
     vocab: Pieces,
 }
 
-/// The pieces of a Unigram model, given as a list; the vocabulary of any other model is a map.
+/// The pieces of a Unigram model, given as a list, or the vocabulary of any other model, a map from names to ids.
 #[derive(Default)]
-struct Pieces {
-    longest_bytes: usize,
+pub(super) struct Pieces {
+    /// Bytes of the longest piece.
+    pub longest_bytes: usize,
+    /// The largest id plus one.
+    pub rows: usize,
+    is_list: bool,
 }
 
 impl<'de> Deserialize<'de> for Pieces {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Longest)
+        deserializer.deserialize_any(Counted)
     }
 }
 
-struct Longest;
+struct Counted;
 
-impl<'de> Visitor<'de> for Longest {
+impl<'de> Visitor<'de> for Counted {
     type Value = Pieces;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -62,16 +66,21 @@ impl<'de> Visitor<'de> for Longest {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut pieces: A) -> Result<Pieces, A::Error> {
-        let mut longest_bytes = 0;
+        let mut all = Pieces { is_list: true, ..Pieces::default() };
         while let Some((piece, _)) = pieces.next_element::<(String, IgnoredAny)>()? {
-            longest_bytes = longest_bytes.max(piece.len());
+            all.longest_bytes = all.longest_bytes.max(piece.len());
+            all.rows += 1;
         }
-        Ok(Pieces { longest_bytes })
+        Ok(all)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut tokens: A) -> Result<Pieces, A::Error> {
-        while tokens.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Pieces::default())
+        let mut all = Pieces::default();
+        while let Some((name, id)) = tokens.next_entry::<String, u32>()? {
+            all.longest_bytes = all.longest_bytes.max(name.len());
+            all.rows = all.rows.max(id as usize + 1);
+        }
+        Ok(all)
     }
 }
 
@@ -86,13 +95,18 @@ impl Head {
         self.model.unk_id.and_then(|id| id.try_into().ok())
     }
 
+    /// The model's pieces.
+    pub fn pieces(&self) -> &Pieces {
+        &self.model.vocab
+    }
+
     /// Refuses a Unigram model with a piece that is longer than [`MAX_PIECE_BYTES`].
     ///
     /// # Errors
     /// The length of the longest piece.
     pub fn check_pieces(&self) -> Result<(), String> {
-        let longest = self.model.vocab.longest_bytes;
-        if longest > MAX_PIECE_BYTES {
+        let Pieces { longest_bytes: longest, is_list, .. } = *self.pieces();
+        if is_list && longest > MAX_PIECE_BYTES {
             return Err(format!("its longest token has {longest} bytes: expected at most {MAX_PIECE_BYTES}"));
         }
         Ok(())

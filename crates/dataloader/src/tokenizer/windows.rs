@@ -28,6 +28,7 @@ use tokenizers::{Model, NormalizedString, OffsetReferential, OffsetType, PreToke
 
 use pieces::{Found, Pieces, Step, origin_before};
 
+use super::model::Library;
 use super::traits::{Traits, drops};
 use super::word_cache::WordCache;
 use crate::Error;
@@ -150,7 +151,7 @@ type Fault = Box<dyn std::error::Error + Send + Sync>;
 
 /// A text while it is tokenized.
 pub(super) struct Tokenizing<'t> {
-    tokenizer: &'t tokenizers::Tokenizer,
+    tokenizer: &'t Library,
     word_cache: &'t WordCache,
     traits: Traits,
     sizes: Windows,
@@ -193,7 +194,7 @@ struct Word {
 
 impl<'t> Tokenizing<'t> {
     pub fn new(
-        (tokenizer, word_cache): (&'t tokenizers::Tokenizer, &'t WordCache),
+        (tokenizer, word_cache): (&'t Library, &'t WordCache),
         traits: Traits,
         sizes: Windows,
         max_tokens: usize,
@@ -397,7 +398,7 @@ impl<'t> Tokenizing<'t> {
     }
 
     fn is_dropped(&self, character: char, is_first: bool) -> bool {
-        self.traits.drops_unknown && drops(self.tokenizer.get_model(), character, is_first)
+        self.traits.drops_unknown && drops(&self.tokenizer.get_model().0, character, is_first)
     }
 
     /// Adds a word that lies in one window.

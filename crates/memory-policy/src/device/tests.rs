@@ -32,6 +32,7 @@ fn costs() -> Costs {
     Costs {
         task: "8 samples a step".into(),
         fixed: vec![CostRow::new(PROCESS, 300 * MIB, ""), CostRow::new(PARAMETERS, 500 * MIB, "").at(Place::Device)],
+        past: Vec::new(),
         steps: vec![step(8, 8 << 10, 1.0), step(4, 4 << 10, 1.1), step(2, 2 << 10, 1.3), step(1, 1 << 10, 1.6)],
         loaders: vec![loader(800, 1.0), loader(40, 1.05)],
     }

@@ -24,6 +24,7 @@ fn costs() -> Costs {
     Costs {
         task: "16 samples a step".into(),
         fixed: vec![CostRow::new(PARAMETERS, 150 * MIB, "f32"), CostRow::new(PROCESS, 50 * MIB, "")],
+        past: Vec::new(),
         steps: vec![
             step(1, 12, 50, 1.9),
             step(1, 0, 100, 1.4),
@@ -193,6 +194,7 @@ fn any_costs() -> impl Strategy<Value = Costs> {
         |(fixed, steps, loaders)| Costs {
             task: "8 samples a step".into(),
             fixed: fixed.into_iter().map(|bytes| CostRow::new(Name::new("fixed"), bytes, "")).collect(),
+            past: Vec::new(),
             steps: steps
                 .into_iter()
                 .enumerate()
@@ -319,4 +321,36 @@ fn what_a_loader_holds_while_it_feeds_meets_what_a_step_leaves_and_not_its_peak(
     let leaves = |mib| Choice { other_phases: vec![phase(PARAMETERS, mib)], ..step(1, 0, 100, 1.0) };
     let larger = Choice { other_phases: vec![phase(PARAMETERS, 20)], ..step(2, 0, 120, 1.0) };
     assert_eq!(undominated([leaves(90), larger], |_| false).len(), 2);
+}
+
+#[test]
+fn no_budget_below_the_peak_so_far_is_enough_and_the_memory_that_is_left_counts_for_what_comes() {
+    let past = |mib: u64| Costs {
+        past: vec![CostRow::new(PROCESS, 50 * MIB, ""), CostRow::new(LOADER, (mib - 50) * MIB, "files")],
+        ..costs()
+    };
+    let budget = |mib: u64| Budget::Explicit(Bytes::mib(mib));
+    let [lower, higher] = [past(200), past(600)];
+    // The smallest plan holds 260 MiB. A lower peak so far changes nothing but the list of phases.
+    let plan_of = |costs: &Costs| plan(&ample(), costs, budget(1)).unwrap_err();
+    let (without, with) = (plan_of(&costs()), plan_of(&lower));
+    assert_eq!(without.smallest_budget, with.smallest_budget);
+    assert_eq!(with.smallest_plan.bill.binding, TRAINING);
+    assert_eq!(
+        (&with.smallest_plan.bill.phases[0].name, with.smallest_plan.bill.phases[0].bytes),
+        (&READING, Bytes::mib(200))
+    );
+    // A higher one is the peak of every plan, with rows of its own.
+    let refusal = plan(&ample(), &higher, budget(620)).unwrap_err();
+    assert_eq!(refusal.smallest_budget, Bytes::mib(630));
+    let fits = plan(&ample(), &higher, budget(630)).unwrap();
+    assert_eq!((fits.predicted_peak, &fits.bill.binding), (Bytes::mib(600), &READING));
+    assert_eq!(fits.bill.rows, higher.past);
+    // The fastest of the plans that the budget allows: their memory is there anyway.
+    assert_eq!((fits.step.samples, fits.coming_peak), (4, Bytes::mib(390)));
+    // Other programs have taken memory since then. What is over is not needed again.
+    let crowded = MemorySnapshot { available: Bytes::mib(450), ..ample() };
+    assert_eq!(plan(&crowded, &higher, budget(630)).unwrap().step, fits.step);
+    let kept = crate::replan(&crowded, &higher, budget(630), &fits);
+    assert_eq!((kept.plan.step, kept.change), (fits.step, None));
 }

@@ -367,6 +367,7 @@ fn inference_on_a_device_bills_the_device_and_leaves_weights_in_files_where_it_i
             counts: RowCounts::ANY,
             has_targets: true,
             rows: None,
+            prompts: crate::Reading::default(),
             beside: Vec::new(),
         };
         let budgets = Budgets { process: budget_of(Some(1 << 30)), device: budget_of(device) };

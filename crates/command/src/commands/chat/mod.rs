@@ -5,6 +5,7 @@
 mod line;
 
 use std::cell::RefCell;
+use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -29,6 +30,7 @@ use crate::config::generation::Generation;
 use crate::config::{Origin, Values};
 use crate::failure::{Failure, Outcome};
 use crate::inference::Shape;
+use crate::lines::Lines;
 use crate::{device, report};
 
 /// Turns that are remembered.
@@ -36,6 +38,13 @@ const MAX_TURNS: usize = 64;
 
 /// Lines that the editor remembers.
 const MAX_LINES: usize = 1000;
+
+/// The most bytes of a line that is not typed on a terminal, and of the turns that are remembered.
+const MAX_LINE_BYTES: usize = 256 << 10;
+
+/// The bytes of a line, its prompt with the turns before it, and the remembered turns.
+const PROMPT_BYTES: planner::Reading =
+    planner::Reading { rows: 5 * MAX_LINE_BYTES as u64, batch: 4 * MAX_LINE_BYTES as u64 };
 
 /// Talks until the end of input.
 pub fn chat(flags: &ChatArgs) -> Outcome<()> {
@@ -55,7 +64,8 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
     let others: u64 = sizes.iter().skip(1).sum();
     let beside = if others > 0 { vec![CostRow::new(names::ADAPTERS, others, "all in memory")] } else { Vec::new() };
     let source_tokens = flags.models.max_source_tokens;
-    let shape = Shape { is_served: true, beside, ..Shape::of_answers(1, source_tokens, longest) };
+    let shape =
+        Shape { is_served: true, prompts: PROMPT_BYTES, beside, ..Shape::of_answers(1, source_tokens, longest) };
     let asked = named.asked(&flags.models, device.as_ref());
     let planned = asked.plan(&shape, None, (flags.models.weights.budgets()?, &Pins::default()))?;
     if flags.models.weights.dry_run {
@@ -105,12 +115,20 @@ impl ChatSession<'_> {
     fn read_loop(&mut self, flags: &ChatArgs) -> Outcome<()> {
         let failed = |error: &dyn std::fmt::Display| Failure::internal(format!("cannot read lines: {error}"));
         signal_hook::flag::register(SIGINT, Arc::clone(&self.is_interrupted)).map_err(|error| failed(&error))?;
+        report::note("a line is a prompt; `/help` lists commands, Ctrl-D ends");
+        if !std::io::stdin().is_terminal() {
+            for text in Lines::new(std::io::stdin().lock(), "standard input".to_owned(), MAX_LINE_BYTES) {
+                if self.take(Line::of(&text?))? {
+                    break;
+                }
+            }
+            return Ok(());
+        }
         let config = EditorConfig::builder().max_history_size(MAX_LINES).map_err(|error| failed(&error))?.build();
         let mut editor: Editor<(), FileHistory> = Editor::with_config(config).map_err(|error| failed(&error))?;
         if let Some(history) = flags.history.as_ref().filter(|history| history.exists()) {
             editor.load_history(history).map_err(|error| failed(&error))?;
         }
-        report::note("a line is a prompt; `/help` lists commands, Ctrl-D ends");
         loop {
             match editor.readline("> ") {
                 Ok(text) => {
@@ -251,8 +269,13 @@ impl ChatSession<'_> {
         }
         // With several models, the turns include the first model's answer.
         self.turns.extend([turn("user", prompt), turn("assistant", &said.unwrap_or_default())]);
-        let many = self.turns.len().saturating_sub(MAX_TURNS);
-        self.turns.drain(..many);
+        let mut bytes = 0;
+        let fits = |turn: &&Turn| {
+            bytes += turn.content.len();
+            bytes <= MAX_LINE_BYTES
+        };
+        let kept = self.turns.iter().rev().take(MAX_TURNS).take_while(fits).count();
+        self.turns.drain(..self.turns.len() - kept);
         Ok(())
     }
 

@@ -19,15 +19,23 @@ use crate::config::generation::Generation;
 use crate::failure::{Failure, Outcome};
 use crate::inference::{Asked, Shape};
 use crate::model_directory::Adapted;
+use crate::stages::{self, Stages};
 use crate::{device, model_directory, report};
 use stream::Streamed;
 
 /// The longest answer, unless a flag or the model gives a limit.
 pub const MAX_NEW_TOKENS: usize = 256;
 
+/// Prompts are answered together until their texts have this many bytes.
+const MAX_WAITING_BYTES: usize = 256 << 10;
+
+/// The bytes of a printed line of JSON with a long prompt, which has up to six bytes for each of the prompt's.
+const MAX_JSON_BYTES: u64 = 8 << 20;
+
 /// Answers prompts.
 pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let Some(model) = &flags.model else { return Err(Failure::usage("`generate` needs `--model`")) };
+    let mut stages = Stages::begin()?;
     let device = device::named(flags.device.as_deref())?;
     let Adapted { directory, adapter } = model_directory::find_as_trained(model, flags.adapter.as_deref())?;
     let mut config = t5::Config::from_file(&directory.join("config.json"))?;
@@ -36,6 +44,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     }
     let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
     let tokenizer = Tokenizer::load(&path)?;
+    stages.ends(stages::TOKENIZER)?;
     let decoding = decoding(flags, &config)?;
     decoding.check(config.vocab_size).map_err(|error| {
         Failure::usage(error.to_string()).hint("`train_low_mem generate --help` lists the flags of decoding")
@@ -50,12 +59,14 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         activations: decoding.activations,
         parameters: None,
         flags: &flags.weights,
+        stages: &stages,
     };
     // The number of prompts in an input is unknown.
     let prompts = flags.input.is_none().then_some(flags.prompts.len() + flags.prompt.len());
     let most = if flags.stream { 1 } else { flags.batch_samples };
     let samples = prompts.map_or(most, |prompts| most.min(prompts.max(1)));
-    let shape = Shape::of_answers(samples, flags.max_source_tokens, decoding.shape());
+    let shape =
+        Shape { prompts: prompt_bytes(flags), ..Shape::of_answers(samples, flags.max_source_tokens, decoding.shape()) };
     let planned = asked.plan(&shape, None, (budgets, &Pins::default()))?;
     if flags.weights.dry_run {
         return report::result(&planned.bill());
@@ -92,6 +103,27 @@ fn decoding(flags: &GenerateArgs, config: &t5::Config) -> Outcome<GenerateOption
     })
 }
 
+/// The bytes of prompts: of their text while they are read, and of texts that wait to be printed with their answers.
+fn prompt_bytes(flags: &GenerateArgs) -> planner::Reading {
+    let longest = prompts::MAX_PROMPT_BYTES as u64;
+    // The line, and its text with the model's prefix.
+    let reading = 2 * longest;
+    match flags.json {
+        true => planner::Reading { rows: MAX_JSON_BYTES + reading, batch: MAX_WAITING_BYTES as u64 + longest },
+        false => planner::Reading { rows: reading, batch: 0 },
+    }
+}
+
+/// A prompt that waits for its answer.
+struct Prompt {
+    /// Its text, where it is printed.
+    text: String,
+    /// Its tokens.
+    source: Vec<u32>,
+    /// Whether it has more of them.
+    is_cut: bool,
+}
+
 /// A model that answers.
 struct Answering<'a> {
     model: &'a T5,
@@ -107,22 +139,24 @@ struct Answering<'a> {
 impl Answering<'_> {
     /// Answers every prompt, `at_a_time` prompts together.
     fn all(&mut self, at_a_time: usize) -> Outcome<()> {
-        let mut waiting = Vec::new();
+        let (mut waiting, mut text_bytes) = (Vec::new(), 0);
         for prompt in prompts::prompts(self.flags)? {
-            waiting.push(prompt?);
-            if waiting.len() == at_a_time {
+            let prompt = prompt?;
+            let (source, is_cut) = self.source(&prompt)?;
+            let text = if self.flags.json { prompt } else { String::new() };
+            text_bytes += text.len();
+            waiting.push(Prompt { text, source, is_cut });
+            if waiting.len() == at_a_time || text_bytes > MAX_WAITING_BYTES {
                 self.answer(&waiting)?;
-                waiting.clear();
+                (waiting, text_bytes) = (Vec::new(), 0);
             }
         }
         self.answer(&waiting)
     }
 
-    fn answer(&mut self, prompts: &[String]) -> Outcome<()> {
-        let sources = prompts.iter().map(|prompt| self.source(prompt)).collect::<Outcome<Vec<_>>>()?;
-        self.cut.extend((self.answered..).zip(&sources).filter(|(_, (_, is_cut))| *is_cut).map(|(number, _)| number));
-        let are_cut: Vec<bool> = sources.iter().map(|(_, is_cut)| *is_cut).collect();
-        let sources: Vec<&[u32]> = sources.iter().map(|(ids, _)| ids.as_slice()).collect();
+    fn answer(&mut self, prompts: &[Prompt]) -> Outcome<()> {
+        self.cut.extend((self.answered..).zip(prompts).filter(|(_, prompt)| prompt.is_cut).map(|(number, _)| number));
+        let sources: Vec<&[u32]> = prompts.iter().map(|prompt| prompt.source.as_slice()).collect();
         let (failed, first) = (Cell::new(None), self.answered);
         let streamed = RefCell::new(Streamed::default());
         let is_end = |ids: &[u32]| self.is_stopped(ids).map_err(|failure| failed.set(Some(failure))).unwrap_or(true);
@@ -139,14 +173,16 @@ impl Answering<'_> {
         }
         let answers = answers.ok_or_else(|| Failure::internal("nobody interrupts the answers"))?;
         self.answered += prompts.len() as u64;
-        for ((prompt, answers), is_cut) in prompts.iter().zip(&answers).zip(are_cut) {
+        for (prompt, answers) in prompts.iter().zip(&answers) {
             let responses = answers.iter().map(|answer| Ok(self.tokenizer.decode(&answer.ids)?));
             let responses = responses.collect::<Outcome<Vec<String>>>()?;
             if self.flags.stream {
                 return streamed.into_inner().finish(&responses[0]);
             }
             match self.flags.json {
-                true => report::result(&format!("{}\n", json_line((prompt, is_cut), answers, &responses)))?,
+                true => {
+                    report::result(&format!("{}\n", json_line((&prompt.text, prompt.is_cut), answers, &responses)))?
+                }
                 false => report::answer(&responses.iter().map(|response| format!("{response}\n")).collect::<String>())?,
             }
         }

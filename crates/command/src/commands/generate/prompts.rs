@@ -1,12 +1,17 @@
 //! The sources of prompts: the command line, a text file, standard input, or a column of a data file.
 
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 use std::path::Path;
 
+use memory_policy::Bytes;
 use row_files::{Column, Kind, ReadOptions, Row, RowFault, Rows};
 
 use crate::answer_flags::GenerateArgs;
 use crate::failure::{Failure, Outcome};
+use crate::lines::Lines;
+
+/// The most bytes of a prompt in a file. A model reads some thousand tokens of it.
+pub const MAX_PROMPT_BYTES: usize = 1 << 20;
 
 /// The prompts. Those on the command line come first.
 pub fn prompts(flags: &GenerateArgs) -> Outcome<Box<dyn Iterator<Item = Outcome<String>> + '_>> {
@@ -23,20 +28,15 @@ fn is_data(input: &Path) -> bool {
     row_files::extension(input).is_some_and(|extension| row_files::FILE_EXTENSIONS.contains(&extension.as_str()))
 }
 
-fn lines(input: &Path) -> Outcome<Box<dyn Iterator<Item = Outcome<String>> + '_>> {
-    let prompt = |line: std::io::Result<String>| {
-        line.map_err(|error| {
-            Failure::unusable(format!("{}: {error}", input.display())).hint("prompts must be UTF-8, one per line")
-        })
-    };
+fn lines(input: &Path) -> Outcome<Box<dyn Iterator<Item = Outcome<String>>>> {
     if input == Path::new("-") {
-        return Ok(Box::new(std::io::stdin().lock().lines().map(prompt)));
+        return Ok(Box::new(Lines::new(std::io::stdin().lock(), "standard input".to_owned(), MAX_PROMPT_BYTES)));
     }
     let file = regular_file::open(input).map_err(|error| {
         Failure::unusable(format!("{}: {error}", input.display()))
             .hint("expected a text file with one prompt per line, or rows; `-` reads standard input")
     })?;
-    Ok(Box::new(BufReader::new(file).lines().map(prompt)))
+    Ok(Box::new(Lines::new(BufReader::new(file), input.display().to_string(), MAX_PROMPT_BYTES)))
 }
 
 /// The texts of a column. A row without a text ends the answers, because each answer belongs to a row.
@@ -53,6 +53,10 @@ fn rows<'a>(input: &'a Path, column: &'a str) -> Outcome<impl Iterator<Item = Ou
         Ok(None) => None,
         Ok(Some(Err(error))) => Some(Err(of_row(&error))),
         Ok(Some(Ok(()))) => Some(match row.cells.first().and_then(row_files::Cell::text) {
+            Some(text) if text.len() > MAX_PROMPT_BYTES => {
+                let (most, got) = (Bytes(MAX_PROMPT_BYTES as u64), Bytes(text.len() as u64));
+                Err(Failure::unusable(format!("{}: a prompt has {got}, expected at most {most}", input.display())))
+            }
             Some(text) => Ok(text.to_owned()),
             None => Err(of_row(&rows.error(&row, RowFault::Null(column.to_owned())))),
         }),

@@ -13,6 +13,7 @@ use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
 use crate::inference::Asked;
 use crate::model_directory::{self, Adapted};
+use crate::stages::{self, Stages};
 
 /// The models that the flags name. Their weights are not loaded.
 #[derive(Debug)]
@@ -25,17 +26,21 @@ pub struct Named {
     pub activations: DType,
     /// The model that was named first, followed by the adapters.
     pub served: Vec<Served>,
+    /// The memory of opening them.
+    stages: Stages,
 }
 
 impl Named {
     /// Finds the models. The first is called `name`, or by the name of its directory.
     pub fn find(flags: &ModelsFlags, name: Option<String>) -> Outcome<Self> {
+        let mut stages = Stages::begin()?;
         let named = flags.named.as_ref().or(flags.model.as_ref());
         let named = named.ok_or_else(|| Failure::usage("no model is named"))?;
         let Adapted { directory, adapter } = model_directory::find_as_trained(named, None)?;
         let base = t5::Config::from_file(&directory.join("config.json"))?;
         let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
         let tokenizer = Tokenizer::load(&path)?;
+        stages.ends(stages::TOKENIZER)?;
         let activations = trainer::Precision::from(flags.precision).activations();
         let name = name.unwrap_or_else(|| name_of(adapter.as_deref().unwrap_or(&directory)));
         let mut served = vec![Served::open(name, &base, adapter.as_deref(), activations)?];
@@ -47,7 +52,7 @@ impl Named {
             }
             served.push(Served::open(name, &base, Some(&directory), activations)?);
         }
-        Ok(Self { directory, base, tokenizer, activations, served })
+        Ok(Self { directory, base, tokenizer, activations, served, stages })
     }
 
     /// The job to plan: the base with the largest adapter, because an adapter's products take memory, too.
@@ -62,6 +67,7 @@ impl Named {
             activations: self.activations,
             parameters: None,
             flags: &flags.weights,
+            stages: &self.stages,
         }
     }
 }
