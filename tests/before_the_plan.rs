@@ -71,19 +71,10 @@ fn loading_a_tokenizer_is_a_phase_of_the_bill_and_the_least_budget_holds_it() {
         let row = phases[0]["rows"].as_array().expect("rows").iter().find(|row| row["name"] == name);
         row.and_then(|row| row["bytes"].as_u64()).unwrap_or_else(|| panic!("no row {name}: {}", phases[0]))
     };
-    assert!(bytes("process") > 1 << 20 && bytes("tokenizer") > 8 << 20, "{}", phases[0]);
+    assert!(bytes("process") > 1 << 20 && bytes("tokenizer") > 4 << 20, "{}", phases[0]);
     plan(&["--explain"]).expect_code(0).expect_words(&["reading"]);
-    // What loading takes at its peak is little more than what it leaves.
-    let process = |of: &Value| {
-        of["rows"]
-            .as_array()
-            .and_then(|rows| rows.iter().find(|row| row["name"] == "process"))
-            .map(|row| row["bytes"].clone())
-    };
-    let left =
-        phases.iter().find(|phase| phase["name"] == "training").and_then(process).and_then(|bytes| bytes.as_u64());
-    let left = left.expect("the process while it trains");
-    assert!(bytes("process") + bytes("tokenizer") < left + (24 << 20), "{} beside {left}", phases[0]);
+    // A second copy of the tokenizer would make the peak so far that of the run.
+    assert_ne!(json["bill"]["binding"], "reading", "{}", json["bill"]);
 
     let budget = least(&scene.run(&train(&["--output", "run", "--memory-budget", "1MiB"])).expect_code(3));
     let within = format!("{budget}MiB");

@@ -38,7 +38,8 @@ impl PlannedRun {
         processes: usize,
     ) -> Outcome<Self> {
         let mut config = config.clone();
-        let mut stages = opened.map_or_else(Stages::begin, |opened| Ok(opened.stages.clone()))?;
+        // Without data, a plan is for whatever data there will be.
+        let mut stages = opened.map_or_else(Stages::default, |opened| opened.stages.clone());
         let shards = trainer::shards(config.parallel.virtual_shards, processes)?;
         let share = BatchShare { shards, ..BatchShare::default() };
         let feed = opened.map(|opened| setup::steps(&config, opened, Position::default(), 0, share)).transpose()?;
@@ -54,13 +55,14 @@ impl PlannedRun {
             Some(opened) => opened.model.clone(),
             None => open::model_without_data(&config)?,
         };
-        stages.ends(stages::TOKENIZER)?;
         let device = opened.map_or(&Device::Cpu, |opened| &opened.device);
         // If the length of a run is unknown, so are its writes. Files are then offered only if they are pinned.
         let options = options::trainer_options(&config, &model, steps.unwrap_or(u64::MAX));
         let data = opened.zip(feed.as_ref().map(|(loader, _)| loader));
         let priced = speed::priced_run(&config, &model, &options, device)?;
-        stages.ends(stages::SPEED)?;
+        if opened.is_some() {
+            stages.ends(stages::SPEED)?;
+        }
         let now = answer::with_restart_margin(planner::rehearse(&model, &options, device, machine)?);
         let data = data.map(|(opened, loader)| run_data::of(&config, opened, loader));
         if config.memory.budget.is_none() && processes > 1 {

@@ -503,11 +503,11 @@ impl Session {
         }
     }
 
-    /// Returns freed memory to the system: after every N steps if the config pins N. Otherwise only if unused memory would exceed the
-    /// budget in the next step.
+    /// Returns freed memory to the system: after every N steps if the config pins N. Otherwise small blocks if they would exceed the
+    /// prediction in the next step, and all unused memory if it would exceed the budget.
     ///
-    /// Pages of tensors are reused and never exceed their own peak, so only small blocks can accumulate. They are returned first, because
-    /// they are the cheapest to allocate again.
+    /// Pages of tensors are reused and never exceed their own peak, so only small blocks can accumulate. They are the cheapest to allocate
+    /// again.
     pub fn clear_cache(&self) -> Outcome<()> {
         if let Some(every) = self.config.memory.clear_cache_every_steps {
             if every > 0 && self.trainer.step_count().is_multiple_of(every) {
@@ -515,10 +515,11 @@ impl Session {
             }
             return Ok(());
         }
-        for release in [heap::release_small, heap::release_unused] {
+        let limits = [self.plan.predicted_peak.min(self.plan.budget), self.plan.budget];
+        for (release, limit) in [heap::release_small, heap::release_unused].into_iter().zip(limits) {
             let held = heap::held();
             let growth = held.peak_live.saturating_sub(held.live + held.free) as u64;
-            if self.probe.snapshot()?.rss + Bytes(growth) <= self.plan.budget {
+            if self.probe.snapshot()?.rss + Bytes(growth) <= limit {
                 break;
             }
             release();

@@ -48,8 +48,11 @@ impl Stages {
         Ok(())
     }
 
-    /// The rows of the peak so far. `now` was taken after the rehearsal.
+    /// The rows of the peak so far; none if no stage was noted. `now` was taken after the rehearsal.
     pub fn rows(&self, now: &MemorySnapshot) -> Vec<CostRow> {
+        if self.stages.is_empty() {
+            return Vec::new();
+        }
         let stages: Vec<Stage> = self.stages.iter().cloned().chain([Stage::of(REHEARSAL, now)]).collect();
         rows(&stages)
     }
