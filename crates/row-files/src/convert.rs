@@ -236,7 +236,9 @@ impl Conversion {
                             false => (Part::Train, &mut counts.train),
                         };
                         *count += 1;
-                        counts.labels.add(&response);
+                        if !pairing.is_text() {
+                            counts.labels.add(&response);
+                        }
                         counts.longest = counts.longest.max((prompt.len() + response.len()) as u64);
                         let places = [prompt, response].map(|text| row.place_of(text));
                         let [prompt, response] = row.take(places);

@@ -138,7 +138,9 @@ impl Content {
                 let is_text = self.pairing.as_ref().is_some_and(Pairing::is_text);
                 let shown: Vec<&str> = if is_text { vec![&response] } else { vec![&prompt, &response] };
                 lengths.add(&shown)?;
-                self.labels.add(&response);
+                if !is_text {
+                    self.labels.add(&response);
+                }
                 if self.samples.len() < show {
                     self.samples.push(match is_text {
                         true => json!({"text": response}),
