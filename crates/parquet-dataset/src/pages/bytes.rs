@@ -15,7 +15,7 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::digests::PASS_BYTES;
 use super::entry::PageEntry;
-use super::file_range::{FileRange, decompression_fault};
+use super::file_range::{FileRange, compare_crc, decompression_fault};
 use super::header::PageHeader;
 use super::map::ChunkMap;
 use super::snappy::{OUTPUT_BYTES, SnappyReader};
@@ -348,13 +348,6 @@ fn check_crc(stored: &[u8], crc: Option<u32>) -> Result<(), Fault> {
     let mut actual = flate2::Crc::new();
     actual.update(stored);
     compare_crc(actual.sum(), expected)
-}
-
-pub(crate) fn compare_crc(actual: u32, expected: u32) -> Result<(), Fault> {
-    match actual == expected {
-        true => Ok(()),
-        false => Fault::corrupt(format!("a page's checksum is {actual:08x}, expected {expected:08x}")),
-    }
 }
 
 /// Decompresses to exactly `size` bytes. Data with more or fewer bytes is an error, and never allocates more.

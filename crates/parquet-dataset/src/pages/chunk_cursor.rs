@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use super::bytes::{OpenPage, PageSource, WHOLE_PAGE_BYTES, whole_data_page_bytes};
-use super::dictionary::{Dictionary, DictionarySource};
+use super::dictionary::Dictionary;
+use super::dictionary_source::DictionarySource;
 use super::entry::{DictionaryPage, PageEntry};
 use super::header::{PageHeader, PageKind};
 use super::rows::PageRows;

@@ -4,34 +4,20 @@
 //! held. A longer value is read from the page each time it is needed, and only as far as needed. So a dictionary with
 //! one value of 60 MB takes only a few kilobytes more than a dictionary without it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use super::bytes::{OpenPage, PageBytes, PageSource};
+use super::bytes::{OpenPage, PageBytes};
+use super::dictionary_source::{DictionarySource, MAX_HELD_BYTES, too_large};
 use super::entry::DictionaryPage;
-use super::header::PageKind;
-use super::map::ChunkMap;
 use super::streamed_dictionary::StreamedDictionary;
 use crate::error::Fault;
-use crate::footer::{Codec, encoding};
+use crate::footer::Codec;
 use crate::io::Handle;
 use crate::limits::Limits;
 use crate::rows::Column;
 
 /// A longer value of a large dictionary is read again whenever it is needed.
 const HELD_VALUE_BYTES: u64 = 1 << 20;
-/// The most bytes of a dictionary without its long values. Writers stop at 1 MiB by default.
-pub(crate) const MAX_HELD_BYTES: u64 = 256 << 20;
-
-/// The place of a dictionary.
-#[derive(Clone)]
-pub(crate) struct DictionarySource {
-    pub(crate) handle: Handle,
-    pub(crate) page: DictionaryPage,
-    /// The chunk's map, once it exists.
-    pub(crate) map: Option<Arc<ChunkMap>>,
-    pub(crate) codec: Codec,
-    pub(crate) whole_page_bytes: usize,
-}
 
 /// The values of a dictionary.
 pub(crate) enum Dictionary {
@@ -195,26 +181,6 @@ impl HeldDictionary {
 }
 
 impl DictionarySource {
-    pub(crate) fn page_source(&self) -> PageSource<'_> {
-        PageSource { handle: &self.handle, entry: &self.page.entry, check: self.map.as_ref().map(|map| (map, 0)) }
-    }
-
-    pub(crate) fn open(&self) -> Result<OpenPage, Fault> {
-        let page = OpenPage::read(&self.page_source(), self.codec, self.whole_page_bytes)?;
-        let header = &page.header;
-        if header.kind != PageKind::Dictionary {
-            return Fault::corrupt("a dictionary page was expected, another kind of page is there");
-        }
-        if !matches!(header.encoding, encoding::PLAIN | encoding::PLAIN_DICTIONARY) {
-            return Err(Fault::Unsupported(format!("a dictionary in encoding {}", header.encoding)));
-        }
-        let size = page.bytes.remaining();
-        if u64::from(header.values) * 4 > size {
-            return Fault::corrupt(format!("a dictionary of {size} bytes declares {} values", header.values));
-        }
-        Ok(page)
-    }
-
     fn measure(&self) -> Result<DictionaryPage, Fault> {
         let page = self.open()?;
         let held_bytes = 4 + 8 * u64::from(page.header.values);
@@ -229,10 +195,6 @@ impl DictionarySource {
             false => Ok(found),
         }
     }
-}
-
-pub(crate) fn too_large(bytes: u64) -> Fault {
-    Fault::TooLarge { what: "a dictionary", bytes, limit: MAX_HELD_BYTES }
 }
 
 /// Calls `take` for each value with its index, its offset, its length, and the page at the value's first byte.

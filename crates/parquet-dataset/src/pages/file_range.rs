@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::Crc;
 
-use super::bytes::compare_crc;
 use super::digests::{PASS_BYTES, segment_bytes};
 use super::entry::PageEntry;
 use super::map::ChunkMap;
@@ -169,5 +168,13 @@ pub(crate) fn decompression_fault(codec: &str, error: io::Error) -> Fault {
     match inner.and_then(|fault| fault.0.lock().unwrap_or_else(PoisonError::into_inner).take()) {
         Some(fault) => fault,
         None => Fault::Corrupt(format!("the {codec} data cannot be decompressed: {error}").into()),
+    }
+}
+
+/// Compares a checksum with the one that a header declares.
+pub(crate) fn compare_crc(actual: u32, expected: u32) -> Result<(), Fault> {
+    match actual == expected {
+        true => Ok(()),
+        false => Fault::corrupt(format!("a page's checksum is {actual:08x}, expected {expected:08x}")),
     }
 }

@@ -9,13 +9,14 @@
 //! | `find` | how a map is made |
 //! | `file_range`, `snappy`, `bytes` | a page's bytes: from the file, decompressed, as a bounded cursor |
 //! | `runs`, `delta` | encodings of levels, indexes and lengths |
-//! | `dictionary`, `streamed_dictionary`, `rows` | the values |
+//! | `dictionary`, `dictionary_source`, `streamed_dictionary`, `rows` | the values |
 //! | `chunk_cursor` | the rows of a chunk in order |
 
 pub(crate) mod bytes;
 pub(crate) mod chunk_cursor;
 pub(crate) mod delta;
 pub(crate) mod dictionary;
+pub(crate) mod dictionary_source;
 pub(crate) mod digests;
 pub(crate) mod entry;
 mod file_range;

@@ -5,7 +5,7 @@
 //! up to [`HELD_BYTES`]. A later row that repeats another value reads it again.
 
 use super::bytes::OpenPage;
-use super::dictionary::{DictionarySource, MAX_HELD_BYTES, too_large};
+use super::dictionary_source::{DictionarySource, MAX_HELD_BYTES, too_large};
 use crate::error::Fault;
 use crate::limits::Limits;
 use crate::rows::Column;
