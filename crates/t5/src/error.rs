@@ -24,6 +24,12 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// A file whose weights are used where they lie was changed or replaced meanwhile.
+    #[error("{}: the file was changed or replaced while its weights were in use", .path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
     /// Weights that another process holds cannot be fetched.
     #[error("weights of another process: {0}")]
     Elsewhere(String),
@@ -111,6 +117,22 @@ pub enum Error {
         /// The value in the file.
         got: String,
     },
+    /// A stored tensor has infinities, or values that are no numbers. A model with them answers nothing.
+    #[error("{}: tensor `{tensor}` has values that are not finite", .path.display())]
+    NotFinite {
+        /// The file that has it.
+        path: PathBuf,
+        /// Its name.
+        tensor: String,
+    },
+    /// A tensor that is to be saved has infinities, or values that are no numbers.
+    #[error("{}: not saved, because tensor `{tensor}` has values that are not finite", .path.display())]
+    NotFiniteToSave {
+        /// The file that was to have it.
+        path: PathBuf,
+        /// Its name.
+        tensor: String,
+    },
     /// An `adapter_config.json` has a setting that this crate does not support.
     #[error("{}: `{key}` is {got}, expected {expected}", .path.display())]
     AdapterConfig {
@@ -156,10 +178,16 @@ impl Error {
     /// Advice for the user, where known.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Error::Io { .. } | Error::Tensor(_) => None,
+            Error::Io { .. } | Error::Tensor(_) | Error::NotFiniteToSave { .. } => None,
+            Error::NotFinite { .. } => {
+                Some("fetch the file again; if training wrote it, take an earlier checkpoint of the run".into())
+            }
             Error::Offload { .. } | Error::Elsewhere(_) => {
                 Some("checkpoints are intact: go on from the newest with `--keep-training`".into())
             }
+            Error::Changed { .. } => Some(
+                "with the file as it was, run the command again; a run goes on from its newest checkpoint with `--keep-training`".into(),
+            ),
             Error::Directory { hint, .. } => Some(hint.clone()),
             Error::AdapterConfig { hint, .. } => Some((*hint).into()),
             Error::AdapterTensor { .. } => Some(

@@ -55,6 +55,7 @@ mod parameters;
 mod presets;
 pub mod step;
 mod stored_dtypes;
+mod stored_file;
 #[cfg(test)]
 #[path = "../../t5-ops/tests/support/device.rs"]
 mod test_device;
@@ -69,7 +70,7 @@ pub use generate::beams::{Beams, EarlyStopping};
 pub use generate::processors::Processors;
 pub use generate::sampling::Sampling;
 pub use generate::{Answer, AnswerShape, ContinuousBatch, GenerateOptions, Grown, Search, TokenScore, Told, Watch};
-pub use hf::{QuantisedWeights, StoredModel, StoredWeights, peft, quantise_with, safetensors};
+pub use hf::{QuantisedWeights, StoredModel, StoredWeights, peft, quantise_with, safetensors, weight_files};
 pub use levers::{LayerMajor, Levers};
 pub use micro_batch::MicroBatch;
 pub use model::T5;

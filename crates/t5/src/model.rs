@@ -405,6 +405,7 @@ impl T5 {
         let by_matrix = file.as_ref().is_some_and(|file| file.is_by_matrix());
         let mut network = Network::new(&config, &parameters, &copies, by_matrix)?;
         network.read_ahead_bytes = file.as_ref().map_or(u64::MAX, |file| file.read_ahead_bytes());
+        network.file.clone_from(&file);
         network.pager = host_copies.clone().map(|host_copies| host_copies as Rc<dyn Pager<Tensor>>);
         let (directory, base_name, micro_batches, repeats) = (None, None, MicroBatches::default(), false);
         Ok(T5 {

@@ -1,6 +1,7 @@
 //! The layers of a T5 put together: both stacks, the shared table and the head.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::config::Config;
 use crate::context::{Noise, StepContext, adapter_site};
@@ -14,6 +15,7 @@ use crate::ops::Ops;
 use crate::pager::Pager;
 use crate::parameters::{PagingGranularity, Parameter, Part, Weight};
 use crate::step::gradients::Gradients;
+use crate::step::weights::WeightFile;
 
 /// Every layer of a model, over tensors or counted tensors.
 #[derive(Debug)]
@@ -27,6 +29,8 @@ pub(crate) struct Network<T> {
     pub read_ahead_bytes: u64,
     /// Fetches weights that lie elsewhere.
     pub pager: Option<Rc<dyn Pager<T>>>,
+    /// The files in which weights lie.
+    pub file: Option<Arc<WeightFile>>,
 }
 
 impl<T: Ops> Network<T> {
@@ -42,7 +46,7 @@ impl<T: Ops> Network<T> {
         let head = weights.linear_with(table, "lm_head", adapter_site(true, None, 0));
         let (encoder, decoder) = (Stack::new(&weights, config, false)?, Stack::new(&weights, config, true)?);
         let (logit_scale, read_ahead_bytes) = (config.logit_scale(), u64::MAX);
-        Ok(Network { shared, encoder, decoder, head, logit_scale, read_ahead_bytes, pager: None })
+        Ok(Network { shared, encoder, decoder, head, logit_scale, read_ahead_bytes, pager: None, file: None })
     }
 
     /// The weights of a part that may lie in a file.
@@ -117,8 +121,9 @@ impl<T: Ops> Network<T> {
     /// Makes a weight in a file resident, unless its operations do that themselves. Fetches a weight that lies elsewhere.
     ///
     /// # Errors
-    /// As [`Pager::page_in`].
+    /// As [`Pager::page_in`]; [`crate::Error::Changed`].
     pub fn page_in(&self, weight: &Weight<T>) -> Result<()> {
+        self.file.as_ref().map_or(Ok(()), |file| file.check_unchanged())?;
         if weight.paging == PagingGranularity::Together {
             weight.tensor.page_in();
         }

@@ -111,7 +111,10 @@ pub(crate) fn load(
             _ => None,
         };
         let tensor = match in_place {
-            Some(tensor) => tensor,
+            Some(tensor) => {
+                reader.check_finite(name)?;
+                tensor
+            }
             None => WeightFile::place(file, reader.read(name, spec.dtype(dtype), device)?)?,
         };
         if !keeps(&spec) && !spec.part.is_table() {
@@ -208,6 +211,14 @@ impl StoredDtypes {
     }
 }
 
+/// The files that hold the weights of the model in a directory.
+///
+/// # Errors
+/// As [`crate::T5::load`], for files and headers.
+pub fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
+    Ok(Files::open(directory)?.readers.iter().map(|reader| reader.path().to_owned()).collect())
+}
+
 /// Every parameter that the files may have, whether the head is tied or not.
 fn specs_with_head(config: &Config) -> Vec<ParameterSpec> {
     ParameterSpec::all(&Config { tie_word_embeddings: false, ..config.clone() })
@@ -222,6 +233,22 @@ struct Files {
 
 impl Files {
     fn open(directory: &Path) -> Result<Files> {
+        let Files { readers, holder } = Self::open_as_named(directory)?;
+        let prefix = wrappers(holder.keys().map(String::as_str));
+        if prefix.is_empty() {
+            return Ok(Files { readers, holder });
+        }
+        let shown = directory.display();
+        tracing::warn!(
+            "{shown}: the names of all tensors begin with `{prefix}`, as a wrapper names them; it is left out"
+        );
+        let readers = readers.into_iter().map(|reader| reader.without_prefix(&prefix)).collect::<Result<_>>()?;
+        let bare = |name: String| name.strip_prefix(&prefix).map_or(name.clone(), str::to_owned);
+        Ok(Files { readers, holder: holder.into_iter().map(|(name, shard)| (bare(name), shard)).collect() })
+    }
+
+    /// The files, with the names of tensors as they are stored.
+    fn open_as_named(directory: &Path) -> Result<Files> {
         for (single, index, format) in WEIGHTS {
             let (single, index) = (directory.join(single), directory.join(index));
             if single.is_file() {
@@ -308,6 +335,10 @@ impl Files {
             return Err(Error::MissingTensor { path, tensor: first, expected });
         };
         let start = reader.place_of_parts(&spec.name, &parts)?;
+        parts.iter().try_for_each(|part| match part.dtype.is_float() {
+            true => reader.check_finite(&part_name(&spec.name, part)),
+            false => Ok(()),
+        })?;
         if let (Place::Stored(_), Some(file), Ok(offset)) = (place, file, usize::try_from(start))
             && let Some(tensor) = file.stored(shard, offset, &[quantisation.bytes()], DType::U8)?
         {
@@ -401,6 +432,21 @@ impl Files {
         }
         Ok(())
     }
+}
+
+/// What `torch.compile`, data parallelism and Lightning put before every name of a model.
+const WRAPPERS: [&str; 3] = ["module.", "_orig_mod.", "model."];
+
+/// The prefix of wrappers that all of these names have; empty if there is none.
+fn wrappers<'a>(names: impl Iterator<Item = &'a str> + Clone) -> String {
+    let mut prefix = String::new();
+    while let Some(wrapper) = WRAPPERS.into_iter().find(|wrapper| {
+        let mut rest = names.clone().map(|name| name.strip_prefix(&prefix)).peekable();
+        rest.peek().is_some() && rest.all(|rest| rest.is_some_and(|rest| rest.starts_with(wrapper)))
+    }) {
+        prefix += wrapper;
+    }
+    prefix
 }
 
 /// The error for a directory without readable weights.
@@ -497,4 +543,19 @@ fn check_shape(reader: &Reader, name: &str, spec: &ParameterSpec) -> Result<()> 
 /// No path may leave the model's directory.
 fn is_plain_name(file: &str) -> bool {
     !file.is_empty() && Path::new(file).file_name().is_some_and(|name| name == file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wrappers;
+
+    #[test]
+    fn the_wrappers_of_all_names_are_their_prefix() {
+        let of = |names: &[&str]| wrappers(names.iter().copied());
+        assert_eq!(of(&["module.shared.weight", "module.lm_head.weight"]), "module.");
+        assert_eq!(of(&["_orig_mod.module.shared.weight"]), "_orig_mod.module.");
+        assert_eq!(of(&["module.shared.weight", "shared.weight"]), "");
+        assert_eq!(of(&["shared.weight"]), "");
+        assert_eq!(of(&[]), "");
+    }
 }

@@ -14,8 +14,8 @@ mod save;
 mod stored_model;
 mod zip;
 
-pub use load::StoredWeights;
 pub(crate) use load::{Keeps, Place, copying_bytes, load};
+pub use load::{StoredWeights, weight_files};
 pub use quantise::{QuantisedWeights, quantise_with};
 pub(crate) use save::{save, save_with, serve_weights};
 pub use stored_model::StoredModel;

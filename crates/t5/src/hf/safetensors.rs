@@ -20,6 +20,7 @@
 //! ```
 
 mod bytes_held;
+mod values;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -28,20 +29,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use candle_core::{DType, Device, Tensor};
-use heap::FileMemory;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 use t5_ops::QuantisedPart;
 
 use crate::error::{Error, Result};
+use crate::stored_file::StoredFile;
 
 pub use bytes_held::{StoredIn, writing_bytes};
+use values::{are_finite, dtype_name, little_endian};
 
 /// Bytes of a tensor that are in memory between file and tensor.
 pub const PIECE_BYTES: usize = 1 << 20;
 
 /// Elements of a stored tensor that are compared with another's at a time. A comparison makes several copies of them.
 const COMPARED_ELEMENTS: usize = PIECE_BYTES / 64;
+
+/// Bytes of a tensor in memory while its values are looked at, and nothing else is done with them.
+const CHECKED_BYTES: usize = 64 << 10;
 
 /// Values that are written at a time.
 const WRITTEN_ELEMENTS: usize = PIECE_BYTES / 8;
@@ -127,6 +132,13 @@ impl Reader {
         Reader { path: path.into(), file: Mutex::new(file), contents: Contents::Table(tensors) }
     }
 
+    /// The same file, whose tensors' names lack a prefix that all of them have.
+    pub(crate) fn without_prefix(self, prefix: &str) -> Result<Reader> {
+        let stripped = |name: String| Ok((name.strip_prefix(prefix).unwrap_or(&name).to_owned(), self.extent(&name)?));
+        let tensors = self.names().into_iter().map(stripped).collect::<Result<_>>()?;
+        Ok(Reader { contents: Contents::Table(tensors), ..self })
+    }
+
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
@@ -183,6 +195,7 @@ impl Reader {
         let flat = tensor.flatten_all()?;
         let mut first = 0;
         self.pieces(&extent, PIECE_BYTES, |bytes| {
+            self.expect_finite(name, bytes, stored)?;
             let count = bytes.len() / stored.size_in_bytes();
             let piece = Tensor::from_raw_buffer(bytes, stored, &[count], tensor.device())?.to_dtype(dtype)?;
             flat.slice_set(&piece, 0, first)?;
@@ -206,11 +219,29 @@ impl Reader {
         let extent = Extent { start, bytes, shape: shape.clone(), dtype: whole.dtype };
         let mut pieces = Vec::new();
         self.pieces(&extent, PIECE_BYTES, |bytes| {
+            self.expect_finite(name, bytes, stored)?;
             let values = bytes.len() / stored.size_in_bytes();
             pieces.push(Tensor::from_raw_buffer(bytes, stored, &[values], &Device::Cpu)?.to_dtype(dtype)?);
             Ok(())
         })?;
         Ok(Tensor::cat(&pieces, 0)?.reshape(shape)?)
+    }
+
+    /// Refuses a tensor that is used where it lies if not all of its values are finite. Nothing of it stays in memory.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`], [`Error::Io`].
+    pub(crate) fn check_finite(&self, name: &str) -> Result<()> {
+        let extent = self.extent(name)?;
+        let dtype = extent.dtype.clone().unwrap_or(DType::U8);
+        self.pieces(&extent, CHECKED_BYTES, |bytes| self.expect_finite(name, bytes, dtype))
+    }
+
+    fn expect_finite(&self, name: &str, bytes: &[u8], dtype: DType) -> Result<()> {
+        match are_finite(bytes, dtype) {
+            true => Ok(()),
+            false => Err(Error::NotFinite { path: self.path.clone(), tensor: name.into() }),
+        }
     }
 
     /// Whether the stored tensor has exactly the values of `tensor`, in its dtype.
@@ -262,9 +293,9 @@ impl Reader {
     }
 
     /// The file, mapped into memory.
-    pub(crate) fn mapped(&self) -> Result<FileMemory> {
+    pub(crate) fn mapped(&self) -> Result<StoredFile> {
         let file = self.file.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        file.try_clone().and_then(|file| FileMemory::of_file(file, &self.path)).map_err(Error::io(&self.path))
+        StoredFile::map(&file, &self.path)
     }
 
     /// Whether two names are names of the same bytes.
@@ -472,7 +503,7 @@ impl<W: Write> Writer<W> {
     pub fn write(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         let TensorHeader { dtype, shape, .. } = self.next(name);
         assert_eq!(shape, tensor.dims(), "tensor `{name}` is written with another shape than declared");
-        self.write_values(tensor, dtype)
+        self.write_values(name, tensor, dtype)
     }
 
     /// [`Writer::write`] for a tensor that is made some rows at a time. `rows` is given the first row and a count.
@@ -491,7 +522,7 @@ impl<W: Write> Writer<W> {
             let piece = rows(first, count)?;
             let is_as_declared = piece.dims()[0] == count && piece.dims()[1..] == shape[1..];
             assert!(is_as_declared, "rows of `{name}` are written with another shape than declared");
-            self.write_values(&piece, dtype)?;
+            self.write_values(name, &piece, dtype)?;
         }
         Ok(())
     }
@@ -520,11 +551,14 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    fn write_values(&mut self, tensor: &Tensor, dtype: DType) -> Result<()> {
+    fn write_values(&mut self, name: &str, tensor: &Tensor, dtype: DType) -> Result<()> {
         let flat = tensor.flatten_all()?;
         for first in (0..flat.elem_count()).step_by(WRITTEN_ELEMENTS) {
             let piece = flat.narrow(0, first, WRITTEN_ELEMENTS.min(flat.elem_count() - first))?;
             let bytes = little_endian(&t5_ops::copied_to(&piece, &Device::Cpu)?, dtype)?;
+            if !are_finite(&bytes, dtype) {
+                return Err(Error::NotFiniteToSave { path: self.path.clone(), tensor: name.into() });
+            }
             self.sink.write_all(&bytes).map_err(Error::io(&self.path))?;
         }
         Ok(())
@@ -552,40 +586,6 @@ pub fn write(path: &Path, tensors: &[(&str, &Tensor)], metadata: &[(&str, &str)]
         writer.write(name, tensor)?;
     }
     writer.finish()
-}
-
-/// safetensors' word for a dtype.
-fn dtype_name(dtype: DType) -> Result<&'static str> {
-    match dtype {
-        DType::F64 => Ok("F64"),
-        DType::F32 => Ok("F32"),
-        DType::BF16 => Ok("BF16"),
-        DType::F16 => Ok("F16"),
-        DType::U32 => Ok("U32"),
-        DType::U8 => Ok("U8"),
-        other => Err(candle_core::Error::Msg(format!("no safetensors name for {other:?} here")).into()),
-    }
-}
-
-fn little_endian(values: &Tensor, dtype: DType) -> Result<Vec<u8>> {
-    let values = if values.dtype() == dtype { values.clone() } else { values.to_dtype(dtype)? };
-    Ok(match dtype {
-        DType::F64 => values.to_vec1::<f64>()?.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        DType::U32 => values.to_vec1::<u32>()?.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        DType::F32 => values.to_vec1::<f32>()?.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        // A bf16 is the upper half of the f32 with the same value.
-        DType::BF16 => {
-            let values = values.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-            values.iter().flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes()).collect()
-        }
-        DType::U8 => values.to_vec1::<u8>()?,
-        DType::F16 => {
-            let mut bytes = Vec::with_capacity(2 * values.elem_count());
-            values.write_bytes(&mut bytes)?;
-            bytes
-        }
-        other => return Err(candle_core::Error::Msg(format!("{other:?} cannot be written")).into()),
-    })
 }
 
 #[cfg(test)]

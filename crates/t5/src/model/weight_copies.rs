@@ -30,8 +30,8 @@ impl T5 {
         let specs = ParameterSpec::all(&self.config).into_iter();
         let copies = specs.zip(&self.parameters).map(copy).collect::<candle_core::Result<Vec<_>>>()?;
         let network = Network::new(&self.config, &self.parameters, &copies, false)?;
-        let Network { read_ahead_bytes, pager, .. } = std::mem::replace(&mut self.network, network);
-        (self.network.read_ahead_bytes, self.network.pager) = (read_ahead_bytes, pager);
+        let Network { read_ahead_bytes, pager, file, .. } = std::mem::replace(&mut self.network, network);
+        (self.network.read_ahead_bytes, self.network.pager, self.network.file) = (read_ahead_bytes, pager, file);
         self.copies = if holds { copies } else { Vec::new() };
         self.refresh_copies()
     }

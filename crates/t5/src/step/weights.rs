@@ -20,12 +20,13 @@ use crate::error::{Error, Result};
 use crate::levers::LayerMajor;
 use crate::ops::{Files, Ops};
 use crate::parameters::{Parameter, ParameterSpec, Part};
+use crate::stored_file::StoredFile;
 
 /// The files, or the host memory, that hold the large weights of one model.
 #[derive(Debug)]
 pub(crate) struct WeightFile {
     /// The model's own files, to be read.
-    stored: Vec<FileMemory>,
+    stored: Vec<StoredFile>,
     /// `None` where every weight lies in the model's own files.
     memory: Option<FileMemory>,
     /// [`crate::LayerMajor::weight_blocks_in_memory`].
@@ -56,7 +57,7 @@ impl WeightFile {
     ///
     /// # Errors
     /// [`Error::Offload`].
-    pub fn beside(stored: Vec<FileMemory>, files: &Files, sizes: impl Iterator<Item = u64>) -> Result<WeightFile> {
+    pub fn beside(stored: Vec<StoredFile>, files: &Files, sizes: impl Iterator<Item = u64>) -> Result<WeightFile> {
         let sizes: Vec<u64> = sizes.collect();
         if sizes.is_empty() {
             return Ok(WeightFile::of(stored, None, files, WritePolicy::Later));
@@ -64,7 +65,7 @@ impl WeightFile {
         WeightFile::with_room(stored, files, &sizes)
     }
 
-    fn with_room(stored: Vec<FileMemory>, files: &Files, sizes: &[u64]) -> Result<WeightFile> {
+    fn with_room(stored: Vec<StoredFile>, files: &Files, sizes: &[u64]) -> Result<WeightFile> {
         if files.in_host_memory {
             return Ok(WeightFile::of(stored, None, files, WritePolicy::Later));
         }
@@ -75,11 +76,16 @@ impl WeightFile {
         Ok(WeightFile::of(stored, Some(memory), files, writes))
     }
 
-    fn of(stored: Vec<FileMemory>, memory: Option<FileMemory>, files: &Files, writes: WritePolicy) -> WeightFile {
+    fn of(stored: Vec<StoredFile>, memory: Option<FileMemory>, files: &Files, writes: WritePolicy) -> WeightFile {
         let &Files { weight_blocks_in_memory: blocks_in_memory, weights_by_matrix: by_matrix, .. } = files;
         let &Files { read_ahead_bytes, in_host_memory, .. } = files;
         let path = heap::shown_path(&files.directory);
         WeightFile { stored, memory, blocks_in_memory, by_matrix, read_ahead_bytes, writes, in_host_memory, path }
+    }
+
+    /// Refuses weights in files that were changed since they were opened.
+    pub fn check_unchanged(&self) -> Result<()> {
+        self.stored.iter().try_for_each(StoredFile::check_unchanged)
     }
 
     /// Bytes of weights that the system has room for before they are used.
@@ -128,7 +134,7 @@ impl WeightFile {
 
     /// A weight in one of the model's own files. `None` where it cannot be used there.
     pub fn stored(&self, file: usize, offset: usize, shape: &[usize], dtype: DType) -> Result<Option<Tensor>> {
-        Ok(t5_ops::tensor_in_file(&self.stored[file], offset, shape, dtype)?)
+        Ok(t5_ops::tensor_in_file(&self.stored[file].memory, offset, shape, dtype)?)
     }
 
     /// Converts an operation's error: an I/O error becomes an error of the file.

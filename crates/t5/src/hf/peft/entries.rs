@@ -89,8 +89,19 @@ impl Entries<'_> {
     }
 
     pub(super) fn check_kind(&self) -> Result<()> {
-        if self.get("peft_type").and_then(Value::as_str) != Some("LORA") {
-            return Err(self.error("peft_type", "\"LORA\": no other kind of adapter is read"));
+        let kind = self.get("peft_type").and_then(Value::as_str);
+        if kind != Some("LORA") {
+            let expected = "\"LORA\": no other kind of adapter is read";
+            // PEFT merges only what changes weights.
+            let is_prompt = kind.is_some_and(|kind| kind.contains("PROMPT") || kind.contains("TUNING"));
+            return Err(match is_prompt {
+                true => self.error_with(
+                    "peft_type",
+                    expected,
+                    "a learned prompt has no weights to merge: train a LoRA adapter instead",
+                ),
+                false => self.error("peft_type", expected),
+            });
         }
         match self.get("task_type") {
             None => Ok(()),

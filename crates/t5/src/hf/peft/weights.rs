@@ -18,6 +18,9 @@ use crate::parameters::Parameter;
 /// The files of tensors, in the order in which PEFT looks for them.
 pub(super) const SAFETENSORS_FILE: &str = "adapter_model.safetensors";
 const PYTORCH_FILE: &str = "adapter_model.bin";
+/// Tables of the vocabulary, which PEFT saves with an adapter if tokens were added to the model, or if it cannot tell.
+const TABLES: [&str; 4] =
+    ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"];
 /// PEFT stores the weight below an adapter of the head, too.
 const HEAD_BELOW: &str = "lm_head.base_layer.weight";
 
@@ -163,6 +166,28 @@ impl AdapterDirectory {
         Error::AdapterTensor { path, tensor, expected, got }
     }
 
+    /// The error for an adapter that has a table of the vocabulary with it.
+    fn with_table(&self, stored: &str, model: &Config) -> Error {
+        let rows = self.reader.shape(stored).and_then(|shape| shape.first().copied()).unwrap_or(model.vocab_size);
+        let why = match rows == model.vocab_size {
+            true => "PEFT saved it with the adapter".to_owned(),
+            false => {
+                format!("it has {rows} rows and the model {}: tokens were added before training", model.vocab_size)
+            }
+        };
+        let script = format!(
+            "import sys; from transformers import AutoModelForSeq2SeqLM as M; from peft import PeftModel as P; b, a, o = sys.argv[1:]; \
+             m = M.from_pretrained(b); m.resize_token_embeddings({rows}); P.from_pretrained(m, a).merge_and_unload().save_pretrained(o)"
+        );
+        Error::Directory {
+            path: self.reader.path().into(),
+            problem: format!("`{stored}` is a table of the model, not of an adapter; {why}"),
+            hint: format!(
+                "resize the model and merge the adapter with its tables: python3 -c \"{script}\" MODEL ADAPTER MERGED"
+            ),
+        }
+    }
+
     /// Checks names, shapes and dtypes of the file against the settings.
     fn check(&self, model: &Config) -> Result<()> {
         let mut expected: BTreeMap<String, Vec<usize>> = self.layout.saved.iter().cloned().collect();
@@ -185,6 +210,9 @@ impl AdapterDirectory {
                 && expected.contains_key(&format!("{LM_HEAD}.lora_A.weight"))
                 && shape_of(HEAD_BELOW) == Some(&[model.vocab_size, model.d_model]);
             if !is_head_below && !name.is_some_and(|name| expected.contains_key(name)) {
+                if name.is_some_and(|name| TABLES.contains(&name)) {
+                    return Err(self.with_table(&stored, model));
+                }
                 let got = format!("shape {:?}", self.reader.shape(&stored).unwrap_or_default());
                 let (path, expected) = (self.reader.path().into(), format!("no such tensor by {CONFIG_FILE}"));
                 return Err(Error::AdapterTensor { path, tensor: stored, expected, got });

@@ -93,3 +93,35 @@ fn a_tensor_larger_than_a_piece_comes_back_bit_by_bit() {
     let back = Reader::open(&path).unwrap().read("large", DType::F32, &device()).unwrap();
     assert_eq!(large.to_vec1::<f32>().unwrap(), back.to_vec1::<f32>().unwrap());
 }
+
+#[test]
+fn values_that_are_not_finite_are_neither_read_nor_written_and_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("x.safetensors");
+    for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            // Near the end of a long tensor: all of its pieces are looked at.
+            let mut values = vec![1f32; CHECKED_BYTES + 3];
+            let place = values.len() - 2;
+            let of = |values: &[f32]| Tensor::new(values, &device()).unwrap().to_dtype(dtype).unwrap();
+            write(&path, &[("a", &of(&[2.0])), ("b", &of(&values))], &[]).unwrap();
+            Reader::open(&path).unwrap().check_finite("b").unwrap();
+            values[place] = value;
+            let refused = write(&path, &[("a", &of(&[2.0])), ("b", &of(&values))], &[]).unwrap_err();
+            assert!(matches!(&refused, Error::NotFiniteToSave { tensor, .. } if tensor == "b"), "{refused}");
+            // As another program writes it.
+            let bytes = of(&values).flatten_all().unwrap();
+            let tensors = std::collections::HashMap::from([("b".to_owned(), bytes)]);
+            candle_core::safetensors::save(&tensors, &path).unwrap();
+            let reader = Reader::open(&path).unwrap();
+            let is_named = |found: Result<()>| {
+                let error = found.unwrap_err();
+                assert!(matches!(&error, Error::NotFinite { tensor, .. } if tensor == "b"), "{dtype:?}: {error}");
+            };
+            is_named(reader.check_finite("b"));
+            is_named(reader.read("b", DType::F32, &device()).map(drop));
+            is_named(reader.read_rows("b", place, 1, DType::F32).map(drop));
+            reader.read_rows("b", 0, place, DType::F32).unwrap();
+        }
+    }
+}
