@@ -1,7 +1,7 @@
 //! `--lora`: trains an adapter beside a frozen model, saves it as PEFT does, resumes it, generates with it and merges it.
 
 use crate::files::tensors;
-use crate::run::{Scene, short};
+use crate::run::{ENDLESS, OF_A_STEP, Scene, short};
 
 const FROM: [&str; 3] = ["--lora", "--set", "model.init_from=run/model"];
 const ADAPTER: &str = "adapter/adapter_model.safetensors";
@@ -125,4 +125,73 @@ fn an_adapter_goes_on_from_another_and_contradictions_are_named() {
     let targets = ["--set", "lora.targets=query", "--output", "third"];
     scene.run(&short(&[&FROM[..], &targets].concat())).expect_code(4).expect_words(&["query", "linear layers"]);
     scene.run(&short(&["--lora", "--output", "fourth"])).expect_code(2).expect_words(&["`model.init_from`"]);
+}
+
+/// Changes the last value of a file of weights a little, and leaves its length and the time of its last write.
+fn change_unnoticed(scene: &Scene, name: &str) {
+    let path = scene.path(name);
+    let modified = std::fs::metadata(&path).expect("a file").modified().expect("a time");
+    let mut bytes = scene.read(name);
+    let last = bytes.len() - 4;
+    bytes[last] ^= 1;
+    std::fs::write(&path, bytes).expect("a file");
+    std::fs::File::options().write(true).open(&path).expect("a file").set_modified(modified).expect("a time");
+}
+
+#[test]
+fn an_adapter_goes_on_beside_the_weights_that_it_was_trained_with_and_beside_no_others() {
+    let scene = scene();
+    scene.run(&tune("tuned", &["--max-steps", "2"])).expect_code(0);
+    let on = |more: &[&str]| tune("tuned", &[&["--keep-training"], more].concat());
+    // The same bytes elsewhere.
+    std::fs::create_dir(scene.path("moved")).expect("a directory");
+    for name in scene.names("run/model") {
+        scene.write(&format!("moved/{name}"), scene.read(&format!("run/model/{name}")));
+    }
+    scene.run(&on(&["--max-steps", "3", "--set", "model.init_from=moved"])).expect_code(0);
+    change_unnoticed(&scene, "moved/model.safetensors");
+    let changed = ["--max-steps", "4", "--set", "model.init_from=moved"];
+    let words = ["model.init_from: model.safetensors was ", "hint: to resume anyway, add `--allow-changed base`"];
+    scene.run(&on(&changed)).expect_code(2).expect_words(&words);
+    scene.run(&on(&["--max-steps", "4"])).expect_code(0);
+    scene.run(&on(&[&changed[..], &["--max-steps", "5", "--allow-changed", "base"]].concat())).expect_code(0);
+}
+
+#[test]
+fn a_quantised_base_that_was_changed_is_refused_and_one_that_was_removed_is_made_again() {
+    let scene = scene();
+    let nf4 = ["--set", "model.base_precision=nf4"];
+    scene.run(&tune("tuned", &[&nf4[..], &["--max-steps", "2"]].concat())).expect_code(0);
+    let on = |steps: &str| tune("tuned", &[&nf4[..], &["--keep-training", "--max-steps", steps]].concat());
+    let copy = scene.path("tuned/base-nf4");
+    std::fs::remove_dir_all(&copy).expect("the copy");
+    scene.run(&on("3")).expect_code(0);
+    change_unnoticed(&scene, "tuned/base-nf4/model.safetensors");
+    let words = ["OUTPUT/base-nf4: model.safetensors was ", "hint: or remove that directory", "--allow-changed base"];
+    scene.run(&on("4")).expect_code(2).expect_words(&words);
+    std::fs::remove_dir_all(&copy).expect("the copy");
+    scene.run(&on("4")).expect_code(0);
+}
+
+#[test]
+fn weights_that_are_changed_while_an_adapter_is_trained_beside_them_end_the_run() {
+    let scene = scene();
+    let layers = ["--set", "memory.accumulation=layer-major", "--set", "memory.weight_offload=disk"];
+    let in_files = [&layers[..], &["--set", "memory.weight_blocks_in_memory=0"], &ENDLESS].concat();
+    let mut running = scene.start(&tune("tuned", &in_files));
+    assert!(running.wait_for(OF_A_STEP));
+    let weights = scene.path("run/model/model.safetensors");
+    let file = std::fs::File::options().write(true).open(weights).expect("the weights");
+    file.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(9)).expect("a time");
+    running.end().expect_code(4).expect_words(&["model.safetensors: the file was changed or replaced", "hint: "]);
+}
+
+#[test]
+fn an_adapter_of_a_run_s_model_names_the_directory_of_that_model() {
+    let scene = scene();
+    scene.run(&short(&["--lora", "--set", "model.init_from=run", "--output", "tuned"])).expect_code(0);
+    let config: serde_json::Value =
+        serde_json::from_slice(&scene.read("tuned/adapter/adapter_config.json")).expect("JSON");
+    let named = std::path::PathBuf::from(config["base_model_name_or_path"].as_str().expect("a name"));
+    assert_eq!(named, scene.path("run/model").canonicalize().expect("the model"));
 }

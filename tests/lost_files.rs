@@ -14,13 +14,13 @@ fn undisturbed(scene: &Scene, more: &[&str]) -> Vec<u8> {
 fn a_limit_on_the_size_of_files_is_an_error_and_no_signal() {
     let scene = Scene::new();
     let expected = undisturbed(&scene, &[]);
-    let arguments = short(&["--keep-training"]);
+    let arguments = || short(scene.resumes("run"));
     // Limits in units of 512 bytes: nothing, less than the sample data, and less than a checkpoint's weights.
     for limit in [0, 100, 2000] {
-        let ran = scene.run_after(&format!("ulimit -f {limit}"), &arguments).expect_code(1);
+        let ran = scene.run_after(&format!("ulimit -f {limit}"), &arguments()).expect_code(1);
         ran.expect_words(&["error: ", "File too large", "hint: ", "`ulimit -f`"]);
     }
-    scene.run(&arguments).expect_code(0);
+    scene.run(&arguments()).expect_code(0);
     assert_eq!(scene.read("run/model/model.safetensors"), expected);
 }
 
@@ -41,9 +41,8 @@ fn shorten(process: u32, directory: &std::path::Path) -> usize {
 fn an_offload_file_that_is_shortened_under_a_run_is_named_and_the_run_goes_on_from_its_checkpoint() {
     let scene = Scene::new();
     let on_disk = ["--set", "memory.accumulation=layer-major", "--set", "memory.weight_offload=disk"];
-    let more = [&["--max-steps", "40", "--set", "checkpoint.every_steps=4", "--keep-training"], &on_disk[..]].concat();
-    let arguments = short(&more);
-    let mut running = scene.start(&arguments);
+    let more = [&["--max-steps", "40", "--set", "checkpoint.every_steps=4"], &on_disk[..]].concat();
+    let mut running = scene.start(&short(&more));
     assert!(running.wait_for("saved run/checkpoints/step-00000004"));
     // The run is stopped while its file is shortened.
     running.signal("STOP");
@@ -53,6 +52,7 @@ fn an_offload_file_that_is_shortened_under_a_run_is_named_and_the_run_goes_on_fr
     let words = ["error: run/<offload file>: ", "shortened", "hint: checkpoints are intact", "--keep-training"];
     running.end().expect_code(1).expect_words(&words);
     assert!(scene.names("run/checkpoints").iter().any(|name| name.starts_with("step-")));
-    scene.run(&arguments).expect_code(0).expect_words(&["resuming from run/checkpoints/step-"]);
+    let again = short(&[&more[..], &["--keep-training"]].concat());
+    scene.run(&again).expect_code(0).expect_words(&["resuming from run/checkpoints/step-"]);
     assert!(scene.read("run/model/model.safetensors") == undisturbed(&scene, &more));
 }

@@ -14,6 +14,7 @@ mod chat;
 mod configs;
 mod convert;
 mod convert_base;
+mod divergence;
 mod doctor;
 mod export;
 mod finetune;

@@ -65,3 +65,28 @@ fn a_tokenizer_that_is_not_the_models_own_is_warned_about() {
         assert_eq!(ran.err.contains("differs from the model's own tokenizer"), warns, "{}", ran.err);
     }
 }
+
+#[test]
+fn weights_whose_names_have_the_prefix_of_a_wrapper_are_read_and_that_is_said() {
+    let scene = Scene::new();
+    scene.run(&short(&[])).expect_code(0);
+    let answer = |model: &str| scene.run(&["generate", "--model", model, "--prompt", "12 in words"]).expect_code(0);
+    let expected = answer("run/model").out;
+    let whole = scene.read("run/model/model.safetensors");
+    let length = usize::try_from(u64::from_le_bytes(*whole.first_chunk().expect("a length"))).expect("a header");
+    let header: serde_json::Value = serde_json::from_slice(&whole[8..8 + length]).expect("JSON");
+    for prefix in ["module.", "_orig_mod.", "_orig_mod.module."] {
+        let named = |name: &String| if name == "__metadata__" { name.clone() } else { format!("{prefix}{name}") };
+        let tensors = header.as_object().expect("tensors").iter();
+        let wrapped: serde_json::Map<_, _> = tensors.map(|(name, tensor)| (named(name), tensor.clone())).collect();
+        let wrapped = serde_json::to_vec(&wrapped).expect("JSON");
+        let bytes = [&(wrapped.len() as u64).to_le_bytes()[..], &wrapped, &whole[8 + length..]].concat();
+        for name in scene.names("run/model") {
+            scene.write(&format!("wrapped/{name}"), scene.read(&format!("run/model/{name}")));
+        }
+        scene.write("wrapped/model.safetensors", bytes);
+        let ran = answer("wrapped");
+        assert_eq!(ran.out, expected, "{prefix}");
+        assert!(ran.err.contains(&format!("begin with `{prefix}`")), "{}", ran.err);
+    }
+}

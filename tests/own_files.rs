@@ -237,8 +237,8 @@ fn a_run_that_lost_its_directory_to_another_one_stops_and_writes_nothing_more() 
         } else {
             fs::remove_file(scene.path("run/.lock")).expect("a lock");
         }
-        let often = ["--set", "train.max_steps=100000", "--set", "checkpoint.every_steps=1", "--keep-training"];
-        let mut second = scene.start(&short(&often));
+        let often = ["--set", "train.max_steps=100000", "--set", "checkpoint.every_steps=1"];
+        let mut second = scene.start(&short(&[&often[..], scene.resumes("run")].concat()));
         assert!(second.wait_for("saved run/checkpoints/step-"));
         second.kill();
         let before = listing(&scene, "run");

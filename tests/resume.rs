@@ -12,7 +12,7 @@ fn uninterrupted(scene: &Scene, more: &[&str]) -> Vec<u8> {
 fn a_run_killed_at_many_moments_ends_with_the_same_bits() {
     let scene = Scene::new();
     let every_step = ["--set", "checkpoint.every_steps=1", "--set", "train.eval_every_steps=3"];
-    let arguments = |more: &[&str]| short(&[&every_step[..], &ENDLESS, &["--keep-training"], more].concat());
+    let arguments = |more: &[&str]| short(&[&every_step[..], &ENDLESS, scene.resumes("run"), more].concat());
     // Each attempt first prints the memory plan, then evaluations, steps, and saves. Killing it after different numbers of lines ends the
     // run inside each of them. Returns true if the run was killed before its end.
     let killed = |attempt: usize, arguments: &[String]| {
@@ -66,7 +66,7 @@ fn a_run_with_adamw_goes_on_to_the_same_bits_and_its_state_is_in_the_plan() {
 fn a_signal_saves_and_the_run_goes_on_to_the_same_bits() {
     let scene = Scene::new();
     for signal in ["INT", "TERM", "USR1"] {
-        let mut running = scene.start(&short(&[&ENDLESS[..], &["--keep-training"]].concat()));
+        let mut running = scene.start(&short(&[&ENDLESS[..], scene.resumes("run")].concat()));
         assert!(running.wait_for(OF_A_STEP), "{signal}");
         running.signal(signal);
         running.end().expect_code(75).expect_words(&[
@@ -169,7 +169,6 @@ fn stopped_over_rows(scene: &Scene) -> Vec<String> {
     crate::files::write_rows(&scene.path("rows.parquet"), &[("prompt", column.clone()), ("response", column)]);
     let tokenizer = crate::run::sample("data.tokenizer", "sample-tokenizer.json");
     let arguments = short(&[
-        "--keep-training",
         "--set",
         "model.config=tiny",
         "--set",
@@ -189,7 +188,7 @@ fn stopped_over_rows(scene: &Scene) -> Vec<String> {
     ]);
     let two = ["--set", "train.max_steps=2"].map(str::to_owned);
     scene.run(&[&arguments[..], &two].concat()).expect_code(0);
-    arguments
+    [&arguments[..], &["--keep-training".to_owned()]].concat()
 }
 
 /// Changes one text of the file in place.
@@ -241,8 +240,23 @@ fn what_a_killed_save_left_is_removed() {
 }
 
 #[test]
-fn a_run_without_a_checkpoint_starts_from_scratch_and_says_so() {
+fn a_run_that_is_not_there_is_refused_and_one_without_a_checkpoint_starts_from_scratch_and_says_so() {
     let scene = Scene::new();
+    for keeps in ["--keep-training", "--is_keep_training=True"] {
+        for dry in [&[][..], &["--dry-run"]] {
+            let words =
+                ["error: run: there is no run to resume", "hint: to start a new run, leave out `--keep-training`"];
+            scene.run(&short(&[&[keeps][..], dry].concat())).expect_code(2).expect_words(&words);
+        }
+    }
+    scene.run(&["--output", "run", "--keep-training"]).expect_code(2).expect_words(&["there is no run to resume"]);
+    assert!(scene.names(".").is_empty(), "{:?}", scene.names("."));
+    scene.run(&short(&[])).expect_code(0);
+    std::fs::remove_dir_all(scene.path("run/checkpoints")).expect("the checkpoints");
+    scene
+        .run(&["--output", "rum", "--keep-training"])
+        .expect_code(2)
+        .expect_words(&["hint: did you mean `--output run`?"]);
     scene.run(&short(&["--keep-training"])).expect_code(0).expect_words(&["no checkpoint yet; starting from scratch"]);
 }
 

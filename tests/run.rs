@@ -126,6 +126,11 @@ impl Scene {
         self.directory.path().join(name)
     }
 
+    /// The flag that resumes a run, if it has begun.
+    pub fn resumes(&self, run: &str) -> &'static [&'static str] {
+        if self.path(run).join("resolved.toml").exists() { &["--keep-training"] } else { &[] }
+    }
+
     /// Writes a file of the scene.
     pub fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);

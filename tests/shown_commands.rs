@@ -80,3 +80,27 @@ fn the_commands_that_a_finished_run_names_next_run() {
     }
     assert!(scene.path("first try/tuned/model/model.safetensors").exists());
 }
+
+#[test]
+fn rows_for_training_are_never_shown_for_an_evaluation_nor_the_reverse_and_a_prefix_is_shown_once() {
+    let scene = newcomer();
+    let data = ["--set", "data.train=rows.parquet", "--set", "data.source_prefix=how: "];
+    let next = |output: &str, more: &[&str]| {
+        let arguments = crate::run::short(&[&data[..], &["--output", output], more].concat());
+        let out = scene.run(&arguments).expect_code(0).out;
+        out.split("next:\n").nth(1).expect("the commands to run next").to_owned()
+    };
+    let split = next("split", &["--set", "data.validation_split=2", "--set", "data.validation=[]"]);
+    assert!(split.contains("--data split/data/validation-rows.parquet"), "{split}");
+    assert!(split.contains("--finetune --model split/model --data rows.parquet"), "{split}");
+    assert!(split.contains("--prompt 'how many legs"), "{split}");
+    let eval = split.lines().find(|line| line.contains(" eval ")).expect("an evaluation");
+    assert_eq!(scene.shell(eval.trim()).code, Some(0), "{eval}");
+    let none = next("none", &["--set", "data.validation=[]"]);
+    assert!(!none.contains(" eval "), "{none}");
+    let given = next("given", &["--set", "data.validation=valid.parquet"]);
+    assert!(
+        given.contains("--data valid.parquet") && given.contains("--finetune --model given/model --data rows.parquet"),
+        "{given}"
+    );
+}

@@ -103,7 +103,7 @@ fn views_that_cannot_be_written_are_one_warning_and_never_stop_a_run() {
     let scene = Scene::new();
     fs::create_dir_all(scene.path("run/report.html/x")).expect("a directory");
     fs::create_dir_all(scene.path(EVENTS).join("x")).expect("a directory");
-    let ran = scene.run(&short(&[])).expect_code(0);
+    let ran = scene.run(&short(&["--set", "schedule.warmup_steps=0"])).expect_code(0);
     let warnings: Vec<&str> = ran.err.lines().filter(|line| line.starts_with("warning:")).collect();
     assert!(warnings.len() == 1 && warnings[0].contains("the run continues"), "{warnings:?}");
 }

@@ -19,15 +19,23 @@ pub fn name(precision: Precision) -> &'static str {
     }
 }
 
+/// The directory of the quantised copy of a base in the run's directory `root`. `None` if the base itself is used.
+pub fn copy_of(source: &Path, wanted: Option<Precision>, root: &Path) -> Outcome<Option<PathBuf>> {
+    let Some(precision) = wanted else { return Ok(None) };
+    let is_quantised = t5::Config::from_file(&source.join("config.json"))?.base_precision.is_some();
+    Ok((!is_quantised).then(|| root.join(name(precision))))
+}
+
+/// The name of a quantised copy for people, as in the documents: `OUTPUT/base-nf4`.
+pub fn shown_name(copy: &Path) -> String {
+    format!("OUTPUT/{}", copy.file_name().unwrap_or_default().display())
+}
+
 /// The directory to load the base from: `source`, or its quantised copy beside the run.
 pub fn prepare(source: &Path, wanted: Option<Precision>, root: &Path) -> Outcome<PathBuf> {
-    let is_quantised =
-        || -> Outcome<bool> { Ok(t5::Config::from_file(&source.join("config.json"))?.base_precision.is_some()) };
-    let Some(precision) = wanted else { return Ok(source.to_owned()) };
-    if is_quantised()? {
+    let (Some(target), Some(precision)) = (copy_of(source, wanted, root)?, wanted) else {
         return Ok(source.to_owned());
-    }
-    let target = root.join(name(precision));
+    };
     let began = Instant::now();
     if let Some(weights) = keep_quantised(source, precision, &target)? {
         let (bytes, seconds) = (Bytes(weights.bytes), began.elapsed().as_secs_f64());

@@ -152,7 +152,7 @@ pub struct TrainArgs {
     /// Samples per optimizer step
     #[arg(long, value_name = "N")]
     pub batch_size: Option<String>,
-    /// Learning rate
+    /// Learning rate (one-cycle: the first; the peak is schedule.div_factor times it)
     #[arg(long = "lr", visible_aliases = ["learn-rate", "learning-rate"], value_name = "X")]
     pub learn_rate: Option<String>,
     /// Passes over the data
@@ -179,6 +179,9 @@ pub struct TrainArgs {
     /// Resume from the newest valid checkpoint in the output directory
     #[arg(long, visible_alias = "is-keep-training", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = truth, value_name = "BOOL")]
     pub keep_training: Option<bool>,
+    /// With --keep-training: resume from the checkpoint of this step; later ones are moved aside
+    #[arg(long, value_name = "STEP")]
+    pub resume_from: Option<u64>,
     /// Memory limit of the whole process: 512MiB, 4GiB, 4G
     #[arg(long, value_name = "SIZE")]
     pub memory_budget: Option<String>,
@@ -191,7 +194,7 @@ pub struct TrainArgs {
     /// Set any config key, such as train.dropout=0.1 (repeatable); `train_low_mem keys` lists them
     #[arg(long, value_name = "KEY=VALUE", value_parser = assignment_text())]
     pub set: Vec<String>,
-    /// Resume even if these changed: data, tokenizer, model, batch-size, seed
+    /// Resume even if these changed: data, tokenizer, model, base (weights below an adapter), batch-size, seed
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     pub allow_changed: Vec<String>,
     /// Try one step, one save and one load, then clean up

@@ -26,6 +26,11 @@ use crate::{faster_device, machine, report, row_data, setup, stop};
 
 /// Tries a run.
 pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
+    let keep_training = flags.keep_training == Some(true);
+    let tried = RunDir::open_read_only(&config.run.output_dir);
+    if keep_training {
+        tried.refuse_to_resume_nothing()?;
+    }
     let beside = existing_ancestor(&config.run.output_dir);
     stop.ends_with(stop::tried);
     let scratch = stop.remove_at_end(|| Ok(Scratch::create_in(&beside, is_own_name)?), Scratch::path)?;
@@ -39,15 +44,28 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
         say: row_data::print_line,
     };
     let mut opened = setup::open(&config, &mut run, wanted)?;
-    let tried = RunDir::open_read_only(&config.run.output_dir);
-    let keep_training = flags.keep_training == Some(true);
-    let found = if keep_training { checkpoint_to_resume(&config, &opened, &tried)? } else { None };
+    let resumed = match keep_training {
+        true => checkpoint_to_resume(&config, &opened, &tried, flags.resume_from)?,
+        false => None,
+    };
+    let (found, sources) = resumed.unzip();
     if is_finished(&config, &opened, &tried, found.as_ref())? {
         return Ok(());
     }
     let config = faster_device::choose(config, &mut opened, flags, found.as_ref(), 1)?;
     let machine = machine::machine(flags, &config, Some(&opened))?;
-    let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group: None, ledger: None })?;
+    let mut session = Session::start(Parts {
+        config,
+        opened,
+        run,
+        stop,
+        found,
+        sources,
+        goes_back: false,
+        machine,
+        group: None,
+        ledger: None,
+    })?;
     if session.trainer.is_done() {
         session.report.finish();
         report::print("dry run: all steps are done; the last evaluation and the model remain\n");

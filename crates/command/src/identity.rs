@@ -1,10 +1,11 @@
 //! The identity of a run. `--keep-training` compares it with the checkpoint's identity.
 //!
-//! Five parts determine a run's results: the data (rows, order, lengths), the tokenizer, the model, the batch size and the seed. A
+//! Six parts determine a run's results: the data (rows, order, lengths), the tokenizer, the model, the weights below an adapter
+//! ([`crate::sources`]), the batch size and the seed. A
 //! checkpoint records them. A run with another part is refused, with the difference, unless `--allow-changed` names the part. Other
 //! settings, such as the learning rate, may change when a run resumes, and are only reported.
 
-use dataloader::Side;
+use dataloader::{Side, Tokenizer};
 use memory_policy::plural;
 use serde_json::{Map, Value, json};
 
@@ -12,13 +13,18 @@ use crate::config::Config;
 use crate::config::keys::KEYS;
 use crate::failure::{Failure, Outcome};
 use crate::open::Opened;
+use crate::sources::{PART, STAMPS, Sources};
 
 /// Texts for people about settings whose values are hard to read. They are not compared.
 const ABOUT: &str = "about";
 
+/// The key of the digests of files beside a tokenizer.
+const FILES: &str = "files";
+
 /// The parts and their settings. The parts have the names that `--allow-changed` accepts.
-pub fn identity(config: &Config, opened: &Opened) -> Value {
+pub fn identity(config: &Config, opened: &Opened, sources: &Sources) -> Value {
     let mut identity = parts(config, opened);
+    sources.add_to(&mut identity);
     // Checkpoints from before there were two optimizers do not name theirs.
     if config.optimizer.is_adamw {
         identity["model"]["optimizer.name"] = json!("adamw");
@@ -31,7 +37,7 @@ pub fn identity(config: &Config, opened: &Opened) -> Value {
         identity["model"]["base_precision"] = json!(precision.name());
     }
     if let Some(lora) = &opened.model.lora {
-        // The results of an adapter depend on the weights beside it. A different seed for its initial values makes no difference later.
+        // A different seed for the adapter's initial values makes no difference later.
         identity["model"]["lora"] = json!({"rank": lora.rank, "alpha": lora.alpha, "rslora": lora.rslora, "dora": lora.dora,
             "targets": lora.targets, "rank_pattern": lora.rank_pattern, "alpha_pattern": lora.alpha_pattern,
             "modules_to_save": lora.modules_to_save, "dropout": lora.dropout});
@@ -53,7 +59,7 @@ fn parts(config: &Config, opened: &Opened) -> Value {
             "data.window_blocks": config.data.window_blocks,
             "data.bad_rows": if config.data.skip_bad_rows { "skip" } else { "error" },
         },
-        "tokenizer": { "data.tokenizer": opened.tokenizer.fingerprint() },
+        "tokenizer": { "data.tokenizer": opened.tokenizer.fingerprint(), FILES: files_of(&opened.tokenizer) },
         "model": { "config.json": opened.model.to_json(), "train.freeze": config.train.freeze,
                    "optimizer.beta1 is used": config.optimizer.beta1.is_some() },
         "batch-size": { "train.batch_size": config.train.batch_size },
@@ -62,11 +68,37 @@ fn parts(config: &Config, opened: &Opened) -> Value {
     })
 }
 
+/// Digests of the files beside the tokenizer's own, which go beside the model. One that was removed meanwhile has none.
+fn files_of(tokenizer: &Tokenizer) -> Value {
+    let own = tokenizer.companions().iter().filter(|path| path.is_file()).cloned().collect::<Vec<_>>();
+    let digests = trainer::digests_of(&own, &trainer::FileDigests::new()).unwrap_or_default();
+    digests.into_iter().map(|(name, digest)| (name, json!(digest.sha256))).collect::<Map<_, _>>().into()
+}
+
+/// The settings of `now` that a checkpoint of an earlier version lacks are not compared.
+fn without_unrecorded(saved: &Value, now: &Value) -> Value {
+    let mut now = now.clone();
+    if saved.get(PART).is_none() {
+        now.as_object_mut().map(|parts| parts.remove(PART));
+    }
+    if saved["tokenizer"].get(FILES).is_none() {
+        now.get_mut("tokenizer").and_then(Value::as_object_mut).map(|settings| settings.remove(FILES));
+    }
+    now
+}
+
+/// Whether a checkpoint is of a version that did not record the weights below an adapter, which this run has.
+pub fn lacks_sources(saved: &Value, now: &Value) -> bool {
+    saved.get(PART).is_none() && now.get(PART).is_some()
+}
+
 /// Refuses to resume if a part changed and the change is not allowed.
 pub fn check_unchanged(saved: &Value, now: &Value, allowed: &[String], checkpoint: &str) -> Outcome<()> {
     let mut differences = Vec::new();
     let mut parts = Vec::new();
-    for (part, settings) in now.as_object().into_iter().flatten().filter(|(part, _)| *part != ABOUT) {
+    let compared = without_unrecorded(saved, now);
+    let is_compared = |part: &str| part != ABOUT && part != STAMPS;
+    for (part, settings) in compared.as_object().into_iter().flatten().filter(|(part, _)| is_compared(part)) {
         let found = differences_of(saved.get(part), settings);
         if !found.is_empty() && !allowed.iter().any(|allowed| allowed == part) {
             differences.extend(found);
@@ -83,8 +115,11 @@ pub fn check_unchanged(saved: &Value, now: &Value, allowed: &[String], checkpoin
     if differences.is_empty() {
         return Ok(());
     }
+    // A quantised copy in the run's directory.
+    let is_of_copy = differences.iter().any(|difference| difference.starts_with("OUTPUT/"));
     Err(Failure::usage(format!("cannot resume from {checkpoint}:\n  {}", differences.join("\n  ")))
         .hint("repeat the command that started the run, or start a new run with `--output DIR`")
+        .with_hint(is_of_copy.then_some("or remove that directory: it is made again from the model"))
         .hint(format!("to resume anyway, add `--allow-changed {}`", parts.join(","))))
 }
 
@@ -145,6 +180,20 @@ mod tests {
     #[test]
     fn the_same_run_goes_on() {
         check_unchanged(&run(8, 64), &run(8, 64), &[], "c").expect("the same run");
+    }
+
+    #[test]
+    fn other_weights_are_refused_and_a_checkpoint_that_did_not_record_them_is_not() {
+        let run = |digest: &str, stamp: u64| json!({"base": {"model.init_from": {"model.safetensors": digest}}, "stamps": stamp, "tokenizer": {"data.tokenizer": "t", "files": {"spiece.model": digest}}});
+        check_unchanged(&run("a", 1), &run("a", 2), &[], "c").expect("the same weights elsewhere");
+        let failure = check_unchanged(&run("a", 1), &run("b", 1), &["tokenizer".to_string()], "c").expect_err("others");
+        assert!(failure.message.contains("model.init_from: model.safetensors was \"a\", now \"b\""), "{failure}");
+        assert!(failure.hints[1].contains("--allow-changed base"), "{failure}");
+        check_unchanged(&run("a", 1), &run("b", 1), &["tokenizer".to_string(), "base".to_string()], "c")
+            .expect("allowed");
+        let earlier = json!({"tokenizer": {"data.tokenizer": "t"}});
+        check_unchanged(&earlier, &run("b", 1), &[], "c").expect("an earlier version's checkpoint");
+        assert!(lacks_sources(&earlier, &run("b", 1)) && !lacks_sources(&run("a", 1), &run("b", 1)));
     }
 
     #[test]

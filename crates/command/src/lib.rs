@@ -56,6 +56,8 @@ mod saved;
 mod serve_flags;
 mod session;
 mod setup;
+mod shell_words;
+mod sources;
 mod speed;
 mod splits;
 mod stages;

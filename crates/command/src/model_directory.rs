@@ -41,6 +41,16 @@ fn is_config(named: &Path) -> bool {
     named.extension().is_some_and(|extension| extension == "json")
 }
 
+/// The name under which an adapter's settings record its model. A directory is the absolute path of the model's own directory, also if a
+/// run was named: from there PEFT loads it, too. The id of a model is recorded unchanged.
+pub fn lasting_name(named: &Path) -> Outcome<PathBuf> {
+    if !named.is_dir() {
+        return Ok(named.to_owned());
+    }
+    let directory = find(named)?;
+    Ok(std::fs::canonicalize(&directory).unwrap_or(directory))
+}
+
 /// A model, and the adapter beside it, if any.
 #[derive(Debug)]
 pub struct Adapted {

@@ -29,6 +29,7 @@ use trainer::checkpoint::{self, CHECKPOINTS_DIRECTORY, OWN_FILES};
 use crate::assets;
 use crate::config::Values;
 use crate::failure::{Failure, Outcome};
+use crate::shell_words;
 
 /// The config as resolved.
 pub const RESOLVED: &str = "resolved.toml";
@@ -169,6 +170,21 @@ impl RunDir {
         Ok(durable_files::write_atomic(&self.root.join(FINISHED), format!("{text:#}\n").as_bytes())?)
     }
 
+    /// Refuses to resume a run that is not there. A run that was stopped before its first checkpoint is there: its config is.
+    pub fn refuse_to_resume_nothing(&self) -> Outcome<()> {
+        if is_run(&self.root) {
+            return Ok(());
+        }
+        let root = self.root.display();
+        let failure =
+            Failure::usage(format!("{root}: there is no run to resume: expected its {RESOLVED} or checkpoints"));
+        let failure = match similar_run(&self.root) {
+            Some(similar) => failure.hint(format!("did you mean `--output {}`?", shell_words::quoted(&similar))),
+            None => failure.hint("name the directory of the run: `--output DIR`"),
+        };
+        Err(failure.hint("to start a new run, leave out `--keep-training`"))
+    }
+
     /// Refuses to start a new run in a directory with saved files.
     pub fn refuse_to_overwrite(&self) -> Outcome<()> {
         let has_checkpoints = self.has_checkpoints()?;
@@ -207,6 +223,24 @@ impl RunDir {
     }
 }
 
+/// Whether a run has begun in this directory. What cannot be examined may be one.
+fn is_run(directory: &Path) -> bool {
+    let is_absent = |name: &str| std::fs::symlink_metadata(directory.join(name)).is_err_and(|error| is_absence(&error));
+    !(is_absent(RESOLVED) && is_absent(CHECKPOINTS_DIRECTORY))
+}
+
+/// The run beside this directory whose name is most similar to it.
+fn similar_run(directory: &Path) -> Option<PathBuf> {
+    let name = directory.file_name()?.to_string_lossy().into_owned();
+    let parent = directory.parent()?;
+    let listed = std::fs::read_dir(if parent.as_os_str().is_empty() { Path::new(".") } else { parent }).ok()?;
+    let similar = listed.flatten().filter_map(|entry| {
+        let likeness = strsim::jaro_winkler(&entry.file_name().to_string_lossy(), &name);
+        (likeness > 0.8 && is_run(&entry.path())).then(|| (likeness, parent.join(entry.file_name())))
+    });
+    similar.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, path)| path)
+}
+
 /// Whether the error says that the file does not exist. Any other error leaves that open.
 fn is_absence(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
@@ -227,6 +261,23 @@ mod tests {
         std::fs::create_dir(run.checkpoints().join("step-00000001")).unwrap();
         let refused = run.refuse_to_overwrite().expect_err("a checkpoint");
         assert!(refused.hints[0].contains("--keep-training"), "{refused}");
+    }
+
+    #[test]
+    fn only_a_run_that_has_begun_is_resumed_and_a_similar_one_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let run = |name: &str| RunDir::open_read_only(&directory.path().join(name));
+        let refused = run("smal").refuse_to_resume_nothing().expect_err("no run");
+        assert_eq!(refused.exit, crate::failure::Exit::Usage, "{refused}");
+        assert!(!refused.hints.iter().any(|hint| hint.contains("did you mean")), "{refused}");
+        std::fs::create_dir_all(run("small").root()).unwrap();
+        run("small").refuse_to_resume_nothing().expect_err("an empty directory");
+        std::fs::write(run("small").root().join(RESOLVED), "").unwrap();
+        run("small").refuse_to_resume_nothing().expect("a run without a checkpoint");
+        let refused = run("smal").refuse_to_resume_nothing().expect_err("no run");
+        assert!(refused.hints[0].contains("small"), "{refused}");
+        std::fs::create_dir_all(run("other").checkpoints()).unwrap();
+        run("other").refuse_to_resume_nothing().expect("a run whose config was removed");
     }
 
     #[cfg(unix)]

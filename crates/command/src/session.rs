@@ -5,6 +5,7 @@
 //! used.
 
 mod disk_needs;
+mod divergence;
 mod evaluating;
 mod first_model;
 mod graph_micro_batches;
@@ -40,10 +41,12 @@ use crate::progress::StepLine;
 use crate::report::Report;
 use crate::run_dir::RunDir;
 use crate::saved::{History, saved_state};
+use crate::sources::Sources;
 use crate::stop::Stop;
 use crate::views::{Log, Views};
 use crate::{
-    assets, base, device, disk, machine, options, remedies, run_data, setup, speed, stages, start_screen, survival,
+    assets, base, device, disk, machine, options, remedies, resume, run_data, setup, speed, stages, start_screen,
+    survival,
 };
 use disk_needs::DiskNeeds;
 use graph_micro_batches::GraphLaunchCheck;
@@ -82,6 +85,7 @@ pub struct Session {
     checkpoints: Checkpoints,
     position: Position,
     history: History,
+    sources: Sources,
     /// Steps made before this process.
     first_step: u64,
     saved_step: Option<u64>,
@@ -112,6 +116,10 @@ pub struct Parts {
     pub stop: Stop,
     /// The checkpoint that it resumes from.
     pub found: Option<Found>,
+    /// The files beside the run when that was compared with them.
+    pub sources: Option<Sources>,
+    /// Whether that is an earlier checkpoint than the newest, by `--resume-from`.
+    pub goes_back: bool,
     /// The source of memory snapshots.
     pub machine: Box<dyn Probe>,
     /// The processes of this run, if there are several.
@@ -123,7 +131,8 @@ pub struct Parts {
 impl Session {
     /// Plans, prints the bill, and only then loads the weights.
     pub fn start(parts: Parts) -> Outcome<Self> {
-        let Parts { mut config, mut opened, mut run, stop, found, mut machine, group, ledger } = parts;
+        let Parts { mut config, mut opened, mut run, stop, found, sources, goes_back, mut machine, group, ledger } =
+            parts;
         let together = OptionalGroup(group.as_ref());
         let mut parallel = together.parallel(&config)?;
         let shared_card = together.check_cards(&mut config, &opened.device)?;
@@ -153,7 +162,8 @@ impl Session {
         if opened.reading.survival.as_ref().is_some_and(|(survival, _)| survival.changed[1] > 0) {
             report.line(&format!("hint: {}", survival::HINT));
         }
-        shared_card.iter().for_each(|warning| report.warn(warning));
+        let of_rates = start_screen::rate_warnings(found.as_ref(), &options, (steps_done, total_steps));
+        of_rates.into_iter().chain(shared_card).for_each(|warning| report.warn(&warning));
         let here = Circumstances {
             is_on_card: !opened.device.is_cpu(),
             processes: group.as_ref().map_or(1, Group::size),
@@ -239,10 +249,14 @@ impl Session {
         disk::check(&pace.disk_need(), run.root())?;
         // The run can no longer be refused: from here on it writes.
         setup::begin(&config, &opened, &mut run)?;
-        if let Some(source) = opened.init_from.take() {
-            let prepare = || base::prepare(&source, config.model.base_precision, run.root());
+        let mut checkpoints = resume::checkpoints(&config, &run, goes_back.then_some(steps_done))?;
+        let source = opened.init_from.take();
+        if let Some(source) = &source {
+            let prepare = || base::prepare(source, config.model.base_precision, run.root());
             opened.init_from = Some(together.main_process_first(prepare)?);
         }
+        let resumed = saved.as_ref().zip(found.as_ref());
+        let sources = resume::sources_at_start(&config, &opened, (source.as_deref(), run.root()), sources, resumed)?;
         let mut log = if together.is_first() {
             let resumes_at = found.is_some().then_some(steps_done);
             views.begin(&run.metrics(), resumes_at, &config.to_toml("")).inspect(|warning| report.warn(warning));
@@ -275,8 +289,6 @@ impl Session {
             trainer.join(parallel, config.parallel.sharding)?;
         }
         trainer.score_by(&config.checkpoint.best_metric);
-        let mut checkpoints =
-            Checkpoints::new(&run.checkpoints(), config.checkpoint.keep_last, config.checkpoint.keep_best);
         found.iter().for_each(|found| checkpoints.remember(&found.path));
         let mut session = Self {
             config,
@@ -298,6 +310,7 @@ impl Session {
             position,
             plan,
             history: saved.map(|saved| saved.history).unwrap_or_default(),
+            sources,
             first_step: steps_done,
             saved_step: found.is_some().then_some(steps_done),
             saved_at: Instant::now(),
@@ -390,8 +403,7 @@ impl Session {
         self.loader.set_limits(self.plan.loader.limits());
     }
 
-    /// If nothing is made ahead, this thread has tokenized. Frees its small blocks before a step, because they never make room for a
-    /// tensor.
+    /// If nothing is made ahead, this thread has tokenized. Frees its small blocks before a step: they never make room for a tensor.
     pub fn free_tokenizer_blocks(&self) {
         let dataloader::LoaderLimits { prefetch_batches, decode_threads } = self.loader.limits();
         if prefetch_batches.min(decode_threads) == 0 {
@@ -503,8 +515,8 @@ impl Session {
         }
     }
 
-    /// Returns freed memory to the system: after every N steps if the config pins N. Otherwise small blocks if they would exceed the
-    /// prediction in the next step, and all unused memory if it would exceed the budget.
+    /// Returns freed memory to the system: every N steps if the config pins N. Otherwise small blocks if they would exceed the prediction
+    /// in the next step, and all unused memory if it would exceed the budget.
     ///
     /// Pages of tensors are reused and never exceed their own peak, so only small blocks can accumulate. They are the cheapest to allocate
     /// again.

@@ -4,6 +4,8 @@ use dataloader::Objective;
 use memory_policy::{counted, labelled, plural};
 use t5::{Lora, Targets};
 use trainer::TrainerOptions;
+use trainer::checkpoint::Found;
+use trainer::schedule::{Schedule, ScheduleKind};
 
 use crate::bits::Kernels;
 use crate::config::Config;
@@ -22,7 +24,7 @@ pub fn text(config: &Config, opened: &Opened, options: &TrainerOptions, done: u6
         opened.model.lora.as_ref().map(|lora| ("Adapter", adapter(lora))),
         Some(("Data", data(config, opened))),
         opened.reading.texts_in_words().map(|words| ("Texts", words)),
-        Some(("Recipe", recipe(config, options))),
+        Some(("Recipe", recipe(config, options, total))),
         Some(("Length", length(config, opened, done, total))),
         Some(("Device", device(&Kernels::of_this_process(&opened.device), opened.why_device.as_deref()))),
         Some(("Output", config.run.output_dir.display().to_string())),
@@ -87,20 +89,75 @@ fn adapter(lora: &Lora) -> String {
     format!("{kind}{rank_stable}, rank {}, alpha {}{others}, on {targets}{saved}{dropout}", lora.rank, lora.alpha)
 }
 
-fn recipe(config: &Config, options: &TrainerOptions) -> String {
-    let (optimizer, train) = (&config.optimizer, &config.train);
-    let schedule = match (config.schedule.name.as_str(), config.schedule.warmup_steps.unwrap_or(0)) {
-        (name, 0) => name.to_string(),
-        (name, steps) => format!("{name} after {} of warm-up", plural(steps, "step")),
+/// The learning rate over the run. The rate that one-cycle is configured with is its first, and far below its peak.
+fn learning_rate(configured: f64, schedule: &Schedule, total: u64) -> String {
+    let name = schedule.kind.name();
+    let warmup = match schedule.warmup_steps.unwrap_or(0) {
+        0 => String::new(),
+        steps => format!(" after {} of warm-up", plural(steps, "step")),
     };
+    if matches!(schedule.kind, ScheduleKind::OneCycle { .. }) {
+        let factors = [schedule.factor(0, total), schedule.highest(total).1, schedule.factor(total.max(1) - 1, total)];
+        let [first, peak, last] = factors.map(|factor| rate(configured * factor));
+        return format!("learning rate {first} first, {peak} at the peak, {last} last, {name}{warmup}");
+    }
+    format!("learning rate {}, {name}{warmup}", rate(configured))
+}
+
+/// Warnings about learning rates that a user may not expect, after `done` of `total` steps, the last one in a checkpoint.
+pub fn rate_warnings(
+    found: Option<&Found>,
+    now: &TrainerOptions,
+    (done, total): (u64, u64),
+) -> impl IntoIterator<Item = String> {
+    let jump = found.and_then(|found| rate_jumps(&found.state.options, now, done));
+    warmup_is_too_long(now, total).into_iter().chain(jump)
+}
+
+/// The warning about a warm-up that the run ends in. `None` if the learning rate reaches its peak.
+fn warmup_is_too_long(options: &TrainerOptions, total: u64) -> Option<String> {
+    let steps = options.schedule.warmup_steps.filter(|&steps| steps > total)?;
+    let (_, highest) = options.schedule.highest(total);
+    let configured = options.optimizer.configured_learning_rate()?;
+    let peak = match options.schedule.kind {
+        ScheduleKind::OneCycle { div_factor, .. } => configured * div_factor,
+        _ => configured,
+    };
+    Some(format!(
+        "the warm-up of {} is longer than the run of {}: the learning rate reaches {} of {}; `schedule.warmup_steps` sets its length",
+        plural(steps, "step"),
+        plural(total, "step"),
+        rate(configured * highest),
+        rate(peak)
+    ))
+}
+
+/// The warning about a learning rate that a longer or shorter run continues elsewhere: a schedule stretches over all steps of a run. `None` if
+/// the schedule gives the next step the rate that it had before.
+fn rate_jumps(before: &TrainerOptions, now: &TrainerOptions, done: u64) -> Option<String> {
+    let of = |options: &TrainerOptions, step: u64| {
+        let configured = options.optimizer.configured_learning_rate()?;
+        Some(configured * options.schedule.factor(step, options.total_steps))
+    };
+    let is_stretched = before.total_steps != now.total_steps;
+    let (last, would_be, next) = (of(before, done.checked_sub(1)?)?, of(before, done)?, of(now, done)?);
+    let jumps = (next - would_be).abs() > 0.01 * next.abs().max(would_be.abs());
+    (is_stretched && jumps).then(|| {
+        format!(
+            "the schedule now has {} instead of {}: the learning rate goes on at {}, and was {} at step {}",
+            plural(now.total_steps, "step"),
+            counted(before.total_steps),
+            rate(next),
+            rate(last),
+            counted(done)
+        )
+    })
+}
+
+fn recipe(config: &Config, options: &TrainerOptions, total: u64) -> String {
+    let (optimizer, train) = (&config.optimizer, &config.train);
     let learning_rate = match optimizer.learning_rate {
-        Some(first) if config.schedule.name == "one-cycle" => format!(
-            "learning rate {} first, {} at the peak, {} last, {schedule}",
-            rate(first),
-            rate(first * config.schedule.div_factor),
-            rate(first / config.schedule.final_div_factor)
-        ),
-        Some(learning_rate) => format!("learning rate {}, {schedule}", rate(learning_rate)),
+        Some(configured) => learning_rate(configured, &options.schedule, total),
         None => "Adafactor's own learning rate".to_string(),
     };
     let scaled = if optimizer.scale_parameter { ", times the size of each parameter" } else { "" };
@@ -167,4 +224,53 @@ fn millions(parameters: u64) -> String {
 #[expect(clippy::cast_precision_loss, reason = "for reading")]
 fn share(part: u64, whole: u64) -> f64 {
     100.0 * part as f64 / whole.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(kind: ScheduleKind, warmup_steps: Option<u64>, total_steps: u64) -> TrainerOptions {
+        let optimizer = trainer::adamw::AdamwOptions { learning_rate: 1e-4, ..Default::default() }.into();
+        TrainerOptions {
+            optimizer,
+            schedule: Schedule { kind, warmup_steps },
+            total_steps,
+            ..TrainerOptions::default()
+        }
+    }
+
+    const ONE_CYCLE: ScheduleKind = ScheduleKind::OneCycle { div_factor: 50.0, pct_start: 0.3, final_div_factor: 1e4 };
+
+    #[test]
+    fn the_screen_has_the_first_the_highest_and_the_last_rate_of_one_cycle() {
+        let of = |kind, warmup_steps| learning_rate(1e-4, &Schedule { kind, warmup_steps }, 100);
+        let expected = "learning rate 1.00e-4 first, 5.00e-3 at the peak, 1.00e-8 last, one-cycle";
+        assert_eq!(of(ONE_CYCLE, None), expected);
+        assert_eq!(of(ScheduleKind::Linear, Some(5)), "learning rate 1.00e-4, linear after 5 steps of warm-up");
+        assert_eq!(of(ScheduleKind::Constant, None), "learning rate 1.00e-4, constant");
+    }
+
+    #[test]
+    fn a_warm_up_that_the_run_ends_in_is_a_warning_with_the_rate_that_it_reaches() {
+        let of = |kind, steps, total| warmup_is_too_long(&options(kind, steps, total), total);
+        let text = of(ScheduleKind::Linear, Some(1000), 94).expect("a warning");
+        assert!(text.contains("1,000 steps is longer than the run of 94 steps"), "{text}");
+        assert!(text.contains("reaches 9.30e-6 of 1.00e-4"), "{text}");
+        assert!(of(ONE_CYCLE, Some(1000), 94).expect("a warning").contains("of 5.00e-3"));
+        assert_eq!(of(ScheduleKind::Linear, Some(94), 94), None);
+        assert_eq!(of(ScheduleKind::Linear, None, 94), None);
+        assert_eq!(of(ONE_CYCLE, None, 94), None);
+    }
+
+    #[test]
+    fn a_schedule_that_stretches_over_more_steps_names_the_rate_that_it_goes_on_with() {
+        let linear = |total| options(ScheduleKind::Linear, None, total);
+        let text = rate_jumps(&linear(100), &linear(200), 100).expect("a warning");
+        assert!(text.contains("now has 200 steps instead of 100"), "{text}");
+        assert!(text.contains("goes on at 5.00e-5, and was 1.00e-6 at step 100"), "{text}");
+        assert_eq!(rate_jumps(&linear(100), &linear(100), 50), None);
+        let constant = |total| options(ScheduleKind::Constant, Some(3), total);
+        assert_eq!(rate_jumps(&constant(100), &constant(200), 100), None);
+    }
 }

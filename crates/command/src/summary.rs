@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::run_dir::ROWS;
 use crate::saved::History;
 use crate::session::Session;
+use crate::shell_words::{quoted, quoted_text};
 
 /// The report of a finished run.
 pub fn summary(run: &Session, from: &Path) -> String {
@@ -36,32 +38,48 @@ pub fn summary(run: &Session, from: &Path) -> String {
     let is_adapter = run.opened.model.lora.is_some();
     let kind = if is_adapter { "adapter" } else { "model" };
     let _ = writeln!(text, "{kind}: saved to {} (from {})", model.display(), from.display());
-    let prompt = history.example_prompt.as_deref().unwrap_or("...");
-    let model = quoted(&model);
-    // The shown commands work as they are: they use the program as it was called, and existing rows.
-    let program = std::env::args_os().next().map_or("train_low_mem".to_string(), |name| quoted(Path::new(&name)));
-    // The user's own files, not the files that they were converted to.
-    let named = |key: &str| run.config.values.list(key).and_then(|files| files.into_iter().next());
-    let rows = named("data.validation").or_else(|| named("data.train"));
-    let rows = rows.as_ref();
-    let rows = rows.map_or("rows.parquet".to_string(), |rows| quoted(Path::new(rows)));
-    if is_adapter {
-        let base = run.config.model.init_from.as_deref().map_or_else(String::new, quoted);
-        let merged = quoted(&run.config.run.output_dir.join("merged"));
-        let prompt = prompt.replace('\'', "'\\''");
-        let _ = write!(
-            text,
-            "\nnext:\n  {program} generate --model {base} --adapter {model} --prompt '{prompt}'\n  {program} eval --model {base} --adapter {model} --data {rows}\n  {program} merge --model {base} --adapter {model} --output {merged}"
-        );
-        return text;
-    }
-    let tuned = quoted(&unused_beside(&run.config.run.output_dir));
-    let _ = write!(
-        text,
-        "\nnext:\n  {program} generate --model {model} --prompt '{}'\n  {program} eval --model {model} --data {rows}\n  {program} --finetune --model {model} --data {rows} --output {tuned}",
-        prompt.replace('\'', "'\\''")
-    );
+    let _ = write!(text, "\nnext:\n  {}", next(run, &model).join("\n  "));
     text
+}
+
+/// Commands that work as they are shown: with the program as it was called, and existing rows. Rows for training are never shown for an
+/// evaluation, nor the reverse.
+fn next(run: &Session, model: &Path) -> Vec<String> {
+    let (config, model) = (&run.config, quoted(model));
+    let program = std::env::args_os().next().map_or("train_low_mem".to_string(), |name| quoted(Path::new(&name)));
+    // The user's own files, not the files that they were converted to. Rows that were split off are only in the run's directory.
+    let reading = &run.opened.reading;
+    let split_off = || run.run.root().join(ROWS).join("validation-rows.parquet");
+    let validation = run.opened.validation.as_ref().map(|_| match &reading.validation {
+        Some(part) => part.originals.first().cloned().unwrap_or_default(),
+        None => split_off(),
+    });
+    let train = reading.train.originals.first().map_or_else(|| "rows.parquet".to_owned(), |rows| quoted(rows));
+    let prompt = run.history().example_prompt.as_deref().unwrap_or("...");
+    let prompt = quoted_text(without_prefix(prompt, run.opened.model.prefix()));
+    let of_adapter =
+        run.opened.model.lora.is_some().then(|| config.model.init_from.as_deref().map_or_else(String::new, quoted));
+    let answering = match &of_adapter {
+        Some(base) => format!("--model {base} --adapter {model}"),
+        None => format!("--model {model}"),
+    };
+    let mut commands = vec![format!("{program} generate {answering} --prompt {prompt}")];
+    commands.extend(validation.map(|rows| format!("{program} eval {answering} --data {}", quoted(&rows))));
+    let output = &config.run.output_dir;
+    commands.push(match of_adapter {
+        Some(_) => format!("{program} merge {answering} --output {}", quoted(&output.join("merged"))),
+        None => {
+            let tuned = quoted(&unused_beside(output));
+            format!("{program} --finetune --model {model} --data {train} --output {tuned}")
+        }
+    });
+    commands
+}
+
+/// A prompt as a user types it: commands add the model's prefix. The prompt was decoded from tokens, which may lack the prefix's last blank.
+fn without_prefix<'a>(prompt: &'a str, prefix: &str) -> &'a str {
+    let stripped = prompt.strip_prefix(prefix).or_else(|| prompt.strip_prefix(prefix.trim_end()));
+    stripped.map_or(prompt, str::trim_start)
 }
 
 /// The output directory of the shown fine-tuning command: beside this run's directory, and not existing yet.
@@ -69,13 +87,6 @@ fn unused_beside(output: &Path) -> PathBuf {
     let names = std::iter::once("tuned".to_string()).chain((2..).map(|number| format!("tuned-{number}")));
     let mut paths = names.map(|name| output.with_file_name(name));
     paths.find(|path| !path.exists()).unwrap_or_else(|| output.with_file_name("tuned"))
-}
-
-/// A path, quoted for a shell.
-fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-+:@%=,".contains(c);
-    if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 /// The number of texts in the steps made that were cut for the model.
@@ -125,6 +136,14 @@ fn before_and_after(first: &Value, last: &Value) -> String {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_shown_prompt_lacks_the_prefix_that_the_command_adds() {
+        assert_eq!(without_prefix("summarize: The ball", "summarize: "), "The ball");
+        assert_eq!(without_prefix("summarize:The ball", "summarize: "), "The ball");
+        assert_eq!(without_prefix("The ball", "summarize: "), "The ball");
+        assert_eq!(without_prefix("The ball", ""), "The ball");
+    }
 
     #[test]
     fn the_table_shows_before_and_after() {

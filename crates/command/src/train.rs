@@ -43,9 +43,16 @@ fn train_together(flags: &TrainArgs, together: OptionalGroup<'_>) -> Outcome<()>
         return Err(Failure::usage("`--wait` is for runs of one process").hint("start it without the launcher"));
     }
     let keep_training = flags.keep_training == Some(true);
+    if flags.resume_from.is_some() && !keep_training {
+        return Err(Failure::usage("`--resume-from` names a checkpoint of a run that goes on")
+            .hint("add `--keep-training`, and `--output` with the run's directory"));
+    }
     let (config, mut run, mut opened) = together.main_process_first(|| {
-        if !keep_training && together.is_first() {
-            RunDir::open_read_only(&config.run.output_dir).refuse_to_overwrite()?;
+        let there = RunDir::open_read_only(&config.run.output_dir);
+        match (together.is_first(), keep_training) {
+            (true, true) => there.refuse_to_resume_nothing()?,
+            (true, false) => there.refuse_to_overwrite()?,
+            (false, _) => {}
         }
         let mut run = match together.is_first() {
             true => RunDir::lock(&config.run.output_dir)?,
@@ -61,7 +68,11 @@ fn train_together(flags: &TrainArgs, together: OptionalGroup<'_>) -> Outcome<()>
         let opened = setup::open(&config, &mut run, wanted)?;
         Ok((config, run, opened))
     })?;
-    let found = if keep_training { checkpoint_to_resume(&config, &opened, &run)? } else { None };
+    let resumed = match keep_training {
+        true => checkpoint_to_resume(&config, &opened, &run, flags.resume_from)?,
+        false => None,
+    };
+    let (found, sources) = resumed.unzip();
     if is_finished(&config, &opened, &run, found.as_ref())? {
         // Removes leftovers of the finished run. A failure does not matter.
         let _ = run.own();
@@ -72,10 +83,16 @@ fn train_together(flags: &TrainArgs, together: OptionalGroup<'_>) -> Outcome<()>
     let machine = machine::machine(flags, &config, Some(&opened))?;
     let group = together.0.cloned();
     let ledger = flags.wait.then(Ledger::of_this_user).transpose()?;
-    let mut session = Session::start(Parts { config, opened, run, stop, found, machine, group, ledger })?;
+    let goes_back = flags.resume_from.is_some();
+    let mut session =
+        Session::start(Parts { config, opened, run, stop, found, sources, goes_back, machine, group, ledger })?;
     let ended = run_steps(&mut session).and_then(|ended| match ended {
         Ended::Done => finish(&mut session),
         Ended::Interrupted => interrupted(&mut session),
+    });
+    let ended = ended.map_err(|failure| match failure.exit {
+        Exit::Diverged => session.with_way_back(failure),
+        _ => failure,
     });
     session.report.finish();
     if let Err(failure) = &ended
@@ -148,7 +165,11 @@ fn finish(run: &mut Session) -> Outcome<()> {
     if !run.writes() {
         return Ok(());
     }
-    let from = match run.best_checkpoint()? {
+    let best = run.best_checkpoint()?;
+    if best.is_none() {
+        run.refuse_diverged_model()?;
+    }
+    let from = match best {
         Some(best) => {
             export_checkpoint(&best, &run.run.model(&run.opened.model))?;
             best

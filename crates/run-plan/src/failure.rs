@@ -203,6 +203,7 @@ impl From<t5::Error> for Failure {
         }
         let exit = match &error {
             t5::Error::Tensor(_) | t5::Error::Offload { .. } => Exit::Internal,
+            t5::Error::NotFiniteToSave { .. } => Exit::Diverged,
             _ => Exit::Unusable,
         };
         Self::new(exit, error.to_string()).with_hint(error.hint())

@@ -84,10 +84,12 @@ impl AdafactorOptions {
             let expected = "false beside `optimizer.relative_step = false`";
             return Err(Error::invalid_option("optimizer.warmup_init", expected, true));
         }
-        for (name, value) in [("optimizer.eps1", self.eps1), ("optimizer.eps2", self.eps2)] {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(Error::invalid_option(name, "a finite number from 0 up", value));
-            }
+        if !(self.eps1.is_finite() && self.eps1 > 0.0) {
+            // A row that no batch has used would be updated by 0 / 0.
+            return Err(Error::invalid_option("optimizer.eps1", "a finite number above 0", self.eps1));
+        }
+        if !(self.eps2.is_finite() && self.eps2 >= 0.0) {
+            return Err(Error::invalid_option("optimizer.eps2", "a finite number from 0 up", self.eps2));
         }
         // Finite: an option that is not a number in JSON could not be saved.
         if !(self.clip_threshold.is_finite() && self.clip_threshold > 0.0) {
@@ -230,6 +232,8 @@ mod tests {
         );
         check(|o| o.beta1 = Some(1.0), Err("optimizer.beta1"));
         check(|o| o.clip_threshold = 0.0, Err("optimizer.clip_threshold"));
+        check(|o| o.eps1 = 0.0, Err("optimizer.eps1"));
+        check(|o| o.eps2 = 0.0, Ok(()));
         check(|o| o.eps2 = f64::INFINITY, Err("optimizer.eps2"));
         check(|o| o.decay_rate = 0.5, Err("optimizer.decay_rate"));
     }

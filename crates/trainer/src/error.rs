@@ -135,9 +135,7 @@ impl Error {
                 "use a part (`encoder`, `shared`), a block (`decoder.block.0`) or a glob (`*.layer_norm.weight`)"
             }
             Error::NothingToTrain => "remove at least one part from `train.freeze`",
-            Error::Diverged { .. } => {
-                "lower `optimizer.learning_rate`, raise `schedule.warmup_steps`, or resume from an earlier checkpoint"
-            }
+            Error::Diverged { .. } => "lower `optimizer.learning_rate` or raise `schedule.warmup_steps`",
             Error::NoLabels(_) => "leave out `macro_f1`: it is for references that are a few labels",
             Error::LaterFormat { .. } => "resume with that version, or start again in another `--output`",
             Error::Unreadable { .. } => {

@@ -17,6 +17,7 @@ pub mod checkpoint;
 pub mod costs;
 mod error;
 pub mod evaluate;
+mod file_digests;
 mod files;
 pub mod freeze;
 pub mod micro_batches;
@@ -36,6 +37,7 @@ mod update;
 
 pub use checkpoint::{Checkpoints, Found, Saved, export_checkpoint, export_model};
 pub use error::{Error, Result};
+pub use file_digests::{FileDigest, FileDigests, digests_of};
 pub use optimizer::{Optimizer, OptimizerOptions};
 pub use options::{GradientPrecision, MasterWeights, Precision, TrainerOptions};
 pub use parallel::{Parallel, Sharding, shards};

@@ -58,6 +58,14 @@ impl OptimizerOptions {
         }
     }
 
+    /// The configured learning rate. `None` where Adafactor has its own.
+    pub fn configured_learning_rate(&self) -> Option<f64> {
+        match self {
+            Self::Adamw(options) => Some(options.learning_rate),
+            Self::Adafactor(options) => options.learning_rate,
+        }
+    }
+
     /// The learning rate of the update after `updates` updates, before Adafactor's `scale_parameter`.
     pub fn resolved_learning_rate(&self, updates: u64, schedule_factor: f64) -> f64 {
         match self {

@@ -188,6 +188,9 @@ mod tests {
         check(&|o| o.grad_clip_norm = -1.0, "train.grad_clip_norm");
         check(&|o| o.max_non_finite = 0, "train.max_non_finite_steps");
         check(&|o| o.schedule.warmup_steps = Some(10), "schedule.name");
+        check(&|o| o.schedule.warmup_steps = Some(10), "got constant after 10 steps of warm-up");
+        let no_warmup = Schedule { warmup_steps: Some(0), ..Schedule::CONSTANT };
+        TrainerOptions { schedule: no_warmup, ..TrainerOptions::default() }.validate().expect("no warm-up at all");
         let no_rate = AdafactorOptions { relative_step: false, ..AdafactorOptions::default() };
         check(&|o| o.optimizer = no_rate.into(), "optimizer.learning_rate");
     }

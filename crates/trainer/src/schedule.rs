@@ -68,6 +68,19 @@ impl ScheduleKind {
     };
 }
 
+impl ScheduleKind {
+    /// The name in the configuration.
+    pub fn name(&self) -> &'static str {
+        match self {
+            ScheduleKind::Constant => "constant",
+            ScheduleKind::OneCycle { .. } => "one-cycle",
+            ScheduleKind::Linear => "linear",
+            ScheduleKind::Cosine => "cosine",
+            ScheduleKind::InverseSqrt => "inverse-sqrt",
+        }
+    }
+}
+
 /// A curve and its warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
@@ -106,6 +119,21 @@ impl Schedule {
         Ok(())
     }
 
+    /// The first step (from 0) of `total_steps` with the highest factor, and that factor.
+    pub fn highest(&self, total_steps: u64) -> (u64, f64) {
+        let last = total_steps.saturating_sub(1);
+        // A curve rises to the end of its warm-up, and falls after it.
+        let top = match self.kind {
+            ScheduleKind::OneCycle { pct_start, .. } => {
+                let rising = self.warmup_steps.map_or(pct_start * total_steps as f64, |steps| steps as f64);
+                (rising - 1.0).max(0.0) as u64
+            }
+            _ => self.warmup_steps.unwrap_or(0),
+        };
+        let near = [top, top + 1].map(|step| step.min(last)).map(|step| (step, self.factor(step, total_steps)));
+        if near[1].1 > near[0].1 { near[1] } else { near[0] }
+    }
+
     /// The factor that multiplies the configured learning rate at `step` (from 0) of `total_steps`.
     ///
     /// After the end the curve keeps its last value.
@@ -136,13 +164,7 @@ impl Schedule {
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.kind {
-            ScheduleKind::Constant => "constant",
-            ScheduleKind::OneCycle { .. } => "one-cycle",
-            ScheduleKind::Linear => "linear",
-            ScheduleKind::Cosine => "cosine",
-            ScheduleKind::InverseSqrt => "inverse-sqrt",
-        })?;
+        f.write_str(self.kind.name())?;
         match self.warmup_steps {
             None | Some(0) => Ok(()),
             Some(steps) => write!(f, " after {steps} steps of warm-up"),
@@ -185,6 +207,22 @@ mod tests {
         check(ScheduleKind::Cosine, Some(2), 10, &[(0, 0.0), (2, 1.0), (6, 0.5), (10, 0.0), (12, 0.0)]);
         check(ScheduleKind::InverseSqrt, Some(4), 10, &[(0, 0.0), (4, 1.0), (16, 0.5)]);
         check(ScheduleKind::InverseSqrt, None, 10, &[(0, 1.0), (30_000, 0.5)]);
+    }
+
+    #[test]
+    fn the_highest_factor_is_that_of_the_first_step_that_has_it() {
+        let one_cycle = ScheduleKind::ONE_CYCLE;
+        let kinds =
+            [ScheduleKind::Constant, ScheduleKind::Linear, ScheduleKind::Cosine, ScheduleKind::InverseSqrt, one_cycle];
+        let lengths = [None, Some(0), Some(1), Some(4), Some(60)];
+        for (kind, warmup_steps) in kinds.into_iter().flat_map(|kind| lengths.map(|length| (kind, length))) {
+            let schedule = Schedule { kind, warmup_steps };
+            for total in [1, 2, 7, 60, 94] {
+                let factors = (0..total).map(|step| (step, schedule.factor(step, total)));
+                let highest = factors.reduce(|best, next| if next.1 > best.1 { next } else { best }).unwrap();
+                assert_eq!(schedule.highest(total), highest, "{schedule} of {total}");
+            }
+        }
     }
 
     #[test]

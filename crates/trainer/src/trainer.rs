@@ -396,6 +396,11 @@ impl Trainer {
         self.step
     }
 
+    /// The number of steps since the last update, all of them skipped as not finite.
+    pub fn non_finite_in_a_row(&self) -> u32 {
+        self.non_finite_in_a_row
+    }
+
     /// Whether `total_steps` have been made.
     pub fn is_done(&self) -> bool {
         self.step >= self.options.total_steps

@@ -84,7 +84,7 @@ fn killed_often(
 ) -> Outcome {
     scenario.prepare(directory)?;
     let run = directory.join(RUN);
-    let (mut broken, mut newest, mut arguments) = (Vec::new(), None, &scenario.arguments);
+    let (mut broken, mut newest, mut arguments) = (Vec::new(), None, scenario.arguments.as_slice());
     for _ in 0..MAX_KILLS {
         let ran = start(arguments)?;
         kills.fetch_add(usize::from(ran.signal.is_some()), Ordering::Relaxed);
@@ -94,9 +94,9 @@ fn killed_often(
         if ran.code == Some(0) {
             break;
         }
-        arguments = &scenario.resume_arguments;
+        arguments = scenario.resume_arguments(directory);
     }
-    let resumed = scenario::run(lab, &scenario.resume_arguments, directory, None)?;
+    let resumed = scenario::run(lab, scenario.resume_arguments(directory), directory, None)?;
     broken.extend(scenario.whole.resumed(&resumed, directory));
     Ok(broken)
 }

@@ -79,7 +79,7 @@ fn cut(lab: &Lab, scenario: &Scenario, directory: &Path, number: u64, names: Nam
     lab::empty(&after)?;
     disk.write(&after, names)?;
     let mut broken = promises::nothing_lost(&after.join(RUN), newest);
-    let resumed = scenario::run(lab, &scenario.resume_arguments, &after, None)?;
+    let resumed = scenario::run(lab, scenario.resume_arguments(&after), &after, None)?;
     broken.extend(scenario.whole.resumed(&resumed, &after));
     Ok(broken)
 }

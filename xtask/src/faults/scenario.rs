@@ -187,6 +187,12 @@ impl Scenario {
         self.template.as_ref().map_or(Ok(()), |template| lab::copy(template, directory))
     }
 
+    /// The arguments that continue the run in a directory: they start it if it was ended before it began.
+    pub fn resume_arguments(&self, directory: &Path) -> &[String] {
+        let has_begun = ["resolved.toml", "checkpoints"].iter().any(|name| directory.join(RUN).join(name).exists());
+        if has_begun { &self.resume_arguments } else { &self.arguments }
+    }
+
     /// Makes one run under faults and a resumed run without faults, and returns the promises that they broke.
     ///
     /// # Errors
@@ -232,7 +238,7 @@ impl Scenario {
         if ran.code == Some(0) {
             broken.extend(self.whole.same_model(directory));
         }
-        let resumed = run(lab, &self.resume_arguments, directory, None)?;
+        let resumed = run(lab, self.resume_arguments(directory), directory, None)?;
         broken.extend(self.whole.resumed(&resumed, directory));
         Ok(broken)
     }

@@ -11,6 +11,7 @@ use trainer::{Sharding, Trainer, TrainerOptions};
 
 use crate::config::Config;
 use crate::failure::{Failure, Outcome};
+use crate::model_directory;
 use crate::open::Opened;
 
 /// The source of a run's model.
@@ -100,9 +101,7 @@ impl FirstModel<'_> {
             t5::peft::AdapterDirectory::open(adapter, model.config())?.fill(model.parameters())?;
         }
         let named = config.model.init_from.as_deref().unwrap_or(directory);
-        // A directory is recorded as an absolute path, so that it is found from anywhere. The id of a model is recorded unchanged.
-        let absolute = std::fs::canonicalize(named).unwrap_or_else(|_| named.to_owned());
-        model.set_base_name(&absolute.to_string_lossy());
+        model.set_base_name(&model_directory::lasting_name(named)?.to_string_lossy());
         model.set_prefix(opened.model.prefix());
         Ok(model)
     }

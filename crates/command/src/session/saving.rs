@@ -15,9 +15,13 @@ use crate::saved::Saved;
 use crate::{identity, model_files, setup};
 
 impl Session {
-    /// Saves if it is due: by steps, by time, on a signal, and at the end.
+    /// Saves if it is due: by steps, by time, on a signal, and at the end. While updates are skipped as not finite, nothing is due by steps or
+    /// by time: the weights are those of before, and nothing shows that they are of use.
     pub fn save_if_due(&mut self) -> Outcome<()> {
         let step = self.trainer.step_count();
+        if self.trainer.non_finite_in_a_row() > 0 && !self.trainer.is_done() && !self.should_stop() {
+            return Ok(());
+        }
         let by_steps = self.config.checkpoint.every_steps.is_some_and(|every| step.is_multiple_of(every));
         let by_clock = if self.group.is_some() { self.agreed.save } else { self.is_time_to_save() };
         if by_steps || by_clock || self.trainer.is_done() || self.should_stop() { self.save() } else { Ok(()) }
@@ -46,7 +50,7 @@ impl Session {
         }
         let state = Saved {
             position: self.position,
-            identity: identity::identity(&self.config, &self.opened),
+            identity: identity::identity(&self.config, &self.opened, &self.sources),
             history: self.history.clone(),
             plan: self.plan.clone(),
             kernels: Some(Kernels::of_this_process(&self.opened.device)),
@@ -112,10 +116,16 @@ impl Session {
         let Some(found) = Checkpoints::best_valid(self.checkpoints.directory(), self.trainer.scored_by())? else {
             return Ok(None);
         };
-        let text = format!(
-            "the checkpoint of the best step, {step}, is missing or damaged; the saved model is from step {}",
-            found.state.step
-        );
+        let saved = found.state.step;
+        let text = match step {
+            // The model of step 0 is the one that the run started with, and is not saved.
+            0 => format!(
+                "no evaluation beat the starting model; the saved model is the best of the others, step {saved}"
+            ),
+            _ => format!(
+                "the checkpoint of the best step, {step}, is missing or damaged; the saved model is from step {saved}"
+            ),
+        };
         self.warn(&text, json!({"step": self.trainer.step_count(), "kind": "checkpoint"}))?;
         Ok(Some(found.path))
     }

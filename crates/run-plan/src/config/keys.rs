@@ -67,7 +67,7 @@ const fn key(
 }
 
 /// The changes accepted by `run.allow_changes` and `--allow-changed`.
-pub const CHANGES: &[&str] = &["data", "tokenizer", "model", "batch-size", "seed"];
+pub const CHANGES: &[&str] = &["data", "tokenizer", "model", "base", "batch-size", "seed"];
 
 /// The values by which evaluations can be compared.
 pub const MEASURES: [&str; 11] = [
@@ -188,7 +188,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("optimizer.warmup_init", Switch, &[], "false", "with relative_step: start at 1e-6 * step"),
     key("optimizer.clip_threshold", Number(1e-30, 1e30), &[], "1.0", "clip an update to this root mean square"),
     key("optimizer.decay_rate", Number(-10.0, 0.0), &[], "-0.8", "decay of the second moment: beta2 = 1 - step^decay_rate"),
-    key("optimizer.eps1", Number(0.0, 1.0), &[], "1e-30", "added to the squared gradient"),
+    key("optimizer.eps1", Number(0.0, 1.0), &[], "1e-30", "added to the squared gradient; above 0"),
     key("optimizer.eps2", Number(0.0, 1.0), &[], "1e-3", "floor of the parameter scale"),
     key("optimizer.beta1", Number(0.0, 0.9999999), &["auto", "none"], "\"auto\"", "decay of the first moment; Adafactor: one more copy of the parameters, auto is none; AdamW: auto is 0.9"),
     key("optimizer.beta2", Number(0.0, 0.9999999), AUTO, "\"auto\"", "AdamW: decay of the second moment; auto: 0.999"),

@@ -35,7 +35,7 @@ pub fn keep_quantised(source: &Path, precision: t5::Precision, target: &Path) ->
     export_quantised_as(source, precision, target, &[(SOURCE, &fingerprint)]).map(Some)
 }
 
-/// The fingerprint of the files in a model directory.
+/// The fingerprint of the files in a model directory that its quantised weights depend on.
 fn fingerprint(source: &Path) -> Result<String> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -44,8 +44,10 @@ fn fingerprint(source: &Path) -> Result<String> {
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in fs::read_dir(source).map_err(failed(source))? {
         let path = entry.map_err(failed(source))?.path();
-        let is_of_model =
-            path.extension().is_some_and(|ending| ["json", "safetensors", "bin"].iter().any(|e| ending == *e));
+        // Files about answers or the tokenizer change no weight.
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let is_of_model = name == "config.json"
+            || [".safetensors", ".bin", ".index.json"].iter().any(|ending| name.ends_with(ending));
         if is_of_model && path.is_file() {
             files.push(path);
         }
@@ -100,6 +102,8 @@ mod tests {
         assert!(!made(t5::Precision::Nf4));
         assert!(made(t5::Precision::Int8));
         assert!(!made(t5::Precision::Int8));
+        fs::write(source.join("generation_config.json"), "{\"num_beams\": 3}").unwrap();
+        assert!(!made(t5::Precision::Int8), "the settings of answers change no weight");
         // The same lengths, other weights.
         write(2);
         assert!(made(t5::Precision::Int8));

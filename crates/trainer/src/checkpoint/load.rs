@@ -38,6 +38,22 @@ impl Checkpoints {
         }
     }
 
+    /// The newest whole checkpoint of a step before `step`.
+    ///
+    /// # Errors
+    /// [`Error::LaterFormat`]; I/O errors on the directory itself.
+    pub fn newest_valid_before(directory: &Path, step: u64) -> Result<Option<Found>> {
+        Ok(first_valid(list(directory)?.into_iter().filter(|(found, _)| *found < step))?.0)
+    }
+
+    /// The steps of the checkpoints in `directory`, whole or not, newest first.
+    ///
+    /// # Errors
+    /// I/O errors on the directory itself.
+    pub fn steps(directory: &Path) -> Result<Vec<u64>> {
+        Ok(list(directory)?.into_iter().map(|(step, _)| step).collect())
+    }
+
     /// The whole checkpoint with the best score, if any was scored. Its notes have the problems of better ones, and of those
     /// whose score could not be read.
     ///
@@ -53,7 +69,8 @@ impl Checkpoints {
                 Err(error) => unknown.push(error.to_string()),
             }
         }
-        scored.sort_by(|a, b| b.0.total_cmp(&a.0));
+        // Of equal scores the earliest is the best, as `Trainer::record_score` counts.
+        scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let (found, _) = first_valid(scored.into_iter().map(|(_, step, path)| (step, path)))?;
         Ok(found.map(|mut found| {
             found.notes.extend(unknown);

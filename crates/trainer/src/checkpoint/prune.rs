@@ -9,6 +9,8 @@
 //!
 //! Invariants:
 //! * The checkpoint that was just saved stays.
+//! * A checkpoint that was saved while updates were skipped as not finite does not count: nothing shows that its weights are of use, and
+//!   it would take the place of one whose weights are.
 //! * Nothing is removed before `keep_last` newer ones are known to be whole to the last byte. This process knows that of the
 //!   checkpoints that it wrote or resumed from, and reads any other one once. After that a look costs a few small reads, so saving
 //!   does not read back its own files. Those with the best scores are verified in the same way before another one is removed.
@@ -29,7 +31,11 @@ use crate::error::{Error, Result};
 
 /// The state of a checkpoint on disk.
 enum Condition {
-    Whole { score: Option<f64> },
+    Whole {
+        score: Option<f64>,
+        /// Whether the last update before it was skipped as not finite.
+        is_stalled: bool,
+    },
     Torn(String),
     Unknown(String),
 }
@@ -80,15 +86,16 @@ pub(super) fn prune(checkpoints: &mut Checkpoints, newest: u64, saved: &mut Save
 
 /// Which of these checkpoints, newest first, stay. `None` if too little is known to remove any.
 fn kept(checkpoints: &mut Checkpoints, older: &mut [Inspected], interrupted: &dyn Fn() -> bool) -> Option<Vec<usize>> {
-    let newest_first: Vec<usize> = (0..older.len()).collect();
+    let counts = |looked: &Inspected| !matches!(looked.condition, Condition::Whole { is_stalled: true, .. });
+    let newest_first: Vec<usize> = (0..older.len()).filter(|&index| counts(&older[index])).collect();
     let mut kept = verified(checkpoints, older, &newest_first, checkpoints.keep_last, interrupted)?;
     if kept.len() < checkpoints.keep_last {
         return None;
     }
     let mut scored: Vec<(f64, usize)> =
         older.iter().enumerate().filter_map(|(i, looked)| Some((score(looked)?, i))).collect();
-    // The sort is stable: of equal scores, the newest is the best.
-    scored.sort_by(|a, b| b.0.total_cmp(&a.0));
+    // Of equal scores the earliest is the best, as `Trainer::record_score` counts. Larger indices are earlier steps.
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
     let best_first: Vec<usize> = scored.into_iter().map(|(_, index)| index).collect();
     kept.extend(verified(checkpoints, older, &best_first, checkpoints.keep_best, interrupted)?);
     Some(kept)
@@ -96,7 +103,7 @@ fn kept(checkpoints: &mut Checkpoints, older: &mut [Inspected], interrupted: &dy
 
 fn score(looked: &Inspected) -> Option<f64> {
     match looked.condition {
-        Condition::Whole { score } => score,
+        Condition::Whole { score, .. } => score,
         _ => None,
     }
 }
@@ -140,7 +147,7 @@ fn look(path: &Path, step: u64, measure: &str) -> Condition {
         load::read_state(path, step, &manifest)
     });
     match state {
-        Ok(state) => Condition::Whole { score: state.score_by(measure) },
+        Ok(state) => Condition::Whole { score: state.score_by(measure), is_stalled: state.non_finite_in_a_row > 0 },
         Err(error) => Condition::of_error(&error),
     }
 }
@@ -201,6 +208,36 @@ pub(super) struct Before {
     pub(super) note: Option<String>,
 }
 
+impl Checkpoints {
+    /// Moves the checkpoints after `step` aside: a run goes back to that step, and what it does next takes their place. Returns their new
+    /// paths, the newest first. They stay until somebody removes them.
+    ///
+    /// # Errors
+    /// I/O errors. Those that were moved before stay aside.
+    pub fn set_aside_after(&mut self, step: u64) -> Result<Vec<PathBuf>> {
+        let later = list(&self.directory)?.into_iter().filter(|(found, _)| *found > step);
+        later
+            .map(|(_, path)| {
+                self.forget(&path);
+                move_aside(&path)
+            })
+            .collect()
+    }
+}
+
+/// Gives an entry a name that no checkpoint has, and returns its new path.
+fn move_aside(path: &Path) -> Result<PathBuf> {
+    let mut number = 1;
+    loop {
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(format!(".kept-{number}"));
+        match temporary::rename_to_free_name(path, aside.as_ref()) {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+            renamed => return renamed.map(|()| PathBuf::from(aside)).map_err(|e| Error::io("move aside", path, e)),
+        }
+    }
+}
+
 /// Makes way for a checkpoint of the same step. A whole or a torn one will be replaced; any other entry moves aside.
 pub(super) fn make_way(target: &Path, step: u64) -> Result<Before> {
     match fs::symlink_metadata(target) {
@@ -216,15 +253,7 @@ pub(super) fn make_way(target: &Path, step: u64) -> Result<Before> {
         }
         Condition::Unknown(reason) => reason,
     };
-    let mut number = 1;
-    let aside = loop {
-        let mut aside = target.as_os_str().to_owned();
-        aside.push(format!(".kept-{number}"));
-        match temporary::rename_to_free_name(target, aside.as_ref()) {
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
-            renamed => break renamed.map(|()| PathBuf::from(aside)).map_err(|e| Error::io("move aside", target, e))?,
-        }
-    };
+    let aside = move_aside(target)?;
     let note = format!("moved {} to {}, because {reason}", target.display(), aside.display());
     Ok(Before { aside: Some(aside), note: Some(note) })
 }

@@ -317,9 +317,9 @@ fn the_newest_and_the_best_are_kept_and_the_rest_go() {
         assert!(saved.path.exists() && saved.notes.is_empty());
         pruned.extend(saved.pruned.iter().map(|path| path.file_name().unwrap().to_owned()));
     }
-    // 6 and 7 are the newest; 2 (9.0) and 5 (7.0, newer than 4) are the best.
-    assert_eq!(names(directory.path()), ["step-00000002", "step-00000005", "step-00000006", "step-00000007"]);
-    assert_eq!(pruned, ["step-00000001", "step-00000003", "step-00000004"]);
+    // 6 and 7 are the newest; 2 (9.0) and 4 (7.0, and no worse than 5) are the best.
+    assert_eq!(names(directory.path()), ["step-00000002", "step-00000004", "step-00000006", "step-00000007"]);
+    assert_eq!(pruned, ["step-00000001", "step-00000003", "step-00000005"]);
     let best = |measure| Checkpoints::best_valid(directory.path(), measure).unwrap().map(|found| found.state.step);
     assert_eq!((best("loss"), best("bleu")), (Some(2), None));
     // Scores of another measure are not compared with those.

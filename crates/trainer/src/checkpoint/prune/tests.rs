@@ -277,3 +277,43 @@ fn a_checkpoint_that_cannot_be_read_moves_aside_for_a_new_one_of_its_step() {
         make_unreadable(&path.join(MANIFEST_FILE));
     }
 }
+
+#[test]
+fn a_checkpoint_of_skipped_updates_takes_the_place_of_none_whose_weights_are_of_use() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut checkpoints = Checkpoints::new(directory.path(), 2, 0);
+    let mut trainer = stepped(0);
+    let set_skipped = |trainer: &mut Trainer, skipped: u32| {
+        let mut state = trainer.state(json!(null));
+        state.non_finite_in_a_row = skipped;
+        trainer.set_state(&state);
+    };
+    save_steps(&mut checkpoints, &mut trainer, 2);
+    for step_number in 3..5 {
+        step(&mut trainer);
+        set_skipped(&mut trainer, step_number - 2);
+        save(&mut checkpoints, &trainer);
+        // The newest stays, too: a run that is interrupted goes on from there.
+        assert_eq!(steps_in(directory.path()), [1, 2, u64::from(step_number)]);
+    }
+    // An update was finite again.
+    set_skipped(&mut trainer, 0);
+    save_steps(&mut checkpoints, &mut trainer, 1);
+    assert_eq!(steps_in(directory.path()), [2, 5]);
+}
+
+#[test]
+fn checkpoints_after_a_step_are_moved_aside_and_never_over_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut checkpoints = Checkpoints::new(directory.path(), 9, 0);
+    let mut trainer = stepped(0);
+    save_steps(&mut checkpoints, &mut trainer, 3);
+    fs::create_dir(directory.path().join("step-00000003.kept-1")).unwrap();
+    let aside = checkpoints.set_aside_after(1).unwrap();
+    let names: Vec<_> = aside.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
+    assert_eq!(names, ["step-00000003.kept-2", "step-00000002.kept-1"]);
+    assert_eq!(steps_in(directory.path()), [1]);
+    assert_eq!(Checkpoints::newest_valid_before(directory.path(), 1).unwrap().map(|found| found.state.step), None);
+    assert_eq!(Checkpoints::newest_valid_before(directory.path(), 2).unwrap().map(|found| found.state.step), Some(1));
+    assert!(checkpoints.set_aside_after(1).unwrap().is_empty());
+}
