@@ -491,12 +491,6 @@ impl Session {
         }
     }
 
-    fn note_graphs(&mut self, stats: &StepStats) -> Outcome<()> {
-        let records = self.plan.step.levers.repeats && self.trainer.model().records_micro_batches();
-        let text = self.graph_micro_batches.add(stats.graph_micro_batches, records);
-        text.map_or(Ok(()), |text| self.warn(&text, json!({"step": stats.step, "kind": "no_graphs"})))
-    }
-
     /// Issues a warning, for the user and in the metrics.
     pub fn warn(&mut self, text: &str, mut fields: Value) -> Outcome<()> {
         self.report.warn(text);

@@ -1,5 +1,11 @@
 //! Checks that micro-batches that a plan records are launched as graphs.
 
+use serde_json::json;
+use trainer::StepStats;
+
+use super::Session;
+use crate::failure::Outcome;
+
 /// Steps in a row without a graph before the user is told. Repeating micro-batches are launched as graphs after four steps.
 const STEPS: u32 = 16;
 
@@ -22,6 +28,15 @@ impl GraphLaunchCheck {
         Some(format!(
             "the plan records micro-batches, but in {STEPS} steps none was launched as a graph: their sizes differ from step to step; `memory.recorded_micro_batches = \"none\"` frees the memory that is kept for graphs"
         ))
+    }
+}
+
+impl Session {
+    /// Warns once if micro-batches that could be recorded as graphs are not.
+    pub(super) fn note_graphs(&mut self, stats: &StepStats) -> Outcome<()> {
+        let records = self.plan.step.levers.repeats && self.trainer.model().records_micro_batches();
+        let text = self.graph_micro_batches.add(stats.graph_micro_batches, records);
+        text.map_or(Ok(()), |text| self.warn(&text, json!({"step": stats.step, "kind": "no_graphs"})))
     }
 }
 
