@@ -16,6 +16,7 @@ mod convert;
 mod convert_base;
 mod divergence;
 mod doctor;
+mod effects;
 mod export;
 mod finetune;
 mod flags;

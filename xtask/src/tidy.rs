@@ -64,6 +64,7 @@ const RULES: &[Rule] = &[
     sources::writes_go_through_write_atomic,
     sources::text_is_shown_in_one_place,
     sources::no_test_is_ignored,
+    sources::messages_are_not_in_debug_form,
     prose::documents_have_plain_sentences,
     prose::documents_and_help_use_plain_words,
     text::no_text_names_a_path_of_one_machine,

@@ -380,7 +380,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Outcome<Typed> {
         if is_flag { hyphenated(argument) } else { argument }
     });
     let arguments: Vec<OsString> = arguments.collect();
-    let command = usage::command_of(&arguments);
+    let command = usage::command_of(Cli::command(), &arguments);
     let matches = Cli::command().try_get_matches_from(arguments);
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => Ok(Typed::Command(Box::new(cli))),

@@ -145,6 +145,7 @@ impl Part {
         let files = self.conversion.sources.iter().zip(&self.originals).map(|((_, kind, pairing), original)| {
             json!({
                 "file": original.display().to_string(), "form": kind.form.name(),
+                // The debug form is the name in JSON.
                 "compression": format!("{:?}", kind.compression).to_lowercase(), "texts": pairing.in_words(),
                 "columns": pairing.columns().into_iter().map(|column| column.name).collect::<Vec<_>>(),
                 "not_used": pairing.unused(&kind.columns),

@@ -489,6 +489,7 @@ fn settings_json(conversion: &Conversion, columns: &[String], config: &Config, s
         "encoding": config.data.encoding,
         "quotes": config.data.has_quotes,
         "texts": conversion.sources.iter().map(|(.., pairing)| pairing.in_words()).collect::<Vec<_>>(),
+        // The debug form is part of the rows' identity, and is not shown.
         "bad_rows": format!("{:?}", config.data.bad_rows).to_lowercase(),
         "validation": split.map(|share| match share {
             Share::Of(share) => json!({"share": share, "seed": config.run.seed}),

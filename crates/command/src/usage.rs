@@ -2,10 +2,9 @@
 
 use std::ffi::OsString;
 
-use clap::CommandFactory;
+use clap::Command;
 use clap::error::{ContextKind, ContextValue};
 
-use crate::cli::Cli;
 use crate::config::{aliases, keys};
 use crate::failure::Failure;
 
@@ -56,8 +55,8 @@ pub fn failure(error: &clap::Error, command: &str) -> Failure {
 }
 
 /// The command that the arguments name: `train_low_mem generate`.
-pub fn command_of(arguments: &[OsString]) -> String {
-    let (mut command, mut name) = (Cli::command(), "train_low_mem".to_owned());
+pub fn command_of(mut command: Command, arguments: &[OsString]) -> String {
+    let mut name = "train_low_mem".to_owned();
     for argument in arguments.iter().skip(1) {
         let Some(found) = command.find_subcommand(argument).cloned() else { break };
         name = format!("{name} {}", found.get_name());

@@ -63,6 +63,7 @@ struct Message(String);
 impl Visit for Message {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         if field.name() == "message" {
+            // The debug form of a message is its text.
             self.0 = format!("{value:?}");
         }
     }

@@ -134,6 +134,55 @@ pub fn no_test_is_ignored(tree: &Tree) -> Vec<Finding> {
     tree.rust_files().flat_map(ignored).map(finding).collect()
 }
 
+/// Crates whose texts reach users. The others hold tensors, or are tools.
+const SPEAKING: [&str; 6] = [
+    "crates/command/",
+    "crates/run-plan/",
+    "crates/planner/",
+    "crates/trainer/",
+    "crates/row-files/",
+    "crates/dataloader/",
+];
+
+/// No message prints the debug form of a type of ours, which is Rust and not English. Shapes, dtypes and quoted text may have it; any other
+/// use says why in a comment with the words "debug form".
+pub fn messages_are_not_in_debug_form(tree: &Tree) -> Vec<Finding> {
+    let is_code = |line: &str| !line.trim_start().starts_with("//");
+    let is_excused = |lines: &[&str]| {
+        let words = [
+            "debug form",
+            "Debug form",
+            "shape",
+            "dims()",
+            "dtype",
+            "lossy",
+            "assert",
+            "panic!",
+            "unreachable!",
+            "bail!",
+        ];
+        lines.iter().any(|line| words.iter().any(|word| line.contains(word)))
+    };
+    let mut findings = Vec::new();
+    for (path, source) in tree.rust_files().filter(|(path, _)| SPEAKING.iter().any(|home| path.starts_with(home))) {
+        if is_test_file(path) {
+            continue;
+        }
+        let lines: Vec<&str> = before_tests(source).lines().collect();
+        for (at, line) in lines.iter().enumerate().filter(|(_, line)| is_code(line)) {
+            let is_debug = line.contains(":?}") || line.contains(":#?}");
+            if is_debug && !is_excused(&lines[at.saturating_sub(3)..(at + 3).min(lines.len())]) {
+                findings.push(Finding::new(
+                    path,
+                    at + 1,
+                    "prints a debug form; expected `Display`, or a comment with its reason",
+                ));
+            }
+        }
+    }
+    findings
+}
+
 /// The part of `source` before its tests, which come last, in `#[cfg(test)] mod`.
 pub fn before_tests(source: &str) -> &str {
     source.find("\n#[cfg(test)]\nmod ").map_or(source, |end| &source[..end])
@@ -167,6 +216,16 @@ mod tests {
     fn check(rule: super::super::Rule, path: &str, source: &str, expected: &[&str]) {
         let findings: Vec<String> = rule(&Tree::of(&[(path, source)])).iter().map(Finding::to_string).collect();
         assert_eq!(findings, expected, "{path}: {source}");
+    }
+
+    #[test]
+    fn a_message_in_debug_form_is_found() {
+        let found =
+            |source: &str| messages_are_not_in_debug_form(&Tree::of(&[("crates/command/src/a.rs", source)])).len();
+        assert_eq!(found("fn a() { format!(\"got {outcome:?}\"); }"), 1);
+        assert_eq!(found("fn a() { format!(\"got {:?}\", x.dims()); }"), 0);
+        assert_eq!(found("// The debug form is TOML.\nfn a() { format!(\"{number:?}\"); }"), 0);
+        assert_eq!(found("fn a() {}\n\n#[cfg(test)]\nmod tests { fn b() { format!(\"{x:?}\"); } }"), 0);
     }
 
     #[test]

@@ -127,6 +127,7 @@ impl Content {
         for (column, cell) in self.columns.iter_mut().zip(&row.cells) {
             column.add(cell);
         }
+        // The debug form tells texts from numbers. It is compared, and never shown.
         let whole = format!("{:?}", row.cells);
         self.duplicates = match (self.duplicates, table.is_duplicate("", &whole)) {
             (Some(found), Ok(is_duplicate)) => Some(found + u64::from(is_duplicate)),

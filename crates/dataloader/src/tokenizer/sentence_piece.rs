@@ -58,6 +58,7 @@ pub(super) fn tokenizer_json(bytes: &[u8], companion_files: &CompanionFiles) -> 
     let unknown =
         unknown.ok_or_else(|| format!("expected the id of a piece for unknown text, of {} pieces", pieces.len()))?;
     if let Some(Piece { text, score, .. }) = pieces.iter().find(|piece| !piece.score.is_finite()) {
+        // The debug form quotes the piece.
         return Err(format!("the score of piece {text:?} is {score}, expected a finite number"));
     }
     // Sentinels come last, in falling order.

@@ -122,9 +122,9 @@ const RULES: &[Rule] = &[
         why: "it is for `train.early_stopping_patience`, which is not set",
     },
     Rule {
-        keys: &["memory.device_budget"],
+        keys: &["memory.device_budget", "memory.offload_to"],
         has_effect: |_, now| now.is_on_card,
-        why: "the CPU computes; `memory.budget` bounds the run",
+        why: "it is for cards, and the CPU computes",
     },
     Rule {
         keys: &["parallel.shard", "parallel.network_mbit"],
