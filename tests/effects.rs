@@ -47,6 +47,7 @@ const ROWS: &[Row] = &[
     ("data.mean_span_tokens", "1.0", &[SPANS, "data.text_column=question"]),
     ("data.max_source_tokens", "4", &[]),
     ("data.max_target_tokens", "2", &[]),
+    ("data.truncation_side", "left", &["data.max_source_tokens=4"]),
     ("data.shuffle", "false", &[]),
     ("data.block_rows", "2", &["data.window_blocks=1", "train.batch_size=4"]),
     ("data.window_blocks", "1", &["data.block_rows=2", "train.batch_size=4"]),
