@@ -143,6 +143,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("run.deterministic", "tests/same_bits.rs"),
     ("run.allow_changes", "crates/command/src/cli.rs"),
     ("train.max_non_finite_steps", "tests/training.rs"),
+    ("data.encoding", "crates/run-plan/src/config/data.rs"),
+    ("data.quoting", "crates/run-plan/src/config/data.rs"),
     ("data.source_lang", "crates/run-plan/src/config/data.rs"),
     ("data.target_lang", "crates/run-plan/src/config/data.rs"),
     ("generation.min_new_tokens", "crates/run-plan/src/config/generation.rs"),
