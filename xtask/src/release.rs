@@ -4,16 +4,21 @@
 //!   as a `FROM scratch` image runs it. A program for another processor runs under QEMU there.
 //! * A wheel with the program inside (`maturin`), installed into a new environment and run from there.
 //! * An image (`packaging/Dockerfile`), with the first of docker, podman and buildah that works.
+//! * Beside each program: the notices of other packages in it, which are in the wheel and the image too, and a bill of materials.
+//! * SHA256SUMS of all of these.
 //!
 //! Parts that this machine cannot build are skipped, with a line that says how to make them possible. Output goes below
 //! `target/release-files`, or below CARGO_TARGET_DIR.
 
 mod elf;
+mod third_party;
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use sha2::{Digest, Sha256};
 
 const USAGE: &str = "usage: cargo xtask release [TARGET]...   [default: every target that the toolchain has]";
 
@@ -37,6 +42,12 @@ const PROFILE: &str = "dist";
 
 /// The name of the image.
 const IMAGE: &str = "train_low_mem";
+
+/// The notices of other packages, in the wheel and the image.
+const NOTICES: &str = "THIRD-PARTY-NOTICES.txt";
+
+/// The digests of all files.
+const SUMS: &str = "SHA256SUMS";
 
 /// The most bytes of a stripped program.
 const MAX_BYTES: u64 = 15_000_000;
@@ -69,13 +80,16 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         };
         let program = release.build(compiler, target)?;
         release.check(target, &program)?;
+        third_party::write(root, target, &release.directory)?;
         programs.push((target, compiler, program));
     }
     let Some((target, compiler, program)) = programs.iter().find(|(target, ..)| is_native(target)) else {
         return Err("no program for this machine was built".to_owned());
     };
-    release.wheel(*compiler, target, program)?;
-    release.image(program)
+    let notices = release.directory.join(format!("THIRD-PARTY-NOTICES-{target}.txt"));
+    release.wheel(*compiler, target, program, &notices)?;
+    release.image(program, &notices)?;
+    release.write_sums()
 }
 
 /// The compiler and linker for a target's C libraries. zig supports every target.
@@ -219,7 +233,7 @@ impl Release<'_> {
     }
 
     /// Builds the wheel, installs it and runs it.
-    fn wheel(&self, compiler: Compiler, target: &str, program: &Path) -> Result<(), String> {
+    fn wheel(&self, compiler: Compiler, target: &str, program: &Path, notices: &Path) -> Result<(), String> {
         let has_maturin = output(Command::new("maturin").arg("--version")).is_ok();
         if !has_maturin {
             println!("skipped: the wheel: `pip install maturin` adds what builds it");
@@ -234,7 +248,7 @@ impl Release<'_> {
             maturin.arg("--zig");
         }
         maturin.arg("--").args(self.linking(compiler));
-        maturin.current_dir(self.root.join("packaging"));
+        maturin.current_dir(self.wheel_source(notices)?);
         maturin.env("CARGO_TARGET_DIR", &self.target).env("RUSTFLAGS", RUSTFLAGS);
         done(&mut maturin)?;
         let wheel = fs::read_dir(&wheels)
@@ -256,12 +270,46 @@ impl Release<'_> {
         Ok(())
     }
 
+    /// A folder with packaging/pyproject.toml and the licences that it names. They are not all in one folder of the tree.
+    fn wheel_source(&self, notices: &Path) -> Result<PathBuf, String> {
+        let source = self.directory.join("wheel-source");
+        fs::create_dir_all(&source).map_err(|error| format!("{}: {error}", source.display()))?;
+        let named = |name: &str| (self.root.join(name), source.join(name));
+        let copies = [named("LICENSE-APACHE"), named("LICENSE-MIT"), (notices.to_owned(), source.join(NOTICES))];
+        for (from, to) in copies {
+            fs::copy(&from, to).map_err(|error| format!("{}: {error}", from.display()))?;
+        }
+        let project = self.root.join("packaging/pyproject.toml");
+        let text = fs::read_to_string(&project).map_err(|error| format!("{}: {error}", project.display()))?;
+        let text = text.replace("\"../crates", &format!("\"{}/crates", self.root.display()));
+        fs::write(source.join("pyproject.toml"), text).map_err(|error| format!("{}: {error}", source.display()))?;
+        Ok(source)
+    }
+
+    /// Writes the digests of all files of the release, as `sha256sum --check` reads them.
+    fn write_sums(&self) -> Result<(), String> {
+        let mut files = Vec::new();
+        for directory in [self.directory.clone(), self.directory.join("wheels")] {
+            let entries = fs::read_dir(&directory).into_iter().flatten().filter_map(Result::ok);
+            files.extend(entries.map(|entry| entry.path()).filter(|path| path.is_file() && !path.ends_with(SUMS)));
+        }
+        files.sort();
+        let mut sums = String::new();
+        for path in files {
+            let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            let digest: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+            sums += &format!("{digest}  {}\n", path.strip_prefix(&self.directory).unwrap_or(&path).display());
+        }
+        fs::write(self.directory.join(SUMS), sums).map_err(|error| format!("{SUMS}: {error}"))
+    }
+
     /// Builds the image, if an engine works.
-    fn image(&self, program: &Path) -> Result<(), String> {
+    fn image(&self, program: &Path, notices: &Path) -> Result<(), String> {
         let context = self.directory.join("image");
         let _ = fs::remove_dir_all(&context);
         fs::create_dir_all(&context).map_err(|error| error.to_string())?;
         fs::copy(program, context.join("train_low_mem")).map_err(|error| error.to_string())?;
+        fs::copy(notices, context.join(NOTICES)).map_err(|error| error.to_string())?;
         let dockerfile = self.root.join("packaging/Dockerfile");
         if let Some(engine) =
             ["docker", "podman"].into_iter().find(|engine| output(Command::new(engine).arg("info")).is_ok())

@@ -43,6 +43,8 @@ fn kept_choices(training: &Training<'_>, steps: &[StepChoice]) -> u64 {
 /// # Errors
 /// Errors of the trainer; [`crate::Error::OnADeviceAlone`] if the job asks for a setting that the place of its tensors cannot carry out.
 pub fn costs(job: &Job<'_>, now: &MemorySnapshot) -> Result<Costs> {
+    #[cfg(test)]
+    crate::testing::state_processor();
     place::check(job)?;
     let (held, mut steps) = match &job.work {
         Work::Training(training) => {

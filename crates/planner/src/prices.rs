@@ -207,6 +207,8 @@ impl Prices {
 
     /// The built-in prices of this process's units that multiply activations of this dtype.
     pub fn of_units(activations: DType) -> Self {
+        #[cfg(test)]
+        crate::testing::state_processor();
         if activations == DType::BF16 && t5_ops::processor().has_tiles() { Self::tiles() } else { Self::vectors() }
     }
 }

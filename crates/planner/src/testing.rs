@@ -1,8 +1,11 @@
-//! Jobs for tests.
+//! Jobs for tests, and the processor that they are planned for.
+
+use std::cell::Cell;
 
 use memory_policy::{Budget, Bytes, MemorySnapshot, Place};
 use t5::StoredWeights;
 use t5::safetensors::StoredIn;
+use t5_ops::{InstructionSet, Processor};
 use trainer::TrainerOptions;
 
 use crate::answer_speed::{AnswerSpeed, FewRows};
@@ -51,6 +54,25 @@ pub(crate) fn job<'a>(model: &'a t5::Config, training: Training<'a>, pins: &'a P
         past: Vec::new(),
         prices: Prices::vectors(),
     }
+}
+
+/// States the processor that needs are counted for on a test's thread: that of `LOW_MEM_T5_TEST_PROCESSOR`, such as `amx:64`, or AVX2 with
+/// two threads.  In tests of this crate each plan begins here, so none reads this machine's processor:
+/// a test that does passes on some machines only.
+pub(crate) fn state_processor() {
+    thread_local! {
+        static IS_STATED: Cell<bool> = const { Cell::new(false) };
+    }
+    if IS_STATED.replace(true) {
+        return;
+    }
+    let stated = std::env::var("LOW_MEM_T5_TEST_PROCESSOR").unwrap_or_else(|_| "avx2:2".to_owned());
+    let (set, threads) = stated.split_once(':').expect("LOW_MEM_T5_TEST_PROCESSOR is INSTRUCTION-SET:THREADS");
+    t5_ops::set_target_processor(Processor {
+        instruction_set: InstructionSet::of_name(set).expect("the name of an instruction set"),
+        threads: threads.parse().expect("a number of threads"),
+        second_level_bytes: 1 << 20,
+    });
 }
 
 /// A machine with 64 GiB, all of them free.

@@ -78,14 +78,19 @@ mod tests {
         let options = TrainerOptions { total_steps: 100, ..TrainerOptions::default() };
         let pins = Pins::default();
         let now = MemorySnapshot { rss: Bytes::mib(20), ..testing::machine() };
-        for budget in [Bytes::gib(4), Bytes::mib(700), Bytes::mib(450), Bytes::mib(200), Bytes::mib(165)] {
-            let training = Training { disk_writes: 1 << 42, ..testing::training(&options) };
-            let job = Job {
-                longest: (128, 64),
-                budgets: Budget::Explicit(budget).into(),
-                feed: Feed::Unknown { samples: 8, tokens: 192 },
-                ..testing::job(&model, training, &pins)
-            };
+        let job_in = |budget| Job {
+            longest: (128, 64),
+            budgets: Budget::Explicit(budget).into(),
+            feed: Feed::Unknown { samples: 8, tokens: 192 },
+            ..testing::job(&model, Training { disk_writes: 1 << 42, ..testing::training(&options) }, &pins)
+        };
+        // Each processor packs its operands in its own way, so each has its own smallest budget.
+        let Err(crate::Error::DoesNotFit(refusal)) = crate::plan(&job_in(Bytes::mib(1)), &now) else {
+            panic!("nothing fits a mebibyte")
+        };
+        let smallest = refusal.smallest_budget;
+        for budget in [Bytes::gib(4), Bytes::mib(700), Bytes::mib(450), Bytes::mib(200), smallest] {
+            let job = job_in(budget);
             let plan = crate::plan(&job, &now).expect("it fits").plan;
             let timeline = timeline(&job, &plan).expect("it is counted").expect("a step on the host");
             let largest = timeline.moments.iter().map(|moment| moment.bytes.iter().sum::<u64>()).max();

@@ -4,6 +4,7 @@ use memory_policy::{Budget, Bytes, MemorySnapshot, Place};
 use planner::{Evaluation, Feed, Job, Pins, Prices, Processes, RowCounts, Training, Wanted, Work};
 use t5::safetensors::StoredIn;
 use t5::{AnswerShape, Config, Lora, StoredWeights};
+use t5_ops::{InstructionSet, Processor};
 use trainer::TrainerOptions;
 
 #[global_allocator]
@@ -52,6 +53,8 @@ fn planning(samples: usize, evaluation: Option<Evaluation<'_>>) -> (u64, u64) {
         prices: Prices::vectors(),
     };
     let now = MemorySnapshot { available: Bytes::gib(64), total: Bytes::gib(64), ..MemorySnapshot::default() };
+    let processor = Processor { instruction_set: InstructionSet::Avx2, threads: 2, second_level_bytes: 1 << 20 };
+    t5_ops::set_target_processor(processor);
     let (costs, most) = counted(|| planner::costs(&job, &now).expect("it trains"));
     let (_copy, left) = counted(|| costs.clone());
     (left, most - left)

@@ -132,7 +132,7 @@ pub use paging::{
 };
 pub use parallel::{PoolThreads, for_each_part, join_threads, threads, with_temporary_threads};
 pub use peak::peak_gflops;
-pub use processor::{InstructionSet, Processor, processor, with_target_processor};
+pub use processor::{InstructionSet, Processor, processor, set_target_processor, with_target_processor};
 pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser, Weight};
 pub use replay::Replay;
 pub use rounds::GraphRounds;

@@ -90,6 +90,11 @@ pub fn processor() -> Processor {
     COUNTED.get().unwrap_or_else(Processor::of_this_process)
 }
 
+/// Needs that are counted on this thread from here on are stated for another processor. For tests, whose threads end with them.
+pub fn set_target_processor(processor: Processor) {
+    COUNTED.set(Some(processor));
+}
+
 /// Calls `f`. Needs that are counted in `f`, on this thread, are stated for another processor.
 pub fn with_target_processor<R>(processor: Processor, f: impl FnOnce() -> R) -> R {
     struct Before(Option<Processor>);
