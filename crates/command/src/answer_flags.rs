@@ -1,16 +1,17 @@
 //! The flags of commands that answer: the place of weights, the settings of answers, and the arguments of `eval` and `generate`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use dataloader::Tokenizer;
 use memory_policy::Budgets;
 use toml::Value;
 
-use crate::config::generation::apply_model_defaults;
+use crate::config::generation::{Generation, apply_model_defaults};
 use crate::config::{Origin, Values, paths};
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::{Precision, assignment_text, typed_path};
-use crate::options;
+use crate::{model_directory, options, report};
 
 /// Flags that say where weights lie.
 #[derive(Args, Debug)]
@@ -103,6 +104,9 @@ pub struct DecodingFlags {
     /// Shortest answer in tokens
     #[arg(long, value_name = "N")]
     pub min_new_tokens: Option<String>,
+    /// Keep special tokens such as <extra_id_0> in answers, and in the texts that scores compare
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub keep_special_tokens: Option<String>,
 }
 
 impl DecodingFlags {
@@ -110,9 +114,31 @@ impl DecodingFlags {
     pub fn over(&self, model: &t5::Config) -> Outcome<(Values, Option<usize>)> {
         let mut values = Values::defaults();
         let (settings, file) = model.answer_settings();
-        let longest = apply_model_defaults(&mut values, settings, file)?;
+        let defaults = apply_model_defaults(&mut values, settings, file)?;
+        if !defaults.ignored.is_empty() {
+            report::warn(&format!(
+                "{file} of the model sets {}, which this program does not have: answers may differ from transformers'",
+                defaults.ignored.join(", ")
+            ));
+        }
         self.apply(&mut values)?;
-        Ok((values, longest.map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX))))
+        Ok((values, defaults.max_new_tokens.map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX))))
+    }
+
+    /// The tokenizer of a model that answers. It keeps special tokens if the flags ask for it.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be read.
+    pub fn tokenizer(&self, directory: &Path, model: &t5::Config, values: &Values) -> Outcome<Tokenizer> {
+        let path = Tokenizer::in_directory(directory).ok_or_else(|| model_directory::without_tokenizer(directory))?;
+        let mut tokenizer = Tokenizer::load(&path)?;
+        if let Err(contradiction) = model_directory::check_end(directory, model, &tokenizer) {
+            report::warn(&contradiction.message);
+        }
+        if Generation::of(values).keeps_special_tokens {
+            tokenizer.keep_special_tokens(model.frame());
+        }
+        Ok(tokenizer)
     }
 
     /// Applies the flags to the keys.
@@ -129,6 +155,7 @@ impl DecodingFlags {
             ("repetition-penalty", &self.repetition_penalty),
             ("no-repeat-ngram", &self.no_repeat_ngram),
             ("min-new-tokens", &self.min_new_tokens),
+            ("keep-special-tokens", &self.keep_special_tokens),
         ];
         for (flag, text) in flags.into_iter().filter_map(|(flag, text)| Some((flag, text.as_ref()?))) {
             let value = text.parse().unwrap_or_else(|_| Value::String(text.clone()));

@@ -4,7 +4,7 @@
 //! cover only the first of them, because generating costs far more than scoring.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use collective::Group;
 use dataloader::{Batch, DataLoader, LoaderOptions, Position, Tokenizer};
@@ -18,6 +18,7 @@ use trainer::evaluate::{Answered, Computed, EvaluateOptions, Evaluation, Evaluat
 
 use crate::failure::{Failure, Outcome};
 use crate::metrics::number;
+use crate::report;
 use crate::stop::Stop;
 
 /// Settings of an evaluation.
@@ -108,10 +109,14 @@ pub fn evaluate(
     // If the tokenizer fails, the evaluation ends after the current batch.
     let failed = std::cell::Cell::new(None);
     let decode = |ids: &[u32]| tokenizer.decode(ids).map_err(|error| failed.set(Some(error))).unwrap_or_default();
+    let frame = model.config().frame();
     while seen < rows {
-        let round = Round::next(&mut loader, watcher.group, (seen, rows, generated_rows))?;
+        let mut round = Round::next(&mut loader, watcher.group, (seen, rows, generated_rows))?;
         if round.parts.is_empty() {
             break;
+        }
+        if settings.has_references() {
+            round.batches.iter_mut().try_for_each(|batch| as_decoded(batch, tokenizer, &frame))?;
         }
         let Some(computed) = round.compute(model, &evaluations, settings, watcher.group, interrupted)? else {
             return Ok(None);
@@ -145,6 +150,26 @@ pub fn evaluate(
     }
     let [generated, scored] = evaluations;
     Ok(Some(Figures::sum(generated.finish()?, &scored.finish()?, bad_rows, &settings.metrics)))
+}
+
+/// Replaces each reference that has special tokens by the text that its tokens give back, because answers come from the tokenizer, too:
+/// special tokens are then in both texts, or in neither.
+fn as_decoded(batch: &mut Batch, tokenizer: &Tokenizer, frame: &[u32]) -> Outcome<()> {
+    static WARNING: Once = Once::new();
+    for (text, ids) in batch.texts.iter_mut().zip(&batch.targets) {
+        if ids.iter().any(|id| !frame.contains(id) && tokenizer.is_special(*id)) {
+            *text = tokenizer.decode(ids)?;
+            if let Some(name) = tokenizer.lost_token(ids, frame) {
+                WARNING.call_once(|| {
+                    report::warn(&format!(
+                        "references have special tokens such as `{name}`: answers and references are compared without them; \
+                         `--set generation.keep_special_tokens=true` compares them, too"
+                    ));
+                });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// One batch for each process to compute.

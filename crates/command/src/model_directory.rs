@@ -145,14 +145,61 @@ pub fn find_tokenizer(named: &Path) -> Outcome<PathBuf> {
     Tokenizer::in_directory(&directory).ok_or_else(|| without_tokenizer(&directory))
 }
 
+/// Checks that a model's config and its tokenizer agree about the token that ends a text. Otherwise a model learns to end with a token that
+/// no other program takes for an end.
+///
+/// # Errors
+/// The tokens that contradict each other.
+pub fn check_end(directory: &Path, model: &t5::Config, tokenizer: &Tokenizer) -> Outcome<()> {
+    let Some(&of_config) = model.eos_token_ids.first() else { return Ok(()) };
+    let named =
+        |id: u32| tokenizer.token_name(id).map_or_else(|| format!("token {id}"), |name| format!("token {id}, `{name}`"));
+    let config = directory.join("config.json");
+    match tokenizer.eos_id() {
+        // A model may end with another of the usual tokens.
+        Ok(id) if model.eos_token_ids.contains(&id) || tokenizer.is_usual_end(of_config) => Ok(()),
+        Ok(id) => {
+            let name = tokenizer.token_name(of_config).unwrap_or_default();
+            Err(Failure::unusable(format!(
+                "{}: texts end with {}, but those of its tokenizer with {}",
+                config.display(),
+                named(of_config),
+                named(id)
+            ))
+            .hint(format!("correct the config: `\"eos_token_id\": {id}`"))
+            .hint(format!(
+                "or, if the weights end texts with `{name}`, tokenizer_config.json: `\"eos_token\": \"{name}\"`"
+            )))
+        }
+        Err(_) if tokenizer.token_name(of_config).is_some() && !tokenizer.is_special(of_config) => Err(Failure::unusable(
+            format!("{}: texts end with {}, which is a piece of a word", config.display(), named(of_config)),
+        )
+        .hint("name the token that ends texts: `eos_token_id` in the config, `eos_token` in tokenizer_config.json")),
+        Err(_) => Ok(()),
+    }
+}
+
 /// The error for a model without a tokenizer.
 pub fn without_tokenizer(directory: &Path) -> Failure {
     // With a new tokenizer, weights that were trained with another would produce noise.
-    Failure::unusable(format!(
-        "{}: no tokenizer in it: expected tokenizer.json, spiece.model, or vocab.json with merges.txt",
+    let failure = Failure::unusable(format!(
+        "{}: no tokenizer in it: expected tokenizer.json, spiece.model, tokenizer.model, or vocab.json with merges.txt",
         directory.display()
-    ))
-    .hint("fetch the tokenizer that the model was published with, into the same directory")
+    ));
+    let names = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let mut names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
+    names.sort();
+    let shown = directory.display();
+    if let Some(name) = names.iter().find(|name| name.ends_with(".model")) {
+        return failure.hint(format!("if {name} is a SentencePiece model, name it: `--tokenizer {shown}/{name}`"));
+    }
+    if names.iter().any(|name| name == "vocab.txt") {
+        return failure.hint(format!(
+            "vocab.txt is read by transformers, which makes a tokenizer.json of it: \
+             python3 -c \"from transformers import AutoTokenizer as T; T.from_pretrained('{shown}').save_pretrained('{shown}')\""
+        ));
+    }
+    failure.hint("fetch the tokenizer that the model was published with, into the same directory")
 }
 
 fn of_directory(directory: &Path) -> Outcome<PathBuf> {
@@ -304,6 +351,48 @@ mod tests {
     fn touch(path: &Path) {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, "{}").unwrap();
+    }
+
+    #[test]
+    fn a_config_and_a_tokenizer_that_end_texts_with_different_tokens_contradict_each_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tokenizer.json");
+        let special = |id: u32, name: &str| serde_json::json!({"id": id, "content": name, "special": true});
+        let tokenizer = |vocabulary: serde_json::Value, added: &[serde_json::Value]| {
+            let json = serde_json::json!({"version": "1.0", "added_tokens": added, "pre_tokenizer": {"type": "Whitespace"},
+                "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}});
+            std::fs::write(&path, json.to_string()).unwrap();
+            Tokenizer::load(&path).unwrap()
+        };
+        let check = |ends: &[u32], tokenizer: &Tokenizer| {
+            let model = t5::Config { eos_token_ids: ends.to_vec(), ..t5::Config::default() };
+            check_end(directory.path(), &model, tokenizer)
+        };
+        // As sentencepiece numbers them, where T5's config says 1.
+        let vocabulary = serde_json::json!({"<unk>": 0, "<s>": 1, "</s>": 2, "word": 3});
+        let usual = tokenizer(vocabulary.clone(), &[special(1, "<s>"), special(2, "</s>")]);
+        let failure = check(&[1], &usual).unwrap_err();
+        assert!(failure.message.contains("token 1, `<s>`") && failure.message.contains("token 2, `</s>`"), "{failure}");
+        assert!(failure.hints[0].contains("\"eos_token_id\": 2"), "{failure}");
+        assert!(check(&[2], &usual).is_ok() && check(&[3, 2], &usual).is_ok());
+        // The second hint: the tokenizer's own file may name the token that the config means.
+        std::fs::write(directory.path().join("tokenizer_config.json"), "{\"eos_token\": \"<s>\"}").unwrap();
+        assert!(check(&[1], &Tokenizer::load(&path).unwrap()).is_ok());
+        std::fs::remove_file(directory.path().join("tokenizer_config.json")).unwrap();
+        let nameless = tokenizer(serde_json::json!({"<unk>": 0, "[SEP]": 1, "word": 2}), &[special(1, "[SEP]")]);
+        assert!(check(&[1], &nameless).is_ok());
+        assert!(check(&[2], &nameless).unwrap_err().message.contains("token 2, `word`, which is a piece of a word"));
+    }
+
+    #[test]
+    fn files_of_other_tokenizers_are_named_with_the_way_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let hint = || without_tokenizer(directory.path()).hints.remove(0);
+        assert!(hint().contains("published with"));
+        touch(&directory.path().join("vocab.txt"));
+        assert!(hint().contains("save_pretrained"));
+        touch(&directory.path().join("ja.model"));
+        assert!(hint().contains("--tokenizer") && hint().contains("ja.model"));
     }
 
     #[test]

@@ -74,8 +74,15 @@ impl Opened {
         let init_from = config.model.init_from.as_deref().map(model_directory::find).transpose()?;
         // A model that is not a T5 is reported before its tokenizer is opened.
         init_from.as_deref().map(|directory| t5::Config::from_file(&directory.join("config.json"))).transpose()?;
-        let tokenizer = Arc::new(Tokenizer::load(&tokenizer_path(config, init_from.as_deref())?)?);
+        let mut tokenizer = Tokenizer::load(&tokenizer_path(config, init_from.as_deref())?)?;
         let mut model = model_config(config, init_from.as_deref(), &tokenizer)?;
+        if let Some(directory) = &init_from {
+            model_directory::check_end(directory, &model, &tokenizer)?;
+        }
+        if config.generation.keeps_special_tokens {
+            tokenizer.keep_special_tokens(model.frame());
+        }
+        let tokenizer = Arc::new(tokenizer);
         if let (Some(directory), true) = (&init_from, config.data.tokenizer.is_some()) {
             warn_of_another_tokenizer(directory, &tokenizer);
         }

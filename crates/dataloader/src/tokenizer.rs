@@ -21,6 +21,7 @@ mod cut;
 mod files;
 mod growth;
 mod model;
+mod normal_form;
 mod prefixed;
 mod sentence_piece;
 mod traits;
@@ -73,6 +74,8 @@ pub struct Tokenizer {
     longest_added: usize,
     growth: u64,
     start_ids: Vec<u32>,
+    /// If texts keep special tokens: those that they leave out all the same.
+    kept_without: Option<Vec<u32>>,
     word_cache: WordCache,
 }
 
@@ -158,6 +161,9 @@ impl Tokenizer {
         let mut inner: Library = serde_json::from_slice(bytes).map_err(|error| unusable(path, error))?;
         inner.with_truncation(None).map_err(|error| unusable(path, error))?;
         inner.with_padding(None);
+        if let Some(normalizer) = normal_form::with_composition(inner.get_normalizer()) {
+            inner.with_normalizer(Some(normalizer)).map_err(|error| unusable(path, error))?;
+        }
         let traits = Traits::of(&inner.get_model().0, head.unigram_unknown()).with(inner.get_normalizer());
         let added = inner.get_added_vocabulary().get_vocab();
         let longest_added = added.keys().map(String::len).max().unwrap_or(0);
@@ -185,6 +191,7 @@ impl Tokenizer {
             longest_added,
             growth,
             start_ids,
+            kept_without: None,
             word_cache: WordCache::default(),
         };
         tokenizer.transformers_config = tokenizer.new_transformers_config();
@@ -243,16 +250,53 @@ impl Tokenizer {
         (!matches!(self.kind, Kind::Bytes(_))).then_some(self.traits.word_byte_bytes)
     }
 
-    /// Returns the text of `ids`, without special tokens and ids outside the vocabulary.
+    /// Returns the text of `ids`, without special tokens and ids outside the vocabulary. After
+    /// [`keep_special_tokens`](Self::keep_special_tokens), with them.
     ///
     /// # Errors
     /// [`Error::Tokenizer`] when the tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String, Error> {
+        let kept: Option<Vec<u32>> =
+            self.kept_without.as_ref().map(|without| ids.iter().copied().filter(|id| !without.contains(id)).collect());
+        let (ids, is_kept) = (kept.as_deref().unwrap_or(ids), kept.is_some());
         if let Kind::Bytes(tokenizer) = &self.kind {
-            return Ok(tokenizer.decode(ids));
+            return Ok(tokenizer.decode(ids, is_kept));
         }
-        let decoded = guarded(&self.path, "decoding tokens", || self.inner.decode(ids, true))?;
+        let decoded = guarded(&self.path, "decoding tokens", || self.inner.decode(ids, !is_kept))?;
         decoded.map_err(|error| unusable(&self.path, error))
+    }
+
+    /// From here on texts of ids keep special tokens, such as `<extra_id_0>`, except `without`: those that frame every answer.
+    pub fn keep_special_tokens(&mut self, without: Vec<u32>) {
+        self.kept_without = Some(without);
+    }
+
+    /// The first special token in `ids` that [`decode`](Self::decode) leaves out of their text, except `frame`.
+    pub fn lost_token(&self, ids: &[u32], frame: &[u32]) -> Option<String> {
+        let of_frame = |id: &u32| frame.contains(id);
+        let lost = ids.iter().find(|id| !of_frame(id) && self.is_special(**id))?;
+        self.token_name(*lost).filter(|_| self.kept_without.is_none())
+    }
+
+    /// The name of a token in the vocabulary.
+    pub fn token_name(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// Whether a token stands for no text of its own, such as the end of a text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.token_name(id).is_some_and(|name| self.inner.get_added_vocabulary().is_special_token(&name))
+    }
+
+    /// Whether a token has one of the usual names of the end of a text.
+    pub fn is_usual_end(&self, id: u32) -> bool {
+        self.token_name(id).is_some_and(|name| END_OF_SEQUENCE.contains(&name.as_str()))
+    }
+
+    /// The id of the token that `tokenizer_config.json` names for a role such as `eos_token`.
+    fn role(&self, role: &str) -> Option<u32> {
+        let config: serde_json::Value = serde_json::from_str(&self.transformers_config).ok()?;
+        self.token_id(added_tokens::name_of(&config[role])?)
     }
 
     /// The ids that the file puts before every text, such as `<s>` of CodeT5. Most T5 tokenizers have none.
@@ -284,25 +328,25 @@ impl Tokenizer {
     /// The text of one token within a longer text: SentencePiece's sign for a space is a space. `None`: there is no such token.
     pub fn token(&self, id: u32) -> Option<String> {
         match &self.kind {
-            Kind::Bytes(tokenizer) => Some(tokenizer.decode(&[id])),
+            Kind::Bytes(tokenizer) => Some(tokenizer.decode(&[id], false)),
             _ => self.inner.id_to_token(id).map(|token| token.replace('\u{2581}', " ")),
         }
     }
 
-    /// The end-of-sequence id: `</s>`, or the first of its other usual names.
+    /// The end-of-sequence id: the one that `tokenizer_config.json` names, or `</s>`, or the first of its other usual names.
     ///
     /// # Errors
     /// [`Error::MissingToken`] when the tokenizer has none of them.
     pub fn eos_id(&self) -> Result<u32, Error> {
-        self.first_of(&END_OF_SEQUENCE, "end-of-sequence")
+        self.role("eos_token").map_or_else(|| self.first_of(&END_OF_SEQUENCE, "end-of-sequence"), Ok)
     }
 
-    /// The padding id: `<pad>`, or the first of its other usual names.
+    /// The padding id: the one that `tokenizer_config.json` names, or `<pad>`, or the first of its other usual names.
     ///
     /// # Errors
     /// [`Error::MissingToken`] when the tokenizer has none of them.
     pub fn pad_id(&self) -> Result<u32, Error> {
-        self.first_of(&PADDING, "padding")
+        self.role("pad_token").map_or_else(|| self.first_of(&PADDING, "padding"), Ok)
     }
 
     /// The id of unknown text, for tokenizers that have one.

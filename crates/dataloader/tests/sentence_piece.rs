@@ -1,4 +1,4 @@
-//! A `spiece.model` alone gives the same ids as transformers (`scripts/make_goldens.py sentence-piece`).
+//! A `spiece.model` alone gives the same ids as transformers, or as SentencePiece where its settings are not T5's (`scripts/make_goldens.py sentence-piece`).
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ fn directory(case: &str) -> PathBuf {
 
 #[test]
 fn ids_are_those_of_transformers() {
-    for (case, sentinels) in [("T5", 100), ("none", 0)] {
+    for (case, sentinels) in [("T5", 100), ("none", 0), ("bytes", 0), ("blanks", 0)] {
         let path = Tokenizer::in_directory(&directory(case)).expect("a tokenizer");
         let tokenizer = Tokenizer::load(&path).unwrap();
         let golden: Golden = serde_json::from_slice(&std::fs::read(directory(case).join("ids.json")).unwrap()).unwrap();
@@ -28,6 +28,34 @@ fn ids_are_those_of_transformers() {
             assert_eq!(tokenizer.encode(text).unwrap(), *ids, "{case}: {text:?}");
         }
     }
+}
+
+#[test]
+fn what_t5_does_not_have_is_followed_in_answers_too() {
+    let load = |case: &str| Tokenizer::load(&directory(case).join("spiece.model")).unwrap();
+    let there_and_back = |case: &str, text: &str| {
+        let tokenizer = load(case);
+        tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap()
+    };
+    assert_eq!(there_and_back("bytes", "it is 😀\n{x}"), "it is 😀\n{x}");
+    assert_eq!(there_and_back("blanks", " the  quick "), " the  quick ");
+    // A blank before a requested piece is a token of its own.
+    let requested = load("none");
+    let [at, piece] = [requested.encode("@user").unwrap(), requested.encode("the @user").unwrap()];
+    assert_eq!(at, [requested.token_id("▁").unwrap(), requested.token_id("@user").unwrap()]);
+    assert_eq!(piece[piece.len() - 2..], at);
+    // A longer composed text is composed across the borders of windows, too.
+    let (composed, decomposed) = ("가".repeat(1000), "\u{1100}\u{1161}".repeat(1000));
+    assert_eq!(load("T5").encode(&decomposed).unwrap(), load("T5").encode(&composed).unwrap());
+}
+
+#[test]
+fn the_name_of_other_families_is_known_too() {
+    let scratch = tempfile::tempdir().unwrap();
+    std::fs::copy(directory("none").join("spiece.model"), scratch.path().join("tokenizer.model")).unwrap();
+    let path = Tokenizer::in_directory(scratch.path()).expect("a tokenizer");
+    assert!(path.ends_with("tokenizer.model"));
+    assert!(Tokenizer::load(&path).is_ok());
 }
 
 #[test]
@@ -54,6 +82,8 @@ fn damaged_files_and_files_of_other_kinds_are_errors_that_name_them() {
         let error = load(bytes).unwrap_err().to_string();
         assert!(error.contains("spiece.model: not a usable tokenizer: "), "{error}");
     }
+    let pointer = load(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n").unwrap_err().to_string();
+    assert!(pointer.contains("git lfs pull"), "{pointer}");
     // A number of sentinels that no model has.
     std::fs::write(scratch.path().join("tokenizer_config.json"), "{\"extra_ids\": 1e9}").unwrap();
     assert!(load(&whole).unwrap_err().to_string().contains("extra_ids"));

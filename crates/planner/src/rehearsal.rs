@@ -96,9 +96,28 @@ pub(crate) fn smallest(model: &t5::Config) -> t5::Config {
         eos_token_ids: vec![1],
         pad_token_id: 0,
         decoder_start_token_id: 0,
+        // The model's own files name tokens for answers that this vocabulary may not have.
+        rest: t5::Rest::default(),
         // Its weights are new, so there is no base to read.
         base_precision: None,
         stored: None,
         ..model.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Its answers ended with token 506 of 1,152, and every command that rehearsed refused it.
+    #[test]
+    fn a_rehearsal_knows_no_token_that_its_small_vocabulary_lacks() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).expect("it is written");
+        write("config.json", r#"{"model_type": "t5", "vocab_size": 1152, "eos_token_id": 700, "pad_token_id": 600}"#);
+        write("generation_config.json", r#"{"eos_token_id": [1, 506], "decoder_start_token_id": 600}"#);
+        let model = t5::Config::from_file(&directory.path().join("config.json")).expect("a config");
+        assert_eq!(model.answer_ends(), [1, 506]);
+        smallest(&model).validate().expect("a config that can be rehearsed");
     }
 }

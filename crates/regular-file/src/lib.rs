@@ -46,6 +46,12 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Whether a file that begins with these bytes is a pointer of Git LFS: a few lines that Git writes in place of a large file that it did
+/// not fetch. Source: <https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md>.
+pub fn is_lfs_pointer(beginning: &[u8]) -> bool {
+    beginning.starts_with(b"version https://git-lfs")
+}
+
 /// Reads a whole regular file of at most `max_bytes`.
 ///
 /// # Errors

@@ -90,7 +90,8 @@ impl ThirdParties {
             let mut found = Vec::new();
             find_notices(directory, DEPTH, &mut found).map_err(|error| format!("{}: {error}", directory.display()))?;
             if found.is_empty() {
-                let notice = format!("Copyright {}. Its package has no text of its licence: {licence}.", authors.join(", "));
+                let notice =
+                    format!("Copyright {}. Its package has no text of its licence: {licence}.", authors.join(", "));
                 texts.entry(notice).or_default().push(format!("{name} {version}"));
             }
             for path in found {

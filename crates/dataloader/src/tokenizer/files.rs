@@ -9,10 +9,11 @@ use crate::Error;
 
 /// The names under which transformers looks for a tokenizer, in this order.
 const FILE: &str = "tokenizer.json";
-const FILES: [&str; 3] = [FILE, sentence_piece::FILE, byte_pairs::VOCABULARY];
+const FILES: [&str; 4] = [FILE, sentence_piece::FILE, sentence_piece::OTHER_FILE, byte_pairs::VOCABULARY];
 /// Files of a model directory that may be copied with the tokenizer, whichever file it is read from.
-pub const COMPANION_FILES: [&str; 7] = [
+pub const COMPANION_FILES: [&str; 8] = [
     sentence_piece::FILE,
+    sentence_piece::OTHER_FILE,
     byte_pairs::VOCABULARY,
     byte_pairs::MERGES,
     "special_tokens_map.json",
@@ -32,6 +33,12 @@ impl Tokenizer {
             return Self::load_directory(path);
         }
         let bytes = regular_file::read(path, LARGEST_FILE_BYTES).map_err(|error| unusable(path, error))?;
+        if regular_file::is_lfs_pointer(&bytes) {
+            return Err(unusable(
+                path,
+                "a pointer of Git LFS, not the file itself: `git lfs pull` in its directory fetches the file",
+            ));
+        }
         // A file with an unusual name has no files beside it: those in its directory belong to another tokenizer.
         let is_published = path.file_name().is_some_and(|name| FILES.iter().any(|file| name == *file));
         let directory = path.parent().filter(|_| is_published);

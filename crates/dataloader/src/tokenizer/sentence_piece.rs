@@ -1,8 +1,10 @@
 //! Converts a SentencePiece model (`spiece.model`) to a `tokenizer.json`.
 //!
-//! Many T5 models are published with this file alone. It is a protocol buffer. A tokenizer needs five of its fields: the pieces
-//! with their scores and kinds, the kind of model, the id of unknown text, and the compiled table that normalizes characters. The
-//! result equals the tokenizer that transformers' `T5Tokenizer` (5.23) makes from them, so the ids are equal.
+//! Many T5 models are published with this file alone. It is a protocol buffer. A tokenizer needs the pieces with their scores and
+//! kinds, the kind of model, the id of unknown text, and how blanks and characters are normalized. A field that this program
+//! cannot follow is an error, never left out. For T5's own settings the result equals the tokenizer that transformers'
+//! `T5Tokenizer` (5.23) makes, so the ids are equal. For others (byte fallback, no blank before the text, blanks that count) the
+//! ids are those of the SentencePiece library.
 //!
 //! Source of the field numbers: `sentencepiece_model.proto` of github.com/google/sentencepiece.
 
@@ -15,9 +17,12 @@ use serde_json::{Value, json};
 
 use super::added_tokens::{self, Role};
 use super::companion_files::CompanionFiles;
+use super::normal_form;
 
 /// The file name in published models.
 pub const FILE: &str = "spiece.model";
+/// Its name in models of other families.
+pub const OTHER_FILE: &str = "tokenizer.model";
 
 /// The number of T5's sentinels, unless `extra_ids` gives another. The file does not list them.
 const SENTINELS: usize = 100;
@@ -49,9 +54,20 @@ const ROLES: [Role; 7] = [
 /// The bytes are not a SentencePiece model, or not of the kind that T5 has.
 pub(super) fn tokenizer_json(bytes: &[u8], companion_files: &CompanionFiles) -> Result<String, String> {
     let model = Model::decode(bytes).map_err(|error| format!("expected a SentencePiece model: {error}"))?;
-    let Trainer { kind, unknown } = model.trainer.unwrap_or_default();
+    let Trainer { kind, unknown, byte_fallback, blanks_are_suffixes } = model.trainer.unwrap_or_default();
     if kind.is_some_and(|kind| kind != UNIGRAM) {
         return Err("expected a SentencePiece model of kind unigram, as T5 has, got one of another kind".to_owned());
+    }
+    let normalizer = model.normalizer.unwrap_or_default();
+    let denormalizes = model.denormalizer.is_some_and(|normalizer| !normalizer.characters.is_empty());
+    for (field, is_set) in [
+        ("treat_whitespace_as_suffix", blanks_are_suffixes),
+        ("escape_whitespaces = false", normalizer.escape_whitespaces == Some(false)),
+        ("denormalizer_spec", denormalizes),
+    ] {
+        if is_set {
+            return Err(format!("the SentencePiece model sets `{field}`, which cannot be followed here"));
+        }
     }
     let pieces = model.pieces;
     let unknown = usize::try_from(unknown).ok().filter(|unknown| *unknown < pieces.len());
@@ -64,8 +80,11 @@ pub(super) fn tokenizer_json(bytes: &[u8], companion_files: &CompanionFiles) -> 
     // Sentinels come last, in falling order.
     let sentinels: Vec<String> =
         (0..sentinels(companion_files, pieces.len())?).rev().map(|number| format!("<extra_id_{number}>")).collect();
-    // These tokens are found by name, not assembled from characters.
-    let is_named = |piece: &&Piece| [CONTROL, USER_DEFINED].contains(&piece.kind);
+    // Control tokens are found by name. User-defined pieces are found among the others, with a score above theirs: so the blank before
+    // them is a piece of its own, as in SentencePiece. But a blank within a piece would cut it.
+    let is_named = |piece: &&Piece| {
+        piece.kind == CONTROL || (piece.kind == USER_DEFINED && piece.text.contains(char::is_whitespace))
+    };
     let named = pieces.iter().filter(is_named).map(|piece| named(&piece.text, piece.kind == CONTROL));
     let implied = named.chain(sentinels.iter().map(|name| name.as_str().into()));
     let further = companion_files.further().unwrap_or_else(|| implied.collect());
@@ -74,21 +93,55 @@ pub(super) fn tokenizer_json(bytes: &[u8], companion_files: &CompanionFiles) -> 
     let tokens = added_tokens::in_order(companion_files, &ROLES, &further)?;
     let added = added_tokens::with_ids(tokens, (pieces.len() + sentinels.len()) as u64, |name| ids.get(name).copied());
     let end = pieces.iter().position(|piece| piece.text == "</s>");
-    let characters = model.normalizer.map(|normalizer| normalizer.characters).filter(|table| !table.is_empty());
-    let characters = characters.map(|table| BASE64_STANDARD.encode(table));
+    let characters = Some(&normalizer.characters).filter(|table| !table.is_empty());
+    let composes = characters.is_some_and(|table| normal_form::replaces(table, "e\u{301}", "\u{e9}"));
+    let table =
+        characters.map(|table| json!({"type": "Precompiled", "precompiled_charsmap": BASE64_STANDARD.encode(table)}));
+    let begins_with_blank = normalizer.add_dummy_prefix.unwrap_or(true);
+    let merges_blanks = normalizer.remove_extra_whitespaces.unwrap_or(true);
+    // A piece with a blank inside covers several words.
+    let spans_words = pieces.iter().any(|piece| piece.text.chars().skip(1).any(|character| SPACE.contains(character)));
+    let metaspace = json!({
+        "type": "Metaspace",
+        "replacement": SPACE,
+        "prepend_scheme": if begins_with_blank { "always" } else { "never" },
+        "split": !spans_words,
+    });
+    // T5's table turns every blank into a space. Without that, SentencePiece knows spaces alone.
+    let knows_blanks = characters.is_some_and(|table| normal_form::replaces(table, "\n", " "));
+    let is_usual = begins_with_blank && merges_blanks && knows_blanks && !spans_words;
+    let blanks = (merges_blanks && !is_usual).then(|| {
+        [("^ +| +$", ""), (" {2,}", " ")]
+            .map(|(pattern, content)| json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": content}))
+    });
+    let composition = composes.then(|| json!({"type": "NFC"}));
+    let normalizers: Vec<Value> = composition.into_iter().chain(table).chain(blanks.into_iter().flatten()).collect();
+    let pre_tokenizer = if is_usual {
+        json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]})
+    } else {
+        metaspace.clone()
+    };
+    let decoder = if byte_fallback {
+        json!({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, metaspace]})
+    } else {
+        metaspace
+    };
     let pieces = pieces.into_iter().map(|piece| (piece.text, f64::from(piece.score)));
     let vocabulary: Vec<(String, f64)> = pieces.chain(sentinels.into_iter().map(|name| (name, 0.0))).collect();
-    let metaspace = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
     let json = json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
         "added_tokens": added,
-        "normalizer": characters.map(|table| json!({"type": "Precompiled", "precompiled_charsmap": table})),
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "normalizer": match normalizers.as_slice() {
+            [] => Value::Null,
+            [one] => one.clone(),
+            several => json!({"type": "Sequence", "normalizers": several}),
+        },
+        "pre_tokenizer": pre_tokenizer,
         "post_processor": end.map(ends_with),
-        "decoder": metaspace,
-        "model": {"type": "Unigram", "unk_id": unknown, "vocab": vocabulary, "byte_fallback": false},
+        "decoder": decoder,
+        "model": {"type": "Unigram", "unk_id": unknown, "vocab": vocabulary, "byte_fallback": byte_fallback},
     });
     Ok(json.to_string())
 }
@@ -128,6 +181,8 @@ struct Model {
     trainer: Option<Trainer>,
     #[prost(message, optional, tag = "3")]
     normalizer: Option<Normalizer>,
+    #[prost(message, optional, tag = "5")]
+    denormalizer: Option<Normalizer>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -145,6 +200,12 @@ struct Piece {
 struct Trainer {
     #[prost(int32, optional, tag = "3")]
     kind: Option<i32>,
+    /// Whether a blank belongs to the word before it.
+    #[prost(bool, tag = "24")]
+    blanks_are_suffixes: bool,
+    /// Whether an unknown character is written in bytes, of which each has a piece.
+    #[prost(bool, tag = "35")]
+    byte_fallback: bool,
     #[prost(int32, tag = "40")]
     unknown: i32,
 }
@@ -154,4 +215,10 @@ struct Normalizer {
     /// The compiled table that normalizes characters; empty if there is none.
     #[prost(bytes = "vec", tag = "2")]
     characters: Vec<u8>,
+    #[prost(bool, optional, tag = "3")]
+    add_dummy_prefix: Option<bool>,
+    #[prost(bool, optional, tag = "4")]
+    remove_extra_whitespaces: Option<bool>,
+    #[prost(bool, optional, tag = "5")]
+    escape_whitespaces: Option<bool>,
 }

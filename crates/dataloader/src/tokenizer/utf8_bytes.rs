@@ -162,14 +162,16 @@ impl Utf8Bytes {
         named.max_by_key(|token| token.name.len())
     }
 
-    /// Returns the text of `ids` without special tokens. Bytes that are not UTF-8 are left out, as with Python's
+    /// Returns the text of `ids`, with or without special tokens. Bytes that are not UTF-8 are left out, as with Python's
     /// `errors="ignore"`.
-    pub fn decode(&self, ids: &[u32]) -> String {
+    pub fn decode(&self, ids: &[u32], keeps_special: bool) -> String {
         let mut bytes = Vec::with_capacity(ids.len());
         for &id in ids {
             if (FIRST_BYTE..FIRST_SENTINEL).contains(&id) {
                 bytes.extend(u8::try_from(id - FIRST_BYTE));
-            } else if let Some(token) = self.tokens.iter().find(|token| token.id == id && !token.is_special) {
+            } else if let Some(token) =
+                self.tokens.iter().find(|token| token.id == id && (keeps_special || !token.is_special))
+            {
                 bytes.extend(token.name.bytes());
             }
         }
@@ -274,7 +276,7 @@ mod tests {
         check("<extra_id_0> <extra_id_124>", &[259, 35, 383]);
         check(" </s> \u{1f}b<pad><unk>", &[1, 101, 0, 2]);
         check("</s", &[63, 50, 118]);
-        assert_eq!(bytes.decode(&[1, 198, 172, 259, 198, 35, 2, 900]), "\u{e9} ");
+        assert_eq!(bytes.decode(&[1, 198, 172, 259, 198, 35, 2, 900], false), "\u{e9} ");
     }
 
     #[test]

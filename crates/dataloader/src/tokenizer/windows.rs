@@ -29,6 +29,7 @@ use tokenizers::{Model, NormalizedString, OffsetReferential, OffsetType, PreToke
 use pieces::{Found, Pieces, Step, origin_before};
 
 use super::model::Library;
+use super::normal_form::{Normalization, is_decomposed, is_second};
 use super::traits::{Traits, drops};
 use super::word_cache::WordCache;
 use crate::Error;
@@ -144,6 +145,8 @@ const MARGIN_BYTES: usize = 64;
 const MAX_NAME_BYTES: usize = 256;
 /// Tokenizers in use make text grow less than this.
 const USUAL_GROWTH: usize = 64;
+/// The most characters that follow the first one of a composed character.
+const MAX_COMPOSED: usize = 4;
 /// This letter is added after blanks at the end of a window that is not the end of the text.
 const LETTER: char = 'a';
 
@@ -267,8 +270,9 @@ impl<'t> Tokenizing<'t> {
 
     /// Cuts a window into words.
     fn cut(&self, text: &str) -> Result<PreTokenizedString, Fault> {
-        let normalizer = self.tokenizer.get_normalizer();
-        let mut cut = self.tokenizer.get_added_vocabulary().extract_and_normalize(normalizer, text);
+        let is_composed = !is_decomposed(text);
+        let normalizer = self.tokenizer.get_normalizer().map(|normalizer| Normalization { normalizer, is_composed });
+        let mut cut = self.tokenizer.get_added_vocabulary().extract_and_normalize(normalizer.as_ref(), text);
         if let Some(cutter) = self.tokenizer.get_pre_tokenizer() {
             cutter.pre_tokenize(&mut cut)?;
         }
@@ -277,7 +281,18 @@ impl<'t> Tokenizing<'t> {
 
     /// The end of a window's certain part.
     fn limit(&self, text: &str, is_last: bool) -> usize {
-        if is_last { text.len() } else { text.floor_char_boundary(text.len() - self.sizes.margin_bytes) }
+        if is_last {
+            return text.len();
+        }
+        let mut limit = text.floor_char_boundary(text.len() - self.sizes.margin_bytes);
+        // A character stays with those that it is composed of. Nothing is composed of more than a few.
+        for _ in 0..MAX_COMPOSED {
+            if !text[limit..].chars().next().is_some_and(is_second) {
+                break;
+            }
+            limit = text.floor_char_boundary(limit.saturating_sub(1));
+        }
+        limit
     }
 
     /// The end, in this window, of the run of blanks that began in an earlier window.

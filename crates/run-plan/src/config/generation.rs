@@ -21,13 +21,24 @@ pub struct Generation {
     pub sampling: Option<Sampling>,
     /// Settings that forbid tokens, or make them less likely.
     pub processors: Processors,
+    /// Whether answers keep special tokens.
+    pub keeps_special_tokens: bool,
+}
+
+/// The settings that a model's own files give.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelDefaults {
+    /// The model's longest answer in tokens.
+    pub max_new_tokens: Option<u64>,
+    /// Settings that change answers in transformers, and that this program does not have.
+    pub ignored: Vec<&'static str>,
 }
 
 /// Keys that switch sampling on if the user sets one of them.
 const OF_SAMPLING: [&str; 3] = ["generation.temperature", "generation.top_k", "generation.top_p"];
 
 /// The settings in a model's own files that apply to answers, and their keys. transformers uses them as defaults, too.
-const OF_A_MODEL: [(&str, &str); 9] = [
+const OF_A_MODEL: [(&str, &str); 10] = [
     ("num_beams", "generation.num_beams"),
     ("length_penalty", "generation.length_penalty"),
     ("early_stopping", "generation.early_stopping"),
@@ -37,6 +48,32 @@ const OF_A_MODEL: [(&str, &str); 9] = [
     ("top_p", "generation.top_p"),
     ("repetition_penalty", "generation.repetition_penalty"),
     ("no_repeat_ngram_size", "generation.no_repeat_ngram"),
+    ("min_new_tokens", "generation.min_new_tokens"),
+];
+
+/// Settings of transformers' `GenerationConfig` (5.24) that change answers and that this program does not have, with the values that
+/// change nothing beside null, empty lists and false.
+const IGNORED: [(&str, &[f64]); 20] = [
+    ("suppress_tokens", &[]),
+    ("begin_suppress_tokens", &[]),
+    ("bad_words_ids", &[]),
+    ("force_words_ids", &[]),
+    ("constraints", &[]),
+    ("forced_bos_token_id", &[]),
+    ("forced_eos_token_id", &[]),
+    ("exponential_decay_length_penalty", &[]),
+    ("sequence_bias", &[]),
+    ("stop_strings", &[]),
+    ("watermarking_config", &[]),
+    ("encoder_repetition_penalty", &[1.0]),
+    ("encoder_no_repeat_ngram_size", &[0.0]),
+    ("num_beam_groups", &[1.0]),
+    ("diversity_penalty", &[0.0]),
+    ("penalty_alpha", &[0.0]),
+    ("guidance_scale", &[1.0]),
+    ("typical_p", &[1.0]),
+    ("min_p", &[0.0]),
+    ("epsilon_cutoff", &[0.0]),
 ];
 
 impl Generation {
@@ -69,12 +106,13 @@ impl Generation {
                 no_repeat_ngram: size(values, "generation.no_repeat_ngram"),
                 min_new_tokens: size(values, "generation.min_new_tokens"),
             },
+            keeps_special_tokens: values.setting("generation.keep_special_tokens").value.as_bool().unwrap_or(false),
         }
     }
 
     /// The model's options for one answer to each prompt.
     pub fn options(&self) -> GenerateOptions {
-        let &Self { num_beams, length_penalty, early_stopping, sampling, processors } = self;
+        let &Self { num_beams, length_penalty, early_stopping, sampling, processors, .. } = self;
         let search = match sampling {
             _ if num_beams > 1 => Search::Beams(Beams { count: num_beams, length_penalty, early_stopping, sampling }),
             Some(sampling) => Search::Sample(sampling),
@@ -84,8 +122,7 @@ impl Generation {
     }
 }
 
-/// Sets the model's own defaults, which `file` beside its weights contains. Returns the model's longest answer in tokens, if it has such a
-/// setting.
+/// Sets the model's own defaults, which `file` beside its weights contains.
 ///
 /// # Errors
 /// A value that the setting does not accept.
@@ -93,7 +130,7 @@ pub fn apply_model_defaults(
     values: &mut Values,
     settings: &Map<String, Json>,
     file: &'static str,
-) -> Outcome<Option<u64>> {
+) -> Outcome<ModelDefaults> {
     for (name, key) in OF_A_MODEL {
         let value = match settings.get(name) {
             Some(Json::Bool(value)) => Value::Boolean(*value),
@@ -109,10 +146,22 @@ pub fn apply_model_defaults(
         })?;
     }
     let length = |name: &str| settings.get(name).and_then(Json::as_u64);
-    // transformers' length counts the decoder's start token.
-    Ok(length("max_new_tokens")
-        .or_else(|| length("max_length").map(|all| all.saturating_sub(1)))
-        .filter(|&most| most > 0))
+    // transformers' lengths count the decoder's start token.
+    let least = length("min_length").map(|all| all.saturating_sub(1)).filter(|_| length("min_new_tokens").is_none());
+    if let Some(least) = least.and_then(|least| i64::try_from(least).ok()) {
+        values.set("generation.min_new_tokens", Value::Integer(least), Origin::Run(file))?;
+    }
+    let longest = length("max_new_tokens").or_else(|| length("max_length").map(|all| all.saturating_sub(1)));
+    let changes = |(name, neutral): &(&str, &[f64])| match settings.get(*name) {
+        None | Some(Json::Null | Json::Bool(false)) => false,
+        Some(Json::Array(list)) => !list.is_empty(),
+        Some(Json::Object(map)) => !map.is_empty(),
+        Some(value) => value.as_f64().is_none_or(|value| !neutral.contains(&value)),
+    };
+    Ok(ModelDefaults {
+        max_new_tokens: longest.filter(|&most| most > 0),
+        ignored: IGNORED.iter().filter(|setting| changes(setting)).map(|(name, _)| *name).collect(),
+    })
 }
 
 #[cfg(test)]
@@ -151,12 +200,22 @@ mod tests {
         };
         let settings =
             json!({"num_beams": 3, "temperature": 0.5, "max_length": 21, "early_stopping": "never", "eos_token_id": 1});
-        assert_eq!(apply(&mut values, settings).unwrap(), Some(20));
+        assert_eq!(apply(&mut values, settings).unwrap().max_new_tokens, Some(20));
         values.apply_assignment("generation.num_beams=2").unwrap();
         let Search::Beams(beams) = Generation::of(&values).options().search else { panic!("beams") };
         assert_eq!((beams.count, beams.early_stopping, beams.sampling), (2, EarlyStopping::Never, None));
         values.apply_assignment("generation.sample=true").unwrap();
         assert_eq!(Generation::of(&values).sampling.unwrap().temperature, 0.5);
+        let shortest = |settings: Json| {
+            let mut values = Values::defaults();
+            let ignored = apply(&mut values, settings).unwrap().ignored;
+            (Generation::of(&values).processors.min_new_tokens, ignored)
+        };
+        assert_eq!(shortest(json!({"min_length": 12})), (11, vec![]));
+        assert_eq!(shortest(json!({"min_length": 12, "min_new_tokens": 9})), (9, vec![]));
+        assert_eq!(shortest(json!({"min_length": 0, "typical_p": 1.0, "bad_words_ids": null})), (0, vec![]));
+        let others = json!({"suppress_tokens": [35], "forced_bos_token_id": 50, "min_p": 0.1, "guidance_scale": 1});
+        assert_eq!(shortest(others), (0, vec!["suppress_tokens", "forced_bos_token_id", "min_p"]));
         let refused = apply(&mut values, json!({"num_beams": 0})).unwrap_err();
         assert!(refused.message.contains("g.json") && refused.message.contains("num_beams"), "{refused}");
     }

@@ -211,6 +211,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("generation.repetition_penalty", Number(1e-6, 1e6), &[], "1.0", "make tokens that have already occurred less probable; 1: off"),
     key("generation.no_repeat_ngram", Integer(0, 1 << 20), &[], "0", "length in tokens of sequences that may not occur twice; 0: off"),
     key("generation.min_new_tokens", Integer(0, 1 << 20), &[], "0", "shortest generated answer in tokens"),
+    key("generation.keep_special_tokens", Switch, &[], "false", "keep special tokens such as <extra_id_0> in answers, and in the texts that scores compare"),
 
     key("checkpoint.every_steps", Integer(1, MANY), NONE, "500", "optimizer steps between checkpoints"),
     key("checkpoint.every_minutes", Number(0.01, 1e9), NONE, "30", "minutes between checkpoints; whichever comes first"),

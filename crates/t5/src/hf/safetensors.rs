@@ -410,11 +410,10 @@ fn extent_of(info: &TensorInfo, data_start: u64) -> Extent {
     Extent { dtype, shape: info.shape.clone(), start: data_start + start as u64, bytes: end - start }
 }
 
-/// Refuses a Git LFS pointer: a few lines of text that Git writes in place of a large file that it did not fetch.
+/// Refuses a Git LFS pointer.
 pub(crate) fn refuse_pointer(path: &Path, file: &mut File) -> Result<()> {
-    const FIRST_LINE: &[u8] = b"version https://git-lfs";
-    let mut start = [0; FIRST_LINE.len()];
-    let read = file.read_exact(&mut start).map(|()| start == *FIRST_LINE);
+    let mut start = [0; 32];
+    let read = file.read_exact(&mut start).map(|()| regular_file::is_lfs_pointer(&start));
     file.rewind().map_err(Error::io(path))?;
     match read {
         Ok(true) => Err(Error::Directory {

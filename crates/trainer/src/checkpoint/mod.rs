@@ -70,9 +70,10 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The settings of the tokenizer that transformers needs to read it.
 pub const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 /// Further files of tokenizers, which are copied if the tokenizer came with them.
-pub const COMPANION_FILES: [&str; 7] = [
+pub const COMPANION_FILES: [&str; 8] = [
     "spiece.model",
     "vocab.json",
+    "tokenizer.model",
     "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",

@@ -47,6 +47,14 @@ pub fn export(flags: &ExportArgs) -> Outcome<()> {
     if flags.format == Format::Gguf && flags.gguf_names == GgufNames::LlamaCpp {
         vocabulary.differences().into_iter().for_each(|difference| report::warn(&format!("llama.cpp {difference}")));
     }
+    if let (Format::Ctranslate2, [end, others @ ..]) = (flags.format, model.ends.as_slice())
+        && !others.is_empty()
+    {
+        report::warn(&format!(
+            "CTranslate2's config names one end token, {end}; answers of this model also end with {}: pass `end_token` to its translator",
+            others.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+        ));
+    }
     let card = Card { flags, config: stored.config(), name: &name, directories: &inputs };
     let bytes = write(flags, &written, &FromModel(&stored), &card)?;
     let peak = SystemProbe::new().snapshot()?.peak_rss;

@@ -14,8 +14,8 @@ use t5::peft::AdapterDirectory;
 use t5::{Answer, GenerateOptions, T5, Watch};
 
 use crate::answer_flags::GenerateArgs;
-use crate::config::PricesFrom;
 use crate::config::generation::Generation;
+use crate::config::{PricesFrom, Values};
 use crate::failure::{Failure, Outcome};
 use crate::inference::{Asked, Shape};
 use crate::model_directory::Adapted;
@@ -42,10 +42,10 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     if let Some(adapter) = &adapter {
         config = config.with_adapter(AdapterDirectory::open(adapter, &config)?.lora(&config))?;
     }
-    let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
-    let tokenizer = Tokenizer::load(&path)?;
+    let (values, most) = flags.decoding.over(&config)?;
+    let tokenizer = flags.decoding.tokenizer(&directory, &config, &values)?;
     stages.ends(stages::TOKENIZER)?;
-    let decoding = decoding(flags, &config)?;
+    let decoding = decoding(flags, &values, most);
     decoding.check(config.vocab_size).map_err(|error| {
         Failure::usage(error.to_string()).hint("`train_low_mem generate --help` lists the flags of decoding")
     })?;
@@ -91,16 +91,15 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
 }
 
 /// The options of answers: the flags override the model's own defaults.
-fn decoding(flags: &GenerateArgs, config: &t5::Config) -> Outcome<GenerateOptions> {
-    let (values, most) = flags.decoding.over(config)?;
+fn decoding(flags: &GenerateArgs, values: &Values, most: Option<usize>) -> GenerateOptions {
     let activations: DType = trainer::Precision::from(flags.precision).activations();
-    Ok(GenerateOptions {
+    GenerateOptions {
         max_new_tokens: flags.max_new_tokens.or(most).unwrap_or(MAX_NEW_TOKENS),
         activations,
         sequences: flags.num_return_sequences,
         scores: flags.scores,
-        ..Generation::of(&values).options()
-    })
+        ..Generation::of(values).options()
+    }
 }
 
 /// The bytes of prompts: of their text while they are read, and of texts that wait to be printed with their answers.

@@ -38,8 +38,8 @@ impl Named {
         let named = named.ok_or_else(|| Failure::usage("no model is named"))?;
         let Adapted { directory, adapter } = model_directory::find_as_trained(named, None)?;
         let base = t5::Config::from_file(&directory.join("config.json"))?;
-        let path = Tokenizer::in_directory(&directory).ok_or_else(|| model_directory::without_tokenizer(&directory))?;
-        let tokenizer = Tokenizer::load(&path)?;
+        let (values, _) = flags.decoding.over(&base)?;
+        let tokenizer = flags.decoding.tokenizer(&directory, &base, &values)?;
         stages.ends(stages::TOKENIZER)?;
         let activations = trainer::Precision::from(flags.precision).activations();
         let name = name.unwrap_or_else(|| name_of(adapter.as_deref().unwrap_or(&directory)));
