@@ -61,7 +61,7 @@ const RULES: &[Rule] = &[
     sources::every_module_opens_with_its_documentation,
     sources::files_fit_the_length_limit,
     sources::files_are_named_for_what_they_hold,
-    sources::writes_go_through_write_atomic,
+    sources::files_are_changed_by_durable_files_only,
     sources::text_is_shown_in_one_place,
     sources::no_test_is_ignored,
     sources::messages_are_not_in_debug_form,

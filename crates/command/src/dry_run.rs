@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use durable_files::Scratch;
+use durable_files::{Error, Scratch};
 use memory_policy::{Probe, SystemProbe};
 use trainer::checkpoint::Checkpoints;
 use trainer::{Batch, StepOutcome, Trainer};
@@ -33,7 +33,14 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     }
     let beside = existing_ancestor(&config.run.output_dir);
     stop.ends_with(stop::tried);
-    let scratch = stop.remove_at_end(|| Ok(Scratch::create_in(&beside, is_own_name)?), Scratch::path)?;
+    let make = || match Scratch::create_in(&beside, is_own_name) {
+        Err(error @ Error::Exchangeable { .. }) => {
+            report::note(&format!("{error}; this dry run writes to the directory for temporary files"));
+            row_data::scratch()
+        }
+        made => Ok(made?),
+    };
+    let scratch = stop.remove_at_end(make, Scratch::leftover)?;
     let mut run = RunDir::lock(scratch.path())?;
     let config = setup::place_embedded_files(config, &mut run)?;
     let wanted = row_data::Wanted {

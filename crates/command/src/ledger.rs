@@ -9,16 +9,16 @@
 //!   as taken.
 //! * Runs start in the order of their arrival. A later run starts first only if the earlier ones do not fit.
 
-use std::fs::File;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use durable_files::Directory;
 use memory_policy::{Bytes, DeviceMemory, Limit, MemorySnapshot, Probe, ProbeError};
 use planner::{Costs, Plan};
 use run_plan::pace::DiskNeed;
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{existing_ancestor, free_bytes};
@@ -27,6 +27,8 @@ use crate::stop::{self, Stop};
 
 /// A longer ledger is invalid.
 const MAX_BYTES: u64 = 16 << 20;
+/// The longest that another process may use the ledger at a time.
+const LOCK_LIMIT: Duration = Duration::from_secs(10);
 /// The time between two checks of a waiting run.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The time for which a run relies on its last view of the other runs.
@@ -200,26 +202,26 @@ fn written_below(directory: &Path) -> u64 {
 /// The ledger file.
 #[derive(Clone, Debug)]
 pub struct Ledger {
-    directory: PathBuf,
+    directory: Directory,
 }
 
 impl Ledger {
     /// The ledger of this user.
     ///
     /// # Errors
-    /// The directory cannot be made.
+    /// The directory cannot be made, or another user can write to it.
     pub fn of_this_user() -> Outcome<Self> {
-        let user = rustix::process::getuid().as_raw();
-        let directory = match std::env::var_os("XDG_RUNTIME_DIR").filter(|directory| Path::new(directory).is_dir()) {
+        let user = rustix::process::geteuid().as_raw();
+        // `sudo` may hand on the directory of another user.
+        let is_of_this_user = |path: &OsString| Directory::open(path.as_ref()).is_ok_and(|found| found.is_guarded());
+        Self::in_directory(&match std::env::var_os("XDG_RUNTIME_DIR").filter(is_of_this_user) {
             Some(directory) => Path::new(&directory).join("train_low_mem"),
             None => std::env::temp_dir().join(format!("train_low_mem-{user}")),
-        };
-        Self::in_directory(directory)
+        })
     }
 
-    fn in_directory(directory: PathBuf) -> Outcome<Self> {
-        std::fs::create_dir_all(&directory).map_err(|error| Failure::io("create it", &directory, &error))?;
-        Ok(Self { directory })
+    fn in_directory(directory: &Path) -> Outcome<Self> {
+        Ok(Self { directory: Directory::private(directory)? })
     }
 
     /// The runs, in the order of their arrival.
@@ -232,12 +234,11 @@ impl Ledger {
 
     /// Calls `f` with the lines under the lock, without those of processes that have ended. Writes the lines again if `f` changes them.
     fn change<T>(&self, f: impl FnOnce(&mut Vec<Line>) -> T) -> Outcome<T> {
-        let path = self.directory.join("ledger.json");
+        let (name, path) = (OsStr::new("ledger.json"), self.directory.path().join("ledger.json"));
         let failed = |error: std::io::Error| Failure::io("use the ledger of runs", &path, &error);
-        let lock = File::options().write(true).create(true).truncate(false).open(self.directory.join("lock"));
-        let lock = lock.map_err(failed)?;
-        flock(&lock, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
-        let before: Vec<Line> = match regular_file::read(&path, MAX_BYTES) {
+        let lock = self.directory.append(OsStr::new("lock")).map_err(failed)?;
+        durable_files::lock_within(&lock, &self.directory.path().join("lock"), LOCK_LIMIT)?;
+        let before: Vec<Line> = match self.directory.read(name, MAX_BYTES) {
             // A damaged ledger is started again: every living run writes its line again.
             Ok(text) => serde_json::from_slice(&text).unwrap_or_default(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
@@ -248,10 +249,10 @@ impl Ledger {
         let result = f(&mut lines);
         if lines != before {
             let text = serde_json::to_vec(&lines).map_err(|error| Failure::internal(error.to_string()))?;
-            durable_files::write_atomic(&path, &text)?;
+            self.directory.write_atomic(name, &text)?;
         }
         // Unlocked explicitly: a child that another thread is starting also has the open file, until it executes another program.
-        let _ = flock(&lock, FlockOperation::Unlock);
+        let _ = lock.unlock();
         Ok(result)
     }
 
@@ -276,7 +277,7 @@ impl Ledger {
         loop {
             let now = needs.machine.snapshot()?;
             let found = self.change(|lines| {
-                let number = lines.iter().map(|line| line.number + 1).max().unwrap_or(0);
+                let number = lines.iter().map(|line| line.number.saturating_add(1)).max().unwrap_or(0);
                 let mine = Line {
                     pid,
                     started: started(pid).unwrap_or(0),
@@ -438,12 +439,13 @@ fn on_card(card: Option<&str>, plan: &Plan) -> Option<(String, u64)> {
 /// Bytes that runs have reserved on a card, held or not.
 fn reserved_on<'a>(lines: impl Iterator<Item = &'a Line>, card: Option<&str>) -> u64 {
     let on_card = |line: &'a Line| line.card.as_ref().filter(|(name, _)| !line.waits && Some(name.as_str()) == card);
-    lines.filter_map(on_card).map(|(_, bytes)| bytes).sum()
+    lines.filter_map(on_card).fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
 }
 
 /// Bytes that runs have reserved and do not hold yet.
 fn outstanding<'a>(lines: impl Iterator<Item = &'a Line>) -> u64 {
-    lines.filter(|line| !line.waits).map(|line| line.bytes.saturating_sub(resident(line.pid))).sum()
+    let not_held = |line: &Line| line.bytes.saturating_sub(resident(line.pid));
+    lines.filter(|line| !line.waits).fold(0, |sum, line| sum.saturating_add(not_held(line)))
 }
 
 /// The start time of a process, in ticks since the system started; `None` if there is no such process. A process that has ended counts as
@@ -487,7 +489,7 @@ mod tests {
     #[test]
     fn lines_of_processes_that_are_gone_are_swept() {
         let directory = tempfile::tempdir().unwrap();
-        let ledger = Ledger::in_directory(directory.path().to_owned()).unwrap();
+        let ledger = Ledger::in_directory(directory.path()).unwrap();
         let mine = std::process::id();
         let gone = Line { started: 1, ..line(mine, 1, 7, false) };
         ledger.change(|lines| *lines = vec![line(mine, 0, 5, false), gone, line(u32::MAX, 2, 9, true)]).unwrap();
@@ -510,7 +512,7 @@ mod tests {
     #[test]
     fn a_damaged_ledger_is_begun_again() {
         let directory = tempfile::tempdir().unwrap();
-        let ledger = Ledger::in_directory(directory.path().to_owned()).unwrap();
+        let ledger = Ledger::in_directory(directory.path()).unwrap();
         std::fs::write(directory.path().join("ledger.json"), "[{").unwrap();
         assert_eq!(ledger.lines().unwrap(), []);
     }
@@ -545,14 +547,15 @@ mod tests {
     #[test]
     fn disk_space_is_counted_while_others_may_use_the_ledger_and_follows_the_plan() {
         let directory = tempfile::tempdir().unwrap();
-        let ledger = Ledger::in_directory(directory.path().to_owned()).unwrap();
+        let ledger = Ledger::in_directory(directory.path()).unwrap();
         let available = MemorySnapshot { total: Bytes::gib(8), available: Bytes::gib(8), ..MemorySnapshot::default() };
         let machine = memory_policy::ScriptedProbe::new(vec![available; 4]);
         let counted = std::cell::Cell::new(0);
         let disk = |_: &MemorySnapshot, _: &Plan| {
             counted.set(counted.get() + 1);
-            let lock = File::open(directory.path().join("lock")).unwrap();
-            flock(&lock, FlockOperation::NonBlockingLockExclusive).expect("nobody holds the lock meanwhile");
+            let path = directory.path().join("lock");
+            let lock = std::fs::File::open(&path).unwrap();
+            durable_files::lock_within(&lock, &path, Duration::ZERO).expect("nobody holds the lock meanwhile");
             Ok(DiskNeed { files: 5, checkpoints: 7, model: 11 })
         };
         let budgets = memory_policy::Budget::Explicit(Bytes::gib(1)).into();

@@ -39,6 +39,7 @@ mod model_files;
 mod open;
 mod options;
 mod output;
+mod outputs;
 pub mod parsers;
 mod planned_run;
 mod predictions;

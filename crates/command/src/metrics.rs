@@ -7,14 +7,12 @@
 //! A line that cannot be written never stops the run. At most [`MAX_WAITING_BYTES`] of such lines wait, and are written with a later event
 //! as soon as possible.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use run_report::visible;
-use rustix::fs::OFlags;
 use serde_json::{Map, Value, json};
 
 /// Bytes of lines that may wait for the file.
@@ -93,12 +91,7 @@ pub fn line(event: &str, fields: Value) -> String {
 
 /// Opens the file to append, and removes a torn last line.
 fn open(path: &Path) -> std::io::Result<File> {
-    // Opening a pipe must not wait for its reader.
-    let without_waiting = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
-    let mut file = OpenOptions::new().read(true).append(true).create(true).custom_flags(without_waiting).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(std::io::Error::other("not a regular file"));
-    }
+    let mut file = durable_files::append(path)?;
     let whole_lines = length_of_whole_lines(&mut file)?;
     if file.metadata()?.len() > whole_lines {
         file.set_len(whole_lines)?;

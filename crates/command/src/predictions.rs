@@ -3,13 +3,14 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use durable_files::AtomicFile;
+use durable_files::{AtomicFile, Leftover};
 use row_files::{Origin, Trace};
 use run_report::visible;
 use serde_json::json;
 
 use crate::evaluation::AnsweredRow;
 use crate::failure::{Failure, Outcome};
+use crate::outputs;
 
 /// Bytes that are written together.
 const PIECE_BYTES: usize = 1 << 16;
@@ -25,14 +26,15 @@ pub struct Predictions {
 impl Predictions {
     /// Begins a file that will become `path`. An existing file of that name is replaced at the end.
     /// With a trace, each line has the row's file, its line there, and the columns that the task does not use.
-    pub fn create(path: &Path, trace: Option<Trace>) -> Outcome<Self> {
+    pub fn begin(path: &Path, trace: Option<Trace>) -> Outcome<Self> {
+        outputs::remove_leftovers_beside(path);
         let file = AtomicFile::create(path)?;
         Ok(Self { file, path: path.to_owned(), waiting: Vec::with_capacity(PIECE_BYTES), trace })
     }
 
-    /// The temporary name of the incomplete file.
-    pub fn temporary(&self) -> &Path {
-        self.file.temporary()
+    /// The incomplete file, for a signal that ends the process.
+    pub fn leftover(&self) -> Leftover {
+        self.file.leftover()
     }
 
     /// Adds an answer: its row, prompt, reference and prediction, and the scores of a single answer.

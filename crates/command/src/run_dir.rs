@@ -29,7 +29,7 @@ use trainer::checkpoint::{self, CHECKPOINTS_DIRECTORY, OWN_FILES};
 use crate::assets;
 use crate::config::Values;
 use crate::failure::{Failure, Outcome};
-use crate::shell_words;
+use crate::{report, shell_words};
 
 /// The config as resolved.
 pub const RESOLVED: &str = "resolved.toml";
@@ -116,6 +116,14 @@ impl RunDir {
     /// directory.
     pub fn own(&mut self) -> Outcome<()> {
         let Some(lock) = &mut self.lock else { return Ok(()) };
+        for name in [RESOLVED, PAGE_MAP, PAGE, EVENTS, FINISHED] {
+            // Whatever else goes wrong with such a file, its reader or writer reports.
+            let Ok(Some(found)) = lock.directory().entry(name.as_ref()) else { continue };
+            if !found.is_ours() || matches!(found.kind, durable_files::Kind::Link | durable_files::Kind::Other) {
+                let (path, found) = (self.root.join(name), found.in_words());
+                report::warn(&format!("{}: this run replaces {found}", path.display()));
+            }
+        }
         lock.own(&[assets::DIRECTORY, ROWS, CHECKPOINTS_DIRECTORY], &OWN_FILES)?;
         let root = std::path::absolute(&self.root).unwrap_or_else(|_| self.root.clone());
         // A dry run lies in the nearest directory that existed when it began.

@@ -7,10 +7,10 @@
 //!
 //! SIGHUP stays ignored if it was ignored at the start, which `nohup` does.
 
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use durable_files::Leftover;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::{flag, low_level};
@@ -54,7 +54,7 @@ struct RunState {
     /// The end of a command that saves nothing. The first signal causes it.
     end: Option<fn() -> Failure>,
     /// Files and directories to remove if a signal ends the process.
-    leftovers: Vec<PathBuf>,
+    leftovers: Vec<Leftover>,
 }
 
 /// The current activity of a run.
@@ -162,10 +162,14 @@ impl Stop {
     }
 
     /// Makes a file or directory that is removed if a signal ends the process. No signal is handled between the two.
-    pub fn remove_at_end<T>(&self, make: impl FnOnce() -> Outcome<T>, path: impl FnOnce(&T) -> &Path) -> Outcome<T> {
+    pub fn remove_at_end<T>(
+        &self,
+        make: impl FnOnce() -> Outcome<T>,
+        leftover: impl FnOnce(&T) -> Leftover,
+    ) -> Outcome<T> {
         let mut state = self.state();
         let made = make()?;
-        state.leftovers.push(path(&made).to_owned());
+        state.leftovers.push(leftover(&made));
         Ok(made)
     }
 
@@ -187,10 +191,7 @@ impl Stop {
                 claim_process_exit();
                 output::show(Stream::Err, Kind::Message, &Shown::text(&format!("{words}\n")));
                 output::drain();
-                for path in &state.leftovers {
-                    // Leftovers that cannot be removed do no harm.
-                    let _ = std::fs::remove_dir_all(path).or_else(|_| std::fs::remove_file(path));
-                }
+                state.leftovers.iter().for_each(Leftover::remove);
                 low_level::exit(code);
             }
         }

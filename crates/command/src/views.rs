@@ -5,7 +5,7 @@
 //!
 //! The event file of a resumed run is made again from the valid steps, so no step is in it twice.
 
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -39,15 +39,15 @@ impl Views {
     pub fn begin(&mut self, metrics: &Path, resumes_at: Option<u64>, config: &str) -> Option<String> {
         self.run.set_config(config);
         let begun = self.make_events(metrics, resumes_at);
-        self.events = begun.as_ref().ok().and_then(|()| {
-            let file = OpenOptions::new().append(true).open(self.root.join(EVENTS)).ok()?;
-            Some(EventFile::append(file))
-        });
-        begun.err().and_then(|failure| self.warning(EVENTS, &failure.message))
+        match begun {
+            Ok(file) => self.events = Some(EventFile::append(file)),
+            Err(failure) => return self.warning(EVENTS, &failure.message),
+        }
+        None
     }
 
-    /// Makes the event file up to the step, and the state of the page.
-    fn make_events(&mut self, metrics: &Path, resumes_at: Option<u64>) -> Outcome<()> {
+    /// Makes the event file up to the step, and the state of the page. Returns the file, to append to it.
+    fn make_events(&mut self, metrics: &Path, resumes_at: Option<u64>) -> Outcome<File> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let atomic = AtomicFile::create(&self.root.join(EVENTS))?;
         let failed = |error: &std::io::Error| Failure::io("write it", &self.root.join(EVENTS), error);
@@ -66,7 +66,7 @@ impl Views {
         }
         let flushed = result.and_then(|()| std::io::Write::flush(&mut events.into_inner()));
         flushed.map_err(|error| Failure::io("write it", &self.root.join(EVENTS), &error))?;
-        Ok(atomic.commit()?)
+        Ok(atomic.commit_open()?)
     }
 
     /// Shows an event. Returns a warning on the first failed write.

@@ -10,12 +10,14 @@
 //! # Ok::<(), durable_files::Error>(())
 //! ```
 
-use std::fs::{self, File};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::directories::{parent_of, sync_directory};
+use crate::directory::Directory;
 use crate::error::{Error, Result};
+use crate::leftovers::Leftover;
 use crate::temporary;
 
 /// Writes `bytes` to `path` so that a reader, or the next start after a crash, sees the old file or the new, never a part.
@@ -23,22 +25,27 @@ use crate::temporary;
 /// # Errors
 /// [`Error::DiskFull`], or [`Error::Io`] for anything else. The old file is then intact, and nothing is left of the new one.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
-    let parent = parent_of(path);
-    let (temporary, mut file) = temporary::create_file(&parent)?;
-    let written = file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|e| Error::io("write", path, e));
-    let renamed = written.and_then(|()| fs::rename(&temporary, path).map_err(|e| Error::io("replace", path, e)));
-    if renamed.is_err() {
-        let _ = fs::remove_file(&temporary);
+    AtomicFile::create(path)?.write(bytes)
+}
+
+impl Directory {
+    /// As [`write_atomic`], for a name in this directory.
+    ///
+    /// # Errors
+    /// As [`write_atomic`].
+    pub fn write_atomic(&self, name: &OsStr, bytes: &[u8]) -> Result<()> {
+        AtomicFile::create_in(self.clone(), name.to_owned())?.write(bytes)
     }
-    renamed?;
-    sync_directory(&parent)
 }
 
 /// A file that is written piece by piece, and gets its name only once it is whole. If it is dropped before, nothing is left of it.
 #[derive(Debug)]
 pub struct AtomicFile {
+    directory: Directory,
+    name: OsString,
     path: PathBuf,
-    temporary: PathBuf,
+    temporary: OsString,
+    /// Locked, so that no other process takes it for a leftover.
     file: File,
     is_done: bool,
 }
@@ -49,13 +56,21 @@ impl AtomicFile {
     /// # Errors
     /// I/O errors.
     pub fn create(path: &Path) -> Result<Self> {
-        let (temporary, file) = temporary::create_file(&parent_of(path))?;
-        Ok(Self { path: path.to_owned(), temporary, file, is_done: false })
+        let failed = |e| Error::io("create a file in", &crate::directories::parent_of(path), e);
+        let (directory, name) = Directory::of(path).map_err(failed)?;
+        Self::create_in(directory, name)
     }
 
-    /// The temporary name of the file.
-    pub fn temporary(&self) -> &Path {
-        &self.temporary
+    /// Begins a file that will have this name in an open directory.
+    fn create_in(directory: Directory, name: OsString) -> Result<Self> {
+        let made = temporary::create_file(&directory);
+        let (temporary, file) = made.map_err(|e| Error::io("create a file in", directory.path(), e))?;
+        Ok(Self { path: directory.path().join(&name), directory, name, temporary, file, is_done: false })
+    }
+
+    /// The unfinished file, for a process that ends without dropping this.
+    pub fn leftover(&self) -> Leftover {
+        Leftover::new(&self.directory, &self.temporary, &self.file)
     }
 
     /// The file, for writing.
@@ -68,23 +83,44 @@ impl AtomicFile {
     /// # Errors
     /// I/O errors. The old file then still has the name, or only the last sync failed.
     pub fn commit(mut self) -> Result<()> {
+        self.finish()
+    }
+
+    /// As [`AtomicFile::commit`]. Returns the open file, to write more at its end.
+    ///
+    /// # Errors
+    /// As [`AtomicFile::commit`].
+    pub fn commit_open(mut self) -> Result<File> {
+        let open = self.file.try_clone().map_err(|e| Error::io("write", &self.path, e))?;
+        self.finish()?;
+        Ok(open)
+    }
+
+    fn write(self, bytes: &[u8]) -> Result<()> {
+        self.file().write_all(bytes).map_err(|e| Error::io("write", &self.path, e))?;
+        self.commit()
+    }
+
+    fn finish(&mut self) -> Result<()> {
         self.file.sync_all().map_err(|e| Error::io("write", &self.path, e))?;
-        fs::rename(&self.temporary, &self.path).map_err(|e| Error::io("replace", &self.path, e))?;
+        self.directory.rename(&self.temporary, &self.name).map_err(|e| Error::io("replace", &self.path, e))?;
         self.is_done = true;
-        sync_directory(&parent_of(&self.path))
+        self.directory.sync().map_err(|e| Error::io("sync", self.directory.path(), e))
     }
 }
 
 impl Drop for AtomicFile {
     fn drop(&mut self) {
         if !self.is_done {
-            let _ = fs::remove_file(&self.temporary);
+            let _ = self.directory.remove_file(&self.temporary);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -119,7 +155,6 @@ mod tests {
         assert!(error.to_string().contains("absent"), "{error}");
     }
 
-    #[cfg(unix)]
     #[test]
     fn an_atomic_write_makes_a_file_that_others_may_read() {
         use std::os::unix::fs::PermissionsExt;

@@ -1,15 +1,10 @@
 //! Durable directories: after a directory is made, or a name in it changes, it is synced.
 
-use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::directory::Directory;
 use crate::error::{Error, Result};
-
-/// Makes a directory's entries durable. Without it a rename can be undone by a power cut.
-pub(crate) fn sync_directory(path: &Path) -> Result<()> {
-    File::open(path).and_then(|directory| directory.sync_all()).map_err(|e| Error::io("sync", path, e))
-}
 
 /// Makes a directory and its missing parents, each durable in its own parent. Returns the directories that it made,
 /// outermost first.
@@ -17,31 +12,33 @@ pub(crate) fn sync_directory(path: &Path) -> Result<()> {
 /// # Errors
 /// I/O errors. Directories that were made before the error stay.
 pub fn create_directories(path: &Path) -> Result<Vec<PathBuf>> {
-    create_directories_with(path, sync_directory)
+    create_directories_with(path, |parent| parent.sync())
 }
 
-fn create_directories_with(path: &Path, mut sync: impl FnMut(&Path) -> Result<()>) -> Result<Vec<PathBuf>> {
+fn create_directories_with(path: &Path, mut sync: impl FnMut(&Directory) -> io::Result<()>) -> Result<Vec<PathBuf>> {
     let mut missing = Vec::new();
     for directory in path.ancestors().filter(|path| !path.as_os_str().is_empty()) {
-        match fs::metadata(directory) {
-            Ok(found) if found.is_dir() => break,
-            Ok(_) => return Err(Error::io("create", directory, io::ErrorKind::NotADirectory.into())),
+        match Directory::open(directory) {
+            Ok(_) => break,
             Err(e) if e.kind() == io::ErrorKind::NotFound => missing.push(directory),
             Err(e) => return Err(Error::io("create", directory, e)),
         }
     }
     let mut made = Vec::new();
-    for directory in missing.into_iter().rev() {
-        match fs::create_dir(directory) {
+    for path in missing.into_iter().rev() {
+        let failed = |e| Error::io("create", path, e);
+        let Some(name) = path.file_name() else { continue };
+        let parent = Directory::open(&parent_of(path)).map_err(failed)?;
+        match parent.make_directory(name, false) {
             // Another process made the directory first, and syncs it.
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => continue,
-            created => created.map_err(|e| Error::io("create", directory, e))?,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && parent.directory(name).is_ok() => continue,
+            created => created.map_err(failed)?,
         }
-        made.push(directory.to_owned());
-        match sync(&parent_of(directory)) {
+        made.push(path.to_owned());
+        match sync(&parent) {
             // A directory that can be written and not read cannot be synced.
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {}
-            synced => synced?,
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {}
+            synced => synced.map_err(|e| Error::io("sync", parent.path(), e))?,
         }
     }
     Ok(made)
@@ -57,6 +54,8 @@ pub(crate) fn parent_of(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -66,7 +65,7 @@ mod tests {
         let mut synced = Vec::new();
         let mut make = || {
             create_directories_with(&path, |directory| {
-                synced.push(directory.to_owned());
+                synced.push(directory.path().to_owned());
                 Ok(())
             })
             .unwrap()

@@ -28,8 +28,32 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
+    /// A directory that must belong to this user alone does not.
+    #[error("{}: expected a directory of this user alone, got {got}", path.display())]
+    NotOurs {
+        /// The directory.
+        path: PathBuf,
+        /// The found kind and owner.
+        got: String,
+    },
+    /// Another user could exchange the names in a directory for temporary files.
+    #[error("{}: other users could exchange temporary files in it, because they may write there or above", path.display())]
+    Exchangeable {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Another process holds a lock for too long.
+    #[error("{}: still locked after {seconds} s{}", path.display(), by(*pid))]
+    Busy {
+        /// The file.
+        path: PathBuf,
+        /// The process that holds the lock, if the system tells.
+        pid: Option<u32>,
+        /// The time that this process waited.
+        seconds: u64,
+    },
     /// Another process is writing to the output directory.
-    #[error("{}: in use by another run{}", path.display(), pid.map(|pid| format!(", process {pid}")).unwrap_or_default())]
+    #[error("{}: in use by another run{}", path.display(), by(*pid))]
     Locked {
         /// The output directory.
         path: PathBuf,
@@ -73,9 +97,16 @@ impl Error {
             Error::LockLost { .. } => {
                 "look for another run with this `--output`; resume from the newest checkpoint with `--keep-training`"
             }
+            Error::NotOurs { .. } => "remove it, or set `XDG_RUNTIME_DIR` to a directory that only you can write to",
+            Error::Exchangeable { .. } => "set `TMPDIR` to a directory that only you can write to",
+            Error::Busy { .. } => "wait for the process to end, or end it",
             Error::Io { .. } => return None,
         })
     }
+}
+
+fn by(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(", process {pid}")).unwrap_or_default()
 }
 
 /// Whether the disk is full, or what one may write to it.

@@ -2,13 +2,14 @@
 //!
 //! Invariant: only files of these names are ever removed. Others in a directory that is replaced move to the new one.
 
-use std::fs::{self, File};
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use crate::directories::{parent_of, sync_directory};
+use crate::directory::Directory;
 use crate::error::{Error, Result};
-use crate::temporary::{create_directory, rename_to_free_name, take_name};
+use crate::new_directory::NewDirectory;
 
 const BUFFER_BYTES: usize = 1 << 20;
 
@@ -16,7 +17,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct NamedFiles {
     target: PathBuf,
-    temporary: PathBuf,
+    new: NewDirectory,
     names: Vec<String>,
     is_done: bool,
 }
@@ -27,8 +28,8 @@ impl NamedFiles {
     /// # Errors
     /// I/O errors.
     pub fn create(target: &Path) -> Result<NamedFiles> {
-        let temporary = create_directory(target)?;
-        Ok(NamedFiles { target: target.to_owned(), temporary, names: Vec::new(), is_done: false })
+        let new = NewDirectory::create(target)?;
+        Ok(NamedFiles { target: target.to_owned(), new, names: Vec::new(), is_done: false })
     }
 
     /// Writes one of the files.
@@ -40,8 +41,8 @@ impl NamedFiles {
         name: &str,
         write: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        let path = self.temporary.join(name);
-        let file = heap::create_new(&path).map_err(|e| Error::io("create", &path, e))?;
+        let file = self.new.create_file(name.as_ref());
+        let file = file.map_err(|e| Error::io("create", &self.new.path().join(name), e))?;
         self.names.push(name.to_owned());
         let mut sink = BufWriter::with_capacity(BUFFER_BYTES, file);
         write(&mut sink)?;
@@ -55,8 +56,8 @@ impl NamedFiles {
     /// I/O errors.
     pub fn bytes(&self) -> Result<u64> {
         self.names.iter().try_fold(0, |sum, name| {
-            let path = self.temporary.join(name);
-            Ok(sum + fs::metadata(&path).map_err(|e| Error::io("examine", &path, e))?.len())
+            let length = self.new.directory().length(name.as_ref());
+            Ok(sum + length.map_err(|e| Error::io("examine", &self.new.path().join(name), e))?)
         })
     }
 
@@ -65,9 +66,8 @@ impl NamedFiles {
     /// # Errors
     /// I/O errors. The old directory then still has the name, or only the last sync failed.
     pub fn commit(mut self) -> Result<()> {
-        let replaced = take_name(&self.temporary, &self.target)?;
+        let replaced = self.new.take_name()?;
         self.is_done = true;
-        sync_directory(&parent_of(&self.target))?;
         if let Some(old) = replaced {
             // A file that cannot be moved stays where it is, under the temporary name.
             let _ = self.empty(&old);
@@ -75,23 +75,24 @@ impl NamedFiles {
         Ok(())
     }
 
-    fn empty(&self, old: &Path) -> io::Result<()> {
-        for entry in fs::read_dir(old)? {
-            let name = entry?.file_name();
+    fn empty(&self, old: &OsStr) -> io::Result<()> {
+        let parent = self.new.parent();
+        let left: Directory = parent.directory(old)?;
+        for name in left.names()? {
             match self.names.iter().any(|own| name == **own) {
-                true => fs::remove_file(old.join(&name))?,
-                false => rename_to_free_name(&old.join(&name), &self.target.join(&name))?,
+                true => left.remove_file(&name)?,
+                false => left.rename_to_free(&name, self.new.directory(), &name)?,
             }
         }
-        fs::remove_dir(old)
+        parent.remove_directory(old)
     }
 }
 
 impl Drop for NamedFiles {
     fn drop(&mut self) {
         if !self.is_done {
-            self.names.iter().for_each(|name| drop(fs::remove_file(self.temporary.join(name))));
-            let _ = fs::remove_dir(&self.temporary);
+            self.names.iter().for_each(|name| drop(self.new.directory().remove_file(name.as_ref())));
+            self.new.abandon();
         }
     }
 }
@@ -114,6 +115,8 @@ pub fn write_whole<E: From<Error>>(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn fill(directory: &mut NamedFiles, text: &str) -> Result<()> {

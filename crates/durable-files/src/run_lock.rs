@@ -22,17 +22,23 @@
 //! # Ok::<(), durable_files::Error>(())
 //! ```
 
-use std::fs::{self, File, TryLockError};
+use std::ffi::OsStr;
+use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use crate::directories;
+use crate::directory::Directory;
 use crate::error::{Error, Result};
-use crate::identity::Identity;
+use crate::leftovers::{Others, remove_leftovers};
+use crate::locks::{holder, try_lock};
 use crate::own_files::OwnFiles;
-use crate::{directories, temporary};
+use crate::system::{self, How, Kind};
 
 /// The name of the lock.
 pub const LOCK_FILE: &str = ".lock";
+/// Permissions of a new lock file, before the umask. Whoever can open a file can lock it, so other users cannot.
+const LOCK_MODE: u32 = 0o660;
 /// A process id, its line break, and some spare bytes.
 const MAX_TEXT_BYTES: u64 = 32;
 
@@ -40,7 +46,7 @@ const MAX_TEXT_BYTES: u64 = 32;
 #[derive(Debug)]
 pub struct RunLock {
     output: PathBuf,
-    directory: Identity,
+    directory: Directory,
     file: File,
     crashed_predecessor: Option<u32>,
     is_owner: bool,
@@ -56,28 +62,28 @@ impl RunLock {
     /// else has the lock's name; I/O errors. Nothing is then changed.
     pub fn acquire(output: &Path) -> Result<Self> {
         let mut made = CreatedPaths(directories::create_directories(output)?);
+        let directory = Directory::open(output).map_err(|e| Error::io("open", output, e))?;
         let path = output.join(LOCK_FILE);
         let file = loop {
-            let (file, is_new) = open_or_create(&path)?;
+            let (file, is_new) = open_or_create(&directory)?;
             if is_new {
                 made.0.push(path.clone());
             }
             match try_lock(&file) {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    // The holder has written its process id, unless it is about to.
-                    let pid = text_of(&path, &file)?;
+                    // The holder has written its process id, unless it is about to, or is no run.
+                    let pid = text_of(&path, &file)?.or_else(|| holder(&file));
                     return Err(Error::Locked { path: output.to_owned(), pid });
                 }
                 Err(TryLockError::Error(e)) => return Err(Error::io("lock", &path, e)),
             }
             // Between opening and locking, a run that was refused may have removed the file.
-            if is_at(&file, &path)? {
+            if is_at(&file, &directory)? {
                 break file;
             }
         };
         let crashed_predecessor = text_of(&path, &file)?;
-        let directory = Identity::at(output).map_err(|e| Error::io("examine", output, e))?;
         Ok(RunLock {
             output: output.to_owned(),
             directory,
@@ -97,9 +103,14 @@ impl RunLock {
         self.is_owner = true;
         let path = self.path();
         write_pid(&mut self.file, Some(std::process::id())).map_err(|e| Error::io("write", &path, e))?;
-        temporary::remove_leftovers(&self.output, own)?;
+        if let Some(found) = system::examine(&self.file).ok().filter(|found| found.is_ours() && found.mode & 0o007 != 0)
+        {
+            // An earlier version let other users open, and so lock it.
+            let _ = system::set_mode(&self.file, found.mode & LOCK_MODE);
+        }
+        remove_leftovers(&self.output, own, Others::None)?;
         for name in subdirectories {
-            temporary::remove_leftovers(&self.output.join(name), own)?;
+            remove_leftovers(&self.output.join(name), own, Others::None)?;
         }
         Ok(())
     }
@@ -116,15 +127,15 @@ impl RunLock {
     /// [`Error::LockLost`] if the directory is another one now, or another file has the lock's name; I/O errors.
     pub fn check(&mut self) -> Result<()> {
         let path = self.path();
-        if is_at(&self.file, &path)? {
-            return Ok(());
-        }
         let lost = || Error::LockLost { path: self.output.clone() };
-        let is_same_directory = Identity::at(&self.output).is_ok_and(|there| there == self.directory);
-        if !is_same_directory {
+        let there = Directory::open(&self.output).and_then(|there| there.identity());
+        if !matches!((there, self.directory.identity()), (Ok(there), Ok(held)) if there == held) {
             return Err(lost());
         }
-        let mut file = match heap::create_new(&path) {
+        if is_at(&self.file, &self.directory)? {
+            return Ok(());
+        }
+        let mut file = match self.directory.create_with(OsStr::new(LOCK_FILE), LOCK_MODE) {
             Err(e) if e.kind() == ErrorKind::AlreadyExists => return Err(lost()),
             created => created.map_err(|e| Error::io("create", &path, e))?,
         };
@@ -137,6 +148,11 @@ impl RunLock {
     /// The process that had the lock before and ended without releasing it: it was killed, or the machine stopped.
     pub fn crashed_predecessor(&self) -> Option<u32> {
         self.crashed_predecessor
+    }
+
+    /// The output directory, open.
+    pub fn directory(&self) -> &Directory {
+        &self.directory
     }
 
     fn path(&self) -> PathBuf {
@@ -161,66 +177,37 @@ struct CreatedPaths(Vec<PathBuf>);
 impl Drop for CreatedPaths {
     fn drop(&mut self) {
         for path in self.0.iter().rev() {
-            let is_directory = fs::symlink_metadata(path).is_ok_and(|made| made.is_dir());
-            let _ = if is_directory { fs::remove_dir(path) } else { fs::remove_file(path) };
+            let Ok((parent, name)) = Directory::of(path) else { continue };
+            let _ = match parent.entry(&name) {
+                Ok(Some(made)) if made.kind == Kind::Directory => parent.remove_directory(&name),
+                _ => parent.remove_file(&name),
+            };
         }
     }
 }
 
 /// Opens the lock file, or makes one. Returns the file, and whether it was made. Does not change an existing file.
-fn open_or_create(path: &Path) -> Result<(File, bool)> {
+fn open_or_create(directory: &Directory) -> Result<(File, bool)> {
+    let (name, path) = (OsStr::new(LOCK_FILE), directory.path().join(LOCK_FILE));
     loop {
-        match fs::symlink_metadata(path) {
-            Ok(found) if !found.is_file() => {
-                let got = if found.is_symlink() { "a symbolic link" } else { "no regular file" };
-                return Err(Error::ForeignLock { path: path.to_owned(), got: got.to_owned() });
+        match directory.entry(name).map_err(|e| Error::io("examine", &path, e))? {
+            Some(found) if found.kind != Kind::File => {
+                return Err(Error::ForeignLock { path, got: found.in_words() });
             }
-            Ok(_) => match open_existing(path) {
+            Some(_) => match directory.open_file(name, How::ReadWrite) {
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
-                opened => return Ok((opened.map_err(|e| Error::io("open", path, e))?, false)),
+                opened => return Ok((opened.map_err(|e| Error::io("open", &path, e))?, false)),
             },
-            Err(e) if e.kind() == ErrorKind::NotFound => {
-                let mut options = File::options();
-                options.read(true).write(true).create_new(true);
-                match options.open(path) {
-                    Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
-                    created => return Ok((created.map_err(|e| Error::io("create", path, e))?, true)),
-                }
-            }
-            Err(e) => return Err(Error::io("examine", path, e)),
+            None => match directory.create_with(name, LOCK_MODE) {
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                created => return Ok((created.map_err(|e| Error::io("create", &path, e))?, true)),
+            },
         }
     }
 }
 
-/// Opens an existing file. Does not follow a symbolic link, and does not wait where the file was replaced by a pipe.
-fn open_existing(path: &Path) -> std::io::Result<File> {
-    let mut options = File::options();
-    options.read(true).write(true);
-    #[cfg(unix)]
-    {
-        use rustix::fs::OFlags;
-        use std::os::unix::fs::OpenOptionsExt;
-        options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
-    }
-    options.open(path)
-}
-
-fn try_lock(file: &File) -> Result<(), TryLockError> {
-    loop {
-        match file.try_lock() {
-            Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Interrupted => {}
-            locked => return locked,
-        }
-    }
-}
-
-fn is_at(file: &File, path: &Path) -> Result<bool> {
-    let held = file.metadata().map_err(|e| Error::io("examine", path, e))?;
-    match Identity::at(path) {
-        Ok(there) => Ok(there == Identity::of(&held)),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(Error::io("examine", path, e)),
-    }
+fn is_at(file: &File, directory: &Directory) -> Result<bool> {
+    directory.has(OsStr::new(LOCK_FILE), file).map_err(|e| Error::io("examine", &directory.path().join(LOCK_FILE), e))
 }
 
 /// The process id that a lock file holds, if any. A file with any other text is not written to.
@@ -243,7 +230,10 @@ fn write_pid(file: &mut File, pid: Option<u32>) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+    use crate::NewDirectory;
 
     const OWN: OwnFiles = OwnFiles { is_own: |_| false, listed: |_| Vec::new(), list: "" };
 
@@ -271,7 +261,7 @@ mod tests {
         let leftovers: Vec<PathBuf> = ["checkpoints", "sample-data"]
             .map(|name| {
                 fs::create_dir(output.path().join(name)).unwrap();
-                temporary::create_directory(&output.path().join(name).join("step-00000007")).unwrap()
+                NewDirectory::create(&output.path().join(name).join("step-00000007")).unwrap().path().to_owned()
             })
             .into();
         let lock = RunLock::acquire(output.path()).unwrap();

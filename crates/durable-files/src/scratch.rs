@@ -2,6 +2,7 @@
 //!
 //! Invariants:
 //! * The directory itself is locked (`flock`) as long as its owner lives. A directory whose lock is free has no owner.
+//! * Only this user can look into it, and no other user can exchange it.
 //! * In a directory without owner, only files that a run writes are removed. If it has any other file, it stays.
 //!
 //! ```no_run
@@ -13,23 +14,24 @@
 //! # Ok::<(), durable_files::Error>(())
 //! ```
 
-use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use crate::directory::Directory;
 use crate::error::{Error, Result};
-use crate::identity::Identity;
-use crate::temporary::{self, Kind};
+use crate::leftovers::{Leftover, Others, is_dead};
+use crate::temporary::{self, Kind, is_temporary_name, kind_of};
 
 /// A directory that is removed with its owner.
 #[derive(Debug)]
 pub struct Scratch {
-    path: PathBuf,
+    parent: Directory,
+    name: OsString,
+    /// Holds the lock.
+    directory: Directory,
     /// Whether the owner gives this name to a file or directory in it, at any depth.
     is_own: fn(&OsStr) -> bool,
-    /// Holds the lock.
-    _directory: File,
     is_removed: bool,
 }
 
@@ -37,43 +39,45 @@ impl Scratch {
     /// Makes an empty directory in `parent`. The caller will make only its own names in it, at any depth.
     ///
     /// # Errors
-    /// The directory cannot be made or opened.
+    /// [`Error::Exchangeable`]; the directory cannot be made or opened.
     pub fn create_in(parent: &Path, is_own: fn(&OsStr) -> bool) -> Result<Self> {
-        loop {
-            let path = temporary::create_run_directory(parent)?;
-            // A process that looks for abandoned directories may come between making and locking, and remove this one.
-            match File::open(&path) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                opened => {
-                    let directory = opened.map_err(|e| Error::io("open", &path, e))?;
-                    // A file system without locks for directories: no process can take the lock, so none removes the directory.
-                    let _ = directory.try_lock();
-                    if is_at(&directory, &path) {
-                        return Ok(Scratch { path, is_own, _directory: directory, is_removed: false });
-                    }
-                }
-            }
+        let opened = Directory::open(parent).map_err(|e| Error::io("open", parent, e))?;
+        // Everything below is used by its path.
+        if !opened.is_guarded() {
+            return Err(Error::Exchangeable { path: parent.to_owned() });
         }
+        let made = temporary::create_directory(&opened, None);
+        let (name, directory) = made.map_err(|e| Error::io("create a directory in", parent, e))?;
+        Ok(Scratch { parent: opened, name, directory, is_own, is_removed: false })
     }
 
-    /// Removes the directories in `parent` whose owners ended without removing them. A directory that cannot be removed stays.
+    /// Removes the directories in `parent` whose owners, processes of this user, ended without removing them. A directory that cannot
+    /// be removed stays.
     pub fn remove_abandoned(parent: &Path, is_own: fn(&OsStr) -> bool) {
-        for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-            let is_ours = temporary::kind_of(&entry.file_name()) == Some(Kind::Run);
-            if !is_ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+        let Ok(parent) = Directory::open(parent) else { return };
+        if !parent.keeps_names() {
+            return;
+        }
+        for name in parent.names().unwrap_or_default() {
+            let is_ours = || parent.entry(&name).is_ok_and(|entry| entry.is_some_and(|entry| entry.is_ours()));
+            if kind_of(&name) != Some(Kind::Run) || !is_ours() {
                 continue;
             }
-            let path = entry.path();
-            let Ok(directory) = File::open(&path) else { continue };
-            if directory.try_lock().is_ok() && is_at(&directory, &path) {
-                let _ = remove(&path, is_own);
+            let Ok(directory) = parent.directory(&name) else { continue };
+            if is_dead(&parent, &name, directory.file(), Others::Possible) {
+                let _ = remove(&parent, &name, &directory, is_own);
             }
         }
     }
 
     /// The directory's path.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.directory.path()
+    }
+
+    /// The directory, for a process that ends without dropping this.
+    pub fn leftover(&self) -> Leftover {
+        Leftover::new(&self.parent, &self.name, self.directory.file())
     }
 
     /// Removes the directory.
@@ -82,7 +86,11 @@ impl Scratch {
     /// Something in it cannot be removed, or was not made by the owner.
     pub fn close(mut self) -> Result<()> {
         self.is_removed = true;
-        remove(&self.path, self.is_own).map_err(|e| Error::io("remove", &self.path, e))
+        self.remove().map_err(|e| Error::io("remove", self.path(), e))
+    }
+
+    fn remove(&self) -> io::Result<()> {
+        remove(&self.parent, &self.name, &self.directory, self.is_own)
     }
 }
 
@@ -90,31 +98,22 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         if !self.is_removed {
             // Best effort: the next process removes the rest.
-            let _ = remove(&self.path, self.is_own);
+            let _ = self.remove();
         }
     }
-}
-
-fn is_at(directory: &File, path: &Path) -> bool {
-    let held = directory.metadata().map(|held| Identity::of(&held));
-    matches!((held, Identity::at(path)), (Ok(held), Ok(there)) if held == there)
 }
 
 /// Removes the files that a run writes into `directory`, and the directory if nothing else is in it.
-fn remove(directory: &Path, is_own: fn(&OsStr) -> bool) -> io::Result<()> {
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if !is_own(&name) && !temporary::is_temporary_name(&name) {
-            continue;
-        }
-        if entry.file_type()?.is_dir() { remove(&entry.path(), is_own)? } else { fs::remove_file(entry.path())? }
-    }
-    fs::remove_dir(directory)
+fn remove(parent: &Directory, name: &OsStr, directory: &Directory, is_own: fn(&OsStr) -> bool) -> io::Result<()> {
+    directory.remove_own(&|name| is_own(name) || is_temporary_name(name))?;
+    parent.remove_directory(name)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
     use super::*;
 
     fn is_own(name: &OsStr) -> bool {
@@ -147,8 +146,7 @@ mod tests {
             fs::write(path.join(file), "").unwrap();
         }
         // Ends without removing anything, like a killed process. The lock ends with the process.
-        let Scratch { ref _directory, .. } = scratch;
-        _directory.unlock().unwrap();
+        scratch.directory.file().unlock().unwrap();
         std::mem::forget(scratch);
         path
     }
@@ -187,5 +185,36 @@ mod tests {
         Scratch::remove_abandoned(parent.path(), is_own);
         assert_eq!(fs::read_to_string(path.join("checkpoints/thesis")).unwrap(), "my only copy");
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 4);
+    }
+
+    #[test]
+    fn only_its_user_can_look_into_it_and_nobody_else_can_exchange_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let parent = tempfile::tempdir().unwrap();
+        let scratch = Scratch::create_in(parent.path(), is_own).unwrap();
+        assert_eq!(fs::metadata(scratch.path()).unwrap().permissions().mode() & 0o777, 0o700);
+        drop(scratch);
+        let left = abandoned(parent.path());
+        fs::set_permissions(parent.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = Scratch::create_in(parent.path(), is_own).unwrap_err();
+        assert!(matches!(refused, Error::Exchangeable { .. }), "{refused}");
+        Scratch::remove_abandoned(parent.path(), is_own);
+        assert!(left.exists());
+    }
+
+    #[test]
+    fn a_link_in_place_of_a_directory_is_not_followed() {
+        let root = tempfile::tempdir().unwrap();
+        let (precious, parent) = (root.path().join("precious"), root.path().join("parent"));
+        fs::create_dir_all(precious.join("step-00000001")).unwrap();
+        fs::write(precious.join("step-00000001/model.safetensors"), "my only copy").unwrap();
+        fs::create_dir(&parent).unwrap();
+        let left = abandoned(&parent);
+        fs::remove_dir_all(left.join("checkpoints")).unwrap();
+        std::os::unix::fs::symlink(&precious, left.join("checkpoints")).unwrap();
+        std::os::unix::fs::symlink(&precious, parent.join(".train_low_mem-tmp-0123456789abcdef-run")).unwrap();
+        Scratch::remove_abandoned(&parent, is_own);
+        assert!(precious.join("step-00000001/model.safetensors").exists());
+        assert_eq!(fs::read_dir(&parent).unwrap().count(), 1, "the link stays, the directory is gone");
     }
 }

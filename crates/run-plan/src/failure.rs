@@ -262,7 +262,7 @@ impl From<durable_files::Error> for Failure {
     fn from(error: durable_files::Error) -> Self {
         use durable_files::Error as E;
         let exit = match &error {
-            E::Locked { .. } | E::ForeignLock { .. } => Exit::Usage,
+            E::Locked { .. } | E::ForeignLock { .. } | E::NotOurs { .. } | E::Exchangeable { .. } => Exit::Usage,
             _ => Exit::Internal,
         };
         let hint = error.hint().map(str::to_owned);

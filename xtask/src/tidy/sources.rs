@@ -22,12 +22,38 @@ const LONGER: &[(&str, &str)] = &[];
 /// Names that do not describe a file's contents.
 const EMPTY_NAMES: [&str; 7] = ["utils", "util", "common", "manager", "helper", "helpers", "misc"];
 
-/// Files that may create a file in place, each with the reason.
-const RAW_WRITES: &[(&str, &str)] = &[
-    ("crates/foreign-bytes/src/scratch.rs", "writes inputs of one try into a temporary directory"),
+/// Places that may use files by their paths, each with the reason.
+const RAW_FILES: &[(&str, &str)] = &[
+    ("crates/durable-files/", "the home of these calls"),
+    ("crates/fault-points/", "a tool"),
+    ("crates/foreign-bytes/", "a tool"),
+    ("crates/heap/src/temporary_name.rs", "makes new files only, under names that nobody knows before"),
+    ("crates/heap/src/anonymous_file.rs", "removes the name of its own new file, which nobody knows"),
+    ("crates/regular-file/src/lib.rs", "opens files to read them"),
     ("crates/t5/src/hf/safetensors.rs", "streams tensors into a directory that the caller renames when it is whole"),
     ("crates/t5/src/hf/save.rs", "writes into a directory that the caller renames when it is whole"),
-    ("crates/trainer/src/checkpoint/save.rs", "streams into a directory that is renamed after its manifest"),
+    ("crates/t5/src/model.rs", "makes the directory that a test or a tool names"),
+];
+
+/// Calls that make, change, lock or remove a file by its path.
+const RAW_CALLS: [&str; 17] = [
+    "fs::write(",
+    "fs::copy(",
+    "fs::rename(",
+    "fs::remove_file(",
+    "fs::remove_dir(",
+    "fs::remove_dir_all(",
+    "fs::create_dir(",
+    "fs::create_dir_all(",
+    "fs::hard_link(",
+    "fs::set_permissions(",
+    "File::create(",
+    "File::create_new(",
+    "File::options(",
+    "OpenOptions::new(",
+    "flock(",
+    ".try_lock()",
+    ".lock_shared()",
 ];
 
 /// Only the crates of `UNSAFE_CRATES` use `unsafe`: `heap`, `t5-ops`, the kernels, a tool and a page. The compiler denies it
@@ -71,56 +97,22 @@ pub fn files_are_named_for_what_they_hold(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Only `write_atomic` creates files in place: elsewhere a crash would leave half a file.
+/// Only `durable-files` makes, changes, locks and removes files: elsewhere a crash would leave half a file, or another user could
+/// exchange the directory on the way.
 ///
 /// `xtask` is exempt: its output is checked in, and can be generated again.
-pub fn writes_go_through_write_atomic(tree: &Tree) -> Vec<Finding> {
+pub fn files_are_changed_by_durable_files_only(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let is_excepted = |path: &str| RAW_WRITES.iter().any(|(excepted, _)| *excepted == path);
+    let is_excepted = |path: &str| RAW_FILES.iter().any(|(excepted, _)| path.starts_with(excepted));
     let sources = tree
         .rust_files()
         .filter(|(path, _)| path.starts_with("crates/") && path.contains("/src/") && !is_test_file(path));
     for (path, source) in sources.filter(|(path, _)| !is_excepted(path)) {
-        for raw in ["fs::write(", "File::create(", "File::create_new("] {
+        for raw in RAW_CALLS {
             for line in lines_of_code(before_tests(source), raw) {
-                let what = format!("`{raw})`: a crash would leave half a file; use `write_atomic`");
+                let call = raw.trim_end_matches([')', '(']);
+                let what = format!("`{call}` uses a file by its path; use `durable-files`");
                 findings.push(Finding::new(path, line, what));
-            }
-        }
-    }
-    findings
-}
-
-/// Everything that a terminal or a log receives is made safe where it is written, so nothing else writes.
-pub fn text_is_shown_in_one_place(tree: &Tree) -> Vec<Finding> {
-    const WRITERS: [&str; 3] = [
-        "crates/command/src/output.rs",
-        "crates/command/src/report.rs",
-        // Draws rows of `run_report::screen`, which are safe.
-        "crates/command/src/commands/watch.rs",
-    ];
-    const TOOLS: [&str; 2] = ["crates/fault-points/", "crates/foreign-bytes/"];
-    let is_shown = |path: &str| path.starts_with("crates/") && path.contains("/src/") && !is_test_file(path);
-    let may = |path: &str| WRITERS.contains(&path) || TOOLS.iter().any(|tool| path.starts_with(tool));
-    let mut findings = Vec::new();
-    for (path, source) in tree.rust_files().filter(|(path, _)| is_shown(path) && !may(path)) {
-        for raw in [
-            "println!(",
-            "print!(",
-            "eprintln!(",
-            "eprint!(",
-            "dbg!(",
-            "stdout().lock(",
-            "stderr().lock(",
-            "stdout().write",
-            "stderr().write",
-        ] {
-            for line in lines_of_code(before_tests(source), raw) {
-                findings.push(Finding::new(
-                    path,
-                    line,
-                    format!("`{raw}`: use `report`, which makes text of others safe"),
-                ));
             }
         }
     }
@@ -264,26 +256,19 @@ mod tests {
     }
 
     #[test]
-    fn a_raw_write_is_found_in_sources_and_not_in_tests() {
-        let rule = writes_go_through_write_atomic;
+    fn a_file_that_is_used_by_its_path_is_found_in_sources_and_not_in_tests() {
+        let rule = files_are_changed_by_durable_files_only;
         let path = "crates/a/src/lib.rs";
-        let found = ["crates/a/src/lib.rs:1: `fs::write()`: a crash would leave half a file; use `write_atomic`"];
+        let found = ["crates/a/src/lib.rs:1: `fs::write` uses a file by its path; use `durable-files`"];
         check(rule, path, "std::fs::write(path, text)?;", &found);
-        check(rule, path, "fs::write_atomic(path, text)?;", &[]);
+        check(rule, path, "durable_files::write_atomic(path, text)?;", &[]);
+        check(rule, path, "AtomicFile::create(path)?;", &[]);
         check(rule, path, "\n#[cfg(test)]\nmod tests { fn f() { std::fs::write(a, b); } }", &[]);
         check(rule, "crates/a/src/tests.rs", "std::fs::write(path, text)?;", &[]);
         check(rule, "crates/a/tests/all.rs", "std::fs::write(path, text)?;", &[]);
-        assert_eq!(rule(&Tree::of(&[(path, "File::create(p); File::create_new(p)")])).len(), 2);
-    }
-
-    #[test]
-    fn text_that_is_shown_elsewhere_is_found() {
-        let rule = text_is_shown_in_one_place;
-        let found = ["crates/a/src/lib.rs:1: `println!(`: use `report`, which makes text of others safe"];
-        check(rule, "crates/a/src/lib.rs", "println!(\"{row}\");", &found);
-        check(rule, "crates/a/src/lib.rs", "//! println!(\"{row}\");\nwriteln!(text)", &[]);
-        check(rule, "crates/command/src/report.rs", "std::io::stdout().lock()", &[]);
-        assert_eq!(rule(&Tree::of(&[("crates/a/src/lib.rs", "std::io::stdout().lock().write_all(b);")])).len(), 1);
+        check(rule, "crates/durable-files/src/x.rs", "flock(file);", &[]);
+        let calls = "File::create(p); File::create_new(p); fs::remove_dir_all(p); OpenOptions::new(); flock(f)";
+        assert_eq!(rule(&Tree::of(&[(path, calls)])).len(), 5);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::failure::{Exit, Failure, Outcome};
 use crate::reading::unused_in_words;
 use crate::row_flags::{BadRowRule, ConvertArgs, Deduplicate};
 use crate::splits::{self, Purpose};
-use crate::{data_files, options, report, row_data, stop};
+use crate::{data_files, options, outputs, report, row_data, stop};
 
 /// The time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
@@ -139,6 +139,7 @@ struct Output {
 impl Output {
     fn begin(path: &Path, columns: &[&str], conversion: &Conversion) -> Outcome<Self> {
         let failed = |error| Failure::io("write rows", path, &error);
+        outputs::remove_leftovers_beside(path);
         let file = AtomicFile::create(path)?;
         let handle = file.file().try_clone().map_err(failed)?;
         let sizes = Sizes::for_bytes(conversion.bytes());

@@ -9,16 +9,14 @@ use trainer::checkpoint::export_quantised;
 use crate::cli::ConvertBaseArgs;
 use crate::commands::merge::check_output;
 use crate::failure::Outcome;
-use crate::{model_directory, report};
+use crate::{model_directory, outputs, report};
 
 /// Quantises a model.
 pub fn convert_base(flags: &ConvertBaseArgs) -> Outcome<()> {
     let began = Instant::now();
     let model = model_directory::find(&flags.model)?;
     check_output(&flags.output, flags.force, &[&model])?;
-    if let Some(parent) = flags.output.parent() {
-        durable_files::create_directories(parent)?;
-    }
+    outputs::make_directory_of(&flags.output)?;
     let precision: t5::Precision = flags.precision.into();
     let weights = export_quantised(&model, precision, &flags.output)?;
     let peak = SystemProbe::new().snapshot()?.peak_rss;

@@ -33,7 +33,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let adapted = model_directory::find_as_trained(&flags.model, flags.adapter.as_deref())?;
     let config = config(flags, &adapted)?;
     let Adapted { directory, adapter } = adapted;
-    let scratch = stop.remove_at_end(row_data::scratch, durable_files::Scratch::path)?;
+    let scratch = stop.remove_at_end(row_data::scratch, durable_files::Scratch::leftover)?;
     let wanted =
         row_data::Wanted { purpose: Purpose::Scores, resumes: false, to_plan: false, stop: &stop, say: report::note };
     let mut run = RunDir::open_read_only(scratch.path());
@@ -80,7 +80,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         ..options::evaluation(&config, &opened, plan)
     };
     let train = &opened.reading.train;
-    let begin = |path: &Path| stop.remove_at_end(|| Predictions::create(path, train.trace()), Predictions::temporary);
+    let begin = |path: &Path| stop.remove_at_end(|| Predictions::begin(path, train.trace()), Predictions::leftover);
     let mut predictions = flags.predictions.as_deref().map(begin).transpose()?;
     report::note(&format!("evaluating {}", plural(counts.evaluated, "row")));
     let mut progress = RowProgress::new();

@@ -4,7 +4,6 @@
 //! interrupted list continues where it stopped.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
@@ -22,6 +21,7 @@ use crate::config::paths;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::job_flags::{AddArgs, JobsArgs, JobsCommand};
 use crate::ledger::{Ledger, OnDisk};
+use crate::outputs;
 use crate::report;
 use crate::setup;
 use crate::stop::Stop;
@@ -202,6 +202,7 @@ fn add(flags: &AddArgs) -> Outcome<()> {
     let entry = toml::to_string(&Added { run: [entry] }).map_err(|error| Failure::usage(error.to_string()))?;
     let between = if text.is_empty() || text.ends_with("\n") { "\n" } else { "\n\n" };
     let whole = if text.is_empty() { entry } else { format!("{text}{between}{entry}") };
+    outputs::remove_leftovers_beside(&file);
     durable_files::write_atomic(&file, whole.as_bytes())?;
     report::note(&format!("added {} to {}", plural(added.len() as u64, "run"), file.display()));
     Ok(())
@@ -330,7 +331,7 @@ fn start(program: &Path, job: &Job, threads: Option<u16>) -> Outcome<Child> {
     if let Some(parent) = log.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         durable_files::create_directories(parent)?;
     }
-    let file = File::options().create(true).append(true).open(&log).map_err(failed)?;
+    let file = durable_files::append(&log).map_err(failed)?;
     let both = [file.try_clone().map_err(failed)?, file];
     let [out, err] = both.map(Stdio::from);
     let mut command = Command::new(program);

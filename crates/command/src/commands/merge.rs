@@ -10,7 +10,7 @@ use trainer::checkpoint::export_merged;
 
 use crate::cli::MergeArgs;
 use crate::failure::{Failure, Outcome};
-use crate::{model_directory, report};
+use crate::{model_directory, outputs, report};
 
 /// Merges an adapter.
 pub fn merge(flags: &MergeArgs) -> Outcome<()> {
@@ -18,9 +18,7 @@ pub fn merge(flags: &MergeArgs) -> Outcome<()> {
     let adapter = AdapterDirectory::find(&flags.adapter)?;
     let base = base(flags, &adapter)?;
     check_output(&flags.output, flags.force, &[&base, &adapter])?;
-    if let Some(parent) = flags.output.parent() {
-        durable_files::create_directories(parent)?;
-    }
+    outputs::make_directory_of(&flags.output)?;
     let merged = export_merged(&base, &adapter, flags.dtype.map(Into::into), &flags.output)?;
     let peak = SystemProbe::new().snapshot()?.peak_rss;
     if merged.parts_head {

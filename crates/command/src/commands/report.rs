@@ -6,6 +6,7 @@ use memory_policy::Bytes;
 use run_report::{Run, page};
 
 use crate::failure::{Failure, Outcome};
+use crate::outputs;
 use crate::report::result;
 use crate::run_dir::{PAGE, RESOLVED, RunDir};
 use crate::view_flags::ReportArgs;
@@ -54,6 +55,7 @@ pub fn write_page(path: &Path, html: &str) -> Outcome<()> {
                 .hint("name another file, or remove this one"));
         }
     }
+    outputs::remove_leftovers_beside(path);
     Ok(durable_files::write_atomic(path, html.as_bytes())?)
 }
 

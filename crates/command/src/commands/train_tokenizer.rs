@@ -5,7 +5,7 @@ use memory_policy::{Budget, Bytes, Probe, SystemProbe};
 
 use crate::cli::TrainTokenizerArgs;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::{data_files, options, report};
+use crate::{data_files, options, outputs, report};
 
 /// Trains a tokenizer and writes it.
 pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
@@ -20,6 +20,7 @@ pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
     let files = TextFiles::open(&data_files::files("--input", &flags.input)?, &flags.columns)?;
     let training = within(&training, &files, budget)?;
     let trained = dataloader::train_tokenizer_on_files(&files, &training)?;
+    outputs::remove_leftovers_beside(&flags.output);
     durable_files::write_atomic(&flags.output, &trained.json)?;
     report::result(&format!(
         "{}: {} entries from {} texts, {}\n",

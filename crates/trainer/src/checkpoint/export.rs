@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use durable_files::temporary;
+use durable_files::NewDirectory;
 
 use super::{
     COMPANION_FILES, Manifest, OPTIMIZER_FILE, STATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, TokenizerFiles, save,
@@ -15,8 +15,8 @@ use crate::error::Result;
 /// # Errors
 /// [`durable_files::Error::DiskFull`] and other I/O errors. An existing directory is then unchanged.
 pub fn export_model(model: &t5::T5, target: &Path, tokenizer: Option<TokenizerFiles>) -> Result<()> {
-    let place = Place::new(temporary::create_directory(target)?);
-    save::commit_or_remove(&place.path, target, || save::write_model(&place, model, tokenizer).map(drop))
+    let place = Place::new(NewDirectory::create(target)?);
+    save::commit_or_remove(&place, || save::write_model(&place, model, tokenizer).map(drop))
 }
 
 /// Copies the model of a checkpoint, such as the best one, without loading it. The files are those that [`export_model`] would write.
@@ -27,8 +27,8 @@ pub fn export_model(model: &t5::T5, target: &Path, tokenizer: Option<TokenizerFi
 pub fn export_checkpoint(checkpoint: &Path, target: &Path) -> Result<()> {
     let manifest = Manifest::read(checkpoint)?;
     manifest.verify_lengths(checkpoint)?;
-    let place = Place::new(temporary::create_directory(target)?);
-    save::commit_or_remove(&place.path, target, || {
+    let place = Place::new(NewDirectory::create(target)?);
+    save::commit_or_remove(&place, || {
         for entry in &manifest.files {
             let name = entry.name.as_str();
             // Every file belongs to the model, except those that only a resumed run needs.
@@ -53,7 +53,7 @@ pub fn export_merged(
     target: &Path,
 ) -> Result<t5::peft::Merged> {
     export_from(base, target, |place| {
-        let merged = t5::peft::merge_with(base, adapter, dtype, &place.path, |name, write| -> Result<()> {
+        let merged = t5::peft::merge_with(base, adapter, dtype, place.path(), |name, write| -> Result<()> {
             save::write_file(place, name, |file| Ok(write(file)?)).map(drop)
         })?;
         Ok(merged)
@@ -77,7 +77,7 @@ pub(super) fn export_quantised_as(
     metadata: &[(&str, &str)],
 ) -> Result<t5::QuantisedWeights> {
     export_from(source, target, |place| {
-        t5::quantise_with(source, precision, &place.path, metadata, |name, write| -> Result<()> {
+        t5::quantise_with(source, precision, place.path(), metadata, |name, write| -> Result<()> {
             save::write_file(place, name, |file| Ok(write(file)?)).map(drop)
         })
     })
@@ -85,8 +85,8 @@ pub(super) fn export_quantised_as(
 
 /// Makes a model directory with the tokenizer files of another.
 fn export_from<R>(source: &Path, target: &Path, write: impl FnOnce(&Place) -> Result<R>) -> Result<R> {
-    let place = Place::new(temporary::create_directory(target)?);
-    save::commit_or_remove(&place.path, target, || {
+    let place = Place::new(NewDirectory::create(target)?);
+    save::commit_or_remove(&place, || {
         let written = write(&place)?;
         for name in [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE].into_iter().chain(COMPANION_FILES) {
             let path = source.join(name);

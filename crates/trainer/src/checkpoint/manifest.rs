@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use durable_files::Directory;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -53,16 +54,26 @@ impl Manifest {
     /// [`Error::Torn`] if there is no manifest or its contents are none, [`Error::Unreadable`] if it could not be read,
     /// [`Error::LaterFormat`].
     pub fn read(directory: &Path) -> Result<Self> {
-        let path = directory.join(MANIFEST_FILE);
         let text = read_bounded(directory, MANIFEST_FILE, MAX_MANIFEST_BYTES)?;
-        expect_format(&path, &text, FORMAT)?;
+        Self::parse(&directory.join(MANIFEST_FILE), &text)
+    }
+
+    /// Reads the manifest of an open directory.
+    pub(super) fn read_in(directory: &Directory) -> Result<Self> {
+        let path = directory.path().join(MANIFEST_FILE);
+        let text = directory.read(MANIFEST_FILE.as_ref(), MAX_MANIFEST_BYTES);
+        Self::parse(&path, &text.map_err(|e| Error::unreadable(&path, e))?)
+    }
+
+    fn parse(path: &Path, text: &[u8]) -> Result<Self> {
+        expect_format(path, text, FORMAT)?;
         let manifest: Manifest =
-            serde_json::from_slice(&text).map_err(|e| Error::torn(&path, format!("not a manifest ({e})")))?;
+            serde_json::from_slice(text).map_err(|e| Error::torn(path, format!("not a manifest ({e})")))?;
         // No path may leave the directory.
         if let Some(file) =
             manifest.files.iter().find(|file| Path::new(&file.name).file_name() != Some(file.name.as_ref()))
         {
-            return Err(Error::torn(&path, format!("expected plain file names, got `{}`", file.name)));
+            return Err(Error::torn(path, format!("expected plain file names, got `{}`", file.name)));
         }
         Ok(manifest)
     }

@@ -50,7 +50,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use durable_files::{Identity, OwnFiles};
+use durable_files::{Directory, Identity, OwnFiles};
 
 pub use base::keep_quantised;
 pub use export::{export_checkpoint, export_merged, export_model, export_quantised};
@@ -232,8 +232,8 @@ pub fn is_own_name(name: &OsStr) -> bool {
 }
 
 /// The names that the manifest in `directory` lists. Empty without a readable manifest.
-fn listed_names(directory: &Path) -> Vec<String> {
-    Manifest::read(directory)
+fn listed_names(directory: &Directory) -> Vec<String> {
+    Manifest::read_in(directory)
         .map(|manifest| manifest.files.into_iter().map(|file| file.name).collect())
         .unwrap_or_default()
 }

@@ -23,7 +23,7 @@ mod tests;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use durable_files::temporary;
+use durable_files::{Directory, foreign_names, retire_directory};
 
 use super::load::{self, verify};
 use super::{Checkpoints, OWN_FILES, Saved, list};
@@ -155,7 +155,11 @@ fn look(path: &Path, step: u64, measure: &str) -> Condition {
 /// Removes a checkpoint and returns whether it did. A failure becomes a note.
 fn remove(checkpoints: &mut Checkpoints, saved: &mut Saved, path: &Path) -> bool {
     let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_symlink());
-    let foreign = if is_link { Ok(Vec::new()) } else { temporary::foreign_names(path, &OWN_FILES) };
+    let foreign = || {
+        let (parent, name) = Directory::of(path)?;
+        foreign_names(&parent.directory(&name)?, &OWN_FILES)
+    };
+    let foreign = if is_link { Ok(Vec::new()) } else { foreign() };
     let removed = match foreign {
         Ok(_) if is_link => {
             note_once(checkpoints, saved, path, "it is a symbolic link");
@@ -167,7 +171,7 @@ fn remove(checkpoints: &mut Checkpoints, saved: &mut Saved, path: &Path) -> bool
                 note_once(checkpoints, saved, path, &reason);
                 return false;
             }
-            None => temporary::retire_directory(path, &OWN_FILES).map_err(Error::from),
+            None => retire_directory(path, &OWN_FILES).map_err(Error::from),
         },
         Err(e) => Err(Error::io("list", path, e)),
     };
@@ -231,11 +235,17 @@ fn move_aside(path: &Path) -> Result<PathBuf> {
     loop {
         let mut aside = path.as_os_str().to_owned();
         aside.push(format!(".kept-{number}"));
-        match temporary::rename_to_free_name(path, aside.as_ref()) {
+        match rename_to_free(path, aside.as_ref()) {
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
             renamed => return renamed.map(|()| PathBuf::from(aside)).map_err(|e| Error::io("move aside", path, e)),
         }
     }
+}
+
+/// Renames a checkpoint, unless the new name is taken.
+pub(super) fn rename_to_free(from: &Path, to: &Path) -> std::io::Result<()> {
+    let ((directory, old), new) = (Directory::of(from)?, to.file_name().unwrap_or_default());
+    directory.rename_to_free(&old, &directory, new)
 }
 
 /// Makes way for a checkpoint of the same step. A whole or a torn one will be replaced; any other entry moves aside.

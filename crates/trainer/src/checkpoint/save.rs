@@ -1,10 +1,11 @@
 //! Writing a checkpoint: temporary directory, files, manifest, rename, and only then pruning.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use durable_files::temporary;
+use durable_files::{NewDirectory, Others, remove_leftovers};
 use t5::safetensors::{TensorHeader, Writer};
 
 use super::{
@@ -35,10 +36,10 @@ impl Checkpoints {
         interrupted: &dyn Fn() -> bool,
     ) -> Result<Saved> {
         durable_files::create_directories(&self.directory)?;
-        temporary::remove_leftovers(&self.directory, &OWN_FILES)?;
+        remove_leftovers(&self.directory, &OWN_FILES, Others::None)?;
         trainer.scored_by().clone_into(&mut self.scored_by);
         let target = self.path_of(trainer.step_count());
-        let place = Place::new(temporary::create_directory(&target)?);
+        let place = Place::new(NewDirectory::create(&target)?);
         let (bytes, notes) = write(&place, &target, trainer, caller, tokenizer)?;
         let mut saved = Saved { path: target, bytes, pruned: Vec::new(), notes };
         self.remember(&saved.path);
@@ -49,14 +50,19 @@ impl Checkpoints {
 
 /// A directory to write into, and the function that creates its files.
 pub(super) struct Place<'a> {
-    pub(super) path: PathBuf,
-    /// Creates an empty file. A test simulates a full disk.
-    pub(super) create: &'a dyn Fn(&Path) -> io::Result<File>,
+    pub(super) directory: NewDirectory,
+    /// Creates an empty file in it. A test simulates a full disk.
+    pub(super) create: &'a dyn Fn(&NewDirectory, &OsStr) -> io::Result<File>,
 }
 
 impl Place<'_> {
-    pub(super) fn new(path: PathBuf) -> Self {
-        Place { path, create: &heap::create_new }
+    pub(super) fn new(directory: NewDirectory) -> Self {
+        Place { directory, create: &NewDirectory::create_file }
+    }
+
+    /// The path of the unfinished directory, for messages.
+    pub(super) fn path(&self) -> &Path {
+        self.directory.path()
     }
 }
 
@@ -70,7 +76,7 @@ pub(super) fn write(
     tokenizer: Option<TokenizerFiles>,
 ) -> Result<(u64, Vec<String>)> {
     let mut before = Before::default();
-    let written = commit_or_remove(&temporary.path, target, || {
+    let written = commit_or_remove(temporary, || {
         let bytes = fill(temporary, trainer, caller, tokenizer)?;
         before = prune::make_way(target, trainer.step_count())?;
         Ok(bytes)
@@ -78,19 +84,19 @@ pub(super) fn write(
     match (&written, before.aside) {
         (Ok(_), _) | (Err(_), None) => {}
         // There is no new checkpoint in its place.
-        (Err(_), Some(aside)) => drop(temporary::rename_to_free_name(&aside, target)),
+        (Err(_), Some(aside)) => drop(prune::rename_to_free(&aside, target)),
     }
     Ok((written?, before.note.into_iter().collect()))
 }
 
 /// Fills a temporary directory and gives it its name. On any error it removes the directory, so that a full disk does not stay full.
-pub(super) fn commit_or_remove<T>(temporary: &Path, target: &Path, fill: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(super) fn commit_or_remove<T>(place: &Place, fill: impl FnOnce() -> Result<T>) -> Result<T> {
     let filled = fill();
     if filled.is_err() {
-        let _ = temporary::remove_own_directory(temporary, &OWN_FILES);
+        let _ = place.directory.remove(&OWN_FILES);
     }
     let value = filled?;
-    temporary::commit_directory(temporary, target, &OWN_FILES)?;
+    place.directory.commit(&OWN_FILES)?;
     Ok(value)
 }
 
@@ -121,9 +127,9 @@ pub(super) fn write_model(
         Ok(())
     };
     match model.config().lora {
-        None => model.save_with(&place.path, &mut file)?,
+        None => model.save_with(place.path(), &mut file)?,
         // Without a card: an existing one is the user's.
-        Some(_) => model.save_adapter_with(&place.path, |name, write| match ADAPTER_FILES.contains(&name) {
+        Some(_) => model.save_adapter_with(place.path(), |name, write| match ADAPTER_FILES.contains(&name) {
             true => file(name, write),
             false => Ok(()),
         })?,
@@ -157,7 +163,7 @@ fn write_optimizer(place: &Place, trainer: &Trainer) -> Result<ManifestEntry> {
         .map(|(name, tensor)| TensorHeader { name, dtype: tensor.dtype(), shape: tensor.dims().to_vec() })
         .collect();
     write_file(place, OPTIMIZER_FILE, |file| {
-        let mut writer = Writer::new(&place.path.join(OPTIMIZER_FILE), file, headers, &[])?;
+        let mut writer = Writer::new(&place.path().join(OPTIMIZER_FILE), file, headers, &[])?;
         for (name, tensor) in state() {
             if !t5_ops::is_in_file(tensor) {
                 writer.write(&name, tensor)?;
@@ -184,7 +190,7 @@ fn write_sharded(place: &Place, trainer: &Trainer, parallel: &Parallel) -> Resul
         }
     }
     write_file(place, OPTIMIZER_FILE, |file| {
-        let mut writer = Writer::new(&place.path.join(OPTIMIZER_FILE), file, headers, &[])?;
+        let mut writer = Writer::new(&place.path().join(OPTIMIZER_FILE), file, headers, &[])?;
         trainer.each_state(parallel, |state| {
             state.iter().try_for_each(|(name, tensor)| Ok(writer.write(name, tensor)?))
         })?;
@@ -194,7 +200,7 @@ fn write_sharded(place: &Place, trainer: &Trainer, parallel: &Parallel) -> Resul
 }
 
 fn write_json(place: &Place, name: &str, value: &impl serde::Serialize) -> Result<ManifestEntry> {
-    let path = place.path.join(name);
+    let path = place.path().join(name);
     write_file(place, name, |file| {
         serde_json::to_writer_pretty(&mut *file, value)
             .map_err(io::Error::from)
@@ -204,14 +210,14 @@ fn write_json(place: &Place, name: &str, value: &impl serde::Serialize) -> Resul
 }
 
 fn write_text(place: &Place, name: &str, text: &str) -> Result<ManifestEntry> {
-    let path = place.path.join(name);
+    let path = place.path().join(name);
     write_file(place, name, |file| file.write_all(text.as_bytes()).map_err(|e| Error::io("write", &path, e)))
 }
 
 /// Copies a file and computes its checksum meanwhile.
 pub(super) fn copy(from: &Path, place: &Place, name: &str) -> Result<ManifestEntry> {
     let mut source = regular_file::open(from).map_err(|e| Error::io("open", from, e))?;
-    let path = place.path.join(name);
+    let path = place.path().join(name);
     write_file(place, name, |file| io::copy(&mut source, file).map(drop).map_err(|e| Error::io("write", &path, e)))
 }
 
@@ -221,9 +227,9 @@ pub(super) fn write_file(
     name: &str,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<ManifestEntry> {
-    let path = place.path.join(name);
+    let path = place.path().join(name);
     let io_error = |e| Error::io("write", &path, e);
-    let file = (place.create)(&path).map_err(io_error)?;
+    let file = (place.create)(&place.directory, name.as_ref()).map_err(io_error)?;
     let mut sink = files::HashingWriter::new(BufWriter::with_capacity(files::BUFFER_BYTES, file));
     write(&mut sink)?;
     let (buffer, bytes, sha256) = sink.finish();

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
-use durable_files::temporary;
+use durable_files::NewDirectory;
 use serde_json::json;
 use t5::{Config, T5};
 
@@ -295,7 +295,7 @@ fn a_manifest_cannot_point_outside_its_directory() {
 #[test]
 fn an_unfinished_save_is_invisible_and_the_next_save_removes_it() {
     let (directory, mut trainer) = two_checkpoints();
-    let half = temporary::create_directory(&directory.path().join("step-00000003")).unwrap();
+    let half = NewDirectory::create(&directory.path().join("step-00000003")).unwrap().path().to_owned();
     fs::write(half.join("model.safetensors"), "half").unwrap();
     assert_eq!(newest(directory.path()).state.step, 2);
     step(&mut trainer);
@@ -362,17 +362,21 @@ fn a_full_disk_leaves_the_old_checkpoints_intact_and_says_so() {
     let tokenizer = tokenizer_files(&tokenizer);
     let target = Checkpoints::new(directory.path(), 1, 0).path_of(3);
     // Writing to this device fails as writing to a full disk does.
-    fn full_after(files: usize) -> impl Fn(&Path) -> io::Result<fs::File> {
+    fn full_after(files: usize) -> impl Fn(&NewDirectory, &OsStr) -> io::Result<fs::File> {
         let made = std::cell::Cell::new(0);
-        move |path| {
+        move |directory, name| {
             made.set(made.get() + 1);
-            if made.get() > files { fs::File::options().write(true).open("/dev/full") } else { heap::create_new(path) }
+            if made.get() > files {
+                fs::File::options().write(true).open("/dev/full")
+            } else {
+                directory.create_file(name)
+            }
         }
     }
     let files = names(&directory.path().join("step-00000002")).len();
     for written in 0..files {
         let create = full_after(written);
-        let place = save::Place { path: temporary::create_directory(&target).unwrap(), create: &create };
+        let place = save::Place { directory: NewDirectory::create(&target).unwrap(), create: &create };
         let error = save::write(&place, &target, &trainer, &json!(null), Some(tokenizer)).unwrap_err();
         assert!(matches!(&error, Error::Files(durable_files::Error::DiskFull { .. })), "{written}: {error:?}");
         assert!(error.to_string().contains("intact"), "{error}");
@@ -381,7 +385,7 @@ fn a_full_disk_leaves_the_old_checkpoints_intact_and_says_so() {
         assert_eq!((found.state.step, found.notes.len()), (2, 0));
     }
     let create = full_after(files);
-    let place = save::Place { path: temporary::create_directory(&target).unwrap(), create: &create };
+    let place = save::Place { directory: NewDirectory::create(&target).unwrap(), create: &create };
     save::write(&place, &target, &trainer, &json!(null), Some(tokenizer)).unwrap();
     assert_eq!(newest(directory.path()).state.step, 3);
 }

@@ -16,7 +16,7 @@ use crate::commands::merge::is_to_be_replaced;
 use crate::export_flags::{ExportArgs, Format, GgufNames};
 use crate::failure::{Failure, Outcome};
 use crate::model_directory::{self, Adapted};
-use crate::report;
+use crate::{outputs, report};
 use card::Card;
 
 /// A longer `tokenizer.json` is invalid.
@@ -107,9 +107,7 @@ impl Weights for FromModel<'_> {
 /// Writes the file or the directory. Returns its bytes.
 fn write(flags: &ExportArgs, written: &Written, weights: &FromModel<'_>, card: &Card) -> Outcome<u64> {
     let output = &flags.output;
-    if let Some(parent) = output.parent() {
-        durable_files::create_directories(parent)?;
-    }
+    outputs::make_directory_of(output)?;
     if let Written::Gguf(file) = written
         && is_file_name(output)
     {

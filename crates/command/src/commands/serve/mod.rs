@@ -8,7 +8,7 @@ pub mod models;
 mod request_options;
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -243,7 +243,7 @@ fn hooks(flags: &ServeArgs, plan: &Plan) -> Outcome<Hooks> {
     let file: Option<Mutex<File>> = match &flags.access_log {
         None => None,
         Some(path) => {
-            let file = OpenOptions::new().create(true).append(true).open(path);
+            let file = durable_files::append(path);
             Some(Mutex::new(file.map_err(|error| Failure::io("open it", path, &error))?))
         }
     };
