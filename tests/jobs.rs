@@ -83,6 +83,22 @@ fn a_list_of_runs_is_trained_to_its_end_and_goes_on_where_it_stood() {
 }
 
 #[test]
+fn a_run_that_a_killed_list_left_behind_is_waited_for() {
+    let scene = Scene::new();
+    let quoted: Vec<String> = short(&[])[..18].iter().map(|word| format!("{word:?}")).collect();
+    scene.write("list.toml", format!("[[run]]\noutput = \"runs/one\"\nflags = [{}]", quoted.join(", ")));
+    scene.write("runs/one/.lock", "");
+    // The process holds the run's lock, as a run does.
+    let line = "flock runs/one/.lock sh -c 'touch held; while [ ! -e free ]; do sleep 0.1; done' & \
+                while [ ! -e held ]; do sleep 0.1; done; \
+                $program jobs run list.toml > said 2>&1 & run=$!; \
+                while ! grep -q 'another process trains it' said && kill -0 $run; do sleep 0.1; done; \
+                touch free; wait $run; code=$?; cat said; exit $code";
+    let ran = with_ledger(&scene, line);
+    ran.expect_code(0).expect_words(&["runs/one: another process trains it", "started runs/one", "(1 of 1)"]);
+}
+
+#[test]
 fn a_run_that_is_added_to_a_list_is_taken_up_while_the_list_is_trained() {
     let scene = Scene::new();
     let quoted: Vec<String> = short(&[])[..18].iter().map(|word| format!("{word:?}")).collect();

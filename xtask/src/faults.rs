@@ -14,6 +14,7 @@ mod groups;
 mod inputs;
 mod kills;
 mod lab;
+mod neighbours;
 mod points;
 mod power;
 mod process;
@@ -43,6 +44,7 @@ parts, all but `quick` where none is named:
   inputs       mutated files for every parser: parquet, safetensors, tokenizers, configs
   signals      SIGTERM, SIGINT and SIGHUP at random moments; `--only t5-small` or `chatlm-0.2b` tries these models, too
   threads      systems that allow few threads
+  neighbours   another user, who plants links and pipes, exchanges directories and holds locks (as root)
   quick        a slice of all that takes less than two minutes: part of `.ci/run`
 
 flags:
@@ -126,6 +128,7 @@ const PARTS: &[(&str, Part)] = &[
     ("inputs", inputs::run),
     ("signals", signals::run),
     ("threads", threads::run),
+    ("neighbours", neighbours::run),
     ("quick", quick::run),
 ];
 

@@ -12,6 +12,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use run_report::figures::timestamp;
 use run_report::visible;
 use serde_json::{Map, Value, json};
 
@@ -82,7 +83,7 @@ impl Metrics {
 pub fn line(event: &str, fields: Value) -> String {
     let mut line = Map::new();
     line.insert("event".to_string(), json!(event));
-    line.insert("time".to_string(), json!(humantime::format_rfc3339_millis(SystemTime::now()).to_string()));
+    line.insert("time".to_string(), json!(timestamp(SystemTime::now())));
     if let Value::Object(fields) = fields {
         line.extend(fields);
     }

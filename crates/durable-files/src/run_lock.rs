@@ -94,6 +94,12 @@ impl RunLock {
         })
     }
 
+    /// Whether a run holds the lock of `output`. Looks only: nothing is made or changed.
+    pub fn is_held(output: &Path) -> bool {
+        let file = Directory::open(output).and_then(|directory| directory.open_file(OsStr::new(LOCK_FILE), How::Read));
+        file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    }
+
     /// Takes ownership of the directory: writes the process id, and removes unfinished files of a killed predecessor in the
     /// directory and in `subdirectories`.
     ///
@@ -246,7 +252,9 @@ mod tests {
     #[test]
     fn a_second_writer_is_refused_and_told_who_the_first_is() {
         let output = tempfile::tempdir().unwrap();
+        assert!(!RunLock::is_held(output.path()));
         let lock = owned(output.path());
+        assert!(RunLock::is_held(output.path()));
         let error = RunLock::acquire(output.path()).unwrap_err();
         assert!(matches!(error, Error::Locked { pid: Some(pid), .. } if pid == std::process::id()), "{error}");
         assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");

@@ -81,8 +81,12 @@ mod unix {
             _ => Kind::Other,
         };
         #[allow(clippy::useless_conversion, clippy::unnecessary_cast, reason = "the types differ between systems")]
-        let (device, inode, links) = (stat.st_dev as u64, stat.st_ino as u64, stat.st_nlink as u64);
-        let mode = u32::from(Mode::from_raw_mode(stat.st_mode).bits());
+        let (device, inode, links, mode) = (
+            stat.st_dev as u64,
+            stat.st_ino as u64,
+            stat.st_nlink as u64,
+            Mode::from_raw_mode(stat.st_mode).bits() as u32,
+        );
         Entry { kind, owner: stat.st_uid, mode, links, identity: Identity::new(device, inode) }
     }
 

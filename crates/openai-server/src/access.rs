@@ -1,8 +1,11 @@
 //! The access log: a line of JSON for each finished request. It contains no prompt, no answer and no key.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+
+/// The last second that has an RFC 3339 form. A clock that shows a time after it, or before 1970, counts as the nearest of them.
+const LAST: Duration = Duration::from_secs(253_402_300_799);
 
 /// A finished request.
 #[derive(Clone, Debug)]
@@ -46,7 +49,7 @@ impl Access {
     pub fn line(&self) -> Value {
         let rounded = |ms: f64| (ms * 1000.0).round() / 1000.0;
         json!({
-            "time": humantime::format_rfc3339_millis(self.time).to_string(),
+            "time": humantime::format_rfc3339_millis(self.time.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST)).to_string(),
             "request_id": self.request_id,
             "id": self.id,
             "client": self.client,

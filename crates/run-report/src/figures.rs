@@ -1,5 +1,10 @@
 //! Formats numbers for readers, with their units.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The last second of the year 9999, after which a time has no RFC 3339 form.
+const LAST: Duration = Duration::from_secs(253_402_300_799);
+
 /// The median; for an even number of values the mean of the middle two. `None` if there are no values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
@@ -76,10 +81,15 @@ pub fn duration(milliseconds: u64) -> String {
     }
 }
 
+/// A point in time, as RFC 3339 writes it, to the millisecond. That format has the years from 1970 to 9999 here; a clock that shows
+/// another year counts as the nearest of them.
+pub fn timestamp(time: SystemTime) -> String {
+    humantime::format_rfc3339_millis(time.clamp(UNIX_EPOCH, UNIX_EPOCH + LAST)).to_string()
+}
+
 /// A point in time, to the minute: `2026-11-23 18:25 UTC`.
 pub fn moment(milliseconds: u64) -> String {
-    let time = std::time::UNIX_EPOCH + std::time::Duration::from_millis(milliseconds);
-    let text = humantime::format_rfc3339_seconds(time).to_string();
+    let text = timestamp(UNIX_EPOCH + Duration::from_millis(milliseconds).min(LAST));
     format!("{} UTC", text.get(..16).unwrap_or(&text).replace('T', " "))
 }
 
@@ -100,6 +110,16 @@ mod tests {
         assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median([4.0, 1.0, 2.0, 3.0]), Some(2.5));
         assert_eq!(median([]), None);
+    }
+
+    #[test]
+    fn a_clock_that_shows_any_year_has_a_time() {
+        let at = |seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).unwrap();
+        let before = UNIX_EPOCH - Duration::from_secs(4_000_000_000);
+        assert_eq!(timestamp(before), "1970-01-01T00:00:00.000Z");
+        assert_eq!(timestamp(at(1_795_000_000)), "2026-11-18T11:06:40.000Z");
+        assert_eq!(timestamp(at(400_000_000_000)), "9999-12-31T23:59:59.000Z");
+        assert_eq!(moment(u64::MAX), "9999-12-31 23:59 UTC");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::Lab;
 use super::damage;
 use super::disks;
 use super::inputs;
+use super::neighbours;
 use super::points;
 use super::power;
 use super::promises;
@@ -28,6 +29,7 @@ const THREADS_EVERY: usize = 4;
 /// Runs this part of the matrix.
 pub fn run(lab: &Lab, table: &mut Table) -> Result<(), String> {
     inputs::quick(lab, table)?;
+    neighbours::run(lab, table)?;
     for name in scenario::NAMES {
         let scenario = Scenario::new(lab, name, true)?;
         if name == "fresh" {

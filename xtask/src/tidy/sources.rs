@@ -36,7 +36,7 @@ const RAW_FILES: &[(&str, &str)] = &[
 ];
 
 /// Calls that make, change, lock or remove a file by its path.
-const RAW_CALLS: [&str; 17] = [
+const RAW_CALLS: [&str; 15] = [
     "fs::write(",
     "fs::copy(",
     "fs::rename(",
@@ -52,8 +52,6 @@ const RAW_CALLS: [&str; 17] = [
     "File::options(",
     "OpenOptions::new(",
     "flock(",
-    ".try_lock()",
-    ".lock_shared()",
 ];
 
 /// Only the crates of `UNSAFE_CRATES` use `unsafe`: `heap`, `t5-ops`, the kernels, a tool and a page. The compiler denies it
@@ -113,6 +111,42 @@ pub fn files_are_changed_by_durable_files_only(tree: &Tree) -> Vec<Finding> {
                 let call = raw.trim_end_matches([')', '(']);
                 let what = format!("`{call}` uses a file by its path; use `durable-files`");
                 findings.push(Finding::new(path, line, what));
+            }
+        }
+    }
+    findings
+}
+
+/// Everything that a terminal or a log receives is made safe where it is written, so nothing else writes.
+pub fn text_is_shown_in_one_place(tree: &Tree) -> Vec<Finding> {
+    const WRITERS: [&str; 3] = [
+        "crates/command/src/output.rs",
+        "crates/command/src/report.rs",
+        // Draws rows of `run_report::screen`, which are safe.
+        "crates/command/src/commands/watch.rs",
+    ];
+    const TOOLS: [&str; 2] = ["crates/fault-points/", "crates/foreign-bytes/"];
+    let is_shown = |path: &str| path.starts_with("crates/") && path.contains("/src/") && !is_test_file(path);
+    let may = |path: &str| WRITERS.contains(&path) || TOOLS.iter().any(|tool| path.starts_with(tool));
+    let mut findings = Vec::new();
+    for (path, source) in tree.rust_files().filter(|(path, _)| is_shown(path) && !may(path)) {
+        for raw in [
+            "println!(",
+            "print!(",
+            "eprintln!(",
+            "eprint!(",
+            "dbg!(",
+            "stdout().lock(",
+            "stderr().lock(",
+            "stdout().write",
+            "stderr().write",
+        ] {
+            for line in lines_of_code(before_tests(source), raw) {
+                findings.push(Finding::new(
+                    path,
+                    line,
+                    format!("`{raw}`: use `report`, which makes text of others safe"),
+                ));
             }
         }
     }
@@ -269,6 +303,16 @@ mod tests {
         check(rule, "crates/durable-files/src/x.rs", "flock(file);", &[]);
         let calls = "File::create(p); File::create_new(p); fs::remove_dir_all(p); OpenOptions::new(); flock(f)";
         assert_eq!(rule(&Tree::of(&[(path, calls)])).len(), 5);
+    }
+
+    #[test]
+    fn text_that_is_shown_elsewhere_is_found() {
+        let rule = text_is_shown_in_one_place;
+        let found = ["crates/a/src/lib.rs:1: `println!(`: use `report`, which makes text of others safe"];
+        check(rule, "crates/a/src/lib.rs", "println!(\"{row}\");", &found);
+        check(rule, "crates/a/src/lib.rs", "//! println!(\"{row}\");\nwriteln!(text)", &[]);
+        check(rule, "crates/command/src/report.rs", "std::io::stdout().lock()", &[]);
+        assert_eq!(rule(&Tree::of(&[("crates/a/src/lib.rs", "std::io::stdout().lock().write_all(b);")])).len(), 1);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant, SystemTime};
 
+use durable_files::RunLock;
 use memory_policy::{Bytes, plural};
 use run_plan::pace::duration;
 use run_report::visible;
@@ -279,19 +280,30 @@ fn train_all(mut source: Source<'_>, at_once: usize, stop: &Stop) -> Outcome<(Ve
     let mut left = VecDeque::from(source.known.clone());
     let mut running: Vec<(PathBuf, Option<Pid>)> = Vec::new();
     let mut ended: Vec<Ended> = Vec::new();
+    // Runs that a killed predecessor of this command started, and that still train.
+    let mut begun_before: Vec<Job> = Vec::new();
     let (tell, told) = channel();
     let mut is_stopped = false;
-    while !running.is_empty() || !(left.is_empty() || stop.requested()) {
+    while !running.is_empty() || !(left.is_empty() && begun_before.is_empty() || stop.requested()) {
         let added = source.added();
         if !added.is_empty() {
             report::note(&format!("{} more in {}", plural(added.len() as u64, "run"), source.file.display()));
             left.extend(added);
             left.make_contiguous().sort_by_key(|job| std::cmp::Reverse(job.priority));
         }
-        while running.len() < at_once
+        if let Some(at) = begun_before.iter().position(|job| !RunLock::is_held(&job.output)) {
+            // Continued where it ended: a finished run ends at once.
+            left.push_front(begun_before.remove(at));
+        }
+        while running.len() + begun_before.len() < at_once
             && !stop.requested()
             && let Some(job) = left.pop_front()
         {
+            if RunLock::is_held(&job.output) {
+                report::note(&format!("{}: another process trains it; waiting for its end", job.output.display()));
+                begun_before.push(job);
+                continue;
+            }
             let child = start(&program, &job, source.threads)?;
             report::note(&format!("started {}", job.output.display()));
             running.push((job.output.clone(), Pid::from_raw(child.id().cast_signed())));
