@@ -122,7 +122,7 @@ fn attacks() -> Vec<(&'static str, Vec<Attack>)> {
         Attack::new("an output that is exchanged", "true", RUN).in_their_directory().meanwhile(exchange("run", "y")),
     );
     let link = "is a symbolic link of user 65534";
-    outputs.push(Attack::new("a link to a directory of root", "ln -s VICTIM run", RUN).refused(link));
+    outputs.push(Attack::new("a link to a directory of root", "ln -s VICTIM/step-00000001 run", RUN).refused(link));
     let named = |name: &str| format!("ln -s VICTIM/precious {name}; ln -s VICTIM {LEFT}-part-model; mkfifo {LEFT}");
     let files = vec![
         Attack::new("convert: links and pipes", named("x.parquet"), CONVERT),
