@@ -56,7 +56,7 @@ impl AtomicFile {
     /// # Errors
     /// I/O errors.
     pub fn create(path: &Path) -> Result<Self> {
-        let failed = |e| Error::io("create a file in", &crate::directories::parent_of(path), e);
+        let failed = |e| Error::io("create a file in", &crate::directory::parent_of(path), e);
         let (directory, name) = Directory::of(path).map_err(failed)?;
         Self::create_in(directory, name)
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::directory::Directory;
+use crate::directory::{Directory, parent_of};
 use crate::error::{Error, Result};
 
 /// Makes a directory and its missing parents, each durable in its own parent. Returns the directories that it made,
@@ -42,14 +42,6 @@ fn create_directories_with(path: &Path, mut sync: impl FnMut(&Directory) -> io::
         }
     }
     Ok(made)
-}
-
-/// The directory that contains the name `path`.
-pub(crate) fn parent_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent.to_owned(),
-        _ => PathBuf::from("."),
-    }
 }
 
 #[cfg(test)]

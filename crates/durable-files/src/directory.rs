@@ -14,7 +14,6 @@ use std::sync::Arc;
 
 use heap::with_temporary_name;
 
-use crate::directories::parent_of;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::system::{self, Entry, How, Kind, Taken};
@@ -290,6 +289,25 @@ impl Entry {
             Kind::Other => "a pipe, a socket or a device",
         };
         if self.is_ours() { kind.to_owned() } else { format!("{kind} of user {}", self.owner) }
+    }
+}
+
+impl Identity {
+    /// The identity of the entry with this name itself; a symbolic link is not followed.
+    ///
+    /// # Errors
+    /// The entry cannot be examined, or does not exist.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        let (directory, name) = Directory::of(path)?;
+        Ok(directory.entry(&name)?.ok_or(io::ErrorKind::NotFound)?.identity)
+    }
+}
+
+/// The directory that contains the name `path`.
+pub(crate) fn parent_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent.to_owned(),
+        _ => PathBuf::from("."),
     }
 }
 

@@ -5,8 +5,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::directories::parent_of;
-use crate::directory::Directory;
+use crate::directory::{Directory, parent_of};
 use crate::error::{Error, Result};
 use crate::leftovers::{remove_own_directory, remove_replaced};
 use crate::own_files::OwnFiles;
