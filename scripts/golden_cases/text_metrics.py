@@ -2,8 +2,8 @@
 
 `rows.json`: about 240 rows of English, Chinese, punctuation and nothing at all. Each row has `hypothesis`, `reference`, sacreBLEU's
 sentence `chrf` and `chrf++`, and google's `rouge` and `rouge_stemmed` as F-measures of rouge1, rouge2, rougeL and rougeLsum;
-`corpus` has sacreBLEU's scores and signatures, and the means of the rows' ROUGE. `labels.json`: scikit-learn's `accuracy` and
-`macro_f1` over the labels of the references. `stems.json`: words and their stems by NLTK.
+`corpus` has sacreBLEU's scores and signatures, and the means of the rows' ROUGE. `labels.json`: scikit-learn's `accuracy`,
+`macro_f1`, scores of each label and `confusion` matrix, over the labels of the references. `stems.json`: words and their stems by NLTK.
 """
 
 import random
@@ -11,7 +11,7 @@ import random
 import sacrebleu
 from nltk.stem.porter import PorterStemmer
 from rouge_score.rouge_scorer import RougeScorer
-from sklearn.metrics import accuracy_score, f1_score
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
 from .files import write_json
 
@@ -121,7 +121,14 @@ def labels(seed):
     references = [draw.choice(names) for _ in range(draw.randrange(1, 40))]
     answers = [reference if draw.random() < 0.6 else draw.choice([*names, "other", "Yes"]) for reference in references]
     known = sorted(set(references))
+    precision, recall, f1, support = precision_recall_fscore_support(references, answers, labels=known, zero_division=0)
     return {
+        "labels": known,
+        "precision": precision.tolist(),
+        "recall": recall.tolist(),
+        "f1": f1.tolist(),
+        "support": support.tolist(),
+        "confusion": confusion_matrix(references, answers, labels=known).tolist(),
         "hypotheses": answers,
         "references": references,
         "accuracy": float(accuracy_score(references, answers)),

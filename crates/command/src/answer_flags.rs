@@ -197,6 +197,9 @@ pub struct EvalArgs {
     /// Generated answers to show
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub show: usize,
+    /// Show N wrong answers, instead of the first answers
+    #[arg(long, value_name = "N")]
+    pub show_wrong: Option<usize>,
     /// sacreBLEU's tokenizer: auto (by the language of the references), 13a, zh, char or none
     #[arg(long, value_name = "NAME")]
     pub bleu_tokenizer: Option<String>,

@@ -14,8 +14,10 @@ use run_report::visible;
 use serde_json::{Value, json};
 use t5::{EvalContext, GenerateOptions, T5};
 use text_metrics::Metric;
+use text_metrics::labels::Labels;
 use trainer::evaluate::{Answered, Computed, EvaluateOptions, Evaluation, EvaluationBatch, EvaluationReport, Example};
 
+use crate::class_scores;
 use crate::failure::{Failure, Outcome};
 use crate::metrics::number;
 use crate::report;
@@ -40,6 +42,8 @@ pub struct Settings {
     pub of_metrics: text_metrics::Settings,
     /// Generations to keep for showing.
     pub examples: usize,
+    /// Whether wrong answers only are kept.
+    pub wrong_examples: bool,
     /// The stream of rows: objective, lengths, bad rows. Order, epochs and batch size are set here.
     pub loader: LoaderOptions,
 }
@@ -65,6 +69,8 @@ pub struct Figures {
     pub signatures: Vec<(Metric, String)>,
     /// The requested scores.
     pub wanted: Vec<Metric>,
+    /// The counts of labels, if accuracy or macro-F1 was asked for.
+    pub labels: Option<Labels>,
     /// A few answers.
     pub examples: Vec<Example>,
 }
@@ -279,6 +285,7 @@ impl Settings {
             metrics,
             settings: self.of_metrics,
             examples: self.examples,
+            wrong_examples: self.wrong_examples,
         }
     }
 
@@ -313,8 +320,8 @@ impl Figures {
         };
         #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^53")]
         let loss = (loss_sum(&generated) + loss_sum(scored)) / target_tokens as f64;
-        let (values, signatures, examples) = match generated.generation {
-            Some(answers) => (answers.values, answers.signatures, answers.examples),
+        let (values, signatures, labels, examples) = match generated.generation {
+            Some(answers) => (answers.values, answers.signatures, answers.labels, answers.examples),
             None => Default::default(),
         };
         Self {
@@ -327,6 +334,7 @@ impl Figures {
             values,
             signatures,
             wanted: wanted.to_vec(),
+            labels,
             examples,
         }
     }
@@ -347,12 +355,16 @@ impl Figures {
             "generated_samples": self.generated_samples,
             "target_tokens": self.target_tokens,
             "bad_rows": self.bad_rows,
+            "metrics": self.wanted.iter().map(|metric| metric.name()).collect::<Vec<_>>(),
         });
         for (metric, value) in &self.values {
             json[metric.name()] = json!(value);
         }
         for (metric, signature) in &self.signatures {
             json[format!("{metric}_signature")] = json!(signature);
+        }
+        if let Some((_, labels)) = self.labels.as_ref().and_then(class_scores::of) {
+            json["classes"] = labels;
         }
         json
     }
@@ -397,12 +409,13 @@ impl Figures {
 
     /// The examples as text.
     pub fn examples_text(&self) -> String {
-        let shown = |text: &str| visible::line(&run_report::figures::clipped(text, 120)).into_owned();
+        const MAX_CHARACTERS: usize = 60;
+        let shown = |text: &str| visible::line(&run_report::figures::clipped(text, MAX_CHARACTERS)).into_owned();
         let lines = self.examples.iter().map(|example| {
-            let verdict = if example.hypothesis.trim() == example.reference.trim() { "=" } else { "!" };
-            let wanted =
-                if verdict == "=" { String::new() } else { format!("   (expected {})", shown(&example.reference)) };
-            format!("  {verdict} {} -> {}{wanted}", shown(&example.source), shown(&example.hypothesis))
+            let is_right = example.hypothesis.trim() == example.reference.trim();
+            let verdict = if is_right { "right" } else { "wrong" };
+            let wanted = if is_right { String::new() } else { format!("   (expected {})", shown(&example.reference)) };
+            format!("  {verdict}  {} -> {}{wanted}", shown(&example.source), shown(&example.hypothesis))
         });
         lines.collect::<Vec<_>>().join("\n")
     }

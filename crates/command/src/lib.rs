@@ -14,6 +14,7 @@ mod base;
 mod best;
 mod bits;
 mod chat_flags;
+mod class_scores;
 mod cli;
 mod commands;
 mod data_files;

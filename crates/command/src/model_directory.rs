@@ -152,8 +152,9 @@ pub fn find_tokenizer(named: &Path) -> Outcome<PathBuf> {
 /// The tokens that contradict each other.
 pub fn check_end(directory: &Path, model: &t5::Config, tokenizer: &Tokenizer) -> Outcome<()> {
     let Some(&of_config) = model.eos_token_ids.first() else { return Ok(()) };
-    let named =
-        |id: u32| tokenizer.token_name(id).map_or_else(|| format!("token {id}"), |name| format!("token {id}, `{name}`"));
+    let named = |id: u32| {
+        tokenizer.token_name(id).map_or_else(|| format!("token {id}"), |name| format!("token {id}, `{name}`"))
+    };
     let config = directory.join("config.json");
     match tokenizer.eos_id() {
         // A model may end with another of the usual tokens.
@@ -171,10 +172,14 @@ pub fn check_end(directory: &Path, model: &t5::Config, tokenizer: &Tokenizer) ->
                 "or, if the weights end texts with `{name}`, tokenizer_config.json: `\"eos_token\": \"{name}\"`"
             )))
         }
-        Err(_) if tokenizer.token_name(of_config).is_some() && !tokenizer.is_special(of_config) => Err(Failure::unusable(
-            format!("{}: texts end with {}, which is a piece of a word", config.display(), named(of_config)),
-        )
-        .hint("name the token that ends texts: `eos_token_id` in the config, `eos_token` in tokenizer_config.json")),
+        Err(_) if tokenizer.token_name(of_config).is_some() && !tokenizer.is_special(of_config) => {
+            Err(Failure::unusable(format!(
+                "{}: texts end with {}, which is a piece of a word",
+                config.display(),
+                named(of_config)
+            ))
+            .hint("name the token that ends texts: `eos_token_id` in the config, `eos_token` in tokenizer_config.json"))
+        }
         Err(_) => Ok(()),
     }
 }

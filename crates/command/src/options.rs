@@ -22,8 +22,10 @@ pub fn evaluation(config: &Config, opened: &Opened, plan: &Plan) -> Settings {
         of_metrics: text_metrics::Settings {
             tokenization: tokenization(&config.train.bleu_tokenizer),
             rouge_stems: config.train.rouge_stemmer,
+            rouge_any_script: true,
         },
         examples: config.train.sample_generations,
+        wrong_examples: false,
         loader: open::loader_options(config, opened),
     }
 }

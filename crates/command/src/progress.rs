@@ -117,7 +117,7 @@ impl Progress {
     /// One line of a log, without the step's number.
     pub fn log_line(&self, line: &StepLine, now: Instant) -> String {
         format!(
-            "epoch {:.2}  loss {:.4} (mean {:.4})  |g| {:.2}  lr {}  {:.0} tokens/s  {}  {}, {} left",
+            "epoch {:.2}  loss {:.4} (mean {:.4})  grad norm {:.2}  lr {}  {:.0} tokens/s  {}  {}, {} left",
             line.epoch,
             line.loss,
             self.loss.unwrap_or(line.loss),
@@ -139,7 +139,7 @@ impl Progress {
             .validation_loss
             .map_or(String::new(), |(loss, is_worse)| format!(" (val {loss:.3} {})", if is_worse { '▲' } else { '▼' }));
         format!(
-            "{}/{}  {times}  loss {:.3}{validation}  {:.0} tok/s  {}  |g| {:.2}  epoch {:.1}",
+            "{}/{}  {times}  loss {:.3}{validation}  {:.0} tok/s  {}  grad norm {:.2}  epoch {:.1}",
             line.step,
             self.total_steps,
             self.loss.unwrap_or(line.loss),
@@ -229,7 +229,7 @@ mod tests {
         progress.note(&line(1, 2.0), start);
         let now = start + Duration::from_secs(2);
         progress.note(&line(2, 1.0), now);
-        let expected = "epoch 1.25  loss 1.0000 (mean 1.5000)  |g| 0.50  lr 2.61e-2  200 tokens/s  50 MiB of 600 MiB  0:04, 0:16 left";
+        let expected = "epoch 1.25  loss 1.0000 (mean 1.5000)  grad norm 0.50  lr 2.61e-2  200 tokens/s  50 MiB of 600 MiB  0:04, 0:16 left";
         assert_eq!(progress.log_line(&line(2, 1.0), now), expected);
         let on_device = StepLine { on_device: Some(Bytes::gib(3)), ..line(2, 1.0) };
         let text = progress.log_line(&on_device, now);

@@ -556,6 +556,9 @@ impl Session {
             "step": step, "reason": reason, "bad_rows": self.history.bad_rows,
             "skipped_steps": self.history.skipped_steps, "peak_rss_bytes": now.peak_rss.0,
         });
+        if let Some(kept) = &self.history.kept_evaluation {
+            end["model_step"] = kept["step"].clone();
+        }
         self.add_device(&now, &mut end);
         self.note_event("end", end);
         if let Some(missing) = self.log.missing() {

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use text_metrics::Metric;
 
 use crate::run_dir::ROWS;
 use crate::saved::History;
@@ -15,7 +16,12 @@ pub fn summary(run: &Session, from: &Path) -> String {
     let history = run.history();
     let mut text = String::from("\n");
     if let (Some(first), Some(last)) = (&history.first_evaluation, &history.last_evaluation) {
-        text.push_str(&before_and_after(first, last));
+        let kept = history.kept_evaluation.as_ref().unwrap_or(last);
+        text.push_str(&before_and_after(first, kept));
+        if kept["step"] != last["step"] {
+            let (step, measure) = (&kept["step"], run.measure().name());
+            let _ = writeln!(text, "after: the saved model, of step {step}, which has the best {measure}");
+        }
     }
     let counts = [("rows skipped", history.bad_rows), ("steps skipped as not finite", history.skipped_steps)];
     for (what, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
@@ -109,27 +115,32 @@ fn cut(history: &History, most: (usize, usize)) -> String {
     text
 }
 
-/// Four values, before the first step and after the last.
+/// Loss, perplexity and the scores that were asked for: before the first step, and of the model that is kept.
 fn before_and_after(first: &Value, last: &Value) -> String {
     let mut text = format!("{:<18}{:>12}{:>12}\n", "on validation rows", "before", "after");
-    let percent = |value: &Value| value.as_f64().map_or("-".to_string(), |share| format!("{:.1} %", 100.0 * share));
     let plain = |value: &Value| {
         value.as_f64().map_or_else(
             || value.to_string(),
             |figure| if figure.abs() < 1e6 { format!("{figure:.3}") } else { format!("{figure:.1e}") },
         )
     };
-    for (name, key) in [("loss", "loss"), ("perplexity", "perplexity"), ("BLEU-4", "bleu")] {
-        let _ = writeln!(text, "{:<18}{:>12}{:>12}", format!("  {name}"), plain(&first[key]), plain(&last[key]));
+    for name in ["loss", "perplexity"] {
+        let _ = writeln!(text, "{:<18}{:>12}{:>12}", format!("  {name}"), plain(&first[name]), plain(&last[name]));
     }
-    let _ = writeln!(
-        text,
-        "{:<18}{:>12}{:>12}",
-        "  exact match",
-        percent(&first["exact_match"]),
-        percent(&last["exact_match"])
-    );
+    for metric in wanted(last) {
+        let shown = |value: &Value| value.as_f64().map_or("-".to_owned(), |value| metric.shown(value));
+        let [before, after] = [first, last].map(|evaluation| shown(&evaluation[metric.name()]));
+        let _ = writeln!(text, "{:<18}{before:>12}{after:>12}", format!("  {}", metric.title()));
+    }
     text
+}
+
+/// The scores that an evaluation was asked for. Evaluations before 2026-11-28 do not say it.
+pub fn wanted(evaluation: &Value) -> Vec<Metric> {
+    match evaluation["metrics"].as_array() {
+        Some(names) => names.iter().filter_map(|name| name.as_str()?.parse().ok()).collect(),
+        None => vec![Metric::Bleu, Metric::ExactMatch],
+    }
 }
 
 #[cfg(test)]
@@ -152,5 +163,10 @@ mod tests {
         let text = before_and_after(&first, &last);
         assert!(text.contains("  loss                   7.000       0.250"), "{text}");
         assert!(text.contains("  exact match            0.0 %      75.0 %"), "{text}");
+        assert!(text.contains("  BLEU-4                  0.00       81.50"), "{text}");
+        let asked =
+            |f1: f64| json!({"loss": 1.0, "perplexity": 2.7, "bleu": 0.0, "macro_f1": f1, "metrics": ["macro_f1"]});
+        let text = before_and_after(&asked(0.1), &asked(0.95));
+        assert!(text.contains("  macro-F1              10.0 %      95.0 %") && !text.contains("BLEU"), "{text}");
     }
 }

@@ -185,6 +185,7 @@ fn finish(run: &mut Session) -> Outcome<()> {
             run.checkpoint_path()
         }
     };
+    run.keep_evaluation(&from);
     run.run.finish(run.trainer.step_count(), run.history())?;
     let early = run.ends_early().filter(|_| !run.trainer.is_done());
     if let Some(why) = &early {

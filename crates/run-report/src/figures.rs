@@ -93,6 +93,26 @@ pub fn moment(milliseconds: u64) -> String {
     format!("{} UTC", text.get(..16).unwrap_or(&text).replace('T', " "))
 }
 
+/// The name of a score.
+pub fn score_name(name: &str) -> String {
+    match name {
+        "bleu" => "BLEU".to_owned(),
+        "chrf" => "chrF".to_owned(),
+        "chrf++" => "chrF++".to_owned(),
+        "exact_match" => "exact match".to_owned(),
+        name => name.replace('_', " ").replace("rouge", "ROUGE-"),
+    }
+}
+
+/// A score: BLEU and chrF are out of 100, other scores are fractions.
+pub fn score(name: &str, value: f64) -> String {
+    if name.starts_with("bleu") || name.starts_with("chrf") {
+        format!("{value:.1}")
+    } else {
+        format!("{:.1} %", 100.0 * value)
+    }
+}
+
 /// Cuts a text after `most` characters.
 pub fn clipped(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {

@@ -35,8 +35,10 @@ pub struct Evaluation {
     pub loss: f64,
     /// `exp(loss)`.
     pub perplexity: f64,
-    /// Scores of answers, by name.
+    /// Scores of answers, by name. Those that were asked for come first.
     pub scores: Vec<(String, f64)>,
+    /// The number of scores that were asked for.
+    pub wanted: usize,
     /// Rows scored, and of these, rows generated.
     pub samples: (u64, u64),
 }
@@ -296,11 +298,16 @@ impl Run {
         let scores = fields.as_object().into_iter().flatten();
         let scores = scores.filter(|(name, _)| !FIGURES.contains(&name.as_str()));
         let scores = scores.filter_map(|(name, value)| Some((clipped(name, 24), value.as_f64()?)));
+        let wanted: Vec<&str> = fields["metrics"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let mut scores: Vec<(String, f64)> = scores.collect();
+        scores.sort_by_key(|(name, _)| wanted.iter().position(|other| other == name).unwrap_or(usize::MAX));
+        scores.truncate(MAX_SCORES);
         let evaluation = Evaluation {
             step,
             loss,
             perplexity,
-            scores: scores.take(MAX_SCORES).collect(),
+            wanted: if wanted.is_empty() { scores.len().min(2) } else { wanted.len().min(scores.len()) },
+            scores,
             samples: (fields["samples"].as_u64().unwrap_or(0), fields["generated_samples"].as_u64().unwrap_or(0)),
         };
         self.evaluations.retain(|other| other.step != step);
@@ -367,6 +374,13 @@ impl Run {
     /// The evaluations, oldest first.
     pub fn evaluations(&self) -> &[Evaluation] {
         &self.evaluations
+    }
+
+    /// The evaluation of the model that the run keeps; of a run that has not ended, the newest one.
+    pub fn kept_evaluation(&self) -> Option<&Evaluation> {
+        let kept = self.end.as_ref().and_then(|(_, fields)| fields["model_step"].as_u64());
+        let of_step = kept.and_then(|step| self.evaluations.iter().find(|evaluation| evaluation.step == step));
+        of_step.or(self.evaluations.last())
     }
 
     /// The sample answers.

@@ -3,7 +3,7 @@
 
 mod chart;
 
-use crate::figures::{bytes, count, decimal, duration, short};
+use crate::figures::{self, bytes, count, decimal, duration, short};
 use crate::run::Run;
 use crate::series::Series;
 use crate::visible;
@@ -117,6 +117,8 @@ fn columns(letter: char) -> usize {
 
 /// The fewest rows of a useful chart.
 const MIN_CHART_ROWS: usize = 5;
+/// The most scores among the figures.
+const MAX_SCORES: usize = 4;
 /// Columns of the figures beside the chart.
 const FIGURE_COLUMNS: usize = 36;
 
@@ -124,7 +126,7 @@ const FIGURE_COLUMNS: usize = 36;
 pub fn rows(run: &Run, (width, height): (usize, usize), trouble: Option<&str>) -> Vec<Row> {
     let mut rows = head(run, width, trouble);
     let below = [memory(run, width), news(run, width)].concat();
-    let figures = figures(run);
+    let figures = newest(run);
     let left = height.saturating_sub(rows.len() + below.len() + 2);
     let has_chart = left >= MIN_CHART_ROWS && width >= 2 * FIGURE_COLUMNS;
     let middle = if has_chart { left.max(figures.len()) } else { figures.len() };
@@ -190,7 +192,7 @@ fn head(run: &Run, width: usize, trouble: Option<&str>) -> Vec<Row> {
 }
 
 /// The newest figures, by name.
-fn figures(run: &Run) -> Vec<(&'static str, String)> {
+fn newest(run: &Run) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     let mut last = |name, series: &Series| {
         series.last().into_iter().for_each(|(_, value)| lines.push((name, decimal(value))));
@@ -198,10 +200,10 @@ fn figures(run: &Run) -> Vec<(&'static str, String)> {
     last("loss", run.loss());
     last("learning rate", run.learning_rate());
     last("gradient norm", run.gradient_norm());
-    if let Some(evaluation) = run.evaluations().last() {
+    if let Some(evaluation) = run.kept_evaluation() {
         lines.push(("validation", format!("{} (step {})", decimal(evaluation.loss), count(evaluation.step))));
-        if let Some((name, value)) = evaluation.scores.first() {
-            lines.push(("score", format!("{name} {}", decimal(*value))));
+        for (name, value) in evaluation.scores.iter().take(evaluation.wanted.min(MAX_SCORES)) {
+            lines.push(("score", format!("{} {}", figures::score_name(name), figures::score(name, *value))));
         }
     }
     let rate = run.tokens_per_second().last();
@@ -234,7 +236,7 @@ fn news(run: &Run, width: usize) -> Vec<Row> {
     if let Some((step, answers)) = run.answers().by_step().last() {
         rows.push(Row::new(width).with(Style::Dim, &format!("answers after step {}", count(*step))));
         for answer in answers.iter().take(3) {
-            let (mark, style) = if answer.is_right() { ("= ", Style::Green) } else { ("! ", Style::Red) };
+            let (mark, style) = if answer.is_right() { ("right  ", Style::Green) } else { ("wrong  ", Style::Red) };
             let words = format!("{} -> {}", answer.prompt, answer.answer);
             rows.push(Row::new(width).with(style, mark).with(Style::Plain, &words));
         }
@@ -254,7 +256,7 @@ pub fn summary(run: &Run) -> String {
     let left = left_ms(run).map_or_else(String::new, |left| format!(", about {} left", duration(left)));
     let (step, time) = (count(run.step()), duration(run.running_ms()));
     let mut lines = vec![format!("{}: {state} at step {step}{of}, {time}{left}", run.name())];
-    lines.extend(figures(run).into_iter().map(|(name, value)| format!("  {name:<16}{value}")));
+    lines.extend(newest(run).into_iter().map(|(name, value)| format!("  {name:<16}{value}")));
     let predicted = run.predicted_peak().map_or_else(String::new, |bytes_| format!(", {} predicted", bytes(bytes_)));
     lines.push(format!("  {:<16}{}{predicted}", "peak memory", bytes(run.totals().peak_rss_bytes)));
     if let Some(note) = run.notes().last() {
@@ -298,7 +300,7 @@ mod tests {
             "loss            2.5",
             "7.5 (step 0)",
             "1.0 MiB now, peak 1.0 MiB of 2.0 MiB predicted, budget 3.0 MiB",
-            "= 字2+2 -> 4",
+            "right  字2+2 -> 4",
             "warning: a \\u001b[31mred\\u0007 word",
         ] {
             assert!(screen.contains(words), "{words}\n{screen}");

@@ -1,5 +1,5 @@
-//! Texts as labels: accuracy and macro-F1, equal to scikit-learn's `accuracy_score` and
-//! `f1_score(average="macro", labels=sorted(set(references)), zero_division=0)`.
+//! Texts as labels: accuracy, macro-F1, and the scores of each label. They equal scikit-learn's `accuracy_score`,
+//! `precision_recall_fscore_support(labels=sorted(set(references)), zero_division=0)` and `confusion_matrix`.
 //!
 //! A label is a text without white space at its ends. The references define the labels. An answer that is none of them is
 //! wrong, and counts against the reference's label.
@@ -9,10 +9,19 @@ use std::collections::BTreeMap;
 /// The most different labels; texts with more are not labels.
 pub const MAX_LABELS: usize = 10_000;
 
+/// The most labels of a confusion matrix.
+pub const MAX_CONFUSED: usize = 64;
+
+/// The most pairs of a label and a wrong answer.
+const MAX_PAIRS: usize = 20_000;
+
 /// The counts of a corpus.
 #[derive(Clone, Debug, Default)]
 pub struct Labels {
     by_label: BTreeMap<String, Counts>,
+    /// Wrong answers by the numbers of the reference's and the answer's label.
+    confused: BTreeMap<(usize, usize), u64>,
+    spellings: Spellings,
     rows: u64,
     correct: u64,
     /// Bytes of the labels.
@@ -21,6 +30,8 @@ pub struct Labels {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
+    /// The number of the label, by its first use.
+    number: usize,
     correct: u64,
     predicted: u64,
     references: u64,
@@ -37,27 +48,34 @@ const MAX_BYTES: usize = 1 << 20;
 impl Labels {
     /// Counts one answer.
     pub fn add(&mut self, hypothesis: &str, reference: &str) {
+        let reference_text = reference;
         let (hypothesis, reference) = (hypothesis.trim(), reference.trim());
         self.rows += 1;
         self.correct += u64::from(hypothesis == reference);
         if self.overflows() {
             return;
         }
-        if !self.by_label.contains_key(reference) {
-            self.bytes += reference.len();
-        }
-        let of_reference = self.by_label.entry(reference.to_owned()).or_default();
+        self.spellings.add(reference_text);
+        let of_reference = self.counts_of(reference);
         of_reference.references += 1;
         of_reference.correct += u64::from(hypothesis == reference);
+        let of = of_reference.number;
         // A later reference may have this answer's label.
-        if hypothesis != reference {
-            if !self.by_label.contains_key(hypothesis) {
-                self.bytes += hypothesis.len();
-            }
-            self.by_label.entry(hypothesis.to_owned()).or_default().predicted += 1;
-        } else if let Some(counts) = self.by_label.get_mut(hypothesis) {
-            counts.predicted += 1;
+        let of_answer = self.counts_of(hypothesis);
+        of_answer.predicted += 1;
+        let answer = of_answer.number;
+        if answer != of && self.confused.len() <= MAX_PAIRS {
+            *self.confused.entry((of, answer)).or_default() += 1;
         }
+    }
+
+    fn counts_of(&mut self, label: &str) -> &mut Counts {
+        if !self.by_label.contains_key(label) {
+            self.bytes += label.len();
+            let counts = Counts { number: self.by_label.len(), ..Counts::default() };
+            self.by_label.insert(label.to_owned(), counts);
+        }
+        self.by_label.get_mut(label).expect("it was inserted")
     }
 
     fn overflows(&self) -> bool {
@@ -74,14 +92,130 @@ impl Labels {
     /// # Errors
     /// The references are not labels.
     pub fn macro_f1(&self) -> Result<f64, NoLabels> {
-        let labels = || self.by_label.values().filter(|counts| counts.references > 0);
-        let count = labels().count();
-        if self.overflows() || count > MAX_LABELS {
+        Ok(mean(&self.classes()?, |class| class.f1))
+    }
+
+    /// The scores of each label of the references, in the order of the labels.
+    ///
+    /// # Errors
+    /// The references are not labels.
+    pub fn classes(&self) -> Result<Vec<Class>, NoLabels> {
+        let labels = || self.by_label.iter().filter(|(_, counts)| counts.references > 0);
+        if self.overflows() || labels().count() > MAX_LABELS {
             return Err(NoLabels);
         }
-        // Each label has a reference, so the denominator is never 0.
-        let f1 = |counts: &Counts| 2.0 * counts.correct as f64 / (counts.predicted + counts.references) as f64;
-        Ok(labels().map(f1).sum::<f64>() / count.max(1) as f64)
+        let share = |part: u64, of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };
+        let class = |(label, counts): (&String, &Counts)| Class {
+            label: label.clone(),
+            precision: share(counts.correct, counts.predicted),
+            recall: share(counts.correct, counts.references),
+            f1: share(2 * counts.correct, counts.predicted + counts.references),
+            support: counts.references,
+            predicted: counts.predicted,
+        };
+        Ok(labels().map(class).collect())
+    }
+
+    /// For each label of the references, in their order, the number of answers with each of these labels, and last the number of other
+    /// answers. `None` if there are more than [`MAX_CONFUSED`] labels, or texts that are no labels.
+    pub fn confusion(&self) -> Option<Vec<Vec<u64>>> {
+        let labels: Vec<&Counts> = self.by_label.values().filter(|counts| counts.references > 0).collect();
+        if self.overflows() || labels.len() > MAX_CONFUSED || self.confused.len() > MAX_PAIRS || labels.is_empty() {
+            return None;
+        }
+        let row = |of: &&Counts| {
+            let between = |answer: &&Counts| match of.number == answer.number {
+                true => of.correct,
+                false => self.confused.get(&(of.number, answer.number)).copied().unwrap_or(0),
+            };
+            let mut row: Vec<u64> = labels.iter().map(between).collect();
+            row.push(of.references - row.iter().sum::<u64>());
+            row
+        };
+        Some(labels.iter().map(row).collect())
+    }
+
+    /// How the references' labels are spelt.
+    pub fn spellings(&self) -> &Spellings {
+        &self.spellings
+    }
+}
+
+/// The scores of a label.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Class {
+    /// The label.
+    pub label: String,
+    /// The share of the answers with this label that are right; 0 without such answers.
+    pub precision: f64,
+    /// The share of the references with this label that were answered right.
+    pub recall: f64,
+    /// The harmonic mean of both.
+    pub f1: f64,
+    /// References with this label.
+    pub support: u64,
+    /// Answers with this label.
+    pub predicted: u64,
+}
+
+/// The mean of a score over labels; 0 without labels.
+pub fn mean(classes: &[Class], score: impl Fn(&Class) -> f64) -> f64 {
+    classes.iter().map(score).sum::<f64>() / classes.len().max(1) as f64
+}
+
+/// The mean of a score over labels, each as often as it is in the references; 0 without labels.
+pub fn weighted_mean(classes: &[Class], score: impl Fn(&Class) -> f64) -> f64 {
+    let support: u64 = classes.iter().map(|class| class.support).sum();
+    classes.iter().map(|class| class.support as f64 * score(class)).sum::<f64>() / support.max(1) as f64
+}
+
+/// Texts that may be labels, and how often each occurs.
+#[derive(Clone, Debug, Default)]
+pub struct Spellings {
+    /// By the text in small letters, with one blank for each white space.
+    by_label: BTreeMap<String, BTreeMap<String, u64>>,
+    distinct: usize,
+    bytes: usize,
+}
+
+impl Spellings {
+    /// Counts a text.
+    pub fn add(&mut self, text: &str) {
+        if self.overflows() {
+            return;
+        }
+        let label = text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
+        let spellings = self.by_label.entry(label).or_default();
+        if let Some(count) = spellings.get_mut(text) {
+            *count += 1;
+        } else {
+            spellings.insert(text.to_owned(), 1);
+            (self.distinct, self.bytes) = (self.distinct + 1, self.bytes + text.len());
+        }
+    }
+
+    fn overflows(&self) -> bool {
+        self.distinct > MAX_LABELS || self.bytes > MAX_BYTES
+    }
+
+    /// Each text and its count, the most frequent first; `None` if there are too many texts for labels.
+    pub fn counts(&self) -> Option<Vec<(&str, u64)>> {
+        if self.overflows() {
+            return None;
+        }
+        let all = self.by_label.values().flatten();
+        let mut counts: Vec<(&str, u64)> = all.map(|(text, count)| (text.as_str(), *count)).collect();
+        counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        Some(counts)
+    }
+
+    /// Labels that have several spellings, which differ only by capital letters or white space.
+    pub fn variants(&self) -> Vec<Vec<(&str, u64)>> {
+        if self.overflows() {
+            return Vec::new();
+        }
+        let several = self.by_label.values().filter(|spellings| spellings.len() > 1);
+        several.map(|spellings| spellings.iter().map(|(text, count)| (text.as_str(), *count)).collect()).collect()
     }
 }
 
@@ -97,6 +231,34 @@ mod tests {
         }
         assert_eq!(labels.accuracy(), 0.5);
         assert_eq!(labels.macro_f1(), Ok((0.5 + 2.0 / 3.0) / 2.0));
+    }
+
+    #[test]
+    fn each_label_has_its_scores_and_its_answers() {
+        let mut labels = Labels::default();
+        for (hypothesis, reference) in [("a", "a"), ("b", "a"), ("c", "a"), ("b", "b"), ("a", "b"), ("b", "b ")] {
+            labels.add(hypothesis, reference);
+        }
+        let classes = labels.classes().unwrap();
+        let scores = |class: &Class| (class.precision, class.recall, class.support, class.predicted);
+        assert_eq!(
+            classes.iter().map(scores).collect::<Vec<_>>(),
+            [(0.5, 1.0 / 3.0, 3, 2), (2.0 / 3.0, 2.0 / 3.0, 3, 3)]
+        );
+        assert_eq!(labels.confusion(), Some(vec![vec![1, 1, 1], vec![1, 2, 0]]));
+        assert_eq!(labels.macro_f1().unwrap(), mean(&classes, |class| class.f1));
+        assert_eq!(weighted_mean(&classes, |class| class.recall), labels.accuracy());
+    }
+
+    #[test]
+    fn labels_that_differ_by_case_or_blanks_are_counted_together() {
+        let mut spellings = Spellings::default();
+        ["BUG", " bug ", "bug", "bug", "new  one", "new one", "other"].iter().for_each(|text| spellings.add(text));
+        assert_eq!(spellings.counts().unwrap()[0], ("bug", 2));
+        assert_eq!(
+            spellings.variants(),
+            [vec![(" bug ", 1), ("BUG", 1), ("bug", 2)], vec![("new  one", 1), ("new one", 1)]]
+        );
     }
 
     #[test]

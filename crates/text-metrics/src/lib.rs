@@ -4,8 +4,8 @@
 //! | --- | --- |
 //! | [`bleu`] | sacreBLEU's `BLEU(tokenize=..)` |
 //! | [`chrf`] | sacreBLEU's `CHRF(word_order=0 or 2)` |
-//! | [`rouge`] | google's `rouge_score`, averaged over the rows |
-//! | [`labels`] | scikit-learn's `accuracy_score` and `f1_score(average="macro")` over the references' labels |
+//! | [`rouge`] | google's `rouge_score`, averaged over the rows; for other scripts than Latin with words of these scripts |
+//! | [`labels`] | scikit-learn's `accuracy_score`, `precision_recall_fscore_support` and `confusion_matrix` over the references' labels |
 //!
 //! [`Scores`] computes any of them in one pass over a corpus.
 //!
@@ -29,6 +29,7 @@ mod porter;
 mod python;
 pub mod rouge;
 mod scores;
+mod script;
 
 pub use metric::{Metric, UnknownMetric};
 pub use porter::stem;

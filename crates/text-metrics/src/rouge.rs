@@ -1,12 +1,15 @@
 //! ROUGE-1, ROUGE-2, ROUGE-L and ROUGE-Lsum (Lin, 2004), equal to google's `rouge_score.RougeScorer`, row by row.
 //!
 //! The score of a row is the F-measure, 0 to 1; the score of a corpus is the mean of its rows. Words are runs of `a-z` and
-//! `0-9` in the lowercased text, as in google's tokenizer: other scripts are ignored. With a stemmer, words of more than three
+//! `0-9` in the lowercased text, as in google's tokenizer, which ignores other scripts. With a stemmer, words of more than three
 //! letters are stemmed (Porter, with NLTK's extensions). ROUGE-Lsum takes each line as a sentence.
+//!
+//! With [`Rouge::any_script`] the letters of the reference decide how its row is cut: if a tenth of them is not Latin, words are runs of letters, digits
+//! and their marks, and each letter of Chinese and of scripts without spaces is a word. This equals google's scorer with such a tokenizer.
 //!
 //! ```
 //! use text_metrics::rouge::Rouge;
-//! let score = Rouge { stems: true }.score("the cats sat", "the cat sat");
+//! let score = Rouge { stems: true, any_script: false }.score("the cats sat", "the cat sat");
 //! assert_eq!(score.rouge1, 1.0);
 //! ```
 
@@ -14,13 +17,19 @@ use std::collections::HashMap;
 
 use crate::ngrams::overlap;
 use crate::porter;
+use crate::script::{is_han, is_latin, is_of_a_script_without_spaces, is_of_a_word};
 
 /// The settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rouge {
     /// Whether words are stemmed; google's default is not to stem.
     pub stems: bool,
+    /// Whether references in other scripts than Latin are cut into words of their script.
+    pub any_script: bool,
 }
+
+/// The percentage of a reference's letters from which other scripts than Latin decide.
+const LARGE_SHARE_PERCENT: usize = 10;
 
 /// The F-measures of a row, 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -39,8 +48,12 @@ impl Rouge {
     /// Scores a hypothesis.
     pub fn score(self, hypothesis: &str, reference: &str) -> RougeScore {
         let mut numbers = HashMap::new();
+        let words = if self.cuts_by_script(reference) { words_of_any_script } else { words_of_google };
         let mut sentences = |text: &str| -> Vec<Vec<u32>> {
-            text.split('\n').filter(|line| !line.is_empty()).map(|line| self.numbered(line, &mut numbers)).collect()
+            text.split('\n')
+                .filter(|line| !line.is_empty())
+                .map(|line| self.numbered(line, words, &mut numbers))
+                .collect()
         };
         // A line ends a word, so the words of a text are those of its lines.
         let (of_reference, of_hypothesis) = (sentences(reference), sentences(hypothesis));
@@ -60,17 +73,53 @@ impl Rouge {
         }
     }
 
+    /// Whether the row of this reference is cut into words of any script.
+    pub fn cuts_by_script(self, reference: &str) -> bool {
+        if !self.any_script {
+            return false;
+        }
+        let letters = || reference.chars().filter(|c| c.is_alphabetic());
+        let others = letters().filter(|c| !is_latin(*c)).count();
+        others > 0 && others * 100 >= letters().count() * LARGE_SHARE_PERCENT
+    }
+
     /// The words of a line, each as a number.
-    fn numbered(self, line: &str, numbers: &mut HashMap<String, u32>) -> Vec<u32> {
+    fn numbered(self, line: &str, words: fn(&str) -> Vec<&str>, numbers: &mut HashMap<String, u32>) -> Vec<u32> {
         let mut number = |word: String| {
             let next = numbers.len() as u32;
             *numbers.entry(word).or_insert(next)
         };
         let lower = line.chars().flat_map(char::to_lowercase).collect::<String>();
-        let words = lower.split(|c: char| !matches!(c, 'a'..='z' | '0'..='9')).filter(|word| !word.is_empty());
-        let is_stemmed = |word: &str| self.stems && word.len() > 3;
-        words.map(|word| number(if is_stemmed(word) { porter::stem(word) } else { word.to_owned() })).collect()
+        let is_stemmed = |word: &str| self.stems && word.len() > 3 && word.is_ascii();
+        words(&lower)
+            .into_iter()
+            .map(|word| number(if is_stemmed(word) { porter::stem(word) } else { word.to_owned() }))
+            .collect()
     }
+}
+
+/// The words of google's tokenizer.
+fn words_of_google(line: &str) -> Vec<&str> {
+    line.split(|c: char| !matches!(c, 'a'..='z' | '0'..='9')).filter(|word| !word.is_empty()).collect()
+}
+
+/// The words of a text in any script.
+fn words_of_any_script(line: &str) -> Vec<&str> {
+    let is_alone = |c: char| is_han(c) || is_of_a_script_without_spaces(c);
+    let (mut words, mut from) = (Vec::new(), 0);
+    let mut end = |from: usize, to: usize| words.extend((from < to).then(|| &line[from..to]));
+    for (at, c) in line.char_indices() {
+        if !is_of_a_word(c) {
+            end(from, at);
+            from = at + c.len_utf8();
+        } else if is_alone(c) {
+            end(from, at);
+            from = at + c.len_utf8();
+            end(at, from);
+        }
+    }
+    end(from, line.len());
+    words
 }
 
 /// The F-measure from the number of hits and of words.
@@ -168,6 +217,38 @@ mod tests {
     }
 
     #[test]
+    fn words_of_any_script_are_found() {
+        for (text, words) in [
+            ("你好，world 12 猫", "你|好|world|12|猫"),
+            ("हिन्दी में लिखा। दूसरा", "हिन्दी|में|लिखा|दूसरा"),
+            ("привет, мир!", "привет|мир"),
+            ("مَرْحَبًا بالعالم؟", "مَرْحَبًا|بالعالم"),
+            ("고양이가 앉아 있다.", "고양이가|앉아|있다"),
+            ("ねこ cat", "ね|こ|cat"),
+            ("...", ""),
+        ] {
+            assert_eq!(words_of_any_script(text).join("|"), words);
+        }
+    }
+
+    #[test]
+    fn an_answer_in_another_script_has_a_score_and_latin_ones_keep_theirs() {
+        let any = Rouge { any_script: true, ..Rouge::default() };
+        for text in ["你好世界", "हिन्दी में", "привет мир", "สวัสดี", "שלום עולם"]
+        {
+            let score = any.score(text, text);
+            assert_eq!((score.rouge1, score.rouge_l, score.rouge_l_sum), (1.0, 1.0, 1.0), "{text}");
+            assert_eq!(any.score("no", text), RougeScore::default());
+        }
+        assert_eq!(any.score("привет друг", "привет мир").rouge1, 0.5);
+        for (hypothesis, reference) in
+            [("the été", "l'été the"), ("the word 猫 means a cat", "the word 猫 means cat here")]
+        {
+            assert_eq!(any.score(hypothesis, reference), Rouge::default().score(hypothesis, reference));
+        }
+    }
+
+    #[test]
     fn lines_are_sentences_to_rouge_l_sum_alone() {
         let score = Rouge::default().score("d e f\na b c", "a b c\nd e f");
         assert_eq!((score.rouge_l, score.rouge_l_sum), (0.5, 1.0));
@@ -176,7 +257,7 @@ mod tests {
     proptest! {
         #[test]
         fn scores_are_shares_and_a_text_is_like_itself(a in "[ab \n]{0,20}", b in "[abc \n]{0,20}") {
-            let score = Rouge { stems: true }.score(&a, &b);
+            let score = Rouge { stems: true, any_script: false }.score(&a, &b);
             for share in [score.rouge1, score.rouge2, score.rouge_l, score.rouge_l_sum] {
                 prop_assert!((0.0..=1.0).contains(&share), "{:?}", score);
             }

@@ -13,6 +13,8 @@ pub struct Settings {
     pub tokenization: Option<Tokenization>,
     /// Whether ROUGE stems words.
     pub rouge_stems: bool,
+    /// Whether ROUGE cuts references in other scripts than Latin into words of their script.
+    pub rouge_any_script: bool,
 }
 
 /// The metrics of a corpus.
@@ -26,6 +28,8 @@ pub struct Scores {
     rouge: Rouge,
     /// Sums over the rows.
     rouge_sums: [f64; 4],
+    /// Rows that ROUGE cut by their script.
+    rouge_by_script: u64,
     exact_matches: u64,
     labels: Labels,
 }
@@ -52,8 +56,9 @@ impl Scores {
             },
             chrf: Chrf::new(0),
             chrf_plus_plus: Chrf::new(CHRF_PLUS_PLUS),
-            rouge: Rouge { stems: settings.rouge_stems },
+            rouge: Rouge { stems: settings.rouge_stems, any_script: settings.rouge_any_script },
             rouge_sums: [0.0; 4],
+            rouge_by_script: 0,
             exact_matches: 0,
             labels: Labels::default(),
         }
@@ -79,6 +84,7 @@ impl Scores {
         }
         if is_any(&ROUGE) {
             let score = self.rouge.score(hypothesis, reference);
+            self.rouge_by_script += u64::from(self.rouge.cuts_by_script(reference));
             let values = [score.rouge1, score.rouge2, score.rouge_l, score.rouge_l_sum];
             for (i, (metric, value)) in ROUGE.into_iter().zip(values).enumerate() {
                 self.rouge_sums[i] += value;
@@ -92,7 +98,7 @@ impl Scores {
             self.exact_matches += u64::from(is_exact);
             row.push((Metric::ExactMatch, f64::from(u8::from(is_exact))));
         }
-        if is_any(&[Metric::Accuracy, Metric::MacroF1]) {
+        if is_any(&LABELS) {
             self.labels.add(hypothesis, reference);
         }
         row
@@ -125,9 +131,18 @@ impl Scores {
         })
     }
 
+    /// The labels, if they were counted: with accuracy or macro-F1.
+    pub fn labels(&self) -> Option<&Labels> {
+        self.metrics.iter().any(|metric| LABELS.contains(metric)).then_some(&self.labels)
+    }
+
     /// The settings of the corpus metrics in sacreBLEU's form, and ROUGE's.
     pub fn signatures(&self) -> Vec<(Metric, String)> {
         let stems = if self.rouge.stems { "yes" } else { "no" };
+        let by_script = match self.rouge_by_script {
+            0 => String::new(),
+            rows => format!("|words by script in {rows} of {} rows", self.rows),
+        };
         let signature = |metric| match metric {
             Metric::Bleu => Some(match &self.bleu {
                 AnyBleu::With(bleu) => bleu.signature(),
@@ -135,12 +150,17 @@ impl Scores {
             }),
             Metric::Chrf => Some(self.chrf.signature()),
             Metric::ChrfPlusPlus => Some(self.chrf_plus_plus.signature()),
-            metric if ROUGE.contains(&metric) => Some(format!("stemmer:{stems}|split:newline|f-measure|mean")),
+            metric if ROUGE.contains(&metric) => {
+                Some(format!("stemmer:{stems}|split:newline|f-measure|mean{by_script}"))
+            }
             _ => None,
         };
         self.metrics.iter().filter_map(|&metric| Some((metric, signature(metric)?))).collect()
     }
 }
+
+/// The metrics of labels.
+const LABELS: [Metric; 2] = [Metric::Accuracy, Metric::MacroF1];
 
 /// The ROUGE metrics, in the order of the sums.
 const ROUGE: [Metric; 4] = [Metric::Rouge1, Metric::Rouge2, Metric::RougeL, Metric::RougeLsum];

@@ -18,6 +18,7 @@
 //! ```
 
 use t5::{Answer, EvalContext, GenerateOptions, MicroBatch, T5, Watch};
+use text_metrics::labels::Labels;
 use text_metrics::{Metric, RowScores, Scores, Settings};
 
 use crate::error::{Error, Result};
@@ -38,6 +39,8 @@ pub struct EvaluateOptions {
     pub settings: Settings,
     /// How many generated examples the report shows.
     pub examples: usize,
+    /// Whether the examples are wrong answers only.
+    pub wrong_examples: bool,
 }
 
 impl Default for EvaluateOptions {
@@ -49,6 +52,7 @@ impl Default for EvaluateOptions {
             metrics: vec![Metric::Bleu, Metric::ExactMatch],
             settings: Settings::default(),
             examples: 3,
+            wrong_examples: false,
         }
     }
 }
@@ -112,6 +116,8 @@ pub struct GenerationReport {
     pub values: Vec<(Metric, f64)>,
     /// The settings of metrics that have some.
     pub signatures: Vec<(Metric, String)>,
+    /// The counts of labels, if accuracy or macro-F1 was asked for.
+    pub labels: Option<Labels>,
     /// The first few answers.
     pub examples: Vec<Example>,
 }
@@ -275,7 +281,8 @@ impl Evaluation {
         let (hypothesis_text, reference_text) = (hypothesis.as_str(), reference.as_str());
         let model_score = answer.score;
         show(&Answered { sample, hypothesis: hypothesis_text, reference: reference_text, model_score, scores });
-        if self.examples.len() < self.options.examples {
+        let is_shown = !self.options.wrong_examples || hypothesis.trim() != reference.trim();
+        if is_shown && self.examples.len() < self.options.examples {
             self.examples.push(Example { source: decode(&batch.sources[sample]), reference, hypothesis });
         }
     }
@@ -291,6 +298,7 @@ impl Evaluation {
             Some(_) => Some(GenerationReport {
                 values: self.scores.values()?,
                 signatures: self.scores.signatures(),
+                labels: self.scores.labels().cloned(),
                 examples: self.examples,
             }),
         };

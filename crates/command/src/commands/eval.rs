@@ -21,10 +21,10 @@ use crate::model_directory::Adapted;
 use crate::open::{self, Opened};
 use crate::predictions::Predictions;
 use crate::report::RowProgress;
-use crate::run_dir::RunDir;
+use crate::run_dir::{RESOLVED, RunDir};
 use crate::splits::Purpose;
 use crate::stop::Stop;
-use crate::{job, model_directory, options, report, row_data, setup, stages, stop};
+use crate::{class_scores, job, model_directory, options, report, row_data, setup, stages, stop};
 
 /// Evaluates a model.
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {
@@ -75,7 +75,8 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let settings = Settings {
         samples: flags.samples,
         generate_samples: flags.generate_samples,
-        examples: flags.show,
+        examples: flags.show.max(flags.show_wrong.unwrap_or(0)),
+        wrong_examples: flags.show_wrong.is_some(),
         loader,
         ..options::evaluation(&config, &opened, plan)
     };
@@ -106,6 +107,9 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         return Ok(());
     }
     report::result(&format!("{}\n{}\n", figures.line(), figures.signature_lines()))?;
+    if let Some((classes, _)) = figures.labels.as_ref().and_then(class_scores::of) {
+        report::result(&format!("\n{classes}\n"))?;
+    }
     if !figures.examples.is_empty() {
         report::result(&format!("{}\n", figures.examples_text()))?;
     }
@@ -118,11 +122,31 @@ fn share(counts: RowCounts) -> f64 {
     counts.answered as f64 / counts.evaluated.max(1) as f64
 }
 
+/// Takes the columns and metrics of the run that made the model, if the model is a run's.
+fn apply_run(values: &mut Values, model: &Path) -> Outcome<()> {
+    const METRICS: [&str; 3] = ["train.eval_metrics", "train.bleu_tokenizer", "train.rouge_stemmer"];
+    let resolved = [Some(model), model.parent()].into_iter().flatten().map(|root| root.join(RESOLVED));
+    let Some(path) = resolved.into_iter().find(|path| path.is_file()) else { return Ok(()) };
+    let mut of_run = Values::defaults();
+    // A config of another version may have keys that are no longer known.
+    if setup::apply_file(&mut of_run, &path).is_err() {
+        return Ok(());
+    }
+    let is_column =
+        |name: &str| name.starts_with("data.") && (name.ends_with("_column") || name.ends_with("_template"));
+    for key in KEYS.iter().filter(|key| METRICS.contains(&key.name) || is_column(key.name)) {
+        let value = of_run.setting(key.name).value.clone();
+        values.set(key.name, value, Origin::Flag(path.display().to_string()))?;
+    }
+    Ok(())
+}
+
 /// The flags as a config: the model's own tokenizer, and the data as training rows in file order.
 fn config(flags: &EvalArgs, Adapted { directory, adapter }: &Adapted) -> Outcome<Config> {
     let mut values = Values::defaults();
-    if let Some(path) = &flags.config {
-        setup::apply_file(&mut values, path)?;
+    match &flags.config {
+        Some(path) => setup::apply_file(&mut values, path)?,
+        None => apply_run(&mut values, &flags.model)?,
     }
     // The model's and the adapter's own settings apply, even if a run's config has others.
     let of_a_shape = ["model.config", "model.vocab_size", "model.overrides"];

@@ -4,6 +4,8 @@
 //! interrupted list continues where it stopped.
 
 use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
@@ -12,10 +14,12 @@ use std::time::{Duration, Instant, SystemTime};
 use durable_files::RunLock;
 use memory_policy::{Bytes, plural};
 use run_plan::pace::duration;
+use run_report::figures::clipped;
 use run_report::visible;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use text_metrics::Metric;
 use toml::Table;
 
 use crate::config::paths;
@@ -26,6 +30,7 @@ use crate::outputs;
 use crate::report;
 use crate::setup;
 use crate::stop::Stop;
+use crate::summary;
 
 /// The time between two checks for a signal.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -82,6 +87,14 @@ struct Job {
 }
 
 impl Job {
+    /// The name of the run without its seed: equal for runs that differ only by their seed.
+    fn but_for_seed(&self) -> String {
+        let text = paths::to_text(self.output.as_os_str());
+        let (directory, name) = text.rsplit_once('/').unwrap_or(("", &text));
+        let others: Vec<&str> = name.split(',').filter(|setting| !setting.starts_with("seed=")).collect();
+        [directory, &others.join(",")].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/")
+    }
+
     /// The log file, beside its directory.
     fn log(&self) -> PathBuf {
         let mut name = self.output.clone().into_os_string();
@@ -360,32 +373,123 @@ fn result_of(job: &Job, ended: &[Ended]) -> Value {
     let code = ended.iter().find(|ended| ended.output == job.output).map(|ended| ended.code);
     let text = regular_file::read(&job.output.join("finished.json"), 16 << 20).ok();
     let finished: Value = text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
-    let evaluation = &finished["history"]["last_evaluation"];
+    let history = &finished["history"];
+    let kept = &history["kept_evaluation"];
+    let evaluation = if kept.is_null() { &history["last_evaluation"] } else { kept };
+    let scores: serde_json::Map<String, Value> = summary::wanted(evaluation)
+        .into_iter()
+        .map(|metric| (metric.name().to_owned(), evaluation[metric.name()].clone()))
+        .filter(|(_, value)| !value.is_null())
+        .collect();
+    let reason = if code == Some(0) { None } else { reason(&job.log()) };
     json!({"output": job.output.display().to_string(), "exit_code": code, "steps": finished["step"],
-        "loss": evaluation["loss"], "bleu": evaluation["bleu"], "exact_match": evaluation["exact_match"]})
+        "loss": evaluation["loss"], "bleu": evaluation["bleu"], "exact_match": evaluation["exact_match"],
+        "scores": scores, "measure": history["stalled"]["measure"], "model_step": kept["step"], "reason": reason,
+        "but_for_seed": job.but_for_seed()})
 }
 
-fn table(results: &[Value]) -> String {
-    let mut text = format!("{:>5}  {:>7}  {:>9}  {:>7}  {:>7}  run\n", "exit", "steps", "loss", "BLEU", "exact");
-    let number = |value: &Value, digits: usize| value.as_f64().map_or("-".into(), |value| format!("{value:.digits$}"));
-    for result in results {
-        let whole = |key: &str| result[key].as_i64().map_or("-".into(), |value| value.to_string());
-        text += &format!(
-            "{:>5}  {:>7}  {:>9}  {:>7}  {:>7}  {}\n",
-            whole("exit_code"),
-            whole("steps"),
-            number(&result["loss"], 4),
-            number(&result["bleu"], 2),
-            number(&result["exact_match"], 3),
-            visible::line(result["output"].as_str().unwrap_or_default())
-        );
+/// The last error in a run's log.
+fn reason(log: &Path) -> Option<String> {
+    const MAX_BYTES: i64 = 64 << 10;
+    let mut file = regular_file::open(log).ok()?;
+    let length = file.metadata().ok()?.len().cast_signed();
+    file.seek(SeekFrom::Start((length - MAX_BYTES).max(0).cast_unsigned())).ok()?;
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let last = text.lines().rev().find_map(|line| line.strip_prefix("error: "));
+    Some(clipped(last?, 200))
+}
+
+/// The value by which a result's run compares evaluations, where larger is better.
+fn rank(result: &Value) -> Option<f64> {
+    match result["measure"].as_str() {
+        Some(measure) if measure != "loss" => result["scores"][measure].as_f64(),
+        _ => result["loss"].as_f64().map(|loss| -loss),
     }
-    text
+}
+
+/// The results as text: the best run first, then runs without a result, and why they failed. Runs that differ only by their seed also have a mean.
+fn table(results: &[Value]) -> String {
+    let mut sorted: Vec<&Value> = results.iter().collect();
+    let rank = |result: &Value| rank(result).unwrap_or(f64::NEG_INFINITY);
+    sorted.sort_by(|a, b| rank(b).total_cmp(&rank(a)));
+    let metrics: Vec<Metric> = Metric::ALL
+        .into_iter()
+        .filter(|metric| results.iter().any(|result| result["scores"].get(metric.name()).is_some()))
+        .collect();
+    let mut text = format!("{:>5}  {:>7}  {:>9}", "exit", "steps", "loss");
+    metrics.iter().for_each(|metric| text += &format!("  {:>11}", metric.title()));
+    text += "  run\n";
+    for result in &sorted {
+        let whole = |key: &str| result[key].as_i64().map_or("-".into(), |value| value.to_string());
+        let loss = result["loss"].as_f64().map_or("-".into(), |loss| format!("{loss:.4}"));
+        text += &format!("{:>5}  {:>7}  {loss:>9}", whole("exit_code"), whole("steps"));
+        for metric in &metrics {
+            let value = result["scores"][metric.name()].as_f64().map_or("-".into(), |value| metric.shown(value));
+            text += &format!("  {value:>11}");
+        }
+        text += &format!("  {}\n", visible::line(result["output"].as_str().unwrap_or_default()));
+        if let Some(reason) = result["reason"].as_str() {
+            text += &format!("{:>5}  {}\n", "", visible::line(reason));
+        }
+    }
+    text + &over_seeds(&sorted, &metrics)
+}
+
+/// Mean and standard deviation of the runs that differ only by their seed.
+fn over_seeds(sorted: &[&Value], metrics: &[Metric]) -> String {
+    let mut groups: Vec<(&str, Vec<&Value>)> = Vec::new();
+    for result in sorted.iter().filter(|result| rank(result).is_some()) {
+        let name = result["but_for_seed"].as_str().unwrap_or_default();
+        match groups.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, group)) => group.push(result),
+            None => groups.push((name, vec![result])),
+        }
+    }
+    let mut text = String::new();
+    for (name, group) in groups.iter().filter(|(_, group)| group.len() > 1) {
+        #[expect(clippy::cast_precision_loss, reason = "a count of runs")]
+        let spread = |values: Vec<f64>| {
+            let count = values.len() as f64;
+            let mean = values.iter().sum::<f64>() / count;
+            (mean, (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0)).sqrt())
+        };
+        let (mean, deviation) = spread(group.iter().filter_map(|result| result["loss"].as_f64()).collect());
+        text += &format!("mean and standard deviation over {} seeds: {}\n", group.len(), visible::line(name));
+        text += &format!("  {:<14}{mean:>11.4} ± {deviation:.4}\n", "loss");
+        for metric in metrics {
+            let values: Vec<f64> = group.iter().filter_map(|result| result["scores"][metric.name()].as_f64()).collect();
+            if values.len() > 1 {
+                let (mean, deviation) = spread(values);
+                text += &format!("  {:<14}{:>11} ± {}\n", metric.title(), metric.shown(mean), metric.shown(deviation));
+            }
+        }
+    }
+    if text.is_empty() { text } else { format!("\n{text}") }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_table_has_the_best_first_means_over_seeds_and_reasons() {
+        let result = |name: &str, f1: f64| {
+            let output = Path::new("runs").join(name);
+            let job = Job { output: output.clone(), arguments: Vec::new(), priority: 0 };
+            json!({"output": output.display().to_string(), "exit_code": 0, "steps": 9, "loss": 1.0, "scores": {"macro_f1": f1},
+                "measure": "macro_f1", "but_for_seed": job.but_for_seed()})
+        };
+        let failed = json!({"output": "runs/c", "exit_code": 3, "steps": null, "loss": null, "scores": {}, "measure": null,
+            "reason": "expected at least 90 MiB", "but_for_seed": "runs/c"});
+        let text =
+            table(&[failed, result("rate=1,seed=1", 0.5), result("rate=1,seed=2", 0.7), result("rate=2,seed=1", 0.6)]);
+        let places =
+            ["rate=1,seed=2", "rate=2,seed=1", "rate=1,seed=1", "runs/c", "90 MiB", "over 2 seeds: runs/rate=1"];
+        assert!(places.map(|words| text.find(words).expect(words)).is_sorted(), "{text}");
+        assert!(text.contains("macro-F1") && text.contains("60.0 % ± 14.1 %") && !text.contains("BLEU"), "{text}");
+    }
 
     #[test]
     fn a_sweep_is_a_run_for_each_combination() {

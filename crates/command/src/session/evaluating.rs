@@ -1,14 +1,18 @@
 //! Evaluations of a run: when they are due, which is the best, and when they end the run.
 
+use std::path::Path;
+
 use memory_policy::plural;
 use planner::names;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Session;
 use crate::best::Measure;
+use crate::class_scores;
 use crate::evaluation::{self, Figures};
 use crate::failure::Outcome;
 use crate::options;
+use crate::saved::History;
 
 impl Session {
     /// Whether this step has been evaluated, or there is nothing to evaluate on.
@@ -55,6 +59,7 @@ impl Session {
         let mut event = fields.clone();
         event["examples"] = figures.examples_json();
         self.note_event("eval", event);
+        self.warn_of_labels(figures)?;
         self.report.note_validation(figures.loss);
         self.report.line(&format!("evaluation at step {step}: {}", figures.line()));
         if !figures.examples.is_empty() && step > 0 {
@@ -63,14 +68,39 @@ impl Session {
         if step == 0 {
             self.history.first_evaluation = Some(fields.clone());
         }
-        self.history.last_evaluation = Some(fields);
+        self.history.last_evaluation = Some(fields.clone());
         self.history.example_prompt = figures.examples.first().map(|example| example.source.clone());
         let (measure, least) = (self.measure(), self.config.train.early_stopping_min_delta);
         let score = measure.score(figures);
         self.history.stalled.note(measure, score, step, least);
         let is_best = self.trainer.record_score(score);
+        if is_best {
+            self.history.best_evaluation = Some(fields);
+        }
         let is_worth_saving = step > 0 && is_best && self.config.checkpoint.keep_best > 0;
         if is_worth_saving { self.save() } else { Ok(()) }
+    }
+
+    /// Warns once of labels that differ only by case or blanks.
+    fn warn_of_labels(&mut self, figures: &Figures) -> Outcome<()> {
+        let step = self.trainer.step_count();
+        let variants = figures.labels.as_ref().map(|labels| labels.spellings().variants()).unwrap_or_default();
+        let text = class_scores::in_words(&variants);
+        if step > 0 || text.is_empty() {
+            Ok(())
+        } else {
+            self.warn(text.trim_end(), json!({"step": step, "kind": "labels"}))
+        }
+    }
+
+    /// Notes which evaluation is that of the model that a finished run keeps.
+    pub fn keep_evaluation(&mut self, model: &Path) {
+        let path_of = |evaluation: &Value| evaluation["step"].as_u64().map(|step| self.checkpoints.path_of(step));
+        let History { first_evaluation, last_evaluation, best_evaluation, .. } = &self.history;
+        let all = [last_evaluation, best_evaluation, first_evaluation];
+        let kept = all.into_iter().flatten().find(|evaluation| path_of(evaluation).as_deref() == Some(model));
+        let kept = kept.cloned();
+        self.history.kept_evaluation = kept;
     }
 
     /// The value by which evaluations are compared.

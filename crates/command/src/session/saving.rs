@@ -117,15 +117,17 @@ impl Session {
             return Ok(None);
         };
         let saved = found.state.step;
-        let text = match step {
-            // The model of step 0 is the one that the run started with, and is not saved.
-            0 => format!(
+        // The model of step 0 is the one that the run started with, and is not saved.
+        if step == 0 {
+            let text = format!(
                 "no evaluation beat the starting model; the saved model is the best of the others, step {saved}"
-            ),
-            _ => format!(
-                "the checkpoint of the best step, {step}, is missing or damaged; the saved model is from step {saved}"
-            ),
-        };
+            );
+            self.report.line(&text);
+            return Ok(Some(found.path));
+        }
+        let text = format!(
+            "the checkpoint of the best step, {step}, is missing or damaged; the saved model is from step {saved}"
+        );
         self.warn(&text, json!({"step": self.trainer.step_count(), "kind": "checkpoint"}))?;
         Ok(Some(found.path))
     }

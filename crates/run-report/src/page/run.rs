@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::chart::Chart;
 use super::scale::Scale;
 use super::{MAX_BYTES, bill, escape, page, recipe, section};
-use crate::figures::{self, bytes, count, decimal};
+use crate::figures::{self, bytes, count, decimal, score, score_name};
 use crate::run::{Evaluation, Run};
 use crate::series::Series;
 
@@ -93,14 +93,16 @@ fn header(run: &Run) -> String {
         let _ = write!(html, "<div><dt>{}</dt><dd>{value}<small>{more}</small></dd></div>", escape::text(name));
     };
     let evaluations = run.evaluations();
-    match (evaluations.first(), evaluations.last()) {
-        (Some(first), Some(last)) => {
+    match (evaluations.first(), run.kept_evaluation()) {
+        (Some(first), Some(kept)) => {
+            let of_step =
+                if kept.step == run.step() { String::new() } else { format!(", at step {}", count(kept.step)) };
             fact(
                 "validation loss",
-                &decimal(last.loss),
-                &format!("from {} before the first step", decimal(first.loss)),
+                &decimal(kept.loss),
+                &format!("from {} before the first step{of_step}", decimal(first.loss)),
             );
-            for (name, value) in last.scores.iter().take(2) {
+            for (name, value) in kept.scores.iter().take(kept.wanted.min(4)) {
                 let before = first.scores.iter().find(|(other, _)| other == name).map_or(0.0, |(_, value)| *value);
                 fact(&score_name(name), &score(name, *value), &format!("from {}", score(name, before)));
             }
@@ -211,25 +213,6 @@ fn evaluations(run: &Run) -> String {
         let _ = writeln!(html, "<td class=\"n\">{}</td><td class=\"n\">{}</td></tr>", count(rows), count(generated));
     }
     html + "</table></div>"
-}
-
-pub(super) fn score_name(name: &str) -> String {
-    match name {
-        "bleu" => "BLEU".to_owned(),
-        "chrf" => "chrF".to_owned(),
-        "chrf++" => "chrF++".to_owned(),
-        "exact_match" => "exact match".to_owned(),
-        name => name.replace('_', " ").replace("rouge", "ROUGE-"),
-    }
-}
-
-/// BLEU and chrF are out of 100; other scores are fractions.
-pub(super) fn score(name: &str, value: f64) -> String {
-    if name.starts_with("bleu") || name.starts_with("chrf") {
-        format!("{value:.1}")
-    } else {
-        format!("{:.1} %", 100.0 * value)
-    }
 }
 
 fn speed(run: &Run) -> String {
@@ -417,7 +400,7 @@ fn data(run: &Run) -> String {
             );
         }
     }
-    if let Some(bad) = run.end().and_then(|(_, end)| end["bad_rows"].as_u64()) {
+    if let Some(bad) = run.end().and_then(|(_, end)| end["bad_rows"].as_u64()).filter(|bad| *bad > 0) {
         fact("rows left out", count(bad));
     }
     facts(&found)

@@ -5,10 +5,10 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::chart::Chart;
-use super::run::{figures_of, score, score_name, validation_points};
+use super::run::{figures_of, validation_points};
 use super::scale::Scale;
 use super::{MAX_BYTES, escape, page, recipe, section};
-use crate::figures::{self, bytes, count, decimal};
+use crate::figures::{self, bytes, count, decimal, score, score_name};
 use crate::run::Run;
 use crate::series::Series;
 
@@ -77,14 +77,14 @@ fn table(runs: &[Run]) -> String {
         Some(format!("{} at step {}", decimal(best.loss), count(best.step)))
     });
     let mut scores: Vec<&String> = Vec::new();
-    for (name, _) in runs.iter().filter_map(|run| run.evaluations().last()).flat_map(|last| &last.scores) {
+    for (name, _) in runs.iter().filter_map(Run::kept_evaluation).flat_map(|kept| &kept.scores) {
         if !scores.contains(&name) {
             scores.push(name);
         }
     }
     for name in scores {
         row(&score_name(name), &|run| {
-            let value = run.evaluations().last()?.scores.iter().find(|(other, _)| other == name)?.1;
+            let value = run.kept_evaluation()?.scores.iter().find(|(other, _)| other == name)?.1;
             Some(score(name, value))
         });
     }

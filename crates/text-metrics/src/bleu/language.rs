@@ -5,6 +5,7 @@
 //! Burmese), text is cut into characters. The score is exactly sacreBLEU's with the tokenizer that the signature names.
 
 use super::{Bleu, BleuScore, Tokenization};
+use crate::script::{is_han, is_of_a_script_without_spaces};
 
 /// The percentage of the references' letters from which a script decides.
 const LARGE_SHARE_PERCENT: u64 = 10;
@@ -55,16 +56,6 @@ impl BleuByLanguage {
     pub fn signature(&self) -> String {
         self.chosen().signature()
     }
-}
-
-/// The unified ideographs and their first extension.
-fn is_han(c: char) -> bool {
-    matches!(c, '\u{3400}'..='\u{4DBF}' | '\u{4E00}'..='\u{9FFF}' | '\u{20000}'..='\u{2EBEF}')
-}
-
-/// Kana, Thai, Lao, Khmer, Burmese.
-fn is_of_a_script_without_spaces(c: char) -> bool {
-    matches!(c, '\u{3041}'..='\u{30FF}' | '\u{0E00}'..='\u{0EFF}' | '\u{1000}'..='\u{109F}' | '\u{1780}'..='\u{17FF}')
 }
 
 #[cfg(test)]
