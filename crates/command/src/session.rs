@@ -29,8 +29,7 @@ use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 pub use self::first_model::FirstModel;
 pub use self::step_times::{StepTimes, copies_so_far};
 use crate::bits::{self, Before, Kernels, Resumed};
-use crate::config::Config;
-use crate::config::unused::Circumstances;
+use crate::config::{Config, unused::Circumstances};
 use crate::failure::Outcome;
 use crate::job::{self, RunJob};
 use crate::ledger::{Ledger, Needs, Reservation};
@@ -556,9 +555,7 @@ impl Session {
             "step": step, "reason": reason, "bad_rows": self.history.bad_rows,
             "skipped_steps": self.history.skipped_steps, "peak_rss_bytes": now.peak_rss.0,
         });
-        if let Some(kept) = &self.history.kept_evaluation {
-            end["model_step"] = kept["step"].clone();
-        }
+        self.history.kept_evaluation.iter().for_each(|kept| end["model_step"] = kept["step"].clone());
         self.add_device(&now, &mut end);
         self.note_event("end", end);
         if let Some(missing) = self.log.missing() {

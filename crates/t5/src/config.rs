@@ -442,13 +442,6 @@ impl Config {
         self.rest.answer_start.unwrap_or(self.decoder_start_token_id)
     }
 
-    /// The tokens around every answer: the start, the ends and the padding.
-    pub fn frame(&self) -> Vec<u32> {
-        let mut frame = vec![self.answer_start(), self.decoder_start_token_id, self.pad_token_id];
-        frame.extend(self.answer_ends().iter().chain(&self.eos_token_ids));
-        frame
-    }
-
     /// The model's own settings for answers, and the file that they come from: `generation_config.json`, or, as in
     /// transformers, a `config.json` without one beside it.
     pub fn answer_settings(&self) -> (&Map<String, Value>, &'static str) {

@@ -112,7 +112,8 @@ fn corpus_scores_and_signatures_are_those_of_the_references() {
     let corpus = &goldens["corpus"];
     let all = Metric::list("bleu,chrf,chrf++,rouge").unwrap();
     for (tokenizer, rouge_stems) in [("13a", false), ("zh", true), ("char", false), ("none", true)] {
-        let settings = Settings { tokenization: Some(tokenizer.parse().unwrap()), rouge_stems, rouge_any_script: false };
+        let settings =
+            Settings { tokenization: Some(tokenizer.parse().unwrap()), rouge_stems, rouge_any_script: false };
         let mut scores = Scores::new(&all, settings);
         for row in goldens["rows"].as_array().unwrap() {
             scores.add(text(&row["hypothesis"]), text(&row["reference"]));

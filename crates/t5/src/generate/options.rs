@@ -5,6 +5,7 @@ use candle_core::DType;
 use super::beams::Beams;
 use super::processors::Processors;
 use super::sampling::Sampling;
+use crate::config::Config;
 use crate::error::{Error, Result};
 
 /// Options of generation.
@@ -37,6 +38,15 @@ impl Default for GenerateOptions {
             scores: false,
             logprobs: None,
         }
+    }
+}
+
+impl Config {
+    /// The tokens around every answer: the start, the ends and the padding.
+    pub fn frame(&self) -> Vec<u32> {
+        let mut frame = vec![self.answer_start(), self.decoder_start_token_id, self.pad_token_id];
+        frame.extend(self.answer_ends().iter().chain(&self.eos_token_ids));
+        frame
     }
 }
 
