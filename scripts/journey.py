@@ -54,7 +54,7 @@ def write_material(folder):
 
 def commands(models):
     """(the purpose, the command, the expected exit code, words that the output must have)."""
-    small = "--model tiny --tokenizer tok.json --max-steps 20"
+    small = "--preset tiny --tokenizer tok.json --max-steps 20"
     yield "Is it there?", "train_low_mem --version", 0, []
     yield "What can it do?", "train_low_mem --help", 0, ["Examples:"]
     yield "The demo, shortened", "train_low_mem --max-steps 60", 0, ["Memory plan", "next:"]
@@ -66,7 +66,7 @@ def commands(models):
     yield "Which columns?", "train_low_mem inspect train.parquet", 0, ["1800"]
     yield (
         "Train longer, with validation",
-        "train_low_mem --data train.parquet --validation-file valid.jsonl --model tiny --tokenizer tok.json "
+        "train_low_mem --data train.parquet --validation-file valid.jsonl --preset tiny --tokenizer tok.json "
         "--max-steps 60 --batch-size 32 --lr 3e-3 --output runs/first",
         0,
         ["on validation rows", "60 steps"],
@@ -82,12 +82,12 @@ def commands(models):
     yield "Score it", "train_low_mem eval --model runs/tuned/model --data valid.jsonl --samples 40", 0, ["BLEU"]
     yield "Ask it", "train_low_mem generate --model runs/tuned/model --prompt 'add 2 and 3'", 0, []
     yield "A run for a model", "train_low_mem generate --model runs/tuned --prompt 'add 2 and 3'", 0, []
-    yield "Does t5-base fit?", "train_low_mem plan --model t5-base --memory-budget 2GiB", 0, ["Memory plan"]
-    yield "In 300 MiB?", "train_low_mem plan --model t5-base --memory-budget 300MiB", 3, ["hint:", "known length"]
-    yield "So with a length", "train_low_mem plan --model t5-base --memory-budget 400MiB --max-steps 20", 0, ["disk"]
+    yield "Does t5-base fit?", "train_low_mem plan --preset t5-base --memory-budget 2GiB", 0, ["Memory plan"]
+    yield "In 300 MiB?", "train_low_mem plan --preset t5-base --memory-budget 300MiB", 3, ["hint:", "known length"]
+    yield "So with a length", "train_low_mem plan --preset t5-base --memory-budget 400MiB --max-steps 20", 0, ["disk"]
     yield "A slip", "train_low_mem --data train.jsonl --modle tiny", 2, ["--model"]
     yield "Another slip", "train_low_mem --resume --output runs/first", 2, ["--keep-training"]
-    yield "A file that is not there", "train_low_mem --data rows.jsonl --model tiny --tokenizer tok.json", 4, ["rows.jsonl"]
+    yield "A file that is not there", "train_low_mem --data rows.jsonl --preset tiny --tokenizer tok.json", 4, ["rows.jsonl"]
     yield "A budget that is too small", f"train_low_mem --data train.jsonl {small} --memory-budget 10MiB --output x", 3, ["smallest"]
     yield "The same output again", f"train_low_mem --data train.jsonl {small} --output runs/first", 2, ["never overwritten"]
     yield "A log", f"train_low_mem --data train.jsonl {small} --output runs/log | tee train.log", 0, ["step 20/20"]
