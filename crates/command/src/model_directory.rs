@@ -362,7 +362,10 @@ mod tests {
     fn a_config_and_a_tokenizer_that_end_texts_with_different_tokens_contradict_each_other() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("tokenizer.json");
-        let special = |id: u32, name: &str| serde_json::json!({"id": id, "content": name, "special": true});
+        let special = |id: u32, name: &str| {
+            serde_json::json!({"id": id, "content": name, "special": true, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false})
+        };
         let tokenizer = |vocabulary: serde_json::Value, added: &[serde_json::Value]| {
             let json = serde_json::json!({"version": "1.0", "added_tokens": added, "pre_tokenizer": {"type": "Whitespace"},
                 "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}});
