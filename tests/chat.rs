@@ -48,7 +48,7 @@ fn adapters_answer_side_by_side_within_the_budget() {
         .expect_words(&["model `a` already", "NAME=DIR"]);
     chat(&scene, "--memory-budget 10MiB", "after 75\n").expect_code(3);
     let held = chat(&scene, "--memory-budget 100MiB", "after 75\n").expect_code(0);
-    let numbers: Vec<u64> =
+    let numbers: Vec<f64> =
         held.err.lines().last().unwrap_or_default().split(' ').filter_map(|word| word.parse().ok()).collect();
     assert!(matches!(numbers[..], [peak, predicted] if peak <= predicted), "{}", held.err);
 }

@@ -148,6 +148,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("data.source_lang", "crates/run-plan/src/config/data.rs"),
     ("data.target_lang", "crates/run-plan/src/config/data.rs"),
     ("generation.min_new_tokens", "crates/run-plan/src/config/generation.rs"),
+    ("generation.keep_special_tokens", "crates/run-plan/src/config/generation.rs"),
     ("checkpoint.every_minutes", "crates/run-plan/src/config/mod.rs"),
     ("checkpoint.keep_best", "tests/own_files.rs"),
     ("checkpoint.best_metric", "tests/answers.rs"),

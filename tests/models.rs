@@ -47,7 +47,7 @@ fn a_model_that_is_not_there_is_said_to_be_missing_with_what_would_fetch_it() {
     check("runs/fine", &["the model is `bart`, expected one of the T5 family"]);
     check("runs", &["no config.json in it"]);
     scene.write("runs/fine/config.json", "{\"model_type\": \"t5\"}");
-    check("runs/fine", &["no tokenizer in it: expected tokenizer.json, spiece.model, or vocab.json with merges.txt"]);
+    check("runs/fine", &["no tokenizer in it: expected tokenizer.json, spiece.model, tokenizer.model, or vocab.json"]);
 }
 
 #[test]

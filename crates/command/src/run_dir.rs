@@ -232,7 +232,7 @@ impl RunDir {
 }
 
 /// Whether a run has begun in this directory. What cannot be examined may be one.
-fn is_run(directory: &Path) -> bool {
+pub fn is_run(directory: &Path) -> bool {
     let is_absent = |name: &str| std::fs::symlink_metadata(directory.join(name)).is_err_and(|error| is_absence(&error));
     !(is_absent(RESOLVED) && is_absent(CHECKPOINTS_DIRECTORY))
 }

@@ -216,6 +216,8 @@ impl File {
                         .map_err(|error| format!("a broken table of characters ({error})"))?;
                     unigram.characters = Some(table).filter(|table| !table.is_empty());
                 }
+                // The table composes, as SentencePiece's does in llama.cpp. The tokenizers library needs it done before.
+                Some("NFC") => {}
                 // Blanks at the end give no tokens if spaces are merged.
                 Some("Strip") => {}
                 Some("Replace") if step["pattern"]["Regex"] == " {2,}" => unigram.merges_spaces = true,

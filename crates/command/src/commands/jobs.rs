@@ -1,6 +1,6 @@
 //! `train_low_mem jobs`: lists the runs of this machine; `jobs run FILE` trains a list of runs.
 //!
-//! Each run of the list is another process of this command with `--wait --keep-training`. So it starts when its memory is free, and an
+//! Each run of the list is another process of this command with `--wait`, and `--keep-training` if the run has begun. So it starts when its memory is free, and an
 //! interrupted list continues where it stopped.
 
 use std::collections::VecDeque;
@@ -26,10 +26,10 @@ use crate::failure::{Exit, Failure, Outcome};
 use crate::job_flags::{AddArgs, JobsArgs, JobsCommand};
 use crate::ledger::{Ledger, OnDisk};
 use crate::outputs;
-use crate::report;
 use crate::setup;
 use crate::stop::Stop;
 use crate::summary;
+use crate::{report, run_dir};
 
 /// The time between two checks for a signal.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -265,7 +265,7 @@ fn expanded(entry: &Entry) -> Outcome<Vec<Job>> {
         let short = |(key, value): &(String, String)| format!("{}={value}", key.rsplit('.').next().unwrap_or(key));
         let name = settings.iter().map(short).collect::<Vec<_>>().join(",").replace('/', "_");
         let output = if name.is_empty() { entry.output.clone() } else { entry.output.join(name) };
-        let mut arguments = vec!["train".to_owned(), "--wait".into(), "--keep-training".into()];
+        let mut arguments = vec!["train".to_owned(), "--wait".into()];
         arguments.extend(["--output".into(), paths::to_text(output.as_os_str())]);
         if let Some(config) = &entry.config {
             arguments.extend(["--config".into(), paths::to_text(config.as_os_str())]);
@@ -363,7 +363,13 @@ fn start(program: &Path, job: &Job, threads: Option<u16>) -> Outcome<Child> {
         // A run may have a `--threads` of its own, which takes precedence.
         command.env("OMP_NUM_THREADS", threads.to_string());
     }
-    command.args(&job.arguments).stdin(Stdio::null()).stdout(out).stderr(err);
+    // A run that was interrupted continues.
+    command
+        .args(&job.arguments)
+        .args(run_dir::is_run(&job.output).then_some("--keep-training"))
+        .stdin(Stdio::null())
+        .stdout(out)
+        .stderr(err);
     command.spawn().map_err(|error| Failure::internal(format!("{}: cannot start it: {error}", program.display())))
 }
 

@@ -221,7 +221,8 @@ fn json_line((prompt, is_cut): (&str, bool), answers: &[Answer], responses: &[St
         }
         json
     };
-    let mut line = one(&answers[0], &responses[0], json!({ "prompt": prompt, "prompt_was_cut": is_cut }));
+    let mut line = one(&answers[0], &responses[0], json!({ "prompt": prompt }));
+    line["prompt_was_cut"] = json!(is_cut);
     if answers.len() > 1 {
         let all = answers.iter().zip(responses).map(|(answer, response)| one(answer, response, json!({})));
         line["sequences"] = all.collect();
