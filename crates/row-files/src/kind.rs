@@ -98,9 +98,11 @@ impl Kind {
     }
 }
 
-/// Whether a file is parquet whose rows can be read in place: it has these columns, each a string a row.
+/// Whether a file is parquet whose rows can be read in place: it has these columns, each a string a row. A file that the disk does not
+/// give counts as one, so its reader reports the disk's error, and rows are not read in another way without a word.
 pub fn is_in_place(path: &Path, columns: &[String]) -> bool {
-    parquet_dataset::RowCursor::open(path, columns, None).is_ok()
+    !parquet_dataset::RowCursor::open(path, columns, None)
+        .is_err_and(|error| !matches!(error, parquet_dataset::Error::Io { .. }))
 }
 
 fn is_parquet(beginning: &[u8]) -> bool {

@@ -81,9 +81,11 @@ const OLDER: &str = "step-00000001";
 impl Scene {
     fn new(lab: &Lab) -> Result<Self, String> {
         let mut scenario = Scenario::new(lab, "fresh", true)?;
-        let two = ["--set", "checkpoint.keep_last=2"].map(str::to_string);
-        scenario.arguments.extend(two.clone());
-        scenario.resume_arguments.extend(two);
+        for argument in scenario.arguments.iter_mut().chain(&mut scenario.resume_arguments) {
+            if argument.starts_with("checkpoint.keep_last=") {
+                "checkpoint.keep_last=2".clone_into(argument);
+            }
+        }
         let directory = lab.directory("whole-damage")?;
         let ran = scenario::run(lab, &scenario.arguments, &directory, None)?;
         if ran.code != Some(0) {
