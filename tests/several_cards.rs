@@ -138,10 +138,9 @@ fn virtual_shards_give_the_same_file_for_one_card_and_two_and_after_a_resume() {
         assert!(model(&run) == expected, "{run}: the model has other bits");
     }
     // Two cards, then one.
-    let keeps =
-        |steps| [&shards[..], &["--set", "parallel.shard=optimizer", "--keep-training", "--max-steps", steps]].concat();
-    on_cards(&scene, Cards::Two, &keeps("2")).expect_code(0);
-    on_cards(&scene, Cards::One, &keeps("4")).expect_code(0);
+    let until = |steps| [&shards[..], &["--set", "parallel.shard=optimizer", "--max-steps", steps]].concat();
+    on_cards(&scene, Cards::Two, &until("2")).expect_code(0);
+    on_cards(&scene, Cards::One, &[&until("4")[..], &["--keep-training"]].concat()).expect_code(0);
     assert!(model("run") == expected, "the model has other bits after a resume");
 }
 
