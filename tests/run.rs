@@ -99,7 +99,11 @@ fn each_once<S: AsRef<str>>(arguments: &[S]) -> Vec<String> {
     let words: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
     let given = |place: usize| match (words[place], words.get(place + 1)) {
         ("--set", Some(assignment)) => assignment.split_once('=').map(|(key, _)| key),
-        (flag @ ("--max-steps" | "--epochs" | "--output" | "--memory-budget"), Some(_)) => Some(flag),
+        (
+            flag
+            @ ("--device" | "--device-memory-budget" | "--epochs" | "--max-steps" | "--memory-budget" | "--output"),
+            Some(_),
+        ) => Some(flag),
         _ => None,
     };
     let is_replaced = |place: usize| {
