@@ -1,7 +1,7 @@
 //! Benchmarks of the real command: `cargo xtask bench memory|limits|pressure|slope|levers|budgets|pace`.
 //!
 //! Each benchmark runs `train_low_mem`, as built beside this program, in child processes and reads the operating
-//! system's counters for them. It writes one table for readers and one for programs to `bench/runs`.
+//! system's counters for them. It writes one table for readers and one for programs to `bench`.
 
 mod budgets;
 mod cases;
@@ -29,7 +29,7 @@ names:
   budgets   measure how much of a budget is used, and how fast a step is within it
   pace      compare the planned time of a step with the measured one
 
-A whole benchmark writes bench/runs/DATE-PROCESSOR/NAME.{md,json}. With --filter or --quick it writes below target.\
+A whole benchmark rewrites the section of this processor in bench/NAME.md and NAME.json. With --filter or --quick it writes below target.\
 ";
 
 /// The parsed flags.
@@ -44,8 +44,8 @@ struct Options {
     program: PathBuf,
     /// Directory for temporary files: below `target`, and removed after each case.
     scratch: PathBuf,
-    /// Directory for the tables of a whole benchmark.
-    runs: PathBuf,
+    /// Directory for the pages of whole benchmarks.
+    pages: PathBuf,
     /// The origin of the result.
     origin: record::Origin,
 }
@@ -72,7 +72,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         rows: None,
         program: here.with_file_name("train_low_mem"),
         scratch: here.with_file_name(format!("bench-scratch-{}", std::process::id())),
-        runs: root.join("bench/runs"),
+        pages: root.join("bench"),
         origin: record::Origin::here(root, name, command),
     };
     while let Some(argument) = arguments.next() {
@@ -110,9 +110,9 @@ fn command(arguments: &[String]) -> String {
     format!("cargo xtask bench {}", words.collect::<Vec<_>>().join(" "))
 }
 
-/// Writes the tables of a whole benchmark to `bench/runs`, and the tables of a partial one below `target`.
+/// Writes the tables of a whole benchmark to `bench`, and the tables of a partial one below `target`.
 fn write_tables(options: &Options, markdown: &str, json: &serde_json::Value) -> Result<(), String> {
-    let directory = if options.is_whole() { &options.runs } else { &options.scratch };
+    let directory = if options.is_whole() { &options.pages } else { &options.scratch };
     for path in options.origin.write(directory, markdown, json)? {
         println!("wrote {}", path.display());
     }

@@ -23,7 +23,7 @@ const USAGE: &str = "\
 usage: cargo xtask kernels [--record]
 
 Compiles crates/cuda-kernels/kernels for compute capabilities 8.0, 8.6, 8.9, 9.0 and 12.0, and prints registers, spills,
-occupancy and rooflines. With --record, they are written to bench/runs/DATE-nvcc-VERSION/kernels.md.";
+occupancy and rooflines. With --record, they are written to bench/kernels.md.";
 
 /// The default capability of a build's PTX, as in `crates/cuda-kernels/build.rs`. A driver compiles the PTX for its card.
 const PTX_CAPABILITY: &str = "80";
@@ -49,12 +49,8 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
         return Err(excesses.join("\n"));
     }
     if is_recorded {
-        let path = root.join(format!("bench/runs/{}-nvcc-{version}/kernels.md", record::today()));
-        let write = || {
-            fs::create_dir_all(path.parent().expect("a file lies in a directory"))?;
-            fs::write(&path, &page)
-        };
-        write().map_err(|error| format!("{}: {error}", path.display()))?;
+        let path = root.join("bench/kernels.md");
+        fs::write(&path, &page).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(())
 }

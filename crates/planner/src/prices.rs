@@ -3,7 +3,7 @@
 //! A price is arithmetic times a measured factor. The arithmetic that a choice computes again is counted, product by product, because
 //! models differ in it: the vocabulary is a quarter of a step of t5-small, and is never computed again.
 //!
-//! The factors are measured on the machine of the run ([`crate::Speed`]), or built in. `bench/runs` has the tables of levers that the
+//! The factors are measured on the machine of the run ([`crate::Speed`]), or built in. `bench/levers.md` has the tables of levers that the
 //! built-in factors come from, and the tables of budgets, which compare the prices of whole plans with measured steps.
 
 use candle_core::DType;

@@ -1,22 +1,24 @@
-//! Files of measured results: `bench/runs/DATE-PROCESSOR/NAME.{md,json}`.
+//! Pages of measured results: `bench/NAME.md` for readers, and `bench/NAME.json` for programs.
 //!
-//! Invariants: a record names the measured commit, the day, the machine and the command. A record is never overwritten:
-//! a second record of the same name gets a number. A record contains no host name and no path of the machine.
+//! Invariants: a page has a section for each kind of processor, and a new result replaces the section of its own. A section names the measured
+//! commit, the day, the machine and the command. It contains no host name and no path of the machine.
 
-use std::cell::OnceCell;
-use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::calendar;
 
 /// The processor features that determine the kernels.
 const UNITS: [&str; 9] =
     ["avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "bf16"];
+
+/// Instruction sets by their most telling unit, the best first.
+const BEST: [(&str, &str); 5] =
+    [("amx_tile", "AMX"), ("avx512_bf16", "AVX512-BF16"), ("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON")];
 
 /// The origin of a result.
 #[derive(Clone, Debug)]
@@ -28,8 +30,6 @@ pub struct Origin {
     commit: String,
     date: String,
     machine: Machine,
-    /// The files of this result, set once the first part is written.
-    paths: OnceCell<[PathBuf; 2]>,
 }
 
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ impl Origin {
     /// The origin of a result that is measured now, in the checkout at `root`.
     pub fn here(root: &Path, name: &str, command: String) -> Self {
         let (commit, date, machine) = (commit(root), today(), Machine::here());
-        Self { name: name.to_owned(), command, commit, date, machine, paths: OnceCell::new() }
+        Self { name: name.to_owned(), command, commit, date, machine }
     }
 
     fn json(&self) -> Value {
@@ -68,41 +68,52 @@ impl Origin {
         )
     }
 
-    /// Writes a result below `runs`, and returns the two files.
+    /// Writes a result into its page below `directory`, and returns the two files.
     ///
     /// # Errors
     ///
-    /// A file cannot be written.
-    pub fn write(&self, runs: &Path, markdown: &str, results: &Value) -> Result<[PathBuf; 2], String> {
-        let directory = runs.join(format!("{}-{}", self.date, slug(&self.machine.processor)));
-        fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    /// A file cannot be read or written.
+    pub fn write(&self, directory: &Path, markdown: &str, results: &Value) -> Result<[PathBuf; 2], String> {
+        let failed = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        fs::create_dir_all(directory).map_err(|error| failed(directory, &error))?;
+        let paths = ["md", "json"].map(|extension| directory.join(format!("{}.{extension}", self.name)));
+        let [page, numbers] = &paths;
+        let processor = self.machine.kind();
         let (title, rest) = markdown.split_once('\n').unwrap_or((markdown, ""));
-        let markdown = format!("{title}\n\n{}{rest}", self.lines());
-        let mut record = json!({"run": self.json()});
-        if let (Some(record), Some(results)) = (record.as_object_mut(), results.as_object()) {
-            record.extend(results.clone());
-        }
-        // A benchmark that writes after each part replaces only its own files.
-        let is_first = self.paths.get().is_none();
-        let paths = self.paths.get_or_init(|| free_paths(&directory, &self.name));
-        for (path, text) in paths.iter().zip([markdown, format!("{record:#}\n")]) {
-            let file = OpenOptions::new().write(true).create_new(is_first).truncate(!is_first).open(path);
-            file.and_then(|mut file| file.write_all(text.as_bytes()))
-                .map_err(|error| format!("{}: {error}", path.display()))?;
-        }
-        Ok(paths.clone())
+        let section = format!("{}\n{}", self.lines(), deeper(rest.trim_start()));
+        let text = with_section(&fs::read_to_string(page).unwrap_or_default(), title, &processor, &section);
+        fs::write(page, text).map_err(|error| failed(page, &error))?;
+        let mut record: Map<String, Value> = match fs::read_to_string(numbers) {
+            Ok(text) => serde_json::from_str(&text).map_err(|error| failed(numbers, &error))?,
+            Err(_) => Map::new(),
+        };
+        let mut result = Map::from_iter([("run".to_owned(), self.json())]);
+        result.extend(results.as_object().cloned().unwrap_or_default());
+        record.insert(processor, Value::Object(result));
+        fs::write(numbers, format!("{:#}\n", Value::Object(record))).map_err(|error| failed(numbers, &error))?;
+        Ok(paths)
     }
 }
 
-/// `NAME.md` and `NAME.json`, with the first number that makes both names free, if needed.
-fn free_paths(directory: &Path, name: &str) -> [PathBuf; 2] {
-    let paths = |name: &str| ["md", "json"].map(|extension| directory.join(format!("{name}.{extension}")));
-    let (mut free, mut number) = (paths(name), 2);
-    while free.iter().any(|path| path.exists()) {
-        free = paths(&format!("{name}-{number}"));
-        number += 1;
+/// The page with this section in place of the one of the same heading, or with one section more. A page without a text gets the title.
+fn with_section(page: &str, title: &str, heading: &str, section: &str) -> String {
+    let page = if page.is_empty() { format!("{title}\n") } else { page.to_owned() };
+    let section = format!("## {heading}\n\n{}\n", section.trim_end());
+    let mut parts: Vec<String> = page.split("\n## ").map(|part| part.trim_end().to_owned() + "\n").collect();
+    for part in &mut parts[1..] {
+        part.insert_str(0, "## ");
     }
-    free
+    match parts[1..].iter_mut().find(|part| part.lines().next() == section.lines().next()) {
+        Some(old) => *old = section,
+        None => parts.push(section),
+    }
+    parts.join("\n")
+}
+
+/// Headings one level deeper.
+fn deeper(markdown: &str) -> String {
+    let deeper = |line: &str| if line.starts_with("##") { format!("#{line}\n") } else { format!("{line}\n") };
+    markdown.lines().map(deeper).collect()
 }
 
 impl Machine {
@@ -123,6 +134,14 @@ impl Machine {
     }
 }
 
+impl Machine {
+    /// The processor's name and its best instruction set: the heading of its section.
+    fn kind(&self) -> String {
+        let best = BEST.iter().find(|(unit, _)| self.units.iter().any(|has| has == unit));
+        best.map_or_else(|| brand(&self.processor), |(_, name)| format!("{}, {name}", brand(&self.processor)))
+    }
+}
+
 /// The value of the first line `name : value`.
 fn field<'text>(text: &'text str, name: &str) -> Option<&'text str> {
     let values = text.lines().filter_map(|line| line.split_once(':'));
@@ -140,12 +159,11 @@ fn version(release: &str) -> String {
     if numbers.is_empty() { "unknown".to_owned() } else { numbers }
 }
 
-/// A processor's name, in a form for a directory's name.
-fn slug(processor: &str) -> String {
+/// A processor's name without marks and clock rates.
+fn brand(processor: &str) -> String {
     let name = processor.split('@').next().unwrap_or_default().replace("(R)", " ").replace("(TM)", " ");
-    let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-    let words = words.filter(|word| !["CPU", "Processor"].contains(word));
-    words.map(str::to_lowercase).collect::<Vec<_>>().join("-")
+    let words = name.split_whitespace().filter(|word| !["CPU", "Processor"].contains(word));
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// The checked-out commit, with `, changed` if the tree differs from it.
@@ -182,39 +200,45 @@ mod tests {
         };
         let [name, command, commit, date] =
             ["memory", "cargo xtask bench memory", "abc1234", "2026-11-23"].map(str::to_owned);
-        Origin { name, command, commit, date, machine, paths: OnceCell::new() }
+        Origin { name, command, commit, date, machine }
     }
 
     #[test]
-    fn a_second_result_of_a_day_does_not_overwrite_the_first() {
-        let runs = std::env::temp_dir().join(format!("bench-records-{}", std::process::id()));
-        let first = origin().write(&runs, "# Title\n\nFirst.\n", &json!({"cases": 1})).unwrap();
-        let second = origin().write(&runs, "# Title\n\nSecond.\n", &json!({"cases": 2})).unwrap();
-        let directory = runs.join("2026-11-23-amd-epyc");
-        assert_eq!(first, [directory.join("memory.md"), directory.join("memory.json")]);
-        let third = origin();
-        third.write(&runs, "# Title\n\nA part.\n", &json!({"cases": 3})).unwrap();
-        let paths = third.write(&runs, "# Title\n\nWhole.\n", &json!({"cases": 4})).unwrap();
-        assert_eq!(paths[0], directory.join("memory-3.md"), "a result that grows stays one result");
-        assert!(fs::read_to_string(&paths[0]).unwrap().ends_with("Whole.\n"));
-        assert_eq!(second, [directory.join("memory-2.md"), directory.join("memory-2.json")]);
-        let record: Value = serde_json::from_str(&fs::read_to_string(&first[1]).unwrap()).unwrap();
-        assert_eq!(record["cases"], 1);
-        assert_eq!(record["run"]["commit"], "abc1234");
-        assert_eq!(record["run"]["machine"]["processor"], "AMD EPYC");
-        let markdown = fs::read_to_string(&first[0]).unwrap();
-        assert!(
-            markdown.starts_with("# Title\n\n- command: `cargo xtask bench memory`\n- commit: abc1234\n"),
-            "{markdown}"
+    fn a_result_replaces_that_of_the_same_processor_and_no_other() {
+        let directory = std::env::temp_dir().join(format!("bench-pages-{}", std::process::id()));
+        let write = |processor: &str, text: &str, cases: u32| {
+            let mut origin = origin();
+            origin.machine.processor = processor.to_owned();
+            origin
+                .write(&directory, &format!("# Title\n\n{text}\n\n## f32\n\nRow.\n"), &json!({"cases": cases}))
+                .unwrap()
+        };
+        let [page, numbers] = write("AMD EPYC", "First.", 1);
+        assert_eq!([&page, &numbers], [&directory.join("memory.md"), &directory.join("memory.json")]);
+        // A sentence below the title stays.
+        let text = fs::read_to_string(&page).unwrap();
+        fs::write(&page, text.replacen("# Title\n", "# Title\n\nHow to read it.\n", 1)).unwrap();
+        write("Intel(R) Xeon(R) Processor", "Other.", 2);
+        write("AMD EPYC", "Second.", 3);
+        let head = "- command: `cargo xtask bench memory`\n- commit: abc1234\n- date: 2026-11-23\n- machine:";
+        let machine = |name: &str| format!("{head} {name} (avx2), 2 cores, 1024 MiB, Linux 6.1\n");
+        let expected = format!(
+            "# Title\n\nHow to read it.\n\n## AMD EPYC, AVX2\n\n{}\nSecond.\n\n### f32\n\nRow.\n\n## Intel Xeon, AVX2\n\n{}\nOther.\n\n### f32\n\nRow.\n",
+            machine("AMD EPYC"),
+            machine("Intel(R) Xeon(R) Processor")
         );
-        assert!(markdown.ends_with("\n\nFirst.\n"), "{markdown}");
-        fs::remove_dir_all(&runs).unwrap();
+        assert_eq!(fs::read_to_string(&page).unwrap(), expected);
+        let record: Value = serde_json::from_str(&fs::read_to_string(&numbers).unwrap()).unwrap();
+        assert_eq!(record["AMD EPYC, AVX2"]["cases"], 3);
+        assert_eq!(record["AMD EPYC, AVX2"]["run"]["commit"], "abc1234");
+        assert_eq!(record["Intel Xeon, AVX2"]["cases"], 2);
+        fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
     fn a_machine_is_named_by_its_processor_and_its_kernel_by_numbers_alone() {
-        assert_eq!(slug("Intel(R) Xeon(R) Platinum 8488C CPU @ 2.40GHz"), "intel-xeon-platinum-8488c");
-        assert_eq!(slug("AMD EPYC 9R14 Processor"), "amd-epyc-9r14");
+        assert_eq!(brand("Intel(R) Xeon(R) Platinum 8488C CPU @ 2.40GHz"), "Intel Xeon Platinum 8488C");
+        assert_eq!(brand("AMD EPYC 9R14 Processor"), "AMD EPYC 9R14");
         assert_eq!(version("6.18.2-provider.example"), "6.18.2");
         assert_eq!(field("a\t: 1\nmodel name\t: AMD EPYC\n", "model name"), Some("AMD EPYC"));
         assert_eq!(units("fpu avx2 avx512f avx512bw"), ["avx2", "avx512f"]);
