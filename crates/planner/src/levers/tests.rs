@@ -37,11 +37,10 @@ fn every_lever_reads_what_it_sets_and_names_are_unique() {
 }
 
 #[test]
-fn the_documents_have_every_lever() {
-    for document in [include_str!("../../../../docs/memory.md"), include_str!("../../../../docs/memory.zh.md")] {
-        for (name, _, _) in lever_of_a_pin() {
-            assert!(document.contains(&format!("| `memory.{name}")), "{name} is in no table of `docs/memory*.md`");
-        }
+fn the_document_has_every_lever() {
+    let document = include_str!("../../../../docs/memory.md");
+    for (name, _, _) in lever_of_a_pin() {
+        assert!(document.contains(&format!("`memory.{name}")), "{name} is not in the table of `docs/memory.md`");
     }
 }
 
