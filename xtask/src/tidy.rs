@@ -6,6 +6,7 @@
 
 mod architecture;
 mod devices;
+mod links;
 mod modules;
 mod prose;
 mod sources;
@@ -56,6 +57,7 @@ const RULES: &[Rule] = &[
     architecture::dependencies_are_named_by_their_owners_only,
     architecture::versions_and_lints_come_from_the_workspace,
     devices::tests_name_the_cpu_with_a_reason,
+    links::links_lead_to_files_and_headings,
     modules::modules_import_each_other_in_no_circle,
     sources::unsafe_is_allowed_in_its_crates_only,
     sources::every_module_opens_with_its_documentation,
@@ -65,6 +67,7 @@ const RULES: &[Rule] = &[
     sources::text_is_shown_in_one_place,
     sources::no_test_is_ignored,
     sources::messages_are_not_in_debug_form,
+    prose::cells_of_the_log_are_short,
     prose::documents_have_plain_sentences,
     prose::documents_and_help_use_plain_words,
     text::no_text_names_a_path_of_one_machine,
