@@ -47,7 +47,7 @@ fn resolved(document: &str, link: &str) -> String {
 
 /// The names by which a page's headings are linked, as GitHub makes them.
 fn anchors(text: &str) -> impl Iterator<Item = String> {
-    let headings = text.lines().filter_map(|line| line.starts_with('#').then(|| line.trim_start_matches('#').trim()));
+    let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
     headings.map(|heading| {
         let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
         kept.collect::<String>().to_lowercase().replace(' ', "-")
