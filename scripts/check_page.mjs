@@ -1,5 +1,6 @@
-// Compares docs/will-it-fit.html with the command and with the same code built natively, to the byte.
+// Compares target/page/will-it-fit.html with the command and with the same code built natively, to the byte.
 //
+//   cargo xtask page
 //   cargo build --release --locked -p will-it-fit --example answer -p train-low-mem --bins
 //   node scripts/check_page.mjs [--browser chromium [--pictures DIRECTORY]]
 //
@@ -15,7 +16,7 @@ import { execFileSync, spawnSync } from "node:child_process";
 import { open, option } from "./browser.mjs";
 
 const root = path.resolve(import.meta.dirname ?? path.dirname(new URL(import.meta.url).pathname), "..");
-const page = path.join(root, "docs/will-it-fit.html");
+const page = path.join(root, "target/page/will-it-fit.html");
 const command = path.join(root, "target/release/train_low_mem");
 const native = path.join(root, "target/release/examples/answer");
 const html = fs.readFileSync(page, "utf8");

@@ -22,8 +22,8 @@ usage: cargo xtask COMMAND
 commands:
   bench         measure memory and time of the command: memory, limits, pressure, slope, levers, budgets
   faults        faults in runs of the command, and whether it keeps its promises; docs/faults.md
-  kernels       compile the kernels for NVIDIA's cards: registers, spills, occupancy, rooflines; docs/gpu.md
-  page          build docs/will-it-fit.html: the planner for a browser, in one file
+  kernels       compile the kernels for NVIDIA's cards: registers, spills, occupancy, rooflines; docs/gpu-testing.md
+  page          build target/page/will-it-fit.html: the planner for a browser, in one file
   release       build what users install (static programs, wheel, image), and try it
   sample-data   write data/sample-{train,validation}.parquet and data/sample-tokenizer.json
   tidy          check the rules of ARCHITECTURE.md and STYLE.md that a machine can check";

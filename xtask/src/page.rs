@@ -12,32 +12,42 @@ use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-/// The generated file.
-pub const PAGE: &str = "docs/will-it-fit.html";
+/// The generated file's name.
+pub const PAGE: &str = "will-it-fit.html";
 /// Its sources, below the workspace.
 const PARTS: &str = "crates/will-it-fit/page";
-const TARGET: &str = "wasm32-unknown-unknown";
+/// The target of the planner.
+pub const TARGET: &str = "wasm32-unknown-unknown";
 /// A larger page is slow to open on a phone.
 const MAX_BYTES: usize = 1 << 20;
 /// The mark that the planner replaces.
 const PLANNER: &str = "{{wasm}}";
 
-/// Builds the page.
+/// Builds the page below `target`.
 pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     if !arguments.is_empty() {
         return Err("usage: cargo xtask page".to_string());
     }
+    if !has_target()? {
+        return Err(format!("the target {TARGET} is not installed\nhint: rustup target add {TARGET}"));
+    }
+    let path = write(root, &root.join("target/page"))?;
+    println!("`node scripts/check_page.mjs` compares the answers of {} with those of the command", path.display());
+    Ok(())
+}
+
+/// Builds the page into a directory. The toolchain has [`TARGET`].
+pub fn write(root: &Path, directory: &Path) -> Result<PathBuf, String> {
     let around = around(root)?;
     let planner = packed(&compiled(root)?)?;
     let page = around.replace(PLANNER, &planner);
     if page.len() > MAX_BYTES {
         return Err(format!("{PAGE}: expected at most {MAX_BYTES} bytes, got {}", page.len()));
     }
-    let path = root.join(PAGE);
+    let path = directory.join(PAGE);
     std::fs::write(&path, &page).map_err(|error| format!("{}: {error}", path.display()))?;
     println!("{PAGE}: {} KiB, the planner {} KiB of it", page.len() >> 10, planner.len() >> 10);
-    println!("`node scripts/check_page.mjs` compares its answers with those of the command");
-    Ok(())
+    Ok(path)
 }
 
 /// The page without the planner.
@@ -55,9 +65,6 @@ fn around(root: &Path) -> Result<String, String> {
 
 /// The planner as WebAssembly.
 fn compiled(root: &Path) -> Result<Vec<u8>, String> {
-    if !has_target()? {
-        return Err(format!("the target {TARGET} is not installed\nhint: rustup target add {TARGET}"));
-    }
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| {
         let home = std::env::var_os("HOME")?;
         Some(Path::new(&home).join(".cargo"))
@@ -87,7 +94,8 @@ fn compiled(root: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-fn has_target() -> Result<bool, String> {
+/// Whether the toolchain has [`TARGET`].
+pub fn has_target() -> Result<bool, String> {
     let printed = Command::new("rustc").args(["--print", "target-libdir", "--target", TARGET]).output();
     let printed = printed.map_err(|error| format!("rustc: {error}"))?;
     let directory = String::from_utf8_lossy(&printed.stdout);
@@ -106,17 +114,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_in_docs_is_made_of_the_parts_as_they_are() {
-        let root = crate::root();
-        let made = std::fs::read_to_string(root.join(PAGE)).expect("the page is in the repository");
-        let around = around(root).expect("its parts are");
-        let (before, after) = around.split_once(PLANNER).expect("there is a place for the planner");
-        let is_current = made.starts_with(before) && made.ends_with(after);
-        assert!(is_current, "{PAGE} is not made of {PARTS} as it is; `cargo xtask page` makes it again");
-        let planner = &made[before.len()..made.len() - after.len()];
-        let zipped = STANDARD.decode(planner.trim()).expect("the planner is there");
-        assert!(zipped.starts_with(&[0x1f, 0x8b]) && made.len() <= MAX_BYTES);
+    fn the_page_has_all_of_its_parts_and_nothing_from_elsewhere() {
+        let around = around(crate::root()).expect("the parts of the page");
+        let (before, after) = around.split_once(PLANNER).expect("a place for the planner");
         let parts = [before, after].concat();
         assert!(!parts.contains("{{") && !parts.contains("://"), "a part is missing, or comes from elsewhere");
+        assert!(parts.contains("<style>") && parts.contains("WebAssembly"), "a part is empty");
+    }
+
+    #[test]
+    fn the_planner_is_text_that_unpacks_to_its_bytes() {
+        let bytes: Vec<u8> = (0..=255).cycle().take(5000).collect();
+        let zipped = STANDARD.decode(packed(&bytes).unwrap()).unwrap();
+        let mut unpacked = Vec::new();
+        std::io::copy(&mut flate2::read::GzDecoder::new(&zipped[..]), &mut unpacked).unwrap();
+        assert_eq!(unpacked, bytes);
     }
 }

@@ -5,6 +5,7 @@
 //! * A wheel with the program inside (`maturin`), installed into a new environment and run from there.
 //! * An image (`packaging/Dockerfile`), with the first of docker, podman and buildah that works.
 //! * Beside each program: the notices of other packages in it, which are in the wheel and the image too, and a bill of materials.
+//! * The planner for a browser, in one file (`cargo xtask page`).
 //! * SHA256SUMS of all of these.
 //!
 //! Parts that this machine cannot build are skipped, with a line that says how to make them possible. Output goes below
@@ -19,6 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use sha2::{Digest, Sha256};
+
+use crate::page;
 
 const USAGE: &str = "usage: cargo xtask release [TARGET]...   [default: every target that the toolchain has]";
 
@@ -89,6 +92,11 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     let notices = release.directory.join(format!("THIRD-PARTY-NOTICES-{target}.txt"));
     release.wheel(*compiler, target, program, &notices)?;
     release.image(program, &notices)?;
+    if page::has_target()? {
+        page::write(root, &release.directory)?;
+    } else {
+        println!("skipped: {}: `rustup target add {}` adds what it needs", page::PAGE, page::TARGET);
+    }
     release.write_sums()
 }
 
