@@ -1,6 +1,7 @@
 //! The output of a run while it trains. A slow or absent reader never makes the run wait.
 //!
-//! A thread of its own writes. Text waits for it in a short queue.
+//! A thread of its own writes. Text waits for it in a short queue. The streams stay in blocking mode: `O_NONBLOCK` belongs to the open file,
+//! which the shell and other processes share. So the thread asks whether there is room, and then writes a little.
 //!
 //! Invariants:
 //! * Text of others cannot control the terminal: only [`Shown`] is written, and it has no other control sequences than our own.
