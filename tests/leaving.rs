@@ -7,7 +7,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Pid, WaitOptions, waitpid};
 use serde_json::Value;
 
-use crate::run::{BUILT_IN_PRICES, Scene, short};
+use crate::run::{STATED, Scene, short};
 
 /// A run that neither ends nor saves without a signal.
 const ENDLESS: [&str; 4] = ["--set", "train.max_steps=1000000", "--set", "checkpoint.every_steps=1000000"];
@@ -19,7 +19,7 @@ fn command(scene: &Scene, arguments: &[String]) -> Command {
         .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_train_low_mem")])
         .args(arguments)
         .current_dir(scene.path(""))
-        .envs(BUILT_IN_PRICES);
+        .envs(STATED);
     command
 }
 
@@ -152,7 +152,7 @@ fn a_terminal_that_closes_is_a_signal_unless_nohup_asked_for_more() {
 
     let mut run = Command::new("sh");
     run.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_train_low_mem")]);
-    run.args(short(&["--output", "other"])).current_dir(scene.path("")).envs(BUILT_IN_PRICES);
+    run.args(short(&["--output", "other"])).current_dir(scene.path("")).envs(STATED);
     let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     wait_for(&mut lines, "step 1/6");
@@ -194,16 +194,11 @@ fn a_result_is_written_whole_or_is_an_error_and_a_reader_may_go_away() {
     assert!(ended.stderr.is_empty() && ended.status.code().is_none(), "{ended:?}");
 }
 
-/// Runs the command below a limit of the shell, always on two threads, because each thread takes address space.
+/// Runs the command below a limit of the shell. Each of its threads takes address space.
 fn limited(scene: &Scene, limit: &str, arguments: &[String]) -> std::process::Output {
     let mut run = Command::new("sh");
     run.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_train_low_mem")]);
-    run.args(arguments)
-        .current_dir(scene.path(""))
-        .envs(BUILT_IN_PRICES)
-        .env("RAYON_NUM_THREADS", "2")
-        .output()
-        .unwrap()
+    run.args(arguments).current_dir(scene.path("")).envs(STATED).output().unwrap()
 }
 
 #[test]

@@ -53,8 +53,7 @@ fn train(scene: &Scene, rows: &str, more: &[&str]) -> Ran {
         "--set",
         "memory.micro_batch_samples=auto",
     ];
-    // Each further thread takes memory of the budget.
-    scene.run_under("env RAYON_NUM_THREADS=2", &short(&[&arguments, more].concat()))
+    scene.run(&short(&[&arguments, more].concat()))
 }
 
 /// The peak that a command prints if it has a budget.

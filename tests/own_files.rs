@@ -292,11 +292,7 @@ fn paths_that_are_not_utf8_are_paths_like_any_other() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_train_low_mem"));
         // Its last two words name a directory.
         let usual = short(&[]);
-        command
-            .args(&usual[..usual.len() - 2])
-            .args(arguments)
-            .current_dir(scene.path("."))
-            .envs(crate::run::BUILT_IN_PRICES);
+        command.args(&usual[..usual.len() - 2]).args(arguments).current_dir(scene.path(".")).envs(crate::run::STATED);
         let ran = command.output().expect("the command starts");
         (ran.status.code(), String::from_utf8_lossy(&ran.stderr).into_owned())
     };

@@ -39,8 +39,9 @@ pub const ENDLESS: [&str; 4] = ["--set", "schedule.name=constant", "--set", "tra
 /// Words that the line of every step has, and no other line.
 pub const OF_A_STEP: &str = "(mean ";
 
-/// The environment in which no plan depends on the speed of the machine.
-pub const BUILT_IN_PRICES: [(&str, &str); 1] = [("LOW_MEM_T5_PRICES", "built-in")];
+/// The environment in which no plan depends on the speed of the machine, nor on the number of its processors. Tidy refuses a test that
+/// starts a process without it.
+pub const STATED: [(&str, &str); 2] = [("LOW_MEM_T5_PRICES", "built-in"), ("RAYON_NUM_THREADS", "2")];
 
 /// The longest time of a test's command.
 const LONGEST: Duration = Duration::from_secs(900);
@@ -185,7 +186,7 @@ impl Scene {
     fn command<S: AsRef<str>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_train_low_mem"));
         command.args(each_once(arguments)).current_dir(self.directory.path());
-        command.envs(BUILT_IN_PRICES);
+        command.envs(STATED);
         command
     }
 
@@ -200,7 +201,7 @@ impl Scene {
         let command = self.command(arguments);
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(format!("{setup}; exec \"$0\" \"$@\"")).arg(command.get_program());
-        shell.args(command.get_args()).current_dir(self.directory.path()).envs(BUILT_IN_PRICES);
+        shell.args(command.get_args()).current_dir(self.directory.path()).envs(STATED);
         to_the_end(shell)
     }
 
@@ -214,7 +215,7 @@ impl Scene {
         let (command, mut words) = (self.command(arguments), launcher.split(' '));
         let mut launched = Command::new(words.next().expect("a launcher"));
         launched.args(words).arg(command.get_program()).args(command.get_args());
-        launched.current_dir(self.directory.path()).envs(BUILT_IN_PRICES);
+        launched.current_dir(self.directory.path()).envs(STATED);
         launched
     }
 
@@ -222,7 +223,7 @@ impl Scene {
     #[cfg(unix)]
     pub fn shell(&self, line: &str) -> Ran {
         let mut shell = Command::new("sh");
-        shell.arg("-c").arg(line).current_dir(self.directory.path()).envs(BUILT_IN_PRICES);
+        shell.arg("-c").arg(line).current_dir(self.directory.path()).envs(STATED);
         to_the_end(shell)
     }
 

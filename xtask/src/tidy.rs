@@ -8,6 +8,7 @@ mod architecture;
 mod devices;
 mod links;
 mod modules;
+mod processors;
 mod prose;
 mod sources;
 mod text;
@@ -59,6 +60,7 @@ const RULES: &[Rule] = &[
     devices::tests_name_the_cpu_with_a_reason,
     links::links_lead_to_files_and_headings,
     modules::modules_import_each_other_in_no_circle,
+    processors::tests_of_plans_state_their_processor,
     sources::unsafe_is_allowed_in_its_crates_only,
     sources::every_module_opens_with_its_documentation,
     sources::files_fit_the_length_limit,

@@ -298,11 +298,20 @@ mod tests {
         }
     }
 
+    /// The least MiB that are enough on the stated processor.
+    fn least(planned: impl Fn(u64) -> Result<Plan>) -> u64 {
+        match planned(1) {
+            Err(crate::Error::DoesNotFit(refusal)) => refusal.smallest_budget.0.div_ceil(1 << 20),
+            _ => panic!("1 MiB is too little"),
+        }
+    }
+
     #[test]
     fn a_smaller_budget_leaves_weights_in_their_files_and_takes_fewer_samples_at_a_time() {
         let in_place = inference(DType::F32, Some(testing::STORED));
-        let plans: Vec<Plan> =
-            [2000, 300, 80, 48].map(|mib| planned(&in_place, mib, &Pins::default()).expect("it fits")).into();
+        let planned_in = |mib| planned(&in_place, mib, &Pins::default());
+        let least = least(planned_in);
+        let plans: Vec<Plan> = [2000, 300, least + 32, least].map(|mib| planned_in(mib).expect("it fits")).into();
         for (before, after) in plans.iter().zip(&plans[1..]) {
             assert!(after.predicted_peak <= before.predicted_peak && after.relative_time >= before.relative_time);
         }
@@ -346,7 +355,8 @@ mod tests {
     #[test]
     fn weights_of_an_operation_are_billed_with_the_tensors_that_are_there_then() {
         let in_place = inference(DType::F32, Some(testing::STORED));
-        let plan = planned(&in_place, 48, &Pins::default()).expect("it fits");
+        let planned_in = |mib| planned(&in_place, mib, &Pins::default());
+        let plan = planned_in(least(planned_in)).expect("it fits");
         let levers = plan.step.levers;
         assert!(levers.has_weights_by_matrix() && levers.weight_blocks_in_memory() == 0, "{}", plan.bill);
         let model = t5::Config::preset("t5-small").expect("a preset");
@@ -407,10 +417,11 @@ mod tests {
             let now = MemorySnapshot { rss: Bytes::mib(20), available: Bytes::mib(mib), ..MemorySnapshot::default() };
             let budget = (Budget::Explicit(Bytes::mib(mib)).into(), pins);
             let inference = Inference { has_targets: false, ..inference(DType::F32, Some(testing::STORED)) };
-            plan(&Job::of_inference(&model, inference, 1, (128, 128), budget), &now).expect("it fits").plan
+            Ok(plan(&Job::of_inference(&model, inference, 1, (128, 128), budget), &now)?.plan)
         };
-        let budgets = [52, 82, 112, 142, 172];
-        let plans = budgets.map(|mib| planned(mib, &on_disk));
+        let least = least(|mib| planned(mib, &on_disk));
+        let budgets = [0, 34, 66, 98, 130].map(|more| least + more);
+        let plans = budgets.map(|mib| planned(mib, &on_disk).expect("it fits"));
         let blocks = plans.each_ref().map(kept);
         // The encoder is read once for an answer, so keeping it in memory saves no time.
         assert_eq!(blocks, [0, 2, 4, 6, 6]);
@@ -423,7 +434,8 @@ mod tests {
             let of_encoder = kept(plan) as u64 - of_decoder;
             assert_eq!((weights - at_a_time(DType::F32)) >> 20, 16 * of_decoder + 12 * of_encoder, "{}", plan.bill);
         }
-        let pinned = planned(172, &on_disk.with(WEIGHT_BLOCKS_IN_MEMORY.name, Value::Count(3)));
+        let pins = on_disk.with(WEIGHT_BLOCKS_IN_MEMORY.name, Value::Count(3));
+        let pinned = planned(budgets[4], &pins).expect("it fits");
         assert_eq!(kept(&pinned), 3);
         assert!(
             words(&pinned).contains("; 3 blocks in memory, and one matrix at a time of the others"),

@@ -56,17 +56,25 @@ pub(crate) fn job<'a>(model: &'a t5::Config, training: Training<'a>, pins: &'a P
     }
 }
 
-/// States the processor that needs are counted for on a test's thread: that of `LOW_MEM_T5_TEST_PROCESSOR`, such as `amx:64`, or AVX2 with
-/// two threads.  In tests of this crate each plan begins here, so none reads this machine's processor:
+/// States the processor that needs are counted for on a test's thread: that of `LOW_MEM_T5_TEST_PROCESSOR`, such as `amx:64`, or [`AVX2`].
+/// In tests of this crate each plan begins here, so none reads this machine's processor:
 /// a test that does passes on some machines only.
 pub(crate) fn state_processor() {
-    thread_local! {
-        static IS_STATED: Cell<bool> = const { Cell::new(false) };
+    if !IS_STATED.get() {
+        state(&std::env::var("LOW_MEM_T5_TEST_PROCESSOR").unwrap_or_else(|_| AVX2.to_owned()));
     }
-    if IS_STATED.replace(true) {
-        return;
-    }
-    let stated = std::env::var("LOW_MEM_T5_TEST_PROCESSOR").unwrap_or_else(|_| "avx2:2".to_owned());
+}
+
+thread_local! {
+    static IS_STATED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The processor of tests whose numbers hold for one alone.
+pub(crate) const AVX2: &str = "avx2:2";
+
+/// States this processor for the rest of a test.
+pub(crate) fn state(stated: &str) {
+    IS_STATED.set(true);
     let (set, threads) = stated.split_once(':').expect("LOW_MEM_T5_TEST_PROCESSOR is INSTRUCTION-SET:THREADS");
     t5_ops::set_target_processor(Processor {
         instruction_set: InstructionSet::of_name(set).expect("the name of an instruction set"),

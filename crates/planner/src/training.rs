@@ -481,8 +481,8 @@ mod tests {
             assert!(bytes(&smaller) < bytes(&all), "{smaller:?}");
             assert!(smaller.relative_time >= all.relative_time, "{smaller:?}");
         }
-        // Logits are rarely at the peak. A smaller chunk never holds more.
-        assert!(bytes(&choice(16, 0, 16)) <= bytes(&all));
+        // Logits are rarely at the peak. A smaller chunk holds no more, unless it has so few rows that many threads divide their sums.
+        assert!(bytes(&choice(16, 0, 32)) <= bytes(&all));
     }
 
     #[test]
