@@ -109,3 +109,21 @@ fn a_run_in_which_nothing_beats_the_start_says_that_and_not_that_a_checkpoint_is
     let ran = scene.run(&arguments).expect_code(0).expect_words(&["no evaluation beat the starting model"]);
     assert!(!ran.err.contains("missing or damaged"), "{}", ran.err);
 }
+
+#[test]
+fn the_last_screen_and_the_report_have_the_scores_of_the_model_that_is_kept_also_if_none_beat_the_start() {
+    let scene = Scene::new();
+    // Nothing is ever answered right, so all of BLEU is 0, and the first checkpoint is kept. The loss falls all the same.
+    let settings =
+        ["--metric_for_best_model", "bleu", "--set", "train.eval_max_new_tokens=1", "--set", "checkpoint.model=best"];
+    let often = ["--max-steps", "4", "--set", "train.eval_every_steps=1", "--set", "checkpoint.every_steps=1"];
+    let ran = scene.run(&short(&[&settings[..], &often].concat())).expect_code(0);
+    let kept = scene.events("run", "end")[0]["model_step"].as_u64().expect("the step of the model");
+    let evaluation =
+        scene.events("run", "eval").into_iter().find(|event| event["step"] == kept).expect("its evaluation");
+    assert!(kept < 4, "{}", ran.out);
+    let loss = format!("{:.3}\n", evaluation["loss"].as_f64().expect("a loss"));
+    let row = ran.out.lines().find(|line| line.starts_with("  loss ")).expect("the last screen");
+    assert!(format!("{row}\n").ends_with(&loss), "{row} {loss}");
+    assert!(scene.text("run/report.html").contains(&format!("at step {kept}")), "the report");
+}

@@ -150,6 +150,11 @@ impl Scene {
         std::fs::read(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
+    /// Reads a file of text.
+    pub fn text(&self, name: &str) -> String {
+        String::from_utf8_lossy(&self.read(name)).into_owned()
+    }
+
     /// The names in a directory of the scene, sorted.
     pub fn names(&self, name: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.path(name)).expect("a directory");

@@ -82,6 +82,32 @@ fn the_commands_that_a_finished_run_names_next_run() {
 }
 
 #[test]
+fn the_commands_of_a_run_that_read_columns_of_its_own_choice_read_the_same_columns() {
+    let scene = newcomer();
+    let row =
+        |number: usize| format!("{number},card {number},charged twice,{}\n", ["billing", "technical"][number % 2]);
+    let mut csv = b"id,subject,body,queue\n".to_vec();
+    (0..12).for_each(|number| csv.extend(row(number).replace("card", "caf\u{e9}").chars().map(|c| c as u8)));
+    scene.write("own.csv", csv);
+    let columns = ["--set", "data.source_template={subject}\\n{body}", "--set", "data.response_column=queue"];
+    let data = ["--set", "data.train=own.csv", "--set", "data.validation_split=3", "--set", "data.validation=[]"];
+    let text = ["--set", "data.encoding=windows-1252"];
+    let ran =
+        scene.run(&crate::run::short(&[&columns[..], &data, &text, &["--output", "own"]].concat())).expect_code(0);
+    let next = ran.out.split("next:\n").nth(1).expect("the commands to run next");
+    for line in next.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let next = scene.shell(line);
+        assert_eq!(next.code, Some(0), "{line}\n{}{}", next.out, next.err);
+    }
+    let reading = scene.text("tuned/resolved.toml");
+    assert!(reading.contains("prompt `{subject}\\\\n{body}`, response from `queue`"), "{reading}");
+    // The rows that the run set aside have the scores that they had in the run.
+    let scored = scene.run(&["eval", "--model", "own", "--data", "own/data/validation-rows.parquet", "--json"]).json();
+    let last = scene.events("own", "eval").pop().expect("an evaluation");
+    assert_eq!((&scored["loss"], &scored["samples"]), (&last["loss"], &last["samples"]));
+}
+
+#[test]
 fn rows_for_training_are_never_shown_for_an_evaluation_nor_the_reverse_and_a_prefix_is_shown_once() {
     let scene = newcomer();
     let data = ["--set", "data.train=rows.parquet", "--set", "data.source_prefix=how: "];

@@ -11,6 +11,7 @@ use crate::config::generation::{Generation, apply_model_defaults};
 use crate::config::{Origin, Values, paths};
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::{Precision, assignment_text, typed_path};
+use crate::row_flags::{ColumnFlags, TextFlags};
 use crate::{model_directory, options, report};
 
 /// Flags that say where weights lie.
@@ -178,6 +179,12 @@ pub struct EvalArgs {
     /// Config file with the columns and token limits
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Columns
+    #[command(flatten)]
+    pub columns: ColumnFlags,
+    /// Text files
+    #[command(flatten)]
+    pub text: TextFlags,
     /// Evaluate the first N rows (0: all)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub samples: u64,
@@ -250,6 +257,9 @@ pub struct GenerateArgs {
     /// Column of the prompts, where the input has rows
     #[arg(long, value_name = "NAME", default_value = "prompt")]
     pub prompt_column: String,
+    /// Text files
+    #[command(flatten)]
+    pub text: TextFlags,
     /// Stop an answer after N tokens [default: that of generation_config.json, or 256]
     #[arg(long, value_name = "N")]
     pub max_new_tokens: Option<usize>,

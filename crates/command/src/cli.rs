@@ -24,7 +24,7 @@ use crate::flag_values::{
 use crate::job_flags::JobsArgs;
 use crate::key_flags::{self, OtherNames, Typed as TypedFlag};
 use crate::lever_flags::LeverFlags;
-use crate::row_flags::{ConvertArgs, InspectArgs};
+use crate::row_flags::{ConvertArgs, InspectArgs, TextFlags};
 use crate::serve_flags::{BenchServeArgs, ServeArgs};
 use crate::usage;
 use crate::view_flags::{ReportArgs, WatchArgs};
@@ -246,6 +246,9 @@ pub struct TrainTokenizerArgs {
     /// Columns to read [default: prompt and response where they are known, else every column of text]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub columns: Vec<String>,
+    /// Text files
+    #[command(flatten)]
+    pub text: TextFlags,
     /// Number of sentinel tokens for span corruption
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub sentinels: usize,
@@ -572,7 +575,11 @@ mod tests {
             ("--gpu-plan 2,2", "--gpu-plan", "jobs run"),
             ("--verbose", "--verbose", "see `train_low_mem --help`"),
             ("predict --model x", "predict", "generate"),
-            ("eval --model x --data y --prompt-column q", "--prompt-column", "use `--set data.prompt_column=..`"),
+            (
+                "eval --model x --data y --max-source-length 9",
+                "--max-source-length",
+                "`--set data.max_source_tokens=..`",
+            ),
             ("--is-finetune=maybe", "expected true or false", "--help"),
             ("bench --model t5-small --recompute some", "expected none, full or a number", "--help"),
         ] {

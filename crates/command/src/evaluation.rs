@@ -159,11 +159,14 @@ pub fn evaluate(
 }
 
 /// Replaces each reference that has special tokens by the text that its tokens give back, because answers come from the tokenizer, too:
-/// special tokens are then in both texts, or in neither.
+/// special tokens are then in both texts, or in neither. A text with letters that the tokenizer does not know stays as it is: no answer
+/// equals it.
 fn as_decoded(batch: &mut Batch, tokenizer: &Tokenizer, frame: &[u32]) -> Outcome<()> {
     static WARNING: Once = Once::new();
+    let unknown = tokenizer.unknown_id();
     for (text, ids) in batch.texts.iter_mut().zip(&batch.targets) {
-        if ids.iter().any(|id| !frame.contains(id) && tokenizer.is_special(*id)) {
+        let is_known = ids.iter().all(|id| Some(*id) != unknown);
+        if is_known && ids.iter().any(|id| !frame.contains(id) && tokenizer.is_special(*id)) {
             *text = tokenizer.decode(ids)?;
             if let Some(name) = tokenizer.lost_token(ids, frame) {
                 WARNING.call_once(|| {

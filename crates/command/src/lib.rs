@@ -67,6 +67,7 @@ mod start_screen;
 mod stop;
 mod summary;
 mod survival;
+mod terminal_text;
 mod train;
 mod usage;
 mod view_flags;

@@ -50,10 +50,15 @@ impl<R: BufRead> Lines<R> {
         if line.is_empty() { Ok(None) } else { self.text(line).map(Some) }
     }
 
-    fn text(&self, line: Vec<u8>) -> Outcome<String> {
+    fn text(&self, mut line: Vec<u8>) -> Outcome<String> {
+        // Windows writes a mark before the first line of UTF-8.
+        if self.count == 1 && line.starts_with("\u{feff}".as_bytes()) {
+            line.drain(.."\u{feff}".len());
+        }
         String::from_utf8(line).map_err(|error| {
-            fault(&self.name, self.count, &format!("not UTF-8: {}", error.utf8_error()))
-                .hint("prompts must be UTF-8, one per line")
+            fault(&self.name, self.count, &format!("not UTF-8: {}", error.utf8_error())).hint(
+                "prompts are UTF-8, one per line; of a file, `--encoding` names another encoding, such as windows-1252",
+            )
         })
     }
 }
@@ -86,6 +91,8 @@ mod tests {
             let found: Vec<String> = lines(text.as_bytes()).map(Result::unwrap).collect();
             assert_eq!(found, text.as_bytes().lines().map(Result::unwrap).collect::<Vec<_>>(), "{text:?}");
         }
+        let found: Vec<String> = lines("\u{feff}a\n\u{feff}b".as_bytes()).map(Result::unwrap).collect();
+        assert_eq!(found, ["a", "\u{feff}b"]);
     }
 
     #[test]

@@ -25,6 +25,8 @@ use run_report::visible;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use crate::terminal_text;
+
 /// Bytes that may wait for the thread.
 const MAX_BYTES: usize = 64 << 10;
 
@@ -64,17 +66,18 @@ pub struct Shown(String);
 impl Shown {
     /// Text from anywhere. Characters that control a terminal or hide text become visible ([`run_report::visible`]).
     pub fn text(text: &str) -> Self {
-        Self(visible::lines(text).into_owned())
+        Self(terminal_text::suited(visible::lines(text)).into_owned())
     }
 
     /// A paragraph that begins with a word of ours. Its further lines are indented, so none of them looks like another message.
     pub fn paragraph(word: &str, text: &str) -> Self {
-        Self(format!("{word}{}\n", visible::lines(text.trim_end_matches('\n')).replace('\n', "\n  ")))
+        let text = terminal_text::suited(visible::lines(text.trim_end_matches('\n')));
+        Self(format!("{word}{}\n", text.replace('\n', "\n  ")))
     }
 
     /// A drawing of ours, with the control sequences that place and colour its texts.
     pub fn drawing(text: String) -> Self {
-        Self(text)
+        Self(terminal_text::drawing(text.into()).into_owned())
     }
 
     /// The text.

@@ -134,20 +134,16 @@ pub fn print_line(text: &str) {
 /// An error in finding columns, with the key that sets them.
 fn unfit(error: row_files::Error, config: &Config) -> Failure {
     let row_files::Error::Columns { columns, .. } = &error else { return error.into() };
-    let listed = match columns.len() {
-        0..=12 => columns.join(", "),
-        more => format!("{}, and {} more", columns[..12].join(", "), more - 12),
-    };
-    let failure = Failure::unusable(error.to_string());
-    if columns.is_empty() {
-        return failure.hint("the file has no columns");
+    match columns.as_slice() {
+        [] => error.into(),
+        columns if config.data.chosen.is_text => {
+            let listed = row_files::listed(columns);
+            Failure::unusable(error.to_string()).hint(format!("set `data.text_column` to one of: {listed}"))
+        }
+        _ => Failure::from(error).hint(
+            "recognised by name: prompt and response, messages, instruction and output, question and answer; see docs/data.md",
+        ),
     }
-    if config.data.chosen.is_text {
-        return failure.hint(format!("set `data.text_column` to one of: {listed}"));
-    }
-    failure.hint(format!("set `data.prompt_column` and `data.response_column` to two of: {listed}")).hint(
-        "known without: prompt and response, messages, instruction and output, question and answer; see docs/data.md",
-    )
 }
 
 /// How the config says that files are read, within its memory budget.

@@ -1,4 +1,4 @@
-//! The flags of commands that read files with rows: `convert` and `inspect`.
+//! The flags of commands that read files with rows: `convert`, `inspect`, `eval`, and where prompts or texts are read.
 
 use std::path::PathBuf;
 
@@ -64,6 +64,20 @@ pub fn encoding(name: &str) -> Result<Encoding, String> {
 }
 
 impl TextFlags {
+    /// The keys that the flags set.
+    pub fn keys(&self) -> impl Iterator<Item = (&'static str, &'static str, String)> {
+        let quoting = match self.quoting {
+            QuotingRule::Auto => None,
+            QuotingRule::All => Some("all".to_owned()),
+            QuotingRule::None => Some("none".to_owned()),
+        };
+        let keys = [
+            ("data.encoding", "--encoding", self.encoding.map(Encoding::name)),
+            ("data.quoting", "--quoting", quoting),
+        ];
+        keys.into_iter().filter_map(|(key, flag, value)| Some((key, flag, value?)))
+    }
+
     /// How files are read.
     pub fn options(&self) -> ReadOptions {
         let quoting = match self.quoting {
@@ -76,6 +90,20 @@ impl TextFlags {
 }
 
 impl ColumnFlags {
+    /// The keys that the flags set.
+    pub fn keys(&self) -> impl Iterator<Item = (&'static str, &'static str, &String)> {
+        let keys = [
+            ("data.prompt_column", "--prompt-column", &self.prompt_column),
+            ("data.response_column", "--response-column", &self.response_column),
+            ("data.source_template", "--source-template", &self.source_template),
+            ("data.target_template", "--target-template", &self.target_template),
+            ("data.source_lang", "--source-lang", &self.source_lang),
+            ("data.target_lang", "--target-lang", &self.target_lang),
+            ("data.text_column", "--text-column", &self.text_column),
+        ];
+        keys.into_iter().filter_map(|(key, flag, value)| Some((key, flag, value.as_ref()?)))
+    }
+
     /// The columns that the flags name.
     pub fn chosen(&self) -> Chosen {
         Chosen {

@@ -16,9 +16,6 @@ pub struct History {
     pub first_evaluation: Option<Value>,
     /// The newest evaluation.
     pub last_evaluation: Option<Value>,
-    /// The best evaluation by `checkpoint.best_metric`.
-    #[serde(default)]
-    pub best_evaluation: Option<Value>,
     /// The evaluation of the checkpoint that became the model of a finished run.
     #[serde(default)]
     pub kept_evaluation: Option<Value>,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use text_metrics::Metric;
 
+use crate::config::Config;
 use crate::run_dir::ROWS;
 use crate::saved::History;
 use crate::session::Session;
@@ -70,16 +71,47 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
         None => format!("--model {model}"),
     };
     let mut commands = vec![format!("{program} generate {answering} --prompt {prompt}")];
-    commands.extend(validation.map(|rows| format!("{program} eval {answering} --data {}", quoted(&rows))));
+    // `eval` takes the columns from the run.
+    let text = settings_of_text(config);
+    commands.extend(validation.map(|rows| match rows == split_off() {
+        true => format!("{program} eval {answering} --data {}", quoted(&rows)),
+        false => format!("{program} eval {answering} --data {}{text}", quoted(&rows)),
+    }));
     let output = &config.run.output_dir;
     commands.push(match of_adapter {
         Some(_) => format!("{program} merge {answering} --output {}", quoted(&output.join("merged"))),
         None => {
             let tuned = quoted(&unused_beside(output));
-            format!("{program} --finetune --model {model} --data {train} --output {tuned}")
+            let columns = settings_of_columns(config);
+            format!("{program} --finetune --model {model} --data {train}{columns}{text} --output {tuned}")
         }
     });
     commands
+}
+
+/// The settings that say which columns of the run's files were read.
+fn settings_of_columns(config: &Config) -> String {
+    let of = &config.data.chosen;
+    typed(&[
+        ("prompt_column", &of.prompt),
+        ("response_column", &of.response),
+        ("source_template", &of.source),
+        ("target_template", &of.target),
+        ("source_lang", &of.source_lang),
+        ("target_lang", &of.target_lang),
+    ])
+}
+
+/// The settings that say how the run's text files were read.
+fn settings_of_text(config: &Config) -> String {
+    let quoting = config.data.has_quotes.map(|has_quotes| if has_quotes { "all" } else { "none" }.to_owned());
+    typed(&[("encoding", &config.data.encoding), ("quoting", &quoting)])
+}
+
+/// Keys of `data` with their values, as they are typed.
+fn typed(settings: &[(&str, &Option<String>)]) -> String {
+    let one = |key: &str, value: &String| format!(" --set {}", quoted_text(&format!("data.{key}={value}")));
+    settings.iter().filter_map(|(key, value)| value.as_ref().map(|value| one(key, value))).collect()
 }
 
 /// A prompt as a user types it: commands add the model's prefix. The prompt was decoded from tokens, which may lack the prefix's last blank.

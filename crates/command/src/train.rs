@@ -169,10 +169,10 @@ fn finish(run: &mut Session) -> Outcome<()> {
     if best.is_none() {
         run.refuse_diverged_model()?;
     }
-    let from = match best {
+    let from = match &best {
         Some(best) => {
-            export_checkpoint(&best, &run.run.model(&run.opened.model))?;
-            best
+            export_checkpoint(&best.path, &run.run.model(&run.opened.model))?;
+            best.path.clone()
         }
         // The other processes have shares of the model, and are done.
         None if run.trainer.model().has_remote_weights() => {
@@ -185,7 +185,7 @@ fn finish(run: &mut Session) -> Outcome<()> {
             run.checkpoint_path()
         }
     };
-    run.keep_evaluation(&from);
+    run.keep_evaluation(best.as_ref())?;
     run.run.finish(run.trainer.step_count(), run.history())?;
     let early = run.ends_early().filter(|_| !run.trainer.is_done());
     if let Some(why) = &early {

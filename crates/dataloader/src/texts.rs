@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use parquet_dataset::{Dataset, DatasetOptions, Residency, Rows};
-use row_files::{Chosen, Compression, FILE_EXTENSIONS, Form, Kind, Pairing, ReadOptions, Row};
+use row_files::{Chosen, Compression, Encoding, FILE_EXTENSIONS, Form, Kind, Pairing, ReadOptions, Row};
 
 use crate::Error;
 use crate::row_text::as_text;
@@ -34,7 +34,7 @@ pub struct TextFiles {
 }
 
 enum Input {
-    Lines(PathBuf),
+    Lines(PathBuf, Option<Encoding>),
     Values(PathBuf, Vec<String>),
     Rows(PathBuf, Kind, Pairing),
 }
@@ -52,10 +52,10 @@ impl TextFiles {
     /// # Errors
     /// [`Error::Text`] for a file that cannot be opened, [`Error::NotText`] for one that ends like a parquet file but does not
     /// begin like one, [`Error::Dataset`] for a parquet file that cannot be read or lacks a column.
-    pub fn open(inputs: &[PathBuf], columns: &[String]) -> Result<Self, Error> {
+    pub fn open(inputs: &[PathBuf], columns: &[String], options: &ReadOptions) -> Result<Self, Error> {
         let mut files = Self { inputs: Vec::with_capacity(inputs.len()), reading_bytes: BLOCK_BYTES as u64 };
         for path in inputs {
-            let input = look_at(path, columns)?;
+            let input = look_at(path, columns, options)?;
             if let Input::Values(path, columns) = &input {
                 let dataset = dataset(path, columns)?;
                 dataset.find_pages()?;
@@ -100,9 +100,9 @@ impl TextFiles {
     }
 }
 
-fn look_at(path: &Path, columns: &[String]) -> Result<Input, Error> {
+fn look_at(path: &Path, columns: &[String], options: &ReadOptions) -> Result<Input, Error> {
     let failed = |source| Error::Text { path: path.to_owned(), source };
-    if let Some(input) = rows_of(path, columns)? {
+    if let Some(input) = rows_of(path, columns, options)? {
         return Ok(input);
     }
     let mut file = regular_file::open(path).map_err(failed)?;
@@ -121,12 +121,12 @@ fn look_at(path: &Path, columns: &[String]) -> Result<Input, Error> {
             let reason = "it ends like a parquet file but does not begin like one: its beginning is damaged".to_owned();
             return Err(Error::NotText { path: path.to_owned(), reason });
         }
-        [false, false] => return Ok(Input::Lines(path.to_owned())),
+        [false, false] => return Ok(Input::Lines(path.to_owned(), options.encoding)),
     }
     let columns = match columns.is_empty() {
         false => columns.to_vec(),
         true => {
-            let kind = Kind::of(path, &ReadOptions::default())?;
+            let kind = Kind::of(path, options)?;
             // Ids stored beside messages are not text to learn from.
             if let Ok(pairing @ Pairing::Chat { .. }) = Pairing::of(&kind.columns, &Chosen::default()) {
                 return Ok(Input::Rows(path.to_owned(), kind, pairing));
@@ -135,7 +135,7 @@ fn look_at(path: &Path, columns: &[String]) -> Result<Input, Error> {
         }
     };
     if !columns.is_empty() && !row_files::is_in_place(path, &columns) {
-        let kind = Kind::of(path, &ReadOptions::default())?;
+        let kind = Kind::of(path, options)?;
         let is_there = columns.iter().all(|column| kind.columns.contains(column));
         if is_there {
             return Ok(Input::Rows(path.to_owned(), kind, Pairing::Each { columns }));
@@ -146,13 +146,13 @@ fn look_at(path: &Path, columns: &[String]) -> Result<Input, Error> {
 
 /// Opens a file of rows (JSON, CSV or TSV by its name). If no column is named, reads its prompts and responses, or else all
 /// columns.
-fn rows_of(path: &Path, columns: &[String]) -> Result<Option<Input>, Error> {
+fn rows_of(path: &Path, columns: &[String], options: &ReadOptions) -> Result<Option<Input>, Error> {
     let is_named = row_files::extension(path)
         .is_some_and(|extension| extension != "parquet" && FILE_EXTENSIONS.contains(&&*extension));
     if !is_named {
         return Ok(None);
     }
-    let kind = Kind::of(path, &ReadOptions::default())?;
+    let kind = Kind::of(path, options)?;
     if kind.form == Form::Parquet {
         return Ok(None);
     }
@@ -177,9 +177,9 @@ fn open<'a>(
     long_values: &'a std::cell::Cell<u64>,
 ) -> Result<Box<dyn Iterator<Item = Result<String, Error>> + 'a>, Error> {
     Ok(match input {
-        Input::Lines(path) => {
+        Input::Lines(path, encoding) => {
             let file = regular_file::open(path).map_err(|source| Error::Text { path: path.clone(), source })?;
-            Box::new(Lines::new(path, file))
+            Box::new(Lines::new(path, file, *encoding))
         }
         Input::Values(path, columns) => Box::new(Values::new(dataset(path, columns)?, long_values)),
         Input::Rows(path, kind, pairing) => {
@@ -191,7 +191,7 @@ fn open<'a>(
 
 /// A text file, checked block by block as it is read.
 struct CheckedText {
-    file: File,
+    file: Box<dyn Read>,
 }
 
 impl Read for CheckedText {
@@ -241,7 +241,11 @@ struct Lines {
 }
 
 impl Lines {
-    fn new(path: &Path, file: File) -> Self {
+    fn new(path: &Path, file: File, encoding: Option<Encoding>) -> Self {
+        let file: Box<dyn Read> = match encoding {
+            Some(encoding) => encoding.decode(file),
+            None => Box::new(file),
+        };
         let reader = BufReader::with_capacity(BLOCK_BYTES, CheckedText { file });
         Self { path: path.to_owned(), reader, begun: Vec::new(), is_over: false }
     }
@@ -424,7 +428,7 @@ mod tests {
 
     fn texts(inputs: &[PathBuf], columns: &[&str]) -> Vec<String> {
         let columns: Vec<String> = columns.iter().map(|&column| column.to_owned()).collect();
-        let files = TextFiles::open(inputs, &columns).unwrap();
+        let files = TextFiles::open(inputs, &columns, &ReadOptions::default()).unwrap();
         files.texts(&Cell::new(0)).map(Result::unwrap).collect()
     }
 
@@ -457,7 +461,7 @@ mod tests {
 
     #[test]
     fn missing_files_and_columns_are_typed_errors() {
-        let missing = TextFiles::open(&["no/such/file".into()], &[]).err().unwrap();
+        let missing = TextFiles::open(&["no/such/file".into()], &[], &ReadOptions::default()).err().unwrap();
         assert!(missing.to_string().starts_with("no/such/file: "), "{missing}");
         let files = Files::new().with_squares(3, 10);
         let training = TokenizerTraining::default();
@@ -484,7 +488,8 @@ mod tests {
     /// The texts of a file, or why the file is refused.
     fn read(bytes: &[u8]) -> Result<Vec<String>, String> {
         let file = file(bytes);
-        let files = TextFiles::open(&[file.path().to_owned()], &[]).map_err(|error| error.to_string())?;
+        let files = TextFiles::open(&[file.path().to_owned()], &[], &ReadOptions::default())
+            .map_err(|error| error.to_string())?;
         files.texts(&Cell::new(0)).collect::<Result<_, _>>().map_err(|error| error.to_string())
     }
 
@@ -505,6 +510,19 @@ mod tests {
         check(&noise, "control characters or not UTF-8");
         // Good text at the beginning does not make up for bad bytes later.
         check(&[&b"a line of text\n".repeat(20_000)[..], &[0x91; 200_000]].concat(), "another encoding");
+    }
+
+    #[test]
+    fn text_in_a_named_encoding_is_read_in_lines_and_in_rows() {
+        let options = ReadOptions { encoding: Encoding::of_name("windows-1252"), ..ReadOptions::default() };
+        let read = |bytes: &[u8], ending: &str| {
+            let file = tempfile::Builder::new().suffix(ending).tempfile().unwrap();
+            std::fs::write(file.path(), bytes).unwrap();
+            let files = TextFiles::open(&[file.path().to_owned()], &[], &options).unwrap();
+            files.texts(&Cell::new(0)).collect::<Result<Vec<_>, _>>().unwrap()
+        };
+        assert_eq!(read(b"J\xfcrgen\nna\xefve", ".txt"), ["Jürgen", "naïve"]);
+        assert_eq!(read(b"prompt,response\nJ\xfcrgen,caf\xe9\n", ".csv"), ["Jürgen", "café"]);
     }
 
     #[test]
@@ -538,7 +556,7 @@ mod tests {
         let text = |text: &str| Some(text.as_bytes().to_vec());
         let rows = [(text("a"), text(&long)), (text(&"b".repeat(17 << 20)), text("end"))];
         let written = Files::new().with(&rows, 2);
-        let files = TextFiles::open(written.paths(), &[]).unwrap();
+        let files = TextFiles::open(written.paths(), &[], &ReadOptions::default()).unwrap();
         let long_values = Cell::new(0);
         let texts: Vec<String> = files.texts(&long_values).map(Result::unwrap).collect();
         assert!(texts.iter().all(|text| text.len() <= READ_BYTES as usize));
@@ -562,9 +580,12 @@ mod tests {
         assert_eq!(texts(&with("a.jsonl", pairs), &["id"]), ["x"]);
         assert_eq!(texts(&with("a.csv", "foo,bar\n1,\"2\n3\"\n"), &[]), ["1", "2\n3"]);
         assert_eq!(texts(&with("a.txt", "foo,bar\n1\n"), &[]), ["foo,bar", "1"]);
-        let error = TextFiles::open(&with("a.jsonl", pairs), &["none".to_owned()]).err().unwrap();
+        let error =
+            TextFiles::open(&with("a.jsonl", pairs), &["none".to_owned()], &ReadOptions::default()).err().unwrap();
         assert!(error.to_string().contains("no column `none`"), "{error}");
-        let files = TextFiles::open(&with("a.jsonl", "{\"prompt\": 1}\n{\n"), &["prompt".to_owned()]).unwrap();
+        let files =
+            TextFiles::open(&with("a.jsonl", "{\"prompt\": 1}\n{\n"), &["prompt".to_owned()], &ReadOptions::default())
+                .unwrap();
         let error = files.texts(&Cell::new(0)).find_map(Result::err).unwrap();
         assert!(error.to_string().contains("a.jsonl:2: not valid JSON"), "{error}");
     }

@@ -17,6 +17,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
+use row_files::ReadOptions;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::sequence::Sequence;
@@ -135,7 +136,7 @@ pub fn train_tokenizer(
     columns: &[String],
     training: &TokenizerTraining,
 ) -> Result<TrainedTokenizer, Error> {
-    train_tokenizer_on_files(&TextFiles::open(inputs, columns)?, training)
+    train_tokenizer_on_files(&TextFiles::open(inputs, columns, &ReadOptions::default())?, training)
 }
 
 /// Trains a tokenizer on files that have been opened and checked.

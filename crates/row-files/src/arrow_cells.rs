@@ -34,7 +34,8 @@ pub(crate) fn cell(array: &dyn Array, row: usize, column: &Column) -> Result<Cel
     }
     Ok(match array.data_type() {
         DataType::List(_) | DataType::LargeList(_) => {
-            text_of_list(&elements(array, row), &column.name)?.unwrap_or(Cell::Other(LIST))
+            let turns = || turns(array, row, &column.name)?.ok().map(Cell::Turns);
+            text_of_list(&elements(array, row), &column.name)?.or_else(turns).unwrap_or(Cell::Other(LIST))
         }
         DataType::Struct(_) | DataType::Map(..) => Cell::Other(OBJECT),
         _ => scalar(array, row),

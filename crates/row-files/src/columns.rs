@@ -245,7 +245,21 @@ impl Pairing {
         let values = Values { columns: &columns, row };
         let borrowed = |name: &str| values.text(name).map(Cow::Borrowed);
         let texts = match self {
-            Self::Columns { prompt, response } => [borrowed(prompt)?, borrowed(response)?],
+            Self::Columns { prompt, response } => {
+                // Either may be a list of messages, as TRL has them.
+                let response = match values.cell(response) {
+                    Cell::Turns(turns) => {
+                        let (_, text) = chat::before_response(turns)
+                            .map_err(|reason| RowFault::Messages(response.clone(), reason))?;
+                        Cow::Borrowed(text)
+                    }
+                    _ => borrowed(response)?,
+                };
+                let Cell::Turns(turns) = values.cell(prompt) else { return Ok(([borrowed(prompt)?, response], 0)) };
+                let fitted = chat::fitted_prompt(turns, fits);
+                let (text, left_out) = fitted.map_err(|reason| RowFault::Messages(prompt.clone(), reason))?;
+                return Ok(([Cow::Owned(text), response], left_out));
+            }
             Self::Text { column } => [Cow::Borrowed(""), borrowed(column)?],
             Self::Each { .. } => [Cow::Borrowed(""), borrowed(&columns[0].name)?],
             Self::Instruction(of) => {
@@ -375,6 +389,21 @@ mod tests {
         assert_eq!(Pairing::of(&columns, &chosen("french")), Err(Unpaired::Missing("french".to_owned())));
         let text = Chosen { is_text: true, ..Chosen::default() };
         assert_eq!(Pairing::of(&columns, &text), Err(Unpaired::Missing("text".to_owned())));
+    }
+
+    #[test]
+    fn a_prompt_and_a_completion_may_be_lists_of_messages() {
+        let pairing = Pairing::of(&["prompt", "completion"].map(str::to_owned), &Chosen::default()).unwrap();
+        let turns = |turns: &[(&str, &str)]| {
+            Cell::Turns(turns.iter().map(|(role, content)| chat::Turn::new(role, content)).collect())
+        };
+        let prompt = turns(&[("user", "1+1"), ("assistant", "2"), ("user", "2+2")]);
+        let row = Row { line: 1, cells: vec![prompt, turns(&[("assistant", "4")])] };
+        assert_eq!(pairing.texts(&row).unwrap(), ["user: 1+1\nassistant: 2\nuser: 2+2", "4"]);
+        let (texts, left_out) = pairing.fitted_texts(&row, Some(&|prompt| prompt.len() < 10)).unwrap();
+        assert_eq!((texts[0].as_ref(), left_out), ("2+2", 2), "the last question stays");
+        let row = Row { line: 1, cells: vec![Cell::Text("q".into()), turns(&[("user", "no answer")])] };
+        assert!(matches!(pairing.texts(&row), Err(RowFault::Messages(..))));
     }
 
     #[test]

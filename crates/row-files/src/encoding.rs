@@ -33,6 +33,11 @@ impl Encoding {
         self.0.name().to_ascii_lowercase()
     }
 
+    /// The text of `reader`, which is in this encoding, as UTF-8. Bytes that the encoding lacks become bytes that no UTF-8 has.
+    pub fn decode(self, reader: impl Read + 'static) -> Box<dyn Read> {
+        if self.is_utf8() { Box::new(reader) } else { Box::new(Decoded::new(reader, self)) }
+    }
+
     /// Whether the text is UTF-8, which needs no decoding.
     pub(crate) fn is_utf8(self) -> bool {
         self.0 == encoding_rs::UTF_8

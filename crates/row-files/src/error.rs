@@ -164,7 +164,7 @@ impl Error {
     }
 
     /// The error of a file whose columns have no single meaning.
-    pub(crate) fn unpaired(path: &Path, unpaired: Unpaired, columns: Vec<String>) -> Self {
+    pub fn unpaired(path: &Path, unpaired: Unpaired, columns: Vec<String>) -> Self {
         let path = path.to_owned();
         match unpaired {
             Unpaired::Missing(missing) => Self::Columns { path, missing, columns },
@@ -186,10 +186,17 @@ impl Error {
             ),
             Self::Compressed { .. } => Some("copy or download the file again".to_owned()),
             Self::Broken { .. } => Some("the file is damaged or was not written completely".to_owned()),
-            Self::Columns { columns, .. } => Some(match columns.as_slice() {
-                [] => "the file has no columns".to_owned(),
-                columns => format!(
-                    "name two of its columns with `data.prompt_column` and `data.response_column`: {}",
+            Self::Columns { columns, missing, .. } => Some(match (columns.as_slice(), joined(missing, columns)) {
+                ([], _) => "the file has no columns".to_owned(),
+                (_, Some(template)) => format!(
+                    "several columns make one text by a template: `data.source_template={template}`, or `data.target_template` for targets"
+                ),
+                ([column], None) => format!(
+                    "its only column is `{}`; one text alone is for pretraining: `data.objective=span-corruption` with `data.text_column`",
+                    shortened(column)
+                ),
+                (columns, None) => format!(
+                    "set `data.prompt_column` and `data.response_column` to two of: {}",
                     listed(columns)
                 ),
             }),
@@ -213,8 +220,19 @@ impl Error {
     }
 }
 
+/// The template that a name of several columns stands for, such as `title,body` or `{title} {body}`.
+fn joined(name: &str, columns: &[String]) -> Option<String> {
+    if name.contains('{') {
+        return Some(shortened(name));
+    }
+    let names: Vec<&str> = name.split([',', '+']).map(str::trim).collect();
+    let all_exist = names.iter().all(|name| columns.iter().any(|column| column == name));
+    let template = names.iter().map(|name| format!("{{{name}}}")).collect::<Vec<_>>().join("\\n");
+    (names.len() > 1 && all_exist).then_some(template)
+}
+
 /// The first columns, and the number of the others.
-pub(crate) fn listed(columns: &[String]) -> String {
+pub fn listed(columns: &[String]) -> String {
     let shown = columns.iter().take(SHOWN_COLUMNS).map(|name| shortened(name)).collect::<Vec<_>>().join(", ");
     match columns.len().checked_sub(SHOWN_COLUMNS + 1) {
         Some(more) => format!("{shown} and {} more", more + 1),

@@ -156,6 +156,9 @@ impl File<'_> {
         let of_column = |name: &Option<String>| name.as_deref().map(Template::of_column);
         let source = template("source_template", &chosen.source)?.or_else(|| of_column(&chosen.prompt));
         let target = template("target_template", &chosen.target)?.or_else(|| of_column(&chosen.response));
+        for column in source.iter().flat_map(Template::columns) {
+            self.required(column)?;
+        }
         let target = match (&source, target) {
             (_, Some(target)) => target,
             (Some(source), None) if !self.has("response") => {
@@ -213,7 +216,7 @@ impl File<'_> {
         if self.has("prompt") && self.has("response") {
             return Ok(self.with_context(vec!["prompt".to_owned()], "response".to_owned()));
         }
-        if let Some(column) = self.first(&["messages", "conversations"]) {
+        if let Some(column) = self.first(&["messages", "conversations", "conversation"]) {
             return Ok(Pairing::Chat { column, system: self.system() });
         }
         if let (true, Some(output)) = (self.has("instruction"), self.first(&["output", "response", "answer"])) {

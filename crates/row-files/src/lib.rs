@@ -49,7 +49,7 @@ pub use convert::{BadRows, Conversion, Counts, Part, Settings};
 pub use delimited::Notes;
 pub use duplicates::Duplicates;
 pub use encoding::Encoding;
-pub use error::{Error, RowError, RowFault};
+pub use error::{Error, RowError, RowFault, listed};
 pub use input::{Compression, Digested, digest, is_compressed_parquet, sha256, unpack};
 pub use json::Layout;
 pub use kind::{FILE_EXTENSIONS, Form, Kind, extension, is_in_place};

@@ -17,6 +17,8 @@ const MAX_NOTES: usize = 48;
 const MAX_NOTE_CHARACTERS: usize = 300;
 /// The most scores of an evaluation that are kept.
 const MAX_SCORES: usize = 12;
+/// The most bytes of the scores of labels that are kept, of one evaluation and of all.
+const MAX_CLASSES_BYTES: [usize; 2] = [32 << 10, 512 << 10];
 /// The most bytes of a plan's JSON that are kept.
 const MAX_PLAN_BYTES: usize = 64 << 10;
 /// The most bytes of a config that are kept.
@@ -41,6 +43,8 @@ pub struct Evaluation {
     pub wanted: usize,
     /// Rows scored, and of these, rows generated.
     pub samples: (u64, u64),
+    /// The scores of each label as JSON text, if the answers are labels.
+    pub classes: Option<String>,
 }
 
 /// An event to show.
@@ -309,9 +313,15 @@ impl Run {
             wanted: if wanted.is_empty() { scores.len().min(2) } else { wanted.len().min(scores.len()) },
             scores,
             samples: (fields["samples"].as_u64().unwrap_or(0), fields["generated_samples"].as_u64().unwrap_or(0)),
+            classes: fields.get("classes").map(Value::to_string).filter(|text| text.len() <= MAX_CLASSES_BYTES[0]),
         };
         self.evaluations.retain(|other| other.step != step);
         self.evaluations.push(evaluation);
+        let mut bytes = 0;
+        for evaluation in self.evaluations.iter_mut().rev() {
+            bytes += evaluation.classes.as_ref().map_or(0, String::len);
+            evaluation.classes.take_if(|_| bytes > MAX_CLASSES_BYTES[1]);
+        }
         if self.evaluations.len() > MAX_EVALUATIONS {
             let mut at = 0;
             let last = self.evaluations.len() - 1;
@@ -344,6 +354,11 @@ impl Run {
     fn at(&mut self, time_ms: Option<u64>) -> u64 {
         self.first_ms = self.first_ms.or(time_ms);
         self.clock.at(time_ms)
+    }
+
+    /// Gives the run another name.
+    pub fn set_name(&mut self, name: &str) {
+        self.name = clipped(name, MAX_NAME_CHARACTERS);
     }
 
     /// The run's name.

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use candle_core::DType;
+use memory_policy::Bytes;
 use planner::{AnsweredBatch, Pins};
 use run_report::figures::median;
 use serde_json::{Value, json};
@@ -155,5 +156,6 @@ fn table(result: &Value) -> String {
             line["predicted_answer_ms"].as_f64().map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1}"))
         );
     }
-    text + &format!("peak {} bytes, {} predicted\n", result["peak_rss_bytes"], result["predicted_peak_bytes"])
+    let bytes = |name: &str| Bytes(result[name].as_u64().unwrap_or(0));
+    text + &format!("peak {}, {} predicted\n", bytes("peak_rss_bytes"), bytes("predicted_peak_bytes"))
 }

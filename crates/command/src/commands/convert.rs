@@ -301,16 +301,25 @@ fn ended(error: row_files::Error, failed: Option<Failure>, flags: &ConvertArgs) 
     }
 }
 
-/// Changes hints to name flags rather than keys.
-fn named_by_flags(error: row_files::Error) -> Failure {
+/// An error of columns, with hints that name flags rather than keys.
+pub fn named_by_flags(error: row_files::Error) -> Failure {
     if let row_files::Error::Question { meanings, .. } = &error {
         let hints = meanings.iter().map(|meaning| format!("{}: `{}`", meaning.words, meaning.flags()));
         return Failure { hints: hints.collect(), ..error.into() };
     }
     let mut failure = Failure::from(error);
     for hint in &mut failure.hints {
-        *hint =
-            hint.replace("data.prompt_column", "--prompt-column").replace("data.response_column", "--response-column");
+        for (key, flag) in [
+            ("`data.objective=span-corruption` with `data.text_column`", "`--text-column`"),
+            ("data.prompt_column", "--prompt-column"),
+            ("data.response_column", "--response-column"),
+            ("data.source_template=", "--source-template "),
+            ("data.target_template", "--target-template"),
+        ] {
+            *hint = hint.replace(key, flag);
+        }
+        // A template has characters of the shell.
+        *hint = hint.replace("--source-template {", "--source-template '{").replace("}`, or", "}'`, or");
     }
     failure
 }

@@ -21,7 +21,7 @@ use crate::model_directory::Adapted;
 use crate::open::{self, Opened};
 use crate::predictions::Predictions;
 use crate::report::RowProgress;
-use crate::run_dir::{RESOLVED, RunDir};
+use crate::run_dir::{RESOLVED, ROWS, RunDir};
 use crate::splits::Purpose;
 use crate::stop::Stop;
 use crate::{class_scores, job, model_directory, options, report, row_data, setup, stages, stop};
@@ -122,9 +122,18 @@ fn share(counts: RowCounts) -> f64 {
     counts.answered as f64 / counts.evaluated.max(1) as f64
 }
 
-/// Takes the columns and metrics of the run that made the model, if the model is a run's.
-fn apply_run(values: &mut Values, model: &Path) -> Outcome<()> {
-    const METRICS: [&str; 3] = ["train.eval_metrics", "train.bleu_tokenizer", "train.rouge_stemmer"];
+/// Takes the columns, lengths and metrics of the run that made the model, if the model is a run's: so its validation rows have the scores that
+/// they had in the run.
+fn apply_run(values: &mut Values, model: &Path, data: &[String]) -> Outcome<()> {
+    const ALSO: [&str; 7] = [
+        "data.objective",
+        "data.max_source_tokens",
+        "data.max_target_tokens",
+        "data.truncation_side",
+        "train.eval_metrics",
+        "train.bleu_tokenizer",
+        "train.rouge_stemmer",
+    ];
     let resolved = [Some(model), model.parent()].into_iter().flatten().map(|root| root.join(RESOLVED));
     let Some(path) = resolved.into_iter().find(|path| path.is_file()) else { return Ok(()) };
     let mut of_run = Values::defaults();
@@ -132,9 +141,17 @@ fn apply_run(values: &mut Values, model: &Path) -> Outcome<()> {
     if setup::apply_file(&mut of_run, &path).is_err() {
         return Ok(());
     }
-    let is_column =
-        |name: &str| name.starts_with("data.") && (name.ends_with("_column") || name.ends_with("_template"));
-    for key in KEYS.iter().filter(|key| METRICS.contains(&key.name) || is_column(key.name)) {
+    let is_column = |name: &str| {
+        name.starts_with("data.") && ["_column", "_template", "_lang"].iter().any(|ending| name.ends_with(ending))
+    };
+    // Files that the run made have this program's columns.
+    let made = path.with_file_name(ROWS).canonicalize().ok();
+    let is_made = |file: &String| {
+        let directory = Path::new(file).canonicalize().ok().and_then(|file| file.parent().map(Path::to_owned));
+        directory.is_some() && directory == made
+    };
+    let has_columns = !data.iter().all(is_made);
+    for key in KEYS.iter().filter(|key| ALSO.contains(&key.name) || has_columns && is_column(key.name)) {
         let value = of_run.setting(key.name).value.clone();
         values.set(key.name, value, Origin::Flag(path.display().to_string()))?;
     }
@@ -146,15 +163,28 @@ fn config(flags: &EvalArgs, Adapted { directory, adapter }: &Adapted) -> Outcome
     let mut values = Values::defaults();
     match &flags.config {
         Some(path) => setup::apply_file(&mut values, path)?,
-        None => apply_run(&mut values, &flags.model)?,
+        None => apply_run(&mut values, &flags.model, &flags.data)?,
     }
     // The model's and the adapter's own settings apply, even if a run's config has others.
     let of_a_shape = ["model.config", "model.vocab_size", "model.overrides"];
     for key in KEYS.iter().filter(|key| key.name.starts_with("lora.") || of_a_shape.contains(&key.name)) {
         values.reset(key.name)?;
     }
+    // A column that is named takes the place of the run's template, and the reverse.
+    let pairs = [("data.prompt_column", "data.source_template"), ("data.response_column", "data.target_template")];
+    for (key, ..) in flags.columns.keys() {
+        for (column, template) in pairs.into_iter().filter(|pair| pair.0 == key || pair.1 == key) {
+            [column, template].into_iter().try_for_each(|key| values.reset(key))?;
+        }
+    }
     let mut set = |key: &str, value: Value, flag: &str| values.set(key, value, Origin::Flag(flag.to_string()));
     set("model.init_from", Value::String(paths::to_text(directory.as_os_str())), "--model")?;
+    for (key, flag, text) in flags.columns.keys() {
+        set(key, Value::String(text.clone()), flag)?;
+    }
+    for (key, flag, text) in flags.text.keys() {
+        set(key, Value::String(text), flag)?;
+    }
     if let Some(adapter) = adapter {
         set("lora.init_from", Value::String(paths::to_text(adapter.as_os_str())), "--adapter")?;
     }

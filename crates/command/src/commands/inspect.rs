@@ -10,6 +10,7 @@ use row_files::{Cell, Column, Compression, Duplicates, Form, Kind, Labels, Pairi
 use run_report::visible;
 use serde_json::{Map, Value, json};
 
+use crate::commands::convert::named_by_flags;
 use crate::commands::text_lengths::TextLengths;
 use crate::failure::Outcome;
 use crate::row_flags::InspectArgs;
@@ -71,6 +72,10 @@ impl Content {
     fn of(path: &Path, kind: &Kind, flags: &InspectArgs) -> Outcome<Self> {
         let (pairing, unpaired) = match Pairing::of(&kind.columns, &flags.columns.chosen()) {
             Ok(pairing) => (Some(pairing), None),
+            // What the user named is there, or the command says that it is not.
+            Err(unpaired) if flags.columns.keys().next().is_some() => {
+                return Err(named_by_flags(row_files::Error::unpaired(path, unpaired, kind.columns.clone())));
+            }
             Err(unpaired) => (None, Some(unpaired)),
         };
         let chat = match &pairing {
@@ -286,6 +291,9 @@ fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
     }
     if let Some(first) = &content.first_malformed {
         let _ = writeln!(text, "  malformed rows    {}; the first: {first}", counted(content.malformed));
+        if let Some(hint) = first.fault.hint() {
+            let _ = writeln!(text, "  hint              {hint}");
+        }
     }
     let duplicates = content.duplicates.map_or("not counted: too many rows".to_string(), counted);
     let _ = writeln!(text, "  duplicate rows    {duplicates}");
@@ -296,10 +304,15 @@ fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
                 let _ = writeln!(text, "  not used          {}", name.join(", "));
             }
             if content.unusable > 0 {
-                let _ = writeln!(text, "  without           {} have none of them", plural(content.unusable, "row"));
+                let (rows, lack) =
+                    (plural(content.unusable, "row"), if content.unusable == 1 { "lacks" } else { "lack" });
+                let _ = writeln!(text, "  skipped           {rows} {lack} a text");
             }
-            for words in [content.labels.in_words(), content.labels.alike_in_words()].into_iter().flatten() {
+            if let Some(words) = content.labels.in_words() {
                 let _ = writeln!(text, "  labels            {words}");
+            }
+            if let Some(words) = content.labels.alike_in_words() {
+                let _ = writeln!(text, "  warning           {words}");
             }
         }
         None if matches!(content.unpaired, Some(Unpaired::Question(_))) => {

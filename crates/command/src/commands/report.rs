@@ -21,7 +21,9 @@ pub fn report(flags: &ReportArgs) -> Outcome<()> {
         return Err(Failure::usage(format!("report: expected at most {most} runs, got {}", flags.runs.len()))
             .hint("make a page for each group of runs that you want to compare"));
     }
-    let runs = flags.runs.iter().map(|root| read(root)).collect::<Outcome<Vec<Run>>>()?;
+    let mut runs = flags.runs.iter().map(|root| read(root)).collect::<Outcome<Vec<Run>>>()?;
+    let names: Vec<String> = runs.iter().map(|run| run.name().to_owned()).collect();
+    runs.iter_mut().zip(apart(&names)).for_each(|(run, name)| run.set_name(name));
     let (html, default) = match (runs.as_slice(), flags.runs.as_slice()) {
         ([run], [root]) => (page::of_run(run), root.join(PAGE)),
         (runs, _) => (page::of_runs(runs), PathBuf::from(PAGE)),
@@ -29,6 +31,14 @@ pub fn report(flags: &ReportArgs) -> Outcome<()> {
     let path = flags.output.clone().unwrap_or(default);
     write_page(&path, &html)?;
     result(&format!("wrote {} ({})\n", path.display(), Bytes(html.len() as u64)))
+}
+
+/// The names of several runs without the directories that all of them share.
+fn apart(names: &[String]) -> impl Iterator<Item = &str> {
+    let first = names.first().map_or("", String::as_str);
+    let is_shared = |end: &usize| names.len() > 1 && names.iter().all(|name| name.starts_with(&first[..*end]));
+    let shared = first.rmatch_indices('/').map(|(at, _)| at + 1).find(is_shared).unwrap_or(0);
+    names.iter().map(move |name| &name[shared..])
 }
 
 /// Reads the run in this directory.
@@ -61,3 +71,20 @@ pub fn write_page(path: &Path, html: &str) -> Outcome<()> {
 
 /// A line in the head of every page.
 const MARK: &[u8] = br#"<meta name="generator" content="train_low_mem">"#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_runs_leave_out_what_they_share() {
+        let check = |names: &[&str], expected: &[&str]| {
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            assert_eq!(apart(&names).collect::<Vec<_>>(), expected);
+        };
+        check(&["runs/sweep/a", "runs/sweep/ab"], &["a", "ab"]);
+        check(&["runs/a", "b"], &["runs/a", "b"]);
+        check(&["runs/a"], &["runs/a"]);
+        check(&["x/a/1", "x/b/1"], &["a/1", "b/1"]);
+    }
+}

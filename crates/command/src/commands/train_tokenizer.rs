@@ -17,7 +17,8 @@ pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
         TokenizerTraining { vocab_size: flags.vocab_size, sentinels: flags.sentinels, ..TokenizerTraining::default() };
     training.check()?;
     let budget = options::budget(flags.memory_budget.as_deref())?;
-    let files = TextFiles::open(&data_files::files("--input", &flags.input)?, &flags.columns)?;
+    let files = data_files::files("--input", &flags.input)?;
+    let files = TextFiles::open(&files, &flags.columns, &flags.text.options())?;
     let training = within(&training, &files, budget)?;
     let trained = dataloader::train_tokenizer_on_files(&files, &training)?;
     outputs::remove_leftovers_beside(&flags.output);
@@ -39,7 +40,7 @@ pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
         report::warn("the distinct words do not fit the memory budget; the rarest were dropped");
     }
     if flags.memory_budget.is_some() {
-        report::note(&format!("peak {} bytes", SystemProbe::new().snapshot()?.peak_rss.0));
+        report::note(&format!("peak {}", SystemProbe::new().snapshot()?.peak_rss));
     }
     if trained.long_values > 0 {
         report::warn(&format!(

@@ -1,10 +1,10 @@
 //! `train_low_mem watch`: shows a run in the terminal, from its files.
 
-use std::io::{IsTerminal, Read, Write};
+use std::io::{ErrorKind, IsTerminal, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use run_report::{MetricsTail, screen};
+use run_report::{MetricsTail, ReadError, screen};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -13,6 +13,7 @@ use super::report::read;
 use crate::failure::{Failure, Outcome};
 use crate::report::result;
 use crate::run_dir::RunDir;
+use crate::terminal_text;
 use crate::view_flags::WatchArgs;
 
 /// The time between two reads of the files.
@@ -35,6 +36,18 @@ pub fn watch(flags: &WatchArgs) -> Outcome<()> {
     }
     let watched = Terminal::take().and_then(|terminal| terminal.follow(followed, &is_over));
     watched.map_err(|error| Failure::internal(format!("the terminal: {error}")))
+}
+
+/// Keeps what stands in the way of reading the run, and forgets it once the run can be read. Returns whether the screen changes.
+fn note(polled: Result<bool, ReadError>, trouble: &mut Option<String>) -> bool {
+    let now = match &polled {
+        Ok(_) => None,
+        Err(error) if error.error.kind() == ErrorKind::NotFound => Some("waiting for the run to begin".to_owned()),
+        Err(error) => Some(error.to_string()),
+    };
+    let is_new = *trouble != now;
+    *trouble = now;
+    is_new || polled.is_ok_and(|changed| changed)
 }
 
 /// The terminal with a screen of its own. Dropping it restores the terminal.
@@ -61,17 +74,15 @@ impl Terminal {
     fn follow(&self, mut followed: MetricsTail, is_over: &AtomicBool) -> std::io::Result<()> {
         let (mut trouble, mut shown, mut is_stale) = (None, None, true);
         while !is_over.load(Ordering::Relaxed) {
-            match followed.poll() {
-                Ok(changed) => is_stale |= changed || trouble.take().is_some(),
-                Err(error) => is_stale |= trouble.replace(error.to_string()).is_none(),
-            }
+            is_stale |= note(followed.poll(), &mut trouble);
             let size =
                 tcgetwinsize(std::io::stdout()).map_or((80, 24), |size| (size.ws_col.into(), size.ws_row.into()));
             if is_stale || shown != Some(size) {
                 (is_stale, shown) = (false, Some(size));
                 let rows = screen::rows(followed.run(), size, trouble.as_deref());
                 let rows: String = rows.iter().map(|row| format!("\x1b[2K{}\r\n", row.ansi())).collect();
-                write_all(&format!("\x1b[H{}\x1b[J", rows.trim_end_matches("\r\n")))?;
+                let rows = terminal_text::drawing(rows.trim_end_matches("\r\n").into());
+                write_all(&format!("\x1b[H{rows}\x1b[J"))?;
             }
             if self.is_left()? {
                 break;
@@ -109,4 +120,22 @@ fn write_all(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_begins_later_leaves_no_trouble_on_the_screen() {
+        let failed = |kind: ErrorKind| Err(ReadError { path: "metrics.jsonl".into(), error: kind.into() });
+        let mut trouble = None;
+        assert!(note(failed(ErrorKind::NotFound), &mut trouble));
+        assert_eq!(trouble.as_deref(), Some("waiting for the run to begin"));
+        assert!(!note(failed(ErrorKind::NotFound), &mut trouble), "nothing new");
+        assert!(note(Ok(true), &mut trouble) && trouble.is_none());
+        assert!(!note(Ok(false), &mut trouble));
+        assert!(note(failed(ErrorKind::PermissionDenied), &mut trouble));
+        assert!(note(Ok(false), &mut trouble) && trouble.is_none());
+    }
 }

@@ -1,10 +1,9 @@
 //! Evaluations of a run: when they are due, which is the best, and when they end the run.
 
-use std::path::Path;
-
 use memory_policy::plural;
 use planner::names;
-use serde_json::{Value, json};
+use serde_json::json;
+use trainer::checkpoint::Found;
 
 use super::Session;
 use crate::best::Measure;
@@ -12,7 +11,7 @@ use crate::class_scores;
 use crate::evaluation::{self, Figures};
 use crate::failure::Outcome;
 use crate::options;
-use crate::saved::History;
+use crate::saved::saved_state;
 
 impl Session {
     /// Whether this step has been evaluated, or there is nothing to evaluate on.
@@ -68,15 +67,12 @@ impl Session {
         if step == 0 {
             self.history.first_evaluation = Some(fields.clone());
         }
-        self.history.last_evaluation = Some(fields.clone());
+        self.history.last_evaluation = Some(fields);
         self.history.example_prompt = figures.examples.first().map(|example| example.source.clone());
         let (measure, least) = (self.measure(), self.config.train.early_stopping_min_delta);
         let score = measure.score(figures);
         self.history.stalled.note(measure, score, step, least);
         let is_best = self.trainer.record_score(score);
-        if is_best {
-            self.history.best_evaluation = Some(fields);
-        }
         let is_worth_saving = step > 0 && is_best && self.config.checkpoint.keep_best > 0;
         if is_worth_saving { self.save() } else { Ok(()) }
     }
@@ -93,14 +89,14 @@ impl Session {
         }
     }
 
-    /// Notes which evaluation is that of the model that a finished run keeps.
-    pub fn keep_evaluation(&mut self, model: &Path) {
-        let path_of = |evaluation: &Value| evaluation["step"].as_u64().map(|step| self.checkpoints.path_of(step));
-        let History { first_evaluation, last_evaluation, best_evaluation, .. } = &self.history;
-        let all = [last_evaluation, best_evaluation, first_evaluation];
-        let kept = all.into_iter().flatten().find(|evaluation| path_of(evaluation).as_deref() == Some(model));
-        let kept = kept.cloned();
-        self.history.kept_evaluation = kept;
+    /// Notes the evaluation of the model that a finished run keeps: the last one that its checkpoint has. `None`: the model in memory.
+    pub fn keep_evaluation(&mut self, checkpoint: Option<&Found>) -> Outcome<()> {
+        let (step, last) = match checkpoint {
+            Some(found) => (found.state.step, saved_state(found)?.history.last_evaluation),
+            None => (self.trainer.step_count(), self.history.last_evaluation.clone()),
+        };
+        self.history.kept_evaluation = last.filter(|evaluation| evaluation["step"].as_u64() == Some(step));
+        Ok(())
     }
 
     /// The value by which evaluations are compared.

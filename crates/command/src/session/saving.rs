@@ -6,7 +6,7 @@ use std::time::Instant;
 use memory_policy::Bytes;
 use planner::names;
 use serde_json::json;
-use trainer::checkpoint::{Checkpoints, TokenizerFiles};
+use trainer::checkpoint::{Checkpoints, Found, TokenizerFiles};
 
 use super::{Session, milliseconds};
 use crate::bits::Kernels;
@@ -104,14 +104,14 @@ impl Session {
     ///
     /// # Errors
     /// The best checkpoint cannot be read. Another model must not silently replace it.
-    pub fn best_checkpoint(&mut self) -> Outcome<Option<PathBuf>> {
+    pub fn best_checkpoint(&mut self) -> Outcome<Option<Found>> {
         let best = self.trainer.best_score().map(|best| best.step);
         let Some(step) = best.filter(|step| self.config.checkpoint.model_is_best && *step != self.trainer.step_count())
         else {
             return Ok(None);
         };
         if let Some(found) = self.checkpoints.valid_at(step)? {
-            return Ok(Some(found.path));
+            return Ok(Some(found));
         }
         let Some(found) = Checkpoints::best_valid(self.checkpoints.directory(), self.trainer.scored_by())? else {
             return Ok(None);
@@ -123,13 +123,13 @@ impl Session {
                 "no evaluation beat the starting model; the saved model is the best of the others, step {saved}"
             );
             self.report.line(&text);
-            return Ok(Some(found.path));
+            return Ok(Some(found));
         }
         let text = format!(
             "the checkpoint of the best step, {step}, is missing or damaged; the saved model is from step {saved}"
         );
         self.warn(&text, json!({"step": self.trainer.step_count(), "kind": "checkpoint"}))?;
-        Ok(Some(found.path))
+        Ok(Some(found))
     }
 
     /// The tokenizer's files, to be saved beside a model.

@@ -107,6 +107,7 @@ fn the_columns_of_well_known_data_sets_are_read_as_they_are_meant_or_refused() {
         ("aya", "inputs,targets,language,language_code", "prompt from `inputs`, response from `targets`"),
         ("ultrachat_200k", "prompt,prompt_id,messages", "chats from `messages`"),
         ("ShareGPT", "id,conversations", "chats from `conversations`"),
+        ("lmsys-chat-1m", "conversation_id,model,conversation,turn,language", "chats from `conversation`"),
         ("wikitext", "text", "text from `text`"),
         ("wikipedia", "id,url,title,text", "text from `text`"),
         ("c4", "text,timestamp,url", "text from `text`"),
@@ -156,6 +157,8 @@ fn languages_and_templates_choose_columns() {
     let pairing = of("subject body queue label", &templates).unwrap();
     assert_eq!(pairing.in_words(), "prompt `{subject}\\n{body}`, response from `label`");
     assert_eq!(pairing.unused(&["body", "queue"].map(str::to_owned)), ["queue"]);
+    let absent = Chosen { prompt: text("nosuch"), ..Chosen::default() };
+    assert_eq!(of("document summary", &absent), Err(Unpaired::Missing("nosuch".to_owned())));
     assert_eq!(of("subject label", &templates), Err(Unpaired::Missing("body".to_owned())));
     let both = Chosen { target: text("{queue}: {label}"), ..templates };
     assert!(matches!(of("subject body queue label", &both), Ok(Pairing::Templates { .. })));

@@ -10,6 +10,7 @@
 
 mod bill;
 mod chart;
+mod classes;
 mod escape;
 mod plan;
 mod recipe;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::chart::Chart;
 use super::scale::Scale;
-use super::{MAX_BYTES, bill, escape, page, recipe, section};
+use super::{MAX_BYTES, bill, classes, escape, page, recipe, section};
 use crate::figures::{self, bytes, count, decimal, score, score_name};
 use crate::run::{Evaluation, Run};
 use crate::series::Series;
@@ -171,7 +171,48 @@ fn learning(run: &Run) -> String {
         0 => String::new(),
         count => format!("<p class=\"wrong\">{count} values were not finite and are not drawn.</p>"),
     };
-    format!("<div class=\"charts\">{}{rate}{norm}</div>{note}{}", loss.html(), evaluations(run))
+    let charts = format!("<div class=\"charts\">{}{}{rate}{norm}</div>", loss.html(), scores(run));
+    format!("{charts}{note}{}{}", evaluations(run), labels(run))
+}
+
+/// A chart of each score that was asked for.
+fn scores(run: &Run) -> String {
+    let Some(kept) = run.kept_evaluation().filter(|_| run.evaluations().len() > 1) else { return String::new() };
+    let wanted = kept.scores.iter().take(kept.wanted.min(MAX_SCORE_CHARTS));
+    let chart = |name: &String| {
+        let points = score_points(run, name);
+        let (unit, most) = (score_unit(name), points.iter().map(|(_, value)| *value).fold(0.0, f64::max));
+        let last = points.last().map_or_else(String::new, |(_, value)| decimal(*value));
+        let chart = Chart::new(&score_name(name), unit, steps(run), Scale::from_zero(most.max(1.0)));
+        chart.dots("valid", &score_name(name), &points, ("last", &last)).html()
+    };
+    wanted.map(|(name, _)| chart(name)).collect()
+}
+
+/// The most charts of scores.
+const MAX_SCORE_CHARTS: usize = 4;
+
+/// A score over the steps, out of 100.
+#[expect(clippy::cast_precision_loss, reason = "steps, for drawing")]
+pub(super) fn score_points(run: &Run, name: &str) -> Vec<(f64, f64)> {
+    let factor = if score_unit(name) == "%" { 100.0 } else { 1.0 };
+    let of = |evaluation: &Evaluation| {
+        let (_, value) = evaluation.scores.iter().find(|(other, value)| other == name && value.is_finite())?;
+        Some((evaluation.step as f64, factor * value))
+    };
+    run.evaluations().iter().filter_map(of).collect()
+}
+
+/// The unit of a score out of 100.
+pub(super) fn score_unit(name: &str) -> &'static str {
+    if score(name, 1.0).ends_with('%') { "%" } else { "of 100" }
+}
+
+/// The labels of the model that is kept.
+fn labels(run: &Run) -> String {
+    let kept = run.kept_evaluation();
+    let classes = kept.and_then(|kept| serde_json::from_str(kept.classes.as_deref()?).ok().zip(Some(kept.step)));
+    classes.map_or_else(String::new, |(classes, step)| classes::of(&classes, step))
 }
 
 /// At most `most` of the items: the first, the last, and some between them.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::chart::Chart;
-use super::run::{figures_of, validation_points};
+use super::run::{figures_of, score_points, score_unit, validation_points};
 use super::scale::Scale;
 use super::{MAX_BYTES, escape, page, recipe, section};
 use crate::figures::{self, bytes, count, decimal, score, score_name};
@@ -14,6 +14,8 @@ use crate::series::Series;
 
 /// The most runs on a page: more colours could not be told apart.
 pub const MAX_RUNS: usize = 12;
+/// The most charts of scores.
+const MAX_SCORE_CHARTS: usize = 4;
 /// The most points of a curve, so that a page of many runs stays small.
 const MAX_POINTS: usize = 180;
 
@@ -47,7 +49,7 @@ fn colour(run: usize) -> String {
 }
 
 fn table(runs: &[Run]) -> String {
-    let mut html = String::from("<div class=\"scroll\"><table><tr><th>run</th>");
+    let mut html = String::from("<div class=\"scroll\"><table class=\"runs\"><tr><th>run</th>");
     for (at, run) in runs.iter().enumerate() {
         let _ = write!(
             html,
@@ -159,7 +161,29 @@ fn learning(runs: &[Run]) -> String {
         together(runs, ("Learning rate", ""), all_steps(runs), from_zero, of(Run::learning_rate)),
         together(runs, ("Gradient norm", "before clipping"), all_steps(runs), Scale::of_range, of(Run::gradient_norm)),
     ];
-    format!("<div class=\"charts\">{}</div>", charts.into_iter().flatten().map(Chart::html).collect::<String>())
+    let wanted = runs.iter().filter_map(Run::kept_evaluation).flat_map(|kept| kept.scores.iter().take(kept.wanted));
+    let mut names: Vec<&String> = Vec::new();
+    for (name, _) in wanted {
+        if !names.contains(&name) && names.len() < MAX_SCORE_CHARTS {
+            names.push(name);
+        }
+    }
+    let scores = names.into_iter().map(|name| {
+        let points = |run: &Run| {
+            let points = score_points(run, name);
+            let shown = last(points.last().map(|(_, value)| *value));
+            (points, shown)
+        };
+        together(
+            runs,
+            (&score_name(name), score_unit(name)),
+            all_steps(runs),
+            |(_, most)| from_zero((0.0, most.max(1.0))),
+            points,
+        )
+    });
+    let charts = charts.into_iter().chain(scores).flatten().map(Chart::html);
+    format!("<div class=\"charts\">{}</div>", charts.collect::<String>())
 }
 
 fn speed(runs: &[Run]) -> String {

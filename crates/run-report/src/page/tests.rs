@@ -29,7 +29,9 @@ fn run_of(steps: u64, text: &str) -> Run {
             "available_bytes": 1u64 << 33, "pressure_percent": (step % 5) as f64, "samples": 64, "source_tokens": 400, "target_tokens": 300, "padded_tokens": 900}),
         );
         if step % (steps / 600).max(1) == 0 {
-            note(json!({"event": "eval", "step": step, "loss": 2.5, text: 0.5, "samples": 10,
+            note(json!({"event": "eval", "step": step, "loss": 2.5, text: 0.5, "samples": 10, "metrics": [text],
+                "classes": {"labels": [{"label": text, "precision": 1.0, "recall": 0.25, "f1": 0.4, "support": 12}],
+                    "macro": {"f1": 0.4}, "weighted": {"f1": 0.4}, "confusion": [[3, 9]]},
                 "examples": (0..8).map(|_| json!({"prompt": format!("{text}{}", "字".repeat(500)), "answer": text.repeat(50), "expected": text})).collect::<Vec<_>>()}));
             note(json!({"event": "warning", "step": step, "message": text.repeat(30)}));
         }
@@ -64,6 +66,29 @@ fn texts_of_users_are_never_markup() {
         &json!({"bill": {"rows": [{"name": MARKUP, "bytes": 7, "note": MARKUP}], "binding": MARKUP}}),
         MARKUP,
     ));
+}
+
+#[test]
+fn the_labels_of_the_model_that_is_kept_have_their_scores_and_a_confusion_matrix() {
+    let mut run = Run::new("labels");
+    for (step, f1, confusion) in [(1, 0.25, json!([[1, 3, 0], [0, 4, 2]])), (2, 0.125, json!([[0, 4, 0], [0, 5, 1]]))] {
+        let label = |name: &str, support: u64| json!({"label": name, "precision": 0.5, "recall": 0.75, "f1": f1, "support": support});
+        let classes = json!({"labels": [label("bug", 4), label("feature", 6)], "macro": {"f1": f1}, "weighted": {"f1": f1},
+            "confusion": confusion});
+        run.note(&json!({"event": "eval", "step": step, "loss": 1.0, "macro_f1": f1, "metrics": ["macro_f1"], "classes": classes}).to_string());
+    }
+    run.note(&json!({"event": "end", "step": 2, "reason": "done", "model_step": 1}).to_string());
+    let page = of_run(&run);
+    for expected in [
+        "Labels, after step 1",
+        "<td>bug</td><td class=\"n\">50.0 %</td><td class=\"n\">75.0 %</td><td class=\"n\">25.0 %</td><td class=\"n\">4</td>",
+        "Confusion matrix",
+        "<tr><th>feature</th><td class=\"n mute\">0</td><td class=\"n right\">4</td><td class=\"n wrong\">2</td></tr>",
+        "aria-label=\"macro f1\"",
+    ] {
+        assert!(page.contains(expected), "{expected}\n{page}");
+    }
+    assert!(of_runs(&[run.clone(), run]).contains("aria-label=\"macro f1\""));
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! The sources of prompts: the command line, a text file, standard input, or a column of a data file.
 
-use std::io::BufReader;
+use std::io::{BufReader, Read};
 use std::path::Path;
 
 use memory_policy::Bytes;
-use row_files::{Column, Kind, ReadOptions, Row, RowFault, Rows};
+use row_files::{Column, Encoding, Kind, Row, RowFault, Rows};
 
 use crate::answer_flags::GenerateArgs;
 use crate::failure::{Failure, Outcome};
@@ -18,8 +18,8 @@ pub fn prompts(flags: &GenerateArgs) -> Outcome<Box<dyn Iterator<Item = Outcome<
     let typed = flags.prompts.iter().chain(&flags.prompt).cloned().map(Ok);
     Ok(match &flags.input {
         None => Box::new(typed),
-        Some(input) if is_data(input) => Box::new(typed.chain(rows(input, &flags.prompt_column)?)),
-        Some(input) => Box::new(typed.chain(lines(input)?)),
+        Some(input) if is_data(input) => Box::new(typed.chain(rows(input, flags)?)),
+        Some(input) => Box::new(typed.chain(lines(input, flags.text.encoding)?)),
     })
 }
 
@@ -28,20 +28,27 @@ fn is_data(input: &Path) -> bool {
     row_files::extension(input).is_some_and(|extension| row_files::FILE_EXTENSIONS.contains(&extension.as_str()))
 }
 
-fn lines(input: &Path) -> Outcome<Box<dyn Iterator<Item = Outcome<String>>>> {
-    if input == Path::new("-") {
-        return Ok(Box::new(Lines::new(std::io::stdin().lock(), "standard input".to_owned(), MAX_PROMPT_BYTES)));
-    }
-    let file = regular_file::open(input).map_err(|error| {
-        Failure::unusable(format!("{}: {error}", input.display()))
-            .hint("expected a text file with one prompt per line, or rows; `-` reads standard input")
-    })?;
-    Ok(Box::new(Lines::new(BufReader::new(file), input.display().to_string(), MAX_PROMPT_BYTES)))
+fn lines(input: &Path, encoding: Option<Encoding>) -> Outcome<impl Iterator<Item = Outcome<String>>> {
+    let (name, bytes): (String, Box<dyn Read>) = if input == Path::new("-") {
+        ("standard input".to_owned(), Box::new(std::io::stdin()))
+    } else {
+        let file = regular_file::open(input).map_err(|error| {
+            Failure::unusable(format!("{}: {error}", input.display()))
+                .hint("expected a text file with one prompt per line, or rows; `-` reads standard input")
+        })?;
+        (input.display().to_string(), Box::new(file))
+    };
+    let text = match encoding {
+        Some(encoding) => encoding.decode(bytes),
+        None => bytes,
+    };
+    Ok(Lines::new(BufReader::new(text), name, MAX_PROMPT_BYTES))
 }
 
 /// The texts of a column. A row without a text ends the answers, because each answer belongs to a row.
-fn rows<'a>(input: &'a Path, column: &'a str) -> Outcome<impl Iterator<Item = Outcome<String>> + 'a> {
-    let kind = Kind::of(input, &ReadOptions::default())?;
+fn rows<'a>(input: &'a Path, flags: &'a GenerateArgs) -> Outcome<impl Iterator<Item = Outcome<String>> + 'a> {
+    let column = flags.prompt_column.as_str();
+    let kind = Kind::of(input, &flags.text.options())?;
     if !kind.columns.iter().any(|name| name == column) {
         return Err(Failure::unusable(format!("{}: no column `{column}`", input.display()))
             .hint(format!("use `--prompt-column` with one of: {}", kind.columns.join(", "))));
