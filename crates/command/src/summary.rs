@@ -63,7 +63,9 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
     });
     let train = reading.train.originals.first().map_or_else(|| "rows.parquet".to_owned(), |rows| quoted(rows));
     let prompt = run.history().example_prompt.as_deref().unwrap_or("...");
-    let prompt = quoted_text(without_prefix(prompt, run.opened.model.prefix()));
+    // A command is one line.
+    let prompt = without_prefix(prompt, run.opened.model.prefix()).lines().next().unwrap_or("...");
+    let prompt = quoted_text(prompt);
     let of_adapter =
         run.opened.model.lora.is_some().then(|| config.model.init_from.as_deref().map_or_else(String::new, quoted));
     let answering = match &of_adapter {
