@@ -270,8 +270,8 @@ def one(said, command, typed, environment, work):
         kills = group.counters()["kills"]
     predicted = re.search(r"peak memory [\d.]+ \w+, ([\d.]+ \w+) predicted", text) or re.search(r"peak \d+ bytes, (\d+) predicted", text)
     result = {"budget_mib": budget, "peak_mib": peak / MIB, "code": code, "predicted": predicted[1] if predicted else "", "text": repr(text[-300:])}
-    # An answer that needs more tokens than allowed is the answer that was asked for.
-    is_done = code == 0 or (code == 2 and "tokens" in text) or "hint: a prompt" in text
+    # A prompt may be longer than any that is read.
+    is_done = code == 0 or (code == 4 and "expected at most" in text and "a prompt" in text)
     result["result"] = "killed" if kills else "above" if peak > budget * MIB else "kept" if is_done else "failed"
     return result
 

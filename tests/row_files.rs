@@ -95,6 +95,25 @@ fn turned_rows_are_used_again_until_their_source_changes() {
 }
 
 #[test]
+fn a_run_over_more_files_than_are_listed_has_a_short_record_and_resumes() {
+    let scene = Scene::new();
+    let files = 1010;
+    for number in 0..files {
+        scene.write(&format!("rows/{number:04}.jsonl"), r#"{"prompt": "2 + 2", "response": "4"}"#);
+    }
+    train(&scene, "rows", "run", &["--max-steps", "1"]).expect_code(0);
+    let reading = &scene.events("run", "start")[0]["reading"]["train"];
+    assert_eq!((reading["files"].as_array().map(Vec::len), &reading["more_files"]), (Some(1000), &json!(10)));
+    let data = &scene.events("run", "data")[0];
+    assert_eq!((&data["sources"]["files"], &data["counts"]["train"]), (&json!(files), &json!(files)));
+    let ran = train(&scene, "rows", "run", &["--keep-training", "--max-steps", "2"]).expect_code(0);
+    assert!(ran.out.contains("1,010 rows, turned before into"), "{}", ran.out);
+    scene.write("rows/0700.jsonl", r#"{"prompt": "2 + 2", "response": "5"}"#);
+    let refused = train(&scene, "rows", "run", &["--keep-training", "--max-steps", "3"]).expect_code(2);
+    assert!(refused.err.contains("changed since this run turned it"), "{}", refused.err);
+}
+
+#[test]
 fn a_file_in_the_way_of_turned_rows_is_never_replaced() {
     let scene = Scene::new();
     scene.write("rows.jsonl", pairs());

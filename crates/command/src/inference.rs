@@ -20,6 +20,7 @@ use crate::{device, report, speed};
 const TYPICAL: (usize, usize) = (128, 64);
 
 /// A model for inference, before it is loaded.
+#[derive(Clone)]
 pub struct Asked<'a> {
     /// Its directory.
     pub directory: &'a Path,

@@ -52,6 +52,7 @@ mod report;
 mod resume;
 mod row_data;
 mod row_flags;
+mod row_record;
 mod run_data;
 mod run_dir;
 mod saved;

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::config::{self, Columns, Config};
 use crate::failure::{Failure, Outcome};
+use crate::row_record::MAX_LISTED;
 use crate::survival::Survival;
 
 /// How the rows of a run are read.
@@ -103,7 +104,7 @@ impl Part {
     /// The columns of the files that give no text, in the order of their first occurrence.
     pub fn unused(&self) -> Vec<String> {
         let mut unused = Vec::new();
-        for (_, kind, pairing) in &self.conversion.sources {
+        for (kind, pairing) in self.conversion.kinds() {
             for column in pairing.unused(&kind.columns) {
                 if !unused.contains(&column) {
                     unused.push(column);
@@ -142,7 +143,8 @@ impl Part {
     }
 
     fn to_json(&self) -> Value {
-        let files = self.conversion.sources.iter().zip(&self.originals).map(|((_, kind, pairing), original)| {
+        let listed = self.conversion.sources.iter().zip(&self.originals).take(MAX_LISTED);
+        let files = listed.map(|((_, kind, pairing), original)| {
             json!({
                 "file": original.display().to_string(), "form": kind.form.name(),
                 // The debug form is the name in JSON.
@@ -151,7 +153,8 @@ impl Part {
                 "not_used": pairing.unused(&kind.columns),
             })
         });
-        json!({"files": files.collect::<Vec<_>>(), "is_converted": !self.is_in_place})
+        let files = files.collect::<Vec<_>>();
+        json!({"files": files, "more_files": self.originals.len() - files.len(), "is_converted": !self.is_in_place})
     }
 }
 
@@ -278,7 +281,7 @@ impl Reading {
             "ids": {"starts": self.ids.starts, "end": self.ids.end, "answer_start": self.ids.answer_start,
                 "padding": self.ids.padding, "said_by": self.ids.said_by},
             "tokenizer": self.survival.as_ref().map(|(survival, rows)| survival.to_json(&sampled(*rows))),
-            "left_alone": self.left.iter().map(|path| path.display().to_string()).collect::<Vec<_>>(),
+            "left_alone": self.left.iter().take(MAX_LISTED).map(|path| path.display().to_string()).collect::<Vec<_>>(),
         })
     }
 }

@@ -14,16 +14,16 @@
 //! * A resumed run never reads other rows unnoticed. If a source changed, the run is refused, unless `--allow-changed data` permits it.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use dataloader::{Side, Tokenizer};
 use durable_files::AtomicFile;
-use memory_policy::{Probe, SystemProbe, counted, plural};
+use memory_policy::{Bytes, Probe, SystemProbe, counted, plural};
 use row_files::{
-    Chosen, Conversion, Counts, Digested, Encoding, ParquetWriter, Quoting, ReadOptions, Settings, Share, Sizes,
-    conversion_bytes,
+    Chosen, Conversion, Counts, Encoding, ParquetWriter, Quoting, ReadOptions, RowError, Settings, Share, Sizes,
 };
 use serde_json::{Value, json};
 
@@ -34,16 +34,10 @@ use crate::reading::{self, Part, Reading, RowData};
 use crate::run_dir::{ROWS, RunDir, UNPACKED, is_own_name};
 use crate::splits::{self, Purpose};
 use crate::stop::Stop;
-use crate::{data_files, report};
+use crate::{data_files, report, row_record};
 
 const TRAIN: &str = "train-rows";
 const VALIDATION: &str = "validation-rows";
-/// The version of the conversion. After a change of the version, files are converted again.
-const FORMAT: u64 = 2;
-/// A longer record is invalid.
-const MAX_RECORD_BYTES: u64 = 64 << 20;
-/// The end of a converted file, which its record has a digest of: the footer and more.
-const TAIL_BYTES: u64 = 1 << 20;
 /// Rows that planning reads; the number of the others is estimated.
 const PLANNED_ROWS: u64 = 100_000;
 /// The time between two lines of progress.
@@ -88,7 +82,10 @@ pub fn prepare(
             of_validation.wanted
         }
     };
-    left.retain(|file| !divided.wanted.contains(file) && !validation.contains(file));
+    if !left.is_empty() {
+        let read: HashSet<&PathBuf> = divided.wanted.iter().chain(&validation).collect();
+        left.retain(|file| !read.contains(file));
+    }
     left.dedup();
     let (mut unpacked, mut chosen) = (Unpacked::default(), reading::chosen(&config.data.chosen));
     let options = read_options(config, &divided.wanted)?;
@@ -143,6 +140,16 @@ fn unfit(error: row_files::Error, config: &Config) -> Failure {
         _ => Failure::from(error).hint(
             "recognised by name: prompt and response, messages, instruction and output, question and answer; see docs/data.md",
         ),
+    }
+}
+
+/// The first of some names, and the number of the others.
+fn listed(mut names: impl ExactSizeIterator<Item = String>) -> String {
+    const SHOWN: usize = 12;
+    let first = names.by_ref().take(SHOWN).collect::<Vec<_>>().join(", ");
+    match names.len() {
+        0 => first,
+        more => format!("{first}, and {} more", counted(more as u64)),
     }
 }
 
@@ -278,17 +285,17 @@ fn parquet_of(
     let path = |name: &str| directory.join(format!("{name}.parquet"));
     let (train, validation) = (path(name), split.map(|_| path(VALIDATION)));
     let record_path = directory.join(format!("{name}.json"));
-    let mut settings = settings_json(conversion, &columns, config, split);
+    let mut settings = row_record::settings(conversion, &columns, config, split);
     let has_chats = conversion.sources.iter().any(|(.., pairing)| pairing.is_chat());
     if has_chats {
         settings["chats"] = json!({"max_source_tokens": config.data.max_source_tokens,
             "source_prefix": reading.source_prefix, "tokenizer": chats.tokenizer});
     }
-    let record = read_record(&record_path);
+    let record = row_record::read(&record_path);
     if let Some(record) = &record
         && record["settings"] == settings
-        && holds(&record["outputs"], &train, validation.as_deref())
-        && are_the_same(originals, &record["sources"])?
+        && row_record::holds(&record["outputs"], &train, validation.as_deref())
+        && row_record::are_the_same(originals, &record["sources"])?
     {
         let rows = record["counts"]["train"].as_u64().unwrap_or(0);
         (wanted.say)(&format!("{key}: {}, turned before into {}", plural(rows, "row"), train.display()));
@@ -324,10 +331,9 @@ fn parquet_of(
     outputs.iter().for_each(|made| run.note_made(made.to_path_buf()));
     let record = json!({
         "settings": settings,
-        "sources": originals.iter().zip(&counts.digests).map(|(path, digest)| source_json(path, digest.as_ref()))
-            .collect::<Outcome<Vec<_>>>()?,
+        "sources": row_record::sources(originals, &counts.digests)?,
         "counts": counts_json(&counts),
-        "outputs": outputs.iter().map(|path| output_json(path)).collect::<Outcome<Vec<_>>>()?,
+        "outputs": row_record::outputs(&outputs)?,
     });
     let is_partial = counts.share < 1.0;
     if !is_partial {
@@ -362,6 +368,21 @@ fn parquet_of(
     Ok(Converted { train: vec![train], validation, event: Some(event(key, &record, false)), estimated_rows })
 }
 
+/// Refuses a conversion before its rows are read, if not even short rows fit. A process that is above its budget already is left to its
+/// plan, which names the least budget.
+fn check_room(budget: Bytes, rss: Bytes, [least, enough]: [u64; 2]) -> Outcome<()> {
+    let needed = rss + Bytes(least);
+    if budget < rss || budget >= needed {
+        return Ok(());
+    }
+    let enough = (rss + Bytes(enough) + memory_policy::headroom(rss)).round_up_to_mib().0 >> 20;
+    Err(Failure::new(
+        Exit::DoesNotFit,
+        format!("memory budget: expected at least {needed} to read the rows, got {budget}"),
+    )
+    .hint(format!("`--memory-budget {enough}MiB` is enough for every row that can be read; the plan may need more")))
+}
+
 /// Reads the sources and writes the parquet files.
 fn write(
     conversion: &Conversion,
@@ -371,6 +392,10 @@ fn write(
     validation: Option<&Path>,
     wanted: Wanted<'_>,
 ) -> Outcome<Counts> {
+    let now = SystemProbe::new().snapshot()?;
+    let outputs = if validation.is_some() { 2 } else { 1 };
+    let bytes = ReadOptions::bytes_to_convert(conversion.bytes(), outputs, conversion.longest_possible_row());
+    check_room(job::budgets(config).process.resolve(&now), now.rss, bytes)?;
     let names: Vec<&str> = columns.iter().map(String::as_str).collect();
     let sizes = Sizes::for_bytes(conversion.bytes());
     let begin = |path: &Path| -> Outcome<(AtomicFile, ParquetWriter<BufWriter<std::fs::File>>)> {
@@ -406,7 +431,6 @@ fn write(
         progress: &progress,
         ..Settings::default()
     };
-    let rss = SystemProbe::new().snapshot()?.rss.0;
     let counts = conversion.run(&settings, &mut |part, prompt, response| {
         let writer = &mut writers[usize::from(part == row_files::Part::Validation)].1;
         writer.write(row(conversion, prompt, response)).map_err(row_files::Error::Write)
@@ -417,14 +441,7 @@ fn write(
             Failure::new(Exit::Interrupted, "interrupted while the rows were turned into parquet; nothing was saved")
                 .hint("run the same command again")
         }
-        row_files::Error::Row(row) if row.fault.is_over_budget() => {
-            let outputs = writers.len() as u64;
-            let needed = rss + conversion_bytes(conversion.bytes(), outputs, row_files::MAX_ROW_BYTES as u64);
-            Failure::new(Exit::DoesNotFit, row.to_string()).hint(format!(
-                "`--memory-budget {}MiB` is enough for every row that can be read",
-                needed.div_ceil(1 << 20)
-            ))
-        }
+        row_files::Error::Row(row) if row.fault.is_over_budget() => over_budget(&row, now.rss.0 + bytes[1]),
         error => error.into(),
     })?;
     for (file, writer) in writers {
@@ -432,6 +449,13 @@ fn write(
         file.commit()?;
     }
     Ok(counts)
+}
+
+/// The failure for a row that would be read with more memory. `enough` bytes are enough for every row.
+pub fn over_budget(row: &RowError, enough: u64) -> Failure {
+    let enough = enough.div_ceil(1 << 20);
+    Failure::new(Exit::DoesNotFit, row.to_string())
+        .hint(format!("`--memory-budget {enough}MiB` is enough for every row that can be read"))
 }
 
 /// Adds the setting that skips bad rows to the error of a row.
@@ -443,7 +467,7 @@ fn or_skip(failure: Failure, config: &Config) -> Failure {
 }
 
 fn no_rows(key: &str, conversion: &Conversion, counts: &Counts) -> Failure {
-    let files = conversion.sources.iter().map(|(path, ..)| path.display().to_string()).collect::<Vec<_>>().join(", ");
+    let files = listed(conversion.sources.iter().map(|(path, ..)| path.display().to_string()));
     let failure =
         Failure::unusable(format!("`{key}`: no usable row in {files}; {} were skipped", counted(counts.read)));
     match &counts.first_bad {
@@ -477,104 +501,26 @@ pub fn counts_json(counts: &Counts) -> Value {
     })
 }
 
-/// All settings that the result depends on, besides the sources.
-fn settings_json(conversion: &Conversion, columns: &[String], config: &Config, split: Option<Share>) -> Value {
-    json!({
-        "format": FORMAT,
-        "columns": columns,
-        "encoding": config.data.encoding,
-        "quotes": config.data.has_quotes,
-        "texts": conversion.sources.iter().map(|(.., pairing)| pairing.in_words()).collect::<Vec<_>>(),
-        // The debug form is part of the rows' identity, and is not shown.
-        "bad_rows": format!("{:?}", config.data.bad_rows).to_lowercase(),
-        "validation": split.map(|share| match share {
-            Share::Of(share) => json!({"share": share, "seed": config.run.seed}),
-            Share::Rows(rows) => json!({"rows": rows, "seed": config.run.seed}),
-        }),
-    })
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// A record of this program, even of an unfinished conversion.
-fn read_record(path: &Path) -> Option<Value> {
-    let record: Value = serde_json::from_slice(&regular_file::read(path, MAX_RECORD_BYTES).ok()?).ok()?;
-    record["settings"]["format"].is_u64().then_some(record)
-}
-
-/// The facts about a source in its record.
-fn source_json(path: &Path, digest: Option<&Digested>) -> Outcome<Value> {
-    let digest = match digest {
-        Some(digest) => digest.clone(),
-        None => row_files::digest(path)?,
-    };
-    Ok(json!({"file": path.display().to_string(), "stat": stat(path), "bytes": digest.bytes, "sha256": digest.sha256}))
-}
-
-/// The facts about a converted file in its record.
-fn output_json(path: &Path) -> Outcome<Value> {
-    let tail = tail(path).map_err(|error| Failure::io("read it again", path, &error))?;
-    Ok(json!({"file": path.file_name().map(|name| name.to_string_lossy()), "bytes": tail.0, "tail_sha256": tail.1}))
-}
-
-/// The length of a file, and the digest of its end, where its footer is.
-fn tail(path: &Path) -> std::io::Result<(u64, String)> {
-    use std::io::{Read, Seek, SeekFrom};
-    let mut file = regular_file::open(path)?;
-    let bytes = file.metadata()?.len();
-    file.seek(SeekFrom::Start(bytes.saturating_sub(TAIL_BYTES)))?;
-    let mut end = Vec::new();
-    file.take(TAIL_BYTES).read_to_end(&mut end)?;
-    Ok((bytes, row_files::sha256(&end)))
-}
-
-/// Whether the converted files are those of the record. Checksums of their pages are compared when the pages are read.
-fn holds(outputs: &Value, train: &Path, validation: Option<&Path>) -> bool {
-    let paths: Vec<&Path> = [Some(train), validation].into_iter().flatten().collect();
-    let Some(outputs) = outputs.as_array().filter(|outputs| outputs.len() == paths.len()) else { return false };
-    outputs.iter().zip(paths).all(|(output, path)| {
-        tail(path).is_ok_and(|(bytes, sha256)| {
-            output["bytes"].as_u64() == Some(bytes) && output["tail_sha256"].as_str() == Some(&sha256)
-        })
-    })
-}
-
-/// Whether the sources are unchanged since they were converted.
-fn are_the_same(originals: &[PathBuf], sources: &Value) -> Outcome<bool> {
-    let Some(sources) = sources.as_array().filter(|sources| sources.len() == originals.len()) else {
-        return Ok(false);
-    };
-    for (path, source) in originals.iter().zip(sources) {
-        if source["stat"] == stat(path) {
-            continue;
-        }
-        let Some(sha256) = source["sha256"].as_str() else { return Ok(false) };
-        let bytes = std::fs::metadata(path).map(|file| file.len()).ok();
-        if source["bytes"].as_u64() != bytes || row_files::digest(path)?.sha256 != sha256 {
-            return Ok(false);
-        }
+    #[test]
+    fn a_budget_without_room_for_short_rows_is_refused_before_they_are_read() {
+        let of = |budget| check_room(Bytes::mib(budget), Bytes::mib(20), [4 << 20, 60 << 20]);
+        assert!(of(24).is_ok() && of(4000).is_ok());
+        // Above its budget already: the plan names the least budget.
+        assert!(of(1).is_ok());
+        let refused = of(23).unwrap_err();
+        assert_eq!(refused.exit, Exit::DoesNotFit);
+        assert_eq!(refused.message, "memory budget: expected at least 24 MiB to read the rows, got 23 MiB");
+        assert!(refused.hints[0].starts_with("`--memory-budget 88MiB` is enough for every row"), "{:?}", refused.hints);
     }
-    Ok(true)
-}
 
-/// Size, inode and times: unchanged for a file that was not written to.
-fn stat(path: &Path) -> Value {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        std::fs::metadata(path).map_or(Value::Null, |file| {
-            json!([
-                file.dev(),
-                file.ino(),
-                file.size(),
-                file.mtime(),
-                file.mtime_nsec(),
-                file.ctime(),
-                file.ctime_nsec()
-            ])
-        })
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = path;
-        json!({"unknown": true})
+    #[test]
+    fn a_long_list_of_names_is_its_beginning_and_a_number() {
+        let names = |count: usize| listed((0..count).map(|number| number.to_string()));
+        assert_eq!(names(2), "0, 1");
+        assert_eq!(names(1012), "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, and 1,000 more");
     }
 }

@@ -78,7 +78,7 @@ mod snapshot;
 mod testing;
 
 pub use bill::Bill;
-pub use budget::{Budget, DEFAULT_SHARE_PERCENT, RESTART_MARGIN, headroom};
+pub use budget::{Budget, DEFAULT_SHARE_PERCENT, RESTART_MARGIN, headroom, restart_margin};
 pub use bytes::{Bytes, ParseBytesError};
 pub use cards::{Card, Cards, cards};
 pub use costs::{Choice, CostRow, Costs, FEEDING, LOADING, Phase, READING, Setting, TRAINING, undominated};

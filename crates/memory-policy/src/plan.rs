@@ -10,7 +10,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::budget::{Budget, HEADROOM_PERCENT, MIN_HEADROOM, RESTART_MARGIN, headroom};
+use crate::budget::{Budget, HEADROOM_PERCENT, MIN_HEADROOM, RESTART_MARGIN, headroom, restart_margin};
 use crate::costs::{FEEDING, LOADING, READING, TRAINING, sum, sum_at};
 use crate::device::DeviceLimit;
 use crate::{
@@ -112,6 +112,8 @@ pub struct DoesNotFit<S, L> {
     pub limited_by: Limit,
     /// The smallest budget for which one of the offered choices fits.
     pub smallest_budget: Bytes,
+    /// Bytes that a recommended budget has beyond it, because another start may measure a larger process.
+    pub restart_margin: Bytes,
     /// The plan that `smallest_budget` would give.
     pub smallest_plan: Box<Plan<S, L>>,
 }
@@ -119,7 +121,7 @@ pub struct DoesNotFit<S, L> {
 impl<S, L> DoesNotFit<S, L> {
     /// Advice for the `hint:` line.
     pub fn hint(&self) -> String {
-        let enough = (self.smallest_budget + RESTART_MARGIN).round_up_to_mib().0 >> 20;
+        let enough = (self.smallest_budget + self.restart_margin).round_up_to_mib().0 >> 20;
         match self.limited_by {
             Limit::Budget => {
                 format!("the smallest budget that works: --memory-budget {enough}MiB")
@@ -230,12 +232,13 @@ pub(crate) fn plan_of<S: Setting, L: Setting>(
         let limited_by = if device.is_budget() { Limit::DeviceBudget } else { Limit::DeviceAvailable };
         let smallest_plan = Box::new(finished(smallest, frame(budget), limited_by));
         let smallest_budget = smallest.device_peak + headroom(smallest.device_peak);
-        return Err(DoesNotFit { limit: device.bytes(), limited_by, smallest_budget, smallest_plan });
+        let restart_margin = RESTART_MARGIN;
+        return Err(DoesNotFit { limit: device.bytes(), limited_by, smallest_budget, restart_margin, smallest_plan });
     }
     let smallest = smallest(&candidates);
     let smallest_budget = smallest.required();
     let smallest_plan = Box::new(finished(smallest, frame(smallest_budget), Limit::Budget));
-    Err(DoesNotFit { limit, limited_by, smallest_budget, smallest_plan })
+    Err(DoesNotFit { limit, limited_by, smallest_budget, restart_margin: restart_margin(now), smallest_plan })
 }
 
 /// The limit that a plan has to fit: the budget, or the ceiling if that is lower.

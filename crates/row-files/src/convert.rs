@@ -5,7 +5,8 @@
 //! remaining rows, so the files are then read twice.
 
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::chat::Fits;
 use crate::clean::clean;
@@ -14,7 +15,7 @@ use crate::delimited::Notes;
 use crate::duplicates::Duplicates;
 use crate::error::{Error, RowError, RowFault};
 use crate::input::Digested;
-use crate::kind::Kind;
+use crate::kind::{Kind, file_bytes};
 use crate::labels::Labels;
 use crate::options::ReadOptions;
 use crate::row::Row;
@@ -49,8 +50,8 @@ impl BadRows {
 /// The files of a conversion, with their kinds and columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversion {
-    /// Each file with its kind, and the columns of its texts.
-    pub sources: Vec<(PathBuf, Kind, Pairing)>,
+    /// Each file with its kind, and the columns of its texts. Files of one kind share it.
+    pub sources: Vec<(PathBuf, Arc<Kind>, Arc<Pairing>)>,
 }
 
 /// The steps that rows go through.
@@ -140,20 +141,32 @@ impl Conversion {
     /// # Errors
     /// A file cannot be read, has no known kind, or lacks the columns; or some files hold pairs and others texts.
     pub fn of(paths: &[PathBuf], chosen: &Chosen, options: &ReadOptions) -> Result<Self, Error> {
-        let mut sources: Vec<(PathBuf, Kind, Pairing)> = Vec::with_capacity(paths.len());
+        let mut sources: Vec<(PathBuf, Arc<Kind>, Arc<Pairing>)> = Vec::with_capacity(paths.len());
         for path in paths {
             let kind = Kind::of(path, options)?;
+            if let Some((_, shared, pairing)) = sources.last().filter(|(_, last, _)| **last == kind) {
+                let (kind, pairing) = (Arc::clone(shared), Arc::clone(pairing));
+                sources.push((path.clone(), kind, pairing));
+                continue;
+            }
             let pairing = match Pairing::of(&kind.columns, chosen) {
                 Ok(pairing) => pairing,
                 Err(unpaired) => return Err(Error::unpaired(path, unpaired, kind.columns)),
             };
-            sources.push((path.clone(), kind, pairing));
+            sources.push((path.clone(), Arc::new(kind), Arc::new(pairing)));
         }
         let find = |is_text| sources.iter().find(|(.., pairing)| pairing.is_text() == is_text);
         match (find(true), find(false)) {
             (Some((text, ..)), Some((pairs, ..))) => Err(Error::Mixed { text: text.clone(), pairs: pairs.clone() }),
             _ => Ok(Self { sources }),
         }
+    }
+
+    /// The kinds of the files, each once where files of one kind follow each other.
+    pub fn kinds(&self) -> impl Iterator<Item = (&Kind, &Pairing)> {
+        let is_new = |at: usize| at == 0 || !Arc::ptr_eq(&self.sources[at - 1].1, &self.sources[at].1);
+        let sources = self.sources.iter().enumerate().filter(move |(at, _)| is_new(*at));
+        sources.map(|(_, (_, kind, pairing))| (&**kind, &**pairing))
     }
 
     /// Whether a row is one text instead of a pair.
@@ -261,14 +274,16 @@ impl Conversion {
         Ok(counts)
     }
 
+    /// The most bytes that a row can have: those of the largest file, or [`MAX_ROW_BYTES`](crate::MAX_ROW_BYTES)
+    pub fn longest_possible_row(&self) -> u64 {
+        let of = |(path, kind, _): &(PathBuf, Arc<Kind>, _)| kind.longest_possible_row(path);
+        self.sources.iter().map(of).max().unwrap_or(0)
+    }
+
     /// Bytes of all files.
     pub fn bytes(&self) -> u64 {
         self.sources.iter().map(|(path, ..)| file_bytes(path)).sum()
     }
-}
-
-fn file_bytes(path: &Path) -> u64 {
-    std::fs::metadata(path).map_or(0, |file| file.len())
 }
 
 /// The fraction of `all` bytes that is read, with `done` bytes of earlier files and the fraction `of_file` of this one.

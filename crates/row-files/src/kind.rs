@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::MAX_ROW_BYTES;
 use crate::delimited::Records;
 use crate::error::{Error, RowError, RowFault};
 use crate::input::{Compression, Input, guess_encoding};
@@ -91,6 +92,15 @@ impl Kind {
         Ok(Self { form, compression, columns, options: *options })
     }
 
+    /// The most bytes that a row of the file can have: the file's, unless it is compressed or parquet, and at most [`MAX_ROW_BYTES`].
+    pub fn longest_possible_row(&self, path: &Path) -> u64 {
+        let is_text = self.form != Form::Parquet && self.compression == Compression::None;
+        // A letter of two bytes in another encoding has at most three in UTF-8, and one of a single byte two or three.
+        let growth = if self.options.encoding.is_some() { 3 } else { 1 };
+        let bytes = if is_text { growth * file_bytes(path) } else { u64::MAX };
+        bytes.min(MAX_ROW_BYTES as u64)
+    }
+
     /// Whether the file is parquet that can be read in place, row by row, with these columns.
     pub fn is_in_place(&self, path: &Path, columns: &[String]) -> bool {
         let is_plain = self.form == Form::Parquet && self.compression == Compression::None;
@@ -146,6 +156,11 @@ fn beginning(input: &mut Input) -> Result<Vec<u8>, Error> {
         input.consume(used);
     }
     Ok(beginning)
+}
+
+/// The length of a file.
+pub(crate) fn file_bytes(path: &Path) -> u64 {
+    std::fs::metadata(path).map_or(0, |file| file.len())
 }
 
 /// Other formats, by their first bytes, with the hint for the user.

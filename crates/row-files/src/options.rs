@@ -57,6 +57,8 @@ const ROW_COPIES_TENTHS: u64 = 35;
 const BUFFER_BYTES: u64 = 1 << 20;
 /// A row up to this size is never refused for a budget.
 const SHORT_ROW_BYTES: u64 = 64 << 10;
+/// A page up to this size is never refused for a budget.
+const MIN_PAGE_BYTES: u64 = 2 << 20;
 /// Pages that are decoded whole at a time: a page of each of two columns and their dictionaries.
 const PAGES: u64 = 4;
 
@@ -69,12 +71,44 @@ pub fn conversion_bytes(bytes: u64, outputs: u64, longest: u64) -> u64 {
 }
 
 impl ReadOptions {
+    /// The least and the most bytes that a conversion takes, as of [`conversion_bytes`]; `longest` is the longest possible row. With the
+    /// least, long rows are refused.
+    pub fn bytes_to_convert(bytes: u64, outputs: u64, longest: u64) -> [u64; 2] {
+        [longest.min(SHORT_ROW_BYTES), longest].map(|row| conversion_bytes(bytes, outputs, row))
+    }
+
+    /// The least and the most bytes that it takes to read a file of this kind, whose longest possible row has `longest` bytes. With the
+    /// least, long rows are refused.
+    pub fn bytes_to_read(is_parquet: bool, longest: u64) -> [u64; 2] {
+        let pages = |bytes: u64| if is_parquet { PAGES * bytes } else { 0 };
+        let of = |row, page| conversion_bytes(0, 0, row).max(BUFFER_BYTES + pages(page));
+        [of(longest.min(SHORT_ROW_BYTES), MIN_PAGE_BYTES), of(longest, longest.max(MIN_PAGE_BYTES))]
+    }
+
     /// The options with limits such that a conversion stays within `budget`; arguments as of [`conversion_bytes`].
     #[must_use]
     pub fn within(self, budget: u64, bytes: u64, outputs: u64) -> Self {
         let left = budget.saturating_sub(conversion_bytes(bytes, outputs, 0));
         let longest = (left * 10 / ROW_COPIES_TENTHS).clamp(SHORT_ROW_BYTES, self.max_row_bytes as u64);
-        let max_page_bytes = (left / PAGES).clamp(2 << 20, self.max_page_bytes);
+        let max_page_bytes = (left / PAGES).clamp(MIN_PAGE_BYTES, self.max_page_bytes);
         Self { max_row_bytes: longest as usize, max_page_bytes, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_within_the_bytes_to_read_a_file_are_those_of_the_file() {
+        for (is_parquet, longest) in [(false, 100), (false, 1 << 20), (false, 16 << 20), (true, 1 << 20)] {
+            let [least, most] = ReadOptions::bytes_to_read(is_parquet, longest);
+            assert!(least <= most);
+            let within = |budget| ReadOptions::default().within(budget, 0, 0).max_row_bytes as u64;
+            // Rounding takes a few bytes.
+            assert!(within(most) + 16 >= longest, "{longest}: {}", within(most));
+            assert!(within(least) >= longest.min(SHORT_ROW_BYTES));
+        }
+        assert!(ReadOptions::bytes_to_read(true, 100)[0] > ReadOptions::bytes_to_read(false, 100)[0]);
     }
 }

@@ -17,7 +17,7 @@ const ALL_WRITES: u64 = 1 << 60;
 
 /// The failure for a refusal, with every remedy. `steps` are the run's steps, if known.
 pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, steps: Option<u64>) -> Failure {
-    let (needed, limit) = (refusal.smallest_budget, refusal.limit);
+    let (needed, limit, margin) = (refusal.smallest_budget, refusal.limit, refusal.restart_margin);
     let place = match refusal.limited_by {
         Limit::DeviceBudget | Limit::DeviceAvailable => Place::Device,
         Limit::Budget | Limit::Available => Place::Host,
@@ -29,7 +29,7 @@ pub fn failure(refusal: DoesNotFit, job: &RunJob<'_>, now: &MemorySnapshot, step
     for Remedy { needs, words } in remedies.into_iter().filter_map(|remedy| remedy.ok().flatten()) {
         if needs <= needed.percent(100 - MIN_SAVED_PERCENT) {
             let fits = if needs <= limit { "which fits" } else { "still too much" };
-            let enough = (needs + memory_policy::RESTART_MARGIN).round_up_to_mib();
+            let enough = (needs + margin).round_up_to_mib();
             failure = failure.hint(format!("{words} needs {enough}, {fits}"));
         }
     }

@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 
 use candle_core::DType;
 use dataloader::{Side, Tokenizer};
-use memory_policy::{counted, plural};
+use memory_policy::{Probe, SystemProbe, counted, plural};
 use planner::Pins;
 use serde_json::{Value, json};
 use t5::peft::AdapterDirectory;
@@ -16,11 +16,12 @@ use t5::{Answer, GenerateOptions, T5, Watch};
 use crate::answer_flags::GenerateArgs;
 use crate::config::generation::Generation;
 use crate::config::{PricesFrom, Values};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Exit, Failure, Outcome};
 use crate::inference::{Asked, Shape};
 use crate::model_directory::Adapted;
 use crate::stages::{self, Stages};
 use crate::{device, model_directory, report};
+use prompts::Limits;
 use stream::Streamed;
 
 /// The longest answer, unless a flag or the model gives a limit.
@@ -65,16 +66,26 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
     let prompts = flags.input.is_none().then_some(flags.prompts.len() + flags.prompt.len());
     let most = if flags.stream { 1 } else { flags.batch_samples };
     let samples = prompts.map_or(most, |prompts| most.min(prompts.max(1)));
-    let shape =
-        Shape { prompts: prompt_bytes(flags), ..Shape::of_answers(samples, flags.max_source_tokens, decoding.shape()) };
-    let planned = asked.plan(&shape, None, (budgets, &Pins::default()))?;
+    let now = SystemProbe::new().snapshot()?;
+    let mut limits = Limits::of(flags, budgets.process.resolve(&now), &now)?.into_iter().peekable();
+    let (planned, limits) = loop {
+        let Some(within) = limits.next() else { return Err(Failure::internal("an input without limits")) };
+        let shape = Shape {
+            prompts: prompt_bytes(flags, within),
+            ..Shape::of_answers(samples, flags.max_source_tokens, decoding.shape())
+        };
+        match asked.clone().plan(&shape, None, (budgets, &Pins::default())) {
+            Err(failure) if failure.exit == Exit::DoesNotFit && limits.peek().is_some() => {}
+            planned => break (planned?, within),
+        }
+    };
     if flags.weights.dry_run {
         return report::result(&planned.bill());
     }
     let (model, plan) = (planned.load()?, &planned.plan);
     let mut answering =
         Answering { model: &model, tokenizer: &tokenizer, flags, options: decoding, answered: 0, cut: Vec::new() };
-    answering.all(plan.step.evaluation_samples)?;
+    answering.all(plan.step.evaluation_samples, limits)?;
     if let Some(first) = answering.cut.first() {
         let (cut, all) = (counted(answering.cut.len() as u64), plural(answering.answered, "prompt"));
         report::note(&format!(
@@ -103,10 +114,10 @@ fn decoding(flags: &GenerateArgs, values: &Values, most: Option<usize>) -> Gener
 }
 
 /// The bytes of prompts: of their text while they are read, and of texts that wait to be printed with their answers.
-fn prompt_bytes(flags: &GenerateArgs) -> planner::Reading {
+fn prompt_bytes(flags: &GenerateArgs, limits: Limits) -> planner::Reading {
     let longest = prompts::MAX_PROMPT_BYTES as u64;
     // The line, and its text with the model's prefix.
-    let reading = 2 * longest;
+    let reading = 2 * longest + limits.bytes;
     match flags.json {
         true => planner::Reading { rows: MAX_JSON_BYTES + reading, batch: MAX_WAITING_BYTES as u64 + longest },
         false => planner::Reading { rows: reading, batch: 0 },
@@ -137,9 +148,9 @@ struct Answering<'a> {
 
 impl Answering<'_> {
     /// Answers every prompt, `at_a_time` prompts together.
-    fn all(&mut self, at_a_time: usize) -> Outcome<()> {
+    fn all(&mut self, at_a_time: usize, limits: Limits) -> Outcome<()> {
         let (mut waiting, mut text_bytes) = (Vec::new(), 0);
-        for prompt in prompts::prompts(self.flags)? {
+        for prompt in prompts::prompts(self.flags, limits)? {
             let prompt = prompt?;
             let (source, is_cut) = self.source(&prompt)?;
             let text = if self.flags.json { prompt } else { String::new() };

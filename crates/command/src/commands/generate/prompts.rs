@@ -3,22 +3,55 @@
 use std::io::{BufReader, Read};
 use std::path::Path;
 
-use memory_policy::Bytes;
-use row_files::{Column, Encoding, Kind, Row, RowFault, Rows};
+use memory_policy::{Bytes, MemorySnapshot};
+use row_files::{Column, Encoding, Form, Kind, ReadOptions, Row, RowFault, Rows};
 
 use crate::answer_flags::GenerateArgs;
 use crate::failure::{Failure, Outcome};
 use crate::lines::Lines;
+use crate::row_data;
 
 /// The most bytes of a prompt in a file. A model reads some thousand tokens of it.
 pub const MAX_PROMPT_BYTES: usize = 1 << 20;
 
-/// The prompts. Those on the command line come first.
-pub fn prompts(flags: &GenerateArgs) -> Outcome<Box<dyn Iterator<Item = Outcome<String>> + '_>> {
+/// How much of a file is in memory while prompts are read from it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limits {
+    /// The bytes beside a prompt.
+    pub bytes: u64,
+    /// A budget with which every row can be read.
+    enough: u64,
+}
+
+impl Limits {
+    /// The limits of an input within this budget, the widest first. The last are for a plan that has no room for the others.
+    ///
+    /// # Errors
+    /// The input has rows, and cannot be read.
+    pub fn of(flags: &GenerateArgs, budget: Bytes, now: &MemorySnapshot) -> Outcome<Vec<Self>> {
+        let Some(input) = flags.input.as_deref().filter(|input| is_data(input)) else {
+            return Ok(vec![Self::default()]);
+        };
+        let kind = Kind::of(input, &flags.text.options().within(0, 0, 0))?;
+        // Of parquet, only the prompts are read.
+        let is_parquet = kind.form == Form::Parquet;
+        let longest = kind.longest_possible_row(input).min(if is_parquet { MAX_PROMPT_BYTES as u64 } else { u64::MAX });
+        let [least, most] = ReadOptions::bytes_to_read(is_parquet, longest);
+        let wide = (budget.0.saturating_sub(now.rss.0) / SHARE_OF_ROWS).clamp(least, most);
+        let limits = |bytes| Self { bytes, enough: budget.0.max(now.rss.0) + SHARE_OF_ROWS * most };
+        Ok(vec![limits(wide), limits(least)])
+    }
+}
+
+/// Reading rows takes at most this fraction of a budget.
+const SHARE_OF_ROWS: u64 = 4;
+
+/// The prompts, read within these limits. Those on the command line come first.
+pub fn prompts(flags: &GenerateArgs, limits: Limits) -> Outcome<Box<dyn Iterator<Item = Outcome<String>> + '_>> {
     let typed = flags.prompts.iter().chain(&flags.prompt).cloned().map(Ok);
     Ok(match &flags.input {
         None => Box::new(typed),
-        Some(input) if is_data(input) => Box::new(typed.chain(rows(input, flags)?)),
+        Some(input) if is_data(input) => Box::new(typed.chain(rows(input, flags, limits)?)),
         Some(input) => Box::new(typed.chain(lines(input, flags.text.encoding)?)),
     })
 }
@@ -46,9 +79,13 @@ fn lines(input: &Path, encoding: Option<Encoding>) -> Outcome<impl Iterator<Item
 }
 
 /// The texts of a column. A row without a text ends the answers, because each answer belongs to a row.
-fn rows<'a>(input: &'a Path, flags: &'a GenerateArgs) -> Outcome<impl Iterator<Item = Outcome<String>> + 'a> {
+fn rows<'a>(
+    input: &'a Path,
+    flags: &'a GenerateArgs,
+    limits: Limits,
+) -> Outcome<impl Iterator<Item = Outcome<String>> + 'a> {
     let column = flags.prompt_column.as_str();
-    let kind = Kind::of(input, &flags.text.options())?;
+    let kind = Kind::of(input, &flags.text.options().within(limits.bytes, 0, 0))?;
     if !kind.columns.iter().any(|name| name == column) {
         return Err(Failure::unusable(format!("{}: no column `{column}`", input.display()))
             .hint(format!("use `--prompt-column` with one of: {}", kind.columns.join(", "))));
@@ -58,11 +95,13 @@ fn rows<'a>(input: &'a Path, flags: &'a GenerateArgs) -> Outcome<impl Iterator<I
     Ok(std::iter::from_fn(move || match rows.next(&mut row) {
         Err(error) => Some(Err(error.into())),
         Ok(None) => None,
+        Ok(Some(Err(error))) if error.fault.is_over_budget() => Some(Err(row_data::over_budget(&error, limits.enough))),
         Ok(Some(Err(error))) => Some(Err(of_row(&error))),
         Ok(Some(Ok(()))) => Some(match row.cells.first().and_then(row_files::Cell::text) {
             Some(text) if text.len() > MAX_PROMPT_BYTES => {
                 let (most, got) = (Bytes(MAX_PROMPT_BYTES as u64), Bytes(text.len() as u64));
-                Err(Failure::unusable(format!("{}: a prompt has {got}, expected at most {most}", input.display())))
+                Err(Failure::unusable(format!("{}: a prompt has {got}, expected at most {most}", input.display()))
+                    .hint("a model reads some thousand tokens of a prompt; cut it, or name another `--prompt-column`"))
             }
             Some(text) => Ok(text.to_owned()),
             None => Err(of_row(&rows.error(&row, RowFault::Null(column.to_owned())))),
