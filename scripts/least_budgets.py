@@ -18,6 +18,7 @@ import pathlib
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -221,9 +222,15 @@ def run(command, budget_mib, group, environment, typed):
         command = [*map(str, command), "--memory-budget", f"{budget_mib}MiB"]
         command = group.command(command) if group else command
         command = ["/usr/bin/time", "-q", "-f", "%M", "-o", peak.name, *command]
-        done = subprocess.run(command, input=typed if typed is not None else "", capture_output=True, text=True, env=environment, timeout=LONGEST_SECONDS, errors="replace")
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, **pipes, text=True, env=environment, errors="replace", start_new_session=True)
+        try:
+            text, _ = process.communicate(typed or "", LONGEST_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            text, _ = process.communicate()
         kib = re.findall(r"^(\d+)$", peak.read(), re.M)
-        return done.returncode, int(kib[-1]) << 10 if kib else 0, done.stdout + done.stderr
+        return process.returncode, int(kib[-1]) << 10 if kib else 0, text
 
 
 def main():
@@ -263,11 +270,16 @@ def one(said, command, typed, environment, work):
     named = re.search(r"--memory-budget (\d+)MiB", text)
     if code != 3 or not named:
         return {"result": "failed", "text": f"not refused, exit code {code}: {text[-300:]!r}"}
-    budget = int(named[1])
-    shutil.rmtree(work / "run", ignore_errors=True)
-    with Group(budget * MIB) as group:
-        code, peak, text = run(command, budget, group, environment, typed)
-        kills = group.counters()["kills"]
+    for _ in range(2):
+        budget = int(named[1])
+        shutil.rmtree(work / "run", ignore_errors=True)
+        with Group(budget * MIB) as group:
+            code, peak, text = run(command, budget, group, environment, typed)
+            kills = group.counters()["kills"]
+        # Rows are read last. One that does not fit beside the plan is refused with a budget of its own.
+        named = re.search(r"--memory-budget (\d+)MiB` is enough for every row", text)
+        if code != 3 or not named:
+            break
     predicted = re.search(r"peak memory [\d.]+ \w+, ([\d.]+ \w+) predicted", text) or re.search(r"peak \d+ bytes, (\d+) predicted", text)
     result = {"budget_mib": budget, "peak_mib": peak / MIB, "code": code, "predicted": predicted[1] if predicted else "", "text": repr(text[-300:])}
     # A prompt may be longer than any that is read.
