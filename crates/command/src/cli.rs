@@ -1,7 +1,6 @@
 //! The command line as typed: flags and subcommands, without their meaning.
 //!
-//! [`crate::config`] determines the meaning of the flags; this module only reads them. `train` is the default subcommand. In a flag's name
-//! `_` and `-` are equivalent, so `--learn_rate` is `--learn-rate`.
+//! [`crate::config`] determines their meaning. `train` is the default subcommand, and `--learn_rate` is `--learn-rate`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -575,11 +574,7 @@ mod tests {
             ("--gpu-plan 2,2", "--gpu-plan", "jobs run"),
             ("--verbose", "--verbose", "see `train_low_mem --help`"),
             ("predict --model x", "predict", "generate"),
-            (
-                "eval --model x --data y --max-source-length 9",
-                "--max-source-length",
-                "`--set data.max_source_tokens=..`",
-            ),
+            ("eval --model x --data y --max-source-length 9", "--max-source-length", "data.max_source_tokens=.."),
             ("--is-finetune=maybe", "expected true or false", "--help"),
             ("bench --model t5-small --recompute some", "expected none, full or a number", "--help"),
         ] {
