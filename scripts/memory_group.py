@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import time
 
 MOUNT = pathlib.Path("/sys/fs/cgroup/memory")
 
@@ -22,6 +23,12 @@ class Group:
         return self
 
     def __exit__(self, *_):
+        # A killed process leaves its group a moment after it was waited for.
+        for _ in range(100):
+            try:
+                return self.path.rmdir()
+            except OSError:
+                time.sleep(0.1)
         self.path.rmdir()
 
     def command(self, command):

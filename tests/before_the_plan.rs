@@ -132,3 +132,27 @@ fn a_line_without_an_end_ends_the_command_with_its_place() {
         answered.expect_code(0).out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(lines[1]["prompt"].as_str().map(str::len), Some(400_000));
 }
+
+#[test]
+fn a_row_of_prompts_that_does_not_fit_beside_the_plan_is_refused_with_a_budget_that_is_enough() {
+    let scene = scene();
+    scene.run(&train(&["--output", "run"])).expect_code(0);
+    let row = |prompt: &str, other: usize| json!({"prompt": prompt, "notes": "x".repeat(other)}).to_string();
+    scene.write("rows.jsonl", format!("{}\n{}\n", row("abc", 10), row("abd", 12 << 20)));
+    let with = |budget: &str| {
+        let command = ["generate", "--model", "run/model", "--input", "rows.jsonl", "--max-new-tokens", "2"];
+        scene.run(&[&command[..], &["--memory-budget", budget]].concat())
+    };
+    let peak = |ran: &Ran| -> u64 {
+        let said = ran.err.split_once("peak ").map(|(_, rest)| rest.split(' ').next().unwrap_or_default());
+        let mib: f64 = said.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no peak: {}", ran.err));
+        mib.ceil() as u64
+    };
+    let budget = least(&with("1MiB").expect_code(3));
+    let refused = with(&format!("{budget}MiB")).expect_code(3).expect_words(&["rows.jsonl:2: the row is longer than"]);
+    assert!(refused.err.contains("is enough for every row that can be read"), "{}", refused.err);
+    let budget = least(&refused);
+    let ran = with(&format!("{budget}MiB")).expect_code(0);
+    assert_eq!(ran.out.lines().count(), 2);
+    assert!(peak(&ran) <= budget, "{} of {budget}: {}", peak(&ran), ran.err);
+}
