@@ -52,3 +52,14 @@ fn adapters_answer_side_by_side_within_the_budget() {
         held.err.lines().last().unwrap_or_default().split(' ').filter_map(|word| word.parse().ok()).collect();
     assert!(matches!(numbers[..], [peak, predicted] if peak <= predicted), "{}", held.err);
 }
+
+#[test]
+fn settings_of_the_model_that_this_program_lacks_are_named_once() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);
+    scene.write("run/model/generation_config.json", r#"{"suppress_tokens": [35]}"#);
+    let ran = chat(&scene, "", "").expect_code(0);
+    assert_eq!(ran.err.matches("sets suppress_tokens").count(), 1, "{}", ran.err);
+    let ran = scene.run(&["serve", "run", "--dry-run"]).expect_code(0);
+    assert_eq!(ran.err.matches("sets suppress_tokens").count(), 1, "{}", ran.err);
+}

@@ -277,6 +277,24 @@ fn a_finished_run_says_so_and_more_steps_go_on() {
 }
 
 #[test]
+fn another_tokenizer_config_beside_the_same_tokenizer_is_another_tokenizer() {
+    let scene = Scene::new();
+    let tokenizer = std::fs::read(crate::run::repository().join("data/sample-tokenizer.json")).expect("a tokenizer");
+    scene.write("own/tokenizer.json", tokenizer);
+    let run = |more: &[&str]| scene.run(&short(&[&["--set", "data.tokenizer=own/tokenizer.json"], more].concat()));
+    run(&["--max-steps", "2"]).expect_code(0);
+    // One that was not there, and then one with another end.
+    for (config, steps) in [(r#"{"truncation_side": "right"}"#, "3"), (r#"{"eos_token": "</s>"}"#, "4")] {
+        scene.write("own/tokenizer_config.json", config);
+        let resumed = ["--keep-training", "--max-steps", steps];
+        run(&resumed)
+            .expect_code(2)
+            .expect_words(&["tokenizer_config.json was", "hint: to resume anyway, add `--allow-changed tokenizer`"]);
+        run(&[&resumed[..], &["--allow-changed", "tokenizer"]].concat()).expect_code(0);
+    }
+}
+
+#[test]
 fn another_run_is_refused_with_the_difference_unless_allowed() {
     let scene = Scene::new();
     scene.run(&short(&["--set", "train.max_steps=2"])).expect_code(0);

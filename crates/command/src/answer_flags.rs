@@ -131,8 +131,7 @@ impl DecodingFlags {
     /// # Errors
     /// There is none, or it cannot be read.
     pub fn tokenizer(&self, directory: &Path, model: &t5::Config, values: &Values) -> Outcome<Tokenizer> {
-        let path = Tokenizer::in_directory(directory).ok_or_else(|| model_directory::without_tokenizer(directory))?;
-        let mut tokenizer = Tokenizer::load(&path)?;
+        let mut tokenizer = model_directory::tokenizer(directory)?;
         if let Err(contradiction) = model_directory::check_end(directory, model, &tokenizer) {
             report::warn(&contradiction.message);
         }

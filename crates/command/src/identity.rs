@@ -21,6 +21,9 @@ const ABOUT: &str = "about";
 /// The key of the digests of files beside a tokenizer.
 const FILES: &str = "files";
 
+/// The file beside a tokenizer that checkpoints of an earlier version do not name. It names the tokens of roles.
+const CONFIG: &str = "tokenizer_config.json";
+
 /// The parts and their settings. The parts have the names that `--allow-changed` accepts.
 pub fn identity(config: &Config, opened: &Opened, sources: &Sources) -> Value {
     let mut identity = parts(config, opened);
@@ -72,7 +75,9 @@ fn parts(config: &Config, opened: &Opened) -> Value {
 fn files_of(tokenizer: &Tokenizer) -> Value {
     let own = tokenizer.companions().iter().filter(|path| path.is_file()).cloned().collect::<Vec<_>>();
     let digests = trainer::digests_of(&own, &trainer::FileDigests::new()).unwrap_or_default();
-    digests.into_iter().map(|(name, digest)| (name, json!(digest.sha256))).collect::<Map<_, _>>().into()
+    let digests = digests.into_iter().map(|(name, digest)| (name, json!(digest.sha256)));
+    // A run without the file says so: it must not appear later.
+    digests.chain([(CONFIG.to_owned(), json!(tokenizer.config_fingerprint()))]).collect::<Map<_, _>>().into()
 }
 
 /// The settings of `now` that a checkpoint of an earlier version lacks are not compared.
@@ -81,8 +86,15 @@ fn without_unrecorded(saved: &Value, now: &Value) -> Value {
     if saved.get(PART).is_none() {
         now.as_object_mut().map(|parts| parts.remove(PART));
     }
-    if saved["tokenizer"].get(FILES).is_none() {
-        now.get_mut("tokenizer").and_then(Value::as_object_mut).map(|settings| settings.remove(FILES));
+    let settings = now.get_mut("tokenizer").and_then(Value::as_object_mut);
+    if let Some(settings) = settings {
+        match saved["tokenizer"].get(FILES) {
+            None => drop(settings.remove(FILES)),
+            Some(files) if files.get(CONFIG).is_none() => {
+                settings.get_mut(FILES).and_then(Value::as_object_mut).map(|files| files.remove(CONFIG));
+            }
+            Some(_) => {}
+        }
     }
     now
 }
@@ -147,7 +159,7 @@ fn differences_of(was: Option<&Value>, is: &Value) -> Vec<String> {
 
 fn shown(value: Option<&Value>) -> String {
     match value {
-        None => "not set".to_string(),
+        None | Some(Value::Null) => "not set".to_string(),
         Some(Value::String(text)) if text.len() == 64 => format!("{}...", &text[..12]),
         Some(value) => value.to_string(),
     }
@@ -194,6 +206,17 @@ mod tests {
         let earlier = json!({"tokenizer": {"data.tokenizer": "t"}});
         check_unchanged(&earlier, &run("b", 1), &[], "c").expect("an earlier version's checkpoint");
         assert!(lacks_sources(&earlier, &run("b", 1)) && !lacks_sources(&run("a", 1), &run("b", 1)));
+    }
+
+    #[test]
+    fn another_tokenizer_config_is_refused_and_one_that_was_not_recorded_is_not() {
+        let run = |files: Value| json!({"tokenizer": {"data.tokenizer": "t", "files": files}});
+        let of = |config: Value| run(json!({CONFIG: config, "spiece.model": "s"}));
+        let refused = |was: &Value, is: &Value| check_unchanged(was, is, &[], "c").expect_err("another file").message;
+        assert!(refused(&of(json!("a")), &of(json!("b"))).contains("tokenizer_config.json was \"a\", now \"b\""));
+        assert!(refused(&of(Value::Null), &of(json!("b"))).contains("tokenizer_config.json was not set, now \"b\""));
+        check_unchanged(&run(json!({"spiece.model": "s"})), &of(json!("b")), &[], "c").expect("an earlier version's");
+        refused(&run(json!({"spiece.model": "r"})), &of(json!("b")));
     }
 
     #[test]

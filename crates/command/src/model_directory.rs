@@ -141,8 +141,23 @@ pub fn find_tokenizer(named: &Path) -> Outcome<PathBuf> {
     if let Some(tokenizer) = own {
         return Ok(tokenizer);
     }
-    let directory = find(named)?;
-    Tokenizer::in_directory(&directory).ok_or_else(|| without_tokenizer(&directory))
+    tokenizer_path(&find(named)?)
+}
+
+/// The tokenizer of a model's directory.
+///
+/// # Errors
+/// There is none, or it cannot be read.
+pub fn tokenizer(directory: &Path) -> Outcome<Tokenizer> {
+    Ok(Tokenizer::load(&tokenizer_path(directory)?)?)
+}
+
+/// The path of the tokenizer in a model's directory.
+///
+/// # Errors
+/// There is none.
+pub fn tokenizer_path(directory: &Path) -> Outcome<PathBuf> {
+    Tokenizer::in_directory(directory).ok_or_else(|| without_tokenizer(directory))
 }
 
 /// Checks that a model's config and its tokenizer agree about the token that ends a text. Otherwise a model learns to end with a token that
@@ -185,7 +200,7 @@ pub fn check_end(directory: &Path, model: &t5::Config, tokenizer: &Tokenizer) ->
 }
 
 /// The error for a model without a tokenizer.
-pub fn without_tokenizer(directory: &Path) -> Failure {
+fn without_tokenizer(directory: &Path) -> Failure {
     // With a new tokenizer, weights that were trained with another would produce noise.
     let failure = Failure::unusable(format!(
         "{}: no tokenizer in it: expected tokenizer.json, spiece.model, tokenizer.model, or vocab.json with merges.txt",

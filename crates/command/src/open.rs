@@ -160,8 +160,8 @@ fn tokenizer_path(config: &Config, init_from: Option<&Path>) -> Outcome<PathBuf>
         return model_directory::find_tokenizer(named);
     }
     if let Some(directory) = init_from {
-        return Tokenizer::in_directory(directory)
-            .ok_or_else(|| model_directory::without_tokenizer(directory).hint("or name its file: `--tokenizer FILE`"));
+        return model_directory::tokenizer_path(directory)
+            .map_err(|failure| failure.hint("or name its file: `--tokenizer FILE`"));
     }
     let name = config.model.config.as_ref().map(|name| paths::from_text(name));
     let named = name.as_deref().map(model_directory::beside_config).transpose()?.flatten();

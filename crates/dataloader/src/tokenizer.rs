@@ -25,6 +25,7 @@ mod normal_form;
 mod prefixed;
 mod sentence_piece;
 mod traits;
+mod transformers_config;
 mod utf8_bytes;
 mod windows;
 mod word_cache;
@@ -42,6 +43,7 @@ use growth::Head;
 use model::Library;
 pub(crate) use prefixed::Prefixed;
 use traits::Traits;
+use transformers_config::TransformersConfig;
 use utf8_bytes::Utf8Bytes;
 use windows::Tokenizing;
 pub(crate) use windows::{Source, TextFault, Windows};
@@ -67,7 +69,7 @@ pub struct Tokenizer {
     companions: Vec<PathBuf>,
     fingerprint: String,
     vocab_size: usize,
-    transformers_config: String,
+    transformers_config: TransformersConfig,
     traits: Traits,
     /// Bytes of the longest token, and of the longest added token (found by name).
     longest_token: usize,
@@ -177,7 +179,7 @@ impl Tokenizer {
         let fingerprint = hexadecimal(&Sha256::digest(bytes));
         let start_ids = Self::start_of(&inner);
         let path = path.to_owned();
-        let transformers_config = String::new();
+        let transformers_config = TransformersConfig::default();
         let mut tokenizer = Self {
             inner,
             path,
@@ -194,7 +196,7 @@ impl Tokenizer {
             kept_without: None,
             word_cache: WordCache::default(),
         };
-        tokenizer.transformers_config = tokenizer.new_transformers_config();
+        tokenizer.transformers_config = TransformersConfig::made(tokenizer.new_transformers_config());
         Ok(tokenizer)
     }
 
@@ -293,12 +295,6 @@ impl Tokenizer {
         self.token_name(id).is_some_and(|name| END_OF_SEQUENCE.contains(&name.as_str()))
     }
 
-    /// The id of the token that `tokenizer_config.json` names for a role such as `eos_token`.
-    fn role(&self, role: &str) -> Option<u32> {
-        let config: serde_json::Value = serde_json::from_str(&self.transformers_config).ok()?;
-        self.token_id(added_tokens::name_of(&config[role])?)
-    }
-
     /// The ids that the file puts before every text, such as `<s>` of CodeT5. Most T5 tokenizers have none.
     ///
     /// [`encode`](Self::encode) does not add them. The code that makes a sample does, as it adds the end-of-sequence id.
@@ -338,7 +334,7 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::MissingToken`] when the tokenizer has none of them.
     pub fn eos_id(&self) -> Result<u32, Error> {
-        self.role("eos_token").map_or_else(|| self.first_of(&END_OF_SEQUENCE, "end-of-sequence"), Ok)
+        self.named(&self.transformers_config.end).map_or_else(|| self.first_of(&END_OF_SEQUENCE, "end-of-sequence"), Ok)
     }
 
     /// The padding id: the one that `tokenizer_config.json` names, or `<pad>`, or the first of its other usual names.
@@ -346,7 +342,7 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::MissingToken`] when the tokenizer has none of them.
     pub fn pad_id(&self) -> Result<u32, Error> {
-        self.role("pad_token").map_or_else(|| self.first_of(&PADDING, "padding"), Ok)
+        self.named(&self.transformers_config.padding).map_or_else(|| self.first_of(&PADDING, "padding"), Ok)
     }
 
     /// The id of unknown text, for tokenizers that have one.
@@ -367,7 +363,13 @@ impl Tokenizer {
     ///
     /// Without this file transformers' `AutoTokenizer` takes T5's own class, which reads Unigram vocabularies only.
     pub fn transformers_config(&self) -> &str {
-        &self.transformers_config
+        &self.transformers_config.text
+    }
+
+    /// SHA-256 of the `tokenizer_config.json` that the tokenizer came with, in hexadecimal. `None`: there was none.
+    pub fn config_fingerprint(&self) -> Option<String> {
+        let config = &self.transformers_config;
+        config.is_published.then(|| hexadecimal(&Sha256::digest(&config.text)))
     }
 
     fn new_transformers_config(&self) -> String {
@@ -406,6 +408,10 @@ impl Tokenizer {
     /// The path that the tokenizer was read from.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    fn named(&self, token: &Option<String>) -> Option<u32> {
+        self.token_id(token.as_ref()?)
     }
 
     fn first_of(&self, names: &[&str], role: &'static str) -> Result<u32, Error> {

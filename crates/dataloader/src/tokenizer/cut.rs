@@ -68,8 +68,7 @@ impl Tokenizer {
 
     /// The side on which the model's publisher cuts texts: `truncation_side` of `tokenizer_config.json`.
     pub fn truncation_side(&self) -> Option<Side> {
-        let config: serde_json::Value = serde_json::from_str(&self.transformers_config).ok()?;
-        config["truncation_side"].as_str().and_then(Side::of_name)
+        self.transformers_config.truncation_side
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::companion_files::CompanionFiles;
+use super::transformers_config::TransformersConfig;
 use super::utf8_bytes::{self, Utf8Bytes};
 use super::{Kind, LARGEST_FILE_BYTES, Tokenizer, byte_pairs, sentence_piece, unusable};
 use crate::Error;
@@ -59,7 +60,7 @@ impl Tokenizer {
             tokenizer.take_companions(directory);
         }
         if let Some(config) = companion_files.config_text {
-            tokenizer.transformers_config = config;
+            tokenizer.transformers_config = TransformersConfig::published(config);
         }
         Ok(tokenizer)
     }
@@ -72,7 +73,8 @@ impl Tokenizer {
             _ if is_of_bytes(&companion_files) => {
                 let bytes = Utf8Bytes::new(&companion_files).map_err(|reason| unusable(directory, reason))?;
                 let tokenizer = Self::from_bytes(bytes.tokenizer_json().as_bytes(), directory)?;
-                let transformers_config = companion_files.config_text.unwrap_or_else(|| bytes.transformers_config());
+                let made = || TransformersConfig::made(bytes.transformers_config());
+                let transformers_config = companion_files.config_text.map_or_else(made, TransformersConfig::published);
                 let mut tokenizer = Self { kind: Kind::Bytes(bytes), transformers_config, ..tokenizer };
                 tokenizer.take_companions(directory);
                 Ok(tokenizer)

@@ -23,7 +23,6 @@ use t5::{AnswerShape, GenerateOptions, Search, Told};
 use toml::Value;
 
 use self::line::{HELP, Line};
-use super::generate::MAX_NEW_TOKENS;
 use super::serve::models::{Loaded, Named, Served};
 use crate::chat_flags::ChatArgs;
 use crate::config::generation::Generation;
@@ -50,8 +49,7 @@ const PROMPT_BYTES: planner::Reading =
 pub fn chat(flags: &ChatArgs) -> Outcome<()> {
     let device = device::named(flags.models.device.as_deref())?;
     let named = Named::find(&flags.models, None)?;
-    let (values, most) = flags.models.decoding.over(&named.base)?;
-    let max_new_tokens = flags.max_new_tokens.or(most).unwrap_or(MAX_NEW_TOKENS).max(1);
+    let max_new_tokens = named.max_new_tokens(flags.max_new_tokens);
     let longest = AnswerShape {
         max_new_tokens,
         rows: flags.max_beams.max(1),
@@ -77,7 +75,7 @@ pub fn chat(flags: &ChatArgs) -> Outcome<()> {
         asked: (0..served.len()).collect(),
         served,
         tokenizer,
-        values,
+        values: named.values.clone(),
         limits: (source_tokens, longest),
         max_new_tokens,
         activations: *activations,

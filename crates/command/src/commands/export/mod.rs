@@ -5,7 +5,7 @@ mod card;
 use std::path::Path;
 use std::time::Instant;
 
-use dataloader::{Tokenizer, TokenizerJson};
+use dataloader::TokenizerJson;
 use durable_files::{NamedFiles, write_whole};
 use memory_policy::{Bytes, Probe, SystemProbe};
 use model_formats::{T5, Vocabulary, Weights, ctranslate2, gguf};
@@ -212,8 +212,7 @@ fn described(config: &t5::Config, name: &str) -> T5 {
 }
 
 fn vocabulary(directory: &Path, model: &T5) -> Outcome<Vocabulary> {
-    let path = Tokenizer::in_directory(directory).ok_or_else(|| model_directory::without_tokenizer(directory))?;
-    let tokenizer = Tokenizer::load(&path)?;
+    let tokenizer = model_directory::tokenizer(directory)?;
     let read = |path: &Path| {
         regular_file::read_to_string(path, LARGEST_TOKENIZER_BYTES)
             .map_err(|error| Failure::io("read it", path, &error))
@@ -225,5 +224,5 @@ fn vocabulary(directory: &Path, model: &T5) -> Outcome<Vocabulary> {
     };
     let end = tokenizer.eos_id().ok().or(model.ends.first().copied()).unwrap_or(1);
     Vocabulary::of_json(&text, tokenizer.start_ids(), end)
-        .map_err(|problem| Failure::unusable(format!("{}: {problem}", path.display())))
+        .map_err(|problem| Failure::unusable(format!("{}: {problem}", tokenizer.path().display())))
 }

@@ -14,8 +14,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use candle_core::DType;
-use dataloader::Tokenizer;
+use dataloader::{Side, Tokenizer};
 use memory_policy::{Bytes, CostRow, Probe, SystemProbe};
 use openai_server::{Access, Drainer, Gauge, Hooks, Keys, Limits, Overflow, Queue, RequestLimits, Server, Settings};
 use planner::{Pins, Plan, names};
@@ -27,7 +26,6 @@ use t5::AnswerShape;
 use self::engine::Engine;
 use self::models::{Loaded, Named};
 use self::request_options::Defaults;
-use crate::commands::generate::MAX_NEW_TOKENS;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::inference::{Asked, Planned, Shape};
 use crate::output::{self, Kind, Shown, Stream};
@@ -54,8 +52,8 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     let keys = keys(flags)?;
     let device = device::named(flags.models.device.as_deref())?;
     let named = Named::find(&flags.models, flags.model_name.clone())?;
-    let Named { base, tokenizer, activations, served, .. } = &named;
-    let defaults = defaults(flags, base, *activations)?;
+    let Named { tokenizer, activations, served, .. } = &named;
+    let defaults = defaults(flags, &named);
     let limits = limits(flags, tokenizer, defaults.max_new_tokens);
     let overflow = limits.request.overflow;
     let asked = || named.asked(&flags.models, device.as_ref());
@@ -149,10 +147,13 @@ fn warn_of_readers(path: &Path) {
 }
 
 /// The settings of answers: the model's own, and the flags.
-fn defaults(flags: &ServeArgs, base: &t5::Config, activations: DType) -> Outcome<Defaults> {
-    let (values, most) = flags.models.decoding.over(base)?;
-    let max_new_tokens = flags.max_new_tokens.or(most).unwrap_or(MAX_NEW_TOKENS).max(1);
-    Ok(Defaults { values, max_new_tokens, activations, vocab_size: base.vocab_size })
+fn defaults(flags: &ServeArgs, named: &Named) -> Defaults {
+    Defaults {
+        values: named.values.clone(),
+        max_new_tokens: named.max_new_tokens(flags.max_new_tokens),
+        activations: named.activations,
+        vocab_size: named.base.vocab_size,
+    }
 }
 
 fn limits(flags: &ServeArgs, tokenizer: &Tokenizer, max_new_tokens: usize) -> Limits {
@@ -176,10 +177,9 @@ fn limits(flags: &ServeArgs, tokenizer: &Tokenizer, max_new_tokens: usize) -> Li
 
 /// What happens to longer prompts. They are cut on the side on which the model's tokenizer cuts.
 fn overflow(flags: &ServeArgs, tokenizer: &Tokenizer) -> Overflow {
-    let config: serde_json::Value = serde_json::from_str(tokenizer.transformers_config()).unwrap_or_default();
-    match (flags.prompt_overflow, config["truncation_side"].as_str()) {
+    match (flags.prompt_overflow, tokenizer.truncation_side()) {
         (PromptOverflow::Error, _) => Overflow::Refuse,
-        (PromptOverflow::Truncate, Some("left")) => Overflow::CutBeginning,
+        (PromptOverflow::Truncate, Some(Side::Left)) => Overflow::CutBeginning,
         (PromptOverflow::Truncate, _) => Overflow::CutEnd,
     }
 }

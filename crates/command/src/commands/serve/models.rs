@@ -9,7 +9,8 @@ use t5::peft::AdapterDirectory;
 use t5::{ContinuousBatch, Lora, T5};
 
 use crate::answer_flags::ModelsFlags;
-use crate::config::PricesFrom;
+use crate::commands::generate::MAX_NEW_TOKENS;
+use crate::config::{PricesFrom, Values};
 use crate::failure::{Failure, Outcome};
 use crate::inference::Asked;
 use crate::model_directory::{self, Adapted};
@@ -23,6 +24,10 @@ pub struct Named {
     /// The config of the base.
     pub base: t5::Config,
     pub tokenizer: Tokenizer,
+    /// The settings of answers: the model's own, overridden by the flags.
+    pub values: Values,
+    /// The model's own longest answer in tokens.
+    most_new_tokens: Option<usize>,
     pub activations: DType,
     /// The model that was named first, followed by the adapters.
     pub served: Vec<Served>,
@@ -38,7 +43,7 @@ impl Named {
         let named = named.ok_or_else(|| Failure::usage("no model is named"))?;
         let Adapted { directory, adapter } = model_directory::find_as_trained(named, None)?;
         let base = t5::Config::from_file(&directory.join("config.json"))?;
-        let (values, _) = flags.decoding.over(&base)?;
+        let (values, most_new_tokens) = flags.decoding.over(&base)?;
         let tokenizer = flags.decoding.tokenizer(&directory, &base, &values)?;
         stages.ends(stages::TOKENIZER)?;
         let activations = trainer::Precision::from(flags.precision).activations();
@@ -52,7 +57,12 @@ impl Named {
             }
             served.push(Served::open(name, &base, Some(&directory), activations)?);
         }
-        Ok(Self { directory, base, tokenizer, activations, served, stages })
+        Ok(Self { directory, base, tokenizer, values, most_new_tokens, activations, served, stages })
+    }
+
+    /// The longest answer in tokens: that of a flag, of the model, or the usual one.
+    pub fn max_new_tokens(&self, of_flag: Option<usize>) -> usize {
+        of_flag.or(self.most_new_tokens).unwrap_or(MAX_NEW_TOKENS).max(1)
     }
 
     /// The job to plan: the base with the largest adapter, because an adapter's products take memory, too.
