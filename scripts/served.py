@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 
 import measured_machine
 from memory_group import Group
@@ -84,6 +85,17 @@ class Served:
             if is_calm or time.monotonic() > end:
                 return status
             time.sleep(0.2)
+
+    def idle(self, seconds=120):
+        """Waits until no request is in progress."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with urllib.request.urlopen(f"http://{self.address}/health", timeout=60) as answer:
+                load = json.load(answer)
+            if load["running"] + load["waiting"] == 0:
+                return
+            time.sleep(0.2)
+        sys.exit(f"the server is still at work: {load}")
 
     def connections(self):
         """Established connections of the server, by the kernel's table."""

@@ -144,6 +144,44 @@ fn a_long_prompt_is_cut_if_the_server_is_told_to_and_the_log_says_so() {
 }
 
 #[test]
+fn a_prompt_that_waits_is_tokenized_once() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);
+    // The memory of one long answer, so that all others wait while it grows.
+    let server = start(&scene, &["--batch-samples", "1", "--max-source-tokens", "16"]);
+    let ask = |words: usize| {
+        server.ask(&json!({"prompt": "after 75 ".repeat(words), "n": 4, "temperature": 1, "min_tokens": 8})).0
+    };
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..12).map(|number| scope.spawn(move || ask(1 + number % 3))).collect();
+        asked.into_iter().map(|asked| asked.join().expect("an answer")).collect()
+    });
+    assert_eq!(statuses, [200; 12]);
+    let tokenized = |line: &str| line.starts_with("serve_tokenized_prompts ").then(|| line.to_owned());
+    let lines: Vec<String> = server.get("/metrics").lines().filter_map(tokenized).collect();
+    assert_eq!(lines, ["serve_tokenized_prompts 12"], "one that waits is not tokenized again");
+    server.end().expect_code(0);
+}
+
+#[test]
+fn an_access_log_is_a_file_of_this_name_and_of_nobody_else() {
+    let scene = Scene::new();
+    scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);
+    scene.write("theirs", "theirs");
+    std::os::unix::fs::symlink("theirs", scene.path("link")).expect("a link");
+    std::os::unix::fs::symlink("nowhere", scene.path("dangling")).expect("a link");
+    std::fs::hard_link(scene.path("theirs"), scene.path("hard")).expect("a link");
+    scene.shell("mkfifo fifo && mkdir directory").expect_code(0);
+    for log in ["link", "dangling", "hard", "fifo", "directory"] {
+        let refused = scene.run(&["serve", "run", "--listen", "127.0.0.1:0", "--access-log", log]);
+        assert!(matches!(refused.code, Some(2 | 4)), "{log}: {:?}\n{}", refused.code, refused.err);
+        refused.expect_words(&[log]);
+    }
+    assert_eq!(scene.read("theirs"), b"theirs");
+    assert!(!scene.path("nowhere").exists());
+}
+
+#[test]
 fn a_failure_of_the_server_is_explained_to_its_owner_and_not_to_the_client() {
     let scene = Scene::new();
     scene.run(&short(&["--set", "train.eval_samples=1"])).expect_code(0);

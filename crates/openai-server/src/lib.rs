@@ -22,7 +22,8 @@
 //! # Invariants
 //!
 //! * Sizes are checked before memory is taken: connections, headers, bodies, waiting prompts and untaken answers have limits.
-//! * No client keeps others out: whoever makes the server wait longest gives way, and the client with the least work is next.
+//! * No client keeps others out: whoever makes the server wait longest gives way, and the client with the least work is next, its short
+//!   requests beside its long ones.
 //! * Every wait has a time limit: for a head, a body, an answer, and a client's reading.
 //! * A job is dropped when its client disconnects, its time is over, or it is answered. Dropping it frees its memory.
 //! * This crate does not depend on tensors, tokens or files.
@@ -46,5 +47,5 @@ pub use event::{Event, Finish, TokenLogprob};
 pub use http::{Drainer, Hooks, Limits, Server, Settings};
 pub use keys::Keys;
 pub use metrics::Gauge;
-pub use queue::{Job, Load, Queue};
+pub use queue::{Job, Load, Queue, Share};
 pub use request::{Interface, Message, Options, Overflow, Prompt, Request, RequestLimits};

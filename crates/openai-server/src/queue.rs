@@ -1,12 +1,13 @@
 //! The queue between the server's thread and the engine's: bounded, and fair between clients.
 //!
-//! A client is an address. The next job is that of the client with the least work in progress, and of its jobs the first one. So many
-//! requests of one client delay others by little, and requests of one client are answered in order.
+//! A client is an address. The next job is that of the client with the least work in progress. Clients behind one address cannot be told apart,
+//! but long requests can be told from short ones: a client's jobs are shared out between their sizes in the same way. Jobs of one client and
+//! one size are answered in order. So many requests of one client delay others by little, and long requests short ones.
 //!
 //! Invariants: a dropped job counts as done, whatever its outcome. Before a new job is refused, jobs of disconnected
 //! clients are dropped. After [`Queue::close`] no job is added, and the engine gets the remaining jobs.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,6 +22,9 @@ use crate::request::{Options, Prompt};
 /// A client counts as active for this long after its last job began to wait.
 const ACTIVE: Duration = Duration::from_secs(2);
 
+/// Bytes of a usual token.
+const BYTES_OF_A_TOKEN: usize = 4;
+
 /// A prompt that waits for its answers. Dropping the job tells the receiver that no more events follow.
 #[derive(Debug)]
 pub struct Job {
@@ -32,8 +36,8 @@ pub struct Job {
     pub options: Options,
     /// Number of earlier jobs.
     pub number: u64,
-    /// The address that the request came from.
-    pub client: IpAddr,
+    /// Who asks for how much.
+    pub share: Share,
     /// The id of the request, for messages about it.
     pub request_id: Arc<str>,
     events: UnboundedSender<(usize, Event)>,
@@ -44,11 +48,36 @@ pub struct Job {
     running: Option<RunningGuard>,
 }
 
+/// Jobs that share memory and turns: those of a client that have about the same size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Share {
+    /// The address that the request came from.
+    pub client: IpAddr,
+    /// The logarithm of the job's tokens, to the base 4.
+    pub size: u32,
+}
+
+impl Share {
+    /// The share of a job. `answer_tokens` is the longest answer of the server.
+    pub(crate) fn new(client: IpAddr, prompt: &Prompt, options: &Options, answer_tokens: usize) -> Self {
+        let of_prompt = match prompt {
+            Prompt::Tokens(ids) => ids.len(),
+            Prompt::Text(text) => text.len() / BYTES_OF_A_TOKEN,
+            Prompt::Chat(messages) => messages.iter().map(|message| message.content.len() / BYTES_OF_A_TOKEN).sum(),
+        };
+        let rows = options.n.max(options.num_beams.unwrap_or(1)).max(options.labels.len());
+        let of_answers = rows * options.max_tokens.unwrap_or(answer_tokens).min(answer_tokens);
+        Share { client, size: (of_prompt + of_answers).max(1).ilog2() / 2 }
+    }
+}
+
 /// What all jobs of a request have in common.
 #[derive(Clone)]
 pub(crate) struct Origin {
     pub model: usize,
     pub client: IpAddr,
+    /// The longest answer of the server, in tokens.
+    pub answer_tokens: usize,
     pub request_id: Arc<str>,
     pub events: UnboundedSender<(usize, Event)>,
     pub delivery: Arc<Delivery>,
@@ -56,8 +85,9 @@ pub(crate) struct Origin {
 
 impl Job {
     pub(crate) fn new(origin: &Origin, prompt: Prompt, options: Options, first_choice: usize) -> Self {
-        let Origin { model, client, request_id, events, delivery } = origin.clone();
-        Job { model, prompt, options, number: 0, client, request_id, events, delivery, first_choice, running: None }
+        let Origin { model, client, answer_tokens, request_id, events, delivery } = origin.clone();
+        let share = Share::new(client, &prompt, &options, answer_tokens);
+        Job { model, prompt, options, number: 0, share, request_id, events, delivery, first_choice, running: None }
     }
 
     /// Whether nobody waits for the events.
@@ -85,8 +115,8 @@ impl Job {
     pub fn weigh(&mut self, work: u64) {
         if let Some(running) = &mut self.running {
             let mut state = running.queue.state();
-            let of_client = state.running.entry(self.client).or_default();
-            of_client.work = of_client.work - running.work + work;
+            let of_share = state.running.entry(self.share).or_default();
+            of_share.work = of_share.work - running.work + work;
             running.work = work;
         }
     }
@@ -108,21 +138,21 @@ pub struct Queue {
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<Job>,
-    running: BTreeMap<IpAddr, Running>,
+    running: BTreeMap<Share, Running>,
     is_closed: bool,
     /// Number of jobs so far.
     number: u64,
-    /// When the last job of each client began to wait.
-    active: BTreeMap<IpAddr, Instant>,
+    /// When the last job of each share began to wait.
+    active: BTreeMap<Share, Instant>,
     /// The recent rate of finished jobs, for the estimate of a wait.
     recent: Recent,
 }
 
-/// The jobs of a client in progress.
-#[derive(Clone, Copy, Debug, Default)]
+/// The jobs of a share in progress.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Running {
-    jobs: usize,
     work: u64,
+    jobs: usize,
 }
 
 /// The recent rate at which jobs end.
@@ -136,7 +166,7 @@ struct Recent {
 #[derive(Debug)]
 struct RunningGuard {
     queue: Arc<Queue>,
-    client: IpAddr,
+    share: Share,
     work: u64,
     /// Whether the job goes back to the queue.
     returns: bool,
@@ -145,11 +175,11 @@ struct RunningGuard {
 impl Drop for RunningGuard {
     fn drop(&mut self) {
         let mut state = self.queue.state();
-        if let Some(of_client) = state.running.get_mut(&self.client) {
-            of_client.jobs -= 1;
-            of_client.work -= self.work;
-            if of_client.jobs == 0 {
-                state.running.remove(&self.client);
+        if let Some(of_share) = state.running.get_mut(&self.share) {
+            of_share.jobs -= 1;
+            of_share.work -= self.work;
+            if of_share.jobs == 0 {
+                state.running.remove(&self.share);
             }
         }
         if !self.returns {
@@ -188,12 +218,12 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds all jobs of a request, or none. In a full queue, the last jobs of a client that has more of them make way.
+    /// Adds all jobs of a request, or none. In a full queue, the last jobs of a share that has more of them make way.
     ///
     /// # Errors
     /// 429 if they do not fit; 503 after [`Queue::close`].
     pub(crate) fn push(&self, jobs: Vec<Job>) -> Result<(), ApiError> {
-        let Some(client) = jobs.first().map(|job| job.client) else { return Ok(()) };
+        let Some(share) = jobs.first().map(|job| job.share) else { return Ok(()) };
         let mut state = self.state();
         if state.is_closed {
             return Err(ApiError::new(503, "shutting_down", "the server is shutting down"));
@@ -201,11 +231,11 @@ impl Queue {
         state.waiting.retain(|job| !job.is_cancelled());
         while state.waiting.len() + jobs.len() > self.capacity {
             let full = state.full(jobs.len());
-            if !state.make_way(client, jobs.len(), &full) {
+            if !state.make_way(share, jobs.len(), &full) {
                 return Err(full);
             }
         }
-        state.saw(client);
+        state.saw(share);
         for mut job in jobs {
             job.number = state.number;
             state.number += 1;
@@ -219,7 +249,7 @@ impl Queue {
     pub fn next(self: &Arc<Self>) -> Option<Job> {
         let mut state = self.state();
         loop {
-            if let Some(job) = state.take() {
+            if let Some(job) = state.take(&[]) {
                 return Some(self.begun(&mut state, job));
             }
             if state.is_closed {
@@ -229,10 +259,10 @@ impl Queue {
         }
     }
 
-    /// Returns the next job, if there is one. An engine that has no room for it [puts it back](Self::put_back).
-    pub fn try_next(self: &Arc<Self>) -> Option<Job> {
+    /// Returns the next job, if there is one of another share than these. An engine that has no room for it [puts it back](Self::put_back).
+    pub fn try_next(self: &Arc<Self>, full: &[Share]) -> Option<Job> {
         let mut state = self.state();
-        let job = state.take()?;
+        let job = state.take(full)?;
         Some(self.begun(&mut state, job))
     }
 
@@ -249,10 +279,9 @@ impl Queue {
     }
 
     fn begun(self: &Arc<Self>, state: &mut State, mut job: Job) -> Job {
-        let of_client = state.running.entry(job.client).or_default();
-        of_client.jobs += 1;
-        let (queue, client) = (Arc::clone(self), job.client);
-        job.running = Some(RunningGuard { queue, client, work: 0, returns: false });
+        state.running.entry(job.share).or_default().jobs += 1;
+        let (queue, share) = (Arc::clone(self), job.share);
+        job.running = Some(RunningGuard { queue, share, work: 0, returns: false });
         job
     }
 
@@ -268,30 +297,39 @@ impl Queue {
         Load { waiting: state.waiting.len(), running: state.running.values().map(|running| running.jobs).sum() }
     }
 
-    /// The number of clients that have jobs, or had some a moment ago.
-    pub fn active_clients(&self) -> usize {
+    /// In how many parts the engine's memory is divided so that each active client has the same, and of a client each active size.
+    pub fn parts(&self, share: Share) -> usize {
         let mut state = self.state();
         let State { active, running, .. } = &mut *state;
-        active.retain(|client, seen| running.contains_key(client) || seen.elapsed() < ACTIVE);
-        active.len()
+        active.retain(|share, seen| running.contains_key(share) || seen.elapsed() < ACTIVE);
+        let clients: BTreeSet<IpAddr> = active.keys().map(|active| active.client).collect();
+        let sizes = active.keys().filter(|active| active.client == share.client).count();
+        clients.len().max(1) * sizes.max(1)
     }
 }
 
 impl State {
-    /// Takes the first job of the client with the least work in progress.
-    fn take(&mut self) -> Option<Job> {
+    /// Takes the first job of the client with the least work in progress, and of its sizes that with the least.
+    fn take(&mut self, full: &[Share]) -> Option<Job> {
         self.waiting.retain(|job| !job.is_cancelled());
-        let work = |job: &Job| self.running.get(&job.client).map_or((0, 0), |running| (running.work, running.jobs));
-        let place = (0..self.waiting.len()).min_by_key(|&place| work(&self.waiting[place]))?;
+        let mut of_client: BTreeMap<IpAddr, Running> = BTreeMap::new();
+        for (share, running) in &self.running {
+            let all = of_client.entry(share.client).or_default();
+            (all.work, all.jobs) = (all.work + running.work, all.jobs + running.jobs);
+        }
+        let of_share = |share: Share| self.running.get(&share).copied().unwrap_or_default();
+        let work = |share: Share| (of_client.get(&share.client).copied().unwrap_or_default(), of_share(share));
+        let places = (0..self.waiting.len()).filter(|&place| !full.contains(&self.waiting[place].share));
+        let place = places.min_by_key(|&place| work(self.waiting[place].share))?;
         self.waiting.remove(place)
     }
 
-    fn saw(&mut self, client: IpAddr) {
+    fn saw(&mut self, share: Share) {
         let now = Instant::now();
         if self.active.len() >= 1024 {
             self.active.retain(|_, seen| now.saturating_duration_since(*seen) < ACTIVE);
         }
-        self.active.insert(client, now);
+        self.active.insert(share, now);
     }
 
     fn full(&self, jobs: usize) -> ApiError {
@@ -299,18 +337,29 @@ impl State {
         ApiError { retry_after_s: Some(self.seconds_until_free(jobs)), ..ApiError::new(429, "queue_full", message) }
     }
 
-    /// Refuses the last request of the client with most waiting jobs, if it has more than `client` would have.
-    fn make_way(&mut self, client: IpAddr, jobs: usize, error: &ApiError) -> bool {
-        let mut waiting: BTreeMap<IpAddr, usize> = BTreeMap::new();
-        self.waiting.iter().for_each(|job| *waiting.entry(job.client).or_default() += 1);
-        let own = waiting.get(&client).copied().unwrap_or(0) + jobs;
-        let most = waiting.into_iter().max_by_key(|(_, count)| *count);
-        let Some((heaviest, _)) = most.filter(|&(_, count)| count > own) else { return false };
-        let Some(last) = self.waiting.iter().rposition(|job| job.client == heaviest) else { return false };
+    /// Refuses the last request of the client with most waiting jobs, if it has more than the new one's client would have. Otherwise the same
+    /// among the sizes of the new one's client.
+    fn make_way(&mut self, new: Share, jobs: usize, error: &ApiError) -> bool {
+        let all = |job: &Job| Some(job.share.client);
+        let heavier = self.heaviest(all, (new.client, jobs)).unwrap_or(new.client);
+        let own = |job: &Job| (job.share.client == heavier).then_some(job.share.size);
+        // A size of another client has nothing to compare with.
+        let own_jobs = if heavier == new.client { jobs } else { 0 };
+        let Some(size) = self.heaviest(own, (new.size, own_jobs)) else { return false };
+        let share = Share { client: heavier, size };
+        let Some(last) = self.waiting.iter().rposition(|job| job.share == share) else { return false };
         let Some(job) = self.waiting.remove(last) else { return false };
         job.send(Event::Failed(error.clone()));
         self.waiting.retain(|other| !other.events.same_channel(&job.events));
         true
+    }
+
+    /// The kind of jobs of which most wait, if they are more than those of the new kind with so many new jobs.
+    fn heaviest<K: Ord + Copy>(&self, kind: impl Fn(&Job) -> Option<K>, (new, jobs): (K, usize)) -> Option<K> {
+        let mut waiting: BTreeMap<K, usize> = BTreeMap::new();
+        self.waiting.iter().filter_map(kind).for_each(|kind| *waiting.entry(kind).or_default() += 1);
+        let own = if jobs == 0 { 0 } else { waiting.get(&new).copied().unwrap_or(0) + jobs };
+        waiting.into_iter().max_by_key(|(_, count)| *count).filter(|&(_, count)| count > own).map(|(kind, _)| kind)
     }
 
     /// Estimated seconds until so many jobs have left the queue.
@@ -333,8 +382,14 @@ mod tests {
         let (events, receiver) = unbounded_channel();
         let delivery = Delivery::new(&Untaken::new(1 << 20, 1));
         let origin =
-            Origin { model: 0, client: IpAddr::from([127, 0, 0, client]), request_id: "r".into(), events, delivery };
-        (Job::new(&origin, Prompt::Text(text.into()), Options::default(), 0), receiver)
+            Origin { model: 0, client: address(client), answer_tokens: 256, request_id: "r".into(), events, delivery };
+        let options =
+            Options { n: 1, max_tokens: Some(if text.starts_with("long") { 256 } else { 8 }), ..Options::default() };
+        (Job::new(&origin, Prompt::Text(text.into()), options, 0), receiver)
+    }
+
+    fn address(client: u8) -> IpAddr {
+        IpAddr::from([127, 0, 0, client])
     }
 
     fn job(text: &str) -> (Job, UnboundedReceiver<(usize, Event)>) {
@@ -356,9 +411,9 @@ mod tests {
         assert_eq!((refused.status, refused.retry_after_s), (429, Some(2)));
         let first = queue.next().unwrap();
         assert_eq!((text(&first), queue.load()), ("a", Load { waiting: 1, running: 1 }));
-        queue.put_back(queue.try_next().unwrap());
+        queue.put_back(queue.try_next(&[]).unwrap());
         assert_eq!(queue.load(), Load { waiting: 1, running: 1 });
-        let second = queue.try_next().unwrap();
+        let second = queue.try_next(&[]).unwrap();
         assert_eq!(text(&second), "b");
         assert_eq!((first.number, second.number), (0, 1));
         drop((first, second));
@@ -395,10 +450,10 @@ mod tests {
             .into_iter()
             .unzip();
         jobs.into_iter().for_each(|job| queue.push(vec![job]).unwrap());
-        assert_eq!(queue.active_clients(), 3);
+        assert_eq!(queue.parts(job("a").0.share), 3);
         let mut running = Vec::new();
         for (expected, work) in [("a1", 10), ("b1", 5), ("c1", 20), ("b2", 5), ("a2", 1), ("a3", 1)] {
-            let mut next = queue.try_next().unwrap();
+            let mut next = queue.try_next(&[]).unwrap();
             assert_eq!(text(&next), expected);
             next.weigh(work);
             running.push(next);
@@ -416,7 +471,48 @@ mod tests {
         let (other, _receiver) = job_of(2, "b1");
         queue.push(vec![other]).unwrap();
         assert!(matches!(receivers.pop().unwrap().try_recv(), Ok((0, Event::Failed(error))) if error.status == 429));
-        let order: Vec<String> = std::iter::from_fn(|| queue.try_next()).map(|job| text(&job).to_owned()).collect();
+        let order: Vec<String> = std::iter::from_fn(|| queue.try_next(&[])).map(|job| text(&job).to_owned()).collect();
         assert_eq!(order, ["a1", "a2", "b1"]);
+    }
+
+    #[test]
+    fn short_jobs_do_not_wait_for_the_long_ones_of_their_client() {
+        let queue = Queue::new(4);
+        let (jobs, mut receivers): (Vec<_>, Vec<_>) =
+            ["long 1", "long 2", "long 3", "long 4"].map(job).into_iter().unzip();
+        jobs.into_iter().for_each(|job| queue.push(vec![job]).unwrap());
+        let mut running = vec![queue.try_next(&[]).unwrap()];
+        running[0].weigh(100);
+        for (number, text) in ["a1", "a2", "a3"].into_iter().enumerate() {
+            let (job, receiver) = job(text);
+            // The queue has room for one. Then the last long one makes way, until both sizes have two.
+            assert_eq!(queue.push(vec![job]).is_ok(), number < 2, "{text}");
+            receivers.push(receiver);
+        }
+        assert!(matches!(receivers[3].try_recv(), Ok((0, Event::Failed(error))) if error.status == 429));
+        assert_eq!(queue.parts(running[0].share), 2, "sizes of one client");
+        let mut order = Vec::new();
+        while let Some(mut next) = queue.try_next(&[]) {
+            next.weigh(if text(&next).starts_with("long") { 100 } else { 1 });
+            order.push(text(&next).to_owned());
+            running.push(next);
+        }
+        assert_eq!(order, ["a1", "a2", "long 2", "long 3"]);
+    }
+
+    #[test]
+    fn sizes_are_those_of_prompts_and_answers_together_and_few() {
+        let size = |prompt: Prompt, options: Options| Share::new(address(1), &prompt, &options, 256).size;
+        let check = |prompt: &str, n, max_tokens, expected| {
+            let options = Options { n, max_tokens, ..Options::default() };
+            assert_eq!(size(Prompt::Text(prompt.into()), options), expected, "{n} answers of {max_tokens:?} tokens");
+        };
+        check("short", 1, Some(8), 1);
+        check("short", 1, Some(16), 2);
+        check("short", 1, None, 4);
+        check("short", 4, Some(1 << 40), 5);
+        check(&"long".repeat(4096), 1, Some(1), 6);
+        let labels = Options { labels: vec![String::new(); 64], max_tokens: Some(1), ..Options::default() };
+        assert_eq!(size(Prompt::Tokens(Vec::new()), labels), 3);
     }
 }

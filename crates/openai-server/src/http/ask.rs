@@ -130,6 +130,7 @@ pub(super) async fn ask(
     let origin = Origin {
         model,
         client: record.place.client,
+        answer_tokens: limits.request.answer_tokens,
         request_id: record.access.request_id.as_str().into(),
         events: sender,
         delivery: Arc::clone(&record.delivery),

@@ -170,6 +170,26 @@ impl ContinuousBatch {
     /// # Errors
     /// An operation fails.
     pub fn step(&mut self, told: &mut dyn FnMut(Told) -> bool) -> Result<Vec<Grown>> {
+        self.step_of(|_| true, told)
+    }
+
+    /// The same as [`step`](Self::step) for the sources with these keys. The others wait.
+    ///
+    /// # Errors
+    /// As for [`step`](Self::step).
+    pub fn step_of(
+        &mut self,
+        takes_part: impl Fn(u64) -> bool,
+        told: &mut dyn FnMut(Told) -> bool,
+    ) -> Result<Vec<Grown>> {
+        let (now, later) = std::mem::take(&mut self.members).into_iter().partition(|member| takes_part(member.key));
+        self.members = now;
+        let grown = self.step_of_all(told);
+        self.members.extend::<Vec<Member>>(later);
+        grown
+    }
+
+    fn step_of_all(&mut self, told: &mut dyn FnMut(Told) -> bool) -> Result<Vec<Grown>> {
         if self.members.is_empty() {
             return Ok(Vec::new());
         }

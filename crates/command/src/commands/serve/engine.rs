@@ -1,8 +1,9 @@
 //! The engine: takes jobs out of the queue while they fit, and generates one token at a time for all running jobs.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dataloader::Tokenizer;
 use openai_server::{ApiError, Event, Finish, Job, Overflow, Prompt, Queue, StreamedText, TokenLogprob};
@@ -11,6 +12,7 @@ use t5::{Answer, GenerateOptions, TokenScore, Told};
 
 use super::models::{Loaded, Served};
 use super::request_options::{self, Defaults};
+use super::turns::Turns;
 use crate::failure::{Failure, Outcome};
 use crate::report;
 
@@ -36,6 +38,10 @@ pub struct Engine<'a> {
     pub overflow: Overflow,
     /// Running jobs, by key.
     pub running: BTreeMap<u64, Running>,
+    /// The number of prompts that were tokenized.
+    pub tokenized: Arc<AtomicU64>,
+    /// The turns of long and short answers.
+    pub turns: Turns,
     /// Waiting jobs that were prepared and did not fit yet, by their number.
     pub prepared: BTreeMap<u64, Prepared>,
 }
@@ -44,6 +50,8 @@ pub struct Engine<'a> {
 pub struct Running {
     job: Job,
     bytes: u64,
+    /// Answers that grow at the same time.
+    rows: usize,
     /// What was sent of each answer.
     sent: Vec<Sent>,
 }
@@ -74,6 +82,16 @@ pub struct Prepared {
     bytes: u64,
 }
 
+/// Whether there is room for a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    Is,
+    /// Jobs of its own share hold what they may. Others can begin.
+    ShareIsFull,
+    /// Nothing can begin before something ends.
+    Full,
+}
+
 /// The most prepared jobs that are kept while they wait. Beyond it a job is prepared again.
 const MOST_PREPARED: usize = 256;
 
@@ -84,6 +102,7 @@ impl Engine<'_> {
             if self.running.is_empty() {
                 // Between two bursts of requests, memory goes back to the system.
                 heap::release_unused();
+                self.turns.clear();
                 let Some(job) = self.queue.next() else { return };
                 let prepared = self.prepared(&job);
                 self.begin(job, prepared);
@@ -95,33 +114,41 @@ impl Engine<'_> {
 
     /// Starts the next jobs of the queue, in order, while they fit beside the running jobs.
     fn admit(&mut self) {
-        while let Some(job) = self.queue.try_next() {
+        let mut full = Vec::new();
+        while let Some(job) = self.queue.try_next(&full) {
             let prepared = self.prepared(&job);
-            if let Ok(prepared) = &prepared
-                && !self.fits(&job, prepared.bytes)
-            {
-                if self.prepared.len() >= MOST_PREPARED {
-                    self.prepared.clear();
-                }
-                self.prepared.insert(job.number, prepared.clone());
-                return self.queue.put_back(job);
+            let room = prepared.as_ref().map_or(Room::Is, |prepared| self.room(&job, prepared.bytes));
+            if room == Room::Is {
+                // An invalid request gets its error at once.
+                self.begin(job, prepared);
+                continue;
             }
-            // An invalid request gets its error at once.
-            self.begin(job, prepared);
+            if self.prepared.len() >= MOST_PREPARED {
+                self.prepared.clear();
+            }
+            self.prepared.extend(prepared.ok().map(|prepared| (job.number, prepared)));
+            full.push(job.share);
+            self.queue.put_back(job);
+            if room == Room::Full {
+                return;
+            }
         }
     }
 
-    /// Whether a job fits beside the running ones. While several clients ask, no client has more than its share of the memory, except for
-    /// one job.
-    fn fits(&self, job: &Job, bytes: u64) -> bool {
+    /// Whether a job fits beside the running ones. While several clients ask, or one for answers of different sizes, none of them has more than
+    /// its share of the memory, except for one job, or of the time.
+    fn room(&self, job: &Job, bytes: u64) -> Room {
         let held = |counts: &dyn Fn(&Job) -> bool| -> u64 {
             self.running.values().filter(|running| counts(&running.job)).map(|running| running.bytes).sum()
         };
-        let own = held(&|running| running.client == job.client);
-        let share = self.budget / self.queue.active_clients().max(1) as u64;
-        held(&|_| true) + bytes <= self.budget
-            && (own == 0 || own + bytes <= share)
-            && self.loaded.has_space(job.model, &self.served[job.model])
+        let own = held(&|running| running.share == job.share);
+        let share = self.budget / self.queue.parts(job.share) as u64;
+        let is_within_share = own == 0 || own + bytes <= share;
+        if !is_within_share || !self.turns.may_begin(job.share.size) {
+            return Room::ShareIsFull;
+        }
+        let is_loadable = self.loaded.has_space(job.model, &self.served[job.model]);
+        if held(&|_| true) + bytes <= self.budget && is_loadable { Room::Is } else { Room::Full }
     }
 
     /// What a job needs. It is tokenized once, however long it waits.
@@ -164,6 +191,7 @@ impl Engine<'_> {
                 let is_chat = matches!(prompt, Prompt::Chat(_)) && self.overflow != Overflow::Refuse;
                 let overflow = if is_chat { Overflow::CutBeginning } else { self.overflow };
                 let read = if overflow == Overflow::CutBeginning { usize::MAX } else { most + 1 };
+                self.tokenized.fetch_add(1, Ordering::Relaxed);
                 let encoded = self.tokenizer.encode_start(&text, read);
                 let mut ids = self.tokenizer.start_ids().to_vec();
                 ids.extend(encoded.map_err(|error| refused("prompt", error))?);
@@ -212,6 +240,7 @@ impl Engine<'_> {
             Err(error) => return job.send(Event::Failed(error)),
         };
         job.weigh(bytes);
+        self.turns.begins(job.share.size, source.len());
         let joined = self.loaded.get(job.model, &self.served[job.model]).and_then(|together| {
             let is_cancelled = || job.is_cancelled();
             Ok(match given.is_empty() {
@@ -223,7 +252,8 @@ impl Engine<'_> {
             Ok(true) => {
                 job.send(Event::Started { prompt_tokens: source.len(), is_cut });
                 let sent = vec![Sent::new(&job.options.stop); options.sequences];
-                self.running.insert(job.number, Running { job, bytes, sent });
+                let rows = options.shape().rows;
+                self.running.insert(job.number, Running { job, bytes, rows, sent });
             }
             // The client has disconnected.
             Ok(false) => {}
@@ -231,17 +261,32 @@ impl Engine<'_> {
         }
     }
 
+    /// The rows in progress of each size.
+    fn rows(&self) -> BTreeMap<u32, usize> {
+        let mut rows = BTreeMap::new();
+        for running in self.running.values() {
+            *rows.entry(running.job.share.size).or_default() += running.rows;
+        }
+        rows
+    }
+
     /// Generates one more token for every client that is still connected.
     fn step(&mut self) {
         self.running.retain(|_, running| !running.job.is_cancelled());
+        let turns = self.turns.next(&self.rows());
+        let has_turn: BTreeSet<u64> =
+            self.running.iter().filter(|(_, running)| turns[&running.job.share.size]).map(|(key, _)| *key).collect();
         for number in self.loaded.busy() {
             let Some(together) = self.loaded.together(number) else { continue };
             together.retain(|key| self.running.contains_key(&key));
+            // A card takes about as long for a few rows more.
+            let is_card = !together.model().device().is_cpu();
+            let takes_part = |key: u64| is_card || has_turn.contains(&key);
             let (running, tokenizer) = (RefCell::new(&mut self.running), self.tokenizer);
             let mut told = |told: Told| {
                 running.borrow_mut().get_mut(&told.key).is_none_or(|running| running.grow(tokenizer, told))
             };
-            match together.step(&mut told) {
+            match together.step_of(takes_part, &mut told) {
                 Ok(grown) => {
                     for grown in grown {
                         if let Some(running) = self.running.remove(&grown.key) {

@@ -6,12 +6,14 @@
 mod engine;
 pub mod models;
 mod request_options;
+mod turns;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dataloader::{Side, Tokenizer};
@@ -26,6 +28,7 @@ use t5::AnswerShape;
 use self::engine::Engine;
 use self::models::{Loaded, Named};
 use self::request_options::Defaults;
+use self::turns::Turns;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::inference::{Asked, Planned, Shape};
 use crate::output::{self, Kind, Shown, Stream};
@@ -74,7 +77,8 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
         hosts: flags.allow_host.clone(),
         limits,
     };
-    let server = Server::start(settings, &queue, hooks(flags, &planned.plan)?).map_err(|error| {
+    let tokenized = Arc::new(AtomicU64::new(0));
+    let server = Server::start(settings, &queue, hooks(flags, &planned.plan, &tokenized)?).map_err(|error| {
         Failure::usage(format!("--listen {}: {error}", flags.listen))
             .hint("name another port: `--listen 127.0.0.1:0` takes any")
     })?;
@@ -105,6 +109,8 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
         bytes,
         budget,
         running: BTreeMap::new(),
+        tokenized,
+        turns: Turns::default(),
         prepared: BTreeMap::new(),
     };
     engine.run();
@@ -239,7 +245,7 @@ fn planned<'a>(
 }
 
 /// The access log, and metrics of the process.
-fn hooks(flags: &ServeArgs, plan: &Plan) -> Outcome<Hooks> {
+fn hooks(flags: &ServeArgs, plan: &Plan, tokenized: &Arc<AtomicU64>) -> Outcome<Hooks> {
     let file: Option<Mutex<File>> = match &flags.access_log {
         None => None,
         Some(path) => {
@@ -262,7 +268,7 @@ fn hooks(flags: &ServeArgs, plan: &Plan) -> Outcome<Hooks> {
             }
         }
     };
-    let (budget, predicted) = (plan.budget, plan.predicted_peak);
+    let (budget, predicted, tokenized) = (plan.budget, plan.predicted_peak, Arc::clone(tokenized));
     #[expect(clippy::cast_precision_loss, reason = "bytes are far below 2^53")]
     let gauges = move || {
         let now = SystemProbe::new().snapshot().ok();
@@ -278,6 +284,11 @@ fn hooks(flags: &ServeArgs, plan: &Plan) -> Outcome<Hooks> {
             ("serve_memory_budget_bytes", "The budget of the process.", of(Some(budget))),
             ("serve_predicted_peak_bytes", "Most memory that the plan predicts.", of(Some(predicted))),
             ("process_open_fds", "Open files.", files),
+            (
+                "serve_tokenized_prompts",
+                "Prompts that were tokenized. One that waits is not tokenized again.",
+                Some(tokenized.load(Ordering::Relaxed) as f64),
+            ),
         ];
         all.into_iter().filter_map(|(name, help, value)| Some(Gauge { name, help, value: value? })).collect()
     };
