@@ -205,13 +205,26 @@ impl RunDir {
             };
             what = what.or(is_there.then_some(named));
         }
-        let Some(what) = what else { return Ok(()) };
+        let Some(what) = what else { return self.refuse_to_replace() };
         Err(Failure::usage(format!(
             "{}: this directory already has {what} of a run; runs are never overwritten",
             self.root.display()
         ))
         .hint("resume that run with `--keep-training`")
         .hint("or start a new run elsewhere with `--output DIR`"))
+    }
+
+    /// Refuses to start a new run in a directory that has a file of somebody else with a name of the run's: a page called `report.html` is a
+    /// likely one.
+    fn refuse_to_replace(&self) -> Outcome<()> {
+        let is_there = |name: &&str| std::fs::symlink_metadata(self.root.join(name)).is_ok();
+        let Some(name) = [PAGE, EVENTS, FINISHED].into_iter().find(is_there).filter(|_| !is_run(&self.root)) else {
+            return Ok(());
+        };
+        let path = self.root.join(name);
+        Err(Failure::usage(format!("{}: no run wrote this file, and a run here would replace it", path.display()))
+            .hint("name another directory for the run: `--output DIR`")
+            .hint(format!("or move the file: `mv {0} {0}.old`", shell_words::quoted(&path))))
     }
 
     /// Whether the directory of checkpoints has anything except unfinished files of a killed process.
@@ -269,6 +282,23 @@ mod tests {
         std::fs::create_dir(run.checkpoints().join("step-00000001")).unwrap();
         let refused = run.refuse_to_overwrite().expect_err("a checkpoint");
         assert!(refused.hints[0].contains("--keep-training"), "{refused}");
+    }
+
+    #[test]
+    fn a_file_that_no_run_wrote_is_not_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let run = RunDir::lock(directory.path()).unwrap();
+        for name in [PAGE, EVENTS, FINISHED] {
+            let path = directory.path().join(name);
+            std::fs::write(&path, "my only copy").unwrap();
+            let refused = run.refuse_to_overwrite().expect_err(name);
+            assert!(refused.message.contains(name) && refused.hints[1].contains(name), "{refused}");
+            std::fs::remove_file(&path).unwrap();
+        }
+        // A run that was stopped before its first checkpoint wrote its page itself.
+        std::fs::write(directory.path().join(PAGE), "<html>").unwrap();
+        std::fs::write(directory.path().join(RESOLVED), "").unwrap();
+        run.refuse_to_overwrite().expect("a run");
     }
 
     #[test]

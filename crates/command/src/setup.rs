@@ -64,6 +64,8 @@ fn read_values(flags: &TrainArgs) -> Outcome<Values> {
         Some(path) => apply_file(&mut values, path)?,
         None if flags.keep_training == Some(true) && flags.names_output() && is_there(&resolved)? => {
             run_dir::apply_resolved(&mut values, &resolved)?;
+            // A change that was allowed once is not allowed for ever.
+            values.reset("run.allow_changes")?;
         }
         None if assets::is_wanted(&typed) => assets::apply(&mut values)?,
         None => {}

@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use heap::with_temporary_name;
+use heap::{TEMPORARY_PREFIX, with_temporary_name};
 
 use crate::error::{Error, Result};
 use crate::identity::Identity;
@@ -23,6 +23,12 @@ use crate::users;
 const FILE_MODE: u32 = 0o666;
 /// Permissions of a new directory, before the umask.
 const DIRECTORY_MODE: u32 = 0o777;
+/// Permissions of a file that is ours alone.
+const PRIVATE_FILE_MODE: u32 = 0o600;
+/// Digits of a temporary name.
+pub(crate) const ID_DIGITS: usize = 16;
+/// The suffix of the directory of a dry run.
+pub(crate) const RUN: &str = "-run";
 /// Permissions of a directory that is ours alone.
 pub(crate) const PRIVATE_MODE: u32 = 0o700;
 
@@ -163,7 +169,13 @@ impl Directory {
     /// # Errors
     /// The name is taken, or the file cannot be made.
     pub fn create(&self, name: &OsStr) -> io::Result<File> {
-        self.create_with(name, FILE_MODE)
+        self.create_with(name, if self.is_of_dry_run() { PRIVATE_FILE_MODE } else { FILE_MODE })
+    }
+
+    /// Whether it is the directory of a dry run, or is in one. Its files may be rows that are private.
+    fn is_of_dry_run(&self) -> bool {
+        let id = |name: &OsStr| Some(name.to_str()?.strip_prefix(TEMPORARY_PREFIX)?.strip_suffix(RUN)?.len());
+        self.path.components().any(|part| id(part.as_os_str()) == Some(ID_DIGITS))
     }
 
     pub(crate) fn create_with(&self, name: &OsStr, mode: u32) -> io::Result<File> {

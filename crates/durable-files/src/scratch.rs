@@ -192,7 +192,15 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let parent = tempfile::tempdir().unwrap();
         let scratch = Scratch::create_in(parent.path(), is_own).unwrap();
-        assert_eq!(fs::metadata(scratch.path()).unwrap().permissions().mode() & 0o777, 0o700);
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(scratch.path()), 0o700);
+        let (inner, beside) = (scratch.path().join("sample-data"), parent.path().join("a-run"));
+        fs::create_dir(&inner).and_then(|()| fs::create_dir(&beside)).unwrap();
+        for (directory, expected) in [(scratch.path(), 0o600), (&inner, 0o600), (&beside, 0o666)] {
+            crate::write_atomic(&directory.join("rows.parquet"), b"rows").unwrap();
+            let got = mode(&directory.join("rows.parquet"));
+            assert!(got == expected || expected == 0o666 && got > 0o600, "{}: {got:o}", directory.display());
+        }
         drop(scratch);
         let left = abandoned(parent.path());
         fs::set_permissions(parent.path(), fs::Permissions::from_mode(0o777)).unwrap();

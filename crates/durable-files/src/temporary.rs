@@ -17,14 +17,11 @@ use std::io;
 
 use heap::TEMPORARY_PREFIX;
 
-use crate::directory::Directory;
+use crate::directory::{Directory, ID_DIGITS, RUN};
 use crate::locks::try_lock;
 
-const ID_DIGITS: usize = 16;
 pub(crate) const PART: &str = "-part-";
 pub(crate) const OLD: &str = "-old-";
-/// Suffix of the directory of a dry run.
-const RUN: &str = "-run";
 
 /// The kind of entry under a temporary name.
 #[derive(Clone, Debug, PartialEq, Eq)]
