@@ -250,7 +250,8 @@ fn hooks(flags: &ServeArgs, plan: &Plan, tokenized: &Arc<AtomicU64>) -> Outcome<
         None => None,
         Some(path) => {
             let file = durable_files::append(path);
-            Some(Mutex::new(file.map_err(|error| Failure::io("open it", path, &error))?))
+            let named = |error: std::io::Error| Failure::usage(format!("--access-log {}: {error}", path.display()));
+            Some(Mutex::new(file.map_err(named)?))
         }
     };
     if file.is_none() {
