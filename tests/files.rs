@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use parquet::arrow::ArrowWriter;
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
 use serde_json::Value;
 
 /// Writes a parquet file of string columns; `None` is null.
@@ -28,9 +30,24 @@ pub fn write_numbers(path: &Path) {
     );
 }
 
+/// Writes a parquet file as Hugging Face's `datasets` does: `text`, and `label` with numbers of these classes.
+pub fn write_classes(path: &Path, labels: &[i64], names: &[&str]) {
+    let texts: ArrayRef = Arc::new(StringArray::from_iter_values((0..labels.len()).map(|row| row.to_string())));
+    let labels: ArrayRef = Arc::new(Int64Array::from(labels.to_vec()));
+    let batch = RecordBatch::try_from_iter([("text", texts), ("label", labels)]).expect("columns of one length");
+    let class = serde_json::json!({"_type": "ClassLabel", "names": names});
+    let features = serde_json::json!({"info": {"features": {"label": class}}}).to_string();
+    let features = KeyValue::new("huggingface".to_owned(), features);
+    write_with(path, &batch, WriterProperties::builder().set_key_value_metadata(Some(vec![features])).build());
+}
+
 fn write(path: &Path, batch: &RecordBatch) {
+    write_with(path, batch, WriterProperties::default());
+}
+
+fn write_with(path: &Path, batch: &RecordBatch, properties: WriterProperties) {
     let file = File::create(path).expect("a parquet file");
-    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("a writer");
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), Some(properties)).expect("a writer");
     writer.write(batch).expect("rows");
     writer.close().expect("a footer");
 }

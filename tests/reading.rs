@@ -27,7 +27,10 @@ fn a_text_with_a_label_is_a_pair_and_never_pretraining() {
     assert!(ran.out.contains(words), "{}", ran.out);
     let reading = &scene.events("run", "start")[0]["reading"];
     assert_eq!(reading["train"]["files"][0]["not_used"], json!(["id"]));
-    assert_eq!(reading["train"]["files"][0]["texts"], "prompt from `text`, response from `label`");
+    let file = &reading["train"]["files"][0];
+    assert_eq!(file["texts"], "prompt from `text`, response from `label`");
+    let dialect = json!([file["rows"], file["encoding"], file["delimiter"], file["quotes"]]);
+    assert_eq!(dialect, json!([2, "utf-8", ",", true]));
     let resolved = String::from_utf8(scene.read("run/resolved.toml")).expect("UTF-8");
     let kept = resolved.lines().find_map(|line| line.strip_prefix("# reading: ")).expect("the reading");
     assert_eq!(serde_json::from_str::<serde_json::Value>(kept).expect("JSON"), *reading);
@@ -105,6 +108,24 @@ fn labels_are_counted_and_those_that_differ_only_by_case_or_blanks_are_named() {
     scene.run(&["inspect", "rows.jsonl"]).expect_code(0).expect_words(&["labels            4: `bug` 4, `hr` 2", alike]);
     train(&scene, "rows.jsonl", &[]).expect_code(0).expect_words(&[alike]);
     assert_eq!(scene.events("run", "data")[0]["counts"]["labels"], json!({" bug ": 1, "BUG": 1, "bug": 4, "hr": 2}));
+    // Also of parquet, which is read in place.
+    let labels = ["bug", "bug", "bug", "bug", "BUG", " bug ", "hr", "hr"];
+    let columns = [("text", vec![Some("it broke"); labels.len()]), ("label", labels.map(Some).to_vec())];
+    crate::files::write_rows(&scene.path("rows.parquet"), &columns);
+    let ran = train(&scene, "rows.parquet", &["other"]).expect_code(0).expect_words(&[alike]);
+    assert!(scene.events("other", "data").is_empty(), "{}", ran.out);
+}
+
+#[test]
+fn numbers_of_classes_become_their_names_and_a_row_of_a_test_file_without_a_class_is_counted() {
+    let scene = Scene::new();
+    crate::files::write_classes(&scene.path("rows.parquet"), &[1, 0, -1, 1], &["bad", "good"]);
+    let ran = train(&scene, "rows.parquet", &[]).expect_code(0);
+    ran.expect_words(&["the numbers of `label` are read as `bad`, `good`", "1 of 4 rows were skipped"]);
+    let reading = &scene.events("run", "start")[0]["reading"]["train"]["files"][0];
+    assert_eq!((&reading["classes"], &reading["rows"]), (&json!({"label": ["bad", "good"]}), &json!(4)));
+    assert_eq!(scene.events("run", "data")[0]["counts"]["labels"], json!({}));
+    assert!(pairs(&scene, "rows.parquet", &[]).contains(r#"{"prompt":"1","response":"bad"}"#));
 }
 
 #[test]
@@ -141,6 +162,16 @@ fn a_directory_of_splits_trains_on_train_validates_on_validation_and_leaves_test
     assert_eq!(scene.events("run", "eval").last().expect("an evaluation")["samples"], 2);
     let reading = &scene.events("run", "start")[0]["reading"];
     assert_eq!(reading["left_alone"], json!(["rows/data/test.jsonl"]));
+    let rows = |part: &str| {
+        let files = reading[part]["files"].as_array().expect("files");
+        files.iter().map(|file| file["rows"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!((rows("train"), rows("validation")), (vec![json!(3), json!(2)], vec![json!(2)]));
+    // What is shown next works, and reads the same split of the directory.
+    let next: Vec<&str> = ran.out.lines().filter(|line| line.contains(" --data ")).collect();
+    assert!(next[0].ends_with("--data rows/data/validation.jsonl"), "{}", ran.out);
+    assert!(next[1].contains("--data rows --output"), "{}", ran.out);
+    scene.shell(next[0]).expect_code(0);
     let eval = ["eval", "--model", "run/model", "--data", "rows"];
     let refused = scene.run(&eval).expect_code(2).expect_words(&["for validation and for tests"]);
     assert!(refused.err.contains("`--data rows/data/test.jsonl`"), "{}", refused.err);
@@ -187,6 +218,10 @@ fn what_the_tokenizer_does_not_hold_is_counted_at_the_start_and_by_inspect() {
     assert_eq!(reading["lost"]["{"], 8);
     let inspect = ["inspect", "rows.jsonl", "--tokenizer", "words.json"];
     scene.run(&inspect).expect_code(0).expect_words(&["8 of 8 targets change", "`{`", "of the rows read"]);
+    let eval = ["eval", "--model", "other/model", "--data", "rows.jsonl"];
+    scene.run(&eval).expect_code(0).expect_words(&["8 of 8 targets change", "`{`"]);
+    let reading = scene.run(&[&eval[..], &["--json"]].concat()).expect_code(0).json()["reading"].clone();
+    assert_eq!(reading["tokenizer"]["changed_targets"], 8);
 }
 
 /// A tokenizer of a few words, which knows no braces. Returns the setting that names it.

@@ -208,17 +208,17 @@ impl OptionalGroup<'_> {
 
     /// Measures the network between the processes, unless the config has its rate. With virtual shards the network is not measured, because
     /// plans, and with them bits, would depend on it.
-    pub fn measure_network(self, config: &mut Config, parallel: Option<&Parallel>, device: &Device) -> Outcome<()> {
-        let (Some(_), Some(parallel)) = (self.0, parallel) else { return Ok(()) };
-        if config.parallel.network.is_none() && config.parallel.virtual_shards.is_none() {
-            config.parallel.network = Some(Network::measured(parallel.bits_per_second(device)?));
+    pub fn network(self, config: &Config, parallel: Option<&Parallel>, device: &Device) -> Outcome<Option<Network>> {
+        let is_known = config.parallel.network.is_some() || config.parallel.virtual_shards.is_some();
+        match (self.0, parallel) {
+            (Some(_), Some(parallel)) if !is_known => Ok(Some(Network::measured(parallel.bits_per_second(device)?))),
+            _ => Ok(None),
         }
-        Ok(())
     }
 
-    /// Checks that the budgets of a host's processes do not exceed its memory. Without a budget, gives each process an equal share.
-    pub fn share_memory(self, config: &mut Config, now: &MemorySnapshot) -> Outcome<()> {
-        let Some(group) = self.0 else { return Ok(()) };
+    /// Checks that the budgets of a host's processes do not exceed its memory. Without a budget, returns an equal share for each process.
+    pub fn memory_share(self, config: &Config, now: &MemorySnapshot) -> Outcome<Option<u64>> {
+        let Some(group) = self.0 else { return Ok(None) };
         let budget = planner::budget_of(config.memory.budget).resolve(now);
         let own_group = now.group.as_ref().map_or("", |group| group.path.as_str());
         let here = host(group)?;
@@ -241,8 +241,7 @@ impl OptionalGroup<'_> {
             let share = |(available, _, processes): &(Bytes, Vec<u64>, u64)| {
                 planner::budget_of(None).resolve(&of_available(*available)).0 / processes
             };
-            config.memory.budget = shared.iter().map(share).min();
-            return Ok(());
+            return Ok(shared.iter().map(share).min());
         }
         for (available, budgets, processes) in shared {
             let sum = Bytes(budgets.iter().sum());
@@ -257,26 +256,27 @@ impl OptionalGroup<'_> {
                 .hint(format!("`--memory-budget` is for each process: {} or less", Bytes(available.0 / processes))));
             }
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Finds processes that compute on the same card, and notes in the config whether there are any. If this process shares its card and
-    /// has a budget for it, returns a warning.
+    /// Finds processes that compute on the same card, and returns whether there are any. If this process shares its card and has a budget
+    /// for it, also returns a warning.
     ///
     /// # Errors
     /// This process shares its card without a budget: each process would take all of the card's memory.
-    pub fn check_cards(self, config: &mut Config, device: &Device) -> Outcome<Option<String>> {
-        let Some(group) = self.0 else { return Ok(None) };
+    pub fn shared_cards(self, config: &Config, device: &Device) -> Outcome<(bool, Option<String>)> {
+        let Some(group) = self.0 else { return Ok((false, None)) };
         let mine = t5_ops::card_id(device).map(|card| Ok::<_, Failure>((host(group)?, card))).transpose()?;
         let said = all_gather(group, &mine)?;
         let cards: HashSet<&(String, String)> = said.iter().flatten().collect();
-        config.parallel.shares_cards = cards.len() < said.iter().flatten().count();
+        let are_shared = cards.len() < said.iter().flatten().count();
         let on_mine = (0..said.len()).filter(|&rank| said[rank] == mine).map(|rank| rank.to_string());
         let on_mine: Vec<String> = on_mine.collect();
-        let Some((host, _)) = mine.filter(|_| on_mine.len() > 1) else { return Ok(None) };
+        let Some((host, _)) = mine.filter(|_| on_mine.len() > 1) else { return Ok((are_shared, None)) };
         let problem = format!("processes {} of {} compute on one card of {host}", on_mine.join(", "), said.len());
         if config.memory.device_budget.is_some() {
-            return Ok(Some(format!("{problem}: they wait for each other, and each has a context of its own there")));
+            let warning = format!("{problem}: they wait for each other, and each has a context of its own there");
+            return Ok((are_shared, Some(warning)));
         }
         let cards = plural(t5_ops::cards().unwrap_or(1) as u64, "card");
         Err(Failure::usage(format!("{problem}, and each would plan with all of its memory"))

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use dataloader::{Objective, Side, SpanCorruption, Tokenizer};
 use memory_policy::{counted, plural};
-use row_files::{Chosen, Conversion, Trace};
-use serde_json::{Value, json};
+use row_files::{Cell, Chosen, Column, Conversion, Labels, Row, Rows, Trace, is_label_column};
+use serde_json::{Map, Value, json};
 
 use crate::config::{self, Columns, Config};
 use crate::failure::{Failure, Outcome};
@@ -78,12 +78,15 @@ pub struct Part {
     pub conversion: Conversion,
     /// Whether they are read where they lie. Otherwise they are converted first.
     pub is_in_place: bool,
+    /// The rows of each file, in the order of the files; none: they are not known.
+    pub rows: Vec<u64>,
 }
 
 impl Part {
     /// Files with their kinds and columns. It is still open whether they are converted.
     pub fn new(key: &'static str, originals: Vec<PathBuf>, conversion: Conversion) -> Self {
-        Self { key, originals, conversion, is_in_place: false }
+        let rows: Option<Vec<u64>> = conversion.sources.iter().map(|(_, kind, _)| kind.rows).collect();
+        Self { key, originals, conversion, is_in_place: false, rows: rows.unwrap_or_default() }
     }
 
     /// The columns that all files have as plain parquet; `None` if a file must be converted.
@@ -114,6 +117,21 @@ impl Part {
         unused
     }
 
+    /// The labels of at most `most` rows of each file, if the files have two columns and the second is one of labels.
+    pub fn labels(&self, most: usize) -> Outcome<Labels> {
+        let (mut labels, mut row) = (Labels::default(), Row::default());
+        for (path, kind, pairing) in &self.conversion.sources {
+            let Some((_, column)) = pairing.flat().filter(|(_, column)| is_label_column(column)) else { continue };
+            let mut rows = Rows::open(path, kind, &[Column::text(column)], false)?;
+            for _ in 0..most {
+                let Some(read) = rows.next(&mut row)? else { break };
+                let label = row.cells.first().and_then(Cell::text).filter(|_| read.is_ok());
+                label.into_iter().for_each(|label| labels.add(label));
+            }
+        }
+        Ok(labels)
+    }
+
     /// The way from a row's number back to its file; `None` if a file was unpacked to be read.
     pub fn trace(&self) -> Option<Trace> {
         let is_there = self.conversion.sources.iter().map(|(path, ..)| path).eq(&self.originals);
@@ -130,8 +148,8 @@ impl Part {
         format!(
             "{}: {files}: {}, {}{}",
             self.key,
-            kind.form.name(),
-            pairing.in_words(),
+            kind.in_words(),
+            pairing.of_classes(&kind.classes),
             unused_in_words(&self.unused())
         )
     }
@@ -143,13 +161,20 @@ impl Part {
     }
 
     fn to_json(&self) -> Value {
-        let listed = self.conversion.sources.iter().zip(&self.originals).take(MAX_LISTED);
-        let files = listed.map(|((_, kind, pairing), original)| {
+        let files = self.conversion.sources.iter().zip(&self.originals).take(MAX_LISTED).zip(0..);
+        let files = files.map(|(((_, kind, pairing), original), number)| {
+            let columns: Vec<String> = pairing.columns().into_iter().map(|column| column.name).collect();
+            let classes: Map<String, Value> = columns
+                .iter()
+                .filter_map(|column| Some((column.clone(), json!(&kind.classes.of(column)?[..]))))
+                .collect();
+            let (delimiter, quotes) = kind.dialect().unzip();
             json!({
-                "file": original.display().to_string(), "form": kind.form.name(),
+                "file": original.display().to_string(), "form": kind.form.name(), "rows": self.rows.get(number),
+                "encoding": kind.encoding(), "delimiter": delimiter, "quotes": quotes, "classes": classes,
                 // The debug form is the name in JSON.
                 "compression": format!("{:?}", kind.compression).to_lowercase(), "texts": pairing.in_words(),
-                "columns": pairing.columns().into_iter().map(|column| column.name).collect::<Vec<_>>(),
+                "columns": columns,
                 "not_used": pairing.unused(&kind.columns),
             })
         });

@@ -112,13 +112,15 @@ pub fn prepare(
     };
     let chats = Chats { fits: &fits, tokenizer: tokenizer.fingerprint() };
     let converted = parquet_of(&data.reading, &data.reading.train, TRAIN, (config, &chats), run, wanted)?;
-    (data.train, data.estimated_rows) = (converted.train, converted.estimated_rows);
+    (data.train, data.estimated_rows) = (converted.files, converted.estimated_rows);
+    data.reading.train.rows.extend(converted.rows);
     data.validation.extend(converted.validation);
     data.events.extend(converted.event);
     if let Some(validation) = &data.reading.validation {
         let converted = parquet_of(&data.reading, validation, VALIDATION, (config, &chats), run, wanted)?;
-        data.validation = converted.train;
+        data.validation = converted.files;
         data.events.extend(converted.event);
+        data.reading.validation.iter_mut().for_each(|part| part.rows.extend(&converted.rows));
     }
     Ok(data)
 }
@@ -257,7 +259,9 @@ struct Chats<'a> {
 
 /// A set of files as parquet.
 struct Converted {
-    train: Vec<PathBuf>,
+    files: Vec<PathBuf>,
+    /// The rows of each source, where the source did not say it.
+    rows: Vec<u64>,
     validation: Option<PathBuf>,
     event: Option<Value>,
     estimated_rows: Option<u64>,
@@ -276,8 +280,12 @@ fn parquet_of(
         if !part.is_usual() {
             (wanted.say)(&part.in_words());
         }
-        return Ok(Converted { train: part.originals.clone(), validation: None, event: None, estimated_rows: None });
+        let labels = part.labels(PLANNED_ROWS as usize)?;
+        labels.alike_in_words().inspect(|words| report::warn(&format!("{}: {words}", part.key)));
+        let files = part.originals.clone();
+        return Ok(Converted { files, rows: Vec::new(), validation: None, event: None, estimated_rows: None });
     }
+    let is_unknown = part.rows.is_empty();
     let Part { key, conversion, originals, .. } = part;
     let columns = reading.objective.columns();
     let split = config.data.validation_split.filter(|_| name == TRAIN).map(share);
@@ -300,7 +308,9 @@ fn parquet_of(
         let rows = record["counts"]["train"].as_u64().unwrap_or(0);
         (wanted.say)(&format!("{key}: {}, turned before into {}", plural(rows, "row"), train.display()));
         let event = Some(event(key, record, true));
-        return Ok(Converted { train: vec![train], validation, event, estimated_rows: None });
+        let rows = record["counts"]["of_files"].as_array().filter(|_| is_unknown);
+        let rows = rows.into_iter().flatten().filter_map(Value::as_u64).collect();
+        return Ok(Converted { files: vec![train], rows, validation, event, estimated_rows: None });
     }
     let is_bound = wanted.resumes && record.is_some() && !config.run.allow_changes.iter().any(|part| part == "data");
     if is_bound {
@@ -365,7 +375,8 @@ fn parquet_of(
     }
     #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "an estimate of rows")]
     let estimated_rows = is_partial.then(|| (counts.train as f64 / counts.share) as u64);
-    Ok(Converted { train: vec![train], validation, event: Some(event(key, &record, false)), estimated_rows })
+    let rows = if is_unknown && !is_partial { counts.of_files } else { Vec::new() };
+    Ok(Converted { files: vec![train], rows, validation, event: Some(event(key, &record, false)), estimated_rows })
 }
 
 /// Refuses a conversion before its rows are read, if not even short rows fit. A process that is above its budget already is left to its
@@ -493,7 +504,8 @@ fn event(key: &str, record: &Value, is_reused: bool) -> Value {
 /// Numbers of a conversion for records and events.
 pub fn counts_json(counts: &Counts) -> Value {
     json!({
-        "read": counts.read, "malformed": counts.malformed, "empty": counts.empty, "cleaned": counts.cleaned,
+        "read": counts.read, "of_files": counts.of_files.iter().take(row_record::MAX_LISTED).collect::<Vec<_>>(),
+        "malformed": counts.malformed, "empty": counts.empty, "cleaned": counts.cleaned,
         "labels": counts.labels.counts().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         "duplicates": counts.duplicates, "shortened_chats": counts.shortened_chats,
         "left_out_turns": counts.left_out_turns, "train": counts.train, "validation": counts.validation,

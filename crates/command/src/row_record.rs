@@ -26,7 +26,7 @@ pub fn settings(conversion: &Conversion, columns: &[String], config: &Config, sp
         "columns": columns,
         "encoding": config.data.encoding,
         "quotes": config.data.has_quotes,
-        "texts": listed(conversion.sources.iter().map(|(.., pairing)| pairing.in_words())),
+        "texts": listed(conversion.sources.iter().map(|(_, kind, pairing)| pairing.of_classes(&kind.classes))),
         // The debug form is part of the rows' identity, and is not shown.
         "bad_rows": format!("{:?}", config.data.bad_rows).to_lowercase(),
         "validation": split.map(|share| match share {

@@ -29,7 +29,7 @@ use trainer::{StepOutcome, StepPlan, StepStats, Trainer};
 pub use self::first_model::FirstModel;
 pub use self::step_times::{StepTimes, copies_so_far};
 use crate::bits::{self, Before, Kernels, Resumed};
-use crate::config::{Config, unused::Circumstances};
+use crate::config::{Config, surroundings::Surroundings, unused::Circumstances};
 use crate::failure::Outcome;
 use crate::job::{self, RunJob};
 use crate::ledger::{Ledger, Needs, Reservation};
@@ -130,11 +130,10 @@ pub struct Parts {
 impl Session {
     /// Plans, prints the bill, and only then loads the weights.
     pub fn start(parts: Parts) -> Outcome<Self> {
-        let Parts { mut config, mut opened, mut run, stop, found, sources, goes_back, mut machine, group, ledger } =
-            parts;
+        let Parts { config, mut opened, mut run, stop, found, sources, goes_back, mut machine, group, ledger } = parts;
         let together = OptionalGroup(group.as_ref());
         let mut parallel = together.parallel(&config)?;
-        let shared_card = together.check_cards(&mut config, &opened.device)?;
+        let (shares_cards, shared_card) = together.shared_cards(&config, &opened.device)?;
         let share = processes::batch_share(parallel.as_ref());
         // Before the process is measured, so that the measurement includes the memory of the views.
         let mut views = Views::of(run.root());
@@ -175,15 +174,15 @@ impl Session {
         let priced =
             together.main_process_first(|| speed::priced_run(&config, &opened.model, &options, &opened.device))?;
         let priced = priced.with(together.broadcast_from_root(priced.prices)?);
-        priced.note_in(&mut config)?;
         opened.stages.ends(stages::SPEED)?;
-        if let Some(parallel) = parallel.as_mut().filter(|_| !config.parallel.shares_cards) {
+        if let Some(parallel) = parallel.as_mut().filter(|_| !shares_cards) {
             // Before the device is measured: memory for this connection does not belong to tensors.
             parallel.connect_cards(&opened.device)?;
         }
-        together.measure_network(&mut config, parallel.as_ref(), &opened.device)?;
+        let network = together.network(&config, parallel.as_ref(), &opened.device)?;
         let now = planner::rehearse(&opened.model, &options, &opened.device, machine.as_ref())?;
-        together.share_memory(&mut config, &now)?;
+        let (budget, prices) = (together.memory_share(&config, &now)?, priced.noted(&config)?);
+        let config = config.completed(Surroundings { shares_cards, network, budget, prices })?;
         let wanted = Wanted::Undominated(saved.as_ref().map(|saved| &saved.plan));
         let data = run_data::of(&config, &opened, &loader);
         // Lengths of rows of the whole run: a resumed run reads the same rows, and so has the same choices.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use text_metrics::Metric;
 
-use crate::config::Config;
+use crate::config::{Config, paths};
 use crate::run_dir::ROWS;
 use crate::saved::History;
 use crate::session::Session;
@@ -57,11 +57,15 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
     // The user's own files, not the files that they were converted to. Rows that were split off are only in the run's directory.
     let reading = &run.opened.reading;
     let split_off = || run.run.root().join(ROWS).join("validation-rows.parquet");
+    let data =
+        |files: &[PathBuf]| files.iter().map(|file| format!("--data {}", quoted(file))).collect::<Vec<_>>().join(" ");
     let validation = run.opened.validation.as_ref().map(|_| match &reading.validation {
-        Some(part) => part.originals.first().cloned().unwrap_or_default(),
-        None => split_off(),
+        Some(part) => data(&part.originals),
+        None => data(&[split_off()]),
     });
-    let train = reading.train.originals.first().map_or_else(|| "rows.parquet".to_owned(), |rows| quoted(rows));
+    // A directory or a pattern stays what the user typed: its splits are found again.
+    let train: Vec<PathBuf> = config.data.train.iter().map(|pattern| paths::from_text(pattern)).collect();
+    let train = data(if train.is_empty() { &reading.train.originals } else { &train });
     let prompt = run.history().example_prompt.as_deref().unwrap_or("...");
     // A command is one line.
     let prompt = without_prefix(prompt, run.opened.model.prefix()).lines().next().unwrap_or("...");
@@ -73,19 +77,17 @@ fn next(run: &Session, model: &Path) -> Vec<String> {
         None => format!("--model {model}"),
     };
     let mut commands = vec![format!("{program} generate {answering} --prompt {prompt}")];
-    // `eval` takes the columns from the run.
+    // `eval` takes the columns from the run, and rows that were split off are parquet.
     let text = settings_of_text(config);
-    commands.extend(validation.map(|rows| match rows == split_off() {
-        true => format!("{program} eval {answering} --data {}", quoted(&rows)),
-        false => format!("{program} eval {answering} --data {}{text}", quoted(&rows)),
-    }));
+    let of_rows = reading.validation.as_ref().map_or("", |_| text.as_str());
+    commands.extend(validation.map(|rows| format!("{program} eval {answering} {rows}{of_rows}")));
     let output = &config.run.output_dir;
     commands.push(match of_adapter {
         Some(_) => format!("{program} merge {answering} --output {}", quoted(&output.join("merged"))),
         None => {
             let tuned = quoted(&unused_beside(output));
             let columns = settings_of_columns(config);
-            format!("{program} --finetune --model {model} --data {train}{columns}{text} --output {tuned}")
+            format!("{program} --finetune --model {model} {train}{columns}{text} --output {tuned}")
         }
     });
     commands

@@ -25,6 +25,9 @@ const MAX_FOOTER_BYTES: u64 = 256 << 20;
 const MAX_ROW_GROUPS: usize = 1 << 16;
 /// The most bytes of the writer's name.
 const MAX_NAME_BYTES: usize = 4096;
+/// The key under which Hugging Face's `datasets` describes the columns, and the most bytes of that description.
+const FEATURES_KEY: &[u8] = b"huggingface";
+const MAX_FEATURES_BYTES: usize = 1 << 20;
 
 /// A column chunk as its footer declares it. No field has been checked yet.
 #[derive(Debug, Clone, Default)]
@@ -64,6 +67,8 @@ pub(crate) trait Sink {
 pub(crate) struct Walked {
     pub(crate) rows: i64,
     pub(crate) created_by: Option<String>,
+    /// The description of the columns by Hugging Face's `datasets`, in JSON.
+    pub(crate) features: Option<String>,
     /// SHA-256 of the footer's bytes.
     pub(crate) hash: [u8; 32],
 }
@@ -137,9 +142,9 @@ impl FooterBytes<'_> {
 pub(crate) fn walk(path: &Path, handle: &Handle, file_bytes: u64, sink: &mut dyn Sink) -> Result<Walked, Error> {
     let (bytes, data_end) = find(path, handle, file_bytes)?;
     let mut walk = Walk { path, input: Compact::of(bytes), data_end, sink };
-    let (rows, created_by) = walk.file_metadata()?;
+    let walked = walk.file_metadata()?;
     let hash = walk.input.into_source().finish();
-    Ok(Walked { rows, created_by, hash: hash.map_err(|fault| footer_error(path, &fault))? })
+    Ok(Walked { hash: hash.map_err(|fault| footer_error(path, &fault))?, ..walked })
 }
 
 /// Finds the footer and the end of the data.
@@ -204,7 +209,8 @@ impl From<Fault> for Stop {
 }
 
 impl Walk<'_> {
-    fn file_metadata(&mut self) -> Result<(i64, Option<String>), Error> {
+    /// The fields, without the hash.
+    fn file_metadata(&mut self) -> Result<Walked, Error> {
         self.fields().map_err(|stop| match stop {
             Stop::Sink(error) => error,
             Stop::Fault(Fault::File(source)) => Error::io(self.path, "read", source),
@@ -212,8 +218,8 @@ impl Walk<'_> {
         })
     }
 
-    fn fields(&mut self) -> Result<(i64, Option<String>), Stop> {
-        let (mut rows, mut created_by, mut has_schema, mut last) = (None, None, false, 0);
+    fn fields(&mut self) -> Result<Walked, Stop> {
+        let (mut rows, mut created_by, mut features, mut has_schema, mut last) = (None, None, None, false, 0);
         while let Some(field) = self.input.field(&mut last)? {
             match (field.id, field.kind) {
                 (2, kind::LIST) if !has_schema => {
@@ -223,6 +229,7 @@ impl Walk<'_> {
                 (3, kind::I64) => rows = Some(self.input.i64()?),
                 (4, kind::LIST) if has_schema => self.row_groups()?,
                 (4, _) => return Err(corrupt("its row groups come before its schema")),
+                (5, kind::LIST) => features = self.features()?,
                 (6, kind::BINARY) => {
                     let name = self.input.binary(MAX_NAME_BYTES)?;
                     created_by = Some(String::from_utf8_lossy(&name).into_owned());
@@ -231,9 +238,31 @@ impl Walk<'_> {
             }
         }
         match rows {
-            Some(rows) if has_schema => Ok((rows, created_by)),
+            Some(rows) if has_schema => Ok(Walked { rows, created_by, features, hash: [0; 32] }),
             _ => Err(corrupt("it lacks its schema or its number of rows")),
         }
+    }
+
+    /// The value of [`FEATURES_KEY`] in the list of keys and values.
+    fn features(&mut self) -> Result<Option<String>, Stop> {
+        let (element, length) = self.input.list()?;
+        if element != kind::STRUCT && length > 0 {
+            return Err(corrupt("its keys and values are not a list of structs"));
+        }
+        let mut features = None;
+        for _ in 0..length {
+            let (mut is_wanted, mut last) = (false, 0);
+            while let Some(field) = self.input.field(&mut last)? {
+                match (field.id, field.kind) {
+                    (1, kind::BINARY) => {
+                        is_wanted = self.input.short_binary(FEATURES_KEY.len())?.as_deref() == Some(FEATURES_KEY);
+                    }
+                    (2, kind::BINARY) if is_wanted => features = self.input.short_binary(MAX_FEATURES_BYTES)?,
+                    (_, other) => self.input.skip(other)?,
+                }
+            }
+        }
+        Ok(features.and_then(|bytes| String::from_utf8(bytes).ok()))
     }
 
     fn schema(&mut self) -> Result<(), Stop> {

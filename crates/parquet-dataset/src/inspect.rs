@@ -122,8 +122,27 @@ pub fn string_columns(path: &Path) -> Result<Vec<String>, Error> {
 /// All of a file's columns, including those in lists and groups, from its footer alone.
 ///
 /// # Errors
-/// The file is not a parquet file, or cannot be read.
+/// As [`described`].
 pub fn leaf_columns(path: &Path) -> Result<Vec<LeafColumn>, Error> {
+    Ok(described(path)?.columns)
+}
+
+/// What a footer says about a file's rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Described {
+    /// The file's rows.
+    pub rows: u64,
+    /// All columns, including those in lists and groups.
+    pub columns: Vec<LeafColumn>,
+    /// The description of the columns by Hugging Face's `datasets`, in JSON; `None` if there is none of at most a MiB.
+    pub features: Option<String>,
+}
+
+/// Reads the footer of a file.
+///
+/// # Errors
+/// The file is not a parquet file, or cannot be read.
+pub fn described(path: &Path) -> Result<Described, Error> {
     struct Leaves(Vec<LeafColumn>);
     impl Sink for Leaves {
         fn leaf(&mut self, _index: usize, leaf: &Leaf<'_>) -> Result<(), Error> {
@@ -153,8 +172,8 @@ pub fn leaf_columns(path: &Path) -> Result<Vec<LeafColumn>, Error> {
     let mut files = Files::new(None);
     let (handle, identity) = files.add(path)?;
     let mut leaves = Leaves(Vec::new());
-    walk(path, &handle, identity.bytes, &mut leaves).map_err(|error| files.changed_or(0, error))?;
-    Ok(leaves.0)
+    let walked = walk(path, &handle, identity.bytes, &mut leaves).map_err(|error| files.changed_or(0, error))?;
+    Ok(Described { rows: walked.rows.max(0) as u64, columns: leaves.0, features: walked.features })
 }
 
 /// Files with more columns are refused when all columns are to be shown.

@@ -57,7 +57,9 @@ pub use cursor::RowCursor;
 pub use dataset::{Dataset, DatasetOptions, Residency};
 pub use declared::{Declared, declared};
 pub use error::{Error, Place};
-pub use inspect::{ColumnInspection, Inspection, LeafColumn, inspect, leaf_columns, string_columns};
+pub use inspect::{
+    ColumnInspection, Described, Inspection, LeafColumn, described, inspect, leaf_columns, string_columns,
+};
 pub use io::{IoLog, IoRead};
 pub use layout::{FileLayout, Layout};
 pub use limits::PartOf;

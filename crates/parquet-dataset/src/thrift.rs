@@ -135,6 +135,17 @@ impl<S: Source> Compact<S> {
         Ok(bytes)
     }
 
+    /// Reads a string or byte string, or skips it if it has more than `most` bytes.
+    pub(crate) fn short_binary(&mut self, most: usize) -> Result<Option<Vec<u8>>, Fault> {
+        let length = self.varint()?;
+        if length > most as u64 {
+            return self.skip_bytes(length).map(|()| None);
+        }
+        let mut bytes = Vec::with_capacity(length as usize);
+        self.take(length, Some(&mut bytes))?;
+        Ok(Some(bytes))
+    }
+
     /// Skips a string or byte string and returns its length.
     pub(crate) fn skip_binary(&mut self) -> Result<u64, Fault> {
         let length = self.varint()?;

@@ -15,6 +15,7 @@ use arrow_array::{Array, ArrayRef};
 use arrow_schema::{DataType, TimeUnit};
 
 use crate::chat::{MAX_TURNS, Turn, role, too_many};
+use crate::classes::{Class, class};
 use crate::columns::Column;
 use crate::error::{LIST, OBJECT, RowFault};
 use crate::row::{Cell, one_text};
@@ -39,6 +40,43 @@ pub(crate) fn cell(array: &dyn Array, row: usize, column: &Column) -> Result<Cel
         }
         DataType::Struct(_) | DataType::Map(..) => Cell::Other(OBJECT),
         _ => scalar(array, row),
+    })
+}
+
+/// The names of the class or classes of a row; `None` if the column has no numbers.
+pub(crate) fn class_cell(array: &dyn Array, row: usize, names: &[String]) -> Option<Cell> {
+    const NO_CLASS: Cell = Cell::Other("a number of no class");
+    if array.is_null(row) {
+        return Some(Cell::Null);
+    }
+    if let DataType::List(_) | DataType::LargeList(_) = array.data_type() {
+        let elements = elements(array, row);
+        let mut found = Vec::with_capacity(elements.len());
+        for element in 0..elements.len() {
+            match class(names, number(&elements, element)?) {
+                Class::Named(name) => found.push(name),
+                Class::None => {}
+                Class::Unknown => return Some(NO_CLASS),
+            }
+        }
+        return Some(if found.is_empty() { Cell::Null } else { Cell::Text(found.join("\n")) });
+    }
+    Some(match class(names, number(array, row)?) {
+        Class::Named(name) => Cell::Text(name.to_owned()),
+        Class::None => Cell::Null,
+        Class::Unknown => NO_CLASS,
+    })
+}
+
+/// A whole number of 64 bits or fewer.
+fn number(array: &dyn Array, row: usize) -> Option<i64> {
+    Some(match array.data_type() {
+        _ if array.is_null(row) => -1,
+        DataType::Int8 => array.as_primitive::<Int8Type>().value(row).into(),
+        DataType::Int16 => array.as_primitive::<Int16Type>().value(row).into(),
+        DataType::Int32 => array.as_primitive::<Int32Type>().value(row).into(),
+        DataType::Int64 => array.as_primitive::<Int64Type>().value(row),
+        _ => return None,
     })
 }
 
@@ -71,7 +109,7 @@ fn text_of_list(elements: &ArrayRef, column: &str) -> Result<Option<Cell>, RowFa
             _ => return Ok(None),
         }
     }
-    Ok((!texts.is_empty()).then(|| Cell::Text(one_text(&texts, column))))
+    Ok(Some(if texts.is_empty() { Cell::Null } else { Cell::Text(one_text(&texts, column)) }))
 }
 
 /// Numbers, booleans and dates. Other types have no usual text.

@@ -4,7 +4,7 @@
 //! Invariants:
 //! * Before anything is decoded, the page headers are read. A page that would take more than the limit is refused.
 //! * Texts are views into their pages and dictionaries, so a batch holds no more than its pages, and a text that many
-//!   rows share once.
+//!   rows share once. They are decoded as bytes, so a text that is not UTF-8 is a fault of its row alone.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,8 +16,11 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
 };
+use parquet::basic::{ConvertedType, Type as PhysicalType};
+use parquet::file::metadata::{FileMetaData, ParquetMetaData};
+use parquet::schema::types::{SchemaDescriptor, Type};
 
-use crate::arrow_cells::cell;
+use crate::arrow_cells::{cell, class_cell};
 use crate::columns::Column;
 use crate::error::{Error, RowFault};
 use crate::kind::Kind;
@@ -37,11 +40,19 @@ pub(crate) struct ArrowRows {
     batch: Option<RecordBatch>,
     /// The next row of the batch.
     at: usize,
-    /// The wanted columns, each with its path in a batch; `None` if the file does not have it.
-    columns: Vec<(Column, Option<Vec<usize>>)>,
+    columns: Vec<Wanted>,
     next: u64,
     rows: u64,
     most_row_bytes: usize,
+}
+
+/// A wanted column.
+struct Wanted {
+    column: Column,
+    /// Its path in a batch; `None` if the file does not have it.
+    place: Option<Vec<usize>>,
+    /// The names of its classes, if it has numbers of classes.
+    classes: Option<Arc<[String]>>,
 }
 
 impl ArrowRows {
@@ -64,6 +75,8 @@ impl ArrowRows {
         let file = regular_file::open(path).map_err(|source| Error::io(path, "open", source))?;
         let options = || ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let metadata = ArrowReaderMetadata::load(&file, options()).map_err(failed)?;
+        let bytes = Arc::new(texts_as_bytes(metadata.metadata()).map_err(failed)?);
+        let metadata = ArrowReaderMetadata::try_new(bytes, options()).map_err(failed)?;
         let views = Schema::new(metadata.schema().fields().iter().map(|field| with_views(field)).collect::<Fields>());
         let metadata =
             ArrowReaderMetadata::try_new(Arc::clone(metadata.metadata()), options().with_schema(Arc::new(views)));
@@ -77,7 +90,12 @@ impl ArrowRows {
             .map_err(failed)?;
         use arrow_array::RecordBatchReader;
         let schema = batches.schema();
-        let columns = wanted.iter().map(|column| (column.clone(), place(schema.fields(), &column.name))).collect();
+        let columns = wanted.iter().map(|column| Wanted {
+            column: column.clone(),
+            place: place(schema.fields(), &column.name),
+            classes: kind.classes.of(&column.name).cloned(),
+        });
+        let columns = columns.collect();
         let most_row_bytes = kind.options.max_row_bytes;
         Ok(Self { path: path.to_owned(), batches, batch: None, at: 0, columns, next: 0, rows, most_row_bytes })
     }
@@ -108,9 +126,9 @@ impl ArrowRows {
         let index = self.at;
         (self.at, self.next) = (self.at + 1, self.next + 1);
         let mut bytes = 0;
-        for (column, place) in &self.columns {
+        for Wanted { column, place, classes } in &self.columns {
             let found = match place {
-                Some(place) => cell_at(batch, place, index, column),
+                Some(place) => cell_at(batch, place, index, (column, classes.as_deref())),
                 None => Ok(Cell::Null),
             };
             match found {
@@ -130,6 +148,31 @@ impl ArrowRows {
 
 fn decode_error(path: &Path, reason: &str) -> Error {
     Error::Decode { path: path.to_owned(), reason: format!("the parquet data cannot be decoded: {reason}") }
+}
+
+/// The metadata with byte strings in place of texts. The parquet crate refuses a batch with a text that is not UTF-8.
+fn texts_as_bytes(metadata: &ParquetMetaData) -> parquet::errors::Result<ParquetMetaData> {
+    fn bytes(of: &Type) -> parquet::errors::Result<Arc<Type>> {
+        let basic = of.get_basic_info();
+        if of.is_group() {
+            let fields = of.get_fields().iter().map(|field| bytes(field)).collect::<Result<_, _>>()?;
+            let group = Type::group_type_builder(of.name()).with_fields(fields);
+            let group = group.with_logical_type(basic.logical_type_ref().cloned());
+            let group = group.with_converted_type(basic.converted_type());
+            let group = if basic.has_repetition() { group.with_repetition(basic.repetition()) } else { group };
+            return group.build().map(Arc::new);
+        }
+        let is_text = matches!(basic.converted_type(), ConvertedType::UTF8 | ConvertedType::ENUM | ConvertedType::JSON);
+        if of.get_physical_type() != PhysicalType::BYTE_ARRAY || !is_text {
+            return Ok(Arc::new(of.clone()));
+        }
+        let text = Type::primitive_type_builder(of.name(), PhysicalType::BYTE_ARRAY);
+        text.with_repetition(basic.repetition()).build().map(Arc::new)
+    }
+    let file = metadata.file_metadata();
+    let schema = Arc::new(SchemaDescriptor::new(bytes(file.schema())?));
+    let file = FileMetaData::new(file.version(), file.num_rows(), None, None, schema, None);
+    Ok(ParquetMetaData::new(file, metadata.row_groups().to_vec()))
 }
 
 /// The field with texts as views.
@@ -159,7 +202,13 @@ fn place(fields: &Fields, name: &str) -> Option<Vec<usize>> {
     })
 }
 
-fn cell_at(batch: &RecordBatch, place: &[usize], row: usize, column: &Column) -> Result<Cell, RowFault> {
+/// The value of a row in a column with these names of classes.
+fn cell_at(
+    batch: &RecordBatch,
+    place: &[usize],
+    row: usize,
+    (column, classes): (&Column, Option<&[String]>),
+) -> Result<Cell, RowFault> {
     let mut array: &dyn Array = batch.column(place[0]);
     for &index in &place[1..] {
         if array.is_null(row) {
@@ -167,5 +216,8 @@ fn cell_at(batch: &RecordBatch, place: &[usize], row: usize, column: &Column) ->
         }
         array = array.as_struct().column(index);
     }
-    cell(array, row, column)
+    match classes.and_then(|classes| class_cell(array, row, classes)) {
+        Some(cell) => Ok(cell),
+        None => cell(array, row, column),
+    }
 }

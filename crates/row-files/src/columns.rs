@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 
 use crate::chat::{self, Fits};
+use crate::classes::Classes;
 use crate::error::{RowFault, listed};
 use crate::row::{Cell, Row};
 use crate::template::Template;
@@ -177,6 +178,12 @@ impl Pairing {
             }
         }
         unused
+    }
+
+    /// The reading in one line: [`in_words`](Self::in_words), and the names of the classes that numbers stand for.
+    pub fn of_classes(&self, classes: &Classes) -> String {
+        let columns = self.columns();
+        self.in_words() + &classes.in_words(columns.iter().map(|column| column.name.as_str()))
     }
 
     /// Whether a row is one text instead of a pair.

@@ -96,6 +96,8 @@ impl Default for Settings<'_> {
 pub struct Counts {
     /// Rows of the files.
     pub read: u64,
+    /// Rows of each file that was read to its end.
+    pub of_files: Vec<u64>,
     /// Rows left out because they are malformed.
     pub malformed: u64,
     /// Rows left out because a column is null or empty.
@@ -207,6 +209,7 @@ impl Conversion {
         let (all, mut done) = (self.bytes(), 0);
         for (path, kind, pairing) in &self.sources {
             let mut rows = Rows::open(path, kind, &pairing.columns(), true)?;
+            let before = counts.read;
             while let Some(read) = rows.next(&mut row)? {
                 if settings.max_rows == Some(counts.read) {
                     counts.share = share(done, rows.share_read(), file_bytes(path), all);
@@ -267,6 +270,7 @@ impl Conversion {
             if let Some(notes) = rows.notes().filter(|notes| **notes != Notes::default()) {
                 counts.notes.get_or_insert_with(|| (path.clone(), notes.clone()));
             }
+            counts.of_files.push(counts.read - before);
             counts.digests.push(rows.finish()?);
             done += file_bytes(path);
         }

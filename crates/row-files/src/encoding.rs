@@ -52,9 +52,9 @@ impl Encoding {
         }
         let high = |at: usize| bytes.get(at).is_some_and(|byte| *byte >= 0x80);
         let all = (0..bytes.len()).filter(|&at| high(at)).count();
-        let alone = (0..bytes.len()).filter(|&at| high(at) && !high(at + 1) && (at == 0 || !high(at - 1))).count();
-        // Letters with accents stand between plain ones. Other scripts come in runs.
-        let candidates: &[_] = match alone * 2 > all {
+        let runs = (0..bytes.len()).filter(|&at| high(at) && !high(at + 1)).count();
+        // Letters with accents stand between plain ones, rarely two together. Other scripts come in longer runs.
+        let candidates: &[_] = match runs * 8 > all * 5 {
             true => &[WINDOWS_1252, SHIFT_JIS, GB18030, BIG5],
             false => &[EUC_JP, SHIFT_JIS, EUC_KR, GB18030, BIG5, WINDOWS_1251, WINDOWS_1252],
         };
@@ -171,6 +171,7 @@ mod tests {
     #[test]
     fn the_encoding_of_ordinary_text_is_found_and_read() {
         check("windows-1252", "prompt,response\nJürgen grüßt,“5 €” für Käse\n");
+        check("windows-1252", "text;label\nGrüße; so\nnö;schlecht\n");
         check("latin-1", "question,answer\nOù est la gare ?,à côté du café\n");
         check("gb18030", "prompt,response\n今天天气怎么样？,今天是晴天，气温二十度。\n");
         check("shift_jis", "prompt,response\n今日の天気はどうですか？,晴れです。\n");

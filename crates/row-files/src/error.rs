@@ -208,6 +208,8 @@ impl Error {
             Self::Decode { .. } => Some("the file is damaged or incomplete; copy or write it again".to_owned()),
             Self::Changed { .. } => Some("start again when no other process writes to the file".to_owned()),
             Self::Parquet(error) => error.hint(),
+            // Texts of parquet have no other encoding.
+            Self::Row(row) if row.is_row && matches!(row.fault, RowFault::NotUtf8(_)) => None,
             Self::Row(row) => row.fault.hint(),
             Self::Mixed { .. } => Some("convert them apart, or name the columns".to_owned()),
             Self::Duplicates { .. } => Some("raise `--memory-budget`, or use `--deduplicate exact`".to_owned()),

@@ -11,7 +11,7 @@ use crate::template::Template;
 const FORMS: [(&str, &[&str]); 35] = [
     ("{prefix}: {input_text}", &["target_text"]),
     ("question: {question} context: {context}", ANSWERS),
-    ("question: {question} passage: {passage}", ANSWERS),
+    ("question: {question} passage: {passage}", &["answer", "label"]),
     ("question: {question} sentence: {sentence}", LABELS),
     ("sentence1: {sentence1} sentence2: {sentence2}", SCORES),
     ("question1: {question1} question2: {question2}", SCORES),
@@ -21,8 +21,9 @@ const FORMS: [(&str, &[&str]); 35] = [
     ("{question}", &["response"]),
     ("{question}", ANSWERS),
     ("{query}", &["response"]),
-    ("{inputs}", &["targets"]),
+    // Beside these, `inputs` and `targets` are tokens.
     ("{inputs_pretokenized}", &["targets_pretokenized"]),
+    ("{inputs}", &["targets"]),
     ("{input}", &["output"]),
     ("{input_text}", &["target_text"]),
     ("{document}", &["summary"]),
@@ -49,9 +50,11 @@ const FORMS: [(&str, &[&str]); 35] = [
 /// Columns of answers to a question.
 const ANSWERS: &[&str] = &["answers.text", "answer", "answers"];
 /// Columns of classes. A text of the class comes before its number.
-const LABELS: &[&str] = &["label_text", "label", "labels", "category", "target", "class", "intent", "sentiment"];
+const LABELS: &[&str] =
+    &["label_text", "label", "labels", "gold_label", "category", "target", "class", "intent", "sentiment"];
 /// Classes or scores of pairs of sentences.
-const SCORES: &[&str] = &["label_text", "label", "labels", "class", "score", "similarity_score"];
+const SCORES: &[&str] =
+    &["label_text", "label", "labels", "gold_label", "class", "is_duplicate", "score", "similarity_score"];
 /// Targets beside a column `text`.
 const TARGETS: &[&str] = &[
     "label_text",
@@ -69,9 +72,11 @@ const TARGETS: &[&str] = &[
     "completion",
     "answer",
 ];
-/// Columns of the options of a multiple choice, without which its question is incomplete.
-const OPTIONS: [&str; 9] =
-    ["options", "choices", "endings", "option1", "choice1", "ending0", "sol1", "distractor1", "opa"];
+/// Columns of texts that a question is about, without which it is incomplete.
+const CONTEXTS: [&str; 8] = ["article", "passage", "paragraph", "story", "support", "document", "hint", "background"];
+/// Columns of the options of a multiple choice: all of them, or one each with a number or a letter at its end.
+const OPTIONS: [&str; 3] = ["options", "choices", "endings"];
+const AN_OPTION: [&str; 6] = ["option", "choice", "ending", "sol", "distractor", "op"];
 /// Columns about a text, beside which it still stands alone.
 const ABOUT: [&str; 25] = [
     "id",
@@ -100,6 +105,11 @@ const ABOUT: [&str; 25] = [
     "added",
     "__index_level_0__",
 ];
+
+/// Whether a column of this name usually has classes or scores.
+pub fn is_label_column(name: &str) -> bool {
+    LABELS.contains(&name) || SCORES.contains(&name)
+}
 
 /// What the user's language flags and the columns of a translation are called.
 const TRANSLATION: &str = "translation";
@@ -145,6 +155,37 @@ impl File<'_> {
     /// The first of these columns that the file has.
     fn first(&self, names: &[&str]) -> Option<String> {
         names.iter().find(|name| self.has(name)).map(|name| (*name).to_owned())
+    }
+
+    /// Whether a column may hold texts: it has no members.
+    fn has_text(&self, name: &str) -> bool {
+        let is_member = |column: &String| column.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
+        self.has(name) && !self.columns.iter().any(is_member)
+    }
+
+    /// The first of these columns that may hold texts.
+    fn first_text(&self, names: &[&str]) -> Option<String> {
+        names.iter().find(|name| self.has_text(name)).map(|name| (*name).to_owned())
+    }
+
+    /// The columns without which a question is incomplete, those before it and those after it.
+    fn of_question(&self, source: &Template) -> [Vec<&str>; 2] {
+        let others = self.columns.iter().map(String::as_str).filter(|name| source.columns().all(|used| used != *name));
+        let is_letter = |name: &str| matches!(name, "A" | "B" | "C" | "D");
+        let has_letters = ["A", "B", "C"].iter().all(|letter| self.has(letter));
+        let is_option = |name: &str| {
+            let one = AN_OPTION.iter().find_map(|option| name.to_lowercase().strip_prefix(option).map(str::to_owned));
+            let end = one.as_deref().map(|end| end.trim_start_matches(['_', ' ']));
+            let is_one = end.is_some_and(|end| end.len() == 1 && end.chars().all(char::is_alphanumeric));
+            OPTIONS.contains(&name.split('.').next().unwrap_or(name)) && self.has_text(name)
+                || is_one
+                || has_letters && is_letter(name)
+        };
+        let is_of_question = source.columns().any(|column| ["question", "query"].contains(&column));
+        let is_context = |name: &str| is_of_question && CONTEXTS.contains(&name) && self.has_text(name);
+        let (options, contexts) =
+            (others.clone().filter(|name| is_option(name)), others.filter(|name| is_context(name)));
+        [contexts.collect(), options.collect()]
     }
 
     /// The columns that the user named, as columns or as templates. If only one side is named, the other is looked for.
@@ -230,7 +271,7 @@ impl File<'_> {
         }
         for (source, targets) in FORMS {
             let template = Template::parse(source).expect("a template of the table");
-            if !template.columns().all(|column| self.has(column)) || self.first(targets).is_none() {
+            if !template.columns().all(|column| self.has_text(column)) || self.first_text(targets).is_none() {
                 continue;
             }
             return self.form(&template, targets);
@@ -248,18 +289,23 @@ impl File<'_> {
             None => vec![("source_template", source.to_string()), ("response_column", name.to_owned())],
         };
         let target = match targets {
-            ANSWERS => self.first(ANSWERS).unwrap_or_default(),
+            ANSWERS if self.has("label") => self.only(&["answer", "answers", "label"], &setting)?,
+            ANSWERS => self.first_text(ANSWERS).unwrap_or_default(),
             targets => self.only(targets, &setting)?,
         };
-        let of_choices = |name: &&String| OPTIONS.contains(&name.split('.').next().unwrap_or(name));
-        if let Some(options) = self.columns.iter().find(of_choices) {
-            let with = format!("{source}\\n{{{options}}}");
+        let [contexts, options] = self.of_question(source);
+        if !contexts.is_empty() || !options.is_empty() {
+            let of = |names: &[&str]| names.iter().map(|name| format!("{{{name}}}")).collect::<Vec<_>>();
+            let with = [of(&contexts), vec![source.to_string()], of(&options)].concat().join("\\n");
+            let names: Vec<String> = contexts.iter().chain(&options).map(|name| format!("`{name}`")).collect();
+            let (belong, are) = if names.len() == 1 { ("belongs", "is") } else { ("belong", "are") };
+            let names = names.join(" and ");
             return Err(Unpaired::Question(vec![
                 Meaning {
-                    words: format!("`{options}` belongs to the question"),
+                    words: format!("{names} {belong} to the question"),
                     settings: vec![("source_template", with), ("response_column", target.clone())],
                 },
-                Meaning { words: format!("`{options}` is left out"), settings: setting(&target) },
+                Meaning { words: format!("{names} {are} left out"), settings: setting(&target) },
             ]));
         }
         match source.column() {

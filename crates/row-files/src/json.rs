@@ -323,14 +323,14 @@ fn cell_of(value: &str, column: &Column) -> Result<Cell, RowFault> {
     })
 }
 
-/// A list of texts as one text.
+/// A list of texts as one text, and null for an empty one: such as the answers to a question of SQuAD that has none.
 fn text_of_list(list: &str, column: &str) -> Option<Cell> {
     let mut texts = Vec::new();
     json_text::elements(list, |element| {
         texts.push(if json_text::kind(element) == Kind::Text { json_text::text(element) } else { None });
     });
     let texts = texts.into_iter().collect::<Option<Vec<_>>>()?;
-    (!texts.is_empty()).then(|| Cell::Text(one_text(&texts, column)))
+    Some(if texts.is_empty() { Cell::Null } else { Cell::Text(one_text(&texts, column)) })
 }
 
 /// The most names of a row: nested members are counted.

@@ -3,11 +3,13 @@
 use std::path::Path;
 
 use crate::MAX_ROW_BYTES;
+use crate::classes::Classes;
 use crate::delimited::Records;
+use crate::encoding::Encoding;
 use crate::error::{Error, RowError, RowFault};
 use crate::input::{Compression, Input, guess_encoding};
 use crate::json::{self, JsonRows, Layout};
-use crate::options::ReadOptions;
+use crate::options::{Quoting, ReadOptions};
 
 /// The storage format of a file's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,10 @@ pub struct Kind {
     pub compression: Compression,
     /// The file's column names. For JSON: the keys of the first rows. Members of objects have dotted names.
     pub columns: Vec<String>,
+    /// The names of classes that numbers stand for.
+    pub classes: Classes,
+    /// The file's rows, if it says so.
+    pub rows: Option<u64>,
     /// How the file is read.
     pub options: ReadOptions,
 }
@@ -81,15 +87,48 @@ impl Kind {
             beginning = self::beginning(&mut Input::open(path, options, false)?)?;
         }
         let form = form(path, &beginning)?;
+        let (mut classes, mut rows) = (Classes::default(), None);
         let columns = match form {
-            Form::Parquet if compression == Compression::None => parquet_columns(path)?,
+            Form::Parquet if compression == Compression::None => {
+                let described = parquet_dataset::described(path)?;
+                classes = described.features.as_deref().map(Classes::of_features).unwrap_or_default();
+                rows = Some(described.rows);
+                parquet_columns(&described.columns)
+            }
             Form::Parquet => Vec::new(),
             Form::Json(layout) => keys(path, layout, options)?,
             Form::Delimited(delimiter) => {
                 Records::new(Input::open(path, options, false)?, delimiter, options.quoting).header()?
             }
         };
-        Ok(Self { form, compression, columns, options: *options })
+        Ok(Self { form, compression, columns, classes, rows, options: *options })
+    }
+
+    /// The form and the dialect of the file, such as "CSV between `;` in windows-1252".
+    pub fn in_words(&self) -> String {
+        let mut words = self.form.name().to_owned();
+        if let Form::Delimited(delimiter) = self.form {
+            words += if delimiter == b';' { " between `;`" } else { "" };
+            words += match self.options.quoting {
+                Quoting::Auto => "",
+                Quoting::Quoted => " with quotes",
+                Quoting::Plain => " without quotes",
+            };
+        }
+        let encoding = self.options.encoding.filter(|encoding| self.form != Form::Parquet && !encoding.is_utf8());
+        words + &encoding.map_or_else(String::new, |encoding| format!(" in {}", encoding.name()))
+    }
+
+    /// The encoding of the file's texts; `None` for parquet.
+    pub fn encoding(&self) -> Option<String> {
+        let is_text = self.form != Form::Parquet;
+        is_text.then(|| self.options.encoding.map_or_else(|| "utf-8".to_owned(), Encoding::name))
+    }
+
+    /// The text between two fields, and whether quotes enclose fields, if the file has fields.
+    pub fn dialect(&self) -> Option<(char, bool)> {
+        let Form::Delimited(delimiter) = self.form else { return None };
+        Some((char::from(delimiter), self.options.quoting.is_on(delimiter)))
     }
 
     /// The most bytes that a row of the file can have: the file's, unless it is compressed or parquet, and at most [`MAX_ROW_BYTES`].
@@ -124,10 +163,10 @@ const WRAPPERS: [&str; 4] = ["list", "array", "bag", "key_value"];
 
 /// The columns of a parquet file: the top level, and the members of structs by their dotted names. The elements of a list
 /// are not columns.
-fn parquet_columns(path: &Path) -> Result<Vec<String>, Error> {
+fn parquet_columns(leaves: &[parquet_dataset::LeafColumn]) -> Vec<String> {
     let mut columns: Vec<String> = Vec::new();
     let mut known = std::collections::HashSet::new();
-    for leaf in parquet_dataset::leaf_columns(path)? {
+    for leaf in leaves {
         let mut end = 0;
         for part in leaf.path.split('.') {
             if leaf.is_repeated && end > 0 && WRAPPERS.contains(&part) {
@@ -140,7 +179,7 @@ fn parquet_columns(path: &Path) -> Result<Vec<String>, Error> {
             }
         }
     }
-    Ok(columns)
+    columns
 }
 
 /// The beginning of a file's text, up to [`PROBE_BYTES`].

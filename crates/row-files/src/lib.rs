@@ -18,6 +18,7 @@
 mod arrow_cells;
 mod arrow_rows;
 mod chat;
+mod classes;
 mod clean;
 mod columns;
 mod convert;
@@ -43,6 +44,7 @@ mod template;
 mod trace;
 
 pub use chat::{Fits, Turn, prompt as chat_prompt};
+pub use classes::Classes;
 pub use clean::clean;
 pub use columns::{Chosen, Column, Instruction, Pairing};
 pub use convert::{BadRows, Conversion, Counts, Part, Settings};
@@ -50,6 +52,7 @@ pub use delimited::Notes;
 pub use duplicates::Duplicates;
 pub use encoding::Encoding;
 pub use error::{Error, RowError, RowFault, listed};
+pub use forms::is_label_column;
 pub use input::{Compression, Digested, digest, is_compressed_parquet, sha256, unpack};
 pub use json::Layout;
 pub use kind::{FILE_EXTENSIONS, Form, Kind, extension, is_in_place};

@@ -4,7 +4,7 @@ use candle_core::DType;
 use memory_policy::Place;
 use planner::Prices;
 
-use crate::config::{Config, Origin, PricesFrom};
+use crate::config::{Config, PricesFrom};
 use crate::failure::{Failure, Outcome};
 
 /// The prices of a run.
@@ -33,16 +33,17 @@ impl Priced {
         Self { prices, ..self }
     }
 
-    /// Writes these prices to the config, in place of the word that asked for them. So the config's file plans the same run again.
+    /// These prices for the config, in place of the word that asked for them. So the config's file plans the same run again. `None` if
+    /// the config has prices.
     ///
     /// # Errors
     /// TOML cannot represent a price.
-    pub fn note_in(&self, config: &mut Config) -> Outcome<()> {
+    pub fn noted(&self, config: &Config) -> Outcome<Option<(toml::Value, &'static str)>> {
         if matches!(config.memory.prices, PricesFrom::Given(_)) {
-            return Ok(());
+            return Ok(None);
         }
-        let table =
-            toml::Value::try_from(self.prices).map_err(|error| Failure::internal(format!("prices: {error}")))?;
-        config.values.set("memory.prices", table, Origin::Run(self.origin))
+        let table = toml::Value::try_from(self.prices);
+        let table = table.map_err(|error| Failure::internal(format!("prices: {error}")))?;
+        Ok(Some((table, self.origin)))
     }
 }

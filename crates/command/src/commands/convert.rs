@@ -21,6 +21,7 @@ use crate::commands::text_lengths::TextLengths;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::reading::unused_in_words;
 use crate::row_flags::{BadRowRule, ConvertArgs, Deduplicate};
+use crate::shell_words::quoted;
 use crate::splits::{self, Purpose};
 use crate::{data_files, options, outputs, report, row_data, stop};
 
@@ -46,7 +47,9 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
     let divided = splits::divide(data_files::groups("FILE", &flags.files)?, Purpose::Training, "")?;
     let left = [divided.validation, divided.left].concat();
     if !left.is_empty() {
-        report::note(&splits::left_in_words(&left));
+        let other = flags.output.with_file_name(left[0].file_stem().unwrap_or_default()).with_extension("parquet");
+        let command = format!("`convert {} --output {}`", quoted(&left[0]), quoted(&other));
+        report::note(&format!("{}; to convert them as well: {command}", splits::left_in_words(&left)));
     }
     let originals = divided.wanted;
     let files = unpacked.files(&originals, report::note)?;
@@ -223,7 +226,7 @@ fn sources(conversion: &Conversion, originals: &[PathBuf]) -> Vec<String> {
         .take(SHOWN)
         .map(|((_, kind, pairing), path)| {
             let unused = unused_in_words(&pairing.unused(&kind.columns));
-            format!("{}: {}, {}{unused}", path.display(), kind.form.name(), pairing.in_words())
+            format!("{}: {}, {}{unused}", path.display(), kind.in_words(), pairing.of_classes(&kind.classes))
         })
         .collect();
     if conversion.sources.len() > SHOWN {

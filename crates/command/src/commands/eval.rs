@@ -24,7 +24,7 @@ use crate::report::RowProgress;
 use crate::run_dir::{RESOLVED, ROWS, RunDir};
 use crate::splits::Purpose;
 use crate::stop::Stop;
-use crate::{class_scores, job, model_directory, options, report, row_data, setup, stages, stop};
+use crate::{class_scores, job, model_directory, options, report, row_data, run_data, setup, stages, stop};
 
 /// Evaluates a model.
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {
@@ -41,6 +41,10 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     // The positions of pages determine the memory for reading them.
     opened.train.find_pages()?;
     opened.stages.ends(stages::FOOTERS)?;
+    opened.reading.survival = run_data::survival(&config, &opened);
+    if let Some(words) = opened.reading.texts_in_words() {
+        report::note(&words);
+    }
     let keep_prompts = flags.predictions.is_some();
     let loader = LoaderOptions { keep_prompts, ..open::loader_options(&config, &opened) };
     let rows = EvaluatedRows { loader: loader.clone(), tokenizer: &opened.tokenizer, dataset: &opened.train };
@@ -100,6 +104,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     predictions.map(Predictions::finish).transpose()?;
     if flags.json {
         let mut json = figures.to_json();
+        json["reading"] = opened.reading.to_json();
         json["weights"] = json!(if model.is_in_file() { "disk" } else { "memory" });
         json["copied_weight_bytes"] = json!(planned.copied().0);
         planned.add_peaks(&mut json)?;

@@ -261,7 +261,7 @@ fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
     let mut text = String::new();
     let bytes = Bytes(std::fs::metadata(path).map_or(0, |file| file.len()));
     let rows = content.rows_in_words(shape.map(Inspection::rows));
-    let _ = writeln!(text, "{}: {}{}, {rows}, {bytes}", path.display(), kind.form.name(), compression(kind));
+    let _ = writeln!(text, "{}: {}{}, {rows}, {bytes}", path.display(), kind.in_words(), compression(kind));
     if let Some(file) = shape {
         storage(&mut text, file);
     }
@@ -299,7 +299,7 @@ fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
     let _ = writeln!(text, "  duplicate rows    {duplicates}");
     match &content.pairing {
         Some(pairing) => {
-            let _ = writeln!(text, "  texts             {}", pairing.in_words());
+            let _ = writeln!(text, "  texts             {}", pairing.of_classes(&kind.classes));
             for name in pairing.unused(&kind.columns).chunks(8) {
                 let _ = writeln!(text, "  not used          {}", name.join(", "));
             }

@@ -22,6 +22,7 @@ mod memory;
 pub mod parallel;
 pub mod paths;
 mod precedence;
+pub mod surroundings;
 pub mod unused;
 pub mod values;
 mod written;
