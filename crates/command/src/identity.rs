@@ -29,8 +29,8 @@ pub fn identity(config: &Config, opened: &Opened, sources: &Sources) -> Value {
     let mut identity = parts(config, opened);
     sources.add_to(&mut identity);
     // Checkpoints from before there were two optimizers do not name theirs.
-    if config.optimizer.is_adamw {
-        identity["model"]["optimizer.name"] = json!("adamw");
+    if config.optimizer.row.name != "adafactor" {
+        identity["model"]["optimizer.name"] = json!(config.optimizer.row.name);
     }
     // Checkpoints from before there were two sides do not name theirs.
     if opened.reading.truncation_side == Side::Left {

@@ -436,6 +436,9 @@ impl Session {
             "available_bytes": now.ceiling().0, "file_wait_ms": milliseconds(took.files.waited),
         });
         took.add_to(&mut line);
+        if let Some(objective) = stats.objective {
+            line["objective"] = json!(number(objective));
+        }
         if self.plan.step.levers.repeats {
             line["graph_micro_batches"] = json!(stats.graph_micro_batches);
         }

@@ -161,7 +161,7 @@ fn recipe(config: &Config, options: &TrainerOptions, total: u64) -> String {
         None => "Adafactor's own learning rate".to_string(),
     };
     let scaled = if optimizer.scale_parameter { ", times the size of each parameter" } else { "" };
-    let name = if optimizer.is_adamw { "AdamW" } else { "Adafactor" };
+    let name = optimizer.row.title;
     let weights = match options.master_weights {
         trainer::MasterWeights::StochasticRounding if config.lora.is_some() => "bf16 base weights",
         trainer::MasterWeights::F32 => "f32 weights",
@@ -172,8 +172,11 @@ fn recipe(config: &Config, options: &TrainerOptions, total: u64) -> String {
         norm if norm > 0.0 => format!("gradient norm at most {norm}"),
         _ => "no clipping".to_string(),
     };
+    let share = (train.label_smoothing > 0.0).then(|| format!("; label smoothing {}", train.label_smoothing));
+    let z_loss = (train.z_loss > 0.0).then(|| format!("; z-loss {}", train.z_loss));
+    let beside = [share, z_loss].into_iter().flatten().collect::<String>();
     format!(
-        "{name}, {learning_rate}{scaled}; {} a step; dropout {}; {} activations, {weights}; {clip}",
+        "{name}, {learning_rate}{scaled}; {} a step; dropout {}; {} activations, {weights}; {clip}{beside}",
         plural(train.batch_size as u64, "sample"),
         options.dropout,
         if train.bf16 { "bf16" } else { "f32" },

@@ -272,7 +272,8 @@ impl<'a> StepCounter<'a> {
             gradients: options.gradient_dtype(),
         };
         let is_trained = |spec: &ParameterSpec| !frozen.contains(&spec.name);
-        let passes = t5::step::count::Counter::new(model, precisions, options.dropout, &is_trained)?;
+        let passes = t5::step::count::Counter::new(model, precisions, options.dropout, &is_trained)?
+            .minimising(options.token_loss());
         let passes = among(passes, model, options, processes)?;
         let of_model = Counter::of(model, precisions.activations, longest, passes);
         let trained = of_model.passes.trained();

@@ -313,7 +313,7 @@ impl<'a> Measured<'a> {
         let (x, table) = (self.tensor(&[rows, d_model])?, self.parameter(&[vocabulary, d_model])?);
         let gradient = table.zeros_like()?;
         let labels: Vec<u32> = (0..rows as u32).map(|row| row % vocabulary as u32).collect();
-        let c = CrossEntropy { logit_scale: 0.05, gradient_scale: 1e-3, chunk_rows: rows };
+        let c = CrossEntropy { logit_scale: 0.05, gradient_scale: 1e-3, chunk_rows: rows, ..CrossEntropy::default() };
         let seconds = self.shortest(&[&table, &gradient], OF_A_KIND, || {
             linear_cross_entropy_backward(&x, &table, &labels, &c, Some((&gradient, true))).map(drop)
         })?;

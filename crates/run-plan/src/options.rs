@@ -3,16 +3,13 @@
 use candle_core::DType;
 use planner::RowCounts;
 use t5::GenerateOptions;
-use trainer::adafactor::AdafactorOptions;
-use trainer::adamw::AdamwOptions;
 use trainer::schedule::{DEFAULT_PCT_START, Schedule, ScheduleKind};
 use trainer::{MasterWeights, Precision, TrainerOptions};
 
-use crate::config::{Config, Optimizer};
+use crate::config::Config;
 
 /// The trainer's options.
 pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) -> TrainerOptions {
-    let optimizer = &config.optimizer;
     TrainerOptions {
         seed: config.run.seed,
         dropout: config.train.dropout.unwrap_or(model.dropout_rate),
@@ -21,8 +18,10 @@ pub fn trainer_options(config: &Config, model: &t5::Config, total_steps: u64) ->
         gradient_precision: config.train.gradient_precision,
         freeze: config.train.freeze.clone(),
         grad_clip_norm: config.train.grad_clip_norm,
-        optimizer: if optimizer.is_adamw { adamw(optimizer).into() } else { adafactor(optimizer).into() },
-        schedule: schedule(config),
+        z_loss: config.train.z_loss,
+        label_smoothing: config.train.label_smoothing,
+        optimizer: config.optimizer.options,
+        schedule: schedule(config, total_steps),
         total_steps,
         max_non_finite: u32::try_from(config.train.max_non_finite_steps).unwrap_or(u32::MAX),
     }
@@ -37,33 +36,7 @@ pub fn master_weights(chosen: MasterWeights, is_bf16: bool, has_adapter: bool) -
     }
 }
 
-fn adafactor(optimizer: &Optimizer) -> AdafactorOptions {
-    AdafactorOptions {
-        learning_rate: optimizer.learning_rate,
-        eps1: optimizer.eps1,
-        eps2: optimizer.eps2,
-        clip_threshold: optimizer.clip_threshold,
-        decay_rate: optimizer.decay_rate,
-        beta1: optimizer.beta1,
-        weight_decay: optimizer.weight_decay.unwrap_or(0.0),
-        scale_parameter: optimizer.scale_parameter,
-        relative_step: optimizer.learning_rate.is_none(),
-        warmup_init: optimizer.warmup_init,
-    }
-}
-
-fn adamw(optimizer: &Optimizer) -> AdamwOptions {
-    let of_torch = AdamwOptions::default();
-    AdamwOptions {
-        learning_rate: optimizer.learning_rate.unwrap_or(of_torch.learning_rate),
-        beta1: optimizer.beta1.unwrap_or(of_torch.beta1),
-        beta2: optimizer.beta2.unwrap_or(of_torch.beta2),
-        eps: optimizer.eps.unwrap_or(of_torch.eps),
-        weight_decay: optimizer.weight_decay.unwrap_or(of_torch.weight_decay),
-    }
-}
-
-fn schedule(config: &Config) -> Schedule {
+fn schedule(config: &Config, total_steps: u64) -> Schedule {
     let schedule = &config.schedule;
     let kind = match schedule.name.as_str() {
         "one-cycle" => ScheduleKind::OneCycle {
@@ -76,7 +49,9 @@ fn schedule(config: &Config) -> Schedule {
         "inverse-sqrt" => ScheduleKind::InverseSqrt,
         _ => ScheduleKind::Constant,
     };
-    Schedule { kind, warmup_steps: schedule.warmup_steps }
+    // As transformers rounds it.
+    let of_all = schedule.warmup_ratio.map(|ratio| (ratio * total_steps as f64).ceil() as u64);
+    Schedule { kind, warmup_steps: schedule.warmup_steps.or(of_all) }
 }
 
 /// The rows of a validation dataset of `rows` rows that an evaluation takes.

@@ -150,7 +150,7 @@ impl Bench<'_> {
         self.run("embedding_backward", 0, 3 * rows * d, || embedding_backward(&ids, &dout, &dtable))?;
         let x = q.reshape((rows, d))?;
         for chunk_rows in [256, 1024] {
-            let c = CrossEntropy { logit_scale: 1.0, gradient_scale: 1e-3, chunk_rows };
+            let c = CrossEntropy { logit_scale: 1.0, gradient_scale: 1e-3, chunk_rows, ..CrossEntropy::default() };
             self.run(&format!("cross_entropy by {chunk_rows}"), 2 * rows * d * v, rows * v, || {
                 linear_cross_entropy(&x, &table, &labels, &c).map(drop)
             })?;

@@ -126,6 +126,7 @@ pub use ops::reduce::{add_in_place, in_place_needs, scaled, scaled_needs, zero, 
 pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_backward, relative_bias_needs};
 pub use ops::rounding::Rounding;
 pub use ops::together::ReadyUpdates;
+pub use ops::token_loss::{LossSums, TokenLoss};
 pub use paging::{
     WritePolicy, can_read_in_place, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out,
     read_ahead, tensor_in_file,

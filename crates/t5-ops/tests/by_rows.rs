@@ -14,8 +14,9 @@ use std::fs::File;
 use candle_core::{DType, Device, Result, Tensor};
 use heap::{Allocator, FileMemory};
 use t5_ops::{
-    CrossEntropy, IGNORED_LABEL, Path, Weight, embedding, embedding_by_rows, is_in_file, linear, linear_cross_entropy,
-    linear_cross_entropy_backward, linear_cross_entropy_backward_needs, tensor_in_file, window_bytes, with_bytes,
+    CrossEntropy, IGNORED_LABEL, Path, TokenLoss, Weight, embedding, embedding_by_rows, is_in_file, linear,
+    linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs, tensor_in_file,
+    window_bytes, with_bytes,
 };
 
 use self::peak::held_at_the_peak;
@@ -52,15 +53,16 @@ fn same_bits(vocabulary: usize, dtypes: [DType; 2]) -> Result<()> {
         assert_eq!(bits(&linear(&x, Weight::ByRows(&in_file))?), expected, "{case}: {rows} rows");
         let label = |row: usize| if row % 7 == 3 { IGNORED_LABEL } else { (row * 2_654_435 % vocabulary) as u32 };
         let labels: Vec<u32> = (0..rows).map(label).collect();
-        for chunk_rows in [1, 64] {
-            let c = CrossEntropy { logit_scale: 0.3, gradient_scale: 0.1, chunk_rows };
+        let token_loss = TokenLoss { z_loss: 0.1, label_smoothing: 0.2 };
+        for (chunk_rows, token_loss) in [(1, token_loss), (64, TokenLoss::default())] {
+            let c = CrossEntropy { logit_scale: 0.3, gradient_scale: 0.1, chunk_rows, token_loss };
             let loss = |w: Weight| linear_cross_entropy(&x, w, &labels, &c).map(f64::to_bits);
             assert_eq!(loss(Weight::ByRows(&in_file))?, loss((&values).into())?, "{case}: {rows} rows");
             let gradients = |w: Weight| -> Result<_> {
                 let dw = Tensor::zeros((vocabulary, width), DType::F32, &Device::Cpu)?;
                 let (loss, dx) = linear_cross_entropy_backward(&x, w, &labels, &c, Some((&dw, true)))?;
                 let (_, alone) = linear_cross_entropy_backward(&x, w, &labels, &c, None)?;
-                Ok((loss.to_bits(), bits(&dx), bits(&alone), bits(&dw)))
+                Ok((loss.cross_entropy.to_bits(), loss.objective.to_bits(), bits(&dx), bits(&alone), bits(&dw)))
             };
             let case = format!("{case}: {rows} rows by {chunk_rows}");
             assert!(gradients(Weight::ByRows(&in_file))? == gradients((&values).into())?, "{case}");
@@ -99,10 +101,10 @@ fn never_lies_there_whole() -> Result<()> {
     assert!(is_in_file(&in_file));
     let x = Tensor::randn(0f32, 1.0, (rows, width), &Device::Cpu)?;
     let labels: Vec<u32> = (0..rows as u32).map(|row| row * 499).collect();
-    let c = CrossEntropy { logit_scale: 0.3, gradient_scale: 0.1, chunk_rows: 16 };
+    let c = CrossEntropy { logit_scale: 0.3, gradient_scale: 0.1, chunk_rows: 16, ..CrossEntropy::default() };
     let run = |w: Weight| linear_cross_entropy_backward(&x, w, &labels, &c, None);
     let (window, all) = (window_bytes((vocabulary, width), DType::F32), vocabulary * width * 4);
-    let needs = linear_cross_entropy_backward_needs(Path::Cpu, rows, (vocabulary, width), [DType::F32; 2], 16, false);
+    let needs = linear_cross_entropy_backward_needs(Path::Cpu, rows, (vocabulary, width), [DType::F32; 2], &c, false);
     let beside = |w: Weight| held_at_the_peak(|| drop(run(w).unwrap()));
     // Buffers that threads keep are allocated before pages are counted.
     beside(Weight::ByRows(&in_file));

@@ -7,8 +7,8 @@ mod tensors;
 
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
-    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums, adafactor,
-    attention, attention_backward, dropout_add, embedding, embedding_backward, feed_forward_activation,
+    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums, TokenLoss,
+    adafactor, attention, attention_backward, dropout_add, embedding, embedding_backward, feed_forward_activation,
     feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight, linear_cross_entropy,
     linear_cross_entropy_backward, rms_norm, rms_norm_backward,
 };
@@ -73,10 +73,11 @@ fn losses(dtype: DType) -> Result<Results> {
         let w = numbers(&[v, d], DType::F32)?;
         let dw = numbers(&[v, d], DType::F32)?;
         let labels: Vec<u32> = (0..rows as u32).map(|row| row * 7 % v as u32).collect();
-        let c = CrossEntropy { logit_scale: 1.0, gradient_scale: 0.01, chunk_rows };
+        let token_loss = TokenLoss { z_loss: 0.1, label_smoothing: 0.2 };
+        let c = CrossEntropy { logit_scale: 1.0, gradient_scale: 0.01, chunk_rows, token_loss };
         let alone = linear_cross_entropy(&x, &w, &labels, &c)?;
         let (loss, dx) = linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&dw, true)))?;
-        for loss in [alone, loss] {
+        for loss in [alone, loss.cross_entropy, loss.objective] {
             let halves = [loss.to_bits() as u32, (loss.to_bits() >> 32) as u32].map(f32::from_bits);
             results.extend(named([("loss", Tensor::new(&halves, &Device::Cpu)?)]));
         }

@@ -5,7 +5,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 use t5_ops::{
     Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, Attended, Attention, CrossEntropy, Dropout,
-    Precision, Quantised, RelativePosition, Rounding, SecondMoment, SquareSums, Staging,
+    Precision, Quantised, RelativePosition, Rounding, SecondMoment, SquareSums, Staging, TokenLoss,
 };
 
 const F32: DType = DType::F32;
@@ -300,17 +300,18 @@ fn embeddings_are_those_of_the_cpu() {
 #[test]
 fn losses_are_those_of_the_cpu() {
     for (dtype, of_weight) in offered([(F32, F32), (BF16, F32), (BF16, BF16)]) {
-        for chunk_rows in [3, 100] {
+        let token = TokenLoss { z_loss: 0.1, label_smoothing: 0.2 };
+        for (chunk_rows, token_loss) in [(3, TokenLoss::default()), (100, TokenLoss::default()), (5, token)] {
             check(&format!("cross-entropy {dtype:?}, {chunk_rows} rows at a time"), tolerance(dtype), |make| {
                 let (rows, width, vocabulary) = (11, 20, 70);
                 let (x, w) = (make.tensor(&[rows, width], dtype), make.tensor(&[vocabulary, width], of_weight));
                 let dw = make.tensor(&[vocabulary, width], F32);
                 let labels: Vec<u32> =
                     (0..rows as u32).map(|i| if i % 4 == 1 { t5_ops::IGNORED_LABEL } else { i * 5 }).collect();
-                let c = CrossEntropy { logit_scale: 0.7, gradient_scale: 0.25, chunk_rows };
+                let c = CrossEntropy { logit_scale: 0.7, gradient_scale: 0.25, chunk_rows, token_loss };
                 let loss = t5_ops::linear_cross_entropy(&x, &w, &labels, &c)?;
                 let (again, dx) = t5_ops::linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&dw, true)))?;
-                let losses = Tensor::new(&[loss, again], x.device())?;
+                let losses = Tensor::new(&[loss, again.cross_entropy, again.objective], x.device())?;
                 Ok(vec![("losses", losses), ("dx", dx), ("dw", dw)])
             });
         }
@@ -319,8 +320,10 @@ fn losses_are_those_of_the_cpu() {
         let logits = make.tensor(&[5, 70], F32);
         let labels = [3, t5_ops::IGNORED_LABEL, 0, 69, 3];
         let loss = t5_ops::logit_cross_entropy(&logits, &labels)?;
-        let (again, gradient) = t5_ops::logit_cross_entropy_backward(logits, &labels, 0.5)?;
-        Ok(vec![("losses", Tensor::new(&[loss, again], gradient.device())?), ("gradient", gradient)])
+        let token = TokenLoss { z_loss: 0.1, label_smoothing: 0.2 };
+        let (again, gradient) = t5_ops::logit_cross_entropy_backward(logits, &labels, 0.5, token)?;
+        let losses = [loss, again.cross_entropy, again.objective];
+        Ok(vec![("losses", Tensor::new(&losses, gradient.device())?), ("gradient", gradient)])
     });
 }
 

@@ -9,17 +9,23 @@ mod tensors;
 use candle_core::{DType, Result, Tensor};
 use proptest::prelude::*;
 use t5_ops::{
-    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, IGNORED_LABEL, Path, RelativePosition,
-    SecondMoment, SquareSums, adafactor, adafactor_with_sums, attention, attention_backward, dropout, dropout_add,
-    embedding, embedding_backward, feed_forward_activation, feed_forward_activation_backward, linear,
-    linear_backward_input, linear_backward_weight, linear_cross_entropy, linear_cross_entropy_backward,
-    linear_cross_entropy_backward_needs, linear_cross_entropy_needs, relative_bias, rms_norm, rms_norm_backward, zero,
+    Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, IGNORED_LABEL, LossSums, Path,
+    RelativePosition, SecondMoment, SquareSums, TokenLoss, adafactor, adafactor_with_sums, attention,
+    attention_backward, dropout, dropout_add, embedding, embedding_backward, feed_forward_activation,
+    feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight, linear_cross_entropy,
+    linear_cross_entropy_backward, linear_cross_entropy_backward_needs, linear_cross_entropy_needs, relative_bias,
+    rms_norm, rms_norm_backward, zero,
 };
 
 use self::device::device;
 use self::tensors::bits;
 
-const SCALES: CrossEntropy = CrossEntropy { logit_scale: 0.5, gradient_scale: 0.1, chunk_rows: 3 };
+const SCALES: CrossEntropy = CrossEntropy {
+    logit_scale: 0.5,
+    gradient_scale: 0.1,
+    chunk_rows: 3,
+    token_loss: TokenLoss { z_loss: 0.0, label_smoothing: 0.0 },
+};
 
 fn numbers(shape: &[usize], dtype: DType) -> Tensor {
     let n: usize = shape.iter().product();
@@ -193,11 +199,11 @@ fn sizes_of_zero_are_errors_or_empty_results() -> Result<()> {
         assert_eq!(linear_cross_entropy(&x, &w, &ignored, &SCALES)?, 0.0);
         for accumulates in [true, false] {
             let (loss, dx) = linear_cross_entropy_backward(&x, &w, &ignored, &SCALES, Some((&w, accumulates)))?;
-            assert_eq!((loss, dx.dims()), (0.0, x.dims()));
+            assert_eq!((loss, dx.dims()), (LossSums::default(), x.dims()));
         }
         for path in [Path::Cpu, Path::Reference] {
-            linear_cross_entropy_needs(path, 0, (vocabulary, width), [DType::F32; 2], 3);
-            linear_cross_entropy_backward_needs(path, 0, (vocabulary, width), [DType::F32; 2], 3, true);
+            linear_cross_entropy_needs(path, 0, (vocabulary, width), [DType::F32; 2], &SCALES);
+            linear_cross_entropy_backward_needs(path, 0, (vocabulary, width), [DType::F32; 2], &SCALES, true);
         }
     }
     assert!(linear_cross_entropy(&none(&[2, 4]), &none(&[0, 4]), &[0, IGNORED_LABEL], &SCALES).is_err());
@@ -377,7 +383,7 @@ proptest! {
             let (x, w) = (make(&[rows, width], dtype), make(&[vocabulary, width], dtype));
             let to = Accumulator::new(&[vocabulary, width], DType::F32);
             let (loss, dx) = linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&to.part, true))).unwrap();
-            (loss.to_bits(), bits(&dx), to.result(), linear_cross_entropy(&x, &w, &labels, &c).unwrap().to_bits())
+            (loss.cross_entropy.to_bits(), bits(&dx), to.result(), linear_cross_entropy(&x, &w, &labels, &c).unwrap().to_bits())
         });
         prop_assert!(results[0] == results[1]);
 

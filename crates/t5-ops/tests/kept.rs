@@ -29,7 +29,7 @@ fn calls((d, f, vocabulary): (usize, usize, usize), dtype: DType, rows: usize) -
     let [w, dw, back] = [[f, d], [f, d], [d, f]].map(|shape| tensor(&shape, DType::F32));
     let [table, dtable] = [0, 1].map(|_| tensor(&[vocabulary, d], DType::F32));
     let (labels, chunk_rows) = (vec![3; rows], rows.min(256));
-    let loss = CrossEntropy { logit_scale: 1.0, gradient_scale: 1.0, chunk_rows };
+    let loss = CrossEntropy { logit_scale: 1.0, gradient_scale: 1.0, chunk_rows, ..CrossEntropy::default() };
     let (path, dtypes) = (Path::on_cpu(dtype), [dtype, DType::F32]);
     let stays = |call: &dyn Fn() -> Result<()>| {
         let before = heap::held().live;
@@ -57,7 +57,7 @@ fn calls((d, f, vocabulary): (usize, usize, usize), dtype: DType, rows: usize) -
         (
             "linear_cross_entropy_backward",
             stays(&|| linear_cross_entropy_backward(&x, &table, &labels, &loss, Some((&dtable, true))).map(drop)),
-            linear_cross_entropy_backward_needs(path, rows, (vocabulary, d), dtypes, chunk_rows, true),
+            linear_cross_entropy_backward_needs(path, rows, (vocabulary, d), dtypes, &loss, true),
         ),
     ]
 }

@@ -56,7 +56,7 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
     let samples: Vec<u32> = (0..b as u32).collect();
     let always = Dropout { probability: 0.1, seed: 1, step: 1, site: 1, samples: &samples };
     let drop = drops.then_some(always);
-    let loss = CrossEntropy { logit_scale: 1.0, gradient_scale: 1.0, chunk_rows: 300 };
+    let loss = CrossEntropy { logit_scale: 1.0, gradient_scale: 1.0, chunk_rows: 300, ..CrossEntropy::default() };
     let settings = Attention { heads, bias: None, key_lengths: &vec![t; b], causal: false, dropout: drop };
     let sizes = AttentionSizes { batch: b, queries: t, keys: t, heads, head_size: d / heads };
     let (out, lse) = attention(&x, &y, &x, &settings).unwrap();
@@ -132,12 +132,12 @@ fn operations(path: Path, dtype: DType, drops: bool) -> Vec<(&'static str, u64, 
         (
             "linear_cross_entropy",
             held(|| linear_cross_entropy(&rows, &table, &labels, &loss)),
-            linear_cross_entropy_needs(path, ROWS, head, [dtype, other], 300),
+            linear_cross_entropy_needs(path, ROWS, head, [dtype, other], &loss),
         ),
         (
             "linear_cross_entropy_backward",
             held(|| linear_cross_entropy_backward(&rows, &table, &labels, &loss, Some((&dtable, true)))),
-            linear_cross_entropy_backward_needs(path, ROWS, head, [dtype, other], 300, true),
+            linear_cross_entropy_backward_needs(path, ROWS, head, [dtype, other], &loss, true),
         ),
     ]
 }

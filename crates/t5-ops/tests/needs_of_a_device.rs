@@ -128,11 +128,11 @@ fn operations(card: &Card, dtype: DType, of_weight: DType, drops: bool) {
     card.check("dropout", dropout_needs(CARD, elements, dtype), || dropout(&x, Some(&always)));
     card.check("dropout_add", dropout_add_needs(CARD, elements, dtype), || dropout_add(&x, &y, Some(&always)));
     for chunk_rows in [50, ROWS] {
-        let loss = CrossEntropy { logit_scale: 1.0, gradient_scale: 1.0, chunk_rows };
-        card.check("linear_cross_entropy", linear_cross_entropy_needs(CARD, ROWS, head, both, chunk_rows), || {
+        let loss = CrossEntropy { logit_scale: 1.0, gradient_scale: 1.0, chunk_rows, ..CrossEntropy::default() };
+        card.check("linear_cross_entropy", linear_cross_entropy_needs(CARD, ROWS, head, both, &loss), || {
             linear_cross_entropy(&rows, &table, &labels, &loss)
         });
-        let needs = linear_cross_entropy_backward_needs(CARD, ROWS, head, both, chunk_rows, true);
+        let needs = linear_cross_entropy_backward_needs(CARD, ROWS, head, both, &loss, true);
         card.check("linear_cross_entropy_backward", needs, || {
             linear_cross_entropy_backward(&rows, &table, &labels, &loss, Some((&dtable, true)))
         });

@@ -128,10 +128,10 @@ impl Layer {
 
     /// The loss and the gradient of the output. Only rows that have a label count, and these differ each time.
     fn head(&self, z: &Tensor, labels: &[u32]) -> Result<(f64, Tensor)> {
-        let settings = CrossEntropy { logit_scale: 1.0, gradient_scale: 0.1, chunk_rows: 5 };
+        let settings = CrossEntropy { logit_scale: 1.0, gradient_scale: 0.1, chunk_rows: 5, ..CrossEntropy::default() };
         let rows = z.flatten_to(1)?;
         let (loss, drows) = t5_ops::linear_cross_entropy_backward(&rows, &self.table, labels, &settings, None)?;
-        Ok((loss, drows.reshape(z.shape())?))
+        Ok((loss.cross_entropy, drows.reshape(z.shape())?))
     }
 }
 

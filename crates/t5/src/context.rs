@@ -4,7 +4,7 @@
 //! channel) alone, and not of how memory is spent. Exact resume depends on the numbers: never renumber them.
 
 use candle_core::DType;
-use t5_ops::Dropout;
+use t5_ops::{Dropout, TokenLoss};
 
 /// Settings of one optimizer batch, the same for each of its micro-batches.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +26,8 @@ pub struct StepContext {
     pub loss_chunk_rows: usize,
     /// Target tokens of the whole optimizer batch: the loss is divided by it, so micro-batches just add.
     pub target_tokens: u64,
+    /// The terms that are minimised beside the cross-entropy.
+    pub token_loss: TokenLoss,
 }
 
 /// Settings of a pass without gradients.

@@ -22,6 +22,7 @@
 //!     recompute_blocks: 0,
 //!     loss_chunk_rows: 256,
 //!     target_tokens: 3,
+//!     token_loss: t5_ops::TokenLoss::default(),
 //! };
 //! let loss_sum = model.forward_backward(&batch, &cx, &mut grads)?;
 //! assert!(loss_sum > 0.0);

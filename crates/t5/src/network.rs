@@ -3,6 +3,8 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use t5_ops::{CrossEntropy, LossSums, TokenLoss};
+
 use crate::config::Config;
 use crate::context::{Noise, StepContext, adapter_site};
 use crate::error::Result;
@@ -184,7 +186,7 @@ impl<T: Ops> Network<T> {
         T::linear_cross_entropy(&z.as_rows()?, &self.head.weight, labels, &settings)
     }
 
-    /// Loss sum and gradient of the decoder's output (B, T, D). Logits exist for a chunk of rows at a time, or for a sample at a time if the
+    /// Loss sums, and the objective's gradient of the decoder's output (B, T, D). Logits exist for a chunk of rows at a time, or for a sample at a time if the
     /// head has an adapter.
     pub fn head_backward(
         &self,
@@ -193,12 +195,13 @@ impl<T: Ops> Network<T> {
         cx: &StepContext,
         noise: &Noise,
         grads: &mut Gradients<T>,
-    ) -> Result<(f64, T)> {
+    ) -> Result<(LossSums, T)> {
         let gradient_scale = 1.0 / cx.target_tokens.max(1) as f64;
         if self.head.adapter.is_some() {
-            return self.adapted_head_backward(&z, labels, gradient_scale, noise, grads);
+            return self.adapted_head_backward(&z, labels, (gradient_scale, cx.token_loss), noise, grads);
         }
-        let settings = self.cross_entropy(gradient_scale, cx.loss_chunk_rows);
+        let settings =
+            CrossEntropy { token_loss: cx.token_loss, ..self.cross_entropy(gradient_scale, cx.loss_chunk_rows) };
         let dw = grads.accumulator_or_empty(&self.head.weight)?;
         let dw = dw.as_ref().map(|(dw, accumulate)| (dw, *accumulate));
         let rows = z.as_rows()?; // (B T, D)
@@ -210,20 +213,20 @@ impl<T: Ops> Network<T> {
         &self,
         z: &T,
         labels: &[u32],
-        gradient_scale: f64,
+        (gradient_scale, token_loss): (f64, TokenLoss),
         noise: &Noise,
         grads: &mut Gradients<T>,
-    ) -> Result<(f64, T)> {
+    ) -> Result<(LossSums, T)> {
         let &[samples, length, width] = z.dims() else { unreachable!("an output has three dimensions") };
         let dz = z.zeros(&[1, samples * length, width], z.dtype())?;
-        let mut loss = 0.0;
+        let mut loss = LossSums::default();
         for sample in 0..samples {
             // Dropout masks depend on the sample.
             let noise = Noise { samples: noise.samples.get(sample..=sample).unwrap_or_default(), ..*noise };
             let x = z.select(&[sample as u32])?.scaled(self.logit_scale)?;
             let (logits, narrow) = self.head.forward_keeping(&x, &noise)?;
             let (of_sample, dlogits) =
-                T::logit_cross_entropy_backward(logits, labels_of(labels, z, sample), gradient_scale)?;
+                T::logit_cross_entropy_backward(logits, labels_of(labels, z, sample), gradient_scale, token_loss)?;
             loss += of_sample;
             let dlogits = self.head.backward(dlogits)?;
             self.head.backward_weight(&dlogits, (&x, narrow), &noise, grads)?;
@@ -235,8 +238,13 @@ impl<T: Ops> Network<T> {
         Ok((loss, dz.shaped(z.dims())?))
     }
 
-    fn cross_entropy(&self, gradient_scale: f64, chunk_rows: usize) -> t5_ops::CrossEntropy {
-        t5_ops::CrossEntropy { logit_scale: self.logit_scale, gradient_scale, chunk_rows: chunk_rows.max(1) }
+    fn cross_entropy(&self, gradient_scale: f64, chunk_rows: usize) -> CrossEntropy {
+        CrossEntropy {
+            logit_scale: self.logit_scale,
+            gradient_scale,
+            chunk_rows: chunk_rows.max(1),
+            ..CrossEntropy::default()
+        }
     }
 
     /// Logits (.., V) of decoder outputs (.., D).

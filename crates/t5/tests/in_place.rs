@@ -251,6 +251,7 @@ fn step(model: &T5, lora: &Lora, files: &Files, activations: DType) -> (Vec<(usi
         recompute_blocks: 5,
         loss_chunk_rows: 2,
         target_tokens: 8,
+        token_loss: t5_ops::TokenLoss::default(),
     };
     let layers = LayerMajor { kept_gradient_blocks: 5, weights_on_disk: model.is_in_file(), ..LayerMajor::PLAIN };
     let mut gradients = Gradients::new(model.parameters(), DType::F32, &|parameter| lora.trains(&parameter.name));

@@ -46,6 +46,7 @@ fn cx(precisions: Precisions, levers: &Levers) -> StepContext {
         recompute_blocks: levers.recompute_blocks,
         loss_chunk_rows: levers.loss_chunk_rows,
         target_tokens: 1,
+        token_loss: t5_ops::TokenLoss::default(),
     }
 }
 

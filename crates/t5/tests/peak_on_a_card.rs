@@ -82,6 +82,7 @@ fn a_pass_holds_at_its_peak_what_was_predicted() {
                     recompute_blocks,
                     loss_chunk_rows: levers.loss_chunk_rows,
                     target_tokens: 1,
+                    token_loss: t5_ops::TokenLoss::default(),
                 };
                 let (source, target) = (vec![5; source_tokens], vec![6; target_tokens]);
                 let (sources, targets) = (vec![source.as_slice(); samples], vec![target.as_slice(); samples]);

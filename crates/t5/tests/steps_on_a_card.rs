@@ -54,6 +54,7 @@ fn context(step: u64, activations: DType, recompute_blocks: usize) -> StepContex
         recompute_blocks,
         loss_chunk_rows: 16,
         target_tokens: 99,
+        token_loss: t5_ops::TokenLoss::default(),
     }
 }
 

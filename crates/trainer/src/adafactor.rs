@@ -5,18 +5,21 @@
 //! one value each (`exp_avg_sq`). With `beta1` there is one more value per parameter (`exp_avg`).
 //!
 //! ```
+//! use trainer::OptimizerOptions;
 //! use trainer::adafactor::AdafactorOptions;
 //! let options = AdafactorOptions { learning_rate: Some(1e-3), relative_step: false, ..AdafactorOptions::default() };
+//! let options = OptimizerOptions::from(options);
 //! options.validate()?;
 //! assert_eq!(options.resolved_learning_rate(0, 0.5), 5e-4);
 //! # Ok::<(), trainer::Error>(())
 //! ```
 
-use candle_core::{Result as TensorResult, Tensor};
+use candle_core::DType;
 use serde::{Deserialize, Serialize};
-use t5_ops::{AdafactorHyper, Rounding, SecondMoment};
+use t5_ops::{AdafactorHyper, AdafactorUpdate, Needs, Path, ReadyUpdates, SecondMoment};
 
 use crate::error::{Error, Result};
+use crate::optimizer::{At, Changed, Rule, StateShape};
 
 /// The options of `transformers.optimization.Adafactor`, with its defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,11 +64,44 @@ impl Default for AdafactorOptions {
 }
 
 impl AdafactorOptions {
-    /// Refuses the options that transformers refuses when the optimizer is constructed or at its first step.
-    ///
-    /// # Errors
-    /// [`Error::InvalidOption`] naming the option.
-    pub fn validate(&self) -> Result<()> {
+    /// The updates of these parameters, with their second moments.
+    fn updates<'a>(&self, changes: &'a [Changed<'a>], second: &'a [SecondMoment], at: At) -> Vec<AdafactorUpdate<'a>> {
+        let update = |(changed, second): (&'a Changed<'a>, &'a SecondMoment)| {
+            let hyper = AdafactorHyper {
+                learning_rate: at.learning_rate,
+                beta2: 1.0 - ((at.updates + 1) as f64).powf(self.decay_rate),
+                eps1: self.eps1,
+                eps2: self.eps2,
+                clip_threshold: self.clip_threshold,
+                scale_parameter: self.scale_parameter,
+                beta1: self.beta1,
+                weight_decay: self.weight_decay,
+                gradient_scale: at.gradient_scale,
+                rounding: changed.rounding,
+            };
+            let &Changed { values: param, gradient: grad, sums, .. } = changed;
+            let first = changed.state.last().filter(|_| self.beta1.is_some());
+            AdafactorUpdate { param, grad, sums, second, first, hyper }
+        };
+        changes.iter().zip(second).map(update).collect()
+    }
+}
+
+/// The second moments among the state of each parameter.
+fn second_moments(changes: &[Changed]) -> Vec<SecondMoment> {
+    let second = |changed: &Changed| match (changed.values.rank(), changed.state) {
+        (0 | 1, state) => SecondMoment::Full(state[0].clone()),
+        (_, state) => SecondMoment::Factored { row: state[0].clone(), col: state[1].clone() },
+    };
+    changes.iter().map(second).collect()
+}
+
+impl Rule for AdafactorOptions {
+    fn in_words(&self) -> &'static str {
+        if self.beta1.is_some() { "Adafactor, factored, and a first moment" } else { "Adafactor, factored" }
+    }
+
+    fn validate(&self) -> Result<()> {
         match (self.learning_rate, self.relative_step) {
             (Some(rate), true) => {
                 let expected = "no value beside `optimizer.relative_step = true`, which computes the rate";
@@ -111,10 +147,11 @@ impl AdafactorOptions {
         Ok(())
     }
 
-    /// The learning rate of the update after `updates` updates, before `scale_parameter`.
-    ///
-    /// `schedule_factor` multiplies an external rate; a relative step follows its own schedule.
-    pub fn resolved_learning_rate(&self, updates: u64, schedule_factor: f64) -> f64 {
+    fn configured_learning_rate(&self) -> Option<f64> {
+        self.learning_rate
+    }
+
+    fn resolved_learning_rate(&self, updates: u64, schedule_factor: f64) -> f64 {
         if !self.relative_step {
             return self.learning_rate.unwrap_or(0.0) * schedule_factor;
         }
@@ -122,86 +159,32 @@ impl AdafactorOptions {
         let least = if self.warmup_init { 1e-6 * step } else { 1e-2 };
         least.min(1.0 / step.sqrt())
     }
-}
 
-/// The moments of one parameter.
-#[derive(Debug)]
-pub(crate) struct Moments {
-    pub second: SecondMoment,
-    pub first: Option<Tensor>,
-}
-
-impl AdafactorOptions {
-    /// The numbers of the update after `updates` updates.
-    pub(crate) fn hyper(
-        &self,
-        updates: u64,
-        learning_rate: f64,
-        gradient_scale: f64,
-        rounding: Rounding,
-    ) -> AdafactorHyper {
-        AdafactorHyper {
-            learning_rate,
-            beta2: 1.0 - ((updates + 1) as f64).powf(self.decay_rate),
-            eps1: self.eps1,
-            eps2: self.eps2,
-            clip_threshold: self.clip_threshold,
-            scale_parameter: self.scale_parameter,
-            beta1: self.beta1,
-            weight_decay: self.weight_decay,
-            gradient_scale,
-            rounding,
-        }
+    fn has_own_schedule(&self) -> bool {
+        self.relative_step
     }
 
-    /// Zeroed moments of a parameter of this shape; `zeros` allocates them.
-    pub(crate) fn moments(
-        &self,
-        shape: &[usize],
-        zeros: impl Fn(&[usize]) -> TensorResult<Tensor>,
-    ) -> TensorResult<Moments> {
-        let second = match *shape {
-            [.., rows, columns] => {
-                let outer = &shape[..shape.len() - 2];
-                SecondMoment::Factored {
-                    row: zeros(&[outer, &[rows]].concat())?,
-                    col: zeros(&[outer, &[columns]].concat())?,
-                }
+    fn state(&self, shape: &[usize]) -> Vec<StateShape> {
+        let mut state = match *shape {
+            [ref outer @ .., rows, columns] => {
+                vec![("exp_avg_sq_row", [outer, &[rows]].concat()), ("exp_avg_sq_col", [outer, &[columns]].concat())]
             }
-            _ => SecondMoment::Full(zeros(shape)?),
+            _ => vec![("exp_avg_sq", shape.to_vec())],
         };
-        Ok(Moments { second, first: self.beta1.map(|_| zeros(shape)).transpose()? })
+        state.extend(self.beta1.map(|_| ("exp_avg", shape.to_vec())));
+        state
     }
 
-    /// Number of state values of one parameter of this shape.
-    pub(crate) fn state_elements(&self, shape: &[usize]) -> u64 {
-        let product = |dims: &[usize]| dims.iter().map(|&n| n as u64).product::<u64>();
-        let second = match *shape {
-            [.., rows, columns] => product(&shape[..shape.len() - 2]) * (rows + columns) as u64,
-            _ => product(shape),
-        };
-        second + if self.beta1.is_some() { product(shape) } else { 0 }
-    }
-}
-
-impl Moments {
-    /// The tensors with their names.
-    pub(crate) fn named(&self) -> Vec<(&'static str, &Tensor)> {
-        let mut named = match &self.second {
-            SecondMoment::Factored { row, col } => vec![("exp_avg_sq_row", row), ("exp_avg_sq_col", col)],
-            SecondMoment::Full(full) => vec![("exp_avg_sq", full)],
-        };
-        named.extend(self.first.as_ref().map(|first| ("exp_avg", first)));
-        named
+    fn update(&self, changes: &[Changed], at: At) -> Result<()> {
+        Ok(t5_ops::adafactor_of_each(&self.updates(changes, &second_moments(changes), at))?)
     }
 
-    pub(crate) fn named_mut(&mut self) -> Vec<(&'static str, &mut Tensor)> {
-        let mut named = match &mut self.second {
-            SecondMoment::Factored { row, col } => vec![("exp_avg_sq_row", row), ("exp_avg_sq_col", col)],
-            SecondMoment::Full(full) => vec![("exp_avg_sq", full)],
-        };
-        named.extend(self.first.as_mut().map(|first| ("exp_avg", first)));
-        named
+    fn ready(&self, changes: &[Changed], at: At) -> Result<Option<ReadyUpdates>> {
+        Ok(t5_ops::adafactor_ready(&self.updates(changes, &second_moments(changes), at))?)
+    }
+
+    fn needs(&self, parameters: &[((usize, usize), DType)]) -> Needs {
+        t5_ops::adafactor_needs(Path::Device, parameters)
     }
 }
 

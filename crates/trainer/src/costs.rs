@@ -6,13 +6,13 @@ use candle_core::DType;
 use collective::Shards;
 use t5::safetensors::writing_bytes;
 use t5::{Config, CostRow, ParameterSpec};
-use t5_ops::{Needs, Path};
+use t5_ops::{Needs, Path, SquareSums};
 
 use crate::between_cards;
 use crate::error::Result;
 use crate::files;
 use crate::freeze;
-use crate::optimizer::{OptimizerOptions, state_dtype};
+use crate::optimizer::state_dtype;
 use crate::options::TrainerOptions;
 use crate::parallel::owners;
 use crate::state_file;
@@ -137,9 +137,10 @@ pub fn optimizer_state_on_disk(
     options: &TrainerOptions,
     parameters: DType,
 ) -> Result<Option<StateOnDisk>> {
-    if !matches!(options.optimizer, OptimizerOptions::Adamw(_)) {
+    if !options.optimizer.rule().has_state_by_element() {
         return Ok(None);
     }
+    let tensors = options.optimizer.rule().state(&[1]).len() as u64;
     let specs = ParameterSpec::all(config);
     let trainable =
         freeze::trainable(specs.iter().map(|spec| spec.name.as_str()), &options.freeze, config.lora.as_ref())?;
@@ -151,9 +152,9 @@ pub fn optimizer_state_on_disk(
     let at_a_time = large.iter().map(|spec| state_file::resident_bytes(&spec.shape, width)).max();
     let largest = large.iter().map(bytes).max();
     Ok(at_a_time.zip(largest).map(|(at_a_time, largest)| StateOnDisk {
-        resident: 2 * (small + at_a_time),
-        loading: 2 * small + largest,
-        written: 2 * large.iter().map(bytes).sum::<u64>(),
+        resident: tensors * (small + at_a_time),
+        loading: tensors * small + largest,
+        written: tensors * large.iter().map(bytes).sum::<u64>(),
     }))
 }
 
@@ -176,15 +177,12 @@ pub fn update_on_device(options: &TrainerOptions, specs: &[&ParameterSpec]) -> [
     };
     let sizes: Vec<(usize, usize)> = specs.iter().map(size).collect();
     let dtypes = specs.iter().map(|spec| spec.dtype(options.parameter_dtype()));
-    let applied = match options.optimizer {
-        OptimizerOptions::Adamw(_) => {
-            let elements = specs.iter().map(|spec| spec.elements());
-            t5_ops::adamw_needs(Path::Device, &elements.zip(dtypes).collect::<Vec<_>>())
-        }
-        OptimizerOptions::Adafactor(_) => {
-            t5_ops::adafactor_needs(Path::Device, &sizes.iter().copied().zip(dtypes).collect::<Vec<_>>())
-        }
-    };
+    let rule = options.optimizer.rule();
+    let mut applied = rule.needs(&sizes.iter().copied().zip(dtypes).collect::<Vec<_>>());
+    if rule.least_step_scale().is_some() {
+        let read = SquareSums::totals_needs(Path::Device, sizes.len());
+        applied = Needs::most([t5_ops::square_sums_needs(Path::Device, &sizes), read, applied]);
+    }
     let measured = t5_ops::square_sums_needs(Path::Device, &sizes);
     // If gradients stay until they are applied, their update is made ready when they are measured.
     [Needs { transient: measured.transient.max(applied.transient), ..measured }, applied]

@@ -1,4 +1,7 @@
-//! The optimizer of a trainer: its options, the number of updates made, and the moments of every trainable parameter.
+//! The optimizer of a trainer: its options, the number of updates made, and the state of every trainable parameter.
+//!
+//! An optimizer is a [`Rule`]: its options, the names and shapes of its state, its update, and what that needs. The rest is the same for all:
+//! where state lies, how it is saved, who holds it.
 //!
 //! Invariants:
 //! * A frozen parameter has no state.
@@ -10,13 +13,90 @@ use serde::{Deserialize, Serialize};
 use t5::safetensors::TensorHeader;
 use t5::{Files, Parameter};
 use t5_ops::keys::{self, mix};
-use t5_ops::{AdafactorUpdate, AdamwUpdate, ReadyUpdates, Rounding, SquareSums};
+use t5_ops::{Needs, ReadyUpdates, Rounding, SquareSums};
 
-use crate::adafactor::{self, AdafactorOptions};
-use crate::adamw::{self, AdamwOptions};
+use crate::adafactor::AdafactorOptions;
+use crate::adamw::AdamwOptions;
 use crate::error::Result;
 use crate::parallel::Parallel;
 use crate::state_file::StateFile;
+
+/// The name and the shape of a tensor of a parameter's state.
+pub(crate) type StateShape = (&'static str, Vec<usize>);
+
+/// The numbers of one update that are the same for all parameters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct At {
+    /// The number of updates before this one.
+    pub updates: u64,
+    /// The step's learning rate.
+    pub learning_rate: f64,
+    /// Multiplies each gradient.
+    pub gradient_scale: f64,
+}
+
+/// A parameter, or some of its rows, that an update changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Changed<'a> {
+    pub values: &'a Tensor,
+    pub gradient: &'a Tensor,
+    /// The sums of the whole gradient's squares.
+    pub sums: &'a SquareSums,
+    /// The tensors of [`Rule::state`].
+    pub state: &'a [Tensor],
+    pub rounding: Rounding,
+    /// The number of the first row here in the whole parameter.
+    pub first_row: usize,
+    /// See [`Rule::least_step_scale`]; 1 otherwise.
+    pub step_scale: f64,
+}
+
+/// What one optimizer is.
+pub(crate) trait Rule {
+    /// The optimizer's name, and the kind of its state, for people.
+    fn in_words(&self) -> &'static str;
+
+    /// Refuses the options that the original refuses.
+    fn validate(&self) -> Result<()>;
+
+    /// The configured learning rate. `None` where the optimizer has its own.
+    fn configured_learning_rate(&self) -> Option<f64>;
+
+    /// The learning rate of the update after `updates` updates.
+    fn resolved_learning_rate(&self, _updates: u64, schedule_factor: f64) -> f64 {
+        self.configured_learning_rate().unwrap_or(0.0) * schedule_factor
+    }
+
+    /// Whether the optimizer has its own schedule of the learning rate.
+    fn has_own_schedule(&self) -> bool {
+        false
+    }
+
+    /// The state of a parameter of this shape.
+    fn state(&self, shape: &[usize]) -> Vec<StateShape>;
+
+    /// Whether each tensor of state has its parameter's shape, and rows are updated each by itself. Then large state may lie in a file, or in
+    /// the host's memory beside a card.
+    fn has_state_by_element(&self) -> bool {
+        false
+    }
+
+    /// Where an update itself multiplies each parameter's step by the root mean square of the parameter: the least factor.
+    fn least_step_scale(&self) -> Option<f64> {
+        None
+    }
+
+    /// Updates these parameters.
+    fn update(&self, changes: &[Changed], at: At) -> Result<()>;
+
+    /// Makes [`Rule::update`] ready on a card, without the scale of the gradients. `None` where nothing can be made ready.
+    fn ready(&self, _changes: &[Changed], _at: At) -> Result<Option<ReadyUpdates>> {
+        Ok(None)
+    }
+
+    /// The needs of [`Rule::update`] on a card, for parameters of these rows and columns.
+    fn needs(&self, parameters: &[((usize, usize), DType)]) -> Needs;
+}
 
 /// An optimizer and its options. In a checkpoint, the names of the options tell which optimizer it is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,53 +127,47 @@ impl From<AdamwOptions> for OptimizerOptions {
 }
 
 impl OptimizerOptions {
+    pub(crate) fn rule(&self) -> &dyn Rule {
+        match self {
+            Self::Adamw(options) => options,
+            Self::Adafactor(options) => options,
+        }
+    }
+
     /// Refuses the options that the original refuses.
     ///
     /// # Errors
     /// [`crate::Error::InvalidOption`] naming the option.
     pub fn validate(&self) -> Result<()> {
-        match self {
-            Self::Adamw(options) => options.validate(),
-            Self::Adafactor(options) => options.validate(),
-        }
+        self.rule().validate()
     }
 
     /// The configured learning rate. `None` where Adafactor has its own.
     pub fn configured_learning_rate(&self) -> Option<f64> {
-        match self {
-            Self::Adamw(options) => Some(options.learning_rate),
-            Self::Adafactor(options) => options.learning_rate,
-        }
+        self.rule().configured_learning_rate()
     }
 
-    /// The learning rate of the update after `updates` updates, before Adafactor's `scale_parameter`.
+    /// The learning rate of the update after `updates` updates, before `scale_parameter`.
+    ///
+    /// `schedule_factor` multiplies a configured rate; a relative step follows its own schedule.
     pub fn resolved_learning_rate(&self, updates: u64, schedule_factor: f64) -> f64 {
-        match self {
-            Self::Adamw(options) => options.learning_rate * schedule_factor,
-            Self::Adafactor(options) => options.resolved_learning_rate(updates, schedule_factor),
-        }
+        self.rule().resolved_learning_rate(updates, schedule_factor)
     }
 
     /// Whether the optimizer has its own schedule of the learning rate.
     pub fn has_own_schedule(&self) -> bool {
-        matches!(self, Self::Adafactor(options) if options.relative_step)
+        self.rule().has_own_schedule()
     }
 
     /// The optimizer's name, and the kind of its state, for people.
     pub fn in_words(&self) -> &'static str {
-        match self {
-            Self::Adamw(_) => "AdamW, two moments",
-            Self::Adafactor(AdafactorOptions { beta1: Some(_), .. }) => "Adafactor, factored, and a first moment",
-            Self::Adafactor(_) => "Adafactor, factored",
-        }
+        self.rule().in_words()
     }
 
     /// Number of state values of one parameter of this shape, which [`Optimizer::new`] allocates.
     pub(crate) fn state_elements(&self, shape: &[usize]) -> u64 {
-        match self {
-            Self::Adamw(options) => options.state_elements(shape),
-            Self::Adafactor(options) => options.state_elements(shape),
-        }
+        let elements = |(_, shape): &StateShape| shape.iter().map(|&n| n as u64).product::<u64>();
+        self.rule().state(shape).iter().map(elements).sum()
     }
 }
 
@@ -103,12 +177,12 @@ pub struct Optimizer {
     /// The seed of stochastic rounding, if parameters are rounded stochastically.
     rounding_seed: Option<u64>,
     updates: u64,
-    moments: Vec<Option<Moments>>,
+    states: Vec<Option<State>>,
     /// The device of the parameters.
     device: Device,
-    /// The file of the large moments, if they are not in memory.
+    /// The file of large state, if it is not in memory.
     file: Option<StateFile>,
-    /// Whether moments lie where [`Optimizer::move_moments`] puts them. At first AdamW's are zeros on the CPU that take no memory.
+    /// Whether state lies where [`Optimizer::move_moments`] puts it. At first state by element is zeros on the CPU that take no memory.
     is_placed: bool,
 }
 
@@ -123,21 +197,16 @@ pub(crate) struct Change<'a> {
     pub sums: &'a SquareSums,
 }
 
-const MADE_OF_OPTIONS: &str = "moments are made of the options";
-
-struct Moments {
+/// The state of one parameter.
+struct State {
     /// The key of the parameter's name: the rounding noise of every parameter differs.
     key: u64,
-    of: MomentsOf,
-}
-
-enum MomentsOf {
-    Adamw(adamw::Moments),
-    Adafactor(adafactor::Moments),
+    names: Vec<&'static str>,
+    tensors: Vec<Tensor>,
 }
 
 impl Optimizer {
-    /// Zeroed moments for the parameters for which `trainable` has `true`. AdamW's are on the CPU: with parameters on a device,
+    /// Zeroed state for the parameters for which `trainable` has `true`. State by element is on the CPU: with parameters on a device,
     /// [`Optimizer::move_moments`] must come before the first update.
     ///
     /// # Errors
@@ -145,14 +214,14 @@ impl Optimizer {
     pub fn new(options: impl Into<OptimizerOptions>, parameters: &[Parameter], trainable: &[bool]) -> Result<Self> {
         let options = options.into();
         options.validate()?;
-        let moments = parameters
+        let states = parameters
             .iter()
             .zip(trainable)
-            .map(|(parameter, trains)| trains.then(|| Moments::zeros(&options, parameter)).transpose())
+            .map(|(parameter, trains)| trains.then(|| State::zeros(&options, parameter)).transpose())
             .collect::<Result<_>>()?;
         let device = parameters.first().map_or(Device::Cpu, |parameter| parameter.tensor.device().clone());
         let is_placed = device.is_cpu();
-        Ok(Optimizer { options, rounding_seed: None, updates: 0, moments, device, file: None, is_placed })
+        Ok(Optimizer { options, rounding_seed: None, updates: 0, states, device, file: None, is_placed })
     }
 
     /// Rounds bf16 parameters stochastically. The noise is a function of this seed, the update, the parameter's
@@ -161,25 +230,24 @@ impl Optimizer {
         self.rounding_seed = Some(seed);
     }
 
-    /// Moves AdamW's moments into a file, or to the parameters' device, one by one. Does nothing where they lie there already.
-    /// Adafactor's are small and stay where they are.
+    /// Moves state by element into a file, or to the parameters' device, one by one. Does nothing where it lies there already.
+    /// Adafactor's is small and stays where it is.
     ///
     /// # Errors
     /// The disk has no room: then the optimizer is unchanged. A copy fails: then the optimizer is unusable.
     pub fn move_moments(&mut self, files: Option<&Files>) -> Result<()> {
-        let is_adamw = matches!(self.options, OptimizerOptions::Adamw(_));
         let lies_there = match (files, &self.file) {
             (Some(files), Some(file)) => file.is_as_in(files),
             (files, file) => files.is_none() && file.is_none(),
         };
-        if (lies_there && self.is_placed) || !is_adamw {
+        if (lies_there && self.is_placed) || !self.options.rule().has_state_by_element() {
             return Ok(());
         }
         let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
-        let named = self.moments.iter().flatten().flat_map(Moments::named);
-        let sizes: Vec<usize> = named.map(|(_, tensor)| bytes(tensor)).collect();
+        let sizes: Vec<usize> =
+            self.states.iter().flatten().flat_map(|state| state.tensors.iter().map(bytes)).collect();
         let file = files.map(|files| StateFile::create(files, &sizes, &self.device)).transpose()?;
-        for (_, tensor) in self.moments.iter_mut().flatten().flat_map(Moments::named_mut) {
+        for tensor in self.states.iter_mut().flatten().flat_map(|state| &mut state.tensors) {
             *tensor = match &file {
                 Some(file) => file.place(tensor)?,
                 None if self.device.is_cpu() => tensor.copy()?,
@@ -194,8 +262,8 @@ impl Optimizer {
 
     /// Frees the state of parameters for which `is_held` returns false: another process updates them.
     pub(crate) fn keep(&mut self, is_held: impl Fn(usize) -> bool) {
-        let others = self.moments.iter_mut().enumerate().filter(|(index, _)| !is_held(*index));
-        others.for_each(|(_, moments)| *moments = None);
+        let others = self.states.iter_mut().enumerate().filter(|(index, _)| !is_held(*index));
+        others.for_each(|(_, state)| *state = None);
     }
 
     /// The number of updates that were made.
@@ -229,75 +297,51 @@ impl Optimizer {
         learning_rate: f64,
         gradient_scale: f64,
     ) -> Result<()> {
-        match &self.options {
-            OptimizerOptions::Adamw(options) => {
-                let mut together = Vec::new();
-                for update in self.adamw(options, changes, learning_rate, gradient_scale) {
-                    let AdamwUpdate { param, grad, first, second, hyper } = update;
-                    match &self.file {
-                        Some(file) if file.holds(first) => file.update(param, grad, [first, second], &hyper)?,
-                        _ => together.push(update),
-                    }
-                }
-                Ok(t5_ops::adamw_of_each(&together)?)
-            }
-            OptimizerOptions::Adafactor(options) => {
-                let updates = self.adafactor(options, changes, learning_rate, gradient_scale);
-                Ok(t5_ops::adafactor_of_each(&updates.collect::<Vec<_>>())?)
+        let (rule, at) = (self.options.rule(), At { updates: self.updates, learning_rate, gradient_scale });
+        let mut changes = self.changed(changes);
+        if let Some(least) = rule.least_step_scale() {
+            let values: Vec<&Tensor> = changes.iter().map(|changed| changed.values).collect();
+            let totals = SquareSums::totals(&SquareSums::of_each(&values)?)?;
+            for (changed, total) in changes.iter_mut().zip(totals) {
+                changed.step_scale = (total / changed.values.elem_count().max(1) as f64).sqrt().max(least);
             }
         }
+        let Some(file) = &self.file else { return rule.update(&changes, at) };
+        let (in_file, together): (Vec<_>, Vec<_>) =
+            changes.into_iter().partition(|changed| changed.state.first().is_some_and(|state| file.holds(state)));
+        in_file.iter().try_for_each(|changed| file.update(changed, |part| rule.update(&[part], at)))?;
+        rule.update(&together, at)
     }
 
     /// Makes [`Optimizer::update_each`] ready on a card, without the scale of the gradients, which the host learns last. `None` where
-    /// nothing can be made ready: on the CPU, or where moments lie in a file.
+    /// nothing can be made ready: on the CPU, where state lies in a file, or where the host has to learn the size of parameters.
     ///
     /// # Errors
     /// As [`Optimizer::update_one`]. No parameter is changed.
     pub(crate) fn ready_each<'a>(&'a self, changes: &[Change<'a>], learning_rate: f64) -> Result<Option<ReadyUpdates>> {
-        Ok(match &self.options {
-            _ if self.file.is_some() => None,
-            OptimizerOptions::Adamw(options) => {
-                t5_ops::adamw_ready(&self.adamw(options, changes, learning_rate, 1.0).collect::<Vec<_>>())?
-            }
-            OptimizerOptions::Adafactor(options) => {
-                t5_ops::adafactor_ready(&self.adafactor(options, changes, learning_rate, 1.0).collect::<Vec<_>>())?
-            }
-        })
+        let rule = self.options.rule();
+        if self.file.is_some() || rule.least_step_scale().is_some() {
+            return Ok(None);
+        }
+        let at = At { updates: self.updates, learning_rate, gradient_scale: 1.0 };
+        rule.ready(&self.changed(changes), at)
     }
 
-    /// The changes of parameters that train, with their moments.
-    fn trained<'a>(&'a self, changes: &[Change<'a>]) -> impl Iterator<Item = (Change<'a>, &'a Moments)> {
-        changes.iter().filter_map(move |&change| Some((change, self.moments[change.index].as_ref()?)))
-    }
-
-    fn adamw<'a>(
-        &'a self,
-        options: &AdamwOptions,
-        changes: &[Change<'a>],
-        learning_rate: f64,
-        gradient_scale: f64,
-    ) -> impl Iterator<Item = AdamwUpdate<'a>> {
-        self.trained(changes).map(move |(Change { values: param, gradient: grad, .. }, of)| {
-            let MomentsOf::Adamw(adamw::Moments { first, second }) = &of.of else { unreachable!("{MADE_OF_OPTIONS}") };
-            let hyper = options.hyper(self.updates, learning_rate, gradient_scale, self.rounding(of.key));
-            AdamwUpdate { param, grad, first, second, hyper }
-        })
-    }
-
-    fn adafactor<'a>(
-        &'a self,
-        options: &AdafactorOptions,
-        changes: &[Change<'a>],
-        learning_rate: f64,
-        gradient_scale: f64,
-    ) -> impl Iterator<Item = AdafactorUpdate<'a>> {
-        self.trained(changes).map(move |(Change { values: param, gradient: grad, sums, .. }, of)| {
-            let MomentsOf::Adafactor(adafactor::Moments { second, first }) = &of.of else {
-                unreachable!("{MADE_OF_OPTIONS}")
-            };
-            let hyper = options.hyper(self.updates, learning_rate, gradient_scale, self.rounding(of.key));
-            AdafactorUpdate { param, grad, sums, second, first: first.as_ref(), hyper }
-        })
+    /// The changes of parameters that train, with their state.
+    fn changed<'a>(&'a self, changes: &[Change<'a>]) -> Vec<Changed<'a>> {
+        let changed = |&Change { index, values, gradient, sums }: &Change<'a>| {
+            let State { key, tensors: state, .. } = self.states[index].as_ref()?;
+            Some(Changed {
+                values,
+                gradient,
+                sums,
+                state,
+                rounding: self.rounding(*key),
+                first_row: 0,
+                step_scale: 1.0,
+            })
+        };
+        changes.iter().filter_map(changed).collect()
     }
 
     /// The rounding of the parameter with this key in this update.
@@ -315,26 +359,19 @@ impl Optimizer {
 
     /// Every tensor of the state with its name (`<parameter>.exp_avg_sq_row`, ...), in the parameters' order.
     pub fn named_state<'a>(&'a self, parameters: &'a [Parameter]) -> impl Iterator<Item = (String, &'a Tensor)> {
-        self.moments.iter().zip(parameters).flat_map(|(moments, parameter)| {
-            moments
-                .iter()
-                .flat_map(Moments::named)
-                .map(|(suffix, tensor)| (format!("{}.{suffix}", parameter.name), tensor))
+        self.states.iter().zip(parameters).flat_map(|(state, parameter)| {
+            state.iter().flat_map(State::named).map(|(suffix, tensor)| (format!("{}.{suffix}", parameter.name), tensor))
         })
     }
 
     /// Names and shapes of the state of one trained parameter.
-    ///
-    /// # Errors
-    /// A failed allocation.
-    pub(crate) fn headers(options: &OptimizerOptions, parameter: &Parameter) -> Result<Vec<TensorHeader>> {
-        let moments = Moments::zeros(options, parameter)?;
-        let header = |(suffix, tensor): (&str, &Tensor)| TensorHeader {
+    pub(crate) fn headers(options: &OptimizerOptions, parameter: &Parameter) -> Vec<TensorHeader> {
+        let header = |(suffix, shape): StateShape| TensorHeader {
             name: format!("{}.{suffix}", parameter.name),
-            dtype: tensor.dtype(),
-            shape: tensor.dims().to_vec(),
+            dtype: state_dtype(parameter.tensor.dtype()),
+            shape,
         };
-        Ok(moments.named().into_iter().map(header).collect())
+        options.rule().state(parameter.tensor.dims()).into_iter().map(header).collect()
     }
 
     /// The state of one trained parameter. If owners hold it, the owner's state: then every process has to ask.
@@ -348,14 +385,14 @@ impl Optimizer {
         parallel: &Parallel,
     ) -> Result<Vec<(String, Tensor)>> {
         let of_another;
-        let moments = match &self.moments[index] {
-            Some(moments) => moments,
+        let state = match &self.states[index] {
+            Some(state) => state,
             None => {
-                of_another = Moments::zeros(&self.options, parameter)?;
+                of_another = State::zeros(&self.options, parameter)?;
                 &of_another
             }
         };
-        let named = moments.named().into_iter().map(|(suffix, tensor)| {
+        let named = state.named().map(|(suffix, tensor)| {
             parallel.owner(index).map_or(Ok(()), |owner| parallel.broadcast(owner, tensor))?;
             Ok((format!("{}.{suffix}", parameter.name), tensor.clone()))
         });
@@ -374,8 +411,8 @@ impl Optimizer {
         mut read: impl FnMut(&str, &Tensor) -> Result<Tensor>,
     ) -> Result<()> {
         self.updates = updates;
-        for (moments, parameter) in self.moments.iter_mut().zip(parameters) {
-            for (suffix, tensor) in moments.iter_mut().flat_map(Moments::named_mut) {
+        for (state, parameter) in self.states.iter_mut().zip(parameters) {
+            for (suffix, tensor) in state.iter_mut().flat_map(|state| state.names.iter().zip(&mut state.tensors)) {
                 let saved = read(&format!("{}.{suffix}", parameter.name), tensor)?;
                 match &self.file {
                     Some(file) if file.holds(tensor) => file.write(tensor, &saved)?,
@@ -387,35 +424,19 @@ impl Optimizer {
     }
 }
 
-impl Moments {
+impl State {
     fn zeros(options: &OptimizerOptions, parameter: &Parameter) -> Result<Self> {
-        let (dtype, device) = (state_dtype(parameter.tensor.dtype()), parameter.tensor.device());
-        let zeros = |device: &Device, shape: &[usize]| Tensor::zeros(shape, dtype, device);
-        let dims = parameter.tensor.dims();
-        let of = match options {
-            // A plan decides where these moments lie, and a device may have no room for them.
-            OptimizerOptions::Adamw(options) => {
-                MomentsOf::Adamw(options.moments(dims, |dims| zeros(&Device::Cpu, dims))?)
-            }
-            OptimizerOptions::Adafactor(options) => {
-                MomentsOf::Adafactor(options.moments(dims, |dims| zeros(device, dims))?)
-            }
-        };
-        Ok(Moments { key: keys::of_name(&parameter.name), of })
+        let rule = options.rule();
+        // A plan decides where state by element lies, and a device may have no room for it.
+        let device = if rule.has_state_by_element() { &Device::Cpu } else { parameter.tensor.device() };
+        let (names, shapes): (Vec<_>, Vec<_>) = rule.state(parameter.tensor.dims()).into_iter().unzip();
+        let zeros = |shape: Vec<usize>| Tensor::zeros(shape, state_dtype(parameter.tensor.dtype()), device);
+        let tensors = shapes.into_iter().map(zeros).collect::<candle_core::Result<_>>()?;
+        Ok(State { key: keys::of_name(&parameter.name), names, tensors })
     }
 
-    fn named(&self) -> Vec<(&'static str, &Tensor)> {
-        match &self.of {
-            MomentsOf::Adamw(moments) => moments.named(),
-            MomentsOf::Adafactor(moments) => moments.named(),
-        }
-    }
-
-    fn named_mut(&mut self) -> Vec<(&'static str, &mut Tensor)> {
-        match &mut self.of {
-            MomentsOf::Adamw(moments) => moments.named_mut(),
-            MomentsOf::Adafactor(moments) => moments.named_mut(),
-        }
+    fn named(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
+        self.names.iter().copied().zip(&self.tensors)
     }
 }
 
@@ -436,8 +457,8 @@ mod tests {
             for shape in [&[7][..], &[3, 5], &[2, 3, 5], &[]] {
                 let tensor = Tensor::zeros(shape, DType::F32, &device()).unwrap();
                 let parameter = Parameter { name: "p".into(), tensor, part: t5::Part::Shared, quantisation: None };
-                let moments = Moments::zeros(&options, &parameter).unwrap();
-                let elements: usize = moments.named().iter().map(|(_, tensor)| tensor.elem_count()).sum();
+                let state = State::zeros(&options, &parameter).unwrap();
+                let elements: usize = state.tensors.iter().map(Tensor::elem_count).sum();
                 assert_eq!(elements as u64, options.state_elements(shape), "{shape:?}");
             }
         }
@@ -445,9 +466,34 @@ mod tests {
 
     #[test]
     fn a_checkpoint_tells_one_optimizer_from_the_other() {
-        for options in [OptimizerOptions::default(), AdamwOptions::default().into()] {
+        let scaled = AdamwOptions { scale_parameter: Some(1e-3), ..AdamwOptions::default() };
+        let others = [AdamwOptions::default().into(), scaled.into()];
+        for options in others.into_iter().chain([OptimizerOptions::default()]) {
             let text = serde_json::to_string(&options).unwrap();
             assert_eq!(serde_json::from_str::<OptimizerOptions>(&text).unwrap(), options, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_scaled_step_of_adamw_is_that_of_adamw_times_the_size_of_its_parameter_and_the_decay_is_not_scaled() {
+        let of = |values: &[f64]| Tensor::new(values, &Device::Cpu).unwrap();
+        let step = |values: &[f64], scale_parameter| {
+            let options =
+                AdamwOptions { learning_rate: 0.1, weight_decay: 0.5, scale_parameter, ..AdamwOptions::default() };
+            let (tensor, gradient) = (of(values), of(&[0.3, -0.2]));
+            let parameter = Parameter { name: "p".into(), tensor, part: t5::Part::Shared, quantisation: None };
+            let optimizer = Optimizer::new(options, std::slice::from_ref(&parameter), &[true]).unwrap();
+            let sums = SquareSums::of(&gradient).unwrap();
+            optimizer.update_one(0, &parameter.tensor, &gradient, &sums, 0.1, 1.0).unwrap();
+            parameter.tensor.to_vec1::<f64>().unwrap()
+        };
+        // The size of (3, 4) is the root of 12.5. That of (1e-6, 0) is below the least.
+        for (values, size) in [([3.0, 4.0], 12.5f64.sqrt()), ([1e-6, 0.0], 1e-3)] {
+            let (plain, scaled) = (step(&values, None), step(&values, Some(1e-3)));
+            for ((value, plain), scaled) in values.iter().zip(plain).zip(scaled) {
+                let kept = value * (1.0 - 0.1 * 0.5);
+                assert!((scaled - (kept + size * (plain - kept))).abs() < 1e-12, "{value}: {plain} {scaled}");
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use candle_core::DType;
 use serde::{Deserialize, Serialize};
+use t5_ops::TokenLoss;
 
 use crate::error::{Error, Result};
 use crate::optimizer::OptimizerOptions;
@@ -86,6 +87,12 @@ pub struct TrainerOptions {
     pub freeze: Vec<String>,
     /// Global L2 norm that gradients are clipped to; 0 switches clipping off.
     pub grad_clip_norm: f64,
+    /// The factor of `(log Z)²` of each target token, which is minimised beside the cross-entropy.
+    #[serde(default)]
+    pub z_loss: f64,
+    /// The share of each label that is divided among all entries of the vocabulary, as in `torch.nn.CrossEntropyLoss`.
+    #[serde(default)]
+    pub label_smoothing: f64,
     /// The optimizer. Checkpoints of earlier versions knew Adafactor alone.
     #[serde(alias = "adafactor")]
     pub optimizer: OptimizerOptions,
@@ -107,6 +114,8 @@ impl Default for TrainerOptions {
             gradient_precision: GradientPrecision::F32,
             freeze: Vec::new(),
             grad_clip_norm: 1.0,
+            z_loss: 0.0,
+            label_smoothing: 0.0,
             optimizer: OptimizerOptions::default(),
             schedule: Schedule::CONSTANT,
             total_steps: 1,
@@ -116,6 +125,11 @@ impl Default for TrainerOptions {
 }
 
 impl TrainerOptions {
+    /// The terms that are minimised beside the cross-entropy.
+    pub fn token_loss(&self) -> TokenLoss {
+        TokenLoss { z_loss: self.z_loss, label_smoothing: self.label_smoothing }
+    }
+
     /// The dtype of the model that these options train.
     pub fn parameter_dtype(&self) -> DType {
         match (self.precision, self.master_weights) {
@@ -147,6 +161,13 @@ impl TrainerOptions {
         if !(self.grad_clip_norm.is_finite() && self.grad_clip_norm >= 0.0) {
             let expected = "a finite number from 0 up; 0 switches clipping off";
             return Err(Error::invalid_option("train.grad_clip_norm", expected, self.grad_clip_norm));
+        }
+        if !(self.z_loss.is_finite() && self.z_loss >= 0.0) {
+            return Err(Error::invalid_option("train.z_loss", "a finite number from 0 up", self.z_loss));
+        }
+        if !(0.0..1.0).contains(&self.label_smoothing) {
+            let expected = "a number from 0 up and below 1";
+            return Err(Error::invalid_option("train.label_smoothing", expected, self.label_smoothing));
         }
         if self.master_weights != MasterWeights::F32 && self.precision != Precision::Bf16 {
             let expected = "`f32` unless `train.precision` is `bf16`";
@@ -186,6 +207,8 @@ mod tests {
         check(&|o| o.dropout = f64::NAN, "train.dropout");
         check(&|o| o.master_weights = MasterWeights::StochasticRounding, "train.master_weights");
         check(&|o| o.grad_clip_norm = -1.0, "train.grad_clip_norm");
+        check(&|o| o.z_loss = f64::NAN, "train.z_loss");
+        check(&|o| o.label_smoothing = 1.0, "train.label_smoothing");
         check(&|o| o.max_non_finite = 0, "train.max_non_finite_steps");
         check(&|o| o.schedule.warmup_steps = Some(10), "schedule.name");
         check(&|o| o.schedule.warmup_steps = Some(10), "got constant after 10 steps of warm-up");

@@ -15,6 +15,7 @@ use collective::sums::To;
 use collective::{Group, Shards};
 use serde::{Deserialize, Serialize};
 use t5::{CollectiveRequest, Pager, Parameter};
+use t5_ops::LossSums;
 
 use crate::error::{Error, Result};
 use crate::transport::{PendingTransfer, Transport};
@@ -312,25 +313,27 @@ impl Parallel {
 
     /// The loss sums of all shards in order, the votes of all processes together, and the square sums of the parameters, each from the
     /// parameter's owner.
-    pub(crate) fn agree(&self, losses: &[f64], vote: StepVote, sums: &mut [f64]) -> Result<(f64, StepVote)> {
+    pub(crate) fn agree(&self, losses: &[LossSums], vote: StepVote, sums: &mut [f64]) -> Result<(LossSums, StepVote)> {
         #[cfg(test)]
         self.transport.decide();
         let mut mine = vec![vote.byte()];
-        mine.extend(losses.iter().chain(&*sums).flat_map(|number| number.to_le_bytes()));
+        let losses = losses.iter().flat_map(|of_shard| [of_shard.cross_entropy, of_shard.objective]);
+        mine.extend(losses.chain(sums.iter().copied()).flat_map(f64::to_le_bytes));
         let said = self.group().gather(&mine)?;
         let numbers: Vec<Vec<f64>> = said
             .iter()
             .map(|said| said[1..].as_chunks().0.iter().map(|number| f64::from_le_bytes(*number)).collect())
             .collect();
         let losses = |rank: usize| &numbers[rank][..numbers[rank].len() - sums.len()];
-        let loss = (0..numbers.len()).flat_map(losses).sum();
+        let of_shards = (0..numbers.len()).flat_map(|rank| losses(rank).as_chunks().0);
+        let losses = of_shards.map(|&[cross_entropy, objective]| LossSums { cross_entropy, objective }).sum();
         for (index, sum) in sums.iter_mut().enumerate() {
             if let Some(owner) = self.owner(index) {
                 let of_owner = &numbers[owner];
                 *sum = of_owner[of_owner.len() - self.owners.len() + index];
             }
         }
-        Ok((loss, StepVote::of(said.iter().fold(0, |all, said| all | said[0]))))
+        Ok((losses, StepVote::of(said.iter().fold(0, |all, said| all | said[0]))))
     }
 }
 

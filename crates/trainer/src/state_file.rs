@@ -15,9 +15,10 @@ use t5::Files;
 use t5::safetensors::PIECE_BYTES;
 use t5_ops::copies::WriteBack;
 use t5_ops::page_locked::PageLocked;
-use t5_ops::{AdamwHyper, WritePolicy, copies, copy_waits};
+use t5_ops::{WritePolicy, copies, copy_waits};
 
 use crate::error::{Error, Result};
+use crate::optimizer::Changed;
 
 /// Bytes of a moment that are in memory while its parameter is updated.
 const UPDATED_BYTES: usize = 4 << 20;
@@ -107,18 +108,19 @@ impl StateFile {
         Ok(placed)
     }
 
-    /// AdamW's update of a parameter whose moments lie in the file: [`UPDATED_BYTES`] of each moment are in memory at a time.
+    /// The update of a parameter whose state lies in the file, some rows at a time: [`UPDATED_BYTES`] of each tensor of state are in memory.
     ///
     /// # Errors
-    /// [`t5::Error::Offload`], and the errors of [`t5_ops::adamw`].
-    pub fn update(&self, values: &Tensor, gradient: &Tensor, moments: [&Tensor; 2], hyper: &AdamwHyper) -> Result<()> {
+    /// [`t5::Error::Offload`], and the errors of `update`.
+    pub fn update(&self, changed: &Changed, update: impl Fn(Changed) -> Result<()>) -> Result<()> {
         let failed = |error| self.error(error);
-        moments.into_iter().for_each(|moment| self.lock(moment));
-        let rows = rows_at_a_time(values.dims(), moments[0].dtype().size_in_bytes());
+        let &Changed { values, gradient, state, .. } = changed;
+        state.iter().for_each(|moment| self.lock(moment));
+        let rows = rows_at_a_time(values.dims(), state[0].dtype().size_in_bytes());
         for first_row in (0..values.dims()[0]).step_by(rows) {
             let count = rows.min(values.dims()[0] - first_row);
             let part = |x: &Tensor| x.narrow(0, first_row, count).map_err(failed);
-            let moments = [part(moments[0])?, part(moments[1])?];
+            let moments = state.iter().map(part).collect::<Result<Vec<_>>>()?;
             let read = |moment: &Tensor| -> Result<Tensor> {
                 let copy = t5_ops::copy_from_file(moment).map_err(failed)?;
                 // Rows on the host are copied once: to the device or, on the CPU, to other memory.
@@ -129,9 +131,13 @@ impl StateFile {
                 }
                 .map_err(failed)
             };
-            let copies = [read(&moments[0])?, read(&moments[1])?];
-            let hyper = AdamwHyper { first_row, ..*hyper };
-            t5_ops::adamw(&part(values)?, &part(gradient)?, &copies[0], &copies[1], &hyper).map_err(failed)?;
+            let copies = moments.iter().map(read).collect::<Result<Vec<_>>>()?;
+            let (values, gradient) = (part(values)?, part(gradient)?);
+            let part = Changed { values: &values, gradient: &gradient, state: &copies, first_row, ..*changed };
+            update(part).map_err(|error| match error {
+                Error::Tensor(error) => failed(error),
+                error => error,
+            })?;
             for (moment, copy) in moments.iter().zip(&copies) {
                 self.write(moment, copy)?;
             }
@@ -169,7 +175,7 @@ impl StateFile {
 #[cfg(test)]
 mod tests {
     use candle_core::DType;
-    use t5_ops::Rounding;
+    use t5_ops::{AdamwHyper, Rounding};
 
     use super::*;
     use crate::test_device::device;

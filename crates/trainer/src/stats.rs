@@ -11,6 +11,8 @@ pub struct StepStats {
     pub step: u64,
     /// The sum of token losses over the batch divided by its target tokens, before the update.
     pub loss: f64,
+    /// The mean of what is minimised, where that is more than [`StepStats::loss`].
+    pub objective: Option<f64>,
     /// The learning rate, before Adafactor's `scale_parameter`.
     pub lr: f64,
     /// The global L2 norm of the gradient, before clipping.

@@ -32,6 +32,7 @@ use std::ops::Range;
 use candle_core::Tensor;
 use t5::step::count::{Counter, Precisions, Shape};
 use t5::{Files, Gradients, Levers, MicroBatch, StepContext, T5};
+use t5_ops::TokenLoss;
 
 use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
@@ -104,7 +105,8 @@ impl Trainer {
             gradients: options.gradient_dtype(),
         };
         let counter =
-            Counter::new(model.config(), precisions, options.dropout, &|spec| trained.contains(spec.name.as_str()))?;
+            Counter::new(model.config(), precisions, options.dropout, &|spec| trained.contains(spec.name.as_str()))?
+                .minimising(options.token_loss());
         // Micro-batches are compared by the bytes that they hold on the device that computes them.
         let counter = if model.device().is_cpu() { counter } else { counter.on_device(&|_| [0; 2]) };
         Ok(Trainer {
@@ -222,6 +224,7 @@ impl Trainer {
         let mut stats = StepStats {
             step: self.step + 1,
             loss: 0.0,
+            objective: None,
             lr: self.options.optimizer.resolved_learning_rate(self.optimizer.updates(), factor),
             grad_norm: 0.0,
             target_tokens: 0,
@@ -265,6 +268,7 @@ impl Trainer {
             recompute_blocks: plan.levers.recompute_blocks,
             loss_chunk_rows: plan.levers.loss_chunk_rows,
             target_tokens: stats.target_tokens,
+            token_loss: self.options.token_loss(),
         };
         let rates = (stats.lr, self.options.grad_clip_norm);
         let update = Update::new(&self.model, &self.optimizer, rates, stats.target_tokens, interrupted);
@@ -296,6 +300,7 @@ impl Trainer {
         };
         let verdict = update.verdict;
         (stats.loss, stats.grad_norm) = (update.loss, update.grad_norm);
+        stats.objective = (cx.token_loss != TokenLoss::default()).then_some(update.objective);
         stats.graph_micro_batches = (self.model.micro_batches_as_graphs() - graph_micro_batches) as usize;
         if layers.is_some() {
             // Layer by layer, no gradient stays after its step, however the step ends.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use candle_core::{Tensor, TensorId};
 use t5::{CollectiveRequest, Gradients, Observer, OwnShards, T5};
-use t5_ops::{ReadyUpdates, SquareSums};
+use t5_ops::{LossSums, ReadyUpdates, SquareSums};
 
 use crate::error::{Error, Result};
 use crate::optimizer::{Change, Optimizer};
@@ -40,7 +40,7 @@ pub(crate) struct Update<'a> {
     sums_in_flight: HashMap<usize, PendingTransfer>,
     parameters_in_flight: Vec<PendingTransfer>,
     /// The loss sums of shards that are complete.
-    losses: Vec<f64>,
+    losses: Vec<LossSums>,
     sums: Vec<Option<SquareSums>>,
     /// Gradients on a card, with their parameters' indices. They wait until all of their event are handed over. `None`: another process has
     /// the gradient, and sends the parameter.
@@ -54,8 +54,10 @@ pub(crate) struct Update<'a> {
     pub has_decided: bool,
     /// Whether a parameter has changed, or may have.
     pub is_changed: bool,
-    /// The mean token loss.
+    /// The mean cross-entropy of a target token.
     pub loss: f64,
+    /// The mean of what is minimised.
+    pub objective: f64,
     /// The norm of the whole gradient, before clipping.
     pub grad_norm: f64,
     pub verdict: Verdict,
@@ -90,6 +92,7 @@ impl<'a> Update<'a> {
             has_decided: false,
             is_changed: false,
             loss: 0.0,
+            objective: 0.0,
             grad_norm: 0.0,
             verdict: Verdict::Interrupted,
         }
@@ -190,23 +193,28 @@ impl<'a> Update<'a> {
         Ok(())
     }
 
-    /// The square sums of every parameter's gradient, and the votes of all processes. Sets the loss.
-    fn agree(&mut self, loss_sum: f64) -> Result<(Vec<f64>, StepVote)> {
+    /// The square sums of every parameter's gradient, and the votes of all processes. Sets the losses.
+    fn agree(&mut self, losses: LossSums) -> Result<(Vec<f64>, StepVote)> {
         let mut totals = SquareSums::totals(self.sums.iter().flatten())?.into_iter();
         let total = |sums: &Option<SquareSums>| sums.as_ref().and_then(|_| totals.next()).unwrap_or(0.0);
         let mut sums: Vec<f64> = self.sums.iter().map(total).collect();
         let vote = StepVote { stop: (self.interrupted)(), lacks_memory: false };
         let Some((parallel, _)) = &self.parallel else {
-            self.loss = loss_sum / self.target_tokens;
+            self.set_losses(losses);
             return Ok((sums, vote));
         };
         if self.losses.is_empty() {
-            self.losses.push(loss_sum);
+            self.losses.push(losses);
         }
         self.has_decided = true;
-        let (loss_sum, vote) = parallel.agree(&self.losses, vote, &mut sums)?;
-        self.loss = loss_sum / self.target_tokens;
+        let (losses, vote) = parallel.agree(&self.losses, vote, &mut sums)?;
+        self.set_losses(losses);
         Ok((sums, vote))
+    }
+
+    fn set_losses(&mut self, losses: LossSums) {
+        self.loss = losses.cross_entropy / self.target_tokens;
+        self.objective = losses.objective / self.target_tokens;
     }
 }
 
@@ -228,8 +236,8 @@ impl Observer<Tensor, Error> for Update<'_> {
         if self.model.has_remote_weights() { self.max_micro_batches } else { 0 }
     }
 
-    fn close(&mut self, loss_sum: f64) {
-        self.losses.push(loss_sum);
+    fn close(&mut self, losses: LossSums) {
+        self.losses.push(losses);
     }
 
     fn overlaps(&self) -> bool {
@@ -260,13 +268,16 @@ impl Observer<Tensor, Error> for Update<'_> {
         self.parallel.as_ref().is_none_or(|(parallel, _)| parallel.holds(index))
     }
 
-    fn decide(&mut self, loss_sum: f64) -> Result<bool> {
-        let (sums, vote) = self.agree(loss_sum)?;
+    fn decide(&mut self, losses: LossSums) -> Result<bool> {
+        let (sums, vote) = self.agree(losses)?;
         self.grad_norm = norm(&sums);
         self.scale = clip_scale(self.grad_norm, self.max_norm);
         // The optimizer squares in f32: an infinite square would reach the optimizer's state.
         let largest_square = (self.grad_norm * self.scale).powi(2) as f32;
-        let is_finite = self.loss.is_finite() && self.grad_norm.is_finite() && largest_square.is_finite();
+        let is_finite = self.loss.is_finite()
+            && self.objective.is_finite()
+            && self.grad_norm.is_finite()
+            && largest_square.is_finite();
         self.verdict = match is_finite {
             // If a process lacks memory, the numbers have no meaning.
             _ if vote.lacks_memory => Verdict::LacksMemory,

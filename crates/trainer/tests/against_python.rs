@@ -15,7 +15,7 @@ use t5_ops::SquareSums;
 use trainer::adafactor::AdafactorOptions;
 use trainer::adamw::AdamwOptions;
 use trainer::schedule::{DEFAULT_FINAL_DIV_FACTOR, DEFAULT_PCT_START, Schedule, ScheduleKind};
-use trainer::{Batch, Levers, Optimizer, StepOutcome, StepPlan, Trainer, TrainerOptions};
+use trainer::{Batch, Levers, Optimizer, OptimizerOptions, StepOutcome, StepPlan, Trainer, TrainerOptions};
 
 use self::device::device;
 
@@ -126,7 +126,8 @@ fn adafactor_is_that_of_transformers_with_every_option() {
         let mut adafactor = Optimizer::new(options, &parameters, &vec![true; names.len()]).unwrap();
         for (step, rate) in rates.into_iter().enumerate() {
             let now: Vec<Tensor> = gradients.iter().map(|all| all.get(step).unwrap().contiguous().unwrap()).collect();
-            let rate = rate.unwrap_or_else(|| options.resolved_learning_rate(adafactor.updates(), 1.0));
+            let rate = rate
+                .unwrap_or_else(|| OptimizerOptions::from(options).resolved_learning_rate(adafactor.updates(), 1.0));
             let sums: Vec<SquareSums> = now.iter().map(|gradient| SquareSums::of(gradient).unwrap()).collect();
             for (index, (gradient, sums)) in now.iter().zip(&sums).enumerate() {
                 adafactor.update_one(index, &parameters[index].tensor, gradient, sums, rate, 1.0).unwrap();
@@ -165,6 +166,7 @@ fn adamw_is_that_of_torch_over_fifty_steps() {
             beta2: number("beta2"),
             eps: number("eps"),
             weight_decay: number("weight_decay"),
+            scale_parameter: None,
         };
         let parameter = |name: &&String| {
             let tensor = read(&format!("initial.{name}"));

@@ -8,7 +8,7 @@ use t5::{Config, Files, T5};
 use trainer::adamw::AdamwOptions;
 use trainer::checkpoint::Checkpoints;
 use trainer::costs::{optimizer_state, optimizer_state_on_disk};
-use trainer::{LayerMajor, Levers, MasterWeights, Precision, StepPlan, Trainer, TrainerOptions};
+use trainer::{LayerMajor, Levers, MasterWeights, OptimizerOptions, Precision, StepPlan, Trainer, TrainerOptions};
 
 // Only memory of this allocator can lie in a file.
 #[global_allocator]
@@ -16,6 +16,12 @@ static ALLOCATOR: heap::Allocator = heap::Allocator;
 
 fn config() -> Config {
     Config { vocab_size: 150, d_model: 64, d_kv: 16, d_ff: 160, ..support::config() }
+}
+
+/// The optimizers whose state may lie in a file, with the number of its tensors.
+fn optimizers() -> [(OptimizerOptions, usize); 2] {
+    let scaled = AdamwOptions { scale_parameter: Some(1e-3), ..AdamwOptions::default() };
+    [(AdamwOptions::default().into(), 2), (scaled.into(), 2)]
 }
 
 fn options(precision: Precision) -> TrainerOptions {
@@ -61,17 +67,22 @@ fn in_files(trainer: &Trainer) -> (usize, u64) {
 #[test]
 fn steps_and_checkpoints_are_the_same_to_the_bit_and_the_bill_says_what_stays_in_memory() {
     let directory = tempfile::tempdir().unwrap();
-    for precision in [Precision::F32, Precision::Bf16] {
+    for (precision, (optimizer, tensors)) in [
+        (Precision::F32, optimizers()[0]),
+        (Precision::F32, optimizers()[1]),
+        (Precision::Bf16, optimizers()[0]),
+        (Precision::Bf16, optimizers()[1]),
+    ] {
         // The system has room for changed moments, or none.
         for unwritten_bytes in [u64::MAX, 0] {
             let files = Files { unwritten_bytes, ..Files::in_directory(directory.path()) };
-            let options = options(precision);
+            let options = TrainerOptions { optimizer, ..options(precision) };
             let [mut memory, mut disk] = [trainer(&options, &files), trainer(&options, &files)];
             for seed in 0..3 {
                 assert_eq!(step(&mut memory, seed, &plan(false)), step(&mut disk, seed, &plan(true)));
             }
             let (large, bytes) = in_files(&disk);
-            assert_eq!((in_files(&memory).0, large), (0, 2 * (1 + 2 * (4 + 2) + 2 * (8 + 2))));
+            assert_eq!((in_files(&memory).0, large), (0, tensors * (1 + 2 * (4 + 2) + 2 * (8 + 2))));
             assert!(bits(&memory) == bits(&disk));
             assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 
@@ -81,7 +92,7 @@ fn steps_and_checkpoints_are_the_same_to_the_bit_and_the_bill_says_what_stays_in
             let largest = 4 * 160 * 64; // wi: the table has fewer rows
             assert_eq!(
                 (bill.written, bill.resident, bill.loading),
-                (bytes, all - bytes + 2 * largest, all - bytes + largest)
+                (bytes, all - bytes + tensors as u64 * largest, all - bytes + largest)
             );
 
             let saved = tempfile::tempdir().unwrap();

@@ -328,6 +328,7 @@ mod tests {
         let stats = |graph_micro_batches| StepStats {
             step: 1,
             loss: 0.0,
+            objective: None,
             lr: 0.0,
             grad_norm: 0.0,
             target_tokens: 1,

@@ -8,6 +8,8 @@ use std::sync::LazyLock;
 
 use planner::Values;
 
+use super::optimizer::NAMES;
+
 /// The values that a key accepts.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
@@ -156,6 +158,8 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("train.gradient_precision", OneOf(&["f32", "bf16"]), &[], "\"f32\"", "precision of gradient sums; bf16 halves their memory and rounds after each micro-batch, so the result depends on the cut"),
     key("train.freeze", Parts, AUTO, "\"auto\"", "frozen parameters: encoder, shared, decoder.block.0 or globs; auto: none, or encoder and shared with finetune"),
     key("train.grad_clip_norm", Number(0.0, 1e30), &[], "1.0", "clip gradients to this global norm; 0: off"),
+    key("train.z_loss", Number(0.0, 1e3), &[], "0.0", "minimise this times log(Z)^2 of each target token as well; T5's own recipe: 1e-4"),
+    key("train.label_smoothing", Number(0.0, 0.999_999), &[], "0.0", "share of each target token that is spread over the vocabulary, as in torch"),
     key("train.max_non_finite_steps", Integer(1, 1 << 30), &[], "5", "stop with exit code 5 after this many skipped non-finite steps in a row"),
     key("train.eval_every_steps", Integer(0, MANY), &[], "500", "steps between evaluations; 0: only before the first step and at the end"),
     key("train.eval_samples", Integer(0, MANY), &[], "256", "validation rows per evaluation, starting with the first; 0: all"),
@@ -181,22 +185,23 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("lora.modules_to_save", Parts, &[], "[]", "layers whose own weights are trained and saved with the adapter"),
     key("lora.init_from", Name, NONE, "\"none\"", "adapter to continue from: a directory written by PEFT or an earlier run"),
 
-    key("optimizer.name", OneOf(&["adafactor", "adamw"]), AUTO, "\"auto\"", "auto: adafactor, or adamw for an adapter; with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter"),
+    key("optimizer.name", OneOf(NAMES), AUTO, "\"auto\"", "auto: adafactor, or adamw for an adapter; with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter"),
     key("optimizer.learning_rate", Number(0.0, 1e30), AUTO, "\"auto\"", "learning rate (one-cycle: the first; the peak is div_factor times it); auto: 1e-3, or Adafactor's own with relative_step"),
     key("optimizer.relative_step", Switch, &[], "false", "use the learning rate min(1e-2, 1/sqrt(step))"),
-    key("optimizer.scale_parameter", Switch, &[], "false", "scale the learning rate by each parameter's root mean square"),
+    key("optimizer.scale_parameter", Switch, &[], "false", "Adafactor, AdamW: scale a step by the root mean square of its parameter"),
     key("optimizer.warmup_init", Switch, &[], "false", "with relative_step: start at 1e-6 * step"),
     key("optimizer.clip_threshold", Number(1e-30, 1e30), &[], "1.0", "clip an update to this root mean square"),
     key("optimizer.decay_rate", Number(-10.0, 0.0), &[], "-0.8", "decay of the second moment: beta2 = 1 - step^decay_rate"),
     key("optimizer.eps1", Number(0.0, 1.0), &[], "1e-30", "added to the squared gradient; above 0"),
     key("optimizer.eps2", Number(0.0, 1.0), &[], "1e-3", "floor of the parameter scale"),
     key("optimizer.beta1", Number(0.0, 0.9999999), &["auto", "none"], "\"auto\"", "decay of the first moment; Adafactor: one more copy of the parameters, auto is none; AdamW: auto is 0.9"),
-    key("optimizer.beta2", Number(0.0, 0.9999999), AUTO, "\"auto\"", "AdamW: decay of the second moment; auto: 0.999"),
+    key("optimizer.beta2", Number(0.0, 0.9999999), AUTO, "\"auto\"", "AdamW: decay of the second moment, auto: 0.999"),
     key("optimizer.eps", Number(0.0, 1.0), AUTO, "\"auto\"", "AdamW: added to the root of the second moment; auto: 1e-8"),
     key("optimizer.weight_decay", Number(0.0, 1.0), AUTO, "\"auto\"", "decoupled weight decay; auto: 0, and 0.01 for AdamW as in torch"),
 
     key("schedule.name", OneOf(&["constant", "one-cycle", "linear", "cosine", "inverse-sqrt"]), &[], "\"constant\"", "learning rate schedule"),
     key("schedule.warmup_steps", Integer(0, MANY), AUTO, "\"auto\"", "warm-up steps; auto: 0, or 30 % of the steps for one-cycle"),
+    key("schedule.warmup_ratio", Number(0.0, 1.0), NONE, "\"none\"", "share of all steps in which the rate rises, in place of warmup_steps"),
     key("schedule.div_factor", Number(1.0, 1e12), &[], "50.0", "one-cycle: peak learning rate divided by the first"),
     key("schedule.final_div_factor", Number(1.0, 1e12), &[], "1e4", "one-cycle: first learning rate divided by the last"),
 

@@ -107,11 +107,11 @@ mod tests {
         let config = resolved(&["lora.rank=8"]).unwrap();
         let lora = config.lora.as_ref().unwrap().lora.clone();
         assert_eq!(lora, Lora { rank: 8, alpha: 16.0, ..Lora::default() });
-        assert!(config.optimizer.is_adamw);
-        assert!(!resolved(&["lora.rank=8", "optimizer.name=adafactor"]).unwrap().optimizer.is_adamw);
-        assert!(!resolved(&["lora.rank=8", "optimizer.relative_step=true"]).unwrap().optimizer.is_adamw);
+        assert_eq!(config.optimizer.row.name, "adamw");
+        assert_eq!(resolved(&["lora.rank=8", "optimizer.name=adafactor"]).unwrap().optimizer.row.name, "adafactor");
+        assert_eq!(resolved(&["lora.rank=8", "optimizer.relative_step=true"]).unwrap().optimizer.row.name, "adafactor");
         let full = resolved(&[]).unwrap();
-        assert!(full.lora.is_none() && !full.optimizer.is_adamw);
+        assert!(full.lora.is_none() && full.optimizer.row.name == "adafactor");
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub mod generation;
 pub mod keys;
 pub mod lora;
 mod memory;
+pub mod optimizer;
 pub mod parallel;
 pub mod paths;
 mod precedence;
@@ -32,6 +33,7 @@ use std::path::PathBuf;
 pub use data::{BadRows, Columns, Data, Objective};
 pub use generation::Generation;
 pub use memory::{Memory, PricesFrom};
+pub use optimizer::Optimizer;
 pub use precedence::resolve_precedence;
 use trainer::{GradientPrecision, MasterWeights};
 pub use values::{Origin, Values};
@@ -122,6 +124,10 @@ pub struct Train {
     pub freeze: Vec<String>,
     /// The largest norm of gradients; 0: no clipping.
     pub grad_clip_norm: f64,
+    /// Factor of `(log Z)²` in what is minimised.
+    pub z_loss: f64,
+    /// torch's `label_smoothing`.
+    pub label_smoothing: f64,
     /// Skipped steps in a row that end the run.
     pub max_non_finite_steps: u64,
     /// Steps between evaluations; 0: only at start and end.
@@ -146,35 +152,6 @@ pub struct Train {
     pub sample_generations: usize,
 }
 
-/// `optimizer.*`
-#[derive(Clone, Debug)]
-pub struct Optimizer {
-    /// The learning rate; `None`: Adafactor's own (relative step).
-    pub learning_rate: Option<f64>,
-    /// transformers' `scale_parameter`.
-    pub scale_parameter: bool,
-    /// transformers' `warmup_init`.
-    pub warmup_init: bool,
-    /// transformers' `clip_threshold`.
-    pub clip_threshold: f64,
-    /// transformers' `decay_rate`.
-    pub decay_rate: f64,
-    /// transformers' `eps[0]`.
-    pub eps1: f64,
-    /// transformers' `eps[1]`.
-    pub eps2: f64,
-    /// Whether the optimizer is AdamW rather than Adafactor.
-    pub is_adamw: bool,
-    /// The beta1 of either optimizer; `None`: the optimizer's own.
-    pub beta1: Option<f64>,
-    /// torch's `betas[1]`; `None`: torch's default.
-    pub beta2: Option<f64>,
-    /// torch's `eps`; `None`: torch's default.
-    pub eps: Option<f64>,
-    /// The weight decay of either optimizer; `None`: the optimizer's own.
-    pub weight_decay: Option<f64>,
-}
-
 /// `schedule.*`
 #[derive(Clone, Debug)]
 pub struct Schedule {
@@ -182,6 +159,8 @@ pub struct Schedule {
     pub name: String,
     /// `None`: the schedule's own.
     pub warmup_steps: Option<u64>,
+    /// The share of all steps in which the rate rises.
+    pub warmup_ratio: Option<f64>,
     /// One-cycle: peak learning rate over the first.
     pub div_factor: f64,
     /// One-cycle: first learning rate over the last.
@@ -250,10 +229,11 @@ impl Config {
         let data = Data::of(&values);
         let train = train(&values, &run, &data)?;
         let lora = lora::Adapter::of(&values)?;
-        let optimizer = optimizer(&values, lora.is_some())?;
+        let optimizer = Optimizer::of(&values, lora.is_some())?;
         let schedule = Schedule {
             name: values.text("schedule.name").unwrap_or_default(),
             warmup_steps: values.integer("schedule.warmup_steps"),
+            warmup_ratio: values.number("schedule.warmup_ratio"),
             div_factor: number(&values, "schedule.div_factor"),
             final_div_factor: number(&values, "schedule.final_div_factor"),
         };
@@ -322,8 +302,17 @@ impl Config {
             ))
             .hint("`--lora` trains an adapter beside them"));
         }
-        let is_scheduled =
-            self.schedule.name != "constant" || self.schedule.warmup_steps.is_some_and(|steps| steps > 0);
+        if self.schedule.warmup_steps.is_some() && self.schedule.warmup_ratio.is_some() {
+            return Err(Failure::usage(format!(
+                "`schedule.warmup_steps` ({}) and `schedule.warmup_ratio` ({}) are both set",
+                values.origin("schedule.warmup_steps"),
+                values.origin("schedule.warmup_ratio")
+            ))
+            .hint("set one of them"));
+        }
+        let warms_up = self.schedule.warmup_steps.is_some_and(|steps| steps > 0)
+            || self.schedule.warmup_ratio.is_some_and(|ratio| ratio > 0.0);
+        let is_scheduled = self.schedule.name != "constant" || warms_up;
         if self.optimizer.learning_rate.is_none() && is_scheduled {
             return Err(Failure::usage(format!(
                 "`optimizer.relative_step` sets the learning rate and cannot be combined with `schedule.name = \"{}\"` or a warm-up",
@@ -410,6 +399,8 @@ fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
             .list("train.freeze")
             .unwrap_or_else(|| finetune_freezes.iter().map(ToString::to_string).collect()),
         grad_clip_norm: number(values, "train.grad_clip_norm"),
+        z_loss: number(values, "train.z_loss"),
+        label_smoothing: number(values, "train.label_smoothing"),
         max_non_finite_steps: required(values, "train.max_non_finite_steps"),
         eval_every_steps: required(values, "train.eval_every_steps"),
         eval_samples: required(values, "train.eval_samples"),
@@ -421,56 +412,6 @@ fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
         rouge_stemmer: values.switch("train.rouge_stemmer"),
         bleu_tokenizer: values.text("train.bleu_tokenizer").unwrap_or_default(),
         sample_generations: size(values, "train.sample_generations"),
-    })
-}
-
-fn optimizer(values: &Values, trains_an_adapter: bool) -> Outcome<Optimizer> {
-    let typed_rate = values.number("optimizer.learning_rate");
-    let relative_step = values.switch("optimizer.relative_step");
-    let warmup_init = values.switch("optimizer.warmup_init");
-    let adafactors = ["optimizer.relative_step", "optimizer.scale_parameter", "optimizer.warmup_init"];
-    let is_adamw = match values.text("optimizer.name").as_deref() {
-        None => trains_an_adapter && !adafactors.into_iter().any(|key| values.switch(key)),
-        Some(name) => name == "adamw",
-    };
-    if let Some(key) = adafactors.into_iter().find(|key| is_adamw && values.switch(key)) {
-        return Err(Failure::usage(format!(
-            "`{key}` ({}) is Adafactor's, and `optimizer.name` ({}) is \"adamw\"",
-            values.origin(key),
-            values.origin("optimizer.name")
-        ))
-        .hint(format!("use `--set {key}=false`")));
-    }
-    let adamws = ["optimizer.beta2", "optimizer.eps"];
-    if let Some(key) = adamws.into_iter().find(|key| !is_adamw && values.number(key).is_some()) {
-        return Err(Failure::usage(format!("`{key}` ({}) is AdamW's", values.origin(key)))
-            .hint("use `--set optimizer.name=adamw`; Adafactor has `decay_rate`, `eps1` and `eps2`"));
-    }
-    if relative_step && typed_rate.is_some() {
-        return Err(Failure::usage(format!(
-            "`optimizer.learning_rate` ({}) and `optimizer.relative_step = true` ({}) contradict each other",
-            values.origin("optimizer.learning_rate"),
-            values.origin("optimizer.relative_step")
-        ))
-        .hint("set `optimizer.relative_step = false` to use your own learning rate"));
-    }
-    if warmup_init && !relative_step {
-        return Err(Failure::usage("`optimizer.warmup_init = true` needs `optimizer.relative_step = true`")
-            .hint("use `schedule.warmup_steps` to warm up your own learning rate"));
-    }
-    Ok(Optimizer {
-        learning_rate: if relative_step { None } else { Some(typed_rate.unwrap_or(1e-3)) },
-        scale_parameter: values.switch("optimizer.scale_parameter"),
-        warmup_init,
-        clip_threshold: number(values, "optimizer.clip_threshold"),
-        decay_rate: number(values, "optimizer.decay_rate"),
-        eps1: number(values, "optimizer.eps1"),
-        eps2: number(values, "optimizer.eps2"),
-        is_adamw,
-        beta1: values.number("optimizer.beta1"),
-        beta2: values.number("optimizer.beta2"),
-        eps: values.number("optimizer.eps"),
-        weight_decay: values.number("optimizer.weight_decay"),
     })
 }
 
@@ -512,7 +453,9 @@ mod tests {
         for (assignments, expected) in [
             (&["optimizer.relative_step=true", "optimizer.learning_rate=0.1"][..], "contradict"),
             (&["optimizer.warmup_init=true"], "optimizer.relative_step"),
-            (&["optimizer.name=adamw", "optimizer.scale_parameter=true"], "optimizer.scale_parameter"),
+            (&["optimizer.name=lion", "optimizer.scale_parameter=true"], "Adafactor's and AdamW's"),
+            (&["optimizer.name=adamw", "optimizer.relative_step=true"], "optimizer.relative_step"),
+            (&["schedule.warmup_steps=3", "schedule.warmup_ratio=0.1"], "schedule.warmup_ratio"),
             (&["optimizer.beta2=0.9"], "AdamW's"),
             (&["optimizer.relative_step=true", "schedule.name=cosine"], "schedule.name"),
             (&["data.train=[]"], "`data.train` is empty"),

@@ -6,24 +6,24 @@
 
 use toml::Value;
 
-use super::keys;
+use super::keys::{self, KEYS};
+use super::optimizer::Row;
 use super::values::{Origin, Values};
 use crate::failure::Outcome;
 
 /// A key, and the keys that set the same thing in another way.
-const CONFLICTING_KEYS: [(&str, &[&str]); 5] = [
+const CONFLICTING_KEYS: [(&str, &[&str]); 7] = [
     ("train.batch_size", &["train.batch_size_per_device", "train.gradient_accumulation_steps"]),
     ("train.batch_size_per_device", &["train.batch_size"]),
     ("model.config", &["model.init_from", "run.finetune"]),
     ("model.init_from", &["model.config", "model.overrides", "model.vocab_size"]),
     ("optimizer.learning_rate", &["optimizer.relative_step", "optimizer.warmup_init"]),
+    ("schedule.warmup_steps", &["schedule.warmup_ratio"]),
+    ("schedule.warmup_ratio", &["schedule.warmup_steps"]),
 ];
 
-/// Keys that only Adafactor has, which `optimizer.name = "adamw"` resets.
-const ADAFACTORS: [&str; 3] = ["optimizer.relative_step", "optimizer.scale_parameter", "optimizer.warmup_init"];
-
 /// Keys of an explicit learning rate, which `optimizer.relative_step = true` resets.
-const RATES: [&str; 3] = ["optimizer.learning_rate", "schedule.name", "schedule.warmup_steps"];
+const RATES: [&str; 4] = ["optimizer.learning_rate", "schedule.name", "schedule.warmup_steps", "schedule.warmup_ratio"];
 
 /// Resets values of a file that a value on the command line contradicts.
 pub fn resolve_precedence(values: &mut Values) -> Outcome<()> {
@@ -36,8 +36,10 @@ pub fn resolve_precedence(values: &mut Values) -> Outcome<()> {
     if is_typed(values, "optimizer.relative_step") && values.switch("optimizer.relative_step") {
         reset_keys(values, &RATES)?;
     }
-    if is_typed(values, "optimizer.name") && values.text("optimizer.name").as_deref() == Some("adamw") {
-        reset_keys(values, &ADAFACTORS)?;
+    if let Some(name) = values.text("optimizer.name").filter(|_| is_typed(values, "optimizer.name")) {
+        let row = Row::named(&name);
+        let of_others = KEYS.iter().map(|key| key.name).filter(|key| key.starts_with("optimizer.") && !row.reads(key));
+        reset_keys(values, &of_others.collect::<Vec<_>>())?;
     }
     let has_typed_steps = is_typed(values, "train.max_steps") && values.integer("train.max_steps").is_some();
     if has_typed_steps && !is_typed(values, "train.epochs") {

@@ -64,8 +64,8 @@ const RULES: &[Rule] = &[
     },
     Rule {
         keys: &["optimizer.clip_threshold", "optimizer.decay_rate", "optimizer.eps1"],
-        has_effect: |config, _| !config.optimizer.is_adamw,
-        why: "it is Adafactor's, and the optimizer is AdamW",
+        has_effect: |config, _| config.optimizer.row.name == "adafactor",
+        why: "it is Adafactor's, and the optimizer is another",
     },
     Rule {
         keys: &["optimizer.eps2"],

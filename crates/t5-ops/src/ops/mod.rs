@@ -18,3 +18,4 @@ pub(crate) mod reduce;
 pub(crate) mod relative_bias;
 pub(crate) mod rounding;
 pub(crate) mod together;
+pub(crate) mod token_loss;

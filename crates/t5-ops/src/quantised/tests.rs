@@ -162,7 +162,7 @@ fn an_f16_table_gives_the_bits_of_the_same_values_in_f32() {
     let f16 = numbers.tensor(&[v, d], DType::F16);
     let f32 = f16.to_dtype(DType::F32).unwrap();
     let ids: Vec<u32> = (0..rows as u32).map(|i| i * 7 % 300).collect();
-    let settings = crate::CrossEntropy { logit_scale: 0.3, gradient_scale: 0.1, chunk_rows: 33 };
+    let settings = crate::CrossEntropy { logit_scale: 0.3, gradient_scale: 0.1, chunk_rows: 33, ..Default::default() };
     for dtype in [DType::F32, DType::BF16] {
         let indices = Tensor::new(&ids[..], &device()).unwrap().reshape((5, 8)).unwrap();
         let rows_of = |table| bits(&embedding(&indices, table, dtype).unwrap());

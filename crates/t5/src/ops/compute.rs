@@ -1,7 +1,9 @@
 //! The implementor of operations that computes: candle's tensors and the kernels of [`t5_ops`].
 
 use candle_core::{DType, Tensor};
-use t5_ops::{Activation, AddedProduct, CrossEntropy, Dropout, Quantised, RelativePosition, Weight};
+use t5_ops::{
+    Activation, AddedProduct, CrossEntropy, Dropout, LossSums, Quantised, RelativePosition, TokenLoss, Weight,
+};
 
 use super::files::Files;
 use super::offload_store::{Extent, TensorOffloadStore};
@@ -217,7 +219,7 @@ impl Ops for Tensor {
         labels: &[u32],
         settings: &CrossEntropy,
         dweight: Option<(&Self, bool)>,
-    ) -> Result<(f64, Self)> {
+    ) -> Result<(LossSums, Self)> {
         weight.into().with(|weight| t5_ops::linear_cross_entropy_backward(x, weight, labels, settings, dweight))
     }
 
@@ -225,8 +227,13 @@ impl Ops for Tensor {
         Ok(t5_ops::logit_cross_entropy(logits, labels)?)
     }
 
-    fn logit_cross_entropy_backward(logits: Self, labels: &[u32], gradient_scale: f64) -> Result<(f64, Self)> {
-        Ok(t5_ops::logit_cross_entropy_backward(logits, labels, gradient_scale)?)
+    fn logit_cross_entropy_backward(
+        logits: Self,
+        labels: &[u32],
+        gradient_scale: f64,
+        loss: TokenLoss,
+    ) -> Result<(LossSums, Self)> {
+        Ok(t5_ops::logit_cross_entropy_backward(logits, labels, gradient_scale, loss)?)
     }
 
     fn adapted_row_norms(weight: Matrix<Self>, a: &Self, b: &Self, scale: f64) -> Result<Self> {

@@ -9,7 +9,9 @@ mod ledger;
 use std::rc::Rc;
 
 use candle_core::DType;
-use t5_ops::{Activation, AttentionSizes, Calls, CrossEntropy, Dropout, Needs, Path, RelativePosition};
+use t5_ops::{
+    Activation, AttentionSizes, Calls, CrossEntropy, Dropout, LossSums, Needs, Path, RelativePosition, TokenLoss,
+};
 
 use super::{Attended, AttentionSettings, Files, Matrix, Ops, Position};
 use crate::error::Result;
@@ -438,7 +440,7 @@ impl Ops for Counted {
     ) -> Result<f64> {
         let weight = weight.into();
         let (rows, chunk, dtypes) = (x.rows(), settings.chunk_rows, [x.dtype, weight.tensor.dtype]);
-        let needs = t5_ops::linear_cross_entropy_needs(x.path(), rows, weight.size(), dtypes, chunk);
+        let needs = t5_ops::linear_cross_entropy_needs(x.path(), rows, weight.size(), dtypes, settings);
         let passes = t5_ops::linear_cross_entropy_passes(dtypes[0], rows, chunk, false);
         weight.while_used(passes, || x.loses(needs));
         Ok(0.0)
@@ -450,14 +452,14 @@ impl Ops for Counted {
         _: &[u32],
         settings: &CrossEntropy,
         dweight: Option<(&Self, bool)>,
-    ) -> Result<(f64, Self)> {
+    ) -> Result<(LossSums, Self)> {
         let (dx, weight) = (x.like(), weight.into());
         let (rows, chunk, dtypes) = (x.rows(), settings.chunk_rows, [x.dtype, weight.tensor.dtype]);
         let (size, trains) = (weight.size(), dweight.is_some());
-        let needs = t5_ops::linear_cross_entropy_backward_needs(x.path(), rows, size, dtypes, chunk, trains);
+        let needs = t5_ops::linear_cross_entropy_backward_needs(x.path(), rows, size, dtypes, settings, trains);
         let passes = t5_ops::linear_cross_entropy_passes(dtypes[0], rows, chunk, true);
         weight.while_used(passes, || x.loses(needs));
-        Ok((0.0, dx))
+        Ok((LossSums::default(), dx))
     }
 
     fn logit_cross_entropy(logits: &Self, _: &[u32]) -> Result<f64> {
@@ -465,9 +467,9 @@ impl Ops for Counted {
         Ok(0.0)
     }
 
-    fn logit_cross_entropy_backward(logits: Self, _: &[u32], _: f64) -> Result<(f64, Self)> {
+    fn logit_cross_entropy_backward(logits: Self, _: &[u32], _: f64, _: TokenLoss) -> Result<(LossSums, Self)> {
         logits.loses(t5_ops::logit_cross_entropy_needs(logits.path(), logits.elements(), logits.dtype));
-        Ok((0.0, logits))
+        Ok((LossSums::default(), logits))
     }
 
     fn adapted_row_norms(weight: Matrix<Self>, a: &Self, _: &Self, _: f64) -> Result<Self> {

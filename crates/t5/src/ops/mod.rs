@@ -21,7 +21,7 @@ pub(crate) use counted::{Counted, Ledger, Work};
 pub use files::Files;
 pub(crate) use t5_ops::Kept;
 pub(crate) use t5_ops::Position;
-use t5_ops::{Activation, CrossEntropy, Dropout, Quantisation, RelativePosition};
+use t5_ops::{Activation, CrossEntropy, Dropout, LossSums, Quantisation, RelativePosition, TokenLoss};
 
 use crate::error::Result;
 
@@ -227,14 +227,19 @@ pub trait Ops: Clone + Debug + Sized {
         labels: &[u32],
         settings: &CrossEntropy,
         dweight: Option<(&Self, bool)>,
-    ) -> Result<(f64, Self)>
+    ) -> Result<(LossSums, Self)>
     where
         Self: 'a;
 
     /// The cross-entropy of logits (.., V), all of which exist at once.
     fn logit_cross_entropy(logits: &Self, labels: &[u32]) -> Result<f64>;
-    /// The loss. Its gradient, times the scale, takes the memory of the logits.
-    fn logit_cross_entropy_backward(logits: Self, labels: &[u32], gradient_scale: f64) -> Result<(f64, Self)>;
+    /// The losses. The gradient of the objective, times the scale, takes the memory of the logits.
+    fn logit_cross_entropy_backward(
+        logits: Self,
+        labels: &[u32],
+        gradient_scale: f64,
+        loss: TokenLoss,
+    ) -> Result<(LossSums, Self)>;
     /// The lengths of the rows of `W + scale · B A`, (out).
     fn adapted_row_norms(weight: Matrix<Self>, a: &Self, b: &Self, scale: f64) -> Result<Self>;
     /// `a / b` of two vectors.

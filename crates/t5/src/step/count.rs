@@ -36,7 +36,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use candle_core::DType;
-use t5_ops::Calls;
+use t5_ops::{Calls, TokenLoss};
 
 use super::schedule::Outline;
 use crate::config::Config;
@@ -232,6 +232,15 @@ impl Tallies {
 }
 
 impl Counter {
+    /// Counts for steps that minimise these terms beside the cross-entropy.
+    pub fn minimising(mut self, token_loss: TokenLoss) -> Counter {
+        [Some(&mut self.rehearsal), self.with_copies.as_mut()]
+            .into_iter()
+            .flatten()
+            .for_each(|all| all.minimise(token_loss));
+        self
+    }
+
     /// Counts for a model that trains the parameters for which `is_trained` returns true.
     ///
     /// # Errors

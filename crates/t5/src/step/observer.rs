@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use t5_ops::LossSums;
+
 use crate::error::Error;
 
 /// The shards that a process has of an optimizer batch, by number, each with its micro-batches.
@@ -32,9 +34,9 @@ pub trait Observer<T, E> {
         0
     }
 
-    /// A shard is complete, with this sum of token losses. Called where there are several shards.
-    fn close(&mut self, loss_sum: f64) {
-        let _ = loss_sum;
+    /// A shard is complete, with these sums of token losses. Called where there are several shards.
+    fn close(&mut self, losses: LossSums) {
+        let _ = losses;
     }
 
     /// Whether sums take so long that it pays to compute meanwhile. Then sums begin as early as possible, and the events leave them time.
@@ -78,12 +80,12 @@ pub trait Observer<T, E> {
         Ok(())
     }
 
-    /// Whether the update is made. Called once, when every gradient was measured; `loss_sum` is the sum of all token losses.
+    /// Whether the update is made. Called once, when every gradient was measured; `losses` are the sums of all token losses.
     ///
     /// # Errors
     /// The caller's.
-    fn decide(&mut self, loss_sum: f64) -> Result<bool, E> {
-        let _ = loss_sum;
+    fn decide(&mut self, losses: LossSums) -> Result<bool, E> {
+        let _ = losses;
         Ok(true)
     }
 

@@ -10,6 +10,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use candle_core::DType;
+use t5_ops::{LossSums, TokenLoss};
 
 use super::gradients::Gradients;
 use super::observer::{Interrupts, Observer};
@@ -89,7 +90,7 @@ pub(crate) struct Step<'a, T: Ops> {
     received: HashSet<usize>,
     /// Parameters whose gradients are being summed.
     in_flight: HashSet<usize>,
-    loss_sum: f64,
+    losses: LossSums,
     /// Records and launches micro-batches that repeat. `None`: nothing is recorded.
     repeats: Option<&'a dyn GraphRunner<T>>,
 }
@@ -136,7 +137,7 @@ impl<'a, T: Ops> Step<'a, T> {
             pending_embedding_gradients: Vec::new(),
             received: HashSet::new(),
             in_flight: HashSet::new(),
-            loss_sum: 0.0,
+            losses: LossSums::default(),
             repeats: None,
         })
     }
@@ -146,9 +147,9 @@ impl<'a, T: Ops> Step<'a, T> {
         Step { repeats: Some(repeats), ..self }
     }
 
-    /// The sum of all token losses so far.
+    /// The sum of the cross-entropies of all tokens so far.
     pub fn loss_sum(&self) -> f64 {
-        self.loss_sum
+        self.losses.cross_entropy
     }
 
     /// The output (B, T, D) of the last stack that the first micro-batch went through.
@@ -268,7 +269,8 @@ impl<'a, T: Ops> Step<'a, T> {
             Event::Loss { of } => {
                 for i in of.clone() {
                     let Some(z) = self.slots[i].x.take() else { continue };
-                    self.loss_sum += self.network.loss(&z, &self.batches[i].labels, self.cx.loss_chunk_rows)?;
+                    let loss = self.network.loss(&z, &self.batches[i].labels, self.cx.loss_chunk_rows)?;
+                    self.losses += LossSums { cross_entropy: loss, objective: loss };
                 }
             }
             Event::Head { of } => {
@@ -286,7 +288,7 @@ impl<'a, T: Ops> Step<'a, T> {
                     }
                 }
                 if part.is_none_or(Part::is_table) {
-                    observer.close(std::mem::take(&mut self.loss_sum));
+                    observer.close(std::mem::take(&mut self.losses));
                 }
             }
             Event::SumHead => {
@@ -346,7 +348,7 @@ impl<'a, T: Ops> Step<'a, T> {
                 self.run_embedding_backward(observer.closes_shards().then(|| observer.shards()), grads)?;
             }
             Event::ReadBack => self.read_back(observer)?,
-            Event::Decide => return observer.decide(self.loss_sum),
+            Event::Decide => return observer.decide(self.losses),
             Event::ReleaseUnused => self.network.shared.tensor.release_unused(),
         }
         Ok(true)
@@ -421,7 +423,7 @@ impl<'a, T: Ops> Step<'a, T> {
         let Some(z) = self.slots[i].x.take() else { return Ok(()) };
         let noise = self.noise(i);
         let (loss, dz) = self.network.head_backward(z, &self.batches[i].labels, &self.cx, &noise, grads)?;
-        self.loss_sum += loss;
+        self.losses += loss;
         self.slots[i].dz = Some(dz);
         self.copy()
     }
@@ -594,5 +596,6 @@ pub(crate) fn without_dropout(activations: DType, loss_chunk_rows: usize) -> Ste
         recompute_blocks: 0,
         loss_chunk_rows,
         target_tokens: 1,
+        token_loss: TokenLoss::default(),
     }
 }

@@ -68,8 +68,8 @@ impl Observer<Tensor, Error> for Seen<'_> {
         note(&mut self.measured, index, gradient, self.model)
     }
 
-    fn decide(&mut self, loss_sum: f64) -> Result<bool, Error> {
-        self.loss = loss_sum;
+    fn decide(&mut self, losses: t5_ops::LossSums) -> Result<bool, Error> {
+        self.loss = losses.cross_entropy;
         Ok(true)
     }
 

@@ -72,6 +72,7 @@ pub fn context(target_tokens: u64, dtype: DType) -> StepContext {
         recompute_blocks: 0,
         loss_chunk_rows: 7,
         target_tokens,
+        token_loss: t5_ops::TokenLoss::default(),
     }
 }
 

@@ -186,7 +186,7 @@ fn write_sharded(place: &Place, trainer: &Trainer, parallel: &Parallel) -> Resul
     let optimizer = trainer.options().optimizer;
     for (index, parameter) in trainer.model().parameters().iter().enumerate() {
         if trainer.gradients().is_trainable(index) {
-            headers.extend(Optimizer::headers(&optimizer, parameter)?);
+            headers.extend(Optimizer::headers(&optimizer, parameter));
         }
     }
     write_file(place, OPTIMIZER_FILE, |file| {

@@ -6,7 +6,7 @@
 //! p = p * (1 - learning_rate * weight_decay)
 //! m = beta1 * m + (1 - beta1) * g
 //! v = beta2 * v + (1 - beta2) * g²
-//! p = p - learning_rate / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//! p = p - step_scale * learning_rate / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //! ```
 //!
 //! Shapes: parameter, gradient and both moments are the same.
@@ -40,6 +40,8 @@ pub struct AdamwHyper {
     pub eps: f64,
     /// Decoupled weight decay, multiplied by the learning rate.
     pub weight_decay: f64,
+    /// Multiplies the step, but not the decay: the size of the parameter, where steps are scaled by it.
+    pub step_scale: f64,
     /// Number of this update, from 1: the moments began at zero, and are corrected for it.
     pub update: u64,
     /// Multiplies the gradient: the clipping factor of the global norm.
@@ -59,6 +61,7 @@ impl Default for AdamwHyper {
             beta2: 0.999,
             eps: 1e-8,
             weight_decay: 1e-2,
+            step_scale: 1.0,
             update: 1,
             gradient_scale: 1.0,
             rounding: Rounding::Nearest,
@@ -101,7 +104,7 @@ impl Factors {
             beta2: h.beta2 as f32,
             new1: (1.0 - h.beta1) as f32,
             new2: (1.0 - h.beta2) as f32,
-            rate: (h.learning_rate / correction1) as f32,
+            rate: (h.learning_rate * h.step_scale / correction1) as f32,
             root: correction2.sqrt() as f32,
             eps: h.eps as f32,
             keep: (1.0 - h.learning_rate * h.weight_decay) as f32,

@@ -19,7 +19,7 @@ pub fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tensor, h: 
     let second = decay(second, h.beta2, &g.sqr()?)?;
     let (correction1, correction2) = h.corrections();
     let denominator = ((second.sqrt()? / correction2.sqrt())? + h.eps)?;
-    let update = ((first / denominator)? * (h.learning_rate / correction1))?;
+    let update = ((first / denominator)? * (h.learning_rate * h.step_scale / correction1))?;
     let kept = (wide(param)? * (1.0 - h.learning_rate * h.weight_decay))?;
     overwrite(param, &rounded_from(&(kept - update)?, param.dtype(), h.rounding, h.first_row)?)
 }

@@ -26,6 +26,7 @@ fn kernels_agree_with_the_reference_in_f64() {
         AdamwHyper { learning_rate: 1e-2, weight_decay: 0.0, ..AdamwHyper::default() },
         AdamwHyper { beta1: 0.0, beta2: 0.9, eps: 1e-6, ..AdamwHyper::default() },
         AdamwHyper { weight_decay: 0.3, gradient_scale: 0.01, ..AdamwHyper::default() },
+        AdamwHyper { step_scale: 0.04, ..AdamwHyper::default() },
     ];
     for shape in [&[1][..], &[7], &[65], &[1, 1], &[7, 65], &[65, 7], &[300, 96], &[2, 3, 5]] {
         for h in &variants {

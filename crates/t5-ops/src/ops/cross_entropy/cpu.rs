@@ -31,6 +31,7 @@ use crate::matmul::{
     Buffer, Factor, Matrix, MatrixMut, Packed, Threads, across_bytes, multiply_as_a, multiply_packed, product_bytes,
 };
 use crate::needs::{Kept, Needs, elements};
+use crate::ops::token_loss::{LossSums, TokenLoss};
 use crate::parallel::{Shared, for_each_part_by, for_each_rows, threads};
 use crate::processor::processor;
 use crate::quantised::Weight;
@@ -130,6 +131,11 @@ impl Tiling {
         if self.tile / BLOCK >= 4 * threads() { BLOCK } else { SMALL_BLOCK }
     }
 
+    /// Bytes of the sums of logits, which smoothed labels need.
+    fn bytes_of_logit_sums(&self, loss: TokenLoss) -> u64 {
+        if loss.label_smoothing == 0.0 { 0 } else { elements([4, self.lanes(), self.extents]) }
+    }
+
     /// Bytes of the buffers of [`Pass`].
     fn bytes(&self, vocabulary: usize, width: usize, x: DType, gradients: bool) -> u64 {
         let (rows, extents, size, rounds) = (self.lanes(), self.extents, x.size_in_bytes(), x == DType::BF16);
@@ -161,12 +167,12 @@ pub(super) fn loss_needs(rows: usize, (vocabulary, width): (usize, usize), x: DT
     Needs { transient, kept, ..Needs::default() }.with_products(1, (rows, width, vocabulary))
 }
 
-pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, chunk_rows: usize) -> Needs {
-    let tiling = Tiling::new(Logits::of(x, chunk_rows), rows, vocabulary, chunk_rows);
+pub(super) fn gradients_needs(rows: usize, (vocabulary, width): (usize, usize), x: DType, c: &CrossEntropy) -> Needs {
+    let tiling = Tiling::new(Logits::of(x, c.chunk_rows), rows, vocabulary, c.chunk_rows);
     // The product for dX sums over the entries of a tile. Both its operands lie across these: the gradients of the logits, and rows of W.
     let operands = across_bytes((tiling.lanes(), tiling.tile.min(vocabulary), width), x);
     let kept = Kept { loss: tiling.bytes_of_workers(), ..operands };
-    let transient = tiling.bytes(vocabulary, width, x, true);
+    let transient = tiling.bytes(vocabulary, width, x, true) + tiling.bytes_of_logit_sums(c.token_loss);
     Needs { transient, kept, ..Needs::default() }.with_products(3, (rows, width, vocabulary))
 }
 
@@ -178,8 +184,10 @@ pub(super) fn loss(x: &Tensor, w: Weight, labels: &[u32], rows: &[u32], c: &Cros
         with_element!(x.dtype(), T, {
             // Without a second pass there is no reason to keep logits.
             let tiling = Tiling::new(Logits::Recomputed, rows.len(), v, c.chunk_rows);
-            let mut pass = Pass::<T>::new(x_view.slice::<T>()?, w, (v, d), labels, c, tiling);
-            Ok(rows.chunks(tiling.chunk.max(1)).map(|rows| pass.statistics(rows)).sum())
+            let plain = CrossEntropy { token_loss: TokenLoss::default(), ..*c };
+            let mut pass = Pass::<T>::new(x_view.slice::<T>()?, w, (v, d), labels, &plain, tiling);
+            let sums = rows.chunks(tiling.chunk.max(1)).map(|rows| pass.statistics(rows));
+            Ok(sums.sum::<LossSums>().cross_entropy)
         })
     })
 }
@@ -192,7 +200,7 @@ pub(super) fn gradients(
     c: &CrossEntropy,
     dw: Option<(&Tensor, bool)>,
     logits: Logits,
-) -> Result<(f64, Tensor)> {
+) -> Result<(LossSums, Tensor)> {
     let x = x.contiguous()?;
     let x_view = View::new(&x)?;
     let (v, d) = w.dims2()?;
@@ -200,7 +208,7 @@ pub(super) fn gradients(
     if let (Some((dw, false)), true) = (dw, rows.is_empty()) {
         crate::zero(dw)?;
     }
-    let mut loss = 0.0;
+    let mut loss = LossSums::default();
     let dx = w.with_rows(|table| {
         with_element!(x.dtype(), T, {
             let mut pass = Pass::<T>::new(x_view.slice::<T>()?, table, (v, d), labels, c, tiling);
@@ -248,6 +256,7 @@ struct Pass<'a, T> {
     labels: &'a [u32],
     logit_scale: f32,
     gradient_scale: f32,
+    token_loss: TokenLoss,
     tiling: Tiling,
     /// Whether products with W round to bf16: if X is bf16.
     rounds: bool,
@@ -256,6 +265,7 @@ struct Pass<'a, T> {
     logits: Vec<f32>,        // kept: (V, S)
     largest: Vec<f32>,       // (L, C), then (C): largest scaled logit
     total: Vec<f32>,         // (L, C), then (C): sum of exp(logit - largest)
+    logit_sums: Vec<f32>,    // (L, C) for smoothed labels: sum of the unscaled logits
     dlogits: Vec<T>,         // (E, C)
     dx: Vec<f32>,            // (C, D)
 }
@@ -278,6 +288,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
             labels,
             logit_scale: c.logit_scale as f32,
             gradient_scale: (c.gradient_scale * c.logit_scale) as f32,
+            token_loss: c.token_loss,
             tiling,
             rounds: matches!(T::operand(x), Operand::Bf16(_)),
             x_rows: scratch(rows * width),
@@ -285,6 +296,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
             logits: scratch(tiling.held(vocabulary) as usize),
             largest: scratch(tiling.extents * rows),
             total: scratch(tiling.extents * rows),
+            logit_sums: scratch(if c.token_loss.label_smoothing == 0.0 { 0 } else { tiling.extents * rows }),
             dlogits: Vec::new(),
             dx: Vec::new(),
         }
@@ -330,8 +342,8 @@ impl<'a, T: Lanes> Pass<'a, T> {
         multiply_packed(target, entries, columns, false, Threads::One);
     }
 
-    /// The first pass: statistics of the softmax of each row. Returns the sum of the losses.
-    fn statistics(&mut self, rows: &[u32]) -> f64 {
+    /// The first pass: statistics of the softmax of each row. Returns the sums of the losses.
+    fn statistics(&mut self, rows: &[u32]) -> LossSums {
         let (d, n) = (self.width, rows.len());
         let lanes = n.next_multiple_of(WIDTH);
         for (&row, x) in rows.iter().zip(self.x_rows.chunks_exact_mut(d.max(1))) {
@@ -345,6 +357,7 @@ impl<'a, T: Lanes> Pass<'a, T> {
         let label_out = Shared::new(&mut of_label);
         let logits = Shared::new(&mut self.logits);
         let (largest, total) = (Shared::new(&mut self.largest), Shared::new(&mut self.total));
+        let sums = (!self.logit_sums.is_empty()).then(|| Shared::new(&mut self.logit_sums));
         let this = &*self;
         let mut workers: Vec<_> =
             this.tiling.workers().into_iter().map(|worker| (worker, this.w.buffer(BLOCK))).collect();
@@ -355,6 +368,9 @@ impl<'a, T: Lanes> Pass<'a, T> {
                 unsafe { (largest.slice(extent * lanes, lanes), total.slice(extent * lanes, lanes)) };
             largest.fill(f32::NEG_INFINITY);
             total.fill(0.0);
+            // SAFETY: as above.
+            let mut sums = sums.map(|sums| unsafe { sums.slice(extent * lanes, lanes) });
+            sums.iter_mut().for_each(|sums| sums.fill(0.0));
             let entries = this.extent(extent);
             for entry in entries.clone().step_by(BLOCK) {
                 let count = BLOCK.min(entries.end - entry);
@@ -365,6 +381,9 @@ impl<'a, T: Lanes> Pass<'a, T> {
                 waited.fetch_add(began.map_or(0, |began| began.elapsed().as_nanos() as u64), Ordering::Relaxed);
                 this.compute(of_entries, lanes, logits);
                 online_softmax_update(logits, stride(lanes), this.logit_scale, largest, total);
+                if let Some(sums) = &mut sums {
+                    add_entries(logits, stride(lanes), sums);
+                }
                 for (i, &row) in rows.iter().enumerate() {
                     let label = (this.labels[row as usize] as usize).wrapping_sub(entry);
                     if label < count {
@@ -383,9 +402,19 @@ impl<'a, T: Lanes> Pass<'a, T> {
         drop(workers);
         heap::count_waits(Duration::from_nanos(waited.into_inner()), count_of_workers);
         self.combine(lanes);
-        let losses =
-            (0..n).map(|i| f64::from(self.largest[i]) + f64::from(self.total[i]).ln() - f64::from(of_label[i]));
-        losses.sum()
+        let of_row = |i: usize| {
+            let sum = || {
+                self.logit_sums.chunks_exact(lanes).take(self.tiling.extents).map(|of| f64::from(of[i])).sum::<f64>()
+            };
+            let mean = || sum() * f64::from(self.logit_scale) / self.vocabulary as f64;
+            self.token_loss.of_row(self.log_z(i), f64::from(of_label[i]), mean)
+        };
+        (0..n).map(of_row).sum()
+    }
+
+    /// The logarithm of the sum of the exponentials of a row of the chunk, after the first pass.
+    fn log_z(&self, row: usize) -> f64 {
+        f64::from(self.largest[row]) + f64::from(self.total[row]).ln()
     }
 
     /// Combines the statistics of the extents, in order, into those of the first extent.
@@ -402,7 +431,17 @@ impl<'a, T: Lanes> Pass<'a, T> {
         let (d, n, scale) = (self.width, rows.len(), self.gradient_scale);
         let lanes = n.next_multiple_of(WIDTH);
         // Rows of zeros have no gradient.
-        let factor = |i: usize| if i < n { scale / self.total[i] } else { 0.0 };
+        let factor = |i: usize| {
+            if i >= n {
+                return 0.0;
+            }
+            let of_row = if self.token_loss.z_loss == 0.0 {
+                scale
+            } else {
+                (f64::from(scale) * self.token_loss.of_softmax(self.log_z(i))) as f32
+            };
+            of_row / self.total[i]
+        };
         let factors: Vec<f32> = (0..lanes).map(factor).collect();
         let x_rows = Matrix::new(T::operand(&self.x_rows), lanes, d);
         let x_rows = dw.map(|_| Packed::new(x_rows, matches!(T::operand(&[]), Operand::Bf16(_)), Threads::All));
@@ -432,7 +471,9 @@ impl<'a, T: Lanes> Pass<'a, T> {
 
     /// Writes the gradients of the logits of a tile. `w` are the tile's rows of W.
     fn of_tile(&mut self, rows: &[u32], (tile, w): (Range<usize>, Factor), factors: &[f32], dlogits: &mut [T]) {
-        let (lanes, block, scale) = (factors.len(), self.tiling.block(), self.gradient_scale);
+        let (lanes, block) = (factors.len(), self.tiling.block());
+        let of_label = (f64::from(self.gradient_scale) * self.token_loss.of_label()) as f32;
+        let of_each = (f64::from(self.gradient_scale) * self.token_loss.of_each(self.vocabulary)) as f32;
         let (logits, dlogits) = (Shared::new(&mut self.logits), Shared::new(dlogits));
         let this = &*self;
         for_each_part_by(&mut this.tiling.workers(), tile.len().div_ceil(block), |worker, number| {
@@ -445,14 +486,14 @@ impl<'a, T: Lanes> Pass<'a, T> {
             if this.tiling.logits == Logits::Recomputed {
                 this.compute(w.some_rows(number * block..number * block + count), lanes, logits);
             }
-            softmax(logits, stride(lanes), this.logit_scale, &this.largest[..lanes], factors, dlogits);
+            softmax(logits, stride(lanes), this.logit_scale, &this.largest[..lanes], factors, of_each, dlogits);
             for (i, &row) in rows.iter().enumerate() {
                 let label = (this.labels[row as usize] as usize).wrapping_sub(entry);
                 if label < count {
                     // The difference of two numbers that may be close: rounded once, after the subtraction.
                     let logit = logits[label * stride(lanes) + i] * this.logit_scale;
                     let p = exp(logit - this.largest[i]) * factors[i];
-                    dlogits[label * lanes + i] = T::from_f32(p - scale);
+                    dlogits[label * lanes + i] = T::from_f32(p - of_each - of_label);
                 }
             }
         });
@@ -508,7 +549,18 @@ simd! {
         }
     }
 
-    /// Writes `factor * exp(scale * logit - largest)`, an entry after the other.
+    /// Adds the logits of each row of a block.
+    fn add_entries<S>(s, logits: &[f32], stride: usize, sums: &mut [f32]) {
+        for (i, sum) in sums.as_chunks_mut::<WIDTH>().0.iter_mut().enumerate() {
+            let mut all = s.load(sum);
+            for of_entry in logits.chunks_exact(stride) {
+                all = s.add(all, s.load(&of_entry.as_chunks::<WIDTH>().0[i]));
+            }
+            s.store(all, sum);
+        }
+    }
+
+    /// Writes `factor * exp(scale * logit - largest) - less`, an entry after the other.
     fn softmax<S, T: Lanes>(
         s,
         logits: &[f32],
@@ -516,9 +568,10 @@ simd! {
         scale: f32,
         largest: &[f32],
         factors: &[f32],
+        less: f32,
         to: &mut [T],
     ) {
-        let scales = s.splat(scale);
+        let (scales, less) = (s.splat(scale), s.splat(less));
         let (rows, factors) = (largest.len(), factors.as_chunks::<WIDTH>().0);
         let largest = largest.as_chunks::<WIDTH>().0;
         for (logits, to) in logits.chunks_exact(stride).zip(to.chunks_exact_mut(rows)) {
@@ -526,7 +579,7 @@ simd! {
             let to = to.as_chunks_mut::<WIDTH>().0;
             for (((logits, to), largest), factor) in logits.iter().zip(to).zip(largest).zip(factors) {
                 let e = s.exp(s.sub(s.mul(s.load(logits), scales), s.load(largest)));
-                T::store(s, s.mul(e, s.load(factor)), to);
+                T::store(s, s.sub(s.mul(e, s.load(factor)), less), to);
             }
         }
     }

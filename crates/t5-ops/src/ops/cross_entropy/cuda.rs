@@ -1,8 +1,8 @@
 //! Linear + cross-entropy on a card: some rows of logits at a time, in f32 for any operands. Losses are added on the card and read once.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 
-use super::CrossEntropy;
+use super::{CrossEntropy, LossSums, TokenLoss};
 use crate::cuda::{Factor, Kernel, Module, check_apart, multiplies, multiply, set_to_zero, suffix, unwritten};
 use crate::ops::embedding::cuda::{gathered, scatter};
 
@@ -14,7 +14,7 @@ pub(super) fn takes_gradient(x: &Tensor, dw: &Tensor) -> bool {
     crate::cuda::takes([x, dw]) && multiplies(x.dtype(), dw.dtype())
 }
 
-/// Returns the sum of the losses of `rows`. With `dx` (R, D), writes their rows of it, and with `dw` the gradient of the weight.
+/// Returns the sums of the losses of `rows`. With `dx` (R, D), writes their rows of it, and with `dw` the gradient of the weight.
 pub(super) fn chunks(
     x: &Tensor,
     w: &Tensor,
@@ -23,14 +23,14 @@ pub(super) fn chunks(
     c: &CrossEntropy,
     dx: Option<&Tensor>,
     dw: Option<(&Tensor, bool)>,
-) -> Result<f64> {
+) -> Result<LossSums> {
     let (device, dtype) = (x.device(), x.dtype());
     let (vocabulary, width) = w.dims2()?;
     if let Some((dw, _)) = dw.filter(|_| !rows.is_empty()) {
         check_apart("linear_cross_entropy_backward", dw, [x, w])?;
     }
     let (x, w) = (x.contiguous()?, w.to_dtype(dtype)?.contiguous()?);
-    let total = Tensor::zeros(1, DType::F64, device)?;
+    let totals = zero_totals(device)?;
     let mut accumulates = dw.is_some_and(|(_, accumulates)| accumulates);
     if let Some((dw, false)) = dw.filter(|_| rows.is_empty()) {
         set_to_zero(dw)?;
@@ -50,16 +50,17 @@ pub(super) fn chunks(
         let of_chunk = gathered(&numbers, &x, dtype)?;
         let sizes = (count, width, vocabulary);
         multiply(Factor::plain(&of_chunk), Factor::transposed(&w), &logits, sizes, c.logit_scale as f32, 0.0)?;
-        let losses = unwritten(count, DType::F64, device)?;
+        let losses = unwritten((2, count), DType::F64, device)?;
         rows_of_logits(
             &logits,
             &labels,
             &losses,
             gradients.as_ref(),
             (c.gradient_scale * c.logit_scale) as f32,
+            c.token_loss,
             count,
         )?;
-        add_total(&losses, &total)?;
+        add_totals(&losses, &totals)?;
         let Some(gradients) = &gradients else { continue };
         if let Some(dx) = dx {
             let of_rows = unwritten((count, width), dtype, device)?;
@@ -79,11 +80,21 @@ pub(super) fn chunks(
             accumulates = true;
         }
     }
-    let total: Vec<f64> = total.to_vec1()?;
-    Ok(total[0])
+    read_totals(&totals)
 }
 
-/// The losses (C) of the first `count` rows of logits. If there is room for gradients, also writes `scale` times the gradients of these
+/// Totals on a device, both zero.
+pub(crate) fn zero_totals(device: &Device) -> Result<Tensor> {
+    Tensor::zeros(2, DType::F64, device)
+}
+
+/// Reads the totals, which waits for the card.
+pub(crate) fn read_totals(totals: &Tensor) -> Result<LossSums> {
+    let totals: Vec<f64> = totals.to_vec1()?;
+    Ok(LossSums { cross_entropy: totals[0], objective: totals[1] })
+}
+
+/// The losses (2, C) of the first `count` rows of logits: their cross-entropies and objectives. If there is room for gradients, also writes `scale` times the gradients of these
 /// logits.
 pub(crate) fn rows_of_logits(
     logits: &Tensor,
@@ -91,6 +102,7 @@ pub(crate) fn rows_of_logits(
     losses: &Tensor,
     gradients: Option<&Tensor>,
     scale: f32,
+    loss: TokenLoss,
     count: usize,
 ) -> Result<()> {
     let width = logits.dim(candle_core::D::Minus1)?;
@@ -99,15 +111,21 @@ pub(crate) fn rows_of_logits(
     let kernel = Kernel::new(logits.device(), Module::CrossEntropy, name)?;
     let kernel = kernel.tensor(logits)?.tensor(labels)?.tensor(losses)?.tensor_or_null(gradients)?;
     // SAFETY: labels are within the vocabulary, and there are at least as many rows of logits and gradients, and losses, as labels.
-    unsafe { kernel.value(scale).size(width)?.launch([count, 1, 1], THREADS, 32 * size_of::<f32>()) }
+    unsafe {
+        kernel.value(scale).value(loss.z_loss).value(loss.label_smoothing).size(width)?.launch(
+            [count, 1, 1],
+            THREADS,
+            32 * size_of::<f32>(),
+        )
+    }
 }
 
-/// Adds values (C) to a total, in a fixed order.
-pub(crate) fn add_total(values: &Tensor, total: &Tensor) -> Result<()> {
-    let kernel = Kernel::new(values.device(), Module::CrossEntropy, "add_total")?;
-    let kernel = kernel.tensor(values)?.tensor(total)?.size(values.elem_count())?;
-    // SAFETY: one block adds all values to one element.
-    unsafe { kernel.launch([1, 1, 1], THREADS, 32 * size_of::<f64>()) }
+/// Adds losses (2, C) to their totals, in a fixed order.
+pub(crate) fn add_totals(losses: &Tensor, totals: &Tensor) -> Result<()> {
+    let kernel = Kernel::new(losses.device(), Module::CrossEntropy, "add_totals")?;
+    let kernel = kernel.tensor(losses)?.tensor(totals)?.size(losses.dim(1)?)?;
+    // SAFETY: each of two blocks adds all values of a row to one element.
+    unsafe { kernel.launch([2, 1, 1], THREADS, 32 * size_of::<f64>()) }
 }
 
 /// The gradient of `x`: zero in rows that do not count.
@@ -118,7 +136,7 @@ pub(super) fn gradients(
     rows: &[u32],
     c: &CrossEntropy,
     dw: Option<(&Tensor, bool)>,
-) -> Result<(f64, Tensor)> {
+) -> Result<(LossSums, Tensor)> {
     let dx = x.zeros_like()?;
     let loss = chunks(x, w, labels, rows, c, Some(&dx), dw)?;
     Ok((loss, dx))

@@ -19,6 +19,7 @@ use candle_core::{DType, Result, Tensor, bail};
 use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::{self, Calls, Needs};
 use crate::ops::linear;
+use crate::ops::token_loss::{LossSums, TokenLoss};
 use crate::quantised::Weight;
 use crate::storage::elements;
 
@@ -34,9 +35,17 @@ pub struct CrossEntropy {
     pub gradient_scale: f64,
     /// The most rows of logits that are kept at a time. Fewer are kept if computing them again is faster.
     pub chunk_rows: usize,
+    /// The terms that are minimised beside the cross-entropy.
+    pub token_loss: TokenLoss,
 }
 
-/// The sum of the token losses, without gradients.
+impl Default for CrossEntropy {
+    fn default() -> Self {
+        Self { logit_scale: 1.0, gradient_scale: 1.0, chunk_rows: 256, token_loss: TokenLoss::default() }
+    }
+}
+
+/// The sum of the cross-entropies, without gradients and without other terms.
 pub fn linear_cross_entropy<'a>(x: &Tensor, w: impl Into<Weight<'a>>, labels: &[u32], c: &CrossEntropy) -> Result<f64> {
     let (w, op) = (w.into(), "linear_cross_entropy");
     let _span = tracing::debug_span!("linear_cross_entropy", flops = product_flops(w, labels)?).entered();
@@ -45,13 +54,13 @@ pub fn linear_cross_entropy<'a>(x: &Tensor, w: impl Into<Weight<'a>>, labels: &[
         Path::Cpu => cpu::loss(x, w, labels, &rows, c),
         #[cfg(feature = "cuda")]
         Path::Device if crate::cuda::takes([x, w.tensor()]) => {
-            cuda::chunks(x, w.tensor(), labels, &rows, c, None, None)
+            Ok(cuda::chunks(x, w.tensor(), labels, &rows, c, None, None)?.cross_entropy)
         }
         Path::Reference | Path::Device => reference::loss(x, w, labels, &rows, c),
     }
 }
 
-/// Returns the sum of the token losses and the gradient with respect to `x` (in its dtype, zero in ignored rows). With `dw`, also adds the
+/// Returns the sums of the token losses and the gradient of the objective with respect to `x` (in its dtype, zero in ignored rows). With `dw`, also adds the
 /// gradient of `w` to the tensor, or overwrites the tensor if the flag is false. Both gradients are multiplied by `gradient_scale`.
 pub fn linear_cross_entropy_backward<'a>(
     x: &Tensor,
@@ -59,7 +68,7 @@ pub fn linear_cross_entropy_backward<'a>(
     labels: &[u32],
     c: &CrossEntropy,
     dw: Option<(&Tensor, bool)>,
-) -> Result<(f64, Tensor)> {
+) -> Result<(LossSums, Tensor)> {
     let w = w.into();
     let products = if dw.is_some() { 3 } else { 2 };
     let _span =
@@ -86,12 +95,12 @@ pub fn linear_cross_entropy_needs(
     rows: usize,
     weight: (usize, usize),
     dtypes: [DType; 2],
-    chunk_rows: usize,
+    c: &CrossEntropy,
 ) -> Needs {
     match path {
-        Path::Cpu => cpu::loss_needs(rows, weight, dtypes[0], chunk_rows),
-        Path::Reference => reference::loss_needs(rows, weight, dtypes, chunk_rows),
-        Path::Device => needs_on_device(rows, weight, dtypes, chunk_rows, 1),
+        Path::Cpu => cpu::loss_needs(rows, weight, dtypes[0], c.chunk_rows),
+        Path::Reference => reference::loss_needs(rows, weight, dtypes, c.chunk_rows),
+        Path::Device => needs_on_device(rows, weight, dtypes, c.chunk_rows, 1),
     }
 }
 
@@ -102,13 +111,13 @@ pub fn linear_cross_entropy_backward_needs(
     rows: usize,
     weight: (usize, usize),
     dtypes: [DType; 2],
-    chunk_rows: usize,
+    c: &CrossEntropy,
     trains: bool,
 ) -> Needs {
     match path {
-        Path::Cpu => cpu::gradients_needs(rows, weight, dtypes[0], chunk_rows),
-        Path::Reference => reference::gradients_needs(rows, weight, dtypes, chunk_rows),
-        Path::Device => needs_on_device(rows, weight, dtypes, chunk_rows, 2 + usize::from(trains)),
+        Path::Cpu => cpu::gradients_needs(rows, weight, dtypes[0], c),
+        Path::Reference => reference::gradients_needs(rows, weight, dtypes, c.chunk_rows),
+        Path::Device => needs_on_device(rows, weight, dtypes, c.chunk_rows, 2 + usize::from(trains)),
     }
 }
 

@@ -5,6 +5,7 @@ use candle_core::{D, DType, Result, Tensor};
 use super::{CrossEntropy, valid_rows};
 use crate::dispatch::{add_into, matmul_dtype, wide_dtype};
 use crate::needs::{Needs, converted, copies, elements, wide_size};
+use crate::ops::token_loss::{LossSums, TokenLoss};
 use crate::quantised::Weight;
 
 /// See [`crate::linear_cross_entropy`].
@@ -20,7 +21,7 @@ pub fn linear_cross_entropy_backward(
     labels: &[u32],
     c: &CrossEntropy,
     dw: Option<(&Tensor, bool)>,
-) -> Result<(f64, Tensor)> {
+) -> Result<(LossSums, Tensor)> {
     let rows = valid_rows("linear_cross_entropy_backward", x, w.into(), labels, c)?;
     gradients(x, w.into(), labels, &rows, c, dw)
 }
@@ -29,7 +30,7 @@ pub(super) fn loss(x: &Tensor, w: Weight, labels: &[u32], rows: &[u32], c: &Cros
     let w = w.dense(matmul_dtype(x))?;
     let mut loss = 0.0;
     for rows in rows.chunks(c.chunk_rows) {
-        loss += Chunk::new(x, &w, labels, rows, c)?.loss()?;
+        loss += Chunk::new(x, &w, labels, rows, c)?.loss()?.cross_entropy;
     }
     Ok(loss)
 }
@@ -62,21 +63,26 @@ pub(super) fn gradients(
     rows: &[u32],
     c: &CrossEntropy,
     dw: Option<(&Tensor, bool)>,
-) -> Result<(f64, Tensor)> {
+) -> Result<(LossSums, Tensor)> {
     let dtype = matmul_dtype(x);
     let w = w.dense(dtype)?;
     if let Some((dw, false)) = dw {
         crate::zero(dw)?;
     }
     let mut dx = Tensor::zeros(x.shape(), wide_dtype(x), x.device())?;
-    let mut loss = 0.0;
+    let (mut loss, token) = (LossSums::default(), c.token_loss);
     for rows in rows.chunks(c.chunk_rows) {
         let chunk = Chunk::new(x, &w, labels, rows, c)?;
         loss += chunk.loss()?;
-        // d loss / d logits = softmax - one-hot of the label.
-        let softmax = chunk.logits.broadcast_sub(&chunk.lse)?.exp()?;
-        let minus_one = Tensor::ones((rows.len(), 1), softmax.dtype(), x.device())?.neg()?;
-        let dlogits = softmax.scatter_add(&chunk.labels, &minus_one, 1)?;
+        let mut softmax = chunk.logits.broadcast_sub(&chunk.lse)?.exp()?;
+        if token.z_loss != 0.0 {
+            softmax = softmax.broadcast_mul(&chunk.lse.affine(2.0 * token.z_loss, 1.0)?)?;
+        }
+        if token.label_smoothing != 0.0 {
+            softmax = softmax.affine(1.0, -token.of_each(softmax.dim(1)?))?;
+        }
+        let of_label = Tensor::ones((rows.len(), 1), softmax.dtype(), x.device())?.affine(-token.of_label(), 0.0)?;
+        let dlogits = softmax.scatter_add(&chunk.labels, &of_label, 1)?;
         let dlogits = (dlogits * (c.gradient_scale * c.logit_scale))?.to_dtype(dtype)?;
         let dx_rows = dlogits.matmul(&w)?.to_dtype(dx.dtype())?;
         dx = dx.index_add(&chunk.rows, &dx_rows, 0)?;
@@ -94,6 +100,7 @@ struct Chunk {
     x: Tensor,      // (C, D)
     logits: Tensor, // (C, V), wide
     lse: Tensor,    // (C, 1), wide
+    token_loss: TokenLoss,
 }
 
 impl Chunk {
@@ -105,11 +112,21 @@ impl Chunk {
         let x = x.contiguous()?.index_select(&rows, 0)?.to_dtype(w.dtype())?;
         let logits = (x.matmul(&w.t()?)?.to_dtype(wide)? * c.logit_scale)?;
         let lse = logits.log_sum_exp(D::Minus1)?.unsqueeze(1)?;
-        Ok(Self { rows, labels, x, logits, lse })
+        Ok(Self { rows, labels, x, logits, lse, token_loss: c.token_loss })
     }
 
-    fn loss(&self) -> Result<f64> {
-        let losses = (&self.lse - self.logits.gather(&self.labels, 1)?)?;
-        losses.to_dtype(DType::F64)?.sum_all()?.to_scalar()
+    fn loss(&self) -> Result<LossSums> {
+        let total = |x: &Tensor| x.to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>();
+        let TokenLoss { z_loss, label_smoothing } = self.token_loss;
+        let of_label = self.logits.gather(&self.labels, 1)?;
+        let cross_entropy = total(&(&self.lse - &of_label)?)?;
+        let mut objective = cross_entropy;
+        if label_smoothing != 0.0 {
+            objective += label_smoothing * total(&(of_label - self.logits.mean_keepdim(1)?)?)?;
+        }
+        if z_loss != 0.0 {
+            objective += z_loss * total(&self.lse.sqr()?)?;
+        }
+        Ok(LossSums { cross_entropy, objective })
     }
 }

@@ -4,8 +4,16 @@ use super::*;
 use crate::testing::{Numbers, assert_close, check_gradient, device, tolerance, values};
 
 fn scales(chunk_rows: usize) -> CrossEntropy {
-    CrossEntropy { logit_scale: 0.7, gradient_scale: 0.25, chunk_rows }
+    CrossEntropy { logit_scale: 0.7, gradient_scale: 0.25, chunk_rows, ..CrossEntropy::default() }
 }
+
+/// No term beside the cross-entropy, each, and both.
+const TOKEN_LOSSES: [TokenLoss; 4] = [
+    TokenLoss { z_loss: 0.0, label_smoothing: 0.0 },
+    TokenLoss { z_loss: 0.3, label_smoothing: 0.0 },
+    TokenLoss { z_loss: 0.0, label_smoothing: 0.2 },
+    TokenLoss { z_loss: 0.1, label_smoothing: 0.4 },
+];
 
 fn some_labels(rows: usize, vocabulary: usize) -> Vec<u32> {
     let mut numbers = Numbers::new(31);
@@ -17,13 +25,14 @@ fn the_reference_agrees_with_finite_differences() {
     let mut numbers = Numbers::new(30);
     let (x, w) = (numbers.tensor(&[5, 3], DType::F64), numbers.tensor(&[7, 3], DType::F64));
     let labels = some_labels(5, 7);
-    for chunk_rows in [1, 2, 100] {
-        let c = scales(chunk_rows);
+    for (chunk_rows, token_loss) in [1, 2, 100, 2].into_iter().zip(TOKEN_LOSSES) {
+        let c = CrossEntropy { token_loss, ..scales(chunk_rows) };
         let dw = w.zeros_like().unwrap();
         let (loss, dx) = linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&dw, true))).unwrap();
-        assert!((loss - linear_cross_entropy(&x, &w, &labels, &c).unwrap()).abs() < 1e-12);
-        check_gradient("dx", &x, &dx, |x| Ok(0.25 * linear_cross_entropy(x, &w, &labels, &c)?));
-        check_gradient("dw", &w, &dw, |w| Ok(0.25 * linear_cross_entropy(&x, w, &labels, &c)?));
+        assert!((loss.cross_entropy - linear_cross_entropy(&x, &w, &labels, &c).unwrap()).abs() < 1e-12);
+        let objective = |x: &Tensor, w: &Tensor| linear_cross_entropy_backward(x, w, &labels, &c, None);
+        check_gradient("dx", &x, &dx, |x| Ok(0.25 * objective(x, &w)?.0.objective));
+        check_gradient("dw", &w, &dw, |w| Ok(0.25 * objective(&x, w)?.0.objective));
     }
 }
 
@@ -58,7 +67,9 @@ fn kernels_agree_with_the_reference_for_every_chunk_size() {
             {
                 let mut numbers = Numbers::new(32);
                 let (x, w) = (numbers.tensor(&[rows, d], dtype), numbers.tensor(&[v, d], weight_dtype));
-                let (labels, c) = (some_labels(rows, v), scales(chunk_rows));
+                let labels = some_labels(rows, v);
+                let token_loss = TOKEN_LOSSES[(rows + chunk_rows) % TOKEN_LOSSES.len()];
+                let c = CrossEntropy { token_loss, ..scales(chunk_rows) };
                 let dw = numbers.tensor(&[v, d], DType::F32);
                 let expected_dw = dw.copy().unwrap();
                 let valid = valid_rows("test", &x, (&w).into(), &labels, &c).unwrap();
@@ -68,8 +79,10 @@ fn kernels_agree_with_the_reference_for_every_chunk_size() {
                     reference::linear_cross_entropy_backward(&x, &w, &labels, &c, Some((&expected_dw, true))).unwrap();
                 let what = format!("({rows}, {v}, {d}) {dtype:?} by {chunk_rows} {logits:?}");
                 let close = |a: f64, b: f64| (a - b).abs() <= tolerance(dtype) * (1.0 + b.abs());
-                assert!(close(loss, expected), "{what}: expected {expected}, got {loss}");
-                assert!(close(linear_cross_entropy(&x, &w, &labels, &c).unwrap(), expected), "{what}");
+                let (alone, objective) = (expected.cross_entropy, expected.objective);
+                assert!(close(loss.cross_entropy, alone), "{what}: expected {alone}, got {loss:?}");
+                assert!(close(loss.objective, objective), "{what}: expected {objective}, got {loss:?}");
+                assert!(close(linear_cross_entropy(&x, &w, &labels, &c).unwrap(), alone), "{what}");
                 assert_eq!(dx.dtype(), dtype);
                 if v > 1 {
                     assert_close(&format!("{what} dx"), &dx, &expected_dx, tolerance(dtype));
@@ -109,10 +122,10 @@ fn ignored_rows_have_no_loss_and_no_gradient_whatever_they_hold() {
     let expected = linear_cross_entropy(&x, &w, &[1, 2], &c).unwrap();
     let labels = [1, 2, IGNORED_LABEL, IGNORED_LABEL];
     let (loss, dx) = linear_cross_entropy_backward(&bad, &w, &labels, &c, None).unwrap();
-    assert_eq!(loss, expected);
+    assert_eq!(loss, LossSums { cross_entropy: expected, objective: expected });
     assert!(values(&dx.narrow(0, 2, 2).unwrap()).iter().all(|&x| x == 0.0));
     let (loss, dx) = linear_cross_entropy_backward(&x, &w, &[IGNORED_LABEL; 2], &c, None).unwrap();
-    assert_eq!(loss, 0.0);
+    assert_eq!(loss, LossSums::default());
     assert!(values(&dx).iter().all(|&x| x == 0.0));
     let dw = w.ones_like().unwrap();
     linear_cross_entropy_backward(&x, &w, &[IGNORED_LABEL; 2], &c, Some((&dw, false))).unwrap();
@@ -128,4 +141,29 @@ fn a_label_outside_the_vocabulary_is_an_error() {
     assert!(message.contains("row 1: expected a label below 6, got 6"), "{message}");
     assert!(linear_cross_entropy(&x, &w, &[1], &scales(8)).is_err());
     assert!(linear_cross_entropy(&x, &w, &[1, 2], &scales(0)).is_err());
+}
+
+#[test]
+fn smoothed_labels_spread_their_share_over_all_entries() {
+    let logits = [[0.5, -1.0, 2.0, 0.25], [3.0, 0.0, -2.0, 1.0], [-0.5, 0.75, 0.125, -3.0]];
+    let labels = [2, 1, 0];
+    // As torch defines it: the mean over all classes has the share.
+    let expected = |z_loss: f64, smoothing: f64| -> f64 {
+        let of_row = |(row, label): (&[f64; 4], usize)| {
+            let log_z = row.iter().map(|l| l.exp()).sum::<f64>().ln();
+            let of = |class: usize| log_z - row[class];
+            let spread = (0..4).map(|class| smoothing / 4.0 * of(class)).sum::<f64>();
+            (1.0 - smoothing) * of(label) + spread + z_loss * log_z.powi(2)
+        };
+        logits.iter().zip(labels).map(of_row).sum()
+    };
+    let x = Tensor::new(&logits, &device()).unwrap();
+    let eye = Tensor::eye(4, DType::F64, &device()).unwrap();
+    let labels = labels.map(|label| label as u32);
+    for token_loss in TOKEN_LOSSES {
+        let c = CrossEntropy { token_loss, ..CrossEntropy::default() };
+        let (loss, _) = linear_cross_entropy_backward(&x, &eye, &labels, &c, None).unwrap();
+        let expected = expected(token_loss.z_loss, token_loss.label_smoothing);
+        assert!((loss.objective - expected).abs() < 1e-12, "{token_loss:?}: {} {expected}", loss.objective);
+    }
 }

@@ -4,6 +4,7 @@ use candle_core::{Result, Tensor};
 
 use super::IGNORED_LABEL;
 use crate::dispatch::rows_and_width;
+use crate::ops::token_loss::{LossSums, TokenLoss};
 use crate::parallel::{Shared, for_each_rows};
 use crate::storage::{Element, View, update, with_element};
 use crate::vector::{exp, sum, vectorized};
@@ -29,10 +30,16 @@ pub(super) fn loss(logits: &Tensor, labels: &[u32]) -> Result<f64> {
     Ok(losses.iter().sum())
 }
 
-pub(super) fn gradient(logits: Tensor, labels: &[u32], scale: f64) -> Result<(f64, Tensor)> {
+pub(super) fn gradient(
+    logits: Tensor,
+    labels: &[u32],
+    scale: f64,
+    token_loss: TokenLoss,
+) -> Result<(LossSums, Tensor)> {
     let (rows, width) = rows_and_width("logit_cross_entropy", "logits", &logits)?;
-    let mut losses = vec![0f64; rows];
+    let mut losses = vec![LossSums::default(); rows];
     let shared = Shared::new(&mut losses);
+    let (of_label, of_each) = (token_loss.of_label() as f32, token_loss.of_each(width) as f32);
     with_element!(logits.dtype(), T, {
         update::<T, _>("logit_cross_entropy_backward", &logits, &[], |data| {
             let data = Shared::new(data);
@@ -46,17 +53,19 @@ pub(super) fn gradient(logits: Tensor, labels: &[u32], scale: f64) -> Result<(f6
                     }
                     let label = labels[row] as usize;
                     let (largest, total) = statistics(logits);
-                    let of_label = logits[label];
-                    loss[0] = loss_of(of_label, largest, total);
-                    to_gradient(logits, largest, scale as f32 / total);
-                    let probability = exp(of_label.to_f32() - largest) / total;
-                    logits[label] = T::from_f32((probability - 1.0) * scale as f32);
+                    let (logit, log_z) = (logits[label].to_f32(), f64::from(total).ln() + f64::from(largest));
+                    let mean = || sum(logits, |logit| logit.to_f32()) as f64 / width as f64;
+                    loss[0] = token_loss.of_row(log_z, f64::from(logit), mean);
+                    let of_softmax = token_loss.of_softmax(log_z) as f32;
+                    to_gradient(logits, largest, scale as f32 * of_softmax / total, of_each * scale as f32);
+                    let probability = exp(logit - largest) / total;
+                    logits[label] = T::from_f32((probability * of_softmax - of_each - of_label) * scale as f32);
                 }
             });
             Ok(())
         })?;
     });
-    Ok((losses.iter().sum(), logits))
+    Ok((losses.into_iter().sum(), logits))
 }
 
 fn loss_of<T: Element>(logit: T, largest: f32, total: f32) -> f64 {
@@ -75,9 +84,9 @@ vectorized! {
         (largest, sum(logits, |logit| exp(logit.to_f32() - largest)))
     }
 
-    fn to_gradient<T: Element>(logits: &mut [T], largest: f32, scale: f32) {
+    fn to_gradient<T: Element>(logits: &mut [T], largest: f32, scale: f32, less: f32) {
         for logit in logits {
-            *logit = T::from_f32(exp(logit.to_f32() - largest) * scale);
+            *logit = T::from_f32(exp(logit.to_f32() - largest) * scale - less);
         }
     }
 }

@@ -3,16 +3,16 @@
 use candle_core::{DType, Result, Tensor};
 
 use crate::cuda::{unwritten, uploaded};
-use crate::ops::cross_entropy::cuda::{add_total, rows_of_logits};
+use crate::ops::cross_entropy::cuda::{add_totals, read_totals, rows_of_logits, zero_totals};
+use crate::ops::token_loss::{LossSums, TokenLoss};
 
-/// Returns the sum of the losses; with a scale, overwrites the logits with their gradient.
-pub(super) fn loss(logits: &Tensor, labels: &[u32], gradient_scale: Option<f64>) -> Result<f64> {
+/// Returns the sums of the losses; with a scale, overwrites the logits with their gradient.
+pub(super) fn loss(logits: &Tensor, labels: &[u32], gradient_scale: Option<f64>, loss: TokenLoss) -> Result<LossSums> {
     let device = logits.device();
-    let (losses, total) = (unwritten(labels.len(), DType::F64, device)?, Tensor::zeros(1, DType::F64, device)?);
+    let (losses, totals) = (unwritten((2, labels.len()), DType::F64, device)?, zero_totals(device)?);
     let scale = gradient_scale.unwrap_or(0.0) as f32;
     let gradients = gradient_scale.map(|_| logits);
-    rows_of_logits(logits, &uploaded(labels, device)?, &losses, gradients, scale, labels.len())?;
-    add_total(&losses, &total)?;
-    let total: Vec<f64> = total.to_vec1()?;
-    Ok(total[0])
+    rows_of_logits(logits, &uploaded(labels, device)?, &losses, gradients, scale, loss, labels.len())?;
+    add_totals(&losses, &totals)?;
+    read_totals(&totals)
 }

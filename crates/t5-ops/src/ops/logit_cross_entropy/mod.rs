@@ -12,6 +12,7 @@ mod tests;
 use candle_core::{Result, Tensor, bail};
 
 use super::cross_entropy::IGNORED_LABEL;
+use super::token_loss::{LossSums, TokenLoss};
 use crate::dispatch::{Path, rows_and_width};
 use crate::needs::{Needs, copies};
 
@@ -21,21 +22,31 @@ pub fn logit_cross_entropy(logits: &Tensor, labels: &[u32]) -> Result<f64> {
     match Path::of(&[logits]) {
         Path::Cpu => cpu::loss(logits, labels),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([logits]) && logits.is_contiguous() => cuda::loss(logits, labels, None),
+        Path::Device if crate::cuda::takes([logits]) && logits.is_contiguous() => {
+            Ok(cuda::loss(logits, labels, None, TokenLoss::default())?.cross_entropy)
+        }
         Path::Reference | Path::Device => reference::logit_cross_entropy(logits, labels),
     }
 }
 
-/// The loss, and `gradient_scale` times its gradient in the memory of the logits: no other handle to them may be read afterwards.
-pub fn logit_cross_entropy_backward(logits: Tensor, labels: &[u32], gradient_scale: f64) -> Result<(f64, Tensor)> {
+/// The sums of the losses, and `gradient_scale` times the gradient of the objective in the memory of the logits: no other handle to them may
+/// be read afterwards.
+pub fn logit_cross_entropy_backward(
+    logits: Tensor,
+    labels: &[u32],
+    gradient_scale: f64,
+    loss: TokenLoss,
+) -> Result<(LossSums, Tensor)> {
     check(&logits, labels)?;
     match Path::of(&[&logits]).provided(logits.is_contiguous()) {
-        Path::Cpu => cpu::gradient(logits, labels, gradient_scale),
+        Path::Cpu => cpu::gradient(logits, labels, gradient_scale, loss),
         #[cfg(feature = "cuda")]
         Path::Device if crate::cuda::takes([&logits]) && logits.is_contiguous() => {
-            Ok((cuda::loss(&logits, labels, Some(gradient_scale))?, logits))
+            Ok((cuda::loss(&logits, labels, Some(gradient_scale), loss)?, logits))
         }
-        Path::Reference | Path::Device => reference::logit_cross_entropy_backward(&logits, labels, gradient_scale),
+        Path::Reference | Path::Device => {
+            reference::logit_cross_entropy_backward(&logits, labels, gradient_scale, loss)
+        }
     }
 }
 

@@ -7,12 +7,15 @@ use crate::testing::{Numbers, assert_close, check_gradient, device, tolerance};
 fn the_reference_agrees_with_finite_differences_and_with_the_head_s_loss() {
     let mut numbers = Numbers::new(4);
     let (logits, labels) = (numbers.tensor(&[3, 7], DType::F64), [6, IGNORED_LABEL, 0]);
-    let (loss, gradient) = logit_cross_entropy_backward(logits.copy().unwrap(), &labels, 1.0).unwrap();
-    assert!((loss - logit_cross_entropy(&logits, &labels).unwrap()).abs() < 1e-12);
-    check_gradient("dlogits", &logits, &gradient, |x| logit_cross_entropy(x, &labels));
+    let token = TokenLoss { z_loss: 0.2, label_smoothing: 0.3 };
+    let of = |x: &Tensor| logit_cross_entropy_backward(x.copy()?, &labels, 1.0, token);
+    let (loss, gradient) = of(&logits).unwrap();
+    assert!((loss.cross_entropy - logit_cross_entropy(&logits, &labels).unwrap()).abs() < 1e-12);
+    check_gradient("dlogits", &logits, &gradient, |x| Ok(of(x)?.0.objective));
     let eye = Tensor::eye(7, DType::F64, &device()).unwrap();
-    let c = crate::CrossEntropy { logit_scale: 1.0, gradient_scale: 1.0, chunk_rows: 2 };
-    assert!((loss - crate::linear_cross_entropy(&logits, &eye, &labels, &c).unwrap()).abs() < 1e-12);
+    let c = crate::CrossEntropy { chunk_rows: 2, token_loss: token, ..Default::default() };
+    let (of_head, _) = crate::linear_cross_entropy_backward(&logits, &eye, &labels, &c, None).unwrap();
+    assert!((loss.objective - of_head.objective).abs() < 1e-12);
 }
 
 #[test]
@@ -23,12 +26,17 @@ fn kernels_agree_with_the_reference() {
             let logits = (numbers.tensor(&[rows, width], DType::F32) * 9.0).unwrap().to_dtype(dtype).unwrap();
             let label = |row| if row % 4 == 3 { IGNORED_LABEL } else { (row * 7 % width) as u32 };
             let labels: Vec<u32> = (0..rows).map(label).collect();
-            let (loss, gradient) = reference::logit_cross_entropy_backward(&logits, &labels, 0.5).unwrap();
-            let alone = logit_cross_entropy(&logits, &labels).unwrap();
-            let (got, got_gradient) = logit_cross_entropy_backward(logits.copy().unwrap(), &labels, 0.5).unwrap();
-            assert_eq!(alone, got);
-            assert!((got - loss).abs() <= 1e-5 * loss.abs().max(1.0), "{got} {loss}");
-            assert_close("dlogits", &got_gradient, &gradient, tolerance(dtype));
+            for token in [TokenLoss::default(), TokenLoss { z_loss: 1e-2, label_smoothing: 0.1 }] {
+                let (loss, gradient) = reference::logit_cross_entropy_backward(&logits, &labels, 0.5, token).unwrap();
+                let alone = logit_cross_entropy(&logits, &labels).unwrap();
+                let (got, got_gradient) =
+                    logit_cross_entropy_backward(logits.copy().unwrap(), &labels, 0.5, token).unwrap();
+                assert_eq!(alone, got.cross_entropy);
+                let close = |got: f64, loss: f64| (got - loss).abs() <= 1e-5 * loss.abs().max(1.0);
+                assert!(close(got.cross_entropy, loss.cross_entropy), "{got:?} {loss:?}");
+                assert!(close(got.objective, loss.objective), "{got:?} {loss:?}");
+                assert_close("dlogits", &got_gradient, &gradient, tolerance(dtype));
+            }
         }
     }
 }

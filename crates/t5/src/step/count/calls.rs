@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 
-use t5_ops::{Calls, Needs, Path, SquareSums, Turn};
+use t5_ops::{Calls, LossSums, Needs, Path, SquareSums, Turn};
 
 use super::{Counter, Shape};
 use crate::error::{Error, Result};
@@ -142,7 +142,7 @@ impl Observer<Counted, Error> for Update<'_> {
         Ok(())
     }
 
-    fn decide(&mut self, _: f64) -> Result<bool> {
+    fn decide(&mut self, _: LossSums) -> Result<bool> {
         self.is_decided = true;
         Ok(true)
     }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 use candle_core::DType;
-use t5_ops::Calls;
+use t5_ops::{Calls, TokenLoss};
 
 use super::{BlockArithmetic, Precisions, Shape};
 use crate::config::Config;
@@ -147,11 +147,16 @@ impl Rehearsal {
             recompute_blocks: 0,
             loss_chunk_rows: 1,
             target_tokens: 1,
+            token_loss: TokenLoss::default(),
         };
         let like = [false, true].map(|decoder| alike(&specs, &trains, network.stack(decoder).blocks.len(), decoder));
         let trains_tables = [false, true].map(|decoder| network.stack(decoder).trained_tables(&gradients));
         let (gradients, remembered) = (RefCell::new(gradients), RefCell::default());
         Ok(Rehearsal { ledger, network, parameters, gradients, trains_tables, cx, like, remembered })
+    }
+
+    pub fn minimise(&mut self, token_loss: TokenLoss) {
+        self.cx.token_loss = token_loss;
     }
 
     pub fn ledger(&self) -> &Ledger {

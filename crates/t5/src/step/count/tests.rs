@@ -185,6 +185,7 @@ fn rehearse_among(
         recompute_blocks: levers.recompute_blocks,
         loss_chunk_rows: levers.loss_chunk_rows,
         target_tokens: 1,
+        token_loss: TokenLoss::default(),
     };
     let counter = Counter::new(config, precisions, dropout, &|spec| is_trained(&spec.name, spec.part)).unwrap();
     let counter = counter.with_others();
@@ -554,6 +555,7 @@ fn saved_by(model: &T5, counter: &Counter, shape: Shape, recompute_blocks: usize
         recompute_blocks,
         loss_chunk_rows: 8,
         target_tokens: 1,
+        token_loss: TokenLoss::default(),
     };
     let events = counter.outline(recompute_blocks, None).accumulation(0..1);
     let until = events.iter().position(|event| matches!(event, crate::step::schedule::Event::Head { .. })).unwrap();
