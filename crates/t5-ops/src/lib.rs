@@ -119,6 +119,7 @@ pub use ops::linear::{
     linear_backward_input_scaled, linear_backward_weight, linear_backward_weight_needs, linear_needs,
     linear_plus_product, linear_scaled,
 };
+pub use ops::lion::{LionHyper, lion, lion_needs};
 pub use ops::logit_cross_entropy::{logit_cross_entropy, logit_cross_entropy_backward, logit_cross_entropy_needs};
 pub use ops::narrow_copies::{narrow_each, narrow_each_needs};
 pub use ops::norm::{rms_norm, rms_norm_backward, rms_norm_backward_needs, rms_norm_needs};
@@ -157,6 +158,7 @@ pub mod reference {
     pub use crate::ops::dropout::reference::*;
     pub use crate::ops::embedding::reference::*;
     pub use crate::ops::linear::reference::*;
+    pub use crate::ops::lion::reference::*;
     pub use crate::ops::logit_cross_entropy::reference::*;
     pub use crate::ops::norm::reference::*;
     pub use crate::ops::reduce::reference::*;

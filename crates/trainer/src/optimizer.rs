@@ -18,6 +18,7 @@ use t5_ops::{Needs, ReadyUpdates, Rounding, SquareSums};
 use crate::adafactor::AdafactorOptions;
 use crate::adamw::AdamwOptions;
 use crate::error::Result;
+use crate::lion::LionOptions;
 use crate::parallel::Parallel;
 use crate::state_file::StateFile;
 
@@ -104,6 +105,8 @@ pub(crate) trait Rule {
 pub enum OptimizerOptions {
     /// `torch.optim.AdamW`.
     Adamw(AdamwOptions),
+    /// Lion.
+    Lion(LionOptions),
     /// `transformers.optimization.Adafactor`.
     Adafactor(AdafactorOptions),
 }
@@ -126,10 +129,17 @@ impl From<AdamwOptions> for OptimizerOptions {
     }
 }
 
+impl From<LionOptions> for OptimizerOptions {
+    fn from(options: LionOptions) -> Self {
+        Self::Lion(options)
+    }
+}
+
 impl OptimizerOptions {
     pub(crate) fn rule(&self) -> &dyn Rule {
         match self {
             Self::Adamw(options) => options,
+            Self::Lion(options) => options,
             Self::Adafactor(options) => options,
         }
     }
@@ -453,7 +463,8 @@ mod tests {
     #[test]
     fn the_stated_number_of_state_values_is_what_is_allocated() {
         let adafactor = [None, Some(0.9)].map(|beta1| AdafactorOptions { beta1, ..AdafactorOptions::default() }.into());
-        for options in adafactor.into_iter().chain([AdamwOptions::default().into()]) {
+        let others: [OptimizerOptions; 2] = [AdamwOptions::default().into(), LionOptions::default().into()];
+        for options in adafactor.into_iter().chain(others) {
             for shape in [&[7][..], &[3, 5], &[2, 3, 5], &[]] {
                 let tensor = Tensor::zeros(shape, DType::F32, &device()).unwrap();
                 let parameter = Parameter { name: "p".into(), tensor, part: t5::Part::Shared, quantisation: None };
@@ -467,7 +478,7 @@ mod tests {
     #[test]
     fn a_checkpoint_tells_one_optimizer_from_the_other() {
         let scaled = AdamwOptions { scale_parameter: Some(1e-3), ..AdamwOptions::default() };
-        let others = [AdamwOptions::default().into(), scaled.into()];
+        let others = [AdamwOptions::default().into(), scaled.into(), LionOptions::default().into()];
         for options in others.into_iter().chain([OptimizerOptions::default()]) {
             let text = serde_json::to_string(&options).unwrap();
             assert_eq!(serde_json::from_str::<OptimizerOptions>(&text).unwrap(), options, "{text}");

@@ -8,6 +8,7 @@ use t5::{Config, Files, T5};
 use trainer::adamw::AdamwOptions;
 use trainer::checkpoint::Checkpoints;
 use trainer::costs::{optimizer_state, optimizer_state_on_disk};
+use trainer::lion::LionOptions;
 use trainer::{LayerMajor, Levers, MasterWeights, OptimizerOptions, Precision, StepPlan, Trainer, TrainerOptions};
 
 // Only memory of this allocator can lie in a file.
@@ -19,9 +20,9 @@ fn config() -> Config {
 }
 
 /// The optimizers whose state may lie in a file, with the number of its tensors.
-fn optimizers() -> [(OptimizerOptions, usize); 2] {
+fn optimizers() -> [(OptimizerOptions, usize); 3] {
     let scaled = AdamwOptions { scale_parameter: Some(1e-3), ..AdamwOptions::default() };
-    [(AdamwOptions::default().into(), 2), (scaled.into(), 2)]
+    [(AdamwOptions::default().into(), 2), (scaled.into(), 2), (LionOptions::default().into(), 1)]
 }
 
 fn options(precision: Precision) -> TrainerOptions {
@@ -71,7 +72,7 @@ fn steps_and_checkpoints_are_the_same_to_the_bit_and_the_bill_says_what_stays_in
         (Precision::F32, optimizers()[0]),
         (Precision::F32, optimizers()[1]),
         (Precision::Bf16, optimizers()[0]),
-        (Precision::Bf16, optimizers()[1]),
+        (Precision::Bf16, optimizers()[2]),
     ] {
         // The system has room for changed moments, or none.
         for unwritten_bytes in [u64::MAX, 0] {

@@ -185,8 +185,8 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("lora.modules_to_save", Parts, &[], "[]", "layers whose own weights are trained and saved with the adapter"),
     key("lora.init_from", Name, NONE, "\"none\"", "adapter to continue from: a directory written by PEFT or an earlier run"),
 
-    key("optimizer.name", OneOf(NAMES), AUTO, "\"auto\"", "auto: adafactor, or adamw for an adapter; with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter"),
-    key("optimizer.learning_rate", Number(0.0, 1e30), AUTO, "\"auto\"", "learning rate (one-cycle: the first; the peak is div_factor times it); auto: 1e-3, or Adafactor's own with relative_step"),
+    key("optimizer.name", OneOf(NAMES), AUTO, "\"auto\"", "auto: adafactor, or adamw for an adapter; with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter, Lion one"),
+    key("optimizer.learning_rate", Number(0.0, 1e30), AUTO, "\"auto\"", "learning rate (one-cycle: the first; the peak is div_factor times it); auto: 1e-3, 1e-4 for Lion, or Adafactor's own with relative_step"),
     key("optimizer.relative_step", Switch, &[], "false", "use the learning rate min(1e-2, 1/sqrt(step))"),
     key("optimizer.scale_parameter", Switch, &[], "false", "Adafactor, AdamW: scale a step by the root mean square of its parameter"),
     key("optimizer.warmup_init", Switch, &[], "false", "with relative_step: start at 1e-6 * step"),
@@ -194,8 +194,8 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("optimizer.decay_rate", Number(-10.0, 0.0), &[], "-0.8", "decay of the second moment: beta2 = 1 - step^decay_rate"),
     key("optimizer.eps1", Number(0.0, 1.0), &[], "1e-30", "added to the squared gradient; above 0"),
     key("optimizer.eps2", Number(0.0, 1.0), &[], "1e-3", "floor of the parameter scale"),
-    key("optimizer.beta1", Number(0.0, 0.9999999), &["auto", "none"], "\"auto\"", "decay of the first moment; Adafactor: one more copy of the parameters, auto is none; AdamW: auto is 0.9"),
-    key("optimizer.beta2", Number(0.0, 0.9999999), AUTO, "\"auto\"", "AdamW: decay of the second moment, auto: 0.999"),
+    key("optimizer.beta1", Number(0.0, 0.9999999), &["auto", "none"], "\"auto\"", "decay of the first moment; Adafactor: one more copy of the parameters, auto is none; AdamW, Lion: auto is 0.9"),
+    key("optimizer.beta2", Number(0.0, 0.9999999), AUTO, "\"auto\"", "AdamW: decay of the second moment, auto: 0.999; Lion: decay of its moment, auto: 0.99"),
     key("optimizer.eps", Number(0.0, 1.0), AUTO, "\"auto\"", "AdamW: added to the root of the second moment; auto: 1e-8"),
     key("optimizer.weight_decay", Number(0.0, 1.0), AUTO, "\"auto\"", "decoupled weight decay; auto: 0, and 0.01 for AdamW as in torch"),
 

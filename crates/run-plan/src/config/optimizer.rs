@@ -5,6 +5,7 @@
 use trainer::OptimizerOptions;
 use trainer::adafactor::AdafactorOptions;
 use trainer::adamw::AdamwOptions;
+use trainer::lion::LionOptions;
 
 use super::{Values, keys, number};
 use crate::failure::{Failure, Outcome};
@@ -25,7 +26,7 @@ pub struct Row {
 }
 
 /// The optimizers. The first is the default.
-pub static ROWS: [Row; 2] = [
+pub static ROWS: [Row; 3] = [
     Row {
         name: "adafactor",
         title: "Adafactor",
@@ -75,10 +76,27 @@ pub static ROWS: [Row; 2] = [
             options.into()
         },
     },
+    Row {
+        name: "lion",
+        title: "Lion",
+        learning_rate: 1e-4,
+        keys: &["optimizer.beta2"],
+        options: |values, learning_rate| {
+            let of_authors = LionOptions::default();
+            let given = |key, default| values.number(key).unwrap_or(default);
+            let options = LionOptions {
+                learning_rate: learning_rate.unwrap_or(of_authors.learning_rate),
+                beta1: given("optimizer.beta1", of_authors.beta1),
+                beta2: given("optimizer.beta2", of_authors.beta2),
+                weight_decay: given("optimizer.weight_decay", of_authors.weight_decay),
+            };
+            options.into()
+        },
+    },
 ];
 
 /// The values of `optimizer.name`.
-pub const NAMES: &[&str] = &["adafactor", "adamw"];
+pub const NAMES: &[&str] = &["adafactor", "adamw", "lion"];
 
 impl Row {
     /// The optimizer of this name.

@@ -11,6 +11,7 @@ pub(crate) mod dora;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
 pub(crate) mod linear;
+pub(crate) mod lion;
 pub(crate) mod logit_cross_entropy;
 pub(crate) mod narrow_copies;
 pub(crate) mod norm;

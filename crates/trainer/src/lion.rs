@@ -1,0 +1,84 @@
+//! Lion (Chen et al., 2023, arXiv 2302.06675). [`t5_ops::lion`] has the arithmetic of one parameter; this module has the options.
+//!
+//! State is one value of each parameter (`exp_avg`): half of AdamW's.
+
+use candle_core::DType;
+use serde::{Deserialize, Serialize};
+use t5_ops::{LionHyper, Needs, Path};
+
+use crate::error::{Error, Result};
+use crate::optimizer::{At, Changed, Rule, StateShape};
+
+/// The options of Lion, with the defaults of its authors.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LionOptions {
+    /// The learning rate, which the schedule multiplies. A third to a tenth of AdamW's.
+    pub learning_rate: f64,
+    /// The share of the moment in the direction of an update.
+    pub beta1: f64,
+    /// Decay of the moment.
+    pub beta2: f64,
+    /// Decoupled weight decay, times the learning rate. Three to ten times AdamW's.
+    pub weight_decay: f64,
+}
+
+impl Default for LionOptions {
+    fn default() -> Self {
+        Self { learning_rate: 1e-4, beta1: 0.9, beta2: 0.99, weight_decay: 0.0 }
+    }
+}
+
+impl Rule for LionOptions {
+    fn in_words(&self) -> &'static str {
+        "Lion, one moment"
+    }
+
+    fn validate(&self) -> Result<()> {
+        let numbers = [("optimizer.learning_rate", self.learning_rate), ("optimizer.weight_decay", self.weight_decay)];
+        for (name, value) in numbers {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(Error::invalid_option(name, "a finite number from 0 up", value));
+            }
+        }
+        for (name, beta) in [("optimizer.beta1", self.beta1), ("optimizer.beta2", self.beta2)] {
+            if !(0.0..1.0).contains(&beta) {
+                return Err(Error::invalid_option(name, "a number from 0 up and below 1", beta));
+            }
+        }
+        Ok(())
+    }
+
+    fn configured_learning_rate(&self) -> Option<f64> {
+        Some(self.learning_rate)
+    }
+
+    fn state(&self, shape: &[usize]) -> Vec<StateShape> {
+        vec![("exp_avg", shape.to_vec())]
+    }
+
+    fn has_state_by_element(&self) -> bool {
+        true
+    }
+
+    fn update(&self, changes: &[Changed], at: At) -> Result<()> {
+        for changed in changes {
+            let hyper = LionHyper {
+                learning_rate: at.learning_rate,
+                beta1: self.beta1,
+                beta2: self.beta2,
+                weight_decay: self.weight_decay,
+                gradient_scale: at.gradient_scale,
+                rounding: changed.rounding,
+                first_row: changed.first_row,
+            };
+            t5_ops::lion(changed.values, changed.gradient, &changed.state[0], &hyper)?;
+        }
+        Ok(())
+    }
+
+    fn needs(&self, parameters: &[((usize, usize), DType)]) -> Needs {
+        let elements = parameters.iter().map(|&((rows, width), dtype)| (rows as u64 * width as u64, dtype));
+        t5_ops::lion_needs(Path::Device, &elements.collect::<Vec<_>>())
+    }
+}
