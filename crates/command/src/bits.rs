@@ -16,7 +16,7 @@ use crate::failure::{Failure, Outcome};
 /// A checkpoint's record of the kernels that made it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kernels {
-    /// `cpu`, `cuda` or `metal`.
+    /// `cpu` or `cuda`.
     pub device: String,
     /// See [`t5_ops::instruction_set`].
     pub instruction_set: String,

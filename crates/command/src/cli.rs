@@ -187,7 +187,7 @@ pub struct TrainArgs {
     /// GPU memory limit
     #[arg(long, value_name = "SIZE")]
     pub device_memory_budget: Option<String>,
-    /// Device: cpu, cuda, cuda:N or metal; auto is the faster one of the CPU and a card
+    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a card
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Set any config key, such as train.dropout=0.1 (repeatable); `train_low_mem keys` lists them
@@ -356,7 +356,7 @@ pub struct BenchArgs {
     /// Show time, arithmetic and allocations of each operation, and this machine's peak rate
     #[arg(long)]
     pub profile: bool,
-    /// Device: cpu, cuda, cuda:N or metal; auto is the faster one of the CPU and a card
+    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a card
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print JSON

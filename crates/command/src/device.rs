@@ -15,23 +15,24 @@ use crate::processes;
 /// The name that leaves the choice to the program.
 pub const AUTO: &str = "auto";
 
+/// The name of Apple's GPUs, which is known and refused: candle has no f64 there, in which losses are summed.
+const METAL: &str = "metal";
+
+fn refused(name: &str, problem: &str) -> Failure {
+    Failure::usage(format!("`run.device`: cannot use `{name}`: {problem}")).hint("`--device cpu` works everywhere")
+}
+
 /// Opens the device of this name. `auto` is the CPU: a run that names no device may move to a card later ([`crate::faster_device`]).
 pub fn open(name: &str) -> Outcome<Device> {
     let failed = |error: candle_core::Error| {
-        let feature = name.split(':').next().unwrap_or(name);
-        let built = [("cuda", cfg!(feature = "cuda")), ("metal", cfg!(feature = "metal"))];
-        let is_built = built.contains(&(feature, true));
-        let problem = if is_built { error.to_string() } else { format!("this build has no `{feature}`") };
-        let failure = Failure::usage(format!("`run.device`: cannot use `{name}`: {problem}"));
-        let failure = failure.hint("`--device cpu` works everywhere");
-        match is_built {
-            true => failure,
-            false => failure.hint(format!("to use it, build with `cargo build --release --features {feature}`")),
+        if cfg!(feature = "cuda") {
+            return refused(name, &error.to_string());
         }
+        refused(name, "this build has no `cuda`").hint("to use it, build with `cargo build --release --features cuda`")
     };
     match name {
         "cpu" | AUTO => Ok(Device::Cpu),
-        "metal" => Device::new_metal(0).map_err(failed),
+        METAL => Err(refused(name, "no build has it: Apple's GPUs are not supported")),
         cuda => cards()
             .and_then(|cards| t5_ops::open_card(index_of_process(cuda, processes::number_on_host(), cards)))
             .map_err(failed),
@@ -275,13 +276,18 @@ mod tests {
         assert_eq!(index_of_process("cuda", 1, 0), 0, "opening it says that there is none");
     }
 
-    #[cfg(not(any(feature = "cuda", feature = "metal")))]
+    #[cfg(not(feature = "cuda"))]
     #[test]
     fn a_device_that_the_build_lacks_is_refused_with_the_feature_that_it_takes() {
-        for (name, feature) in [("cuda", "cuda"), ("cuda:1", "cuda"), ("metal", "metal")] {
+        for name in ["cuda", "cuda:1"] {
             let failure = open(name).unwrap_err().to_string();
-            assert!(failure.contains(&format!("this build has no `{feature}`")), "{failure}");
-            assert!(failure.contains(&format!("--features {feature}`")), "{failure}");
+            assert!(failure.contains("this build has no `cuda`") && failure.contains("--features cuda`"), "{failure}");
         }
+    }
+
+    #[test]
+    fn apples_gpus_are_refused_by_every_build() {
+        let failure = open(METAL).unwrap_err().to_string();
+        assert!(failure.contains("no build has it") && !failure.contains("--features"), "{failure}");
     }
 }

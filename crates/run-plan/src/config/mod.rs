@@ -76,7 +76,7 @@ pub struct Run {
     pub output_dir: PathBuf,
     /// Seed of weights, order and dropout.
     pub seed: u64,
-    /// `auto`, `cpu`, `cuda`, `cuda:N`, `metal`.
+    /// `auto`, `cpu`, `cuda`, `cuda:N`; `metal` is refused when it is opened.
     pub device: String,
     /// Steps between plain lines; `None`: at intervals of time.
     pub log_every_steps: Option<u64>,
@@ -372,7 +372,7 @@ fn device(values: &Values) -> Outcome<String> {
         return Ok(device);
     }
     Err(Failure::usage(format!(
-        "{}: `run.device`: expected auto, cpu, cuda, cuda:N or metal, got `{device}`",
+        "{}: `run.device`: expected auto, cpu, cuda or cuda:N, got `{device}`",
         values.origin("run.device")
     ))
     .hint("`--device cpu` works everywhere"))
@@ -471,7 +471,7 @@ mod tests {
                 &["memory.accumulation=micro-batch-major", "memory.activation_offload=disk"],
                 "`memory.activation_offload`",
             ),
-            (&["run.device=gpu"], "expected auto, cpu, cuda, cuda:N or metal, got `gpu`"),
+            (&["run.device=gpu"], "expected auto, cpu, cuda or cuda:N, got `gpu`"),
         ] {
             let failure = resolve(assignments).expect_err("a contradiction");
             assert!(failure.message.contains(expected), "{assignments:?}\n{failure}");

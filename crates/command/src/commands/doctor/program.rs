@@ -39,12 +39,7 @@ pub fn findings() -> Vec<Finding> {
 
 /// The devices and libraries that the program was built for.
 fn features() -> Vec<&'static str> {
-    let all = [
-        ("cuda", cfg!(feature = "cuda")),
-        ("metal", cfg!(feature = "metal")),
-        ("mpi", cfg!(feature = "mpi")),
-        ("nccl", cfg!(feature = "nccl")),
-    ];
+    let all = [("cuda", cfg!(feature = "cuda")), ("mpi", cfg!(feature = "mpi")), ("nccl", cfg!(feature = "nccl"))];
     all.into_iter().filter(|(_, is_built)| *is_built).map(|(name, _)| name).collect()
 }
 
