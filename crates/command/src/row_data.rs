@@ -386,12 +386,17 @@ fn check_room(budget: Bytes, rss: Bytes, [least, enough]: [u64; 2]) -> Outcome<(
     if budget < rss || budget >= needed {
         return Ok(());
     }
-    let enough = (rss + Bytes(enough) + memory_policy::headroom(rss)).round_up_to_mib().0 >> 20;
+    let enough = with_headroom(rss + Bytes(enough)).round_up_to_mib().0 >> 20;
     Err(Failure::new(
         Exit::DoesNotFit,
         format!("memory budget: expected at least {needed} to read the rows, got {budget}"),
     )
     .hint(format!("`--memory-budget {enough}MiB` is enough for every row that can be read; the plan may need more")))
+}
+
+/// A peak while rows are read, with the headroom that its plan will ask for.
+fn with_headroom(peak: Bytes) -> Bytes {
+    peak + memory_policy::headroom(peak)
 }
 
 /// Reads the sources and writes the parquet files.
@@ -452,7 +457,9 @@ fn write(
             Failure::new(Exit::Interrupted, "interrupted while the rows were turned into parquet; nothing was saved")
                 .hint("run the same command again")
         }
-        row_files::Error::Row(row) if row.fault.is_over_budget() => over_budget(&row, now.rss.0 + bytes[1]),
+        row_files::Error::Row(row) if row.fault.is_over_budget() => {
+            over_budget(&row, with_headroom(now.rss + Bytes(bytes[1])).0)
+        }
         error => error.into(),
     })?;
     for (file, writer) in writers {
