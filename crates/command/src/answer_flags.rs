@@ -11,7 +11,7 @@ use crate::config::generation::{Generation, apply_model_defaults};
 use crate::config::{Origin, Values, paths};
 use crate::failure::{Failure, Outcome};
 use crate::flag_values::{Precision, assignment_text, typed_path};
-use crate::row_flags::{ColumnFlags, TextFlags};
+use crate::row_flags::{ColumnFlags, QuotingRule, TextFlags};
 use crate::{model_directory, options, report};
 
 /// Flags that say where weights lie.
@@ -124,6 +124,20 @@ impl DecodingFlags {
         }
         self.apply(&mut values)?;
         Ok((values, defaults.max_new_tokens.map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX))))
+    }
+
+    /// The flags that change nothing beside the others, each with the reason.
+    pub fn unused(&self, values: &Values) -> Vec<String> {
+        let generation = Generation::of(values);
+        let (has_beams, is_sampled) = (generation.num_beams > 1, generation.sampling.is_some());
+        let of_beams = "it is for beam search: `--num-beams N`";
+        let flags = [
+            ("--length-penalty", &self.length_penalty, has_beams, of_beams),
+            ("--early-stopping", &self.early_stopping, has_beams, of_beams),
+            ("--seed", &self.seed, is_sampled, "answers are not sampled; `--sample` draws them"),
+        ];
+        let unused = flags.into_iter().filter(|(_, given, has_effect, _)| given.is_some() && !has_effect);
+        unused.map(|(flag, .., why)| format!("`{flag}` has no effect: {why}")).collect()
     }
 
     /// The tokenizer of a model that answers. It keeps special tokens if the flags ask for it.
@@ -253,9 +267,9 @@ pub struct GenerateArgs {
     /// File with one prompt per line, or rows (.parquet, .jsonl, .json, .csv, .tsv); `-` reads lines from standard input
     #[arg(long, value_name = "FILE")]
     pub input: Option<PathBuf>,
-    /// Column of the prompts, where the input has rows
-    #[arg(long, value_name = "NAME", default_value = "prompt")]
-    pub prompt_column: String,
+    /// Column of the prompts, where the input has rows [default: prompt]
+    #[arg(long, value_name = "NAME")]
+    pub prompt_column: Option<String>,
     /// Text files
     #[command(flatten)]
     pub text: TextFlags,
@@ -304,8 +318,17 @@ impl GenerateArgs {
     /// The same flags with a model: `generate RUN TEXT` names it first, as `chat RUN` does.
     ///
     /// # Errors
-    /// No prompt is left.
+    /// No prompt is left, or a flag is for a file that is not named.
     pub fn with_model(mut self) -> Outcome<Self> {
+        let of_input = [
+            ("--prompt-column", self.prompt_column.is_some()),
+            ("--encoding", self.text.encoding.is_some()),
+            ("--quoting", self.text.quoting != QuotingRule::Auto),
+        ];
+        if let Some((flag, _)) = of_input.into_iter().find(|(_, given)| *given && self.input.is_none()) {
+            return Err(Failure::usage(format!("`{flag}` is for rows of a file, and no file is named"))
+                .hint("name it with `--input FILE`, or leave the flag out"));
+        }
         if self.model.is_none() && !self.prompts.is_empty() {
             let model = self.prompts.remove(0);
             if self.prompts.is_empty() && self.prompt.is_empty() && self.input.is_none() {

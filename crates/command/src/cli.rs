@@ -23,7 +23,7 @@ use crate::flag_values::{
 use crate::job_flags::JobsArgs;
 use crate::key_flags::{self, OtherNames, Typed as TypedFlag};
 use crate::lever_flags::LeverFlags;
-use crate::row_flags::{ConvertArgs, InspectArgs, TextFlags};
+use crate::row_flags::{ConvertArgs, InspectArgs, TrainTokenizerArgs};
 use crate::serve_flags::{BenchServeArgs, ServeArgs};
 use crate::usage;
 use crate::view_flags::{ReportArgs, WatchArgs};
@@ -228,35 +228,6 @@ pub struct PlanArgs {
     /// Write the bill as an HTML page: over the phases of the run and the events of a step
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-}
-
-/// Flags of `train-tokenizer`.
-#[derive(Args, Debug)]
-pub struct TrainTokenizerArgs {
-    /// Parquet, JSONL, JSON, CSV, TSV (columns of text) or text files; directories or globs
-    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = typed_path())]
-    pub input: Vec<String>,
-    /// Vocabulary size, special tokens included
-    #[arg(long, value_name = "N")]
-    pub vocab_size: usize,
-    /// Output file
-    #[arg(long, value_name = "FILE", default_value = "tokenizer.json")]
-    pub output: PathBuf,
-    /// Columns to read [default: prompt and response where they are known, else every column of text]
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    pub columns: Vec<String>,
-    /// Text files
-    #[command(flatten)]
-    pub text: TextFlags,
-    /// Number of sentinel tokens for span corruption
-    #[arg(long, value_name = "N", default_value_t = 100)]
-    pub sentinels: usize,
-    /// Memory limit of the whole process; a smaller limit drops rare words sooner
-    #[arg(long, value_name = "SIZE")]
-    pub memory_budget: Option<String>,
-    /// Overwrite an existing output file
-    #[arg(long)]
-    pub force: bool,
 }
 
 /// Flags of `merge`.

@@ -126,10 +126,10 @@ pub struct LengthFlags {
     #[arg(long, value_name = "FILE|DIR")]
     pub tokenizer: Option<PathBuf>,
     /// Tokens of a source that training keeps, EOS included; longer ones are counted
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256, requires = "tokenizer")]
     pub max_source_tokens: u64,
     /// Tokens of a target that training keeps, EOS included
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256, requires = "tokenizer")]
     pub max_target_tokens: u64,
 }
 
@@ -161,7 +161,7 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "X")]
     pub validation_split: Option<f64>,
     /// Seed of the choice of those rows
-    #[arg(long, value_name = "N", default_value_t = 42)]
+    #[arg(long, value_name = "N", default_value_t = 42, requires = "validation_split")]
     pub seed: u64,
     /// Rows that cannot be used; auto: malformed ones are errors, null and empty ones are skipped and counted
     #[arg(long, value_enum, value_name = "RULE", default_value_t = BadRowRule::Auto)]
@@ -234,4 +234,33 @@ pub struct InspectArgs {
     /// Print one JSON object per file, one per line
     #[arg(long)]
     pub json: bool,
+}
+
+/// Flags of `train-tokenizer`.
+#[derive(Args, Debug)]
+pub struct TrainTokenizerArgs {
+    /// Parquet, JSONL, JSON, CSV, TSV (columns of text) or text files; directories or globs
+    #[arg(long, value_name = "FILE", required = true, num_args = 1.., value_parser = typed_path())]
+    pub input: Vec<String>,
+    /// Vocabulary size, special tokens included
+    #[arg(long, value_name = "N")]
+    pub vocab_size: usize,
+    /// Output file
+    #[arg(long, value_name = "FILE", default_value = "tokenizer.json")]
+    pub output: PathBuf,
+    /// Columns to read [default: prompt and response where they are known, else every column of text]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub columns: Vec<String>,
+    /// Text files
+    #[command(flatten)]
+    pub text: TextFlags,
+    /// Number of sentinel tokens for span corruption
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub sentinels: usize,
+    /// Memory limit of the whole process; a smaller limit drops rare words sooner
+    #[arg(long, value_name = "SIZE")]
+    pub memory_budget: Option<String>,
+    /// Overwrite an existing output file
+    #[arg(long)]
+    pub force: bool,
 }

@@ -11,6 +11,7 @@ use toml::Value;
 
 use crate::answer_flags::EvalArgs;
 use crate::config::keys::KEYS;
+use crate::config::unused::Circumstances;
 use crate::config::{Config, Origin, Values, paths};
 use crate::device::AUTO;
 use crate::evaluation::{Settings, Watcher, evaluate};
@@ -60,6 +61,15 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
         flags: &flags.weights,
         stages: &opened.stages,
     };
+    let here = Circumstances {
+        is_on_card: config.run.device == AUTO || !opened.device.is_cpu(),
+        processes: 1,
+        objective: Some(opened.reading.task()),
+        has_validation: true,
+    };
+    // A config file is a run's, with settings of its training.
+    let file = flags.config.as_ref().map_or_else(String::new, |path| path.display().to_string());
+    config.unused(here, &file).iter().for_each(|warning| report::warn(warning));
     let counts = RowCounts::new(flags.samples, flags.generate_samples, Some(opened.train.rows()));
     let shape = Shape {
         samples: counts.in_a_batch(flags.batch_samples)[0],
@@ -158,7 +168,7 @@ fn apply_run(values: &mut Values, model: &Path, data: &[String]) -> Outcome<()> 
     let has_columns = !data.iter().all(is_made);
     for key in KEYS.iter().filter(|key| ALSO.contains(&key.name) || has_columns && is_column(key.name)) {
         let value = of_run.setting(key.name).value.clone();
-        values.set(key.name, value, Origin::Flag(path.display().to_string()))?;
+        values.set(key.name, value, Origin::Run("the run of --model"))?;
     }
     Ok(())
 }

@@ -3,8 +3,8 @@
 use dataloader::{TextFiles, TokenizerTraining};
 use memory_policy::{Budget, Bytes, Probe, SystemProbe};
 
-use crate::cli::TrainTokenizerArgs;
 use crate::failure::{Exit, Failure, Outcome};
+use crate::row_flags::TrainTokenizerArgs;
 use crate::{data_files, options, outputs, report};
 
 /// Trains a tokenizer and writes it.

@@ -26,17 +26,18 @@ const MAX_POINTS: usize = 180;
 pub fn of_runs(runs: &[Run]) -> String {
     assert!(runs.len() <= MAX_RUNS, "{} runs", runs.len());
     // Settings may be of any length; the figures and curves are bounded.
-    let mut pages = [usize::MAX, 24, 0].into_iter().map(|differences| with(runs, differences));
+    let shown = [(usize::MAX, MAX_SCORE_CHARTS), (24, MAX_SCORE_CHARTS), (0, MAX_SCORE_CHARTS), (0, 0)];
+    let mut pages = shown.into_iter().map(|(differences, scores)| with(runs, differences, scores));
     pages.find(|page| page.len() <= MAX_BYTES).unwrap_or_else(|| page("runs", "", &Value::Null))
 }
 
-fn with(runs: &[Run], max_differences: usize) -> String {
+fn with(runs: &[Run], max_differences: usize, max_scores: usize) -> String {
     let names: Vec<String> = runs.iter().map(|run| figures::clipped(run.name(), 200)).collect();
     let title = format!("{} runs", runs.len());
     let body = [
         format!("<h1>{title}</h1><p class=\"status\">{}</p>", escape::text(names.join(" · "))),
         section("Figures", &table(runs)),
-        section("Learning", &learning(runs)),
+        section("Learning", &learning(runs, max_scores)),
         section("Speed and memory", &speed(runs)),
         section("Settings that differ", &differences(runs, max_differences)),
         "<footer>made by <code>train_low_mem report</code> from the runs’ own files</footer>".to_owned(),
@@ -144,7 +145,7 @@ fn all_steps(runs: &[Run]) -> (Scale, &'static str) {
     (Scale::linear(0.0, runs.iter().map(Run::step).max().unwrap_or(1).max(1) as f64), "step")
 }
 
-fn learning(runs: &[Run]) -> String {
+fn learning(runs: &[Run], max_scores: usize) -> String {
     let last = |value: Option<f64>| value.map(decimal).unwrap_or_default();
     let of = |series: fn(&Run) -> &Series| {
         move |run: &Run| (points(series(run)), last(series(run).last().map(|(_, value)| value)))
@@ -164,7 +165,7 @@ fn learning(runs: &[Run]) -> String {
     let wanted = runs.iter().filter_map(Run::kept_evaluation).flat_map(|kept| kept.scores.iter().take(kept.wanted));
     let mut names: Vec<&String> = Vec::new();
     for (name, _) in wanted {
-        if !names.contains(&name) && names.len() < MAX_SCORE_CHARTS {
+        if !names.contains(&name) && names.len() < max_scores {
             names.push(name);
         }
     }

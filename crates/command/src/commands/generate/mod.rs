@@ -44,6 +44,7 @@ pub fn generate(flags: &GenerateArgs) -> Outcome<()> {
         config = config.with_adapter(AdapterDirectory::open(adapter, &config)?.lora(&config))?;
     }
     let (values, most) = flags.decoding.over(&config)?;
+    flags.decoding.unused(&values).iter().for_each(|warning| report::warn(warning));
     let tokenizer = flags.decoding.tokenizer(&directory, &config, &values)?;
     stages.ends(stages::TOKENIZER)?;
     let decoding = decoding(flags, &values, most);

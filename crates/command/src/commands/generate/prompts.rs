@@ -84,7 +84,7 @@ fn rows<'a>(
     flags: &'a GenerateArgs,
     limits: Limits,
 ) -> Outcome<impl Iterator<Item = Outcome<String>> + 'a> {
-    let column = flags.prompt_column.as_str();
+    let column = flags.prompt_column.as_deref().unwrap_or("prompt");
     let kind = Kind::of(input, &flags.text.options().within(limits.bytes, 0, 0))?;
     if !kind.columns.iter().any(|name| name == column) {
         return Err(Failure::unusable(format!("{}: no column `{column}`", input.display()))
