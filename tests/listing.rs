@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::run::Scene;
+use crate::run::{Scene, repository};
 
 #[test]
 fn help_shows_examples_files_and_exit_codes() {
@@ -51,4 +51,26 @@ fn bash_completes_flags_and_the_keys_of_set() {
     }
     assert_eq!(completed(&["plan", "--expl"]), "--explain\n");
     assert_eq!(completed(&["train-to"]), "train-tokenizer\n");
+}
+
+#[test]
+fn every_test_that_the_page_of_faults_names_exists() {
+    let page = std::fs::read_to_string(repository().join("docs/what-was-meant.md")).expect("the page");
+    let rows = page.lines().filter(|line| line.starts_with("| ")).filter_map(|line| line.rsplit('|').nth(1));
+    let names: Vec<&str> = rows.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    assert!(names.len() > 30, "{names:?}");
+    let mut directories: Vec<_> = ["tests", "crates", "xtask/src"].map(|name| repository().join(name)).to_vec();
+    let mut sources = String::new();
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(&directory).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                directories.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "rs") {
+                sources += &std::fs::read_to_string(&path).expect("a source");
+            }
+        }
+    }
+    let missing: Vec<&&str> = names.iter().filter(|name| !sources.contains(&format!("fn {name}("))).collect();
+    assert!(missing.is_empty(), "no such tests: {missing:?}");
 }

@@ -90,3 +90,23 @@ fn weights_whose_names_have_the_prefix_of_a_wrapper_are_read_and_that_is_said() 
         assert!(ran.err.contains(&format!("begin with `{prefix}`")), "{}", ran.err);
     }
 }
+
+#[test]
+fn a_tokenizer_with_more_entries_than_the_model_has_rows_answers_nothing() {
+    let scene = Scene::new();
+    scene.run(&short(&["--max-steps", "1"])).expect_code(0);
+    let rows = scene.path("run/sample-data/sample-train.parquet").display().to_string();
+    let make = ["train-tokenizer", "--input", &rows, "--vocab-size", "400", "--output", "small.json"];
+    scene.run(&make).expect_code(0);
+    let model =
+        ["--preset", "tiny", "--tokenizer", "small.json", "--data", &rows, "--max-steps", "1", "--output", "small"];
+    scene.run(&model).expect_code(0);
+    scene.write("small/model/tokenizer.json", scene.read("run/model/tokenizer.json"));
+    for command in [
+        &["generate", "small", "x"][..],
+        &["serve", "small", "--dry-run"],
+        &["eval", "--model", "small", "--data", &rows],
+    ] {
+        scene.run(command).expect_code(4).expect_words(&["entries, expected at most the 400 rows", "hint: "]);
+    }
+}

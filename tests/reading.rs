@@ -290,3 +290,44 @@ fn a_cut_prompt_keeps_the_side_that_is_wanted_and_generate_says_that_it_cut() {
     assert_eq!(short.json()["prompt_was_cut"], false);
     assert!(!short.err.contains("tokens"), "{}", short.err);
 }
+
+#[test]
+fn texts_with_letters_that_the_tokenizer_lacks_are_never_right() {
+    let scene = Scene::new();
+    // A tokenizer without bytes: it knows the letters of its words alone.
+    let model = serde_json::json!({"type": "Unigram", "unk_id": 2, "vocab": [["<pad>", 0.0], ["</s>", 0.0], ["<unk>", -9.0], ["\u{2581}", -1.0],
+        ["\u{2581}yes", -1.5], ["y", -3.0], ["e", -3.0], ["s", -3.0]]});
+    let added = ["<pad>", "</s>", "<unk>"].iter().enumerate().map(|(id, name)| {
+        serde_json::json!({"id": id, "content": name,
+        "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true})
+    });
+    let prefix =
+        serde_json::json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true});
+    let tokenizer = serde_json::json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
+        "normalizer": null, "pre_tokenizer": prefix, "post_processor": null, "decoder": prefix, "model": model});
+    scene.write("tokenizer.json", tokenizer.to_string());
+    scene.write("rows.jsonl", "{\"prompt\":\"yes\",\"response\":\"{yes}\"}\n".repeat(8));
+    let run = [
+        "--preset",
+        "tiny",
+        "--tokenizer",
+        "tokenizer.json",
+        "--data",
+        "rows.jsonl",
+        "--epochs",
+        "40",
+        "--batch-size",
+        "4",
+        "--set",
+        "optimizer.name=adamw",
+        "--lr",
+        "3e-3",
+        "--output",
+        "run",
+    ];
+    scene.run(&run).expect_code(0).expect_words(&["8 of 8 targets", "lost: `{`, `}`"]);
+    scene
+        .run(&["eval", "--model", "run", "--data", "rows.jsonl"])
+        .expect_code(0)
+        .expect_words(&["exact match 0.0 %", "(expected {yes})"]);
+}

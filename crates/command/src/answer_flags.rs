@@ -146,6 +146,8 @@ impl DecodingFlags {
     /// There is none, or it cannot be read.
     pub fn tokenizer(&self, directory: &Path, model: &t5::Config, values: &Values) -> Outcome<Tokenizer> {
         let mut tokenizer = model_directory::tokenizer(directory)?;
+        model_directory::check_size(model, &tokenizer)
+            .map_err(|failure| failure.hint("fetch the tokenizer that the model was published with"))?;
         if let Err(contradiction) = model_directory::check_end(directory, model, &tokenizer) {
             report::warn(&contradiction.message);
         }

@@ -160,6 +160,22 @@ pub fn tokenizer_path(directory: &Path) -> Outcome<PathBuf> {
     Tokenizer::in_directory(directory).ok_or_else(|| without_tokenizer(directory))
 }
 
+/// Whether the model's embedding has a row for each of the tokenizer's entries.
+///
+/// # Errors
+/// It has too few.
+pub fn check_size(model: &t5::Config, tokenizer: &Tokenizer) -> Outcome<()> {
+    if tokenizer.vocab_size() <= model.vocab_size {
+        return Ok(());
+    }
+    Err(Failure::unusable(format!(
+        "{}: the tokenizer has {} entries, expected at most the {} rows of the model's embedding",
+        tokenizer.path().display(),
+        tokenizer.vocab_size(),
+        model.vocab_size
+    )))
+}
+
 /// Checks that a model's config and its tokenizer agree about the token that ends a text. Otherwise a model learns to end with a token that
 /// no other program takes for an end.
 ///

@@ -203,20 +203,14 @@ fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer
         (None, None) => return Err(Failure::internal("the config was resolved without a model")),
     };
     model = adapted(config, model, init_from)?;
-    if tokenizer.vocab_size() > model.vocab_size {
-        return Err(Failure::unusable(format!(
-            "{}: the tokenizer has {} entries, expected at most the {} rows of the model's embedding",
-            tokenizer.path().display(),
-            tokenizer.vocab_size(),
-            model.vocab_size
-        ))
-        .hint(match init_from {
+    model_directory::check_size(&model, tokenizer).map_err(|failure| {
+        failure.hint(match init_from {
             Some(_) => {
                 "use the tokenizer that the weights were trained with: leave out `data.tokenizer`, or name its file"
             }
             None => "use the tokenizer's size: `--set model.vocab_size=auto`",
-        }));
-    }
+        })
+    })?;
     Ok(model)
 }
 

@@ -49,6 +49,7 @@ const PROMPT_BYTES: planner::Reading =
 pub fn chat(flags: &ChatArgs) -> Outcome<()> {
     let device = device::named(flags.models.device.as_deref())?;
     let named = Named::find(&flags.models, None)?;
+    flags.models.decoding.unused(&named.values).iter().for_each(|warning| report::warn(warning));
     let max_new_tokens = named.max_new_tokens(flags.max_new_tokens);
     let longest = AnswerShape {
         max_new_tokens,
