@@ -19,6 +19,7 @@ mod doctor;
 mod effects;
 mod export;
 mod finetune;
+mod flag_effects;
 mod flags;
 mod hostile_text;
 mod inference;

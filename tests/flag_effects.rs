@@ -1,0 +1,235 @@
+//! Every flag of the commands beside training has an effect, or the command says why not.
+//!
+//! The list of flags is the one that `--help` prints, so a new flag needs a row here. A row runs its command twice, without and with the
+//! flag: what it prints, its exit code or its files differ then, or standard error names the flag. Flags whose effect needs another
+//! situation name a file that uses them there. The flags of `train` and `plan` set keys, which `effects.rs` sweeps.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::run::{Scene, repository, short};
+
+/// A command, a flag, its value, and the flags beside it.
+type Row = (&'static str, &'static str, &'static [&'static str], &'static [&'static str]);
+
+const DRY: &[&str] = &["--dry-run"];
+const TOKENIZER: &[&str] = &["--tokenizer", "run/model"];
+
+#[rustfmt::skip]
+const ROWS: &[Row] = &[
+    ("eval", "--model", &["nosuch"], &[]),
+    ("eval", "--data", &["nosuch"], &[]),
+    ("eval", "--config", &["other.toml"], &[]),
+    ("eval", "--prompt-column", &["other"], &[]),
+    ("eval", "--response-column", &["other"], &[]),
+    ("eval", "--source-template", &["{prompt} {other}"], &[]),
+    ("eval", "--target-template", &["{other}"], &[]),
+    ("eval", "--source-lang", &["other"], &["--target-lang", "response"]),
+    ("eval", "--target-lang", &["other"], &["--source-lang", "prompt"]),
+    ("eval", "--text-column", &["other"], &[]),
+    ("eval", "--encoding", &["gb18030"], &[]),
+    ("eval", "--quoting", &["none"], &[]),
+    ("eval", "--samples", &["2"], &[]),
+    ("eval", "--generate-samples", &["1"], &[]),
+    ("eval", "--metrics", &["chrf"], &[]),
+    ("eval", "--predictions", &["p.jsonl"], &[]),
+    ("eval", "--batch-samples", &["3"], DRY),
+    ("eval", "--show", &["1"], &[]),
+    ("eval", "--show-wrong", &["2"], &["--show", "0"]),
+    ("eval", "--bleu-tokenizer", &["char"], &[]),
+    ("eval", "--rouge-stemmer", &[], &[]),
+    ("eval", "--precision", &["bf16"], &[]),
+    ("eval", "--set", &["data.max_source_tokens=2"], &[]),
+    ("eval", "--adapter", &["nosuch"], &[]),
+    ("eval", "--memory-budget", &["1MiB"], &[]),
+    ("eval", "--device-memory-budget", &["1GiB"], &["--device", "cpu"]),
+    ("eval", "--dry-run", &[], &[]),
+    ("eval", "--device", &["cuda:7"], &[]),
+    ("eval", "--json", &[], &[]),
+    ("eval", "--num-beams", &["3"], DRY),
+    ("eval", "--length-penalty", &["5"], &[]),
+    ("eval", "--early-stopping", &["true"], &[]),
+    ("eval", "--temperature", &["50"], &[]),
+    ("eval", "--top-k", &["5"], &[]),
+    ("eval", "--top-p", &["0.5"], &[]),
+    ("eval", "--seed", &["3"], &[]),
+    ("eval", "--repetition-penalty", &["50"], &[]),
+    ("eval", "--no-repeat-ngram", &["1"], &[]),
+    ("generate", "--model", &["nosuch"], &[]),
+    ("generate", "--prompt", &["why"], &[]),
+    ("generate", "--input", &["nosuch"], &[]),
+    ("generate", "--prompt-column", &["other"], &[]),
+    ("generate", "--encoding", &["gb18030"], &[]),
+    ("generate", "--quoting", &["none"], &[]),
+    ("generate", "--num-return-sequences", &["2"], &["--num-beams", "2"]),
+    ("generate", "--max-source-tokens", &["2"], &["--json"]),
+    ("generate", "--batch-samples", &["1"], &["--dry-run", "--prompt", "why"]),
+    ("generate", "--precision", &["bf16"], &["--json", "--scores"]),
+    ("generate", "--adapter", &["nosuch"], &[]),
+    ("generate", "--memory-budget", &["1MiB"], &[]),
+    ("generate", "--dry-run", &[], &[]),
+    ("generate", "--device", &["cuda:7"], &[]),
+    ("generate", "--json", &[], &[]),
+    ("generate", "--scores", &[], &["--json"]),
+    ("generate", "--num-beams", &["3"], DRY),
+    ("generate", "--length-penalty", &["5"], &[]),
+    ("generate", "--early-stopping", &["true"], &[]),
+    ("generate", "--temperature", &["50"], &[]),
+    ("generate", "--seed", &["3"], &[]),
+    ("inspect", "--prompt-column", &["nosuch"], &[]),
+    ("inspect", "--response-column", &["other"], &[]),
+    ("inspect", "--source-template", &["{prompt} {other}"], &[]),
+    ("inspect", "--target-template", &["{other}"], &[]),
+    ("inspect", "--source-lang", &["other"], &[]),
+    ("inspect", "--target-lang", &["other"], &[]),
+    ("inspect", "--text-column", &["other"], &[]),
+    ("inspect", "--encoding", &["gb18030"], &[]),
+    ("inspect", "--quoting", &["none"], &[]),
+    ("inspect", "--rows", &["2"], &[]),
+    ("inspect", "--show", &["1"], &[]),
+    ("inspect", "--tokenizer", &["run/model"], &[]),
+    ("inspect", "--max-source-tokens", &["2"], &[]),
+    ("inspect", "--max-target-tokens", &["2"], TOKENIZER),
+    ("inspect", "--json", &[], &[]),
+    ("convert", "--prompt-column", &["other"], &[]),
+    ("convert", "--response-column", &["other"], &[]),
+    ("convert", "--source-template", &["{prompt} {other}"], &[]),
+    ("convert", "--target-template", &["{other}"], &[]),
+    ("convert", "--source-lang", &["other"], &[]),
+    ("convert", "--target-lang", &["other"], &[]),
+    ("convert", "--text-column", &["other"], &[]),
+    ("convert", "--encoding", &["gb18030"], &[]),
+    ("convert", "--quoting", &["none"], &[]),
+    ("convert", "--source-prefix", &["summarize: "], &[]),
+    ("convert", "--validation-split", &["2"], &[]),
+    ("convert", "--seed", &["7"], &[]),
+    ("convert", "--tokenizer", &["run/model"], &[]),
+    ("convert", "--max-source-tokens", &["2"], &[]),
+    ("convert", "--max-target-tokens", &["2"], TOKENIZER),
+    ("convert", "--memory-budget", &["1MiB"], &[]),
+    ("convert", "--json", &[], &[]),
+    ("train-tokenizer", "--input", &["nosuch"], &[]),
+    ("train-tokenizer", "--vocab-size", &["10"], &[]),
+    ("train-tokenizer", "--columns", &["nosuch"], &[]),
+    ("train-tokenizer", "--encoding", &["gb18030"], &[]),
+    ("train-tokenizer", "--quoting", &["none"], &[]),
+    ("train-tokenizer", "--sentinels", &["300"], &[]),
+    ("train-tokenizer", "--memory-budget", &["1MiB"], &[]),
+];
+
+/// Flags whose effect needs another situation, and a file that uses them there.
+#[rustfmt::skip]
+const ELSEWHERE: &[(&str, &[&str], &str)] = &[
+    ("eval", &["--offload-dir"], "tests/inference.rs"),
+    ("eval", &["--threads"], "tests/flags.rs"),
+    ("eval", &["--max-new-tokens", "--sample", "--min-new-tokens", "--keep-special-tokens"], "docs/generation.md"),
+    ("generate", &["--offload-dir"], "tests/inference.rs"),
+    ("generate", &["--device-memory-budget"], "tests/card.rs"),
+    ("generate", &["--threads"], "tests/flags.rs"),
+    ("generate", &["--max-new-tokens", "--stop", "--stream"], "tests/answers.rs"),
+    ("generate", &["--sample", "--top-k", "--top-p", "--repetition-penalty", "--no-repeat-ngram", "--min-new-tokens", "--keep-special-tokens"], "docs/generation.md"),
+    ("inspect", &["--threads"], "tests/flags.rs"),
+    ("convert", &["--output", "--clean", "--deduplicate", "--bad-rows", "--force"], "tests/convert.rs"),
+    ("convert", &["--threads"], "tests/flags.rs"),
+    ("train-tokenizer", &["--output", "--force"], "crates/command/src/commands/train_tokenizer.rs"),
+    ("train-tokenizer", &["--threads"], "tests/flags.rs"),
+    ("merge", &["--adapter", "--model", "--output", "--dtype", "--force", "--json"], "tests/merge.rs"),
+    ("export", &["--model", "--adapter", "--format", "--dtype", "--output", "--gguf-names", "--force", "--json"], "tests/export.rs"),
+    ("convert-base", &["--model", "--precision", "--output", "--force", "--json"], "tests/convert_base.rs"),
+];
+
+/// The flags that the help of a command lists.
+fn flags_of(scene: &Scene, command: &str) -> BTreeSet<String> {
+    let help = scene.run(&[command, "--help"]).expect_code(0).out;
+    let first = help.lines().map(str::trim_start).filter(|line| line.starts_with('-'));
+    let flags = first.filter_map(|line| line.split([' ', ',', '=', '[']).find(|word| word.starts_with("--")));
+    flags.filter(|flag| *flag != "--help").map(str::to_owned).collect()
+}
+
+/// The usual arguments of a command.
+fn usual(command: &str, output: &str) -> Vec<String> {
+    let words = match command {
+        "eval" => "eval --model run --data rows.csv --samples 4".to_owned(),
+        "generate" => "generate --model run/model --max-new-tokens 4 --prompt how".to_owned(),
+        "inspect" => "inspect rows.csv".to_owned(),
+        "convert" => format!("convert rows.csv --output {output}.parquet"),
+        _ => format!("train-tokenizer --input rows.csv --vocab-size 380 --output {output}.json"),
+    };
+    words.split(' ').map(str::to_owned).collect()
+}
+
+/// What a command printed and wrote, without its times and its memory.
+fn see(scene: &Scene, row: &Row, output: &str, with: &[&str]) -> (Option<i32>, String, Vec<u8>, String) {
+    let (command, flag, ..) = *row;
+    let mut arguments = usual(command, output);
+    if !with.is_empty()
+        && let Some(place) = arguments.iter().position(|word| word == flag).filter(|_| flag != "--prompt")
+    {
+        arguments.drain(place..place + 2);
+    }
+    arguments.extend(with.iter().map(ToString::to_string));
+    let ran = scene.run(&[arguments, row.3.iter().map(ToString::to_string).collect()].concat());
+    let is_steady = |line: &&str| !["peak", "budget", "available", "seconds"].iter().any(|word| line.contains(word));
+    let out: String = ran.out.replace(output, "").lines().filter(is_steady).collect::<Vec<_>>().join("\n");
+    let files = ["parquet", "json"]
+        .into_iter()
+        .filter_map(|ending| std::fs::read(scene.path(&format!("{output}.{ending}"))).ok());
+    (ran.code, out, files.flatten().collect(), ran.err)
+}
+
+#[test]
+fn every_flag_changes_something_or_the_command_says_why_not() {
+    let scene = Scene::new();
+    let listed: BTreeSet<&str> = ROWS.iter().map(|row| row.0).chain(ELSEWHERE.iter().map(|row| row.0)).collect();
+    for command in listed {
+        let is_tool = !ROWS.iter().any(|row| row.0 == command);
+        for flag in flags_of(&scene, command).into_iter().filter(|flag| !is_tool || flag != "--threads") {
+            let here = ROWS.iter().filter(|row| row.0 == command && row.1 == flag).count();
+            let elsewhere = ELSEWHERE.iter().filter(|row| row.0 == command && row.1.contains(&flag.as_str()));
+            let files: Vec<&str> = elsewhere.map(|row| row.2).collect();
+            assert_eq!(here + files.len(), 1, "`{command} {flag}` needs one row that shows its effect");
+            for file in files {
+                let text =
+                    std::fs::read_to_string(repository().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+                let name = flag.trim_start_matches('-');
+                assert!(
+                    [name.to_owned(), name.replace('-', "_")].iter().any(|name| text.contains(name)),
+                    "{file} does not have `{flag}`"
+                );
+            }
+        }
+    }
+    scene.run(&short(&["--max-steps", "1"])).expect_code(0);
+    scene.write(
+        "rows.csv",
+        "prompt,response,other\nhow many legs have cats,4 legs,the sun\n\"say \"\"yes\"\"\",\"yes, é\",moon\nwhat is two,two,a star\nRunning,run,mars\na,b,c\n",
+    );
+    scene.write("other.toml", "[data]\nmax_source_tokens = 2\n");
+    let (next, silent) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(row) = ROWS.get(number) else { break };
+            let (command, flag, value, beside) = *row;
+            let base = see(&scene, row, &format!("base{number}"), &[]);
+            let seen = see(&scene, row, &format!("with{number}"), &[&[flag], value].concat());
+            let is_sound = base.0 == Some(0) || seen.0 == Some(0);
+            let is_changed = (seen.0, &seen.1, &seen.2) != (base.0, &base.1, &base.2)
+                || scene.path("p.jsonl").exists() && flag == "--predictions";
+            let name = flag.trim_start_matches('-');
+            let is_said = [name.to_owned(), name.replace('-', "_")]
+                .iter()
+                .any(|name| seen.3.contains(name) && !base.3.contains(name));
+            if !(is_sound && (is_changed || is_said)) {
+                silent.lock().expect("no panic").push(format!(
+                    "{command} {flag} {value:?} beside {beside:?}: {:?} {:?} {}{}",
+                    base.0, seen.0, base.3, seen.3
+                ));
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(work))));
+    let silent = silent.into_inner().expect("no panic");
+    assert!(silent.is_empty(), "{} flags have no effect and no word:\n{}", silent.len(), silent.join("\n"));
+}
