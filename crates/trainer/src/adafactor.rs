@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use t5_ops::{AdafactorHyper, AdafactorUpdate, Needs, Path, ReadyUpdates, SecondMoment};
 
 use crate::error::{Error, Result};
-use crate::optimizer::{At, Changed, Rule, StateShape};
+use crate::rule::{At, Changed, Rule, StateShape};
 
 /// The options of `transformers.optimization.Adafactor`, with its defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use t5_ops::{AdamwHyper, AdamwUpdate, Needs, Path, ReadyUpdates};
 
 use crate::error::{Error, Result};
-use crate::optimizer::{At, Changed, Rule, StateShape};
+use crate::rule::{At, Changed, Rule, StateShape};
 
 /// The options of `torch.optim.AdamW`, with its defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -25,6 +25,7 @@ pub mod micro_batches;
 pub mod optimizer;
 mod options;
 mod parallel;
+mod rule;
 pub mod schedule;
 mod state;
 mod state_file;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use t5_ops::{LionHyper, Needs, Path};
 
 use crate::error::{Error, Result};
-use crate::optimizer::{At, Changed, Rule, StateShape};
+use crate::rule::{At, Changed, Rule, StateShape};
 
 /// The options of Lion, with the defaults of its authors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,7 +1,6 @@
 //! The optimizer of a trainer: its options, the number of updates made, and the state of every trainable parameter.
 //!
-//! An optimizer is a [`Rule`]: its options, the names and shapes of its state, its update, and what that needs. The rest is the same for all:
-//! where state lies, how it is saved, who holds it.
+//! An optimizer is a [`Rule`]. The rest is the same for all: where state lies, how it is saved, who holds it.
 //!
 //! Invariants:
 //! * A frozen parameter has no state.
@@ -13,91 +12,15 @@ use serde::{Deserialize, Serialize};
 use t5::safetensors::TensorHeader;
 use t5::{Files, Parameter};
 use t5_ops::keys::{self, mix};
-use t5_ops::{Needs, ReadyUpdates, Rounding, SquareSums};
+use t5_ops::{ReadyUpdates, Rounding, SquareSums};
 
 use crate::adafactor::AdafactorOptions;
 use crate::adamw::AdamwOptions;
 use crate::error::Result;
 use crate::lion::LionOptions;
 use crate::parallel::Parallel;
+use crate::rule::{At, Changed, Rule, StateShape};
 use crate::state_file::StateFile;
-
-/// The name and the shape of a tensor of a parameter's state.
-pub(crate) type StateShape = (&'static str, Vec<usize>);
-
-/// The numbers of one update that are the same for all parameters.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct At {
-    /// The number of updates before this one.
-    pub updates: u64,
-    /// The step's learning rate.
-    pub learning_rate: f64,
-    /// Multiplies each gradient.
-    pub gradient_scale: f64,
-}
-
-/// A parameter, or some of its rows, that an update changes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Changed<'a> {
-    pub values: &'a Tensor,
-    pub gradient: &'a Tensor,
-    /// The sums of the whole gradient's squares.
-    pub sums: &'a SquareSums,
-    /// The tensors of [`Rule::state`].
-    pub state: &'a [Tensor],
-    pub rounding: Rounding,
-    /// The number of the first row here in the whole parameter.
-    pub first_row: usize,
-    /// See [`Rule::least_step_scale`]; 1 otherwise.
-    pub step_scale: f64,
-}
-
-/// What one optimizer is.
-pub(crate) trait Rule {
-    /// The optimizer's name, and the kind of its state, for people.
-    fn in_words(&self) -> &'static str;
-
-    /// Refuses the options that the original refuses.
-    fn validate(&self) -> Result<()>;
-
-    /// The configured learning rate. `None` where the optimizer has its own.
-    fn configured_learning_rate(&self) -> Option<f64>;
-
-    /// The learning rate of the update after `updates` updates.
-    fn resolved_learning_rate(&self, _updates: u64, schedule_factor: f64) -> f64 {
-        self.configured_learning_rate().unwrap_or(0.0) * schedule_factor
-    }
-
-    /// Whether the optimizer has its own schedule of the learning rate.
-    fn has_own_schedule(&self) -> bool {
-        false
-    }
-
-    /// The state of a parameter of this shape.
-    fn state(&self, shape: &[usize]) -> Vec<StateShape>;
-
-    /// Whether each tensor of state has its parameter's shape, and rows are updated each by itself. Then large state may lie in a file, or in
-    /// the host's memory beside a card.
-    fn has_state_by_element(&self) -> bool {
-        false
-    }
-
-    /// Where an update itself multiplies each parameter's step by the root mean square of the parameter: the least factor.
-    fn least_step_scale(&self) -> Option<f64> {
-        None
-    }
-
-    /// Updates these parameters.
-    fn update(&self, changes: &[Changed], at: At) -> Result<()>;
-
-    /// Makes [`Rule::update`] ready on a card, without the scale of the gradients. `None` where nothing can be made ready.
-    fn ready(&self, _changes: &[Changed], _at: At) -> Result<Option<ReadyUpdates>> {
-        Ok(None)
-    }
-
-    /// The needs of [`Rule::update`] on a card, for parameters of these rows and columns.
-    fn needs(&self, parameters: &[((usize, usize), DType)]) -> Needs;
-}
 
 /// An optimizer and its options. In a checkpoint, the names of the options tell which optimizer it is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -487,13 +410,14 @@ mod tests {
 
     #[test]
     fn a_scaled_step_of_adamw_is_that_of_adamw_times_the_size_of_its_parameter_and_the_decay_is_not_scaled() {
-        let of = |values: &[f64]| Tensor::new(values, &Device::Cpu).unwrap();
+        let of = |values: &[f64]| Tensor::new(values, &device()).unwrap();
         let step = |values: &[f64], scale_parameter| {
             let options =
                 AdamwOptions { learning_rate: 0.1, weight_decay: 0.5, scale_parameter, ..AdamwOptions::default() };
             let (tensor, gradient) = (of(values), of(&[0.3, -0.2]));
             let parameter = Parameter { name: "p".into(), tensor, part: t5::Part::Shared, quantisation: None };
-            let optimizer = Optimizer::new(options, std::slice::from_ref(&parameter), &[true]).unwrap();
+            let mut optimizer = Optimizer::new(options, std::slice::from_ref(&parameter), &[true]).unwrap();
+            optimizer.move_moments(None).unwrap();
             let sums = SquareSums::of(&gradient).unwrap();
             optimizer.update_one(0, &parameter.tensor, &gradient, &sums, 0.1, 1.0).unwrap();
             parameter.tensor.to_vec1::<f64>().unwrap()

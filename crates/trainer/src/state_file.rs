@@ -18,7 +18,7 @@ use t5_ops::page_locked::PageLocked;
 use t5_ops::{WritePolicy, copies, copy_waits};
 
 use crate::error::{Error, Result};
-use crate::optimizer::Changed;
+use crate::rule::Changed;
 
 /// Bytes of a moment that are in memory while its parameter is updated.
 const UPDATED_BYTES: usize = 4 << 20;

@@ -8,8 +8,6 @@ use std::sync::LazyLock;
 
 use planner::Values;
 
-use super::optimizer::NAMES;
-
 /// The values that a key accepts.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
@@ -185,7 +183,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
     key("lora.modules_to_save", Parts, &[], "[]", "layers whose own weights are trained and saved with the adapter"),
     key("lora.init_from", Name, NONE, "\"none\"", "adapter to continue from: a directory written by PEFT or an earlier run"),
 
-    key("optimizer.name", OneOf(NAMES), AUTO, "\"auto\"", "auto: adafactor, or adamw for an adapter; with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter, Lion one"),
+    key("optimizer.name", OneOf(&["adafactor", "adamw", "lion"]), AUTO, "\"auto\"", "auto: adafactor, or adamw for an adapter; with the semantics of transformers.optimization.Adafactor or torch.optim.AdamW; AdamW keeps two values of each parameter, Lion one"),
     key("optimizer.learning_rate", Number(0.0, 1e30), AUTO, "\"auto\"", "learning rate (one-cycle: the first; the peak is div_factor times it); auto: 1e-3, 1e-4 for Lion, or Adafactor's own with relative_step"),
     key("optimizer.relative_step", Switch, &[], "false", "use the learning rate min(1e-2, 1/sqrt(step))"),
     key("optimizer.scale_parameter", Switch, &[], "false", "Adafactor, AdamW: scale a step by the root mean square of its parameter"),

@@ -63,6 +63,13 @@ pub struct LossSums {
     pub objective: f64,
 }
 
+/// A cross-entropy alone.
+impl From<f64> for LossSums {
+    fn from(cross_entropy: f64) -> Self {
+        Self { cross_entropy, objective: cross_entropy }
+    }
+}
+
 impl AddAssign for LossSums {
     fn add_assign(&mut self, other: Self) {
         self.cross_entropy += other.cross_entropy;

@@ -269,8 +269,7 @@ impl<'a, T: Ops> Step<'a, T> {
             Event::Loss { of } => {
                 for i in of.clone() {
                     let Some(z) = self.slots[i].x.take() else { continue };
-                    let loss = self.network.loss(&z, &self.batches[i].labels, self.cx.loss_chunk_rows)?;
-                    self.losses += LossSums { cross_entropy: loss, objective: loss };
+                    self.losses += self.network.loss(&z, &self.batches[i].labels, self.cx.loss_chunk_rows)?.into();
                 }
             }
             Event::Head { of } => {

@@ -1,0 +1,83 @@
+//! What one optimizer is: the names and shapes of its state, its update, and what that needs.
+
+use candle_core::{DType, Tensor};
+use t5_ops::{Needs, ReadyUpdates, Rounding, SquareSums};
+
+use crate::error::Result;
+
+/// The name and the shape of a tensor of a parameter's state.
+pub(crate) type StateShape = (&'static str, Vec<usize>);
+
+/// The numbers of one update that are the same for all parameters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct At {
+    /// The number of updates before this one.
+    pub updates: u64,
+    /// The step's learning rate.
+    pub learning_rate: f64,
+    /// Multiplies each gradient.
+    pub gradient_scale: f64,
+}
+
+/// A parameter, or some of its rows, that an update changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Changed<'a> {
+    pub values: &'a Tensor,
+    pub gradient: &'a Tensor,
+    /// The sums of the whole gradient's squares.
+    pub sums: &'a SquareSums,
+    /// The tensors of [`Rule::state`].
+    pub state: &'a [Tensor],
+    pub rounding: Rounding,
+    /// The number of the first row here in the whole parameter.
+    pub first_row: usize,
+    /// See [`Rule::least_step_scale`]; 1 otherwise.
+    pub step_scale: f64,
+}
+
+/// What one optimizer is.
+pub(crate) trait Rule {
+    /// The optimizer's name, and the kind of its state, for people.
+    fn in_words(&self) -> &'static str;
+
+    /// Refuses the options that the original refuses.
+    fn validate(&self) -> Result<()>;
+
+    /// The configured learning rate. `None` where the optimizer has its own.
+    fn configured_learning_rate(&self) -> Option<f64>;
+
+    /// The learning rate of the update after `updates` updates.
+    fn resolved_learning_rate(&self, _updates: u64, schedule_factor: f64) -> f64 {
+        self.configured_learning_rate().unwrap_or(0.0) * schedule_factor
+    }
+
+    /// Whether the optimizer has its own schedule of the learning rate.
+    fn has_own_schedule(&self) -> bool {
+        false
+    }
+
+    /// The state of a parameter of this shape.
+    fn state(&self, shape: &[usize]) -> Vec<StateShape>;
+
+    /// Whether each tensor of state has its parameter's shape, and rows are updated each by itself. Then large state may lie in a file, or in
+    /// the host's memory beside a card.
+    fn has_state_by_element(&self) -> bool {
+        false
+    }
+
+    /// Where an update itself multiplies each parameter's step by the root mean square of the parameter: the least factor.
+    fn least_step_scale(&self) -> Option<f64> {
+        None
+    }
+
+    /// Updates these parameters.
+    fn update(&self, changes: &[Changed], at: At) -> Result<()>;
+
+    /// Makes [`Rule::update`] ready on a card, without the scale of the gradients. `None` where nothing can be made ready.
+    fn ready(&self, _changes: &[Changed], _at: At) -> Result<Option<ReadyUpdates>> {
+        Ok(None)
+    }
+
+    /// The needs of [`Rule::update`] on a card, for parameters of these rows and columns.
+    fn needs(&self, parameters: &[((usize, usize), DType)]) -> Needs;
+}
