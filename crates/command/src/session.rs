@@ -444,9 +444,7 @@ impl Session {
         }
         self.add_device(&now, &mut line);
         let pressure = [now.pressure, now.group_pressure].into_iter().flatten().map(|waits| waits.some_percent);
-        if let Some(percent) = pressure.reduce(f64::max) {
-            line["pressure_percent"] = json!(percent);
-        }
+        pressure.reduce(f64::max).into_iter().for_each(|percent| line["pressure_percent"] = json!(percent));
         if kind != "done" {
             line[kind] = json!(true);
         }
