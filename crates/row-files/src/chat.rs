@@ -43,6 +43,17 @@ pub(crate) fn before_response(turns: &[Turn]) -> Result<(&[Turn], &str), String>
     Ok((&turns[..last], &turns[last].content))
 }
 
+/// The text of a response that is a list of messages: one message of the assistant.
+///
+/// # Errors
+/// A text for the user: there are others, which would be left out.
+pub(crate) fn completion(turns: &[Turn]) -> Result<&str, String> {
+    match before_response(turns)? {
+        ([], text) if turns.len() == 1 => Ok(text),
+        _ => Err(format!("expected one message of the assistant in a response, got {} messages", turns.len())),
+    }
+}
+
 /// Returns the prompt of a chat without a response, in the form of a chat with one. Roles are OpenAI's.
 ///
 /// # Errors

@@ -254,18 +254,22 @@ impl Pairing {
         let texts = match self {
             Self::Columns { prompt, response } => {
                 // Either may be a list of messages, as TRL has them.
-                let response = match values.cell(response) {
+                let fault = |column: &String| {
+                    let column = column.clone();
+                    |reason| RowFault::Messages(column, reason)
+                };
+                let (source, left_out) = match values.cell(prompt) {
                     Cell::Turns(turns) => {
-                        let (_, text) = chat::before_response(turns)
-                            .map_err(|reason| RowFault::Messages(response.clone(), reason))?;
-                        Cow::Borrowed(text)
+                        let (text, left_out) = chat::fitted_prompt(turns, fits).map_err(fault(prompt))?;
+                        (Cow::Owned(text), left_out)
                     }
+                    _ => (borrowed(prompt)?, 0),
+                };
+                let target = match values.cell(response) {
+                    Cell::Turns(turns) => Cow::Borrowed(chat::completion(turns).map_err(fault(response))?),
                     _ => borrowed(response)?,
                 };
-                let Cell::Turns(turns) = values.cell(prompt) else { return Ok(([borrowed(prompt)?, response], 0)) };
-                let fitted = chat::fitted_prompt(turns, fits);
-                let (text, left_out) = fitted.map_err(|reason| RowFault::Messages(prompt.clone(), reason))?;
-                return Ok(([Cow::Owned(text), response], left_out));
+                return Ok(([source, target], left_out));
             }
             Self::Text { column } => [Cow::Borrowed(""), borrowed(column)?],
             Self::Each { .. } => [Cow::Borrowed(""), borrowed(&columns[0].name)?],

@@ -448,11 +448,14 @@ fn chats_in_lists_of_parquet_are_those_of_json() {
             "{error}"
         );
     }
-    // A list is refused as text, with its row.
+    // A whole chat is no response.
     let chosen = Chosen { prompt: Some("id".into()), response: Some("messages".into()), ..Chosen::default() };
     let conversion = Conversion::of(&[files.0.path().join("a.parquet")], &chosen, &ReadOptions::default()).unwrap();
     let error = conversion.run(&Settings::default(), &mut |_, _, _| Ok(())).unwrap_err().to_string();
-    assert!(error.contains("row 0: column `messages`: expected text, got a list"), "{error}");
+    assert!(
+        error.contains("row 0: column `messages`: expected one message of the assistant in a response, got 2 messages"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -39,7 +39,8 @@ pub fn resolve_precedence(values: &mut Values) -> Outcome<()> {
     if let Some(name) = values.text("optimizer.name").filter(|_| is_typed(values, "optimizer.name")) {
         let row = Row::named(&name);
         let of_others = KEYS.iter().map(|key| key.name).filter(|key| key.starts_with("optimizer.") && !row.reads(key));
-        reset_keys(values, &of_others.collect::<Vec<_>>())?;
+        // A file scales the steps of its own optimizer.
+        reset_keys(values, &of_others.chain(["optimizer.scale_parameter"]).collect::<Vec<_>>())?;
     }
     let has_typed_steps = is_typed(values, "train.max_steps") && values.integer("train.max_steps").is_some();
     if has_typed_steps && !is_typed(values, "train.epochs") {
