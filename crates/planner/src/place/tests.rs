@@ -376,9 +376,9 @@ fn inference_on_a_device_bills_the_device_and_leaves_weights_in_files_where_it_i
     };
     let plan = planned(None, &Pins::default()).expect("it fits");
     assert!(!plan.step.levers.uses_files());
-    // The parameters of t5-small in f32.
-    assert!(plan.predicted_device_peak > Bytes(60_506_624 * 4), "{}", plan.bill);
-    assert!(plan.predicted_peak < Bytes::mib(100), "{}", plan.bill);
+    // The parameters of t5-small in f32 are on the device alone. The rest of the process depends on its threads.
+    let parameters = Bytes(60_506_624 * 4);
+    assert!(plan.predicted_device_peak > parameters && plan.predicted_peak < parameters, "{}", plan.bill);
     // The context alone is 416 MiB.
     let small = planned(Some(600 << 20), &Pins::default()).expect("it fits");
     assert!(small.step.levers.has_weights_on_disk() && small.predicted_device_peak < Bytes::mib(600), "{}", small.bill);
