@@ -2,7 +2,8 @@
 //!
 //! A client is an address. The next job is that of the client with the least work in progress. Clients behind one address cannot be told apart,
 //! but long requests can be told from short ones: a client's jobs are shared out between their sizes in the same way. Jobs of one client and
-//! one size are answered in order. So many requests of one client delay others by little, and long requests short ones.
+//! one size are answered in order. So a client with many requests delays the other clients little, and its long requests delay its short
+//! ones little.
 //!
 //! Invariants: a dropped job counts as done, whatever its outcome. Before a new job is refused, jobs of disconnected
 //! clients are dropped. After [`Queue::close`] no job is added, and the engine gets the remaining jobs.
@@ -354,7 +355,7 @@ impl State {
         true
     }
 
-    /// The kind of jobs of which most wait, if they are more than those of the new kind with so many new jobs.
+    /// The kind with the most waiting jobs, if it has more than the new kind would have after `jobs` more. With no new jobs, any kind counts.
     fn heaviest<K: Ord + Copy>(&self, kind: impl Fn(&Job) -> Option<K>, (new, jobs): (K, usize)) -> Option<K> {
         let mut waiting: BTreeMap<K, usize> = BTreeMap::new();
         self.waiting.iter().filter_map(kind).for_each(|kind| *waiting.entry(kind).or_default() += 1);

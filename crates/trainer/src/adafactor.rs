@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use t5_ops::{AdafactorHyper, AdafactorUpdate, Needs, Path, ReadyUpdates, SecondMoment};
 
 use crate::error::{Error, Result};
-use crate::rule::{At, Changed, Rule, StateShape};
+use crate::rule::{At, Changed, Rule, StateShape, check_betas};
 
 /// The options of `transformers.optimization.Adafactor`, with its defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -138,9 +138,7 @@ impl Rule for AdafactorOptions {
         if !(self.decay_rate.is_finite() && self.decay_rate <= 0.0) {
             return Err(Error::invalid_option("optimizer.decay_rate", "a finite number from 0 down", self.decay_rate));
         }
-        if let Some(beta1) = self.beta1.filter(|beta1| !(0.0..1.0).contains(beta1)) {
-            return Err(Error::invalid_option("optimizer.beta1", "a number from 0 up and below 1", beta1));
-        }
+        check_betas(&[("optimizer.beta1", self.beta1.unwrap_or(0.0))])?;
         if !self.weight_decay.is_finite() {
             return Err(Error::invalid_option("optimizer.weight_decay", "a finite number", self.weight_decay));
         }

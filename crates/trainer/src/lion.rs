@@ -6,8 +6,8 @@ use candle_core::DType;
 use serde::{Deserialize, Serialize};
 use t5_ops::{LionHyper, Needs, Path};
 
-use crate::error::{Error, Result};
-use crate::rule::{At, Changed, Rule, StateShape};
+use crate::error::Result;
+use crate::rule::{At, Changed, Rule, StateShape, check_betas, check_from_zero, elements};
 
 /// The options of Lion, with the defaults of its authors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,18 +35,11 @@ impl Rule for LionOptions {
     }
 
     fn validate(&self) -> Result<()> {
-        let numbers = [("optimizer.learning_rate", self.learning_rate), ("optimizer.weight_decay", self.weight_decay)];
-        for (name, value) in numbers {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(Error::invalid_option(name, "a finite number from 0 up", value));
-            }
-        }
-        for (name, beta) in [("optimizer.beta1", self.beta1), ("optimizer.beta2", self.beta2)] {
-            if !(0.0..1.0).contains(&beta) {
-                return Err(Error::invalid_option(name, "a number from 0 up and below 1", beta));
-            }
-        }
-        Ok(())
+        check_from_zero(&[
+            ("optimizer.learning_rate", self.learning_rate),
+            ("optimizer.weight_decay", self.weight_decay),
+        ])?;
+        check_betas(&[("optimizer.beta1", self.beta1), ("optimizer.beta2", self.beta2)])
     }
 
     fn configured_learning_rate(&self) -> Option<f64> {
@@ -78,7 +71,6 @@ impl Rule for LionOptions {
     }
 
     fn needs(&self, parameters: &[((usize, usize), DType)]) -> Needs {
-        let elements = parameters.iter().map(|&((rows, width), dtype)| (rows as u64 * width as u64, dtype));
-        t5_ops::lion_needs(Path::Device, &elements.collect::<Vec<_>>())
+        t5_ops::lion_needs(Path::Device, &elements(parameters))
     }
 }

@@ -246,8 +246,8 @@ impl Optimizer {
         rule.update(&together, at)
     }
 
-    /// Makes [`Optimizer::update_each`] ready on a card, without the scale of the gradients, which the host learns last. `None` where
-    /// nothing can be made ready: on the CPU, where state lies in a file, or where the host has to learn the size of parameters.
+    /// Makes [`Optimizer::update_each`] ready on a card, without the scale of the gradients, which the host learns last. Returns `None` on
+    /// the CPU, for state in a file, and for steps that are scaled by the size of their parameters.
     ///
     /// # Errors
     /// As [`Optimizer::update_one`]. No parameter is changed.

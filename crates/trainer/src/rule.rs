@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use t5_ops::{Needs, ReadyUpdates, Rounding, SquareSums};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The name and the shape of a tensor of a parameter's state.
 pub(crate) type StateShape = (&'static str, Vec<usize>);
@@ -80,4 +80,25 @@ pub(crate) trait Rule {
 
     /// The needs of [`Rule::update`] on a card, for parameters of these rows and columns.
     fn needs(&self, parameters: &[((usize, usize), DType)]) -> Needs;
+}
+
+/// Refuses options that are not finite numbers from 0 up.
+pub(crate) fn check_from_zero(numbers: &[(&'static str, f64)]) -> Result<()> {
+    match numbers.iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
+        Some(&(name, value)) => Err(Error::invalid_option(name, "a finite number from 0 up", value)),
+        None => Ok(()),
+    }
+}
+
+/// Refuses decays of moments outside of 0 to 1.
+pub(crate) fn check_betas(betas: &[(&'static str, f64)]) -> Result<()> {
+    match betas.iter().find(|(_, beta)| !(0.0..1.0).contains(beta)) {
+        Some(&(name, beta)) => Err(Error::invalid_option(name, "a number from 0 up and below 1", beta)),
+        None => Ok(()),
+    }
+}
+
+/// The elements of parameters of these rows and columns.
+pub(crate) fn elements(parameters: &[((usize, usize), DType)]) -> Vec<(u64, DType)> {
+    parameters.iter().map(|&((rows, width), dtype)| (rows as u64 * width as u64, dtype)).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Values, number, paths, required, size};
+use super::{Values, paths, required, size};
 
 /// `data.*`
 #[derive(Clone, Debug)]
@@ -139,8 +139,8 @@ impl Data {
             source_prefix: values.text("data.source_prefix"),
             tokenizer: values.text("data.tokenizer").as_deref().map(paths::from_text),
             objective,
-            noise_density: number(values, "data.noise_density"),
-            mean_span_tokens: number(values, "data.mean_span_tokens"),
+            noise_density: values.required_number("data.noise_density"),
+            mean_span_tokens: values.required_number("data.mean_span_tokens"),
             max_source_tokens: size(values, "data.max_source_tokens"),
             max_target_tokens: size(values, "data.max_target_tokens"),
             truncation_side: values.text("data.truncation_side"),

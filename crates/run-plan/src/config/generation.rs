@@ -5,7 +5,7 @@ use t5::{Beams, EarlyStopping, GenerateOptions, Processors, Sampling, Search};
 use toml::Value;
 
 use super::values::{Origin, Values};
-use super::{number, required, size};
+use super::{required, size};
 use crate::failure::{Failure, Outcome};
 
 /// `generation.*`
@@ -81,19 +81,19 @@ impl Generation {
     pub fn of(values: &Values) -> Self {
         // A model's own sampling settings apply if sampling is on, but do not switch it on.
         let is_set = |key: &&str| !matches!(values.origin(key), Origin::Default | Origin::Run(_));
-        let temperature = number(values, "generation.temperature");
+        let temperature = values.required_number("generation.temperature");
         let wanted = values.setting("generation.sample").value.as_bool();
         let samples = wanted.unwrap_or_else(|| OF_SAMPLING.iter().any(is_set)) && temperature > 0.0;
         #[expect(clippy::cast_possible_truncation, reason = "settings, not counts")]
         let sampling = Sampling {
             temperature: temperature as f32,
             top_k: size(values, "generation.top_k"),
-            top_p: number(values, "generation.top_p") as f32,
+            top_p: values.required_number("generation.top_p") as f32,
             seed: values.integer("generation.seed").unwrap_or_else(|| required(values, "run.seed")),
         };
         Self {
             num_beams: size(values, "generation.num_beams"),
-            length_penalty: number(values, "generation.length_penalty"),
+            length_penalty: values.required_number("generation.length_penalty"),
             early_stopping: match values.text("generation.early_stopping").as_deref() {
                 Some("true") => EarlyStopping::Yes,
                 Some("never") => EarlyStopping::Never,
@@ -102,7 +102,7 @@ impl Generation {
             sampling: samples.then_some(sampling),
             processors: Processors {
                 #[expect(clippy::cast_possible_truncation, reason = "a setting, not a count")]
-                repetition_penalty: number(values, "generation.repetition_penalty") as f32,
+                repetition_penalty: values.required_number("generation.repetition_penalty") as f32,
                 no_repeat_ngram: size(values, "generation.no_repeat_ngram"),
                 min_new_tokens: size(values, "generation.min_new_tokens"),
             },

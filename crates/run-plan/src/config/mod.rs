@@ -234,8 +234,8 @@ impl Config {
             name: values.text("schedule.name").unwrap_or_default(),
             warmup_steps: values.integer("schedule.warmup_steps"),
             warmup_ratio: values.number("schedule.warmup_ratio"),
-            div_factor: number(&values, "schedule.div_factor"),
-            final_div_factor: number(&values, "schedule.final_div_factor"),
+            div_factor: values.required_number("schedule.div_factor"),
+            final_div_factor: values.required_number("schedule.final_div_factor"),
         };
         let checkpoint = Checkpoint {
             every_steps: values.integer("checkpoint.every_steps"),
@@ -353,10 +353,6 @@ fn required(values: &Values, name: &str) -> u64 {
     values.integer(name).unwrap_or_else(|| panic!("`{name}` has no word that stands for no value"))
 }
 
-fn number(values: &Values, name: &str) -> f64 {
-    values.number(name).unwrap_or_else(|| panic!("`{name}` has no word that stands for no value"))
-}
-
 fn size(values: &Values, name: &str) -> usize {
     usize::try_from(required(values, name)).unwrap_or(usize::MAX)
 }
@@ -398,16 +394,16 @@ fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
         freeze: values
             .list("train.freeze")
             .unwrap_or_else(|| finetune_freezes.iter().map(ToString::to_string).collect()),
-        grad_clip_norm: number(values, "train.grad_clip_norm"),
-        z_loss: number(values, "train.z_loss"),
-        label_smoothing: number(values, "train.label_smoothing"),
+        grad_clip_norm: values.required_number("train.grad_clip_norm"),
+        z_loss: values.required_number("train.z_loss"),
+        label_smoothing: values.required_number("train.label_smoothing"),
         max_non_finite_steps: required(values, "train.max_non_finite_steps"),
         eval_every_steps: required(values, "train.eval_every_steps"),
         eval_samples: required(values, "train.eval_samples"),
         eval_generate_samples: required(values, "train.eval_generate_samples"),
         eval_max_new_tokens: pin(values, "train.eval_max_new_tokens").unwrap_or(data.max_target_tokens),
         early_stopping_patience: values.integer("train.early_stopping_patience"),
-        early_stopping_min_delta: number(values, "train.early_stopping_min_delta"),
+        early_stopping_min_delta: values.required_number("train.early_stopping_min_delta"),
         eval_metrics: evaluating::metrics(values),
         rouge_stemmer: values.switch("train.rouge_stemmer"),
         bleu_tokenizer: values.text("train.bleu_tokenizer").unwrap_or_default(),

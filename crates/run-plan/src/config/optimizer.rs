@@ -18,12 +18,10 @@ pub struct Row {
     pub name: &'static str,
     /// Its name for people.
     pub title: &'static str,
-    /// The learning rate where none is given.
-    learning_rate: f64,
     /// Its keys beside those that every optimizer has: `learning_rate`, `weight_decay` and `beta1`.
     keys: &'static [&'static str],
-    /// Its options, with this learning rate. `None`: its own.
-    options: fn(&Values, Option<f64>) -> OptimizerOptions,
+    /// Its options.
+    options: fn(&Values) -> OptimizerOptions,
 }
 
 /// The optimizers. The first is the default.
@@ -31,7 +29,6 @@ pub static ROWS: [Row; 3] = [
     Row {
         name: "adafactor",
         title: "Adafactor",
-        learning_rate: 1e-3,
         keys: &[
             "optimizer.relative_step",
             "optimizer.scale_parameter",
@@ -41,17 +38,18 @@ pub static ROWS: [Row; 3] = [
             "optimizer.eps1",
             "optimizer.eps2",
         ],
-        options: |values, learning_rate| {
+        options: |values| {
+            let relative_step = values.switch("optimizer.relative_step");
             let options = AdafactorOptions {
-                learning_rate,
-                eps1: number(values, "optimizer.eps1"),
-                eps2: number(values, "optimizer.eps2"),
-                clip_threshold: number(values, "optimizer.clip_threshold"),
-                decay_rate: number(values, "optimizer.decay_rate"),
+                learning_rate: (!relative_step).then(|| given(values, "optimizer.learning_rate", 1e-3)),
+                eps1: values.required_number("optimizer.eps1"),
+                eps2: values.required_number("optimizer.eps2"),
+                clip_threshold: values.required_number("optimizer.clip_threshold"),
+                decay_rate: values.required_number("optimizer.decay_rate"),
                 beta1: values.number("optimizer.beta1"),
-                weight_decay: values.number("optimizer.weight_decay").unwrap_or(0.0),
+                weight_decay: given(values, "optimizer.weight_decay", 0.0),
                 scale_parameter: values.switch("optimizer.scale_parameter"),
-                relative_step: learning_rate.is_none(),
+                relative_step,
                 warmup_init: values.switch("optimizer.warmup_init"),
             };
             options.into()
@@ -60,19 +58,17 @@ pub static ROWS: [Row; 3] = [
     Row {
         name: "adamw",
         title: "AdamW",
-        learning_rate: 1e-3,
         keys: &["optimizer.beta2", "optimizer.eps", "optimizer.scale_parameter", "optimizer.eps2"],
-        options: |values, learning_rate| {
+        options: |values| {
             let of_torch = AdamwOptions::default();
-            let given = |key, default| values.number(key).unwrap_or(default);
             let is_scaled = values.switch("optimizer.scale_parameter");
             let options = AdamwOptions {
-                learning_rate: learning_rate.unwrap_or(of_torch.learning_rate),
-                beta1: given("optimizer.beta1", of_torch.beta1),
-                beta2: given("optimizer.beta2", of_torch.beta2),
-                eps: given("optimizer.eps", of_torch.eps),
-                weight_decay: given("optimizer.weight_decay", of_torch.weight_decay),
-                scale_parameter: is_scaled.then(|| number(values, "optimizer.eps2")),
+                learning_rate: given(values, "optimizer.learning_rate", of_torch.learning_rate),
+                beta1: given(values, "optimizer.beta1", of_torch.beta1),
+                beta2: given(values, "optimizer.beta2", of_torch.beta2),
+                eps: given(values, "optimizer.eps", of_torch.eps),
+                weight_decay: given(values, "optimizer.weight_decay", of_torch.weight_decay),
+                scale_parameter: is_scaled.then(|| values.required_number("optimizer.eps2")),
             };
             options.into()
         },
@@ -80,25 +76,23 @@ pub static ROWS: [Row; 3] = [
     Row {
         name: "lion",
         title: "Lion",
-        learning_rate: 1e-4,
         keys: &["optimizer.beta2"],
-        options: |values, learning_rate| {
+        options: |values| {
             let of_authors = LionOptions::default();
-            let given = |key, default| values.number(key).unwrap_or(default);
             let options = LionOptions {
-                learning_rate: learning_rate.unwrap_or(of_authors.learning_rate),
-                beta1: given("optimizer.beta1", of_authors.beta1),
-                beta2: given("optimizer.beta2", of_authors.beta2),
-                weight_decay: given("optimizer.weight_decay", of_authors.weight_decay),
+                learning_rate: given(values, "optimizer.learning_rate", of_authors.learning_rate),
+                beta1: given(values, "optimizer.beta1", of_authors.beta1),
+                beta2: given(values, "optimizer.beta2", of_authors.beta2),
+                weight_decay: given(values, "optimizer.weight_decay", of_authors.weight_decay),
             };
             options.into()
         },
     },
 ];
 
-/// A number that no word stands for.
-fn number(values: &Values, key: &str) -> f64 {
-    values.number(key).unwrap_or_else(|| panic!("`{key}` has a number by default"))
+/// The number of a key, or the optimizer's own where the key holds a word.
+fn given(values: &Values, key: &str, own: f64) -> f64 {
+    values.number(key).unwrap_or(own)
 }
 
 impl Row {
@@ -131,7 +125,6 @@ pub struct Optimizer {
 impl Optimizer {
     /// The choice of the given values. `trains_an_adapter` decides where no name is given.
     pub(super) fn of(values: &Values, trains_an_adapter: bool) -> Outcome<Self> {
-        let typed_rate = values.number("optimizer.learning_rate");
         let relative_step = values.switch("optimizer.relative_step");
         let of_adafactor = ["optimizer.relative_step", "optimizer.scale_parameter", "optimizer.warmup_init"];
         let row = match values.text("optimizer.name").as_deref() {
@@ -140,7 +133,7 @@ impl Optimizer {
             None => &ROWS[0],
         };
         check_keys(values, row)?;
-        if relative_step && typed_rate.is_some() {
+        if relative_step && values.number("optimizer.learning_rate").is_some() {
             return Err(Failure::usage(format!(
                 "`optimizer.learning_rate` ({}) and `optimizer.relative_step = true` ({}) contradict each other",
                 values.origin("optimizer.learning_rate"),
@@ -152,13 +145,13 @@ impl Optimizer {
             return Err(Failure::usage("`optimizer.warmup_init = true` needs `optimizer.relative_step = true`")
                 .hint("use `schedule.warmup_steps` to warm up your own learning rate"));
         }
-        let learning_rate = (!relative_step).then(|| typed_rate.unwrap_or(row.learning_rate));
+        let options = (row.options)(values);
         Ok(Optimizer {
             row,
-            learning_rate,
+            learning_rate: options.configured_learning_rate(),
             beta1: values.number("optimizer.beta1"),
             scale_parameter: values.switch("optimizer.scale_parameter"),
-            options: (row.options)(values, learning_rate),
+            options,
         })
     }
 }
@@ -195,7 +188,7 @@ mod tests {
         assert!(ROWS.iter().map(|row| row.name).eq(names.iter().copied()));
         assert!(ROWS.iter().flat_map(|row| row.keys).all(|key| keys::find(key).is_some()));
         for row in &ROWS {
-            (row.options)(&Values::defaults(), Some(row.learning_rate)).validate().unwrap();
+            (row.options)(&Values::defaults()).validate().unwrap();
         }
     }
 }

@@ -176,6 +176,11 @@ impl Values {
         self.setting(name).value.as_float()
     }
 
+    /// A number of a key that has no word that stands for no value.
+    pub fn required_number(&self, name: &str) -> f64 {
+        self.number(name).unwrap_or_else(|| panic!("`{name}` has no word that stands for no value"))
+    }
+
     /// A string, or `None` if the key holds `auto` or `none`.
     pub fn text(&self, name: &str) -> Option<String> {
         let words = keys::find(name).map_or(&[][..], |key| key.words);
