@@ -1,6 +1,6 @@
 //! The optimizer of a trainer: its options, the number of updates made, and the state of every trainable parameter.
 //!
-//! An optimizer is a [`Rule`]. The rest is the same for all: where state lies, how it is saved, who holds it.
+//! An optimizer is a `Rule`. The rest is the same for all: where state lies, how it is saved, who holds it.
 //!
 //! Invariants:
 //! * A frozen parameter has no state.
