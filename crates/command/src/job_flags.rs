@@ -47,7 +47,7 @@ pub enum JobsCommand {
     Add(AddArgs),
     /// Train the runs of a list, each as soon as its memory is free
     Run {
-        /// The list (TOML); see docs/jobs.md
+        /// The list (TOML); see docs/runs.md
         #[arg(value_name = "FILE", value_parser = typed_path())]
         file: String,
     },

@@ -101,7 +101,7 @@ fn unread(path: &Path, what: &str, error: &std::io::Error) -> Failure {
         return Failure::io(&format!("read the {what}"), path, error);
     }
     Failure::usage(format!("{}: cannot read the {what}: {error}", path.display())).hint(match what {
-        "list of runs" => "`train_low_mem jobs add FILE --output DIR` makes a list; docs/jobs.md shows one",
+        "list of runs" => "`train_low_mem jobs add FILE --output DIR` makes a list; docs/runs.md shows one",
         _ => "paths are relative to the current directory",
     })
 }

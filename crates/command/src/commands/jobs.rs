@@ -168,7 +168,7 @@ fn run(file: &Path, threads: Option<u16>, as_json: bool) -> Outcome<()> {
 fn read_list(file: &Path) -> Outcome<(usize, Vec<Job>)> {
     let text = setup::read_named_file(file, "list of runs")?;
     let list: List = toml::from_str(&text).map_err(|error| {
-        Failure::usage(format!("{}: {}", file.display(), error.to_string().trim_end())).hint("docs/jobs.md shows one")
+        Failure::usage(format!("{}: {}", file.display(), error.to_string().trim_end())).hint("docs/runs.md shows one")
     })?;
     if list.at_once == 0 || list.run.is_empty() {
         return Err(Failure::usage(format!("{}: expected `at_once` of at least 1 and one `[[run]]`", file.display())));

@@ -169,7 +169,7 @@ pub const ALIASES: &[(&str, Here)] = &[
     ("fsdp", Said("use `mpirun` with `--set parallel.shard=weights`, or one process with a `--memory-budget`")),
     ("num_processes", Said("use `mpirun -n N train_low_mem ..`; see docs/processes.md")),
     ("multi_gpu", Said("use `mpirun -n N train_low_mem ..`; see docs/processes.md")),
-    ("gpu_plan", Said("`train_low_mem jobs run` starts each run of a list as soon as its memory is free; see docs/jobs.md")),
+    ("gpu_plan", Said("`train_low_mem jobs run` starts each run of a list as soon as its memory is free; see docs/runs.md")),
     ("omp_num_threads", Said("use `--threads N`, or the variable OMP_NUM_THREADS of the environment")),
     ("mkl_num_threads", Said("use `--threads N`: there are no other threads that compute")),
     ("tokenizers_parallelism", Said("leave it out: `memory.decode_threads` are the threads that tokenize")),
