@@ -1,4 +1,4 @@
-//! Adapters in PEFT's directories, compared with PEFT's own results (`scripts/README.md` lists the cases).
+//! Adapters in PEFT's directories, compared with PEFT's own results (`scripts/golden_cases/adapters.py` defines the cases).
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
