@@ -23,11 +23,14 @@ const USAGE: &str = "\
 usage: cargo xtask kernels [--record]
 
 Compiles crates/cuda-kernels/kernels for compute capabilities 8.0, 8.6, 8.9, 9.0 and 12.0, and prints registers, spills,
-occupancy and rooflines. With --record, they are written to bench/kernels.md.";
+occupancy and rooflines. With --record, rooflines and the kernels with many registers are written to bench/kernels.md.";
 
 /// The default capability of a build's PTX, as in `crates/cuda-kernels/build.rs`. A driver compiles the PTX for its card.
 const PTX_CAPABILITY: &str = "80";
 const SOURCES: &str = "crates/cuda-kernels/kernels";
+
+/// The record has the kernels with at least this many registers for some capability, and the command prints all.
+const RECORDED_REGISTERS: u32 = 100;
 
 /// Kernels by source and name, for each of [`CAPABILITIES`].
 type Kernels = BTreeMap<(String, String), Vec<Resources>>;
@@ -43,14 +46,14 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
     let version = version(&output(Command::new(&nvcc).arg("--version"))?)?;
     let kernels = compiled(root, &nvcc)?;
     let excesses = excesses(&kernels);
-    let page = page(root, &version, &kernels)?;
-    print!("{page}");
+    print!("{}", page(root, &version, &kernels, 0)?);
     if !excesses.is_empty() {
         return Err(excesses.join("\n"));
     }
     if is_recorded {
         let path = root.join("bench/kernels.md");
-        fs::write(&path, &page).map_err(|error| format!("{}: {error}", path.display()))?;
+        let page = page(root, &version, &kernels, RECORDED_REGISTERS)?;
+        fs::write(&path, page).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(())
 }
@@ -126,7 +129,8 @@ fn excesses(kernels: &Kernels) -> Vec<String> {
     lines
 }
 
-fn page(root: &Path, version: &str, kernels: &Kernels) -> Result<String, String> {
+/// The page, with the kernels that have at least `least` registers.
+fn page(root: &Path, version: &str, kernels: &Kernels, least: u32) -> Result<String, String> {
     let (commit, date) = (record::commit(root), record::today());
     let mut page = format!(
         "# Kernels for NVIDIA's cards: registers, occupancy, rooflines
@@ -139,13 +143,23 @@ fn page(root: &Path, version: &str, kernels: &Kernels) -> Result<String, String>
 
 nvcc compiled the sources to PTX for compute capability 8.0, as a build does by default. ptxas compiled this PTX for each capability below.
 A driver has a compiler of its own, which may choose other registers. A kernel that spills makes the command fail, and so does one with
-more registers than `xtask/src/kernels/launches.rs` allows.
+more registers than `xtask/src/kernels/launches.rs` allows. The tables have the kernels with {least} registers or more, and `cargo xtask kernels` prints all.
 "
     );
-    page += &registers(kernels);
-    page += &residency(kernels)?;
+    let kernels = with_registers(kernels, least);
+    page += &registers(&kernels);
+    page += &residency(&kernels)?;
     page += &rooflines();
     Ok(page)
+}
+
+/// The kernels with at least `least` registers for some capability, and all of candle's.
+fn with_registers(kernels: &Kernels, least: u32) -> Kernels {
+    let is_kept = |source: &str, compiled: &[Resources]| {
+        launches::CANDLES.contains(&source) || worst(compiled, |kernel| kernel.registers) >= least
+    };
+    let kept = kernels.iter().filter(|((source, _), compiled)| is_kept(source, compiled));
+    kept.map(|(key, compiled)| (key.clone(), compiled.clone())).collect()
 }
 
 /// The largest value over all capabilities.
@@ -171,8 +185,7 @@ fn memory(kernels: &[Resources]) -> String {
 fn registers(kernels: &Kernels) -> String {
     const REST: &str = "spill stores | spill loads | stack | static shared memory";
     let mut page = format!(
-        "\n## Registers\n\nRegisters of a thread for each compute capability, and bytes: the largest number of all capabilities.\n\n\
-         | kernel |{} most allowed | {REST} |\n| --- |{} --- | --- | --- | --- | --- |\n",
+        "\n## Registers\n\nRegisters of a thread for each compute capability.\n\n| kernel |{} most allowed |\n| --- |{} --- |\n",
         columns(""),
         " --- |".repeat(CAPABILITIES.len())
     );
@@ -183,11 +196,11 @@ fn registers(kernels: &Kernels) -> String {
             continue;
         }
         let registers = compiled.iter().map(|kernel| kernel.registers).chain([launches::most_registers(name)]);
-        _ = writeln!(page, "| `{name}` |{}{}", cells(registers), memory(compiled));
+        _ = writeln!(page, "| `{name}` |{}", cells(registers));
     }
     let more = launches::MORE_REGISTERS.map(|(name, most)| format!("`{name}` {most}")).join(", ");
     _ = writeln!(page, "\nOn 12.0 some kernels may have more registers: {more}.");
-    page += "\nThe kernels with candle's names, one row for each source file. Each number is for the worst kernel of the file.\n\n";
+    page += "\nThe kernels with candle's names, one row for each source file. Each number is for the worst kernel of the file; memory is in bytes.\n\n";
     _ = writeln!(page, "| source | kernels |{} {REST} |", columns(""));
     _ = writeln!(page, "| --- | --- |{} --- | --- | --- | --- |", " --- |".repeat(CAPABILITIES.len()));
     for (source, compiled) in sources {
@@ -236,7 +249,7 @@ fn rooflines() -> String {
     let mut page = "\n## Rooflines\n\n**These are bounds, not times of a card.** One call for t5-base in bf16 with 16,384 tokens, 32 samples of 512. Attention\n\
         is the encoder's, and updates cover all 222.9 million parameters. Bytes count once, however often they are read. Rates are\n\
         NVIDIA's for the H100 SXM: 3.35 TB/s, 989 TFLOP/s in bf16 on tensor cores (attention), 67 TFLOP/s in f32 (the rest). A kernel cannot be\n\
-        faster than its bound. Only a card shows how much slower it is: docs/gpu.md has an H200's times.\n\n\
+        faster than its bound. Only a card shows how much slower it is: bench/card.md has an H200's times.\n\n\
         | kernel | read, MB | written, MB | GFLOP | bound by memory, us | bound by arithmetic, us | bound, us |\n\
         | --- | --- | --- | --- | --- | --- | --- |\n"
         .to_owned();
@@ -271,6 +284,13 @@ mod tests {
         let start = "crates/cuda-kernels/kernels/attention_forward.cu: attention_forward_64 for 8.0";
         assert_eq!(lines[0], format!("{start} spills: 8 bytes stored, 0 loaded, expected none"));
         assert_eq!(lines[1], format!("{start} takes 176 registers, expected at most 168"));
+    }
+
+    #[test]
+    fn a_record_has_the_kernels_with_many_registers() {
+        let kernels = compiled("attention_forward_64", 141, 0);
+        assert_eq!(with_registers(&kernels, 141).len(), 1);
+        assert_eq!(with_registers(&kernels, 142).len(), 0);
     }
 
     #[test]

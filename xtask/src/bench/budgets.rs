@@ -55,18 +55,15 @@ enum Ran {
 
 /// Measures every subject and writes the tables.
 pub fn run(options: &Options) -> Result<(), String> {
-    let mut markdown = String::from(
-        "# Use of a budget, and step time within it\n\n`use` is the measured peak (`VmHWM` of the whole process) divided by the budget; 5 % of the budget are the\n\
-         safety margin. `time` is the step time divided by that of the plan without a limit; the shortest of several steps counts.\n\
-         `as planned` is the planner's estimate. `limits`: a larger budget would make the step faster.\n",
-    );
+    let mut markdown = String::from("# Use of a budget, and step time within it\n");
     let mut curves = Vec::new();
     for subject in SUBJECTS.iter().filter(|subject| subject.name.contains(&options.filter)) {
         let rows = curve(options, subject)?;
         let Some(base) = rows.first() else { continue };
         markdown += &format!(
-            "\n## {}\n\n| budget MiB | peak MiB | predicted | use | limits | ms | time | as planned | plan |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
-            subject.name
+            "\n## {}\n\nThe first row took {:.0} ms.\n\n| budget MiB | peak MiB | predicted | use | time | planned |\n\
+             | --- | --- | --- | --- | --- | --- |\n",
+            subject.name, base.ms
         );
         for row in &rows {
             let line = line(row, base);
@@ -150,16 +147,13 @@ fn limits(row: &Row, base: &Row) -> bool {
 
 fn line(row: &Row, base: &Row) -> String {
     format!(
-        "| {:.0} | {:.0} | {:.0} | {:.0} % | {} | {:.0} | {:.2} | {:.2} | {} |\n",
+        "| {:.0} | {:.0} | {:.0} | {:.0} % | {:.2} | {:.2} |\n",
         mib(row.budget),
         mib(row.measured),
         mib(row.predicted),
         share(row),
-        if limits(row, base) { "yes" } else { "" },
-        row.ms,
         row.ms / base.ms,
-        row.relative_time / base.relative_time,
-        row.plan
+        row.relative_time / base.relative_time
     )
 }
 

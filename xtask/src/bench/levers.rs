@@ -88,50 +88,72 @@ struct Measured {
     price: f64,
 }
 
-/// Measures every setting in both precisions and writes the tables.
+const PRECISIONS: [&str; 2] = ["f32", "bf16"];
+
+/// Measures every setting in both precisions and writes the table.
 pub fn run(options: &Options) -> Result<(), String> {
+    let measured = PRECISIONS.map(|precision| settings(options, precision));
+    let mut json = Vec::new();
+    for (precision, rows) in PRECISIONS.iter().zip(&measured) {
+        let Some(base) = rows.first() else { continue };
+        json.extend(rows.iter().map(|row| {
+            json!({"precision": precision, "setting": row.name, "step_ms": row.ms, "relative_time": row.ms / base.ms,
+                "planned_relative_time": row.price / base.price, "peak_bytes": row.peak_bytes})
+        }));
+    }
+    write_tables(options, &table(&measured), &json!({"settings": json}))
+}
+
+/// The settings that match the filter, in one precision.
+fn settings(options: &Options, precision: &str) -> Vec<Measured> {
     let rounds = if options.quick { 1 } else { 2 };
-    let (mut markdown, mut json) = (
-        String::from(
-            "# Memory saved and time taken by each lever\n\nt5-small, 8 x 256+256 tokens, dropout on. `time` is the step time divided by that of the first row; the shortest\n\
-             of several steps counts. `as planned` is the planner's estimate. Block inputs and gradients on disk are files that\n\
-             fit into the page cache.\n",
-        ),
-        Vec::new(),
-    );
-    for precision in ["f32", "bf16"] {
-        let mut measured: Vec<Measured> = Vec::new();
-        for _ in 0..rounds {
-            for (name, flags) in SETTINGS {
-                if !name.contains(&options.filter) || (precision == "f32" && name == "stochastic rounding") {
-                    continue;
-                }
-                let flags = flags.replace("SCRATCH", &options.scratch.display().to_string());
-                match one(options, name, &format!("{COMMON} --precision {precision} {flags}")) {
-                    Ok(one) => match measured.iter_mut().find(|row| row.name == name) {
+    let mut measured: Vec<Measured> = Vec::new();
+    for _ in 0..rounds {
+        for (name, flags) in SETTINGS {
+            if !name.contains(&options.filter) || (precision == "f32" && name == "stochastic rounding") {
+                continue;
+            }
+            let flags = flags.replace("SCRATCH", &options.scratch.display().to_string());
+            match one(options, name, &format!("{COMMON} --precision {precision} {flags}")) {
+                Ok(one) => {
+                    println!("{precision} {name}: {:.0} ms, {:.0} MiB", one.ms, mib(one.peak_bytes));
+                    match measured.iter_mut().find(|row| row.name == name) {
                         Some(row) => row.ms = row.ms.min(one.ms),
                         None => measured.push(one),
-                    },
-                    Err(problem) => println!("{precision} {name}: {problem}"),
+                    }
                 }
+                Err(problem) => println!("{precision} {name}: {problem}"),
             }
         }
-        let Some(base) = measured.first() else { continue };
-        let (base_ms, base_peak, base_price) = (base.ms, base.peak_bytes, base.price);
-        markdown += &format!(
-            "\n## {precision}\n\n| setting | ms | time | as planned | peak MiB | saved MiB |\n| --- | --- | --- | --- | --- | --- |\n"
-        );
-        for Measured { name, ms, peak_bytes, price } in measured {
-            let (time, price) = (ms / base_ms, price / base_price);
-            let (peak, saved) = (mib(peak_bytes), mib(base_peak) - mib(peak_bytes));
-            let row = format!("| {name} | {ms:.0} | {time:.2} | {price:.2} | {peak:.0} | {saved:.0} |\n");
-            print!("{precision} {row}");
-            markdown += &row;
-            json.push(json!({"precision": precision, "setting": name, "step_ms": ms, "relative_time": time,
-                "planned_relative_time": price, "peak_bytes": peak_bytes}));
+    }
+    measured
+}
+
+/// One row for each setting, with its relative times and its peak in both precisions.
+fn table(measured: &[Vec<Measured>; 2]) -> String {
+    let mut page = String::from("# Memory saved and time taken by each lever\n");
+    for (precision, rows) in PRECISIONS.iter().zip(measured) {
+        if let Some(base) = rows.first() {
+            page += &format!("\nThe first row took {:.0} ms in {precision}.\n", base.ms);
         }
     }
-    write_tables(options, &markdown, &json!({"settings": json}))
+    page += "\n| setting | f32: time | planned | peak MiB | bf16: time | planned | peak MiB |\n\
+             | --- | --- | --- | --- | --- | --- | --- |\n";
+    for (name, _) in SETTINGS {
+        let cells: Vec<String> = measured.iter().map(|rows| cells(rows, name)).collect();
+        if cells.iter().any(|cells| !cells.starts_with(' ')) {
+            page += &format!("| {name} | {} |\n", cells.join(" | "));
+        }
+    }
+    page
+}
+
+/// The three cells of a setting; empty if it was not measured.
+fn cells(rows: &[Measured], name: &str) -> String {
+    let (Some(base), Some(row)) = (rows.first(), rows.iter().find(|row| row.name == name)) else {
+        return " | | ".to_owned();
+    };
+    format!("{:.2} | {:.2} | {:.0}", row.ms / base.ms, row.price / base.price, mib(row.peak_bytes))
 }
 
 /// Measures the smallest step time and the peak of a setting, and reads its price.
