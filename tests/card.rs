@@ -54,7 +54,7 @@ fn a_run_on_a_card_is_that_of_the_cpu_and_the_same_twice() {
         let [peak, predicted] =
             ["device_peak_bytes", "predicted_device_peak_bytes"].map(|key| last[key].as_u64().expect("bytes"));
         assert!(peak <= predicted, "{name}: {peak} of {predicted} bytes");
-        assert!(scene.events(&card, "step")[0].get("copy_wait_ms").is_none(), "{name}: nothing is off the card");
+        assert!(scene.events(&card, "step")[0].get("copy_wait_ms").is_none(), "{name}: nothing is off the GPU");
         for key in ["loss", "grad_norm"] {
             let of = |run: &str| of_steps(&scene, run, key);
             assert_within(&format!("{name}: {key}"), &of(&card), &of(&cpu), tolerance);
@@ -176,7 +176,7 @@ fn copies_beside_what_is_computed_change_no_bit_however_early_or_late_they_are()
             assert!(locked <= lockable, "{run}: {locked} bytes are locked");
             // If only weights are off the card, the bill is that of saving. A step also has gradients of tables.
             let has_all = if name == "once" { locked > off } else { locked >= off };
-            assert!(has_all || lockable < u64::MAX, "{run}: {locked} bytes are locked, {off} are off the card");
+            assert!(has_all || lockable < u64::MAX, "{run}: {locked} bytes are locked, {off} are off the GPU");
             assert_eq!(left, 0, "{run}: all is unlocked at the end");
             (of_steps(&scene, &run, "loss"), scene.read(&format!("{run}/model/model.safetensors")), (pinned, locked))
         };
@@ -203,10 +203,10 @@ fn a_card_is_measured_once_and_the_file_of_a_run_has_its_prices() {
         scene.run_after(measured, &arguments).expect_code(0).err
     };
     let (first, second) = (run("first"), run("second"));
-    let said = "measured the speed of this card in ";
+    let said = "measured the speed of this GPU in ";
     assert!(first.contains(said) && !second.contains(said), "{first}\n{second}");
     let text = String::from_utf8(scene.read("first/resolved.toml")).unwrap();
-    assert!(text.contains("# measured on this card: speed of this machine"), "{text}");
+    assert!(text.contains("# measured on this GPU: speed of this machine"), "{text}");
     let prices = |run: &str| scene.events(run, "plan")[0]["prices"].clone();
     assert_eq!(prices("first"), prices("second"));
     let of_launches = ["launch", "product_launch", "graph_launch", "graph_node"];
@@ -457,7 +457,7 @@ fn answers_on_a_card_are_those_of_the_cpu_and_little_is_copied_for_a_token() {
             );
             // Token ids; with beams also their scores, and the rows to copy.
             assert!(uploads <= 3.0 && bytes <= max_bytes as f64, "{model} {name}: {uploads} uploads, {bytes} bytes");
-            assert_eq!(long["left_bytes"], 0, "memory of the card is left");
+            assert_eq!(long["left_bytes"], 0, "memory of the GPU is left");
         }
     }
 }
@@ -529,7 +529,7 @@ fn check_kernels_of_a_step(scene: &Scene, name: &str, way: &[&str]) -> serde_jso
         more("uploads") / 4,
         more("downloads") / 4
     );
-    assert_eq!(eight["left_bytes"], 0, "memory of the card is left");
+    assert_eq!(eight["left_bytes"], 0, "memory of the GPU is left");
     kernels.clone()
 }
 

@@ -48,7 +48,7 @@ fn a_run_that_names_no_device_takes_the_faster_one_and_stays_there() {
     let Some(scene) = emulated_scene() else { return };
     let slow = auto(&scene, &[("REPORT", "slow.json")], &["--output", "slow"]).expect_code(0);
     let screen = in_one_line(&slow.out);
-    assert!(screen.contains("Device CPU,") && screen.contains("on the card and "), "{}", slow.out);
+    assert!(screen.contains("Device CPU,") && screen.contains("on the GPU and "), "{}", slow.out);
     assert!(resolved(&scene, "slow").contains("device = \"cpu\""), "{}", resolved(&scene, "slow"));
     assert!(scene.events("slow", "step")[0].get("device_peak_bytes").is_none());
     // The card was measured and then closed, because its context takes memory of the process.
@@ -76,14 +76,14 @@ fn a_run_that_names_no_device_takes_the_faster_one_and_stays_there() {
     assert!(planned["predicted_device_peak_bytes"].is_u64(), "{planned:#}");
     speed_up(&scene, 1e-6);
     let stays = resume(&[], &["--max-steps", "3"]).expect_code(0);
-    assert!(in_one_line(&stays.out).contains("Device cuda; the run used a card before"), "{}", stays.out);
+    assert!(in_one_line(&stays.out).contains("Device cuda; the run used a GPU before"), "{}", stays.out);
 
     // Without the card, a run that names it reports an error. A run that does not name it continues on the CPU.
     let gone: &[(&str, &str)] = &[("CARDS", "0")];
     let refused = resume(gone, &["--max-steps", "4", "--device", "cuda"]).expect_code(2);
     assert!(refused.err.contains("cannot use `cuda`") && refused.err.contains("--device cpu"), "{}", refused.err);
     let falls_back = resume(gone, &["--max-steps", "4"]).expect_code(0);
-    assert!(falls_back.err.contains("the run used a card before, and continues on the CPU"), "{}", falls_back.err);
+    assert!(falls_back.err.contains("the run used a GPU before, and continues on the CPU"), "{}", falls_back.err);
 }
 
 #[test]
@@ -91,12 +91,12 @@ fn a_card_that_is_full_or_absent_or_not_measured_leaves_the_run_on_the_cpu() {
     let Some(scene) = emulated_scene() else { return };
     let full = auto(&scene, &[("MEMORY", "70000000")], &["--output", "full"]).expect_code(0);
     let screen = in_one_line(&full.out);
-    assert!(screen.contains("Device CPU,") && screen.contains("the card is left alone: "), "{}", full.out);
+    assert!(screen.contains("Device CPU,") && screen.contains("the GPU is left alone: "), "{}", full.out);
     let absent = auto(&scene, &[("CARDS", "0")], &["--output", "absent"]).expect_code(0);
-    assert!(!absent.out.contains(" card"), "{}", absent.out);
+    assert!(!absent.out.contains(" GPU"), "{}", absent.out);
     assert!(resolved(&scene, "absent").contains("device = \"auto\""), "{}", resolved(&scene, "absent"));
     let built_in = scene.run(&arguments(&["--max-steps", "1", "--output", "built-in"])).expect_code(0);
-    assert!(in_one_line(&built_in.out).contains("`auto` takes a card by measured prices alone"), "{}", built_in.out);
+    assert!(in_one_line(&built_in.out).contains("`auto` takes a GPU by measured prices alone"), "{}", built_in.out);
     // A plan without data opens no card, and names the device that it is for.
     let planned = scene.run(&["plan", "--json", "--set", "model.config=tiny"]).expect_code(0);
     let reason = planned.json()["device_reason"].as_str().unwrap_or_default().to_owned();
@@ -126,23 +126,23 @@ fn answers_are_made_on_the_faster_device_and_are_the_same() {
     // Nothing is measured for a card that is absent, or whose prices are not measured.
     let [absent, built_in] = [generate(gone), scene.run(&[&usual[..], &prompts].concat()).expect_code(0)];
     assert_eq!((absent.err.as_str(), scene.path("cache").exists()), ("", false));
-    assert!(built_in.err.contains("on the CPU: `auto` takes a card by measured prices alone"), "{}", built_in.err);
+    assert!(built_in.err.contains("on the CPU: `auto` takes a GPU by measured prices alone"), "{}", built_in.err);
 
     let slow = generate(any);
-    let words = ["measuring the speed of this machine", "measuring the speed of this card"];
+    let words = ["measuring the speed of this machine", "measuring the speed of this GPU"];
     assert!(words.iter().all(|words| slow.err.contains(words)), "{}", slow.err);
     assert!(slow.err.contains("on the CPU: an answer of 4 tokens is predicted to take "), "{}", slow.err);
     let on_cpu = eval();
     assert_eq!((&on_cpu["device"], on_cpu.get("device_peak_bytes")), (&"cpu".into(), None), "{on_cpu:#}");
     let reason = on_cpu["device_reason"].as_str().unwrap_or_default();
-    assert!(reason.starts_with("a row is predicted to take ") && reason.contains(" on the card and "), "{reason}");
+    assert!(reason.starts_with("a row is predicted to take ") && reason.contains(" on the GPU and "), "{reason}");
     assert_eq!(bench()["device"], "cpu");
     let full = generate(full);
-    assert!(full.err.contains("on the CPU: the card is left alone: "), "{}", full.err);
+    assert!(full.err.contains("on the CPU: the GPU is left alone: "), "{}", full.err);
 
     speed_up(&scene, 1e6);
     let fast = generate(any);
-    assert!(fast.err.contains("on the card: an answer of 4 tokens is predicted to take "), "{}", fast.err);
+    assert!(fast.err.contains("on the GPU: an answer of 4 tokens is predicted to take "), "{}", fast.err);
     assert!(!fast.err.contains("measur"), "{}", fast.err);
     for other in [&slow, &full, &absent, &built_in] {
         assert_eq!(fast.out, other.out);

@@ -147,7 +147,7 @@ fn virtual_shards_give_the_same_file_for_one_card_and_two_and_after_a_resume() {
 #[test]
 fn two_processes_on_one_card_are_told_and_share_it_where_each_has_a_budget() {
     let Some(scene) = emulated_scene() else { return };
-    let told = "processes 0, 1 of 2 compute on one card";
+    let told = "processes 0, 1 of 2 compute on one GPU";
     // These runs measure their network.
     let few = ["--max-steps", "2", "--output", "shared", "--set", "parallel.network_mbit=auto"];
     let named = on_cards(&scene, Cards::Two, &[&few[..], &["--device", "cuda:1"]].concat());
@@ -179,13 +179,13 @@ fn gradients_cross_the_bus_as_often_as_the_plan_says() {
             [of_card(format!("{run}.json")), of_card(format!("{run}.json1"))]
         };
         let (two, four): ([u64; 2], [u64; 2]) = (counts("2"), counts("4"));
-        let counted = (0..2).map(|card| (four[card] - two[card]) / 2).max().expect("two cards");
+        let counted = (0..2).map(|card| (four[card] - two[card]) / 2).max().expect("two GPUs");
         let planned = scene.events(&format!("{shard}-4"), "plan")[0]["step_bus_bytes"].as_u64().expect("bytes");
         println!("{shard}: {counted} bytes a step, {planned} predicted");
         // In addition, a step on one card copies ids, positions and losses.
         let is_near = (planned..planned + MAX_BATCH_BYTES).contains(&counted);
         assert!(is_near, "{shard}: {counted} bytes a step, {planned} predicted");
-        assert_eq!(planned == 0, cfg!(feature = "nccl"), "from card to card nothing goes through the host");
+        assert_eq!(planned == 0, cfg!(feature = "nccl"), "from GPU to GPU nothing goes through the host");
         let run = format!("{shard}-4");
         let planned = scene.events(&run, "plan")[0]["step_sent_bytes"].as_f64().expect("bytes");
         let sent = of_steps(&scene, &run, "sent_bytes");

@@ -52,10 +52,10 @@ fn cards_of_4_6_12_and_20_gigabytes_hold_the_tensors_beside_a_host_with_1_4_giga
         let budget = format!("{gib}GiB");
         let arguments = ["plan", "--json", "--config", "card.toml", "--machine", "machine.json"];
         let plan = scene.run(&[&arguments[..], &["--device-memory-budget", &budget]].concat()).expect_code(0).json();
-        let on_card = plan["predicted_device_peak_bytes"].as_u64().expect("rows on the card");
+        let on_card = plan["predicted_device_peak_bytes"].as_u64().expect("rows on the GPU");
         assert!(on_card < gib * GIB - GIB / 4 && peak(&plan) < 14 * GIB / 10, "{plan:#}");
         let time = plan["relative_time"].as_f64().expect("a time");
-        assert!(time <= 1.015 * before, "a bigger card is never slower by more than counts as nothing");
+        assert!(time <= 1.015 * before, "a bigger GPU is never slower by more than counts as nothing");
         before = time;
     }
     // Tensors off the card take memory beside it, or files, and cross the bus.
@@ -74,10 +74,10 @@ fn cards_of_4_6_12_and_20_gigabytes_hold_the_tensors_beside_a_host_with_1_4_giga
         assert!(number(&host, "step_bus_bytes") > 0 && number(&host, "step_written_bytes") == 0, "{lever}: {host:#}");
         assert!(number(&disk, "step_bus_bytes") > 0 && number(&disk, "step_written_bytes") > 0, "{lever}: {disk:#}");
         let words = |plan: &serde_json::Value| plan["bill"]["conclusion"].as_str().expect("words").to_owned();
-        assert!(words(&host).contains(" off the card") && words(&disk).contains(" on disk"), "{lever}");
+        assert!(words(&host).contains(" off the GPU") && words(&disk).contains(" on disk"), "{lever}");
     }
     let beside = ["plan", "--device", "cpu", "--config", "card.toml", "--set", "memory.offload_to=host"];
-    scene.run(&beside).expect_code(2).expect_words(&["memory.offload_to", "is for cards", "--device cuda"]);
+    scene.run(&beside).expect_code(2).expect_words(&["memory.offload_to", "is for GPUs", "--device cuda"]);
     let arguments = ["plan", "--config", "card.toml", "--machine", "machine.json", "--device-memory-budget", "600MiB"];
     scene.run(&arguments).expect_code(3).expect_words(&["device memory budget", "--device-memory-budget"]);
     let arguments = ["plan", "--explain", "--config", "card.toml", "--machine", "machine.json"];

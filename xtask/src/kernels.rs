@@ -133,13 +133,13 @@ fn excesses(kernels: &Kernels) -> Vec<String> {
 fn page(root: &Path, version: &str, kernels: &Kernels, least: u32) -> Result<String, String> {
     let (commit, date) = (record::commit(root), record::today());
     let mut page = format!(
-        "# Kernels for NVIDIA's cards: registers, occupancy, rooflines
+        "# Kernels for NVIDIA GPUs: registers, occupancy, rooflines
 
 - command: `cargo xtask kernels --record`.
 - commit: {commit}.
 - date: {date}.
 - toolkit: nvcc {version}.
-- machine: any; **nothing here was measured on a card**.
+- machine: any; **nothing here was measured on a GPU**.
 
 nvcc compiled the sources to PTX for compute capability 8.0, as a build does by default. ptxas compiled this PTX for each capability below.
 A driver has a compiler of its own, which may choose other registers. A kernel that spills makes the command fail, and so does one with
@@ -246,10 +246,10 @@ fn residency(kernels: &Kernels) -> Result<String, String> {
 }
 
 fn rooflines() -> String {
-    let mut page = "\n## Rooflines\n\n**These are bounds, not times of a card.** One call for t5-base in bf16 with 16,384 tokens, 32 samples of 512. Attention\n\
+    let mut page = "\n## Rooflines\n\n**These are bounds, not times of a GPU.** One call for t5-base in bf16 with 16,384 tokens, 32 samples of 512. Attention\n\
         is the encoder's, and updates cover all 222.9 million parameters. Bytes count once, however often they are read. Rates are\n\
         NVIDIA's for the H100 SXM: 3.35 TB/s, 989 TFLOP/s in bf16 on tensor cores (attention), 67 TFLOP/s in f32 (the rest). A kernel cannot be\n\
-        faster than its bound. Only a card shows how much slower it is: bench/card.md has an H200's times.\n\n\
+        faster than its bound. Only a GPU shows how much slower it is: bench/card.md has an H200's times.\n\n\
         | kernel | read, MB | written, MB | GFLOP | bound by memory, us | bound by arithmetic, us | bound, us |\n\
         | --- | --- | --- | --- | --- | --- | --- |\n"
         .to_owned();

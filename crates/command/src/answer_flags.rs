@@ -60,7 +60,7 @@ pub struct ModelsFlags {
     /// Precision of activations. Weights keep the precision in which they are stored
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub precision: Precision,
-    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a card
+    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a GPU
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// How answers are made where nothing else is asked for
@@ -243,7 +243,7 @@ pub struct EvalArgs {
     /// Where weights lie
     #[command(flatten)]
     pub weights: WeightFlags,
-    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a card
+    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a GPU
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print JSON
@@ -302,7 +302,7 @@ pub struct GenerateArgs {
     /// Where weights lie
     #[command(flatten)]
     pub weights: WeightFlags,
-    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a card
+    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a GPU
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print one JSON object per line: {"prompt":..,"response":..}, with scores and further answers where there are any

@@ -114,7 +114,7 @@ pub enum Command {
     Bench(BenchArgs),
     /// Make an HTML page of a run, or of several side by side
     Report(ReportArgs),
-    /// Examine this machine: processor, memory, disk, cards, and commands that install missing parts
+    /// Examine this machine: processor, memory, disk, GPUs, and commands that install missing parts
     #[command(after_help = DOCTOR)]
     Doctor(DoctorArgs),
     /// Watch a run in the terminal, from its files: `q` leaves, and the run goes on
@@ -187,7 +187,7 @@ pub struct TrainArgs {
     /// GPU memory limit
     #[arg(long, value_name = "SIZE")]
     pub device_memory_budget: Option<String>,
-    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a card
+    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a GPU
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Set any config key, such as train.dropout=0.1 (repeatable); `train_low_mem keys` lists them
@@ -327,7 +327,7 @@ pub struct BenchArgs {
     /// Show time, arithmetic and allocations of each operation, and this machine's peak rate
     #[arg(long)]
     pub profile: bool,
-    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a card
+    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a GPU
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print JSON

@@ -80,7 +80,7 @@ pub fn place(device: &Device) -> Place {
 /// Refuses a dtype for which the device has no kernels.
 pub fn check_dtype(device: &Device, activations: DType) -> Outcome<()> {
     t5_ops::check_dtype(device, activations).map_err(|error| {
-        Failure::usage(error.to_string()).hint("`--precision f32` works on every card").hint("or `--device cpu`")
+        Failure::usage(error.to_string()).hint("`--precision f32` works on every GPU").hint("or `--device cpu`")
     })
 }
 

@@ -23,7 +23,7 @@ use crate::{device, machine, report};
 const CPU: &str = "cpu";
 const CARD: &str = "cuda";
 /// The reason for the CPU if prices are given or built in.
-const NOT_MEASURED: &str = "`auto` takes a card by measured prices alone, and `memory.prices` has others";
+const NOT_MEASURED: &str = "`auto` takes a GPU by measured prices alone, and `memory.prices` has others";
 
 /// The seconds of a step or of an answer on a device, or the reason why the device cannot compute it.
 type Offer = Result<f64, String>;
@@ -40,7 +40,7 @@ impl Chosen {
     /// Prints a line to standard error with the device and the reason, if it was chosen among several.
     pub fn note(&self) {
         if let Some(why) = &self.why {
-            report::note(&format!("on the {}: {why}", if self.device.is_cpu() { "CPU" } else { "card" }));
+            report::note(&format!("on the {}: {why}", if self.device.is_cpu() { "CPU" } else { "GPU" }));
         }
     }
 
@@ -90,7 +90,7 @@ pub fn choose(
         return Ok(config);
     }
     let stays = match found.map(saved_state).transpose()? {
-        _ if processes > 1 => "several processes compute on cards where `--device` names them",
+        _ if processes > 1 => "several processes compute on GPUs where `--device` names them",
         Some(saved) => return resume(config, opened, saved.kernels.as_ref()),
         None if !has_card() => return Ok(config),
         None if !is_measured(config.memory.prices) => NOT_MEASURED,
@@ -103,7 +103,7 @@ pub fn choose(
 /// The reason for the device that a plan assumes without opening any, if there are several devices.
 pub fn assumed(config: &Config) -> Option<String> {
     (config.run.device == AUTO && has_card()).then(|| {
-        "planned for the CPU: without data no card is opened and measured; a run with `auto` compares both, and `--device cuda` plans for a card"
+        "planned for the CPU: without data no GPU is opened and measured; a run with `auto` compares both, and `--device cuda` plans for a GPU"
             .to_owned()
     })
 }
@@ -125,10 +125,10 @@ fn resume(config: Config, opened: &mut Opened, before: Option<&Kernels>) -> Outc
         return Ok(config);
     }
     match device::open(CARD) {
-        Ok(card) => take(&config, opened, card, "the run used a card before".to_owned()),
+        Ok(card) => take(&config, opened, card, "the run used a GPU before".to_owned()),
         Err(failure) => {
-            report::warn(&format!("the run used a card before, and continues on the CPU: {}", first_line(&failure)));
-            take(&config, opened, Device::Cpu, "the card is gone".to_owned())
+            report::warn(&format!("the run used a GPU before, and continues on the CPU: {}", first_line(&failure)));
+            take(&config, opened, Device::Cpu, "the GPU is gone".to_owned())
         }
     }
 }
@@ -162,12 +162,12 @@ fn faster(what: &str, on_cpu: &Offer, on_card: &Offer) -> (bool, String) {
     match (on_cpu, on_card) {
         (Ok(cpu), Ok(card)) => {
             let [cpu_time, card_time] = [*cpu, *card].map(in_words);
-            (card < cpu, format!("{what} is predicted to take {card_time} on the card and {cpu_time} on the CPU"))
+            (card < cpu, format!("{what} is predicted to take {card_time} on the GPU and {cpu_time} on the CPU"))
         }
         (Err(why), Ok(card)) => {
-            (true, format!("{what} is predicted to take {} on the card; on the CPU: {why}", in_words(*card)))
+            (true, format!("{what} is predicted to take {} on the GPU; on the CPU: {why}", in_words(*card)))
         }
-        (_, Err(why)) => (false, format!("the card is left alone: {why}")),
+        (_, Err(why)) => (false, format!("the GPU is left alone: {why}")),
     }
 }
 
@@ -224,13 +224,13 @@ mod tests {
     fn the_card_is_taken_where_its_step_is_shorter_or_the_only_one() {
         let refused = || Err("no room".to_owned());
         for (on_cpu, on_card, takes_card, words) in [
-            (Ok(2.0), Ok(0.5), true, "500 ms on the card and 2.0 s on the CPU"),
-            (Ok(0.5), Ok(2.0), false, "2.0 s on the card and 500 ms on the CPU"),
+            (Ok(2.0), Ok(0.5), true, "500 ms on the GPU and 2.0 s on the CPU"),
+            (Ok(0.5), Ok(2.0), false, "2.0 s on the GPU and 500 ms on the CPU"),
             // A card that is only as fast is not taken.
-            (Ok(2.0), Ok(2.0), false, "2.0 s on the card"),
+            (Ok(2.0), Ok(2.0), false, "2.0 s on the GPU"),
             (refused(), Ok(2.0), true, "on the CPU: no room"),
-            (Ok(2.0), refused(), false, "the card is left alone: no room"),
-            (refused(), refused(), false, "the card is left alone: no room"),
+            (Ok(2.0), refused(), false, "the GPU is left alone: no room"),
+            (refused(), refused(), false, "the GPU is left alone: no room"),
         ] {
             let (takes, why) = faster("a step", &on_cpu, &on_card);
             assert!(takes == takes_card && why.contains(words), "{on_cpu:?}, {on_card:?}: {why}");

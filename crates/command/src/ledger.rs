@@ -137,7 +137,7 @@ impl Resource {
     fn in_words(&self) -> String {
         let (what, needed, left) = match self {
             Self::Memory(needed, left) => ("memory", needed, left),
-            Self::Card(needed, left) => ("memory of the card", needed, left),
+            Self::Card(needed, left) => ("memory of the GPU", needed, left),
             Self::Disk(needed, left) => ("disk space", needed, left),
         };
         format!("waiting for {what}: {needed} needed, {left} left by other runs")

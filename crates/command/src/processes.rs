@@ -273,18 +273,16 @@ impl OptionalGroup<'_> {
         let on_mine = (0..said.len()).filter(|&rank| said[rank] == mine).map(|rank| rank.to_string());
         let on_mine: Vec<String> = on_mine.collect();
         let Some((host, _)) = mine.filter(|_| on_mine.len() > 1) else { return Ok((are_shared, None)) };
-        let problem = format!("processes {} of {} compute on one card of {host}", on_mine.join(", "), said.len());
+        let problem = format!("processes {} of {} compute on one GPU of {host}", on_mine.join(", "), said.len());
         if config.memory.device_budget.is_some() {
             let warning = format!("{problem}: they wait for each other, and each has a context of its own there");
             return Ok((are_shared, Some(warning)));
         }
-        let cards = plural(t5_ops::cards().unwrap_or(1) as u64, "card");
+        let cards = plural(t5_ops::cards().unwrap_or(1) as u64, "GPU");
         Err(Failure::usage(format!("{problem}, and each would plan with all of its memory"))
-            .hint(format!("start one process for each card: this process sees {cards}"))
-            .hint(
-                "`--device cuda` gives each process on a host its own card; `cuda:0` gives all of them the first card",
-            )
-            .hint("to share a card, limit each process with `--device-memory-budget`"))
+            .hint(format!("start one process for each GPU: this process sees {cards}"))
+            .hint("`--device cuda` gives each process on a host its own GPU; `cuda:0` gives all of them the first GPU")
+            .hint("to share a GPU, limit each process with `--device-memory-budget`"))
     }
 
     /// One plan for all: the slowest of the processes' own plans, with this process' own bill.

@@ -179,7 +179,7 @@ impl Profile {
 
     /// The profile as a table of text.
     pub fn to_text(&self) -> String {
-        let peak = self.peak_gflops.map_or("the card is waited for after each operation".to_owned(), |peak| {
+        let peak = self.peak_gflops.map_or("the GPU is waited for after each operation".to_owned(), |peak| {
             format!("peak rate of this machine: {peak:.0} GFLOP/s")
         });
         let mut text = format!(

@@ -108,7 +108,7 @@ pub struct BenchServeArgs {
     /// Precision of activations. Weights keep the precision in which they are stored
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub precision: Precision,
-    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a card
+    /// Device: cpu, cuda or cuda:N; auto is the faster one of the CPU and a GPU
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Print JSON

@@ -58,7 +58,7 @@ pub fn priced(
     let (prices, bf16_over_f32) = speed.prices(model, options, tokens)?;
     Ok(match place {
         Place::Host => Priced { prices, bf16_over_f32: Some(bf16_over_f32), origin: "measured on this machine" },
-        Place::Device => Priced { prices, bf16_over_f32: None, origin: "measured on this card" },
+        Place::Device => Priced { prices, bf16_over_f32: None, origin: "measured on this GPU" },
     })
 }
 
@@ -148,7 +148,7 @@ impl Cache {
 /// The kept speed of this machine or of a card. If there is none, measures it and keeps it.
 fn kept_speed(sizes: MeasuredSizes, device: &Device, directory: &Path, again: bool) -> Outcome<MachineSpeed> {
     let circumstances = Circumstances::of_this_process(sizes, device);
-    let what = if device.is_cpu() { "this machine" } else { "this card" };
+    let what = if device.is_cpu() { "this machine" } else { "this GPU" };
     let path = cache_directory().map(|directory| directory.join(CACHE_FILE));
     let cache = path.as_deref().map(Cache::read).unwrap_or_default();
     if let Some(speed) = cache.find(&circumstances).filter(|_| !again) {

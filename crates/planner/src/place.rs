@@ -29,11 +29,11 @@ pub fn check(job: &Job<'_>) -> Result<()> {
 pub fn communication(place: Place, processes: &Processes) -> Vec<CostRow> {
     let Processes { buffers, between_cards, .. } = *processes;
     let note = match (place, between_cards) {
-        (Place::Device, None) => "on its way between cards at a time, through the host's memory",
+        (Place::Device, None) => "on its way between GPUs at a time, through the host's memory",
         _ => "sent to other processes and received at a time",
     };
     let of = |bytes: u64, note: &str, place| (bytes > 0).then(|| CostRow::new(COMMUNICATION, bytes, note).at(place));
-    let on_cards = of(between_cards.unwrap_or(0), "received from other cards at a time, for sums in order", place);
+    let on_cards = of(between_cards.unwrap_or(0), "received from other GPUs at a time, for sums in order", place);
     of(buffers, note, Place::Host).into_iter().chain(on_cards).collect()
 }
 
@@ -51,7 +51,7 @@ pub fn pinned_for_others(place: Place, processes: &Processes) -> u64 {
 pub fn in_memory(place: Place) -> &'static str {
     match place {
         Place::Host => "in memory",
-        Place::Device => "on the card",
+        Place::Device => "on the GPU",
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn note_of_weights(kept: &str, place: Place, levers: &Levers) -> Stri
 
 /// The row of tensors kept in the host's memory beside a device.
 pub fn offloaded_to_host(bytes: u64) -> Option<CostRow> {
-    let note = "weights, moments, activations and gradients that are off the card";
+    let note = "weights, moments, activations and gradients that are off the GPU";
     (bytes > 0).then(|| CostRow::new(OFFLOADED_TO_HOST, bytes, note))
 }
 

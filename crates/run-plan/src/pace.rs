@@ -187,9 +187,9 @@ impl RunPace {
         let behind = self.pace.step_bus_bytes_behind;
         let beside = || format!(", {} of it while blocks are computed", Bytes(behind));
         let beside = if behind > 0 { beside() } else { String::new() };
-        let waits = |seconds| format!("; the card waits for them for about {}", in_words(seconds));
+        let waits = |seconds| format!("; the GPU waits for them for about {}", in_words(seconds));
         let waits = self.pace.step_copy_wait_seconds.map(waits).unwrap_or_default();
-        (bytes > 0).then(|| format!("{} between host and card a step{beside}{waits}", Bytes(bytes)))
+        (bytes > 0).then(|| format!("{} between host and GPU a step{beside}{waits}", Bytes(bytes)))
     }
 
     /// The bytes of a step that are sent to other processes, in words.

@@ -105,7 +105,7 @@ function showBill(plan) {
     element("td", { className: "n", textContent: (plan.predicted_peak_bytes / MIB).toFixed(1) }), element("td"),
     element("td", { className: "mute", textContent: `of the process; largest phase: ${plan.bill.binding}` }));
   const device = plan.bill.device?.rows ?? [];
-  const deviceRows = device.filter(row => row.bytes > 0).map(one => row(one.name, one.bytes, Math.max(...device.map(row => row.bytes)), `on the card; ${one.note}`));
+  const deviceRows = device.filter(row => row.bytes > 0).map(one => row(one.name, one.bytes, Math.max(...device.map(row => row.bytes)), `on the GPU; ${one.note}`));
   $("bill").replaceChildren(...rows.map(one => row(one.name, one.bytes, most, one.note)), sum, ...deviceRows);
 }
 
@@ -165,7 +165,7 @@ function show(asked, answer) {
     fact("smallest budget of this plan", shown(plan.smallest_budget_bytes), "peak and safety margin"),
     fact("checkpoint", shown(plan.checkpoint_bytes), plan.step_written_bytes > 0 ? `${shown(plan.step_written_bytes)} written a step in place of memory` : "nothing is written in place of memory"),
   ];
-  if (plan.predicted_device_peak_bytes) facts.push(fact("on the card", shown(plan.predicted_device_peak_bytes), "predicted"));
+  if (plan.predicted_device_peak_bytes) facts.push(fact("on the GPU", shown(plan.predicted_device_peak_bytes), "predicted"));
   $("top").replaceChildren(...facts);
   showBill(plan);
   showPhases(plan);

@@ -128,7 +128,7 @@ fn list(as_json: bool) -> Outcome<()> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let mut text = format!(
         "{:>8}  {:<8}  {:>10}  {:>10}  {:>10}  {:>12}  output\n",
-        "process", "state", "memory", "card", "disk", "since"
+        "process", "state", "memory", "GPU", "disk", "since"
     );
     for line in &lines {
         let since = duration(Duration::from_secs(now.saturating_sub(line.arrived)));

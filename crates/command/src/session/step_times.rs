@@ -38,7 +38,7 @@ impl StepTimes {
 
 /// The waits for copies between the host and a card so far.
 pub fn copies_so_far() -> Outcome<CopyWaits> {
-    copy_waits::so_far().map_err(|error| Failure::internal(format!("copies to and from the card: {error}")))
+    copy_waits::so_far().map_err(|error| Failure::internal(format!("copies to and from the GPU: {error}")))
 }
 
 pub(super) fn milliseconds(duration: Duration) -> f64 {

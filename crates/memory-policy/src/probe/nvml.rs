@@ -32,7 +32,7 @@ impl DeviceProbe for Card {
                 ..DeviceMemory::default()
             })
         };
-        read().map_err(|error| format!("NVML: card {}: {error}", self.index))
+        read().map_err(|error| format!("NVML: GPU {}: {error}", self.index))
     }
 }
 

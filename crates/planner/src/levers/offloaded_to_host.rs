@@ -10,11 +10,11 @@ use crate::lever::{Flag, Lever, Space, Takes, Value, Values};
 pub static COPY_OVERLAP: Lever = Lever {
     name: "copy_overlap",
     values: Values::Words(&["none", "block"]),
-    meaning: "on a card: wait for copies between host and card, or hold one more block on the card so that copies overlap with computing",
+    meaning: "on a GPU: wait for copies between host and GPU, or hold one more block on the GPU so that copies overlap with computing",
     flag: Some(Flag {
         long: "copy-overlap",
         takes: Takes::Value("none|block"),
-        help: "On a card: wait for copies between host and card (none), or hold one more block on the card so that copies overlap with computing (block) [default: none]",
+        help: "On a GPU: wait for copies between host and GPU (none), or hold one more block on the GPU so that copies overlap with computing (block) [default: none]",
         usual: |_, _| Some(Value::Word("none")),
     }),
     layer_major: Some(|value| value.is("block")),
@@ -41,11 +41,11 @@ fn copy_overlap(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 pub static OFFLOAD_TO: Lever = Lever {
     name: "offload_to",
     values: Values::Words(&["disk", "host"]),
-    meaning: "on a card: keep offloaded tensors in files in the output directory, or in the host's memory",
+    meaning: "on a GPU: keep offloaded tensors in files in the output directory, or in the host's memory",
     flag: Some(Flag {
         long: "offload-to",
         takes: Takes::Value("PLACE"),
-        help: "On a card: keep offloaded tensors in files or in the host's memory: disk, host [default: disk]",
+        help: "On a GPU: keep offloaded tensors in files or in the host's memory: disk, host [default: disk]",
         usual: |_, _| Some(Value::Word("disk")),
     }),
     layer_major: Some(|value| value.is("host")),
@@ -70,5 +70,5 @@ fn offload_to(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
 
 /// Words for tensors that lie in files, or beside the device.
 pub(super) fn off(what: &str, is_off: bool, layers: &LayerMajor) -> Option<String> {
-    is_off.then(|| if layers.in_host_memory { format!("{what} off the card") } else { format!("{what} on disk") })
+    is_off.then(|| if layers.in_host_memory { format!("{what} off the GPU") } else { format!("{what} on disk") })
 }

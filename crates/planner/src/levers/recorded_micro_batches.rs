@@ -9,7 +9,7 @@ use crate::lever::{Lever, Space, Value, Values};
 pub static RECORDED_MICRO_BATCHES: Lever = Lever {
     name: "recorded_micro_batches",
     values: Values::Words(&["none", "all"]),
-    meaning: "on a card: launch kernels one by one, or record micro-batches of repeated shapes as CUDA graphs, whose memory is kept between steps",
+    meaning: "on a GPU: launch kernels one by one, or record micro-batches of repeated shapes as CUDA graphs, whose memory is kept between steps",
     flag: None,
     layer_major: None,
     device_only: Some(|value| value.is("all")),

@@ -9,7 +9,7 @@ use crate::lever::{Lever, Space, Value, Values};
 pub static WEIGHT_COPIES: Lever = Lever {
     name: "weight_copies",
     values: Values::Words(&["none", "bf16"]),
-    meaning: "on a card, bf16 with f32 weights: cast a weight for each product, or keep a bf16 copy that is made anew after each update",
+    meaning: "on a GPU, bf16 with f32 weights: cast a weight for each product, or keep a bf16 copy that is made anew after each update",
     flag: None,
     layer_major: None,
     device_only: Some(|value| value.is("bf16")),

@@ -297,7 +297,7 @@ fn copies_beside_what_is_computed_cost_memory_of_the_card_and_pinned_memory_and_
 #[test]
 fn a_lever_of_cards_is_refused_on_the_processor_by_its_names() {
     let pins = Pins::default().with("offload_to", Value::Word("host"));
-    let expected = "`memory.offload_to = \"host\"` (`bench --offload-to`) is for cards, and tensors are on the CPU";
+    let expected = "`memory.offload_to = \"host\"` (`bench --offload-to`) is for GPUs, and tensors are on the CPU";
     assert_eq!(refusal(training_at(Place::Host, &small(), &pins, Processes::default())), expected);
 }
 

@@ -108,7 +108,7 @@ pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
 const KEYS_WITHOUT_PINS: &[Key] = &[
     key("run.output_dir", Name, &[], "\"runs/train\"", "directory for all files of the run"),
     key("run.seed", Integer(0, i64::MAX), &[], "42", "seed of initial weights, row order and dropout masks"),
-    key("run.device", Name, AUTO, "\"auto\"", "cpu, cuda or cuda:N; auto: a card where the measured prices make it faster, else the CPU"),
+    key("run.device", Name, AUTO, "\"auto\"", "cpu, cuda or cuda:N; auto: a GPU where the measured prices make it faster, else the CPU"),
     key("run.log_every_steps", Integer(1, MANY), AUTO, "\"auto\"", "steps between log lines if the output is not a terminal; auto: the first steps, then every ten seconds"),
     key("run.finetune", Switch, &[], "false", "start from model.init_from and freeze encoder and shared embedding; same as --finetune"),
     key("run.deterministic", Switch, &[], "false", "refuse a resume or replan that would change the bits; false: allow it and print one line"),

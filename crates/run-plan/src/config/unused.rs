@@ -124,7 +124,7 @@ const RULES: &[Rule] = &[
     Rule {
         keys: &["memory.device_budget", "memory.offload_to"],
         has_effect: |_, now| now.is_on_card,
-        why: "it is for cards, and the CPU computes",
+        why: "it is for GPUs, and the CPU computes",
     },
     Rule {
         keys: &["parallel.shard", "parallel.network_mbit"],

@@ -47,9 +47,9 @@ fn diagnose(facts: &Facts) -> Vec<Finding> {
     let Facts { cards, on_the_bus, is_built_for_cuda, is_usable, loads_libraries } = facts;
     let Ok(Cards { driver, cuda, cards }) = cards else {
         return vec![match on_the_bus {
-            0 => Finding::note("cards", "no NVIDIA card, and none is needed"),
+            0 => Finding::note("cards", "no NVIDIA GPU, and none is needed"),
             count if !loads_libraries => {
-                Finding::warning("cards", format!("{count} of NVIDIA; this build is static, and cards are not used"))
+                Finding::warning("cards", format!("{count} of NVIDIA; this build is static, and GPUs are not used"))
                     .remedy("cargo build --release --features cuda")
             }
             count => Finding::warning("cards", format!("{count} of NVIDIA without a driver"))
@@ -58,7 +58,7 @@ fn diagnose(facts: &Facts) -> Vec<Finding> {
     };
     if cards.is_empty() {
         return vec![
-            Finding::note("cards", format!("driver {driver}, and no card that this process may see"))
+            Finding::note("cards", format!("driver {driver}, and no GPU that this process may see"))
                 .remedy("in a container: `docker run --gpus all ..`; else `unset CUDA_VISIBLE_DEVICES`"),
         ];
     }
@@ -75,10 +75,10 @@ fn diagnose(facts: &Facts) -> Vec<Finding> {
         .collect();
     let found = format!("{driver}, CUDA {cuda}");
     let driver_found = match (is_built_for_cuda, is_usable) {
-        (false, _) => Finding::warning("card driver", format!("{found}; this build has no `cuda`: cards are not used"))
+        (false, _) => Finding::warning("card driver", format!("{found}; this build has no `cuda`: GPUs are not used"))
             .remedy("cargo build --release --features cuda"),
         (true, false) => {
-            Finding::warning("card driver", format!("{found}; no card can be opened, the processor computes"))
+            Finding::warning("card driver", format!("{found}; no GPU can be opened, the processor computes"))
                 .remedy("check `nvidia-smi`, and that the driver is as new as the toolkit of the build")
         }
         (true, true) => Finding::ok("card driver", found),
@@ -114,7 +114,7 @@ mod tests {
             Facts { cards: Ok(one()), on_the_bus: 1, is_built_for_cuda: true, is_usable: true, loads_libraries: true };
         check(&good, Severity::Ok, "79 GiB of 80 GiB free");
         check(&Facts { is_built_for_cuda: false, ..good.clone() }, Severity::Warning, "--features cuda");
-        check(&Facts { is_usable: false, ..good.clone() }, Severity::Warning, "no card can be opened");
+        check(&Facts { is_usable: false, ..good.clone() }, Severity::Warning, "no GPU can be opened");
         let none = Facts { cards: Err("no library".into()), on_the_bus: 0, ..good.clone() };
         check(&none, Severity::Note, "none is needed");
         check(&Facts { on_the_bus: 2, ..none.clone() }, Severity::Warning, "install the driver");
