@@ -4,9 +4,9 @@
 //! Each process that reads the ledger holds its lock, and removes the lines of processes that have ended.
 //!
 //! Invariants:
-//! * A run reserves the bytes of its plan, including headroom, before it loads anything. Reserved bytes that other runs do not hold yet
-//!   count as taken. The ledger does not know how much of a card another process holds, so all bytes that other runs reserved on it count
-//!   as taken.
+//! * A run reserves the bytes of its plan, including headroom, before it loads anything. Memory that another run has reserved
+//!   but not allocated is not available. The ledger does not know how much of a GPU another process holds, so all bytes that other runs
+//!   reserved on it are not available.
 //! * Runs start in the order of their arrival. A later run starts first only if the earlier ones do not fit.
 
 use std::ffi::{OsStr, OsString};

@@ -11,7 +11,7 @@
 //! * Converted files are used again while the sources, the settings and the result are unchanged. A source is unchanged if its size, times
 //!   and inode are, or else if its SHA-256 is.
 //! * A file of these names that no run made is never replaced: without a record that names it, the run is refused.
-//! * A resumed run never reads other rows unnoticed. If a source changed, the run is refused, unless `--allow-changed data` permits it.
+//! * A resumed run refuses changed sources, unless `--allow-changed data` permits them.
 
 use std::cell::Cell;
 use std::collections::HashSet;

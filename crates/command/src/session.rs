@@ -99,7 +99,7 @@ pub struct Session {
     agreed: together::Agreed,
     /// The communication with them until the last step.
     spent: CommunicationStats,
-    /// Its reservation of memory and disk space, if it waited for other runs.
+    /// The ledger entry, under `--wait`.
     reserved: Option<(Reservation, DiskNeeds)>,
 }
 

@@ -76,7 +76,7 @@ pub struct Tokenizer {
     longest_added: usize,
     growth: u64,
     start_ids: Vec<u32>,
-    /// If texts keep special tokens: those that they leave out all the same.
+    /// If texts keep special tokens: those that are left out anyway.
     kept_without: Option<Vec<u32>>,
     word_cache: WordCache,
 }

@@ -203,7 +203,7 @@ pub(crate) fn plan_of<S: Setting, L: Setting>(
         ..Bill::default()
     };
     let fastest = candidates.iter().map(|candidate| candidate.relative_time).fold(f64::INFINITY, f64::min);
-    // The budget of the memory that tensors lie in decides whether the process is a guest: that memory is traded for time.
+    // Without a budget that was named, the plan takes a share of what is available, and may be slower to leave memory to others.
     let lies_on_device = candidates.iter().any(|candidate| candidate.device_peak > Bytes::ZERO);
     let place = if lies_on_device { Place::Device } else { Place::Host };
     let percent = match if lies_on_device { wanted.device } else { wanted.process } {

@@ -53,8 +53,8 @@ pub struct Evaluated {
 }
 
 impl Evaluated {
-    /// The tensors beside `at_a_time` bytes of weights, where each operation reads its own weights. The operation with the largest
-    /// workspace may have small weights, so the workspace is limited accordingly.
+    /// Peak tensor bytes when weights are paged in per operation, `at_a_time` bytes at most. The operation with the largest workspace may
+    /// have small weights, so the workspace is limited accordingly.
     pub fn beside_weights(&self, at_a_time: u64) -> [Vec<NamedBytes>; 2] {
         let mut rows = self.rows.clone();
         for (rows, all) in rows.iter_mut().zip(self.with_weights) {

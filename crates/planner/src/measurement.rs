@@ -1,7 +1,7 @@
 //! The measurement of a machine's speed: the operations of a step, timed one kind after another.
 //!
-//! The measurement runs before memory is measured, on threads of its own, and holds one matrix of a block at a time. So none of its memory
-//! stays, and no plan's peak is lower than its own. Other programs can only make work slower. So the shortest of several times counts, less
+//! The measurement runs before memory is measured, on threads of its own, and holds one matrix of a block at a time. It frees
+//! everything, and its peak is below every plan's. Other programs can only make work slower. So the shortest of several times counts, less
 //! the time in which threads waited for a processor.
 
 mod answers;

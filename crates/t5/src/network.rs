@@ -149,14 +149,14 @@ impl<T: Ops> Network<T> {
         self.pager.as_ref().map_or(Ok(()), |pager| pager.page_out(weight.index, &weight.tensor))
     }
 
-    /// Of a pass that is given up: lets go of all weights that were brought for it.
+    /// After an aborted pass: releases every weight that it paged in.
     pub fn release(&self) {
         let Some(pager) = &self.pager else { return };
         let encoder = (0..self.encoder.blocks.len()).map(|block| Part::Encoder { block });
         let decoder = (0..self.decoder.blocks.len()).map(|block| Part::Decoder { block });
         let parts = encoder.chain(decoder).chain([Part::Shared, Part::LmHead]);
         for weight in parts.flat_map(|part| self.weights_of(part)) {
-            // Whoever gave the pass up says why. A weight that stays is let go of by the next pass.
+            // The abort is already reported. The next pass releases what remains.
             let _ = pager.release(weight.index, &weight.tensor);
         }
     }

@@ -55,8 +55,8 @@ pub trait Pager<T>: Debug {
     /// [`crate::Error::Elsewhere`].
     fn page_out(&self, index: usize, weight: &T) -> Result<()>;
 
-    /// A pass was given up: the values of parameter `index` stay no longer, nor does memory for those that are on their way. Not for whoever
-    /// needs other processes to agree.
+    /// After an aborted pass: frees the values of parameter `index`, and the memory of a copy that is not complete. A pager that needs other
+    /// processes to agree does nothing.
     ///
     /// # Errors
     /// Those of [`Pager::page_out`].

@@ -279,8 +279,8 @@ impl Parallel {
         self.transport.begin_step();
     }
 
-    /// Replaces the rest of a step for which this process has no memory: takes part in the others' requests until they decide. `asked` has
-    /// all requests of the step. The results do not count.
+    /// After running out of memory: answers the other processes' collectives until the step is decided. `asked` has all requests of the
+    /// step. The results do not count.
     pub(crate) fn take_part(
         &self,
         asked: &[CollectiveRequest],

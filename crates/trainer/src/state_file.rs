@@ -80,7 +80,7 @@ impl StateFile {
         Ok(StateFile { memory, device: device.clone(), writes, path, locks: RefCell::default() })
     }
 
-    /// Whether moments lie where `files` puts them.
+    /// Whether the moments of this file are in the kind of memory that `files` asks for: the host's, or a file.
     pub fn is_as_in(&self, files: &Files) -> bool {
         self.memory.is_none() == files.in_host_memory
     }

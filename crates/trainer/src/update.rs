@@ -42,7 +42,7 @@ pub(crate) struct Update<'a> {
     /// The loss sums of shards that are complete.
     losses: Vec<LossSums>,
     sums: Vec<Option<SquareSums>>,
-    /// Gradients on a card, with their parameters' indices. They wait until all of their event are handed over. `None`: another process has
+    /// Gradients on a card, with their parameters' indices. Held until every gradient of the event has arrived. `None`: another process has
     /// the gradient, and sends the parameter.
     waiting: Vec<(usize, Option<Tensor>)>,
     /// Whether gradients stay unchanged after they were measured, until they are applied.
@@ -138,8 +138,7 @@ impl<'a> Update<'a> {
         self.parameters_in_flight.drain(..).try_for_each(PendingTransfer::complete)
     }
 
-    /// Takes the place of a decision: tells the other processes that this one has no memory for the step. Until the decision, it takes part
-    /// in their requests. `asked` are all of them.
+    /// Votes to abort the step, for which this process has no memory, and answers collectives until all have voted. `asked` are all of them.
     ///
     /// # Errors
     /// A request fails.

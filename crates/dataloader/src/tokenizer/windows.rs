@@ -11,8 +11,8 @@
 //! up whole words only; if a word is longer than any that they know, the rest of it is skipped.
 //!
 //! Some tokenizers strip the blanks at the end of a text. The end of a window must not look like the end of the text, so a
-//! letter is added after blanks there. If a run of blanks goes beyond the certain part of a window, its tokens are
-//! provisional. They are taken back if the text ends after the run, or if the name of a token that strips blanks follows.
+//! letter is added after blanks there. Blanks at the edge of a window are provisional: after `"a  "`, the text may end, which
+//! strips them, or go on with `"b"`, which keeps them. Their tokens are taken back in the first case, or if the name of a token that strips blanks follows.
 //! The rest of the window does not show which case applies, because it may hold a name that is cut.
 //!
 //! Invariants:

@@ -225,7 +225,7 @@ const KEYS_WITHOUT_PINS: &[Key] = &[
 
     key("memory.budget", Size(1), AUTO, "\"auto\"", "memory limit of the whole process; auto: a share of the available memory"),
     key("memory.device_budget", Size(1), AUTO, "\"auto\"", "GPU memory limit; auto: a share of the free memory"),
-    key("memory.disk_writes", Size(0), &[], "\"1TiB\"", "most bytes that the run writes to disk to save memory, since writing wears disks out; 0: none. Pinned offloads ignore it"),
+    key("memory.disk_writes", Size(0), &[], "\"1TiB\"", "limit on bytes written to save memory; 0 forbids them. An offload that you set yourself is not limited"),
     key("memory.prices", Table, &["measured", "measure-again", "built-in"], "\"measured\"", "speed of this machine, which decides between plans: measured (and kept for the next run), measured again, built in, or a table"),
     key("memory.clear_cache_every_steps", Integer(0, MANY), AUTO, "\"auto\"", "return freed memory to the system every N steps; 0: never"),
 ];

@@ -66,8 +66,8 @@ impl Unit {
         units
     }
 
-    /// The number of `units`, from the first, that do not keep their gradients. They come before the last `kept` blocks. A norm that
-    /// only kept blocks follow is kept with them.
+    /// The number of `units`, from the first, that do not keep their gradients. They come before the last `kept` blocks. The norm
+    /// just before the first kept block is kept too.
     fn dropped(units: &[Unit], kept: usize) -> usize {
         let blocks = |units: &[Unit]| units.iter().filter(|unit| unit.is_block()).count();
         let mut dropped = (0..=units.len()).rev().find(|&n| blocks(&units[n..]) >= kept).unwrap_or(0);

@@ -103,7 +103,7 @@ impl WeightFile {
         WeightFile { blocks_in_memory, ..self }
     }
 
-    /// Whether the weights lie where a plan puts them.
+    /// Whether the weights are in the kind of memory that a plan asks for.
     pub fn is_as_in(&self, files: &Files) -> bool {
         let &Files { weight_blocks_in_memory, weights_by_matrix, in_host_memory, .. } = files;
         (self.blocks_in_memory, self.by_matrix, self.in_host_memory)
