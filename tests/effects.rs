@@ -144,7 +144,7 @@ const ROWS: &[Row] = &[
 const ELSEWHERE: &[(&str, &str)] = &[
     ("run.output_dir", "tests/flags.rs"),
     ("run.deterministic", "tests/same_bits.rs"),
-    ("run.allow_changes", "crates/command/src/cli.rs"),
+    ("run.allow_changes", "crates/command/src/cli/mod.rs"),
     ("train.max_non_finite_steps", "tests/training.rs"),
     ("data.encoding", "crates/run-plan/src/config/data.rs"),
     ("data.quoting", "crates/run-plan/src/config/data.rs"),

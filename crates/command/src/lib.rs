@@ -1,79 +1,26 @@
 //! The command `train_low_mem`, which trains T5 inside a byte budget.
 //!
 //! The program calls [`main`]. It reads the command line (`cli`: flags as typed) and the config (`config`: their meaning), opens the named
-//! files (`open`), and builds the job (`job`). Then it asks the planner for a plan, passes plain numbers to the other crates, and runs the
-//! loop. Start reading at `train`: the loop is one screen.
+//! files (`run::open`), and builds the job (`job`). Then it asks the planner for a plan, passes plain numbers to the other crates, and runs
+//! the loop. Start reading at `run::train`: the loop is one screen.
+//!
+//! A folder is a subject, and imports only those above it: `screen`, `files`, `machine`, `model`, `data`, `cli`, `scores`, `run`, `answers`,
+//! `commands`.
 //!
 //! Architecture invariant: this crate contains no algorithm. It is the only crate that knows the policy, the command line and the config,
 //! and the only one that prints.
 
-mod answer_flags;
-mod assets;
-mod bad_rows;
-mod base;
-mod best;
-mod bits;
-mod chat_flags;
-mod class_scores;
+mod answers;
 mod cli;
 mod commands;
-mod data_files;
-mod device;
-mod disk;
-mod dry_run;
-mod evaluation;
-mod export_flags;
-mod faster_device;
-mod flag_values;
-mod identity;
-mod inference;
-mod job_flags;
-mod key_flags;
-mod ledger;
-mod lever_flags;
-mod lines;
-mod listing;
+mod data;
+mod files;
 mod machine;
-mod metrics;
-mod model_directory;
-mod model_files;
-mod open;
-mod options;
-mod output;
-mod outputs;
+mod model;
 pub mod parsers;
-mod planned_run;
-mod predictions;
-mod processes;
-mod profile;
-mod progress;
-mod reading;
-mod report;
-mod resume;
-mod row_data;
-mod row_flags;
-mod row_record;
-mod run_data;
-mod run_dir;
-mod saved;
-mod serve_flags;
-mod session;
-mod setup;
-mod shell_words;
-mod sources;
-mod speed;
-mod splits;
-mod stages;
-mod start_screen;
-mod stop;
-mod summary;
-mod survival;
-mod terminal_text;
-mod train;
-mod usage;
-mod view_flags;
-mod views;
-mod warnings;
+mod run;
+mod scores;
+mod screen;
 
 use std::io::Write;
 use std::panic::{PanicHookInfo, catch_unwind};
@@ -82,7 +29,9 @@ use std::sync::{Mutex, PoisonError};
 
 use cli::{Cli, Command, Typed};
 use failure::{Failure, Outcome};
+use machine::processes;
 use run_plan::{config, failure, job, remedies};
+use screen::{output, report, stop, warnings};
 
 /// Required stack of the main thread. A lower limit (`ulimit -s`) does not affect other threads.
 const STACK_BYTES: u64 = 2 << 20;
@@ -187,8 +136,8 @@ fn our_bug() -> Failure {
 fn run(cli: Cli) -> Outcome<()> {
     let Cli { train: flags, command, threads } = cli;
     match command {
-        None => train::train(&flags),
-        Some(Command::Train(flags)) => train::train(&flags),
+        None => run::train::train(&flags),
+        Some(Command::Train(flags)) => run::train::train(&flags),
         Some(Command::Plan(flags)) => commands::plan::plan(&flags),
         Some(Command::Eval(flags)) => commands::eval::eval(&flags),
         Some(Command::Generate(flags)) => commands::generate::generate(&flags.with_model()?),
@@ -205,7 +154,7 @@ fn run(cli: Cli) -> Outcome<()> {
         Some(Command::Report(flags)) => commands::report::report(&flags),
         Some(Command::Watch(flags)) => commands::watch::watch(&flags),
         Some(Command::Jobs(flags)) => commands::jobs::jobs(&flags, threads),
-        Some(Command::Keys) => report::result(&listing::keys()),
-        Some(Command::Completions { shell }) => report::result(&listing::completions(shell)),
+        Some(Command::Keys) => report::result(&commands::listing::keys()),
+        Some(Command::Completions { shell }) => report::result(&commands::listing::completions(shell)),
     }
 }

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use crate::{config, metrics, run_dir};
+use crate::config;
+use crate::files::{metrics, run_dir};
 
 /// Reads the text of a config file, resolves it and writes it as for `resolved.toml`.
 pub fn config(text: &str) -> Result<(), String> {

@@ -26,7 +26,7 @@ const DIALECT: [(&str, &str); 8] = [
 ];
 
 /// Sources whose doc comments and strings are the command's help.
-const HELP: [&str; 2] = ["crates/command/src/cli.rs", "crates/run-plan/src/config/keys.rs"];
+const HELP: [&str; 2] = ["crates/command/src/cli/mod.rs", "crates/run-plan/src/config/keys.rs"];
 
 /// No sentence of a document is too long to read once, or begins with "What" without asking a question.
 pub fn documents_have_plain_sentences(tree: &Tree) -> Vec<Finding> {

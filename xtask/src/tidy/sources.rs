@@ -120,8 +120,8 @@ pub fn files_are_changed_by_durable_files_only(tree: &Tree) -> Vec<Finding> {
 /// Everything that a terminal or a log receives is made safe where it is written, so nothing else writes.
 pub fn text_is_shown_in_one_place(tree: &Tree) -> Vec<Finding> {
     const WRITERS: [&str; 3] = [
-        "crates/command/src/output.rs",
-        "crates/command/src/report.rs",
+        "crates/command/src/screen/output.rs",
+        "crates/command/src/screen/report.rs",
         // Draws rows of `run_report::screen`, which are safe.
         "crates/command/src/commands/watch.rs",
     ];
@@ -311,7 +311,7 @@ mod tests {
         let found = ["crates/a/src/lib.rs:1: `println!(`: use `report`, which makes text of others safe"];
         check(rule, "crates/a/src/lib.rs", "println!(\"{row}\");", &found);
         check(rule, "crates/a/src/lib.rs", "//! println!(\"{row}\");\nwriteln!(text)", &[]);
-        check(rule, "crates/command/src/report.rs", "std::io::stdout().lock()", &[]);
+        check(rule, "crates/command/src/screen/report.rs", "std::io::stdout().lock()", &[]);
         assert_eq!(rule(&Tree::of(&[("crates/a/src/lib.rs", "std::io::stdout().lock().write_all(b);")])).len(), 1);
     }
 

@@ -17,15 +17,17 @@ use trainer::adafactor::AdafactorOptions;
 use trainer::adamw::AdamwOptions;
 use trainer::{Batch, StepOutcome, StepPlan, StepStats, Trainer, TrainerOptions};
 
+use crate::cli::flag_values::Precision;
 use crate::cli::{BenchArgs, OtherBench};
 use crate::config::PricesFrom;
 use crate::failure::{Failure, Outcome};
-use crate::flag_values::Precision;
-use crate::options::master_weights;
-use crate::profile::Profiler;
-use crate::speed::priced;
-use crate::stages::{self, Stages};
-use crate::{device, faster_device, open, report};
+use crate::machine::device;
+use crate::machine::profile::Profiler;
+use crate::machine::speed::priced;
+use crate::machine::stages::{self, Stages};
+use crate::run::options::master_weights;
+use crate::run::{faster_device, open};
+use crate::screen::report;
 
 /// Bytes that a bench may write if no flag asks for a file: the default of `memory.disk_writes`.
 const MAX_WRITTEN: u64 = 1 << 40;

@@ -13,13 +13,15 @@ use run_report::figures::median;
 use serde_json::{Value, json};
 use t5::{Beams, ContinuousBatch, GenerateOptions, Processors, Search, T5};
 
-use crate::answer_flags::WeightFlags;
+use crate::answers::inference::{Asked, Shape};
+use crate::cli::answer_flags::WeightFlags;
+use crate::cli::serve_flags::BenchServeArgs;
 use crate::config::PricesFrom;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::inference::{Asked, Shape};
-use crate::serve_flags::BenchServeArgs;
-use crate::stages::Stages;
-use crate::{device, model_directory, report};
+use crate::machine::device;
+use crate::machine::stages::Stages;
+use crate::model::model_directory;
+use crate::screen::report;
 
 /// Answers batches of each size.
 pub fn bench_serve(flags: &BenchServeArgs) -> Outcome<()> {

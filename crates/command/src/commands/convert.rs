@@ -17,13 +17,16 @@ use row_files::{
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::cli::flag_values;
+use crate::cli::row_flags::{BadRowRule, ConvertArgs, Deduplicate};
 use crate::commands::text_lengths::TextLengths;
+use crate::data::reading::unused_in_words;
+use crate::data::splits::{self, Purpose};
+use crate::data::{data_files, row_data};
 use crate::failure::{Exit, Failure, Outcome};
-use crate::reading::unused_in_words;
-use crate::row_flags::{BadRowRule, ConvertArgs, Deduplicate};
-use crate::shell_words::quoted;
-use crate::splits::{self, Purpose};
-use crate::{data_files, options, outputs, report, row_data, stop};
+use crate::files::outputs;
+use crate::screen::shell_words::quoted;
+use crate::screen::{report, stop};
 
 /// The time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
@@ -259,7 +262,7 @@ fn share(number: f64) -> Outcome<Share> {
 /// Bytes that the table of duplicates may use, and how files are read in the rest of the budget.
 fn shares(flags: &ConvertArgs, files: &[PathBuf]) -> Outcome<(u64, ReadOptions)> {
     let now = SystemProbe::new().snapshot()?;
-    let budget = options::budget(flags.memory_budget.as_deref())?.resolve(&now);
+    let budget = flag_values::budget(flags.memory_budget.as_deref())?.resolve(&now);
     let bytes = files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum();
     let outputs = if flags.validation_split.is_some() { 2 } else { 1 };
     let others = now.rss.0 + conversion_bytes(bytes, outputs, 0);

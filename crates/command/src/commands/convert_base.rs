@@ -9,7 +9,9 @@ use trainer::checkpoint::export_quantised;
 use crate::cli::ConvertBaseArgs;
 use crate::commands::merge::check_output;
 use crate::failure::Outcome;
-use crate::{model_directory, outputs, report};
+use crate::files::outputs;
+use crate::model::model_directory;
+use crate::screen::report;
 
 /// Quantises a model.
 pub fn convert_base(flags: &ConvertBaseArgs) -> Outcome<()> {

@@ -9,23 +9,29 @@ use planner::{EvaluatedRows, RowCounts};
 use serde_json::json;
 use toml::Value;
 
-use crate::answer_flags::EvalArgs;
+use crate::answers::inference::{Asked, Shape};
+use crate::answers::predictions::Predictions;
+use crate::cli::answer_flags::EvalArgs;
+use crate::cli::flag_values::Precision;
 use crate::config::keys::KEYS;
 use crate::config::unused::Circumstances;
 use crate::config::{Config, Origin, Values, paths};
-use crate::device::AUTO;
-use crate::evaluation::{Settings, Watcher, evaluate};
+use crate::data::row_data;
+use crate::data::splits::Purpose;
 use crate::failure::{Failure, Outcome};
-use crate::flag_values::Precision;
-use crate::inference::{Asked, Shape};
-use crate::model_directory::Adapted;
-use crate::open::{self, Opened};
-use crate::predictions::Predictions;
-use crate::report::RowProgress;
-use crate::run_dir::{RESOLVED, ROWS, RunDir};
-use crate::splits::Purpose;
-use crate::stop::Stop;
-use crate::{class_scores, job, model_directory, options, report, row_data, run_data, setup, stages, stop};
+use crate::files::run_dir::{RESOLVED, ROWS, RunDir};
+use crate::job;
+use crate::machine::device::AUTO;
+use crate::machine::stages;
+use crate::model::model_directory;
+use crate::model::model_directory::Adapted;
+use crate::run::open::{self, Opened};
+use crate::run::{options, run_data, setup};
+use crate::scores::class_scores;
+use crate::scores::evaluation::{Settings, Watcher, evaluate};
+use crate::screen::report::RowProgress;
+use crate::screen::stop::Stop;
+use crate::screen::{report, stop};
 
 /// Evaluates a model.
 pub fn eval(flags: &EvalArgs) -> Outcome<()> {

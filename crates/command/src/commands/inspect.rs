@@ -10,11 +10,12 @@ use row_files::{Cell, Column, Compression, Duplicates, Form, Kind, Labels, Pairi
 use run_report::visible;
 use serde_json::{Map, Value, json};
 
+use crate::cli::row_flags::InspectArgs;
 use crate::commands::convert::named_by_flags;
 use crate::commands::text_lengths::TextLengths;
+use crate::data::{data_files, row_data};
 use crate::failure::Outcome;
-use crate::row_flags::InspectArgs;
-use crate::{data_files, report, row_data};
+use crate::screen::report;
 
 /// The most columns that are inspected.
 const MAX_COLUMNS: usize = 256;

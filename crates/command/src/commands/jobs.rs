@@ -21,15 +21,16 @@ use serde_json::{Value, json};
 use text_metrics::Metric;
 use toml::Table;
 
+use crate::cli::job_flags::{AddArgs, JobsArgs, JobsCommand};
 use crate::config::paths;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::job_flags::{AddArgs, JobsArgs, JobsCommand};
-use crate::ledger::{Ledger, OnDisk};
-use crate::outputs;
-use crate::setup;
-use crate::stop::Stop;
-use crate::summary;
-use crate::{report, run_dir};
+use crate::files::outputs;
+use crate::files::run_dir;
+use crate::machine::ledger::{Ledger, OnDisk};
+use crate::run::setup;
+use crate::run::summary;
+use crate::screen::report;
+use crate::screen::stop::Stop;
 
 /// The time between two checks for a signal.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -114,7 +115,7 @@ pub fn jobs(flags: &JobsArgs, threads: Option<u16>) -> Outcome<()> {
 fn list(as_json: bool) -> Outcome<()> {
     let lines = Ledger::of_this_user()?.lines()?;
     if as_json {
-        let line = |line: &crate::ledger::Line| {
+        let line = |line: &crate::machine::ledger::Line| {
             json!({"pid": line.pid, "state": state(line.waits), "bytes": line.bytes,
                 "card": line.card.as_ref().map(|(card, _)| card), "card_bytes": line.card.as_ref().map(|(_, bytes)| bytes),
                 "disk_bytes": line.disk.as_ref().map(OnDisk::bytes),

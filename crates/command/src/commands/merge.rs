@@ -10,7 +10,9 @@ use trainer::checkpoint::export_merged;
 
 use crate::cli::MergeArgs;
 use crate::failure::{Failure, Outcome};
-use crate::{model_directory, outputs, report};
+use crate::files::outputs;
+use crate::model::model_directory;
+use crate::screen::report;
 
 /// Merges an adapter.
 pub fn merge(flags: &MergeArgs) -> Outcome<()> {

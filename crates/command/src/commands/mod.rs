@@ -11,6 +11,7 @@ pub mod export;
 pub mod generate;
 pub mod inspect;
 pub mod jobs;
+pub mod listing;
 pub mod merge;
 pub mod plan;
 pub mod report;

@@ -7,13 +7,16 @@ use crate::cli::PlanArgs;
 use crate::commands::report::write_page;
 use crate::config::Config;
 use crate::config::unused::Circumstances;
+use crate::data::row_data;
+use crate::data::splits::Purpose;
 use crate::failure::Outcome;
-use crate::faster_device;
-use crate::planned_run::PlannedRun;
-use crate::run_dir::RunDir;
-use crate::splits::Purpose;
-use crate::stop::Stop;
-use crate::{assets, machine, report, row_data, setup};
+use crate::files::assets;
+use crate::files::run_dir::RunDir;
+use crate::run::faster_device;
+use crate::run::planned_run::PlannedRun;
+use crate::run::{setup, target_machine};
+use crate::screen::report;
+use crate::screen::stop::Stop;
 
 /// Prints the bill and the plan.
 pub fn plan(flags: &PlanArgs) -> Outcome<()> {
@@ -59,7 +62,7 @@ fn title(config: &Config) -> String {
 fn planned(config: Config, flags: &PlanArgs) -> Outcome<(PlannedRun, Option<String>)> {
     let (wanted, processes) = (answer::wanted(flags.explain), flags.processes.into());
     if config.data.train.is_empty() {
-        let machine = machine::machine(&flags.train, &config, None)?;
+        let machine = target_machine::machine(&flags.train, &config, None)?;
         let run = PlannedRun::new(&config, None, machine.as_ref(), wanted, processes)?;
         return Ok((run, faster_device::assumed(&config)));
     }
@@ -76,7 +79,7 @@ fn planned(config: Config, flags: &PlanArgs) -> Outcome<(PlannedRun, Option<Stri
     let mut opened = setup::open(&config, &mut run, to_open)?;
     opened.reading.texts_in_words().inspect(|words| report::note(words));
     let config = faster_device::choose(config, &mut opened, &flags.train, None, processes)?;
-    let machine = machine::machine(&flags.train, &config, Some(&opened))?;
+    let machine = target_machine::machine(&flags.train, &config, Some(&opened))?;
     let run = PlannedRun::new(&config, Some(&opened), machine.as_ref(), wanted, processes)?;
     Ok((run, opened.why_device))
 }

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use memory_policy::Bytes;
 use run_report::{Run, page};
 
+use crate::cli::view_flags::ReportArgs;
 use crate::failure::{Failure, Outcome};
-use crate::outputs;
-use crate::report::result;
-use crate::run_dir::{PAGE, RESOLVED, RunDir};
-use crate::view_flags::ReportArgs;
+use crate::files::outputs;
+use crate::files::run_dir::{PAGE, RESOLVED, RunDir};
+use crate::screen::report::result;
 
 /// The most bytes of a config that are read; a page shows less.
 const MAX_SHOWN_BYTES: u64 = 1 << 20;

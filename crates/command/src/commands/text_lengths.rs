@@ -8,10 +8,10 @@ use memory_policy::counted;
 use row_files::Lengths;
 use serde_json::{Value, json};
 
+use crate::cli::row_flags::LengthFlags;
+use crate::data::survival::Survival;
 use crate::failure::Outcome;
-use crate::model_directory;
-use crate::row_flags::LengthFlags;
-use crate::survival::Survival;
+use crate::model::model_directory;
 
 /// Bars of a histogram.
 const BARS: u64 = 8;

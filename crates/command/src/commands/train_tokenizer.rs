@@ -3,9 +3,12 @@
 use dataloader::{TextFiles, TokenizerTraining};
 use memory_policy::{Budget, Bytes, Probe, SystemProbe};
 
+use crate::cli::flag_values;
+use crate::cli::row_flags::TrainTokenizerArgs;
+use crate::data::data_files;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::row_flags::TrainTokenizerArgs;
-use crate::{data_files, options, outputs, report};
+use crate::files::outputs;
+use crate::screen::report;
 
 /// Trains a tokenizer and writes it.
 pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
@@ -16,7 +19,7 @@ pub fn train_tokenizer(flags: &TrainTokenizerArgs) -> Outcome<()> {
     let training =
         TokenizerTraining { vocab_size: flags.vocab_size, sentinels: flags.sentinels, ..TokenizerTraining::default() };
     training.check()?;
-    let budget = options::budget(flags.memory_budget.as_deref())?;
+    let budget = flag_values::budget(flags.memory_budget.as_deref())?;
     let files = data_files::files("--input", &flags.input)?;
     let files = TextFiles::open(&files, &flags.columns, &flags.text.options())?;
     let training = within(&training, &files, budget)?;

@@ -10,11 +10,11 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::report::read;
+use crate::cli::view_flags::WatchArgs;
 use crate::failure::{Failure, Outcome};
-use crate::report::result;
-use crate::run_dir::RunDir;
-use crate::terminal_text;
-use crate::view_flags::WatchArgs;
+use crate::files::run_dir::RunDir;
+use crate::screen::report::result;
+use crate::screen::terminal_text;
 
 /// The time between two reads of the files.
 const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };

@@ -24,13 +24,14 @@ use toml::Value;
 
 use self::line::{HELP, Line};
 use super::serve::models::{Loaded, Named, Served};
-use crate::chat_flags::ChatArgs;
+use crate::answers::inference::Shape;
+use crate::cli::chat_flags::ChatArgs;
 use crate::config::generation::Generation;
 use crate::config::{Origin, Values};
 use crate::failure::{Failure, Outcome};
-use crate::inference::Shape;
-use crate::lines::Lines;
-use crate::{device, report};
+use crate::machine::device;
+use crate::screen::lines::Lines;
+use crate::screen::report;
 
 /// Turns that are remembered.
 const MAX_TURNS: usize = 64;

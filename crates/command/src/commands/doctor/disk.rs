@@ -9,7 +9,7 @@ use memory_policy::Bytes;
 
 use super::finding::Finding;
 use super::program::read;
-use crate::disk::{existing_ancestor, free_bytes};
+use crate::files::disk::{existing_ancestor, free_bytes};
 
 /// Bytes that are written and read to measure a rate.
 const MEASURED_BYTES: usize = 64 << 20;

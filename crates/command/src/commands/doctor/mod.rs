@@ -11,29 +11,13 @@ mod processes;
 mod processor;
 mod program;
 
-use std::path::PathBuf;
-
-use clap::Args;
 use memory_policy::plural;
 use serde_json::{Value, json};
 
+use crate::cli::DoctorArgs;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::report;
+use crate::screen::report;
 use finding::{Finding, Severity};
-
-/// Flags of `doctor`.
-#[derive(Args, Debug)]
-pub struct DoctorArgs {
-    /// Directory whose disk is looked at: that of a run
-    #[arg(long, short, value_name = "DIR", default_value = ".")]
-    pub output: PathBuf,
-    /// Leave out the disk's rate, which writes and reads 64 MiB
-    #[arg(long)]
-    pub quick: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
 
 /// Examines the machine. Exits with 0 if there is no problem, with 6 if there are warnings, and with 7 if training cannot work.
 pub fn doctor(flags: &DoctorArgs) -> Outcome<()> {

@@ -6,7 +6,7 @@ use serde_json::Value;
 use t5::{Config, ParameterSpec};
 
 use super::file_name;
-use crate::export_flags::{ExportArgs, Format, GgufNames};
+use crate::cli::export_flags::{ExportArgs, Format, GgufNames};
 
 /// A longer `finished.json` is invalid.
 const LARGEST_FINISHED_BYTES: u64 = 1 << 20;

@@ -12,11 +12,12 @@ use model_formats::{T5, Vocabulary, Weights, ctranslate2, gguf};
 use serde_json::json;
 use t5::StoredModel;
 
+use crate::cli::export_flags::{ExportArgs, Format, GgufNames};
 use crate::commands::merge::is_to_be_replaced;
-use crate::export_flags::{ExportArgs, Format, GgufNames};
 use crate::failure::{Failure, Outcome};
-use crate::model_directory::{self, Adapted};
-use crate::{outputs, report};
+use crate::files::outputs;
+use crate::model::model_directory::{self, Adapted};
+use crate::screen::report;
 use card::Card;
 
 /// A longer `tokenizer.json` is invalid.

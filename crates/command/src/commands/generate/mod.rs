@@ -13,14 +13,16 @@ use serde_json::{Value, json};
 use t5::peft::AdapterDirectory;
 use t5::{Answer, GenerateOptions, T5, Watch};
 
-use crate::answer_flags::GenerateArgs;
+use crate::answers::inference::{Asked, Shape};
+use crate::cli::answer_flags::GenerateArgs;
 use crate::config::generation::Generation;
 use crate::config::{PricesFrom, Values};
 use crate::failure::{Exit, Failure, Outcome};
-use crate::inference::{Asked, Shape};
-use crate::model_directory::Adapted;
-use crate::stages::{self, Stages};
-use crate::{device, model_directory, report};
+use crate::machine::device;
+use crate::machine::stages::{self, Stages};
+use crate::model::model_directory;
+use crate::model::model_directory::Adapted;
+use crate::screen::report;
 use prompts::Limits;
 use stream::Streamed;
 

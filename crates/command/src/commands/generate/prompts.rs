@@ -6,10 +6,10 @@ use std::path::Path;
 use memory_policy::{Bytes, MemorySnapshot};
 use row_files::{Column, Encoding, Form, Kind, ReadOptions, Row, RowFault, Rows};
 
-use crate::answer_flags::GenerateArgs;
+use crate::cli::answer_flags::GenerateArgs;
+use crate::data::row_data;
 use crate::failure::{Failure, Outcome};
-use crate::lines::Lines;
-use crate::row_data;
+use crate::screen::lines::Lines;
 
 /// The most bytes of a prompt in a file. A model reads some thousand tokens of it.
 pub const MAX_PROMPT_BYTES: usize = 1 << 20;

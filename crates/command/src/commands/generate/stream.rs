@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use dataloader::Tokenizer;
 
 use crate::failure::{Failure, Outcome};
-use crate::report;
+use crate::screen::report;
 
 /// The part of an answer that was printed.
 #[derive(Debug, Default)]

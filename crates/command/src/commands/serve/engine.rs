@@ -14,7 +14,7 @@ use super::models::{Loaded, Served};
 use super::request_options::{self, Defaults};
 use super::turns::Turns;
 use crate::failure::{Failure, Outcome};
-use crate::report;
+use crate::screen::report;
 
 /// Everything that the engine needs to make answers.
 pub struct Engine<'a> {

@@ -29,11 +29,12 @@ use self::engine::Engine;
 use self::models::{Loaded, Named};
 use self::request_options::Defaults;
 use self::turns::Turns;
+use crate::answers::inference::{Asked, Planned, Shape};
+use crate::cli::serve_flags::{PromptOverflow, ServeArgs};
 use crate::failure::{Exit, Failure, Outcome};
-use crate::inference::{Asked, Planned, Shape};
-use crate::output::{self, Kind, Shown, Stream};
-use crate::serve_flags::{PromptOverflow, ServeArgs};
-use crate::{device, report};
+use crate::machine::device;
+use crate::screen::output::{self, Kind, Shown, Stream};
+use crate::screen::report;
 
 /// The most bytes of a key file.
 const LARGEST_KEY_FILE_BYTES: u64 = 64 << 10;

@@ -8,13 +8,13 @@ use dataloader::Tokenizer;
 use t5::peft::AdapterDirectory;
 use t5::{ContinuousBatch, Lora, T5};
 
-use crate::answer_flags::ModelsFlags;
+use crate::answers::inference::Asked;
+use crate::cli::answer_flags::ModelsFlags;
 use crate::commands::generate::MAX_NEW_TOKENS;
 use crate::config::{PricesFrom, Values};
 use crate::failure::{Failure, Outcome};
-use crate::inference::Asked;
-use crate::model_directory::{self, Adapted};
-use crate::stages::{self, Stages};
+use crate::machine::stages::{self, Stages};
+use crate::model::model_directory::{self, Adapted};
 
 /// The models that the flags name. Their weights are not loaded.
 #[derive(Debug)]

@@ -1,0 +1,4 @@
+//! Answers of a trained model, for the commands that give them.
+
+pub mod inference;
+pub mod predictions;

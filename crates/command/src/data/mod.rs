@@ -1,0 +1,8 @@
+//! The files with rows: which are read, how, and what becomes of them.
+
+pub mod data_files;
+pub mod reading;
+pub mod row_data;
+pub mod row_record;
+pub mod splits;
+pub mod survival;

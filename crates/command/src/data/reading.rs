@@ -1,0 +1,312 @@
+//! [`Reading`]: how the files of a run are read: their forms and splits, the columns of the source and the target, and what is left out.
+//!
+//! It is a pure function of the config and of the files' kinds. The loader is made from it, so it cannot differ from what is done. The first
+//! screen says it in a few lines; the `start` event and `resolved.toml` have it whole.
+
+use std::path::PathBuf;
+
+use dataloader::{Objective, Side, SpanCorruption, Tokenizer};
+use memory_policy::{counted, plural};
+use row_files::{Cell, Chosen, Column, Conversion, Labels, Row, Rows, Trace, is_label_column};
+use serde_json::{Map, Value, json};
+
+use crate::config::{self, Columns, Config};
+use crate::data::row_record::MAX_LISTED;
+use crate::data::survival::Survival;
+use crate::failure::{Failure, Outcome};
+
+/// How the rows of a run are read.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// The task, with the columns that the loader reads.
+    pub objective: Objective,
+    /// The training files.
+    pub train: Part,
+    /// The validation files; `None`: there are none, or rows are split off.
+    pub validation: Option<Part>,
+    /// Files of the same directories that the run leaves alone.
+    pub left: Vec<PathBuf>,
+    /// The text before every source, byte for byte.
+    pub source_prefix: String,
+    /// The side on which sources are cut.
+    pub truncation_side: Side,
+    /// The most tokens of a source and of a target.
+    pub longest: [usize; 2],
+    /// The ids that begin, end and pad a text, and the files that say so.
+    pub ids: Ids,
+    /// What the tokenizer does not hold, of a sample of the rows.
+    pub survival: Option<(Survival, u64)>,
+}
+
+/// The ids around a text.
+#[derive(Clone, Debug, Default)]
+pub struct Ids {
+    /// Before every text.
+    pub starts: Vec<u32>,
+    /// After every text.
+    pub end: u32,
+    /// The first id of an answer.
+    pub answer_start: u32,
+    /// Padding.
+    pub padding: u32,
+    /// The file of the model, or the tokenizer for a preset.
+    pub said_by: String,
+}
+
+/// The rows of a run: how its files are read, and the parquet files to read.
+pub struct RowData {
+    /// How the files are read.
+    pub reading: Reading,
+    /// Parquet files with training rows.
+    pub train: Vec<PathBuf>,
+    /// Parquet files with validation rows; none: there are no such rows.
+    pub validation: Vec<PathBuf>,
+    /// Estimated training rows, if planning has sampled only some of them.
+    pub estimated_rows: Option<u64>,
+    /// An event for each set of converted files.
+    pub events: Vec<Value>,
+}
+
+/// Files that are read together.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The key or flag that named them.
+    pub key: &'static str,
+    /// The files as they were named.
+    pub originals: Vec<PathBuf>,
+    /// The files that are read, with their kinds and columns: unpacked ones in place of compressed parquet.
+    pub conversion: Conversion,
+    /// Whether they are read where they lie. Otherwise they are converted first.
+    pub is_in_place: bool,
+    /// The rows of each file, in the order of the files; none: they are not known.
+    pub rows: Vec<u64>,
+}
+
+impl Part {
+    /// Files with their kinds and columns. It is still open whether they are converted.
+    pub fn new(key: &'static str, originals: Vec<PathBuf>, conversion: Conversion) -> Self {
+        let rows: Option<Vec<u64>> = conversion.sources.iter().map(|(_, kind, _)| kind.rows).collect();
+        Self { key, originals, conversion, is_in_place: false, rows: rows.unwrap_or_default() }
+    }
+
+    /// The columns that all files have as plain parquet; `None` if a file must be converted.
+    fn common_columns(&self) -> Option<Vec<String>> {
+        let mut columns: Option<Vec<String>> = None;
+        for ((path, kind, pairing), original) in self.conversion.sources.iter().zip(&self.originals) {
+            let is_flat = pairing.is_text() || pairing.flat().is_some();
+            let of_file: Vec<String> = pairing.columns().into_iter().map(|column| column.name).collect();
+            let is_plain = path == original && kind.is_in_place(path, &of_file);
+            if !is_plain || !is_flat || columns.as_ref().is_some_and(|columns| *columns != of_file) {
+                return None;
+            }
+            columns = Some(of_file);
+        }
+        columns
+    }
+
+    /// The columns of the files that give no text, in the order of their first occurrence.
+    pub fn unused(&self) -> Vec<String> {
+        let mut unused = Vec::new();
+        for (kind, pairing) in self.conversion.kinds() {
+            for column in pairing.unused(&kind.columns) {
+                if !unused.contains(&column) {
+                    unused.push(column);
+                }
+            }
+        }
+        unused
+    }
+
+    /// The labels of at most `most` rows of each file, if the files have two columns and the second is one of labels.
+    pub fn labels(&self, most: usize) -> Outcome<Labels> {
+        let (mut labels, mut row) = (Labels::default(), Row::default());
+        for (path, kind, pairing) in &self.conversion.sources {
+            let Some((_, column)) = pairing.flat().filter(|(_, column)| is_label_column(column)) else { continue };
+            let mut rows = Rows::open(path, kind, &[Column::text(column)], false)?;
+            for _ in 0..most {
+                let Some(read) = rows.next(&mut row)? else { break };
+                let label = row.cells.first().and_then(Cell::text).filter(|_| read.is_ok());
+                label.into_iter().for_each(|label| labels.add(label));
+            }
+        }
+        Ok(labels)
+    }
+
+    /// The way from a row's number back to its file; `None` if a file was unpacked to be read.
+    pub fn trace(&self) -> Option<Trace> {
+        let is_there = self.conversion.sources.iter().map(|(path, ..)| path).eq(&self.originals);
+        is_there.then(|| Trace::new(self.conversion.clone(), self.is_in_place))
+    }
+
+    /// One line for people: the files, the columns of their texts, and the columns that are not used.
+    pub fn in_words(&self) -> String {
+        let (path, (_, kind, pairing)) = (&self.originals[0], &self.conversion.sources[0]);
+        let files = match self.originals.len() {
+            1 => path.display().to_string(),
+            files => format!("{files} files from {}", path.display()),
+        };
+        format!(
+            "{}: {files}: {}, {}{}",
+            self.key,
+            kind.in_words(),
+            pairing.of_classes(&kind.classes),
+            unused_in_words(&self.unused())
+        )
+    }
+
+    /// Whether its columns have the usual names, and nothing is left out.
+    pub fn is_usual(&self) -> bool {
+        let (_, _, pairing) = &self.conversion.sources[0];
+        pairing.flat() == Some(("prompt", "response")) && self.unused().is_empty()
+    }
+
+    fn to_json(&self) -> Value {
+        let files = self.conversion.sources.iter().zip(&self.originals).take(MAX_LISTED).zip(0..);
+        let files = files.map(|(((_, kind, pairing), original), number)| {
+            let columns: Vec<String> = pairing.columns().into_iter().map(|column| column.name).collect();
+            let classes: Map<String, Value> = columns
+                .iter()
+                .filter_map(|column| Some((column.clone(), json!(&kind.classes.of(column)?[..]))))
+                .collect();
+            let (delimiter, quotes) = kind.dialect().unzip();
+            json!({
+                "file": original.display().to_string(), "form": kind.form.name(), "rows": self.rows.get(number),
+                "encoding": kind.encoding(), "delimiter": delimiter, "quotes": quotes, "classes": classes,
+                // The debug form is the name in JSON.
+                "compression": format!("{:?}", kind.compression).to_lowercase(), "texts": pairing.in_words(),
+                "columns": columns,
+                "not_used": pairing.unused(&kind.columns),
+            })
+        });
+        let files = files.collect::<Vec<_>>();
+        json!({"files": files, "more_files": self.originals.len() - files.len(), "is_converted": !self.is_in_place})
+    }
+}
+
+fn sampled(rows: u64) -> String {
+    format!("in a sample of {}", plural(rows, "row"))
+}
+
+/// The columns that are not used, as the end of a line.
+pub fn unused_in_words(unused: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let names: Vec<String> = unused.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
+    match unused.len().checked_sub(SHOWN) {
+        _ if unused.is_empty() => String::new(),
+        Some(more) if more > 0 => format!("; not used: {} and {} more", names.join(", "), counted(more as u64)),
+        _ => format!("; not used: {}", names.join(", ")),
+    }
+}
+
+/// The columns that the config names, as the reader's type.
+pub fn chosen(columns: &Columns) -> Chosen {
+    let Columns { prompt, response, text, source, target, source_lang, target_lang, is_text } = columns.clone();
+    Chosen { prompt, response, text, source, target, source_lang, target_lang, is_text }
+}
+
+impl Reading {
+    /// The task, by the config's name.
+    pub fn task(&self) -> config::Objective {
+        match self.objective {
+            Objective::TextToText { .. } => config::Objective::TextToText,
+            Objective::SpanCorruption { .. } => config::Objective::SpanCorruption,
+        }
+    }
+
+    /// The reading of these files.
+    ///
+    /// # Errors
+    /// The objective needs pairs, and the files have texts; or some files have pairs and others texts.
+    pub fn of(
+        config: &Config,
+        (model, tokenizer): (&t5::Config, &Tokenizer),
+        mut train: Part,
+        mut validation: Option<Part>,
+        left: Vec<PathBuf>,
+    ) -> Outcome<Self> {
+        let is_text = train.conversion.is_text();
+        if is_text && config.data.objective == Some(config::Objective::TextToText) {
+            return Err(Failure::unusable(
+                "the training files have a column `text` alone, and `data.objective` is \"text-to-text\"",
+            )
+            .hint("name two columns with `data.prompt_column` and `data.response_column`")
+            .hint("or pretrain on the text: `--set data.objective=span-corruption`"));
+        }
+        if let Some(validation) = validation.as_ref().filter(|part| part.conversion.is_text() != is_text) {
+            let (text, pairs) = (validation.originals[0].clone(), train.originals[0].clone());
+            return Err(row_files::Error::Mixed { text, pairs }.into());
+        }
+        // Files that are read in place keep their own columns; converted files have this program's columns.
+        let in_place = train.common_columns().filter(|_| config.data.validation_split.is_none());
+        train.is_in_place = in_place.is_some();
+        let columns = in_place.unwrap_or_else(|| match is_text {
+            true => vec!["text".to_owned()],
+            false => vec!["prompt".to_owned(), "response".to_owned()],
+        });
+        if let Some(validation) = &mut validation {
+            validation.is_in_place = validation.common_columns().as_ref() == Some(&columns);
+        }
+        let data = &config.data;
+        let spans = SpanCorruption { noise_density: data.noise_density, mean_span_tokens: data.mean_span_tokens };
+        let mut columns = columns.into_iter();
+        let mut next = || columns.next().unwrap_or_default();
+        let objective = match is_text {
+            true => Objective::SpanCorruption { text_column: next(), spans },
+            false => Objective::TextToText { prompt_column: next(), response_column: next() },
+        };
+        let side = data.truncation_side.as_deref().and_then(Side::of_name).or_else(|| tokenizer.truncation_side());
+        let said_by = match &config.model.init_from {
+            Some(directory) => directory.join("config.json").display().to_string(),
+            None => config.model.config.clone().unwrap_or_default(),
+        };
+        let ids = Ids {
+            starts: tokenizer.start_ids().to_vec(),
+            end: model.eos_token_ids.first().copied().unwrap_or(1),
+            answer_start: model.decoder_start_token_id,
+            padding: model.pad_token_id,
+            said_by,
+        };
+        Ok(Self {
+            objective,
+            train,
+            validation,
+            left,
+            source_prefix: model.prefix().to_owned(),
+            truncation_side: side.unwrap_or_default(),
+            longest: [data.max_source_tokens, data.max_target_tokens],
+            ids,
+            survival: None,
+        })
+    }
+
+    /// What the tokenizer does not hold, and what is put before and cut from sources, in a few words for the first screen.
+    pub fn texts_in_words(&self) -> Option<String> {
+        let mut words = Vec::new();
+        if !self.source_prefix.is_empty() {
+            words.push(format!("`{}` before every source", self.source_prefix.escape_debug()));
+        }
+        if self.truncation_side == Side::Left {
+            words.push("longer sources lose their beginning".to_owned());
+        }
+        let survival = self.survival.as_ref();
+        words.extend(survival.and_then(|(survival, rows)| survival.in_words(&sampled(*rows))));
+        (!words.is_empty()).then(|| words.join("; "))
+    }
+
+    /// The whole reading, for the `start` event.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "objective": self.objective,
+            "train": self.train.to_json(),
+            "validation": self.validation.as_ref().map(Part::to_json),
+            "source_prefix": self.source_prefix,
+            "truncation_side": self.truncation_side.name(),
+            "max_source_tokens": self.longest[0],
+            "max_target_tokens": self.longest[1],
+            "ids": {"starts": self.ids.starts, "end": self.ids.end, "answer_start": self.ids.answer_start,
+                "padding": self.ids.padding, "said_by": self.ids.said_by},
+            "tokenizer": self.survival.as_ref().map(|(survival, rows)| survival.to_json(&sampled(*rows))),
+            "left_alone": self.left.iter().take(MAX_LISTED).map(|path| path.display().to_string()).collect::<Vec<_>>(),
+        })
+    }
+}

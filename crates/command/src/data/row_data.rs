@@ -1,0 +1,546 @@
+//! The rows of a run. Parquet files are read in place; all other files are converted to parquet once, beside the run.
+//!
+//! ```text
+//! OUTPUT/data/train-rows.parquet        the rows of `data.train`
+//! OUTPUT/data/validation-rows.parquet   the rows of `data.validation`, or those that `data.validation_split` took
+//! OUTPUT/data/train-rows.json           the bytes and settings that they were made from; written last
+//! ```
+//!
+//! Invariants:
+//! * Parquet files with the two columns of text are read in place, unless rows are split off.
+//! * Converted files are used again while the sources, the settings and the result are unchanged. A source is unchanged if its size, times
+//!   and inode are, or else if its SHA-256 is.
+//! * A file of these names that no run made is never replaced: without a record that names it, the run is refused.
+//! * A resumed run refuses changed sources, unless `--allow-changed data` permits them.
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use dataloader::{Side, Tokenizer};
+use durable_files::AtomicFile;
+use memory_policy::{Bytes, Probe, SystemProbe, counted, plural};
+use row_files::{
+    Chosen, Conversion, Counts, Encoding, ParquetWriter, Quoting, ReadOptions, RowError, Settings, Share, Sizes,
+};
+use serde_json::{Value, json};
+
+use crate::config::{BadRows, Config, evaluating};
+use crate::data::reading::{self, Part, Reading, RowData};
+use crate::data::splits::{self, Purpose};
+use crate::data::{data_files, row_record};
+use crate::failure::{Exit, Failure, Outcome};
+use crate::files::run_dir::{ROWS, RunDir, UNPACKED, is_own_name};
+use crate::job;
+use crate::screen::report;
+use crate::screen::stop::Stop;
+
+const TRAIN: &str = "train-rows";
+const VALIDATION: &str = "validation-rows";
+/// Rows that planning reads; the number of the others is estimated.
+const PLANNED_ROWS: u64 = 100_000;
+/// The time between two lines of progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The caller's requirements for the rows.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// The purpose of the files of `data.train`.
+    pub purpose: Purpose,
+    /// Whether the run resumes. Then it must read the same rows as before.
+    pub resumes: bool,
+    /// Whether an estimated number of rows is enough.
+    pub to_plan: bool,
+    /// The request to stop, if any.
+    pub stop: &'a Stop,
+    /// Prints a line for people.
+    pub say: fn(&str),
+}
+
+/// Finds the rows that the config names, and converts files that are not parquet, or have other columns.
+pub fn prepare(
+    config: &Config,
+    (model, tokenizer): (&t5::Config, &Tokenizer),
+    run: &mut RunDir,
+    wanted: Wanted<'_>,
+) -> Outcome<RowData> {
+    let label = config.label_of_rows();
+    let divided = splits::divide(data_files::groups(label, &config.data.train)?, wanted.purpose, "--data ")?;
+    let mut left = divided.left;
+    let validation = match config.data.validation.as_slice() {
+        [] if config.data.validation_split.is_none() => divided.validation,
+        [] => {
+            left.extend(divided.validation);
+            Vec::new()
+        }
+        patterns => {
+            left.extend(divided.validation);
+            let groups = data_files::groups("data.validation", patterns)?;
+            let of_validation = splits::divide(groups, Purpose::Validation, "--set data.validation=")?;
+            left.extend(of_validation.left);
+            of_validation.wanted
+        }
+    };
+    if !left.is_empty() {
+        let read: HashSet<&PathBuf> = divided.wanted.iter().chain(&validation).collect();
+        left.retain(|file| !read.contains(file));
+    }
+    left.dedup();
+    let (mut unpacked, mut chosen) = (Unpacked::default(), reading::chosen(&config.data.chosen));
+    let options = read_options(config, &divided.wanted)?;
+    let mut part = |key, originals: Vec<PathBuf>, chosen: &Chosen| -> Outcome<Part> {
+        let files = unpacked.files(&originals, wanted.say)?;
+        let conversion = Conversion::of(&files, chosen, &options).map_err(|error| unfit(error, config))?;
+        Ok(Part::new(key, originals, conversion))
+    };
+    let train = part(label, divided.wanted, &chosen)?;
+    chosen.is_text = train.conversion.is_text();
+    let has_validation = !validation.is_empty();
+    let validation = has_validation.then(|| part("data.validation", validation, &chosen)).transpose()?;
+    let reading = Reading::of(config, (model, tokenizer), train, validation, left)?;
+    evaluating::check(config, has_validation || config.data.validation_split.is_some())?;
+    if !reading.left.is_empty() {
+        (wanted.say)(&splits::left_in_words(&reading.left));
+    }
+    let mut data =
+        RowData { reading, train: Vec::new(), validation: Vec::new(), estimated_rows: None, events: Vec::new() };
+    let room = config.data.max_source_tokens.saturating_sub(1);
+    // A prompt that cannot be tokenized is reported by the step that reads it.
+    let fits = |prompt: &str| {
+        tokenizer.encode_prompt(model.prefix(), prompt, room, Side::Right).map_or(true, |(_, is_cut)| !is_cut)
+    };
+    let chats = Chats { fits: &fits, tokenizer: tokenizer.fingerprint() };
+    let converted = parquet_of(&data.reading, &data.reading.train, TRAIN, (config, &chats), run, wanted)?;
+    (data.train, data.estimated_rows) = (converted.files, converted.estimated_rows);
+    data.reading.train.rows.extend(converted.rows);
+    data.validation.extend(converted.validation);
+    data.events.extend(converted.event);
+    if let Some(validation) = &data.reading.validation {
+        let converted = parquet_of(&data.reading, validation, VALIDATION, (config, &chats), run, wanted)?;
+        data.validation = converted.files;
+        data.events.extend(converted.event);
+        data.reading.validation.iter_mut().for_each(|part| part.rows.extend(&converted.rows));
+    }
+    Ok(data)
+}
+
+/// Prints a line among those of a run.
+pub fn print_line(text: &str) {
+    report::print(&format!("{text}\n"));
+}
+
+/// An error in finding columns, with the key that sets them.
+fn unfit(error: row_files::Error, config: &Config) -> Failure {
+    let row_files::Error::Columns { columns, .. } = &error else { return error.into() };
+    match columns.as_slice() {
+        [] => error.into(),
+        columns if config.data.chosen.is_text => {
+            let listed = row_files::listed(columns);
+            Failure::unusable(error.to_string()).hint(format!("set `data.text_column` to one of: {listed}"))
+        }
+        _ => Failure::from(error).hint(
+            "recognised by name: prompt and response, messages, instruction and output, question and answer; see docs/data.md",
+        ),
+    }
+}
+
+/// The first of some names, and the number of the others.
+fn listed(mut names: impl ExactSizeIterator<Item = String>) -> String {
+    const SHOWN: usize = 12;
+    let first = names.by_ref().take(SHOWN).collect::<Vec<_>>().join(", ");
+    match names.len() {
+        0 => first,
+        more => format!("{first}, and {} more", counted(more as u64)),
+    }
+}
+
+/// How the config says that files are read, within its memory budget.
+fn read_options(config: &Config, files: &[PathBuf]) -> Outcome<ReadOptions> {
+    let encoding = config.data.encoding.as_deref().map(|name| {
+        Encoding::of_name(name).ok_or_else(|| {
+            Failure::usage(format!("data.encoding: no encoding `{name}`"))
+                .hint("expected one such as utf-8, windows-1252, gb18030, big5, shift_jis, euc-kr or utf-16le")
+        })
+    });
+    let quoting = match config.data.has_quotes {
+        None => Quoting::Auto,
+        Some(true) => Quoting::Quoted,
+        Some(false) => Quoting::Plain,
+    };
+    let options = ReadOptions { encoding: encoding.transpose()?, quoting, ..ReadOptions::default() };
+    let now = SystemProbe::new().snapshot()?;
+    let left = job::budgets(config).process.resolve(&now).0.saturating_sub(now.rss.0);
+    let bytes = files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum();
+    Ok(options.within(left, bytes, if config.data.validation_split.is_some() { 2 } else { 1 }))
+}
+
+/// The texts that are written of a row.
+pub fn row(conversion: &Conversion, prompt: String, response: String) -> Vec<String> {
+    if conversion.is_text() { vec![response] } else { vec![prompt, response] }
+}
+
+/// Rows whose quotes may mean something else: a name, their number, and a sentence with the first of them.
+pub fn quote_notes(counts: &Counts) -> Vec<(&'static str, u64, String)> {
+    let Some((path, notes)) = &counts.notes else { return Vec::new() };
+    let of = |name, (rows, line): (u64, u64), what: &str, remedy: &str| {
+        let note = format!("{what}; the first: {}:{line}. If that is wrong: {remedy}", path.display());
+        (rows > 0).then_some((name, rows, note))
+    };
+    let spanning = of("over several lines", notes.spanning, "a quoted field spans lines", "`--quoting none`");
+    let quoted = of("in quotes", notes.quoted, "quotes around a field are part of its text", "`--quoting all`");
+    [spanning, quoted].into_iter().flatten().collect()
+}
+
+/// `data.validation_split`: below 1 a share, otherwise a count.
+#[expect(clippy::cast_sign_loss, reason = "the table of keys has its range")]
+fn share(rows: f64) -> Share {
+    if rows < 1.0 { Share::Of(rows) } else { Share::Rows(rows as u64) }
+}
+
+fn bad_rows(bad_rows: BadRows) -> row_files::BadRows {
+    match bad_rows {
+        BadRows::Usual => row_files::BadRows::Usual,
+        BadRows::Error => row_files::BadRows::Error,
+        BadRows::Skip => row_files::BadRows::Skip,
+    }
+}
+
+/// A temporary directory for files that a command reads. Dropping the result removes it.
+pub fn scratch() -> Outcome<durable_files::Scratch> {
+    let temporary = std::env::temp_dir();
+    durable_files::Scratch::remove_abandoned(&temporary, is_own_name);
+    Ok(durable_files::Scratch::create_in(&temporary, is_own_name)?)
+}
+
+/// Compressed parquet files, unpacked while they are read.
+#[derive(Default)]
+pub struct Unpacked {
+    scratch: Option<durable_files::Scratch>,
+    count: usize,
+}
+
+impl Unpacked {
+    /// The files, with an unpacked file in place of each compressed parquet file.
+    pub fn files(&mut self, files: &[PathBuf], say: fn(&str)) -> Outcome<Vec<PathBuf>> {
+        files.iter().map(|path| self.file(path, say)).collect()
+    }
+
+    fn file(&mut self, path: &Path, say: fn(&str)) -> Outcome<PathBuf> {
+        if !row_files::is_compressed_parquet(path)? {
+            return Ok(path.to_path_buf());
+        }
+        let Some(name) = UNPACKED.get(self.count) else {
+            return Err(Failure::unusable(format!("more than {} compressed parquet files", UNPACKED.len()))
+                .hint("unpack them first: `gunzip FILE` or `zstd -d FILE`. Parquet is compressed inside"));
+        };
+        if self.scratch.is_none() {
+            self.scratch = Some(scratch()?);
+        }
+        let directory = self.scratch.as_ref().map(durable_files::Scratch::path).unwrap_or(Path::new("."));
+        let file = AtomicFile::create(&directory.join(name))?;
+        row_files::unpack(path, &mut file.file()).map_err(|error| match error {
+            row_files::Error::Write(error) => Failure::io("unpack into", directory, &error),
+            error => error.into(),
+        })?;
+        file.commit()?;
+        self.count += 1;
+        say(&format!("{}: unpacked to be read", path.display()));
+        Ok(directory.join(name))
+    }
+}
+
+/// The rule for chats that are too long.
+struct Chats<'a> {
+    fits: row_files::Fits<'a>,
+    /// The fingerprint of the tokenizer that decides.
+    tokenizer: &'a str,
+}
+
+/// A set of files as parquet.
+struct Converted {
+    files: Vec<PathBuf>,
+    /// The rows of each source, where the source did not say it.
+    rows: Vec<u64>,
+    validation: Option<PathBuf>,
+    event: Option<Value>,
+    estimated_rows: Option<u64>,
+}
+
+/// The files of a part as parquet: in place, or converted.
+fn parquet_of(
+    reading: &Reading,
+    part: &Part,
+    name: &'static str,
+    (config, chats): (&Config, &Chats<'_>),
+    run: &mut RunDir,
+    wanted: Wanted<'_>,
+) -> Outcome<Converted> {
+    if part.is_in_place {
+        if !part.is_usual() {
+            (wanted.say)(&part.in_words());
+        }
+        let labels = part.labels(PLANNED_ROWS as usize)?;
+        labels.alike_in_words().inspect(|words| report::warn(&format!("{}: {words}", part.key)));
+        let files = part.originals.clone();
+        return Ok(Converted { files, rows: Vec::new(), validation: None, event: None, estimated_rows: None });
+    }
+    let is_unknown = part.rows.is_empty();
+    let Part { key, conversion, originals, .. } = part;
+    let columns = reading.objective.columns();
+    let split = config.data.validation_split.filter(|_| name == TRAIN).map(share);
+    let directory = run.root().join(ROWS);
+    let path = |name: &str| directory.join(format!("{name}.parquet"));
+    let (train, validation) = (path(name), split.map(|_| path(VALIDATION)));
+    let record_path = directory.join(format!("{name}.json"));
+    let mut settings = row_record::settings(conversion, &columns, config, split);
+    let has_chats = conversion.sources.iter().any(|(.., pairing)| pairing.is_chat());
+    if has_chats {
+        settings["chats"] = json!({"max_source_tokens": config.data.max_source_tokens,
+            "source_prefix": reading.source_prefix, "tokenizer": chats.tokenizer});
+    }
+    let record = row_record::read(&record_path);
+    if let Some(record) = &record
+        && record["settings"] == settings
+        && row_record::holds(&record["outputs"], &train, validation.as_deref())
+        && row_record::are_the_same(originals, &record["sources"])?
+    {
+        let rows = record["counts"]["train"].as_u64().unwrap_or(0);
+        (wanted.say)(&format!("{key}: {}, turned before into {}", plural(rows, "row"), train.display()));
+        let event = Some(event(key, record, true));
+        let rows = record["counts"]["of_files"].as_array().filter(|_| is_unknown);
+        let rows = rows.into_iter().flatten().filter_map(Value::as_u64).collect();
+        return Ok(Converted { files: vec![train], rows, validation, event, estimated_rows: None });
+    }
+    let is_bound = wanted.resumes && record.is_some() && !config.run.allow_changes.iter().any(|part| part == "data");
+    if is_bound {
+        return Err(Failure::usage(format!(
+            "cannot resume: {}, or how its rows are read, changed since this run turned it into {}",
+            originals[0].display(),
+            train.display()
+        ))
+        .hint("restore the files and settings that the run was started with, or start a new run with `--output DIR`")
+        .hint("to resume anyway, add `--allow-changed data`"));
+    }
+    for made in durable_files::create_directories(&directory)? {
+        run.note_made(made);
+    }
+    // Checked before anything is replaced: files of these names without a record are not this program's.
+    let theirs = |path: &Path| record.is_none() && std::fs::symlink_metadata(path).is_ok();
+    let outputs: Vec<&Path> = [Some(train.as_path()), validation.as_deref()].into_iter().flatten().collect();
+    if let Some(path) = outputs.iter().copied().chain([record_path.as_path()]).find(|path| theirs(path)) {
+        return Err(Failure::usage(format!("{}: exists, and was not made by a run", path.display()))
+            .hint("move it away, or choose another `--output`"));
+    }
+    let claim = json!({"settings": settings, "outputs": null});
+    durable_files::write_atomic(&record_path, format!("{claim:#}\n").as_bytes())?;
+    run.note_made(record_path.clone());
+    let began = Instant::now();
+    let counts = write(conversion, &columns, (config, split, chats), &train, validation.as_deref(), wanted)
+        .map_err(|failure| or_skip(failure, config))?;
+    outputs.iter().for_each(|made| run.note_made(made.to_path_buf()));
+    let record = json!({
+        "settings": settings,
+        "sources": row_record::sources(originals, &counts.digests)?,
+        "counts": counts_json(&counts),
+        "outputs": row_record::outputs(&outputs)?,
+    });
+    let is_partial = counts.share < 1.0;
+    if !is_partial {
+        durable_files::write_atomic(&record_path, format!("{record:#}\n").as_bytes())?;
+    }
+    (wanted.say)(&in_words(part, &counts, began.elapsed().as_secs_f64()));
+    counts.labels.alike_in_words().inspect(|words| report::warn(&format!("{key}: {words}")));
+    if counts.shortened_chats > 0 {
+        let (chats, turns) = (plural(counts.shortened_chats, "chat"), plural(counts.left_out_turns, "turn"));
+        report::warn(&format!(
+            "{key}: {chats} of {} were longer than {} tokens and lost their oldest turns, {turns} together",
+            counted(counts.train + counts.validation),
+            config.data.max_source_tokens
+        ));
+    }
+    if let Some(first) = &counts.first_bad {
+        let left_out = counts.malformed + counts.empty;
+        report::warn(&format!(
+            "{key}: {} of {} were skipped; the first: {first}",
+            counted(left_out),
+            plural(counts.read, "row")
+        ));
+    }
+    for (_, rows, note) in quote_notes(&counts) {
+        report::warn(&format!("{key}: {}: {note}", plural(rows, "row")));
+    }
+    if counts.train == 0 {
+        return Err(no_rows(key, conversion, &counts));
+    }
+    #[expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "an estimate of rows")]
+    let estimated_rows = is_partial.then(|| (counts.train as f64 / counts.share) as u64);
+    let rows = if is_unknown && !is_partial { counts.of_files } else { Vec::new() };
+    Ok(Converted { files: vec![train], rows, validation, event: Some(event(key, &record, false)), estimated_rows })
+}
+
+/// Refuses a conversion before its rows are read, if not even short rows fit. A process that is above its budget already is left to its
+/// plan, which names the least budget.
+fn check_room(budget: Bytes, rss: Bytes, [least, enough]: [u64; 2]) -> Outcome<()> {
+    let needed = rss + Bytes(least);
+    if budget < rss || budget >= needed {
+        return Ok(());
+    }
+    let enough = with_headroom(rss + Bytes(enough)).round_up_to_mib().0 >> 20;
+    Err(Failure::new(
+        Exit::DoesNotFit,
+        format!("memory budget: expected at least {needed} to read the rows, got {budget}"),
+    )
+    .hint(format!("`--memory-budget {enough}MiB` is enough for every row that can be read; the plan may need more")))
+}
+
+/// A peak while rows are read, with the headroom that its plan will ask for.
+fn with_headroom(peak: Bytes) -> Bytes {
+    peak + memory_policy::headroom(peak)
+}
+
+/// Reads the sources and writes the parquet files.
+fn write(
+    conversion: &Conversion,
+    columns: &[String],
+    (config, split, chats): (&Config, Option<Share>, &Chats<'_>),
+    train: &Path,
+    validation: Option<&Path>,
+    wanted: Wanted<'_>,
+) -> Outcome<Counts> {
+    let now = SystemProbe::new().snapshot()?;
+    let outputs = if validation.is_some() { 2 } else { 1 };
+    let bytes = ReadOptions::bytes_to_convert(conversion.bytes(), outputs, conversion.longest_possible_row());
+    check_room(job::budgets(config).process.resolve(&now), now.rss, bytes)?;
+    let names: Vec<&str> = columns.iter().map(String::as_str).collect();
+    let sizes = Sizes::for_bytes(conversion.bytes());
+    let begin = |path: &Path| -> Outcome<(AtomicFile, ParquetWriter<BufWriter<std::fs::File>>)> {
+        let file = AtomicFile::create(path)?;
+        let handle = file.file().try_clone().map_err(|error| Failure::io("write rows", path, &error))?;
+        let writer = ParquetWriter::new(BufWriter::new(handle), &names, sizes)
+            .map_err(|error| Failure::io("write rows", path, &error))?;
+        Ok((file, writer))
+    };
+    let mut writers = vec![begin(train)?];
+    if let Some(path) = validation {
+        writers.push(begin(path)?);
+    }
+    let stop = || wanted.stop.requested();
+    let said = Cell::new(Instant::now());
+    let progress = |counts: &Counts| {
+        if said.get().elapsed() >= PROGRESS_INTERVAL {
+            said.set(Instant::now());
+            (wanted.say)(&format!(
+                "turned {} into parquet, {:.0} % of the files",
+                plural(counts.read, "row"),
+                100.0 * counts.share
+            ));
+        }
+    };
+    let settings = Settings {
+        bad_rows: bad_rows(config.data.bad_rows),
+        // A plan needs lengths, which a cut gives as well.
+        fits: (!wanted.to_plan).then_some(chats.fits),
+        validation: split.map(|share| (share, config.run.seed)),
+        max_rows: wanted.to_plan.then_some(PLANNED_ROWS),
+        stop: &stop,
+        progress: &progress,
+        ..Settings::default()
+    };
+    let counts = conversion.run(&settings, &mut |part, prompt, response| {
+        let writer = &mut writers[usize::from(part == row_files::Part::Validation)].1;
+        writer.write(row(conversion, prompt, response)).map_err(row_files::Error::Write)
+    });
+    let counts = counts.map_err(|error| match error {
+        row_files::Error::Write(error) => Failure::io("write rows", train, &error),
+        row_files::Error::Stopped => {
+            Failure::new(Exit::Interrupted, "interrupted while the rows were turned into parquet; nothing was saved")
+                .hint("run the same command again")
+        }
+        row_files::Error::Row(row) if row.fault.is_over_budget() => {
+            over_budget(&row, with_headroom(now.rss + Bytes(bytes[1])).0)
+        }
+        error => error.into(),
+    })?;
+    for (file, writer) in writers {
+        writer.finish().map_err(|error| Failure::io("write rows", train, &error))?;
+        file.commit()?;
+    }
+    Ok(counts)
+}
+
+/// The failure for a row that would be read with more memory. `enough` bytes are enough for every row.
+pub fn over_budget(row: &RowError, enough: u64) -> Failure {
+    let enough = enough.div_ceil(1 << 20);
+    Failure::new(Exit::DoesNotFit, row.to_string())
+        .hint(format!("`--memory-budget {enough}MiB` is enough for every row that can be read"))
+}
+
+/// Adds the setting that skips bad rows to the error of a row.
+fn or_skip(failure: Failure, config: &Config) -> Failure {
+    match failure.exit == Exit::Unusable && config.data.bad_rows != BadRows::Skip {
+        true => failure.hint("`--set data.bad_rows=skip` skips and counts rows that cannot be used"),
+        false => failure,
+    }
+}
+
+fn no_rows(key: &str, conversion: &Conversion, counts: &Counts) -> Failure {
+    let files = listed(conversion.sources.iter().map(|(path, ..)| path.display().to_string()));
+    let failure =
+        Failure::unusable(format!("`{key}`: no usable row in {files}; {} were skipped", counted(counts.read)));
+    match &counts.first_bad {
+        Some(first) => failure.hint(format!("the first of them: {first}")),
+        None => failure.hint("expected at least one row"),
+    }
+}
+
+/// One line for people: the files, the columns of their texts, and the numbers of rows.
+fn in_words(part: &Part, counts: &Counts, seconds: f64) -> String {
+    let rows = match (counts.share < 1.0, counts.validation) {
+        (true, _) => format!("the first {} were read to plan", plural(counts.read, "row")),
+        (false, 0) => plural(counts.train, "row"),
+        (false, validation) => format!("{}, {} more for validation", plural(counts.train, "row"), counted(validation)),
+    };
+    format!("{}; {rows} ({seconds:.1} s)", part.in_words())
+}
+
+fn event(key: &str, record: &Value, is_reused: bool) -> Value {
+    json!({"key": key, "sources": record["sources"], "counts": record["counts"], "reused": is_reused})
+}
+
+/// Numbers of a conversion for records and events.
+pub fn counts_json(counts: &Counts) -> Value {
+    json!({
+        "read": counts.read, "of_files": counts.of_files.iter().take(row_record::MAX_LISTED).collect::<Vec<_>>(),
+        "malformed": counts.malformed, "empty": counts.empty, "cleaned": counts.cleaned,
+        "labels": counts.labels.counts().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "duplicates": counts.duplicates, "shortened_chats": counts.shortened_chats,
+        "left_out_turns": counts.left_out_turns, "train": counts.train, "validation": counts.validation,
+        "first_skipped": counts.first_bad.as_ref().map(ToString::to_string),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_without_room_for_short_rows_is_refused_before_they_are_read() {
+        let of = |budget| check_room(Bytes::mib(budget), Bytes::mib(20), [4 << 20, 60 << 20]);
+        assert!(of(24).is_ok() && of(4000).is_ok());
+        // Above its budget already: the plan names the least budget.
+        assert!(of(1).is_ok());
+        let refused = of(23).unwrap_err();
+        assert_eq!(refused.exit, Exit::DoesNotFit);
+        assert_eq!(refused.message, "memory budget: expected at least 24 MiB to read the rows, got 23 MiB");
+        assert!(refused.hints[0].starts_with("`--memory-budget 88MiB` is enough for every row"), "{:?}", refused.hints);
+    }
+
+    #[test]
+    fn a_long_list_of_names_is_its_beginning_and_a_number() {
+        let names = |count: usize| listed((0..count).map(|number| number.to_string()));
+        assert_eq!(names(2), "0, 1");
+        assert_eq!(names(1012), "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, and 1,000 more");
+    }
+}

@@ -1,0 +1,310 @@
+//! Opens what a config names: files, tokenizer, model config, datasets, device.
+//!
+//! All of these are small: footers, a tokenizer, a config. [`crate::run::session`] loads the weights after the bill was printed.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use candle_core::Device;
+use dataloader::{BadRows, BatchShare, LoaderOptions, OrderOptions, Tokenizer};
+use parquet_dataset::{Dataset, DatasetOptions, Residency};
+use run_plan::model::{check_trainable, fitted};
+use t5::peft::AdapterDirectory;
+
+use crate::config::{Config, paths};
+use crate::data::reading::{Reading, RowData};
+use crate::failure::{Failure, Outcome};
+use crate::machine::device;
+use crate::machine::device::DeviceBaseline;
+use crate::machine::stages::{self, Stages};
+use crate::model::model_directory;
+use crate::screen::report;
+
+/// Everything that a run reads from, opened.
+pub struct Opened {
+    /// The device of the tensors.
+    pub device: Device,
+    /// The memory of a card when it was opened, before any computation there.
+    pub device_baseline: Option<DeviceBaseline>,
+    /// The reason for this device, if it was chosen among several.
+    pub why_device: Option<String>,
+    /// The tokenizer, which loaders and evaluation share.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The config of the model.
+    pub model: t5::Config,
+    /// The directory of `model.init_from`.
+    pub init_from: Option<PathBuf>,
+    /// The weights in that directory, if they stay there: an adapter is trained beside them.
+    pub stored: Option<t5::StoredWeights>,
+    /// The directory of `lora.init_from`.
+    pub adapter: Option<PathBuf>,
+    /// Training rows.
+    pub train: Arc<Dataset>,
+    /// Validation rows, if any.
+    pub validation: Option<Arc<Dataset>>,
+    /// The checksum at the end of the page map of an earlier run.
+    pub kept_page_map: Option<[u8; 32]>,
+    /// How the files of the rows are read.
+    pub reading: Reading,
+    /// Estimated rows of the training files, if planning has sampled only some of them.
+    pub estimated_rows: Option<u64>,
+    /// An event for each set of files that was converted to parquet.
+    pub converted: Vec<serde_json::Value>,
+    /// The memory of opening all this.
+    pub stages: Stages,
+}
+
+/// Facts about the training files from an earlier run.
+pub struct KeptPageMap {
+    /// The result of [`Dataset::page_map`].
+    pub bytes: Vec<u8>,
+    /// Whether the pages must still have the recorded digests.
+    pub keeps_digests: bool,
+}
+
+impl Opened {
+    /// Opens the files that the config names: tokenizer and model first, because these are quick to open. Then `rows` finds the files with
+    /// the rows, which may take long.
+    pub fn new(
+        config: &Config,
+        rows: impl FnOnce((&t5::Config, &Tokenizer)) -> Outcome<RowData>,
+        page_map: Option<KeptPageMap>,
+    ) -> Outcome<Self> {
+        let mut stages = Stages::begin()?;
+        let kept_page_map = page_map.as_ref().and_then(|kept| kept.bytes.last_chunk().copied());
+        let device = device::open(&config.run.device)?;
+        let init_from = config.model.init_from.as_deref().map(model_directory::find).transpose()?;
+        // A model that is not a T5 is reported before its tokenizer is opened.
+        init_from.as_deref().map(|directory| t5::Config::from_file(&directory.join("config.json"))).transpose()?;
+        let mut tokenizer = Tokenizer::load(&tokenizer_path(config, init_from.as_deref())?)?;
+        let mut model = model_config(config, init_from.as_deref(), &tokenizer)?;
+        if let Some(directory) = &init_from {
+            model_directory::check_end(directory, &model, &tokenizer)?;
+        }
+        if config.generation.keeps_special_tokens {
+            tokenizer.keep_special_tokens(model.frame());
+        }
+        let tokenizer = Arc::new(tokenizer);
+        if let (Some(directory), true) = (&init_from, config.data.tokenizer.is_some()) {
+            warn_of_another_tokenizer(directory, &tokenizer);
+        }
+        stages.ends(stages::TOKENIZER)?;
+        let stored = match (&init_from, &model.lora) {
+            (Some(directory), Some(_)) => {
+                model.stored = stored_dtypes(&device, directory, &model)?;
+                let stored = t5::StoredWeights::of(directory, &model)?;
+                let adapter = config.lora.as_ref().and_then(|adapter| adapter.init_from.as_ref());
+                let adapter = adapter.map(|adapter| AdapterDirectory::open(adapter, &model)).transpose()?;
+                Some(adapter.iter().fold(stored, t5::StoredWeights::with_adapter))
+            }
+            _ => None,
+        };
+        let RowData { reading, train, validation, estimated_rows, events } = rows((&model, &tokenizer))?;
+        stages.ends(stages::FILES)?;
+        let columns = reading.objective.columns();
+        let open = |files: &[PathBuf], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
+            let options = DatasetOptions {
+                columns: columns.clone(),
+                residency: Residency::UltraLowMem,
+                block_rows: u32::try_from(config.data.block_rows).unwrap_or(u32::MAX),
+                forget_digests: page_map.as_ref().is_some_and(|kept| !kept.keeps_digests),
+                page_map: page_map.map(|kept| kept.bytes),
+                ..DatasetOptions::default()
+            };
+            Ok(Arc::new(Dataset::open(files, &options)?))
+        };
+        let train = open(&train, page_map)?;
+        let validation = match validation.as_slice() {
+            [] => None,
+            files => Some(open(files, None)?),
+        };
+        let adapter = config.lora.as_ref().and_then(|adapter| adapter.init_from.clone());
+        let device_baseline = device::device_baseline(&device);
+        Ok(Self {
+            device,
+            device_baseline,
+            why_device: None,
+            tokenizer,
+            model,
+            init_from,
+            stored,
+            adapter,
+            train,
+            validation,
+            kept_page_map,
+            reading,
+            estimated_rows,
+            converted: events,
+            stages,
+        })
+    }
+
+    /// Moves tensors to another device from now on.
+    pub fn compute_on(&mut self, device: Device) -> Outcome<()> {
+        self.device_baseline = device::device_baseline(&device);
+        if let (Some(directory), Some(_)) = (&self.init_from, &self.stored) {
+            self.model.stored = stored_dtypes(&device, directory, &self.model)?;
+        }
+        self.device = device;
+        Ok(())
+    }
+}
+
+/// The dtypes that a frozen base keeps. A card does not have kernels for every possible dtype.
+fn stored_dtypes(device: &Device, directory: &Path, model: &t5::Config) -> Outcome<Option<t5::StoredDtypes>> {
+    let dtypes = || t5::StoredDtypes::of(directory, model);
+    Ok(device.is_cpu().then(dtypes).transpose()?)
+}
+
+/// The tokenizer's file: as configured, or beside the model.
+fn tokenizer_path(config: &Config, init_from: Option<&Path>) -> Outcome<PathBuf> {
+    if let Some(named) = &config.data.tokenizer {
+        return model_directory::find_tokenizer(named);
+    }
+    if let Some(directory) = init_from {
+        return model_directory::tokenizer_path(directory)
+            .map_err(|failure| failure.hint("or name its file: `--tokenizer FILE`"));
+    }
+    let name = config.model.config.as_ref().map(|name| paths::from_text(name));
+    let named = name.as_deref().map(model_directory::beside_config).transpose()?.flatten();
+    let beside = || name.as_deref().and_then(Path::parent).map(Path::to_path_buf);
+    let directory = named.or_else(beside).unwrap_or_default();
+    if let Some(path) = Tokenizer::in_directory(&directory) {
+        return Ok(path);
+    }
+    // A model that does not exist has no tokenizer, either.
+    config.model.config.as_deref().map(named_config).transpose()?;
+    let expected = directory.join("tokenizer.json");
+    let problem =
+        format!("`data.tokenizer` is not set and {} does not exist, nor a `spiece.model`", expected.display());
+    Err(Failure::unusable(problem)
+        .hint(
+            "create one with `train_low_mem train-tokenizer --input rows.parquet --vocab-size 32000 --output tokenizer.json`",
+        )
+        .hint("or use an existing one: `--tokenizer tokenizer.json`"))
+}
+
+/// Warns if pretrained weights are combined with another tokenizer than their own.
+fn warn_of_another_tokenizer(directory: &Path, tokenizer: &Tokenizer) {
+    let own = Tokenizer::in_directory(directory).filter(|own| own != tokenizer.path());
+    let Some(Ok(own)) = own.map(|own| Tokenizer::load(&own)) else { return };
+    if !tokenizer.agrees_with(&own) {
+        report::warn(&format!(
+            "{} differs from the model's own tokenizer, {}: the weights know only their own tokens",
+            tokenizer.path().display(),
+            own.path().display()
+        ));
+    }
+}
+
+/// The model's config: that of `model.init_from`, or a preset or file, fitted to the tokenizer.
+fn model_config(config: &Config, init_from: Option<&Path>, tokenizer: &Tokenizer) -> Outcome<t5::Config> {
+    let mut model = match (init_from, &config.model.config) {
+        (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?,
+        (None, Some(name)) => scratch_config(config, name, tokenizer)?,
+        (None, None) => return Err(Failure::internal("the config was resolved without a model")),
+    };
+    model = adapted(config, model, init_from)?;
+    model_directory::check_size(&model, tokenizer).map_err(|failure| {
+        failure.hint(match init_from {
+            Some(_) => {
+                "use the tokenizer that the weights were trained with: leave out `data.tokenizer`, or name its file"
+            }
+            None => "use the tokenizer's size: `--set model.vocab_size=auto`",
+        })
+    })?;
+    Ok(model)
+}
+
+/// The model's config as far as it is known without data: a preset keeps its own vocabulary if there is no tokenizer.
+pub fn model_without_data(config: &Config) -> Outcome<t5::Config> {
+    let init_from = config.model.init_from.as_deref().map(model_directory::find).transpose()?;
+    if let Ok(path) = tokenizer_path(config, init_from.as_deref()) {
+        return model_config(config, init_from.as_deref(), &Tokenizer::load(&path)?);
+    }
+    let model = match (&init_from, &config.model.config) {
+        (Some(directory), _) => t5::Config::from_file(&directory.join("config.json"))?,
+        (None, Some(name)) => fitted(config, named_config(name)?)?,
+        (None, None) => {
+            return Err(Failure::usage("no model: `model.config` and `data.tokenizer` are not set")
+                .hint("use a preset, such as `--preset t5-small`"));
+        }
+    };
+    let model = adapted(config, model, init_from.as_deref())?;
+    check_trainable(&model, init_from.as_deref())?;
+    Ok(model)
+}
+
+/// A config for new weights. A preset is fitted to the tokenizer (size, end, padding). A file is used unchanged, except for
+/// `model.vocab_size` and `model.overrides`.
+fn scratch_config(config: &Config, name: &str, tokenizer: &Tokenizer) -> Outcome<t5::Config> {
+    let mut model = named_config(name)?;
+    if is_preset(name) {
+        model.vocab_size = tokenizer.vocab_size();
+        model.eos_token_ids = vec![tokenizer.eos_id()?];
+        model.pad_token_id = tokenizer.pad_id()?;
+        model.decoder_start_token_id = model.pad_token_id;
+    }
+    fitted(config, model)
+}
+
+/// The model with the prefix, the precision of the base and the adapter of the config.
+fn adapted(config: &Config, model: t5::Config, init_from: Option<&Path>) -> Outcome<t5::Config> {
+    run_plan::model::adapted(config, model, init_from, |model| {
+        let Some(directory) = config.lora.as_ref().and_then(|adapter| adapter.init_from.as_ref()) else {
+            return Ok(None);
+        };
+        let opened = AdapterDirectory::open(directory, model)?;
+        let dropout = config.values.number("lora.dropout").filter(|_| config.values.is_given("lora.dropout"));
+        let lora = opened.lora(model);
+        Ok(Some(t5::Lora { dropout: dropout.unwrap_or(lora.dropout), ..lora }))
+    })
+}
+
+fn is_preset(name: &str) -> bool {
+    t5::Config::preset(name).is_some()
+}
+
+/// A preset, a `config.json`, or the config of a model.
+pub fn named_config(name: &str) -> Outcome<t5::Config> {
+    if let Some(preset) = t5::Config::preset(name) {
+        return Ok(preset);
+    }
+    let path = paths::from_text(name);
+    if let Some(directory) = model_directory::beside_config(&path)? {
+        return Ok(t5::Config::from_file(&directory.join("config.json"))?);
+    }
+    if path.is_file() || name.ends_with(".json") {
+        return Ok(t5::Config::from_file(&path)?);
+    }
+    let names: Vec<&str> = t5::Config::preset_names().collect();
+    let nearest = names.iter().max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)));
+    Err(Failure::usage(format!("`model.config`: `{name}` is neither a preset nor a config.json"))
+        .hint(format!("did you mean `{}`?", nearest.unwrap_or(&"t5-small")))
+        .hint(format!("presets: {}", names.join(", "))))
+}
+
+/// The options of the training batches.
+pub fn loader_options(config: &Config, opened: &Opened) -> LoaderOptions {
+    let model = &opened.model;
+    LoaderOptions {
+        objective: opened.reading.objective.clone(),
+        batch_size: config.train.batch_size,
+        order: OrderOptions {
+            seed: config.run.seed,
+            shuffle: config.data.shuffle,
+            block_rows: config.data.block_rows,
+            window_blocks: config.data.window_blocks,
+        },
+        epochs: config.train.epochs,
+        max_source_tokens: config.data.max_source_tokens,
+        max_target_tokens: config.data.max_target_tokens,
+        eos_id: model.eos_token_ids.first().copied().unwrap_or(1),
+        source_prefix: model.prefix().to_string(),
+        truncation_side: opened.reading.truncation_side,
+        bad_rows: if config.data.skip_bad_rows { BadRows::Skip } else { BadRows::Error },
+        keep_texts: false,
+        keep_prompts: false,
+        share: BatchShare::default(),
+    }
+}

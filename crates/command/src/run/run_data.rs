@@ -1,0 +1,105 @@
+//! The opened rows of a run, for its plan and its pace.
+
+use std::sync::Arc;
+
+use dataloader::{BadRows, DataLoader, LoaderOptions, Objective, OrderOptions, Position};
+use planner::{EvaluatedRows, Feed, NOTHING_AHEAD, Rows, RowsRead};
+use run_plan::job::RunData;
+use run_plan::pace::SampledRows;
+
+use crate::config::Config;
+use crate::data::survival::Survival;
+use crate::run::open::{self, Opened};
+
+/// Places of the run from which rows are read.
+const PLACES: u64 = 4;
+/// Rows that are read at each place.
+const ROWS: usize = 8;
+
+/// The rows of a run, for its plan.
+pub fn of<'a>(config: &Config, opened: &'a Opened, loader: &'a DataLoader) -> RunData<'a> {
+    let evaluated = opened.validation.as_deref().map(|dataset| {
+        let loader = open::loader_options(config, opened);
+        EvaluatedRows { loader, tokenizer: &opened.tokenizer, dataset }
+    });
+    let feed = Feed::Rows(Rows {
+        dataset: &opened.train,
+        loader,
+        window_blocks: config.data.shuffle.then_some(config.data.window_blocks),
+        read: rows_read(config, opened.estimated_rows.unwrap_or(opened.train.rows())),
+    });
+    RunData { feed, evaluated, stored: opened.stored }
+}
+
+/// The number of rows that the run reads.
+fn rows_read(config: &Config, rows: u64) -> RowsRead {
+    let (train, batch_samples) = (&config.train, config.train.batch_size as u64);
+    let of_epochs = train.epochs.map_or(u64::MAX, |epochs| epochs.saturating_mul(rows));
+    let of_steps = train.max_steps.map_or(u64::MAX, |steps| steps.saturating_mul(batch_samples));
+    RowsRead { samples: of_epochs.min(of_steps), batch_samples }
+}
+
+/// What the tokenizer does not hold of rows from the whole run, and the number of those rows; `None` for span corruption.
+pub fn survival(config: &Config, opened: &Opened) -> Option<(Survival, u64)> {
+    const ROWS: usize = 32;
+    if !matches!(opened.reading.objective, Objective::TextToText { .. }) {
+        return None;
+    }
+    let rows = opened.train.rows();
+    let (places, most) = if rows <= ROWS as u64 { (1, rows) } else { (PLACES, ROWS as u64) };
+    let options = LoaderOptions {
+        batch_size: usize::try_from(most).unwrap_or(ROWS).max(1),
+        epochs: Some(1),
+        bad_rows: BadRows::Skip,
+        order: OrderOptions { shuffle: false, ..OrderOptions::default() },
+        keep_texts: true,
+        keep_prompts: true,
+        ..open::loader_options(config, opened)
+    };
+    let (mut survival, mut read) = (Survival::default(), 0);
+    for place in 0..places {
+        let start = Position { epoch: 0, sample: rows / places * place };
+        let (dataset, tokenizer) = (Arc::clone(&opened.train), Arc::clone(&opened.tokenizer));
+        let loader = DataLoader::new(dataset, tokenizer, options.clone(), start, NOTHING_AHEAD);
+        // If a row is bad, the step that reads it reports the error.
+        let Some(batch) = loader.ok().and_then(|mut loader| loader.next_batch().ok()).flatten() else { continue };
+        read += batch.len() as u64;
+        for (is_target, texts) in [(false, &batch.prompts), (true, &batch.texts)] {
+            for text in texts {
+                let ids = opened.tokenizer.encode(text);
+                if let Ok(back) = ids.and_then(|ids| opened.tokenizer.decode(&ids)) {
+                    survival.add(is_target, text, &back);
+                }
+            }
+        }
+    }
+    heap::release_small();
+    Some((survival, read))
+}
+
+/// Source and target tokens of rows from the whole run; none if they cannot be read.
+pub fn sampled_rows(config: &Config, opened: &Opened, steps: Option<u64>) -> SampledRows {
+    let samples = steps.unwrap_or(u64::MAX).saturating_mul(config.train.batch_size as u64);
+    let samples = samples.min(opened.train.rows());
+    let options = LoaderOptions {
+        batch_size: ROWS.min(usize::try_from(samples / PLACES).unwrap_or(ROWS)).max(1),
+        epochs: Some(1),
+        bad_rows: BadRows::Skip,
+        ..open::loader_options(config, opened)
+    };
+    let batch = |place: u64| {
+        let start = Position { epoch: 0, sample: samples / PLACES * place };
+        let (dataset, tokenizer) = (Arc::clone(&opened.train), Arc::clone(&opened.tokenizer));
+        let loader = DataLoader::new(dataset, tokenizer, options.clone(), start, NOTHING_AHEAD);
+        // If a row is bad, the step that reads it reports the error.
+        loader.ok()?.next_batch().ok()?
+    };
+    let mut sampled_rows = SampledRows { all: opened.train.rows(), ..SampledRows::default() };
+    for batch in (0..PLACES).filter_map(batch) {
+        sampled_rows.cut_sources += batch.cut_sources;
+        sampled_rows.cut_targets += batch.cut_targets;
+        let lengths = batch.sources.iter().zip(&batch.targets).map(|(source, target)| (source.len(), target.len()));
+        sampled_rows.lengths.extend(lengths);
+    }
+    sampled_rows
+}

@@ -1,0 +1,430 @@
+//! Evaluation on rows, with the same results in the training loop and in `train_low_mem eval`.
+//!
+//! An evaluation streams the first rows of the validation files in file order. The loss covers all of these rows. The scores of answers
+//! cover only the first of them, because generating costs far more than scoring.
+
+use std::ops::Range;
+use std::sync::{Arc, Once};
+
+use collective::Group;
+use dataloader::{Batch, DataLoader, LoaderOptions, Position, Tokenizer};
+use parquet_dataset::Dataset;
+use planner::{NOTHING_AHEAD, RowCounts, in_file_order};
+use run_report::visible;
+use serde_json::{Value, json};
+use t5::{EvalContext, GenerateOptions, T5};
+use text_metrics::Metric;
+use text_metrics::labels::Labels;
+use trainer::evaluate::{Answered, Computed, EvaluateOptions, Evaluation, EvaluationBatch, EvaluationReport, Example};
+
+use crate::failure::{Failure, Outcome};
+use crate::files::metrics::number;
+use crate::scores::class_scores;
+use crate::screen::report;
+use crate::screen::stop::Stop;
+
+/// Settings of an evaluation.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Rows to evaluate, from the first; 0: all.
+    pub samples: u64,
+    /// The first of these rows, which are answered; 0: all.
+    pub generate_samples: u64,
+    /// Rows computed at a time.
+    pub micro_batch_samples: usize,
+    /// Rows of logits that exist at a time.
+    pub loss_chunk_rows: usize,
+    /// Options of generation, and the dtype of activations.
+    pub generate: GenerateOptions,
+    /// The requested scores. BLEU and exact match are always computed.
+    pub metrics: Vec<Metric>,
+    /// Settings of the scores.
+    pub of_metrics: text_metrics::Settings,
+    /// Generations to keep for showing.
+    pub examples: usize,
+    /// Whether wrong answers only are kept.
+    pub wrong_examples: bool,
+    /// The stream of rows: objective, lengths, bad rows. Order, epochs and batch size are set here.
+    pub loader: LoaderOptions,
+}
+
+/// The result of an evaluation.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    /// Rows scored.
+    pub samples: u64,
+    /// Rows left out because they were null, empty or not UTF-8.
+    pub bad_rows: u64,
+    /// Target tokens scored.
+    pub target_tokens: u64,
+    /// Mean loss of a target token.
+    pub loss: f64,
+    /// `exp(loss)`.
+    pub perplexity: f64,
+    /// Rows generated.
+    pub generated_samples: u64,
+    /// The scores of the answers, BLEU and exact match among them.
+    pub values: Vec<(Metric, f64)>,
+    /// The settings of scores that have settings.
+    pub signatures: Vec<(Metric, String)>,
+    /// The requested scores.
+    pub wanted: Vec<Metric>,
+    /// The counts of labels, if accuracy or macro-F1 was asked for.
+    pub labels: Option<Labels>,
+    /// A few answers.
+    pub examples: Vec<Example>,
+}
+
+/// Callbacks of an evaluation, and the processes that share it.
+pub struct Watcher<'a> {
+    /// Called with each answer, in the order of the rows.
+    pub answered: &'a mut dyn FnMut(&AnsweredRow) -> Outcome<()>,
+    /// Called with the number of finished rows, and the number of all rows.
+    pub progress: &'a mut dyn FnMut(u64, u64),
+    /// Processes that divide the rows among them. Each process then has the same results as a single process would.
+    pub group: Option<&'a Group>,
+}
+
+/// A row and its answer.
+pub struct AnsweredRow<'a> {
+    /// The row, from 0.
+    pub row: u64,
+    /// Its prompt, if prompts are kept.
+    pub prompt: Option<&'a str>,
+    /// The answer, the reference, and the scores.
+    pub answered: &'a Answered<'a>,
+}
+
+/// Evaluates `model`. Returns `None` if a stop was requested meanwhile; this is checked before every block, token and row.
+pub fn evaluate(
+    model: &T5,
+    dataset: &Arc<Dataset>,
+    tokenizer: &Arc<Tokenizer>,
+    settings: &Settings,
+    stop: &Stop,
+    watcher: &mut Watcher,
+) -> Outcome<Option<Figures>> {
+    let interrupted = &|| stop.requested();
+    let RowCounts { evaluated: rows, answered: generated_rows } = settings.counts(dataset);
+    let mut evaluations = [true, false].map(|generate| Evaluation::new(settings.options(generate)));
+    let mut loader = settings.loader(dataset, tokenizer)?;
+    if watcher.group.is_none() {
+        loader.stop_on(stop.flag());
+    }
+    let (mut seen, mut bad_rows) = (0, 0);
+    // If the tokenizer fails, the evaluation ends after the current batch.
+    let failed = std::cell::Cell::new(None);
+    let decode = |ids: &[u32]| tokenizer.decode(ids).map_err(|error| failed.set(Some(error))).unwrap_or_default();
+    let frame = model.config().frame();
+    while seen < rows {
+        let mut round = Round::next(&mut loader, watcher.group, (seen, rows, generated_rows))?;
+        if round.parts.is_empty() {
+            break;
+        }
+        if settings.has_references() {
+            round.batches.iter_mut().try_for_each(|batch| as_decoded(batch, tokenizer, &frame))?;
+        }
+        let Some(computed) = round.compute(model, &evaluations, settings, watcher.group, interrupted)? else {
+            return Ok(None);
+        };
+        for (part, computed) in round.parts.iter().zip(&computed) {
+            let (batch, range) = (&round.batches[part.batch], part.range.clone());
+            let mut refused = None;
+            let show = &mut |answered: &Answered| {
+                let at = range.start + answered.sample;
+                let row =
+                    AnsweredRow { row: batch.rows[at], prompt: batch.prompts.get(at).map(String::as_str), answered };
+                if refused.is_none() {
+                    refused = (watcher.answered)(&row).err();
+                }
+            };
+            let evaluation = &mut evaluations[usize::from(!part.is_generated)];
+            evaluation.add_computed(&settings.part(batch, &range), computed, &decode, show);
+            if let Some(failure) = refused {
+                return Err(failure);
+            }
+            if let Some(error) = failed.take() {
+                return Err(error.into());
+            }
+        }
+        bad_rows += round.batches.iter().map(|batch| batch.bad_rows).sum::<u64>();
+        seen += round.rows;
+        (watcher.progress)(seen, rows);
+    }
+    if watcher.group.is_none() && interrupted() {
+        return Ok(None);
+    }
+    let [generated, scored] = evaluations;
+    Ok(Some(Figures::sum(generated.finish()?, &scored.finish()?, bad_rows, &settings.metrics)))
+}
+
+/// Replaces each reference that has special tokens by the text that its tokens give back, because answers come from the tokenizer, too:
+/// special tokens are then in both texts, or in neither. A text with letters that the tokenizer does not know stays as it is: no answer
+/// equals it.
+fn as_decoded(batch: &mut Batch, tokenizer: &Tokenizer, frame: &[u32]) -> Outcome<()> {
+    static WARNING: Once = Once::new();
+    let unknown = tokenizer.unknown_id();
+    for (text, ids) in batch.texts.iter_mut().zip(&batch.targets) {
+        let is_known = ids.iter().all(|id| Some(*id) != unknown);
+        if is_known && ids.iter().any(|id| !frame.contains(id) && tokenizer.is_special(*id)) {
+            *text = tokenizer.decode(ids)?;
+            if let Some(name) = tokenizer.lost_token(ids, frame) {
+                WARNING.call_once(|| {
+                    report::warn(&format!(
+                        "references have special tokens such as `{name}`: answers and references are compared without them; \
+                         `--set generation.keep_special_tokens=true` compares them, too"
+                    ));
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One batch for each process to compute.
+struct Round {
+    batches: Vec<Batch>,
+    parts: Vec<Part>,
+    rows: u64,
+}
+
+/// Rows of a batch that are all generated, or all scored.
+struct Part {
+    batch: usize,
+    range: Range<usize>,
+    is_generated: bool,
+    /// The number of its first sample among those of the same treatment.
+    first: u64,
+}
+
+impl Round {
+    /// The next batches. `seen` of the `rows` rows are finished, and the first `generated_rows` rows are generated.
+    fn next(
+        loader: &mut DataLoader,
+        group: Option<&Group>,
+        (seen, rows, generated_rows): (u64, u64, u64),
+    ) -> Outcome<Self> {
+        let mut round = Self { batches: Vec::new(), parts: Vec::new(), rows: 0 };
+        for batch in 0..group.map_or(1, Group::size) {
+            let seen = seen + round.rows;
+            let Some(made) = (if seen < rows { loader.next_batch()? } else { None }) else { break };
+            let length = made.len().min(usize::try_from(rows - seen).unwrap_or(usize::MAX));
+            // Generated rows come first, so a batch has at most one border in it.
+            let border = usize::try_from(generated_rows.saturating_sub(seen)).unwrap_or(usize::MAX).min(length);
+            let parts = [(true, 0..border, seen), (false, border..length, seen.saturating_sub(generated_rows))];
+            for (is_generated, range, first) in parts {
+                round.parts.push(Part { batch, range, is_generated, first });
+            }
+            round.rows += length as u64;
+            round.batches.push(made);
+        }
+        // The tokenizer's small blocks do not make room for tensors.
+        heap::release_small();
+        Ok(round)
+    }
+
+    /// The model's results for each part. Each process computes its own batch, and receives the results of the others. `None` if any
+    /// process should stop.
+    fn compute(
+        &self,
+        model: &T5,
+        evaluations: &[Evaluation; 2],
+        settings: &Settings,
+        group: Option<&Group>,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Outcome<Option<Vec<Computed>>> {
+        let of = |part: &Part, interrupted: &dyn Fn() -> bool| -> Outcome<Option<Computed>> {
+            if part.range.is_empty() {
+                return Ok(Some(Computed::default()));
+            }
+            let (batch, evaluation) = (&self.batches[part.batch], &evaluations[usize::from(!part.is_generated)]);
+            Ok(evaluation.compute(model, &settings.part(batch, &part.range), part.first, interrupted)?)
+        };
+        let Some(group) = group else { return self.parts.iter().map(|part| of(part, interrupted)).collect() };
+        if model.has_remote_weights() {
+            // Every process asks for the same weights at the same time. So all processes compute the same parts, and stop together.
+            let interrupted = || group.any(interrupted()).unwrap_or(true);
+            return self.parts.iter().map(|part| of(part, &interrupted)).collect();
+        }
+        let mine = self.parts.iter().filter(|part| part.batch == group.rank()).map(|part| of(part, interrupted));
+        let mine = mine.collect::<Outcome<Vec<_>>>()?;
+        let mut said = vec![u8::from(mine.iter().any(Option::is_none) || interrupted())];
+        for bytes in mine.iter().flatten().map(Computed::to_bytes) {
+            said.extend((bytes.len() as u64).to_le_bytes());
+            said.extend(bytes);
+        }
+        let all = group.gather(&said)?;
+        if all.iter().any(|said| said[0] != 0) {
+            return Ok(None);
+        }
+        let mut computed = Vec::new();
+        for said in &all {
+            let mut rest = &said[1..];
+            while let Some((length, after)) = rest.split_first_chunk() {
+                let (bytes, next) = after.split_at(u64::from_le_bytes(*length) as usize);
+                let of_part = Computed::from_bytes(bytes);
+                computed.push(of_part.ok_or_else(|| Failure::internal("evaluation: a message between processes"))?);
+                rest = next;
+            }
+        }
+        Ok(Some(computed))
+    }
+}
+
+impl Settings {
+    /// The rows of `dataset` that are evaluated, and the rows that are answered.
+    pub fn counts(&self, dataset: &Dataset) -> RowCounts {
+        RowCounts::new(self.samples, self.generate_samples, Some(dataset.rows()))
+    }
+
+    fn options(&self, generate: bool) -> EvaluateOptions {
+        let mut metrics = [&[Metric::Bleu, Metric::ExactMatch], self.metrics.as_slice()].concat();
+        metrics.sort_unstable();
+        metrics.dedup();
+        EvaluateOptions {
+            micro_batch_samples: self.micro_batch_samples,
+            context: EvalContext { activations: self.generate.activations, loss_chunk_rows: self.loss_chunk_rows },
+            generate: generate.then_some(self.generate),
+            metrics,
+            settings: self.of_metrics,
+            examples: self.examples,
+            wrong_examples: self.wrong_examples,
+        }
+    }
+
+    /// A loader of rows in file order, which makes batches on demand.
+    fn loader(&self, dataset: &Arc<Dataset>, tokenizer: &Arc<Tokenizer>) -> Outcome<DataLoader> {
+        let options = in_file_order(&self.loader, self.micro_batch_samples);
+        Ok(DataLoader::new(Arc::clone(dataset), Arc::clone(tokenizer), options, Position::default(), NOTHING_AHEAD)?)
+    }
+
+    /// Some rows of a batch.
+    fn part<'a>(&self, batch: &'a Batch, range: &Range<usize>) -> EvaluationBatch<'a> {
+        EvaluationBatch {
+            sources: &batch.sources[range.clone()],
+            targets: &batch.targets[range.clone()],
+            references: self.has_references().then(|| &batch.texts[range.clone()]),
+        }
+    }
+
+    /// Whether a row's last text is the reference itself. A span-corruption target is not a text.
+    fn has_references(&self) -> bool {
+        matches!(self.loader.objective, dataloader::Objective::TextToText { .. })
+    }
+}
+
+impl Figures {
+    /// Combines both parts. Each target token has the same weight.
+    fn sum(generated: EvaluationReport, scored: &EvaluationReport, bad_rows: u64, wanted: &[Metric]) -> Self {
+        let target_tokens = generated.target_tokens + scored.target_tokens;
+        let loss_sum = |report: &EvaluationReport| {
+            #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^53")]
+            if report.target_tokens == 0 { 0.0 } else { report.loss * report.target_tokens as f64 }
+        };
+        #[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^53")]
+        let loss = (loss_sum(&generated) + loss_sum(scored)) / target_tokens as f64;
+        let (values, signatures, labels, examples) = match generated.generation {
+            Some(answers) => (answers.values, answers.signatures, answers.labels, answers.examples),
+            None => Default::default(),
+        };
+        Self {
+            samples: generated.samples + scored.samples,
+            bad_rows,
+            target_tokens,
+            loss,
+            perplexity: loss.exp(),
+            generated_samples: generated.samples,
+            values,
+            signatures,
+            wanted: wanted.to_vec(),
+            labels,
+            examples,
+        }
+    }
+
+    /// A score of the answers; 0 if there are none.
+    pub fn value(&self, metric: Metric) -> f64 {
+        self.values.iter().find(|(other, _)| *other == metric).map_or(0.0, |(_, value)| *value)
+    }
+
+    /// The fields of the `eval` event, and the output of `eval --json`.
+    pub fn to_json(&self) -> Value {
+        let mut json = json!({
+            "loss": number(self.loss),
+            "perplexity": number(self.perplexity),
+            "bleu": self.value(Metric::Bleu),
+            "exact_match": self.value(Metric::ExactMatch),
+            "samples": self.samples,
+            "generated_samples": self.generated_samples,
+            "target_tokens": self.target_tokens,
+            "bad_rows": self.bad_rows,
+            "metrics": self.wanted.iter().map(|metric| metric.name()).collect::<Vec<_>>(),
+        });
+        for (metric, value) in &self.values {
+            json[metric.name()] = json!(value);
+        }
+        for (metric, signature) in &self.signatures {
+            json[format!("{metric}_signature")] = json!(signature);
+        }
+        if let Some((_, labels)) = self.labels.as_ref().and_then(class_scores::of) {
+            json["classes"] = labels;
+        }
+        json
+    }
+
+    /// The results in one line of text.
+    pub fn line(&self) -> String {
+        let scores: String = self
+            .wanted
+            .iter()
+            .map(|metric| format!("  {} {}", metric.title(), metric.shown(self.value(*metric))))
+            .collect();
+        format!(
+            "loss {:.4}  perplexity {}{scores}  ({} rows, {} generated)",
+            self.loss,
+            perplexity(self.perplexity),
+            self.samples,
+            self.generated_samples
+        )
+    }
+
+    /// The settings of the requested scores, one per line.
+    pub fn signature_lines(&self) -> String {
+        let is_wanted = |metric: &Metric| self.wanted.contains(metric);
+        let mut lines: Vec<String> = Vec::new();
+        for (_, signature) in self.signatures.iter().filter(|(metric, _)| is_wanted(metric)) {
+            if !lines.contains(signature) {
+                lines.push(signature.clone());
+            }
+        }
+        lines.join("\n")
+    }
+
+    /// The examples for the `eval` event, with long texts cut.
+    pub fn examples_json(&self) -> Value {
+        const MAX_CHARACTERS: usize = 1000;
+        let text = |text: &str| run_report::figures::clipped(text, MAX_CHARACTERS);
+        let examples = self.examples.iter().map(|example| {
+            json!({"prompt": text(&example.source), "answer": text(&example.hypothesis), "expected": text(&example.reference)})
+        });
+        examples.collect()
+    }
+
+    /// The examples as text.
+    pub fn examples_text(&self) -> String {
+        const MAX_CHARACTERS: usize = 60;
+        let shown = |text: &str| visible::line(&run_report::figures::clipped(text, MAX_CHARACTERS)).into_owned();
+        let lines = self.examples.iter().map(|example| {
+            let is_right = example.hypothesis.trim() == example.reference.trim();
+            let verdict = if is_right { "right" } else { "wrong" };
+            let wanted = if is_right { String::new() } else { format!("   (expected {})", shown(&example.reference)) };
+            format!("  {verdict}  {} -> {}{wanted}", shown(&example.source), shown(&example.hypothesis))
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// A perplexity as text: that of an untrained model is unlimited.
+pub fn perplexity(perplexity: f64) -> String {
+    if perplexity < 1e6 { format!("{perplexity:.2}") } else { format!("{perplexity:.1e}") }
+}
