@@ -33,7 +33,7 @@ const CAPABILITY: &str = "80";
 /// Sources with instructions that Ampere introduced. They are for bf16 alone, so an older card never loads them.
 const OF_AMPERE: [&str; 2] = ["attention_backward", "attention_forward"];
 /// Additional sources for kernels from PTX.
-const OF_PTX: [&str; 2] = ["emulation/ptx.cc", "emulation/ptx_profile.cc"];
+const OF_PTX: [&str; 2] = ["emulation/ptx_checks.cc", "emulation/ptx_profile.cc"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     for folder in ["kernels", "emulation"] {

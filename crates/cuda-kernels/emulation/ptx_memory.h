@@ -1,6 +1,6 @@
-// Memory as PTX sees it, and checks of its uses.
+// Memory as PTX sees it: its spaces, loads, stores and conversions of addresses.
 #pragma once
-#include "execution.h"
+#include "ptx_checks.h"
 #include "ptx_profile.h"
 
 enum class Space { Generic, Global, Shared, Local, Param, Const };
@@ -8,12 +8,6 @@ enum class Space { Generic, Global, Shared, Local, Param, Const };
 // The start of shared memory in its own space. A card reserves memory there, too, from 8.0 on; and a missing offset is detected.
 constexpr uint32_t SHARED_BEGIN = 1024;
 inline uint32_t shared_symbol() { return SHARED_BEGIN; }
-
-// Arrays of a module.
-struct Constant {
-    Constant(const uint8_t* at, size_t bytes);
-};
-bool is_constant(uint64_t address, size_t bytes);
 
 inline uint64_t symbol(const uint8_t* array) { return reinterpret_cast<uint64_t>(array); }
 inline uint64_t symbol(uint8_t* array) { return reinterpret_cast<uint64_t>(array); }
@@ -28,11 +22,6 @@ struct Nowhere {
     template <class T>
     void operator=(T) const {}
 };
-
-// Fails unless a thread may use these bytes of shared memory now. Marks them as used.
-void use_shared(uint32_t offset, size_t bytes, bool writes);
-// Fails unless these bytes are memory of a card.
-void check_global(uint64_t address, size_t bytes);
 
 template <Space S>
 unsigned char* place(uint64_t address, size_t bytes, bool writes) {

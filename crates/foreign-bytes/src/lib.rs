@@ -32,8 +32,8 @@ use std::sync::{Mutex, Once, PoisonError};
 pub use command::try_command;
 pub use corpus::corpus;
 pub use driver::{Limits, Run, run_child, try_parser};
-pub use mutator::{Mutator, Shape};
-pub use parsers::{PARSERS, Parser};
+pub use mutator::Mutator;
+pub use parsers::{PARSERS, Parser, Shape};
 pub use scratch::Scratch;
 pub use table::{Finding, Kind, Tally, report, table};
 

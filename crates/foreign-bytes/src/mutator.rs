@@ -10,26 +10,8 @@ use sha2::{Digest, Sha256};
 
 use crate::bombs::bombs;
 use crate::bytes::{self, below, one};
-use crate::{Parser, json};
-
-/// The form of a parser's inputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
-    /// Any bytes.
-    Bytes,
-    /// Lines of text.
-    Text,
-    /// One JSON value.
-    Json,
-    /// A parquet file whose footer is mutated.
-    ParquetFooter,
-    /// A parquet file whose bytes before the footer are mutated.
-    ParquetPages,
-    /// A header's length, a JSON header, then tensors.
-    Safetensors,
-    /// Bytes followed by their SHA-256.
-    Sealed,
-}
+use crate::json;
+use crate::parsers::{Parser, Shape};
 
 /// Makes inputs from a corpus.
 #[derive(Debug)]

@@ -14,7 +14,26 @@ use sha2::{Digest, Sha256};
 use trainer::Checkpoints;
 use trainer::checkpoint::{Manifest, STATE_FILE};
 
-use crate::{Scratch, Shape};
+use crate::scratch::Scratch;
+
+/// The form of a parser's inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Any bytes.
+    Bytes,
+    /// Lines of text.
+    Text,
+    /// One JSON value.
+    Json,
+    /// A parquet file whose footer is mutated.
+    ParquetFooter,
+    /// A parquet file whose bytes before the footer are mutated.
+    ParquetPages,
+    /// A header's length, a JSON header, then tensors.
+    Safetensors,
+    /// Bytes followed by their SHA-256.
+    Sealed,
+}
 
 /// A parser of foreign bytes.
 #[derive(Clone, Copy, Debug)]

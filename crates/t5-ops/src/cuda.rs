@@ -13,13 +13,14 @@ use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUfunct
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg, result as driver};
 use candle_core::{CudaDevice, DType, Device, DeviceLocation, Result, Shape, Storage, Tensor, bail};
 
-use crate::ops::together::{STAGED_BYTES, of_piece};
-use crate::quantised::Weight;
+use crate::pieces::{STAGED_BYTES, of_piece};
 
 pub(crate) use lists::{changing, forget_lists, uploaded};
+pub(crate) use numbers::{Number, forget_numbers, read_numbers};
 
 mod lifetimes;
 mod lists;
+mod numbers;
 pub(crate) mod recording;
 mod round;
 pub(crate) mod rounds;
@@ -71,18 +72,6 @@ pub(crate) fn takes<'a>(operands: impl IntoIterator<Item = &'a Tensor>) -> bool 
     cards.all(|card| card == Some(first))
 }
 
-/// Whether there are kernels for this operand and a weight in numbers or in codes.
-pub(crate) fn takes_weight(operand: &Tensor, weight: Weight) -> bool {
-    match weight {
-        Weight::Dense(weight) | Weight::ByRows(weight) => takes([operand, weight]),
-        Weight::Quantised(weight) => takes([operand]) && are_on_one_card(operand, weight.bytes()),
-    }
-}
-
-fn are_on_one_card(a: &Tensor, b: &Tensor) -> bool {
-    card_number(a.device()) == card_number(b.device())
-}
-
 /// Whether there are kernels for these operands, and all have one dtype.
 pub(crate) fn takes_alike<'a>(operands: impl IntoIterator<Item = &'a Tensor>) -> bool {
     let operands: Vec<&Tensor> = operands.into_iter().collect();
@@ -95,7 +84,7 @@ pub(crate) fn computes_in(dtype: DType) -> bool {
 }
 
 /// The number of a device's card. `None` for other devices.
-fn card_number(device: &Device) -> Option<usize> {
+pub(crate) fn card_number(device: &Device) -> Option<usize> {
     match device.location() {
         DeviceLocation::Cuda { gpu_id } => Some(gpu_id),
         _ => None,

@@ -4,8 +4,6 @@ use std::sync::OnceLock;
 
 use candle_core::Tensor;
 
-use crate::ops::dropout::key_of_step;
-
 /// The variable that chooses the launches to record.
 const VARIABLE: &str = "LOW_MEM_T5_GRAPHS";
 
@@ -58,19 +56,20 @@ pub struct GraphInputs<'a> {
     pub lengths: [&'a [usize]; 2],
     /// The samples of dropout, found by address as well.
     pub samples: &'a [u32],
-    /// The seed of dropout.
-    pub seed: u64,
-    /// The optimizer step.
-    pub step: u64,
+    /// The key of all masks of dropout at this step.
+    pub key: u64,
 }
 
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 impl GraphInputs<'_> {
     /// The numbers to upload: the key of dropout in two halves of 32 bits, then the lists.
     pub(crate) fn numbers(&self) -> Vec<u32> {
-        let key = key_of_step(self.seed, self.step);
         let lengths = self.lengths.iter().flat_map(|list| list.iter().map(|&length| length as u32));
-        [key as u32, (key >> 32) as u32].into_iter().chain(lengths).chain(self.samples.iter().copied()).collect()
+        [self.key as u32, (self.key >> 32) as u32]
+            .into_iter()
+            .chain(lengths)
+            .chain(self.samples.iter().copied())
+            .collect()
     }
 
     /// The position of the first list in [`GraphInputs::numbers`].

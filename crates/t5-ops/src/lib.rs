@@ -56,6 +56,7 @@ mod graphs;
 mod isa;
 pub mod keys;
 mod matmul;
+mod memory;
 mod narrow;
 pub mod nccl;
 mod needs;
@@ -64,6 +65,7 @@ pub mod page_locked;
 mod paging;
 mod parallel;
 mod peak;
+mod pieces;
 mod processor;
 mod quantised;
 mod random_mask;
@@ -77,19 +79,18 @@ mod transfer;
 extern crate self as t5_ops;
 #[cfg(test)]
 mod testing;
+mod thread_caches;
 mod vector;
 pub mod waiting;
 
 pub use by_rows::window_bytes;
 pub use bytes::{change_bytes, evict_from_caches, from_bytes, with_bytes};
-pub use device::{
-    DeviceBytes, card_and_driver, card_id, cards, check_dtype, device_bytes, is_out_of_device_memory, limit_device,
-    open_card, pool_unit, release_thread_caches, release_unused_of_device,
-};
+pub use device::{card_and_driver, card_id, cards, check_dtype, open_card};
 pub use dispatch::Path;
 pub use graphs::{GraphInputs, Turn, records_launches, records_micro_batches};
 pub use isa::{has_instruction_set, instruction_set};
 pub use matmul::release_kept;
+pub use memory::{DeviceBytes, device_bytes, is_out_of_device_memory, pool_unit, release_unused_of_device};
 pub use needs::{Calls, Kept, Needs};
 pub use ops::activation::{
     Activation, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
@@ -112,7 +113,7 @@ pub use ops::decoding::{
     Position, append, candidates, candidates_needs, copy_rows, join, largest, largest_needs, scores, scores_needs,
 };
 pub use ops::dora::{adapted_row_norms, adapted_row_norms_needs, magnitude_backward, scale_columns};
-pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout_needs};
+pub use ops::dropout::{Dropout, dropout, dropout_add, dropout_add_needs, dropout_key, dropout_needs};
 pub use ops::embedding::{embedding, embedding_backward, embedding_backward_needs, embedding_by_rows, embedding_needs};
 pub use ops::linear::{
     AddedProduct, linear, linear_backward_input, linear_backward_input_needs, linear_backward_input_plus_product,
@@ -139,6 +140,7 @@ pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser
 pub use replay::Replay;
 pub use rounds::GraphRounds;
 pub use staging::{STAGING_BYTES, Staged, Staging};
+pub use thread_caches::{limit_device, release_thread_caches};
 pub use transfer::copied_to;
 
 /// The version of the kernels. It is raised by every change that gives other bits for the same inputs on the same instruction set.

@@ -54,7 +54,7 @@ impl Batch {
 
     fn changing<'a>(&'a self, tensors: &'a [&'a Tensor]) -> GraphInputs<'a> {
         let Self { lengths, samples, step, .. } = self;
-        GraphInputs { tensors, lengths: [lengths, &[]], samples, seed: 11, step: *step }
+        GraphInputs { tensors, lengths: [lengths, &[]], samples, key: t5_ops::dropout_key(11, *step) }
     }
 }
 
@@ -236,8 +236,12 @@ fn rounds_that_cannot_be_recorded_are_done_all_the_same() {
         let mut rounds = GraphRounds::<(), ()>::default();
         let expected = bits(&work().unwrap());
         for number in 0..6 {
-            let changing =
-                GraphInputs { tensors: &[&x], lengths: [&[], &[]], samples: &samples, seed: 1, step: number };
+            let changing = GraphInputs {
+                tensors: &[&x],
+                lengths: [&[], &[]],
+                samples: &samples,
+                key: t5_ops::dropout_key(1, number),
+            };
             rounds.begin((), Vec::new(), &changing).unwrap();
             let mut y = None;
             let was_done = rounds.phase(&mut |turn| {
@@ -287,7 +291,12 @@ fn rounds_that_are_recorded_long_after_they_were_measured_find_their_lists() {
         let ids = Tensor::new(&[3u32, 4], &card).unwrap();
         let mut launched = Vec::new();
         for number in 0..12 {
-            let changing = GraphInputs { tensors: &[&ids], lengths: [&[], &[]], samples: &[], seed: 1, step: number };
+            let changing = GraphInputs {
+                tensors: &[&ids],
+                lengths: [&[], &[]],
+                samples: &[],
+                key: t5_ops::dropout_key(1, number),
+            };
             rounds.begin((), Vec::new(), &changing).unwrap();
             let mut found = None;
             let was_done = rounds.phase(&mut |turn| {
@@ -321,7 +330,8 @@ fn lists_of_a_recording_that_is_refused_are_not_found_by_others() {
     let ids = Tensor::new(&[3u32, 4], &card).unwrap();
     let mut rounds = GraphRounds::<(), ()>::default();
     for number in 0..6 {
-        let changing = GraphInputs { tensors: &[&ids], lengths: [&[], &[]], samples: &[], seed: 1, step: number };
+        let changing =
+            GraphInputs { tensors: &[&ids], lengths: [&[], &[]], samples: &[], key: t5_ops::dropout_key(1, number) };
         rounds.begin((), Vec::new(), &changing).unwrap();
         // The fourth round is recorded, and has a list that was never uploaded.
         let keys = if number == 3 { 9 } else { 8 };

@@ -21,7 +21,7 @@ use crate::hf::{StoredWeights, copying_bytes};
 use crate::init::making_bytes;
 use crate::levers::LayerMajor;
 use crate::parameters::{PagingGranularity, ParameterSpec, Part};
-use crate::step::reach::Reach;
+use crate::reach::Reach;
 
 /// One line of the bill.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::pager::Pager;
 use crate::parameters::Parameter;
-use crate::step::weights::WeightFile;
+use crate::weight_file::WeightFile;
 
 /// The host copies of some tensors, by tensor id.
 #[derive(Debug)]

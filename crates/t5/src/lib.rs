@@ -42,6 +42,7 @@ pub mod costs;
 mod error;
 mod family;
 mod generate;
+mod gradients;
 mod hf;
 mod host_copies;
 mod init;
@@ -54,12 +55,14 @@ mod ops;
 mod pager;
 mod parameters;
 mod presets;
+mod reach;
 pub mod step;
 mod stored_dtypes;
 mod stored_file;
 #[cfg(test)]
 #[path = "../../t5-ops/tests/support/device.rs"]
 mod test_device;
+mod weight_file;
 
 pub use adapter::{LinearLora, Lora, LoraInit, Targets, is_of_adapter};
 pub use config::{Config, Rest};
@@ -71,7 +74,11 @@ pub use generate::beams::{Beams, EarlyStopping};
 pub use generate::processors::Processors;
 pub use generate::sampling::Sampling;
 pub use generate::{Answer, AnswerShape, ContinuousBatch, GenerateOptions, Grown, Search, TokenScore, Told, Watch};
-pub use hf::{QuantisedWeights, StoredModel, StoredWeights, peft, quantise_with, safetensors, weight_files};
+pub use gradients::Gradients;
+pub use hf::{
+    MergedAdapter, QuantisedWeights, StoredModel, StoredWeights, merge_adapter_with, peft, quantise_with, safetensors,
+    weight_files,
+};
 pub use levers::{LayerMajor, Levers};
 pub use micro_batch::MicroBatch;
 pub use model::T5;
@@ -79,7 +86,6 @@ pub use ops::Files;
 pub use pager::Pager;
 pub use parameters::{Initial, Parameter, ParameterSpec, Part, is_matrix};
 pub use step::asked::CollectiveRequest;
-pub use step::gradients::Gradients;
 pub use step::observer::{Observer, OwnShards};
 pub use stored_dtypes::StoredDtypes;
 pub use t5_ops::Precision;

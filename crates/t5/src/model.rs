@@ -29,7 +29,7 @@ use crate::parameters::{Parameter, ParameterSpec};
 use crate::step::run::rounds::MicroBatches;
 use crate::step::run::{infer, without_dropout};
 use crate::step::schedule::Outline;
-use crate::step::weights::WeightFile;
+use crate::weight_file::WeightFile;
 
 /// The end of the name of DoRA's magnitudes.
 const MAGNITUDE: &str = ".lora_magnitude_vector";

@@ -8,6 +8,7 @@ use t5_ops::{CrossEntropy, LossSums, TokenLoss};
 use crate::config::Config;
 use crate::context::{Noise, StepContext, adapter_site};
 use crate::error::Result;
+use crate::gradients::Gradients;
 use crate::layers::Weights;
 use crate::layers::block::Block;
 use crate::layers::linear::Linear;
@@ -16,8 +17,7 @@ use crate::micro_batch::MicroBatch;
 use crate::ops::Ops;
 use crate::pager::Pager;
 use crate::parameters::{PagingGranularity, Parameter, Part, Weight};
-use crate::step::gradients::Gradients;
-use crate::step::weights::WeightFile;
+use crate::weight_file::WeightFile;
 
 /// Every layer of a model, over tensors or counted tensors.
 #[derive(Debug)]

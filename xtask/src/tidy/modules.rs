@@ -1,76 +1,120 @@
 //! Rules about modules: no module imports another that imports it back, directly or indirectly.
 //!
-//! A module and the modules inside it count as one unit, within which imports may go in both directions.
+//! Modules side by side are compared, each together with all modules inside it. Within such a unit imports may go in both directions between
+//! the outer module and those inside. A name that a module passes on (`pub use a::Noun`) belongs to the module that it comes from.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::sources::{before_tests, is_test_file};
 use super::{Finding, Tree};
 
-/// A module: its crate's folder of sources, and the names from the crate root down.
-type Module<'a> = (&'a str, Vec<&'a str>);
+/// The files of all crates by their modules. A module is its crate's folder, and the names from the crate's root down: `crates/x::a::b`.
+type Files<'a> = BTreeMap<String, File<'a>>;
+
+struct File<'a> {
+    path: &'a str,
+    /// The paths that its code names.
+    paths: Vec<String>,
+    /// The names that it imports, with their paths.
+    names: BTreeMap<String, String>,
+}
+
+/// The most modules that pass a name on, one after the other.
+const MAX_PASSED_ON: usize = 8;
 
 /// Modules of a crate have no import cycles.
 pub fn modules_import_each_other_in_no_circle(tree: &Tree) -> Vec<Finding> {
     let sources = tree.rust_files().filter(|(path, _)| !is_test_file(path) && !path.contains("/src/bin/"));
-    let modules: BTreeMap<Module, (&str, &str)> =
-        sources.filter_map(|(path, source)| Some((module(path)?, (path, before_tests(source))))).collect();
-    let mut imports: BTreeMap<&Module, BTreeSet<&Module>> =
-        modules.iter().map(|(module, (_, source))| (module, imports(module, source, &modules))).collect();
-    // A module that imports no remaining module, or that no module imports, is not part of a cycle.
+    let files: Files =
+        sources.filter_map(|(path, source)| Some((module(path)?, File::read(path, before_tests(source))))).collect();
+    let imports: Vec<(&str, &str)> = files.iter().flat_map(|(module, file)| file.imports(module, &files)).collect();
+    let mut units: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (from, to) in imports.iter().filter_map(|&(from, to)| units_of(from, to)) {
+        units.entry(from).or_default().insert(to);
+    }
+    // A unit that imports no remaining unit, or that no unit imports, is not part of a cycle.
     loop {
-        let left: BTreeSet<&Module> = imports.keys().copied().collect();
-        let imported: BTreeSet<&Module> = imports.values().flatten().copied().collect();
-        imports.values_mut().for_each(|others| others.retain(|other| left.contains(other)));
-        imports.retain(|module, others| !others.is_empty() && imported.contains(module));
-        if imports.len() == left.len() {
+        let left: BTreeSet<&str> = units.keys().copied().collect();
+        let imported: BTreeSet<&str> = units.values().flatten().copied().collect();
+        units.values_mut().for_each(|others| others.retain(|other| left.contains(other)));
+        units.retain(|unit, others| !others.is_empty() && imported.contains(unit));
+        if units.len() == left.len() {
             break;
         }
     }
-    let finding = |(module, others): (&&Module, &BTreeSet<&Module>)| {
-        let others: Vec<String> = others.iter().map(|(_, names)| names.join("::")).collect();
-        Finding::new(modules[*module].0, 0, format!("is in a circle of imports: it imports {}", others.join(", ")))
+    let is_left = |(from, to): &&(&str, &str)| {
+        units_of(from, to).is_some_and(|(from, to)| units.get(from).is_some_and(|others| others.contains(to)))
     };
-    imports.iter().map(finding).collect()
+    let mut circles: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (from, to) in imports.iter().filter(is_left) {
+        circles.entry(files[*from].path).or_default().insert(to.split_once("::").map_or(*to, |(_, names)| names));
+    }
+    let finding = |(path, others): (&str, BTreeSet<&str>)| {
+        let others: Vec<&str> = others.into_iter().collect();
+        Finding::new(path, 0, format!("is in a circle of imports: it imports {}", others.join(", ")))
+    };
+    circles.into_iter().map(finding).collect()
 }
 
-/// The module of a file, within its crate.
-fn module(path: &str) -> Option<Module<'_>> {
+/// The module of a file.
+fn module(path: &str) -> Option<String> {
     let (folder, file) = path.split_once("/src/")?;
-    let names: Vec<&str> = file.strip_suffix(".rs")?.split('/').collect();
-    let is_named_by_its_folder = ["lib", "main", "mod"].contains(names.last()?);
-    let count = if is_named_by_its_folder { names.len() - 1 } else { names.len() };
-    Some((folder, names[..count].to_vec()))
+    let file = file.strip_suffix(".rs")?;
+    let named_by_folder = ["lib", "main", "mod"].into_iter().find_map(|name| file.strip_suffix(name));
+    let names = named_by_folder.filter(|rest| rest.is_empty() || rest.ends_with('/')).unwrap_or(file);
+    let names = names.split('/').filter(|name| !name.is_empty());
+    Some([folder].into_iter().chain(names).collect::<Vec<_>>().join("::"))
 }
 
-/// The modules that a module names.
-fn imports<'a>(
-    of: &Module<'a>,
-    source: &str,
-    modules: &'a BTreeMap<Module<'a>, (&str, &str)>,
-) -> BTreeSet<&'a Module<'a>> {
-    let code: String =
-        source.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
-    let mut paths = Vec::new();
-    for statement in code.split(';') {
-        match statement.rsplit_once("use ").filter(|(_, tree)| !tree.contains('=')) {
-            Some((_, tree)) => expand("", tree, &mut paths),
-            None => {
-                let words = statement.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
-                paths.extend(
-                    words.filter(|word| word.starts_with("crate::") || word.starts_with("super::")).map(str::to_owned),
-                );
+/// The modules side by side to which these two belong. `None` if one lies inside the other.
+fn units_of<'a>(from: &'a str, to: &'a str) -> Option<(&'a str, &'a str)> {
+    let unit = |module: &'a str, parts: usize| {
+        let end = module.match_indices("::").nth(parts).map_or(module.len(), |(at, _)| at);
+        &module[..end]
+    };
+    let alike = from.split("::").zip(to.split("::")).take_while(|(a, b)| a == b).count();
+    let is_inside = [from, to].iter().any(|module| module.split("::").count() == alike);
+    (!is_inside).then(|| (unit(from, alike), unit(to, alike)))
+}
+
+impl<'a> File<'a> {
+    fn read(path: &'a str, source: &str) -> Self {
+        let lines = source.lines().map(|line| line.split("//").next().unwrap_or_default());
+        let code: String = lines.collect::<Vec<_>>().join("\n");
+        let (mut paths, mut names) = (Vec::new(), BTreeMap::new());
+        for statement in code.split(';') {
+            match statement.rsplit_once("use ").filter(|(_, tree)| !tree.contains('=')) {
+                Some((_, tree)) => {
+                    let mut imported = Vec::new();
+                    expand("", tree, &mut imported);
+                    paths.extend(imported.iter().map(|(path, _)| path.clone()));
+                    names.extend(imported.into_iter().map(|(path, name)| (name, path)));
+                }
+                None => {
+                    let words = statement.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
+                    let is_path = |word: &&str| word.starts_with("crate::") || word.starts_with("super::");
+                    paths.extend(words.filter(is_path).map(str::to_owned));
+                }
             }
         }
+        Self { path, paths, names }
     }
-    let is_another = |found: &&Module| !found.1.starts_with(&of.1) && !of.1.starts_with(&found.1);
-    paths.iter().filter_map(|path| resolve(of, path, modules)).filter(is_another).collect()
+
+    /// Pairs of this file's module and one that it imports.
+    fn imports<'f>(&'f self, module: &'f str, files: &'f Files<'a>) -> impl Iterator<Item = (&'f str, &'f str)> {
+        let found = self.paths.iter().filter_map(move |path| resolve(module, path, files, MAX_PASSED_ON));
+        found.map(move |other| (module, other))
+    }
 }
 
-/// Expands a tree of imports into paths.
-fn expand(prefix: &str, tree: &str, paths: &mut Vec<String>) {
+/// Expands a tree of imports into paths, each with the name that it gets.
+fn expand(prefix: &str, tree: &str, imported: &mut Vec<(String, String)>) {
     let Some((before, inside)) = tree.split_once('{') else {
-        paths.push(format!("{prefix}{}", tree.split(" as ").next().unwrap_or_default().trim()));
+        let (path, name) = tree.split_once(" as ").unwrap_or((tree, ""));
+        let path = format!("{prefix}{}", path.trim());
+        let own = path.trim_end_matches("::self").rsplit("::").next().unwrap_or_default();
+        let name = if name.is_empty() { own.to_owned() } else { name.trim().to_owned() };
+        imported.push((path, name));
         return;
     };
     let prefix = format!("{prefix}{}", before.trim());
@@ -81,7 +125,7 @@ fn expand(prefix: &str, tree: &str, paths: &mut Vec<String>) {
             '{' => depth += 1,
             '}' => depth -= 1,
             ',' if depth == 0 => {
-                expand(&prefix, &inside[start..at], paths);
+                expand(&prefix, &inside[start..at], imported);
                 start = at + 1;
             }
             _ => {}
@@ -89,23 +133,28 @@ fn expand(prefix: &str, tree: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// The innermost module on a path, if it is in this crate and not the root.
-fn resolve<'a>(of: &Module<'a>, path: &str, modules: &'a BTreeMap<Module<'a>, (&str, &str)>) -> Option<&'a Module<'a>> {
-    let mut names = of.1.clone();
+/// The innermost module on a path, if it is in this crate and not the root. A name that an outer module passes on leads to where it comes
+/// from.
+fn resolve<'f>(of: &str, path: &str, files: &'f Files, passed_on: usize) -> Option<&'f str> {
+    let mut at = of.to_owned();
     let mut found = None;
     for part in path.split("::") {
         match part.trim() {
-            "crate" => names.clear(),
+            "crate" => at.truncate(at.find("::").unwrap_or(at.len())),
             "self" => {}
-            "super" => drop(names.pop()),
-            part => {
-                let here = modules.keys().find(|(folder, one)| {
-                    *folder == of.0 && one.split_last().is_some_and(|(last, above)| *last == part && above == names)
-                });
-                let Some(here) = here else { break };
-                names.clone_from(&here.1);
-                found = Some(here);
-            }
+            "super" => at.truncate(at.rfind("::").unwrap_or(at.len())),
+            part => match files.get_key_value(&format!("{at}::{part}")) {
+                Some((inner, _)) => {
+                    at.clone_from(inner);
+                    found = Some(inner.as_str());
+                }
+                None => {
+                    let is_outer =
+                        passed_on > 0 && of.strip_prefix(&*at).is_some_and(|inside| inside.starts_with("::"));
+                    let source = files.get(&at).filter(|_| is_outer).and_then(|file| file.names.get(part));
+                    return source.and_then(|path| resolve(&at, path, files, passed_on - 1)).or(found);
+                }
+            },
         }
     }
     found
@@ -150,5 +199,40 @@ mod tests {
                 "crates/x/src/b.rs: is in a circle of imports: it imports a::inner",
             ],
         );
+    }
+
+    #[test]
+    fn a_module_counts_with_those_inside_of_it() {
+        let outer = ("crates/x/src/a.rs", "mod first;\nmod second;\nuse first::f;");
+        let first = ("crates/x/src/a/first.rs", "use super::Noun;\nuse crate::b::Other;");
+        let back = ("crates/x/src/b.rs", "use crate::a::second;");
+        let circle = [
+            "crates/x/src/a/first.rs: is in a circle of imports: it imports b",
+            "crates/x/src/b.rs: is in a circle of imports: it imports a::second",
+        ];
+        check(&[outer, first, ("crates/x/src/a/second.rs", ""), back], &circle);
+        // Modules inside one module are compared as well.
+        let second = ("crates/x/src/a/second.rs", "use super::first::f;");
+        let first = ("crates/x/src/a/first.rs", "use super::second::g;");
+        let circle = [
+            "crates/x/src/a/first.rs: is in a circle of imports: it imports a::second",
+            "crates/x/src/a/second.rs: is in a circle of imports: it imports a::first",
+        ];
+        check(&[outer, first, second], &circle);
+    }
+
+    #[test]
+    fn a_name_that_the_root_passes_on_is_imported_from_its_own_module() {
+        let lib = |passes_on| ("crates/x/src/lib.rs", passes_on);
+        let (a, b) = (("crates/x/src/a.rs", "use crate::Noun;"), ("crates/x/src/b.rs", "use crate::a;"));
+        let circle = [
+            "crates/x/src/a.rs: is in a circle of imports: it imports b",
+            "crates/x/src/b.rs: is in a circle of imports: it imports a",
+        ];
+        for passes_on in ["mod a;\nmod b;\npub use b::Noun;", "pub use b::{self, Other as Noun};"] {
+            check(&[lib(passes_on), a, b], &circle);
+        }
+        check(&[lib("mod a;\nmod b;\npub struct Noun;"), a, b], &[]);
+        check(&[lib("pub use crate::Noun;"), a, b], &[]);
     }
 }

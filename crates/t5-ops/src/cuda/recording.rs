@@ -14,8 +14,8 @@ use candle_core::{CudaDevice, DType, Device, Error, Shape, Tensor, TensorId, bai
 use super::lifetimes::{ALIGNMENT, KINDS, Lifetimes, Sizes, kind_of};
 use super::round::{Round, parts_of_arena};
 use super::{overwrite, own_address};
-use crate::device::is_out_of_device_memory;
 use crate::graphs::records_launches;
+use crate::memory::is_out_of_device_memory;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 

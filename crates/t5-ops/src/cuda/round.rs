@@ -25,7 +25,7 @@ impl Arena {
     pub(super) fn new(sizes: Sizes, card: &CudaDevice) -> Result<Self> {
         let device = Device::Cuda(card.clone());
         // The pool may hold this much in pieces that are too small. After a trim the driver can allocate it in one piece.
-        crate::device::trim(card)?;
+        crate::memory::trim(card)?;
         Self::of(parts_of_arena(sizes, &device)?)
     }
 

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{FEW_ROWS, Precision, Quantised};
-use crate::cuda::{Kernel, Module, address, suffix, unwritten};
+use super::{FEW_ROWS, Precision, Quantised, Weight};
+use crate::cuda::{Kernel, Module, address, card_number, suffix, takes, unwritten};
 
 /// Threads of a block, and the units, of eight elements or of one, for each thread.
 const THREADS: usize = 256;
@@ -17,6 +17,18 @@ const WARPS: usize = THREADS / 32;
 const AT_ONCE: usize = 512;
 /// The kernels of that product: the rows of a block.
 const INSTANCES: [usize; 2] = [4, 8];
+
+/// Whether there are kernels for this operand and a weight in numbers or in codes.
+pub(crate) fn takes_weight(operand: &Tensor, weight: Weight) -> bool {
+    match weight {
+        Weight::Dense(weight) | Weight::ByRows(weight) => takes([operand, weight]),
+        Weight::Quantised(weight) => takes([operand]) && are_on_one_card(operand, weight.bytes()),
+    }
+}
+
+fn are_on_one_card(a: &Tensor, b: &Tensor) -> bool {
+    card_number(a.device()) == card_number(b.device())
+}
 
 impl Quantised {
     /// Converts rows and columns of the weight to F32 or BF16, on its card.

@@ -22,7 +22,7 @@
 //! ```
 
 #[cfg(feature = "cuda")]
-mod cuda;
+pub(crate) mod cuda;
 mod panels;
 mod quantiser;
 #[cfg(test)]

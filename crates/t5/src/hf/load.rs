@@ -14,8 +14,8 @@ use crate::config::{Config, read_object};
 use crate::error::{Error, Result};
 use crate::levers::LayerMajor;
 use crate::parameters::{Parameter, ParameterSpec, Part};
-use crate::step::weights::WeightFile;
 use crate::stored_dtypes::StoredDtypes;
+use crate::weight_file::WeightFile;
 
 /// An index has about 100 bytes a tensor, and the deepest model that is accepted has 3,000 tensors.
 const LARGEST_INDEX_BYTES: u64 = 1 << 20;

@@ -5,6 +5,7 @@
 //! needs a second copy of anything.
 
 mod load;
+mod merge;
 pub mod peft;
 mod pickle;
 mod pytorch;
@@ -16,6 +17,7 @@ mod zip;
 
 pub(crate) use load::{Keeps, Place, copying_bytes, load};
 pub use load::{StoredWeights, weight_files};
+pub use merge::{MergedAdapter, merge_adapter_with};
 pub use quantise::{QuantisedWeights, quantise_with};
 pub(crate) use save::{save, save_with, serve_weights};
 pub use stored_model::StoredModel;

@@ -10,9 +10,9 @@ use super::norm::Norm;
 use crate::config::Config;
 use crate::context::{LayerContext, Noise, Place, adapter_site, site};
 use crate::error::Result;
+use crate::gradients::Gradients;
 use crate::ops::{Attended, AttentionSettings, Ops, Position};
-use crate::step::gradients::Gradients;
-use crate::step::reach::Keep;
+use crate::reach::Keep;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Attention<T> {

@@ -7,9 +7,9 @@ use super::linear::Linear;
 use crate::config::Config;
 use crate::context::LayerContext;
 use crate::error::Result;
+use crate::gradients::Gradients;
 use crate::ops::Ops;
-use crate::step::gradients::Gradients;
-use crate::step::reach::Keep;
+use crate::reach::Keep;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Block<T> {

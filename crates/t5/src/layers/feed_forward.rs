@@ -11,8 +11,8 @@ use super::norm::Norm;
 use crate::config::Config;
 use crate::context::{LayerContext, Noise, Place, adapter_site, site};
 use crate::error::Result;
+use crate::gradients::Gradients;
 use crate::ops::Ops;
-use crate::step::gradients::Gradients;
 
 #[derive(Clone, Debug)]
 pub(crate) struct FeedForward<T> {

@@ -7,9 +7,9 @@
 use crate::adapter::LinearLora;
 use crate::context::Noise;
 use crate::error::Result;
+use crate::gradients::Gradients;
 use crate::ops::Ops;
 use crate::parameters::Weight;
-use crate::step::gradients::Gradients;
 
 /// `y = x Wᵀ`, plus the adapter's output.
 #[derive(Clone, Debug)]

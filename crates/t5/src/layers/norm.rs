@@ -2,9 +2,9 @@
 //! kept by the layer it opens, and the inverse RMS is recomputed together with the normed rows.
 
 use crate::error::Result;
+use crate::gradients::Gradients;
 use crate::ops::Ops;
 use crate::parameters::Weight;
-use crate::step::gradients::Gradients;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Norm<T> {

@@ -11,9 +11,9 @@ use super::norm::Norm;
 use crate::config::Config;
 use crate::context::{Noise, Place, site};
 use crate::error::Result;
+use crate::gradients::Gradients;
 use crate::ops::Ops;
 use crate::parameters::Weight;
-use crate::step::gradients::Gradients;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Stack<T> {

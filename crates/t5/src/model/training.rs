@@ -5,13 +5,13 @@ use candle_core::Tensor;
 use super::T5;
 use crate::context::StepContext;
 use crate::error::{Error, Result};
+use crate::gradients::Gradients;
 use crate::levers::LayerMajor;
 use crate::micro_batch::MicroBatch;
 use crate::ops::Files;
+use crate::reach::Reach;
 use crate::step::asked::{CollectiveRequest, asked};
-use crate::step::gradients::Gradients;
 use crate::step::observer::{Interrupts, Observer};
-use crate::step::reach::Reach;
 use crate::step::run::{Offload, Step};
 use crate::step::schedule::{Event, Outline};
 

@@ -9,10 +9,7 @@
 
 pub(crate) mod asked;
 pub mod count;
-pub(crate) mod gradients;
 pub(crate) mod observer;
-pub(crate) mod reach;
 pub(crate) mod run;
 pub(crate) mod schedule;
 pub(crate) mod store;
-pub(crate) mod weights;

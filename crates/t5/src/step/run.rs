@@ -12,19 +12,19 @@ use std::ops::Range;
 use candle_core::DType;
 use t5_ops::{LossSums, TokenLoss};
 
-use super::gradients::Gradients;
 use super::observer::{Interrupts, Observer};
-use super::reach::Keep;
 use super::schedule::{Backward, Event, ToEmbedding, Unit};
 use super::store::{Store, Stored};
 use crate::context::{LayerContext, Noise, StepContext};
 use crate::error::{Error, Result};
+use crate::gradients::Gradients;
 use crate::layers::attention::{SideGradients, SourceGradient};
 use crate::layers::block::{BlockInput, BlockSaved};
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Files, Ops};
 use crate::parameters::{Parameter, Part};
+use crate::reach::Keep;
 use rounds::GraphRunner;
 
 /// The state of a micro-batch between events.

@@ -11,10 +11,10 @@
 
 use std::ops::Range;
 
-use super::reach::{Keep, Reach};
 use crate::config::Config;
 use crate::levers::LayerMajor;
 use crate::parameters::Part;
+use crate::reach::{Keep, Reach};
 
 /// Why a gradient is handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Tensor};
 use serde_json::{Value, json};
-use t5::peft::{AdapterConfig, AdapterDirectory, Merged, merge_with};
+use t5::peft::{AdapterConfig, AdapterDirectory};
 use t5::safetensors::{Reader, write};
-use t5::{Config, Error, T5};
+use t5::{Config, Error, MergedAdapter, T5, merge_adapter_with};
 
 use crate::support::*;
 
@@ -39,9 +39,9 @@ fn model(directory: &Path) -> Config {
     T5::load(directory, DType::F32, &device()).unwrap().config().clone()
 }
 
-fn merge(base: &Path, adapter: &Path, dtype: Option<DType>, target: &Path) -> Result<Merged, Error> {
+fn merge(base: &Path, adapter: &Path, dtype: Option<DType>, target: &Path) -> Result<MergedAdapter, Error> {
     std::fs::create_dir_all(target).unwrap();
-    merge_with(base, adapter, dtype, target, |name, write| write(&mut File::create(target.join(name)).unwrap()))
+    merge_adapter_with(base, adapter, dtype, target, |name, write| write(&mut File::create(target.join(name)).unwrap()))
 }
 
 fn copy(from: &Path) -> tempfile::TempDir {

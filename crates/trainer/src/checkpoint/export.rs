@@ -41,19 +41,19 @@ pub fn export_checkpoint(checkpoint: &Path, target: &Path) -> Result<()> {
     })
 }
 
-/// Merges an adapter into the model of a directory, like [`t5::peft::merge_with`]. The base's tokenizer files are copied beside
+/// Merges an adapter into the model of a directory, like [`t5::merge_adapter_with`]. The base's tokenizer files are copied beside
 /// the new weights.
 ///
 /// # Errors
-/// As [`t5::peft::merge_with`] and [`export_model`].
+/// As [`t5::merge_adapter_with`] and [`export_model`].
 pub fn export_merged(
     base: &Path,
     adapter: &Path,
     dtype: Option<candle_core::DType>,
     target: &Path,
-) -> Result<t5::peft::Merged> {
+) -> Result<t5::MergedAdapter> {
     export_from(base, target, |place| {
-        let merged = t5::peft::merge_with(base, adapter, dtype, place.path(), |name, write| -> Result<()> {
+        let merged = t5::merge_adapter_with(base, adapter, dtype, place.path(), |name, write| -> Result<()> {
             save::write_file(place, name, |file| Ok(write(file)?)).map(drop)
         })?;
         Ok(merged)

@@ -2,17 +2,16 @@
 //! their totals. Each group of parameters takes three launches. Tables are uploaded before the host waits for the card.
 //! Nothing is read back. The clipping factor of the global norm, which the CPU computes in a step, comes from sums that were read before.
 
-use std::cell::RefCell;
-
-use candle_core::{DType, Device, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, bail};
 
 use super::{
     AdafactorHyper, AdafactorUpdate, COLUMNS, GRADIENT_BYTES, PARAMETER_BYTES, SecondMoment, TOTALS, parts_of_columns,
     rows_of_part, scratch_of_gradient, scratch_of_parameter,
 };
-use crate::cuda::{Kernel, Module, Scratch, address, check_each_apart, count, table, unwritten};
+use crate::cuda::{Kernel, Module, Number, Scratch, address, check_each_apart, count, read_numbers, table};
 use crate::ops::together::cuda::{Group, Launch, OF_KEYS, OF_SUM, Parameter, Ready, THREADS, contiguous};
-use crate::ops::together::{groups, most_of_a_group, of_piece, rows_of_block};
+use crate::ops::together::{groups, most_of_a_group, rows_of_block};
+use crate::pieces::of_piece;
 
 /// Sums of the squares of a gradient.
 #[derive(Clone, Debug)]
@@ -24,57 +23,12 @@ pub(crate) struct DeviceSums {
     /// (N, K).
     size: (usize, usize),
     /// The place of the sum of all squares, among those of other gradients.
-    total: Place,
-}
-
-/// A number in a list of f64 on the card. Reading waits for the card, so many numbers are read at once.
-#[derive(Clone, Debug)]
-struct Place {
-    list: Tensor,
-    index: usize,
-}
-
-thread_local! {
-    /// The next number of this thread's list.
-    static NEXT: RefCell<Option<Place>> = const { RefCell::new(None) };
-}
-
-/// Drops the list of sums that this thread keeps.
-pub(crate) fn forget_totals() {
-    NEXT.take();
-}
-
-impl Place {
-    /// Takes the next place in this thread's list.
-    fn next(device: &Device) -> Result<Self> {
-        NEXT.with_borrow_mut(|next| {
-            let is_usable = |place: &Place| place.index < TOTALS && place.list.device().same_device(device);
-            let place = match next.take().filter(is_usable) {
-                Some(place) => place,
-                None => Self { list: unwritten(TOTALS, DType::F64, device)?, index: 0 },
-            };
-            *next = Some(Self { list: place.list.clone(), index: place.index + 1 });
-            Ok(place)
-        })
-    }
-
-    fn address(&self) -> Result<u64> {
-        Ok(address(&self.list)? + (self.index * size_of::<f64>()) as u64)
-    }
+    total: Number,
 }
 
 /// Reads the totals of some gradients. The next totals begin a new list, so that each step reads the same number of lists.
 pub(crate) fn totals<'a>(sums: impl IntoIterator<Item = &'a DeviceSums>) -> Result<Vec<f64>> {
-    let mut read: Option<(&Tensor, Vec<f64>)> = None;
-    let total = |sums: &'a DeviceSums| {
-        let Place { list, index } = &sums.total;
-        if read.as_ref().is_none_or(|(of, _)| of.id() != list.id()) {
-            NEXT.set(None);
-            read = Some((list, list.to_vec1()?));
-        }
-        Ok(read.as_ref().map_or(f64::NAN, |(_, values)| values[*index]))
-    };
-    sums.into_iter().map(total).collect()
+    read_numbers(sums.into_iter().map(|sums| &sums.total))
 }
 
 /// (N, K); a vector counts as one row.
@@ -120,7 +74,7 @@ pub(super) fn square_sums_of(gradients: &[&Tensor]) -> Result<Vec<DeviceSums>> {
         for (gradient, &(rows, width)) in gradients[group.clone()].iter().zip(&sizes[group.clone()]) {
             let (row_parts, col_parts) = (width.div_ceil(COLUMNS), parts_of_columns(rows));
             let [row_sums, col_sums] = [rows, width].map(|size| results.piece((size * size_of::<f32>()) as u64));
-            let total = Place::next(device)?;
+            let total = Number::next(TOTALS, device)?;
             entries.push(Gradient {
                 values: address(gradient)?,
                 of_rows: scratch.piece((rows * row_parts * size_of::<f32>()) as u64),

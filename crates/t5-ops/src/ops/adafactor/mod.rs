@@ -31,7 +31,8 @@ use crate::ops::reduce::square_sum;
 use crate::ops::rounding::Rounding;
 #[cfg(feature = "cuda")]
 use crate::ops::together::cuda::each_scale;
-use crate::ops::together::{ReadyUpdates, needs_of_groups, of_piece, rows_of_block};
+use crate::ops::together::{ReadyUpdates, needs_of_groups, rows_of_block};
+use crate::pieces::of_piece;
 
 /// The numbers of one update.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::cuda::{Factor, Kernel, Module, address, multiply, takes_weight, unwritten};
+use crate::cuda::{Factor, Kernel, Module, address, multiply, unwritten};
+use crate::quantised::cuda::takes_weight;
 use crate::quantised::{Weight, in_panels};
 
 /// Whether all operands are on one card, with the adapter in f32.

@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Result, Tensor};
 
-use super::{Dropout, key_of_step};
+use super::{Dropout, dropout_key};
 use crate::cuda::{Kernel, Module, changing, recording, suffix, unwritten};
 use crate::dispatch::rows_and_width;
 
@@ -24,7 +24,7 @@ impl Mask {
         match d {
             None => Self { step: 0, site: 0, threshold: 0, scale: 1.0, step_on_card: 0 },
             Some(d) => Self {
-                step: key_of_step(d.seed, d.step),
+                step: dropout_key(d.seed, d.step),
                 site: d.site,
                 threshold: d.threshold(),
                 scale: d.scale() as f32,

@@ -24,7 +24,7 @@ use crate::random_mask::{RowKey, RowMask};
 use crate::storage::elements;
 
 /// The key of all masks of an optimizer step.
-pub(crate) fn key_of_step(seed: u64, step: u64) -> u64 {
+pub fn dropout_key(seed: u64, step: u64) -> u64 {
     mix(seed ^ mix(step.wrapping_add(1)))
 }
 
@@ -82,7 +82,7 @@ impl Dropout<'_> {
     }
 
     fn key(&self, index: usize, coordinate: u64) -> RowKey {
-        let key = key_of_step(self.seed, self.step);
+        let key = dropout_key(self.seed, self.step);
         let key = mix(key ^ ((u64::from(self.site) << 32) | u64::from(self.samples[index])));
         RowKey::of(mix(key ^ coordinate))
     }

@@ -7,8 +7,9 @@ use candle_core::{Result, Tensor};
 
 use super::AddedProduct;
 use crate::cuda::recording::Temporaries;
-use crate::cuda::{Factor, cast, multiplies, multiply, multiply_into_columns, takes_weight, unwritten};
+use crate::cuda::{Factor, cast, multiplies, multiply, multiply_into_columns, unwritten};
 use crate::dispatch::rows_and_width;
+use crate::quantised::cuda::takes_weight;
 use crate::quantised::{FEW_ROWS, Weight, in_panels};
 
 /// Whether the operands of both products are on one card.

@@ -11,6 +11,7 @@ use std::ops::Range;
 use candle_core::Result;
 
 use crate::needs::{Calls, Needs};
+use crate::pieces::STAGED_BYTES;
 
 /// Updates that are prepared on a card: only the launches and the scale of the gradients are missing. Until the updates are applied, and in
 /// between, nothing else may change their tensors.
@@ -43,9 +44,6 @@ mod of_card {
     }
 }
 
-/// The most bytes of a table that are uploaded at once. By CUDA's programming guide, a copy of up to this many bytes of unpinned memory
-/// does not wait for earlier launches.
-pub(crate) const STAGED_BYTES: u64 = 64 << 10;
 /// The most bytes of a group besides operands and results, unless one parameter alone takes more.
 const MAX_BYTES: u64 = 16 << 20;
 /// The most parts of rows that are updated by a block each: enough for the largest card, and few enough that each block adds all their
@@ -84,11 +82,6 @@ pub(crate) fn needs_of_groups(scratch: &[u64], entry: u64, [of_group, of_all]: [
 /// Bytes of the largest group.
 pub(crate) fn most_of_a_group(bytes: &[u64]) -> u64 {
     groups(bytes).into_iter().map(|group| bytes[group].iter().sum()).max().unwrap_or(0)
-}
-
-/// The bytes that a piece takes of scratch memory.
-pub(crate) fn of_piece(bytes: u64) -> u64 {
-    bytes.next_multiple_of(16)
 }
 
 /// The approximate number of elements that a block updates: finding its parameter then takes little of its time.

@@ -11,14 +11,12 @@
 
 mod config;
 mod entries;
-mod merge;
 mod modules;
 mod patterns;
 mod save;
 mod weights;
 
 pub use config::{AdaptedLinear, AdapterConfig, CONFIG_FILE, Layout};
-pub use merge::{Merged, merge_with};
 pub use save::{ADAPTER_FILES, save_with};
 pub use weights::AdapterDirectory;
 

@@ -7,11 +7,11 @@ use t5_ops::{Calls, LossSums, Needs, Path, SquareSums, Turn};
 
 use super::{Counter, Shape};
 use crate::error::{Error, Result};
+use crate::gradients::Gradients;
 use crate::levers::Levers;
 use crate::micro_batch::MicroBatch;
 use crate::ops::{Counted, Ledger};
 use crate::parameters::ParameterSpec;
-use crate::step::gradients::Gradients;
 use crate::step::observer::Observer;
 use crate::step::run::Step;
 use crate::step::run::rounds::{GraphRunner, Round};

@@ -10,14 +10,14 @@ use super::{BlockArithmetic, Precisions, Shape};
 use crate::config::Config;
 use crate::context::{Noise, StepContext};
 use crate::error::Result;
+use crate::gradients::Gradients;
 use crate::layers::attention::SourceGradient;
 use crate::micro_batch::MicroBatch;
 use crate::network::Network;
 use crate::ops::{Counted, Kept, Ledger, Ops, Work};
 use crate::parameters::{PagingGranularity, Parameter, ParameterSpec, Part, Weight};
-use crate::step::gradients::Gradients;
+use crate::reach::{Keep, Reach};
 use crate::step::observer::Interrupts;
-use crate::step::reach::{Keep, Reach};
 use crate::step::run::Step;
 use crate::step::schedule::{Backward, Event, ToEmbedding, Unit};
 

@@ -13,7 +13,7 @@ use crate::costs::WeightsOnDisk;
 use crate::levers::Levers;
 use crate::ops::Kept;
 use crate::parameters::{ParameterSpec, Part};
-use crate::step::reach::Keep;
+use crate::reach::Keep;
 use crate::step::schedule::{Backward, Event, GradientDisposition, Outline, Stage, ToEmbedding, Unit};
 
 /// Shape and bytes of an accumulator. A spare accumulator is used again for another of the same kind.

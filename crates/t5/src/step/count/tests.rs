@@ -4,9 +4,9 @@ use candle_core::{DType, Tensor};
 
 use super::rehearsal::batch;
 use super::*;
+use crate::gradients::Gradients;
 use crate::ops::{Files, Ledger, Ops};
 use crate::parameters::{PagingGranularity, Parameter, Part, Weight};
-use crate::step::gradients::Gradients;
 use crate::step::observer::{Interrupts, Observer, OwnShards};
 use crate::step::run::{Offload, Step};
 use crate::test_device::device;

@@ -12,10 +12,10 @@ use t5_ops::{GraphInputs, GraphRounds, Turn};
 use super::{Slot, Step};
 use crate::context::StepContext;
 use crate::error::{Error, Result};
+use crate::gradients::Gradients;
 use crate::micro_batch::MicroBatch;
 use crate::ops::Ops;
 use crate::parameters::Parameter;
-use crate::step::gradients::Gradients;
 use crate::step::observer::{Interrupts, Observer};
 use crate::step::schedule::Event;
 
@@ -79,7 +79,8 @@ impl GraphRunner<Tensor> for MicroBatches {
         let Round { batch, cx, .. } = *round;
         let lengths = [batch.lengths(false), batch.lengths(true)];
         let (tensors, samples) = ([batch.ids(false), batch.ids(true)], batch.samples.as_slice());
-        let changing = GraphInputs { tensors: &tensors, lengths, samples, seed: cx.seed, step: cx.step };
+        let key = t5_ops::dropout_key(cx.seed, cx.step);
+        let changing = GraphInputs { tensors: &tensors, lengths, samples, key };
         let weights = round.parameters.iter().map(|parameter| &parameter.tensor);
         let external = weights.chain(round.gradients.accumulators()).map(Tensor::id).collect();
         Ok(self.borrow_mut().begin(Kind::of(round), external, &changing)?)
@@ -225,7 +226,7 @@ impl<T: Ops> Step<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::step::reach::Keep;
+    use crate::reach::Keep;
     use crate::step::schedule::Unit;
 
     fn micro_batch(i: usize) -> Vec<Event> {

@@ -2,9 +2,9 @@
 
 use super::{PendingEmbeddingGradient, Step, indices};
 use crate::error::{Error, Result};
+use crate::gradients::Gradients;
 use crate::ops::Ops;
 use crate::parameters::Part;
-use crate::step::gradients::Gradients;
 use crate::step::observer::{Observer, OwnShards};
 use crate::step::schedule::{GradientDisposition, Stage};
 use crate::step::store::Stored;

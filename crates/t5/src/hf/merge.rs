@@ -16,7 +16,7 @@ const WEIGHTS_FILE: &str = "model.safetensors";
 
 /// The result of a merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Merged {
+pub struct MergedAdapter {
     /// Linear layers that had an adapter.
     pub linears: usize,
     /// Parameters that the adapter replaced.
@@ -32,13 +32,13 @@ pub struct Merged {
 ///
 /// # Errors
 /// As [`StoredModel::open`]; [`Error::AdapterTensor`] for merged weights that are not finite.
-pub fn merge_with<E: From<Error>>(
+pub fn merge_adapter_with<E: From<Error>>(
     base: &Path,
     adapter: &Path,
     dtype: Option<DType>,
     target: &Path,
     mut file: impl FnMut(&str, &dyn Fn(&mut dyn Write) -> Result<()>) -> Result<(), E>,
-) -> Result<Merged, E> {
+) -> Result<MergedAdapter, E> {
     let model = StoredModel::open(base, Some(adapter))?;
     let mut config = model.config().clone();
     // As in `hf::save`: a tied head that is not scaled is written twice, for transformers 4.
@@ -61,7 +61,7 @@ pub fn merge_with<E: From<Error>>(
         Ok(())
     })?;
     let bytes = |header: &TensorHeader| (header.shape.iter().product::<usize>() * header.dtype.size_in_bytes()) as u64;
-    Ok(Merged {
+    Ok(MergedAdapter {
         linears: model.adapted_linears(),
         replaced: model.replaced(),
         parts_head: model.parts_head(),

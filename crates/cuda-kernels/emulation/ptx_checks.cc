@@ -1,5 +1,5 @@
-// Memory of kernels that came from PTX. See ptx_memory.h.
-#include "ptx_memory.h"
+// The last users of shared memory, and the arrays of modules. See ptx_checks.h.
+#include "ptx_checks.h"
 
 namespace {
 
@@ -24,14 +24,15 @@ bool is_before(const Use& use, const emulation::Fibre& now, unsigned thread) {
     return use.thread / 32 == thread / 32 && use.warp_barriers != now.warp_barriers;
 }
 
-} // namespace
-
-Constant::Constant(const uint8_t* at, size_t bytes) { constants().emplace_back(reinterpret_cast<uint64_t>(at), bytes); }
 bool is_constant(uint64_t address, size_t bytes) {
     for (const auto& [at, size] : constants())
         if (address >= at && address + bytes <= at + size) return true;
     return false;
 }
+
+} // namespace
+
+Constant::Constant(const uint8_t* at, size_t bytes) { constants().emplace_back(reinterpret_cast<uint64_t>(at), bytes); }
 
 void use_shared(uint32_t offset, size_t bytes, bool writes) {
     // Never destroyed: see execution.cc.
