@@ -52,6 +52,10 @@ pub(super) enum Source {
     Later,
 }
 
+/// The most counts that are remembered. A run that cuts batches asks for new shapes in every step, so the table is as large as it can be: 0.2 MiB
+/// with 1,024 places, of which seven in eight can be taken.
+const MAX_REMEMBERED: usize = 896;
+
 /// One event of one unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Scene {
@@ -204,8 +208,7 @@ impl Rehearsal {
         }
         let cost = self.rehearse(shape, scene).expect("counting cannot fail");
         let mut remembered = self.remembered.borrow_mut();
-        // A caller that cuts batches asks for new shapes all the time.
-        if remembered.len() >= 1 << 14 {
+        if remembered.len() >= MAX_REMEMBERED {
             remembered.clear();
         }
         remembered.insert((shape, scene), cost);
