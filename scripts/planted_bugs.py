@@ -20,7 +20,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = "crates/cuda-kernels/kernels"
-OPERATIONS = "crates/t5-ops/src"
+CARD = "crates"
 PTX = "PTX"
 
 # The tests of each folder, and their environment.
@@ -28,7 +28,7 @@ SUITES = {
     # The C++ compiler takes most of the time.
     KERNELS: (["-p", "cuda-kernels", "--test", "kernels"], {"CXXFLAGS": "-O1"}),
     PTX: (["-p", "cuda-kernels", "--test", "kernels"], {"CXXFLAGS": "-O1", "LOW_MEM_T5_KERNELS": "ptx"}),
-    OPERATIONS: (["-p", "t5-ops", "--features", "cuda", "--test", "copies", "--test", "replay", "--test", "rounds", "--test", "device", "--test", "card_memory"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
+    CARD: (["-p", "cuda-device", "-p", "t5-ops", "--features", "t5-ops/cuda", "--test", "copies", "--test", "replay", "--test", "rounds", "--test", "device", "--test", "allocator"], {"LOW_MEM_T5_CUDA": "emulated", "CUDARC_CUDA_VERSION": "13000"}),
 }
 
 # Kind, file, text that occurs once, text in its place.
@@ -55,39 +55,39 @@ BUGS = [
     ("wrong stride", "optimizer.cu", "of.partial[of.parts + part] = parameters", "of.partial[of.parts + part + 1] = parameters"),
     ("position of a graph not looked at", "decoding.cu", "    position += moved(at);\n", ""),
     ("bias of another position of a graph", "decoding.cu", "- query - position;", "- query;"),
-    ("copy into memory that is in use", "copy_streams.rs", "self.up.wait(is_free).w()?;\n        if", "let _ = is_free;\n        if"),
-    ("copy of locked memory into memory that is in use", "copy_streams.rs", "let mut copied = after.into_iter().try_for_each(|event| stream.wait(event));", "let _ = after.into_iter();\n        let mut copied = Ok(());"),
-    ("locked memory read before it was filled", "copies.rs", "event.synchronize().w()", "let _ = event;\n        Ok(())"),
-    ("locked memory taken while it is in use", "waiting.rs", "missing -= taken;\n", "slab.free.insert(at, taken);\n                missing -= taken;\n"),
-    ("locked memory filled before it was read", "waiting.rs", "let after = iter::once(&is_ready).chain(is_read.as_deref());", "let _ = is_read;\n            let after = iter::once(&is_ready);"),
-    ("locked memory copied before its values are there", "copies.rs", "[&self.is_free, is_filled]", "[&self.is_free, is_filled].map(|_| &self.is_free)"),
-    ("locked memory given up before it was copied", "page_locked.rs", ".and_then(|()| self.context.synchronize())", ""),
-    ("copy not waited for", "copies.rs", "self.copy_streams.borrow().compute_wait_on(&done)", "Ok(drop(done))"),
-    ("memory that serves others while it is copied to", "copies.rs", "that is reported.\n            let _ = self.wait();", "that is reported.\n            let _ = &self.is_done;"),
-    ("copy of values that are not there", "copy_streams.rs", "self.down.wait(is_ready)?;", "let _ = is_ready;"),
-    ("pinned memory filled before it was copied", "copy_streams.rs", "&mut piece.wait().w()?[..length]", "piece.of(length)"),
-    ("pinned memory read before it was filled", "copy_streams.rs", "&oldest.wait()?[..part.len()]", "oldest.of(part.len())"),
-    ("stale position of a graph", "cuda/recording.rs", "            overwrite(card, there, numbers)?;\n", ""),
-    ("stale addresses of a graph", "cuda/recording.rs", "if of != self.of {", "if of.len() != self.of.len() {"),
-    ("two tensors of a graph in one place", "cuda/recording.rs", "scope.taken[kind] += count.next_multiple_of(ALIGNMENT);", "scope.taken[kind] += ALIGNMENT;"),
-    ("memory beyond the limit", "card_memory.rs", "held <= self.most", "held < usize::MAX"),
-    ("memory taken back from a tensor", "card_memory.rs", "if !self.free.cut(place, bytes) {", "if self.free.cut(place, bytes) && false {"),
-    ("two tensors in one place", "card_memory.rs", "self.regions[region].free.insert(at, bytes);", "self.regions[region].free.insert(at, 2 * bytes);"),
-    ("memory of a graph that no pool knows", "device.rs", "        set_workspace(device)?;\n", ""),
-    ("work of a graph with a number of the host", "replay.rs", "    crate::cuda::recording::refuse(operation);\n", "    let _ = operation;\n"),
-    ("stale lists and step of a graph", "cuda/round.rs", "overwrite(card, &self.numbers, &changing.numbers())?;", "let _ = card;"),
-    ("stale step of a graph", "ops/dropout/cuda.rs", "recording::key().unwrap_or(0)", "0 * recording::key().unwrap_or(0)"),
-    ("stale ids of a graph", "cuda/round.rs", "unsafe { copy_to(tensor, address(place)?)? };", "let _ = (tensor, place);"),
-    ("stale gradient that a graph is given", "cuda/rounds.rs", "unsafe { copy_to(&x, address(&place)?)? };", ""),
-    ("stale addresses of a graph", "cuda/rounds.rs", "recorded.external == external", "recorded.external.len() == external.len()"),
-    ("memory of a graph used again too early", "cuda/lifetimes.rs", "self.all[number].last = self.launches;", "let _ = number;"),
-    ("two tensors of a graph in one place", "cuda/lifetimes.rs", "if places[other] >= from + life.elements {", "if places[other] + 64 >= from + life.elements {"),
+    ("copy into memory that is in use", "cuda-device/src/copy_streams.rs", "self.up.wait(is_free).w()?;\n        if", "let _ = is_free;\n        if"),
+    ("copy of locked memory into memory that is in use", "cuda-device/src/copy_streams.rs", "let mut copied = after.into_iter().try_for_each(|event| stream.wait(event));", "let _ = after.into_iter();\n        let mut copied = Ok(());"),
+    ("locked memory read before it was filled", "cuda-device/src/copies.rs", "event.synchronize().w()", "let _ = event;\n        Ok(())"),
+    ("locked memory taken while it is in use", "cuda-device/src/pinned_copies.rs", "missing -= taken;\n", "slab.free.insert(at, taken);\n                missing -= taken;\n"),
+    ("locked memory filled before it was read", "cuda-device/src/pinned_copies.rs", "let after = iter::once(&is_ready).chain(is_read.as_deref());", "let _ = is_read;\n            let after = iter::once(&is_ready);"),
+    ("locked memory copied before its values are there", "cuda-device/src/copies.rs", "[&self.is_free, is_filled]", "[&self.is_free, is_filled].map(|_| &self.is_free)"),
+    ("locked memory given up before it was copied", "cuda-device/src/page_locked.rs", ".and_then(|()| self.context.synchronize())", ""),
+    ("copy not waited for", "cuda-device/src/copies.rs", "self.copy_streams.borrow().compute_wait_on(&done)", "Ok(drop(done))"),
+    ("memory that serves others while it is copied to", "cuda-device/src/copies.rs", "that is reported.\n            let _ = self.wait();", "that is reported.\n            let _ = &self.is_done;"),
+    ("copy of values that are not there", "cuda-device/src/copy_streams.rs", "self.down.wait(is_ready)?;", "let _ = is_ready;"),
+    ("pinned memory filled before it was copied", "cuda-device/src/copy_streams.rs", "&mut piece.wait().w()?[..length]", "piece.of(length)"),
+    ("pinned memory read before it was filled", "cuda-device/src/copy_streams.rs", "&oldest.wait()?[..part.len()]", "oldest.of(part.len())"),
+    ("stale position of a graph", "cuda-device/src/launch/recording.rs", "            overwrite(card, there, numbers)?;\n", ""),
+    ("stale addresses of a graph", "cuda-device/src/launch/recording.rs", "if of != self.of {", "if of.len() != self.of.len() {"),
+    ("two tensors of a graph in one place", "cuda-device/src/launch/recording.rs", "scope.taken[kind] += count.next_multiple_of(ALIGNMENT);", "scope.taken[kind] += ALIGNMENT;"),
+    ("memory beyond the limit", "cuda-device/src/allocator.rs", "held <= self.most", "held < usize::MAX"),
+    ("memory taken back from a tensor", "cuda-device/src/allocator.rs", "if !self.free.cut(place, bytes) {", "if self.free.cut(place, bytes) && false {"),
+    ("two tensors in one place", "cuda-device/src/allocator.rs", "self.regions[region].free.insert(at, bytes);", "self.regions[region].free.insert(at, 2 * bytes);"),
+    ("memory of a graph that no pool knows", "cuda-device/src/device.rs", "        set_workspace(device)?;\n", ""),
+    ("work of a graph with a number of the host", "cuda-device/src/replay.rs", "    crate::launch::recording::refuse(operation);\n", "    let _ = operation;\n"),
+    ("stale lists and step of a graph", "cuda-device/src/launch/round.rs", "overwrite(card, &self.numbers, &changing.numbers())?;", "let _ = card;"),
+    ("stale step of a graph", "t5-ops/src/ops/dropout/cuda.rs", "recording::key().unwrap_or(0)", "0 * recording::key().unwrap_or(0)"),
+    ("stale ids of a graph", "cuda-device/src/launch/round.rs", "unsafe { copy_to(tensor, address(place)?)? };", "let _ = (tensor, place);"),
+    ("stale gradient that a graph is given", "cuda-device/src/launch/rounds.rs", "unsafe { copy_to(&x, address(&place)?)? };", ""),
+    ("stale addresses of a graph", "cuda-device/src/launch/rounds.rs", "recorded.external == external", "recorded.external.len() == external.len()"),
+    ("memory of a graph used again too early", "cuda-device/src/launch/lifetimes.rs", "self.all[number].last = self.launches;", "let _ = number;"),
+    ("two tensors of a graph in one place", "cuda-device/src/launch/lifetimes.rs", "if places[other] >= from + life.elements {", "if places[other] + 64 >= from + life.elements {"),
     ("wrong scale", "attention.cu", "p[i][k] *= kept;", "p[i][k] *= kept > 0.0f ? 1.0f : 0.0f;"),
     ("wrong bound", "decoding.cu", "i < count; i += gridDim.y", "i < count - 1; i += gridDim.y"),
-    ("wrong stride of a part", "cuda.rs", "            count(width)?,\n", "            count(n)?,\n"),
-    ("wrong stride of pieces", "copy_streams.rs", "let at = from + (number * self.piece_bytes) as u64;", "let at = from + (number * length) as u64;"),
-    ("event of the other stream", "copy_streams.rs", "self.compute_stream.record_event(None)", "self.up.record_event(None)"),
-    ("a graph that is not ended", "cuda/recording.rs", "let dropped = stream.context().check_err();", "let dropped = Ok(());"),
+    ("wrong stride of a part", "cuda-device/src/launch.rs", "            count(width)?,\n", "            count(n)?,\n"),
+    ("wrong stride of pieces", "cuda-device/src/copy_streams.rs", "let at = from + (number * self.piece_bytes) as u64;", "let at = from + (number * length) as u64;"),
+    ("event of the other stream", "cuda-device/src/copy_streams.rs", "self.compute_stream.record_event(None)", "self.up.record_event(None)"),
+    ("a graph that is not ended", "cuda-device/src/launch/recording.rs", "let dropped = stream.context().check_err();", "let dropped = Ok(());"),
 ]
 
 
@@ -105,7 +105,7 @@ BUGS_OF_PTX = [
 
 
 def folder(name):
-    return OPERATIONS if name.endswith(".rs") else KERNELS
+    return CARD if name.endswith(".rs") else KERNELS
 
 
 def copied(to):

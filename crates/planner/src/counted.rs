@@ -362,7 +362,7 @@ impl<'a> StepCounter<'a> {
         // A frozen base may stay in its own files, even if other tensors are kept in the host's memory.
         let are_in_files = !layers.in_host_memory || self.of_model.model.lora.is_some();
         let reads_files = layers.weights_on_disk && are_in_files;
-        if layers.copies_overlap || reads_files { t5_ops::copies::STAGING_BYTES } else { 0 }
+        if layers.copies_overlap || reads_files { cuda_device::copies::STAGING_BYTES } else { 0 }
     }
 
     /// Bytes in the host's memory of the largest tensor on its way between a device and its place outside. A tensor kept in the host's

@@ -134,7 +134,7 @@ impl Offer<'_> {
         let stored = self.inference.stored.as_ref();
         let in_place = || stored.map_or(0, |stored| paged().in_transit_in_place(stored));
         // A weight in a file is copied in pieces.
-        is_off.then(|| paged().largest().max(in_place()).max(t5_ops::copies::STAGING_BYTES))
+        is_off.then(|| paged().largest().max(in_place()).max(cuda_device::copies::STAGING_BYTES))
     }
 
     /// The row of weights that are copied to the host's memory because they are off a device.

@@ -12,17 +12,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
+use cuda_device::copies::{Download, Upload, WriteBack};
+use cuda_device::page_locked::PageLocked;
 use serde::{Deserialize, Serialize};
 use t5::{Files, ParameterSpec};
-use t5_ops::absent;
-use t5_ops::copies::{Download, Upload, WriteBack};
-use t5_ops::page_locked::PageLocked;
 use t5_ops::{
     Activation, AdafactorHyper, Attended, Attention, CrossEntropy, Dropout, SecondMoment, SquareSums,
     adafactor_with_sums, attention, attention_backward, dropout, dropout_add, feed_forward_activation,
     feed_forward_activation_backward, linear, linear_backward_input, linear_backward_weight,
     linear_cross_entropy_backward, rms_norm, rms_norm_backward,
 };
+use tensor_storage::absent;
 
 use self::times::{shortest, shortest_on, shortest_without};
 use crate::rounding::significant;
@@ -134,10 +134,10 @@ pub fn measure_card(sizes: MeasuredSizes, device: &Device, directory: &Path) -> 
         let card = Some(CardTimes { bus_byte_ps, locked_byte_ps, launch_ps, cast_ps, launches });
         let of = |dtype| Measured::new(sizes, dtype, device)?.speed(file_byte_ps, card);
         let f32 = of(DType::F32)?;
-        let has_bf16 = t5_ops::check_dtype(device, DType::BF16).is_ok();
+        let has_bf16 = cuda_device::check_dtype(device, DType::BF16).is_ok();
         Ok(MachineSpeed { f32, bf16: if has_bf16 { of(DType::BF16)? } else { f32 } })
     });
-    t5_ops::release_unused_of_device(device)?;
+    cuda_device::release_unused_of_device(device)?;
     speed
 }
 
@@ -154,7 +154,7 @@ impl<'a> Measured<'a> {
     fn new(sizes: MeasuredSizes, dtype: DType, device: &'a Device) -> candle_core::Result<Self> {
         let scale = if device.is_cpu() { 1 } else { SCALE_OF_CARDS };
         let measured = Self { sizes, dtype, device, scale };
-        let has_room = || t5_ops::device_bytes(device).is_none_or(|bytes| bytes.free > ROOM);
+        let has_room = || cuda_device::device_bytes(device).is_none_or(|bytes| bytes.free > ROOM);
         let is_fast = !device.is_cpu() && has_room() && measured.products(measured.few_rows())? < SHORT;
         Ok(if is_fast { Self { scale: scale * FASTER, ..measured } } else { measured })
     }

@@ -44,7 +44,7 @@ pub fn staging(bytes: u64) -> Option<CostRow> {
 
 /// Bytes of pinned host memory through which a device's tensors go to other processes.
 pub fn pinned_for_others(place: Place, processes: &Processes) -> u64 {
-    if place == Place::Device && processes.number > 1 { t5_ops::STAGING_BYTES } else { 0 }
+    if place == Place::Device && processes.number > 1 { cuda_device::STAGING_BYTES } else { 0 }
 }
 
 /// The place of tensors, in words.

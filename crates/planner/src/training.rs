@@ -167,7 +167,7 @@ impl<'a> Offer<'a> {
     /// Recordings of micro-batches that go through all blocks at once.
     fn graphs(&self) -> Option<Graphs> {
         let is_possible = self.counter.is_recordable() && !self.counter.pages_weights(&Levers::default());
-        let (are_wanted, have_prices) = (t5_ops::records_micro_batches(), self.job.prices.knows_graphs());
+        let (are_wanted, have_prices) = (cuda_device::records_micro_batches(), self.job.prices.knows_graphs());
         (self.job.place == Place::Device && is_possible).then_some(Graphs { are_wanted, have_prices })
     }
 

@@ -193,7 +193,7 @@ fn out_of_device_memory(error: &str) -> Option<Failure> {
             .hint("free memory of the device, or give the run less of it: `--device-memory-budget`, a smaller batch")
             .hint("checkpoints are intact: resume from the newest with `--keep-training`")
     };
-    t5_ops::is_out_of_device_memory(error).then(failure)
+    cuda_device::is_out_of_device_memory(error).then(failure)
 }
 
 impl From<t5::Error> for Failure {

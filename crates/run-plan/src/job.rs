@@ -1,11 +1,11 @@
 //! The planner's job: the settings of the config, with the opened data.
 
 use collective::Shards;
+use cuda_device::nccl::HAS_NCCL;
 use memory_policy::{Budgets, CostRow, Place};
 use planner::{EvaluatedRows, Evaluation, Feed, Job, Plan, Prices, Processes, Training, Wanted, Work};
 use serde_json::{Value, json};
 use t5::StoredWeights;
-use t5_ops::nccl::HAS_NCCL;
 use trainer::{Sharding, TrainerOptions};
 
 use crate::config::Config;

@@ -11,8 +11,8 @@ use std::ops::Range;
 use candle_core::{DType, WithDType};
 use half::{bf16, f16};
 use heap::{Extent, counting_wait};
+use tensor_storage::{bytes, bytes_mut};
 
-use crate::bytes::{bytes, bytes_mut};
 use crate::matmul::{Factor, Stored};
 use crate::narrow::{Form, Narrow};
 use crate::needs::elements;

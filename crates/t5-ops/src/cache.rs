@@ -2,6 +2,9 @@
 
 use std::sync::OnceLock;
 
+use candle_core::{Result, Tensor};
+use tensor_storage::with_bytes;
+
 /// The size of the second-level cache if it is unknown: most processors have at least this.
 const LEAST: usize = 512 << 10;
 
@@ -9,6 +12,14 @@ const LEAST: usize = 512 << 10;
 pub(crate) fn second_level() -> usize {
     static BYTES: OnceLock<usize> = OnceLock::new();
     *BYTES.get_or_init(|| on_linux("/sys/devices/system/cpu/cpu0/cache").unwrap_or(LEAST))
+}
+
+/// Evicts a tensor on the CPU from the processor's caches, so that its next use takes as long as in a step of a large model.
+///
+/// # Errors
+/// Those of [`with_bytes`].
+pub fn evict_from_caches(x: &Tensor) -> Result<()> {
+    with_bytes(x, evict)
 }
 
 /// Prefetches a line of memory to the second-level cache, for reading. It may be no address of this process.

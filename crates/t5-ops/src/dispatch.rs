@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
-use crate::storage::elements;
+use tensor_storage::{elements, overwrite};
 
 /// The path of an operation, decided once per call from the dtypes and devices of the operands.
 ///
@@ -61,15 +61,6 @@ pub(crate) fn matmul_dtype(t: &Tensor) -> DType {
 pub(crate) fn add_into(accumulator: &Tensor, x: &Tensor) -> Result<()> {
     let sum = (accumulator + x.to_dtype(accumulator.dtype())?.reshape(accumulator.shape())?)?;
     overwrite(accumulator, &sum)
-}
-
-/// Overwrites `target` with the values of `source`, converted to the dtype of `target`.
-pub(crate) fn overwrite(target: &Tensor, source: &Tensor) -> Result<()> {
-    let source = source.to_dtype(target.dtype())?.contiguous()?;
-    if target.rank() == 0 {
-        bail!("cannot write into a tensor of rank 0 in place")
-    }
-    target.slice_set(&source, 0, 0)
 }
 
 /// Returns an error unless `t` can be written in place.

@@ -29,7 +29,7 @@
 //!   parts that depend on sizes only, and partial sums are added in a fixed order.
 //! - Dropout masks are a function of an element's identity (seed, step, place, sample, position, channel),
 //!   never of how the batch was cut or padded. See [`Dropout`].
-//! - Nothing here knows the structure of T5.
+//! - Nothing here knows the structure of T5, or asks a driver: an operation's file `cuda` launches kernels through `cuda-device`.
 //!
 //! Shapes: B batch, T query or target length, S key or source length, H heads, K head size, D model size,
 //! V vocabulary, R rows.
@@ -38,59 +38,33 @@
 // call strided matrix products, and use instructions beyond the baseline.
 #![allow(unsafe_code)]
 
-pub mod absent;
 mod by_rows;
-mod bytes;
 mod cache;
-#[cfg(feature = "cuda")]
-mod card_memory;
-pub mod copies;
-#[cfg(feature = "cuda")]
-mod copy_streams;
-pub mod copy_waits;
-#[cfg(feature = "cuda")]
-mod cuda;
-mod device;
 mod dispatch;
-mod graphs;
 mod isa;
 pub mod keys;
 mod matmul;
-mod memory;
 mod narrow;
-pub mod nccl;
 mod needs;
 mod ops;
-pub mod page_locked;
-mod paging;
 mod parallel;
 mod peak;
-mod pieces;
 mod processor;
 mod quantised;
 mod random_mask;
-mod replay;
-mod rounds;
 mod simd;
-mod staging;
 mod storage;
-mod transfer;
 #[cfg(test)]
 extern crate self as t5_ops;
 #[cfg(test)]
 mod testing;
-mod thread_caches;
 mod vector;
-pub mod waiting;
 
 pub use by_rows::window_bytes;
-pub use bytes::{change_bytes, evict_from_caches, from_bytes, with_bytes};
-pub use device::{card_and_driver, card_id, cards, check_dtype, open_card};
+pub use cache::evict_from_caches;
 pub use dispatch::Path;
-pub use graphs::{GraphInputs, Turn, records_launches, records_micro_batches};
 pub use isa::{has_instruction_set, instruction_set};
 pub use matmul::release_kept;
-pub use memory::{DeviceBytes, device_bytes, is_out_of_device_memory, pool_unit, release_unused_of_device};
 pub use needs::{Calls, Kept, Needs};
 pub use ops::activation::{
     Activation, feed_forward_activation, feed_forward_activation_backward, feed_forward_activation_backward_needs,
@@ -129,19 +103,10 @@ pub use ops::relative_bias::{RelativePosition, relative_bias, relative_bias_back
 pub use ops::rounding::Rounding;
 pub use ops::together::ReadyUpdates;
 pub use ops::token_loss::{LossSums, TokenLoss};
-pub use paging::{
-    WritePolicy, can_read_in_place, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out,
-    read_ahead, tensor_in_file,
-};
 pub use parallel::{PoolThreads, for_each_part, join_threads, threads, with_temporary_threads};
 pub use peak::peak_gflops;
 pub use processor::{InstructionSet, Processor, processor, set_target_processor, with_target_processor};
 pub use quantised::{Precision, Quantisation, Quantised, QuantisedPart, Quantiser, Weight};
-pub use replay::Replay;
-pub use rounds::GraphRounds;
-pub use staging::{STAGING_BYTES, Staged, Staging};
-pub use thread_caches::{limit_device, release_thread_caches};
-pub use transfer::copied_to;
 
 /// The version of the kernels. It is raised by every change that gives other bits for the same inputs on the same instruction set.
 /// A checkpoint records it.

@@ -7,6 +7,7 @@ use std::ops::Range;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, WithDType, bail};
 use half::bf16;
+use tensor_storage::{elements, set_unspecified, share_storage};
 
 use crate::parallel::Shared;
 
@@ -176,16 +177,6 @@ impl<'a> View<'a> {
     }
 }
 
-/// Counts the elements of a shape. Fails if the product of any of its sizes overflows, even where another size is zero: kernels count rows
-/// before they look at the width.
-pub(crate) fn elements(shape: &Shape) -> Result<usize> {
-    let count = shape.dims().iter().try_fold(1usize, |count, &size| count.checked_mul(size));
-    match count.filter(|&count| count <= isize::MAX as usize) {
-        Some(count) => Ok(count),
-        None => bail!("expected a tensor that memory could hold, got shape {shape:?}"),
-    }
-}
-
 /// A new CPU tensor. `write` must set every element.
 pub(crate) fn filled<T: Element>(
     shape: impl Into<Shape>,
@@ -206,46 +197,6 @@ pub(crate) fn scratch<T: Element>(n: usize) -> Vec<T> {
         data.set_len(n);
     }
     data
-}
-
-/// Takes all elements of a vector's capacity as its contents, because the system has already filled them. `None` where the compiler cannot
-/// be told so.
-#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
-pub(crate) fn assume_filled<T: WithDType>(mut data: Vec<T>) -> Option<Vec<T>> {
-    let count = data.capacity();
-    // SAFETY: as in `scratch`, every element being a number; nothing is written.
-    unsafe {
-        set_unspecified(&mut data.spare_capacity_mut()[..count]);
-        data.set_len(count);
-    }
-    Some(data)
-}
-
-#[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
-pub(crate) fn assume_filled<T: WithDType>(_: Vec<T>) -> Option<Vec<T>> {
-    None
-}
-
-/// Makes unwritten memory count as initialised, without touching it: kernels write large buffers whole, and a fill
-/// before that would be another pass over memory.
-///
-/// # Safety
-///
-/// Every pattern of bytes is a value of the type.
-#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
-pub(crate) unsafe fn set_unspecified<T>(data: &mut [std::mem::MaybeUninit<T>]) {
-    // SAFETY: no instruction. To the compiler the assembly is code that may have written any bytes to the memory
-    // at the pointer.
-    unsafe { std::arch::asm!("/* {0} */", in(reg) data.as_mut_ptr(), options(nostack, preserves_flags)) };
-}
-
-/// # Safety
-///
-/// As for the function above.
-#[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
-pub(crate) unsafe fn set_unspecified<T>(data: &mut [std::mem::MaybeUninit<T>]) {
-    // SAFETY: zero bytes are a value of the type, too.
-    unsafe { data.as_mut_ptr().write_bytes(0, data.len()) };
 }
 
 /// Calls `f` with the elements of `t` for changes in place, under its write lock.
@@ -298,18 +249,6 @@ pub(crate) fn update<T: Element, R>(
         Some(result) => Ok(result),
         None => bail!("{op}: expected a tensor on the CPU"),
     }
-}
-
-/// True when two tensors live in one allocation. candle's locks are not re-entrant, so an in-place operation
-/// on one while reading the other would wait for itself.
-pub(crate) fn share_storage(a: &Tensor, b: &Tensor) -> bool {
-    address(a) == address(b)
-}
-
-/// The address of the storage object that a tensor refers to.
-fn address(t: &Tensor) -> *const Storage {
-    let (storage, _) = t.storage_and_layout();
-    &*storage
 }
 
 #[cfg(test)]

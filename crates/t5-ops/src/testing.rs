@@ -1,6 +1,6 @@
 //! Shared by the tests of the operations: reproducible tensors, comparisons, finite differences.
 
-#[path = "../tests/support/device.rs"]
+#[path = "../../cuda-device/tests/support/device.rs"]
 mod test_device;
 
 use candle_core::{DType, Device, Result, Tensor, Var};

@@ -14,10 +14,10 @@ use std::fs::File;
 use candle_core::{DType, Device, Result, Tensor};
 use heap::{Allocator, FileMemory};
 use t5_ops::{
-    CrossEntropy, IGNORED_LABEL, Path, TokenLoss, Weight, embedding, embedding_by_rows, is_in_file, linear,
-    linear_cross_entropy, linear_cross_entropy_backward, linear_cross_entropy_backward_needs, tensor_in_file,
-    window_bytes, with_bytes,
+    CrossEntropy, IGNORED_LABEL, Path, TokenLoss, Weight, embedding, embedding_by_rows, linear, linear_cross_entropy,
+    linear_cross_entropy_backward, linear_cross_entropy_backward_needs, window_bytes,
 };
+use tensor_storage::{is_in_file, tensor_in_file, with_bytes};
 
 use self::peak::held_at_the_peak;
 use self::tensors::bits;

@@ -9,13 +9,12 @@ use std::fs::File;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
+use cuda_device::copies::{Download, STAGING_BYTES, Upload, WriteBack};
+use cuda_device::copy_waits::{self, CopyWaits};
+use cuda_device::page_locked::PageLocked;
+use cuda_device::pinned_copies::{self, PinnedCopy};
 use heap::FileMemory;
-use t5_ops::WritePolicy;
-use t5_ops::absent;
-use t5_ops::copies::{Download, STAGING_BYTES, Upload, WriteBack};
-use t5_ops::copy_waits::{self, CopyWaits};
-use t5_ops::page_locked::PageLocked;
-use t5_ops::waiting::{self, PinnedCopy};
+use tensor_storage::{WritePolicy, absent};
 
 use self::tensors::{bits, is_emulated, test_alone};
 
@@ -116,7 +115,7 @@ fn beside_each_other(card: &Device, is_locked: bool) -> Vec<Vec<u32>> {
 
 #[test]
 fn copies_beside_what_is_computed_change_no_bit() {
-    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let card = cuda_device::open_card(0).expect("a card, or the emulated one");
     let expected = one_after_the_other(&card);
     assert!(expected.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()));
     for is_locked in [false, true] {
@@ -138,7 +137,7 @@ fn copies_beside_what_is_computed_change_no_bit() {
 
 #[test]
 fn bytes_of_copies_and_the_time_that_the_card_waits_for_them_are_counted_once() {
-    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let card = cuda_device::open_card(0).expect("a card, or the emulated one");
     let (began, [weight, large]) = (Instant::now(), host_copy(2));
     let [of_weight, of_large] = [&weight, &large].map(|x| (x.elem_count() * size_of::<f32>()) as u64);
     let bytes = |waits: CopyWaits| (waits.to_card, waits.from_card);
@@ -167,7 +166,7 @@ fn bytes_of_copies_and_the_time_that_the_card_waits_for_them_are_counted_once() 
 #[test]
 fn whenever_streams_do_their_work_copies_wait_for_it() {
     // A real card's streams have no such order.
-    if !is_emulated(&t5_ops::open_card(0).expect("a card, or the emulated one")) {
+    if !is_emulated(&cuda_device::open_card(0).expect("a card, or the emulated one")) {
         return;
     }
     let tests = [
@@ -187,7 +186,7 @@ fn whenever_streams_do_their_work_copies_wait_for_it() {
 
 #[test]
 fn where_the_driver_gives_too_little_pinned_memory_copies_go_through_other() {
-    if !is_emulated(&t5_ops::open_card(0).expect("a card, or the emulated one")) {
+    if !is_emulated(&cuda_device::open_card(0).expect("a card, or the emulated one")) {
         return;
     }
     let tests = ["copies_beside_what_is_computed_change_no_bit", "values_in_a_file_come_from_it_piece_by_piece"];
@@ -202,7 +201,7 @@ fn where_the_driver_gives_too_little_pinned_memory_copies_go_through_other() {
 
 #[test]
 fn values_that_nobody_waits_for_are_there_before_their_memory_serves_others() {
-    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let card = cuda_device::open_card(0).expect("a card, or the emulated one");
     let [small, large] = host_copy(1);
     for _ in 0..3 {
         let to = absent::absent_like(&large, &card).unwrap();
@@ -222,7 +221,7 @@ fn values_that_nobody_waits_for_are_there_before_their_memory_serves_others() {
 
 #[test]
 fn a_home_that_is_locked_follows_its_tensor() {
-    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let card = cuda_device::open_card(0).expect("a card, or the emulated one");
     let [_, large] = host_copy(4);
     let to = absent::absent_like(&large, &card).unwrap();
     uploaded(&to, &large).unwrap();
@@ -247,13 +246,13 @@ fn a_home_that_is_locked_follows_its_tensor() {
 
 #[test]
 fn values_in_a_file_come_from_it_piece_by_piece() {
-    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let card = cuda_device::open_card(0).expect("a card, or the emulated one");
     let [_, large] = host_copy(2);
     let directory = std::env::temp_dir();
     let memory = FileMemory::create(&directory, std::iter::once(4 * LARGE)).unwrap();
-    let in_file = t5_ops::copy_into_file(&large, &memory, WritePolicy::Later).unwrap();
-    assert!(t5_ops::is_in_file(&in_file));
-    t5_ops::page_out(&in_file);
+    let in_file = tensor_storage::copy_into_file(&large, &memory, WritePolicy::Later).unwrap();
+    assert!(tensor_storage::is_in_file(&in_file));
+    tensor_storage::page_out(&in_file);
     let [all, part] = [in_file.clone(), in_file.narrow(0, 1001, LARGE - 2002).unwrap()];
     for (of, expected) in [(all, bits(&large)), (part, bits(&large)[1001..LARGE - 1001].to_vec())] {
         let to = absent::absent_like(&of, &card).unwrap();
@@ -264,12 +263,13 @@ fn values_in_a_file_come_from_it_piece_by_piece() {
 
 #[test]
 fn a_file_that_is_shortened_is_an_error_and_other_copies_go_on() {
-    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let card = cuda_device::open_card(0).expect("a card, or the emulated one");
     let path = std::env::temp_dir().join(format!("t5-ops-copies-{}", std::process::id()));
     let values: Vec<u8> = (0..LARGE as u32).flat_map(|i| (i as f32).to_le_bytes()).collect();
     std::fs::write(&path, &values).unwrap();
     let memory = FileMemory::of_file(File::open(&path).unwrap(), &path).unwrap();
-    let of_file = t5_ops::tensor_in_file(&memory, 0, &[LARGE], DType::F32).unwrap().expect("a tensor in the file");
+    let of_file =
+        tensor_storage::tensor_in_file(&memory, 0, &[LARGE], DType::F32).unwrap().expect("a tensor in the file");
     // Copies of some pieces are under way when the end of the file is reached.
     File::options().write(true).open(&path).unwrap().set_len(2 * LARGE as u64).unwrap();
     let to = absent::absent_like(&of_file, &card).unwrap();
@@ -291,7 +291,7 @@ fn of_card(number: usize, elements: usize, card: &Device) -> Tensor {
 
 #[test]
 fn values_that_wait_come_back_though_their_memory_served_others() {
-    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let card = cuda_device::open_card(0).expect("a card, or the emulated one");
     assert!(PinnedCopy::begin(&of_card(0, 1000, &card)).unwrap().is_none(), "it is small");
     let on_host = Tensor::zeros(1 << 20, DType::F32, &Device::Cpu).unwrap();
     assert!(PinnedCopy::begin(&on_host).unwrap().is_none());
@@ -334,14 +334,14 @@ fn values_that_wait_come_back_though_their_memory_served_others() {
     assert!(bits(&back) == bits(&of_card(1, elements(1), &card)));
     drop((values, outgoing_pinned));
     there.clear();
-    waiting::release_unused();
+    pinned_copies::release_unused();
     let (_values, outgoing_pinned) = PinnedCopy::begin(&of_card(1, 30_000, &card)).unwrap().expect("memory is locked");
     outgoing_pinned.complete().unwrap();
 }
 
 #[test]
 fn values_of_another_shape_or_dtype_are_refused() {
-    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let card = cuda_device::open_card(0).expect("a card, or the emulated one");
     let [weight, _] = host_copy(0);
     let to = absent::absent_like(&weight, &card).unwrap();
     let mut incoming = Upload::begin(&to).unwrap();
@@ -352,14 +352,14 @@ fn values_of_another_shape_or_dtype_are_refused() {
 
 #[test]
 fn copies_go_on_after_a_thread_has_forgotten_its_cards() {
-    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
+    let card = cuda_device::open_card(0).expect("a card, or the emulated one");
     let [_, large] = host_copy(5);
     for _ in 0..3 {
         let to = absent::absent_like(&large, &card).unwrap();
         let mut incoming = Upload::begin(&to).unwrap();
         incoming.copy(&large).unwrap();
         incoming.complete().unwrap();
-        t5_ops::release_thread_caches();
+        cuda_device::release_thread_caches();
         assert!(bits(&to) == bits(&large));
     }
 }

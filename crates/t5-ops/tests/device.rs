@@ -3,9 +3,10 @@
 #![cfg(feature = "cuda")]
 
 use candle_core::{DType, Device, Result, Tensor};
+use cuda_device::Staging;
 use t5_ops::{
     Activation, AdafactorHyper, AdafactorUpdate, AdamwHyper, AdamwUpdate, Attended, Attention, CrossEntropy, Dropout,
-    Precision, Quantised, RelativePosition, Rounding, SecondMoment, SquareSums, Staging, TokenLoss,
+    Precision, Quantised, RelativePosition, Rounding, SecondMoment, SquareSums, TokenLoss,
 };
 
 const F32: DType = DType::F32;
@@ -49,13 +50,13 @@ impl Maker {
 }
 
 fn card() -> Device {
-    t5_ops::open_card(0).expect("a card, or the emulated one")
+    cuda_device::open_card(0).expect("a card, or the emulated one")
 }
 
 /// Selects the cases, which begin with a dtype of activations, that the card computes in: before Ampere, f32 alone.
 fn offered<T>(cases: impl IntoIterator<Item = (DType, T)>) -> impl Iterator<Item = (DType, T)> {
     let card = card();
-    cases.into_iter().filter(move |(dtype, _)| t5_ops::check_dtype(&card, *dtype).is_ok())
+    cases.into_iter().filter(move |(dtype, _)| cuda_device::check_dtype(&card, *dtype).is_ok())
 }
 
 fn dtypes() -> impl Iterator<Item = DType> {
@@ -541,7 +542,7 @@ fn few_queries_over_part_of_a_bias_are_those_of_the_cpu() {
 
 #[test]
 fn another_thread_copies_some_of_the_bytes_of_a_tensor_both_ways() {
-    let device = t5_ops::open_card(0).expect("a card");
+    let device = cuda_device::open_card(0).expect("a card");
     let x = Tensor::arange(0f32, 12.0, &device).unwrap().reshape((3, 4)).unwrap();
     let staging = Staging::of(&device).unwrap().expect("a card has streams");
     assert!(staging.stage(&Tensor::zeros(3, F32, &Device::Cpu).unwrap()).unwrap().is_none());

@@ -1,7 +1,7 @@
 //! Public operations with arguments that no caller should pass, and with arguments at the edge of the valid ones: an error or the right
 //! result, and never a change outside of the named tensors.
 
-#[path = "support/device.rs"]
+#[path = "../../cuda-device/tests/support/device.rs"]
 mod device;
 #[path = "support/tensors.rs"]
 mod tensors;

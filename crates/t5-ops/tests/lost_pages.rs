@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 
 use candle_core::{DType, Device, Tensor};
 use heap::{Allocator, FileMemory, exit_on_sigbus};
-use t5_ops::{WritePolicy, copy_from_file, copy_into_file, overwrite_in_file, page_in, page_out};
+use tensor_storage::{WritePolicy, copy_from_file, copy_into_file, overwrite_in_file, page_in, page_out};
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;

@@ -51,9 +51,9 @@ impl Card {
     fn check<R>(&self, name: &str, needs: Needs, call: impl Fn() -> Result<R>) {
         // The first call creates lists that are kept.
         drop(call().unwrap());
-        t5_ops::release_unused_of_device(&self.0).unwrap();
+        cuda_device::release_unused_of_device(&self.0).unwrap();
         let results = call().unwrap();
-        let bytes = t5_ops::device_bytes(&self.0).expect("it counts");
+        let bytes = cuda_device::device_bytes(&self.0).expect("it counts");
         drop(results);
         let (held, stated) = (bytes.tensors_peak - bytes.tensors, needs.transient);
         assert!(held <= stated + SMALL && stated <= held + held / 20 + SMALL, "{name} holds {held}, states {stated}");
@@ -250,7 +250,7 @@ fn codes(card: &Card, dtype: DType) {
 /// One test: memory of other tests would count.
 #[test]
 fn an_operation_on_a_card_holds_what_it_states() {
-    let card = Card(t5_ops::open_card(0).expect("a card, or the emulated one"));
+    let card = Card(cuda_device::open_card(0).expect("a card, or the emulated one"));
     largest_heads(&card);
     if std::env::var_os(CAPABILITY).is_some() {
         return;
@@ -268,7 +268,7 @@ fn an_operation_on_a_card_holds_what_it_states() {
 #[test]
 fn attention_holds_the_same_on_cards_with_less_shared_memory() {
     // The capability of a real card is fixed.
-    if !is_emulated(&t5_ops::open_card(0).expect("a card, or the emulated one")) {
+    if !is_emulated(&cuda_device::open_card(0).expect("a card, or the emulated one")) {
         return;
     }
     for capability in ["61", "75"] {

@@ -4,8 +4,9 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use heap::{Allocator, FileMemory, LARGE_BYTES};
-use t5_ops::{
-    WritePolicy, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead, zero,
+use t5_ops::zero;
+use tensor_storage::{
+    WritePolicy, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead,
 };
 
 #[global_allocator]

@@ -9,10 +9,8 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Result, Tensor};
 use heap::{Allocator, FileMemory, LARGE_BYTES};
-use t5_ops::{
-    Precision, Quantised, WritePolicy, is_in_file, linear, overwrite_in_file, page_in, page_out, tensor_in_file,
-    with_bytes,
-};
+use t5_ops::{Precision, Quantised, linear};
+use tensor_storage::{WritePolicy, is_in_file, overwrite_in_file, page_in, page_out, tensor_in_file, with_bytes};
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;

@@ -3,7 +3,7 @@
 #![cfg(feature = "cuda")]
 
 use candle_core::{DType, Tensor};
-use t5_ops::Replay;
+use cuda_device::Replay;
 
 const MIB: usize = 1 << 20;
 /// Elements of a tensor of the work, which has 4 MiB. Launch by launch two tensors exist at a time, in a recording all of them.
@@ -15,8 +15,8 @@ const MOST: usize = 64 * MIB;
 
 #[test]
 fn work_without_memory_is_recorded_when_there_is_memory_again() {
-    let card = t5_ops::open_card(0).expect("a card, or the emulated one");
-    t5_ops::limit_device(&card, MOST as u64).unwrap();
+    let card = cuda_device::open_card(0).expect("a card, or the emulated one");
+    cuda_device::limit_device(&card, MOST as u64).unwrap();
     let x = Tensor::ones(ELEMENTS, DType::F32, &card).unwrap();
     let of_others = Tensor::zeros(MOST - 4 * ELEMENTS - LEFT, DType::U8, &card).unwrap();
     let mut replay = Replay::default();

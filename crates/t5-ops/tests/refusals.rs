@@ -27,7 +27,7 @@ const CAPABILITY: &str = "LOW_MEM_T5_EMULATED_CAPABILITY";
 const SHARED_BYTES: u32 = 48 << 10;
 
 fn card() -> Device {
-    t5_ops::open_card(0).expect("a card, or the emulated one")
+    cuda_device::open_card(0).expect("a card, or the emulated one")
 }
 
 fn error<T>(result: Result<T, DriverError>) -> Option<CUresult> {
@@ -301,7 +301,7 @@ fn every_card_computes_in_f32() {
 
 #[test]
 fn cards_from_ampere_on_compute_in_bf16() {
-    if t5_ops::check_dtype(&card(), DType::BF16).is_ok() {
+    if cuda_device::check_dtype(&card(), DType::BF16).is_ok() {
         computes_as_the_cpu_does(DType::BF16, 3e-2);
     } else {
         let refused = multiply(&card(), DType::BF16, 2, None);

@@ -9,7 +9,8 @@ mod tensors;
 use candle_core::cuda_backend::cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
 use candle_core::cuda_backend::cudarc::driver::{CudaStream, DriverError};
 use candle_core::{DType, Device, Result, Tensor};
-use t5_ops::{Position, Precision, Quantised, Replay};
+use cuda_device::Replay;
+use t5_ops::{Position, Precision, Quantised};
 
 use self::tensors::{bits, is_emulated, tensor, test_alone};
 
@@ -22,7 +23,7 @@ const VOCABULARY: usize = 17;
 const SOURCE: usize = 5;
 
 fn card() -> Device {
-    t5_ops::open_card(0).expect("a card, or the emulated one")
+    cuda_device::open_card(0).expect("a card, or the emulated one")
 }
 
 /// Caches of keys and values of rows, with the bias of all positions, and the keys of their sources.

@@ -7,7 +7,8 @@
 mod tensors;
 
 use candle_core::{DType, Device, Result, Tensor};
-use t5_ops::{Attended, Attention, CrossEntropy, Dropout, GraphInputs, GraphRounds, RelativePosition, Turn};
+use cuda_device::{GraphInputs, GraphRounds, Turn};
+use t5_ops::{Attended, Attention, CrossEntropy, Dropout, RelativePosition};
 
 use self::tensors::{bits, is_emulated, tensor, test_alone};
 
@@ -21,7 +22,7 @@ const VOCABULARY: usize = 19;
 const ROUNDS: usize = 9;
 
 fn card() -> Device {
-    t5_ops::open_card(0).expect("a card, or the emulated one")
+    cuda_device::open_card(0).expect("a card, or the emulated one")
 }
 
 fn is_recording() -> bool {

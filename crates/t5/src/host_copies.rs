@@ -11,9 +11,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor, TensorId};
-use t5_ops::copies::{Upload, WriteBack};
-use t5_ops::page_locked::PageLocked;
-use t5_ops::{absent, copy_waits};
+use cuda_device::copies::{Upload, WriteBack};
+use cuda_device::copy_waits;
+use cuda_device::page_locked::PageLocked;
+use tensor_storage::absent;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -70,7 +71,7 @@ impl HostCopies {
     /// The device reports an error.
     pub fn insert(&self, values: Tensor, device: &Device) -> Result<Tensor> {
         let tensor = absent::absent_like(&values, device)?;
-        t5_ops::page_out(&values);
+        tensor_storage::page_out(&values);
         let lock = PageLocked::of(&values, device);
         self.host_copies
             .borrow_mut()
@@ -94,7 +95,7 @@ impl HostCopies {
         let Some(to) = to.filter(|to| !to.file.keeps(parameter.part, config)) else { return here() };
         let host_copy = from.map_or(Ok(None), |from| from.of(&tensor))?;
         let values = match (stored, host_copy) {
-            (Some(stored), _) if t5_ops::is_in_file(&stored) => stored,
+            (Some(stored), _) if tensor_storage::is_in_file(&stored) => stored,
             (_, Some(values)) => to.file.to_host_copy(values)?,
             (_, None) => to.file.to_host_copy(tensor.to_device(&Device::Cpu)?)?,
         };
@@ -212,7 +213,7 @@ impl Pager<Tensor> for HostCopies {
     fn read_ahead(&self, _: usize, weight: &Tensor) {
         if let Some(host_copy) = self.host_copies.borrow().get(&weight.id()).filter(|host_copy| !host_copy.is_resident)
         {
-            t5_ops::read_ahead(&host_copy.values);
+            tensor_storage::read_ahead(&host_copy.values);
         }
     }
 

@@ -60,7 +60,7 @@ pub mod step;
 mod stored_dtypes;
 mod stored_file;
 #[cfg(test)]
-#[path = "../../t5-ops/tests/support/device.rs"]
+#[path = "../../cuda-device/tests/support/device.rs"]
 mod test_device;
 mod weight_file;
 

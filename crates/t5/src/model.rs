@@ -112,7 +112,7 @@ impl T5 {
             let tensor = initial_tensor(&spec, seed, spec.dtype(dtype), first)?;
             let tensor = WeightFile::place(file.as_ref().filter(|_| spec.may_be_offloaded(dtype)), tensor)?;
             if !keeps(&spec) {
-                t5_ops::absent::release(&tensor)?;
+                tensor_storage::absent::release(&tensor)?;
             }
             Ok(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None })
         };
@@ -208,7 +208,7 @@ impl T5 {
                 .as_ref()
                 .map_or_else(|| Ok(tensor.clone()), |host_copies| host_copies.with_values(tensor))?;
             let result = f(&values)?;
-            t5_ops::page_out(&values);
+            tensor_storage::page_out(&values);
             Ok(result)
         };
         let cast = |to: DType| move |values: &Tensor| Ok(values.to_dtype(to)?);
@@ -311,8 +311,8 @@ impl T5 {
             }
             let is_kept = LayerMajor::keeps_weights(blocks_in_memory, parameter.part, &self.config);
             parameter.tensor = match (stored.remove(&parameter.name), &file) {
-                (Some(stored), _) if is_kept && t5_ops::is_in_file(&tensor) => {
-                    t5_ops::copy_from_file(&stored)?.unwrap_or(stored)
+                (Some(stored), _) if is_kept && tensor_storage::is_in_file(&tensor) => {
+                    tensor_storage::copy_from_file(&stored)?.unwrap_or(stored)
                 }
                 (Some(_), _) if is_kept => tensor,
                 (Some(stored), _) => stored,

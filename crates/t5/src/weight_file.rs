@@ -11,9 +11,9 @@
 use std::path::PathBuf;
 
 use candle_core::{DType, Tensor};
+use cuda_device::copies::{self, WriteBack};
 use heap::{FileMemory, LARGE_BYTES};
-use t5_ops::copies::WriteBack;
-use t5_ops::{WritePolicy, copies};
+use tensor_storage::WritePolicy;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -116,7 +116,7 @@ impl WeightFile {
         let trains = || config.lora.as_ref().is_some_and(|lora| lora.trains(name));
         let is_large = tensor.bytes() >= LARGE_BYTES as u64;
         let goes = || self.in_host_memory && is_large && !self.keeps(*part, config) && !trains();
-        t5_ops::is_in_file(tensor) || (parameter.is_asked_for() && goes())
+        tensor_storage::is_in_file(tensor) || (parameter.is_asked_for() && goes())
     }
 
     /// Whether the weights of a part stay in the memory of the processor that computes with them.
@@ -127,14 +127,14 @@ impl WeightFile {
     /// Copies values to the host's memory, if weights are kept there, or else to the file if they are large enough.
     pub fn to_host_copy(&self, values: Tensor) -> Result<Tensor> {
         match self.in_host_memory {
-            true => Ok(t5_ops::copy_from_file(&values)?.unwrap_or(values)),
+            true => Ok(tensor_storage::copy_from_file(&values)?.unwrap_or(values)),
             false => WeightFile::place(Some(self), values),
         }
     }
 
     /// A weight in one of the model's own files. `None` where it cannot be used there.
     pub fn stored(&self, file: usize, offset: usize, shape: &[usize], dtype: DType) -> Result<Option<Tensor>> {
-        Ok(t5_ops::tensor_in_file(&self.stored[file].memory, offset, shape, dtype)?)
+        Ok(tensor_storage::tensor_in_file(&self.stored[file].memory, offset, shape, dtype)?)
     }
 
     /// Converts an operation's error: an I/O error becomes an error of the file.
@@ -148,15 +148,15 @@ impl WeightFile {
     /// Moves a tensor to the place where it is to lie. A large tensor goes to the file, if there is one, and leaves memory.
     pub fn place(file: Option<&WeightFile>, x: Tensor) -> Result<Tensor> {
         let Some((file, memory)) = file.and_then(|file| Some((file, file.memory.as_ref()?))) else { return Ok(x) };
-        let placed = t5_ops::copy_into_file(&x, memory, file.writes).map_err(|error| file.error(error))?;
-        t5_ops::page_out(&placed);
+        let placed = tensor_storage::copy_into_file(&x, memory, file.writes).map_err(|error| file.error(error))?;
+        tensor_storage::page_out(&placed);
         Ok(placed)
     }
 
     /// Has `f` change a tensor. A tensor in the file is paged out, and `f` changes a copy that is then written back.
     pub fn change<R, E: From<Error>>(&self, x: &Tensor, f: impl FnOnce(&Tensor) -> Result<R, E>) -> Result<R, E> {
-        t5_ops::page_out(x);
-        let Some(copy) = t5_ops::copy_from_file(x).map_err(|error| self.error(error))? else { return f(x) };
+        tensor_storage::page_out(x);
+        let Some(copy) = tensor_storage::copy_from_file(x).map_err(|error| self.error(error))? else { return f(x) };
         let result = f(&copy)?;
         self.overwrite(x, &copy)?;
         Ok(result)

@@ -1,6 +1,6 @@
 //! A model that stays in the files that it is loaded from gives the same answers as one in memory, bit for bit.
 
-#[path = "../../t5-ops/tests/support/device.rs"]
+#[path = "../../cuda-device/tests/support/device.rs"]
 mod device;
 
 use std::path::Path;
@@ -74,7 +74,10 @@ fn loss_and_answers_are_those_of_a_model_in_memory_whatever_is_stored_and_kept()
             assert!(in_place.is_in_file() && !in_memory.is_in_file());
             let large = |model: &T5| {
                 let tensors = model.parameters().iter().map(|parameter| &parameter.tensor);
-                tensors.filter(|x| t5_ops::is_in_file(x)).map(|x| x.elem_count() * x.dtype().size_in_bytes()).sum()
+                tensors
+                    .filter(|x| tensor_storage::is_in_file(x))
+                    .map(|x| x.elem_count() * x.dtype().size_in_bytes())
+                    .sum()
             };
             let in_file: usize = large(&in_place);
             // On a card no tensor of the model is on the host, so only the CPU is checked.
@@ -88,7 +91,7 @@ fn loss_and_answers_are_those_of_a_model_in_memory_whatever_is_stored_and_kept()
             // Four of five blocks: the first of the encoder stays in its file.
             let files = Files { weight_blocks_in_memory: 4, ..Files::in_directory(directory.path()) };
             let in_part = T5::load_in_place(directory.path(), kept, &device(), &files).unwrap();
-            let is_in_file = |parameter: &&t5::Parameter| t5_ops::is_in_file(&parameter.tensor);
+            let is_in_file = |parameter: &&t5::Parameter| tensor_storage::is_in_file(&parameter.tensor);
             for parameter in in_place.parameters().iter().filter(is_in_file) {
                 let other = in_part.parameters().iter().find(|other| other.name == parameter.name).unwrap();
                 let stays = matches!(other.part, Part::Decoder { .. } | Part::Encoder { block: 1 });
@@ -157,7 +160,7 @@ fn a_frozen_model_stays_as_it_is_stored_and_gives_the_bits_of_one_in_f32() {
                     spec.name
                 );
                 if files.is_some() && spec.bytes(DType::F32) >= heap::LARGE_BYTES as u64 {
-                    assert!(t5_ops::is_in_file(&parameter.tensor), "{}", spec.name);
+                    assert!(tensor_storage::is_in_file(&parameter.tensor), "{}", spec.name);
                 }
             }
             for activations in [DType::F32, DType::BF16] {
@@ -194,7 +197,8 @@ fn blocks_of_a_base_move_between_its_files_and_memory() {
         let bits = all_of_it(&model, DType::F32);
         let of_files = of(Some(&files(0)));
         let in_files = |model: &T5| -> Vec<String> {
-            let lies_there = model.parameters().iter().filter(|parameter| t5_ops::is_in_file(&parameter.tensor));
+            let lies_there =
+                model.parameters().iter().filter(|parameter| tensor_storage::is_in_file(&parameter.tensor));
             lies_there.map(|parameter| parameter.name.clone()).collect()
         };
         for (blocks, weights_by_matrix) in [

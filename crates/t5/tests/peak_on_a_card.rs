@@ -12,7 +12,7 @@ use t5::{Beams, Config, GenerateOptions, Gradients, Levers, MicroBatch, Search, 
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn card() -> Device {
-    t5_ops::open_card(0).expect("a card, or the emulated one")
+    cuda_device::open_card(0).expect("a card, or the emulated one")
 }
 
 /// A small model with two blocks in its encoder.
@@ -23,10 +23,10 @@ fn config(vocab_size: usize, num_decoder_layers: usize) -> Config {
 
 /// Bytes of tensors at the peak of `work`, above those that exist before it.
 fn peak(card: &Device, mut work: impl FnMut()) -> u64 {
-    let tensors = || t5_ops::device_bytes(card).expect("a card counts");
+    let tensors = || cuda_device::device_bytes(card).expect("a card counts");
     // The first call uploads the lists that are kept: they are not counted.
     work();
-    t5_ops::release_unused_of_device(card).unwrap();
+    cuda_device::release_unused_of_device(card).unwrap();
     let before = tensors().tensors;
     work();
     tensors().tensors_peak - before

@@ -17,7 +17,7 @@ impl Observer<Tensor, Error> for Nothing {}
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn card() -> Device {
-    t5_ops::open_card(0).expect("a card, or the emulated one")
+    cuda_device::open_card(0).expect("a card, or the emulated one")
 }
 
 fn config() -> Config {
@@ -106,7 +106,7 @@ fn a_step_that_is_given_up_leaves_no_weights_on_the_card() {
     let files = Files { in_host_memory: true, ..Files::in_directory(&std::env::temp_dir()) };
     let mut model = T5::init(&config, 1, DType::F32, &card).unwrap();
     model.move_weights(Some(&files)).unwrap();
-    let tensors = || t5_ops::device_bytes(&card).expect("a card counts");
+    let tensors = || cuda_device::device_bytes(&card).expect("a card counts");
     for copies_overlap in [false, true] {
         let layers =
             LayerMajor { weights_on_disk: true, in_host_memory: true, copies_overlap, ..LayerMajor::default() };
@@ -118,7 +118,7 @@ fn a_step_that_is_given_up_leaves_no_weights_on_the_card() {
         };
         // Lists are uploaded, and stay.
         assert!(step(&mut Nothing).unwrap());
-        t5_ops::release_unused_of_device(&card).unwrap();
+        cuda_device::release_unused_of_device(&card).unwrap();
         let before = tensors().tensors;
         assert!(step(&mut Nothing).unwrap());
         let most = tensors().tensors_peak - before;
@@ -133,14 +133,14 @@ fn a_step_that_is_given_up_leaves_no_weights_on_the_card() {
         }
         // A card of so much memory.
         for part in 1..16 {
-            t5_ops::limit_device(&card, before + most * part / 16).unwrap();
+            cuda_device::limit_device(&card, before + most * part / 16).unwrap();
             let error = step(&mut Nothing).unwrap_err().to_string();
-            assert!(t5_ops::is_out_of_device_memory(&error), "{error}");
+            assert!(cuda_device::is_out_of_device_memory(&error), "{error}");
             // Lists were forgotten.
             let left = tensors().tensors;
             assert!(left <= before, "{left} bytes instead of {before}, {part} sixteenths, {copies_overlap}");
         }
-        t5_ops::limit_device(&card, u64::MAX).unwrap();
+        cuda_device::limit_device(&card, u64::MAX).unwrap();
         assert!(step(&mut Nothing).unwrap());
     }
 }
@@ -154,7 +154,7 @@ fn recorded_steps_hold_at_their_peak_what_was_predicted() {
         [(DType::F32, 0), (DType::F32, 2), (DType::F32, 4), (DType::BF16, 0), (DType::BF16, 1), (DType::BF16, 4)]
     {
         let levers = Levers { recompute_blocks, ..levers };
-        let tensors = || t5_ops::device_bytes(&card).expect("a card counts");
+        let tensors = || cuda_device::device_bytes(&card).expect("a card counts");
         let before = tensors().tensors;
         let mut model = T5::init(&config, 1, DType::F32, &card).unwrap();
         model.repeat_micro_batches(true);
@@ -168,7 +168,7 @@ fn recorded_steps_hold_at_their_peak_what_was_predicted() {
         };
         // The first steps run launch by launch, are measured, and are recorded. Those that are counted are launched.
         (0..6).for_each(|number| step(number, &mut gradients));
-        t5_ops::release_unused_of_device(&card).unwrap();
+        cuda_device::release_unused_of_device(&card).unwrap();
         (6..9).for_each(|number| step(number, &mut gradients));
         let counted = tensors().tensors_peak - before;
         let precisions = Precisions { parameters: DType::F32, activations, gradients: DType::F32 };

@@ -6,7 +6,7 @@
 use candle_core::{DType, Device, Tensor};
 use collective::sums::{To, dealt, fold};
 use collective::{Extent, Group, Shards, network};
-use t5_ops::nccl::{Cards, PendingCollective, SumTo};
+use cuda_device::nccl::{Cards, PendingCollective, SumTo};
 
 use crate::error::Result;
 
@@ -187,7 +187,7 @@ mod tests {
             return true;
         }
         // A machine with real cards has its own number of cards, whatever the variable says.
-        let bytes = t5_ops::device_bytes(&t5_ops::open_card(0).expect("a card"));
+        let bytes = cuda_device::device_bytes(&cuda_device::open_card(0).expect("a card"));
         if !bytes.is_some_and(|bytes| bytes.name.contains("emulated")) {
             return false;
         }
@@ -200,7 +200,7 @@ mod tests {
     }
 
     fn card(group: &Group) -> Device {
-        t5_ops::open_card(group.rank()).expect("a card for each process")
+        cuda_device::open_card(group.rank()).expect("a card for each process")
     }
 
     /// The sums of process `rank`, of gradients in f32.
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn two_processes_on_one_card_are_refused() {
         let joined = threads::run(2, |group| {
-            let device = t5_ops::open_card(0).expect("a card");
+            let device = cuda_device::open_card(0).expect("a card");
             BetweenCards::join(&group, &device).map(drop).map_err(|error| error.to_string())
         });
         let is_refused = |error: &String| error.contains("ncclInvalidUsage");

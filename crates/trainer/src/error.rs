@@ -159,7 +159,7 @@ impl Error {
 
     /// Whether a device had no memory left.
     pub(crate) fn is_of_device_memory(&self) -> bool {
-        t5_ops::is_out_of_device_memory(&self.to_string())
+        cuda_device::is_out_of_device_memory(&self.to_string())
     }
 
     pub(crate) fn invalid_option(name: &'static str, expected: &str, got: impl ToString) -> Self {

@@ -31,7 +31,7 @@ mod state;
 mod state_file;
 mod stats;
 #[cfg(test)]
-#[path = "../../t5-ops/tests/support/device.rs"]
+#[path = "../../cuda-device/tests/support/device.rs"]
 mod test_device;
 mod trainer;
 mod transport;

@@ -10,12 +10,13 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use candle_core::{Device, Tensor, TensorId};
+use cuda_device::copies::WriteBack;
+use cuda_device::page_locked::PageLocked;
+use cuda_device::{copies, copy_waits};
 use heap::{FileMemory, LARGE_BYTES};
 use t5::Files;
 use t5::safetensors::PIECE_BYTES;
-use t5_ops::copies::WriteBack;
-use t5_ops::page_locked::PageLocked;
-use t5_ops::{WritePolicy, copies, copy_waits};
+use tensor_storage::WritePolicy;
 
 use crate::error::{Error, Result};
 use crate::rule::Changed;
@@ -87,7 +88,7 @@ impl StateFile {
 
     /// Whether a moment lies here, rather than on its parameter's device.
     pub fn holds(&self, moment: &Tensor) -> bool {
-        t5_ops::is_in_file(moment) || moment.device().is_cpu() != self.device.is_cpu()
+        tensor_storage::is_in_file(moment) || moment.device().is_cpu() != self.device.is_cpu()
     }
 
     /// Moves a large moment to the file, and out of memory. A smaller one stays on its parameter's device.
@@ -101,10 +102,10 @@ impl StateFile {
         }
         let moment = moment.to_device(&Device::Cpu).map_err(failed)?;
         let Some(memory) = &self.memory else {
-            return Ok(t5_ops::copy_from_file(&moment).map_err(failed)?.unwrap_or(moment));
+            return Ok(tensor_storage::copy_from_file(&moment).map_err(failed)?.unwrap_or(moment));
         };
-        let placed = t5_ops::copy_into_file(&moment, memory, self.writes).map_err(failed)?;
-        t5_ops::page_out(&placed);
+        let placed = tensor_storage::copy_into_file(&moment, memory, self.writes).map_err(failed)?;
+        tensor_storage::page_out(&placed);
         Ok(placed)
     }
 
@@ -122,7 +123,7 @@ impl StateFile {
             let part = |x: &Tensor| x.narrow(0, first_row, count).map_err(failed);
             let moments = state.iter().map(part).collect::<Result<Vec<_>>>()?;
             let read = |moment: &Tensor| -> Result<Tensor> {
-                let copy = t5_ops::copy_from_file(moment).map_err(failed)?;
+                let copy = tensor_storage::copy_from_file(moment).map_err(failed)?;
                 // Rows on the host are copied once: to the device or, on the CPU, to other memory.
                 match copy {
                     Some(copy) => copy_waits::moved(&copy, &self.device),

@@ -385,7 +385,7 @@ impl Trainer {
     /// # Errors
     /// The driver reports an error.
     pub fn release_unused_of_device(&self) -> Result<()> {
-        Ok(t5_ops::release_unused_of_device(self.model.device())?)
+        Ok(cuda_device::release_unused_of_device(self.model.device())?)
     }
 
     /// Frees the gradients' memory until the next step, for evaluation and saving under a tight budget. Also frees the host memory in which
@@ -393,7 +393,7 @@ impl Trainer {
     pub fn release_gradients(&mut self) {
         self.gradients.release();
         self.model.release_micro_batches();
-        t5_ops::waiting::release_unused();
+        cuda_device::pinned_copies::release_unused();
     }
 
     /// The number of batches that were stepped, including skipped and empty ones.

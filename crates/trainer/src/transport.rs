@@ -7,8 +7,8 @@ use std::rc::Rc;
 use candle_core::{DType, Device, Tensor};
 use collective::sums::{self, Element, To};
 use collective::{Group, Pending, Shards, Values, Wire, Zeros, network};
-use t5_ops::nccl::{HAS_NCCL, PendingCollective};
-use t5_ops::{Staged, Staging};
+use cuda_device::nccl::{HAS_NCCL, PendingCollective};
+use cuda_device::{Staged, Staging};
 
 use crate::between_cards::BetweenCards;
 use crate::error::Result;
@@ -222,8 +222,8 @@ impl Transport {
                 if let Some(mut values) = on_card {
                     return Ok(wire.broadcast_values(root, &mut values)?);
                 }
-                let sent =
-                    t5_ops::change_bytes(&tensor, |bytes| wire.broadcast(root, bytes)).map_err(t5::Error::from)?;
+                let sent = tensor_storage::change_bytes(&tensor, |bytes| wire.broadcast(root, bytes))
+                    .map_err(t5::Error::from)?;
                 Ok(sent?)
             })))
         })
@@ -254,7 +254,7 @@ fn sum_in_memory(wire: &Wire, (shards, element): (Shards, Element), parts: &[Ten
     let [whole, rest @ ..] = parts else { return Ok(()) };
     let mut summed = Ok(());
     let changed = with_bytes_of_all(rest, &[], &mut |rest| {
-        t5_ops::change_bytes(whole, |whole| {
+        tensor_storage::change_bytes(whole, |whole| {
             summed = sums::sum(wire, shards, element, (whole, rest), to);
         })
     });
@@ -269,7 +269,7 @@ fn with_bytes_of_all(
     f: &mut dyn FnMut(&[&[u8]]) -> candle_core::Result<()>,
 ) -> candle_core::Result<()> {
     let [first, rest @ ..] = tensors else { return f(before) };
-    t5_ops::with_bytes(first, |bytes| {
+    tensor_storage::with_bytes(first, |bytes| {
         let with_first: Vec<&[u8]> = before.iter().copied().chain([bytes]).collect();
         with_bytes_of_all(rest, &with_first, f)
     })?

@@ -1,7 +1,7 @@
 //! Adapters trained by this crate compared with the same adapters trained by PEFT: fifty steps of AdamW from the adapter that PEFT
 //! saved, for each case of `scripts/golden_cases/adapters.py`.
 
-#[path = "../../t5-ops/tests/support/device.rs"]
+#[path = "../../cuda-device/tests/support/device.rs"]
 mod device;
 
 use std::fs::{self, File};

@@ -1,7 +1,7 @@
 //! The trainer compared with its references: torch's and transformers' schedules, transformers' Adafactor, and
 //! whole training steps. The goldens come from `scripts/make_goldens.py`.
 
-#[path = "../../t5-ops/tests/support/device.rs"]
+#[path = "../../cuda-device/tests/support/device.rs"]
 mod device;
 
 use std::fs;

@@ -2,7 +2,7 @@
 
 #![cfg(unix)]
 
-#[path = "../../t5-ops/tests/support/device.rs"]
+#[path = "../../cuda-device/tests/support/device.rs"]
 mod device;
 
 use std::fs;

@@ -1,6 +1,6 @@
 //! Layer-major steps against ordinary ones: the same training up to rounding, the same bits when repeated, and no partial updates.
 
-#[path = "../../t5-ops/tests/support/device.rs"]
+#[path = "../../cuda-device/tests/support/device.rs"]
 mod device;
 
 use std::cell::Cell;

@@ -60,8 +60,10 @@ fn trainer(options: &TrainerOptions, files: &Files) -> Trainer {
 /// Moments that lie in a file, and their bytes.
 fn in_files(trainer: &Trainer) -> (usize, u64) {
     let state = trainer.optimizer().named_state(trainer.model().parameters()).map(|(_, tensor)| tensor);
-    let in_files: Vec<u64> =
-        state.filter(|tensor| t5_ops::is_in_file(tensor)).map(|tensor| 4 * tensor.elem_count() as u64).collect();
+    let in_files: Vec<u64> = state
+        .filter(|tensor| tensor_storage::is_in_file(tensor))
+        .map(|tensor| 4 * tensor.elem_count() as u64)
+        .collect();
     (in_files.len(), in_files.iter().sum())
 }
 

@@ -54,7 +54,7 @@ fn saving_holds_a_piece_of_a_tensor_and_what_the_bill_says() {
             trainer.offload_to(t5::Files::in_directory(files.path()));
             support::run(&mut trainer, &StepPlan { levers, longest: None }, 7, 0..1);
             let moments = trainer.optimizer().named_state(trainer.model().parameters());
-            assert!(moments.filter(|(_, tensor)| t5_ops::is_in_file(tensor)).count() > 4);
+            assert!(moments.filter(|(_, tensor)| tensor_storage::is_in_file(tensor)).count() > 4);
         }
         let held = held(&trainer);
         let from = SavedFrom { device: !support::device().is_cpu(), moments_in_file };

@@ -1,6 +1,6 @@
 //! Steps on a tiny T5: the memory plan does not change the mathematics, and invalid gradients never reach the parameters.
 
-#[path = "../../t5-ops/tests/support/device.rs"]
+#[path = "../../cuda-device/tests/support/device.rs"]
 mod device;
 
 use std::cell::Cell;

@@ -64,7 +64,7 @@ fn evaluated(model: &T5, activations: DType) -> (f64, Vec<Vec<u32>>) {
 }
 
 fn in_files(model: &T5) -> usize {
-    model.parameters().iter().filter(|parameter| t5_ops::is_in_file(&parameter.tensor)).count()
+    model.parameters().iter().filter(|parameter| tensor_storage::is_in_file(&parameter.tensor)).count()
 }
 
 #[test]

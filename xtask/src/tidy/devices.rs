@@ -3,8 +3,8 @@
 use super::sources::is_test_file;
 use super::{Finding, Tree};
 
-/// The crates with computations, whose tests CI runs a second time on an emulated card.
-const COMPUTING: [&str; 3] = ["crates/t5-ops/", "crates/t5/", "crates/trainer/"];
+/// The crates whose code runs on a card, and whose tests CI runs a second time on an emulated card.
+const COMPUTING: [&str; 4] = ["crates/cuda-device/", "crates/t5-ops/", "crates/t5/", "crates/trainer/"];
 
 /// The beginning of a comment with the reason why a test, or a file of tests, runs on the host alone.
 const REASON: &str = "The host alone:";

@@ -2,10 +2,12 @@
 
 use super::{Finding, Tree};
 
-/// The crates that may use `unsafe`, which the workspace denies. Kernels are called like C functions. The last two are a tool, which
+/// The crates that may use `unsafe`, which the workspace denies. Drivers and kernels are called like C functions. The last two are a tool, which
 /// no crate depends on, and a page, whose functions JavaScript calls by name.
-const UNSAFE_CRATES: [&str; 6] = [
+const UNSAFE_CRATES: [&str; 8] = [
     "crates/heap/",
+    "crates/tensor-storage/",
+    "crates/cuda-device/",
     "crates/t5-ops/",
     "crates/cuda-kernels/",
     "crates/candle-kernels/",
@@ -54,7 +56,7 @@ const RAW_CALLS: [&str; 15] = [
     "flock(",
 ];
 
-/// Only the crates of `UNSAFE_CRATES` use `unsafe`: `heap`, `t5-ops`, the kernels, a tool and a page. The compiler denies it
+/// Only the crates of `UNSAFE_CRATES` use `unsafe`: `heap`, storage, devices, `t5-ops`, the kernels, a tool and a page. The compiler denies it
 /// elsewhere, and clippy requires a reason.
 pub fn unsafe_is_allowed_in_its_crates_only(tree: &Tree) -> Vec<Finding> {
     let others = tree.rust_files().filter(|(path, _)| !UNSAFE_CRATES.iter().any(|home| path.starts_with(home)));
@@ -260,8 +262,8 @@ mod tests {
         check(rule, "crates/heap/src/lib.rs", "#![allow(unsafe_code)]", &[]);
         check(rule, "crates/t5/src/lib.rs", "// no allow(unsafe_code) here\nlet s = \"allow(unsafe_code)\";", &[]);
         let found = [
-            "crates/t5/src/lib.rs:1: allows `unsafe`, which is left to crates/heap/, crates/t5-ops/, crates/cuda-kernels/, \
-             crates/candle-kernels/, crates/fault-points/, crates/will-it-fit/",
+            "crates/t5/src/lib.rs:1: allows `unsafe`, which is left to crates/heap/, crates/tensor-storage/, \
+             crates/cuda-device/, crates/t5-ops/, crates/cuda-kernels/, crates/candle-kernels/, crates/fault-points/, crates/will-it-fit/",
         ];
         check(rule, "crates/t5/src/lib.rs", "#![allow(unsafe_code)]", &found);
     }

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use candle_core::{DType, Device};
+use cuda_device::DeviceBytes;
 use memory_policy::{Bytes, Card, DeviceMemory, DeviceProbe, MemorySnapshot, Place, SystemProbe};
 use planner::Plan;
 use serde_json::{Value, json};
-use t5_ops::DeviceBytes;
 
 use crate::failure::{Failure, Outcome};
 use crate::machine::processes;
@@ -34,7 +34,7 @@ pub fn open(name: &str) -> Outcome<Device> {
         "cpu" | AUTO => Ok(Device::Cpu),
         METAL => Err(refused(name, "no build has it: Apple's GPUs are not supported")),
         cuda => cards()
-            .and_then(|cards| t5_ops::open_card(index_of_process(cuda, processes::number_on_host(), cards)))
+            .and_then(|cards| cuda_device::open_card(index_of_process(cuda, processes::number_on_host(), cards)))
             .map_err(failed),
     }
 }
@@ -46,7 +46,7 @@ static UNOPENED: OnceLock<Vec<Card>> = OnceLock::new();
 pub fn cards() -> candle_core::Result<usize> {
     // The driver's first call already takes some memory of a card.
     UNOPENED.get_or_init(|| memory_policy::cards().map_or_else(|_| Vec::new(), |found| found.cards));
-    t5_ops::cards()
+    cuda_device::cards()
 }
 
 /// Opens the device that a flag names; `None` without a flag. Then the device is chosen when the computation is known.
@@ -79,7 +79,7 @@ pub fn place(device: &Device) -> Place {
 
 /// Refuses a dtype for which the device has no kernels.
 pub fn check_dtype(device: &Device, activations: DType) -> Outcome<()> {
-    t5_ops::check_dtype(device, activations).map_err(|error| {
+    cuda_device::check_dtype(device, activations).map_err(|error| {
         Failure::usage(error.to_string()).hint("`--precision f32` works on every GPU").hint("or `--device cpu`")
     })
 }
@@ -92,7 +92,7 @@ pub fn limit(device: &Device, plan: &Plan, now: &MemorySnapshot) -> Option<Strin
     let beside: Bytes = beside.map(|row| row.bytes).sum();
     // Memory that other programs hold is not available.
     let ceiling = now.device.as_ref().map_or(budget, |device| budget.min(device.ceiling()));
-    let limited = t5_ops::limit_device(device, ceiling.saturating_sub(beside).0);
+    let limited = cuda_device::limit_device(device, ceiling.saturating_sub(beside).0);
     limited.err().map(|error| format!("the driver cannot limit this process to its budget on the device: {error}"))
 }
 
@@ -118,14 +118,14 @@ pub struct DeviceBaseline {
 
 /// Reads the state of a newly opened device; `None` on the CPU, or if the driver does not report it.
 pub fn device_baseline(device: &Device) -> Option<DeviceBaseline> {
-    let bytes = t5_ops::device_bytes(device)?;
-    let before = UNOPENED.get().zip(t5_ops::card_id(device));
+    let bytes = cuda_device::device_bytes(device)?;
+    let before = UNOPENED.get().zip(cuda_device::card_id(device));
     let free_before = before.and_then(|(cards, id)| cards.iter().find(|card| card.id == id)).map(|card| card.free.0);
     let kernels_on_host = if has_library(LIBRARY_OF_KERNELS) { KERNELS_ON_HOST } else { Bytes::ZERO };
     Some(DeviceBaseline {
         bytes,
         free_before,
-        pool_unit: Bytes(t5_ops::pool_unit(device).unwrap_or(0)),
+        pool_unit: Bytes(cuda_device::pool_unit(device).unwrap_or(0)),
         kernels_on_host,
     })
 }
@@ -134,7 +134,7 @@ pub fn device_baseline(device: &Device) -> Option<DeviceBaseline> {
 pub fn probe(device: &Device, device_baseline: Option<DeviceBaseline>) -> SystemProbe {
     let probe = SystemProbe::new();
     let counted = device.clone();
-    match device_baseline.map(|first| OpenedMemory::new(first, move || t5_ops::device_bytes(&counted))) {
+    match device_baseline.map(|first| OpenedMemory::new(first, move || cuda_device::device_bytes(&counted))) {
         Some(memory) => probe.with_device(Arc::new(memory)),
         None => probe,
     }

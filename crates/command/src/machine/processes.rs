@@ -266,7 +266,7 @@ impl OptionalGroup<'_> {
     /// This process shares its card without a budget: each process would take all of the card's memory.
     pub fn shared_cards(self, config: &Config, device: &Device) -> Outcome<(bool, Option<String>)> {
         let Some(group) = self.0 else { return Ok((false, None)) };
-        let mine = t5_ops::card_id(device).map(|card| Ok::<_, Failure>((host(group)?, card))).transpose()?;
+        let mine = cuda_device::card_id(device).map(|card| Ok::<_, Failure>((host(group)?, card))).transpose()?;
         let said = all_gather(group, &mine)?;
         let cards: HashSet<&(String, String)> = said.iter().flatten().collect();
         let are_shared = cards.len() < said.iter().flatten().count();
@@ -278,7 +278,7 @@ impl OptionalGroup<'_> {
             let warning = format!("{problem}: they wait for each other, and each has a context of its own there");
             return Ok((are_shared, Some(warning)));
         }
-        let cards = plural(t5_ops::cards().unwrap_or(1) as u64, "GPU");
+        let cards = plural(cuda_device::cards().unwrap_or(1) as u64, "GPU");
         Err(Failure::usage(format!("{problem}, and each would plan with all of its memory"))
             .hint(format!("start one process for each GPU: this process sees {cards}"))
             .hint("`--device cuda` gives each process on a host its own GPU; `cuda:0` gives all of them the first GPU")

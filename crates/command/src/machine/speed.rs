@@ -111,7 +111,7 @@ impl Circumstances {
             processor: processor(),
             instruction_set: t5_ops::instruction_set().to_string(),
             threads: t5_ops::threads(),
-            card: t5_ops::card_and_driver(device),
+            card: cuda_device::card_and_driver(device),
             sizes,
         }
     }

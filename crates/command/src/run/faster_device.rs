@@ -197,7 +197,7 @@ fn take(config: &Config, opened: &mut Opened, device: Device, why: String) -> Ou
 /// process.
 fn forget_other(taken: &Device) {
     if taken.is_cpu() {
-        t5_ops::release_thread_caches();
+        cuda_device::release_thread_caches();
     }
     heap::release_unused();
 }

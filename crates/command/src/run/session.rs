@@ -130,7 +130,7 @@ impl Session {
             self.report.line(&line);
             if !matches!(change, Change::Grown { .. }) {
                 // The allocator would reuse pages of the larger plan's steps and never return them.
-                t5_ops::waiting::release_unused();
+                cuda_device::pinned_copies::release_unused();
                 heap::release_unused();
             }
             let step = self.trainer.step_count();

@@ -1,7 +1,8 @@
 //! The measurement of launches: the host's time to put a launch on the stream, and the time of graphs.
 
 use candle_core::{DType, Device, Tensor};
-use t5_ops::{Replay, linear, rms_norm, scaled};
+use cuda_device::Replay;
+use t5_ops::{linear, rms_norm, scaled};
 
 use super::OF_A_KIND;
 use super::times::{enqueued, shortest_on};

@@ -288,7 +288,7 @@ fn copies_beside_what_is_computed_cost_memory_of_the_card_and_pinned_memory_and_
         assert!(after >= before, "{:?}", beside.what);
         more += u32::from(after > before);
         let [before, after] = [waits, beside].map(|choice| of(choice, Place::Host, Some(&STAGING)));
-        assert_eq!(after - before, t5_ops::copies::STAGING_BYTES, "{:?}", beside.what);
+        assert_eq!(after - before, cuda_device::copies::STAGING_BYTES, "{:?}", beside.what);
         assert!(beside.relative_time <= waits.relative_time, "{:?}", beside.what);
     }
     assert!(more > 0, "no peak has one more block");
@@ -336,7 +336,7 @@ fn what_cards_of_several_processes_send_each_other_is_billed_in_the_memory_of_th
         offered.steps.iter().map(of).min()
     };
     assert_eq!(least_pinned(Processes::default()), Some(0));
-    assert_eq!(least_pinned(several), Some(t5_ops::STAGING_BYTES));
+    assert_eq!(least_pinned(several), Some(cuda_device::STAGING_BYTES));
 }
 
 #[test]

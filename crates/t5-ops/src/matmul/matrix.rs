@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use half::bf16;
+use tensor_storage::bytes;
 
-use crate::bytes::bytes;
 use crate::narrow::Narrow;
 use crate::parallel::Shared;
 use crate::storage::{Element, Operand, Target};

@@ -2,11 +2,14 @@
 
 use std::ops::Range;
 
+use tensor_storage::set_unspecified;
+
 use super::kernel::{Kernel, Side};
 use super::matrix::{Factor, Matrix, Stored};
 use crate::narrow::Narrow;
 use crate::parallel::Shared;
-use crate::storage::{Operand, set_unspecified};
+
+use crate::storage::Operand;
 
 /// Values of k in a packing task of an operand that lies across K. A task reads this many rows of memory at once, and the processor's
 /// prefetchers follow no more. With 32 rows dW took 2 % longer in f32.

@@ -9,13 +9,15 @@
 //! Shapes: parameter, gradient and moment are the same. A card computes the reference.
 
 use candle_core::{DType, Result, Tensor, bail};
+use tensor_storage::share_storage;
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::Needs;
 use crate::ops::rounding::Rounding;
 use crate::parallel::{Shared, for_each_part, rows_per_part};
 use crate::random_mask::{RowKey, hash};
-use crate::storage::{Element, View, share_storage, update, with_element};
+
+use crate::storage::{Element, View, update, with_element};
 use crate::vector::vectorized;
 
 /// The numbers of one update.
@@ -162,8 +164,11 @@ vectorized! {
 
 /// The update in plain candle operations.
 pub(crate) mod reference {
+    use tensor_storage::overwrite;
+
     use super::*;
-    use crate::dispatch::{overwrite, wide, wide_dtype};
+
+    use crate::dispatch::{wide, wide_dtype};
     use crate::needs::copies;
     use crate::ops::rounding::reference::rounded_from;
 

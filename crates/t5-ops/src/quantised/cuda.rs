@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use candle_core::{DType, Result, Tensor};
+use cuda_device::launch::{Kernel, Module, address, card_number, suffix, takes, unwritten};
 
 use super::{FEW_ROWS, Precision, Quantised, Weight};
-use crate::cuda::{Kernel, Module, address, card_number, suffix, takes, unwritten};
 
 /// Threads of a block, and the units, of eight elements or of one, for each thread.
 const THREADS: usize = 256;

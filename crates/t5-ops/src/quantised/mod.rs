@@ -94,7 +94,7 @@ impl Quantisation {
     /// # Errors
     /// A weight that no memory could hold.
     pub fn new(precision: Precision, (rows, cols): (usize, usize)) -> Result<Self> {
-        crate::storage::elements(&(rows, cols).into())?;
+        tensor_storage::elements(&(rows, cols).into())?;
         Ok(Self { precision, rows, cols })
     }
 

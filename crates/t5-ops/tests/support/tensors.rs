@@ -1,6 +1,12 @@
-//! Tensors of tests: values that are the same each time, and the bits of results; and whether their card is the emulated one.
+//! Tensors of tests: values that are the same each time, and the bits of results.
 
 use candle_core::{DType, Device, Tensor};
+
+#[path = "../../../cuda-device/tests/support/emulated.rs"]
+mod emulated;
+
+#[allow(unused_imports, reason = "some tests ask for no emulated card")]
+pub use self::emulated::{is_emulated, test_alone};
 
 /// Numbers in [-1, 1), the same each time for a seed and a shape.
 #[allow(dead_code, reason = "some tests have numbers of their own")]
@@ -15,18 +21,4 @@ pub fn tensor(seed: u64, shape: &[usize], dtype: DType, device: &Device) -> Tens
 pub fn bits(x: &Tensor) -> Vec<u32> {
     let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
     x.into_iter().map(f32::to_bits).collect()
-}
-
-/// Whether a card is the emulated one (`cuda-kernels/emulation`). A real card ignores `LOW_MEM_T5_EMULATED_*`, so a test that sets these
-/// variables checks nothing there.
-#[allow(dead_code, reason = "some tests set no such variable")]
-pub fn is_emulated(card: &Device) -> bool {
-    t5_ops::device_bytes(card).is_some_and(|bytes| bytes.name.contains("emulated"))
-}
-
-/// Runs one test alone, in a process of its own with these variables, which a driver reads once.
-#[allow(dead_code, reason = "some tests set no such variable")]
-pub fn test_alone(name: &str, variables: &[(&str, &str)]) -> std::process::Output {
-    let mut test = std::process::Command::new(std::env::current_exe().unwrap());
-    test.args(["--exact", name]).envs(variables.iter().copied()).output().unwrap()
 }

@@ -5,7 +5,7 @@
 //! no kernel on the card is not recorded either.
 
 use candle_core::Tensor;
-use t5_ops::Replay;
+use cuda_device::Replay;
 
 use super::cache::{Cache, Decoding};
 use crate::config::Config;

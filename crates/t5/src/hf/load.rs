@@ -118,7 +118,7 @@ pub(crate) fn load(
             None => WeightFile::place(file, reader.read(name, spec.dtype(dtype), device)?)?,
         };
         if !keeps(&spec) && !spec.part.is_table() {
-            t5_ops::absent::release(&tensor)?;
+            tensor_storage::absent::release(&tensor)?;
         }
         parameters.push(Parameter { name: spec.name, tensor, part: spec.part, quantisation: None });
     }
@@ -126,7 +126,7 @@ pub(crate) fn load(
     stored.check_the_rest(&config, &parameters)?;
     for (parameter, spec) in parameters.iter().zip(ParameterSpec::all(&config)) {
         if !keeps(&spec) && spec.part.is_table() {
-            t5_ops::absent::release(&parameter.tensor)?;
+            tensor_storage::absent::release(&parameter.tensor)?;
         }
     }
     Ok((config, parameters, file))

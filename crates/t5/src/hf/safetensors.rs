@@ -247,7 +247,7 @@ impl Reader {
     /// Whether the stored tensor has exactly the values of `tensor`, in its dtype.
     pub(crate) fn equals(&self, name: &str, tensor: &Tensor) -> Result<bool> {
         self.has_values(name, (tensor.dims(), tensor.dtype()), |first, count| {
-            Ok(t5_ops::copied_to(&tensor.narrow(0, first, count)?, &Device::Cpu)?)
+            Ok(cuda_device::copied_to(&tensor.narrow(0, first, count)?, &Device::Cpu)?)
         })
     }
 
@@ -289,7 +289,7 @@ impl Reader {
         let extent = self.extent(name).ok()?;
         let start = usize::try_from(extent.start).ok()?;
         let is_usable = extent.dtype == Ok(dtype) && start.is_multiple_of(dtype.size_in_bytes());
-        (is_usable && t5_ops::can_read_in_place(dtype)).then_some(start)
+        (is_usable && tensor_storage::can_read_in_place(dtype)).then_some(start)
     }
 
     /// The file, mapped into memory.
@@ -363,7 +363,7 @@ impl Reader {
     pub(crate) fn read_bytes(&self, start: u64, bytes: usize) -> Result<Tensor> {
         let extent = Extent { dtype: Ok(DType::U8), shape: vec![bytes], start, bytes };
         let mut read = Ok(());
-        let tensor = t5_ops::from_bytes(&bytes.into(), DType::U8, |to| {
+        let tensor = tensor_storage::from_bytes(&bytes.into(), DType::U8, |to| {
             let mut at = 0;
             read = self.pieces(&extent, PIECE_BYTES, |piece| {
                 to[at..][..piece.len()].copy_from_slice(piece);
@@ -554,7 +554,7 @@ impl<W: Write> Writer<W> {
         let flat = tensor.flatten_all()?;
         for first in (0..flat.elem_count()).step_by(WRITTEN_ELEMENTS) {
             let piece = flat.narrow(0, first, WRITTEN_ELEMENTS.min(flat.elem_count() - first))?;
-            let bytes = little_endian(&t5_ops::copied_to(&piece, &Device::Cpu)?, dtype)?;
+            let bytes = little_endian(&cuda_device::copied_to(&piece, &Device::Cpu)?, dtype)?;
             if !are_finite(&bytes, dtype) {
                 return Err(Error::NotFiniteToSave { path: self.path.clone(), tensor: name.into() });
             }

@@ -57,7 +57,7 @@ pub(crate) fn save_with<E: From<Error>>(
             let tensor = &parameters[index].tensor;
             pager.map_or(Ok(()), |pager| pager.page_in(index, tensor))?;
             writer.write(name, tensor)?;
-            t5_ops::page_out(tensor);
+            tensor_storage::page_out(tensor);
             pager.map_or(Ok(()), |pager| pager.page_out(index, tensor))?;
         }
         writer.into_sink();

@@ -76,15 +76,15 @@ impl Ops for Tensor {
     }
 
     fn read_ahead(&self) {
-        t5_ops::read_ahead(self);
+        tensor_storage::read_ahead(self);
     }
 
     fn page_in(&self) {
-        t5_ops::page_in(self);
+        tensor_storage::page_in(self);
     }
 
     fn page_out(&self) {
-        t5_ops::page_out(self);
+        tensor_storage::page_out(self);
     }
 
     fn release_unused(&self) {

@@ -190,7 +190,7 @@ impl TensorFiles {
         let share = len.div_ceil(self.files.len()).max(MIN_SHARE);
         let extent = Extent { start: self.end, share, shape: x.shape().clone(), dtype: x.dtype() };
         let problem = Mutex::new(None);
-        t5_ops::with_bytes(&x, |bytes| {
+        tensor_storage::with_bytes(&x, |bytes| {
             let write = |part| {
                 let bytes = &bytes[part * share..len.min((part + 1) * share)];
                 if let Err(error) = self.write(part, bytes, extent.start) {
@@ -288,7 +288,7 @@ impl FileExt for File {}
 
 fn read(files: &[File], extent: &Extent, forgets: bool) -> std::io::Result<candle_core::Result<Tensor>> {
     let mut read = Ok(());
-    let tensor = t5_ops::from_bytes(&extent.shape, extent.dtype, |bytes| {
+    let tensor = tensor_storage::from_bytes(&extent.shape, extent.dtype, |bytes| {
         let mut parts = bytes.chunks_mut(extent.share).zip(files);
         read = parts.try_for_each(|(part, file)| read_part(file, part, extent.start, forgets));
     });

@@ -5,9 +5,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use candle_core::{DType, Device, Shape, Tensor};
-use t5_ops::copies::{Download, Upload};
-use t5_ops::copy_waits;
-use t5_ops::waiting::{PendingDownload, PinnedCopy};
+use cuda_device::copies::{Download, Upload};
+use cuda_device::copy_waits;
+use cuda_device::pinned_copies::{PendingDownload, PinnedCopy};
 
 use super::OffloadStore;
 use super::files::{self, Files, TensorFiles};

@@ -1,6 +1,6 @@
 //! The golden files and a few comparisons, shared by the integration tests.
 
-#[path = "../../../t5-ops/tests/support/device.rs"]
+#[path = "../../../cuda-device/tests/support/device.rs"]
 mod device;
 
 use std::path::{Path, PathBuf};

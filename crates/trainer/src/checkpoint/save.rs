@@ -165,14 +165,14 @@ fn write_optimizer(place: &Place, trainer: &Trainer) -> Result<ManifestEntry> {
     write_file(place, OPTIMIZER_FILE, |file| {
         let mut writer = Writer::new(&place.path().join(OPTIMIZER_FILE), file, headers, &[])?;
         for (name, tensor) in state() {
-            if !t5_ops::is_in_file(tensor) {
+            if !tensor_storage::is_in_file(tensor) {
                 writer.write(&name, tensor)?;
                 continue;
             }
             // At most a piece is in memory.
             writer.write_by_rows(&name, state_file::saved_rows(tensor.dims()), |first, count| {
                 let piece = tensor.narrow(0, first, count)?;
-                Ok(t5_ops::copy_from_file(&piece)?.unwrap_or(piece))
+                Ok(tensor_storage::copy_from_file(&piece)?.unwrap_or(piece))
             })?;
         }
         writer.into_sink();

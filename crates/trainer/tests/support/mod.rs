@@ -1,6 +1,6 @@
 //! A small model in any precision, steps over batches that are functions of the step, and every bit of the results.
 
-#[path = "../../../t5-ops/tests/support/device.rs"]
+#[path = "../../../cuda-device/tests/support/device.rs"]
 pub mod device;
 
 use candle_core::{DType, Tensor};

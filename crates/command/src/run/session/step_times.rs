@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use cuda_device::copy_waits::{self, CopyWaits};
 use serde_json::{Value, json};
-use t5_ops::copy_waits::{self, CopyWaits};
 
 use crate::failure::{Failure, Outcome};
 use crate::files::disk::FileUse;

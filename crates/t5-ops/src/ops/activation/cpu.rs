@@ -1,6 +1,7 @@
 //! The activation on the CPU, sixteen channels at a time.
 
 use candle_core::{Result, Tensor, bail};
+use tensor_storage::share_storage;
 
 use super::Activation;
 use crate::dispatch::rows_and_width;
@@ -8,7 +9,8 @@ use crate::ops::dropout::Dropout;
 use crate::parallel::{Shared, for_each_rows};
 use crate::random_mask::RowMask;
 use crate::simd::{Lanes, Simd, WIDTH, padded, simd};
-use crate::storage::{View, filled, share_storage, update, with_element};
+
+use crate::storage::{View, filled, update, with_element};
 
 pub(super) fn feed_forward_activation(
     gate: &Tensor,

@@ -1,9 +1,9 @@
 //! The activation on a card.
 
 use candle_core::{Error, Result, Tensor, bail};
+use cuda_device::launch::{Kernel, Module, overlap, suffix, unwritten};
 
 use super::Activation;
-use crate::cuda::{Kernel, Module, overlap, suffix, unwritten};
 use crate::ops::dropout::Dropout;
 use crate::ops::dropout::cuda::{Mask, launch_on_rows, rows, samples};
 

@@ -42,7 +42,7 @@ pub fn feed_forward_activation(
     match Path::of(&[gate]).provided(same_dtype(gate, up)) {
         Path::Cpu => cpu::feed_forward_activation(gate, up, a, d),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes_alike([gate].into_iter().chain(up)) => {
+        Path::Device if cuda_device::launch::takes_alike([gate].into_iter().chain(up)) => {
             cuda::feed_forward_activation(gate, up, a, d)
         }
         Path::Reference | Path::Device => reference::feed_forward_activation(gate, up, a, d),
@@ -75,7 +75,7 @@ pub fn feed_forward_activation_backward(
     match Path::of(&[&gate]).provided(same) {
         Path::Cpu => cpu::feed_forward_activation_backward(gate, up, a, d, dh),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes_alike([&gate, &dh].into_iter().chain(&up)) => {
+        Path::Device if cuda_device::launch::takes_alike([&gate, &dh].into_iter().chain(&up)) => {
             cuda::feed_forward_activation_backward(gate, up, a, d, dh)
         }
         Path::Reference | Path::Device => {

@@ -3,13 +3,15 @@
 //! Row and column sums are combined in f64.
 
 use candle_core::{Result, Tensor, bail};
+use tensor_storage::share_storage;
 
 use super::{AdafactorHyper, SecondMoment, SquareSums};
 use crate::ops::reduce::cpu::square_sum_of;
 use crate::ops::rounding::Rounding;
 use crate::parallel::{Shared, for_each_part, rows_per_part, rows_per_sum};
 use crate::random_mask::{RowKey, hash};
-use crate::storage::{Element, View, share_storage, update, with_element};
+
+use crate::storage::{Element, View, update, with_element};
 use crate::vector::{LANES, sum_of_two, vectorized};
 
 /// Rows whose columns are summed in f32 before they are added to the sums in f64.

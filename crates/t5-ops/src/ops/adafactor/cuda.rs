@@ -3,15 +3,15 @@
 //! Nothing is read back. The clipping factor of the global norm, which the CPU computes in a step, comes from sums that were read before.
 
 use candle_core::{DType, Result, Tensor, bail};
+use cuda_device::launch::{Kernel, Module, Number, Scratch, address, check_each_apart, count, read_numbers, table};
+use cuda_device::pieces::of_piece;
 
 use super::{
     AdafactorHyper, AdafactorUpdate, COLUMNS, GRADIENT_BYTES, PARAMETER_BYTES, SecondMoment, TOTALS, parts_of_columns,
     rows_of_part, scratch_of_gradient, scratch_of_parameter,
 };
-use crate::cuda::{Kernel, Module, Number, Scratch, address, check_each_apart, count, read_numbers, table};
 use crate::ops::together::cuda::{Group, Launch, OF_KEYS, OF_SUM, Parameter, Ready, THREADS, contiguous};
 use crate::ops::together::{groups, most_of_a_group, rows_of_block};
-use crate::pieces::of_piece;
 
 /// Sums of the squares of a gradient.
 #[derive(Clone, Debug)]

@@ -24,6 +24,7 @@ pub(crate) mod reference;
 mod tests;
 
 use candle_core::{DType, Result, Tensor, bail};
+use cuda_device::pieces::of_piece;
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::{Calls, Needs, elements};
@@ -32,7 +33,6 @@ use crate::ops::rounding::Rounding;
 #[cfg(feature = "cuda")]
 use crate::ops::together::cuda::each_scale;
 use crate::ops::together::{ReadyUpdates, needs_of_groups, rows_of_block};
-use crate::pieces::of_piece;
 
 /// The numbers of one update.
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +109,7 @@ impl SquareSums {
         match Path::of(&[grad]).provided(grad.rank() == 2 && grad.elem_count() > 0) {
             Path::Cpu => cpu::square_sums_of(grad),
             #[cfg(feature = "cuda")]
-            Path::Device if grad.elem_count() > 0 && crate::cuda::takes([grad]) => {
+            Path::Device if grad.elem_count() > 0 && cuda_device::launch::takes([grad]) => {
                 let sums = cuda::square_sums_of(&[grad])?.pop();
                 Ok(Self { on_device: sums, ..Self::new(0.0, None) })
             }
@@ -125,7 +125,7 @@ impl SquareSums {
         #[cfg(feature = "cuda")]
         if !gradients.is_empty()
             && gradients.iter().all(|g| g.elem_count() > 0)
-            && crate::cuda::takes(gradients.iter().copied())
+            && cuda_device::launch::takes(gradients.iter().copied())
         {
             let _span = tracing::debug_span!("square_sums").entered();
             let on_device = cuda::square_sums_of(gradients)?.into_iter();
@@ -268,7 +268,7 @@ fn on_card(updates: &[AdafactorUpdate]) -> Result<()> {
 #[cfg(feature = "cuda")]
 fn are_for_card(updates: &[AdafactorUpdate]) -> bool {
     let tensors = || updates.iter().flat_map(|update| [update.param, update.grad].into_iter().chain(update.moments()));
-    updates.iter().all(AdafactorUpdate::is_for_card) && crate::cuda::takes(tensors())
+    updates.iter().all(AdafactorUpdate::is_for_card) && cuda_device::launch::takes(tensors())
 }
 
 impl AdafactorUpdate<'_> {

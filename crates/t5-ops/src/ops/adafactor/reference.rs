@@ -1,9 +1,11 @@
 //! The update in plain candle operations.
 
 use candle_core::{D, DType, Result, Tensor};
+use tensor_storage::overwrite;
 
 use super::{AdafactorHyper, SecondMoment};
-use crate::dispatch::{overwrite, wide, wide_dtype};
+
+use crate::dispatch::{wide, wide_dtype};
 use crate::needs::{Needs, copies, wide_size};
 use crate::ops::rounding::reference::rounded;
 

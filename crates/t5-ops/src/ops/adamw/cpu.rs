@@ -1,12 +1,14 @@
 //! One pass over parameter, gradient and both moments.
 
 use candle_core::{Result, Tensor, bail};
+use tensor_storage::share_storage;
 
 use super::{AdamwHyper, Factors};
 use crate::ops::rounding::Rounding;
 use crate::parallel::{Shared, for_each_part, rows_per_part};
 use crate::random_mask::{RowKey, hash};
-use crate::storage::{Element, View, share_storage, update, with_element};
+
+use crate::storage::{Element, View, update, with_element};
 use crate::vector::vectorized;
 
 pub(super) fn adamw(param: &Tensor, grad: &Tensor, first: &Tensor, second: &Tensor, h: &AdamwHyper) -> Result<()> {

@@ -1,9 +1,9 @@
 //! The update on a card: one kernel for many parameters.
 
 use candle_core::Result;
+use cuda_device::launch::{address, check_each_apart, table};
 
 use super::{AdamwUpdate, Factors, TABLE_BYTES};
-use crate::cuda::{address, check_each_apart, table};
 use crate::ops::together::cuda::{Group, Launch, OF_KEYS, Parameter, Ready, contiguous};
 
 /// `Decayed` of `optimizer.cu`, which has no padding.

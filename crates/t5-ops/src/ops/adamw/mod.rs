@@ -188,7 +188,7 @@ fn on_card(updates: &[AdamwUpdate]) -> Result<()> {
 #[cfg(feature = "cuda")]
 fn are_for_card(updates: &[AdamwUpdate]) -> bool {
     updates.iter().all(AdamwUpdate::fits_kernels)
-        && crate::cuda::takes(
+        && cuda_device::launch::takes(
             updates.iter().flat_map(|update| [update.param, update.grad, update.first, update.second]),
         )
 }

@@ -3,12 +3,12 @@
 //! to one place. The bytes that a call holds do not depend on the card's kernels.
 
 use candle_core::{DType, Device, Result, Tensor};
-
-use super::{Attended, Attention, MAX_HEAD_ON_DEVICE, Sizes};
-use crate::cuda::{
+use cuda_device::launch::{
     Kernel, Module, address, bytes_to_add_in_order, count, has_shared_bytes, recording, rows_address, suffix,
     takes_alike, unwritten, uploaded,
 };
+
+use super::{Attended, Attention, MAX_HEAD_ON_DEVICE, Sizes};
 use crate::ops::decoding::Position;
 use crate::ops::dropout::cuda::{Mask, samples};
 use crate::ops::dropout::{Dropout, active};
@@ -20,14 +20,15 @@ const SMALL: usize = 256;
 
 /// Whether there are kernels for these operands.
 pub(super) fn takes(operands: &[&Tensor], a: &Attention, s: &Sizes) -> bool {
-    let of_bias = a.bias.is_none_or(|bias| bias.dtype() == DType::F32 && crate::cuda::takes([operands[0], bias]));
+    let of_bias =
+        a.bias.is_none_or(|bias| bias.dtype() == DType::F32 && cuda_device::launch::takes([operands[0], bias]));
     s.head_size <= MAX_HEAD_ON_DEVICE && of_bias && takes_alike(operands.iter().copied())
 }
 
 /// Whether the backward's kernels read these statistics, and add to such a gradient.
 pub(super) fn adds_to(lse: &Tensor, dbias: Option<&Tensor>) -> bool {
     let all = || [lse].into_iter().chain(dbias);
-    all().all(|t| t.dtype() == DType::F32) && crate::cuda::takes(all())
+    all().all(|t| t.dtype() == DType::F32) && cuda_device::launch::takes(all())
 }
 
 /// The kernels of one call.

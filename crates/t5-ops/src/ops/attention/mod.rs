@@ -20,12 +20,12 @@ mod tiles;
 mod vectors;
 
 use candle_core::{DType, Result, Tensor, bail};
+use tensor_storage::elements;
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::{self, Needs};
 use crate::ops::decoding::Position;
 use crate::ops::dropout::{Dropout, active};
-use crate::storage::elements;
 
 /// The inputs of attention besides queries, keys and values.
 #[derive(Clone, Copy, Debug)]
@@ -170,7 +170,7 @@ pub fn attention_at(
             return Ok(cuda::attention_of_few(q, k, v, &a, &s, Some(position))?.0);
         }
     }
-    crate::replay::refuse_recording("attention");
+    cuda_device::refuse_recording("attention");
     Ok(attention(q, k, v, &a)?.0)
 }
 

@@ -1,9 +1,9 @@
 //! Linear + cross-entropy on a card: some rows of logits at a time, in f32 for any operands. Losses are added on the card and read once.
 
 use candle_core::{DType, Device, Result, Tensor};
+use cuda_device::launch::{Factor, Kernel, Module, check_apart, multiplies, multiply, set_to_zero, suffix, unwritten};
 
 use super::{CrossEntropy, LossSums, TokenLoss};
-use crate::cuda::{Factor, Kernel, Module, check_apart, multiplies, multiply, set_to_zero, suffix, unwritten};
 use crate::ops::embedding::cuda::{gathered, scatter};
 
 /// Threads of the block that works on a row of logits.
@@ -11,7 +11,7 @@ const THREADS: u32 = 512;
 
 /// Whether there is a product into this gradient's dtype and device.
 pub(super) fn takes_gradient(x: &Tensor, dw: &Tensor) -> bool {
-    crate::cuda::takes([x, dw]) && multiplies(x.dtype(), dw.dtype())
+    cuda_device::launch::takes([x, dw]) && multiplies(x.dtype(), dw.dtype())
 }
 
 /// Returns the sums of the losses of `rows`. With `dx` (R, D), writes their rows of it, and with `dw` the gradient of the weight.

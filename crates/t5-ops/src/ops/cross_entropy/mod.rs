@@ -15,13 +15,13 @@ pub(crate) mod reference;
 mod tests;
 
 use candle_core::{DType, Result, Tensor, bail};
+use tensor_storage::elements;
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::{self, Calls, Needs};
 use crate::ops::linear;
 use crate::ops::token_loss::{LossSums, TokenLoss};
 use crate::quantised::Weight;
-use crate::storage::elements;
 
 /// Rows with this label add nothing and cost nothing.
 pub const IGNORED_LABEL: u32 = u32::MAX;
@@ -53,7 +53,7 @@ pub fn linear_cross_entropy<'a>(x: &Tensor, w: impl Into<Weight<'a>>, labels: &[
     match w.path_with(x) {
         Path::Cpu => cpu::loss(x, w, labels, &rows, c),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([x, w.tensor()]) => {
+        Path::Device if cuda_device::launch::takes([x, w.tensor()]) => {
             Ok(cuda::chunks(x, w.tensor(), labels, &rows, c, None, None)?.cross_entropy)
         }
         Path::Reference | Path::Device => reference::loss(x, w, labels, &rows, c),
@@ -81,7 +81,9 @@ pub fn linear_cross_entropy_backward<'a>(
     match path {
         Path::Cpu => cpu::gradients(x, w, labels, &rows, c, dw, cpu::Logits::of(x.dtype(), c.chunk_rows)),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([x, w.tensor()]) && dw.is_none_or(|(dw, _)| cuda::takes_gradient(x, dw)) => {
+        Path::Device
+            if cuda_device::launch::takes([x, w.tensor()]) && dw.is_none_or(|(dw, _)| cuda::takes_gradient(x, dw)) =>
+        {
             cuda::gradients(x, w.tensor(), labels, &rows, c, dw)
         }
         Path::Reference | Path::Device => reference::gradients(x, w, labels, &rows, c, dw),

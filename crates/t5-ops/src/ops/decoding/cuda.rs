@@ -1,9 +1,9 @@
 //! The next tokens and the cache on a card: the host gets ids and scores of a few tokens, or one number for each token.
 
 use candle_core::{DType, Device, Result, Tensor};
+use cuda_device::launch::{Kernel, Module, address, byte_count, copy_to, suffix, unwritten, uploaded};
 
 use super::Position;
-use crate::cuda::{Kernel, Module, address, byte_count, copy_to, suffix, unwritten, uploaded};
 
 /// Threads of a block for a row of logits, and its shared memory: two numbers for each warp.
 const THREADS: u32 = 1024;

@@ -23,7 +23,7 @@ pub fn scores(logits: &Tensor, normalised: bool) -> Result<Vec<f32>> {
     match Path::of(&[logits]) {
         Path::Cpu => cpu::scores(logits, normalised),
         #[cfg(feature = "cuda")]
-        Path::Device if normalised && crate::cuda::takes([logits]) => cuda::log_probabilities(logits),
+        Path::Device if normalised && cuda_device::launch::takes([logits]) => cuda::log_probabilities(logits),
         Path::Reference | Path::Device => reference::scores(logits, normalised),
     }
 }
@@ -46,7 +46,7 @@ pub fn largest(logits: &Tensor) -> Result<Vec<u32>> {
     logits.dims2()?;
     match Path::of(&[logits]) {
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([logits]) => cuda::largest(logits),
+        Path::Device if cuda_device::launch::takes([logits]) => cuda::largest(logits),
         Path::Cpu | Path::Reference | Path::Device => reference::largest(logits),
     }
 }
@@ -79,7 +79,7 @@ pub fn candidates(logits: &Tensor, offsets: &[f32], count: usize) -> Result<Opti
     }
     match path {
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([logits]) => cuda::candidates(logits, offsets, count).map(Some),
+        Path::Device if cuda_device::launch::takes([logits]) => cuda::candidates(logits, offsets, count).map(Some),
         _ => Ok(None),
     }
 }
@@ -98,7 +98,7 @@ pub struct Position<'a, T = Tensor> {
     /// The position as a number, which is checked.
     pub number: usize,
     /// The position as one `U32` on a card, which kernels read whenever they run: it may change between launches of a recording
-    /// ([`crate::Replay`]).
+    /// ([`cuda_device::Replay`]).
     pub on_card: Option<&'a T>,
 }
 
@@ -127,11 +127,13 @@ pub fn append(caches: [&Tensor; 2], new: [&Tensor; 2], position: Position) -> Re
     }
     match Path::of(&caches) {
         #[cfg(feature = "cuda")]
-        Path::Device if caches.iter().all(|cache| cache.is_contiguous()) && crate::cuda::takes_alike(caches) => {
+        Path::Device
+            if caches.iter().all(|cache| cache.is_contiguous()) && cuda_device::launch::takes_alike(caches) =>
+        {
             cuda::append(caches, new, position)
         }
         _ => {
-            crate::replay::refuse_recording("append");
+            cuda_device::refuse_recording("append");
             caches.into_iter().zip(new).try_for_each(|(cache, new)| cache.slice_set(new, 1, position.number))
         }
     }
@@ -144,7 +146,7 @@ pub fn append(caches: [&Tensor; 2], new: [&Tensor; 2], position: Position) -> Re
 /// No tensors; other shapes or dtypes.
 pub fn join(parts: &[Tensor]) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
-    if parts.len() > 1 && crate::cuda::takes_alike(parts) && parts.iter().all(Tensor::is_contiguous) {
+    if parts.len() > 1 && cuda_device::launch::takes_alike(parts) && parts.iter().all(Tensor::is_contiguous) {
         let rest = parts[0].dims().get(1..);
         if rest.is_some() && parts.iter().all(|part| part.dims().get(1..) == rest) {
             return cuda::join(parts);
@@ -166,7 +168,7 @@ pub fn copy_rows(cache: &Tensor, pairs: &[(usize, usize)], positions: usize) -> 
     match Path::of(&[cache]).provided(cache.is_contiguous()) {
         Path::Cpu => cpu::copy_rows(cache, pairs, positions),
         #[cfg(feature = "cuda")]
-        Path::Device if cache.is_contiguous() && crate::cuda::takes([cache]) => {
+        Path::Device if cache.is_contiguous() && cuda_device::launch::takes([cache]) => {
             cuda::copy_rows(cache, pairs, positions)
         }
         Path::Reference | Path::Device => reference::copy_rows(cache, pairs),

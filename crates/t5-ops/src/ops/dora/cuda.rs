@@ -1,15 +1,15 @@
 //! The norms of the rows of an adapted weight on a card: some rows of the weight exist at a time, in f32.
 
 use candle_core::{DType, Result, Tensor};
+use cuda_device::launch::{Factor, Kernel, Module, address, multiply, unwritten};
 
-use crate::cuda::{Factor, Kernel, Module, address, multiply, unwritten};
 use crate::quantised::cuda::takes_weight;
 use crate::quantised::{Weight, in_panels};
 
 /// Whether all operands are on one card, with the adapter in f32.
 pub(super) fn takes(weight: Weight, a: &Tensor, b: &Tensor) -> bool {
     let are_wide = [a, b].iter().all(|t| t.dtype() == DType::F32);
-    are_wide && crate::cuda::takes([a, b]) && takes_weight(a, weight)
+    are_wide && cuda_device::launch::takes([a, b]) && takes_weight(a, weight)
 }
 
 /// Rows of a block: a warp each.

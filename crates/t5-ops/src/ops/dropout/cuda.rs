@@ -1,9 +1,9 @@
 //! Dropout on a card, with the masks of the CPU.
 
 use candle_core::{Device, Result, Tensor};
+use cuda_device::launch::{Kernel, Module, changing, recording, suffix, unwritten};
 
 use super::{Dropout, dropout_key};
-use crate::cuda::{Kernel, Module, changing, recording, suffix, unwritten};
 use crate::dispatch::rows_and_width;
 
 /// The kernels' struct of a dropout.

@@ -16,12 +16,12 @@ pub(crate) mod reference;
 mod tests;
 
 use candle_core::{DType, Result, Tensor, bail};
+use tensor_storage::elements;
 
 use crate::dispatch::{Path, check_shape};
 use crate::keys::mix;
 use crate::needs::Needs;
 use crate::random_mask::{RowKey, RowMask};
-use crate::storage::elements;
 
 /// The key of all masks of an optimizer step.
 pub fn dropout_key(seed: u64, step: u64) -> u64 {
@@ -134,7 +134,7 @@ pub fn dropout(x: &Tensor, d: Option<&Dropout>) -> Result<Tensor> {
     match Path::of(&[x]) {
         Path::Cpu => cpu::dropout(x, d),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([x]) => cuda::dropout(None, x, Some(d)),
+        Path::Device if cuda_device::launch::takes([x]) => cuda::dropout(None, x, Some(d)),
         Path::Reference | Path::Device => reference::dropout(x, Some(d)),
     }
 }
@@ -160,7 +160,7 @@ pub fn dropout_add(residual: &Tensor, x: &Tensor, d: Option<&Dropout>) -> Result
         (Path::Cpu, None) => cpu::add(residual, x),
         (Path::Cpu, Some(d)) => cpu::dropout_add(residual, x, d),
         #[cfg(feature = "cuda")]
-        (Path::Device, d) if crate::cuda::takes_alike([residual, x]) => cuda::dropout(Some(residual), x, d),
+        (Path::Device, d) if cuda_device::launch::takes_alike([residual, x]) => cuda::dropout(Some(residual), x, d),
         (Path::Reference | Path::Device, _) => reference::dropout_add(residual, x, d),
     }
 }

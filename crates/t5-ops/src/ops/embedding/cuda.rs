@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::cuda::{Kernel, Module, check_apart, suffix, threads_along, unwritten};
+use cuda_device::launch::{Kernel, Module, check_apart, suffix, threads_along, unwritten};
 
 pub(super) fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut shape = ids.dims().to_vec();

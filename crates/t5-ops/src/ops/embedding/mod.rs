@@ -10,11 +10,10 @@ pub(crate) mod reference;
 mod tests;
 
 use candle_core::{DType, Result, Tensor, bail};
+use tensor_storage::{can_read_in_place, elements, is_in_file};
 
 use crate::dispatch::{Path, check_accumulator, check_shape};
 use crate::needs::Needs;
-use crate::paging::{can_read_in_place, is_in_file};
-use crate::storage::elements;
 
 /// Looks `ids` up in `table`, which may be in f16, and returns rows in `dtype`. An id outside the table is an error. A device does not
 /// check ids: the caller checks them before copying them there.
@@ -32,7 +31,7 @@ pub fn embedding(ids: &Tensor, table: &Tensor, dtype: DType) -> Result<Tensor> {
     match path {
         Path::Cpu => cpu::embedding(ids, table, dtype, cpu::From::Memory),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([table]) && crate::cuda::computes_in(dtype) => {
+        Path::Device if cuda_device::launch::takes([table]) && cuda_device::launch::computes_in(dtype) => {
             cuda::embedding(ids, table, dtype)
         }
         Path::Reference | Path::Device => reference::embedding(ids, table, dtype),
@@ -73,7 +72,7 @@ pub fn embedding_backward(ids: &Tensor, dy: &Tensor, dtable: &Tensor) -> Result<
     match Path::of(&[dy, dtable]).provided(dtable.dtype() == DType::F32 && ids.device().is_cpu()) {
         Path::Cpu => cpu::embedding_backward(ids, dy, dtable),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([dy, dtable]) && dtable.dtype() == DType::F32 => {
+        Path::Device if cuda_device::launch::takes([dy, dtable]) && dtable.dtype() == DType::F32 => {
             cuda::embedding_backward(ids, dy, dtable)
         }
         Path::Reference | Path::Device => reference::embedding_backward(ids, dy, dtable),

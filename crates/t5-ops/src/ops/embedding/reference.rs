@@ -1,8 +1,8 @@
 //! The look-up in plain candle operations.
 
 use candle_core::{DType, Result, Tensor};
+use tensor_storage::overwrite;
 
-use crate::dispatch::overwrite;
 use crate::needs::{Needs, converted, elements};
 
 /// See [`crate::embedding`].

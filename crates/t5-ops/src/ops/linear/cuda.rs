@@ -4,23 +4,25 @@
 //! rows are multiplied with the codes directly.
 
 use candle_core::{Result, Tensor};
+use cuda_device::launch::recording::Temporaries;
+use cuda_device::launch::{Factor, cast, multiplies, multiply, multiply_into_columns, unwritten};
 
 use super::AddedProduct;
-use crate::cuda::recording::Temporaries;
-use crate::cuda::{Factor, cast, multiplies, multiply, multiply_into_columns, unwritten};
 use crate::dispatch::rows_and_width;
 use crate::quantised::cuda::takes_weight;
 use crate::quantised::{FEW_ROWS, Weight, in_panels};
 
 /// Whether the operands of both products are on one card.
 pub(super) fn takes(x: &Tensor, w: Weight, added: Option<AddedProduct>) -> bool {
-    let takes_added = |AddedProduct { x, w }: AddedProduct| crate::cuda::takes([x, w]);
+    let takes_added = |AddedProduct { x, w }: AddedProduct| cuda_device::launch::takes([x, w]);
     takes_weight(x, w) && added.is_none_or(takes_added)
 }
 
 /// Whether there is a product of these operands into this gradient.
 pub(super) fn takes_gradient(dy: &Tensor, x: &Tensor, dw: &Tensor) -> bool {
-    crate::cuda::takes_alike([dy, x]) && crate::cuda::takes([x, dw]) && multiplies(x.dtype(), dw.dtype())
+    cuda_device::launch::takes_alike([dy, x])
+        && cuda_device::launch::takes([x, dw])
+        && multiplies(x.dtype(), dw.dtype())
 }
 
 /// `scale · x Wᵀ`, plus the added product.

@@ -1,9 +1,11 @@
 //! The linear map in plain candle operations.
 
 use candle_core::{DType, Result, Tensor};
+use tensor_storage::overwrite;
 
 use super::AddedProduct;
-use crate::dispatch::{add_into, matmul_dtype, overwrite, rows_and_width};
+
+use crate::dispatch::{add_into, matmul_dtype, rows_and_width};
 use crate::needs::{Needs, converted, copies, elements, wide_size};
 use crate::quantised::Weight;
 

@@ -1,8 +1,8 @@
 //! The loss on a card.
 
 use candle_core::{DType, Result, Tensor};
+use cuda_device::launch::{unwritten, uploaded};
 
-use crate::cuda::{unwritten, uploaded};
 use crate::ops::cross_entropy::cuda::{add_totals, read_totals, rows_of_logits, zero_totals};
 use crate::ops::token_loss::{LossSums, TokenLoss};
 

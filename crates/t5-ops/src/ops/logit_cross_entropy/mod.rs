@@ -22,7 +22,7 @@ pub fn logit_cross_entropy(logits: &Tensor, labels: &[u32]) -> Result<f64> {
     match Path::of(&[logits]) {
         Path::Cpu => cpu::loss(logits, labels),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([logits]) && logits.is_contiguous() => {
+        Path::Device if cuda_device::launch::takes([logits]) && logits.is_contiguous() => {
             Ok(cuda::loss(logits, labels, None, TokenLoss::default())?.cross_entropy)
         }
         Path::Reference | Path::Device => reference::logit_cross_entropy(logits, labels),
@@ -41,7 +41,7 @@ pub fn logit_cross_entropy_backward(
     match Path::of(&[&logits]).provided(logits.is_contiguous()) {
         Path::Cpu => cpu::gradient(logits, labels, gradient_scale, loss),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([&logits]) && logits.is_contiguous() => {
+        Path::Device if cuda_device::launch::takes([&logits]) && logits.is_contiguous() => {
             Ok((cuda::loss(&logits, labels, Some(gradient_scale), loss)?, logits))
         }
         Path::Reference | Path::Device => {

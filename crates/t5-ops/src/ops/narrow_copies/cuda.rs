@@ -1,9 +1,9 @@
 //! The copies on a card: blocks find their tensor in a table.
 
 use candle_core::{Result, Tensor};
+use cuda_device::launch::{Kernel, Module, address, count, table};
 
 use super::TABLE_BYTES;
-use crate::cuda::{Kernel, Module, address, count, table};
 
 /// Threads of a block, and the elements that the block copies.
 const THREADS: u32 = 256;

@@ -7,7 +7,9 @@ mod tests;
 
 use candle_core::{DType, Result, Tensor, bail};
 
-use crate::dispatch::{Path, overwrite};
+use tensor_storage::overwrite;
+
+use crate::dispatch::Path;
 use crate::needs::{Calls, Needs};
 
 /// Bytes of an entry of the table that is uploaded.
@@ -28,7 +30,7 @@ pub fn narrow_each(pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
     match pairs {
         [] => Ok(()),
         #[cfg(feature = "cuda")]
-        [(from, to), ..] if crate::cuda::takes([*from, *to]) => cuda::narrow_each(pairs),
+        [(from, to), ..] if cuda_device::launch::takes([*from, *to]) => cuda::narrow_each(pairs),
         _ => pairs.iter().try_for_each(|(from, to)| overwrite(to, from)),
     }
 }

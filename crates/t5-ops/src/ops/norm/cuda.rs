@@ -1,8 +1,8 @@
 //! The norm on a card: a warp a row; the gradient of the weight in parts of some rows, added in order.
 
 use candle_core::{DType, Result, Tensor};
+use cuda_device::launch::{Kernel, Module, bytes_to_add_in_order, check_apart, suffix, threads_along, unwritten};
 
-use crate::cuda::{Kernel, Module, bytes_to_add_in_order, check_apart, suffix, threads_along, unwritten};
 use crate::dispatch::rows_and_width;
 
 pub(super) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {

@@ -28,7 +28,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
     match Path::of(&[x, weight]) {
         Path::Cpu => cpu::rms_norm(x, weight, eps),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([x, weight]) => cuda::rms_norm(x, weight, eps),
+        Path::Device if cuda_device::launch::takes([x, weight]) => cuda::rms_norm(x, weight, eps),
         Path::Reference | Path::Device => reference::rms_norm(x, weight, eps),
     }
 }
@@ -73,8 +73,8 @@ pub fn rms_norm_backward(
         Path::Cpu => cpu::rms_norm_backward(x, weight, inv_rms, dy, residual, dweight),
         #[cfg(feature = "cuda")]
         Path::Device
-            if crate::cuda::takes_alike([x, &dy].into_iter().chain(residual))
-                && crate::cuda::takes([weight, inv_rms].into_iter().chain(dweight))
+            if cuda_device::launch::takes_alike([x, &dy].into_iter().chain(residual))
+                && cuda_device::launch::takes([weight, inv_rms].into_iter().chain(dweight))
                 && accumulates =>
         {
             cuda::rms_norm_backward(x, weight, inv_rms, dy, residual, dweight)

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use crate::cuda::{Kernel, Module, suffix, unwritten};
+use cuda_device::launch::{Kernel, Module, suffix, unwritten};
 
 /// Blocks of 256 threads for `count` elements.
 fn grid(count: usize) -> [usize; 3] {

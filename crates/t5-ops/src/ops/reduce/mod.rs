@@ -29,19 +29,19 @@ pub fn zero(x: &Tensor) -> Result<()> {
     match Path::of(&[x]).provided(x.is_contiguous()) {
         Path::Cpu => cpu::zero(x),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([x]) && x.is_contiguous() => crate::cuda::set_to_zero(x),
+        Path::Device if cuda_device::launch::takes([x]) && x.is_contiguous() => cuda_device::launch::set_to_zero(x),
         Path::Reference | Path::Device => x.zero_set(),
     }
 }
 
-/// A tensor of zeros. Its memory and its launch on a card can be recorded ([`crate::GraphRounds`]).
+/// A tensor of zeros. Its memory and its launch on a card can be recorded ([`cuda_device::GraphRounds`]).
 ///
 /// # Errors
 /// No memory.
 pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if device.is_cuda() {
-        return crate::cuda::zeros(shape, dtype, device);
+        return cuda_device::launch::zeros(shape, dtype, device);
     }
     Tensor::zeros(shape, dtype, device)
 }
@@ -58,7 +58,7 @@ pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
     match Path::of(&[sum, x]).provided(sum.is_contiguous() && x.is_contiguous()) {
         Path::Cpu => cpu::add_in_place(sum, x),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([sum, x]) && sum.is_contiguous() && x.is_contiguous() => {
+        Path::Device if cuda_device::launch::takes([sum, x]) && sum.is_contiguous() && x.is_contiguous() => {
             cuda::add_in_place(sum, x)
         }
         Path::Reference | Path::Device => reference::add_in_place(sum, x),
@@ -70,7 +70,7 @@ pub fn scaled(x: &Tensor, scale: f64) -> Result<Tensor> {
     match Path::of(&[x]) {
         Path::Cpu => cpu::scaled(x, scale),
         #[cfg(feature = "cuda")]
-        Path::Device if crate::cuda::takes([x]) => cuda::scaled(x, scale),
+        Path::Device if cuda_device::launch::takes([x]) => cuda::scaled(x, scale),
         Path::Reference | Path::Device => reference::scaled(x, scale),
     }
 }

@@ -2,7 +2,9 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::dispatch::{add_into, overwrite, wide};
+use tensor_storage::overwrite;
+
+use crate::dispatch::{add_into, wide};
 
 /// The sum of the squares of all elements, with candle's operations.
 pub fn square_sum(x: &Tensor) -> Result<f64> {

@@ -47,7 +47,7 @@ fn two_tensors_are_added_as_the_reference_adds_them() {
         let expected = sum.copy().unwrap();
         reference::add_in_place(&expected, &x).unwrap();
         add_in_place(&sum, &x).unwrap();
-        let [got, expected] = [&sum, &expected].map(|t| crate::with_bytes(t, <[u8]>::to_vec).unwrap());
+        let [got, expected] = [&sum, &expected].map(|t| tensor_storage::with_bytes(t, <[u8]>::to_vec).unwrap());
         assert_eq!(got, expected, "{dtype:?}");
         assert!(add_in_place(&sum, &x.t().unwrap()).is_err());
         // The kernels cannot read memory that they write; the reference makes a copy first.

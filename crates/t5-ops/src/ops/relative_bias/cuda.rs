@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::cuda::{Kernel, Module, suffix, unwritten, uploaded};
+use cuda_device::launch::{Kernel, Module, suffix, unwritten, uploaded};
 
 pub(super) fn relative_bias(table: &Tensor, buckets: &[u32]) -> Result<Tensor> {
     let (heads, offsets) = (table.dim(1)?, buckets.len());

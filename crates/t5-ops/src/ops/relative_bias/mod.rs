@@ -86,7 +86,7 @@ pub fn relative_bias(
     let _span = tracing::debug_span!("relative_bias").entered();
     r.check("relative_bias", table, queries, keys, first_query)?;
     #[cfg(feature = "cuda")]
-    if crate::cuda::takes([table]) {
+    if cuda_device::launch::takes([table]) {
         return cuda::relative_bias(table, &r.buckets_by_offset(queries, keys, first_query));
     }
     reference::relative_bias(table, r, queries, keys, first_query)
@@ -110,7 +110,9 @@ pub fn relative_bias_backward(
     r.check("relative_bias_backward", dtable, queries, keys, first_query)?;
     check_shape("relative_bias_backward", "dbias", dbias, &[dtable.dim(1)?, queries + keys - 1])?;
     #[cfg(feature = "cuda")]
-    if crate::cuda::takes_alike([dbias, dtable]) && dtable.dtype() == candle_core::DType::F32 && dtable.is_contiguous()
+    if cuda_device::launch::takes_alike([dbias, dtable])
+        && dtable.dtype() == candle_core::DType::F32
+        && dtable.is_contiguous()
     {
         return cuda::relative_bias_backward(dbias, &r.buckets_by_offset(queries, keys, first_query), dtable);
     }

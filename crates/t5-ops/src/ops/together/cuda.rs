@@ -1,9 +1,9 @@
 //! The kernels' view of parameters that are updated.
 
 use candle_core::{DType, Result, Tensor};
+use cuda_device::launch::{Kernel, Module, address, count};
 
 use super::rows_of_block;
-use crate::cuda::{Kernel, Module, address, count};
 use crate::ops::rounding::Rounding;
 use crate::ops::rounding::cuda::Noise;
 

@@ -9,9 +9,9 @@ pub(crate) mod cuda;
 use std::ops::Range;
 
 use candle_core::Result;
+use cuda_device::pieces::STAGED_BYTES;
 
 use crate::needs::{Calls, Needs};
-use crate::pieces::STAGED_BYTES;
 
 /// Updates that are prepared on a card: only the launches and the scale of the gradients are missing. Until the updates are applied, and in
 /// between, nothing else may change their tensors.

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 
-use t5_ops::{Calls, LossSums, Needs, Path, SquareSums, Turn};
+use cuda_device::Turn;
+use t5_ops::{Calls, LossSums, Needs, Path, SquareSums};
 
 use super::{Counter, Shape};
 use crate::error::{Error, Result};

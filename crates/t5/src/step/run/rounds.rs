@@ -1,13 +1,13 @@
 //! Micro-batches that repeat on a card: the launches of forward become one, and so do those of backward.
 //!
-//! A micro-batch is a *round* of two *phases*, forward and backward: [`t5_ops::GraphRounds`] has these words. The head runs between them
+//! A micro-batch is a *round* of two *phases*, forward and backward: [`cuda_device::GraphRounds`] has these words. The head runs between them
 //! and is not recorded: the rows that have a label differ each time, and its loss is read.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
 
 use candle_core::{DType, Tensor};
-use t5_ops::{GraphInputs, GraphRounds, Turn};
+use cuda_device::{GraphInputs, GraphRounds, Turn};
 
 use super::{Slot, Step};
 use crate::context::StepContext;
@@ -46,7 +46,7 @@ pub(crate) struct Round<'r, T> {
     events: usize,
 }
 
-/// Runs micro-batches as graphs that repeat: on a card, or counted. The methods are those of [`t5_ops::GraphRounds`].
+/// Runs micro-batches as graphs that repeat: on a card, or counted. The methods are those of [`cuda_device::GraphRounds`].
 pub(crate) trait GraphRunner<T>: Debug {
     /// Returns false where the micro-batch runs event by event, without phases.
     fn begin(&self, round: &Round<T>) -> Result<bool>;

@@ -78,7 +78,7 @@ mod cuda {
     use candle_core::cuda_backend::cudarc::driver::{CudaContext, DriverError, result};
     use candle_core::{CudaDevice, bail};
 
-    use crate::{card_memory, memory};
+    use crate::{allocator, memory};
 
     pub fn name_and_driver(device: &CudaDevice) -> Result<String, DriverError> {
         let (name, mut version) = (device.cuda_stream().context().name()?, 0);
@@ -97,7 +97,7 @@ mod cuda {
         unsafe { device.disable_event_tracking() };
         set_workspace(device)?;
         disallow_reduced_precision_sums(device)?;
-        if card_memory::begin(device)? {
+        if allocator::begin(device)? {
             return Ok(());
         }
         memory::keep_in_pool(device)

@@ -12,22 +12,25 @@ use candle_core::cuda_backend::cudarc::cublas::{result as cublas, sys};
 use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg, result as driver};
 use candle_core::{CudaDevice, DType, Device, DeviceLocation, Result, Shape, Storage, Tensor, bail};
+use tensor_storage::elements;
 
 use crate::pieces::{STAGED_BYTES, of_piece};
 
-pub(crate) use lists::{changing, forget_lists, uploaded};
-pub(crate) use numbers::{Number, forget_numbers, read_numbers};
+pub use lists::{changing, uploaded};
+pub use numbers::{Number, read_numbers};
+pub(crate) use {lists::forget_lists, numbers::forget_numbers};
 
 mod lifetimes;
 mod lists;
 mod numbers;
-pub(crate) mod recording;
+pub mod recording;
 mod round;
 pub(crate) mod rounds;
 
 /// A source of `cuda-kernels`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Module {
+#[allow(missing_docs, reason = "`cuda_kernels::ptx` documents them")]
+pub enum Module {
     Attention,
     AttentionBackward,
     AttentionForward,
@@ -66,25 +69,25 @@ impl Module {
 const SHARED_BYTES: u32 = 48 << 10;
 
 /// Whether there are kernels for these operands: all on one card, in f32 or bf16.
-pub(crate) fn takes<'a>(operands: impl IntoIterator<Item = &'a Tensor>) -> bool {
+pub fn takes<'a>(operands: impl IntoIterator<Item = &'a Tensor>) -> bool {
     let mut cards = operands.into_iter().map(|t| if computes_in(t.dtype()) { card_number(t.device()) } else { None });
     let Some(Some(first)) = cards.next() else { return false };
     cards.all(|card| card == Some(first))
 }
 
 /// Whether there are kernels for these operands, and all have one dtype.
-pub(crate) fn takes_alike<'a>(operands: impl IntoIterator<Item = &'a Tensor>) -> bool {
+pub fn takes_alike<'a>(operands: impl IntoIterator<Item = &'a Tensor>) -> bool {
     let operands: Vec<&Tensor> = operands.into_iter().collect();
     operands.iter().all(|t| t.dtype() == operands[0].dtype()) && takes(operands)
 }
 
 /// Whether kernels compute in a dtype.
-pub(crate) fn computes_in(dtype: DType) -> bool {
+pub fn computes_in(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::BF16)
 }
 
 /// The number of a device's card. `None` for other devices.
-pub(crate) fn card_number(device: &Device) -> Option<usize> {
+pub fn card_number(device: &Device) -> Option<usize> {
     match device.location() {
         DeviceLocation::Cuda { gpu_id } => Some(gpu_id),
         _ => None,
@@ -96,7 +99,7 @@ fn card(device: &Device) -> Result<&CudaDevice> {
 }
 
 /// Whether a block on this card can have this many bytes of shared memory on request.
-pub(crate) fn has_shared_bytes(device: &Device, bytes: usize) -> Result<bool> {
+pub fn has_shared_bytes(device: &Device, bytes: usize) -> Result<bool> {
     Ok(bytes <= SHARED_BYTES as usize || bytes <= max_shared_bytes(device)?)
 }
 
@@ -118,12 +121,12 @@ fn max_shared_bytes(device: &Device) -> Result<usize> {
 }
 
 /// The suffix of a dtype in names of kernels.
-pub(crate) fn suffix(dtype: DType) -> &'static str {
+pub fn suffix(dtype: DType) -> &'static str {
     if dtype == DType::BF16 { "bf16" } else { "f32" }
 }
 
 /// Whether the byte ranges of both tensors, from the first byte to the last, overlap.
-pub(crate) fn overlap(a: &Tensor, b: &Tensor) -> Result<bool> {
+pub fn overlap(a: &Tensor, b: &Tensor) -> Result<bool> {
     Ok(meet(&extent(a)?, &extent(b)?))
 }
 
@@ -132,12 +135,12 @@ fn meet(a: &Range<u64>, b: &Range<u64>) -> bool {
 }
 
 /// Bytes of a tensor's elements.
-pub(crate) fn byte_count(t: &Tensor) -> usize {
+pub fn byte_count(t: &Tensor) -> usize {
     t.elem_count() * t.dtype().size_in_bytes()
 }
 
 /// The address of the first element of a contiguous tensor.
-pub(crate) fn address(t: &Tensor) -> Result<u64> {
+pub fn address(t: &Tensor) -> Result<u64> {
     if !t.is_contiguous() {
         bail!("expected a contiguous tensor, got strides {:?}", t.stride())
     }
@@ -145,7 +148,7 @@ pub(crate) fn address(t: &Tensor) -> Result<u64> {
 }
 
 /// Refuses to change a tensor in place if it shares memory with an operand. On the CPU the lock of the storage detects this.
-pub(crate) fn check_apart<'a>(op: &str, to: &Tensor, operands: impl IntoIterator<Item = &'a Tensor>) -> Result<()> {
+pub fn check_apart<'a>(op: &str, to: &Tensor, operands: impl IntoIterator<Item = &'a Tensor>) -> Result<()> {
     for operand in operands {
         if overlap(to, operand)? {
             return Err(not_apart(op));
@@ -155,7 +158,7 @@ pub(crate) fn check_apart<'a>(op: &str, to: &Tensor, operands: impl IntoIterator
 }
 
 /// [`check_apart`] for each pair of tensors, where all of them may be changed.
-pub(crate) fn check_each_apart(op: &str, tensors: &[&Tensor]) -> Result<()> {
+pub fn check_each_apart(op: &str, tensors: &[&Tensor]) -> Result<()> {
     let extents: Vec<Range<u64>> = tensors.iter().map(|t| extent(t)).collect::<Result<_>>()?;
     for (at, a) in extents.iter().enumerate() {
         if extents[at + 1..].iter().any(|b| meet(a, b)) {
@@ -178,7 +181,7 @@ fn extent(t: &Tensor) -> Result<Range<u64>> {
 }
 
 /// The address of a matrix's first row, and the distance between rows. `None` if the elements of a row are not contiguous.
-pub(crate) fn rows_address(t: &Tensor) -> Result<Option<(u64, usize)>> {
+pub fn rows_address(t: &Tensor) -> Result<Option<(u64, usize)>> {
     match t.stride() {
         &[row, 1] => Ok(Some((first_address(t)?, row))),
         _ => Ok(None),
@@ -191,7 +194,7 @@ fn first_address(t: &Tensor) -> Result<u64> {
 }
 
 /// The address of a tensor's first element, where no launch is given it.
-pub(crate) fn own_address(t: &Tensor) -> Result<u64> {
+pub fn own_address(t: &Tensor) -> Result<u64> {
     let (storage, layout) = t.storage_and_layout();
     let Storage::Cuda(storage) = &*storage else { bail!("expected a tensor on a card") };
     let stream = storage.device.cuda_stream();
@@ -218,9 +221,9 @@ pub(crate) fn own_address(t: &Tensor) -> Result<u64> {
 }
 
 /// A tensor on the same device whose elements are not initialised.
-pub(crate) fn unwritten(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+pub fn unwritten(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
     let shape = shape.into();
-    crate::storage::elements(&shape)?;
+    elements(&shape)?;
     if let Some(piece) = recording::piece(&shape, dtype)? {
         return Ok(piece);
     }
@@ -231,7 +234,7 @@ pub(crate) fn unwritten(shape: impl Into<Shape>, dtype: DType, device: &Device) 
 }
 
 /// A tensor of zeros on a card.
-pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
     if !recording::is_active() {
         return Tensor::zeros(shape, dtype, device);
     }
@@ -242,7 +245,7 @@ pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> R
 }
 
 /// Writes zeros into a contiguous tensor.
-pub(crate) fn set_to_zero(t: &Tensor) -> Result<()> {
+pub fn set_to_zero(t: &Tensor) -> Result<()> {
     if t.elem_count() == 0 {
         // candle would launch its kernel even for no elements, and a card refuses a grid without blocks.
         return Ok(());
@@ -254,7 +257,7 @@ pub(crate) fn set_to_zero(t: &Tensor) -> Result<()> {
 }
 
 /// Converts a tensor to another dtype, in memory of its own. Returns the tensor itself if it has that dtype.
-pub(crate) fn cast(t: &Tensor, dtype: DType) -> Result<Tensor> {
+pub fn cast(t: &Tensor, dtype: DType) -> Result<Tensor> {
     if t.dtype() == dtype {
         return Ok(t.clone());
     }
@@ -273,7 +276,7 @@ pub(crate) fn cast(t: &Tensor, dtype: DType) -> Result<Tensor> {
 ///
 /// # Safety
 /// The address has memory for these bytes.
-pub(crate) unsafe fn copy_to(from: &Tensor, to: u64) -> Result<()> {
+pub unsafe fn copy_to(from: &Tensor, to: u64) -> Result<()> {
     let bytes = byte_count(from);
     let stream = card(from.device())?.cuda_stream();
     stream.context().bind_to_thread().w()?;
@@ -285,7 +288,7 @@ pub(crate) unsafe fn copy_to(from: &Tensor, to: u64) -> Result<()> {
 }
 
 /// Overwrites the numbers of a tensor of the same count.
-pub(crate) fn overwrite(card: &CudaDevice, there: &Tensor, numbers: &[u32]) -> Result<()> {
+pub fn overwrite(card: &CudaDevice, there: &Tensor, numbers: &[u32]) -> Result<()> {
     if there.elem_count() != numbers.len() {
         bail!("expected {} numbers, got {}", there.elem_count(), numbers.len())
     }
@@ -296,7 +299,7 @@ pub(crate) fn overwrite(card: &CudaDevice, there: &Tensor, numbers: &[u32]) -> R
 }
 
 /// Converts a number of elements to the type that kernels count in.
-pub(crate) fn count(n: usize) -> Result<i32> {
+pub fn count(n: usize) -> Result<i32> {
     i32::try_from(n).map_err(|_| candle_core::Error::Msg(format!("expected a size below 2^31 on a card, got {n}")))
 }
 
@@ -304,7 +307,7 @@ pub(crate) fn count(n: usize) -> Result<i32> {
 ///
 /// # Safety
 /// They have no padding.
-pub(crate) unsafe fn table<T: Copy>(entries: &[T], device: &Device) -> Result<Tensor> {
+pub unsafe fn table<T: Copy>(entries: &[T], device: &Device) -> Result<Tensor> {
     const { assert!(size_of::<T>().is_multiple_of(size_of::<u64>()) && align_of::<T>() == align_of::<u64>()) };
     let words = size_of_val(entries) / size_of::<u32>();
     // SAFETY: memory of this many words, each of which is written.
@@ -321,7 +324,7 @@ pub(crate) unsafe fn table<T: Copy>(entries: &[T], device: &Device) -> Result<Te
 }
 
 /// One allocation on the card, from which pieces are taken one after the other.
-pub(crate) struct Scratch {
+pub struct Scratch {
     memory: Tensor,
     at: u64,
     taken: u64,
@@ -329,7 +332,7 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     /// Allocates `bytes` bytes: the sum of [`of_piece`] over all pieces.
-    pub(crate) fn new(bytes: u64, device: &Device) -> Result<Self> {
+    pub fn new(bytes: u64, device: &Device) -> Result<Self> {
         let memory = unwritten(bytes as usize / size_of::<f32>(), DType::F32, device)?;
         Ok(Self { at: address(&memory)?, memory, taken: 0 })
     }
@@ -338,7 +341,7 @@ impl Scratch {
     ///
     /// # Panics
     /// If there is no room for it.
-    pub(crate) fn piece(&mut self, bytes: u64) -> u64 {
+    pub fn piece(&mut self, bytes: u64) -> u64 {
         let at = self.at + self.taken;
         self.taken += of_piece(bytes);
         assert!(self.taken <= byte_count(&self.memory) as u64, "scratch memory for fewer pieces");
@@ -346,12 +349,12 @@ impl Scratch {
     }
 
     /// Reuses the memory from the first piece on, for work that is launched after the users of the earlier pieces.
-    pub(crate) fn begin_again(&mut self) {
+    pub fn begin_again(&mut self) {
         self.taken = 0;
     }
 
     /// Returns the tensor that holds all pieces.
-    pub(crate) fn into_memory(self) -> Tensor {
+    pub fn into_memory(self) -> Tensor {
         self.memory
     }
 }
@@ -360,7 +363,7 @@ impl Scratch {
 type Word = [u64; 7];
 
 /// A kernel and its arguments.
-pub(crate) struct Kernel<'a> {
+pub struct Kernel<'a> {
     card: &'a CudaDevice,
     module: Module,
     name: String,
@@ -368,18 +371,19 @@ pub(crate) struct Kernel<'a> {
 }
 
 impl<'a> Kernel<'a> {
-    pub(crate) fn new(device: &'a Device, module: Module, name: impl Into<String>) -> Result<Self> {
+    /// The kernel of this name in a module, still without arguments.
+    pub fn new(device: &'a Device, module: Module, name: impl Into<String>) -> Result<Self> {
         Ok(Self { card: card(device)?, module, name: name.into(), arguments: Vec::new() })
     }
 
     /// Adds a contiguous tensor.
-    pub(crate) fn tensor(self, t: &Tensor) -> Result<Self> {
+    pub fn tensor(self, t: &Tensor) -> Result<Self> {
         let address = address(t)?;
         Ok(self.value(address))
     }
 
     /// Adds a contiguous tensor, or null.
-    pub(crate) fn tensor_or_null(self, t: Option<&Tensor>) -> Result<Self> {
+    pub fn tensor_or_null(self, t: Option<&Tensor>) -> Result<Self> {
         match t {
             Some(t) => self.tensor(t),
             None => Ok(self.value(0u64)),
@@ -387,13 +391,13 @@ impl<'a> Kernel<'a> {
     }
 
     /// Adds a size.
-    pub(crate) fn size(self, n: usize) -> Result<Self> {
+    pub fn size(self, n: usize) -> Result<Self> {
         let n = count(n)?;
         Ok(self.value(n))
     }
 
     /// Adds a number, or a struct with C's layout.
-    pub(crate) fn value<T: Copy>(mut self, value: T) -> Self {
+    pub fn value<T: Copy>(mut self, value: T) -> Self {
         const { assert!(size_of::<T>() <= size_of::<Word>() && align_of::<T>() <= align_of::<Word>()) };
         let mut word = Word::default();
         // SAFETY: the word is large enough, and aligned.
@@ -406,7 +410,7 @@ impl<'a> Kernel<'a> {
     ///
     /// # Safety
     /// The arguments are those of the kernel; its tensors have the elements that it reads and writes.
-    pub(crate) unsafe fn launch(self, grid: [usize; 3], threads: u32, shared_bytes: usize) -> Result<()> {
+    pub unsafe fn launch(self, grid: [usize; 3], threads: u32, shared_bytes: usize) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }
@@ -434,51 +438,48 @@ impl<'a> Kernel<'a> {
 }
 
 /// The number of threads of a block that works along rows of this width, four elements at a time.
-pub(crate) fn threads_along(width: usize) -> u32 {
+pub fn threads_along(width: usize) -> u32 {
     (width.div_ceil(4).next_multiple_of(32)).clamp(32, 256) as u32
 }
 
 /// Bytes of shared memory for a block of `threads` threads that adds partial sums by the kernels' `add_in_order`: 16 numbers a thread.
-pub(crate) fn bytes_to_add_in_order(threads: u32) -> usize {
+pub fn bytes_to_add_in_order(threads: u32) -> usize {
     threads as usize * 16 * size_of::<f32>()
 }
 
 /// A matrix of a product, as it lies in memory or transposed.
 #[derive(Clone, Copy)]
-pub(crate) struct Factor<'a> {
-    pub(crate) matrix: &'a Tensor,
-    pub(crate) is_transposed: bool,
+pub struct Factor<'a> {
+    /// The matrix as it lies in memory.
+    pub matrix: &'a Tensor,
+    /// Whether the product takes its transpose.
+    pub is_transposed: bool,
 }
 
 impl<'a> Factor<'a> {
-    pub(crate) fn plain(matrix: &'a Tensor) -> Self {
+    /// The matrix itself.
+    pub fn plain(matrix: &'a Tensor) -> Self {
         Self { matrix, is_transposed: false }
     }
 
-    pub(crate) fn transposed(matrix: &'a Tensor) -> Self {
+    /// The transpose of the matrix.
+    pub fn transposed(matrix: &'a Tensor) -> Self {
         Self { matrix, is_transposed: true }
     }
 }
 
 /// Whether cuBLAS multiplies operands of one dtype into a result of another.
-pub(crate) fn multiplies(operands: DType, result: DType) -> bool {
+pub fn multiplies(operands: DType, result: DType) -> bool {
     matches!((operands, result), (DType::F32, DType::F32) | (DType::BF16, DType::F32 | DType::BF16))
 }
 
 /// `c = alpha * a b + beta * c` with a (M, K), b (K, N), c (M, N): contiguous, a and b of one dtype; sums are in f32.
-pub(crate) fn multiply(
-    a: Factor,
-    b: Factor,
-    c: &Tensor,
-    size: (usize, usize, usize),
-    alpha: f32,
-    beta: f32,
-) -> Result<()> {
+pub fn multiply(a: Factor, b: Factor, c: &Tensor, size: (usize, usize, usize), alpha: f32, beta: f32) -> Result<()> {
     multiply_into_columns(a, b, (c, 0, size.2), size, alpha, beta)
 }
 
 /// Like [`multiply`], but into N columns of a wider c, given as that matrix, the first of the columns, and the matrix's width.
-pub(crate) fn multiply_into_columns(
+pub fn multiply_into_columns(
     a: Factor,
     b: Factor,
     (c, first, width): (&Tensor, usize, usize),

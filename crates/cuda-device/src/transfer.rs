@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use crate::bytes::with_bytes;
+use tensor_storage::with_bytes;
 
 /// Copies a tensor to another device, with memory for its own elements alone; returns the tensor itself if it is there already. Waits until
 /// the copy is done.
@@ -28,9 +28,9 @@ mod cuda {
     use candle_core::cuda_backend::WrapErr;
     use candle_core::cuda_backend::cudarc::driver::result;
     use candle_core::{CudaDevice, Result, Tensor};
+    use tensor_storage::from_bytes;
 
-    use crate::bytes::from_bytes;
-    use crate::cuda::address;
+    use crate::launch::address;
 
     pub fn to_host(x: &Tensor, card: &CudaDevice) -> Result<Tensor> {
         let (at, stream) = (address(x)?, card.cuda_stream());
@@ -51,7 +51,7 @@ mod tests {
     use candle_core::{CpuStorage, Storage};
 
     use super::*;
-    use crate::testing::device;
+    use crate::test_device::device;
 
     /// Elements that the memory of an f32 tensor has room for.
     fn memory(x: &Tensor) -> usize {

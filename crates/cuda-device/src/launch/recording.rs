@@ -1,6 +1,6 @@
 //! How launches are recorded on a card: the arena that their tensors come from, and the graph that they become.
 //!
-//! *Work* is the operations of one recording: a token of an answer ([`crate::Replay`]), or a phase of a round ([`crate::rounds`]).
+//! *Work* is the operations of one recording: a token of an answer ([`crate::Replay`]), or a phase of a round ([`crate::GraphRounds`]).
 //! The work first runs launch by launch, so that kernels are loaded, lists are on the card, and the size of the arena is known.
 
 use std::cell::RefCell;
@@ -145,25 +145,26 @@ pub(super) fn launched(numbers: impl IntoIterator<Item = u64>) {
 }
 
 /// The address from which recorded kernels read the key of dropout.
-pub(crate) fn key() -> Option<u64> {
+pub fn key() -> Option<u64> {
     in_round(|round| round.key()).flatten()
 }
 
 /// Whether launches are recorded now, so that lists of the host may have other values at the next launch.
-pub(crate) fn changes_lists() -> bool {
+pub fn changes_lists() -> bool {
     in_round(|round| round.is_recorded()).unwrap_or(false)
 }
 
 /// The place on the card of a list of the host that changes between launches. `None` unless launches are recorded.
-pub(crate) fn place_of<T>(list: &[T]) -> Option<Tensor> {
+pub fn place_of<T>(list: &[T]) -> Option<Tensor> {
     in_round(|round| round.list(list.as_ptr().addr(), list.len())).flatten()
 }
 
 /// A scope for temporary tensors: all tensors taken while it exists are dropped before it, and their memory in the arena is reused.
-pub(crate) struct Temporaries(Option<Sizes>);
+pub struct Temporaries(Option<Sizes>);
 
 impl Temporaries {
-    pub(crate) fn begin() -> Self {
+    /// Begins the scope.
+    pub fn begin() -> Self {
         Self(in_scope(|scope| scope.taken))
     }
 }
@@ -187,7 +188,7 @@ pub(super) fn hold(list: &[u32], there: &Tensor) {
 }
 
 /// Prevents the recording of this work, because of this operation.
-pub(crate) fn refuse(operation: &'static str) {
+pub fn refuse(operation: &'static str) {
     in_scope(|scope| scope.refused_by = Some(operation));
 }
 

@@ -13,7 +13,7 @@ const KEPT_LISTS: usize = 256;
 const KEPT_LIST: usize = 8192;
 
 /// Returns a list of the host on the card: its values or, while launches are recorded, the place of a list that changes.
-pub(crate) fn changing(list: &[u32], device: &Device) -> Result<Tensor> {
+pub fn changing(list: &[u32], device: &Device) -> Result<Tensor> {
     match recording::place_of(list) {
         Some(place) => Ok(place),
         None => uploaded(list, device),
@@ -21,7 +21,7 @@ pub(crate) fn changing(list: &[u32], device: &Device) -> Result<Tensor> {
 }
 
 /// Returns numbers on the card. Short lists are kept, and uploaded once. Recorded work finds the lists that it was measured with.
-pub(crate) fn uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
+pub fn uploaded(list: &[u32], device: &Device) -> Result<Tensor> {
     if let Some(there) = recording::held(list) {
         return Ok(there);
     }

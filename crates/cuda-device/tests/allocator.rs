@@ -3,19 +3,19 @@
 
 use candle_core::{DType, Device, Tensor};
 
-#[path = "support/tensors.rs"]
-mod tensors;
+#[path = "support/emulated.rs"]
+mod emulated;
 
-use self::tensors::{is_emulated, test_alone};
+use self::emulated::{is_emulated, test_alone};
 
 const MIB: usize = 1 << 20;
 
 fn card() -> Device {
-    t5_ops::open_card(0).expect("a card, or the emulated one")
+    cuda_device::open_card(0).expect("a card, or the emulated one")
 }
 
 fn mib(card: &Device) -> [u64; 4] {
-    let bytes = t5_ops::device_bytes(card).expect("a card counts");
+    let bytes = cuda_device::device_bytes(card).expect("a card counts");
     [bytes.pool, bytes.pool_peak, bytes.tensors, bytes.tensors_peak].map(|bytes| bytes >> 20)
 }
 
@@ -27,7 +27,7 @@ fn tensor(mib: usize, value: f32, card: &Device) -> candle_core::Result<Tensor> 
 #[test]
 fn memory_between_tensors_goes_where_a_large_one_wants_it_and_no_limit_is_passed() {
     let card = card();
-    t5_ops::limit_device(&card, 64 * MIB as u64).unwrap();
+    cuda_device::limit_device(&card, 64 * MIB as u64).unwrap();
     let mut tensors: Vec<Option<Tensor>> = (0..14).map(|i| Some(tensor(4, i as f32, &card).unwrap())).collect();
     tensors.iter_mut().step_by(2).for_each(|tensor| *tensor = None);
     // 28 MiB are free in places of four, and six or eight MiB that no memory backs.
@@ -39,11 +39,11 @@ fn memory_between_tensors_goes_where_a_large_one_wants_it_and_no_limit_is_passed
     }
     assert!(large.to_vec1::<f32>().unwrap().iter().all(|&value| value == 0.5));
     let error = tensor(8, 0.0, &card).unwrap_err().to_string();
-    assert!(t5_ops::is_out_of_device_memory(&error), "{error}");
+    assert!(cuda_device::is_out_of_device_memory(&error), "{error}");
     let [held, held_peak, of_tensors, _] = mib(&card);
     assert!(held <= 64 && held_peak <= 64 && of_tensors == 60, "{held} and at most {held_peak} for {of_tensors}");
     drop(large);
-    t5_ops::release_unused_of_device(&card).unwrap();
+    cuda_device::release_unused_of_device(&card).unwrap();
     let [held, held_peak, of_tensors, most_of_tensors] = mib(&card);
     assert_eq!([of_tensors, most_of_tensors], [28, 28]);
     assert!(held == held_peak && (28..=32).contains(&held), "{held} MiB");
@@ -55,10 +55,10 @@ fn small_tensors_are_held_in_few_units() {
     let before = mib(&card)[0];
     let small: Vec<Tensor> = (0..100).map(|_| Tensor::zeros(1000, DType::F32, &card).unwrap()).collect();
     let large = tensor(3, 1.0, &card).unwrap();
-    let unit = t5_ops::pool_unit(&card).expect("memory is given out here") >> 20;
+    let unit = cuda_device::pool_unit(&card).expect("memory is given out here") >> 20;
     assert!(mib(&card)[0] - before <= 3 + unit, "{:?}", mib(&card));
     drop((small, large));
-    t5_ops::release_unused_of_device(&card).unwrap();
+    cuda_device::release_unused_of_device(&card).unwrap();
     assert_eq!(mib(&card)[0], 0, "nothing is held for no tensors");
 }
 
@@ -72,7 +72,7 @@ fn a_card_without_memory_pools_is_refused_with_a_word() {
         }
         return;
     }
-    let error = t5_ops::open_card(0).unwrap_err().to_string();
+    let error = cuda_device::open_card(0).unwrap_err().to_string();
     assert!(error.contains("expected a card whose driver has memory pools"), "{error}");
 }
 
@@ -89,13 +89,13 @@ fn a_driver_that_cannot_back_addresses_keeps_its_pool() {
         return;
     }
     let card = card();
-    assert_eq!(t5_ops::pool_unit(&card), None);
-    let error = t5_ops::limit_device(&card, 64 * MIB as u64).unwrap_err().to_string();
+    assert_eq!(cuda_device::pool_unit(&card), None);
+    let error = cuda_device::limit_device(&card, 64 * MIB as u64).unwrap_err().to_string();
     assert!(error.contains("cannot back addresses by memory"), "{error}");
     let large = tensor(5, 2.0, &card).unwrap();
     let [held, _, of_tensors, _] = mib(&card);
     assert!(of_tensors >= 5 && held >= of_tensors, "{held} for {of_tensors}");
     drop(large);
-    t5_ops::release_unused_of_device(&card).unwrap();
+    cuda_device::release_unused_of_device(&card).unwrap();
     assert_eq!(mib(&card)[2], 0);
 }

@@ -7,7 +7,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use heap::{Allocator, FileMemory};
-use t5_ops::{
+use tensor_storage::{
     WritePolicy, copy_from_file, copy_into_file, is_in_file, overwrite_in_file, page_in, page_out, read_ahead,
 };
 

@@ -43,8 +43,11 @@ pub fn absent_like(host_copy: &Tensor, device: &Device) -> Result<Tensor> {
     }
 }
 
-/// Refuses values of another shape or dtype.
-pub(crate) fn check_alike(name: &str, x: &Tensor, host_copy: &Tensor) -> Result<()> {
+/// Refuses values of another shape or dtype, in the name of an operation.
+///
+/// # Errors
+/// A message with both.
+pub fn check_alike(name: &str, x: &Tensor, host_copy: &Tensor) -> Result<()> {
     if (x.shape(), x.dtype()) != (host_copy.shape(), host_copy.dtype()) {
         let (expected, got) = ((x.dtype(), x.dims()), (host_copy.dtype(), host_copy.dims()));
         bail!("{name}: expected {:?} {:?}, got {:?} {:?}", expected.0, expected.1, got.0, got.1);
@@ -129,8 +132,8 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
-    use crate::dispatch::overwrite;
-    use crate::{change_bytes, with_bytes};
+    use crate::bytes::{change_bytes, with_bytes};
+    use crate::elements::overwrite;
 
     // The host alone: a card has no pages to release.
     #[test]

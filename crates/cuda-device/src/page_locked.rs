@@ -7,7 +7,7 @@
 
 use candle_core::{Device, Tensor};
 
-use crate::paging::is_in_file;
+use tensor_storage::is_in_file;
 
 /// A tensor on the CPU whose memory is locked for as long as this exists.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl PageLocked {
             _ if is_in_file(tensor) => None,
             #[cfg(feature = "cuda")]
             Device::Cuda(card) => {
-                let (at, bytes) = crate::with_bytes(tensor, |bytes| (bytes.as_ptr(), bytes.len())).ok()?;
+                let (at, bytes) = tensor_storage::with_bytes(tensor, |bytes| (bytes.as_ptr(), bytes.len())).ok()?;
                 // SAFETY: the tensor is kept, and its memory with it.
                 let lock = unsafe { Lock::new(&card.cuda_stream(), at, bytes) }?;
                 Some(Self { _lock: lock, _tensor: tensor.clone() })

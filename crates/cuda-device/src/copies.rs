@@ -13,12 +13,11 @@ use std::rc::Rc;
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::cudarc::driver::CudaEvent;
 use candle_core::{Device, Result, Tensor};
+use tensor_storage::{WritePolicy, absent, overwrite, overwrite_in_place};
 
 #[cfg(feature = "cuda")]
 use crate::copy_streams::Run;
-use crate::dispatch::overwrite;
-use crate::paging::{WritePolicy, overwrite_in_place};
-use crate::{absent, copy_waits};
+use crate::copy_waits;
 
 /// Bytes of pinned memory that the copies of a process go through: a few pieces, used round robin.
 pub const STAGING_BYTES: u64 = (PIECES * PIECE) as u64;
@@ -173,9 +172,11 @@ impl WriteBack {
     pub fn begin(x: &Tensor, host_copy: &Tensor) -> Result<Option<Self>> {
         absent::check_alike("copy", x, host_copy)?;
         #[cfg(feature = "cuda")]
-        if !x.device().is_cpu() && crate::change_bytes(host_copy, |bytes| crate::page_locked::is_locked(bytes))? {
+        if !x.device().is_cpu()
+            && tensor_storage::change_bytes(host_copy, |bytes| crate::page_locked::is_locked(bytes))?
+        {
             let x = x.contiguous()?;
-            let copy = || crate::change_bytes(host_copy, |bytes| cuda::write_back(&x, bytes))?;
+            let copy = || tensor_storage::change_bytes(host_copy, |bytes| cuda::write_back(&x, bytes))?;
             let is_written_back = copy_waits::waiting(x.device(), copy)?;
             copy_waits::record_download(&x);
             return Ok(is_written_back.map(|is_written_back| Self { is_written_back, _host_copy: host_copy.clone() }));
@@ -230,11 +231,10 @@ mod cuda {
     use candle_core::cuda_backend::WrapErr;
     use candle_core::cuda_backend::cudarc::driver::{CudaEvent, DriverError};
     use candle_core::{Device, Tensor};
+    use tensor_storage::{from_bytes, with_bytes, with_extent};
 
     use super::{PIECE, PIECES};
-    use crate::bytes::{from_bytes, with_bytes};
     use crate::copy_streams::{CopyStreams, Run};
-    use crate::paging::with_extent;
 
     /// A copy to the card.
     #[derive(Debug)]
@@ -253,7 +253,7 @@ mod cuda {
         }
 
         pub fn copy(&mut self, to: &Tensor, host_copy: &Tensor) -> candle_core::Result<()> {
-            let address = crate::cuda::address(to)?;
+            let address = crate::launch::address(to)?;
             let mut copy_streams = self.copy_streams.borrow_mut();
             let host_copy = host_copy.contiguous()?;
             let read = with_extent(&host_copy, |file| copy_streams.upload_from_file(address, file, &self.is_free));
@@ -273,7 +273,7 @@ mod cuda {
             runs: &[Run],
             is_filled: &CudaEvent,
         ) -> candle_core::Result<Rc<CudaEvent>> {
-            let address = crate::cuda::address(to)?;
+            let address = crate::launch::address(to)?;
             // SAFETY: by the caller's promise.
             let is_done =
                 unsafe { self.copy_streams.borrow_mut().upload_pinned(address, runs, [&self.is_free, is_filled]) }?;
@@ -333,7 +333,7 @@ mod cuda {
         }
 
         pub fn complete(self, x: &Tensor) -> candle_core::Result<Tensor> {
-            let address = crate::cuda::address(x)?;
+            let address = crate::launch::address(x)?;
             let mut copied = Ok(());
             let copy = |bytes: &mut [u8]| copied = self.copy_streams.borrow_mut().down(address, bytes, &self.is_ready);
             let values = from_bytes(x.shape(), x.dtype(), copy);
@@ -346,7 +346,7 @@ mod cuda {
     /// returned event is reached when the values are there; `None` for a tensor on the CPU.
     pub fn write_back(x: &Tensor, host_copy: &mut [u8]) -> candle_core::Result<Option<Rc<CudaEvent>>> {
         let Some(copy_streams) = copy_streams_of(x.device())? else { return Ok(None) };
-        let address = crate::cuda::address(x)?;
+        let address = crate::launch::address(x)?;
         let is_written_back = {
             let mut copy_streams = copy_streams.borrow_mut();
             let is_ready = copy_streams.launched().w()?;

@@ -8,7 +8,7 @@ use super::{address, unwritten};
 
 /// A number in a list of f64 on the card.
 #[derive(Clone, Debug)]
-pub(crate) struct Number {
+pub struct Number {
     list: Tensor,
     index: usize,
 }
@@ -25,7 +25,7 @@ pub(crate) fn forget_numbers() {
 
 impl Number {
     /// Takes the next place in this thread's list, which has room for `room` numbers.
-    pub(crate) fn next(room: usize, device: &Device) -> Result<Self> {
+    pub fn next(room: usize, device: &Device) -> Result<Self> {
         NEXT.with_borrow_mut(|next| {
             let is_usable = |place: &Number| place.index < room && place.list.device().same_device(device);
             let place = match next.take().filter(is_usable) {
@@ -38,13 +38,13 @@ impl Number {
     }
 
     /// The address of the number's place.
-    pub(crate) fn address(&self) -> Result<u64> {
+    pub fn address(&self) -> Result<u64> {
         Ok(address(&self.list)? + (self.index * size_of::<f64>()) as u64)
     }
 }
 
 /// Reads numbers. The next ones begin a new list.
-pub(crate) fn read_numbers<'a>(numbers: impl IntoIterator<Item = &'a Number>) -> Result<Vec<f64>> {
+pub fn read_numbers<'a>(numbers: impl IntoIterator<Item = &'a Number>) -> Result<Vec<f64>> {
     let mut read: Option<(&Tensor, Vec<f64>)> = None;
     let value = |number: &'a Number| {
         let Number { list, index } = number;

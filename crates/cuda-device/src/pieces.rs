@@ -2,9 +2,9 @@
 
 /// The most bytes of a table that are uploaded at once. By CUDA's programming guide, a copy of up to this many bytes of unpinned memory
 /// does not wait for earlier launches.
-pub(crate) const STAGED_BYTES: u64 = 64 << 10;
+pub const STAGED_BYTES: u64 = 64 << 10;
 
 /// The bytes that a piece takes of scratch memory.
-pub(crate) fn of_piece(bytes: u64) -> u64 {
+pub fn of_piece(bytes: u64) -> u64 {
     bytes.next_multiple_of(16)
 }

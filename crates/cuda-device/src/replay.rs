@@ -12,7 +12,7 @@
 //!
 //! # fn main() -> candle_core::Result<()> {
 //! let x = Tensor::ones(3, DType::F32, &Device::Cpu)?; // on a card it would be recorded
-//! let mut replay = t5_ops::Replay::default();
+//! let mut replay = cuda_device::Replay::default();
 //! for step in 0..5 {
 //!     let sum = replay.run(&[&x], &[step], |step| &x + step.to_dtype(DType::F32)?.broadcast_as(3)?)?;
 //!     assert_eq!(sum.to_vec1::<f32>()?, [step as f32 + 1.0; 3]);
@@ -29,7 +29,7 @@ use candle_core::{Device, Error, Tensor};
 #[derive(Default)]
 pub struct Replay {
     #[cfg(feature = "cuda")]
-    on_card: crate::cuda::recording::OnCard,
+    on_card: crate::launch::recording::OnCard,
 }
 
 impl std::fmt::Debug for Replay {
@@ -43,7 +43,7 @@ impl Replay {
     pub fn to_be_measured() -> Self {
         Self {
             #[cfg(feature = "cuda")]
-            on_card: crate::cuda::recording::OnCard::to_be_measured(),
+            on_card: crate::launch::recording::OnCard::to_be_measured(),
         }
     }
 
@@ -86,9 +86,9 @@ impl Replay {
 }
 
 /// Prevents the recording of work that takes a number from the host, because later launches of the recording would need another number.
-pub(crate) fn refuse_recording(operation: &'static str) {
+pub fn refuse_recording(operation: &'static str) {
     #[cfg(feature = "cuda")]
-    crate::cuda::recording::refuse(operation);
+    crate::launch::recording::refuse(operation);
     #[cfg(not(feature = "cuda"))]
     let _ = operation;
 }

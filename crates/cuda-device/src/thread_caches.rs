@@ -28,16 +28,16 @@ pub fn release_thread_caches() {
     #[cfg(feature = "cuda")]
     {
         forget_tensors();
-        crate::waiting::forget();
+        crate::pinned_copies::forget();
         crate::copies::drop_copy_streams();
         crate::copy_waits::forget_pending();
-        crate::card_memory::release_unused();
+        crate::allocator::release_unused();
     }
 }
 
 /// Drops the tensors that this thread keeps on cards for later calls.
 #[cfg(feature = "cuda")]
 fn forget_tensors() {
-    crate::cuda::forget_lists();
-    crate::cuda::forget_numbers();
+    crate::launch::forget_lists();
+    crate::launch::forget_numbers();
 }

@@ -137,7 +137,7 @@ mod way {
             let is_read = taken.store.borrow().is_read.clone();
             let after = iter::once(&is_ready).chain(is_read.as_deref());
             // SAFETY: nothing else uses the memory, and the copy waits for all earlier copies out of it.
-            unsafe { copy_streams.download_pinned(crate::cuda::address(&x)?, &taken.runs, after) }?
+            unsafe { copy_streams.download_pinned(crate::launch::address(&x)?, &taken.runs, after) }?
         };
         let copied = Copied::at(Rc::clone(&is_filled), &copy_streams);
         Ok(Some((x, Memory { taken, is_filled }, copied)))

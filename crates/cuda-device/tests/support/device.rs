@@ -14,7 +14,7 @@ pub fn device() -> Device {
         static DEVICE: OnceCell<Device> = const { OnceCell::new() };
     }
     let open = || match std::env::var("LOW_MEM_T5_TEST_DEVICE").as_deref() {
-        Ok("cuda") => t5_ops::open_card(0).expect("a card"),
+        Ok("cuda") => cuda_device::open_card(0).expect("a card"),
         _ => Device::Cpu,
     };
     DEVICE.with(|device| device.get_or_init(open).clone())

@@ -1,5 +1,5 @@
 //! The memory of a device: what it has, and what this process holds of it. Tensors come from the allocator of this program
-//! ([`crate::card_memory`]), or from the driver's pool where the driver cannot back addresses by memory.
+//! ([`crate::allocator`]), or from the driver's pool where the driver cannot back addresses by memory.
 
 use candle_core::{Device, Result};
 
@@ -36,7 +36,7 @@ pub fn device_bytes(device: &Device) -> Option<DeviceBytes> {
 pub fn pool_unit(device: &Device) -> Option<u64> {
     match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(device) => crate::card_memory::unit(device).map(|bytes| bytes as u64),
+        Device::Cuda(device) => crate::allocator::unit(device).map(|bytes| bytes as u64),
         _ => None,
     }
 }
@@ -69,7 +69,7 @@ mod cuda {
     use candle_core::{CudaDevice, bail};
 
     use super::DeviceBytes;
-    use crate::card_memory::{self, Count};
+    use crate::allocator::{self, Count};
 
     /// The driver's pool, from which tensors come where this program does not allocate itself.
     fn pool(device: &CudaDevice) -> Result<CUmemoryPool, DriverError> {
@@ -109,7 +109,7 @@ mod cuda {
         let stream = device.cuda_stream();
         let context = stream.context();
         let (free, total) = context.mem_get_info()?;
-        let count = card_memory::count(device).map_or_else(|| count_of_pool(device), Ok)?;
+        let count = allocator::count(device).map_or_else(|| count_of_pool(device), Ok)?;
         Ok(DeviceBytes {
             name: context.name()?,
             total: total as u64,
@@ -124,7 +124,7 @@ mod cuda {
     /// Limits the memory that is held for tensors.
     pub fn limit(device: &CudaDevice, most: u64) -> candle_core::Result<()> {
         trim(device)?;
-        let Some(()) = card_memory::limit(device, usize::try_from(most).unwrap_or(usize::MAX)) else {
+        let Some(()) = allocator::limit(device, usize::try_from(most).unwrap_or(usize::MAX)) else {
             bail!("it cannot back addresses by memory, so its own pool has the tensors")
         };
         Ok(())
@@ -135,13 +135,13 @@ mod cuda {
         device.cuda_stream().synchronize().w()?;
         // SAFETY: a pool of an open device.
         let of_driver = || unsafe { result::mem_pool::trim_to(pool(device)?, 0) };
-        card_memory::trim(device).unwrap_or_else(of_driver).w()
+        allocator::trim(device).unwrap_or_else(of_driver).w()
     }
 
     pub fn release_unused(device: &CudaDevice) -> candle_core::Result<()> {
         trim(device)?;
-        if card_memory::count(device).is_some() {
-            card_memory::reset_peaks(device);
+        if allocator::count(device).is_some() {
+            allocator::reset_peaks(device);
             return Ok(());
         }
         let pool = pool(device).w()?;

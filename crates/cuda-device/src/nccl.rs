@@ -117,7 +117,7 @@ mod communicator {
     use candle_core::{DType, Device, Error, Result, Tensor, bail};
 
     use super::SumTo;
-    use crate::cuda::address;
+    use crate::launch::address;
 
     pub type Moment = CudaEvent;
 

@@ -27,7 +27,7 @@ use crate::graphs::{GraphInputs, Turn};
 /// Rounds by their kind `K`. The recorded round of a kind stores its host state, a `V`, which later rounds of this kind read back.
 pub struct GraphRounds<K, V> {
     #[cfg(feature = "cuda")]
-    on_card: crate::cuda::rounds::OnCard<K, V>,
+    on_card: crate::launch::rounds::OnCard<K, V>,
     #[cfg(not(feature = "cuda"))]
     of: PhantomData<(K, V)>,
 }
@@ -36,7 +36,7 @@ impl<K, V> Default for GraphRounds<K, V> {
     fn default() -> Self {
         Self {
             #[cfg(feature = "cuda")]
-            on_card: crate::cuda::rounds::OnCard::default(),
+            on_card: crate::launch::rounds::OnCard::default(),
             #[cfg(not(feature = "cuda"))]
             of: PhantomData,
         }

@@ -7,7 +7,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 use half::{bf16, f16};
 
-use crate::storage::assume_filled;
+use crate::elements::assume_filled;
 
 /// Calls `f` with the bytes of a tensor on the CPU, in `F32`, `F64`, `BF16`, `F16` or `U8`.
 pub fn with_bytes<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
@@ -22,14 +22,6 @@ pub fn with_bytes<R>(x: &Tensor, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
         Storage::Cpu(CpuStorage::U8(data)) => Ok(f(&data[range])),
         _ => bail!("with_bytes: expected F32, F64, BF16, F16 or U8 on the CPU, got {:?}", x.dtype()),
     }
-}
-
-/// Evicts a tensor on the CPU from the processor's caches, so that its next use takes as long as in a step of a large model.
-///
-/// # Errors
-/// As [`with_bytes`].
-pub fn evict_from_caches(x: &Tensor) -> Result<()> {
-    with_bytes(x, crate::cache::evict)
 }
 
 /// A tensor on the CPU whose bytes `fill` must set, every one of them: their values are unspecified before.
@@ -85,13 +77,13 @@ pub fn change_bytes<R>(x: &Tensor, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> 
 }
 
 /// The bytes of elements, which are numbers.
-pub(crate) fn bytes<T: WithDType>(data: &[T]) -> &[u8] {
+pub fn bytes<T: WithDType>(data: &[T]) -> &[u8] {
     // SAFETY: numbers have no padding, and the lifetime is that of the borrow.
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
 }
 
 /// Like [`bytes`], for changes in place.
-pub(crate) fn bytes_mut<T: WithDType>(data: &mut [T]) -> &mut [u8] {
+pub fn bytes_mut<T: WithDType>(data: &mut [T]) -> &mut [u8] {
     // SAFETY: as above, and borrowed exclusively; every bit pattern is a number.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
 }

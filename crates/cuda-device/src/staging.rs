@@ -89,7 +89,7 @@ mod streams {
 
     use super::{PIECE, PIECES, Staged};
     use crate::copy_streams::CopyStreams;
-    use crate::cuda::address;
+    use crate::launch::address;
 
     pub type Moment = CudaEvent;
 

@@ -10,10 +10,11 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 
-use crate::bytes::{bytes, bytes_mut, from_bytes, with_bytes};
-use crate::dispatch::{Path, overwrite};
-use crate::storage::{assume_filled, elements, filled, share_storage, with_element};
+use half::{bf16, f16};
 use heap::{Extent, ExtentMut, FileMemory};
+
+use crate::bytes::{bytes, bytes_mut, from_bytes, with_bytes};
+use crate::elements::{assume_filled, elements, overwrite, share_storage};
 
 /// When bytes written to a file go to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,15 +32,11 @@ pub enum WritePolicy {
 /// A file that cannot be written.
 pub fn copy_into_file(x: &Tensor, memory: &FileMemory, writes: WritePolicy) -> Result<Tensor> {
     let x = x.contiguous()?;
-    // These pages are not touched: whole writes are faster, as [`copy_from_file`] explains.
-    let unset = || match x.dtype() {
-        DType::F64 => Tensor::zeros(x.shape(), DType::F64, &Device::Cpu),
-        dtype => with_element!(dtype, Value, filled::<Value>(x.shape(), |_| Ok(()))),
-    };
-    if !x.device().is_cpu() || !(Path::of(&[&x]) == Path::Cpu || x.dtype() == DType::F64) {
+    if !x.device().is_cpu() || !matches!(x.dtype(), DType::F32 | DType::F64 | DType::BF16) {
         return memory.allocating(|| x.copy());
     }
-    let copy = memory.allocating(unset)?;
+    // These pages are not touched: whole writes are faster, as [`copy_from_file`] explains.
+    let copy = memory.allocating(|| from_bytes(x.shape(), x.dtype(), |_| ()))?;
     if !is_in_file(&copy) {
         return x.copy();
     }
@@ -51,7 +48,7 @@ pub fn copy_into_file(x: &Tensor, memory: &FileMemory, writes: WritePolicy) -> R
 pub fn can_read_in_place(dtype: DType) -> bool {
     let has_order =
         cfg!(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_endian = "little", not(miri)));
-    (Path::on_cpu(dtype) == Path::Cpu || matches!(dtype, DType::F16 | DType::U8)) && has_order
+    matches!(dtype, DType::F32 | DType::BF16 | DType::F16 | DType::U8) && has_order
 }
 
 /// Returns a tensor whose elements are the bytes of a file from `offset` on, without a copy. `None` where the bytes cannot be used in
@@ -71,9 +68,10 @@ pub fn tensor_in_file(memory: &FileMemory, offset: usize, shape: &[usize], dtype
         data.map(|data| Tensor::from_vec(data, shape, &Device::Cpu)).transpose()
     }
     match dtype {
-        DType::F16 => of::<half::f16>(memory, offset, shape),
+        DType::BF16 => of::<bf16>(memory, offset, shape),
+        DType::F16 => of::<f16>(memory, offset, shape),
         DType::U8 => of::<u8>(memory, offset, shape),
-        dtype => with_element!(dtype, Value, of::<Value>(memory, offset, shape)),
+        _ => of::<f32>(memory, offset, shape),
     }
 }
 
@@ -177,7 +175,7 @@ pub fn overwrite_in_place(x: &Tensor, values: &Tensor, writes: WritePolicy) -> R
 }
 
 /// Calls `f` with the part of a file in which the tensor's elements lie, if any. For a strided view, this is all of its storage.
-pub(crate) fn with_extent<R>(x: &Tensor, f: impl FnOnce(&Extent) -> R) -> Option<R> {
+pub fn with_extent<R>(x: &Tensor, f: impl FnOnce(&Extent) -> R) -> Option<R> {
     fn of<T>(data: &[T], range: Option<Range<usize>>) -> Option<Extent<'_>>
     where
         T: WithDType,
