@@ -110,3 +110,59 @@ fn a_tokenizer_with_more_entries_than_the_model_has_rows_answers_nothing() {
         scene.run(command).expect_code(4).expect_words(&["entries, expected at most the 400 rows", "hint: "]);
     }
 }
+
+/// Changes a JSON file of a scene.
+fn edit(scene: &Scene, name: &str, change: impl FnOnce(&mut serde_json::Value)) {
+    let mut json = serde_json::from_slice(&scene.read(name)).expect("JSON");
+    change(&mut json);
+    scene.write(name, json.to_string());
+}
+
+#[test]
+fn what_files_of_a_model_say_against_each_other_is_named_once() {
+    let scene = Scene::new();
+    scene.run(&short(&["--max-steps", "1"])).expect_code(0);
+    let check = |name: &str, expected: &str, change: &dyn Fn(&str)| {
+        for file in scene.names("run/model") {
+            scene.write(&format!("{name}/{file}"), scene.read(&format!("run/model/{file}")));
+        }
+        change(name);
+        let ran = scene.run(&["generate", "--model", name, "--prompt", "12", "--max-new-tokens", "2"]).expect_code(0);
+        let warnings: Vec<&str> = ran.err.lines().filter(|line| line.starts_with("warning: ")).collect();
+        let is_expected = warnings.len() == usize::from(!expected.is_empty()) && ran.err.contains(expected);
+        assert!(is_expected, "{name}: {}", ran.err);
+    };
+    check("right", "", &|_| {});
+    check("untied", "the shared table is the head, as in transformers 5", &|name| {
+        edit(&scene, &format!("{name}/config.json"), |json| json["tie_word_embeddings"] = false.into());
+    });
+    check("other-head", "`lm_head.weight` has other values: they are the head", &|name| {
+        let file = format!("{name}/model.safetensors");
+        let whole = scene.read(&file);
+        let length = usize::try_from(u64::from_le_bytes(*whole.first_chunk().expect("a length"))).expect("a header");
+        let mut header: serde_json::Value = serde_json::from_slice(&whole[8..8 + length]).expect("JSON");
+        let mut data = whole[8 + length..].to_vec();
+        let mut head = header["shared.weight"].clone();
+        let place = |at: usize| usize::try_from(head["data_offsets"][at].as_u64().expect("a number")).expect("a size");
+        let (start, size) = (data.len(), place(1) - place(0));
+        data.extend(std::iter::repeat_n([0, 0, 0x80, 0x3f], size / 4).flatten()); // ones
+        head["data_offsets"] = serde_json::json!([start, start + size]);
+        header["lm_head.weight"] = head;
+        let header = header.to_string().into_bytes();
+        scene.write(&file, [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat());
+    });
+    check("answers", "answers end with token 5", &|name| {
+        edit(&scene, &format!("{name}/generation_config.json"), |json| json["eos_token_id"] = 5.into());
+    });
+    check("several-ends", "", &|name| {
+        edit(&scene, &format!("{name}/generation_config.json"), |json| {
+            json["eos_token_id"] = serde_json::json!([5, 1])
+        });
+    });
+    check("template", "its template does not end texts with token 1, `</s>`", &|name| {
+        edit(&scene, &format!("{name}/tokenizer.json"), |json| json["post_processor"] = serde_json::Value::Null);
+    });
+    check("added", "add tokens that it lacks: `<new>`", &|name| {
+        drop(scene.write(&format!("{name}/added_tokens.json"), "{\"<new>\": 1024}"));
+    });
+}

@@ -59,6 +59,91 @@ fn two_meanings_are_refused_and_each_command_of_the_refusal_works() {
 }
 
 #[test]
+fn columns_without_a_known_meaning_are_refused_and_each_command_of_the_refusal_works() {
+    let scene = Scene::new();
+    let rows = |header: &str, delimiter: &str| -> String {
+        let rows = (0..4).map(|row| format!("how many legs have {row}{delimiter}{row} legs\n"));
+        [header.to_owned()].into_iter().chain(rows).collect()
+    };
+    let of_pairs = "{\"prompt\": \"a b\", \"chosen\": \"c\", \"rejected\": \"d\"}\n".to_owned();
+    let of_chats = "{\"chosen\": \"Human: a\", \"rejected\": \"Human: b\"}\n".to_owned();
+    for (number, (file, text, expected)) in [
+        ("Text.csv", rows("Text,Label\n", ","), ["text-to-text", ""]),
+        ("enfr.csv", rows("en,fr\n", ","), ["text-to-text", "text-to-text"]),
+        ("src.tsv", rows("src\ttgt\n", "\t"), ["text-to-text", "text-to-text"]),
+        ("pairs.jsonl", of_pairs, ["text-to-text", ""]),
+        ("chats.jsonl", of_chats, ["span-corruption", ""]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        scene.write(file, text);
+        let refused = train(&scene, file, &[]).expect_code(4).expect_words(&["no column `"]);
+        let commands: Vec<&str> = refused.err.lines().filter_map(|line| line.split('`').rev().nth(1)).collect();
+        let commands: Vec<&str> = commands.into_iter().filter(|command| command.starts_with("--set")).collect();
+        assert_eq!(commands.len(), expected.iter().filter(|name| !name.is_empty()).count(), "{}", refused.err);
+        for (at, (command, expected)) in commands.into_iter().zip(expected).enumerate() {
+            let run = format!("run{number}-{at}");
+            let more: Vec<&str> = [run.as_str()].into_iter().chain(command.split(' ')).collect();
+            train(&scene, file, &more).expect_code(0);
+            assert_eq!(scene.events(&run, "start")[0]["reading"]["objective"]["name"], expected, "{file}: {command}");
+        }
+        let shown = scene.run(&["inspect", file]).expect_code(0).out;
+        let line = shown.lines().find(|line| line.trim_start().starts_with("texts ")).expect("a line");
+        let flags = line.split('`').rev().nth(1).expect("flags").split(' ');
+        scene
+            .run(&["inspect", file].into_iter().chain(flags).collect::<Vec<_>>())
+            .expect_code(0)
+            .expect_words(&["from `"]);
+    }
+    for (file, delimiter) in [("bare.csv", ","), ("bare.tsv", "\t")] {
+        scene.write(file, rows("", delimiter));
+        let refused = train(&scene, file, &[]).expect_code(4).expect_words(&["no column `prompt`"]);
+        let command = refused.err.lines().find_map(|line| line.split_once("name the columns: `")).expect("a command");
+        scene.shell(command.1.trim_end_matches('`')).expect_code(0);
+        let made = format!("with-header{}", &file[4..]);
+        assert_eq!(pairs(&scene, &made, &[]).matches("how many").count(), 4, "{made}");
+    }
+}
+
+#[test]
+fn answers_and_messages_that_pandas_wrote_into_a_csv_are_read() {
+    let scene = Scene::new();
+    let check = |header: &str, cell: &str, expected: serde_json::Value| {
+        scene.write("cells.csv", format!("{header}\n{}\n", cell));
+        assert_eq!(pairs(&scene, "cells.csv", &[]), json!([expected]).to_string(), "{cell}");
+    };
+    let expected = json!({"prompt": "question: When? context: Then.", "response": "in 1911"});
+    for answers in [
+        "{'text': ['in 1911', '1911'], 'answer_start': [3, 6]}",
+        "{'text': array(['in 1911'], dtype=object), 'answer_start': array([3])}",
+        "{\"\"text\"\": [\"\"in 1911\"\"], \"\"answer_start\"\": [3]}",
+    ] {
+        check("context,question,answers", &format!("Then.,When?,\"{answers}\""), expected.clone());
+    }
+    let messages = "[{'role': 'user', 'content': \"\"it's\"\"}, {'role': 'assistant', 'content': 'so'}]";
+    check("messages", &format!("\"{messages}\""), json!({"prompt": "it's", "response": "so"}));
+    scene.write(
+        "cells.csv",
+        "context,question,answers\nThen.,When?,\"{'text': [], 'answer_start': []}\"\nNow.,Who?,I\n",
+    );
+    assert_eq!(pairs(&scene, "cells.csv", &["--bad-rows", "skip"]).matches("prompt").count(), 1, "no answer is null");
+}
+
+#[test]
+fn columns_of_one_name_and_words_for_missing_values_are_said() {
+    let scene = Scene::new();
+    scene.write("rows.csv", ",text,text,label\n0,a b,x,y\n1,c d,z,NaN\n");
+    let ran = train(&scene, "rows.csv", &[]).expect_code(0);
+    let words = ["not used: `(no name)`, `text (2)`", "1 row: a field such as `NaN` or `None` is read as this text"];
+    let said = format!("{}{}", ran.out, ran.err);
+    assert!(words.iter().all(|words| said.contains(words)) && said.contains("rows.csv:3"), "{said}");
+    scene.write("columns.json", "{\"prompt\": [\"a\", \"b\"], \"response\": [\"c\", \"d\"]}");
+    let refused = train(&scene, "columns.json", &["other"]).expect_code(4);
+    assert!(refused.err.contains("a list for each column") && refused.err.contains("orient="), "{}", refused.err);
+}
+
+#[test]
 fn the_columns_that_people_have_become_the_texts_that_they_mean() {
     let scene = Scene::new();
     for (file, rows, expected) in [

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use parquet_dataset::{Dataset, DatasetOptions, Residency, Rows};
-use row_files::{Chosen, Compression, Encoding, FILE_EXTENSIONS, Form, Kind, Pairing, ReadOptions, Row};
+use row_files::{Chosen, Compression, Encoding, FILE_EXTENSIONS, Form, Kind, Pairing, ReadOptions, Row, Unpaired};
 
 use crate::Error;
 use crate::row_text::as_text;
@@ -162,8 +162,8 @@ fn rows_of(path: &Path, columns: &[String], options: &ReadOptions) -> Result<Opt
         columns => Pairing::Each { columns: columns.to_vec() },
     };
     if let Some(missing) = pairing.columns().into_iter().find(|column| !kind.columns.contains(&column.name)) {
-        let (path, columns) = (path.to_owned(), kind.columns);
-        return Err(row_files::Error::Columns { path, missing: missing.name, columns }.into());
+        let unpaired = Unpaired::Missing(missing.name);
+        return Err(row_files::Error::unpaired(path, unpaired, kind.columns, None).into());
     }
     Ok(Some(Input::Rows(path.to_owned(), kind, pairing)))
 }

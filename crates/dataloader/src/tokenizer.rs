@@ -311,6 +311,15 @@ impl Tokenizer {
         if specials < ids.len() { ids[..specials].to_vec() } else { Vec::new() }
     }
 
+    /// Whether the file's template puts a token after every text, as transformers does then. [`encode`](Self::encode) does not add it.
+    pub fn ends_texts_with(&self, end: u32) -> bool {
+        if let Kind::Bytes(_) = self.kind {
+            return self.eos_id().is_ok_and(|id| id == end);
+        }
+        let encoding = self.inner.encode("a", true);
+        encoding.is_ok_and(|encoding| encoding.get_ids().last() == Some(&end))
+    }
+
     /// Rows that a model's embedding needs: the largest id plus one.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size

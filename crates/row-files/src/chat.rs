@@ -11,6 +11,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::error::reason;
+use crate::python_text;
 
 /// The most messages of a chat; a longer chat is an error.
 pub(crate) const MAX_TURNS: usize = 4096;
@@ -124,9 +125,11 @@ pub(crate) fn role(name: &str) -> String {
 
 /// Parses messages from a text that is itself JSON, as a CSV may hold them.
 pub(crate) fn from_text(text: &str) -> Result<Vec<Turn>, String> {
-    serde_json::from_str::<Turns>(text)
-        .map(|turns| turns.0)
-        .map_err(|error| format!("expected a list of messages as JSON: {}", reason(&error)))
+    let of_json = serde_json::from_str::<Turns>(text);
+    // pandas writes lists as Python does.
+    let turns =
+        of_json.or_else(|error| python_text::json(text).and_then(|json| serde_json::from_str(&json).ok()).ok_or(error));
+    turns.map(|turns| turns.0).map_err(|error| format!("expected a list of messages as JSON: {}", reason(&error)))
 }
 
 /// Parses messages from a list of a JSON row.

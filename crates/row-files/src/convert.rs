@@ -153,7 +153,10 @@ impl Conversion {
             }
             let pairing = match Pairing::of(&kind.columns, chosen) {
                 Ok(pairing) => pairing,
-                Err(unpaired) => return Err(Error::unpaired(path, unpaired, kind.columns)),
+                Err(unpaired) => {
+                    let delimiter = kind.dialect().map(|(delimiter, _)| delimiter);
+                    return Err(Error::unpaired(path, unpaired, kind.columns, delimiter));
+                }
             };
             sources.push((path.clone(), Arc::new(kind), Arc::new(pairing)));
         }

@@ -8,6 +8,8 @@
 //! This is our own state machine, because an unclosed quote has to be an error: it would swallow all later rows, and other
 //! readers do not report it.
 
+use std::collections::HashMap;
+
 use crate::columns::Column;
 use crate::error::{Error, RowFault};
 use crate::input::{Input, append};
@@ -16,6 +18,9 @@ use crate::row::{Cell, Row};
 
 /// The most columns of a file.
 const MAX_FIELDS: usize = 100_000;
+
+/// What pandas and `datasets` take for a missing value.
+const MISSING: [&str; 10] = ["NaN", "nan", "None", "NULL", "null", "N/A", "n/a", "NA", "<NA>", "#N/A"];
 
 /// Rows of a CSV or TSV file.
 pub(crate) struct DelimitedRows {
@@ -33,6 +38,8 @@ pub struct Notes {
     pub spanning: (u64, u64),
     /// Rows with a field that begins and ends with a quote which belongs to its text, and the line of the first.
     pub quoted: (u64, u64),
+    /// Rows with a field such as `NaN`, which other readers take for a missing value, and the line of the first.
+    pub missing: (u64, u64),
 }
 
 impl Notes {
@@ -40,8 +47,13 @@ impl Notes {
         let is_quoted = |cell: &Cell| {
             cell.text().is_some_and(|text| text.len() > 1 && text.starts_with('"') && text.ends_with('"'))
         };
-        let found = [records.breaks() > 0, !records.has_quotes && row.cells.iter().any(is_quoted)];
-        for (is_found, (rows, first)) in found.into_iter().zip([&mut self.spanning, &mut self.quoted]) {
+        let is_missing = |cell: &Cell| cell.text().is_some_and(|text| MISSING.contains(&text));
+        let found = [
+            (records.breaks() > 0, &mut self.spanning),
+            (!records.has_quotes && row.cells.iter().any(is_quoted), &mut self.quoted),
+            (row.cells.iter().any(is_missing), &mut self.missing),
+        ];
+        for (is_found, (rows, first)) in found {
             if is_found {
                 *rows += 1;
                 *first = if *rows == 1 { row.line } else { *first };
@@ -96,6 +108,16 @@ impl DelimitedRows {
         row.cells.extend(self.places.iter().map(|place| place.map_or(Cell::Null, |place| Cell::Text(fields(place)))));
         Ok(())
     }
+}
+
+/// The names of columns, the second `text` as `text (2)`: a name means one column.
+fn numbered(names: impl Iterator<Item = String>) -> Vec<String> {
+    let mut counts = HashMap::new();
+    let numbered = names.map(|name| {
+        let count = counts.entry(name.clone()).and_modify(|count| *count += 1).or_insert(1_usize);
+        if *count == 1 || name.is_empty() { name } else { format!("{name} ({count})") }
+    });
+    numbered.collect()
 }
 
 /// Rows as fields, including the header.
@@ -157,7 +179,7 @@ impl Records {
             Some(Err(fault)) => Err(broken(self, fault)),
             Some(Ok(())) => {
                 let fields = self.fields().map_err(|fault| broken(self, fault))?;
-                Ok((0..self.ends.len()).map(|place| fields(place).trim().to_owned()).collect())
+                Ok(numbered((0..self.ends.len()).map(|place| fields(place).trim().to_owned())))
             }
         }
     }

@@ -58,6 +58,8 @@ pub enum Error {
         missing: String,
         /// The columns of the file.
         columns: Vec<String>,
+        /// The text between two fields, if the file has fields.
+        delimiter: Option<char>,
     },
     /// The columns have several meanings.
     #[error("{}: the columns have {} meanings: {}", path.display(), meanings.len(), words(meanings))]
@@ -163,11 +165,11 @@ impl Error {
         Self::Compressed { path: path.to_owned(), reason }
     }
 
-    /// The error of a file whose columns have no single meaning.
-    pub fn unpaired(path: &Path, unpaired: Unpaired, columns: Vec<String>) -> Self {
+    /// The error of a file whose columns have no single meaning. `delimiter` is the text between two fields, if the file has fields.
+    pub fn unpaired(path: &Path, unpaired: Unpaired, columns: Vec<String>, delimiter: Option<char>) -> Self {
         let path = path.to_owned();
         match unpaired {
-            Unpaired::Missing(missing) => Self::Columns { path, missing, columns },
+            Unpaired::Missing(missing) => Self::Columns { path, missing, columns, delimiter },
             Unpaired::Template(key, reason) => Self::Setting { key, reason },
             Unpaired::Question(meanings) => Self::Question { path, meanings },
         }
@@ -339,7 +341,7 @@ impl RowFault {
                  quotes are ordinary characters: `--quoting none`"
                     .to_owned(),
             ),
-            Self::WrongType(_, OBJECT) => Some(
+            Self::WrongType(_, OBJECT) | Self::NotAnObject(LIST) => Some(
                 "expected an object a row; pandas writes them with `df.to_json(path, orient=\"records\", lines=True)`"
                     .to_owned(),
             ),

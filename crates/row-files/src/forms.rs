@@ -342,6 +342,56 @@ impl File<'_> {
     }
 }
 
+/// What columns without a known form could mean, most likely first.
+pub(crate) fn guesses(columns: &[String]) -> Vec<Meaning> {
+    const SHOWN: usize = 3;
+    let usual: Vec<String> = columns.iter().map(|name| name.to_lowercase().replace(' ', "_")).collect();
+    let place = |name: &str| usual.iter().position(|usual| usual == name);
+    let pair = |source: usize, target: usize| Meaning {
+        words: format!("`{}` is the source and `{}` the target", columns[source], columns[target]),
+        settings: vec![("prompt_column", columns[source].clone()), ("response_column", columns[target].clone())],
+    };
+    if let Ok(pairing) = (File { columns: &usual }).known()
+        && let Some([Some(source), Some(target)]) =
+            pairing.flat().map(|(source, target)| [place(source), place(target)])
+    {
+        return vec![pair(source, target)];
+    }
+    // A rejected answer is no target.
+    let texts: Vec<usize> =
+        (0..columns.len()).filter(|&at| usual[at] != "rejected" && !columns[at].is_empty()).collect();
+    let others = |known: usize| texts.iter().copied().filter(move |&at| at != known).take(SHOWN);
+    match (place("prompt"), place("response"), texts.as_slice()) {
+        (Some(prompt), None, _) => others(prompt).map(|target| pair(prompt, target)).collect(),
+        (None, Some(response), _) => others(response).map(|source| pair(source, response)).collect(),
+        (None, None, &[first, second]) => match (usual[first].len(), usual[second].len()) {
+            (2, 2) => {
+                [(first, second), (second, first)].map(|(from, to)| direction(&columns[from], &columns[to])).into()
+            }
+            _ => vec![pair(first, second), pair(second, first)],
+        },
+        (None, None, &[only]) => vec![alone(&columns[only])],
+        (None, None, &[first, .., last]) => vec![pair(first, last)],
+        _ => Vec::new(),
+    }
+}
+
+/// The meaning of a text alone.
+fn alone(text: &str) -> Meaning {
+    Meaning {
+        words: format!("pretraining on `{text}` alone, by span corruption"),
+        settings: vec![("objective", "span-corruption".to_owned()), ("text_column", text.to_owned())],
+    }
+}
+
+/// The meaning of a translation.
+fn direction(from: &str, to: &str) -> Meaning {
+    Meaning {
+        words: format!("from `{from}` to `{to}`"),
+        settings: vec![("source_lang", from.to_owned()), ("target_lang", to.to_owned())],
+    }
+}
+
 /// The question whether a text stands alone, or is the source of another column.
 fn pairs_or_text(text: &str, others: &[&str]) -> Unpaired {
     const SHOWN: usize = 3;
@@ -349,21 +399,13 @@ fn pairs_or_text(text: &str, others: &[&str]) -> Unpaired {
         words: format!("pairs: `{text}` is the source and `{other}` the target"),
         settings: vec![("prompt_column", text.to_owned()), ("response_column", (*other).to_owned())],
     };
-    let alone = Meaning {
-        words: format!("pretraining on `{text}` alone, by span corruption"),
-        settings: vec![("objective", "span-corruption".to_owned()), ("text_column", text.to_owned())],
-    };
-    Unpaired::Question(others.iter().take(SHOWN).map(pair).chain([alone]).collect())
+    Unpaired::Question(others.iter().take(SHOWN).map(pair).chain([alone(text)]).collect())
 }
 
 /// The question which language is the source.
 fn directions(languages: &[&str]) -> Unpaired {
-    let meaning = |from: &str, to: &str| Meaning {
-        words: format!("from `{from}` to `{to}`"),
-        settings: vec![("source_lang", from.to_owned()), ("target_lang", to.to_owned())],
-    };
     match languages {
-        [first, second, ..] => Unpaired::Question(vec![meaning(first, second), meaning(second, first)]),
+        [first, second, ..] => Unpaired::Question(vec![direction(first, second), direction(second, first)]),
         _ => Unpaired::Missing(format!("{TRANSLATION} of a second language")),
     }
 }

@@ -251,6 +251,12 @@ fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
             "the file is damaged or incomplete, or has the wrong name",
         );
     }
+    if is_by_columns(text) {
+        return refused(
+            "this is one object with a list for each column".to_owned(),
+            "write an object a row; pandas does with `df.to_json(path, orient=\"records\", lines=True)`",
+        );
+    }
     match (extension.as_str(), text.first()) {
         ("csv", _) => return Ok(Form::Delimited(delimiter(text))),
         ("tsv" | "tab", _) => return Ok(Form::Delimited(b'\t')),
@@ -271,6 +277,19 @@ fn form(path: &Path, beginning: &[u8]) -> Result<Form, Error> {
 fn is_html(text: &[u8]) -> bool {
     let begins = |tag: &str| text.get(..tag.len()).is_some_and(|start| start.eq_ignore_ascii_case(tag.as_bytes()));
     begins("<!doctype html") || begins("<html") || begins("<head")
+}
+
+/// Whether a short file is one object of lists that are equally long, such as pandas writes with `orient="list"`.
+fn is_by_columns(text: &[u8]) -> bool {
+    if text.first() != Some(&b'{') || text.len() >= PROBE_BYTES {
+        return false;
+    }
+    let Ok(object) = serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(text) else { return false };
+    let lengths: Option<Vec<usize>> = object
+        .values()
+        .map(|value| value.as_array().filter(|list| !list.iter().any(|e| e.is_object() || e.is_array())).map(Vec::len))
+        .collect();
+    lengths.is_some_and(|lengths| lengths.len() > 1 && lengths[0] > 1 && lengths.iter().all(|len| *len == lengths[0]))
 }
 
 /// The UTF-16 of a text whose first letters are ASCII: every other byte is zero.

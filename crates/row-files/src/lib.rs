@@ -37,6 +37,8 @@ mod meaning;
 mod options;
 mod parquet_rows;
 mod parquet_writer;
+mod python_text;
+mod refusal;
 mod row;
 mod rows;
 mod split;

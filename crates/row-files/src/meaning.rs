@@ -41,7 +41,7 @@ impl Meaning {
 }
 
 /// A word for a shell.
-fn quoted(word: &str) -> String {
-    let is_plain = word.chars().all(|c| c.is_alphanumeric() || "_-.=".contains(c));
+pub(crate) fn quoted(word: &str) -> String {
+    let is_plain = word.chars().all(|c| c.is_alphanumeric() || "_-.=/".contains(c));
     if is_plain { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }

@@ -2,7 +2,10 @@
 
 use std::borrow::Cow;
 
+use serde_json::Value;
+
 use crate::chat::Turn;
+use crate::python_text;
 
 /// One row.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,9 +19,28 @@ pub struct Row {
 /// The one text that a list of texts stands for: its elements with line breaks between them. Of the answers to a question,
 /// which say the same in several ways, it is the first.
 pub(crate) fn one_text(texts: &[impl AsRef<str>], column: &str) -> String {
-    let is_answers = column == "answers" || column.ends_with("answers.text");
-    let taken = if is_answers { &texts[..1] } else { texts };
+    let taken = if has_answers(column) { &texts[..1] } else { texts };
     taken.iter().map(AsRef::as_ref).collect::<Vec<&str>>().join("\n")
+}
+
+/// Whether a column of this name has the answers to a question, of which the first is the text.
+pub(crate) fn has_answers(column: &str) -> bool {
+    column == "answers" || column.ends_with("answers.text")
+}
+
+/// The answer that a cell holds as the text of an object, in JSON or as Python writes it: such cells has a CSV of SQuAD. An object without
+/// an answer is null, and other texts are `None`.
+pub(crate) fn written_answer(text: &str) -> Option<Cell> {
+    if !text.trim_start().starts_with('{') {
+        return None;
+    }
+    let parsed = serde_json::from_str::<Value>(text).ok();
+    let object = parsed.or_else(|| serde_json::from_str(&python_text::json(text)?).ok())?;
+    let answer = match object.get("text")? {
+        Value::Array(answers) => answers.first().map(Value::as_str),
+        answer => Some(answer.as_str()),
+    };
+    answer.map_or(Some(Cell::Null), |answer| answer.map(|answer| Cell::Text(answer.to_owned())))
 }
 
 /// A text of a row: a cell, or a text that was made from cells.

@@ -11,7 +11,7 @@ use crate::json::JsonRows;
 use crate::kind::{Form, Kind, row_error};
 use crate::options::ReadOptions;
 use crate::parquet_rows::ParquetRows;
-use crate::row::Row;
+use crate::row::{Row, has_answers, written_answer};
 
 /// The rows of one file.
 ///
@@ -35,6 +35,8 @@ pub struct Rows {
     path: PathBuf,
     options: ReadOptions,
     reader: Reader,
+    /// The places of columns with the answers to questions.
+    answers: Vec<usize>,
 }
 
 enum Reader {
@@ -71,7 +73,8 @@ impl Rows {
                 });
             }
         };
-        Ok(Self { path: path.to_owned(), options: kind.options, reader })
+        let answers = wanted.iter().enumerate().filter(|(_, column)| has_answers(&column.name)).map(|(place, _)| place);
+        Ok(Self { path: path.to_owned(), options: kind.options, reader, answers: answers.collect() })
     }
 
     /// Reads the next row, or returns why it cannot be used; `None` at the end.
@@ -85,6 +88,13 @@ impl Rows {
             Reader::Parquet(rows) => rows.next(row)?,
             Reader::Arrow(rows) => rows.next(row)?,
         };
+        for place in &self.answers {
+            if let Some(cell) = row.cells.get_mut(*place)
+                && let Some(answer) = cell.text().and_then(written_answer)
+            {
+                *cell = answer;
+            }
+        }
         Ok(read.map(|read| read.map_err(|fault| self.error(row, fault))))
     }
 

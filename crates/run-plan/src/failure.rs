@@ -165,15 +165,19 @@ impl From<dataloader::Error> for Failure {
 impl From<row_files::Error> for Failure {
     fn from(error: row_files::Error) -> Self {
         use row_files::Error as E;
+        let meanings = error.meanings();
+        let meanings = meanings.iter().map(|meaning| format!("{}: `{}`", meaning.words, meaning.assignments()));
         let error = match error {
             E::Parquet(error) => return error.into(),
-            E::Question { path, meanings } => {
-                let words = format!("{}: its columns have {} meanings", path.display(), meanings.len());
-                let hints = meanings.iter().map(|meaning| format!("{}: `{}`", meaning.words, meaning.assignments()));
-                return Self { hints: hints.collect(), ..Self::usage(words) };
+            E::Question { path, meanings: several } => {
+                let words = format!("{}: its columns have {} meanings", path.display(), several.len());
+                return Self { hints: meanings.collect(), ..Self::usage(words) };
             }
             error => error,
         };
+        let header = error
+            .header_command()
+            .map(|command| format!("its first line looks like a row; name the columns: `{command}`"));
         let hint = error.hint();
         let exit = match &error {
             E::Write(_) => Exit::Internal,
@@ -182,7 +186,8 @@ impl From<row_files::Error> for Failure {
             E::Setting { .. } => Exit::Usage,
             _ => Exit::Unusable,
         };
-        Self::new(exit, error.to_string()).with_hint(hint)
+        let failure = Self::new(exit, error.to_string()).with_hint(header).with_hint(hint);
+        meanings.fold(failure, Self::hint)
     }
 }
 

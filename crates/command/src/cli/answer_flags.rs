@@ -152,6 +152,7 @@ impl DecodingFlags {
         if let Err(contradiction) = model_directory::check_end(directory, model, &tokenizer) {
             report::warn(&contradiction.message);
         }
+        model_directory::warn_of_ends(directory, model, &tokenizer);
         if Generation::of(values).keeps_special_tokens {
             tokenizer.keep_special_tokens(model.frame());
         }

@@ -309,11 +309,10 @@ fn ended(error: row_files::Error, failed: Option<Failure>, flags: &ConvertArgs) 
 
 /// An error of columns, with hints that name flags rather than keys.
 pub fn named_by_flags(error: row_files::Error) -> Failure {
-    if let row_files::Error::Question { meanings, .. } = &error {
-        let hints = meanings.iter().map(|meaning| format!("{}: `{}`", meaning.words, meaning.flags()));
-        return Failure { hints: hints.collect(), ..error.into() };
-    }
+    let meanings = error.meanings();
     let mut failure = Failure::from(error);
+    // Those of the meanings are the last ones.
+    failure.hints.truncate(failure.hints.len() - meanings.len());
     for hint in &mut failure.hints {
         for (key, flag) in [
             ("`data.objective=span-corruption` with `data.text_column`", "`--text-column`"),
@@ -327,5 +326,6 @@ pub fn named_by_flags(error: row_files::Error) -> Failure {
         // A template has characters of the shell.
         *hint = hint.replace("--source-template {", "--source-template '{").replace("}`, or", "}'`, or");
     }
-    failure
+    let meanings = meanings.iter().map(|meaning| format!("{}: `{}`", meaning.words, meaning.flags()));
+    meanings.fold(failure, Failure::hint)
 }

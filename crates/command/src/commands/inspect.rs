@@ -6,14 +6,14 @@ use std::path::Path;
 
 use memory_policy::{Bytes, counted, plural};
 use parquet_dataset::Inspection;
-use row_files::{Cell, Column, Compression, Duplicates, Form, Kind, Labels, Pairing, Row, RowError, Rows, Unpaired};
+use row_files::{Cell, Column, Compression, Duplicates, Form, Kind, Labels, Pairing, Row, RowError, Rows};
 use run_report::visible;
 use serde_json::{Map, Value, json};
 
 use crate::cli::row_flags::InspectArgs;
 use crate::commands::convert::named_by_flags;
 use crate::commands::text_lengths::TextLengths;
-use crate::data::{data_files, row_data};
+use crate::data::{data_files, reading, row_data};
 use crate::failure::Outcome;
 use crate::screen::report;
 
@@ -52,7 +52,7 @@ struct Content {
     duplicates: Option<u64>,
     pairing: Option<Pairing>,
     /// Why there is no pairing.
-    unpaired: Option<Unpaired>,
+    unpaired: Option<row_files::Error>,
     /// Rows without a prompt or a response.
     unusable: u64,
     lengths: Option<TextLengths>,
@@ -71,12 +71,14 @@ struct ColumnContent {
 
 impl Content {
     fn of(path: &Path, kind: &Kind, flags: &InspectArgs) -> Outcome<Self> {
-        let (pairing, unpaired) = match Pairing::of(&kind.columns, &flags.columns.chosen()) {
+        let delimiter = kind.dialect().map(|(delimiter, _)| delimiter);
+        let pairing = Pairing::of(&kind.columns, &flags.columns.chosen());
+        let (pairing, unpaired) = match pairing
+            .map_err(|unpaired| row_files::Error::unpaired(path, unpaired, kind.columns.clone(), delimiter))
+        {
             Ok(pairing) => (Some(pairing), None),
             // What the user named is there, or the command says that it is not.
-            Err(unpaired) if flags.columns.keys().next().is_some() => {
-                return Err(named_by_flags(row_files::Error::unpaired(path, unpaired, kind.columns.clone())));
-            }
+            Err(unpaired) if flags.columns.keys().next().is_some() => return Err(named_by_flags(unpaired)),
             Err(unpaired) => (None, Some(unpaired)),
         };
         let chat = match &pairing {
@@ -301,8 +303,9 @@ fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
     match &content.pairing {
         Some(pairing) => {
             let _ = writeln!(text, "  texts             {}", pairing.of_classes(&kind.classes));
-            for name in pairing.unused(&kind.columns).chunks(8) {
-                let _ = writeln!(text, "  not used          {}", name.join(", "));
+            for names in pairing.unused(&kind.columns).chunks(8) {
+                let names: Vec<&str> = names.iter().map(|name| reading::shown_column(name)).collect();
+                let _ = writeln!(text, "  not used          {}", names.join(", "));
             }
             if content.unusable > 0 {
                 let (rows, lack) =
@@ -316,15 +319,21 @@ fn as_text(path: &Path, kind: &Kind, shape: Option<&Inspection>, content: &Conte
                 let _ = writeln!(text, "  warning           {words}");
             }
         }
-        None if matches!(content.unpaired, Some(Unpaired::Question(_))) => {
-            let Some(Unpaired::Question(meanings)) = &content.unpaired else { unreachable!("a question") };
+        None => {
+            let meanings = content.unpaired.as_ref().map(row_files::Error::meanings).unwrap_or_default();
             for (number, meaning) in meanings.iter().enumerate() {
                 let label = if number == 0 { "texts" } else { "or" };
                 let _ = writeln!(text, "  {label:<18}{}: `{}`", meaning.words, meaning.flags());
             }
-        }
-        None => {
-            let _ = writeln!(text, "  texts             unknown: name `--prompt-column` and `--response-column`");
+            if meanings.is_empty() {
+                let _ = writeln!(text, "  texts             unknown: name `--prompt-column` and `--response-column`");
+            }
+            if let Some(command) = content.unpaired.as_ref().and_then(row_files::Error::header_command) {
+                let _ = writeln!(
+                    text,
+                    "  header            the first line looks like a row; name the columns: `{command}`"
+                );
+            }
         }
     }
     text += &content.lengths.as_ref().map(TextLengths::in_words).unwrap_or_default();

@@ -187,10 +187,15 @@ fn sampled(rows: u64) -> String {
     format!("in a sample of {}", plural(rows, "row"))
 }
 
+/// The name of a column for people. pandas writes its index as a column without a name.
+pub fn shown_column(name: &str) -> &str {
+    if name.is_empty() { "(no name)" } else { name }
+}
+
 /// The columns that are not used, as the end of a line.
 pub fn unused_in_words(unused: &[String]) -> String {
     const SHOWN: usize = 8;
-    let names: Vec<String> = unused.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
+    let names: Vec<String> = unused.iter().take(SHOWN).map(|name| format!("`{}`", shown_column(name))).collect();
     match unused.len().checked_sub(SHOWN) {
         _ if unused.is_empty() => String::new(),
         Some(more) if more > 0 => format!("; not used: {} and {} more", names.join(", "), counted(more as u64)),

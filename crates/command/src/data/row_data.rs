@@ -190,7 +190,9 @@ pub fn quote_notes(counts: &Counts) -> Vec<(&'static str, u64, String)> {
     };
     let spanning = of("over several lines", notes.spanning, "a quoted field spans lines", "`--quoting none`");
     let quoted = of("in quotes", notes.quoted, "quotes around a field are part of its text", "`--quoting all`");
-    [spanning, quoted].into_iter().flatten().collect()
+    let what = "a field such as `NaN` or `None` is read as this text";
+    let missing = of("with `NaN` or the like", notes.missing, what, "leave such fields empty");
+    [spanning, quoted, missing].into_iter().flatten().collect()
 }
 
 /// `data.validation_split`: below 1 a share, otherwise a count.

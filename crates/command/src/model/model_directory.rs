@@ -184,9 +184,7 @@ pub fn check_size(model: &t5::Config, tokenizer: &Tokenizer) -> Outcome<()> {
 /// The tokens that contradict each other.
 pub fn check_end(directory: &Path, model: &t5::Config, tokenizer: &Tokenizer) -> Outcome<()> {
     let Some(&of_config) = model.eos_token_ids.first() else { return Ok(()) };
-    let named = |id: u32| {
-        tokenizer.token_name(id).map_or_else(|| format!("token {id}"), |name| format!("token {id}, `{name}`"))
-    };
+    let named = |id: u32| named(tokenizer, id);
     let config = directory.join("config.json");
     match tokenizer.eos_id() {
         // A model may end with another of the usual tokens.
@@ -214,6 +212,34 @@ pub fn check_end(directory: &Path, model: &t5::Config, tokenizer: &Tokenizer) ->
         }
         Err(_) => Ok(()),
     }
+}
+
+/// Warns where transformers ends texts differently: if `generation_config.json` names other ends of answers than the texts have that a model
+/// learns, or if the tokenizer's file ends no texts.
+pub fn warn_of_ends(directory: &Path, model: &t5::Config, tokenizer: &Tokenizer) {
+    let (ends, of_texts) = (model.answer_ends(), &model.eos_token_ids);
+    let (Some(&end), Some(&of_text)) = (ends.first(), of_texts.first()) else { return };
+    if !ends.iter().any(|end| of_texts.contains(end)) {
+        report::warn(&format!(
+            "{}: answers end with {}, but texts with {}: answers of a model that learned those go on to their limit; if the config \
+             is right, write `\"eos_token_id\": {of_text}`",
+            directory.join("generation_config.json").display(),
+            named(tokenizer, end),
+            named(tokenizer, of_text)
+        ));
+    }
+    if !tokenizer.ends_texts_with(of_text) {
+        report::warn(&format!(
+            "{}: its template does not end texts with {}; here sources and targets end with it, in transformers they do not",
+            tokenizer.path().display(),
+            named(tokenizer, of_text)
+        ));
+    }
+}
+
+/// A token, with its name if the tokenizer has it.
+fn named(tokenizer: &Tokenizer, id: u32) -> String {
+    tokenizer.token_name(id).map_or_else(|| format!("token {id}"), |name| format!("token {id}, `{name}`"))
 }
 
 /// The error for a model without a tokenizer.

@@ -80,6 +80,7 @@ impl Opened {
         let mut model = model_config(config, init_from.as_deref(), &tokenizer)?;
         if let Some(directory) = &init_from {
             model_directory::check_end(directory, &model, &tokenizer)?;
+            model_directory::warn_of_ends(directory, &model, &tokenizer);
         }
         if config.generation.keeps_special_tokens {
             tokenizer.keep_special_tokens(model.frame());

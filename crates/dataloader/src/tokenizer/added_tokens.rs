@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::companion_files::CompanionFiles;
 
@@ -26,6 +26,19 @@ pub(super) fn in_order(
     let role = |role: &Role| companion_files.role(role.0).cloned().or(role.1.map(Value::from));
     let special = roles.iter().filter_map(role).chain(further.iter().cloned()).map(|token| settings(&token, true));
     Ok(listed(companion_files, roles)?.into_iter().chain(special).collect())
+}
+
+/// The names of the tokens that the files beside a `tokenizer.json` add, or end and pad texts with.
+pub(super) fn names(companion_files: &CompanionFiles) -> Vec<String> {
+    let further = companion_files.further().unwrap_or_default();
+    let roles = ["eos_token", "pad_token"].into_iter().filter_map(|role| companion_files.role(role));
+    let values = companion_files.list().into_iter().flat_map(Map::values).chain(&further).chain(roles);
+    let added = companion_files.added.iter().filter(|_| companion_files.list().is_none()).flat_map(Map::keys);
+    let mut names: Vec<String> =
+        values.filter_map(name_of).chain(added.map(String::as_str)).map(str::to_owned).collect();
+    names.sort();
+    names.dedup();
+    names
 }
 
 /// The tokens that a file lists, in the order of their ids.

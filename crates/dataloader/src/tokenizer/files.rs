@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::companion_files::CompanionFiles;
 use super::transformers_config::TransformersConfig;
 use super::utf8_bytes::{self, Utf8Bytes};
-use super::{Kind, LARGEST_FILE_BYTES, Tokenizer, byte_pairs, sentence_piece, unusable};
+use super::{Kind, LARGEST_FILE_BYTES, Tokenizer, added_tokens, byte_pairs, sentence_piece, unusable};
 use crate::Error;
 
 /// The names under which transformers looks for a tokenizer, in this order.
@@ -54,7 +54,11 @@ impl Tokenizer {
             _ if path.file_name().is_some_and(|name| name == byte_pairs::VOCABULARY) => {
                 made(byte_pair_json(path, &bytes, &companion_files))?
             }
-            _ => Self::from_bytes(&bytes, path)?,
+            _ => {
+                let tokenizer = Self::from_bytes(&bytes, path)?;
+                tokenizer.warn_of_missing_tokens(&companion_files);
+                tokenizer
+            }
         };
         if let Some(directory) = directory {
             tokenizer.take_companions(directory);
@@ -63,6 +67,20 @@ impl Tokenizer {
             tokenizer.transformers_config = TransformersConfig::published(config);
         }
         Ok(tokenizer)
+    }
+
+    /// Warns of tokens that transformers adds to a `tokenizer.json` from the files beside it.
+    fn warn_of_missing_tokens(&self, companion_files: &CompanionFiles) {
+        let missing: Vec<String> =
+            added_tokens::names(companion_files).into_iter().filter(|name| self.token_id(name).is_none()).collect();
+        let Some(first) = missing.first() else { return };
+        let others = missing.len() - 1;
+        let more = if others > 0 { format!(" and {others} more") } else { String::new() };
+        tracing::warn!(
+            "{}: the files beside it add tokens that it lacks: `{first}`{more}; they are read as other text is, while \
+             transformers gives them new ids (`save_pretrained` of its tokenizer writes them into this file)",
+            self.path.display()
+        );
     }
 
     fn load_directory(directory: &Path) -> Result<Self, Error> {

@@ -234,7 +234,7 @@ struct Files {
 impl Files {
     fn open(directory: &Path) -> Result<Files> {
         let Files { readers, holder } = Self::open_as_named(directory)?;
-        let prefix = wrappers(holder.keys().map(String::as_str));
+        let prefix = wrapper(holder.keys().map(String::as_str)).to_owned();
         if prefix.is_empty() {
             return Ok(Files { readers, holder });
         }
@@ -277,7 +277,7 @@ impl Files {
             let shard = match by_file.get(file) {
                 Some(&shard) => shard,
                 None => {
-                    readers.push(format.open(&directory.join(file))?);
+                    readers.push(open_part(format, directory.join(file), index)?);
                     by_file.insert(file.to_owned(), readers.len() - 1);
                     readers.len() - 1
                 }
@@ -367,6 +367,17 @@ impl Files {
             };
         }
         let (tensor, expected) = (spec.name.clone(), spec.shape.clone());
+        let is_inside = |name: &&String| name.strip_suffix(&tensor).is_some_and(|prefix| prefix.ends_with('.'));
+        if let Some(name) = self.holder.keys().find(is_inside) {
+            let prefix = name.strip_suffix(&tensor).unwrap_or_default();
+            return Error::Directory {
+                path: directory.into(),
+                problem: format!("tensor `{tensor}` is missing, but there is `{name}`"),
+                hint: format!(
+                    "if the T5 is a part of a larger model, save it alone, as in Python: `model.{prefix}save_pretrained(DIR)`"
+                ),
+            };
+        }
         Error::MissingTensor { path: directory.into(), tensor, expected }
     }
 
@@ -383,18 +394,36 @@ impl Files {
     }
 
     /// transformers 5's rule: a separate head in the file is a separate head, unless it equals
-    /// the shared table.
+    /// the shared table. A config that says otherwise is named.
     fn is_tied(&self, config: &Config, dtype: DType) -> Result<bool> {
         let embedding = self.name_of(SHARED);
-        let (Some(head), Some(shared)) = (self.reader(LM_HEAD), self.reader(embedding)) else { return Ok(true) };
-        if embedding == LM_HEAD || self.are_one(LM_HEAD, embedding) {
+        let own_head = self.reader(LM_HEAD).filter(|_| embedding != LM_HEAD);
+        let (Some(head), Some(shared)) = (own_head, self.reader(embedding)) else {
+            if !config.tie_word_embeddings {
+                tracing::warn!(
+                    "{}: `tie_word_embeddings` is false, but the weights have no head of their own: the shared table is \
+                     the head, as in transformers 5 (version 4 draws a new one)",
+                    config.origin()
+                );
+            }
+            return Ok(true);
+        };
+        if self.are_one(LM_HEAD, embedding) {
             return Ok(true);
         }
         let table = [config.vocab_size, config.d_model];
         if head.shape(LM_HEAD) != Some(&table) || shared.shape(embedding) != Some(&table) {
             return Ok(false); // loading names the mis-shaped one
         }
-        are_equal([(head, LM_HEAD), (shared, embedding)], dtype)
+        let is_equal = are_equal([(head, LM_HEAD), (shared, embedding)], dtype)?;
+        if !is_equal && config.tie_word_embeddings {
+            tracing::warn!(
+                "{}: the head is tied to the shared table (`tie_word_embeddings`), but `{LM_HEAD}` has other values: they \
+                 are the head, as in transformers 5 (version 4 passes over them)",
+                config.origin()
+            );
+        }
+        Ok(is_equal)
     }
 
     /// Whether two names are names of the same bytes of the same file.
@@ -434,19 +463,22 @@ impl Files {
     }
 }
 
-/// What `torch.compile`, data parallelism and Lightning put before every name of a model.
-const WRAPPERS: [&str; 3] = ["module.", "_orig_mod.", "model."];
-
-/// The prefix of wrappers that all of these names have; empty if there is none.
-fn wrappers<'a>(names: impl Iterator<Item = &'a str> + Clone) -> String {
-    let mut prefix = String::new();
-    while let Some(wrapper) = WRAPPERS.into_iter().find(|wrapper| {
-        let mut rest = names.clone().map(|name| name.strip_prefix(&prefix)).peekable();
-        rest.peek().is_some() && rest.all(|rest| rest.is_some_and(|rest| rest.starts_with(wrapper)))
-    }) {
-        prefix += wrapper;
+/// Opens a file that an index names.
+fn open_part(format: Format, path: PathBuf, index: &Path) -> Result<Reader> {
+    if path.exists() {
+        return format.open(&path);
     }
-    prefix
+    let index = index.file_name().unwrap_or_default().display();
+    let hint = format!("the weights are in all of the files that {index} names: fetch them again, into one directory");
+    Err(Error::Directory { path, problem: format!("no such file, though {index} names it"), hint })
+}
+
+/// What a wrapper, such as `torch.compile`, data parallelism, Lightning or a class around the model, put before every name of a model;
+/// empty if there is nothing. Names that do not all have it belong to a larger model, which is another one.
+fn wrapper<'a>(mut names: impl Iterator<Item = &'a str> + Clone) -> &'a str {
+    const EVERY_T5_HAS: &str = "encoder.final_layer_norm.weight";
+    let prefix = names.clone().find_map(|name| name.strip_suffix(EVERY_T5_HAS)).unwrap_or_default();
+    if prefix.ends_with('.') && names.all(|name| name.starts_with(prefix)) { prefix } else { "" }
 }
 
 /// The error for a directory without readable weights.
@@ -547,15 +579,17 @@ fn is_plain_name(file: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::wrappers;
+    use super::wrapper;
 
     #[test]
-    fn the_wrappers_of_all_names_are_their_prefix() {
-        let of = |names: &[&str]| wrappers(names.iter().copied());
-        assert_eq!(of(&["module.shared.weight", "module.lm_head.weight"]), "module.");
-        assert_eq!(of(&["_orig_mod.module.shared.weight"]), "_orig_mod.module.");
-        assert_eq!(of(&["module.shared.weight", "shared.weight"]), "");
-        assert_eq!(of(&["shared.weight"]), "");
+    fn what_all_names_begin_with_is_a_wrapper_whatever_its_name() {
+        let of = |names: &[&'static str]| wrapper(names.iter().copied());
+        let norm = "module.encoder.final_layer_norm.weight";
+        assert_eq!(of(&[norm, "module.lm_head.weight"]), "module.");
+        assert_eq!(of(&["base_model.model.encoder.final_layer_norm.weight"]), "base_model.model.");
+        assert_eq!(of(&[norm, "shared.weight"]), "");
+        assert_eq!(of(&["encoder.final_layer_norm.weight", "shared.weight"]), "");
+        assert_eq!(of(&["my_encoder.final_layer_norm.weight"]), "");
         assert_eq!(of(&[]), "");
     }
 }

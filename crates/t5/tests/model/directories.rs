@@ -215,7 +215,9 @@ fn wrong_directories_are_refused() {
     check("expected the name of a file in the same directory", &|d| {
         index(d, &|json| json["weight_map"]["shared.weight"] = 3.into());
     });
-    check("No such file", &|d| std::fs::remove_file(d.join(shard(2))).unwrap());
+    check("00002-of-00006.safetensors: no such file, though model.safetensors.index.json names it", &|d| {
+        std::fs::remove_file(d.join(shard(2))).unwrap()
+    });
     check("though the index says so", &|d| {
         index(d, &|json| json["weight_map"]["shared.weight"] = shard(1).into());
     });
