@@ -68,6 +68,8 @@ const ROWS: &[Row] = &[
     ("generate", "--precision", &["bf16"], &["--json", "--scores"]),
     ("generate", "--adapter", &["nosuch"], &[]),
     ("generate", "--memory-budget", &["1MiB"], &[]),
+    ("generate", "--device-memory-budget", &["1GiB"], &["--device", "cpu"]),
+    ("generate", "--offload-dir", &["nosuch"], &[]),
     ("generate", "--dry-run", &[], &[]),
     ("generate", "--device", &["cuda:7"], &[]),
     ("generate", "--json", &[], &[]),
@@ -116,6 +118,32 @@ const ROWS: &[Row] = &[
     ("train-tokenizer", "--quoting", &["none"], &[]),
     ("train-tokenizer", "--sentinels", &["300"], &[]),
     ("train-tokenizer", "--memory-budget", &["1MiB"], &[]),
+    ("chat", "--model", &["nosuch"], &[]),
+    ("chat", "--adapter", &["name=nosuch"], &[]),
+    ("chat", "--memory-budget", &["1MiB"], &[]),
+    ("chat", "--device-memory-budget", &["1GiB"], &["--device", "cpu"]),
+    ("chat", "--offload-dir", &["nosuch"], &[]),
+    ("chat", "--device", &["cuda:7"], &[]),
+    ("chat", "--max-new-tokens", &["999"], &[]),
+    ("chat", "--max-source-tokens", &["900"], &[]),
+    ("chat", "--num-beams", &["3"], &[]),
+    ("chat", "--precision", &["bf16"], &[]),
+    ("chat", "--max-beams", &["4"], &[]),
+    ("serve", "--model", &["nosuch"], &[]),
+    ("serve", "--adapter", &["name=nosuch"], &[]),
+    ("serve", "--memory-budget", &["1MiB"], &[]),
+    ("serve", "--device-memory-budget", &["1GiB"], &["--device", "cpu"]),
+    ("serve", "--offload-dir", &["nosuch"], &[]),
+    ("serve", "--device", &["cuda:7"], &[]),
+    ("serve", "--max-new-tokens", &["999"], &[]),
+    ("serve", "--max-source-tokens", &["900"], &[]),
+    ("serve", "--num-beams", &["3"], &[]),
+    ("serve", "--precision", &["bf16"], &[]),
+    ("serve", "--batch-samples", &["1"], &[]),
+    ("serve", "--max-body", &["9MiB"], &[]),
+    ("serve", "--max-rows", &["7"], &[]),
+    ("serve", "--queue", &["5"], &[]),
+    ("serve", "--connections", &["7"], &[]),
 ];
 
 /// Flags whose effect needs another situation, and a file that uses them there.
@@ -124,8 +152,6 @@ const ELSEWHERE: &[(&str, &[&str], &str)] = &[
     ("eval", &["--offload-dir"], "tests/inference.rs"),
     ("eval", &["--threads"], "tests/flags.rs"),
     ("eval", &["--max-new-tokens", "--sample", "--min-new-tokens", "--keep-special-tokens"], "docs/generation.md"),
-    ("generate", &["--offload-dir"], "tests/inference.rs"),
-    ("generate", &["--device-memory-budget"], "tests/card.rs"),
     ("generate", &["--threads"], "tests/flags.rs"),
     ("generate", &["--max-new-tokens", "--stop", "--stream"], "tests/answers.rs"),
     ("generate", &["--sample", "--top-k", "--top-p", "--repetition-penalty", "--no-repeat-ngram", "--min-new-tokens", "--keep-special-tokens"], "docs/generation.md"),
@@ -136,12 +162,36 @@ const ELSEWHERE: &[(&str, &[&str], &str)] = &[
     ("train-tokenizer", &["--threads"], "tests/flags.rs"),
     ("merge", &["--adapter", "--model", "--output", "--dtype", "--force", "--json"], "tests/merge.rs"),
     ("export", &["--model", "--adapter", "--format", "--dtype", "--output", "--gguf-names", "--force", "--json"], "tests/export.rs"),
+    ("chat", &["--dry-run"], "tests/chat.rs"),
+    ("chat", &["--history"], "crates/command/src/commands/chat/mod.rs"),
+    ("chat", &["--threads"], "tests/flags.rs"),
+    ("chat", &["--sample", "--temperature", "--top-k", "--top-p", "--seed", "--repetition-penalty", "--no-repeat-ngram", "--min-new-tokens", "--keep-special-tokens", "--length-penalty", "--early-stopping"], "docs/generation.md"),
+    ("serve", &["--listen", "--api-key-file", "--access-log", "--prompt-overflow", "--dry-run"], "tests/serve.rs"),
+    ("serve", &["--model-name", "--threads"], "tests/flags.rs"),
+    ("serve", &["--without-key", "--allow-host", "--drain-timeout", "--request-timeout"], "docs/serve.md"),
+    ("serve", &["--sample", "--temperature", "--top-k", "--top-p", "--seed", "--repetition-penalty", "--no-repeat-ngram", "--min-new-tokens", "--keep-special-tokens", "--length-penalty", "--early-stopping"], "docs/generation.md"),
+    ("bench", &["--model", "--batch", "--source-tokens", "--target-tokens", "--precision", "--steps", "--json", "--profile", "--micro-batch", "--recompute"], "tests/other_commands.rs"),
+    ("bench", &["--device", "--lora"], "tests/recorded_steps.rs"),
+    ("bench", &["--memory-budget", "--device-memory-budget", "--offload", "--offload-to"], "crates/command/src/commands/bench.rs"),
+    ("bench", &["--accumulation", "--blocks-in-memory", "--copy-overlap", "--gradient-precision", "--kept-gradient-blocks", "--loss-chunk-rows", "--master-weights"], "tests/effects.rs"),
+    ("bench", &["--offload-gradients", "--offload-weights"], "tests/wrong_input.rs"),
+    ("bench", &["--keep-heads"], "crates/command/src/cli/lever_flags.rs"),
+    ("bench", &["--offload-optimizer"], "crates/planner/src/levers.rs"),
+    ("bench serve", &["--batch", "--json", "--memory-budget", "--new-tokens", "--num-beams", "--rounds", "--source-tokens"], "tests/serve.rs"),
+    ("bench serve", &["--device", "--precision"], "crates/command/src/commands/bench_serve.rs"),
+    ("jobs", &["--json"], "tests/jobs.rs"),
+    ("jobs run", &["--json"], "tests/jobs.rs"),
+    ("jobs add", &["--output", "--priority", "--sweep", "--set", "--json"], "tests/jobs.rs"),
+    ("jobs add", &["--config"], "crates/command/src/cli/job_flags.rs"),
+    ("doctor", &["--json", "--output", "--quick"], "tests/doctor.rs"),
+    ("report", &["--output"], "tests/views.rs"),
     ("convert-base", &["--model", "--precision", "--output", "--force", "--json"], "tests/convert_base.rs"),
 ];
 
 /// The flags that the help of a command lists.
 fn flags_of(scene: &Scene, command: &str) -> BTreeSet<String> {
-    let help = scene.run(&[command, "--help"]).expect_code(0).out;
+    let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+    let help = scene.run(&words).expect_code(0).out;
     let first = help.lines().map(str::trim_start).filter(|line| line.starts_with('-'));
     let flags = first.filter_map(|line| line.split([' ', ',', '=', '[']).find(|word| word.starts_with("--")));
     flags.filter(|flag| *flag != "--help").map(str::to_owned).collect()
@@ -153,6 +203,8 @@ fn usual(command: &str, output: &str) -> Vec<String> {
         "eval" => "eval --model run --data rows.csv --samples 4".to_owned(),
         "generate" => "generate --model run/model --max-new-tokens 4 --prompt how".to_owned(),
         "inspect" => "inspect rows.csv".to_owned(),
+        "chat" => "chat --model run/model --dry-run".to_owned(),
+        "serve" => "serve --model run/model --dry-run".to_owned(),
         "convert" => format!("convert rows.csv --output {output}.parquet"),
         _ => format!("train-tokenizer --input rows.csv --vocab-size 380 --output {output}.json"),
     };
@@ -170,8 +222,18 @@ fn see(scene: &Scene, row: &Row, output: &str, with: &[&str]) -> (Option<i32>, S
     }
     arguments.extend(with.iter().map(ToString::to_string));
     let ran = scene.run(&[arguments, row.3.iter().map(ToString::to_string).collect()].concat());
-    let is_steady = |line: &&str| !["peak", "budget", "available", "seconds"].iter().any(|word| line.contains(word));
-    let out: String = ran.out.replace(output, "").lines().filter(is_steady).collect::<Vec<_>>().join("\n");
+    // Of a bill, the rows that no memory of this process is in.
+    let is_steady = |line: &&str| {
+        let of_process = ["process ", "total ", "memory);"].iter().any(|word| line.trim_start().starts_with(word));
+        !of_process && !["peak", "budget", "available", "seconds"].iter().any(|word| line.contains(word))
+    };
+    let is_share = |word: &&str| word.contains('█') || *word == "%" || word.parse::<u8>().is_ok();
+    let words = |line: &str| line.split_whitespace().filter(|word| !is_share(word)).collect::<Vec<_>>().join(" ");
+    let out = ran.out.replace(output, "");
+    let out = match ran.out.starts_with("Memory plan") {
+        true => out.lines().filter(is_steady).map(words).collect::<Vec<_>>().join("\n"),
+        false => out.lines().filter(is_steady).collect::<Vec<_>>().join("\n"),
+    };
     let files = ["parquet", "json"]
         .into_iter()
         .filter_map(|ending| std::fs::read(scene.path(&format!("{output}.{ending}"))).ok());

@@ -11,6 +11,8 @@ use crate::rows::Rows;
 /// Rows of a [`Conversion`], found again by their numbers. The files are read once more, from their beginning.
 pub struct Trace {
     conversion: Conversion,
+    /// The names of the files, where others stand in for them.
+    names: Vec<PathBuf>,
     /// Whether every row of the files has a number, as in files that are read in place. Otherwise only usable rows have one.
     counts_all: bool,
     /// The file that is being read.
@@ -34,8 +36,8 @@ pub struct Origin {
 
 impl Trace {
     /// Begins before the first row.
-    pub fn new(conversion: Conversion, counts_all: bool) -> Self {
-        Self { conversion, counts_all, source: 0, rows: None, row: Row::default(), next: 0 }
+    pub fn new(conversion: Conversion, names: Vec<PathBuf>, counts_all: bool) -> Self {
+        Self { conversion, names, counts_all, source: 0, rows: None, row: Row::default(), next: 0 }
     }
 
     /// Returns the origin of a row; `None` after the last one. Numbers rise from call to call.
@@ -66,7 +68,8 @@ impl Trace {
             let cells = self.row.cells.iter().skip(pairing.columns().len());
             let columns = unused.into_iter().zip(cells);
             let columns = columns.filter_map(|(name, cell)| Some((name, cell.text()?.to_owned()))).collect();
-            return Ok(Some(Origin { file: path.clone(), line: self.row.line, columns }));
+            let file = self.names.get(self.source).unwrap_or(path).clone();
+            return Ok(Some(Origin { file, line: self.row.line, columns }));
         }
         Ok(None)
     }

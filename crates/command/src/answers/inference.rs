@@ -113,6 +113,7 @@ impl<'a> Asked<'a> {
     ///
     /// Weights keep the precision in which they are stored: the same values give the same bits, in f32 or in bf16.
     pub fn plan(self, shape: &Shape, rows: Rows<'_>, within: Within<'_>) -> Outcome<Planned<'a>> {
+        self.flags.check_offload_dir()?;
         let what = if rows.is_some() {
             "a row".to_owned()
         } else {
@@ -128,6 +129,10 @@ impl<'a> Asked<'a> {
             Ok(pace.map(|pace| (pace.loss_seconds + shape.answered * pace.answers_seconds()) / batch.samples as f64))
         });
         chosen.note();
+        // `eval` knows this flag as a key, and says it.
+        if chosen.device.is_cpu() && self.flags.device_memory_budget.is_some() && rows.is_none() {
+            report::warn("`--device-memory-budget` has no effect: the CPU computes");
+        }
         let on = self.on(&chosen.device)?;
         let plan = self.plan_on(&on, &self.job(&on, shape, rows, within))?;
         Ok(Planned { asked: self, on, chosen, plan })

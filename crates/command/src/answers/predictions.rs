@@ -20,13 +20,13 @@ pub struct Predictions {
     file: AtomicFile,
     path: PathBuf,
     waiting: Vec<u8>,
-    trace: Option<Trace>,
+    trace: Trace,
 }
 
 impl Predictions {
     /// Begins a file that will become `path`. An existing file of that name is replaced at the end.
-    /// With a trace, each line has the row's file, its line there, and the columns that the task does not use.
-    pub fn begin(path: &Path, trace: Option<Trace>) -> Outcome<Self> {
+    /// By the trace each line has the row's file, its line there, and the columns that the task does not use.
+    pub fn begin(path: &Path, trace: Trace) -> Outcome<Self> {
         outputs::remove_leftovers_beside(path);
         let file = AtomicFile::create(path)?;
         Ok(Self { file, path: path.to_owned(), waiting: Vec::with_capacity(PIECE_BYTES), trace })
@@ -52,8 +52,7 @@ impl Predictions {
         for (metric, value) in &answered.scores {
             line[metric.name()] = json!(value);
         }
-        let origin = self.trace.as_mut().map(|trace| trace.origin(row.row)).transpose()?.flatten();
-        if let Some(Origin { file, line: at, columns }) = origin {
+        if let Some(Origin { file, line: at, columns }) = self.trace.origin(row.row)? {
             line["file"] = json!(file.display().to_string());
             line["line"] = json!(at);
             for (name, text) in columns {

@@ -34,6 +34,16 @@ pub struct WeightFlags {
 }
 
 impl WeightFlags {
+    /// Refuses a directory for weights that is not there, also if this model needs none.
+    pub fn check_offload_dir(&self) -> Outcome<()> {
+        if self.offload_dir.is_dir() {
+            return Ok(());
+        }
+        let directory = self.offload_dir.display();
+        Err(Failure::usage(format!("`--offload-dir`: {directory}: no such directory"))
+            .hint(format!("make it first, `mkdir -p {directory}`, or leave the flag out")))
+    }
+
     /// The budgets of these flags.
     pub fn budgets(&self) -> Outcome<Budgets> {
         flag_values::budgets(self.memory_budget.as_deref(), self.device_memory_budget.as_deref())

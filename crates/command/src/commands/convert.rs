@@ -22,6 +22,7 @@ use crate::cli::row_flags::{BadRowRule, ConvertArgs, Deduplicate};
 use crate::commands::text_lengths::TextLengths;
 use crate::data::reading::unused_in_words;
 use crate::data::splits::{self, Purpose};
+use crate::data::unpacked::Unpacked;
 use crate::data::{data_files, row_data};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::files::outputs;
@@ -46,7 +47,7 @@ pub fn convert(flags: &ConvertArgs) -> Outcome<()> {
             return Err(Failure::usage(format!("{} already exists", output.display())).hint("`--force` overwrites it"));
         }
     }
-    let mut unpacked = row_data::Unpacked::default();
+    let mut unpacked = Unpacked::default();
     let divided = splits::divide(data_files::groups("FILE", &flags.files)?, Purpose::Training, "")?;
     let left = [divided.validation, divided.left].concat();
     if !left.is_empty() {

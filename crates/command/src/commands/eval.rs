@@ -16,8 +16,8 @@ use crate::cli::flag_values::Precision;
 use crate::config::keys::KEYS;
 use crate::config::unused::Circumstances;
 use crate::config::{Config, Origin, Values, paths};
-use crate::data::row_data;
 use crate::data::splits::Purpose;
+use crate::data::{row_data, unpacked};
 use crate::failure::{Failure, Outcome};
 use crate::files::run_dir::{RESOLVED, ROWS, RunDir};
 use crate::job;
@@ -40,7 +40,7 @@ pub fn eval(flags: &EvalArgs) -> Outcome<()> {
     let adapted = model_directory::find_as_trained(&flags.model, flags.adapter.as_deref())?;
     let config = config(flags, &adapted)?;
     let Adapted { directory, adapter } = adapted;
-    let scratch = stop.remove_at_end(row_data::scratch, durable_files::Scratch::leftover)?;
+    let scratch = stop.remove_at_end(unpacked::scratch, durable_files::Scratch::leftover)?;
     let wanted =
         row_data::Wanted { purpose: Purpose::Scores, resumes: false, to_plan: false, stop: &stop, say: report::note };
     let mut run = RunDir::open_read_only(scratch.path());

@@ -13,7 +13,8 @@ use serde_json::{Map, Value, json};
 use crate::cli::row_flags::InspectArgs;
 use crate::commands::convert::named_by_flags;
 use crate::commands::text_lengths::TextLengths;
-use crate::data::{data_files, reading, row_data};
+use crate::data::unpacked::Unpacked;
+use crate::data::{data_files, reading};
 use crate::failure::Outcome;
 use crate::screen::report;
 
@@ -24,15 +25,16 @@ const MAX_TABLE_BYTES: u64 = 256 << 20;
 
 /// Inspects files.
 pub fn inspect(flags: &InspectArgs) -> Outcome<()> {
-    let mut unpacked = row_data::Unpacked::default();
-    for path in unpacked.files(&data_files::files("FILE", &flags.files)?, report::note)? {
+    let mut unpacked = Unpacked::default();
+    let files = data_files::files("FILE", &flags.files)?;
+    for (shown, path) in files.iter().zip(unpacked.files(&files, report::note)?) {
         let kind = Kind::of(&path, &flags.text.options())?;
         let is_plain_parquet = kind.form == Form::Parquet && kind.compression == Compression::None;
         let shape = if is_plain_parquet { Some(parquet_dataset::inspect(&path)?) } else { None };
         let content = Content::of(&path, &kind, flags)?;
         let text = match flags.json {
-            true => format!("{}\n", as_json(&path, &kind, shape.as_ref(), &content)),
-            false => as_text(&path, &kind, shape.as_ref(), &content),
+            true => format!("{}\n", as_json(shown, &kind, shape.as_ref(), &content)),
+            false => as_text(shown, &kind, shape.as_ref(), &content),
         };
         report::result(&text)?;
     }

@@ -7,8 +7,8 @@ use crate::cli::PlanArgs;
 use crate::commands::report::write_page;
 use crate::config::Config;
 use crate::config::unused::Circumstances;
-use crate::data::row_data;
 use crate::data::splits::Purpose;
+use crate::data::{row_data, unpacked};
 use crate::failure::Outcome;
 use crate::files::assets;
 use crate::files::run_dir::RunDir;
@@ -66,7 +66,7 @@ fn planned(config: Config, flags: &PlanArgs) -> Outcome<(PlannedRun, Option<Stri
         let run = PlannedRun::new(&config, None, machine.as_ref(), wanted, processes)?;
         return Ok((run, faster_device::assumed(&config)));
     }
-    let scratch = row_data::scratch()?;
+    let scratch = unpacked::scratch()?;
     let mut run = RunDir::open_read_only(scratch.path());
     let config = setup::place_embedded_files(config, &mut run)?;
     let to_open = row_data::Wanted {

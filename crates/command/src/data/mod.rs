@@ -6,3 +6,4 @@ pub mod row_data;
 pub mod row_record;
 pub mod splits;
 pub mod survival;
+pub mod unpacked;

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::config::{self, Columns, Config};
 use crate::data::row_record::MAX_LISTED;
 use crate::data::survival::Survival;
+use crate::data::unpacked::Unpacked;
 use crate::failure::{Failure, Outcome};
 
 /// How the rows of a run are read.
@@ -65,6 +66,8 @@ pub struct RowData {
     pub estimated_rows: Option<u64>,
     /// An event for each set of converted files.
     pub events: Vec<Value>,
+    /// The unpacked files, if rows are to be found in them again.
+    pub unpacked: Option<Unpacked>,
 }
 
 /// Files that are read together.
@@ -132,10 +135,9 @@ impl Part {
         Ok(labels)
     }
 
-    /// The way from a row's number back to its file; `None` if a file was unpacked to be read.
-    pub fn trace(&self) -> Option<Trace> {
-        let is_there = self.conversion.sources.iter().map(|(path, ..)| path).eq(&self.originals);
-        is_there.then(|| Trace::new(self.conversion.clone(), self.is_in_place))
+    /// The way from a row's number back to its file. Unpacked files have to be there still.
+    pub fn trace(&self) -> Trace {
+        Trace::new(self.conversion.clone(), self.originals.clone(), self.is_in_place)
     }
 
     /// One line for people: the files, the columns of their texts, and the columns that are not used.

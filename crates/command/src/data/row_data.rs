@@ -30,9 +30,10 @@ use serde_json::{Value, json};
 use crate::config::{BadRows, Config, evaluating};
 use crate::data::reading::{self, Part, Reading, RowData};
 use crate::data::splits::{self, Purpose};
+use crate::data::unpacked::Unpacked;
 use crate::data::{data_files, row_record};
 use crate::failure::{Exit, Failure, Outcome};
-use crate::files::run_dir::{ROWS, RunDir, UNPACKED, is_own_name};
+use crate::files::run_dir::{ROWS, RunDir};
 use crate::job;
 use crate::screen::report;
 use crate::screen::stop::Stop;
@@ -104,8 +105,14 @@ pub fn prepare(
     if !reading.left.is_empty() {
         (wanted.say)(&splits::left_in_words(&reading.left));
     }
-    let mut data =
-        RowData { reading, train: Vec::new(), validation: Vec::new(), estimated_rows: None, events: Vec::new() };
+    let mut data = RowData {
+        reading,
+        train: Vec::new(),
+        validation: Vec::new(),
+        estimated_rows: None,
+        events: Vec::new(),
+        unpacked: None,
+    };
     let room = config.data.max_source_tokens.saturating_sub(1);
     // A prompt that cannot be tokenized is reported by the step that reads it.
     let fits = |prompt: &str| {
@@ -123,6 +130,7 @@ pub fn prepare(
         data.events.extend(converted.event);
         data.reading.validation.iter_mut().for_each(|part| part.rows.extend(&converted.rows));
     }
+    data.unpacked = (wanted.purpose == Purpose::Scores).then_some(unpacked);
     Ok(data)
 }
 
@@ -206,50 +214,6 @@ fn bad_rows(bad_rows: BadRows) -> row_files::BadRows {
         BadRows::Usual => row_files::BadRows::Usual,
         BadRows::Error => row_files::BadRows::Error,
         BadRows::Skip => row_files::BadRows::Skip,
-    }
-}
-
-/// A temporary directory for files that a command reads. Dropping the result removes it.
-pub fn scratch() -> Outcome<durable_files::Scratch> {
-    let temporary = std::env::temp_dir();
-    durable_files::Scratch::remove_abandoned(&temporary, is_own_name);
-    Ok(durable_files::Scratch::create_in(&temporary, is_own_name)?)
-}
-
-/// Compressed parquet files, unpacked while they are read.
-#[derive(Default)]
-pub struct Unpacked {
-    scratch: Option<durable_files::Scratch>,
-    count: usize,
-}
-
-impl Unpacked {
-    /// The files, with an unpacked file in place of each compressed parquet file.
-    pub fn files(&mut self, files: &[PathBuf], say: fn(&str)) -> Outcome<Vec<PathBuf>> {
-        files.iter().map(|path| self.file(path, say)).collect()
-    }
-
-    fn file(&mut self, path: &Path, say: fn(&str)) -> Outcome<PathBuf> {
-        if !row_files::is_compressed_parquet(path)? {
-            return Ok(path.to_path_buf());
-        }
-        let Some(name) = UNPACKED.get(self.count) else {
-            return Err(Failure::unusable(format!("more than {} compressed parquet files", UNPACKED.len()))
-                .hint("unpack them first: `gunzip FILE` or `zstd -d FILE`. Parquet is compressed inside"));
-        };
-        if self.scratch.is_none() {
-            self.scratch = Some(scratch()?);
-        }
-        let directory = self.scratch.as_ref().map(durable_files::Scratch::path).unwrap_or(Path::new("."));
-        let file = AtomicFile::create(&directory.join(name))?;
-        row_files::unpack(path, &mut file.file()).map_err(|error| match error {
-            row_files::Error::Write(error) => Failure::io("unpack into", directory, &error),
-            error => error.into(),
-        })?;
-        file.commit()?;
-        self.count += 1;
-        say(&format!("{}: unpacked to be read", path.display()));
-        Ok(directory.join(name))
     }
 }
 

@@ -14,8 +14,8 @@ use trainer::{Batch, StepOutcome, Trainer};
 
 use crate::cli::TrainArgs;
 use crate::config::Config;
-use crate::data::row_data;
 use crate::data::splits::Purpose;
+use crate::data::{row_data, unpacked};
 use crate::failure::{Failure, Outcome};
 use crate::files::disk::existing_ancestor;
 use crate::files::run_dir::{RunDir, is_own_name};
@@ -38,7 +38,7 @@ pub fn dry_run(flags: &TrainArgs, config: Config, stop: Stop) -> Outcome<()> {
     let make = || match Scratch::create_in(&beside, is_own_name) {
         Err(error @ Error::Exchangeable { .. }) => {
             report::note(&format!("{error}; this dry run writes to the directory for temporary files"));
-            row_data::scratch()
+            unpacked::scratch()
         }
         made => Ok(made?),
     };

@@ -13,6 +13,7 @@ use t5::peft::AdapterDirectory;
 
 use crate::config::{Config, paths};
 use crate::data::reading::{Reading, RowData};
+use crate::data::unpacked::Unpacked;
 use crate::failure::{Failure, Outcome};
 use crate::machine::device;
 use crate::machine::device::DeviceBaseline;
@@ -50,6 +51,9 @@ pub struct Opened {
     pub estimated_rows: Option<u64>,
     /// An event for each set of files that was converted to parquet.
     pub converted: Vec<serde_json::Value>,
+    /// The unpacked files, if rows are to be found in them again.
+    #[expect(dead_code, reason = "it is kept, because dropping it removes the files")]
+    pub unpacked: Option<Unpacked>,
     /// The memory of opening all this.
     pub stages: Stages,
 }
@@ -100,7 +104,7 @@ impl Opened {
             }
             _ => None,
         };
-        let RowData { reading, train, validation, estimated_rows, events } = rows((&model, &tokenizer))?;
+        let RowData { reading, train, validation, estimated_rows, events, unpacked } = rows((&model, &tokenizer))?;
         stages.ends(stages::FILES)?;
         let columns = reading.objective.columns();
         let open = |files: &[PathBuf], page_map: Option<KeptPageMap>| -> Outcome<Arc<Dataset>> {
@@ -136,6 +140,7 @@ impl Opened {
             reading,
             estimated_rows,
             converted: events,
+            unpacked,
             stages,
         })
     }
