@@ -470,18 +470,9 @@ impl Config {
         self.rest.raw.insert(key.into(), name.into());
     }
 
-    /// The file that this came from, for messages.
-    pub(crate) fn origin(&self) -> &str {
-        if self.rest.origin.is_empty() { "model config" } else { &self.rest.origin }
-    }
-
     fn invalid(&self, key: &str, got: &str, expected: &str) -> Error {
-        Error::Config {
-            origin: self.origin().into(),
-            key: key.into(),
-            got: format!("`{got}`"),
-            expected: expected.into(),
-        }
+        let origin = if self.rest.origin.is_empty() { "model config" } else { &self.rest.origin };
+        Error::Config { origin: origin.into(), key: key.into(), got: format!("`{got}`"), expected: expected.into() }
     }
 }
 

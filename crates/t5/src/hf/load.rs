@@ -397,13 +397,15 @@ impl Files {
     /// the shared table. A config that says otherwise is named.
     fn is_tied(&self, config: &Config, dtype: DType) -> Result<bool> {
         let embedding = self.name_of(SHARED);
+        let beside =
+            || self.readers.first().map(|reader| reader.path().with_file_name("config.json")).unwrap_or_default();
         let own_head = self.reader(LM_HEAD).filter(|_| embedding != LM_HEAD);
         let (Some(head), Some(shared)) = (own_head, self.reader(embedding)) else {
             if !config.tie_word_embeddings {
                 tracing::warn!(
                     "{}: `tie_word_embeddings` is false, but the weights have no head of their own: the shared table is \
                      the head, as in transformers 5 (version 4 draws a new one)",
-                    config.origin()
+                    beside().display()
                 );
             }
             return Ok(true);
@@ -420,7 +422,7 @@ impl Files {
             tracing::warn!(
                 "{}: the head is tied to the shared table (`tie_word_embeddings`), but `{LM_HEAD}` has other values: they \
                  are the head, as in transformers 5 (version 4 passes over them)",
-                config.origin()
+                beside().display()
             );
         }
         Ok(is_equal)
