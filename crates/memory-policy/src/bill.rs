@@ -69,8 +69,8 @@ impl Bill {
     }
 
     fn text(&self, is_full: bool) -> String {
-        let unit = Unit::of(self.predicted_peak);
-        let of = |bytes: Bytes| Unit::of(bytes).show(bytes);
+        let unit = Unit::for_largest(self.predicted_peak);
+        let of = |bytes: Bytes| Unit::for_largest(bytes).show(bytes);
         let only = if self.available < self.budget { "only " } else { "" };
         let mut text = layout::labelled(
             "Memory plan",

@@ -89,7 +89,7 @@ pub(crate) struct DeviceLimit {
 }
 
 impl DeviceLimit {
-    pub fn of(now: &MemorySnapshot, budget: Budget) -> Self {
+    pub fn resolve(now: &MemorySnapshot, budget: Budget) -> Self {
         let ceiling = now.device.as_ref().map(DeviceMemory::ceiling);
         let budget = match budget {
             Budget::Explicit(bytes) => Some(bytes),
@@ -133,7 +133,7 @@ pub struct DeviceBill {
 
 impl DeviceBill {
     /// The bill of `rows`; `None` if there are no rows.
-    pub(crate) fn of(rows: Vec<CostRow>, now: &MemorySnapshot, budget: Budget) -> Option<Self> {
+    pub(crate) fn sum(rows: Vec<CostRow>, now: &MemorySnapshot, budget: Budget) -> Option<Self> {
         if rows.is_empty() {
             return None;
         }
@@ -147,7 +147,7 @@ impl DeviceBill {
             Budget::ShareOfAvailable => format!("{DEFAULT_SHARE_PERCENT} % of the free memory"),
         };
         Some(Self {
-            budget: DeviceLimit::of(now, budget).budget,
+            budget: DeviceLimit::resolve(now, budget).budget,
             source: format!("{set_by}; {found}"),
             rows,
             predicted_peak,
@@ -159,8 +159,8 @@ impl DeviceBill {
 impl DeviceBill {
     /// The device's part of the bill as text.
     pub(crate) fn text(&self, is_full: bool) -> String {
-        let unit = Unit::of(self.predicted_peak);
-        let budget = self.budget.map_or("an unknown budget".to_string(), |budget| Unit::of(budget).show(budget));
+        let unit = Unit::for_largest(self.predicted_peak);
+        let budget = self.budget.map_or("an unknown budget".to_string(), |budget| Unit::for_largest(budget).show(budget));
         let peak = unit.show(self.predicted_peak);
         layout::labelled("Device memory", &format!("predicted peak {peak} of {budget} ({})", self.source))
             + &layout::rows(&self.rows, unit, is_full)

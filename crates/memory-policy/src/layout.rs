@@ -20,7 +20,7 @@ pub enum Unit {
 
 impl Unit {
     /// The unit for rows whose largest value is `largest`.
-    pub fn of(largest: Bytes) -> Self {
+    pub fn for_largest(largest: Bytes) -> Self {
         if largest >= Bytes::gib(1) { Self::Gib } else { Self::Mib }
     }
 
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(shown(0), ["0.0 MiB", "0.00 GiB"]);
         assert_eq!(shown(600), ["<0.1 MiB", "<0.01 GiB"]);
         assert_eq!(shown(555_850_000), ["530.1 MiB", "0.52 GiB"]);
-        assert!(Unit::of(Bytes::mib(1024)) == Unit::Gib && Unit::of(Bytes::mib(1023)) == Unit::Mib);
+        assert!(Unit::for_largest(Bytes::mib(1024)) == Unit::Gib && Unit::for_largest(Bytes::mib(1023)) == Unit::Mib);
     }
 
     #[test]

@@ -193,7 +193,7 @@ pub(crate) fn plan_of<S: Setting, L: Setting>(
     is_allowed: impl Fn(&S) -> bool,
 ) -> Result<Plan<S, L>, DoesNotFit<S, L>> {
     let (limit, limited_by) = limit_of(now, budget);
-    let device = DeviceLimit::of(now, wanted.device);
+    let device = DeviceLimit::resolve(now, wanted.device);
     let candidates = candidates(costs);
     let frame = |budget: Bytes| Bill {
         budget,
@@ -219,7 +219,7 @@ pub(crate) fn plan_of<S: Setting, L: Setting>(
     let finished = |candidate: &Candidate<'_, S, L>, frame: Bill, limited_by: Limit| {
         let mut plan = candidate.plan(costs, frame, limited_by);
         plan.bill.next = candidate.next(&candidates, as_fast, (place, wanted), budget);
-        plan.bill.device = DeviceBill::of(candidate.device_rows(costs), now, wanted.device);
+        plan.bill.device = DeviceBill::sum(candidate.device_rows(costs), now, wanted.device);
         plan
     };
     if let Some(best) = candidates.iter().filter(fits).min_by(|a, b| a.compare(b, as_fast)) {

@@ -37,7 +37,7 @@ impl AnswerBytes {
     }
 
     /// The bytes of `samples` sources of `source_tokens` tokens, answered together. Lengths are rounded up.
-    pub fn of(&self, samples: usize, source_tokens: usize, answer: AnswerShape) -> u64 {
+    pub fn count(&self, samples: usize, source_tokens: usize, answer: AnswerShape) -> u64 {
         let rounded = |tokens: usize| tokens.max(1).next_multiple_of(STEP_TOKENS);
         let answer = AnswerShape { max_new_tokens: rounded(answer.max_new_tokens), ..answer };
         let asked = (samples, rounded(source_tokens), answer);
@@ -63,13 +63,13 @@ mod tests {
     fn answers_hold_more_the_longer_and_the_more_they_are_and_never_more_than_alone() {
         let model = t5::Config::preset("t5-small").expect("a preset");
         let bytes = AnswerBytes::new(&model, (DType::F32, DType::F32), Place::Host).expect("a T5");
-        let alone = bytes.of(1, 64, AnswerShape::greedy(64));
-        assert_eq!(alone, bytes.of(1, 60, AnswerShape::greedy(50)));
-        assert!(bytes.of(1, 128, AnswerShape::greedy(64)) > alone && bytes.of(1, 64, AnswerShape::greedy(128)) > alone);
+        let alone = bytes.count(1, 64, AnswerShape::greedy(64));
+        assert_eq!(alone, bytes.count(1, 60, AnswerShape::greedy(50)));
+        assert!(bytes.count(1, 128, AnswerShape::greedy(64)) > alone && bytes.count(1, 64, AnswerShape::greedy(128)) > alone);
         let beams = AnswerShape { rows: 4, looks_at_scores: true, ..AnswerShape::greedy(64) };
-        assert!(bytes.of(1, 64, beams) > alone);
+        assert!(bytes.count(1, 64, beams) > alone);
         for samples in [2, 5, 16] {
-            let together = bytes.of(samples, 64, AnswerShape::greedy(64));
+            let together = bytes.count(samples, 64, AnswerShape::greedy(64));
             assert!(together > alone && together <= samples as u64 * alone, "{samples}: {together}, alone {alone}");
         }
     }

@@ -56,8 +56,8 @@ pub fn inference_pace(
     batch: AnsweredBatch,
 ) -> Option<InferencePace> {
     let Work::Inference(inference) = &job.work else { return None };
-    let speed = speed.of(inference.activations);
-    let pass = Pass { job, inference, speed, batch, products: Products::of(job.model, inference) };
+    let speed = speed.in_precision(inference.activations);
+    let pass = Pass { job, inference, speed, batch, products: Products::count(job.model, inference) };
     Some(pass.pace(&plan.step.levers, memory_for_reading(job, now)))
 }
 
@@ -75,7 +75,7 @@ struct Products {
 }
 
 impl Products {
-    fn of(model: &t5::Config, inference: &Inference<'_>) -> Self {
+    fn count(model: &t5::Config, inference: &Inference<'_>) -> Self {
         let mut products = Self::default();
         for spec in ParameterSpec::all(model) {
             let is_of_product = spec.shape.len() == 2 && !spec.name.contains("relative_attention_bias");
@@ -266,7 +266,7 @@ mod tests {
                 let answer = AnswerShape { rows, ..AnswerShape::greedy(BATCH.target_tokens) };
                 let (inference, pins) = (inference(DType::F32, answer), Pins::default());
                 let (job, speed) = (job(&model, inference.clone(), &pins), testing::speed());
-                let products = Products::of(&model, &inference);
+                let products = Products::count(&model, &inference);
                 let pass = Pass { job: &job, inference: &inference, speed: &speed, batch: BATCH, products };
                 let counter = Counter::new(&model, DType::F32, DType::F32, job.longest).expect("a T5");
                 let [evaluated, generated] = counter.evaluation([BATCH.samples; 2], 256, answer).multiply_adds;

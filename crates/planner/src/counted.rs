@@ -103,10 +103,10 @@ impl<'a> Counter<'a> {
     pub fn new(model: &'a t5::Config, parameters: DType, activations: DType, longest: (usize, usize)) -> Result<Self> {
         let precisions = Precisions { parameters, activations, gradients: DType::F32 };
         let passes = t5::step::count::Counter::new(model, precisions, 0.0, &|_| false)?;
-        Ok(Self::of(model, activations, longest, passes))
+        Ok(Self::with_passes(model, activations, longest, passes))
     }
 
-    fn of(
+    fn with_passes(
         model: &'a t5::Config,
         activations: DType,
         longest: (usize, usize),

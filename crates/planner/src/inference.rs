@@ -51,7 +51,7 @@ impl Offer<'_> {
         let mut pins = Pins::default();
         let pinned = [&LOSS_CHUNK_ROWS, &WEIGHT_OFFLOAD, &WEIGHT_BLOCKS_IN_MEMORY, &WEIGHTS_AT_A_TIME, &OFFLOAD_TO];
         for lever in pinned.map(|lever| lever.name) {
-            if let Some(value) = self.job.pins.of(lever) {
+            if let Some(value) = self.job.pins.value(lever) {
                 pins = pins.with(lever, value);
             }
         }
@@ -65,7 +65,7 @@ impl Offer<'_> {
             batch_samples: self.job.samples,
             target_tokens: self.job.longest.1,
             has_large_moments: false,
-            frozen: Some(FrozenBlocks::of(self.job.model, MAX_COUNTS)),
+            frozen: Some(FrozenBlocks::new(self.job.model, MAX_COUNTS)),
             has_others: false,
             casts_weights: false,
             casts_adapter: false,

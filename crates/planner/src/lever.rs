@@ -194,7 +194,7 @@ pub struct FrozenBlocks {
 
 impl FrozenBlocks {
     /// The blocks of a model.
-    pub fn of(model: &Config, max_counts: usize) -> Self {
+    pub fn new(model: &Config, max_counts: usize) -> Self {
         let specs = ParameterSpec::all(model);
         let elements = |part: Part| specs.iter().filter(|spec| spec.part == part).map(ParameterSpec::elements).sum();
         let blocks = specs.iter().map(|spec| spec.part).filter(|part| part.is_block());
@@ -217,17 +217,17 @@ impl Pins {
     }
 
     /// The pinned value of the lever of this name.
-    pub fn of(&self, lever: &str) -> Option<Value> {
+    pub fn value(&self, lever: &str) -> Option<Value> {
         self.0.iter().find(|(name, _)| *name == lever).map(|(_, value)| *value)
     }
 
     /// The pinned count of the lever of this name.
     pub fn count(&self, lever: &str) -> Option<usize> {
-        self.of(lever).and_then(Value::count)
+        self.value(lever).and_then(Value::count)
     }
 
     /// Whether the lever is pinned to this word; `None` if it is not pinned.
     pub(crate) fn is(&self, lever: &Lever, word: &str) -> Option<bool> {
-        self.of(lever.name).map(|value| value.is(word))
+        self.value(lever.name).map(|value| value.is(word))
     }
 }

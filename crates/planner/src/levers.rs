@@ -69,7 +69,7 @@ fn counts_or(pin: Option<usize>, offered: impl IntoIterator<Item = usize>) -> Ve
 
 /// The pinned word, or else all offered words.
 fn words_or(space: &Space<'_>, lever: &Lever, offered: &[&'static str]) -> Vec<Value> {
-    match space.pins.of(lever.name) {
+    match space.pins.value(lever.name) {
         Some(pin) => vec![pin],
         None => offered.iter().map(|word| Value::Word(word)).collect(),
     }
@@ -164,11 +164,11 @@ pub static ACCUMULATION: Lever = Lever {
 fn accumulation(space: &Space<'_>, _: &Levers) -> Vec<Value> {
     // Layer by layer, every block is computed again unless files make that unnecessary. So a pinned number of blocks asks for the other
     // order.
-    let asks_for_blocks = space.pins.of(RECOMPUTE_BLOCKS.name).is_some();
+    let asks_for_blocks = space.pins.value(RECOMPUTE_BLOCKS.name).is_some();
     // A pin that exists only layer by layer asks for that order.
     let is_of_layers = |lever: &&Lever| {
         let says_so = |value| lever.layer_major.is_some_and(|says_so| says_so(value));
-        space.pins.of(lever.name).is_some_and(says_so)
+        space.pins.value(lever.name).is_some_and(says_so)
     };
     let offered: &[_] = match (LEVERS.iter().copied().any(|lever| is_of_layers(&lever)), asks_for_blocks) {
         (true, _) => &["layer-major"],
@@ -380,7 +380,7 @@ fn recompute_blocks(space: &Space<'_>, levers: &Levers) -> Vec<Value> {
         return vec![Value::Count(blocks)];
     }
     // If nothing is computed again, attention outputs are always kept, so this choice is offered once.
-    let is_alone = layers.heads_kept || space.pins.of(ATTENTION_HEADS.name).is_some();
+    let is_alone = layers.heads_kept || space.pins.value(ATTENTION_HEADS.name).is_some();
     let least_kept = space.pins.count(KEPT_GRADIENT_BLOCKS.name).unwrap_or(0);
     let offered = match layers {
         _ if !is_alone => vec![blocks],
@@ -475,14 +475,14 @@ impl Pins {
     pub fn contradiction(&self) -> Option<&'static str> {
         self.is(&ACCUMULATION, "micro-batch-major").filter(|is| *is)?;
         let says_layers = |lever: &&&Lever| {
-            lever.layer_major.zip(self.of(lever.name)).is_some_and(|(says_layers, value)| says_layers(value))
+            lever.layer_major.zip(self.value(lever.name)).is_some_and(|(says_layers, value)| says_layers(value))
         };
         LEVERS.iter().find(says_layers).map(|lever| lever.name)
     }
 
     /// The first pin that cannot be carried out at `place`: its lever and its value.
     pub fn that_fails_at(&self, place: Place) -> Option<(&'static Lever, Value)> {
-        let pinned = LEVERS.iter().filter_map(|lever| Some((*lever, self.of(lever.name)?)));
+        let pinned = LEVERS.iter().filter_map(|lever| Some((*lever, self.value(lever.name)?)));
         pinned.into_iter().find(|(lever, value)| !lever.works_at(place, *value))
     }
 }

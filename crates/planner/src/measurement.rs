@@ -46,7 +46,7 @@ pub struct MeasuredSizes {
 
 impl MeasuredSizes {
     /// The sizes to measure for a model.
-    pub fn of(model: &t5::Config) -> Self {
+    pub fn new(model: &t5::Config) -> Self {
         let d_kv = model.d_kv.min(256);
         Self {
             d_model: model.d_model.min(1024),
@@ -439,7 +439,7 @@ mod tests {
 
     #[test]
     fn a_measurement_gives_a_speed_for_every_kind_of_work() {
-        let sizes = MeasuredSizes::of(&t5::Config::preset("tiny").unwrap());
+        let sizes = MeasuredSizes::new(&t5::Config::preset("tiny").unwrap());
         let speed = measure(sizes, &std::env::temp_dir()).unwrap();
         for Speed {
             product_ps, attention_ps, attention_backward_ps, head_ps, between_ps, update_ps, answers, ..
@@ -473,7 +473,7 @@ mod tests {
 
     #[test]
     fn large_models_are_measured_with_the_sizes_of_smaller_ones() {
-        let of = |name| MeasuredSizes::of(&t5::Config::preset(name).unwrap());
+        let of = |name| MeasuredSizes::new(&t5::Config::preset(name).unwrap());
         assert!(!of("tiny").from_memory);
         assert_eq!(of("t5-small"), MeasuredSizes { d_model: 512, d_ff: 2048, heads: 8, d_kv: 64, from_memory: true });
         assert_eq!(of("t5-3b"), MeasuredSizes { d_model: 1024, d_ff: 2048, heads: 8, d_kv: 128, from_memory: true });

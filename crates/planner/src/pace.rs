@@ -79,7 +79,7 @@ pub fn pace(job: &Job<'_>, now: &MemorySnapshot, plan: &Plan, lengths: &[(usize,
         step_bus_bytes_behind: written.overlapped,
         ..Pace::default()
     };
-    let traffic = Traffic::of(job.model, training, job.place)?;
+    let traffic = Traffic::count(job.model, training, job.place)?;
     Ok(traffic.map_or(of_step, |traffic| step.with_sent(of_step, &traffic, lengths)))
 }
 
@@ -211,7 +211,7 @@ mod tests {
     const LONGEST: (usize, usize) = (256, 256);
 
     /// The pace of t5-small over 8 samples, one picosecond a multiply-add.
-    fn of(lengths: &[(usize, usize)], file: bool) -> Pace {
+    fn pace(lengths: &[(usize, usize)], file: bool) -> Pace {
         let model = t5::Config::preset("t5-small").unwrap();
         let options = TrainerOptions { total_steps: 10, ..TrainerOptions::default() };
         let training = Training { disk_writes: 1 << 40, ..testing::training(&options) };
@@ -228,20 +228,20 @@ mod tests {
 
     #[test]
     fn a_step_takes_the_time_of_its_tokens() {
-        let [long, short] = [&[][..], &[(64, 64)]].map(|lengths| of(lengths, false).step_seconds.unwrap());
+        let [long, short] = [&[][..], &[(64, 64)]].map(|lengths| pace(lengths, false).step_seconds.unwrap());
         // 8 x 512 tokens through 60 M parameters, forward and backward: about 370 billion multiply-adds.
         assert!((0.3..0.6).contains(&long), "{long}");
         assert!((3.8..4.8).contains(&(long / short)), "{long} {short}");
-        assert_eq!(of(&[LONGEST; 3], false).step_seconds, Some(long));
+        assert_eq!(pace(&[LONGEST; 3], false).step_seconds, Some(long));
         // One long sample among short ones does not pad the others to its length.
-        let mixed = of(&[LONGEST, (64, 64), (64, 64), (64, 64)], false).step_seconds.unwrap();
+        let mixed = pace(&[LONGEST, (64, 64), (64, 64), (64, 64)], false).step_seconds.unwrap();
         assert!(mixed < 0.75 * long && mixed > short, "{mixed} {long} {short}");
     }
 
     #[test]
     fn bytes_of_gradients_do_not_depend_on_the_length_of_samples() {
-        let [long, short] = [&[][..], &[(64, 64)]].map(|lengths| of(lengths, true).step_written_bytes);
+        let [long, short] = [&[][..], &[(64, 64)]].map(|lengths| pace(lengths, true).step_written_bytes);
         assert!(long >= 60_506_624 * 4 && short <= long, "{long} {short}");
-        assert_eq!(of(&[], false).step_written_bytes, 0);
+        assert_eq!(pace(&[], false).step_written_bytes, 0);
     }
 }

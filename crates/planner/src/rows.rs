@@ -149,7 +149,7 @@ impl Rows<'_> {
             offers.push((cache(kept_bytes / 4), (1.02 + first).min(1.0 + direct)));
         }
         offers.push((DatasetResidency::UltraLowMem, 1.0 + direct));
-        let pin = pins.of(DATASET_RESIDENCY);
+        let pin = pins.value(DATASET_RESIDENCY);
         let is_left = |residency: &DatasetResidency| pin.is_none_or(|pin| pin.is(residency.name()));
         offers.into_iter().filter(|(residency, _)| is_left(residency)).collect()
     }

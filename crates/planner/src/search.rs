@@ -32,7 +32,7 @@ impl Space<'_> {
     /// Whether pins ask for all files that these levers write.
     pub fn files_are_pinned(&self, levers: &Levers) -> bool {
         let files = LEVERS.iter().filter(|lever| lever.writes_a_file(levers));
-        files.into_iter().all(|lever| self.pins.of(lever.name).is_some())
+        files.into_iter().all(|lever| self.pins.value(lever.name).is_some())
     }
 }
 

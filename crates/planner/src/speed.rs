@@ -249,7 +249,7 @@ impl CardTimes {
 
 impl MachineSpeed {
     /// The speed with activations of this dtype.
-    pub fn of(&self, activations: DType) -> &Speed {
+    pub fn in_precision(&self, activations: DType) -> &Speed {
         if activations == DType::BF16 { &self.bf16 } else { &self.f32 }
     }
 
@@ -268,7 +268,7 @@ impl MachineSpeed {
         let place = if self.f32.card.is_some() { Place::Device } else { Place::Host };
         let (arithmetic, counter) = (counter.arithmetic(1), counter.at(place, options));
         let [f32, bf16] = [&self.f32, &self.bf16].map(|speed| speed.times(model, tokens, &arithmetic).training);
-        let prices = self.of(options.precision.activations()).prices(model, options, tokens, &counter);
+        let prices = self.in_precision(options.precision.activations()).prices(model, options, tokens, &counter);
         Ok((prices, bf16 / f32))
     }
 }
@@ -389,6 +389,6 @@ mod tests {
         let machine = MachineSpeed { f32: even(), bf16: half };
         let (_, ratio) = machine.prices(&model, &TrainerOptions::default(), (256, 256)).unwrap();
         assert!((ratio - 0.5).abs() < 1e-9, "{ratio}");
-        assert_eq!(machine.of(DType::BF16).product_ps, 5.0);
+        assert_eq!(machine.in_precision(DType::BF16).product_ps, 5.0);
     }
 }

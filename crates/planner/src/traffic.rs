@@ -98,7 +98,7 @@ impl Traffic {
     ///
     /// # Errors
     /// An unknown item in `freeze`, or everything frozen.
-    pub fn of(model: &t5::Config, training: &Training<'_>, place: Place) -> Result<Option<Self>> {
+    pub fn count(model: &t5::Config, training: &Training<'_>, place: Place) -> Result<Option<Self>> {
         let (processes, options) = (training.processes, training.options);
         if processes.number == 1 {
             return Ok(None);

@@ -50,7 +50,7 @@ pub(crate) fn offer(
     let offer = Offer {
         state: Some(state.clone()),
         // With virtual shards the bits do not depend on the number of processes, so neither does the plan.
-        traffic: Traffic::of(job.model, training, job.place)?.filter(|_| !training.processes.closes_shards),
+        traffic: Traffic::count(job.model, training, job.place)?.filter(|_| !training.processes.closes_shards),
         ..Offer::new(job, training, &counter, memory_for_files)?
     };
     let steps = match training.wanted {
@@ -132,7 +132,7 @@ impl<'a> Offer<'a> {
             batch_samples: self.job.samples,
             target_tokens: self.job.longest.1,
             has_large_moments: self.counter.state_on_disk().is_some(),
-            frozen: self.training.base.map(|_| FrozenBlocks::of(self.job.model, PARTS)),
+            frozen: self.training.base.map(|_| FrozenBlocks::new(self.job.model, PARTS)),
             has_others: self.traffic.is_some(),
             casts_weights: self.casts_weights(DType::F32 == self.training.options.parameter_dtype()),
             casts_adapter: self.casts_weights(self.job.place == Place::Device && self.job.model.lora.is_some()),

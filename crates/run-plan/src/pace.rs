@@ -76,7 +76,7 @@ impl DiskNeed {
     ///
     /// # Errors
     /// The planner refuses the options.
-    pub fn of(of: &PaceInputs<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
+    pub fn estimate(of: &PaceInputs<'_>, job: &Job<'_>, now: &MemorySnapshot, plan: &Plan) -> Outcome<Self> {
         Ok(RunPace::in_numbers(of, job, now, plan)?.disk_need())
     }
 

@@ -52,7 +52,7 @@ struct Remedy {
 
 /// Tensors on disk, with any number of written bytes.
 fn on_disk(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<Remedy>> {
-    let variant = Variant::of(job, &[("memory.disk_writes", Value::from(ALL_WRITES.to_string()))], steps.or(Some(1)))?;
+    let variant = Variant::new(job, &[("memory.disk_writes", Value::from(ALL_WRITES.to_string()))], steps.or(Some(1)))?;
     let job_on_disk = variant.job(job).job();
     let now = at.now;
     let costs = planner::costs(&job_on_disk, now)?;
@@ -85,7 +85,7 @@ fn rounded(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Option<R
     }
     let settings = [("train.precision", "bf16"), ("train.master_weights", "stochastic-rounding")];
     let settings = settings.map(|(key, value)| (key, Value::from(value)));
-    let variant = Variant::of(job, &settings, steps)?;
+    let variant = Variant::new(job, &settings, steps)?;
     let words = "`--set train.precision=bf16 --set train.master_weights=stochastic-rounding`".to_string();
     variant.remedy(job, at, words)
 }
@@ -102,7 +102,7 @@ fn smaller_batch(job: &RunJob<'_>, at: At<'_>, steps: Option<u64>) -> Outcome<Op
         ("train.batch_size_per_device", auto()),
         ("train.gradient_accumulation_steps", auto()),
     ];
-    let variant = Variant::of(job, &settings, steps)?;
+    let variant = Variant::new(job, &settings, steps)?;
     let words = format!("`--set train.batch_size={samples}`");
     variant.remedy(job, at, words)
 }
@@ -114,7 +114,7 @@ struct Variant {
 }
 
 impl Variant {
-    fn of(job: &RunJob<'_>, settings: &[(&'static str, Value)], steps: Option<u64>) -> Outcome<Self> {
+    fn new(job: &RunJob<'_>, settings: &[(&'static str, Value)], steps: Option<u64>) -> Outcome<Self> {
         let mut values = job.config.values.clone();
         for (key, value) in settings {
             values.set(key, value.clone(), Origin::Run("a way out"))?;

@@ -78,7 +78,7 @@ impl StepVote {
         u8::from(self.stop) | u8::from(self.lacks_memory) << 1
     }
 
-    fn of(byte: u8) -> Self {
+    fn from_byte(byte: u8) -> Self {
         Self { stop: byte & 1 != 0, lacks_memory: byte & 2 != 0 }
     }
 }
@@ -333,7 +333,7 @@ impl Parallel {
                 *sum = of_owner[of_owner.len() - self.owners.len() + index];
             }
         }
-        Ok((losses, StepVote::of(said.iter().fold(0, |all, said| all | said[0]))))
+        Ok((losses, StepVote::from_byte(said.iter().fold(0, |all, said| all | said[0]))))
     }
 }
 

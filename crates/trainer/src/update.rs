@@ -188,7 +188,7 @@ impl<'a> Update<'a> {
     fn make_ready(&mut self, gradients: &[(usize, &Tensor)]) -> Result<()> {
         let changes = self.changes(gradients.iter().copied());
         let updates = self.optimizer.ready_each(&changes, self.learning_rate)?;
-        self.ready = updates.map(|updates| Ready { of: gradients.iter().copied().map(of).collect(), updates });
+        self.ready = updates.map(|updates| Ready { of: gradients.iter().copied().map(identity).collect(), updates });
         Ok(())
     }
 
@@ -321,7 +321,7 @@ impl Observer<Tensor, Error> for Update<'_> {
         self.is_changed = true;
         let parameters = self.model.parameters();
         match self.ready.take() {
-            Some(ready) if own().map(of).eq(ready.of.iter().copied()) => ready.updates.make(self.scale)?,
+            Some(ready) if own().map(identity).eq(ready.of.iter().copied()) => ready.updates.make(self.scale)?,
             _ => {
                 let changes = self.changes(own());
                 self.optimizer.update_each(&changes, self.learning_rate, self.scale)?;
@@ -345,7 +345,7 @@ impl Observer<Tensor, Error> for Update<'_> {
 }
 
 /// Identifies a parameter's gradient by its index and its memory.
-fn of((index, gradient): (usize, &Tensor)) -> (usize, TensorId) {
+fn identity((index, gradient): (usize, &Tensor)) -> (usize, TensorId) {
     (index, gradient.id())
 }
 

@@ -139,7 +139,7 @@ impl DecodingFlags {
 
     /// The flags that change nothing beside the others, each with the reason.
     pub fn unused(&self, values: &Values) -> Vec<String> {
-        let generation = Generation::of(values);
+        let generation = Generation::from_values(values);
         let (has_beams, is_sampled) = (generation.num_beams > 1, generation.sampling.is_some());
         let of_beams = "it is for beam search: `--num-beams N`";
         let flags = [
@@ -163,7 +163,7 @@ impl DecodingFlags {
             report::warn(&contradiction.message);
         }
         model_directory::warn_of_ends(directory, model, &tokenizer);
-        if Generation::of(values).keeps_special_tokens {
+        if Generation::from_values(values).keeps_special_tokens {
             tokenizer.keep_special_tokens(model.frame());
         }
         Ok(tokenizer)

@@ -23,7 +23,7 @@ impl LeverFlags {
     /// unchanged.
     pub fn pins(&self, usual_at: Option<Place>) -> Pins {
         let Some(place) = usual_at else { return self.pins.clone() };
-        let others = flags().filter(|(lever, _)| self.pins.of(lever.name).is_none());
+        let others = flags().filter(|(lever, _)| self.pins.value(lever.name).is_none());
         others.fold(self.pins.clone(), |pins, (lever, flag)| match (flag.usual)(&self.pins, place) {
             Some(value) => pins.with(lever.name, value),
             None => pins,
@@ -134,20 +134,20 @@ mod tests {
         let flags = read(&["--offload-weights", "there", "--keep-heads", "--micro-batch", "4"]).unwrap();
         assert_eq!(flags.directory(), Path::new("there"));
         let pins = flags.pins(None);
-        assert_eq!(pins.of("weight_offload"), Some(Value::Word("disk")));
+        assert_eq!(pins.value("weight_offload"), Some(Value::Word("disk")));
         assert_eq!(
-            (pins.of("attention_heads"), pins.count("micro_batch_samples")),
+            (pins.value("attention_heads"), pins.count("micro_batch_samples")),
             (Some(Value::Word("keep")), Some(4))
         );
-        assert_eq!(pins.of("gradient_offload"), None);
+        assert_eq!(pins.value("gradient_offload"), None);
         let on_card = flags.pins(Some(Place::Device)).count("loss_chunk_rows");
         assert_eq!(on_card, Some(1024), "what the planner takes there with an ample budget");
         let pins = flags.pins(Some(Place::Host));
         assert_eq!(
-            (pins.of("gradient_offload"), pins.count("loss_chunk_rows")),
+            (pins.value("gradient_offload"), pins.count("loss_chunk_rows")),
             (Some(Value::Word("none")), Some(256))
         );
-        assert_eq!(pins.of("weight_offload"), Some(Value::Word("disk")));
+        assert_eq!(pins.value("weight_offload"), Some(Value::Word("disk")));
     }
 
     #[test]

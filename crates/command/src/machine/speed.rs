@@ -68,7 +68,7 @@ pub fn priced(
 /// # Errors
 /// An operation fails.
 pub fn measured(from: PricesFrom, model: &t5::Config, device: &Device, directory: &Path) -> Outcome<MachineSpeed> {
-    kept_speed(MeasuredSizes::of(model), device, directory, from == PricesFrom::MeasuredAgain)
+    kept_speed(MeasuredSizes::new(model), device, directory, from == PricesFrom::MeasuredAgain)
 }
 
 /// Kept measurements.

@@ -165,7 +165,7 @@ impl Session {
     pub fn step_plan(&self) -> StepPlan {
         let data = &self.config.data;
         // A pinned number of samples is exact.
-        let is_pinned = self.config.memory.pins.of(MICRO_BATCH_SAMPLES.name).is_some();
+        let is_pinned = self.config.memory.pins.value(MICRO_BATCH_SAMPLES.name).is_some();
         let longest = (!is_pinned).then_some((data.max_source_tokens, data.max_target_tokens));
         StepPlan { levers: self.plan.step.levers, longest }
     }

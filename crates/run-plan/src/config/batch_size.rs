@@ -4,7 +4,7 @@ use super::{Values, pin};
 use crate::failure::{Failure, Outcome};
 
 /// The number from either form: `batch_size`, or per device x accumulation steps.
-pub(super) fn of(values: &Values) -> Outcome<usize> {
+pub(super) fn from_values(values: &Values) -> Outcome<usize> {
     const DEFAULT: usize = 32;
     let whole = pin(values, "train.batch_size");
     let per_device = pin(values, "train.batch_size_per_device");

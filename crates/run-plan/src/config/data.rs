@@ -103,7 +103,7 @@ pub enum Objective {
 
 impl Data {
     /// The settings in these values.
-    pub fn of(values: &Values) -> Self {
+    pub fn from_values(values: &Values) -> Self {
         let objective = values.text("data.objective").map(|name| match name.as_str() {
             "span-corruption" => Objective::SpanCorruption,
             _ => Objective::TextToText,

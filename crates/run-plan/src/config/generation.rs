@@ -78,7 +78,7 @@ const IGNORED: [(&str, &[f64]); 20] = [
 
 impl Generation {
     /// The settings in these values.
-    pub fn of(values: &Values) -> Self {
+    pub fn from_values(values: &Values) -> Self {
         // A model's own sampling settings apply if sampling is on, but do not switch it on.
         let is_set = |key: &&str| !matches!(values.origin(key), Origin::Default | Origin::Run(_));
         let temperature = values.required_number("generation.temperature");
@@ -175,7 +175,7 @@ mod tests {
         for assignment in assignments {
             values.apply_assignment(assignment).unwrap_or_else(|failure| panic!("{assignment}: {failure}"));
         }
-        Generation::of(&values).options()
+        Generation::from_values(&values).options()
     }
 
     #[test]
@@ -202,14 +202,14 @@ mod tests {
             json!({"num_beams": 3, "temperature": 0.5, "max_length": 21, "early_stopping": "never", "eos_token_id": 1});
         assert_eq!(apply(&mut values, settings).unwrap().max_new_tokens, Some(20));
         values.apply_assignment("generation.num_beams=2").unwrap();
-        let Search::Beams(beams) = Generation::of(&values).options().search else { panic!("beams") };
+        let Search::Beams(beams) = Generation::from_values(&values).options().search else { panic!("beams") };
         assert_eq!((beams.count, beams.early_stopping, beams.sampling), (2, EarlyStopping::Never, None));
         values.apply_assignment("generation.sample=true").unwrap();
-        assert_eq!(Generation::of(&values).sampling.unwrap().temperature, 0.5);
+        assert_eq!(Generation::from_values(&values).sampling.unwrap().temperature, 0.5);
         let shortest = |settings: Json| {
             let mut values = Values::defaults();
             let ignored = apply(&mut values, settings).unwrap().ignored;
-            (Generation::of(&values).processors.min_new_tokens, ignored)
+            (Generation::from_values(&values).processors.min_new_tokens, ignored)
         };
         assert_eq!(shortest(json!({"min_length": 12})), (11, vec![]));
         assert_eq!(shortest(json!({"min_length": 12, "min_new_tokens": 9})), (9, vec![]));

@@ -22,7 +22,7 @@ pub struct Adapter {
 
 impl Adapter {
     /// The adapter that the values ask for, if `lora.rank` or `lora.init_from` is set.
-    pub fn of(values: &Values) -> Outcome<Option<Self>> {
+    pub fn from_values(values: &Values) -> Outcome<Option<Self>> {
         let init_from = values.text("lora.init_from").as_deref().map(paths::from_text);
         let rank = values.integer("lora.rank");
         if rank.is_none() && init_from.is_none() {

@@ -57,7 +57,7 @@ impl PricesFrom {
     }
 
     /// The source in these values; `None` for a table that has no valid prices.
-    fn of(values: &Values) -> Option<PricesFrom> {
+    fn from_values(values: &Values) -> Option<PricesFrom> {
         let setting = values.setting("memory.prices");
         if let toml::Value::Table(table) = &setting.value {
             let prices: Prices = table.clone().try_into().ok()?;
@@ -72,7 +72,7 @@ impl PricesFrom {
 
 impl Memory {
     /// The settings in these values.
-    pub fn of(values: &Values) -> Memory {
+    pub fn from_values(values: &Values) -> Memory {
         let bytes = |name: &str| values.text(name).and_then(|text| values::parse_size(&text));
         let value = |lever: &str, allowed: Allowed| match (format!("memory.{lever}"), allowed) {
             (key, Allowed::Words(_)) => values.text(&key).and_then(|text| allowed.word(&text)),
@@ -88,14 +88,14 @@ impl Memory {
             device_budget: bytes("memory.device_budget"),
             pins,
             disk_writes: bytes("memory.disk_writes").unwrap_or(0),
-            prices: PricesFrom::of(values).unwrap_or(PricesFrom::Measured),
+            prices: PricesFrom::from_values(values).unwrap_or(PricesFrom::Measured),
             clear_cache_every_steps: values.integer("memory.clear_cache_every_steps"),
         }
     }
 
     /// Refuses pins that contradict each other, and a table without valid prices.
     pub fn check(&self, values: &Values) -> Outcome<()> {
-        if PricesFrom::of(values).is_none() {
+        if PricesFrom::from_values(values).is_none() {
             let setting = values.setting("memory.prices");
             return Err(Failure::usage(format!(
                 "{}: `memory.prices`: expected a table with every price, none of them negative, got {}",

@@ -226,10 +226,10 @@ impl Config {
             base_precision: values.text("model.base_precision").as_deref().and_then(t5::Precision::of_name),
             overrides: values.table("model.overrides"),
         };
-        let data = Data::of(&values);
+        let data = Data::from_values(&values);
         let train = train(&values, &run, &data)?;
-        let lora = lora::Adapter::of(&values)?;
-        let optimizer = Optimizer::of(&values, lora.is_some())?;
+        let lora = lora::Adapter::from_values(&values)?;
+        let optimizer = Optimizer::from_values(&values, lora.is_some())?;
         let schedule = Schedule {
             name: values.text("schedule.name").unwrap_or_default(),
             warmup_steps: values.integer("schedule.warmup_steps"),
@@ -245,8 +245,8 @@ impl Config {
             best_metric: values.text("checkpoint.best_metric").unwrap_or_default(),
             model_is_best: values.text("checkpoint.model").as_deref() == Some("best"),
         };
-        let generation = Generation::of(&values);
-        let (mut memory, parallel) = (Memory::of(&values), parallel::Division::of(&values));
+        let generation = Generation::from_values(&values);
+        let (mut memory, parallel) = (Memory::from_values(&values), parallel::Division::from_values(&values));
         if parallel.virtual_shards.is_some() && memory.prices == PricesFrom::Measured {
             // Measured prices depend on the number of threads. So does the way a batch is cut then, and that changes bits.
             memory.prices = PricesFrom::BuiltIn;
@@ -377,7 +377,7 @@ fn device(values: &Values) -> Outcome<String> {
 fn train(values: &Values, run: &Run, data: &Data) -> Outcome<Train> {
     let finetune_freezes: &[&str] = if run.finetune { &["encoder", "shared"] } else { &[] };
     Ok(Train {
-        batch_size: batch_size::of(values)?,
+        batch_size: batch_size::from_values(values)?,
         epochs: values.integer("train.epochs"),
         max_steps: values.integer("train.max_steps"),
         dropout: values.number("train.dropout"),

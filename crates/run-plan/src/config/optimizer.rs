@@ -124,7 +124,7 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// The choice of the given values. `trains_an_adapter` decides where no name is given.
-    pub(super) fn of(values: &Values, trains_an_adapter: bool) -> Outcome<Self> {
+    pub(super) fn from_values(values: &Values, trains_an_adapter: bool) -> Outcome<Self> {
         let relative_step = values.switch("optimizer.relative_step");
         let of_adafactor = ["optimizer.relative_step", "optimizer.scale_parameter", "optimizer.warmup_init"];
         let row = match values.text("optimizer.name").as_deref() {

@@ -20,7 +20,7 @@ pub struct Division {
 }
 
 impl Division {
-    pub(super) fn of(values: &Values) -> Self {
+    pub(super) fn from_values(values: &Values) -> Self {
         let sharding = match values.text("parallel.shard").as_deref() {
             Some("optimizer") => Sharding::Optimizer,
             Some("gradients") => Sharding::Gradients,
@@ -36,7 +36,7 @@ impl Division {
 
 /// Rules for a batch that is divided among processes.
 pub(super) fn check(config: &Config) -> Outcome<()> {
-    let on_disk = config.memory.pins.of("gradient_offload").is_some_and(|value| value.word() == Some("disk"));
+    let on_disk = config.memory.pins.value("gradient_offload").is_some_and(|value| value.word() == Some("disk"));
     if config.parallel.virtual_shards.is_some_and(|shards| shards > 1) && on_disk {
         return Err(Failure::usage(
             "`parallel.virtual_shards` sums the gradients of each shard by themselves, and `memory.gradient_offload = \"disk\"` those of a layer",
@@ -44,7 +44,7 @@ pub(super) fn check(config: &Config) -> Outcome<()> {
         .hint("leave one of them out; without virtual shards losses agree to rounding"));
     }
     let sharding = config.parallel.sharding;
-    if sharding != Sharding::None && config.memory.pins.of("optimizer_offload").is_some() {
+    if sharding != Sharding::None && config.memory.pins.value("optimizer_offload").is_some() {
         return Err(Failure::usage(format!(
             "`parallel.shard = \"{}\"` keeps each process' share of the state in memory",
             sharding.word()
@@ -52,14 +52,14 @@ pub(super) fn check(config: &Config) -> Outcome<()> {
         .hint("leave `memory.optimizer_offload` out"));
     }
     if sharding == Sharding::Weights
-        && config.memory.pins.of("weight_offload").is_some_and(|value| value.word() == Some("disk"))
+        && config.memory.pins.value("weight_offload").is_some_and(|value| value.word() == Some("disk"))
     {
         return Err(Failure::usage(
             "`parallel.shard = \"weights\"` keeps weights in the memory of the processes, and `memory.weight_offload = \"disk\"` in files",
         )
         .hint("leave one of them out"));
     }
-    let pinned = config.memory.pins.of("accumulation").is_some_and(|value| value.word() == Some("micro-batch-major"));
+    let pinned = config.memory.pins.value("accumulation").is_some_and(|value| value.word() == Some("micro-batch-major"));
     if sharding == Sharding::Weights && pinned && config.parallel.virtual_shards.is_none() {
         return Err(Failure::usage(
             "`parallel.shard = \"weights\"` brings the weights of a layer once, and `memory.accumulation = \"micro-batch-major\"` for every micro-batch",

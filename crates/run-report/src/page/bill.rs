@@ -180,7 +180,7 @@ pub fn of_step(plan: &Value) -> String {
     let names: Vec<&str> =
         timeline["rows"].as_array().into_iter().flatten().filter_map(Value::as_str).take(16).collect();
     let moments: Vec<Moment> =
-        timeline["moments"].as_array().into_iter().flatten().take(4096).filter_map(Moment::of).collect();
+        timeline["moments"].as_array().into_iter().flatten().take(4096).filter_map(Moment::from_json).collect();
     if names.is_empty() || moments.is_empty() {
         return String::new();
     }
@@ -223,7 +223,7 @@ struct Moment {
 }
 
 impl Moment {
-    fn of(moment: &Value) -> Option<Self> {
+    fn from_json(moment: &Value) -> Option<Self> {
         let text = |key: &str| Some(moment[key].as_str()?.to_owned());
         let bytes = moment["bytes"].as_array()?.iter().map(|bytes| bytes.as_u64().unwrap_or(0)).collect();
         Some(Self { pass: text("pass")?, what: text("what")?, bytes })

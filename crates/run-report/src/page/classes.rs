@@ -15,7 +15,7 @@ const MAX_COLUMNS: usize = 24;
 const MAX_CHARACTERS: usize = 40;
 
 /// The table of scores and the confusion matrix of an evaluation's `classes`; empty if there are none.
-pub fn of(classes: &Value, step: u64) -> String {
+pub fn html(classes: &Value, step: u64) -> String {
     let Some(labels) = classes["labels"].as_array().filter(|labels| !labels.is_empty()) else { return String::new() };
     let mut html = format!(
         "<h3>Labels, after step {}</h3><div class=\"scroll\"><table class=\"labels\"><tr><th>label</th><th class=\"n\">precision</th>\

@@ -212,7 +212,7 @@ pub(super) fn score_unit(name: &str) -> &'static str {
 fn labels(run: &Run) -> String {
     let kept = run.kept_evaluation();
     let classes = kept.and_then(|kept| serde_json::from_str(kept.classes.as_deref()?).ok().zip(Some(kept.step)));
-    classes.map_or_else(String::new, |(classes, step)| classes::of(&classes, step))
+    classes.map_or_else(String::new, |(classes, step)| classes::html(&classes, step))
 }
 
 /// At most `most` of the items: the first, the last, and some between them.

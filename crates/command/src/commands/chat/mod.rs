@@ -217,7 +217,7 @@ impl ChatSession<'_> {
 
     /// The options of generation for the current settings.
     fn options(&self) -> Outcome<GenerateOptions> {
-        let options = Generation::of(&self.values).options();
+        let options = Generation::from_values(&self.values).options();
         let mut options =
             GenerateOptions { max_new_tokens: self.max_new_tokens, activations: self.activations, ..options };
         // A repeated prompt gets other samples.

@@ -112,7 +112,7 @@ fn decoding(flags: &GenerateArgs, values: &Values, most: Option<usize>) -> Gener
         activations,
         sequences: flags.num_return_sequences,
         scores: flags.scores,
-        ..Generation::of(values).options()
+        ..Generation::from_values(values).options()
     }
 }
 

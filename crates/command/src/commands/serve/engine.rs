@@ -168,7 +168,7 @@ impl Engine<'_> {
             true => self.defaults.with(&job.options, job.number)?,
             false => GenerateOptions::of_given(&given),
         };
-        let bytes = self.bytes.of(1, source.len(), options.shape());
+        let bytes = self.bytes.count(1, source.len(), options.shape());
         if bytes > self.budget {
             let message = format!(
                 "the answers need {bytes} bytes, and {} are planned for all; ask for fewer beams or tokens",

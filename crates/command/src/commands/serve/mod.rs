@@ -67,7 +67,7 @@ pub fn serve(flags: &ServeArgs) -> Outcome<()> {
     }
     let shape = longest(flags, defaults.max_new_tokens);
     let bytes = planned.answer_bytes()?;
-    let budget = bytes.of(planned.plan.step.evaluation_samples, flags.models.max_source_tokens, shape);
+    let budget = bytes.count(planned.plan.step.evaluation_samples, flags.models.max_source_tokens, shape);
     // While the model is loaded, a signal ends the process in the default way.
     let model = planned.load()?;
     let queue = Queue::new(flags.queue);

@@ -52,7 +52,7 @@ impl Defaults {
             activations: self.activations,
             sequences: options.n,
             logprobs: options.logprobs,
-            ..Generation::of(&values).options()
+            ..Generation::from_values(&values).options()
         };
         if let Search::Sample(sampling) = &mut all.search {
             sampling.seed = options.seed.unwrap_or_else(|| sampling.seed.wrapping_add(number));

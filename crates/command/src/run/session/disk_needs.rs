@@ -33,6 +33,6 @@ impl DiskNeeds {
         let (prices, lengths) = (priced.prices, &[][..]);
         let job = RunJob { config, model, options, data: None, lengths, wanted, prices, past: &[], shards: *shards };
         let of = PaceInputs { config, options, rows: None, steps: *steps, priced };
-        DiskNeed::of(&of, &job.job(), now, plan)
+        DiskNeed::estimate(&of, &job.job(), now, plan)
     }
 }
