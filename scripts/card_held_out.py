@@ -8,7 +8,7 @@ The number and the seed decide a case: the model's shape, precision, optimizer, 
 memory the driver locks, and a budget of the card. The run on the card is compared with a run on the CPU, and with a plain run, whose settings change no bit:
 everything is on the card, kernel by kernel. Some runs are killed and resumed, also with other settings. In some an allocation fails. Some have
 a learning rate that leaves no finite gradient. Some models are then evaluated and answer prompts. With --inference every model is, and is trained
-on the CPU. With --off-card every case trains with weights, gradients, activations or moments off the card. Writes OUTPUT/card_held_out.jsonl,
+on the CPU. With --off-card every case trains with weights, gradients, activations or moments off the GPU. Writes OUTPUT/card_held_out.jsonl,
 one line a case, and prints a table. Exits 1 if a case failed.
 """
 
@@ -526,7 +526,7 @@ def memory(run, report):
     if report.exists():
         counted = json.loads(report.read_text())
         numbers |= {"locked_mib": counted.get("most_locked_bytes", 0) / MIB, "locked_left_bytes": counted.get("locked_bytes", 0)}
-        numbers |= {"off_mib": max(row["bytes"] for of in phases(run) for row in of["rows"] if row["name"] == "off the card") / MIB} if is_off(run) else {}
+        numbers |= {"off_mib": max(row["bytes"] for of in phases(run) for row in of["rows"] if row["name"] == "off the GPU") / MIB} if is_off(run) else {}
     return numbers | {"plan": run.last("plan")["bill"]["conclusion"], "replans": sum(event["event"] == "replan" for event in run.events), "micro_batch": run.last("plan")["micro_batch_samples"]}
 
 
@@ -536,7 +536,7 @@ def phases(run):
 
 def is_off(run):
     """Whether offloaded tensors are in the host's memory."""
-    return any(row["name"] == "off the card" for of in phases(run) for row in of["rows"])
+    return any(row["name"] == "off the GPU" for of in phases(run) for row in of["rows"])
 
 
 def inline(model):
@@ -578,7 +578,7 @@ def main():
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--only", default="", help="numbers of cases, separated by commas")
     parser.add_argument("--inference", action="store_true", help="`eval` and `generate` alone, of every case: nothing trains on the card")
-    parser.add_argument("--off-card", action="store_true", help="every case with weights, gradients, activations or moments off the card")
+    parser.add_argument("--off-card", action="store_true", help="every case with weights, gradients, activations or moments off the GPU")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("card-held-out"))
     options = parser.parse_args()

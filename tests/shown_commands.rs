@@ -3,6 +3,7 @@
 //! They run one after the other in one directory, as a reader would type them. Rows exist under every name that they use; earlier commands
 //! make everything else.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
 
 use crate::files::write_rows;
@@ -63,6 +64,34 @@ fn every_command_of_the_readme_and_of_help_runs_as_it_is_shown() {
         }
         assert!(ran >= least, "{name} shows {ran} commands");
     }
+}
+
+#[test]
+fn every_flag_that_a_document_shows_is_in_the_help_of_its_command() {
+    let scene = Scene::new();
+    let mut helps = BTreeMap::new();
+    let mut flags = 0;
+    for entry in std::fs::read_dir(repository().join("docs")).expect("docs") {
+        let path = entry.expect("an entry").path();
+        let text = std::fs::read_to_string(&path).expect("a document");
+        for line in commands(&text) {
+            let words: Vec<&str> = line.split_whitespace().skip(1).take_while(|word| *word != "--").collect();
+            let command: Vec<&str> = match words[..] {
+                [outer @ ("jobs" | "bench"), inner @ ("run" | "add" | "serve"), ..] => vec![outer, inner],
+                [command, ..] if !command.starts_with('-') => vec![command],
+                _ => Vec::new(),
+            };
+            let help = helps
+                .entry(command.join(" "))
+                .or_insert_with(|| scene.run(&[&command[..], &["--help"]].concat()).expect_code(0).out);
+            for flag in words.iter().filter(|word| word.starts_with("--")) {
+                let name = flag.split('=').next().unwrap_or(flag);
+                assert!(help.contains(name), "{}: {name} of `{line}`", path.display());
+                flags += 1;
+            }
+        }
+    }
+    assert!(flags > 60, "{flags}");
 }
 
 #[test]

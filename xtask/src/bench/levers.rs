@@ -140,20 +140,22 @@ fn table(measured: &[Vec<Measured>; 2]) -> String {
     page += "\n| setting | f32: time | planned | peak MiB | bf16: time | planned | peak MiB |\n\
              | --- | --- | --- | --- | --- | --- | --- |\n";
     for (name, _) in SETTINGS {
-        let cells: Vec<String> = measured.iter().map(|rows| cells(rows, name)).collect();
-        if cells.iter().any(|cells| !cells.starts_with(' ')) {
-            page += &format!("| {name} | {} |\n", cells.join(" | "));
+        let cells: Vec<String> = measured.iter().flat_map(|rows| cells(rows, name)).collect();
+        if cells.iter().any(|cell| !cell.is_empty()) {
+            let shown = |cell: &String| if cell.is_empty() { " |".to_owned() } else { format!(" {cell} |") };
+            page += &format!("| {name} |{}\n", cells.iter().map(shown).collect::<String>());
         }
     }
     page
 }
 
 /// The three cells of a setting; empty if it was not measured.
-fn cells(rows: &[Measured], name: &str) -> String {
+fn cells(rows: &[Measured], name: &str) -> [String; 3] {
     let (Some(base), Some(row)) = (rows.first(), rows.iter().find(|row| row.name == name)) else {
-        return " | | ".to_owned();
+        return Default::default();
     };
-    format!("{:.2} | {:.2} | {:.0}", row.ms / base.ms, row.price / base.price, mib(row.peak_bytes))
+    let [time, price] = [row.ms / base.ms, row.price / base.price].map(|ratio| format!("{ratio:.2}"));
+    [time, price, format!("{:.0}", mib(row.peak_bytes))]
 }
 
 /// Measures the smallest step time and the peak of a setting, and reads its price.
@@ -169,4 +171,25 @@ fn one(options: &Options, name: &'static str, line: &str) -> Result<Measured, St
 pub fn shortest_step(said: &Value) -> Result<f64, String> {
     let steps = said["step_ms_each"].as_array().ok_or("no `step_ms_each` in its output")?;
     Ok(steps.iter().filter_map(Value::as_f64).fold(f64::INFINITY, f64::min))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_has_one_row_for_both_precisions_and_none_if_it_was_not_measured() {
+        let row = |name, ms, mib: u64| Measured { name, ms, peak_bytes: mib << 20, price: ms };
+        let f32 = vec![row("whole batch at once", 200.0, 100), row("micro-batches of 4", 300.0, 60)];
+        let bf16 = vec![row("whole batch at once", 100.0, 80), row("stochastic rounding", 90.0, 70)];
+        let page = table(&[f32, bf16]);
+        let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| ")).skip(2).collect();
+        let expected = [
+            "| whole batch at once | 1.00 | 1.00 | 100 | 1.00 | 1.00 | 80 |",
+            "| micro-batches of 4 | 1.50 | 1.50 | 60 | | | |",
+            "| stochastic rounding | | | | 0.90 | 0.90 | 70 |",
+        ];
+        assert_eq!(rows, expected);
+        assert!(page.contains("The first row took 200 ms in f32.\n\nThe first row took 100 ms in bf16."), "{page}");
+    }
 }

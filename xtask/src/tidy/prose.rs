@@ -14,13 +14,15 @@ const MAX_CELL_WORDS: usize = 25;
 const LOG: &str = "docs/LOG.md";
 
 /// Words and phrases that this project once used in its own sense, with plain replacements.
-const DIALECT: [(&str, &str); 8] = [
+const DIALECT: [(&str, &str); 10] = [
     ("foretold", "predicted"),
     ("nevertheless", "still"),
     ("held against", "compared with"),
     ("put out", "output"),
     ("goes twice", "is computed twice"),
     ("counts as nothing", "is negligible"),
+    ("a card", "a GPU"),
+    ("the card", "the GPU"),
     ("all the same", "anyway"),
     ("the same but for", "the same except"),
 ];
